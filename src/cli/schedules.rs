@@ -161,7 +161,10 @@ impl Setting {
     /// The JSON that the server takes.
     fn json(self) -> Result<Vec<u8>> {
         let Some(queue) = self.queue else {
-            return match self.rule.cron.is_some() || self.rule.every.is_some() {
+            // They stand in other commands too, so they cannot require the queue by themselves.
+            let Rule { cron, every } = &self.rule;
+            let Bounds { zone, start, end } = &self.bounds;
+            return match [cron, every, zone, start, end].into_iter().any(Option::is_some) {
                 true => Err(CommandError::Usage("the queue is missing: set NAME QUEUE [BODY]".to_owned())),
                 false => standard_input(),
             };

@@ -59,7 +59,8 @@ pub struct Decision {
     pub progress: Progress,
     /// The same without `place`: where the store has no room for its job, `missed` is recorded all the same.
     pub unplaced: Progress,
-    /// When it is to be asked again after that; the past if at once. `None`: nothing comes any more.
+    /// When the next occurrence is to be placed after that. `None`: none comes any more. What is left to be caught up can
+    /// be placed at once.
     pub next: Option<Millis>,
 }
 
@@ -168,8 +169,7 @@ pub fn step(name: &ScheduleName, setting: &Setting, when: &When, progress: &Prog
         }
         None => after.backlog.pop_front().map(|occurrence| Place { occurrence, caught_up: true }),
     };
-    let due = || when.next(after.cursor).map(|next| placed_at(&next));
-    let next = if after.backlog.is_empty() { due() } else { Some(now) };
+    let next = when.next(after.cursor).map(|next| placed_at(&next));
     match (given_up, place) {
         (None, None) => next.map_or(Step::Idle, Step::Wait),
         (missed, place) => Step::Do(Decision { missed, place, progress: after, unplaced, next }),

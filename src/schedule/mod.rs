@@ -16,8 +16,11 @@
 
 mod cron;
 mod decide;
+mod fields;
+mod given;
 mod history;
 mod preview;
+mod refusal;
 mod setting;
 #[cfg(test)]
 mod tests;
@@ -29,11 +32,14 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 pub use self::cron::{Cron, CronError, MAX_CRON, Part};
 pub use self::decide::{Decision, GivenUp, Paused, Place, Progress, Step, is_ended, step};
+pub use self::fields::{instant, zone};
+pub use self::given::Given;
 pub use self::history::{Entry, History, MOST_KEPT, Outcome};
 pub use self::preview::Preview;
+pub use self::refusal::{Refusal, quoted};
 pub use self::setting::{
-    Body, CAUGHT_UP, CatchUp, Given, JobDefaults, MAX_BODY, MAX_SETTING, Overlap, Refusal, Rule, SCHEDULE,
-    SCHEDULED_AT, Setting, every, instant, seconds, zone,
+    Body, CAUGHT_UP, CatchUp, JobDefaults, MAX_BODY, MAX_SETTING, Overlap, Rule, SCHEDULE, SCHEDULED_AT,
+    Setting, seconds,
 };
 pub use self::when::{Cursor, MOST_CAUGHT_UP, MOST_COUNTED, Missed, Mode, Occurrence, When};
 pub use self::zones::{NoZone, Zones, local};

@@ -3,7 +3,10 @@
 use std::borrow::Cow;
 
 use super::cron::Cron;
-use super::setting::{Refusal, Rule, every, instant, one_rule, ordered, quoted, zone};
+use super::fields::{every, instant, ordered, zone};
+use super::given::one_rule;
+use super::refusal::{Refusal, quoted};
+use super::setting::Rule;
 use super::when::{Occurrence, When};
 use super::zones::Zones;
 use crate::clock::Millis;

@@ -150,7 +150,7 @@ impl Scheduler {
         }
         let Some(plan) = self.plan_before(old, now) else { return Ok(false) };
         match self.carry_out(plan, now).await? {
-            Looked::Moved => before.decided += 1,
+            Looked::Moved { .. } => before.decided += 1,
             Looked::Postponed => before.has_no_room = true,
             Looked::Stale | Looked::Early => before.tries += 1,
         }

@@ -8,6 +8,7 @@ use ahash::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::backlog::Late;
 use super::record::State;
 use super::troubles::Troubles;
 use crate::engine::{Engine, ScheduleBounds, ScheduleId};
@@ -25,6 +26,7 @@ pub struct Scheduler {
     pub metrics: ScheduleMetrics,
     /// Notified when this process has changed a schedule.
     pub changed: Notify,
+    pub late: Late,
     /// Those that this server cannot read, by the revision that was logged.
     pub aside: Mutex<HashMap<ScheduleId, u64>>,
     pub troubles: Troubles,
@@ -60,6 +62,7 @@ impl Scheduler {
             bounds,
             metrics,
             changed,
+            late: Late::default(),
             aside,
             troubles,
             is_behind,
@@ -92,7 +95,10 @@ impl Scheduler {
     /// Hears how many steps placers with other zone databases have taken.
     pub fn hear(&self, by: &BTreeMap<Box<str>, u64>) {
         let older = by.iter().filter(|(by, _)| self.zones.is_newer_than(by)).map(|(_, count)| count);
-        self.by_older.store(older.sum(), Ordering::Relaxed);
+        let older: u64 = older.sum();
+        if self.by_older.swap(older, Ordering::Relaxed) != older {
+            self.late.nudge();
+        }
         let newer = || by.iter().filter(|(by, _)| self.zones.is_older_than(by));
         let count: u64 = newer().map(|(_, count)| count).sum();
         // The first time says nothing: they may be gone.

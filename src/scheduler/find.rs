@@ -52,6 +52,13 @@ impl Found {
         self.version().revision
     }
 
+    pub fn name(&self) -> &ScheduleName {
+        match self {
+            Found::Whole(schedule) => &schedule.id.name,
+            Found::Unreadable { stored, .. } => &stored.id.name,
+        }
+    }
+
     pub fn queue(&self) -> &QueueName {
         match self {
             Found::Whole(schedule) => &schedule.setting.queue,

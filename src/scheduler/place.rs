@@ -3,11 +3,15 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
+use super::backlog::TAKE_UP;
 use super::core::Scheduler;
 use super::record::{Pending, Schedule, entry_of};
 use crate::clock::Millis;
 use crate::engine::{
-    OnConflict, Placing, Publication, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen, Stepped,
+    Landed, OnConflict, Placing, Publication, ScheduleId, SchedulePut, ScheduleState, ScheduleStep,
+    ScheduleThen, ScheduleVersion, Stepped,
 };
 use crate::error::{Error, Result};
 use crate::job::NewJob;
@@ -19,10 +23,10 @@ const GRACE: Millis = 1000;
 const TRY_AGAIN: Millis = 1000;
 
 /// What a look at a schedule found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Looked {
-    /// A step was taken: it may be due again.
-    Moved,
+    /// A step was taken: it may be due again. What its version is now, and what became of its job.
+    Moved { version: ScheduleVersion, landed: Option<Landed> },
     /// The store has no room for its job: it is tried again in a moment.
     Postponed,
     /// Somebody else has taken a step.
@@ -40,12 +44,40 @@ pub struct Plan {
     place: Option<Place>,
     /// What is written in place of `put` where the store has no room for its job.
     unplaced: Option<Box<Schedule>>,
+    owes: Owes,
+}
+
+/// Since when a schedule owes an occurrence, after a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Owes {
+    pub after: Option<Millis>,
+    /// The store had no room for its job.
+    pub unplaced: Option<Millis>,
 }
 
 impl Plan {
     /// One that decides nothing.
     fn plain(schedule: Schedule, put: SchedulePut) -> Plan {
-        Plan { schedule, put, given_up: None, place: None, unplaced: None }
+        Plan { schedule, put, given_up: None, place: None, unplaced: None, owes: Owes::default() }
+    }
+
+    pub fn id(&self) -> &ScheduleId {
+        &self.schedule.id
+    }
+
+    pub fn owes(&self) -> Owes {
+        self.owes
+    }
+
+    /// The schedule and what is written of it, if more is to be caught up after that.
+    pub fn rest(&self) -> Option<Box<(Schedule, Bytes)>> {
+        let rest = || Box::new((self.schedule.clone(), self.put.progress.clone()));
+        self.owes.after.map(|_| rest())
+    }
+
+    /// Whether it places what was missed.
+    pub fn catches_up(&self) -> bool {
+        self.place.is_some_and(|place| place.caught_up)
     }
 
     /// Whether this can wait for others: what it places was missed.
@@ -106,13 +138,20 @@ impl Scheduler {
         if place.is_some_and(|place| !place.caught_up) {
             (after.state.ailing, after.state.trouble) = (false, None);
         }
+        let backlog = |of: &Schedule| of.state.progress.backlog.front().map(|oldest| oldest.due);
+        let owed =
+            |of: &Schedule| place.map(|place| place.occurrence.due).into_iter().chain(backlog(of)).min();
+        let owes = Owes { after: backlog(&after), unplaced: unplaced.as_deref().and_then(owed) };
+        // Whoever catches up goes on at once. For others it is there after a while.
+        let again = owes.after.map(|_| now + TAKE_UP);
+        let next = next.into_iter().chain(again).min();
         let state = after.state_at(Some(&when), now);
         let mut put = self.put(&after, state, next);
         if let Some(place) = place {
             put.job = Some(self.job_of(&schedule, &place));
             put.not_before = place.occurrence.due;
         }
-        Some(Plan { schedule, put, given_up: missed, place, unplaced })
+        Some(Plan { schedule, put, given_up: missed, place, unplaced, owes })
     }
 
     /// Writes when a schedule is looked at next by this server's zone database, unless something is due.
@@ -138,7 +177,7 @@ impl Scheduler {
     /// Does it. What the store has no room for is tried again until its deadline; what it refuses of this schedule alone
     /// has failed.
     pub async fn carry_out(&self, plan: Plan, now: Millis) -> Result<Looked> {
-        let Plan { schedule, put, given_up, place, unplaced } = plan;
+        let Plan { schedule, put, given_up, place, unplaced, .. } = plan;
         let Some(place) = place else {
             let answer = self.step(&schedule, put).await.inspect_err(|error| self.note(&schedule, error))?;
             if let Stepped::Done { .. } = answer {
@@ -297,7 +336,7 @@ impl Scheduler {
 fn looked(answer: &Stepped) -> Looked {
     match answer {
         Stepped::TooEarly => Looked::Early,
-        Stepped::Done { .. } => Looked::Moved,
+        Stepped::Done { version, landed } => Looked::Moved { version: *version, landed: *landed },
         _ => Looked::Stale,
     }
 }

@@ -82,6 +82,18 @@ impl Schedule {
         Ok(Schedule { id, version, setting, created_at, changed_at, state })
     }
 
+    /// As a step has left it that wrote this progress and stored a job; `None` when nothing of it is left to be caught up.
+    pub fn after(
+        self,
+        version: ScheduleVersion,
+        progress: &[u8],
+        landed: Landed,
+    ) -> Result<Option<Schedule>> {
+        let state = State::read(progress, Some(landed)).map_err(Error::corrupt)?;
+        let is_left = !state.progress.backlog.is_empty();
+        Ok(is_left.then(|| Schedule { version, state, ..self }))
+    }
+
     /// One that is set now.
     pub fn new(id: ScheduleId, setting: Setting, now: Millis, zones: &Zones) -> Schedule {
         let state = State {

@@ -233,6 +233,8 @@ impl Server {
         }
         for pool in state.pools.values() {
             let (name, stop) = (&pool.name, tasks.stopping().clone());
+            let catches_up = scheduler::catch_up(pool.scheduler.clone(), pool.outage.clone(), stop.clone());
+            tasks.spawn_essential(format!("the task that catches up of pool {name}"), catches_up);
             let places = scheduler::run(pool.scheduler.clone(), pool.outage.clone(), stop);
             tasks.spawn_essential(format!("the placer of pool {name}"), async move {
                 if let Err(error) = places.await {

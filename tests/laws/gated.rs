@@ -14,7 +14,7 @@ use dormouse::engine::observer::Observer;
 use dormouse::engine::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
     Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
-    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -43,6 +43,8 @@ pub struct Gated<E> {
     calls_left: Mutex<Option<usize>>,
     /// So many steps of schedules are refused.
     refused_steps: AtomicUsize,
+    /// Steps of schedules whose job goes to this queue hang.
+    hung_queue: watch::Sender<Option<String>>,
 }
 
 /// What becomes of calls other than `hold` and `set_away` are about.
@@ -76,6 +78,7 @@ impl<E: Engine> Gated<E> {
             state: watch::Sender::new(State::Up),
             calls_left: Mutex::new(None),
             refused_steps: AtomicUsize::new(0),
+            hung_queue: watch::Sender::default(),
         }
     }
 
@@ -92,6 +95,11 @@ impl<E: Engine> Gated<E> {
     /// The next steps of schedules are refused, as by a Redis without memory.
     pub fn refuse_steps(&self, steps: usize) {
         self.refused_steps.store(steps, Ordering::SeqCst);
+    }
+
+    /// Steps of schedules whose job goes to this queue hang from now on, until it is another one.
+    pub fn hang_steps_to(&self, queue: Option<&str>) {
+        self.hung_queue.send_replace(queue.map(str::to_owned));
     }
 
     async fn up(&self) -> Result<()> {
@@ -310,6 +318,13 @@ impl<E: Engine> Engine for Gated<E> {
             self.refused_steps.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         if refused.is_ok() {
             return Err(Error::refused("OOM, the test says so"));
+        }
+        if let ScheduleThen::Put(put) = &step.then
+            && let Some(placing) = put.job.as_ref().and_then(|job| job.jobs.first())
+        {
+            let goes_to = placing.job.queue.name.as_str();
+            let mut hung = self.hung_queue.subscribe();
+            let _hung = hung.wait_for(|hung| hung.as_deref() != Some(goes_to)).await.expect("self has it");
         }
         self.inner.step_schedule(step).await
     }

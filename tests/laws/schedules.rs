@@ -291,13 +291,22 @@ pub async fn a_refused_job_leaves_the_schedule_as_it_was(s: &dyn Stage) {
     assert_eq!(s.schedule(&id).await, before, "as it was");
     let quota = Quotas::from([(q.namespace.clone(), Quota { jobs: 1, ..Quota::default() })]);
     ok("set_quotas", s.engine().set_quotas(&quota).await);
-    let more = with(put(Some(FAR)), job(&q, "2"), s);
-    let step =
-        ScheduleStep { id: id.clone(), expected: Some(version), then: ScheduleThen::Put(Box::new(more)) };
-    let answer = s.engine().step_schedule(step).await;
-    assert!(matches!(answer, Err(Error::OverQuota("jobs"))), "it is used up: {answer:?}");
-    assert_eq!(s.schedule(&id).await, before, "as it was");
-    assert_eq!(s.drain(&q).await, ["1"], "one job was stored");
+    let mut version = version;
+    // What is refused takes no room, however often it is tried: each time there is room for one.
+    for (n, there) in ["1", "2", "2"].into_iter().enumerate() {
+        let more = with(put(Some(FAR)), job(&q, "2"), s);
+        let before = s.schedule(&id).await;
+        for _ in 0..5 {
+            let then = ScheduleThen::Put(Box::new(more.clone()));
+            let step = ScheduleStep { id: id.clone(), expected: Some(version), then };
+            let answer = s.engine().step_schedule(step).await;
+            assert!(matches!(answer, Err(Error::OverQuota("jobs"))), "it is used up, {n}: {answer:?}");
+        }
+        assert_eq!(s.schedule(&id).await, before, "as it was, {n}");
+        assert_eq!(s.drain(&q).await, [there], "one job was stored, {n}");
+        version = s.stepped(&id, Some(version), more).await.0;
+    }
+    assert_eq!(s.drain(&q).await, ["2"], "the last one");
     s.stepped(&id, Some(version), put(None)).await;
 }
 

@@ -19,6 +19,7 @@ mod power_cut;
 mod probes;
 mod queue_cli;
 mod redis_stall;
+mod schedules;
 mod sentinel_failover;
 mod sentinels;
 mod server;

@@ -93,6 +93,44 @@ impl Sentinels {
     }
 }
 
+impl Sentinels {
+    /// Which Redis the last Sentinel says that the master is.
+    pub fn current(&self) -> Option<usize> {
+        let master = self.master();
+        self.redises.iter().position(|redis| redis.addr() == master)
+    }
+
+    /// Whether the master has both replicas, and the Sentinels see nothing amiss.
+    pub fn are_well(&self) -> bool {
+        let Some(master) = self.current() else { return false };
+        let of_master: redis::InfoDict =
+            match try_ask(&self.redises[master], redis::cmd("INFO").arg("replication")) {
+                Ok(told) => told,
+                Err(_) => return false,
+            };
+        let is_online = |n| of_master.get::<String>(n).is_some_and(|line| line.contains("state=online"));
+        let is_master = of_master.get::<String>("role").is_some_and(|role| role == "master");
+        let see = |sentinel| {
+            try_ask::<String>(sentinel, redis::cmd("INFO").arg("sentinel"))
+                .is_ok_and(|told| told.contains("status=ok,") && told.contains("slaves=2,sentinels=3"))
+        };
+        is_master && is_online("slave0") && is_online("slave1") && self.sentinels.iter().all(see)
+    }
+
+    /// [`Sentinels::fail_over`], where the Sentinel may refuse it: it waits after another one.
+    pub fn try_fail_over(&self) -> bool {
+        let last = self.sentinels.last().expect("there are three");
+        try_ask::<String>(last, redis::cmd("SENTINEL").arg("FAILOVER").arg(NAME)).is_ok()
+    }
+}
+
+fn try_ask<T: redis::FromRedisValue>(server: &RedisServer, cmd: &redis::Cmd) -> redis::RedisResult<T> {
+    let client = redis::Client::open(format!("redis://{}", server.addr()))?;
+    let mut connection = client.get_connection_with_timeout(Duration::from_secs(2))?;
+    connection.set_read_timeout(Some(Duration::from_secs(2)))?;
+    cmd.query(&mut connection)
+}
+
 fn ask<T: redis::FromRedisValue>(server: &RedisServer, cmd: &redis::Cmd) -> T {
     cmd.query(&mut server.connection()).unwrap_or_else(|e| panic!("{} should answer: {e}", server.addr()))
 }

@@ -953,6 +953,9 @@ impl Engine for ModelEngine {
             let more = more.map(|last| Cursor(last.id.to_string()));
             return Ok(DueSchedules { now, schedules, more, counts, ..DueSchedules::default() });
         }
+        if let DueList::Within(_, time) = &list {
+            all.retain(|schedule| schedule.next.is_none_or(|next| next + ms(*time) >= now));
+        }
         all.sort_by_key(|schedule| schedule.next.unwrap_or(Millis::MAX));
         let is_due = |of: &&&StoredSchedule| match list {
             DueList::Ever { .. } => false, // below

@@ -60,19 +60,21 @@ impl Process {
 
     /// Waits for a line with `text`, and answers it.
     pub fn line_with(&mut self, text: &str) -> String {
+        self.line_or_end(text)
+            .unwrap_or_else(|| panic!("waited for a line with {text:?}; came:\n{}", self.seen.join("\n")))
+    }
+
+    /// The same; `None` when the process has ended without it, or says nothing for too long.
+    pub fn line_or_end(&mut self, text: &str) -> Option<String> {
         if let Some(line) = self.seen.iter().find(|line| line.contains(text)) {
-            return line.clone();
+            return Some(line.clone());
         }
         let deadline = Instant::now() + TIMEOUT;
         loop {
-            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(line) => {
-                    self.seen.push(line.clone());
-                    if line.contains(text) {
-                        return line;
-                    }
-                }
-                Err(_) => panic!("waited for a line with {text:?}; came:\n{}", self.seen.join("\n")),
+            let line = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()?;
+            self.seen.push(line.clone());
+            if line.contains(text) {
+                return Some(line);
             }
         }
     }

@@ -15,7 +15,7 @@ const START: Duration = Duration::from_secs(20);
 pub struct RedisServer {
     dir: tempfile::TempDir,
     pub port: u16,
-    args: Vec<String>,
+    pub args: Vec<String>,
     pub password: Option<String>,
     /// The configuration of a Sentinel, which is another kind of server in the same binary.
     sentinel: Option<String>,

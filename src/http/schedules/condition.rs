@@ -4,24 +4,34 @@ use axum::http::HeaderMap;
 use axum::http::header::{HeaderName, IF_MATCH, IF_NONE_MATCH};
 
 use crate::http::answer::error::ApiError;
+use crate::schedule::{Refusal, quoted};
 use crate::scheduler::{Condition, Matches};
+
+/// As refusals call them.
+const MATCH: &str = "If-Match";
+const NONE_MATCH: &str = "If-None-Match";
 
 /// What the headers say.
 pub fn of(headers: &HeaderMap) -> Result<Condition, ApiError> {
-    let matches = all(headers, IF_MATCH)?.map(|text| tags(&text)).transpose()?;
-    let is_new = match all(headers, IF_NONE_MATCH)?.as_deref() {
+    let matches = all(headers, IF_MATCH, MATCH)?.map(|text| tags(&text)).transpose()?;
+    let is_new = match all(headers, IF_NONE_MATCH, NONE_MATCH)?.as_deref() {
         None => false,
         Some("*") => true,
-        Some(_) => return Err(ApiError::bad("If-None-Match takes * alone")),
+        Some(given) => return Err(wrong(NONE_MATCH, given, "*")),
     };
     Ok(Condition { matches, revision: None, is_new })
 }
 
 /// The values of a header, as one list.
-fn all(headers: &HeaderMap, name: HeaderName) -> Result<Option<String>, ApiError> {
-    let texts: Result<Vec<&str>, _> = headers.get_all(name).iter().map(|value| value.to_str()).collect();
-    let texts = texts.map_err(|_| ApiError::bad("a condition is not text"))?;
+fn all(headers: &HeaderMap, name: HeaderName, field: &str) -> Result<Option<String>, ApiError> {
+    let texts: Result<Vec<&str>, _> = headers.get_all(&name).iter().map(|value| value.to_str()).collect();
+    let texts = texts.map_err(|_| wrong(field, "bytes", "text"))?;
     Ok((!texts.is_empty()).then(|| texts.join(",").trim().to_owned()))
+}
+
+fn wrong(field: &str, given: &str, instead: &str) -> ApiError {
+    let error = format!("{field} cannot be {}: write {instead}", quoted(given));
+    Refusal::of(field, error).into()
 }
 
 /// `*`, or tags in quotes. What is no number is the tag of no revision, and neither is a weak one.
@@ -33,8 +43,7 @@ fn tags(text: &str) -> Result<Matches, ApiError> {
     for tag in text.split(',').map(str::trim).filter(|tag| !tag.is_empty()) {
         let (weak, tag) = tag.strip_prefix("W/").map_or((false, tag), |tag| (true, tag));
         let tag = tag.strip_prefix('"').and_then(|tag| tag.strip_suffix('"'));
-        let tag =
-            tag.ok_or(ApiError::bad("If-Match takes revisions in quotes, as an ETag has them, or *"))?;
+        let tag = tag.ok_or_else(|| wrong(MATCH, text, "revisions in quotes, as an ETag has them, or *"))?;
         revisions.extend(tag.parse::<u64>().ok().filter(|_| !weak));
     }
     Ok(Matches::These(revisions))

@@ -4,44 +4,44 @@ use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
+use super::query;
 use super::show::{self, Past, Shown};
-use crate::engine::{Cursor, MAX_LISTED, ScheduleState};
+use crate::engine::Cursor;
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::extract::AuthorizedNamespace;
-use crate::http::request::params::{self, Query};
+use crate::http::request::params::Query;
 use crate::http::state::{App, MAX_ANSWER};
-use crate::name::{QueueName, ScheduleName};
-use crate::schedule::MAX_BODY;
+use crate::name::ScheduleName;
+use crate::schedule::MAX_SETTING;
 
 /// How many schedules one request looks at, when most are left out.
 const MOST_LOOKED_AT: usize = 1000;
+/// What a schedule takes of an answer beside its body, in bytes: attributes and the last occurrence.
+const BESIDE: usize = 16 << 10;
 
 /// `GET /api/:namespace/_schedules?limit&cursor&prefix&queue&state&data`
 pub async fn list(State(state): App, auth: AuthorizedNamespace, RawQuery(query): RawQuery) -> HandlerResult {
     let query = Query(query.as_deref().unwrap_or_default());
-    let (limit, cursor) = params::page(query, MAX_LISTED)?;
-    let bodies = params::flag(query, "data", false, "invalid data")?;
+    let (limit, cursor) = query::page(query)?;
+    let bodies = query::flag(query, "data")?;
     let prefix = query.get("prefix").unwrap_or_default();
-    let queue = match query.get("queue") {
-        Some(name) => Some(QueueName::parse(&name).map_err(|_| ApiError::bad("invalid queue"))?),
-        None => None,
-    };
-    let wanted = match query.get("state") {
-        Some(name) => Some(shown_state(&name).ok_or(ApiError::bad("invalid state"))?),
-        None => None,
-    };
+    let (queue, wanted) = (query::queue(query)?, query::state(query)?);
     let sealed_for = format!("{}/{}/_schedules/{prefix}", auth.pool.name, auth.namespace);
-    let mut after = match state.cursors.open(&sealed_for, cursor).await? {
-        Some(Cursor(name)) => Some(ScheduleName::parse(&name).ok_or(ApiError::BAD_CURSOR)?),
+    let wrong_cursor = |error| match error {
+        ApiError::Refused(StatusCode::BAD_REQUEST, _) => query::wrong_cursor(query),
+        error => error,
+    };
+    let mut after = match state.cursors.open(&sealed_for, cursor).await.map_err(wrong_cursor)? {
+        Some(Cursor(name)) => Some(ScheduleName::parse(&name).ok_or_else(|| query::wrong_cursor(query))?),
         None => None,
     };
-    let most = if bodies { (limit * MAX_BODY * 2).min(MAX_ANSWER) } else { 0 };
+    let most = if bodies { (limit * MAX_SETTING).min(MAX_ANSWER) } else { 0 };
     let room = state.body_room.for_answer(&auth.namespace, most).await?;
     let scheduler = &auth.pool.scheduler;
     let shown = Shown { body: bodies, next: 1, past: Past::Last };
-    let (mut found, mut looked_at): (Vec<Value>, usize) = (Vec::new(), 0);
-    loop {
+    let (mut found, mut looked_at, mut bytes): (Vec<Value>, usize, usize) = (Vec::new(), 0, 0);
+    'pages: loop {
         let page = scheduler.page(&auth.namespace, &prefix, after, limit - found.len(), bodies).await?;
         looked_at += page.schedules.len();
         for of in page.schedules {
@@ -50,7 +50,13 @@ pub async fn list(State(state): App, auth: AuthorizedNamespace, RawQuery(query):
             }
             let one = show::found(scheduler, &of, page.now, shown);
             if wanted.is_none_or(|wanted| one["state"] == wanted.as_str()) {
+                bytes += BESIDE + one.get("text").or(one.get("data")).map_or(0, length);
                 found.push(one.into());
+            }
+            // There is always room for one more.
+            if bodies && bytes + MAX_SETTING > MAX_ANSWER {
+                after = Some(of.name().clone());
+                break 'pages;
             }
         }
         after = page.next;
@@ -64,7 +70,8 @@ pub async fn list(State(state): App, auth: AuthorizedNamespace, RawQuery(query):
     Ok(reply::json_in(room, StatusCode::OK, &page))
 }
 
-/// A state that answers show.
-fn shown_state(name: &str) -> Option<ScheduleState> {
-    ScheduleState::parse(name).filter(|state| *state != ScheduleState::Moved)
+/// How many bytes a body takes in an answer.
+fn length(body: &Value) -> usize {
+    let escaped = |byte: u8| if byte < 0x20 { 6 } else { 1 + usize::from(matches!(byte, b'"' | b'\\')) };
+    body.as_str().map_or(0, |text| text.bytes().map(escaped).sum())
 }

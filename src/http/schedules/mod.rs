@@ -5,6 +5,7 @@ mod condition;
 pub mod list;
 pub mod one;
 pub mod preview;
+mod query;
 pub mod run;
 pub mod set;
 mod show;

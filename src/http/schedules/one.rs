@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::condition;
+use super::query;
 use super::show::{self, Shown};
 use crate::admin::Direction;
 use crate::http::answer::error::{ApiError, HandlerResult};
@@ -13,7 +14,7 @@ use crate::http::answer::reply;
 use crate::http::jobs::admission::admitted;
 use crate::http::request::body::read_body;
 use crate::http::request::extract::AuthorizedSchedule;
-use crate::http::request::params::{self, Query};
+use crate::http::request::params::Query;
 use crate::http::state::{App, Defaults};
 use crate::schedule::{Given, JobDefaults, MAX_SETTING, Refusal};
 use crate::scheduler::{Changed, NotChanged, Run};
@@ -35,7 +36,7 @@ pub async fn put(State(state): App, auth: AuthorizedSchedule, request: Request) 
     let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
     let (head, body) = request.into_parts();
     let query = Query(head.uri.query().unwrap_or_default());
-    let dry = params::flag(query, "dry_run", false, "invalid dry_run")?;
+    let dry = query::flag(query, "dry_run")?;
     let mut condition = condition::of(&head.headers)?;
     let mut room = state.body_room.for_request(&auth.id.namespace);
     let body = read_body(body, MAX_SETTING, TOO_LARGE, Some(&mut room)).await?;
@@ -91,13 +92,7 @@ pub async fn pause(auth: AuthorizedSchedule, RawQuery(query): RawQuery) -> Handl
         until: Option<Instant>,
     }
     let query = Query(query.as_deref().unwrap_or_default());
-    let time = match query.get("for") {
-        Some(_) => Some(params::duration(query, "for", 0, "invalid for")?.as_millis() as u64),
-        None => None,
-    };
-    if time == Some(0) {
-        return Err(ApiError::bad("invalid for"));
-    }
+    let time = query::duration(query, "for")?;
     let until = auth.pool.scheduler.pause(&auth.id, time).await?;
     Ok(reply::json(StatusCode::OK, &Paused { msg: "paused", until: until.map(Instant) }))
 }

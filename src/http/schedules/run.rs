@@ -4,6 +4,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
+use super::query::named;
 use crate::admin::Direction;
 use crate::http::answer::error::{ApiError, Details, HandlerResult};
 use crate::http::answer::reply;
@@ -31,9 +32,12 @@ pub async fn run(State(state): App, auth: AuthorizedSchedule, request: Request) 
     let scheduler = &auth.pool.scheduler;
     let (of, now) = scheduler.get(&auth.id).await?;
     if at.is_some_and(|at| at > now) {
-        return Err(Refusal::of("at", "at is in the future: write a past instant, or leave it out").into());
+        let given = schedule::quoted(&query.get("at").unwrap_or_default());
+        let error = format!("{given} is in the future: write a past instant, or leave it out");
+        return Err(Refusal::of("at", error).into());
     }
-    let repeatable = state.under_way.begin(&auth.pool.name, &of.queue(), &head)?;
+    let repeatable = state.under_way.begin(&auth.pool.name, &of.queue(), &head);
+    let repeatable = repeatable.map_err(named("Idempotency-Key"))?;
     let once = repeatable.as_ref().map(|repeatable| repeatable.once(&[]));
     match scheduler.run(&auth.id, Runs { ids: &auth.pool.ids, at, once }).await? {
         Ran::Placed { id, due_at, replayed } => {

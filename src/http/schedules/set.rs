@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::one::{job_defaults, not_json};
+use super::query;
 use crate::admin::Direction;
 use crate::engine::{ScheduleId, together};
 use crate::http::answer::error::{ApiError, HandlerResult};
@@ -17,7 +18,7 @@ use crate::http::jobs::admission::admitted;
 use crate::http::request::batch::reading;
 use crate::http::request::body::read_body;
 use crate::http::request::extract::AuthorizedSet;
-use crate::http::request::params::{self, Query};
+use crate::http::request::params::Query;
 use crate::http::state::App;
 use crate::name::ScheduleName;
 use crate::schedule::{Given, JobDefaults, Refusal, Zones};
@@ -44,8 +45,7 @@ pub async fn set(State(state): App, auth: AuthorizedSet, request: Request) -> Ha
     let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
     let (head, body) = request.into_parts();
     let query = Query(head.uri.query().unwrap_or_default());
-    let dry = params::flag(query, "dry_run", false, "invalid dry_run")?;
-    let prune = params::flag(query, "prune", false, "invalid prune")?;
+    let (dry, prune) = (query::flag(query, "dry_run")?, query::flag(query, "prune")?);
     let prefix = query.get("prefix").unwrap_or_default().into_owned();
     let mut room = state.body_room.for_request(&auth.namespace);
     let body = read_body(body, MAX_SET, TOO_LARGE, Some(&mut room)).await?;
@@ -131,7 +131,8 @@ fn read_set(
         return Err(Refusal::of(field, error).into());
     }
     let Some(Value::Array(schedules)) = schedules else {
-        return Err(Refusal::of("schedules", "a set has a list of \"schedules\"").into());
+        let error = "a set has a list: write \"schedules\": [..]";
+        return Err(Refusal::of("schedules", error).into());
     };
     if schedules.len() > MOST {
         let error = format!("{} schedules are too many for one set: {MOST} at most", schedules.len());

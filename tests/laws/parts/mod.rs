@@ -2,6 +2,7 @@
 //! push, tokens, limits, quotas. In virtual time, without a server.
 
 mod dispatch;
+mod late;
 mod metered;
 mod migration;
 mod push;

@@ -30,24 +30,24 @@ use crate::support::model::ModelEngine;
 const SECOND: Duration = Duration::from_secs(1);
 const BOUNDS: ScheduleBounds = ScheduleBounds { of_namespace: 10_000, of_pool: 10_000 };
 
-struct Play {
-    clock: Arc<ManualClock>,
-    engine: Arc<dyn Engine>,
-    scheduler: Arc<Scheduler>,
+pub struct Play {
+    pub clock: Arc<ManualClock>,
+    pub engine: Arc<dyn Engine>,
+    pub scheduler: Arc<Scheduler>,
 }
 
 impl Play {
-    fn new() -> Play {
+    pub fn new() -> Play {
         let clock = manual_clock();
         Play::on(Arc::new(ModelEngine::new(clock.clone())), clock)
     }
 
-    fn on(engine: Arc<dyn Engine>, clock: Arc<ManualClock>) -> Play {
+    pub fn on(engine: Arc<dyn Engine>, clock: Arc<ManualClock>) -> Play {
         let scheduler = Arc::new(Play::scheduler(&engine));
         Play { clock, engine, scheduler }
     }
 
-    fn scheduler(engine: &Arc<dyn Engine>) -> Scheduler {
+    pub fn scheduler(engine: &Arc<dyn Engine>) -> Scheduler {
         Play::scheduler_in(engine, Zones::bundled())
     }
 
@@ -57,7 +57,7 @@ impl Play {
         Scheduler::new(pool, engine.clone(), zones, BOUNDS, metrics)
     }
 
-    async fn set(&self, name: &str, setting: Value) -> Changed {
+    pub async fn set(&self, name: &str, setting: Value) -> Changed {
         let id = schedule(name);
         let defaults = JobDefaults { tries: std::num::NonZeroU16::MIN, ttl: None };
         let given =
@@ -65,7 +65,7 @@ impl Play {
         self.scheduler.set(&id, &given, &Condition::default(), Run::Real).await.expect("it is set").0
     }
 
-    async fn get(&self, name: &str) -> Schedule {
+    pub async fn get(&self, name: &str) -> Schedule {
         self.scheduler.get(&schedule(name)).await.expect("it is there").0
     }
 
@@ -79,7 +79,7 @@ impl Play {
         panic!("something is due without end");
     }
 
-    async fn pass(&self, time: Duration) {
+    pub async fn pass(&self, time: Duration) {
         self.clock.advance(time);
         self.look().await;
     }
@@ -404,6 +404,7 @@ async fn the_newest_zone_database_decides() {
     };
     // The newer server runs, and has seen all that there is.
     let (stop, outage) = (CancellationToken::new(), Outage::new("the store"));
+    let late = tokio::spawn(scheduler::catch_up(play.scheduler.clone(), outage.clone(), stop.clone()));
     let runs = tokio::spawn(scheduler::run(play.scheduler.clone(), outage, stop.clone()));
     tokio::time::sleep(Duration::from_millis(100)).await;
     older.set("s", json!({ "queue": "q", "cron": "0 9 * * *", "zone": "America/Vancouver" })).await;
@@ -414,6 +415,7 @@ async fn the_newest_zone_database_decides() {
     }
     stop.cancel();
     runs.await.expect("no panic").expect("it has a timer");
+    late.await.expect("no panic");
     // Where it is due, the older one leaves it alone: by its account it is an hour later.
     until(at("2026-11-15T16:00:00Z")).await;
     older.scheduler.look().await.expect("a look");
@@ -590,6 +592,7 @@ async fn a_newer_database_computes_all_anew() {
         older.set(name, of.clone()).await;
     }
     let (stop, outage) = (CancellationToken::new(), Outage::new("the store"));
+    let late = tokio::spawn(scheduler::catch_up(play.scheduler.clone(), outage.clone(), stop.clone()));
     let runs = tokio::spawn(scheduler::run(play.scheduler.clone(), outage, stop.clone()));
     let began = std::time::Instant::now();
     loop {
@@ -605,6 +608,7 @@ async fn a_newer_database_computes_all_anew() {
     }
     stop.cancel();
     runs.await.expect("no panic").expect("it has a timer");
+    late.await.expect("no panic");
     play.engine.close().await;
 }
 

@@ -9,7 +9,7 @@ use redis::Value;
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::place::id_at;
-use super::publish::read_replay;
+use super::publish_call::read_replay;
 use crate::clock::Micros;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::layout::value;

@@ -2,46 +2,34 @@
 //! namespace decides knows where. When its queue's home is another one, it moves: its record says where to, it is written
 //! there, its name is told, and it goes here. Whoever meets it in between finishes that.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redis::Value;
-use tokio::time::timeout;
 
-use super::super::core::{CompactCore, Lane, Place};
+use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::steps::{Addressed, Room, Told};
-use super::publish::{Answer, raw, read_answer, read_placed};
+use super::publish_call::{Answer, raw, read_answer, read_placed};
 use crate::clock::Millis;
 use crate::engine::batch::{self, Call, Reply};
 use crate::engine::redis::batches::{self, MAX_WAITING};
-use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::read;
 use crate::engine::redis::verbs::publish::{check, unreadable};
-use crate::engine::redis::verbs::schedules::{
-    Due, LOOK, Row, args_of_due, bounds_of, fields_of, id_of_member, queue_of, read_due, read_row, split,
-};
-use crate::engine::together;
+use crate::engine::redis::verbs::schedules::{Row, fields_of, queue_of, split};
 use crate::engine::{
-    Cursor, DueList, DueSchedules, How, Landed, Placed, Publication, ScheduleBounds, ScheduleId,
-    ScheduleList, SchedulePage, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion,
-    Stepped, StoredSchedule,
+    How, Landed, Placed, Publication, ScheduleBounds, ScheduleId, SchedulePut, ScheduleState, ScheduleStep,
+    ScheduleThen, ScheduleVersion, Stepped, StoredSchedule, together,
 };
 use crate::error::{Error, Result};
-use crate::name::{Namespace, ScheduleName};
+use crate::name::Namespace;
 use crate::random;
 
 /// How long after its name was claimed a schedule may still be written.
 const WRITTEN_WITHIN: Millis = 10_000;
-/// After which time a name without a schedule is dropped.
-const CLAIMED: Millis = 60_000;
-/// How long others wait for the look at a partition of a cluster.
-const NODE: Duration = Duration::from_millis(250);
-/// How often a list or a step is tried again that met a schedule on its way.
-const TRIES: usize = 16;
 
 impl CompactCore {
     /// Takes a step.
@@ -296,7 +284,7 @@ impl CompactCore {
     }
 
     /// What is left to do of a move: it is written where it goes to, its name says so, and here it goes.
-    async fn finish_move(self: &Arc<Self>, id: &ScheduleId, home: Partition) -> Result<()> {
+    pub async fn finish_move(self: &Arc<Self>, id: &ScheduleId, home: Partition) -> Result<()> {
         let rows = self.read_schedules(home, std::slice::from_ref(id), true).await?.1;
         let Some(Row { stored, to: Some(to) }) = rows.into_iter().next() else { return Ok(()) };
         let StoredSchedule { version, state, next, setting, progress, landed, .. } = stored;
@@ -319,27 +307,27 @@ impl CompactCore {
     }
 
     /// Where a schedule of this name is, if it is there, and its mark.
-    async fn find_schedule(&self, id: &ScheduleId) -> Result<Option<(Partition, String)>> {
+    pub async fn find_schedule(&self, id: &ScheduleId) -> Result<Option<(Partition, String)>> {
         let mut cmd = self.name_call(&id.namespace, "find");
         cmd.arg(id.name.as_str());
         let (_, partition, mark): (u64, String, String) = self.ask_names(&id.namespace, cmd).await?;
         Ok(partition.parse().ok().map(|partition| (partition, mark)))
     }
 
-    async fn drop_name(&self, id: &ScheduleId, mark: &str, revision: u64) -> Result<()> {
+    pub async fn drop_name(&self, id: &ScheduleId, mark: &str, revision: u64) -> Result<()> {
         let mut cmd = self.name_call(&id.namespace, "drop");
         cmd.arg(id.name.as_str()).arg(mark).arg(revision);
         let _: (u64, u8) = self.ask_names(&id.namespace, cmd).await?;
         Ok(())
     }
 
-    fn name_call(&self, namespace: &Namespace, what: &str) -> redis::Cmd {
+    pub fn name_call(&self, namespace: &Namespace, what: &str) -> redis::Cmd {
         let mut cmd = self.call(&self.scripts.name_schedule, self.partitions.of_namespace(namespace));
         cmd.arg(namespace.as_str()).arg(what);
         cmd
     }
 
-    async fn ask_names<T: redis::FromRedisValue>(
+    pub async fn ask_names<T: redis::FromRedisValue>(
         &self,
         namespace: &Namespace,
         cmd: redis::Cmd,
@@ -348,188 +336,9 @@ impl CompactCore {
         self.ask(partition, Lane::Other, &self.scripts.name_schedule, cmd).await
     }
 
-    /// Those of these schedules that are in this partition, and what time it is there.
-    async fn read_schedules(
-        &self,
-        home: Partition,
-        ids: &[ScheduleId],
-        bodies: bool,
-    ) -> Outcome<(Millis, Vec<Row>)> {
-        let mut cmd = self.call(&self.scripts.read_schedules, home);
-        cmd.arg(u8::from(bodies));
-        ids.iter().for_each(|id| _ = cmd.arg(id.to_string()));
-        let reply: Vec<Value> = self.ask(home, Lane::Other, &self.scripts.read_schedules, cmd).await?;
-        let (now, rows) = reply.split_first().ok_or_else(unreadable)?;
-        let landed = |bytes: &[u8]| read_landed(home, bytes);
-        let rows: Outcome<Vec<Row>> = rows.iter().map(|row| read_row(row, id_of_member, landed)).collect();
-        Ok((read::<u64>(now)? / 1000, rows?))
-    }
-
-    /// A page of a namespace's schedules.
-    pub async fn list_schedules(
-        self: &Arc<Self>,
-        namespace: &Namespace,
-        list: &ScheduleList,
-    ) -> Result<SchedulePage> {
-        for _ in 0..TRIES {
-            if let Some(page) = self.try_list(namespace, list).await? {
-                return Ok(page);
-            }
-        }
-        Err(Error::Overloaded)
-    }
-
-    /// The same; `None` when one was on its way to another partition, where it is now.
-    async fn try_list(
-        self: &Arc<Self>,
-        namespace: &Namespace,
-        list: &ScheduleList,
-    ) -> Result<Option<SchedulePage>> {
-        let (from, to, limit, bodies) = bounds_of(list);
-        let mut cmd = self.name_call(namespace, "page");
-        cmd.arg(from).arg(to).arg(limit + 1);
-        let sent = Instant::now();
-        let reply: Vec<Value> = self.ask_names(namespace, cmd).await?;
-        let (now, named) = reply.split_first().ok_or_else(unreadable)?;
-        let now: u64 = read(now)?;
-        self.learn(self.partitions.of_namespace(namespace), sent, now);
-        let now = now / 1000;
-        let mut by_home: BTreeMap<Partition, Vec<ScheduleId>> = BTreeMap::new();
-        let mut marks: BTreeMap<ScheduleName, (Partition, String)> = BTreeMap::new();
-        for of in named.chunks_exact(3).take(limit) {
-            let name = ScheduleName::parse(&read::<String>(&of[0])?).ok_or_else(unreadable)?;
-            let home: Partition = read::<String>(&of[1])?.parse().map_err(|_| unreadable())?;
-            marks.insert(name.clone(), (home, read(&of[2])?));
-            by_home.entry(home).or_default().push(ScheduleId { namespace: namespace.clone(), name });
-        }
-        let more = named.len() > 3 * limit;
-        let last = marks.keys().next_back().cloned();
-        let rows = together::try_all(by_home.into_iter().map(async |(home, ids)| {
-            let mut found = Vec::new();
-            // So many bodies at a time, whatever their size.
-            for some in ids.chunks(if bodies { 16 } else { 100 }) {
-                found.extend(self.read_schedules(home, some, bodies).await?.1);
-            }
-            Outcome::Ok((home, found))
-        }));
-        let mut schedules = Vec::new();
-        let mut moves = false;
-        for (home, rows) in rows.await? {
-            for Row { stored, to } in rows {
-                if to.is_some() {
-                    self.finish_move(&stored.id, home).await?;
-                    moves = true;
-                }
-                marks.remove(&stored.id.name);
-                schedules.push(stored);
-            }
-        }
-        if moves {
-            return Ok(None);
-        }
-        for (name, read) in marks {
-            let id = ScheduleId { namespace: namespace.clone(), name };
-            if self.find_schedule(&id).await?.is_some_and(|found| found != read) {
-                return Ok(None); // it has moved meanwhile
-            }
-            // Names that were claimed long ago, and whose schedules never came, or are gone.
-            let (_, mark) = read;
-            let claimed: Option<Millis> = mark.split(' ').next().and_then(|at| at.parse().ok());
-            if claimed.is_none_or(|claimed| claimed + CLAIMED < now) {
-                self.drop_name(&id, &mark, 0).await?;
-            }
-        }
-        schedules.sort_unstable_by(|a, b| a.id.cmp(&b.id));
-        Ok(Some(SchedulePage { now, schedules, next: last.filter(|_| more) }))
-    }
-
-    /// The schedules that are due, of all partitions. Of a cluster those that cannot be used now are passed over: they are
-    /// looked at again when they are back.
-    pub async fn due_schedules(self: &Arc<Self>, list: DueList) -> Result<DueSchedules> {
-        let mut all = DueSchedules { next: LOOK, ..DueSchedules::default() };
-        if !self.has_schedules().await? {
-            return Ok(DueSchedules { now: self.now(), ..all });
-        }
-        if let DueList::Ever { from, .. } = &list {
-            return self.scan(&list, from.as_ref()).await;
-        }
-        let look = async |home| (home, self.due_in_time(home, &list).await);
-        let (mut answered, mut failed) = (false, None);
-        for (home, due) in together::all(self.partitions.all().map(look)).await {
-            let Due { list: due, moving, .. } = match due {
-                Ok(due) => due,
-                Err(fault) => {
-                    failed = Some(fault);
-                    continue;
-                }
-            };
-            answered = true;
-            for id in moving {
-                match self.finish_move(&id, home).await {
-                    Ok(()) => all.next = Duration::ZERO,
-                    // What it needs cannot be used now.
-                    Err(error) => tracing::debug!(schedule = %id, %error, "it cannot move on yet"),
-                }
-            }
-            (all.now, all.next) = (all.now.max(due.now), all.next.min(due.next));
-            all.counts.iter_mut().zip(due.counts).for_each(|(all, of)| *all += of);
-            due.by.into_iter().for_each(|(by, count)| *all.by.entry(by).or_default() += count);
-            all.schedules.extend(due.schedules);
-        }
-        if let Some(fault) = failed.filter(|_| !answered) {
-            return Err(fault.into());
-        }
-        all.schedules.sort_by_cached_key(|of| (of.next.unwrap_or(Millis::MAX), of.id.clone()));
-        if all.schedules.len() > list.limit() {
-            all.schedules.truncate(list.limit());
-            all.next = Duration::ZERO;
-        }
-        Ok(all)
-    }
-
-    /// A part of all, of one partition after the other. A cursor is a partition, and where the scan goes on there.
-    async fn scan(&self, list: &DueList, from: Option<&Cursor>) -> Result<DueSchedules> {
-        let mut left = self.partitions.all();
-        let (home, at) = match from {
-            None => (left.next().unwrap_or_default(), "0"),
-            Some(Cursor(text)) => {
-                let (home, at) = text.split_once('-').ok_or_else(unreadable)?;
-                let home: Partition = home.parse().map_err(|_| unreadable())?;
-                (left.find(|one| *one == home).ok_or_else(unreadable)?, at)
-            }
-        };
-        let due = self.due_in(home, list, Some(at)).await?;
-        let more = match due.scan {
-            Some(at) => Some(format!("{home}-{at}")),
-            None => left.next().map(|home| format!("{home}-0")),
-        };
-        Ok(DueSchedules { more: more.map(Cursor), ..due.list })
-    }
-
-    /// Those of a partition. In a cluster nobody waits for a node that does not answer.
-    async fn due_in_time(&self, home: Partition, list: &DueList) -> Outcome<Due> {
-        if let Place::One(_) = &self.place {
-            return self.due_in(home, list, None).await;
-        }
-        self.try_link(home, Lane::Pump).map_err(Fault::part)?;
-        let late = |_| Fault::away("no answer in time");
-        timeout(NODE, self.due_in(home, list, None)).await.map_err(late)?
-    }
-
-    /// Those of a partition.
-    async fn due_in(&self, home: Partition, list: &DueList, from: Option<&str>) -> Outcome<Due> {
-        let mut cmd = self.call(&self.scripts.due_schedules, home);
-        args_of_due(&mut cmd, list, from);
-        let sent = Instant::now();
-        let reply: Vec<Value> = self.ask(home, Lane::Pump, &self.scripts.due_schedules, cmd).await?;
-        let due = read_due(&reply, |bytes| read_landed(home, bytes))?;
-        self.learn(home, sent, due.list.now * 1000);
-        Ok(due)
-    }
-
     /// Whether there ever was a schedule in this pool. Without one a look is one read. While the partition that says so
     /// cannot be used, there may be some.
-    async fn has_schedules(&self) -> Result<bool> {
+    pub async fn has_schedules(&self) -> Result<bool> {
         use std::sync::atomic::Ordering::Relaxed;
         if self.has_schedules.load(Relaxed) || self.try_link(0, Lane::Other).is_err() {
             return Ok(true);
@@ -589,7 +398,7 @@ fn landed_bytes(Landed { at, placed: Placed { id, due_at, how } }: &Landed) -> V
 }
 
 /// When the last job was placed, and what became of it.
-fn read_landed(home: Partition, bytes: &[u8]) -> Outcome<Option<Landed>> {
+pub fn read_landed(home: Partition, bytes: &[u8]) -> Outcome<Option<Landed>> {
     if bytes.is_empty() {
         return Ok(None);
     }

@@ -1,0 +1,224 @@
+//! The arguments of lua/compact/publish.lua, and what its answers say. Knows neither connections nor batches.
+
+use bytes::Bytes;
+use redis::{Cmd, Value};
+
+use super::super::buckets::near_from;
+use super::super::core::CompactCore;
+use super::super::keys;
+use super::super::partitions::Partition;
+use super::super::place::{id_at, place_of};
+use super::super::steps::Room;
+use crate::clock::Micros;
+use crate::engine::redis::connection::fault::Outcome;
+use crate::engine::redis::layout::times::{micros, ttl_millis};
+use crate::engine::redis::reply::read;
+use crate::engine::redis::verbs::publish::unreadable;
+use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Published, REMEMBERED};
+use crate::job::JobId;
+use crate::name::Queue;
+
+/// What became of a call that comes alone.
+pub enum Answer {
+    Done(Vec<Placed>, Room),
+    Unchanged(Published),
+    Taken,
+    /// A value that was stored before has ended.
+    Ended,
+    /// It would add so much, and may not.
+    Needs(Room),
+}
+
+/// The value that is stored, and whether it was stored before.
+pub type Stored = (Bytes, bool);
+
+impl CompactCore {
+    /// A call of several plain publications.
+    pub fn plain_step(&self, home: Partition, calls: &[Publication], values: &[Vec<Stored>]) -> Cmd {
+        let mut cmd = self.call(&self.scripts.publish, home);
+        cmd.arg(0);
+        let queues = begin(&mut cmd, calls);
+        for (call, values) in calls.iter().zip(values) {
+            self.arg_call(&mut cmd, home, &queues, call);
+            for (placing, value) in call.jobs.iter().zip(values) {
+                self.arg_job(&mut cmd, home, &queues, placing, value);
+            }
+        }
+        cmd
+    }
+
+    /// A call of one publication of any kind.
+    pub fn special_step(
+        &self,
+        home: Partition,
+        call: &Publication,
+        values: &[Stored],
+        admit: Option<Room>,
+    ) -> Cmd {
+        let mut cmd = self.call(&self.scripts.publish, home);
+        cmd.arg(1);
+        let queues = begin(&mut cmd, std::slice::from_ref(call));
+        match &call.once {
+            Some(Once { key, fingerprint }) => cmd.arg(fingerprint).arg(key.as_bytes()),
+            None => cmd.arg("").arg(""),
+        };
+        cmd.arg(REMEMBERED.as_millis() as u64);
+        match admit {
+            Some(room) => cmd.arg(&room),
+            None => cmd.arg(&["", "", ""]),
+        };
+        self.arg_call(&mut cmd, home, &queues, call);
+        for (placing, value) in call.jobs.iter().zip(values) {
+            self.arg_job(&mut cmd, home, &queues, placing, value);
+            let Some((key, conflict)) = &placing.key else {
+                cmd.arg("").arg("").arg("").arg("");
+                continue;
+            };
+            cmd.arg(key.as_str());
+            match conflict {
+                OnConflict::Keep => cmd.arg("keep").arg("").arg(""),
+                OnConflict::Replace => cmd.arg("replace").arg("").arg(""),
+                OnConflict::Fail => cmd.arg("fail").arg("").arg(""),
+                OnConflict::Elsewhere(Placed { id, due_at, how }) => match how {
+                    How::New => cmd.arg("replace").arg("").arg(""),
+                    How::Replaced(old) => cmd.arg("replaced").arg(&raw(old)[..]).arg(""),
+                    How::Duplicate => {
+                        let due = due_at.map(|at| at.saturating_mul(1000).to_string());
+                        cmd.arg("duplicate").arg(&raw(id)[..]).arg(due.unwrap_or_default())
+                    }
+                },
+            };
+        }
+        cmd
+    }
+
+    fn arg_call(&self, cmd: &mut Cmd, home: Partition, queues: &[&Queue], call: &Publication) {
+        cmd.arg(call.jobs.len());
+        match &call.replaces {
+            Some(old) => cmd.arg(number_of(queues, &old.queue)).arg(place_of(home, &old.id)),
+            None => cmd.arg(0).arg(""),
+        };
+    }
+
+    fn arg_job(&self, cmd: &mut Cmd, home: Partition, queues: &[&Queue], placing: &Placing, value: &Stored) {
+        let Placing { job, at, .. } = placing;
+        let now = self.now_in(home);
+        let due = at.unwrap_or(now + job.delay.as_millis() as u64);
+        let (value, staged) = value;
+        let queue = number_of(queues, &job.queue) as u16; // of 64 jobs
+        let staged_size = if *staged { value.len() as u32 } else { 0 };
+        // As '>HHI6I7I6I6I4'.
+        let mut packed = Vec::with_capacity(33);
+        packed.extend(queue.to_be_bytes());
+        packed.extend(job.tries.get().to_be_bytes());
+        packed.extend(&job.ttl.map_or(0, ttl_millis).to_be_bytes()[2..]);
+        packed.extend(&micros(job.delay).to_be_bytes()[1..]);
+        packed.extend(&at.map_or(0, |at| at.max(1)).to_be_bytes()[2..]);
+        packed.extend(&near_from(now, due).to_be_bytes()[2..]);
+        packed.extend(staged_size.to_be_bytes());
+        cmd.arg(packed).arg(place_of(home, &job.id)).arg(if *staged { &[][..] } else { &value[..] });
+    }
+}
+
+/// The queues that these calls name, which are numbered from 1, and how many calls there are.
+fn begin<'a>(cmd: &mut Cmd, calls: &'a [Publication]) -> Vec<&'a Queue> {
+    let mut queues: Vec<&Queue> = Vec::new();
+    let jobs = calls.iter().flat_map(|call| &call.jobs).map(|placing| &placing.job.queue);
+    for queue in jobs.chain(calls.iter().filter_map(|call| call.replaces.as_ref()).map(|old| &old.queue)) {
+        if !queues.contains(&queue) {
+            queues.push(queue);
+        }
+    }
+    cmd.arg(queues.len());
+    queues.iter().for_each(|queue| _ = cmd.arg(keys::name(queue)));
+    cmd.arg(calls.len());
+    queues
+}
+
+fn number_of(queues: &[&Queue], queue: &Queue) -> usize {
+    queues.iter().position(|other| *other == queue).map_or(0, |n| n + 1)
+}
+
+/// An id of any store: whether it is versioned, and its bytes.
+pub fn raw(id: &JobId) -> [u8; 17] {
+    let mut raw = [0; 17];
+    raw[0] = u8::from(id.is_versioned());
+    raw[1..].copy_from_slice(&id.to_bytes());
+    raw
+}
+
+/// What the script answers to a call that comes alone. And when each job is due, in microseconds.
+pub fn read_answer(
+    home: Partition,
+    jobs: usize,
+    reply: Value,
+) -> Outcome<(Micros, Answer, Vec<Option<Micros>>)> {
+    let reply: Vec<Value> = redis::from_redis_value(reply)?;
+    let [now, what, rest @ ..] = &reply[..] else { return Err(unreadable()) };
+    let room = |of: &[Value]| -> Outcome<Room> {
+        let [a, b, c] = of else { return Err(unreadable()) };
+        Ok([read(a)?, read(b)?, read(c)?])
+    };
+    let placed = || {
+        let first = rest.first().ok_or_else(unreadable)?;
+        read_placed(home, &read::<Vec<u8>>(first)?).filter(|all| all.len() == jobs).ok_or_else(unreadable)
+    };
+    let mut dues = Vec::new();
+    let answer = match &*read::<String>(what)? {
+        "done" => {
+            let all = placed()?;
+            dues = all.iter().map(|(_, due)| *due).collect();
+            Answer::Done(all.into_iter().map(|(placed, _)| placed).collect(), room(&rest[1..])?)
+        }
+        "replay" => {
+            let text: Vec<u8> = read(rest.first().ok_or_else(unreadable)?)?;
+            Answer::Unchanged(read_replay(home, &text).ok_or_else(unreadable)?)
+        }
+        "mismatch" => Answer::Unchanged(Published::Mismatch),
+        "conflict" => {
+            let [index, place] = rest else { return Err(unreadable()) };
+            let id = id_at(home, &read::<Vec<u8>>(place)?).ok_or_else(unreadable)?;
+            Answer::Unchanged(Published::Conflict { index: read(index)?, id })
+        }
+        "taken" => Answer::Taken,
+        "ended" => Answer::Ended,
+        "needs" => Answer::Needs(room(rest)?),
+        _ => return Err(unreadable()),
+    };
+    Ok((read(now)?, answer, dues))
+}
+
+/// What became of an earlier call.
+pub fn read_replay(home: Partition, bytes: &[u8]) -> Option<Published> {
+    let placed = read_placed(home, bytes)?;
+    Some(Published::Replay(placed.into_iter().map(|(placed, _)| placed).collect()))
+}
+
+/// What became of each job, as the script writes it.
+pub fn read_placed(home: Partition, mut bytes: &[u8]) -> Option<Vec<(Placed, Option<Micros>)>> {
+    fn id(home: Partition, bytes: &mut &[u8]) -> Option<JobId> {
+        let (length, rest) = bytes.split_first()?;
+        let (told, rest) = rest.split_at_checked(usize::from(*length))?;
+        *bytes = rest;
+        match told.split_first()? {
+            (b'x', raw) if raw.len() == 17 => Some(JobId::from_bytes(raw[1..].try_into().ok()?, raw[0] == 1)),
+            _ => id_at(home, told),
+        }
+    }
+    let mut all = Vec::new();
+    while let Some((how, rest)) = bytes.split_first() {
+        let (due, rest) = rest.split_first_chunk::<7>()?;
+        let due = u64::from_be_bytes([0, due[0], due[1], due[2], due[3], due[4], due[5], due[6]]);
+        bytes = rest;
+        let of = id(home, &mut bytes)?;
+        let how = match how {
+            b'n' => How::New,
+            b'd' => How::Duplicate,
+            b'r' => How::Replaced(id(home, &mut bytes)?),
+            _ => return None,
+        };
+        let due = (due > 0).then_some(due);
+        all.push((Placed { id: of, due_at: due.map(|due| due / 1000), how }, due));
+    }
+    Some(all)
+}

@@ -1,0 +1,119 @@
+//! The task that does what is late: what has been due for two minutes, as after an absence, and what is caught up.
+//! It may take its time, with much to search and many steps, and may wait for a store that is slow: the task that places
+//! what is due now (`task`) waits for nothing of it. It also takes the walk through all schedules (`walk`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::core::Scheduler;
+use super::place::{Looked, Plan};
+use super::task::{LONGEST_RETRY, Look, Retry, STALE_PAUSE, Taken, apart, is_late};
+use super::walk::Walk;
+use crate::clock::Millis;
+use crate::engine::{DueList, MAX_DUE, together};
+use crate::error::Result;
+use crate::outage::Outage;
+
+/// So many schedules take a step to catch up at the same time: others' publishes wait for no more.
+const AT_A_TIME: usize = 64;
+/// So many are planned before others get the processor.
+const PLANNED_AT_ONCE: usize = 16;
+
+/// Does what is late until `stop`. Tells `outage` whether each step worked.
+pub async fn catch_up(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: CancellationToken) {
+    let (mut retry, mut walk) = (Retry::default(), Walk::default());
+    while !stop.is_cancelled() {
+        let looked = scheduler.look_late_and_walk(&mut walk).await;
+        let wait = retry.wait(looked, &outage);
+        let is_idle = !scheduler.late.is_busy();
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = scheduler.late.woken(), if is_idle => {}
+            () = sleep(wait) => {}
+        }
+    }
+}
+
+impl Scheduler {
+    async fn look_late_and_walk(&self, walk: &mut Walk) -> Result<Look> {
+        let look = match self.late.is_busy() {
+            true => self.look_late().await?,
+            false => Look { wait: Duration::MAX, failed: None },
+        };
+        if look.failed.is_some() {
+            return Ok(look);
+        }
+        let next = self.walk(walk).await?;
+        Ok(Look { wait: look.wait.min(next), ..look })
+    }
+
+    /// Does what is late, up to a bound: of each schedule one step, and more of those that catch up once no other is late.
+    pub(super) async fn look_late(&self) -> Result<Look> {
+        let due = self.engine.due_schedules(DueList::Now(MAX_DUE)).await?;
+        let (mut taken, mut unreadable) = (Taken::default(), 0);
+        for some in due.schedules.chunks(PLANNED_AT_ONCE) {
+            let (late, recent): (Vec<_>, Vec<_>) =
+                some.iter().cloned().partition(|stored| is_late(stored, due.now));
+            let (late, recent) = apart(|| (self.plans(&late, due.now), self.plans(&recent, due.now)));
+            unreadable += late.1 + recent.1;
+            // What else is recent is not for this task.
+            let plans = late.0.into_iter().chain(recent.0.into_iter().filter(Plan::catches_up));
+            // What may still be placed as if nothing had been goes first.
+            let (later, first): (Vec<Plan>, Vec<Plan>) = plans.partition(Plan::is_catching_up);
+            self.take(first, due.now, &mut taken).await;
+            self.take(later, due.now, &mut taken).await;
+        }
+        self.tell(&due, unreadable);
+        let is_left = due.schedules.iter().any(|stored| is_late(stored, due.now));
+        if !is_left || !taken.moved {
+            let more = self.late.take(AT_A_TIME).into_iter();
+            let more = more.filter_map(|schedule| self.plan(schedule, None, due.now)).collect();
+            self.take(more, due.now, &mut taken).await;
+        }
+        let wait = match () {
+            () if taken.moved || self.late.has_more() => Duration::ZERO,
+            () if taken.stale => STALE_PAUSE,
+            // Another server can read it, or has computed it.
+            () if is_left || taken.failed.is_some() => LONGEST_RETRY,
+            () => {
+                self.late.rest();
+                Duration::MAX
+            }
+        };
+        Ok(Look { wait, failed: taken.failed.filter(|_| !taken.moved) })
+    }
+
+    async fn take(&self, plans: Vec<Plan>, now: Millis, taken: &mut Taken) {
+        let mut plans = plans.into_iter().peekable();
+        while plans.peek().is_some() {
+            let some = plans.by_ref().take(AT_A_TIME).map(|plan| self.go_on(plan, now));
+            together::all(some).await.into_iter().for_each(|looked| taken.add(looked));
+        }
+    }
+
+    /// Carries out a plan. What is left to be caught up of its schedule is gone on with.
+    pub(super) async fn go_on(&self, plan: Plan, now: Millis) -> Result<Looked> {
+        let (id, owes) = (plan.id().clone(), plan.owes());
+        let rest = plan.rest();
+        let looked = self.carry_out(plan, now).await?;
+        match &looked {
+            Looked::Moved { version, landed } => {
+                self.late.owes(&id, owes.after);
+                if let (Some(rest), Some(landed)) = (rest, *landed) {
+                    let (schedule, progress) = *rest;
+                    schedule
+                        .after(*version, &progress, landed)?
+                        .into_iter()
+                        .for_each(|rest| self.late.hand(rest));
+                }
+            }
+            Looked::Postponed => self.late.owes(&id, owes.unplaced),
+            Looked::Stale | Looked::Early => {}
+        }
+        Ok(looked)
+    }
+}

@@ -1,0 +1,79 @@
+//! A way through all schedules, whenever they are due: when those are looked at next that a server with an older zone
+//! database has written is computed anew. One begins with the server, and one when such a server has taken steps.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::core::Scheduler;
+use super::place::Plan;
+use super::record::Schedule;
+use super::task::apart;
+use crate::engine::{Cursor, DueList, MAX_DUE, ScheduleState, together};
+use crate::error::Result;
+
+/// From the end of a walk to the next one, as so many times as long as it took.
+const PAUSE: u32 = 20;
+
+#[derive(Debug, Default)]
+pub struct Walk {
+    /// There is one.
+    goes_on: bool,
+    /// Where it goes on.
+    from: Option<Cursor>,
+    began: Option<Instant>,
+    /// No one begins before.
+    next: Option<Instant>,
+    /// How many steps older servers had taken when the last one began.
+    seen: u64,
+}
+
+impl Walk {
+    /// How long until there is something to walk for.
+    fn begins(&mut self, by_older: u64) -> Duration {
+        if self.goes_on {
+            return Duration::ZERO;
+        }
+        if self.began.is_some() && by_older == self.seen {
+            return Duration::MAX;
+        }
+        let wait = self.next.map_or(Duration::ZERO, |next| next.saturating_duration_since(Instant::now()));
+        if wait.is_zero() {
+            (self.goes_on, self.from, self.began, self.seen) = (true, None, Some(Instant::now()), by_older);
+        }
+        wait
+    }
+
+    fn end(&mut self) {
+        let took = self.began.map_or(Duration::ZERO, |began| began.elapsed());
+        (self.goes_on, self.next) = (false, Some(Instant::now() + took * PAUSE));
+    }
+}
+
+impl Scheduler {
+    /// Goes on with a walk, or begins one. Answers when to go on.
+    pub(super) async fn walk(&self, walk: &mut Walk) -> Result<Duration> {
+        let wait = walk.begins(self.by_older.load(Ordering::Relaxed));
+        if !wait.is_zero() {
+            return Ok(wait);
+        }
+        let part = DueList::Ever { from: walk.from.clone(), limit: MAX_DUE };
+        let all = self.engine.due_schedules(part).await?;
+        let plans: Vec<Plan> = apart(|| {
+            let stale = all.schedules.iter().filter(|stored| stored.state == ScheduleState::On);
+            let stale = stale.filter_map(|stored| {
+                let schedule = Schedule::read(stored.clone()).ok()?;
+                self.is_newer_than(&schedule.state).then(|| self.recompute(schedule, stored.next, all.now))
+            });
+            stale.flatten().collect()
+        });
+        for looked in together::all(plans.into_iter().map(|plan| self.carry_out(plan, all.now))).await {
+            looked?;
+        }
+        walk.from = all.more;
+        if walk.from.is_some() {
+            return Ok(Duration::ZERO);
+        }
+        walk.end();
+        Ok(walk.begins(self.by_older.load(Ordering::Relaxed)))
+    }
+}

@@ -1,0 +1,89 @@
+//! What is late, and what is due now: in virtual time, with the tasks that place.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dormouse::engine::Engine;
+use dormouse::outage::Outage;
+use dormouse::schedule::Outcome;
+use dormouse::scheduler;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use super::scheduler::Play;
+use crate::gated::Gated;
+
+use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
+use crate::support::model::ModelEngine;
+use crate::support::wait::TIMEOUT;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Asks until it is so many.
+async fn ready(play: &Play, name: &str, jobs: u64, why: &str) {
+    let began = Instant::now();
+    loop {
+        let there = ok("size", play.engine.ready(&queue(name)).await);
+        if there == jobs {
+            return;
+        }
+        assert!(began.elapsed() < TIMEOUT, "{there} jobs instead of {jobs} in {name}: {why}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Guards against a store that is slow with what is caught up, and makes late what is due meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_caught_up_holds_up_nothing_that_is_due() {
+    let clock = manual_clock();
+    let gated = Arc::new(Gated::new(ModelEngine::new(clock.clone())));
+    let engine: Arc<dyn Engine> = gated.clone();
+    let play = Play::on(engine, clock);
+    for n in 0..20 {
+        play.set(&format!("old{n}"), json!({ "queue": "old", "every": 60, "catch_up": "all" })).await;
+    }
+    play.clock.advance(Duration::from_secs(3 * 86_400));
+    play.set("now", json!({ "queue": "q", "every": 1 })).await;
+    gated.hang_steps_to(Some("old"));
+    let (stop, outage) = (CancellationToken::new(), Outage::new("the store"));
+    let late = tokio::spawn(scheduler::catch_up(play.scheduler.clone(), outage.clone(), stop.clone()));
+    let runs = tokio::spawn(scheduler::run(play.scheduler.clone(), outage, stop.clone()));
+    for second in 1..=5 {
+        play.clock.advance(SECOND);
+        ready(&play, "q", second, "a backlog of others is in the way").await;
+    }
+    gated.hang_steps_to(None);
+    // One of each is in time, and the newest hundred of the others come.
+    ready(&play, "old", 20 * 101, "nothing of the backlog is lost").await;
+    stop.cancel();
+    runs.await.expect("no panic").expect("it has a timer");
+    late.await.expect("no panic");
+    let of = play.get("now").await.state.history;
+    assert_eq!(of.counts.get(&Outcome::Placed), Some(&5), "{of:?}");
+}
+
+/// Guards against a backlog that its own schedule's occurrences interrupt for ever, or that dies with its server.
+#[tokio::test]
+async fn a_backlog_is_caught_up_beside_what_is_due_and_by_another_server() {
+    let play = Play::new();
+    play.set("s", json!({ "queue": "q", "every": 1, "catch_up": "all", "deadline": 1 })).await;
+    play.clock.advance(Duration::from_secs(3600));
+    // The first server decides what is missed, and is gone.
+    ok("look", play.scheduler.look().await);
+    let begun = play.get("s").await.state.progress.backlog.len();
+    assert!((1..=100).contains(&begun), "{begun} are left");
+    let other = Play {
+        scheduler: Arc::new(Play::scheduler(&play.engine)),
+        engine: play.engine.clone(),
+        clock: play.clock.clone(),
+    };
+    let mut seconds = 0;
+    while !other.get("s").await.state.progress.backlog.is_empty() {
+        other.pass(SECOND).await;
+        seconds += 1;
+        assert!(seconds < 20, "{} are left", other.get("s").await.state.progress.backlog.len());
+    }
+    let counts = other.get("s").await.state.history.counts;
+    assert_eq!(counts.get(&Outcome::CaughtUp), Some(&100), "{counts:?}");
+}

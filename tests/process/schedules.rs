@@ -1,0 +1,332 @@
+//! Schedules whose servers and stores die again and again: each occurrence is placed once, and none is left out.
+//!
+//! Without more a short form runs. `SCHEDULE_MINUTES=60` makes the ignored ones as long:
+//!
+//! ```text
+//! SCHEDULE_MINUTES=60 cargo test --test process schedules::two_servers -- --ignored --nocapture
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::sentinels::Sentinels;
+use crate::support::client::{create_token, send, try_send};
+use crate::support::process::Process;
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, on_each_store};
+use reqwest::Client;
+use tempfile::TempDir;
+
+/// So many schedules are due each second in the long forms.
+const SCHEDULES: usize = 10;
+/// Longer than what any fault of the long forms takes: nothing may be missed.
+const DEADLINE: u64 = 300;
+
+/// When the jobs of the queue `q` were due, in milliseconds since 1970, by the name of their schedule. Takes them all.
+async fn due_times(url: &str, token: &str) -> BTreeMap<String, Vec<i64>> {
+    let client = Client::new();
+    let mut all: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+    loop {
+        let get = client.get(format!("{url}/q?count=100&ttr=600")).header("X-Token", token);
+        let answer = send(get).await;
+        let Some(jobs) = answer.json.as_array() else { break };
+        for job in jobs {
+            let told =
+                |name: &str| job["attributes"][name].as_str().expect("a schedule's attribute").to_owned();
+            let due: jiff::Timestamp = told("scheduled-at").parse().expect("an instant");
+            all.entry(told("schedule")).or_default().push(due.as_millisecond());
+        }
+    }
+    all
+}
+
+/// Guards against an occurrence that comes twice or never when the server that places it dies.
+async fn occurrences_come_once_through_kill_9(store: Store) {
+    const SCHEDULES: usize = 30;
+    let dir = TempDir::new().expect("a temporary directory");
+    std::fs::write(dir.path().join("c.toml"), store.toml()).expect("a file");
+    let mut token = String::new();
+    let began = Instant::now();
+    for life in 0..6 {
+        let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+        let (api, admin) = (process.address("api"), process.address("admin"));
+        let base = format!("http://{api}/api/ns");
+        if life == 0 {
+            token = create_token(admin, "ns").await;
+            for n in 0..SCHEDULES {
+                // Due at other moments of a second each.
+                let setting = format!(r#"{{"queue":"q","every":1.0{n:02},"overlap":"allow","ttl":0}}"#);
+                let put = Client::new().put(format!("{base}/_schedules/s{n}")).header("X-Token", &token);
+                send(put.body(setting)).await.expect(201);
+            }
+        }
+        if life < 5 {
+            let lives = Duration::from_millis(500 + life * 130);
+            tokio::time::sleep(lives).await;
+            process.kill();
+            continue;
+        }
+        // What was due while nobody served comes late.
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        let seen = due_times(&base, &token).await;
+        assert_eq!(seen.len(), SCHEDULES, "each has placed some");
+        for (name, dues) in seen {
+            let n: i64 = name[1..].parse().expect("a number");
+            let (every, mut sorted) = (1000 + n, dues.clone());
+            sorted.sort_unstable();
+            let gaps: Vec<i64> = sorted.windows(2).map(|two| two[1] - two[0]).collect();
+            assert!(gaps.iter().all(|gap| *gap == every), "{name}, every {every} ms, after {gaps:?} ms");
+            let least = began.elapsed().as_millis() as i64 / every - 4;
+            assert!(dues.len() as i64 >= least, "{name}: {} of {least} or more", dues.len());
+        }
+    }
+}
+
+on_each_store!(occurrences_come_once_through_kill_9);
+
+/// How long the long forms go on.
+fn long() -> Duration {
+    let minutes = std::env::var("SCHEDULE_MINUTES").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    Duration::from_secs(60 * minutes)
+}
+
+/// A server that is started again when it ends, as whoever supervises it would.
+struct Server {
+    process: Process,
+    url: String,
+}
+
+impl Server {
+    async fn start(dir: &Path) -> Server {
+        loop {
+            let mut process = Process::start(dir, &["-c", "c.toml"], &[]);
+            // Otherwise it has ended: its store is away.
+            if process.line_or_end("serving").is_some() {
+                let url = format!("http://{}/api/ns", process.address("api"));
+                return Server { process, url };
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// Ten schedules that are due each second, and what is seen of them.
+struct Watch {
+    client: Client,
+    token: String,
+    /// The first due time of each.
+    first: Vec<i64>,
+    /// How late each was placed, by its schedule and its due time.
+    late: BTreeMap<(usize, i64), i64>,
+}
+
+impl Watch {
+    async fn set(server: &mut Server) -> Watch {
+        let client = Client::builder().timeout(Duration::from_secs(2)).build().expect("a client");
+        let token = create_token(server.process.address("admin"), "ns").await;
+        let mut watch = Watch { client, token, first: Vec::new(), late: BTreeMap::new() };
+        for n in 0..SCHEDULES {
+            let put = watch.client.put(format!("{}/_schedules/s{n}", server.url));
+            let setting = format!(r#"{{"queue":"q","every":1,"ttl":0,"deadline":{DEADLINE}}}"#);
+            let answer = send(put.header("X-Token", &watch.token).body(setting)).await.expect(201);
+            watch.first.push(instant(&answer.json["anchor"]).expect("an anchor") + 1000);
+        }
+        watch
+    }
+
+    /// Looks at the last occurrences of each. A server that does not answer is passed over.
+    async fn look(&mut self, url: &str) {
+        for n in 0..SCHEDULES {
+            let get = self.client.get(format!("{url}/_schedules/s{n}")).header("X-Token", &self.token);
+            let Ok(answer) = try_send(get).await else { return };
+            for one in answer.json["occurrences"].as_array().into_iter().flatten() {
+                if let (Some(due), Some(placed)) = (instant(&one["due"]), instant(&one["placed_at"])) {
+                    self.late.insert((n, due), placed - due);
+                }
+            }
+        }
+    }
+
+    /// Takes all jobs, tells what came, and fails when a second came twice or not at all. `ended` is when the last faults
+    /// were over.
+    async fn judge(&self, url: &str, ended: i64, what: &str) {
+        let seen = due_times(url, &self.token).await;
+        let (mut jobs, mut seconds, mut wrong) = (0, 0, Vec::new());
+        let (mut doubles, mut missing) = (0, 0);
+        for (n, first) in self.first.iter().enumerate() {
+            let of = seen.get(&format!("s{n}")).map_or(&[][..], Vec::as_slice);
+            let last = of.iter().max().copied().unwrap_or_default();
+            let there: BTreeSet<i64> = of.iter().copied().collect();
+            let due: BTreeSet<i64> = (*first..=last.max(ended)).step_by(1000).collect();
+            (jobs, seconds) = (jobs + of.len(), seconds.max(due.len()));
+            (doubles, missing) = (doubles + of.len() - there.len(), missing + due.difference(&there).count());
+            wrong.extend(there.symmetric_difference(&due).map(|at| format!("s{n} at {at}")));
+        }
+        let mut late: Vec<i64> = self.late.values().copied().collect();
+        late.sort_unstable();
+        let at = |part: usize| late[(late.len() - 1) * part / 1000];
+        println!(
+            "{seconds} seconds, {SCHEDULES} schedules, {jobs} jobs, {doubles} doubles, {missing} missing; {what}; of {} that \
+             were seen late by {} (p50), {} (p99), {} ms at most",
+            late.len(),
+            at(500),
+            at(990),
+            at(1000)
+        );
+        assert!(doubles == 0 && wrong.is_empty(), "{doubles} doubles; not as they should be: {wrong:?}");
+    }
+}
+
+fn instant(value: &serde_json::Value) -> Option<i64> {
+    Some(value.as_str()?.parse::<jiff::Timestamp>().ok()?.as_millisecond())
+}
+
+fn now() -> i64 {
+    jiff::Timestamp::now().as_millisecond()
+}
+
+/// What befalls the master of the Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    /// kill -9, and a start at once.
+    Restart,
+    /// It stands still for half a second.
+    Pause,
+    /// It stands still until a replica has taken its place, and goes on then.
+    Hang,
+    /// kill -9, and a start when a replica has taken its place.
+    Kill,
+    /// A replica takes its place while it is well.
+    FailOver,
+}
+
+impl Fault {
+    const ALL: [Fault; 5] = [Fault::Pause, Fault::FailOver, Fault::Restart, Fault::Kill, Fault::Hang];
+
+    /// Answers once another Redis is the master, where that is meant.
+    async fn happen(self, redises: &mut Sentinels) {
+        let Some(master) = redises.current() else { return };
+        match self {
+            Fault::Restart => {
+                redises.redises[master].kill();
+                launch_as(&mut redises.redises[master], None);
+            }
+            Fault::Pause | Fault::Hang => {
+                signal(&redises.redises[master], "STOP");
+                if self == Fault::Pause {
+                    tokio::time::sleep(Duration::from_millis(500)).await;
+                } else {
+                    another(redises, master).await;
+                }
+                signal(&redises.redises[master], "CONT");
+            }
+            Fault::Kill => {
+                redises.redises[master].kill();
+                another(redises, master).await;
+                let of = redises.master().replace(':', " ");
+                launch_as(&mut redises.redises[master], Some(&of));
+            }
+            Fault::FailOver => {
+                if redises.try_fail_over() {
+                    another(redises, master).await;
+                }
+            }
+        }
+    }
+}
+
+/// Starts it as the replica of the server at `host port`, or as a master, whatever it was.
+fn launch_as(redis: &mut RedisServer, replica_of: Option<&str>) {
+    if let Some(at) = redis.args.iter().position(|arg| arg == "--replicaof") {
+        redis.args.drain(at..at + 2);
+    }
+    redis.args.extend(replica_of.into_iter().flat_map(|of| ["--replicaof".to_owned(), of.to_owned()]));
+    assert!(redis.launch(), "the port is free");
+}
+
+/// Sends it a signal by its name.
+fn signal(redis: &RedisServer, name: &str) {
+    let Some(child) = &redis.child else { return };
+    let status = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
+    assert!(status.is_ok_and(|status| status.success()), "kill -{name} works");
+}
+
+/// Waits until another Redis is the master, as long as nothing may be missed.
+async fn another(redises: &Sentinels, than: usize) {
+    let began = Instant::now();
+    while redises.current() == Some(than) && began.elapsed() < Duration::from_secs(DEADLINE / 2) {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Lets each fault happen to the Redis in turn until `stop`, each when all is well again. Answers how often each did.
+async fn torment(mut redises: Sentinels, stop: Arc<AtomicBool>) -> (Sentinels, BTreeMap<Fault, usize>) {
+    let mut happened: BTreeMap<Fault, usize> = BTreeMap::new();
+    for fault in Fault::ALL.into_iter().cycle() {
+        let began = Instant::now();
+        while !redises.are_well() || began.elapsed() < Duration::from_secs(4) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        if stop.load(Ordering::SeqCst) {
+            break;
+        }
+        fault.happen(&mut redises).await;
+        *happened.entry(fault).or_default() += 1;
+    }
+    (redises, happened)
+}
+
+/// Two servers on one Redis behind Sentinels. A server is killed every three seconds, one after the other; meanwhile the
+/// Redis is killed, stands still, and fails over. Each second comes once.
+#[ignore = "long: a minute, or as many as SCHEDULE_MINUTES says"]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_servers_that_are_killed_place_each_second_once() {
+    let redises = Sentinels::start(Duration::from_secs(1), &[]).await;
+    let dir = TempDir::new().expect("a temporary directory");
+    std::fs::write(dir.path().join("c.toml"), redises.toml()).expect("a file");
+    let mut servers = vec![Server::start(dir.path()).await, Server::start(dir.path()).await];
+    let mut watch = Watch::set(&mut servers[0]).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let faults = tokio::spawn(torment(redises, stop.clone()));
+    let (began, mut kills) = (Instant::now(), 0);
+    while began.elapsed() < long() {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        watch.look(&servers[1].url).await;
+        servers.remove(0).process.kill();
+        servers.push(Server::start(dir.path()).await);
+        kills += 1;
+    }
+    stop.store(true, Ordering::SeqCst);
+    let (_redises, happened) = faults.await.expect("the faults happen");
+    // A master that hung takes writes for some ten seconds, until the Sentinels have told it.
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    let ended = now() - 5000;
+    let what = format!("{kills} kills of a server, of the Redis {happened:?}");
+    watch.judge(&servers[0].url, ended, &what).await;
+    assert!(happened.len() == Fault::ALL.len(), "each of {:?} happened: {happened:?}", Fault::ALL);
+}
+
+/// A server on disk that is killed again and again after a moment: each second comes once.
+#[ignore = "long: a minute, or as many as SCHEDULE_MINUTES says"]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_on_disk_that_is_killed_places_each_second_once() {
+    let dir = TempDir::new().expect("a temporary directory");
+    std::fs::write(dir.path().join("c.toml"), "[Pool.default]\nPath = \"pool\"\n").expect("a file");
+    let mut server = Server::start(dir.path()).await;
+    let mut watch = Watch::set(&mut server).await;
+    let (began, mut kills) = (Instant::now(), 0_u64);
+    while began.elapsed() < long() {
+        // At other moments of a second each time.
+        tokio::time::sleep(Duration::from_millis(300 + kills * 370 % 2900)).await;
+        watch.look(&server.url).await;
+        server.process.kill();
+        server = Server::start(dir.path()).await;
+        kills += 1;
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    watch.judge(&server.url, now() - 2000, &format!("{kills} kills")).await;
+}
