@@ -110,6 +110,8 @@ table! {
         /// Dormouse's own. A directory of time zones that schedules are read in, such as `/usr/share/zoneinfo`, in place of
         /// the database that is built in.
         "ZoneInfo" zone_info: Option<PathBuf> = None;
+        /// Dormouse's own. How much memory the history of queues may take, in MiB; 0: none is kept.
+        "HistoryMemory" history_memory: usize = 64, in 0..=MOST;
         /// Dormouse's own. A file of keys that encrypt the secrets of push in the store: 32 bytes in base64 on each
         /// line. The first encrypts, all decrypt.
         "SecretKeyFile" secret_key_file: Option<PathBuf> = None;

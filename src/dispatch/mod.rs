@@ -46,6 +46,7 @@ use std::task::Poll;
 use std::time::Duration;
 use std::vec::IntoIter;
 
+use ahash::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
@@ -163,6 +164,14 @@ impl Dispatcher {
         outcome.unwrap_or_else(|_| Err(ConsumeError::Store(Error::Closed)))
     }
 
+    /// How many consumers wait in long polls for each queue. Looks at all of them: not for a request's way.
+    pub fn waiting(&self) -> HashMap<Queue, u64> {
+        if self.waited_for.load(Ordering::Relaxed) == 0 {
+            return HashMap::default();
+        }
+        self.lists.lock().polls()
+    }
+
     /// Answers every parked consumer with nothing, now, and lets nobody wait from here on. Those that a fetch is
     /// under way for get what it brings.
     pub fn close(&self) {
@@ -213,7 +222,7 @@ impl Dispatcher {
         let patient = patient && !lists.closed;
         let list = lists.get_or_insert(&queues);
         let may_be_next = list.is_empty() || list.serving.is_some();
-        list.push(arrival, (count, ttr), patient, sender);
+        list.push(arrival, (count, ttr), (patient, parked), sender);
         // A registered list that is not stale knows that its queues are empty, or that another list was notified:
         // a patient consumer just waits. One that does not wait must not rely on notifications, which may be a
         // moment late for the jobs of other servers.

@@ -66,6 +66,8 @@ pub struct WaitList {
 struct Waiter {
     count: u16,
     ttr: Duration,
+    /// It is a client's long poll, and no part of this server.
+    polls: bool,
     outcome: oneshot::Sender<ConsumeResult>,
 }
 
@@ -86,10 +88,10 @@ impl WaitList {
         &mut self,
         arrival: u64,
         (count, ttr): (u16, Duration),
-        patient: bool,
+        (patient, polls): (bool, bool),
         outcome: oneshot::Sender<ConsumeResult>,
     ) {
-        self.waiters.insert(arrival, Waiter { count, ttr, outcome });
+        self.waiters.insert(arrival, Waiter { count, ttr, polls, outcome });
         if !patient {
             self.impatient.insert(arrival);
         }
@@ -234,6 +236,18 @@ impl WaitLists {
     /// How many queues are waited for.
     pub fn queue_count(&self) -> usize {
         self.by_queue.len()
+    }
+
+    /// How many long polls wait for each queue.
+    pub fn polls(&self) -> HashMap<Queue, u64> {
+        let mut polls: HashMap<Queue, u64> = HashMap::default();
+        for (queues, list) in &self.by_list {
+            let waiting = list.waiters.values().filter(|waiter| waiter.polls).count() as u64;
+            for queue in queues.queues().filter(|_| waiting > 0) {
+                *polls.entry(queue).or_default() += waiting;
+            }
+        }
+        polls
     }
 
     pub fn waited_for(&self) -> Vec<Queue> {

@@ -129,6 +129,9 @@ pub struct QueueSize {
     pub running: Option<u64>,
     /// For how long the first ready job has been ready; `None` when none is.
     pub oldest_ready: Option<Duration>,
+    /// Tells the first ready job from others of its queue: it changes when another one comes to the head, and may when
+    /// the same one comes back to it. `None` when nothing is ready.
+    pub head: Option<u64>,
 }
 
 /// What a scrape of the metrics shows of a store.

@@ -16,13 +16,13 @@ mod state;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{MethodRouter, delete, get, post, put};
 
 use self::answer::reply;
 pub use self::answer::room::BodyRoom;
 use self::jobs::{consume, dead_letter, hold, lists, pause, publish};
-use self::operators::{backup, cluster, delays, logins, operations, push, quotas, tokens};
+use self::operators::{audit, backup, cluster, delays, logins, operations, push, queues, quotas, tokens};
 pub use self::port::accept::{Bounds, listen, serve};
 use self::port::fast_path::{Api, JOB};
 use self::port::middleware::Observe;
@@ -78,8 +78,8 @@ fn our_routes() -> Router<Arc<AppState>> {
         .route("/ready", probe(get(operations::ready_for_all)))
 }
 
-/// The admin port. If accounts are configured, the routes for tokens, limits, quotas, push, what falls due when,
-/// the nodes of a cluster and the access log ask for one.
+/// The admin port. If accounts are configured, the routes for tokens, limits, quotas, push, queues, jobs, what
+/// falls due when, the nodes of a cluster and the access log ask for one.
 pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
     let backups = if names.loopback || names.accounts { get(backup::get) } else { get(backup::refused) };
     let guarded = Router::new()
@@ -108,6 +108,9 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/info/delays", only(get(delays::show)))
         .route("/cluster", only(get(cluster::show)))
         .route("/backup", only(backups))
+        .route("/queues", only(get(queues::list)))
+        .route("/queues/history", only(get(queues::history)))
+        .merge(jobs_by_account())
         .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
     let open = Router::new()
         .route("/pools", only(get(operations::pools)))
@@ -118,6 +121,29 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/ping", probe(get(operations::ping)))
         .route("/ready", probe(get(operations::ready)));
     finish(guarded.merge(open), Observe { state, guard: OriginCheck::Admin(Arc::new(names)), port: "admin" })
+}
+
+/// The routes of jobs and schedules that hand nothing out, by the handlers of the public port. An account stands in place
+/// of a token, and the query names the pool. Each change is logged.
+fn jobs_by_account() -> Router<Arc<AppState>> {
+    Router::new()
+        .route("/api/{namespace}", only(get(lists::queues)))
+        .route(origin::CONSUME, only(delete(consume::destroy)))
+        .route(JOB, only(get(lists::job).delete(hold::cancel)))
+        .route("/api/{namespace}/{queue}/peek", only(get(consume::peek)))
+        .route("/api/{namespace}/{queue}/size", only(get(consume::size)))
+        .route("/api/{namespace}/{queue}/jobs", only(post(publish::publish_one).get(lists::jobs)))
+        .route("/api/{namespace}/{queue}/key/{key}", only(get(lists::job_of_key).delete(lists::cancel_key)))
+        .route("/api/{namespace}/{queue}/job/{job_id}/respawn", only(post(dead_letter::respawn_job)))
+        .route(
+            "/api/{namespace}/{queue}/deadletter",
+            only(get(dead_letter::show).put(dead_letter::respawn).delete(dead_letter::delete)),
+        )
+        .route("/api/{namespace}/{queue}/deadletter/respawn", only(post(dead_letter::respawn_jobs)))
+        .route("/api/{namespace}/{queue}/pause", only(post(pause::pause)))
+        .route("/api/{namespace}/{queue}/resume", only(post(pause::resume)))
+        .merge(schedules::routes(only))
+        .route_layer(from_fn(audit::of_jobs))
 }
 
 /// Answers 404 to all other methods of a route, as lmstfy does. HEAD is one of them: axum would run the GET

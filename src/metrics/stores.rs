@@ -143,6 +143,13 @@ struct QueueSeries {
     acked: OnceLock<Histogram>,
 }
 
+impl QueueSeries {
+    fn counts(&self) -> [u64; 4] {
+        let acked = self.acked.get().map_or(0, Histogram::get_sample_count);
+        [self.published.get(), self.consumed.get(), acked, self.dead.get()]
+    }
+}
+
 impl PoolMetrics {
     fn new(metrics: &EngineMetrics, pool: &PoolName) -> PoolMetrics {
         let stores = metrics.stores.clone();
@@ -267,6 +274,21 @@ impl PoolMetrics {
             breaker_open: self.push.breaker_open.with_label_values(&labels),
             seconds: self.push.seconds.with_label_values(&labels),
         }
+    }
+
+    /// How many jobs of a queue were published, handed out, acked, and died, since the start. `None` where it has no
+    /// series of its own.
+    pub fn counts(&self, queue: &Queue) -> Option<[u64; 4]> {
+        self.queues.read().get(queue).map(|series| series.counts())
+    }
+
+    /// The same of all queues together that have none: those that are named after jobs, and those without room.
+    pub fn counts_of_others(&self) -> [u64; 4] {
+        let others = [self.of_jobs.get(), self.others.get()].into_iter().flatten();
+        others.fold([0; 4], |mut sum, series| {
+            sum.iter_mut().zip(series.counts()).for_each(|(sum, count)| *sum += count);
+            sum
+        })
     }
 
     /// The queue is there: its series are born, if they were not before.

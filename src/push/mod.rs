@@ -29,9 +29,11 @@ mod worker;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -45,7 +47,7 @@ use self::shared::{PushServer, PushedPool};
 use self::sign::Secret;
 use self::store::{PushKey, PushRecords, Version};
 use crate::error::{Error, LOCKED};
-use crate::name::{PoolName, QueueName};
+use crate::name::{PoolName, Queue, QueueName};
 use crate::random;
 
 /// How often the store is asked for changes: every server knows of one within a second.
@@ -86,7 +88,22 @@ struct Running {
     plan: watch::Sender<Arc<Plan>>,
     /// The record that the plan was made of.
     record: bytes::Bytes,
+    /// The endpoint is down, as far as this server knows.
+    down: Arc<AtomicBool>,
     task: JoinHandle<()>,
+}
+
+/// Whether a queue is pushed now, as far as this server knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PushState {
+    On,
+    /// This server's breaker is open.
+    Open,
+    Paused,
+    Off,
+    /// No key of this server opens its record.
+    Locked,
 }
 
 /// Shows no record: there are secrets in them.
@@ -212,12 +229,31 @@ impl Push {
                 }
                 None => {
                     let (plan, plans) = watch::channel(plan);
-                    let run = worker::run(self.server.clone(), pool.clone(), key.clone(), plans);
-                    let task = self.server.tasks.spawn(run);
-                    workers.insert(key, Running { plan, record: bytes, task });
+                    let down = Arc::new(AtomicBool::new(false));
+                    let of = (self.server.clone(), pool.clone(), key.clone());
+                    let task = self.server.tasks.spawn(worker::run(of, plans, down.clone()));
+                    workers.insert(key, Running { plan, record: bytes, down, task });
                 }
             }
         }
+    }
+
+    /// The pushed queues of a pool.
+    pub fn states(&self, pool: &PoolName) -> HashMap<Queue, PushState> {
+        let of_pool = |key: &&PushKey| key.pool == *pool;
+        let locked = self.locked.lock();
+        let locked = locked.iter().filter(of_pool).map(|key| (key.queue.clone(), PushState::Locked));
+        let mut states: HashMap<Queue, PushState> = locked.collect();
+        for (key, running) in self.workers.lock().iter().filter(|(key, _)| of_pool(key)) {
+            let state = match running.plan.borrow().switch {
+                Switch::On if running.down.load(Ordering::Relaxed) => PushState::Open,
+                Switch::On => PushState::On,
+                Switch::Paused => PushState::Paused,
+                Switch::Off => PushState::Off,
+            };
+            states.insert(key.queue.clone(), state);
+        }
+        states
     }
 
     /// Sets how a queue is pushed. The secret is kept, and one that is paused stays so. Answers what is in force, with

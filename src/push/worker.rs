@@ -12,6 +12,7 @@
 //! jobs go back with their tries.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -57,6 +58,8 @@ struct Worker {
     breaker: Breaker,
     /// Since when the endpoint is down, while the breaker says so.
     down_since: Millis,
+    /// The same for others: whether it is down.
+    down: Arc<AtomicBool>,
     throttle: Throttle,
     window: Window,
     slots: Slots,
@@ -73,10 +76,9 @@ struct Worker {
 /// Runs the worker of a queue until nobody can tell it a plan any more or the tasks are stopped, and all of its requests
 /// have ended.
 pub async fn run(
-    server: Arc<PushServer>,
-    pool: Arc<PushedPool>,
-    key: PushKey,
+    (server, pool, key): (Arc<PushServer>, Arc<PushedPool>, PushKey),
     mut plans: watch::Receiver<Arc<Plan>>,
+    down: Arc<AtomicBool>,
 ) {
     let plan = plans.borrow_and_update().clone();
     let stop = server.tasks.stopping().clone();
@@ -89,6 +91,7 @@ pub async fn run(
         in_flight: 0,
         breaker: Breaker::default(),
         down_since: 0,
+        down,
         throttle: Throttle::default(),
         window: Window::default(),
         slots: *slots.borrow_and_update(),
@@ -299,6 +302,7 @@ impl Worker {
         if self.breaker.is_down() {
             self.down_since = self.queue.server.now();
             self.queue.metrics.breaker_open.inc();
+            self.down.store(true, Ordering::Relaxed);
             tracing::warn!(
                 pool,
                 queue,
@@ -306,6 +310,7 @@ impl Worker {
             );
         } else {
             self.queue.metrics.breaker_open.dec();
+            self.down.store(false, Ordering::Relaxed);
             tracing::info!(pool, queue, "push: the endpoint answers again");
         }
     }
@@ -314,6 +319,7 @@ impl Worker {
     fn reset_breaker(&mut self) {
         if self.breaker.reset() {
             self.queue.metrics.breaker_open.dec();
+            self.down.store(false, Ordering::Relaxed);
         }
     }
 

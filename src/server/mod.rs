@@ -206,6 +206,7 @@ impl Server {
             tasks.clone(),
             push,
             &zones,
+            api.port(),
         );
         let state = Arc::new(state);
         for store in state.quotas.stores() {
@@ -241,6 +242,10 @@ impl Server {
                     tracing::error!(%error, "the timer of a placer failed");
                 }
             });
+        }
+        for pool in state.pools.values() {
+            let samples = pool.sampler.clone().run(tasks.stopping().clone());
+            tasks.spawn_essential(format!("the sampler of pool {}", pool.name), samples);
         }
         let pools_left = Arc::new(AtomicUsize::new(stores.engines.len()));
         for (store, failed) in stores.failures {

@@ -17,9 +17,11 @@ use crate::config::Config;
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::backup::Backup;
 use crate::engine::{Engine, ScheduleBounds};
+use crate::history::History;
 use crate::http::{
     AppState, BodyRoom, Cursors, Defaults, FailedLogins, PoolState, Readiness, TrustedProxies,
 };
+use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
@@ -30,6 +32,7 @@ use crate::push::client::Client;
 use crate::push::limits::PushShares;
 use crate::push::shared::{MEMORY, PushServer, PushedPool};
 use crate::random;
+use crate::sampler::{Began, Sampler};
 use crate::schedule::Zones;
 use crate::scheduler::Scheduler;
 
@@ -46,6 +49,7 @@ pub fn app_state(
     tasks: Tasks,
     (guard, client, connections): (Arc<AddressGuard>, Client, Arc<PushShares>),
     zones: &Arc<Zones>,
+    port: u16,
 ) -> AppState {
     let polls = half_unless(config.max_parked_polls_per_namespace, config.max_parked_polls);
     let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, polls));
@@ -55,20 +59,15 @@ pub fn app_state(
         ScheduleBounds { of_namespace: config.max_schedules_per_namespace, of_pool: config.max_schedules };
     metrics.zone_database(zones.version());
     tracing::info!(version = zones.version(), "time zone database");
-    let pool = |name: &PoolName, engine: Arc<dyn Engine>| {
-        let failure = tasks.failure().clone();
-        let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), failure);
-        let outage = stores.outages[name].clone();
-        let counts = metrics.of_schedules(name);
-        let scheduler = Scheduler::new(name.clone(), engine.clone(), zones.clone(), bounds, counts);
-        let scheduler = Arc::new(scheduler);
-        let (delays, ids) = Default::default();
-        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, scheduler, delays, ids })
-    };
     let clock = Arc::new(SystemClock::default());
     let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks.clone());
-    let pools: BTreeMap<_, _> =
-        served.into_iter().map(|(name, engine)| (name.clone(), pool(&name, engine))).collect();
+    let dispatcher =
+        |engine: &Arc<dyn Engine>| Dispatcher::start(engine.clone(), parked.clone(), tasks.failure().clone());
+    let parts = served.into_iter().map(|(name, engine)| {
+        let (dispatcher, ids) = (dispatcher(&engine), Arc::<JobIds>::default());
+        (name, (engine, dispatcher, ids))
+    });
+    let parts: BTreeMap<_, _> = parts.collect();
     let push_server = PushServer {
         store: push_store,
         outage: outage.clone(),
@@ -80,15 +79,31 @@ pub fn app_state(
         connections,
         memory: PushShares::new(MEMORY),
     };
-    let pushed = pools.values().map(|pool| PushedPool {
-        name: pool.name.clone(),
-        engine: pool.engine.clone(),
-        dispatcher: pool.dispatcher.clone(),
-        ids: pool.ids.clone(),
-        metrics: metrics.engine.pool(&pool.name),
-        outage: pool.outage.clone(),
+    let pushed = parts.iter().map(|(name, (engine, dispatcher, ids))| PushedPool {
+        name: name.clone(),
+        engine: engine.clone(),
+        dispatcher: dispatcher.clone(),
+        ids: ids.clone(),
+        metrics: metrics.engine.pool(name),
+        outage: stores.outages[name].clone(),
     });
     let push = Push::new(push_server, guard, pushed);
+    let history = Arc::new(History::new(config.history_memory.saturating_mul(1 << 20)));
+    let began = Began::now();
+    let pool = |(name, (engine, dispatcher, ids)): (PoolName, (Arc<dyn Engine>, Arc<Dispatcher>, _))| {
+        let outage = stores.outages[&name].clone();
+        let counts = metrics.of_schedules(&name);
+        let scheduler = Scheduler::new(name.clone(), engine.clone(), zones.clone(), bounds, counts);
+        let scheduler = Arc::new(scheduler);
+        let store = (engine.clone(), dispatcher.clone());
+        let of_engine = metrics.engine.pool(&name);
+        let sampler = Sampler::new(name.clone(), store, of_engine, push.clone(), history.clone(), began);
+        let delays = Default::default();
+        let state =
+            PoolState { name: name.clone(), engine, dispatcher, outage, scheduler, sampler, delays, ids };
+        (name, Arc::new(state))
+    };
+    let pools: BTreeMap<_, _> = parts.into_iter().map(pool).collect();
     let moves_to = |pool: &PoolName| config.pool[pool.as_str()].migrate_to.as_deref();
     let bounded = stores.engines.iter().map(|(name, engine)| {
         let own = [name].into_iter().filter(|name| moves_to(name).is_none());
@@ -109,7 +124,10 @@ pub fn app_state(
             ttr: config.ttr_second,
             timeout: config.timeout_second,
         },
-        metrics,
+        metrics: metrics.clone(),
+        began,
+        history,
+        server: format!("{}:{port}", machine()),
         parked,
         parked_tokens: Arc::default(),
         readiness,
@@ -130,6 +148,13 @@ pub fn app_state(
         requests: AtomicUsize::new(0),
         tasks,
     }
+}
+
+/// What the machine is called; where it does not say, nobody else asks.
+fn machine() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "localhost".into() } else { name.into() }
 }
 
 /// What one of many may have of `most`: half, unless something is configured.

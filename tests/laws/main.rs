@@ -246,6 +246,7 @@ macro_rules! law_list {
                 check_is_fine,
                 stats_count_timers_ready_and_dead,
                 stats_say_how_late_it_is,
+                stats_tell_the_head_from_other_jobs,
                 delays_are_counted_by_when_they_end,
                 delays_of_many_jobs_are_counted_in_parts,
                 a_job_says_when_it_was_due,

@@ -76,6 +76,34 @@ pub async fn stats_say_how_late_it_is(s: &dyn Stage) {
     assert_eq!((oldest, stats.overdue), (None, None), "nothing is ready, and nothing due");
 }
 
+/// Guards against "nobody consumes" of a queue that somebody works on, and against its opposite.
+pub async fn stats_tell_the_head_from_other_jobs(s: &dyn Stage) {
+    let (q, other) = (queue("q"), queue("other"));
+    let head = async |q: &Queue| {
+        let stats = ok("stats", s.engine().stats().await);
+        stats.queues.iter().find(|size| size.queue == *q).and_then(|size| size.head)
+    };
+    s.put_all((0..3).map(|i| job(&q, i.to_string()).tries(9))).await;
+    s.put(job(&other, "x")).await;
+    let (first, of_other) = (head(&q).await, head(&other).await);
+    assert!(first.is_some() && of_other.is_some(), "both have ready jobs: {first:?} {of_other:?}");
+    s.put(job(&q, "behind").tries(9)).await;
+    s.advance(SHORT).await;
+    assert_eq!(head(&q).await, first, "what is published stands behind it");
+    let held = s.take_one(&q, LONG).await;
+    let second = head(&q).await;
+    assert!(second.is_some() && second != first, "another job is at the head: {second:?}");
+    assert_eq!(head(&other).await, of_other, "nobody touched the other queue");
+    s.advance(Duration::from_millis(5)).await;
+    let released = s.release(&held, held.proof(), dormouse::engine::Release::default()).await;
+    assert!(matches!(released, dormouse::engine::Held::Done(_)), "it is held: {released:?}");
+    let back = head(&q).await;
+    // The same job: a store may tell it from what it was, and need not.
+    assert!(back.is_some() && back != second, "it came back to the head: {back:?}");
+    s.drain(&q).await;
+    assert_eq!(head(&q).await, None, "nothing is ready");
+}
+
 /// Guards against a forecast that leaves jobs out, counts them twice, or counts those of others.
 pub async fn delays_are_counted_by_when_they_end(s: &dyn Stage) {
     const HOUR: Millis = 3_600_000;

@@ -816,6 +816,11 @@ impl Engine for ModelEngine {
                 let head = &state.jobs[&(queue.clone(), *id)];
                 Duration::from_millis(now.saturating_sub(head.since))
             }),
+            head: state.ready(queue).first().map(|id| {
+                let head = &state.jobs[&(queue.clone(), *id)];
+                let place = format!("{id} {} {}", head.since, head.job.tries);
+                xxhash_rust::xxh3::xxh3_64(place.as_bytes())
+            }),
         };
         let overdue = state.earliest().and_then(|due| now.checked_sub(due)).filter(|late| *late > 0);
         Ok(Stats {

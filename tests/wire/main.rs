@@ -14,6 +14,7 @@ mod outage;
 mod player;
 mod polls;
 mod preview;
+mod queues;
 mod quotas;
 mod recorded;
 mod requests;

@@ -75,6 +75,8 @@ impl TwoStores {
                     delayed: sum(other.delayed, size.delayed),
                     running: sum(other.running, size.running),
                     oldest_ready: other.oldest_ready.max(size.oldest_ready),
+                    // The old store's jobs come first.
+                    head: other.head.or(size.head),
                     queue: size.queue,
                 },
                 None => size,

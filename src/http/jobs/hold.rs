@@ -52,6 +52,11 @@ pub async fn ack(auth: Authorized, query: Option<&str>) -> HandlerResult {
     }
 }
 
+/// The same on the admin port, where it cancels a job.
+pub async fn cancel(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
+    ack(auth, query.as_deref()).await
+}
+
 /// The body of [`ack_many`].
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -1,14 +1,20 @@
-//! One line in the log for each token, limit or quota that is made or deleted, and for each change of what is pushed,
-//! and who did it; and one a minute for each address whose logins fail. The token itself is not shown: a short hash
+//! One line in the log for each token, limit or quota that is made or deleted, for each change of what is pushed, and for
+//! each change of jobs, queues and schedules over the admin port, and who did it; and one a minute for each address whose logins fail. The token itself is not shown: a short hash
 //! tells it apart, the same as in the metrics.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use axum::extract::FromRequestParts;
+use axum::extract::{FromRequestParts, MatchedPath, Request};
+use axum::http::Method;
 use axum::http::request::Parts;
+use axum::middleware::Next;
+use axum::response::Response;
 
 use crate::admin::{Scope, TokenKey};
+use crate::http::request::extract::Labels;
+use crate::http::request::params::Query;
 use crate::http::request::peer::Client;
 use crate::process::log::AUDIT;
 use crate::push::store::PushKey;
@@ -39,6 +45,52 @@ impl By {
         let (pool, queue) = (key.pool.as_str(), key.queue.to_string());
         tracing::info!(target: AUDIT, by = self.0, pool, queue, "{action}");
     }
+}
+
+/// Around the job routes of the admin port: an account stands in place of a token, and each change is logged once it was
+/// done, or may have been.
+pub async fn of_jobs(by: By, request: Request, next: Next) -> Response {
+    if let Some(labels) = request.extensions().get::<Arc<Labels>>() {
+        labels.needs_no_token();
+    }
+    let pattern = request.extensions().get::<MatchedPath>().cloned();
+    let action = pattern.and_then(|pattern| action(request.method(), pattern.as_str()));
+    let path = request.uri().path().to_owned();
+    let pool = Query(request.uri().query().unwrap_or_default()).get("pool").map(|pool| pool.into_owned());
+    let response = next.run(request).await;
+    let status = response.status();
+    if let Some(action) = action
+        && (status.is_success() || status.is_server_error())
+    {
+        let pool = pool.as_deref().filter(|pool| !pool.is_empty()).unwrap_or("default");
+        tracing::info!(target: AUDIT, by = by.0, pool, path, status = status.as_u16(), "{action}");
+    }
+    response
+}
+
+/// What a request of these routes changes. `None`: nothing.
+fn action(method: &Method, pattern: &str) -> Option<&'static str> {
+    if [Method::GET, Method::HEAD].contains(method) {
+        return None;
+    }
+    let end = pattern.rsplit('}').next().unwrap_or_default();
+    let of_schedules = pattern.contains("_schedules");
+    Some(match (method.as_str(), end) {
+        ("PUT", _) if of_schedules => "schedules were set",
+        ("DELETE", _) if of_schedules => "a schedule was deleted",
+        (_, "/pause") if of_schedules => "a schedule was paused",
+        (_, "/resume") if of_schedules => "a schedule was resumed",
+        (_, "/run") => "a schedule was run",
+        ("POST", "/jobs") => "a job was published",
+        ("DELETE", "") if pattern.contains("/job/") || pattern.contains("/key/") => "a job was cancelled",
+        ("DELETE", "") => "the ready jobs of a queue were destroyed",
+        ("DELETE", "/deadletter") => "dead jobs were deleted",
+        ("PUT", "/deadletter") | (_, "/deadletter/respawn") => "dead jobs were respawned",
+        (_, "/respawn") => "a dead job was respawned",
+        (_, "/pause") => "a queue was paused",
+        (_, "/resume") => "a queue was resumed",
+        _ => "something was changed",
+    })
 }
 
 /// Logs that so many logins failed. What was tried is not shown: it may be the password of another place.

@@ -9,5 +9,6 @@ pub mod logins;
 pub mod names;
 pub mod operations;
 pub mod push;
+pub mod queues;
 pub mod quotas;
 pub mod tokens;

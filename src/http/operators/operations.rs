@@ -11,23 +11,21 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use tokio::sync::OwnedMutexGuard;
-use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::engine::nodes::{Nodes, NodesView};
-use crate::engine::{Engine, Pause, QueueSize, Stats, together};
+use crate::engine::nodes::NodesView;
+use crate::engine::{QueueSize, together};
 use crate::error::{Error, Result};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, AwayOfPool, TEXT};
 use crate::http::request::params::Query;
 use crate::http::state::{App, AppState, PoolState};
 use crate::metrics::{ClusterFigures, Health, Metrics, NodeFigures, QueueFigures};
-use crate::name::{PoolName, Queue};
+use crate::name::PoolName;
 use crate::process::tasks::beside_the_runtime;
+use crate::sampler::{CHECK_TIME, Reading};
 
-/// How long a store may take to say that it is well.
-const CHECK_TIME: Duration = Duration::from_secs(1);
 /// How long it may take to say how much it holds.
 const FIGURES_TIME: Duration = Duration::from_secs(2);
 /// How long a scrape waits: for stores, and for its turn to be written.
@@ -144,34 +142,12 @@ pub async fn info(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
     Ok(reply::with_body(StatusCode::OK, TEXT, text.await.into()))
 }
 
-/// What one pool's store said to a scrape. `None`: it did not answer, and nothing is shown in place of that.
+/// What one pool's store said to a scrape.
 struct Asked {
     pool: PoolName,
-    up: bool,
-    stats: Option<Stats>,
-    paused: Option<BTreeMap<Queue, Pause>>,
+    said: Reading,
     /// Of a cluster.
     nodes: Option<NodesView>,
-}
-
-async fn ask(pool: PoolName, engine: Arc<dyn Engine>, nodes: Option<Arc<dyn Nodes>>) -> Asked {
-    let of_nodes = async {
-        match nodes {
-            Some(nodes) => timeout(FIGURES_TIME, nodes.view()).await.ok(),
-            None => None,
-        }
-    };
-    let (up, stats, paused, nodes) = tokio::join!(
-        timeout(CHECK_TIME, engine.check()),
-        timeout(FIGURES_TIME, engine.stats()),
-        timeout(FIGURES_TIME, engine.pauses()),
-        of_nodes,
-    );
-    Asked { pool, up: matches!(up, Ok(Ok(()))), stats: told(stats), paused: told(paused), nodes }
-}
-
-fn told<T>(answer: std::result::Result<Result<T>, Elapsed>) -> Option<T> {
-    answer.ok()?.ok()
 }
 
 /// `GET /metrics`. Takes [`SCRAPE_TIME`] at most, and what is written then, whatever hangs.
@@ -180,7 +156,17 @@ pub async fn metrics(State(state): App) -> Response {
     // All together. When the asker leaves, they end.
     let ask = |pool: &Arc<PoolState>| {
         let nodes = state.nodes.get(&pool.name).cloned();
-        state.tasks.spawn(ask(pool.name.clone(), pool.engine.clone(), nodes))
+        let (pool, sampler) = (pool.name.clone(), pool.sampler.clone());
+        let of_nodes = async move {
+            match nodes {
+                Some(nodes) => timeout(FIGURES_TIME, nodes.view()).await.ok(),
+                None => None,
+            }
+        };
+        state.tasks.spawn(async move {
+            let (said, nodes) = tokio::join!(sampler.read(FIGURES_TIME), of_nodes);
+            Asked { pool, said, nodes }
+        })
     };
     let asking: Vec<_> = state.pools.values().map(|pool| AbortOnDropHandle::new(ask(pool))).collect();
     let tokens = timeout(CHECK_TIME, state.tokens.store().check()).await;
@@ -192,7 +178,7 @@ pub async fn metrics(State(state): App) -> Response {
     let pools = state
         .pools
         .keys()
-        .map(|name| (name.clone(), asked.iter().any(|asked: &Asked| asked.pool == *name && asked.up)));
+        .map(|name| (name.clone(), asked.iter().any(|asked: &Asked| asked.pool == *name && asked.said.up)));
     let (pools, tokens): (Vec<_>, _) = (pools.collect(), matches!(tokens, Ok(Ok(()))));
     let serves = !state.readiness.is_draining() && state.readiness.failure().is_none();
     let ready = serves && tokens && pools.iter().all(|(_, up)| *up);
@@ -211,11 +197,11 @@ async fn written(metrics: Arc<Metrics>, asked: Vec<Asked>, alone: OwnedMutexGuar
     beside_the_runtime(move || {
         let _alone = alone;
         metrics.forget_figures();
-        for Asked { pool, stats, paused, nodes, .. } in &asked {
+        for Asked { pool, said: Reading { stats, paused, .. }, nodes } in &asked {
             if let Some(nodes) = nodes {
                 metrics.nodes(pool, &of_nodes(nodes));
             }
-            metrics.paused(pool, paused.iter().flat_map(BTreeMap::keys));
+            metrics.paused(pool, paused.iter().flat_map(|paused| paused.keys()));
             let Some(stats) = stats else { continue };
             metrics.sizes(pool, stats.timers, stats.overdue, stats.queues.iter().map(figures));
             for (name, value) in &stats.gauges {
@@ -243,7 +229,7 @@ fn of_nodes(view: &NodesView) -> ClusterFigures<'_> {
 }
 
 fn figures(size: &QueueSize) -> QueueFigures<'_> {
-    let QueueSize { queue, ready, dead, delayed, running, oldest_ready } = size;
+    let QueueSize { queue, ready, dead, delayed, running, oldest_ready, .. } = size;
     QueueFigures {
         queue,
         ready: *ready,
@@ -283,7 +269,8 @@ mod tests {
     use tokio::sync::Mutex;
 
     use super::*;
-    use crate::name::{Namespace, QueueName};
+    use crate::engine::Stats;
+    use crate::name::{Namespace, Queue, QueueName};
 
     const QUEUES: usize = 2_000;
 
@@ -300,15 +287,11 @@ mod tests {
             delayed: None,
             running: None,
             oldest_ready: None,
+            head: None,
         };
         let stats = Stats { queues: (0..QUEUES).map(size).collect(), ..Stats::default() };
-        vec![Asked {
-            pool: PoolName::default_pool(),
-            up: true,
-            stats: Some(stats),
-            paused: None,
-            nodes: None,
-        }]
+        let said = Reading { up: true, stats: Some(Arc::new(stats)), paused: None };
+        vec![Asked { pool: PoolName::default_pool(), said, nodes: None }]
     }
 
     /// Guards against a scrape that holds up all requests while it is written, on the runtime of one thread too.

@@ -1,6 +1,7 @@
 //! Extractors: whose request it is, for which queue, in which pool. They check in lmstfy's order: names (400),
 //! pool (404), token (401). A handler that runs has valid names and a token that was accepted.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use axum::extract::FromRequestParts;
@@ -33,12 +34,19 @@ pub struct Labels {
     /// Whether the request is logged: only then it is kept who asks.
     is_logged: bool,
     by: OnceLock<String>,
+    /// The request came over the admin port, where an account stands in place of a token.
+    by_account: AtomicBool,
 }
 
 impl Labels {
     /// Of a request that is logged or not.
     pub fn new(is_logged: bool) -> Labels {
         Labels { is_logged, ..Labels::default() }
+    }
+
+    /// From now on the request needs no token: the admin port has let it in.
+    pub fn needs_no_token(&self) {
+        self.by_account.store(true, Ordering::Relaxed);
     }
 
     /// Notes who asks: an account, or the hash of a token.
@@ -236,13 +244,24 @@ pub struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
+    /// Whether an account stands in place of a token.
+    fn is_by_account(&self) -> bool {
+        self.labels.is_some_and(|labels| labels.by_account.load(Ordering::Relaxed))
+    }
+
     fn of(parts: &'a Parts) -> Head<'a> {
         Head { parts, labels: parts.extensions.get::<Arc<Labels>>().map(|labels| &**labels) }
     }
 }
 
-/// The pool that the token names, and the token's secret part, which may be missing.
+/// The pool that the token names, and the token's secret part, which may be missing. With an account the query names the
+/// pool.
 fn pool_and_token(head: Head<'_>, state: &AppState) -> Result<(Arc<PoolState>, Option<Token>), ApiError> {
+    if head.is_by_account() {
+        let pool = Query(head.parts.uri.query().unwrap_or_default()).get("pool");
+        let pool = pool.as_deref().filter(|pool| !pool.is_empty()).unwrap_or("default");
+        return Ok((state.pools.get(pool).ok_or(NO_POOL)?.clone(), None));
+    }
     let header = head.parts.headers.get(X_TOKEN).and_then(|v| v.to_str().ok()).filter(|t| !t.is_empty());
     let in_query;
     let raw = match header {
@@ -267,7 +286,11 @@ async fn authenticate(
 ) -> Result<(Arc<PoolState>, TokenKey, Option<TokenRecord>), ApiError> {
     let (pool, token) = pool_and_token(head, state)?;
     let scope = Scope { pool: pool.name.clone(), namespace: namespace.clone() };
-    let (key, record) = if state.skip_verification {
+    let (key, record) = if head.is_by_account() {
+        // Counted against no limit.
+        let record = TokenRecord { exists: true, limit: None };
+        (TokenKey { scope, token: Token::new("-").ok_or(NO_TOKEN)? }, Some(record))
+    } else if state.skip_verification {
         // Any token is accepted, and so is a request without one. Limits are counted by token, so it needs some.
         (TokenKey { scope, token: token.or_else(|| Token::new("-")).ok_or(NO_TOKEN)? }, None)
     } else {
@@ -280,7 +303,9 @@ async fn authenticate(
     };
     if let Some(labels) = head.labels {
         let _ = labels.accepted.set((pool.name.clone(), namespace.clone()));
-        labels.asked_by(|| key.token.hash());
+        if !head.is_by_account() {
+            labels.asked_by(|| key.token.hash());
+        }
     }
     Ok((pool, key, record))
 }

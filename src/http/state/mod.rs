@@ -28,6 +28,7 @@ use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::backup::Backup;
 use crate::engine::nodes::Nodes;
+use crate::history::History;
 use crate::http::answer::room::BodyRoom;
 use crate::job::JobIds;
 use crate::metrics::Metrics;
@@ -35,6 +36,7 @@ use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
 use crate::push::Push;
+use crate::sampler::{Began, Sampler};
 use crate::scheduler::Scheduler;
 
 /// The largest job, in bytes.
@@ -56,6 +58,8 @@ pub struct PoolState {
     /// What falls due when, as it was counted last.
     pub delays: DelayCounts,
     pub scheduler: Arc<Scheduler>,
+    /// Its figures, as they were read last.
+    pub sampler: Arc<Sampler>,
     /// Ids of the jobs published to this pool.
     pub ids: Arc<JobIds>,
 }
@@ -116,6 +120,12 @@ pub struct AppState {
     pub quotas: Arc<QuotaManager>,
     pub defaults: Defaults,
     pub metrics: Arc<Metrics>,
+    /// The time that samples go by.
+    pub began: Began,
+    /// What queues did lately.
+    pub history: Arc<History>,
+    /// What operators call this server: its machine, and its public port.
+    pub server: String,
     /// How many polls are parked, over all pools.
     pub parked: Arc<ParkedPolls>,
     /// The tokens that they wait with.

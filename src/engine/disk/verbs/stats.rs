@@ -4,9 +4,11 @@
 use std::ops::Bound;
 use std::time::Duration;
 
-use crate::clock::{Micros, Millis};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::state::queues::QueueState;
+use crate::engine::disk::state::queues::{QueueState, Waiting};
 use crate::engine::disk::step::{STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{QueueSize, Size, SizeOf};
@@ -60,12 +62,16 @@ impl Step for ReadSizes {
             delayed: Some(q.timers.saturating_sub(q.running)),
             running: Some(q.running),
             oldest_ready: None,
+            head: None,
         };
         let from = self.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let mut queues: Vec<QueueSize> = state.queues.page(from, STEP_ENTRIES).map(size).collect();
         for of in queues.iter_mut().filter(|of| of.ready > 0) {
-            let since = state.ready_since(&of.queue)?;
-            of.oldest_ready = since.map(|since| Duration::from_millis((now / 1000).saturating_sub(since)));
+            let Some((seq, entry, since)) = state.first_ready(&of.queue)? else { continue };
+            of.oldest_ready = Some(Duration::from_millis((now / 1000).saturating_sub(since)));
+            // A place at the head is taken again by what comes back to it.
+            let place = [&seq.to_be_bytes()[..], &entry.tries.to_be_bytes(), &since.to_be_bytes()].concat();
+            of.head = Some(xxh3_64(&place));
         }
         let more = queues.len() == STEP_ENTRIES;
         Ok(Page { queues, more })
@@ -73,18 +79,18 @@ impl Step for ReadSizes {
 }
 
 impl WriterState {
-    /// Since when the first entry of a queue is there. It may stand for an expired job, until the sweep comes by. Where
+    /// The first entry of a queue, and since when it is there. It may stand for an expired job, until the sweep comes by. Where
     /// memory has none of the queue's, one is read and not kept: a scrape looks at every queue.
-    fn ready_since(&mut self, queue: &Queue) -> Result<Option<Millis>, Fatal> {
+    fn first_ready(&mut self, queue: &Queue) -> Result<Option<Waiting>, Fatal> {
         let Some(of) = self.queues.get(queue) else { return Ok(None) };
-        if let Some((.., since)) = of.front() {
-            return Ok(Some(since));
+        if let Some(first) = of.front() {
+            return Ok(Some(first));
         }
         let Some(from) = of.refill_from() else { return Ok(None) };
         let key = of.key.clone();
         self.txn.flush()?;
         let first = self.read_list(Space::Ready, &key, from, u64::MAX, 1)?;
-        Ok(first.first().map(|(.., since)| *since))
+        Ok(first.first().copied())
     }
 }
 

@@ -61,7 +61,7 @@ impl Known {
             let since = known.map_or_else(Instant::now, |known| known.since);
             all.push(KnownMaster { id: master.id.clone(), address: master.address.clone(), up, since });
         }
-        all.sort_by(|a, b| a.address.to_string().cmp(&b.address.to_string()));
+        all.sort_by_key(|a| a.address.to_string());
         self.clocks.lock().retain(|id, _| all.iter().any(|master| master.id == *id));
         *masters = all;
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use redis::{FromRedisValue, Pipeline, RedisResult, Value};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::RedisCore;
@@ -94,8 +95,8 @@ impl RedisCore {
             }
             let (lens, heads) = (self.figures(&lens).await?, self.figures::<Option<Vec<u8>>>(&heads).await?);
             let now = self.clock.now();
-            let age = |element: Option<Vec<u8>>| {
-                let id = element.and_then(|element| keys::id_of_element(&element))?;
+            let age = |element: &Option<Vec<u8>>| {
+                let id = keys::id_of_element(element.as_ref()?)?;
                 Some(Duration::from_millis(now.saturating_sub(id.first_due())))
             };
             let of = chunk.iter().zip(lens.chunks_exact(2)).zip(heads);
@@ -105,7 +106,8 @@ impl RedisCore {
                 dead: len[1],
                 delayed: None,
                 running: None,
-                oldest_ready: age(head),
+                oldest_ready: age(&head),
+                head: head.as_deref().map(xxh3_64),
             }));
         }
         let overdue = first_due(&first).and_then(|due| self.clock.now_micros().checked_sub(due));

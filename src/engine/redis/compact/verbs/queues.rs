@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::super::core::{CompactCore, Lane, Place};
 use super::super::keys;
 use super::super::partitions::Partition;
@@ -49,6 +51,9 @@ fn since(entry: &[u8]) -> Option<Micros> {
     let time = entry.first_chunk::<7>()?;
     Some(time.iter().fold(0, |time, byte| time << 8 | Micros::from(*byte)))
 }
+
+/// Since when the first entry of a queue is ready, and what tells it from others.
+type Head = Option<(Micros, u64)>;
 
 fn ask_figures(base: &str, queue: &Queue) -> redis::Cmd {
     let mut cmd = redis::cmd("GET");
@@ -143,15 +148,17 @@ impl CompactCore {
         let age = |since: Micros| Duration::from_micros(now.saturating_sub(since));
         for (of_partition, due) in each {
             first = [first, due].into_iter().flatten().min();
-            for (figures, since, queue) in of_partition {
+            for (figures, head, queue) in of_partition {
                 timers += figures.delayed + figures.running;
+                let head = head.filter(|_| figures.ready() > 0);
                 queues.push(QueueSize {
                     queue,
                     ready: figures.ready(),
                     dead: figures.dead,
                     delayed: Some(figures.delayed),
                     running: Some(figures.running),
-                    oldest_ready: since.filter(|_| figures.ready() > 0).map(age),
+                    oldest_ready: head.map(|(since, _)| age(since)),
+                    head: head.map(|(_, head)| head),
                 });
             }
         }
@@ -168,11 +175,8 @@ impl CompactCore {
         }
     }
 
-    /// Every queue of a partition, with since when its head is ready; and when the partition's first timer is due.
-    async fn sizes(
-        &self,
-        partition: Partition,
-    ) -> Outcome<(Vec<(Figures, Option<Micros>, Queue)>, Option<Micros>)> {
+    /// Every queue of a partition, with its head; and when the partition's first timer is due.
+    async fn sizes(&self, partition: Partition) -> Outcome<(Vec<(Figures, Head, Queue)>, Option<Micros>)> {
         let base = self.partitions.base(partition);
         let mut first = redis::cmd("ZRANGE");
         first.arg(keys::timers(base)).arg(0).arg(0).arg("WITHSCORES");
@@ -196,9 +200,9 @@ impl CompactCore {
             let mut asked = redis::pipe();
             queues.iter().for_each(|queue| _ = asked.cmd("LINDEX").arg(keys::ready(base, queue)).arg(0));
             let heads: Vec<Option<Vec<u8>>> = self.query_all(partition, &asked).await?;
-            let heads = heads.iter().map(|head| since(head.as_deref()?));
+            let heads = heads.iter().map(|head| Some((since(head.as_deref()?)?, xxh3_64(head.as_deref()?))));
             let all_of = of.iter().map(figures).zip(heads).zip(queues);
-            all.extend(all_of.map(|((figures, since), queue)| (figures, since, queue)));
+            all.extend(all_of.map(|((figures, head), queue)| (figures, head, queue)));
         }
         Ok((all, due))
     }

@@ -1,0 +1,236 @@
+//! Which queue says "me first", and why. A pure function of what was seen of the queue in the last minutes; time is an
+//! argument, in seconds.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// Deaths of so many minutes count.
+const DYING: usize = 10;
+/// Ready jobs must have risen over each of so many minutes.
+const GROWING: usize = 5;
+/// For so long the same job is at the head of a queue that nobody consumes.
+const NOBODY: Duration = Duration::from_secs(300);
+/// A ready job that is older is late.
+const LATE: Duration = Duration::from_secs(60);
+
+/// Why a queue needs somebody, the worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Need {
+    /// The breaker of its endpoint is open, or push is off.
+    Push,
+    /// Jobs died in the last ten minutes.
+    Dying,
+    /// Nobody consumes.
+    Nobody,
+    /// The oldest ready job is older than a minute.
+    Late,
+    /// Ready jobs rose over each of the last five minutes.
+    Growing,
+    /// Paused, with ready jobs.
+    Paused,
+    /// It has dead jobs.
+    Dead,
+}
+
+impl Need {
+    pub const ALL: [Need; 7] =
+        [Need::Push, Need::Dying, Need::Nobody, Need::Late, Need::Growing, Need::Paused, Need::Dead];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Need::Push => "push",
+            Need::Dying => "dying",
+            Need::Nobody => "nobody",
+            Need::Late => "late",
+            Need::Growing => "growing",
+            Need::Paused => "paused",
+            Need::Dead => "dead",
+        }
+    }
+}
+
+/// Whether a queue is pushed, as far as its need goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pushed {
+    #[default]
+    No,
+    Yes,
+    /// Its breaker is open, or it is off, or its record cannot be read.
+    InTrouble,
+}
+
+/// A queue as it is now.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Now {
+    pub ready: u64,
+    pub dead: u64,
+    pub oldest: Option<Duration>,
+    pub paused: bool,
+    pub pushed: Pushed,
+    /// Tells the job at the head from others, where the store knows it.
+    pub head: Option<u64>,
+}
+
+/// What was seen of a queue in the last minutes. A queue at rest needs none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watch {
+    /// The job at the head, and since when it is there.
+    head: Option<(u64, u64)>,
+    /// The last count of ready jobs in each of the last minutes.
+    ready: [Option<u64>; GROWING + 2],
+    /// How many jobs died in each of the last minutes.
+    deaths: [u64; DYING + 1],
+    /// The minute that is the first of both.
+    minute: u64,
+}
+
+impl Watch {
+    /// The queue is so at this second, and so many jobs have died since the reading before.
+    pub fn see(&mut self, second: u64, now: &Now, died: u64) {
+        let minute = second / 60;
+        let passed = usize::try_from(minute.saturating_sub(self.minute)).unwrap_or(usize::MAX);
+        let (of_ready, of_deaths) = (passed.min(self.ready.len()), passed.min(self.deaths.len()));
+        self.ready.rotate_right(of_ready % (GROWING + 2));
+        self.ready[..of_ready].fill(None);
+        self.deaths.rotate_right(of_deaths % (DYING + 1));
+        self.deaths[..of_deaths].fill(0);
+        self.minute = self.minute.max(minute);
+        self.ready[0] = Some(now.ready);
+        self.deaths[0] = self.deaths[0].saturating_add(died);
+        self.head = match (now.head, self.head) {
+            (Some(head), Some((before, since))) if head == before => Some((head, since)),
+            (head, _) => head.map(|head| (head, second)),
+        };
+    }
+
+    /// Whether a new one would say the same.
+    pub fn is_idle(&self) -> bool {
+        self.head.is_none()
+            && self.deaths.iter().all(|died| *died == 0)
+            && self.ready.iter().all(|ready| ready.is_none_or(|ready| ready == 0))
+    }
+
+    /// How many jobs died in the last ten minutes.
+    pub fn died(&self) -> u64 {
+        self.deaths.iter().fold(0, |sum, died| sum.saturating_add(*died))
+    }
+
+    /// Since when the same job has been at the head.
+    pub fn head_since(&self) -> Option<u64> {
+        self.head.map(|(_, since)| since)
+    }
+
+    fn grows(&self) -> bool {
+        // The minute that is under way is not over.
+        let whole = &self.ready[1..];
+        whole.windows(2).all(|pair| matches!(pair, [Some(later), Some(earlier)] if later > earlier))
+    }
+
+    /// What the queue needs first, and how much worse it is than others that need the same.
+    pub fn need(&self, second: u64, now: &Now) -> (Option<Need>, u64) {
+        let Now { ready, dead, oldest, paused, pushed, .. } = *now;
+        let age = oldest.map_or(0, |age| age.as_millis() as u64);
+        let stands = self.head.is_some_and(|(_, since)| second >= since + NOBODY.as_secs());
+        let died = self.died();
+        let need = if pushed == Pushed::InTrouble {
+            (Need::Push, ready)
+        } else if died > 0 {
+            (Need::Dying, died)
+        } else if ready > 0 && pushed == Pushed::No && !paused && stands {
+            (Need::Nobody, ready)
+        } else if oldest.is_some_and(|age| age > LATE) && !paused {
+            (Need::Late, age)
+        } else if self.grows() && !paused {
+            (Need::Growing, ready)
+        } else if paused && ready > 0 {
+            (Need::Paused, ready)
+        } else if dead > 0 {
+            (Need::Dead, dead)
+        } else {
+            return (None, ready);
+        };
+        (Some(need.0), need.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now(ready: u64, head: Option<u64>) -> Now {
+        Now { ready, head, ..Now::default() }
+    }
+
+    /// What a queue needs after these readings, one each ten seconds.
+    fn after(readings: impl IntoIterator<Item = (Now, u64)>) -> Option<Need> {
+        let (mut watch, mut second, mut need) = (Watch::default(), 6_000_000, None);
+        for (now, died) in readings {
+            watch.see(second, &now, died);
+            need = watch.need(second, &now).0;
+            second += 10;
+        }
+        need
+    }
+
+    #[test]
+    fn a_queue_whose_head_stands_for_five_minutes_is_consumed_by_nobody() {
+        let stands = |count| after((0..count).map(|_| (now(3, Some(7)), 0)));
+        assert_eq!((stands(30), stands(31)), (None, Some(Need::Nobody)), "after five minutes");
+        let moves = after((0..100).map(|n| (now(3, Some(n / 29)), 0)));
+        assert_eq!(moves, None, "somebody consumes, however slowly");
+        for other in [
+            Now { pushed: Pushed::Yes, ..now(3, Some(7)) },
+            Now { paused: true, ..now(3, Some(7)) },
+            now(0, None),
+        ] {
+            assert_ne!(after((0..100).map(|_| (other, 0))), Some(Need::Nobody), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn deaths_count_for_ten_minutes() {
+        let dead = Now { dead: 2, ..Now::default() };
+        let after_minutes = |minutes: u64| after((0..=minutes * 6).map(|n| (dead, u64::from(n == 0) * 2)));
+        assert_eq!((after_minutes(0), after_minutes(9)), (Some(Need::Dying), Some(Need::Dying)));
+        assert_eq!(after_minutes(12), Some(Need::Dead), "nobody has dealt with them");
+        assert_eq!(after([(Now::default(), 0)]), None);
+    }
+
+    #[test]
+    fn a_queue_grows_when_each_minute_ended_with_more() {
+        let rises = |of: fn(u64) -> u64| after((0..60).map(|n| (now(of(n), Some(n)), 0)));
+        assert_eq!(rises(|n| n), Some(Need::Growing));
+        assert_eq!(rises(|n| n / 12), None, "only each second minute");
+        assert_eq!(rises(|n| n.min(40)), None, "it has stopped");
+        assert_eq!(after((0..20).map(|n| (now(n, Some(n)), 0))), None, "three minutes are not five");
+    }
+
+    /// Guards against a worse thing that hides behind a lesser one.
+    #[test]
+    fn the_worst_is_said() {
+        let late = Now { oldest: Some(LATE + Duration::from_secs(1)), dead: 1, ..now(9, Some(1)) };
+        for (now, died, expected) in [
+            (Now { pushed: Pushed::InTrouble, ..late }, 3, Need::Push),
+            (late, 3, Need::Dying),
+            (late, 0, Need::Late),
+            (Now { paused: true, ..late }, 0, Need::Paused),
+            (Now { ready: 0, oldest: None, ..late }, 0, Need::Dead),
+        ] {
+            assert_eq!(after([(now, died)]), Some(expected), "{now:?}");
+        }
+        assert!(Need::ALL.is_sorted(), "the worst first");
+    }
+
+    #[test]
+    fn a_queue_at_rest_needs_no_watch() {
+        let mut watch = Watch::default();
+        watch.see(6_000_000, &Now { dead: 4, ..Now::default() }, 0);
+        assert!(watch.is_idle());
+        watch.see(6_000_010, &now(1, Some(1)), 1);
+        assert!(!watch.is_idle());
+        watch.see(6_002_000, &Now::default(), 0);
+        assert!(watch.is_idle(), "after half an hour");
+    }
+}

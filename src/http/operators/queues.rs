@@ -1,0 +1,363 @@
+//! All queues of this server's pools with what they need, and what they did lately. Read from samples: these routes ask
+//! no store.
+
+use std::cmp::Ordering;
+
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::{Cursor, MAX_LISTED};
+use crate::history::need::Need;
+use crate::history::{Of, Point, Range};
+use crate::http::answer::error::{ApiError, HandlerResult};
+use crate::http::answer::reply;
+use crate::http::request::params::{self, Query};
+use crate::http::state::{App, AppState};
+use crate::name::{Namespace, PoolName, Queue, QueueName};
+use crate::sampler::{Row, Sample};
+use crate::time::Instant;
+
+/// What stands in the place of a queue's name for those that are named after jobs.
+const JOB_IDS: &str = "(job ids)";
+
+#[derive(Serialize)]
+struct QueuesReply<'a> {
+    server: &'a str,
+    /// Of the pools that are shown, the one that was read longest ago.
+    sampled_at: Option<Instant>,
+    since: Instant,
+    pools: Vec<PoolReply<'a>>,
+    queues: Vec<QueueReply<'a>>,
+    cursor: Option<String>,
+}
+
+/// How fresh a pool's figures are.
+#[derive(Serialize)]
+struct PoolReply<'a> {
+    pool: &'a str,
+    sampled_at: Option<Instant>,
+    /// Seconds until it is read again.
+    interval: f64,
+    /// Why its store did not answer, and since when.
+    trouble: Option<&'a str>,
+    trouble_since: Option<Instant>,
+    queues: usize,
+    left_out: usize,
+    timers: u64,
+    #[serde(rename = "in")]
+    entered: f64,
+    out: f64,
+    acked: f64,
+    died: f64,
+}
+
+#[derive(Serialize)]
+struct QueueReply<'a> {
+    pool: &'a str,
+    namespace: &'a str,
+    queue: &'a str,
+    ready: u64,
+    delayed: Option<u64>,
+    running: Option<u64>,
+    dead: u64,
+    oldest_ready_age: Option<f64>,
+    #[serde(rename = "in")]
+    entered: Option<f64>,
+    out: Option<f64>,
+    acked: Option<f64>,
+    died: Option<f64>,
+    waiting: u64,
+    last_handed_out: Option<Instant>,
+    paused: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paused_until: Option<Instant>,
+    push: Option<crate::push::PushState>,
+    need: Option<Need>,
+}
+
+/// To three decimals.
+fn rounded(number: f64) -> f64 {
+    (number * 1000.0).round() / 1000.0
+}
+
+fn name(row: &Row) -> &str {
+    row.name.as_ref().map_or(JOB_IDS, QueueName::as_str)
+}
+
+fn reply<'a>(pool: &'a PoolName, row: &'a Row) -> QueueReply<'a> {
+    let rate = |n: usize| row.rates.map(|rates| rounded(rates[n]));
+    QueueReply {
+        pool: pool.as_str(),
+        namespace: row.namespace.as_str(),
+        queue: name(row),
+        ready: row.ready,
+        delayed: row.delayed,
+        running: row.running,
+        dead: row.dead,
+        oldest_ready_age: row.oldest.map(|age| rounded(age.as_secs_f64())),
+        entered: rate(0),
+        out: rate(1),
+        acked: rate(2),
+        died: rate(3),
+        waiting: row.waiting,
+        last_handed_out: row.handed_out.map(Instant),
+        paused: row.paused.is_some(),
+        paused_until: row.paused.and_then(|pause| pause.until).map(Instant),
+        push: row.push,
+        need: row.need,
+    }
+}
+
+fn pool_reply<'a>(pool: &'a PoolName, sample: &'a Sample) -> PoolReply<'a> {
+    let [entered, out, acked, died] = sample.rates.map(rounded);
+    PoolReply {
+        pool: pool.as_str(),
+        sampled_at: sample.at.map(Instant),
+        interval: rounded(sample.interval.as_secs_f64()),
+        trouble: sample.trouble.as_ref().map(|trouble| &*trouble.why),
+        trouble_since: sample.trouble.as_ref().map(|trouble| Instant(trouble.since)),
+        queues: sample.rows.len(),
+        left_out: sample.left_out,
+        timers: sample.timers,
+        entered,
+        out,
+        acked,
+        died,
+    }
+}
+
+/// By what queues are sorted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sort {
+    Need,
+    Name,
+    Ready,
+    Delayed,
+    Running,
+    Dead,
+    Age,
+    In,
+    Out,
+}
+
+const SORTS: [(&str, Sort); 9] = [
+    ("need", Sort::Need),
+    ("name", Sort::Name),
+    ("ready", Sort::Ready),
+    ("delayed", Sort::Delayed),
+    ("running", Sort::Running),
+    ("dead", Sort::Dead),
+    ("age", Sort::Age),
+    ("in", Sort::In),
+    ("out", Sort::Out),
+];
+
+impl Sort {
+    /// Where a row stands: the smaller, the earlier. What is unknown comes last.
+    fn rank(self, row: &Row) -> (u64, u64) {
+        let most = |known: Option<u64>| (u64::from(known.is_none()), u64::MAX - known.unwrap_or(0));
+        let rate = |n: usize| row.rates.map(|rates| (rates[n] * 1000.0) as u64);
+        match self {
+            Sort::Need => {
+                let need = row.need.map_or(Need::ALL.len(), |need| need as usize);
+                (need as u64, u64::MAX - row.worse)
+            }
+            Sort::Name => (0, 0),
+            Sort::Ready => most(Some(row.ready)),
+            Sort::Delayed => most(row.delayed),
+            Sort::Running => most(row.running),
+            Sort::Dead => most(Some(row.dead)),
+            Sort::Age => most(row.oldest.map(|age| age.as_millis() as u64)),
+            Sort::In => most(rate(0)),
+            Sort::Out => most(rate(1)),
+        }
+    }
+}
+
+/// A row's place among all: its rank, then its name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct Place((u64, u64), String, String, String);
+
+type Ranked<'a> = ((u64, u64), &'a PoolName, &'a Row);
+
+fn by_place(a: &Ranked<'_>, b: &Ranked<'_>) -> Ordering {
+    let key = |of: &Ranked<'_>| (of.0, of.1.clone(), of.2.namespace.clone());
+    key(a).cmp(&key(b)).then_with(|| name(a.2).cmp(name(b.2)))
+}
+
+impl Place {
+    fn of((rank, pool, row): &Ranked<'_>) -> Place {
+        Place(*rank, pool.as_str().into(), row.namespace.as_str().into(), name(row).into())
+    }
+
+    /// Whether it stands before this row.
+    fn is_before(&self, (rank, pool, row): &Ranked<'_>) -> bool {
+        let key = (self.0, &*self.1, &*self.2, &*self.3);
+        key < (*rank, pool.as_str(), row.namespace.as_str(), name(row))
+    }
+}
+
+/// What the query names. An empty value is none, as forms send it.
+struct Asked {
+    pool: Option<PoolName>,
+    namespace: Option<Namespace>,
+}
+
+fn given<'a>(query: Query<'a>, key: &str) -> Option<std::borrow::Cow<'a, str>> {
+    query.get(key).filter(|text| !text.is_empty())
+}
+
+impl Asked {
+    fn of(state: &AppState, query: Query<'_>) -> Result<Asked, ApiError> {
+        let pool = given(query, "pool").map(|name| state.pool_name(&name)).transpose();
+        let pool = pool.map_err(|_| ApiError::bad("invalid pool"))?;
+        let namespace = given(query, "namespace").map(|name| Namespace::parse(&name)).transpose();
+        let namespace = namespace.map_err(|_| ApiError::bad("invalid namespace"))?;
+        Ok(Asked { pool, namespace })
+    }
+
+    fn has(&self, pool: &PoolName) -> bool {
+        self.pool.as_ref().is_none_or(|asked| asked == pool)
+    }
+}
+
+/// `GET /queues?pool&namespace&q&need&sort&limit&cursor`
+pub async fn list(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
+    let query = Query(query.as_deref().unwrap_or_default());
+    let asked = Asked::of(&state, query)?;
+    let part = given(query, "q");
+    let need = given(query, "need").map(|text| match &*text {
+        "any" => Ok(None),
+        text => Need::ALL.into_iter().find(|need| need.as_str() == text).map(Some).ok_or(BAD_NEED),
+    });
+    let need = need.transpose()?;
+    let sort = given(query, "sort").unwrap_or("need".into());
+    let sort = SORTS.into_iter().find(|(name, _)| *name == sort);
+    let (_, sort) = sort.ok_or(ApiError::bad("invalid sort"))?;
+    let (limit, cursor) = params::page(query, MAX_LISTED)?;
+    let after = cursor.map(|Cursor(text)| opened(&text).ok_or(ApiError::BAD_CURSOR)).transpose()?;
+
+    let samples: Vec<_> = state
+        .pools
+        .values()
+        .filter(|pool| asked.has(&pool.name))
+        .map(|pool| (&pool.name, pool.sampler.latest()))
+        .collect();
+    let is_asked_for = |row: &Row| {
+        asked.namespace.as_ref().is_none_or(|namespace| row.namespace == *namespace)
+            && part.as_ref().is_none_or(|part| format!("{}/{}", row.namespace, name(row)).contains(&**part))
+            && need.is_none_or(|need| need.map_or(row.need.is_some(), |need| row.need == Some(need)))
+    };
+    let rows = samples.iter().flat_map(|(pool, sample)| sample.rows.iter().map(move |row| (*pool, row)));
+    let mut found: Vec<Ranked<'_>> = rows
+        .filter(|(_, row)| is_asked_for(row))
+        .map(|(pool, row)| (sort.rank(row), pool, row))
+        .filter(|ranked| after.as_ref().is_none_or(|after| after.is_before(ranked)))
+        .collect();
+    let more = found.len() > limit;
+    if more {
+        found.select_nth_unstable_by(limit, by_place);
+        found.truncate(limit);
+    }
+    found.sort_unstable_by(by_place);
+    let cursor = found.last().filter(|_| more).map(|last| sealed(&Place::of(last)));
+    let reply = QueuesReply {
+        server: &state.server,
+        sampled_at: samples.iter().filter_map(|(_, sample)| sample.at).min().map(Instant),
+        since: Instant(state.began.wall()),
+        pools: samples.iter().map(|(pool, sample)| pool_reply(pool, sample)).collect(),
+        queues: found.iter().map(|(_, pool, row)| reply(pool, row)).collect(),
+        cursor,
+    };
+    Ok(reply::json(StatusCode::OK, &reply))
+}
+
+const BAD_NEED: ApiError = ApiError::bad("invalid need");
+
+fn sealed(place: &Place) -> String {
+    // Numbers and texts are JSON.
+    URL_SAFE_NO_PAD.encode(serde_json::to_vec(place).unwrap_or_default())
+}
+
+fn opened(text: &str) -> Option<Place> {
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok()?).ok()
+}
+
+#[derive(Serialize)]
+struct HistoryReply<'a> {
+    server: &'a str,
+    from: Instant,
+    /// Seconds.
+    step: u64,
+    /// Since when something is known; `None` where nothing is.
+    since: Option<Instant>,
+    #[serde(rename = "in")]
+    entered: Vec<Option<f64>>,
+    out: Vec<Option<f64>>,
+    acked: Vec<Option<f64>>,
+    died: Vec<Option<f64>>,
+    ready: Vec<Option<u64>>,
+    delayed: Vec<Option<u64>>,
+    running: Vec<Option<u64>>,
+    dead: Vec<Option<u64>>,
+    oldest_ready_age: Vec<Option<f64>>,
+}
+
+/// `GET /queues/history?pool&namespace&queue&range=hour|day`
+pub async fn history(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
+    let query = Query(query.as_deref().unwrap_or_default());
+    let Asked { pool, namespace } = Asked::of(&state, query)?;
+    let range = match given(query, "range").as_deref() {
+        None | Some("hour") => Range::Hour,
+        Some("day") => Range::Day,
+        Some(_) => return Err(ApiError::bad("invalid range: hour or day")),
+    };
+    let queue = given(query, "queue");
+    let default = || pool.clone().unwrap_or_else(PoolName::default_pool);
+    let all: Vec<Of> = match (namespace, queue) {
+        (Some(namespace), Some(queue)) if queue == JOB_IDS => vec![Of::Jobs(default(), namespace)],
+        (Some(namespace), Some(queue)) => {
+            let name = QueueName::parse_for_consume(&queue).map_err(|_| ApiError::bad("invalid queue"))?;
+            vec![Of::Queue(default(), Queue { namespace, name })]
+        }
+        (None, Some(_)) => {
+            return Err(ApiError::bad("invalid namespace: a queue needs the one that it is in"));
+        }
+        (namespace, None) => {
+            let of = |pool: &PoolName| match &namespace {
+                Some(namespace) => Of::Namespace(pool.clone(), namespace.clone()),
+                None => Of::Pool(pool.clone()),
+            };
+            let asked = |of: &&PoolName| pool.as_ref().is_none_or(|pool| pool == *of);
+            state.pools.keys().filter(asked).map(of).collect()
+        }
+    };
+    let now = state.began.time() / 1000;
+    let (since, points) = state.history.sum(&all.iter().collect::<Vec<_>>(), range, now);
+    let step = range.step();
+    let rate = |n: usize| -> Vec<Option<f64>> {
+        let rate = |point: &Point| rounded(point.counts[n] as f64 / step as f64);
+        points.iter().map(|point| point.as_ref().map(rate)).collect()
+    };
+    let level = |of: fn(&Point) -> Option<u64>| points.iter().map(|point| of(point.as_ref()?)).collect();
+    let age = |point: &Option<Point>| Some(point.as_ref()?.oldest? as f64 / 10.0);
+    let reply = HistoryReply {
+        server: &state.server,
+        from: Instant((now / step + 1 - range.steps()) * step * 1000),
+        step,
+        since: since.map(|second| Instant(second * 1000)),
+        entered: rate(0),
+        out: rate(1),
+        acked: rate(2),
+        died: rate(3),
+        ready: level(|point| Some(point.ready)),
+        delayed: level(|point| point.delayed),
+        running: level(|point| point.running),
+        dead: level(|point| Some(point.dead)),
+        oldest_ready_age: points.iter().map(age).collect(),
+    };
+    Ok(reply::json(StatusCode::OK, &reply))
+}
