@@ -431,6 +431,31 @@ def test_a_result_that_hangs_frees_the_slot(loop: JumpingLoop, server: Server, w
     loop.run_until_complete(test())
 
 
+def test_many_touches_at_a_time_do_not_crowd_each_other_out(loop: JumpingLoop, server: Server, working: Make) -> None:
+    """All of them come due in the same seconds. Each on a connection of its own would make none of them in time."""
+    open_now = 0
+    most = 0
+
+    async def fault(request: httpx.Request, go: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        answer = await go()
+        await asyncio.sleep(0.5)
+        open_now -= 1
+        return answer
+
+    async def test() -> None:
+        await server.client().publish_many("q", [Message(str(i), tries=3) for i in range(200)])
+        server.spoil("touch", fault, times=10_000)
+        work = working(lasting(40), ttr=30, concurrency=200)
+        assert await work.finished(200) == ["acked"] * 200
+        assert len(server.seen("touch")) >= 400
+        assert most <= 8
+
+    loop.run_until_complete(test())
+
+
 def test_a_touch_by_hand_holds_for_longer(loop: JumpingLoop, server: Server, working: Make) -> None:
     async def handler(job: AsyncHeldJob) -> None:
         await job.touch(300)
@@ -548,6 +573,12 @@ def test_polls_pause_after_failures_and_say_one_outage(
         await asyncio.sleep(25)
         failed, again = server.seen("consume")[-2:]
         assert again.at - failed.at >= 9
+        await asyncio.sleep(21)  # One that works: the failures before it are forgotten.
+        server.spoil("consume", before)
+        await asyncio.sleep(21)
+        (failed,) = [sent for sent in server.seen("consume")[-3:] if sent.status is None][:1]
+        again = next(sent for sent in server.seen("consume") if sent.at > failed.at)
+        assert again.at - failed.at <= 0.11
 
     loop.run_until_complete(test())
 
@@ -759,6 +790,21 @@ def test_acks_are_sent_before_the_end(loop: JumpingLoop, server: Server, working
         await work.stop()
         assert loop.time() < 1002
         assert await left(server) == {}
+
+    loop.run_until_complete(test())
+
+
+def test_an_ack_of_a_handler_that_ends_in_the_drain_does_not_wait(
+    loop: JumpingLoop, server: Server, working: Make
+) -> None:
+    async def test() -> None:
+        await one_job(server)
+        work = working(lasting(5), ack_window=20)
+        await work.start()
+        await asyncio.sleep(1)
+        await work.stop()
+        assert work.told.outcomes == ["acked"]
+        assert loop.time() < 1006
 
     loop.run_until_complete(test())
 

@@ -14,7 +14,7 @@ import queue as queues
 import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Self, TypeVar
@@ -41,6 +41,9 @@ log = logging.getLogger("dormouse_client")
 
 LONGEST_TOUCH = 10
 """Seconds that a touch waits for its answer; less where a third of `ttr` is less."""
+LINES = 8
+"""Requests for held jobs that a worker has in flight. A thousand touches that come due together would otherwise take a
+thousand connections, and be late all of them: httpx's pool takes time that grows with the square of their number."""
 
 
 class RetryAfter(Exception):
@@ -126,6 +129,7 @@ class Crew:
     handler_loop: asyncio.AbstractEventLoop
     handle: Callable[[Job], Coroutine[Any, Any, None]]
     """Runs middleware and handler; on `handler_loop`."""
+    lines: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LINES))
 
 
 def tell(hook: Callable[..., None], *args: Any) -> None:
@@ -283,6 +287,8 @@ class Hold:
         async with self.turn:
             if self.settled is None:
                 await self._settle(self._judge(error))
+        # A touch that was under way has set them again.
+        self._disarm("touch", "expiry")
         self._finished()
 
     async def give_back(self) -> None:
@@ -401,10 +407,11 @@ class Hold:
     async def _touch(self, ttr: float) -> datetime:
         client = self.crew.client
         while True:
-            sent = self.loop.time()
-            timeout = min(self.crew.ttr / 3, LONGEST_TOUCH, max(self._expires - sent, 0.001))
             try:
-                until = await client.send(client.requests.touch(self.job, ttr=ttr), timeout)
+                async with self.crew.lines:
+                    sent = self.loop.time()
+                    timeout = min(self.crew.ttr / 3, LONGEST_TOUCH, self._time_left())
+                    until = await client.send(client.requests.touch(self.job, ttr=ttr), timeout)
             except Lost:
                 if self._doubt and await self._find_receipt():
                     continue
@@ -528,7 +535,18 @@ class Hold:
             await self.crew.acks.ack(self.job)
 
     async def _insist(self, request: Request[T], failed: Callable[[DormouseError], None] | None = None) -> T:
-        return await self._insist_on(lambda timeout: self.crew.client.send(request, timeout), failed)
+        async def send(timeout: float) -> T:
+            async with self.crew.lines:
+                return await self.crew.client.send(request, min(timeout, self._time_left()))
+
+        return await self._insist_on(send, failed)
+
+    def _time_left(self) -> float:
+        """Of the hand-over; `Lost` when there is none: then nothing is sent any more."""
+        left = self._expires - self.loop.time()
+        if left <= 0:
+            raise Lost("its ttr is over")
+        return left
 
     async def _insist_on(
         self, send: Callable[[float], Awaitable[T]], failed: Callable[[DormouseError], None] | None = None
