@@ -14,13 +14,14 @@ use crate::clock::Millis;
 use crate::engine::ScheduleId;
 
 /// Of so many it is kept how they go on. Others are found again by the store's word.
-const MOST_GOING: usize = 256;
+const MOST_GOING: usize = 1000;
 /// So many are remembered that owe something.
 const MOST_OWING: usize = 10_000;
-/// A schedule that has more to catch up is looked at again after so long, in case that whoever catches up is gone.
-pub const TAKE_UP: Millis = 5000;
+/// A schedule that has more to catch up is looked at again after so long, in case that whoever catches up is gone. Much
+/// sooner, and those with a backlog would fill the list of what is due now.
+pub const TAKE_UP: Millis = 60_000;
 /// What a schedule owed this long ago another server may have placed since.
-const FORGOTTEN: Duration = Duration::from_millis(2 * TAKE_UP);
+const FORGOTTEN: Duration = Duration::from_secs(10);
 
 /// What is late.
 #[derive(Debug, Default)]
