@@ -303,7 +303,12 @@ pub async fn a_refused_job_leaves_the_schedule_as_it_was(s: &dyn Stage) {
             assert!(matches!(answer, Err(Error::OverQuota("jobs"))), "it is used up, {n}: {answer:?}");
         }
         assert_eq!(s.schedule(&id).await, before, "as it was, {n}");
-        assert_eq!(s.drain(&q).await, [there], "one job was stored, {n}");
+        let stored = s.take(&q, 100, LONG).await;
+        assert_eq!(bodies(&stored), [there], "one job was stored, {n}");
+        for job in &stored {
+            // A job that runs counts too.
+            s.ack(job).await;
+        }
         version = s.stepped(&id, Some(version), more).await.0;
     }
     assert_eq!(s.drain(&q).await, ["2"], "the last one");
