@@ -1,7 +1,7 @@
 //! Writes files and makes names so that they survive the machine. Knows nothing of what is in them.
 
 use std::fs::File;
-use std::io::{Result, Write};
+use std::io::{ErrorKind, Result, Write};
 use std::path::Path;
 
 /// Syncs a directory: the names in it survive the machine.
@@ -14,4 +14,9 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = File::create(path)?;
     file.write_all(bytes)?;
     file.sync_all()
+}
+
+/// Whether there was no room for what was to be written.
+pub fn is_full(e: &std::io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }

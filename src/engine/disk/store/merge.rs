@@ -6,7 +6,8 @@ use std::sync::Arc;
 use lsm_tree::AbstractTree;
 use lsm_tree::compaction::Leveled;
 
-use super::{Fatal, Space, Store, describe, is_full, is_unreadable};
+use super::durable::is_full;
+use super::{Fatal, Space, Store, describe, is_unreadable};
 
 /// A merge asks for room for so many bytes at most. Its tables may be larger, but on a disk that fills up most of them
 /// is deleted already, and merging is what gives that back.

@@ -35,6 +35,7 @@ use lsm_tree::{AbstractTree, Guard};
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
+use self::durable::is_full;
 use self::log::Log;
 pub use self::space::{PerSpace, Space};
 use self::tender::Tending;
@@ -85,11 +86,6 @@ pub fn is_unreadable(e: &lsm_tree::Error) -> bool {
 fn is_unreadable_io(e: &std::io::Error) -> bool {
     const UNREADABLE: [Errno; 5] = [Errno::IO, Errno::BADMSG, Errno::UCLEAN, Errno::NODATA, Errno::ILSEQ];
     e.kind() == ErrorKind::UnexpectedEof || Errno::from_io_error(e).is_some_and(|e| UNREADABLE.contains(&e))
-}
-
-/// Whether there was no room for what was to be written.
-pub fn is_full(e: &std::io::Error) -> bool {
-    matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
 /// What a point read found.

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use lsm_tree::AbstractTree;
 
+use super::durable::is_full;
 use super::log::group::Draft;
 use super::tender::Tender;
 use super::trees::Written;
-use super::{Fatal, Space, Store, describe, is_full};
+use super::{Fatal, Space, Store, describe};
 
 /// From so many files of the log on, what keeps the older half of them is written out.
 const FILES: usize = 8;

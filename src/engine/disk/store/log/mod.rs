@@ -31,7 +31,7 @@ use self::judge::Findings;
 pub use self::manifest::DIR;
 use self::manifest::Manifest;
 use self::slots::{AHEAD, FILE, Spare};
-use super::{durable, is_full};
+use super::durable::{self, is_full};
 
 /// The log of an open store.
 #[derive(Debug)]
