@@ -258,11 +258,17 @@ func (t *task) isOver() bool {
 // receipt that is valid then.
 var once = new(time.Duration)
 
+// maxInFlight is how many touches, releases and buries of a worker are in flight at most. The others wait: a thousand
+// connections at once are slower than some that are kept.
+const maxInFlight = 32
+
 // touch keeps the job for another ttr. The handler's context has no part in it.
 func (t *task) touch() {
 	job, w, ctx := t.job, t.run.w, context.Background()
 	job.turn <- struct{}{}
 	defer job.endTurn()
+	t.run.inFlight <- struct{}{}
+	defer func() { <-t.run.inFlight }()
 	for !t.isOver() && job.outcome() == "" {
 		left := job.left()
 		if left <= 0 {
@@ -382,12 +388,15 @@ func (t *task) settle(res result) {
 	}
 	outcome := job.outcome()
 	for n := 0; outcome == ""; n++ {
+		t.run.inFlight <- struct{}{}
 		left := job.left()
 		if left <= 0 {
+			<-t.run.inFlight
 			outcome = OutcomeLost
 			break
 		}
 		failed := t.give(res, shorter(w.client.timeout, left))
+		<-t.run.inFlight
 		switch {
 		case failed == nil:
 			outcome = res.outcome

@@ -262,7 +262,7 @@ func (w *Worker) begin(ctx context.Context) (*run, error) {
 	}
 	r := &run{
 		w: w, values: ctx, free: w.concurrency, changed: make(chan struct{}, 1), tasks: map[*task]struct{}{},
-		handlers: map[string]Handler{}, stopping: make(chan struct{}), hurry: make(chan struct{}),
+		inFlight: make(chan struct{}, maxInFlight), handlers: map[string]Handler{}, stopping: make(chan struct{}), hurry: make(chan struct{}),
 	}
 	r.acks = acks{run: r, waiting: map[string][]*task{}}
 	opts := ConsumeOptions{TTR: w.ttr, Timeout: w.poll}
@@ -309,6 +309,7 @@ type run struct {
 	ask       request
 	through   *http.Client // of polls
 	halfClose bool
+	inFlight  chan struct{} // full while maxInFlight requests for held jobs are
 	handlers  map[string]Handler
 	acks      acks
 

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -618,6 +619,61 @@ func TestTheTimeLimit(t *testing.T) {
 	}
 	b.ret <- nil
 	sh.outcome(OutcomeAcked)
+	sh.stop()
+}
+
+// A thousand handlers that touch at once would open a thousand connections, and come too late together.
+func TestSoManyRequestsForHeldJobsAreInFlight(t *testing.T) {
+	const handlers = 3 * maxInFlight
+	s := newStage(t)
+	for i := 0; i < handlers; i++ {
+		s.publish("mail", "x", Tries(2))
+	}
+	sh := newShiftOn(s, Concurrency(handlers)).start()
+	var all []*begun
+	for i := 0; i < handlers; i++ {
+		all = append(all, sh.next())
+	}
+	for _, suffix := range []string{"/touch", "/release"} {
+		var open, most int32
+		gate := make(chan struct{})
+		s.wire.fail(func(req *http.Request) (*http.Response, error) {
+			if strings.HasSuffix(req.URL.Path, suffix) {
+				if now := atomic.AddInt32(&open, 1); now > atomic.LoadInt32(&most) {
+					atomic.StoreInt32(&most, now)
+				}
+				<-gate
+				atomic.AddInt32(&open, -1)
+			}
+			return nil, nil
+		}, nil)
+		if suffix == "/touch" {
+			sh.advance(11 * time.Second)
+		} else {
+			for _, b := range all {
+				b.ret <- Snooze(time.Hour)
+			}
+		}
+		for atomic.LoadInt32(&open) < maxInFlight {
+			runtime.Gosched()
+		}
+		for i := 0; i < 1000; i++ { // whoever would come beside them has time to
+			runtime.Gosched()
+		}
+		close(gate)
+		for range all {
+			if suffix == "/touch" {
+				if err := receive(t, sh.touched); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				sh.outcome(OutcomeSnoozed)
+			}
+		}
+		if most != maxInFlight {
+			t.Errorf("%d requests were in flight that end in %s", most, suffix)
+		}
+	}
 	sh.stop()
 }
 
