@@ -25,7 +25,6 @@ mod tender;
 pub mod trees;
 pub mod txn;
 
-use std::io::ErrorKind;
 use std::ops::RangeBounds;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,9 +32,8 @@ use std::sync::Arc;
 pub use lsm_tree::Slice;
 use lsm_tree::{AbstractTree, Guard};
 use parking_lot::RwLock;
-use rustix::io::Errno;
 
-use self::durable::is_full;
+use self::durable::{is_full, is_unreadable_io};
 use self::log::Log;
 pub use self::space::{PerSpace, Space};
 use self::tender::Tending;
@@ -80,12 +78,6 @@ pub fn is_unreadable(e: &lsm_tree::Error) -> bool {
         lsm_tree::Error::Io(e) => is_unreadable_io(e),
         _ => true,
     }
-}
-
-/// The same of an error of the system's.
-fn is_unreadable_io(e: &std::io::Error) -> bool {
-    const UNREADABLE: [Errno; 5] = [Errno::IO, Errno::BADMSG, Errno::UCLEAN, Errno::NODATA, Errno::ILSEQ];
-    e.kind() == ErrorKind::UnexpectedEof || Errno::from_io_error(e).is_some_and(|e| UNREADABLE.contains(&e))
 }
 
 /// What a point read found.

@@ -6,14 +6,14 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::aside::Aside;
-use super::durable::is_full;
 use super::durable::sync;
+use super::durable::{is_full, is_unreadable_io};
 use super::log::group::{self, Item};
 use super::log::judge::{self, Findings, LogDamage};
 use super::log::manifest::Manifest;
 use super::log::{self, Log, start};
 use super::trees::{self, Trees, Written};
-use super::{Slice, Space, Store, StoreLimits, describe, is_unreadable_io, tables};
+use super::{Slice, Space, Store, StoreLimits, describe, tables};
 
 /// The file that says whose directory it is, and that is locked while it is open.
 pub const MARK: &str = "dormouse";

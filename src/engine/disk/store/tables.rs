@@ -16,7 +16,7 @@ use lsm_tree::{Cache, Checksum, Table};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::aside::Aside;
-use super::{durable, is_unreadable_io};
+use super::durable::{self, is_unreadable_io};
 
 /// Where a keyspace keeps its tables.
 pub const TABLES: &str = "tables";

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::manifest::DIR;
-use crate::engine::disk::store::is_unreadable_io;
+use crate::engine::disk::store::durable::is_unreadable_io;
 
 /// How large a file of the log is. A group that is larger stands in a file alone.
 pub const FILE: u64 = 8 << 20;
