@@ -1,0 +1,258 @@
+/** How a request is sent and repeated. client.ts and job.ts say what is asked, and read the answers. */
+
+import { randomBytes } from "node:crypto";
+import { type Clock, pauseAfter, sleep } from "./clock.js";
+import { broken, DormouseError, invalid, refused } from "./errors.js";
+import type { Fetch, Incoming } from "./transport.js";
+
+/** The version of the library, and of the server that it was made for. */
+export const VERSION = "0.1.0";
+
+/** @internal */
+export type Query = Record<string, string>;
+
+/** One call of the server. @internal */
+export interface Ask {
+  op: string;
+  method: "GET" | "POST" | "PUT" | "DELETE";
+  /** One, or several; none where the namespace itself is asked. */
+  queues: string[];
+  /** Below the queue. */
+  path?: string[];
+  query?: Query;
+  headers?: Record<string, string>;
+  body?: Uint8Array;
+  idempotencyKey?: string | undefined;
+  /** Whether it is repeated also after answers that leave open whether it was done. */
+  repeat?: boolean;
+  /** Of one request, in milliseconds; the client's where nothing is said. */
+  timeout?: number | undefined;
+  /** Of all of the call, in milliseconds; the client's where nothing is said. */
+  retryFor?: number | undefined;
+  signal?: AbortSignal | undefined;
+  leave?: AbortSignal;
+  /** Is called when the head of an answer has come. */
+  heard?: () => void;
+}
+
+/** What an answer says. @internal */
+export type Answer = Record<string, unknown>;
+
+const NAME = /^[A-Za-z0-9_-]{1,255}$/;
+const NAME_RULE = "has 1 to 255 letters, digits, - and _";
+
+/** Sends the requests of one client. @internal */
+export class Caller {
+  readonly timeout: number;
+  readonly clock: Clock;
+  readonly #base: string;
+  readonly #token: string;
+  readonly #retryFor: number;
+  readonly #fetch: Fetch;
+
+  /** Durations are in milliseconds. */
+  constructor(
+    url: string, namespace: string, token: string, timeout: number, retryFor: number, fetch: Fetch, clock: Clock,
+  ) {
+    const op = "new client";
+    let parsed: URL;
+    try {
+      parsed = new URL(url);
+    } catch {
+      throw invalid(op, "the URL should be http://host:port or https://host:port");
+    }
+    if (!["http:", "https:"].includes(parsed.protocol)) {
+      throw invalid(op, "the URL should be http://host:port or https://host:port");
+    }
+    if (parsed.search || parsed.hash || parsed.username || parsed.password) {
+      throw invalid(op, "the URL should have no query, no fragment and no user");
+    }
+    if (!NAME.test(namespace)) throw invalid(op, `the name of a namespace ${NAME_RULE}`);
+    if (!printable(token)) throw invalid(op, "the token has characters that no header can carry");
+    if (!(timeout > 0)) throw invalid(op, "timeout should be longer than 0");
+    if (!(retryFor >= 0 && retryFor <= 540_000)) throw invalid(op, "retryFor should be from 0 to 540 s");
+    this.#base = `${parsed.origin}${parsed.pathname.replace(/\/+$/, "")}/api/${namespace}`;
+    this.#token = token;
+    this.timeout = timeout;
+    this.#retryFor = retryFor;
+    this.#fetch = fetch;
+    this.clock = clock;
+  }
+
+  /**
+   * Sends a request, and repeats it while that is safe and of use. `read` makes the result of a whole answer, and throws
+   * where that lacks something.
+   */
+  async call<T>(ask: Ask, read: (body: unknown, headers: Incoming["headers"]) => T): Promise<T> {
+    return this.#repeat(ask, (answer) => read(JSON.parse(answer.body.toString()), answer.headers));
+  }
+
+  /** A call whose answer has nothing but its status. */
+  async done(ask: Ask): Promise<void> {
+    await this.#repeat(ask, (answer) => {
+      if (answer.status !== 204) throw new Error("not 204");
+    });
+  }
+
+  async #repeat<T>(ask: Ask, read: (answer: { status: number; headers: Incoming["headers"]; body: Buffer }) => T): Promise<T> {
+    const url = this.#address(ask);
+    const retryFor = ask.retryFor ?? this.#retryFor;
+    let timeout = ask.timeout ?? this.timeout;
+    const began = this.clock.now();
+    for (let n = 0; ; n++) {
+      try {
+        const answer = await this.#send(ask, url, timeout);
+        try {
+          return read(answer);
+        } catch (error) {
+          if (error instanceof DormouseError) throw error;
+          const why = error instanceof Error ? error.message : String(error);
+          throw new DormouseError("protocol", ask.op, `this is no answer of a Dormouse: ${why}`, {
+            status: answer.status,
+            requestId: answer.headers.get("x-request-id") ?? undefined,
+          });
+        }
+      } catch (error) {
+        if (!(error instanceof DormouseError)) throw error;
+        const pause = Math.max(pauseAfter(n), (error.retryAfter ?? 0) * 1000);
+        const left = retryFor - (this.clock.now() - began) - pause;
+        if (left <= 0 || !(error.nothingDone || (ask.repeat && error.inDoubt))) throw error;
+        if (!(await sleep(this.clock, pause, ask.signal))) throw ask.signal?.reason;
+        timeout = Math.min(timeout, left);
+      }
+    }
+  }
+
+  /** The URL of a request. Names that would make another path are refused. */
+  #address(ask: Ask): string {
+    let url = this.#base;
+    for (const queue of ask.queues) {
+      if (!NAME.test(queue)) throw invalid(ask.op, `the name of a queue ${NAME_RULE}`);
+    }
+    if (ask.queues.length > 0) url += `/${ask.queues.join(",")}`;
+    for (const part of ask.path ?? []) {
+      if (part === "" || Buffer.byteLength(part) > 255 || !wellFormed(part)) {
+        throw invalid(ask.op, "an id or a key has 1 to 255 bytes");
+      }
+      const escaped = encodeURIComponent(part);
+      url += `/${escaped === "." || escaped === ".." ? escaped.replaceAll(".", "%2E") : escaped}`;
+    }
+    const query = new URLSearchParams(ask.query).toString();
+    return query ? `${url}?${query}` : url;
+  }
+
+  /** Sends a request once. */
+  async #send(ask: Ask, url: string, timeout: number): Promise<{ status: number; headers: Incoming["headers"]; body: Buffer }> {
+    ask.signal?.throwIfAborted();
+    const end = new AbortController();
+    let timedOut = false;
+    const cancel = this.clock.after(timeout, () => {
+      timedOut = true;
+      end.abort();
+    });
+    const stop = (): void => end.abort();
+    ask.signal?.addEventListener("abort", stop);
+    try {
+      const headers: Record<string, string> = { "User-Agent": `dormouse-typescript/${VERSION}`, ...ask.headers };
+      if (this.#token) headers["X-Token"] = this.#token;
+      if (ask.idempotencyKey !== undefined) headers["Idempotency-Key"] = ask.idempotencyKey;
+      const answer = await this.#fetch(url, {
+        method: ask.method,
+        headers,
+        ...(ask.method !== "GET" && ask.body && { body: ask.body }),
+        redirect: "manual",
+        signal: end.signal,
+        ...(ask.leave && { leave: ask.leave }),
+      });
+      ask.heard?.();
+      const bytes = await answer.arrayBuffer();
+      const body = bytes instanceof Uint8Array ? Buffer.from(bytes.buffer, bytes.byteOffset, bytes.length) : Buffer.from(bytes);
+      if (answer.status >= 200 && answer.status <= 299) return { status: answer.status, headers: answer.headers, body };
+      throw refused(ask.op, answer.status, answer.headers, body);
+    } catch (error) {
+      if (error instanceof DormouseError) throw error;
+      if (ask.signal?.aborted && !timedOut) throw ask.signal.reason;
+      throw broken(ask.op, error, timedOut);
+    } finally {
+      cancel();
+      ask.signal?.removeEventListener("abort", stop);
+    }
+  }
+}
+
+/** The random key of a publish for which none is given. @internal */
+export function randomKey(): string {
+  return randomBytes(16).toString("hex");
+}
+
+/** Whether a header can carry the text. @internal */
+export function printable(text: string): boolean {
+  return /^[ -~]*$/.test(text);
+}
+
+/** Whether a text can be UTF-8. @internal */
+export function wellFormed(text: string): boolean {
+  return !/\p{Surrogate}/u.test(text);
+}
+
+/** Seconds with up to three decimals, as the server reads them. Parts of a millisecond are rounded up. @internal */
+export function seconds(op: string, name: string, duration: number): string {
+  const ms = Math.ceil(Number((duration * 1000).toFixed(6)));
+  if (!Number.isSafeInteger(ms) || ms < 0) throw invalid(op, `${name} should be a number of seconds, 0 or more`);
+  return String(ms / 1000);
+}
+
+/** Whole seconds, as the routes read them that lmstfy has. A part of one counts as one. @internal */
+export function wholeSeconds(op: string, name: string, duration: number): string {
+  return String(Math.ceil(Number(seconds(op, name, duration))));
+}
+
+// What follows reads answers: each throws when there is something else.
+
+/** @internal */
+export function object(value: unknown): Answer {
+  if (typeof value === "object" && value !== null && !Array.isArray(value)) return value as Answer;
+  throw new Error("it is no object");
+}
+
+/** @internal */
+export function list<T>(value: unknown, each: (one: unknown) => T): T[] {
+  if (value === null || value === undefined) return [];
+  if (Array.isArray(value)) return value.map(each);
+  throw new Error("it lacks a list");
+}
+
+/** @internal */
+export function text(answer: Answer, name: string): string {
+  const value = answer[name];
+  if (typeof value === "string" && value !== "") return value;
+  throw new Error(`it lacks ${name}`);
+}
+
+/** @internal */
+export function string(value: unknown): string {
+  if (typeof value === "string") return value;
+  throw new Error("it lacks a text");
+}
+
+/** A text that may be missing. @internal */
+export function optional(answer: Answer, name: string): string | undefined {
+  const value = answer[name];
+  return typeof value === "string" && value !== "" ? value : undefined;
+}
+
+/** @internal */
+export function number(answer: Answer, name: string): number {
+  const value = answer[name];
+  if (typeof value === "number") return value;
+  throw new Error(`it lacks ${name}`);
+}
+
+/** An instant that may be missing. @internal */
+export function instant(answer: Answer, name: string): Date | undefined {
+  const value = answer[name];
+  if (typeof value !== "string") return undefined;
+  const date = new Date(value);
+  if (Number.isNaN(date.getTime())) throw new Error(`${name} is no instant`);
+  return date;
+}

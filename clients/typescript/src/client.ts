@@ -1,0 +1,496 @@
+/** The client: requests and their answers. call.ts sends and repeats them, message.ts has what a publish may say. */
+
+import {
+  type Answer, type Ask, Caller, instant, list, number, object, optional, printable, type Query, randomKey, seconds,
+  string, text, wholeSeconds,
+} from "./call.js";
+import { type Clock, systemClock } from "./clock.js";
+import { DormouseError, invalid } from "./errors.js";
+import { attributesOf, type Bounds, HeldJob, holdOf, Job, JobInfo, notConsumed, type State } from "./job.js";
+import { bytes, type Data, type JobOptions, jsonText, Message, type NewJob } from "./message.js";
+import { Connections, type Fetch } from "./transport.js";
+
+/** Where the server is, and how long calls take. Durations are in seconds. */
+export interface ClientOptions {
+  /** Such as `http://127.0.0.1:7777`; it may have a path in front of `/api`. */
+  url: string;
+  namespace: string;
+  token?: string;
+  /** For one request; 10 when it is not given. */
+  timeout?: number;
+  /** For all of a call, its repeats and pauses; 30 when it is not given, 540 at most, and 0 repeats nothing. */
+  retryFor?: number;
+  /** Sends the requests in place of the client's own connections: for a proxy, certificates, or a test double. */
+  fetch?: Fetch;
+  /** @internal */
+  clock?: Clock;
+}
+
+/** What every call takes. */
+export interface CallOptions {
+  /** Ends the call: it rejects with the signal's reason. */
+  signal?: AbortSignal;
+}
+
+/** What a publish of one job takes. */
+export interface PublishOptions extends JobOptions, CallOptions {
+  /** The same publish with the same key stores nothing more for ten minutes. Each call has a random one of its own. */
+  idempotencyKey?: string;
+}
+
+/** The answer to a publish. */
+export interface Published {
+  jobId: string;
+  /** When it becomes ready. */
+  dueAt: Date | undefined;
+  /** The key was taken, and nothing was stored: `jobId` is the job that has it. */
+  duplicate: boolean;
+  /** The id of the job that made room. */
+  replaced: string | undefined;
+  /** The server had seen this idempotency key, and answered as it did then. */
+  replayed: boolean;
+}
+
+/** What a consume asks for. What is not given is the server's default. Durations are whole seconds: a part counts as one. */
+export interface ConsumeOptions extends CallOptions {
+  /** How many jobs at most, 1 to 100. */
+  count?: number;
+  /** Until a job comes back that nobody touches. */
+  ttr?: number;
+  /** How long to wait for a job. */
+  timeout?: number;
+  /** One for each queue: in what proportion they are served. Without them the first that has jobs goes first. */
+  weights?: readonly number[];
+}
+
+/** The answer to an ack of many. */
+export interface Acked {
+  acked: number;
+  /** Ids of jobs that are not the caller's any more. */
+  stale: string[];
+}
+
+/** Where dead jobs of a queue are. */
+export interface DeadLetter {
+  size: number;
+  /** The id of the oldest. */
+  head: string | undefined;
+}
+
+/** What respawned jobs are to be. */
+export interface RespawnOptions extends CallOptions {
+  /** 1 when it is not given. */
+  tries?: number;
+  delay?: number;
+  ttl?: number;
+}
+
+/** The answer to a respawn. */
+export interface Respawned {
+  respawned: number;
+  /** Ids of jobs that are not dead, or not there. */
+  missing: string[];
+}
+
+/** A queue of the namespace. A figure that the store cannot tell cheaply is missing. */
+export interface QueueInfo {
+  queue: string;
+  ready: number | undefined;
+  delayed: number | undefined;
+  running: number | undefined;
+  dead: number | undefined;
+  /** For how many seconds the next job has been ready. */
+  oldestReadyAge: number | undefined;
+  paused: boolean;
+  pausedUntil: Date | undefined;
+}
+
+/** A job as a list shows it. */
+export interface ListedJob {
+  id: string;
+  state: State;
+  dueAt: Date | undefined;
+  publishedAt: Date | undefined;
+  remainTries: number;
+  ttl: number;
+  key: string | undefined;
+  reason: string | undefined;
+  /** Of the body, in bytes. */
+  size: number;
+  /** Of a list with bodies, as `attributes`. */
+  data: Buffer | undefined;
+  attributes: Readonly<Record<string, string>> | undefined;
+}
+
+/** What a batch has at most. */
+const BATCH_JOBS = 64;
+const BATCH_BYTES = 8 * 1024 * 1024;
+/** How many jobs one ack or respawn names. */
+const MANY = 100;
+
+/** What sends the requests of a client. @internal */
+export let callerOf: (client: Client) => Caller;
+
+/** Sends requests for one namespace. Share it: it keeps its connections. */
+export class Client {
+  readonly namespace: string;
+  readonly #caller: Caller;
+  readonly #connections: Connections | undefined;
+  static {
+    callerOf = (client) => client.#caller;
+  }
+
+  constructor(options: ClientOptions) {
+    const { url, namespace, token = "", timeout = 10, retryFor = 30, fetch, clock = systemClock } = options;
+    if (!fetch) this.#connections = new Connections();
+    const through = fetch ?? (this.#connections as Connections).fetch;
+    this.#caller = new Caller(url, namespace, token, timeout * 1000, retryFor * 1000, through, clock);
+    this.namespace = namespace;
+  }
+
+  /** A client of `DORMOUSE_URL` (`http://127.0.0.1:7777` when it is not set), `DORMOUSE_NAMESPACE` and `DORMOUSE_TOKEN`. */
+  static fromEnv(options: Partial<ClientOptions> = {}): Client {
+    const { DORMOUSE_URL: url, DORMOUSE_NAMESPACE: namespace, DORMOUSE_TOKEN: token } = process.env;
+    if (!namespace && !options.namespace) throw invalid("new client", "DORMOUSE_NAMESPACE is not set");
+    return new Client({ url: url || "http://127.0.0.1:7777", namespace: namespace ?? "", token: token ?? "", ...options });
+  }
+
+  /** Closes the connections that nobody uses. A program ends without it too. */
+  close(): void {
+    this.#connections?.close();
+  }
+
+  /** Stores a job. */
+  async publish(queue: string, data: Data, options: PublishOptions = {}): Promise<Published> {
+    const { idempotencyKey = randomKey(), signal } = options;
+    const op = `publish ${queue}`;
+    if (!/^.{1,255}$/s.test(idempotencyKey) || !printable(idempotencyKey)) {
+      throw invalid(op, "an idempotency key has 1 to 255 characters of printable ASCII");
+    }
+    const message = new Message(op, data, options);
+    if (!message.fitsHeaders) {
+      try {
+        const [published] = await this.#batch(queue, [message.element], idempotencyKey, signal);
+        return published as Published;
+      } catch (error) {
+        throw error instanceof DormouseError ? error.with({ index: undefined }) : error;
+      }
+    }
+    return this.#caller.call(
+      {
+        op, method: "POST", queues: [queue], path: ["jobs"], query: message.query, headers: message.headers,
+        body: message.data, idempotencyKey, repeat: true, signal,
+      },
+      (body, headers) => publishedOf(object(body), headers),
+    );
+  }
+
+  /** Stores a job whose body is the value as JSON. */
+  async publishJSON(queue: string, value: unknown, options: PublishOptions = {}): Promise<Published> {
+    return this.publish(queue, jsonText(`publish ${queue}`, value), options);
+  }
+
+  /**
+   * Stores any number of jobs, in their order, in batches of which each is stored whole or not at all. The error of one
+   * has in `published` what was stored before, and in `index` which job it means.
+   */
+  async publishMany(queue: string, jobs: Iterable<NewJob>, { signal }: CallOptions = {}): Promise<Published[]> {
+    const op = `publish ${queue}`;
+    const elements = [...jobs].map((job, index) => {
+      try {
+        const data = job.data !== undefined ? job.data : jsonText(op, job.json);
+        return new Message(op, bytes(data), job).element;
+      } catch (error) {
+        throw error instanceof DormouseError ? error.with({ index }) : error;
+      }
+    });
+    const published: Published[] = [];
+    for (let start = 0; start < elements.length; ) {
+      let size = 0;
+      let end = start;
+      while (end < elements.length && end - start < BATCH_JOBS) {
+        const more = (elements[end] as Buffer).length + 1;
+        if (end > start && size + more > BATCH_BYTES) break;
+        size += more;
+        end++;
+      }
+      try {
+        published.push(...(await this.#batch(queue, elements.slice(start, end), randomKey(), signal)));
+      } catch (error) {
+        if (!(error instanceof DormouseError)) throw error;
+        throw error.with({ published, index: error.index === undefined ? undefined : error.index + start });
+      }
+      start = end;
+    }
+    return published;
+  }
+
+  #batch(queue: string, elements: Buffer[], idempotencyKey: string, signal: AbortSignal | undefined): Promise<Published[]> {
+    const body = Buffer.from(`[${elements.map((element) => element.toString()).join(",")}]`);
+    return this.#caller.call(
+      {
+        op: `publish ${queue}`, method: "POST", queues: [queue], path: ["jobs", "batch"], body, idempotencyKey,
+        repeat: true, signal,
+      },
+      (answer, headers) => {
+        const published = list(object(answer).jobs, (one) => publishedOf(object(one), headers));
+        if (published.length === elements.length) return published;
+        throw new Error(`${elements.length} jobs were sent, and ${published.length} answered`);
+      },
+    );
+  }
+
+  /**
+   * Takes jobs from queues, with receipts; none where none came in time. It is not repeated after an answer that was
+   * lost. A worker does all of this better.
+   */
+  async consume(queues: string | readonly string[], options: ConsumeOptions = {}): Promise<HeldJob[]> {
+    return consume(this.#caller, consumeAsk(this.#caller, queues, options), options.ttr);
+  }
+
+  /** Acks jobs of one queue, any number of them. */
+  async ackMany(queue: string, jobs: readonly HeldJob[], { signal }: CallOptions = {}): Promise<Acked> {
+    const stray = jobs.findIndex((job) => job.queue !== queue);
+    if (stray >= 0) throw notConsumed(`ack ${queue}`, stray);
+    const all: Acked = { acked: 0, stale: [] };
+    for (let start = 0; start < jobs.length; start += MANY) {
+      const some = jobs.slice(start, start + MANY);
+      try {
+        const { acked, stale } = await ackSome(this.#caller, queue, some, { signal });
+        for (const job of some) if (!stale.includes(job.id)) holdOf(job).outcome = "acked";
+        all.acked += acked;
+        all.stale.push(...stale);
+      } catch (error) {
+        if (!(error instanceof DormouseError) || error.index === undefined) throw error;
+        throw error.with({ index: error.index + start });
+      }
+    }
+    return all;
+  }
+
+  /** Looks at a job. */
+  async get(queue: string, id: string, options: CallOptions = {}): Promise<JobInfo> {
+    return this.#look(queue, ["job", id], (answer) => new JobInfo(answer), options);
+  }
+
+  /** Looks at the job that has the key. */
+  async getByKey(queue: string, key: string, options: CallOptions = {}): Promise<JobInfo> {
+    return this.#look(queue, ["key", key], (answer) => new JobInfo(answer), options);
+  }
+
+  /** Shows the job that the next consume would get, if there is one. */
+  async peek(queue: string, options: CallOptions = {}): Promise<Job | undefined> {
+    try {
+      return await this.#look(queue, ["peek"], (answer) => new Job(answer), options);
+    } catch (error) {
+      if (error instanceof DormouseError && error.type === "not_found" && error.message === "the queue is empty") return undefined;
+      throw error;
+    }
+  }
+
+  #look<T>(queue: string, path: string[], read: (answer: Answer) => T, { signal }: CallOptions): Promise<T> {
+    const ask: Ask = { op: `look ${queue}`, method: "GET", queues: [queue], path, query: { verbose: "1" }, repeat: true, signal };
+    return this.#caller.call(ask, (body) => read(object(body)));
+  }
+
+  /** Forgets a job, in whatever state it is. It is no error when there is no such job. */
+  async cancel(queue: string, id: string, { signal }: CallOptions = {}): Promise<void> {
+    await this.#caller.done({ op: `cancel ${queue}`, method: "DELETE", queues: [queue], path: ["job", id], repeat: true, signal });
+  }
+
+  /** Forgets the job that has the key; `not_found` when none has it. */
+  async cancelByKey(queue: string, key: string, { signal }: CallOptions = {}): Promise<void> {
+    await this.#caller.done({ op: `cancel ${queue}`, method: "DELETE", queues: [queue], path: ["key", key], repeat: true, signal });
+  }
+
+  /** Hands out nothing of the queue from now on: for so many seconds, or until {@link resume}. It says when that ends. */
+  async pause(queue: string, howLong?: number, { signal }: CallOptions = {}): Promise<Date | undefined> {
+    const op = `pause ${queue}`;
+    const query: Query = howLong === undefined ? {} : { for: seconds(op, "the duration", howLong) };
+    const ask: Ask = { op, method: "POST", queues: [queue], path: ["pause"], query, repeat: true, signal };
+    return this.#caller.call(ask, (body) => instant(object(body), "until"));
+  }
+
+  /** Ends a pause. */
+  async resume(queue: string, { signal }: CallOptions = {}): Promise<void> {
+    await this.#caller.call(
+      { op: `resume ${queue}`, method: "POST", queues: [queue], path: ["resume"], repeat: true, signal }, object,
+    );
+  }
+
+  /** How many jobs are ready. */
+  async size(queue: string, { signal }: CallOptions = {}): Promise<number> {
+    const ask: Ask = { op: `size ${queue}`, method: "GET", queues: [queue], path: ["size"], repeat: true, signal };
+    return this.#caller.call(ask, (body) => number(object(body), "size"));
+  }
+
+  /** Forgets the jobs of the queue that are ready. */
+  async destroy(queue: string, { signal }: CallOptions = {}): Promise<void> {
+    await this.#caller.done({ op: `destroy ${queue}`, method: "DELETE", queues: [queue], signal });
+  }
+
+  /** Shows the dead letter of the queue. {@link jobs} lists what is in it. */
+  async deadLetter(queue: string, { signal }: CallOptions = {}): Promise<DeadLetter> {
+    const ask: Ask = { op: `dead letter ${queue}`, method: "GET", queues: [queue], path: ["deadletter"], repeat: true, signal };
+    return this.#caller.call(ask, (body) => {
+      const answer = object(body);
+      return { size: number(answer, "deadletter_size"), head: optional(answer, "deadletter_head") };
+    });
+  }
+
+  /** Makes dead jobs ready again, any number of them. */
+  async respawn(queue: string, ids: readonly string[], options: RespawnOptions = {}): Promise<Respawned> {
+    const op = `respawn ${queue}`;
+    const { tries, delay, ttl, signal } = options;
+    const given = { ...(tries !== undefined && { tries }), ...(delay !== undefined && { delay }), ...(ttl !== undefined && { ttl }) };
+    const { query } = new Message(op, "", given);
+    const all: Respawned = { respawned: 0, missing: [] };
+    for (let start = 0; start < ids.length; start += MANY) {
+      const body = Buffer.from(JSON.stringify({ jobs: ids.slice(start, start + MANY) }));
+      const ask: Ask = { op, method: "POST", queues: [queue], path: ["deadletter", "respawn"], query, body, signal };
+      await this.#caller.call(ask, (answered) => {
+        const answer = object(answered);
+        all.respawned += number(answer, "respawned");
+        all.missing.push(...list(answer.missing, string));
+      });
+    }
+    return all;
+  }
+
+  /** Makes the oldest dead jobs ready again, with one try each, and says how many there were. `ttl` is whole seconds. */
+  async respawnOldest(queue: string, most: number, options: CallOptions & { ttl?: number } = {}): Promise<number> {
+    const op = `respawn ${queue}`;
+    const query: Query = { limit: String(most) };
+    if (options.ttl !== undefined) query.ttl = wholeSeconds(op, "ttl", options.ttl);
+    const ask: Ask = { op, method: "PUT", queues: [queue], path: ["deadletter"], query, signal: options.signal };
+    return this.#caller.call(ask, (body) => number(object(body), "count"));
+  }
+
+  /** Forgets the oldest dead jobs, so many at most. */
+  async deleteDead(queue: string, most: number, { signal }: CallOptions = {}): Promise<void> {
+    const ask: Ask = { op: `delete dead ${queue}`, method: "DELETE", queues: [queue], path: ["deadletter"], signal };
+    await this.#caller.done({ ...ask, query: { limit: String(most) } });
+  }
+
+  /** The queues of the namespace. A page is asked for when it is needed. */
+  queues({ signal }: CallOptions = {}): AsyncGenerator<QueueInfo, void, undefined> {
+    return this.#pages({ op: "list queues", method: "GET", queues: [], signal }, "queues", (answer) => ({
+      queue: text(answer, "queue"),
+      ready: figure(answer, "ready"),
+      delayed: figure(answer, "delayed"),
+      running: figure(answer, "running"),
+      dead: figure(answer, "dead"),
+      oldestReadyAge: figure(answer, "oldest_ready_age"),
+      paused: answer.paused === true,
+      pausedUntil: instant(answer, "paused_until"),
+    }));
+  }
+
+  /** The jobs of a queue in one state, in the order in which they will come; dead ones oldest first; `data`: with bodies. */
+  jobs(queue: string, state: State, options: CallOptions & { data?: boolean } = {}): AsyncGenerator<ListedJob, void, undefined> {
+    const query: Query = { state };
+    if (options.data) query.data = "1";
+    const ask: Ask = { op: `list ${queue}`, method: "GET", queues: [queue], path: ["jobs"], query, signal: options.signal };
+    return this.#pages(ask, "jobs", (answer) => ({
+      id: text(answer, "job_id"),
+      state: text(answer, "state") as State,
+      dueAt: instant(answer, "due_at"),
+      publishedAt: instant(answer, "published_at"),
+      remainTries: number(answer, "remain_tries"),
+      ttl: number(answer, "ttl"),
+      key: optional(answer, "key"),
+      reason: optional(answer, "reason"),
+      size: number(answer, "size"),
+      data: options.data ? Buffer.from(optional(answer, "data") ?? "", "base64") : undefined,
+      attributes: options.data ? attributesOf(answer) : undefined,
+    }));
+  }
+
+  async *#pages<T>(ask: Ask, name: string, each: (answer: Answer) => T): AsyncGenerator<T, void, undefined> {
+    let cursor: string | undefined;
+    do {
+      const query: Query = { ...ask.query, limit: "100", ...(cursor !== undefined && { cursor }) };
+      const page = await this.#caller.call({ ...ask, query, repeat: true }, (body) => {
+        const answer = object(body);
+        return { values: list(answer[name], (one) => each(object(one))), cursor: optional(answer, "cursor") };
+      });
+      yield* page.values;
+      cursor = page.cursor;
+    } while (cursor !== undefined);
+  }
+}
+
+function publishedOf(answer: Answer, headers: { get(name: string): string | null }): Published {
+  return {
+    jobId: text(answer, "job_id"),
+    dueAt: instant(answer, "due_at"),
+    duplicate: answer.duplicate === true,
+    replaced: optional(answer, "replaced"),
+    replayed: headers.get("idempotency-replayed") === "true",
+  };
+}
+
+function figure(answer: Answer, name: string): number | undefined {
+  return typeof answer[name] === "number" ? (answer[name] as number) : undefined;
+}
+
+// What follows is for workers too.
+
+/** @internal */
+export function consumeAsk(caller: Caller, queues: string | readonly string[], options: ConsumeOptions): Ask {
+  const names = typeof queues === "string" ? [queues] : [...queues];
+  const op = `consume ${names.join(",")}`;
+  const { count, ttr, timeout = 0, weights, signal } = options;
+  if (names.length === 0) throw invalid(op, "no queue is given");
+  const query: Query = { receipt: "1", timeout: wholeSeconds(op, "timeout", timeout) };
+  if (ttr !== undefined) query.ttr = wholeSeconds(op, "ttr", ttr);
+  if (count !== undefined) query.count = String(count);
+  if (weights !== undefined) query.weights = weights.join(",");
+  return { op, method: "GET", queues: names, query, signal, timeout: caller.timeout + (Math.ceil(timeout) + 1) * 1000 };
+}
+
+/** No jobs where none came in time; `ttr` is in seconds. @internal */
+export async function consume(caller: Caller, ask: Ask, ttr: number | undefined): Promise<HeldJob[]> {
+  let came = 0;
+  const heard = (): void => {
+    came = caller.clock.now();
+    ask.heard?.();
+  };
+  try {
+    return await caller.call({ ...ask, heard }, (body) => {
+      const all = Array.isArray(body) ? body.map(object) : [object(body)];
+      if (all.length === 0) throw new Error("it has no job");
+      return all.map((answer) => {
+        text(answer, "job_id");
+        const receipt = optional(answer, "receipt");
+        if (receipt !== undefined) return new HeldJob(caller, answer, receipt, came + Math.ceil(ttr ?? 0) * 1000);
+        throw new DormouseError("unsupported", ask.op, "the server gives no receipts", { status: 200 });
+      });
+    });
+  } catch (error) {
+    if (error instanceof DormouseError && error.status === 404 && error.message === "no job available") return [];
+    throw error;
+  }
+}
+
+/** Acks at most 100 jobs of a queue; one alone by a request of its own. @internal */
+export async function ackSome(
+  caller: Caller, queue: string, jobs: readonly HeldJob[], bounds: Bounds & { signal?: AbortSignal | undefined } = {},
+): Promise<Acked> {
+  const [first] = jobs;
+  if (jobs.length === 1 && first) {
+    try {
+      await holdOf(first).ack(bounds);
+    } catch (error) {
+      if (error instanceof DormouseError && error.type === "lost") return { acked: 0, stale: [first.id] };
+      throw error;
+    }
+    return { acked: 1, stale: [] };
+  }
+  const body = Buffer.from(JSON.stringify({ jobs: jobs.map((job) => ({ id: job.id, receipt: holdOf(job).receipt })) }));
+  const ask: Ask = { op: `ack ${queue}`, method: "POST", queues: [queue], path: ["ack"], body, repeat: true, ...bounds };
+  return caller.call(ask, (answered) => {
+    const answer = object(answered);
+    return { acked: number(answer, "acked"), stale: list(answer.stale, string) };
+  });
+}

@@ -1,0 +1,335 @@
+/** Jobs, as they were looked at and as they are held. worker.ts has what a worker does with them. */
+
+import { type Answer, type Caller, instant, number, object, optional, type Query, seconds, text } from "./call.js";
+import { cut, DormouseError, invalid, Permanent } from "./errors.js";
+
+/** The states of a job. */
+export type State = "ready" | "delayed" | "running" | "dead";
+
+/** What has become of a job that a worker had. `released` also where that was its death, `returned` by a worker that stops. */
+export type Outcome = "acked" | "released" | "buried" | "snoozed" | "returned" | "lost";
+
+/** A job. */
+export class Job {
+  readonly id: string;
+  readonly queue: string;
+  readonly namespace: string;
+  readonly data: Buffer;
+  /** How many more times it may be handed out. */
+  readonly remainTries: number;
+  /** Seconds until it is forgotten; 0 is never. */
+  readonly ttl: number;
+  /** Seconds from its publish until it was handed out, or looked at. */
+  readonly elapsed: number;
+  readonly attributes: Readonly<Record<string, string>>;
+
+  /** @internal */
+  constructor(answer: Answer) {
+    this.id = text(answer, "job_id");
+    this.queue = optional(answer, "queue") ?? "";
+    this.namespace = optional(answer, "namespace") ?? "";
+    this.data = Buffer.from(optional(answer, "data") ?? "", "base64");
+    this.remainTries = number(answer, "remain_tries");
+    this.ttl = number(answer, "ttl");
+    this.elapsed = number(answer, "elapsed_ms") / 1000;
+    this.attributes = attributesOf(answer);
+  }
+
+  /** The attribute of that name: the trace that the job belongs to. */
+  get traceparent(): string | undefined {
+    return this.attributes.traceparent;
+  }
+
+  /** The body as text. */
+  text(): string {
+    return this.data.toString();
+  }
+
+  /** The body as JSON. What cannot be read throws a {@link Permanent}: a handler that lets it pass has the job buried. */
+  json<T = unknown>(): T {
+    try {
+      return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(this.data)) as T;
+    } catch (error) {
+      // The parser's own text has a piece of the body, and that is not for a log.
+      const why = error instanceof SyntaxError ? "this is no JSON" : "this is no UTF-8";
+      throw new Permanent(new Error(`the body cannot be read: ${why}`, { cause: error }));
+    }
+  }
+}
+
+/** A job that was looked at, and is not held. */
+export class JobInfo extends Job {
+  readonly state: State;
+  /** When it is, or became, ready; of a running one, when its hand-over ends. */
+  readonly dueAt: Date | undefined;
+  readonly key: string | undefined;
+  /** Of the last release or bury that gave one. */
+  readonly reason: string | undefined;
+
+  /** @internal */
+  constructor(answer: Answer) {
+    super(answer);
+    this.state = text(answer, "state") as State;
+    this.dueAt = instant(answer, "due_at");
+    this.key = optional(answer, "key");
+    this.reason = optional(answer, "reason");
+  }
+}
+
+/** @internal */
+export function attributesOf(answer: Answer): Record<string, string> {
+  const given = answer.attributes;
+  return given === null || given === undefined ? {} : (object(given) as Record<string, string>);
+}
+
+/** How a job goes back to its queue. */
+export interface Release {
+  /** Seconds until it is ready again. */
+  delay?: number;
+  /** Shown with the job; 4 KiB of it. */
+  reason?: string;
+  /** Gives the try back that this hand-over has cost. */
+  keepTry?: boolean;
+}
+
+/** What a release has made of a job. */
+export interface Released {
+  /** No try was left. */
+  dead: boolean;
+  remainTries: number;
+  dueAt: Date | undefined;
+}
+
+/** The {@link Hold} of a job. @internal */
+export let holdOf: (job: HeldJob) => Hold;
+
+/** A job that was handed out, with its receipt. A worker does by itself what its methods do. */
+export class HeldJob extends Job {
+  readonly #hold: Hold;
+  static {
+    holdOf = (job) => job.#hold;
+  }
+
+  /** @internal */
+  constructor(caller: Caller, answer: Answer, receipt: string, until: number) {
+    super(answer);
+    this.#hold = new Hold(caller, this, receipt, until);
+  }
+
+  /** Keeps the job for `ttr` seconds from now: the worker's own, or the server's default. It says when that ends. */
+  async touch(ttr?: number): Promise<Date | undefined> {
+    if (ttr !== undefined) seconds(`touch ${this.queue}`, "ttr", ttr);
+    const kept = ttr ?? this.#hold.keeper?.ttr;
+    const until = await this.#hold.byHand(() => this.#hold.touch(kept));
+    if (kept !== undefined) this.#hold.keeper?.touched(kept);
+    return until;
+  }
+
+  /** Forgets the job: it is done. */
+  async ack(): Promise<void> {
+    await this.#hold.byHand(async () => {
+      await this.#hold.ack();
+      this.#hold.outcome = "acked";
+    });
+  }
+
+  /** Gives the job back. */
+  async release(how: Release = {}): Promise<Released> {
+    return this.#hold.byHand(async () => {
+      const released = await this.#hold.release(how);
+      this.#hold.outcome = "released";
+      return released;
+    });
+  }
+
+  /** Puts the job into the dead letter, whatever tries are left. */
+  async bury(reason = ""): Promise<void> {
+    await this.#hold.byHand(async () => {
+      await this.#hold.bury(reason);
+      this.#hold.outcome = "buried";
+    });
+  }
+
+  /** Which attempt at the job this is, from 1. The first call asks the server. */
+  async attempt(): Promise<number> {
+    return this.#hold.attempt();
+  }
+}
+
+/** The time that a request of a worker may take, in milliseconds. It is not repeated by the client. @internal */
+export interface Bounds {
+  timeout?: number;
+  retryFor?: number;
+}
+
+/** What a worker does with what a handler does by hand. @internal */
+export interface Keeper {
+  readonly ttr: number;
+  touched(ttr: number): void;
+  lose(): void;
+}
+
+/** How much of a reason the server takes. */
+const MAX_REASON = 4096;
+
+/**
+ * A job in our hands: its receipt, and the requests that need it. But for `byHand` and `attempt` they are for whoever
+ * has the turn: a touch and the result of a job never cross.
+ *
+ * @internal
+ */
+export class Hold {
+  outcome: Outcome | undefined;
+  keeper: Keeper | undefined;
+  /** The answer of a touch was lost, so the receipt may be old. */
+  touchLost = false;
+  /** The answer of a release or bury was lost, so it may be done. */
+  givenLost = false;
+  #turn: Promise<void> = Promise.resolve();
+  #attempt: number | undefined;
+
+  constructor(
+    readonly caller: Caller,
+    readonly job: HeldJob,
+    public receipt: string,
+    /** The hand-over stands until then, by our clock. */
+    public until: number,
+  ) {}
+
+  /** Milliseconds for which the hand-over stands. */
+  get left(): number {
+    return this.until - this.caller.clock.now();
+  }
+
+  /** Waits until nothing is under way for the job. The result ends the turn. */
+  async takeTurn(): Promise<() => void> {
+    const before = this.#turn;
+    let end!: () => void;
+    this.#turn = new Promise((resolve) => {
+      end = resolve;
+    });
+    await before;
+    return end;
+  }
+
+  /** Does a call in the job's turn. A receipt that a lost touch has made old is looked for. */
+  async byHand<T>(call: () => Promise<T>): Promise<T> {
+    const endTurn = await this.takeTurn();
+    try {
+      return await call();
+    } catch (error) {
+      if (!(error instanceof DormouseError)) throw error;
+      if (error.type === "lost" && this.touchLost && (await this.findReceipt())) return await call();
+      if (error.type === "lost" || error.type === "not_found") this.keeper?.lose();
+      throw error;
+    } finally {
+      endTurn();
+    }
+  }
+
+  /** Durations of jobs are in seconds, bounds in milliseconds. */
+  async touch(ttr: number | undefined, bounds: Bounds = {}): Promise<Date | undefined> {
+    const op = `touch ${this.job.queue}`;
+    const query: Query = { receipt: this.receipt };
+    if (ttr !== undefined) query.ttr = seconds(op, "ttr", ttr);
+    const sent = this.caller.clock.now();
+    try {
+      return await this.caller.call({ op, method: "POST", ...this.#path("touch"), query, ...bounds }, (body) => {
+        const answer = object(body);
+        this.receipt = text(answer, "receipt");
+        this.touchLost = false;
+        if (ttr !== undefined) this.until = sent + ttr * 1000;
+        return instant(answer, "until");
+      });
+    } catch (error) {
+      if (error instanceof DormouseError && error.answerLost) this.touchLost = true;
+      throw error;
+    }
+  }
+
+  async ack(bounds: Bounds = {}): Promise<void> {
+    await this.caller.done({
+      op: `ack ${this.job.queue}`, method: "DELETE", ...this.#path(), query: { receipt: this.receipt }, repeat: true, ...bounds,
+    });
+  }
+
+  async release(how: Release, bounds: Bounds = {}): Promise<Released> {
+    const query: Query = {};
+    if (how.delay !== undefined && how.delay !== 0) query.delay = seconds(`release ${this.job.queue}`, "delay", how.delay);
+    if (how.keepTry) query.spend = "0";
+    return this.#give("release", query, how.reason ?? "", bounds, (answer) => ({
+      dead: answer.msg === "dead",
+      remainTries: answer.msg === "dead" ? 0 : number(answer, "remain_tries"),
+      dueAt: instant(answer, "due_at"),
+    }));
+  }
+
+  async bury(reason: string, bounds: Bounds = {}): Promise<void> {
+    await this.#give("bury", {}, reason, bounds, () => undefined);
+  }
+
+  async #give<T>(
+    verb: string, query: Query, reason: string, bounds: Bounds, read: (answer: Answer) => T,
+  ): Promise<T> {
+    try {
+      return await this.caller.call(
+        {
+          op: `${verb} ${this.job.queue}`, method: "POST", ...this.#path(verb),
+          query: { ...query, receipt: this.receipt }, body: Buffer.from(cut(reason, MAX_REASON)), ...bounds,
+        },
+        (body) => read(object(body)),
+      );
+    } catch (error) {
+      if (error instanceof DormouseError && error.answerLost) this.givenLost = true;
+      throw error;
+    }
+  }
+
+  /**
+   * Looks for the receipt that is valid now, after a touch whose answer was lost, and says whether there is one. It is
+   * ours only while the hand-over stands by our own clock.
+   */
+  async findReceipt(bounds: Bounds = {}): Promise<boolean> {
+    let now: string | undefined;
+    try {
+      now = await this.#look({ receipt: this.receipt }, bounds, (answer) => optional(answer, "receipt"));
+    } catch (error) {
+      if (error instanceof DormouseError && error.type === "not_found") return false;
+      throw error;
+    }
+    if (now === undefined || this.left <= 0) return false;
+    this.receipt = now;
+    this.touchLost = false;
+    return true;
+  }
+
+  async attempt(bounds: Bounds = {}): Promise<number> {
+    this.#attempt ??= await this.#look({}, bounds, (answer) => attemptTold(optional(answer, "reason") ?? "") + 1);
+    return this.#attempt;
+  }
+
+  #look<T>(query: Query, bounds: Bounds, read: (answer: Answer) => T): Promise<T> {
+    const ask = { op: `look ${this.job.queue}`, method: "GET", ...this.#path(), repeat: true, ...bounds } as const;
+    return this.caller.call({ ...ask, query: { verbose: "1", ...query } }, (body) => {
+      const answer = object(body);
+      text(answer, "job_id");
+      return read(answer);
+    });
+  }
+
+  #path(verb?: string): { queues: string[]; path: string[] } {
+    return { queues: [this.job.queue], path: verb === undefined ? ["job", this.job.id] : ["job", this.job.id, verb] };
+  }
+}
+
+/** Which attempt a reason tells of, as push and workers write it; 0 when it is none of theirs. */
+function attemptTold(reason: string): number {
+  const told = /^attempt (\d{1,10}):/.exec(reason);
+  const n = told ? Number(told[1]) : 0;
+  return n < 2 ** 31 - 1 ? n : 0;
+}
+
+/** @internal */
+export function notConsumed(op: string, index?: number): DormouseError {
+  return invalid(op, "the job was not consumed from this queue", { index });
+}

@@ -1,0 +1,133 @@
+/** What a publish may say, and how it is sent. */
+
+import { type Query, printable, seconds, wellFormed } from "./call.js";
+import { invalid } from "./errors.js";
+import { currentTraceparent } from "./trace.js";
+
+/** The body of a job: a text is sent as UTF-8. */
+export type Data = string | Uint8Array | ArrayBuffer;
+
+/** What a job is to be. What is not given is the server's default. Durations are in seconds. */
+export interface JobOptions {
+  /** It is ready after so long. Parts of a millisecond are rounded up. */
+  delay?: number;
+  /** It is ready then: a `Date`, Unix milliseconds, or a text in RFC 3339. */
+  at?: Date | number | string;
+  /** It is forgotten so long after its publish; 0 is never. */
+  ttl?: number;
+  /** How often it may be handed out. The server's default is 1: a job that may fail needs more. */
+  tries?: number;
+  /** A name that one job of the queue has at a time: 1 to 255 bytes of printable ASCII without blanks. */
+  key?: string;
+  /** What a taken key means: the job that is there is kept (the default), makes room, or is a `conflict`. */
+  onConflict?: "keep" | "replace" | "fail";
+  /** Texts beside the body: names in lower case of up to 32 bytes, values of up to 128, 16 at most. */
+  attributes?: Record<string, string>;
+  /** The attribute of that name, by which traces go on. Within a handler a publish has that of its job by itself. */
+  traceparent?: string;
+}
+
+/** One job of a publish of many. */
+export type NewJob = JobOptions & ({ data: Data; json?: never } | { json: unknown; data?: never });
+
+const MAX_ATTRIBUTES = 16;
+
+/** @internal */
+export function bytes(data: Data): Uint8Array {
+  if (typeof data === "string") return Buffer.from(data);
+  return data instanceof ArrayBuffer ? new Uint8Array(data) : data;
+}
+
+/** @internal */
+export function jsonText(op: string, value: unknown): string {
+  let text: string | undefined;
+  try {
+    text = JSON.stringify(value);
+  } catch (cause) {
+    throw invalid(op, `the body cannot be JSON: ${cause instanceof Error ? cause.message : String(cause)}`, { cause });
+  }
+  if (text === undefined) throw invalid(op, "the body cannot be JSON: it has no value");
+  return text;
+}
+
+/** A job to be published, once it is known to be good. @internal */
+export class Message {
+  readonly data: Uint8Array;
+  readonly #attributes: [string, string][];
+  readonly #numbers: Query = {};
+  readonly #texts: Query = {};
+
+  /** Refuses what the server would store otherwise than it was given, or could not read. */
+  constructor(op: string, data: Data, options: JobOptions) {
+    this.data = bytes(data);
+    const { delay, at, ttl, tries, key, onConflict } = options;
+    if (delay !== undefined) this.#numbers.delay = seconds(op, "delay", delay);
+    if (typeof at === "string") {
+      if (!/^\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)$/.test(at)) {
+        throw invalid(op, "at should be a text in RFC 3339, with its zone");
+      }
+      this.#texts.at = at;
+    } else if (at !== undefined) {
+      const ms = Math.max(0, Math.ceil(Number(at)));
+      if (!Number.isSafeInteger(ms)) throw invalid(op, "at should be an instant");
+      this.#numbers.at_ms = String(ms);
+    }
+    if (ttl !== undefined) this.#numbers.ttl = seconds(op, "ttl", ttl);
+    if (tries !== undefined) {
+      if (!Number.isSafeInteger(tries) || tries < 0) throw invalid(op, "tries should be a whole number");
+      this.#numbers.tries = String(tries);
+    }
+    if (key !== undefined) this.#texts.key = key;
+    if (onConflict !== undefined) this.#texts.on_conflict = onConflict;
+    this.#attributes = attributesOf(op, options);
+  }
+
+  /** Whether headers can carry the attributes, through proxies too. */
+  get fitsHeaders(): boolean {
+    return this.#attributes.every(
+      ([name, value]) => /^[a-z0-9-]+$/.test(name) && printable(value) && value.trim() === value,
+    );
+  }
+
+  get query(): Query {
+    return { ...this.#numbers, ...this.#texts };
+  }
+
+  get headers(): Record<string, string> {
+    if (this.#attributes.length === 0) return {};
+    const all = this.#attributes.map(([name, value]) => [`Job-Attr-${name}`, value]);
+    return { "Enable-Job-Version": "YES", ...(Object.fromEntries(all) as Record<string, string>) };
+  }
+
+  /** The job as one of a batch. */
+  get element(): Buffer {
+    const { buffer, byteOffset, length } = this.data;
+    const fields: Record<string, unknown> = { data: Buffer.from(buffer, byteOffset, length).toString("base64") };
+    for (const [name, value] of Object.entries(this.#numbers)) fields[name] = Number(value);
+    Object.assign(fields, this.#texts);
+    if (this.#attributes.length > 0) fields.attributes = Object.fromEntries(this.#attributes);
+    return Buffer.from(JSON.stringify(fields));
+  }
+}
+
+function attributesOf(op: string, options: JobOptions): [string, string][] {
+  const all = new Map(Object.entries(options.attributes ?? {}));
+  if (options.traceparent !== undefined) all.set("traceparent", options.traceparent);
+  if (all.size > MAX_ATTRIBUTES) throw invalid(op, `too many attributes, cannot exceed ${MAX_ATTRIBUTES}`);
+  for (const [name, value] of all) {
+    if (!fits(name, 32) || name !== name.toLowerCase()) {
+      throw invalid(op, "the name of an attribute has 1 to 32 bytes of UTF-8 in lower case");
+    }
+    if (typeof value !== "string" || !fits(value, 128)) {
+      throw invalid(op, `the value of an attribute has 1 to 128 bytes of UTF-8: that of ${name}`);
+    }
+  }
+  // The trace of the handler that publishes goes on, where there is room.
+  const current = currentTraceparent();
+  if (current && fits(current, 128) && !all.has("traceparent") && all.size < MAX_ATTRIBUTES) all.set("traceparent", current);
+  return [...all];
+}
+
+function fits(text: string, most: number): boolean {
+  return text !== "" && Buffer.byteLength(text) <= most && wellFormed(text);
+}

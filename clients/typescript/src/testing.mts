@@ -1,0 +1,2 @@
+// For `import`: see index.mts.
+export * from "./testing.js";

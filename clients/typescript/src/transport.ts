@@ -1,0 +1,99 @@
+/** What sends requests: connections that are kept, over `node:http`. It repeats nothing and follows no redirect. */
+
+import * as http from "node:http";
+import * as https from "node:https";
+import { urlToHttpOptions } from "node:url";
+
+/** A request, as `fetch` takes it. */
+export interface Outgoing {
+  method: string;
+  headers: Record<string, string>;
+  body?: Uint8Array;
+  redirect: "manual";
+  /** Ends the request at once. */
+  signal: AbortSignal;
+  /**
+   * Asks for the end of a poll without losing a job that is on its way: an answer may still come. Who does not know it
+   * passes it over; then `signal` ends the poll a moment later.
+   */
+  leave?: AbortSignal;
+}
+
+/** An answer, as `fetch` gives it. */
+export interface Incoming {
+  readonly status: number;
+  readonly headers: { get(name: string): string | null };
+  arrayBuffer(): Promise<ArrayBuffer | Uint8Array>;
+}
+
+/** Sends a request. The global `fetch` is one, a test double another. */
+export type Fetch = (url: string, init: Outgoing) => Promise<Incoming>;
+
+/** More than any answer of a server has: 8 MiB of jobs as base64 with their attributes. */
+const MAX_ANSWER = 64 * 1024 * 1024;
+
+/** Node's own agents, that keep connections and do not hold up the end of the program. @internal */
+export class Connections {
+  readonly #http = new http.Agent({ keepAlive: true, noDelay: true, scheduling: "lifo" });
+  readonly #https = new https.Agent({ keepAlive: true, noDelay: true, scheduling: "lifo" });
+
+  /** Closes what nobody uses. */
+  close(): void {
+    this.#http.destroy();
+    this.#https.destroy();
+  }
+
+  readonly fetch: Fetch = (url, init) =>
+    new Promise((resolve, reject) => {
+      const parsed = new URL(url);
+      const secure = parsed.protocol === "https:";
+      const body = init.body ?? new Uint8Array();
+      const headers: http.OutgoingHttpHeaders = { ...init.headers };
+      if (init.method !== "GET" && (init.method !== "DELETE" || body.length > 0)) headers["content-length"] = body.length;
+      const request = (secure ? https : http).request({
+        ...urlToHttpOptions(parsed),
+        path: url.slice(parsed.origin.length), // a key may be `..`, which is no step of a path
+        agent: secure ? this.#https : this.#http,
+        method: init.method,
+        headers,
+        signal: init.signal,
+      });
+      request.on("error", reject);
+      request.on("response", (response) => {
+        resolve({
+          status: response.statusCode ?? 0,
+          headers: { get: (name) => one(response.headers[name]) },
+          arrayBuffer: () => read(response),
+        });
+      });
+      const hangUp = (): void => leave(request);
+      init.leave?.addEventListener("abort", hangUp, { once: true });
+      request.on("close", () => init.leave?.removeEventListener("abort", hangUp));
+      request.end(body);
+    });
+}
+
+function one(value: string | string[] | undefined): string | null {
+  return Array.isArray(value) ? (value[0] ?? null) : (value ?? null);
+}
+
+/**
+ * Closes half of the connection: the server takes that for the end of the caller, and answers that there is no job, or
+ * has sent one already. A connection that is not made yet has nothing under way.
+ */
+function leave(request: http.ClientRequest): void {
+  if (request.socket && !request.socket.connecting) request.socket.end();
+  else request.destroy(new Error("the poll has ended before it was sent"));
+}
+
+async function read(response: http.IncomingMessage): Promise<Uint8Array> {
+  const chunks: Buffer[] = [];
+  let size = 0;
+  for await (const chunk of response as AsyncIterable<Buffer>) {
+    chunks.push(chunk);
+    size += chunk.length;
+    if (size > MAX_ANSWER) throw new Error("the answer is too large");
+  }
+  if (!response.complete) throw new Error("the answer broke off");
+  return Buffer.concat(chunks);
+}

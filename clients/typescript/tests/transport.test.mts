@@ -1,0 +1,126 @@
+/** The client's own connections, against a real one. */
+
+import assert from "node:assert/strict";
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import { type AddressInfo, createServer as createTcpServer, type Server as TcpServer, type Socket } from "node:net";
+import { test } from "node:test";
+import { Client, DormouseError, Worker } from "dormouse-client";
+import { errorOf } from "./support.mjs";
+
+async function listening(server: TcpServer): Promise<string> {
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+}
+
+async function withServer(answer: (request: IncomingMessage, response: ServerResponse) => void, use: (url: string, server: Server) => Promise<void>): Promise<void> {
+  const server = createServer(answer);
+  try {
+    await use(await listening(server), server);
+  } finally {
+    server.closeAllConnections();
+    server.close();
+  }
+}
+
+test("connections are kept", async () => {
+  let opened = 0;
+  await withServer((_, response) => response.end('{"size":1}'), async (url, server) => {
+    server.on("connection", () => opened++);
+    const client = new Client({ url, namespace: "ns" });
+    for (let i = 0; i < 10; i++) await client.size("q");
+    assert.equal(opened, 1);
+    client.close();
+  });
+});
+
+test("redirects are not followed", async () => {
+  const paths: (string | undefined)[] = [];
+  await withServer(
+    (request, response) => {
+      paths.push(request.url);
+      response.writeHead(307, { Location: "/elsewhere" }).end();
+    },
+    async (url) => {
+      const error = await errorOf(new Client({ url, namespace: "ns" }).size("q"), DormouseError);
+      assert.deepEqual([error.type, error.status, paths], ["protocol", 307, ["/api/ns/q/size"]]);
+    },
+  );
+});
+
+test("a key of dots is no step of a path", async () => {
+  await withServer((request, response) => response.end(JSON.stringify({ error: request.url })), async (url) => {
+    const error = await errorOf(new Client({ url: `${url}/behind/`, namespace: "ns" }).getByKey("q", ".."), DormouseError);
+    assert.equal(error.type, "protocol");
+  });
+  let asked: string | undefined;
+  await withServer(
+    (request, response) => {
+      asked = request.url;
+      response.writeHead(404).end();
+    },
+    async (url) => {
+      await errorOf(new Client({ url: `${url}/behind/`, namespace: "ns" }).getByKey("q", ".."), DormouseError);
+      assert.equal(asked, "/behind/api/ns/q/key/%2E%2E?verbose=1");
+    },
+  );
+});
+
+test("an answer that breaks off is a network error, one that never comes a timeout", async () => {
+  await withServer(
+    (_, response) => {
+      response.writeHead(200, { "Content-Length": "100" });
+      response.write('{"size"');
+      setTimeout(() => response.destroy(), 20);
+    },
+    async (url) => {
+      assert.equal((await errorOf(new Client({ url, namespace: "ns", retryFor: 0 }).size("q"), DormouseError)).type, "network");
+    },
+  );
+  await withServer(
+    (_, response) => void response.writeHead(200, { "Content-Length": "100" }).write("{"),
+    async (url) => {
+      const client = new Client({ url, namespace: "ns", retryFor: 0, timeout: 0.2 });
+      assert.equal((await errorOf(client.size("q"), DormouseError)).type, "timeout");
+    },
+  );
+  const refused = new Client({ url: "http://127.0.0.1:1", namespace: "ns", retryFor: 0 });
+  assert.equal((await errorOf(refused.size("q"), DormouseError)).type, "network");
+});
+
+test("a worker that stops closes half of the connection of its poll, and gives back what comes all the same", async () => {
+  const requests: string[] = [];
+  const job = { msg: "new job", job_id: "01A", queue: "q", namespace: "ns", data: "eA==", remain_tries: 2, ttl: 9, elapsed_ms: 1, attributes: null, receipt: "2-1" };
+  const answer = (socket: Socket, body: unknown): void => {
+    const text = JSON.stringify(body);
+    socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${text.length}\r\n\r\n${text}`);
+  };
+  const server = createTcpServer({ allowHalfOpen: true }, (socket) => {
+    socket.on("data", (data) => {
+      const line = data.toString().split(" HTTP/")[0] as string;
+      requests.push(line);
+      if (line.startsWith("POST")) answer(socket, { msg: "released", remain_tries: 3, due_at: null });
+    });
+    // The server's last word, when the other half was closed.
+    socket.on("end", () => {
+      answer(socket, job);
+      socket.end();
+    });
+    socket.on("error", () => undefined);
+  });
+  const client = new Client({ url: await listening(server), namespace: "ns" });
+  const worker = new Worker(client, { signals: false }).handle("q", () => assert.fail("it stops"));
+  const ended = worker.run();
+  while (requests.length === 0) await new Promise((resolve) => setTimeout(resolve, 5));
+  worker.stop();
+  await ended;
+  assert.deepEqual(requests.slice(1), ["POST /api/ns/q/job/01A/release?spend=0&receipt=2-1"]);
+  client.close();
+  server.close();
+});
+
+test("the global fetch sends requests too", async () => {
+  await withServer((_, response) => response.end('{"size":4}'), async (url) => {
+    assert.equal(await new Client({ url, namespace: "ns", fetch }).size("q"), 4);
+    // Its connections are kept for some seconds, and would hold up the end of the server.
+  });
+});
