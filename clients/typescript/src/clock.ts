@@ -1,5 +1,7 @@
 /** The time by which calls and workers wait. It is one thing, so that tests can move it. */
 
+import { setMaxListeners } from "node:events";
+
 /** @internal */
 export interface Clock {
   /** Milliseconds, that never go back. */
@@ -40,6 +42,13 @@ export function sleep(clock: Clock, ms: number, interrupt?: AbortSignal): Promis
     const cancel = clock.after(ms, () => end(true));
     interrupt?.addEventListener("abort", stop);
   });
+}
+
+/** A controller whose signal takes any number of listeners, without a warning: one for each call that it ends. @internal */
+export function controller(): AbortController {
+  const made = new AbortController();
+  setMaxListeners(0, made.signal);
+  return made;
 }
 
 /** How long to wait before the next repeat, in milliseconds; `n` is how many there were. @internal */

@@ -3,7 +3,7 @@
 import { Acks } from "./acks.js";
 import type { Ask, Caller } from "./call.js";
 import { consume } from "./client.js";
-import { type Clock, pauseAfter, sleep, spread } from "./clock.js";
+import { type Clock, controller, pauseAfter, sleep, spread } from "./clock.js";
 import { DormouseError, type ErrorType, UncleanError } from "./errors.js";
 import { type HeldJob, type Hold, holdOf } from "./job.js";
 import { RETURNED, Task } from "./task.js";
@@ -41,8 +41,8 @@ export class Run {
   readonly acks = new Acks(this);
   readonly flights = new Flights(FLIGHTS);
   readonly clock: Clock;
-  readonly #stop = new AbortController();
-  readonly #hurry = new AbortController();
+  readonly #stop = controller();
+  readonly #hurry = controller();
   readonly #tasks = new Set<Task>();
   readonly #looks = new Set<() => void>();
   #free: number;

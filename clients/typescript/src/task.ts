@@ -1,6 +1,6 @@
 /** One job in the hands of a worker: its handler, its touches, and what becomes of it. */
 
-import { pauseAfter, spread } from "./clock.js";
+import { controller, pauseAfter, spread } from "./clock.js";
 import { CancelledError, DormouseError, isError, PanicError, Permanent, RetryAfter, Snooze } from "./errors.js";
 import { type HeldJob, type Hold, holdOf, type Keeper, type Outcome } from "./job.js";
 import type { Run } from "./run.js";
@@ -37,7 +37,7 @@ const MINUTE = 60_000;
 export class Task implements Keeper {
   readonly hold: Hold;
   readonly began: number;
-  readonly #end = new AbortController();
+  readonly #end = controller();
   #why: CancelledError["why"] | undefined;
   #begun = false;
   /** Nothing is touched any more. */

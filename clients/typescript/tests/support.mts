@@ -82,7 +82,7 @@ export class Scripted {
     if (given === "never") {
       return new Promise((_, reject) => {
         init.signal.addEventListener("abort", () => reject(init.signal.reason as Error));
-        init.leave?.addEventListener("abort", () => reject(new Error("left")));
+        init.leave?.addEventListener("abort", () => reject(new Error("left")), { signal: init.signal });
       });
     }
     const headers = new Map(Object.entries(given.headers ?? {}).map(([name, value]) => [name.toLowerCase(), value]));

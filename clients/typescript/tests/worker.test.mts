@@ -337,6 +337,31 @@ test("a second stop ends drain and grace", async () => {
   await done;
 });
 
+test("an outage with many results to send, and many calls with a handler's signal, warn of no leak", async () => {
+  const warnings: Error[] = [];
+  const warn = (warning: Error): void => void warnings.push(warning);
+  process.on("warning", warn);
+  let down = true;
+  const ids = Array.from({ length: 30 }, (_, i) => `01-${i}`);
+  const { server, worker, ends } = scripted(ids, (sent) => {
+    if (sent.path.endsWith("/size")) return answered(200, { size: 1 });
+    return down ? answered(502) : sent.query.get("verbose") ? answered(200, handed("01A")) : RELEASED;
+  }, async (_, { signal }) => {
+    await Promise.all(ids.map(() => server.client().size("q", { signal })));
+    throw new Error("boom");
+  }, { concurrency: 30 });
+  const done = worker.run();
+  await server.clock.advance(3000);
+  down = false;
+  await server.clock.advance(10_000);
+  assert.equal(ends.length, 30);
+  worker.stop();
+  await server.clock.advance(0);
+  await done;
+  process.off("warning", warn);
+  assert.deepEqual(warnings, []);
+});
+
 test("a time limit: an error within grace counts as it, and the log is told each minute of who ignores it", async () => {
   const { server, worker, sent, lines, ends } = scripted(["01A", "01B"], willing, (job, { signal }) => job.id === "01B" ? new Promise(() => undefined) : new Promise((_, reject) => {
     signal.addEventListener("abort", () => reject(new Error("stopped")));
