@@ -263,7 +263,7 @@ impl JobState {
 }
 
 /// Why a worker gave a job up, in its own words: 1 to [`Reason::MOST`] bytes of text.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Reason(Box<str>);
 
 impl Reason {

@@ -95,6 +95,8 @@ pub struct Row {
     pub waiting: u64,
     /// When this server handed out a job last, to a sample's length.
     pub handed_out: Option<Millis>,
+    /// When jobs of it were seen to die last, to a sample's length.
+    pub died_at: Option<Millis>,
     pub paused: Option<Pause>,
     pub push: Option<PushState>,
     pub need: Option<Need>,
@@ -107,7 +109,8 @@ impl Row {
         (&self.namespace, self.name.as_ref())
     }
 
-    fn of(&self, pool: &PoolName) -> Of {
+    /// Whose history it is.
+    pub fn of(&self, pool: &PoolName) -> Of {
         let (pool, namespace) = (pool.clone(), self.namespace.clone());
         match self.name.clone() {
             Some(name) => Of::Queue(pool, Queue { namespace, name }),
@@ -332,11 +335,14 @@ impl Sampler {
                 head: *head,
             };
             // Another server may have seen them die.
-            let dead_before = of(&before.rows, row.key()).map_or(0, |row| row.dead);
+            let row_before = of(&before.rows, row.key());
+            let dead_before = row_before.map_or(0, |row| row.dead);
             let rose = if before.at.is_some() { row.dead.saturating_sub(dead_before) } else { 0 };
+            let died = since[3].max(rose);
+            row.died_at = if died > 0 { Some(now) } else { row_before.and_then(|row| row.died_at) };
             let key = (row.namespace.clone(), row.name.clone());
             let mut watch = watched.remove(&key).unwrap_or_default();
-            watch.see(seconds(now), &state, since[3].max(rose));
+            watch.see(seconds(now), &state, died);
             (row.need, row.worse) = watch.need(seconds(now), &state);
             if !watch.is_idle() {
                 seen.watched.insert(key, watch);
@@ -391,6 +397,7 @@ fn rows(queues: &[QueueSize]) -> (Vec<(Row, Option<u64>)>, usize) {
             rates: None,
             waiting: 0,
             handed_out: None,
+            died_at: None,
             paused: None,
             push: None,
             need: None,

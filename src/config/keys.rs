@@ -112,6 +112,9 @@ table! {
         "ZoneInfo" zone_info: Option<PathBuf> = None;
         /// Dormouse's own. How much memory the history of queues may take, in MiB; 0: none is kept.
         "HistoryMemory" history_memory: usize = 64, in 0..=MOST;
+        /// Dormouse's own. Who sees bodies and attributes of jobs, and answers of endpoints, on the admin port; the others
+        /// see sizes. `all`, `operators` or `none`.
+        "ShowBodies" show_bodies: ShowBodies = ShowBodies::All;
         /// Dormouse's own. A file of keys that encrypt the secrets of push in the store: 32 bytes in base64 on each
         /// line. The first encrypts, all decrypt.
         "SecretKeyFile" secret_key_file: Option<PathBuf> = None;
@@ -142,6 +145,8 @@ table! {
         /// Users of the admin port; with any, its routes for tokens, limits, quotas, push and the access log ask for
         /// basic auth.
         "Accounts" accounts: BTreeMap<String, Secret>;
+        /// Users of the admin port who may look and change nothing, and to whom no token is shown.
+        "ReadOnlyAccounts" read_only_accounts: BTreeMap<String, Secret>;
         /// Where tokens and limits are kept. May be left out when the default pool is on disk: then they are
         /// there.
         "AdminRedis" admin_redis: Option<PoolConfig>;
@@ -240,6 +245,15 @@ pub enum PushHttps {
     Only,
 }
 
+/// Who sees what is in jobs, on the admin port.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ShowBodies {
+    #[default]
+    All,
+    Operators,
+    None,
+}
+
 /// How a Redis keeps the jobs of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
@@ -293,6 +307,7 @@ macro_rules! words {
 }
 
 words!(PushHttps { "any" => Any, "only" => Only, "" => Any });
+words!(ShowBodies { "all" => All, "operators" => Operators, "none" => None, "" => All });
 words!(Layout { "lmstfy" => Lmstfy, "compact" => Compact });
 words!(SyncMode { "always" => Always, "everysec" => EverySec });
 words!(LogFormat { "text" => Text, "json" => Json });

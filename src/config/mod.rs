@@ -14,7 +14,9 @@ mod validate;
 
 use std::path::Path;
 
-pub use self::keys::{Config, Layout, LogFormat, LogLevel, PoolConfig, PushHttps, Secret, SyncMode};
+pub use self::keys::{
+    Config, Layout, LogFormat, LogLevel, PoolConfig, PushHttps, Secret, ShowBodies, SyncMode,
+};
 pub use self::service_links::is_service_link;
 pub use self::setting::ConfigError;
 use self::setting::{Setting, bare, section};
@@ -65,7 +67,10 @@ impl Config {
         for (name, section) in &sources.pools {
             config.pool.insert(name.clone(), pool(section)?);
         }
-        for (user, password) in &sources.accounts {
+        for (user, password) in &sources.read_only_accounts.given {
+            config.read_only_accounts.insert(user.clone(), Secret::read(password, None)?);
+        }
+        for (user, password) in &sources.accounts.given {
             config.accounts.insert(user.clone(), Secret::read(password, None)?);
         }
         Ok(config)
@@ -78,6 +83,10 @@ impl Config {
         if !self.accounts.is_empty() {
             let shown = self.accounts.iter().map(|(user, password)| (bare(user), password.show()));
             section(&mut text, "Accounts", shown);
+        }
+        if !self.read_only_accounts.is_empty() {
+            let shown = self.read_only_accounts.iter().map(|(user, password)| (bare(user), password.show()));
+            section(&mut text, "ReadOnlyAccounts", shown);
         }
         for (name, pool) in &self.pool {
             section(&mut text, &format!("Pool.{}", bare(name)), pool.in_force());
@@ -232,6 +241,26 @@ mod tests {
         assert_eq!(accounts, want, "a password that was replaced must not go on working");
     }
 
+    /// Guards against somebody who may only look, and who may change all as another user of the same name.
+    #[test]
+    fn an_account_has_one_role() {
+        let pool = "[Pool.default]\nPath='d'";
+        let file = format!("[Accounts]\nann='1'\n[ReadOnlyAccounts]\nbob='2'\n{pool}");
+        let env = [("DORMOUSE_READ_ONLY_ACCOUNTS_EVE", "3"), ("DORMOUSE_READ_ONLY_ACCOUNTS_BOB", "4")];
+        let config = load(&file, &env).expect("it loads");
+        let viewers: Vec<_> =
+            config.read_only_accounts.iter().map(|(user, pw)| (user.as_str(), pw.reveal())).collect();
+        assert_eq!((viewers, config.accounts.len()), (vec![("bob", "4"), ("eve", "3")], 1));
+        for (accounts, names) in [
+            ("[Accounts]\nann='1'\n[ReadOnlyAccounts]\nann='2'", "ann"),
+            ("[Accounts]\nann='1'\n[ReadOnlyAccounts]\nbob=''", "bob"),
+            ("[ReadOnlyAccounts]\nbob='2'", "[Accounts]"),
+        ] {
+            let error = load(&format!("{accounts}\n{pool}"), &[]).expect_err(accounts);
+            assert!(error.contains(names) && !error.contains('\n'), "{accounts:?}: {error}");
+        }
+    }
+
     #[test]
     fn service_links_are_no_configuration() {
         let links = [
@@ -319,6 +348,8 @@ mod tests {
         let pool = "[Pool.default]\nPath='d'\n";
         for (toml, env) in [
             (pool, Some(("DORMOUSE_ACCOUNTS", "ann:hush"))),
+            (pool, Some(("DORMOUSE_READ_ONLY_ACCOUNTS", "ann:hush"))),
+            ("ReadOnlyAccounts = 'ann:hush'\n[Pool.default]\nPath='d'", None),
             (pool, Some(("DORMOUSE_ADMIN_REDIS", "redis://:hush@h:6379"))),
             (pool, Some(("DORMOUSE_POOL", "redis://:hush@h:6379"))),
             (pool, Some(("DORMOUSE_ADMIN_REDIS_DB", "hush"))),

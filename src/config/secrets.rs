@@ -15,8 +15,11 @@ impl Config {
             fill(&mut pool.password, section, "Password", "PasswordFile")?;
             fill(&mut pool.sentinel_password, section, "SentinelPassword", "SentinelPasswordFile")?;
         }
-        for (user, file) in &sources.account_files {
+        for (user, file) in &sources.accounts.files {
             self.accounts.insert(user.clone(), secret(file)?);
+        }
+        for (user, file) in &sources.read_only_accounts.files {
+            self.read_only_accounts.insert(user.clone(), secret(file)?);
         }
         Ok(())
     }

@@ -47,16 +47,24 @@ pub struct Sources {
     pub top: Section,
     pub admin_redis: Option<Section>,
     pub pools: BTreeMap<String, Section>,
+    pub accounts: Users,
+    pub read_only_accounts: Users,
+}
+
+/// The users of one table.
+#[derive(Debug, Default)]
+pub struct Users {
     /// A user's password.
-    pub accounts: BTreeMap<String, Given>,
+    pub given: BTreeMap<String, Given>,
     /// The file that has it: only a variable names one.
-    pub account_files: BTreeMap<String, Given>,
+    pub files: BTreeMap<String, Given>,
 }
 
 /// What an example of each table looks like, for messages.
 const ADMIN_REDIS: &str = "[AdminRedis] with Addr = \"host:port\"";
 const POOL: &str = "[Pool.default] with Addr = \"host:port\" or Path = \"directory\"";
 const ACCOUNTS: &str = "[Accounts] with operator = \"a long password\"";
+const READ_ONLY_ACCOUNTS: &str = "[ReadOnlyAccounts] with viewer = \"a long password\"";
 
 fn spelling(keys: &[&'static str], word: &str) -> Option<&'static str> {
     keys.iter().find(|key| key.eq_ignore_ascii_case(word)).copied()
@@ -113,11 +121,10 @@ impl Sources {
                         )?;
                     }
                 }
-                "Accounts" => {
-                    for (user, value) in table_of(&given, ACCOUNTS)? {
-                        let place = Place::Key("[Accounts]".into(), user.clone());
-                        self.accounts.insert(user.clone(), Given { value: value.clone(), place });
-                    }
+                "Accounts" => self.accounts.table("[Accounts]", table_of(&given, ACCOUNTS)?),
+                "ReadOnlyAccounts" => {
+                    let table = table_of(&given, READ_ONLY_ACCOUNTS)?;
+                    self.read_only_accounts.table("[ReadOnlyAccounts]", table);
                 }
                 spelt => insert(&mut self.top, spelt, given)?,
             }
@@ -131,7 +138,8 @@ impl Sources {
         let mut vars: Vec<(String, String)> =
             env.into_iter().filter(|(var, value)| is_ours(var, value)).collect();
         vars.sort();
-        let users: Vec<String> = self.accounts.keys().cloned().collect();
+        let users: Vec<String> = self.accounts.given.keys().cloned().collect();
+        let viewers: Vec<String> = self.read_only_accounts.given.keys().cloned().collect();
         let mut seen: BTreeMap<(String, &'static str), String> = BTreeMap::new();
         for (var, value) in vars {
             let words = &var[ENV_PREFIX.len()..];
@@ -149,11 +157,14 @@ impl Sources {
                 self.admin_redis.get_or_insert_default().insert(key, given);
                 ("[AdminRedis]".into(), key)
             } else if let Some(user) = words.strip_prefix("ACCOUNTS_") {
-                self.account(&users, user, given)?;
+                self.accounts.variable(&users, user, given)?;
+                continue;
+            } else if let Some(user) = words.strip_prefix("READ_ONLY_ACCOUNTS_") {
+                self.read_only_accounts.variable(&viewers, user, given)?;
                 continue;
             } else {
                 let key = joined(Config::KEYS, words).ok_or_else(|| unknown_variable(&var))?;
-                if matches!(key, "AdminRedis" | "Pool" | "Accounts") {
+                if matches!(key, "AdminRedis" | "Pool" | "Accounts" | "ReadOnlyAccounts") {
                     return Err(ConfigError(format!(
                         "{var}: {key} is a table; each of its keys has a variable, see docs/configuration.md"
                     )));
@@ -167,10 +178,20 @@ impl Sources {
         }
         Ok(())
     }
+}
+
+impl Users {
+    /// What the file has of them.
+    fn table(&mut self, name: &str, users: &Table) {
+        for (user, value) in users {
+            let place = Place::Key(name.into(), user.clone());
+            self.given.insert(user.clone(), Given { value: value.clone(), place });
+        }
+    }
 
     /// The variable of a user's password, or of a file that has it. It means every user of the file whose name it can
     /// spell: two may differ in what a variable cannot tell apart.
-    fn account(&mut self, users: &[String], words: &str, given: Given) -> Result<(), ConfigError> {
+    fn variable(&mut self, users: &[String], words: &str, given: Given) -> Result<(), ConfigError> {
         let (user, is_file) = match words.strip_suffix("_FILE") {
             Some(user) => (user, true),
             None => (words, false),
@@ -185,11 +206,11 @@ impl Sources {
         }
         for user in named {
             // In the order of names, so the password is before its file.
-            let other = self.accounts.get(&user).filter(|other| matches!(other.place, Place::Variable(_)));
+            let other = self.given.get(&user).filter(|other| matches!(other.place, Place::Variable(_)));
             match other {
                 Some(other) if is_file => return Err(both(other, &given)),
-                _ if is_file => self.account_files.insert(user, given.clone()),
-                _ => self.accounts.insert(user, given.clone()),
+                _ if is_file => self.files.insert(user, given.clone()),
+                _ => self.given.insert(user, given.clone()),
             };
         }
         Ok(())

@@ -18,17 +18,7 @@ impl Config {
     /// The first thing that is wrong.
     pub(super) fn validate(&self, sources: &Sources) -> Result<(), ConfigError> {
         self.validate_ports(&sources.top)?;
-        for (user, password) in &self.accounts {
-            if user.is_empty() || password.reveal().is_empty() {
-                let place = sources
-                    .accounts
-                    .get(user)
-                    .map_or_else(|| "[Accounts]".into(), |given| given.place.to_string());
-                return Err(ConfigError(format!(
-                    "{place}: the user {user:?} needs a name and a password, neither empty"
-                )));
-            }
-        }
+        self.validate_accounts(sources)?;
         if self.ttl_second > 0 && self.ttl_second < self.delay_second {
             let [ttl, delay] = [("TTLSecond", self.ttl_second), ("DelaySecond", self.delay_second)]
                 .map(|(key, seconds)| written(&sources.top, key, seconds));
@@ -44,6 +34,36 @@ impl Config {
         self.validate_pools(sources)?;
         self.validate_places(sources)?;
         validate_files(sources)
+    }
+
+    fn validate_accounts(&self, sources: &Sources) -> Result<(), ConfigError> {
+        let tables = [
+            (&self.accounts, &sources.accounts, "[Accounts]"),
+            (&self.read_only_accounts, &sources.read_only_accounts, "[ReadOnlyAccounts]"),
+        ];
+        for (users, given, table) in tables {
+            let nobody =
+                users.iter().find(|(user, password)| user.is_empty() || password.reveal().is_empty());
+            if let Some((user, _)) = nobody {
+                let place =
+                    given.given.get(user).map_or_else(|| table.into(), |given| given.place.to_string());
+                return Err(ConfigError(format!(
+                    "{place}: the user {user:?} needs a name and a password, neither empty"
+                )));
+            }
+        }
+        if let Some(user) = self.read_only_accounts.keys().find(|user| self.accounts.contains_key(*user)) {
+            return Err(ConfigError(format!(
+                "[ReadOnlyAccounts] {user}: the user is in [Accounts] too: leave it out of one of them"
+            )));
+        }
+        if self.accounts.is_empty() && !self.read_only_accounts.is_empty() {
+            return Err(ConfigError(
+                "[ReadOnlyAccounts]: [Accounts] is empty, so nobody could change anything: add a user to it"
+                    .into(),
+            ));
+        }
+        Ok(())
     }
 
     fn validate_ports(&self, top: &Section) -> Result<(), ConfigError> {

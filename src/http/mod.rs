@@ -22,7 +22,9 @@ use axum::routing::{MethodRouter, delete, get, post, put};
 use self::answer::reply;
 pub use self::answer::room::BodyRoom;
 use self::jobs::{consume, dead_letter, hold, lists, pause, publish};
-use self::operators::{audit, backup, cluster, delays, logins, operations, push, queues, quotas, tokens};
+use self::operators::{
+    audit, backup, cluster, dead, delays, logins, operations, push, queues, quotas, tokens,
+};
 pub use self::port::accept::{Bounds, listen, serve};
 use self::port::fast_path::{Api, JOB};
 use self::port::middleware::Observe;
@@ -110,6 +112,8 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/backup", only(backups))
         .route("/queues", only(get(queues::list)))
         .route("/queues/history", only(get(queues::history)))
+        .route("/dead", only(get(dead::list)))
+        .route("/dead/reasons", only(get(dead::reasons)))
         .merge(jobs_by_account())
         .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
     let open = Router::new()

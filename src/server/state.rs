@@ -134,6 +134,8 @@ pub fn app_state(
         scrape: Arc::default(),
         skip_verification,
         accounts: config.accounts.clone(),
+        read_only_accounts: config.read_only_accounts.clone(),
+        show_bodies: config.show_bodies,
         body_room: BodyRoom::new(memory, half_unless(of_each, memory)),
         under_way: Arc::default(),
         backups: stores

@@ -332,6 +332,8 @@ const PARTS: &[(&str, &[&str])] = &[
             "http::state",
             "http::request",
             "admin",
+            "clock",
+            "config",
             "engine",
             "error",
             "history",

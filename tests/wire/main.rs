@@ -18,6 +18,7 @@ mod queues;
 mod quotas;
 mod recorded;
 mod requests;
+mod roles;
 mod schedules;
 mod slow_admin;
 mod slow_proxy;

@@ -298,3 +298,44 @@ async fn without_memory_there_is_no_history() {
     assert_eq!(of["since"], Value::Null, "{of}");
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
+
+/// Guards against twelve failures that nobody finds among thousands, and against reasons of another queue.
+async fn dead_jobs_are_told_by_their_reason(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let bury = async |queue: &str, reason: Option<&str>| {
+        server.put(&token, &format!("/api/ns/{queue}?tries=1"), "x").await.expect(201);
+        let job = server.get(&token, &format!("/api/ns/{queue}?ttr=60&receipt=1")).await.expect(200);
+        let receipt = job.json["receipt"].as_str().expect("a receipt");
+        let path = format!("/api/ns/{queue}/job/{}/bury?receipt={receipt}", job.job_id());
+        let request = server.api("POST", &path, &token);
+        send(request.body(reason.unwrap_or_default().to_owned())).await.expect(200);
+    };
+    bury("old", None).await;
+    queues(&server, "").await;
+    for reason in ["full", "gone", "full", "<b>"] {
+        bury("mail", Some(reason)).await;
+    }
+    queues(&server, "").await;
+    let dead = ask(&server, "GET", "/dead?limit=1").await.expect(200).json;
+    let first = &dead["queues"][0];
+    assert_eq!((names(&dead), &first["dead"]), (vec!["ns/mail".to_owned()], &json!(4)), "the newest: {dead}");
+    assert!(first["last_died"].is_string() && first["died_in_hour"] == json!(4), "{dead}");
+    let cursor = dead["cursor"].as_str().expect("there is another");
+    let next = ask(&server, "GET", &format!("/dead?limit=1&cursor={cursor}")).await.expect(200).json;
+    assert_eq!((names(&next), &next["cursor"]), (vec!["ns/old".to_owned()], &Value::Null), "{next}");
+    assert_eq!(names(&ask(&server, "GET", "/dead?namespace=other").await.expect(200).json), [""; 0]);
+    let why = ask(&server, "GET", "/dead/reasons?namespace=ns&queue=mail").await.expect(200).json;
+    let expected = json!({"looked_at": 4, "reasons": [
+        {"reason": "full", "count": 2}, {"reason": "<b>", "count": 1}, {"reason": "gone", "count": 1},
+    ]});
+    assert_eq!(why, expected);
+    let none = ask(&server, "GET", "/dead/reasons?namespace=ns&queue=nobody").await.expect(200).json;
+    assert_eq!(none, json!({"looked_at": 0, "reasons": []}));
+    for bad in ["", "?namespace=ns", "?namespace=ns&queue=a%20b", "?namespace=ns&queue=q&pool=nobody"] {
+        ask(&server, "GET", &format!("/dead/reasons{bad}")).await.expect(400);
+    }
+    ask(&server, "GET", "/dead?cursor=x").await.expect(400);
+}
+
+on_each_store!(dead_jobs_are_told_by_their_reason);

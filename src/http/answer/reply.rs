@@ -283,6 +283,37 @@ impl<'a> JobReply<'a> {
     }
 }
 
+/// A job that was peeked at by somebody to whom its body is not shown. Fields in the order of their names, as [`JobReply`]
+/// has them.
+#[derive(Serialize)]
+pub struct BareJob<'a> {
+    attributes: (),
+    data: (),
+    elapsed_ms: u64,
+    job_id: JobId,
+    namespace: &'a str,
+    queue: &'a str,
+    remain_tries: u16,
+    size: usize,
+    ttl: u64,
+}
+
+impl<'a> BareJob<'a> {
+    pub fn peeked(job: &'a Job) -> BareJob<'a> {
+        BareJob {
+            attributes: (),
+            data: (),
+            elapsed_ms: job.elapsed.as_millis() as u64,
+            job_id: job.id,
+            namespace: job.queue.namespace.as_str(),
+            queue: job.queue.name.as_str(),
+            remain_tries: job.tries_left,
+            size: job.body.len(),
+            ttl: seconds_left(job.ttl),
+        }
+    }
+}
+
 /// About as many bytes as a job's JSON has beside its body.
 const SHELL: usize = 256;
 
@@ -332,11 +363,6 @@ pub fn published(id: JobId) -> Response {
 /// What is left of a job's life, rounded, but never to 0: that reads as forever.
 pub fn seconds_left(ttl: Option<Duration>) -> u64 {
     ttl.map_or(0, |left| ((left.as_millis() as u64 + 500) / 1000).max(1))
-}
-
-/// `null` in place of an empty object.
-pub fn null_when_empty<S: Serializer>(attributes: &Attributes, s: S) -> Result<S::Ok, S::Error> {
-    unless_empty(attributes).serialize(s)
 }
 
 fn unless_empty(attributes: &Attributes) -> Option<&Attributes> {

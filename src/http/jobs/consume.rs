@@ -16,7 +16,7 @@ use crate::http::answer::delivered::{self, Form};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, JobReply};
 use crate::http::answer::room::{LARGE_ANSWER, bytes_of};
-use crate::http::request::extract::{Anonymous, Authorized, AuthorizedConsume, BAD_TOKEN};
+use crate::http::request::extract::{Anonymous, Authorized, AuthorizedConsume, BAD_TOKEN, ShowsBodies};
 use crate::http::request::params::{self, Query};
 use crate::http::request::peer::Peer;
 use crate::http::state::parked_tokens::ParkedToken;
@@ -106,8 +106,9 @@ async fn handed_out(state: &AppState, mut delivery: Delivery, form: Form) -> Han
 }
 
 /// `GET /api/:namespace/:queue/peek`
-pub async fn peek(State(state): App, auth: Authorized) -> HandlerResult {
+pub async fn peek(State(state): App, auth: Authorized, ShowsBodies(shows): ShowsBodies) -> HandlerResult {
     Ok(match auth.pool.engine.peek(&auth.queue).await? {
+        Some(job) if !shows => reply::json(StatusCode::OK, &reply::BareJob::peeked(&job)),
         Some(job) => {
             let bytes = bytes_of(&job.body, &job.attributes);
             let room = state.body_room.for_answer(&job.queue.namespace, bytes).await?;

@@ -12,7 +12,7 @@ use crate::engine::{By, Cursor, Detail, JobList, JobPage, MAX_LISTED, QueueView}
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, JobReply};
 use crate::http::answer::room::{LARGE_ANSWER, bytes_of};
-use crate::http::request::extract::{Authorized, AuthorizedKey, AuthorizedNamespace};
+use crate::http::request::extract::{Authorized, AuthorizedKey, AuthorizedNamespace, ShowsBodies};
 use crate::http::request::params::{self, Query};
 use crate::http::state::{App, AppState, MAX_ANSWER, MAX_JOB, PoolState};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView, Receipt};
@@ -109,10 +109,11 @@ impl<'a> From<&'a JobView> for ListedJob<'a> {
 /// A job with all that is known of it. Fields in the order of their names, as [`JobReply`] has them.
 #[derive(Serialize)]
 struct VerboseJob<'a> {
-    #[serde(serialize_with = "reply::null_when_empty")]
-    attributes: &'a Attributes,
-    #[serde(serialize_with = "reply::as_base64")]
-    data: &'a [u8],
+    /// `None` when there are none, and when they are not shown.
+    attributes: Option<&'a Attributes>,
+    /// `None` when it is not shown.
+    #[serde(serialize_with = "some_base64")]
+    data: Option<&'a [u8]>,
     due_at: Option<Instant>,
     elapsed_ms: u64,
     job_id: JobId,
@@ -124,14 +125,17 @@ struct VerboseJob<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     receipt: Option<Option<Receipt>>,
     remain_tries: Option<u16>,
+    /// Only where the body is not shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<u64>,
     state: Option<&'static str>,
     ttl: u64,
 }
 
 fn verbose_job<'a>(queue: &'a Queue, view: &'a JobView, detail: Detail) -> VerboseJob<'a> {
     VerboseJob {
-        attributes: &view.attributes,
-        data: view.body.as_deref().unwrap_or_default(),
+        attributes: Some(&view.attributes).filter(|attributes| !attributes.is_empty()),
+        data: Some(view.body.as_deref().unwrap_or_default()),
         due_at: view.due_at.map(Instant),
         elapsed_ms: view.elapsed.as_millis() as u64,
         job_id: view.id,
@@ -141,6 +145,7 @@ fn verbose_job<'a>(queue: &'a Queue, view: &'a JobView, detail: Detail) -> Verbo
         reason: view.reason.as_ref().map(|reason| reason.as_str()),
         receipt: matches!(detail, Detail::HeldWith(_)).then_some(view.receipt),
         remain_tries: view.tries_left,
+        size: None,
         state: view.state.map(JobState::as_str),
         ttl: reply::seconds_left(view.ttl),
     }
@@ -175,14 +180,19 @@ pub async fn queues(
 }
 
 /// `GET /api/:namespace/:queue/jobs`
-pub async fn jobs(State(state): App, auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
+pub async fn jobs(
+    State(state): App,
+    auth: Authorized,
+    ShowsBodies(shows): ShowsBodies,
+    RawQuery(query): RawQuery,
+) -> HandlerResult {
     let query = Query(query.as_deref().unwrap_or_default());
     let which = match query.get("state") {
         None => JobState::Ready,
         Some(name) => JobState::parse(&name).ok_or(ApiError::bad("invalid state"))?,
     };
     let (limit, cursor) = params::page(query, USUAL_JOBS)?;
-    let bodies = params::flag(query, "data", false, "invalid data")?;
+    let bodies = params::flag(query, "data", false, "invalid data")? && shows;
     let sealed_for = format!("{}/{}/{}", auth.pool.name, auth.queue, which.as_str());
     let cursor = state.cursors.open(&sealed_for, cursor).await?;
     let list = JobList { state: which, limit, cursor, bodies };
@@ -250,26 +260,42 @@ async fn read_page(auth: &Authorized, list: JobList) -> Result<Option<JobPage>, 
 }
 
 /// `GET /api/:namespace/:queue/job/:job_id`
-pub async fn job(State(state): App, auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
+pub async fn job(
+    State(state): App,
+    auth: Authorized,
+    shows: ShowsBodies,
+    RawQuery(query): RawQuery,
+) -> HandlerResult {
     let detail = detail(query.as_deref())?;
     let JobRef { queue, id } = auth.job()?;
-    show(&state, &auth.pool, &queue, By::Id(id), detail).await?.ok_or(ApiError::NO_JOB)
+    show(&state, &auth.pool, &queue, By::Id(id), (detail, shows)).await?.ok_or(ApiError::NO_JOB)
 }
 
 /// `GET /api/:namespace/:queue/key/:key`
-pub async fn job_of_key(State(state): App, auth: AuthorizedKey, RawQuery(query): RawQuery) -> HandlerResult {
+pub async fn job_of_key(
+    State(state): App,
+    auth: AuthorizedKey,
+    shows: ShowsBodies,
+    RawQuery(query): RawQuery,
+) -> HandlerResult {
     let detail = detail(query.as_deref())?;
-    show(&state, &auth.pool, &auth.queue, By::Key(&auth.key), detail).await?.ok_or(NO_KEY)
+    show(&state, &auth.pool, &auth.queue, By::Key(&auth.key), (detail, shows)).await?.ok_or(NO_KEY)
 }
 
-/// A job, with all that is known of it, or as lmstfy shows it.
+/// A job, with all that is known of it, or as lmstfy shows it. To whom its body is not shown: the first, and its size.
 async fn show(
     state: &AppState,
     pool: &PoolState,
     queue: &Queue,
     by: By<'_>,
-    detail: Detail,
+    (detail, ShowsBodies(shows)): (Detail, ShowsBodies),
 ) -> Result<Option<Response>, ApiError> {
+    if !shows {
+        let Some(view) = pool.engine.inspect(queue, by, Detail::All).await? else { return Ok(None) };
+        let shown = verbose_job(queue, &view, Detail::All);
+        let shown = VerboseJob { attributes: None, data: None, size: Some(view.size), ..shown };
+        return Ok(Some(reply::json(StatusCode::OK, &shown)));
+    }
     let Some(view) = pool.engine.inspect(queue, by, detail).await? else { return Ok(None) };
     let room = state.body_room.for_answer(&queue.namespace, bytes_of_view(&view)).await?;
     Ok(Some(if detail == Detail::Stored {

@@ -1,15 +1,19 @@
 //! Basic auth, for the guarded half of the admin port.
 
+use std::sync::Arc;
+
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use subtle::ConstantTimeEq;
 
 use super::audit::{self, Account};
+use super::roles::Role;
+use crate::http::answer::error::ApiError;
 use crate::http::answer::reply;
 use crate::http::request::extract::Labels;
 use crate::http::request::peer::Client;
@@ -19,6 +23,7 @@ use crate::http::state::{App, AppState};
 /// waits.
 pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> Response {
     if state.accounts.is_empty() {
+        let_in(&state, &mut request, Role::Operator);
         return next.run(request).await;
     }
     if let Some(given) = request.headers().get(header::AUTHORIZATION) {
@@ -27,13 +32,18 @@ pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> 
         let address = address.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
         let allowed = state.failed_logins.begin(address);
         if allowed.is_ok()
-            && let Some(account) = account(&state, given)
+            && let Some((account, role)) = account(&state, given)
         {
             state.failed_logins.succeeded(address);
-            if let Some(labels) = request.extensions().get::<std::sync::Arc<Labels>>() {
+            let route = request.extensions().get::<MatchedPath>();
+            if !route.is_some_and(|route| role.may(request.method(), route.as_str())) {
+                return FORBIDDEN.into_response();
+            }
+            if let Some(labels) = request.extensions().get::<Arc<Labels>>() {
                 labels.asked_by(|| account.0.clone());
             }
             request.extensions_mut().insert(account);
+            let_in(&state, &mut request, role);
             return next.run(request).await;
         }
         if let Some(failed) = state.failed_logins.failed(address) {
@@ -51,17 +61,32 @@ pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> 
     response
 }
 
-/// The account whose user and password these are.
-fn account(state: &AppState, given: &HeaderValue) -> Option<Account> {
+/// What handlers go by: the role, and whether bodies are shown.
+fn let_in(state: &AppState, request: &mut Request, role: Role) {
+    if let Some(labels) = request.extensions().get::<Arc<Labels>>()
+        && !role.sees_bodies(state.show_bodies)
+    {
+        labels.hide_bodies();
+    }
+    request.extensions_mut().insert(role);
+}
+
+const FORBIDDEN: ApiError =
+    ApiError::Refused(StatusCode::FORBIDDEN, "this account may look, and change nothing, and see no tokens");
+
+/// The account whose user and password these are, and what it may do.
+fn account(state: &AppState, given: &HeaderValue) -> Option<(Account, Role)> {
     let (scheme, given) = given.to_str().ok()?.split_once(' ')?;
     if !scheme.eq_ignore_ascii_case("basic") {
         return None;
     }
     let given = STANDARD.decode(given.trim()).ok()?;
     // Every account is compared, in constant time, so that the time taken does not show how close a guess was.
-    state.accounts.iter().fold(None, |found, (user, password)| {
+    let operators = state.accounts.iter().map(|account| (account, Role::Operator));
+    let viewers = state.read_only_accounts.iter().map(|account| (account, Role::Viewer));
+    operators.chain(viewers).fold(None, |found, ((user, password), role)| {
         let account = format!("{user}:{}", password.reveal());
         let same = bool::from(account.as_bytes().ct_eq(&given));
-        if same { Some(Account(user.clone())) } else { found }
+        if same { Some((Account(user.clone()), role)) } else { found }
     })
 }

@@ -4,6 +4,7 @@
 pub mod audit;
 pub mod backup;
 pub mod cluster;
+pub mod dead;
 pub mod delays;
 pub mod logins;
 pub mod names;
@@ -11,4 +12,5 @@ pub mod operations;
 pub mod push;
 pub mod queues;
 pub mod quotas;
+pub mod roles;
 pub mod tokens;

@@ -11,6 +11,7 @@ use super::audit::By;
 use crate::http::answer::error::{ApiError, HandlerResult, NameIn};
 use crate::http::answer::reply;
 use crate::http::request::body::read_body;
+use crate::http::request::extract::ShowsBodies;
 use crate::http::request::params::Query;
 use crate::http::state::{App, AppState};
 use crate::name::{Namespace, Queue, QueueName};
@@ -45,8 +46,21 @@ pub async fn put(State(state): App, Pushed(key): Pushed, by: By, request: Reques
 }
 
 /// `GET /push/:namespace/:queue?pool`
-pub async fn get(State(state): App, Pushed(key): Pushed) -> HandlerResult {
-    Ok(reply::json(StatusCode::OK, &state.push.get(&key).await?))
+pub async fn get(State(state): App, Pushed(key): Pushed, ShowsBodies(shows): ShowsBodies) -> HandlerResult {
+    let mut shown = state.push.get(&key).await?;
+    if !shows {
+        hide_answers(&mut shown);
+    }
+    Ok(reply::json(StatusCode::OK, &shown))
+}
+
+/// Takes out what the endpoint answered: to some it is not shown.
+pub fn hide_answers(shown: &mut Value) {
+    let attempts = shown["attempts"].as_array_mut().into_iter().flatten();
+    attempts.for_each(|attempt| attempt["answer"] = Value::Null);
+    if shown.get("answer").is_some() {
+        shown["answer"] = Value::Null;
+    }
 }
 
 /// `DELETE /push/:namespace/:queue?pool`
@@ -78,8 +92,16 @@ pub async fn new_secret(State(state): App, Pushed(key): Pushed, by: By) -> Handl
 }
 
 /// `POST /push/:namespace/:queue/test?pool`
-pub async fn test(State(state): App, Pushed(key): Pushed, by: By) -> HandlerResult {
-    let answer = state.push.test(&key).await?;
+pub async fn test(
+    State(state): App,
+    Pushed(key): Pushed,
+    ShowsBodies(shows): ShowsBodies,
+    by: By,
+) -> HandlerResult {
+    let mut answer = state.push.test(&key).await?;
     by.pushed("push was tested", &key);
+    if !shows {
+        hide_answers(&mut answer);
+    }
     Ok(reply::json(StatusCode::OK, &answer))
 }

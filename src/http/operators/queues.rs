@@ -2,6 +2,7 @@
 //! no store.
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -9,19 +10,20 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 
+use crate::clock::Millis;
 use crate::engine::{Cursor, MAX_LISTED};
 use crate::history::need::Need;
 use crate::history::{Of, Point, Range};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::params::{self, Query};
-use crate::http::state::{App, AppState};
+use crate::http::state::{App, AppState, PoolState};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
 use crate::sampler::{Row, Sample};
 use crate::time::Instant;
 
 /// What stands in the place of a queue's name for those that are named after jobs.
-const JOB_IDS: &str = "(job ids)";
+pub const JOB_IDS: &str = "(job ids)";
 
 #[derive(Serialize)]
 struct QueuesReply<'a> {
@@ -83,7 +85,7 @@ fn rounded(number: f64) -> f64 {
     (number * 1000.0).round() / 1000.0
 }
 
-fn name(row: &Row) -> &str {
+pub fn name(row: &Row) -> &str {
     row.name.as_ref().map_or(JOB_IDS, QueueName::as_str)
 }
 
@@ -130,8 +132,9 @@ fn pool_reply<'a>(pool: &'a PoolName, sample: &'a Sample) -> PoolReply<'a> {
 }
 
 /// By what queues are sorted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sort {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sort {
+    #[default]
     Need,
     Name,
     Ready,
@@ -143,7 +146,8 @@ enum Sort {
     Out,
 }
 
-const SORTS: [(&str, Sort); 9] = [
+/// Each by its name.
+pub const SORTS: [(&str, Sort); 9] = [
     ("need", Sort::Need),
     ("name", Sort::Name),
     ("ready", Sort::Ready),
@@ -179,7 +183,7 @@ impl Sort {
 
 /// A row's place among all: its rank, then its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-struct Place((u64, u64), String, String, String);
+pub struct Place((u64, u64), String, String, String);
 
 type Ranked<'a> = ((u64, u64), &'a PoolName, &'a Row);
 
@@ -201,17 +205,36 @@ impl Place {
 }
 
 /// What the query names. An empty value is none, as forms send it.
-struct Asked {
-    pool: Option<PoolName>,
-    namespace: Option<Namespace>,
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    pub pool: Option<PoolName>,
+    pub namespace: Option<Namespace>,
 }
 
-fn given<'a>(query: Query<'a>, key: &str) -> Option<std::borrow::Cow<'a, str>> {
+pub fn given<'a>(query: Query<'a>, key: &str) -> Option<std::borrow::Cow<'a, str>> {
     query.get(key).filter(|text| !text.is_empty())
 }
 
 impl Asked {
-    fn of(state: &AppState, query: Query<'_>) -> Result<Asked, ApiError> {
+    /// The queue that the query names, which needs its namespace.
+    pub fn queue(state: &AppState, query: Query<'_>) -> Result<(Arc<PoolState>, Queue), ApiError> {
+        let Asked { pool, namespace } = Asked::of(state, query)?;
+        let namespace = namespace.ok_or(ApiError::bad("invalid namespace"))?;
+        let queue = given(query, "queue").filter(|queue| queue != JOB_IDS);
+        let name = queue.and_then(|queue| QueueName::parse_for_consume(&queue).ok());
+        let queue = Queue { namespace, name: name.ok_or(ApiError::bad("invalid queue"))? };
+        let pool = pool.unwrap_or_else(PoolName::default_pool);
+        let pool = state.pools.get(&pool).ok_or(ApiError::bad("invalid pool"))?;
+        Ok((pool.clone(), queue))
+    }
+
+    /// The last samples of the pools that are asked for.
+    pub fn samples(&self, state: &AppState) -> Vec<(PoolName, Arc<Sample>)> {
+        let pools = state.pools.values().filter(|pool| self.has(&pool.name));
+        pools.map(|pool| (pool.name.clone(), pool.sampler.latest())).collect()
+    }
+
+    pub fn of(state: &AppState, query: Query<'_>) -> Result<Asked, ApiError> {
         let pool = given(query, "pool").map(|name| state.pool_name(&name)).transpose();
         let pool = pool.map_err(|_| ApiError::bad("invalid pool"))?;
         let namespace = given(query, "namespace").map(|name| Namespace::parse(&name)).transpose();
@@ -224,65 +247,125 @@ impl Asked {
     }
 }
 
-/// `GET /queues?pool&namespace&q&need&sort&limit&cursor`
-pub async fn list(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
-    let query = Query(query.as_deref().unwrap_or_default());
-    let asked = Asked::of(&state, query)?;
-    let part = given(query, "q");
-    let need = given(query, "need").map(|text| match &*text {
-        "any" => Ok(None),
-        text => Need::ALL.into_iter().find(|need| need.as_str() == text).map(Some).ok_or(BAD_NEED),
-    });
-    let need = need.transpose()?;
-    let sort = given(query, "sort").unwrap_or("need".into());
-    let sort = SORTS.into_iter().find(|(name, _)| *name == sort);
-    let (_, sort) = sort.ok_or(ApiError::bad("invalid sort"))?;
-    let (limit, cursor) = params::page(query, MAX_LISTED)?;
-    let after = cursor.map(|Cursor(text)| opened(&text).ok_or(ApiError::BAD_CURSOR)).transpose()?;
+/// Which queues are to be shown, and in which order.
+#[derive(Clone, Debug)]
+pub struct ListAsked {
+    pub of: Asked,
+    /// A part of `namespace/queue`.
+    pub part: Option<String>,
+    pub need: Needs,
+    pub sort: Sort,
+    pub limit: usize,
+    /// Where the list goes on.
+    pub after: Option<Place>,
+}
 
-    let samples: Vec<_> = state
-        .pools
-        .values()
-        .filter(|pool| asked.has(&pool.name))
-        .map(|pool| (&pool.name, pool.sampler.latest()))
-        .collect();
+/// What a queue is to need so as to be shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Needs {
+    /// Also nothing.
+    #[default]
+    Whatever,
+    Something,
+    This(Need),
+}
+
+impl Needs {
+    fn has(self, need: Option<Need>) -> bool {
+        match self {
+            Needs::Whatever => true,
+            Needs::Something => need.is_some(),
+            Needs::This(asked) => need == Some(asked),
+        }
+    }
+}
+
+impl ListAsked {
+    /// From the query of [`list`].
+    pub fn of(state: &AppState, query: Query<'_>) -> Result<ListAsked, ApiError> {
+        let of = Asked::of(state, query)?;
+        let need = match given(query, "need").as_deref() {
+            None => Needs::Whatever,
+            Some("any") => Needs::Something,
+            Some(text) => {
+                let need = Need::ALL.into_iter().find(|need| need.as_str() == text);
+                Needs::This(need.ok_or(ApiError::bad("invalid need"))?)
+            }
+        };
+        let sort = given(query, "sort").unwrap_or("need".into());
+        let sort = SORTS.into_iter().find(|(name, _)| *name == sort);
+        let (_, sort) = sort.ok_or(ApiError::bad("invalid sort"))?;
+        let (limit, cursor) = params::page(query, MAX_LISTED)?;
+        let after = cursor.map(|Cursor(text)| opened(&text).ok_or(ApiError::BAD_CURSOR)).transpose()?;
+        Ok(ListAsked { of, part: given(query, "q").map(String::from), need, sort, limit, after })
+    }
+}
+
+/// A part of all queues.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// Of the pools that were asked for.
+    pub samples: Vec<(PoolName, Arc<Sample>)>,
+    pub rows: Vec<(PoolName, Row)>,
+    /// Where the list goes on; `None` at its end.
+    pub cursor: Option<String>,
+}
+
+impl Listed {
+    /// When the pool was read that was read longest ago.
+    pub fn sampled_at(&self) -> Option<Millis> {
+        self.samples.iter().filter_map(|(_, sample)| sample.at).min()
+    }
+}
+
+/// The queues that are asked for, from samples.
+pub fn listed(state: &AppState, asked: &ListAsked) -> Listed {
+    let ListAsked { of, part, need, sort, limit, after } = asked;
+    let samples = of.samples(state);
     let is_asked_for = |row: &Row| {
-        asked.namespace.as_ref().is_none_or(|namespace| row.namespace == *namespace)
+        of.namespace.as_ref().is_none_or(|namespace| row.namespace == *namespace)
             && part.as_ref().is_none_or(|part| format!("{}/{}", row.namespace, name(row)).contains(&**part))
-            && need.is_none_or(|need| need.map_or(row.need.is_some(), |need| row.need == Some(need)))
+            && need.has(row.need)
     };
-    let rows = samples.iter().flat_map(|(pool, sample)| sample.rows.iter().map(move |row| (*pool, row)));
+    let rows = samples.iter().flat_map(|(pool, sample)| sample.rows.iter().map(move |row| (pool, row)));
     let mut found: Vec<Ranked<'_>> = rows
         .filter(|(_, row)| is_asked_for(row))
         .map(|(pool, row)| (sort.rank(row), pool, row))
         .filter(|ranked| after.as_ref().is_none_or(|after| after.is_before(ranked)))
         .collect();
-    let more = found.len() > limit;
+    let more = found.len() > *limit;
     if more {
-        found.select_nth_unstable_by(limit, by_place);
-        found.truncate(limit);
+        found.select_nth_unstable_by(*limit, by_place);
+        found.truncate(*limit);
     }
     found.sort_unstable_by(by_place);
     let cursor = found.last().filter(|_| more).map(|last| sealed(&Place::of(last)));
+    let rows = found.iter().map(|(_, pool, row)| ((*pool).clone(), (*row).clone())).collect();
+    Listed { rows, cursor, samples }
+}
+
+/// `GET /queues?pool&namespace&q&need&sort&limit&cursor`
+pub async fn list(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
+    let query = Query(query.as_deref().unwrap_or_default());
+    let listed = listed(&state, &ListAsked::of(&state, query)?);
     let reply = QueuesReply {
         server: &state.server,
-        sampled_at: samples.iter().filter_map(|(_, sample)| sample.at).min().map(Instant),
+        sampled_at: listed.sampled_at().map(Instant),
         since: Instant(state.began.wall()),
-        pools: samples.iter().map(|(pool, sample)| pool_reply(pool, sample)).collect(),
-        queues: found.iter().map(|(_, pool, row)| reply(pool, row)).collect(),
-        cursor,
+        pools: listed.samples.iter().map(|(pool, sample)| pool_reply(pool, sample)).collect(),
+        queues: listed.rows.iter().map(|(pool, row)| reply(pool, row)).collect(),
+        cursor: listed.cursor.clone(),
     };
     Ok(reply::json(StatusCode::OK, &reply))
 }
-
-const BAD_NEED: ApiError = ApiError::bad("invalid need");
 
 fn sealed(place: &Place) -> String {
     // Numbers and texts are JSON.
     URL_SAFE_NO_PAD.encode(serde_json::to_vec(place).unwrap_or_default())
 }
 
-fn opened(text: &str) -> Option<Place> {
+/// The place that a cursor of [`listed`] names.
+pub fn opened(text: &str) -> Option<Place> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok()?).ok()
 }
 
@@ -306,18 +389,33 @@ struct HistoryReply<'a> {
     oldest_ready_age: Vec<Option<f64>>,
 }
 
-/// `GET /queues/history?pool&namespace&queue&range=hour|day`
-pub async fn history(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
-    let query = Query(query.as_deref().unwrap_or_default());
-    let Asked { pool, namespace } = Asked::of(&state, query)?;
-    let range = match given(query, "range").as_deref() {
-        None | Some("hour") => Range::Hour,
-        Some("day") => Range::Day,
-        Some(_) => return Err(ApiError::bad("invalid range: hour or day")),
-    };
-    let queue = given(query, "queue");
+/// What is known of the past of a queue, or of a sum.
+#[derive(Clone, Debug)]
+pub struct Past {
+    /// When the first step begins.
+    pub from: Millis,
+    /// Seconds.
+    pub step: u64,
+    /// Since when something is known; `None` where nothing is.
+    pub since: Option<Millis>,
+    /// One for each step.
+    pub points: Vec<Option<Point>>,
+}
+
+/// The past of all of these together.
+pub fn past(state: &AppState, all: &[Of], range: Range) -> Past {
+    let now = state.began.time() / 1000;
+    let (since, points) = state.history.sum(&all.iter().collect::<Vec<_>>(), range, now);
+    let step = range.step();
+    let from = (now / step + 1 - range.steps()) * step * 1000;
+    Past { from, step, since: since.map(|second| second * 1000), points }
+}
+
+/// Whose past the query names: a queue, a namespace, a pool, or all pools.
+fn whose(state: &AppState, query: Query<'_>) -> Result<Vec<Of>, ApiError> {
+    let Asked { pool, namespace } = Asked::of(state, query)?;
     let default = || pool.clone().unwrap_or_else(PoolName::default_pool);
-    let all: Vec<Of> = match (namespace, queue) {
+    Ok(match (namespace, given(query, "queue")) {
         (Some(namespace), Some(queue)) if queue == JOB_IDS => vec![Of::Jobs(default(), namespace)],
         (Some(namespace), Some(queue)) => {
             let name = QueueName::parse_for_consume(&queue).map_err(|_| ApiError::bad("invalid queue"))?;
@@ -334,10 +432,18 @@ pub async fn history(State(state): App, RawQuery(query): RawQuery) -> HandlerRes
             let asked = |of: &&PoolName| pool.as_ref().is_none_or(|pool| pool == *of);
             state.pools.keys().filter(asked).map(of).collect()
         }
+    })
+}
+
+/// `GET /queues/history?pool&namespace&queue&range=hour|day`
+pub async fn history(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
+    let query = Query(query.as_deref().unwrap_or_default());
+    let range = match given(query, "range").as_deref() {
+        None | Some("hour") => Range::Hour,
+        Some("day") => Range::Day,
+        Some(_) => return Err(ApiError::bad("invalid range: hour or day")),
     };
-    let now = state.began.time() / 1000;
-    let (since, points) = state.history.sum(&all.iter().collect::<Vec<_>>(), range, now);
-    let step = range.step();
+    let Past { from, step, since, points } = past(&state, &whose(&state, query)?, range);
     let rate = |n: usize| -> Vec<Option<f64>> {
         let rate = |point: &Point| rounded(point.counts[n] as f64 / step as f64);
         points.iter().map(|point| point.as_ref().map(rate)).collect()
@@ -346,9 +452,9 @@ pub async fn history(State(state): App, RawQuery(query): RawQuery) -> HandlerRes
     let age = |point: &Option<Point>| Some(point.as_ref()?.oldest? as f64 / 10.0);
     let reply = HistoryReply {
         server: &state.server,
-        from: Instant((now / step + 1 - range.steps()) * step * 1000),
+        from: Instant(from),
         step,
-        since: since.map(|second| Instant(second * 1000)),
+        since: since.map(Instant),
         entered: rate(0),
         out: rate(1),
         acked: rate(2),

@@ -1,6 +1,7 @@
 //! Extractors: whose request it is, for which queue, in which pool. They check in lmstfy's order: names (400),
 //! pool (404), token (401). A handler that runs has valid names and a token that was accepted.
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -36,6 +37,8 @@ pub struct Labels {
     by: OnceLock<String>,
     /// The request came over the admin port, where an account stands in place of a token.
     by_account: AtomicBool,
+    /// Who asks may not see what is in jobs.
+    hides_bodies: AtomicBool,
 }
 
 impl Labels {
@@ -47,6 +50,11 @@ impl Labels {
     /// From now on the request needs no token: the admin port has let it in.
     pub fn needs_no_token(&self) {
         self.by_account.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on the answer shows neither bodies nor attributes, nor what endpoints said.
+    pub fn hide_bodies(&self) {
+        self.hides_bodies.store(true, Ordering::Relaxed);
     }
 
     /// Notes who asks: an account, or the hash of a token.
@@ -69,6 +77,20 @@ impl Labels {
     /// The pool and namespace, after the token was accepted.
     pub fn accepted(&self) -> Option<&(PoolName, Namespace)> {
         self.accepted.get()
+    }
+}
+
+/// Whether the answer may show what is in jobs: bodies, attributes, and what endpoints said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShowsBodies(pub bool);
+
+impl<S: Sync> FromRequestParts<S> for ShowsBodies {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<ShowsBodies, Infallible> {
+        let labels = parts.extensions.get::<Arc<Labels>>();
+        let hides = |labels: &Arc<Labels>| labels.hides_bodies.load(Ordering::Relaxed);
+        Ok(ShowsBodies(!labels.is_some_and(hides)))
     }
 }
 

@@ -9,7 +9,7 @@ use super::show::{self, Past, Shown};
 use crate::engine::Cursor;
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
-use crate::http::request::extract::AuthorizedNamespace;
+use crate::http::request::extract::{AuthorizedNamespace, ShowsBodies};
 use crate::http::request::params::Query;
 use crate::http::state::{App, MAX_ANSWER};
 use crate::name::ScheduleName;
@@ -21,10 +21,15 @@ const MOST_LOOKED_AT: usize = 1000;
 const BESIDE: usize = 16 << 10;
 
 /// `GET /api/:namespace/_schedules?limit&cursor&prefix&queue&state&data`
-pub async fn list(State(state): App, auth: AuthorizedNamespace, RawQuery(query): RawQuery) -> HandlerResult {
+pub async fn list(
+    State(state): App,
+    auth: AuthorizedNamespace,
+    ShowsBodies(shows): ShowsBodies,
+    RawQuery(query): RawQuery,
+) -> HandlerResult {
     let query = Query(query.as_deref().unwrap_or_default());
     let (limit, cursor) = query::page(query)?;
-    let bodies = query::flag(query, "data")?;
+    let bodies = query::flag(query, "data")? && shows;
     let prefix = query.get("prefix").unwrap_or_default();
     let (queue, wanted) = (query::queue(query)?, query::state(query)?);
     let sealed_for = format!("{}/{}/_schedules/{prefix}", auth.pool.name, auth.namespace);
@@ -39,7 +44,7 @@ pub async fn list(State(state): App, auth: AuthorizedNamespace, RawQuery(query):
     let most = if bodies { (limit * MAX_SETTING).min(MAX_ANSWER) } else { 0 };
     let room = state.body_room.for_answer(&auth.namespace, most).await?;
     let scheduler = &auth.pool.scheduler;
-    let shown = Shown { body: bodies, next: 1, past: Past::Last };
+    let shown = Shown { body: bodies, inside: shows, next: 1, past: Past::Last };
     let (mut found, mut looked_at, mut bytes): (Vec<Value>, usize, usize) = (Vec::new(), 0, 0);
     'pages: loop {
         let page = scheduler.page(&auth.namespace, &prefix, after, limit - found.len(), bodies).await?;

@@ -13,7 +13,7 @@ use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::jobs::admission::admitted;
 use crate::http::request::body::read_body;
-use crate::http::request::extract::AuthorizedSchedule;
+use crate::http::request::extract::{AuthorizedSchedule, ShowsBodies};
 use crate::http::request::params::Query;
 use crate::http::state::{App, Defaults};
 use crate::schedule::{Given, JobDefaults, MAX_SETTING, Refusal};
@@ -23,11 +23,11 @@ use crate::time::Instant;
 const TOO_LARGE: &str = "the setting is too large";
 
 /// `GET /api/:namespace/_schedules/:name`
-pub async fn get(auth: AuthorizedSchedule) -> HandlerResult {
+pub async fn get(auth: AuthorizedSchedule, ShowsBodies(inside): ShowsBodies) -> HandlerResult {
     let scheduler = &auth.pool.scheduler;
     let (found, now) = scheduler.find(&auth.id).await?;
     let found = found.ok_or(NotChanged::NotFound)?;
-    let shown = show::found(scheduler, &found, now, Shown::WHOLE);
+    let shown = show::found(scheduler, &found, now, Shown { inside, ..Shown::WHOLE });
     Ok(show::tagged(StatusCode::OK, found.revision(), &shown))
 }
 

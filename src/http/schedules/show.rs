@@ -16,6 +16,8 @@ use crate::time::Instant;
 #[derive(Clone, Copy, Debug)]
 pub struct Shown {
     pub body: bool,
+    /// Also attributes.
+    pub inside: bool,
     /// How many instants to come.
     pub next: usize,
     pub past: Past,
@@ -31,7 +33,7 @@ pub enum Past {
 
 impl Shown {
     /// As a GET shows one.
-    pub const WHOLE: Shown = Shown { body: true, next: 5, past: Past::All };
+    pub const WHOLE: Shown = Shown { body: true, inside: true, next: 5, past: Past::All };
     /// As a PUT answers it.
     pub const SET: Shown = Shown { past: Past::None, ..Shown::WHOLE };
 }
@@ -58,7 +60,10 @@ pub fn schedule(scheduler: &Scheduler, of: &Schedule, now: Millis, shown: Shown)
     let when = of.when(&scheduler.zones);
     let state = of.state_at(when.as_ref(), now);
     let is_paused = progress.is_paused(now);
-    let mut all = of.setting.to_json(shown.body);
+    let mut all = of.setting.to_json(shown.body && shown.inside);
+    if !shown.inside {
+        all.insert("attributes".to_owned(), Value::Null);
+    }
     let mut put = |name: &str, value: Value| drop(all.insert(name.to_owned(), value));
     put("name", json!(of.id.name.as_str()));
     put("state", json!(state.as_str()));

@@ -23,7 +23,7 @@ use self::proxies::TrustedProxies;
 use crate::admin::limits::Throttle;
 use crate::admin::quotas::QuotaManager;
 use crate::admin::tokens::TokenManager;
-use crate::config::Secret;
+use crate::config::{Secret, ShowBodies};
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::backup::Backup;
@@ -137,6 +137,10 @@ pub struct AppState {
     pub skip_verification: bool,
     /// Users and passwords for the guarded routes of the admin port. Empty: everybody may use them.
     pub accounts: BTreeMap<String, Secret>,
+    /// The same of those who may only look.
+    pub read_only_accounts: BTreeMap<String, Secret>,
+    /// Who sees what is in jobs, on the admin port.
+    pub show_bodies: ShowBodies,
     /// Bounds the memory that large bodies take together.
     pub body_room: BodyRoom,
     /// The publishes with an idempotency key that are under way.

@@ -1,0 +1,188 @@
+//! Who may what on the admin port: every route of the router's own list, by everybody.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::support::client::send;
+use crate::support::servers::{Store, TestServer, on_each_store};
+use serde_json::{Value, json};
+
+/// What a viewer may do on a route: nothing, or look.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum May {
+    Nothing,
+    Get,
+    /// The route asks nobody for an account.
+    All,
+}
+
+/// Each route of the admin port. Who adds one says here who may use it, and in `operators/roles.rs`.
+const ROUTES: &[(&str, May)] = &[
+    ("/token/{namespace}", May::Nothing),
+    ("/token/{namespace}/{token}", May::Nothing),
+    ("/token/{namespace}/{token}/limit", May::Nothing),
+    ("/quota/{namespace}", May::Get),
+    ("/limits", May::Nothing),
+    ("/push/{namespace}/{queue}", May::Get),
+    ("/push/{namespace}/{queue}/pause", May::Nothing),
+    ("/push/{namespace}/{queue}/resume", May::Nothing),
+    ("/push/{namespace}/{queue}/secret", May::Nothing),
+    ("/push/{namespace}/{queue}/test", May::Nothing),
+    ("/cluster", May::Get),
+    ("/info/delays", May::Get),
+    ("/backup", May::Nothing),
+    ("/queues", May::Get),
+    ("/queues/history", May::Get),
+    ("/dead", May::Get),
+    ("/dead/reasons", May::Get),
+    ("/api/{namespace}", May::Get),
+    ("/api/{namespace}/{queue}", May::Nothing),
+    ("/api/{namespace}/{queue}/job/{job_id}", May::Get),
+    ("/api/{namespace}/{queue}/peek", May::Get),
+    ("/api/{namespace}/{queue}/size", May::Get),
+    ("/api/{namespace}/{queue}/jobs", May::Get),
+    ("/api/{namespace}/{queue}/key/{key}", May::Get),
+    ("/api/{namespace}/{queue}/job/{job_id}/respawn", May::Nothing),
+    ("/api/{namespace}/{queue}/deadletter", May::Get),
+    ("/api/{namespace}/{queue}/deadletter/respawn", May::Nothing),
+    ("/api/{namespace}/{queue}/pause", May::Nothing),
+    ("/api/{namespace}/{queue}/resume", May::Nothing),
+    ("/api/{namespace}/_schedules", May::Get),
+    ("/api/{namespace}/_schedules/_preview", May::Get),
+    ("/api/{namespace}/_schedules/{name}", May::Get),
+    ("/api/{namespace}/_schedules/{name}/pause", May::Nothing),
+    ("/api/{namespace}/_schedules/{name}/resume", May::Nothing),
+    ("/api/{namespace}/_schedules/{name}/run", May::Nothing),
+    ("/pools", May::All),
+    ("/info", May::All),
+    ("/version", May::All),
+    ("/metrics", May::All),
+    ("/ping", May::All),
+    ("/ready", May::All),
+];
+
+/// The methods of each route of the admin port, as the source declares them.
+fn declared() -> BTreeMap<String, BTreeSet<&'static str>> {
+    let read = |path: &str| {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+        std::fs::read_to_string(path).expect("a source")
+    };
+    let routes = read("src/http/mod.rs");
+    let of_admin = routes.split("pub fn admin(").nth(1).expect("the admin port has routes");
+    let constants = |text: &str| {
+        text.replace("origin::CONSUME", "\"/api/{namespace}/{queue}\"")
+            .replace("route(JOB", "route(\"/api/{namespace}/{queue}/job/{job_id}\"")
+    };
+    let text = constants(of_admin) + &read("src/http/schedules/mod.rs");
+    let mut found: BTreeMap<String, BTreeSet<&'static str>> = BTreeMap::new();
+    for route in text.split(".route(").skip(1) {
+        let pattern = route.split('"').nth(1).expect("a pattern is a literal or one of two constants");
+        // Up to the next route, or the end of the list.
+        let methods = route.split(";\n").next().unwrap_or_default();
+        let of = found.entry(pattern.to_owned()).or_default();
+        for (name, method) in [("get", "GET"), ("put", "PUT"), ("post", "POST"), ("delete", "DELETE")] {
+            let calls = |begin: &str| methods.contains(&format!("{begin}{name}("));
+            if calls("(") || calls(".") || calls(" ") {
+                of.insert(method);
+            }
+        }
+        if methods.contains("only(backups)") {
+            of.insert("GET");
+        }
+    }
+    found
+}
+
+/// Guards against a route that somebody adds, and that a viewer may change something by.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_route_says_who_may_use_it() {
+    let store = Store::disk();
+    let accounts = "[Accounts]\noperator = \"secret\"\n[ReadOnlyAccounts]\nviewer = \"look\"\n";
+    let server = TestServer::start(&format!("{}{accounts}", store.toml()), store).await;
+    let declared = declared();
+    assert!(declared.len() > 30, "the test looks in the wrong place: {declared:?}");
+    let mut asked = 0;
+    for (pattern, methods) in &declared {
+        // Its GET is open, and its POST is not.
+        if pattern == "/accesslog" {
+            continue;
+        }
+        let may = ROUTES.iter().find(|(route, _)| route == pattern).map(|(_, may)| *may);
+        let may = may.unwrap_or_else(|| panic!("nobody has said who may use {pattern}: see ROUTES"));
+        assert!(!methods.is_empty(), "{pattern} has methods");
+        let path = pattern.replace("{namespace}", "ns").replace("{queue}", "q").replace("{key}", "k");
+        let path = path.replace("{job_id}", "01ARZ3NDEKTSV4RRFFQ69G5FAV").replace("{name}", "s");
+        let path = path.replace("{token}", "01ARZ3NDEKTSV4RRFFQ69G5FAV");
+        for method in methods {
+            let request = |user: Option<(&str, &str)>| {
+                let request = server.admin(method, &path);
+                user.map_or(request.try_clone(), |(user, pw)| Some(request.basic_auth(user, Some(pw))))
+                    .expect("a request without a body")
+            };
+            let expected = may == May::All || may == May::Get && *method == "GET";
+            let viewer = send(request(Some(("viewer", "look")))).await;
+            assert_eq!(viewer.status != 403, expected, "{method} {path} by a viewer: {viewer:?}");
+            let nobody = send(request(None)).await;
+            assert_eq!(nobody.status == 401, may != May::All, "{method} {path} by nobody: {nobody:?}");
+            let wrong = send(request(Some(("viewer", "secret")))).await;
+            assert_eq!(wrong.status == 401, may != May::All, "{method} {path} with a wrong password");
+            let operator = send(request(Some(("operator", "secret")))).await;
+            assert!(![401, 403].contains(&operator.status), "{method} {path} by an operator: {operator:?}");
+            asked += 1;
+        }
+    }
+    assert!(asked > 45, "{asked} methods");
+    let viewer = |method: &str, path: &str| server.admin(method, path).basic_auth("viewer", Some("look"));
+    send(viewer("POST", "/accesslog?status=enable")).await.expect(403);
+    send(viewer("GET", "/accesslog")).await.expect(200);
+    send(viewer("HEAD", "/queues")).await.expect(403);
+}
+
+/// Guards against a support desk that reads the mails of customers.
+async fn bodies_are_shown_to_whom_they_may_be(store: Store) {
+    let accounts = "[Accounts]\noperator = \"secret\"\n[ReadOnlyAccounts]\nviewer = \"look\"\n";
+    let toml = store.toml();
+    let server = TestServer::start(&format!("ShowBodies = \"operators\"\n{toml}{accounts}"), store).await;
+    let by = |user: &str, method: &str, path: &str| {
+        let password = if user == "viewer" { "look" } else { "secret" };
+        server.admin(method, path).basic_auth(user, Some(password))
+    };
+    let publish = by("operator", "POST", "/api/ns/q/jobs?key=k").body("private");
+    let id = send(publish.header("Enable-Job-Version", "yes").header("Job-Attr-Who", "zoe-7"))
+        .await
+        .expect(201)
+        .json["job_id"]
+        .clone();
+    let job = format!("/api/ns/q/job/{}", id.as_str().expect("an id"));
+    let schedule = r#"{"queue":"q","every":3600,"text":"private","attributes":{"who":"zoe-7"}}"#;
+    send(by("operator", "PUT", "/api/ns/_schedules/s").body(schedule)).await.expect(201);
+    let paths = [
+        &*job,
+        &format!("{job}?verbose=1"),
+        "/api/ns/q/key/k",
+        "/api/ns/q/key/k?verbose=1",
+        "/api/ns/q/peek",
+        "/api/ns/q/jobs?data=1",
+        "/api/ns/_schedules/s",
+        "/api/ns/_schedules?data=1",
+    ];
+    for path in paths {
+        let has_body = |shown: &serde_json::Value| {
+            let text = shown.to_string();
+            text.contains("cHJpdmF0ZQ==") || text.contains("private")
+        };
+        let seen = send(by("operator", "GET", path)).await.expect(200).json;
+        assert!(has_body(&seen), "an operator sees it: {path}: {seen}");
+        let hidden = send(by("viewer", "GET", path)).await.expect(200).json;
+        assert!(!has_body(&hidden) && !hidden.to_string().contains("zoe-7"), "{path}: {hidden}");
+        if !path.contains("_schedules") {
+            let one = hidden["jobs"].get(0).unwrap_or(&hidden);
+            assert_eq!(
+                (&one["size"], &one["data"], &one["job_id"]),
+                (&json!(7), &Value::Null, &id),
+                "{path}"
+            );
+        }
+    }
+}
+
+on_each_store!(bodies_are_shown_to_whom_they_may_be);
