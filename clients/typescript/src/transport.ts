@@ -2,7 +2,6 @@
 
 import * as http from "node:http";
 import * as https from "node:https";
-import { urlToHttpOptions } from "node:url";
 
 /** A request, as `fetch` takes it. */
 export interface Outgoing {
@@ -51,7 +50,9 @@ export class Connections {
       const headers: http.OutgoingHttpHeaders = { ...init.headers };
       if (init.method !== "GET" && (init.method !== "DELETE" || body.length > 0)) headers["content-length"] = body.length;
       const request = (secure ? https : http).request({
-        ...urlToHttpOptions(parsed),
+        protocol: parsed.protocol,
+        hostname: parsed.hostname.replace(/^\[|\]$/g, ""), // of an IPv6 address
+        port: parsed.port,
         path: url.slice(parsed.origin.length), // a key may be `..`, which is no step of a path
         agent: secure ? this.#https : this.#http,
         method: init.method,
