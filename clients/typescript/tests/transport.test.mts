@@ -1,9 +1,16 @@
 /** The client's own connections, against a real one. */
 
 import assert from "node:assert/strict";
+import { execFile, spawnSync } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
 import { type AddressInfo, createServer as createTcpServer, type Server as TcpServer, type Socket } from "node:net";
+import { createServer as createTlsServer } from "node:https";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { test } from "node:test";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
 import { Client, DormouseError, Worker } from "dormouse-client";
 import { errorOf } from "./support.mjs";
 
@@ -130,4 +137,39 @@ test("the global fetch sends requests too", async () => {
     assert.equal(await new Client({ url, namespace: "ns", fetch }).size("q"), 4);
     // Its connections are kept for some seconds, and would hold up the end of the server.
   });
+});
+
+test("over TLS: a certificate must be trusted, and a worker ends well", async (t) => {
+  const directory = mkdtempSync(join(tmpdir(), "dormouse-client-"));
+  try {
+    const [key, cert] = [join(directory, "key"), join(directory, "cert")];
+    const made = spawnSync("openssl", [
+      "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
+      "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+    ]);
+    if (made.error) return t.skip("this machine has no openssl");
+    assert.equal(made.status, 0, String(made.stderr));
+    const server = createTlsServer({ key: readFileSync(key), cert: readFileSync(cert) }, (request, response) => {
+      if (request.url?.includes("/size")) response.end('{"size":5}');
+    });
+    const url = (await listening(server)).replace("http://127.0.0.1", "https://localhost");
+    const program = `
+      const { Client, Worker } = require("dormouse-client");
+      const client = new Client({ url: "${url}", namespace: "ns", retryFor: 0 });
+      client.size("q").then(async (size) => {
+        const worker = new Worker(client, { signals: false }).handle("q", () => undefined);
+        setTimeout(() => worker.stop(), 200);
+        await worker.run();
+        console.log(size);
+      }).catch(({ type, message }) => console.log(type, message));`;
+    const cwd = fileURLToPath(new URL(".", import.meta.url));
+    const say = async (env: NodeJS.ProcessEnv): Promise<string> =>
+      (await promisify(execFile)(process.execPath, ["--eval", program], { cwd, env: { ...process.env, ...env } })).stdout;
+    assert.match(await say({}), /^network .*self.signed/);
+    assert.equal(await say({ NODE_EXTRA_CA_CERTS: cert }), "5\n");
+    server.closeAllConnections();
+    server.close();
+  } finally {
+    rmSync(directory, { recursive: true, force: true });
+  }
 });
