@@ -57,7 +57,10 @@ test("the package has what it should, and works from an empty project", () => {
     symlinkSync(join(ROOT, "node_modules/@types/node"), join(directory, "node_modules/@types/node"));
     symlinkSync(join(ROOT, "node_modules/undici-types"), join(directory, "node_modules/undici-types"));
     run(directory, join(ROOT, "node_modules/.bin/tsc"), "--strict", "--module", "node16", "--target", "es2022", "--types", "node", "use.mts", "use.cts");
-    for (const program of ["use.mjs", "use.cjs"]) assert.equal(run(directory, "node", program), "0.1.0 never,x 1\n", program);
+    // As many projects are set up still: `import` that becomes `require`, and types that are found without `exports`.
+    writeFileSync(join(directory, "classic.ts"), imports + USE);
+    run(directory, join(ROOT, "node_modules/.bin/tsc"), "--strict", "--module", "commonjs", "--moduleResolution", "node10", "--target", "es2022", "--types", "node", "classic.ts");
+    for (const program of ["use.mjs", "use.cjs", "classic.js"]) assert.equal(run(directory, "node", program), "0.1.0 never,x 1\n", program);
     // Both have one of each class.
     const both = 'import { Client } from "dormouse-client"; import { createRequire } from "node:module"; console.log(createRequire(import.meta.url)("dormouse-client").Client === Client);';
     assert.equal(run(directory, "node", "--input-type=module", "--eval", both), "true\n");
