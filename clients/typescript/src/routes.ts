@@ -271,8 +271,7 @@ export class Routes {
       return { job_id: there.id, due_at: iso(there.since), duplicate: true };
     }
     job.place = this.store.number();
-    const mark = Object.keys(job.attributes).length > 0 ? "1" : "";
-    job.id = `${mark}01DOUBLE${String(job.place).padStart(18, "0")}`;
+    job.id = this.store.id(job);
     queue.jobs.set(job.id, job);
     return { job_id: job.id, due_at: iso(job.since), ...(replaced !== undefined && { replaced }) };
   }

@@ -45,9 +45,13 @@ export interface Poll {
   timeout: number;
 }
 
+/** Of the process: no two doubles give the same ids. */
+let doubles = 0;
+
 /** @internal */
 export class Store {
   now = Date.now();
+  readonly #double = ++doubles;
   readonly #namespaces = new Map<string, Map<string, StoredQueue>>();
   /** What each queue is owed, by the list of queues and weights. */
   readonly #shares = new Map<string, number[]>();
@@ -57,6 +61,12 @@ export class Store {
 
   number(): number {
     return ++this.#numbers;
+  }
+
+  /** The id of a job, which is as long as a server's; one with attributes has a mark, as there. */
+  id(job: StoredJob): string {
+    const mark = Object.keys(job.attributes).length > 0 ? "1" : "";
+    return `${mark}01DOUBLE${String(this.#double).padStart(6, "0")}${String(job.place).padStart(12, "0")}`;
   }
 
   queues(namespace: string): Map<string, StoredQueue> {

@@ -21,6 +21,12 @@ test("its clock stands until it is moved", async () => {
   assert.equal((await take(double))[0]?.text(), "x");
 });
 
+test("no two doubles give the same ids", async () => {
+  const [a, b] = await Promise.all([new Double(), new Double()].map((double) => double.client().publish("q", "x")));
+  assert.notEqual(a?.jobId, b?.jobId);
+  assert.equal(a?.jobId.length, 26);
+});
+
 test("a job that is not acked comes back when its time is over, and its receipt is old", async () => {
   const double = new Double();
   await double.client().publish("q", "x", { tries: 2 });
