@@ -39,6 +39,10 @@ export interface Ask {
 export type Answer = Record<string, unknown>;
 
 const NAME = /^[A-Za-z0-9_-]{1,255}$/;
+function isName(name: unknown): boolean {
+  return typeof name === "string" && NAME.test(name);
+}
+
 const NAME_RULE = "has 1 to 255 letters, digits, - and _";
 
 /** Sends the requests of one client. @internal */
@@ -67,7 +71,7 @@ export class Caller {
     if (parsed.search || parsed.hash || parsed.username || parsed.password) {
       throw invalid(op, "the URL should have no query, no fragment and no user");
     }
-    if (!NAME.test(namespace)) throw invalid(op, `the name of a namespace ${NAME_RULE}`);
+    if (!isName(namespace)) throw invalid(op, `the name of a namespace ${NAME_RULE}`);
     if (!printable(token)) throw invalid(op, "the token has characters that no header can carry");
     if (!(timeout > 0)) throw invalid(op, "timeout should be longer than 0");
     if (!(retryFor >= 0 && retryFor <= 540_000)) throw invalid(op, "retryFor should be from 0 to 540 s");
@@ -127,11 +131,11 @@ export class Caller {
   #address(ask: Ask): string {
     let url = this.#base;
     for (const queue of ask.queues) {
-      if (!NAME.test(queue)) throw invalid(ask.op, `the name of a queue ${NAME_RULE}`);
+      if (!isName(queue)) throw invalid(ask.op, `the name of a queue ${NAME_RULE}`);
     }
     if (ask.queues.length > 0) url += `/${ask.queues.join(",")}`;
     for (const part of ask.path ?? []) {
-      if (part === "" || Buffer.byteLength(part) > 255 || !wellFormed(part)) {
+      if (typeof part !== "string" || part === "" || Buffer.byteLength(part) > 255 || !wellFormed(part)) {
         throw invalid(ask.op, "an id or a key has 1 to 255 bytes");
       }
       const escaped = encodeURIComponent(part);

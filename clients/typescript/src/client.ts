@@ -7,7 +7,7 @@ import {
 import { type Clock, systemClock } from "./clock.js";
 import { DormouseError, invalid } from "./errors.js";
 import { attributesOf, type Bounds, HeldJob, holdOf, Job, JobInfo, notConsumed, type State } from "./job.js";
-import { bytes, type Data, type JobOptions, jsonText, Message, type NewJob } from "./message.js";
+import { type Data, type JobOptions, jsonText, Message, type NewJob } from "./message.js";
 import { Connections, type Fetch } from "./transport.js";
 
 /** Where the server is, and how long calls take. Durations are in seconds. */
@@ -199,7 +199,7 @@ export class Client {
     const elements = [...jobs].map((job, index) => {
       try {
         const data = job.data !== undefined ? job.data : jsonText(op, job.json);
-        return new Message(op, bytes(data), job).element;
+        return new Message(op, data, job).element;
       } catch (error) {
         throw error instanceof DormouseError ? error.with({ index }) : error;
       }

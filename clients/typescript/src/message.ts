@@ -1,11 +1,12 @@
 /** What a publish may say, and how it is sent. */
 
+import { types } from "node:util";
 import { type Query, printable, seconds, wellFormed } from "./call.js";
 import { invalid } from "./errors.js";
 import { currentTraceparent } from "./trace.js";
 
 /** The body of a job: a text is sent as UTF-8. */
-export type Data = string | Uint8Array | ArrayBuffer;
+export type Data = string | ArrayBufferView | ArrayBuffer;
 
 /** What a job is to be. What is not given is the server's default. Durations are in seconds. */
 export interface JobOptions {
@@ -32,10 +33,11 @@ export type NewJob = JobOptions & ({ data: Data; json?: never } | { json: unknow
 
 const MAX_ATTRIBUTES = 16;
 
-/** @internal */
-export function bytes(data: Data): Uint8Array {
+function bytes(op: string, data: Data): Uint8Array {
   if (typeof data === "string") return Buffer.from(data);
-  return data instanceof ArrayBuffer ? new Uint8Array(data) : data;
+  if (ArrayBuffer.isView(data)) return new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
+  if (types.isAnyArrayBuffer(data)) return new Uint8Array(data);
+  throw invalid(op, "the body should be a text or bytes");
 }
 
 /** @internal */
@@ -59,7 +61,7 @@ export class Message {
 
   /** Refuses what the server would store otherwise than it was given, or could not read. */
   constructor(op: string, data: Data, options: JobOptions) {
-    this.data = bytes(data);
+    this.data = bytes(op, data);
     const { delay, at, ttl, tries, key, onConflict } = options;
     if (delay !== undefined) this.#numbers.delay = seconds(op, "delay", delay);
     if (typeof at === "string") {

@@ -128,6 +128,7 @@ export class Worker {
 
   /** Has the handler do the jobs of a queue, from the next run on. The first queue is served first. */
   handle(queue: string, handler: Handler): this {
+    if (typeof handler !== "function") throw invalid("handle", "the handler should be a function");
     this.#handlers.set(queue, handler);
     return this;
   }

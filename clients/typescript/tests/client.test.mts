@@ -168,6 +168,34 @@ test("what would reach another path, or no server at all, is refused before it i
   }
 });
 
+test("a body is a text or any bytes", async () => {
+  const server = new Scripted(() => PUBLISHED);
+  const client = server.client();
+  const six = Uint8Array.from([1, 2, 3, 4, 5, 6]);
+  for (const data of [six, six.buffer, new Uint16Array(six.buffer), new DataView(six.buffer)]) {
+    await client.publish("q", data);
+    assert.deepEqual([...(server.sent.at(-1)?.body ?? [])], [1, 2, 3, 4, 5, 6]);
+  }
+  await client.publish("q", six.subarray(2, 4));
+  assert.deepEqual([...(server.sent.at(-1)?.body ?? [])], [3, 4]);
+  await client.publish("q", "é");
+  assert.deepEqual([...(server.sent.at(-1)?.body ?? [])], [0xc3, 0xa9]);
+});
+
+test("what the types forbid is refused in JavaScript", async () => {
+  const server = new Scripted(() => PUBLISHED);
+  const client = server.client();
+  const missing = undefined as never;
+  const calls = [
+    client.publish(missing, "x"), client.publish("q", missing), client.publish("q", 5 as never), client.publish("q", {} as never),
+    client.publishMany("q", [{ data: null as never }]), client.cancel("q", missing), client.get("q", null as never), client.consume([missing]),
+    client.publish("q", "x", { attributes: { a: 5 as never } }),
+  ];
+  for (const call of calls) assert.equal((await errorOf(call, DormouseError)).type, "invalid");
+  assert.throws(() => server.client({ namespace: missing }), { type: "invalid" });
+  assert.equal(server.sent.length, 0);
+});
+
 test("durations are seconds, instants a Date, milliseconds or a text", async () => {
   const server = new Scripted(() => PUBLISHED);
   const client = server.client();

@@ -416,6 +416,7 @@ test("a worker says what it was made with that is wrong", async () => {
   ]) {
     assert.throws(() => new Worker(client, options), { type: "invalid" }, JSON.stringify(options));
   }
+  assert.throws(() => new Worker(client).handle("q", undefined as never), { type: "invalid" });
   await errorOf(new Worker(client).run(), DormouseError);
   await errorOf(new Worker(client, { weights: { a: 1 } }).handle("b", () => undefined).run(), DormouseError);
   await errorOf(new Worker(client, { weights: { a: 1, b: 1 } }).handle("b", () => undefined).run(), DormouseError);
