@@ -2,8 +2,8 @@
 //! axum. It names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens and limits through
 //! `admin`.
 //!
-//! Imports run one way: `port → {schedules → jobs, operators} → request → state → answer`. Each folder imports only of those
-//! that stand right of it, and the two in braces not of each other. Each folder's `mod.rs` says what it imports of them.
+//! Imports run one way: `port → {schedules → jobs, ui → operators} → request → state → answer`. Each folder imports only
+//! of those that stand right of it, and the two in braces not of each other. Each folder's `mod.rs` says what it imports of them.
 
 mod answer;
 mod jobs;
@@ -12,6 +12,7 @@ mod port;
 mod request;
 mod schedules;
 mod state;
+mod ui;
 
 use std::sync::Arc;
 
@@ -116,7 +117,10 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/dead/reasons", only(get(dead::reasons)))
         .merge(jobs_by_account())
         .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
+    let pages = ui::routes(state.clone(), guarded.clone().with_state(state.clone()))
+        .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
     let open = Router::new()
+        .route("/", only(get(ui::home)))
         .route("/pools", only(get(operations::pools)))
         .route("/info", only(get(operations::info)))
         .route("/version", only(get(operations::version)))
@@ -124,7 +128,10 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/accesslog", get(operations::get_access_log))
         .route("/ping", probe(get(operations::ping)))
         .route("/ready", probe(get(operations::ready)));
-    finish(guarded.merge(open), Observe { state, guard: OriginCheck::Admin(Arc::new(names)), port: "admin" })
+    finish(
+        guarded.merge(pages).merge(open),
+        Observe { state, guard: OriginCheck::Admin(Arc::new(names)), port: "admin" },
+    )
 }
 
 /// The routes of jobs and schedules that hand nothing out, by the handlers of the public port. An account stands in place

@@ -5,6 +5,7 @@ mod body_memory;
 mod cluster;
 mod common;
 mod connections;
+mod dashboard;
 mod delays;
 mod fuzz;
 mod http;

@@ -49,6 +49,11 @@ struct PoolReply<'a> {
     queues: usize,
     left_out: usize,
     timers: u64,
+    /// The sums over its queues. `None` where the store does not know them by queue.
+    ready: u64,
+    delayed: Option<u64>,
+    running: Option<u64>,
+    dead: u64,
     #[serde(rename = "in")]
     entered: f64,
     out: f64,
@@ -78,6 +83,8 @@ struct QueueReply<'a> {
     paused_until: Option<Instant>,
     push: Option<crate::push::PushState>,
     need: Option<Need>,
+    /// Of queues with the same need the one with more is worse.
+    worse: u64,
 }
 
 /// To three decimals.
@@ -110,6 +117,7 @@ fn reply<'a>(pool: &'a PoolName, row: &'a Row) -> QueueReply<'a> {
         paused_until: row.paused.and_then(|pause| pause.until).map(Instant),
         push: row.push,
         need: row.need,
+        worse: row.worse,
     }
 }
 
@@ -124,6 +132,10 @@ fn pool_reply<'a>(pool: &'a PoolName, sample: &'a Sample) -> PoolReply<'a> {
         queues: sample.rows.len(),
         left_out: sample.left_out,
         timers: sample.timers,
+        ready: sample.rows.iter().map(|row| row.ready).sum(),
+        delayed: sample.rows.iter().map(|row| row.delayed).sum(),
+        running: sample.rows.iter().map(|row| row.running).sum(),
+        dead: sample.rows.iter().map(|row| row.dead).sum(),
         entered,
         out,
         acked,
@@ -253,6 +265,8 @@ pub struct ListAsked {
     pub of: Asked,
     /// A part of `namespace/queue`.
     pub part: Option<String>,
+    /// The whole name of a queue.
+    pub queue: Option<String>,
     pub need: Needs,
     pub sort: Sort,
     pub limit: usize,
@@ -297,7 +311,8 @@ impl ListAsked {
         let (_, sort) = sort.ok_or(ApiError::bad("invalid sort"))?;
         let (limit, cursor) = params::page(query, MAX_LISTED)?;
         let after = cursor.map(|Cursor(text)| opened(&text).ok_or(ApiError::BAD_CURSOR)).transpose()?;
-        Ok(ListAsked { of, part: given(query, "q").map(String::from), need, sort, limit, after })
+        let [part, queue] = ["q", "queue"].map(|name| given(query, name).map(String::from));
+        Ok(ListAsked { of, part, queue, need, sort, limit, after })
     }
 }
 
@@ -320,10 +335,11 @@ impl Listed {
 
 /// The queues that are asked for, from samples.
 pub fn listed(state: &AppState, asked: &ListAsked) -> Listed {
-    let ListAsked { of, part, need, sort, limit, after } = asked;
+    let ListAsked { of, part, queue, need, sort, limit, after } = asked;
     let samples = of.samples(state);
     let is_asked_for = |row: &Row| {
         of.namespace.as_ref().is_none_or(|namespace| row.namespace == *namespace)
+            && queue.as_ref().is_none_or(|queue| name(row) == queue)
             && part.as_ref().is_none_or(|part| format!("{}/{}", row.namespace, name(row)).contains(&**part))
             && need.has(row.need)
     };
@@ -344,7 +360,7 @@ pub fn listed(state: &AppState, asked: &ListAsked) -> Listed {
     Listed { rows, cursor, samples }
 }
 
-/// `GET /queues?pool&namespace&q&need&sort&limit&cursor`
+/// `GET /queues?pool&namespace&queue&q&need&sort&limit&cursor`
 pub async fn list(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
     let query = Query(query.as_deref().unwrap_or_default());
     let listed = listed(&state, &ListAsked::of(&state, query)?);

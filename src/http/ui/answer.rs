@@ -1,0 +1,120 @@
+//! The answers of pages: their headers, and the tag by which a browser asks whether anything has changed.
+
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::Response;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::text::VOLATILE;
+use crate::http::answer::reply;
+
+const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
+/// What a browser lets a page do: nothing that this server did not send as such.
+const POLICY: HeaderValue = HeaderValue::from_static(
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
+     form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+);
+/// What it lets the body of a job do.
+const SANDBOX: HeaderValue = HeaderValue::from_static("sandbox; default-src 'none'; frame-ancestors 'none'");
+
+/// With the headers that all of the dashboard's answers have.
+pub fn guarded(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(POLICY);
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+/// A page. With the tag that the browser has it is 304.
+pub fn page(status: StatusCode, markup: &str, asked: &HeaderMap) -> Response {
+    let (text, tag) = finished(markup);
+    let same = |given: &HeaderValue| {
+        given
+            .to_str()
+            .is_ok_and(|given| given.split(',').any(|one| one.trim().trim_start_matches("W/") == tag))
+    };
+    let is_known = status == StatusCode::OK && asked.get_all(header::IF_NONE_MATCH).iter().any(same);
+    let mut response = match is_known {
+        true => {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            response
+        }
+        false => reply::with_body(status, HTML, Body::from(text)),
+    };
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    guarded(response)
+}
+
+/// The page without the marks around what changes with every second, and a hash of all else.
+fn finished(markup: &str) -> (String, String) {
+    let mut hash = Xxh3::new();
+    let mut text = String::with_capacity(markup.len());
+    // One may stand in another.
+    let mut depth = 0usize;
+    for piece in markup.split_inclusive([VOLATILE.0, VOLATILE.1]) {
+        let plain = piece.trim_end_matches([VOLATILE.0, VOLATILE.1]);
+        text.push_str(plain);
+        if depth == 0 {
+            hash.update(plain.as_bytes());
+        }
+        depth = match piece.chars().next_back() {
+            Some(last) if last == VOLATILE.0 => depth + 1,
+            Some(last) if last == VOLATILE.1 => depth.saturating_sub(1),
+            _ => depth,
+        };
+    }
+    (text, format!("\"{:032x}\"", hash.digest128()))
+}
+
+/// To another page of the dashboard. A change is answered so, and reload does not do it again.
+pub fn see_other(to: &str) -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SEE_OTHER;
+    // Made of parts that are escaped.
+    let to = HeaderValue::from_str(to).unwrap_or(HeaderValue::from_static("?"));
+    response.headers_mut().insert(header::LOCATION, to);
+    guarded(response)
+}
+
+/// Every byte of a job's body, as a file that no browser shows.
+pub fn download(name: &str, body: Vec<u8>) -> Response {
+    let kind = HeaderValue::from_static("application/octet-stream");
+    let mut response = reply::with_body(StatusCode::OK, kind, Body::from(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_SECURITY_POLICY, SANDBOX);
+    let name = HeaderValue::from_str(&format!("attachment; filename=\"{name}\""));
+    headers.insert(header::CONTENT_DISPOSITION, name.unwrap_or(HeaderValue::from_static("attachment")));
+    guarded(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against a page that is sent again each second, and one that is not although its figures have changed.
+    #[test]
+    fn the_tag_names_the_figures_and_not_the_seconds() {
+        let page = |n: u32, ago: &str| format!("<p>{n} jobs, \u{1}\u{1}{ago}\u{2} ago\u{2}</p>");
+        let (text, tag) = finished(&page(7, "3 s"));
+        assert_eq!(text, "<p>7 jobs, 3 s ago</p>");
+        assert_eq!(finished(&page(7, "9 min")).1, tag);
+        assert_ne!(finished(&page(8, "3 s")).1, tag);
+        let mut asked = HeaderMap::new();
+        asked
+            .insert(header::IF_NONE_MATCH, HeaderValue::from_str(&format!("W/{tag}, \"x\"")).expect("a tag"));
+        assert_eq!(super::page(StatusCode::OK, &page(7, "1 h"), &asked).status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(super::page(StatusCode::OK, &page(6, "1 h"), &asked).status(), StatusCode::OK);
+        assert_eq!(super::page(StatusCode::BAD_REQUEST, &page(7, "1 h"), &asked).status(), 400);
+    }
+}

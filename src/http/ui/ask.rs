@@ -1,0 +1,181 @@
+//! Asks the JSON routes of this port, in the name of whoever asked for the page.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use parking_lot::Mutex;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::time::{Instant, timeout_at};
+use tower::ServiceExt;
+
+use crate::http::answer::error::StoreFailure;
+use crate::http::operators::audit::Account;
+use crate::http::request::extract::Labels;
+use crate::http::request::peer::Client;
+
+/// The largest answer that is read: a page of jobs with their bodies has 8 MiB of them, in base64.
+const MOST: usize = 16 << 20;
+/// What stays as it is in a part of a path and in a value of a query.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// A part of a path, or a value of a query.
+pub fn part(text: &str) -> String {
+    utf8_percent_encode(text, ESCAPED).to_string()
+}
+
+/// Why a route did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub status: StatusCode,
+    pub text: String,
+}
+
+impl Refusal {
+    pub fn new(status: StatusCode, text: impl Into<String>) -> Refusal {
+        Refusal { status, text: text.into() }
+    }
+
+    /// 400.
+    pub fn bad(text: impl Into<String>) -> Refusal {
+        Refusal::new(StatusCode::BAD_REQUEST, text)
+    }
+}
+
+/// What a route answered.
+pub type Said<T> = Result<T, Refusal>;
+
+/// The JSON routes, for one page.
+pub struct Asker {
+    routes: Router,
+    labels: Option<Arc<Labels>>,
+    client: Option<Client>,
+    account: Option<Account>,
+    authorization: Option<HeaderValue>,
+    /// What has not been said by then is left out.
+    until: Mutex<Instant>,
+    /// A store's failure that a route has met, which the page's answer reports.
+    failure: Mutex<Option<StoreFailure>>,
+}
+
+/// What is sent with a change.
+pub enum Sent {
+    Nothing,
+    Json(Value),
+    /// A job's body, with the headers of its publish.
+    Job(Vec<u8>, Vec<(String, Vec<u8>)>),
+}
+
+impl Asker {
+    /// In the name of whoever sent this request. Answers to questions are waited for until then.
+    pub fn of(routes: &Router, parts: &Parts, until: Instant) -> Asker {
+        Asker {
+            routes: routes.clone(),
+            labels: parts.extensions.get::<Arc<Labels>>().cloned(),
+            client: parts.extensions.get::<Client>().copied(),
+            account: parts.extensions.get::<Account>().cloned(),
+            authorization: parts.headers.get(header::AUTHORIZATION).cloned(),
+            until: Mutex::new(until),
+            failure: Mutex::default(),
+        }
+    }
+
+    /// Who asks, if they have logged in.
+    pub fn account(&self) -> Option<&str> {
+        self.account.as_ref().map(|account| &*account.0)
+    }
+
+    /// The failure of a store that was met, which the answer is to carry.
+    pub fn failure(&self) -> Option<StoreFailure> {
+        self.failure.lock().clone()
+    }
+
+    /// The same anew, for a task of its own.
+    pub fn again(&self) -> Asker {
+        let Asker { routes, labels, client, account, authorization, until, failure: _ } = self;
+        Asker {
+            routes: routes.clone(),
+            labels: labels.clone(),
+            client: *client,
+            account: account.clone(),
+            authorization: authorization.clone(),
+            until: Mutex::new(*until.lock()),
+            failure: Mutex::default(),
+        }
+    }
+
+    /// From now on answers are waited for until then.
+    pub fn wait_until(&self, until: Instant) {
+        *self.until.lock() = until;
+    }
+
+    /// What a GET answers, if it does so in time.
+    pub async fn get<T: DeserializeOwned>(&self, path: impl AsRef<str>) -> Said<T> {
+        let path = path.as_ref();
+        let until = *self.until.lock();
+        let asked = self.ask(Method::GET, path, Sent::Nothing);
+        let late = || Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "it did not answer within a second");
+        let bytes = timeout_at(until, asked).await.map_err(|_| late())??;
+        serde_json::from_slice(&bytes).map_err(|error| {
+            tracing::error!(%error, path, "a page cannot read the answer of a route");
+            Refusal::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the server does not understand itself; its log says more",
+            )
+        })
+    }
+
+    /// Has a route change something. It is waited for: who breaks off does not know what was done.
+    pub async fn change(&self, method: Method, path: &str, sent: Sent) -> Said<Value> {
+        let bytes = self.ask(method, path, sent).await?;
+        Ok(serde_json::from_slice(&bytes).unwrap_or_default())
+    }
+
+    async fn ask(&self, method: Method, path: &str, sent: Sent) -> Said<axum::body::Bytes> {
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some(value) = &self.authorization {
+            request = request.header(header::AUTHORIZATION, value);
+        }
+        let body = match sent {
+            Sent::Nothing => Body::empty(),
+            Sent::Json(value) => {
+                request = request.header(header::CONTENT_TYPE, "application/json");
+                Body::from(value.to_string())
+            }
+            Sent::Job(body, headers) => {
+                for (name, value) in headers {
+                    request = request.header(name, value);
+                }
+                Body::from(body)
+            }
+        };
+        let mut request = request.body(body).map_err(|_| Refusal::bad("what was typed cannot be sent"))?;
+        let extensions = request.extensions_mut();
+        self.labels.clone().map(|labels| extensions.insert(labels));
+        self.client.map(|client| extensions.insert(client));
+        self.account.clone().map(|account| extensions.insert(account));
+        let response = match self.routes.clone().oneshot(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        };
+        let status = response.status();
+        if let Some(failure) = response.extensions().get::<StoreFailure>() {
+            *self.failure.lock() = Some(failure.clone());
+        }
+        let bytes = to_bytes(response.into_body(), MOST).await;
+        let bytes =
+            bytes.map_err(|_| Refusal::new(StatusCode::INSUFFICIENT_STORAGE, "the answer is too large"))?;
+        if status.is_success() {
+            return Ok(bytes);
+        }
+        let said: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let text = said["error"].as_str().or(said["msg"].as_str());
+        let usual = status.canonical_reason().unwrap_or("refused");
+        Err(Refusal::new(status, text.unwrap_or(usual)))
+    }
+}

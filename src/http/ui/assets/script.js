@@ -1,0 +1,180 @@
+// What the pages can do beyond what they do without it: stay fresh, copy, and be used by keys. It makes no markup of its
+// own from what it reads: a page that it fetches is the server's, and is compared node by node.
+"use strict";
+(() => {
+  const EVERY = 5000;
+  const html = document.documentElement;
+  const stored = (name, usual) => { try { return localStorage.getItem("dormouse." + name) ?? usual; } catch { return usual; } };
+  const store = (name, value) => { try { localStorage.setItem("dormouse." + name, value); } catch { /* private windows */ } };
+
+  // Whether somebody has typed into a form, or selected rows: what is below it stays as it is.
+  const changed = (field) => {
+    if (field.type === "checkbox" || field.type === "radio") return field.checked !== field.defaultChecked;
+    if (field.tagName === "SELECT") return [...field.options].some((o) => o.selected !== o.defaultSelected);
+    return field.type !== "hidden" && field.defaultValue !== undefined && field.value !== field.defaultValue;
+  };
+  const busy = (node) => node.tagName === "FORM" && (node.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")
+    || [...node.elements].some(changed));
+
+  const keyOf = (node) => node.nodeType === 1 ? node.getAttribute("data-key") || node.id || "" : "";
+  const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
+
+  function same(from, to) {
+    if (from.nodeType !== 1) {
+      if (from.nodeValue !== to.nodeValue) from.nodeValue = to.nodeValue;
+      return;
+    }
+    if (busy(from)) return;
+    for (const { name } of [...from.attributes]) {
+      const kept = name === "open" || name === "hidden" && from.hasAttribute("data-live-hidden");
+      if (!to.hasAttribute(name) && !kept) from.removeAttribute(name);
+    }
+    for (const { name, value } of [...to.attributes]) {
+      if (name === "hidden" && from.hasAttribute("data-shown")) continue;
+      if (from.getAttribute(name) !== value) from.setAttribute(name, value);
+    }
+    children(from, to);
+  }
+
+  function children(from, to) {
+    let at = from.firstChild;
+    for (const next of [...to.childNodes]) {
+      let match = at;
+      if (!match || !alike(match, next)) {
+        const key = keyOf(next);
+        match = key ? [...from.childNodes].find((node) => alike(node, next)) : null;
+      }
+      if (match) {
+        if (match !== at) from.insertBefore(match, at); else at = at.nextSibling;
+        same(match, next);
+      } else {
+        from.insertBefore(document.importNode(next, true), at);
+      }
+    }
+    while (at) {
+      const gone = at;
+      at = at.nextSibling;
+      // What somebody works on is not taken away.
+      if (!(gone.nodeType === 1 && gone.contains(document.activeElement) && gone !== document.body)) gone.remove();
+    }
+  }
+
+  // Ages go on between two readings, by the server's clock.
+  let ahead = Number(html.dataset.now) - Date.now();
+  const two = (a, x, b, y, both) => both && b > 0 ? a + " " + x + " " + b + " " + y : a + " " + x;
+  function duration(seconds) {
+    const s = Math.max(0, Math.floor(seconds));
+    if (s < 60) return s + " s";
+    if (s < 3600) return two(Math.floor(s / 60), "min", s % 60, "s", s < 600);
+    if (s < 86400) return two(Math.floor(s / 3600), "h", Math.floor(s / 60) % 60, "min", true);
+    return two(Math.floor(s / 86400), "d", Math.floor(s / 3600) % 24, "h", s < 864000);
+  }
+  function age() {
+    const now = Date.now() + ahead;
+    for (const node of document.querySelectorAll("[data-since]")) node.textContent = duration((now - node.dataset.since) / 1000);
+    for (const node of document.querySelectorAll("[data-at]")) {
+      const by = (now - node.dataset.at) / 1000;
+      node.textContent = by >= 0 ? duration(by) + " ago" : "in " + duration(-by);
+    }
+  }
+
+  let tag = null, asking = false;
+  async function refresh() {
+    if (asking || document.hidden || stored("live", "1") !== "1") return;
+    asking = true;
+    try {
+      const headers = tag ? { "If-None-Match": tag } : {};
+      const answer = await fetch(location.href, { headers, credentials: "same-origin", redirect: "error", cache: "no-store" });
+      if (answer.status === 200 || answer.status === 503) {
+        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+        const main = page.getElementById("content");
+        if (main) {
+          tag = answer.headers.get("ETag");
+          html.dataset.now = page.documentElement.dataset.now;
+          ahead = Number(html.dataset.now) - Date.now();
+          // What was done is said once, by the page that the change led to.
+          main.querySelectorAll(":scope > .done").forEach((node) => node.remove());
+          const done = document.querySelector("main > .done");
+          if (done && Date.now() - loaded > 20000) done.remove(); else if (done) main.prepend(document.importNode(done, true));
+          same(document.getElementById("content"), main);
+          const read = document.querySelector(".bottom .read"), now = page.querySelector(".bottom .read");
+          if (read && now) same(read, now);
+          dress();
+        }
+      }
+      document.body.classList.toggle("stale", answer.status >= 400);
+    } catch {
+      document.body.classList.add("stale");
+    } finally {
+      asking = false;
+      age();
+    }
+  }
+  const loaded = Date.now();
+  const isForm = () => document.querySelector("main form[data-asks]") !== null || document.querySelector("main [data-once]") !== null;
+
+  function copy(button) {
+    const node = document.getElementById(button.dataset.copy);
+    const text = node.textContent;
+    const told = () => { button.textContent = "Copied"; setTimeout(() => { button.textContent = "Copy"; }, 2000); };
+    const byHand = () => {
+      const range = document.createRange();
+      range.selectNodeContents(node);
+      const selection = getSelection();
+      selection.removeAllRanges();
+      selection.addRange(range);
+      if (document.execCommand("copy")) told();
+    };
+    // Without https there is no clipboard API.
+    if (navigator.clipboard && isSecureContext) navigator.clipboard.writeText(text).then(told, byHand); else byHand();
+  }
+
+  // Shows what works only with a script.
+  function dress() {
+    for (const node of document.querySelectorAll("[data-copy], .live, .keys, [data-all]")) {
+      node.hidden = false;
+      node.setAttribute("data-shown", "");
+    }
+  }
+
+  function go(path) { location.href = document.body.dataset.root + path; }
+  let before = "";
+  function key(event) {
+    if (stored("keys", "1") !== "1" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input, textarea, select, dialog")) return;
+    const pressed = before + event.key;
+    before = "";
+    if (event.key === "/") { event.preventDefault(); document.getElementById("search").focus(); }
+    else if (event.key === "?") { document.querySelector(".keys").scrollIntoView(); document.querySelector("[data-keys]").focus(); }
+    else if (pressed === "go") go("");
+    else if (pressed === "gq") go("queues");
+    else if (pressed === "gd") go("dead");
+    else if (event.key === "g") before = "g";
+  }
+
+  dress();
+  for (const [name, node] of [["live", "[data-live]"], ["keys", "[data-keys]"]]) {
+    const box = document.querySelector(node);
+    if (!box) continue;
+    box.checked = box.defaultChecked = stored(name, "1") === "1";
+    box.addEventListener("change", () => { box.defaultChecked = box.checked; store(name, box.checked ? "1" : "0"); if (name === "live") refresh(); });
+  }
+  document.addEventListener("keydown", key);
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (button) copy(button);
+    const all = event.target.closest("[data-all]");
+    if (all) for (const box of document.querySelectorAll("input[name=job]")) box.checked = all.checked;
+  });
+  // A form is sent once.
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (form.method !== "post") return;
+    if (form.dataset.sent) { event.preventDefault(); return; }
+    form.dataset.sent = "1";
+  });
+  addEventListener("pageshow", (event) => { if (event.persisted) document.querySelectorAll("form").forEach((form) => delete form.dataset.sent); });
+  document.addEventListener("visibilitychange", () => { if (!document.hidden && !isForm()) refresh(); });
+  if (!isForm()) setInterval(refresh, EVERY);
+  setInterval(age, 1000);
+})();

@@ -1,0 +1,98 @@
+//! What a query or a form says, by name; and links that say something else.
+
+use axum::extract::{FromRequest, Request};
+use axum::response::{IntoResponse, Response};
+
+use super::ask::part;
+use crate::http::request::body::read_body;
+
+/// The largest form: a job of 64 KiB of which every byte is escaped, and its other fields.
+const MAX_FORM: usize = 256 << 10;
+
+/// Fields in the order in which they came.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fields(Vec<(String, String)>);
+
+impl Fields {
+    pub fn parse(text: &str) -> Fields {
+        let pairs = form_urlencoded::parse(text.as_bytes());
+        Fields(pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
+    }
+
+    /// The first value of a field. An empty one is none, as forms send it.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.all(name).next()
+    }
+
+    /// The same, or an empty text.
+    pub fn or_empty(&self, name: &str) -> &str {
+        self.get(name).unwrap_or_default()
+    }
+
+    pub fn all<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a str> {
+        let name = name.to_owned();
+        self.0.iter().filter(move |(of, value)| *of == name && !value.is_empty()).map(|(_, value)| &**value)
+    }
+
+    /// A query with these fields and with others in place of some. `None` leaves one out.
+    pub fn link(&self, changed: &[(&str, Option<&str>)]) -> String {
+        let kept = self.0.iter().filter(|(name, value)| {
+            !value.is_empty() && !ONCE.contains(&&**name) && changed.iter().all(|(of, _)| of != name)
+        });
+        let kept = kept.map(|(name, value)| (&**name, &**value));
+        let given = changed.iter().filter_map(|(name, value)| Some((*name, (*value)?)));
+        query(kept.chain(given))
+    }
+
+    /// Those of a list that begins anew: without where the old one went on.
+    pub fn from_the_beginning(&self, changed: &[(&str, Option<&str>)]) -> String {
+        let changed: Vec<_> = changed.iter().copied().chain([("cursor", None)]).collect();
+        self.link(&changed)
+    }
+}
+
+/// What a link does not take along: what was done, what is asked, and what was selected.
+const ONCE: [&str; 4] = ["done", "ask", "job", "tz"];
+
+/// A query with these fields.
+pub fn query<'a>(fields: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let mut text = String::from("?");
+    for (name, value) in fields {
+        if text.len() > 1 {
+            text.push('&');
+        }
+        text.push_str(name);
+        text.push('=');
+        text.push_str(&part(value));
+    }
+    text
+}
+
+/// A form that was sent.
+pub struct Filled(pub Fields);
+
+impl<S: Sync> FromRequest<S> for Filled {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, _: &S) -> Result<Filled, Response> {
+        let body =
+            read_body(request.into_body(), MAX_FORM, "the form is too large: 64 KiB of a job", None).await;
+        let body = body.map_err(IntoResponse::into_response)?;
+        Ok(Filled(Fields::parse(&String::from_utf8_lossy(&body))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_keeps_what_it_does_not_change() {
+        let fields = Fields::parse("state=dead&reason=a%26b&cursor=x&done=paused&q=&job=1&job=2");
+        assert_eq!(fields.get("reason"), Some("a&b"));
+        assert_eq!((fields.get("q"), fields.all("job").count()), (None, 2));
+        assert_eq!(fields.link(&[]), "?state=dead&reason=a%26b&cursor=x");
+        assert_eq!(fields.link(&[("cursor", Some("y")), ("reason", None)]), "?state=dead&cursor=y");
+        assert_eq!(fields.from_the_beginning(&[("state", Some("\"<"))]), "?reason=a%26b&state=%22%3C");
+    }
+}

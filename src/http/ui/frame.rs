@@ -1,0 +1,215 @@
+//! What all pages have around what they show: where one is, who one is, how old the figures are.
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use maud::{DOCTYPE, Markup, html};
+
+use super::answer;
+use super::ask::{Refusal, Said};
+use super::assets::Assets;
+use super::instant::At;
+use super::text::{count, text, typed, volatile};
+use super::visit::Visit;
+use crate::clock::Millis;
+use crate::process::version::Version;
+
+/// A page without what is around it.
+pub struct Page {
+    pub status: StatusCode,
+    /// Names the page and its queue.
+    pub title: String,
+    /// Where one is: links from the overview on.
+    pub trail: Vec<(String, Markup)>,
+    /// How old what it shows is; `None` where it was read for the page.
+    pub read_at: Option<Millis>,
+    /// Which entry of the navigation it belongs to.
+    pub nav: &'static str,
+    pub body: Markup,
+}
+
+impl Page {
+    pub fn new(title: impl Into<String>, nav: &'static str, body: Markup) -> Page {
+        let (status, trail) = (StatusCode::OK, Vec::new());
+        Page { status, title: title.into(), trail, read_at: None, nav, body }
+    }
+}
+
+/// The entries of the navigation, and where they lead.
+const NAV: &[(&str, &str)] = &[("Overview", ""), ("Queues", "queues"), ("Schedules", "schedules")];
+
+impl Visit {
+    /// The answer: the page, or why there is none.
+    pub fn answer(&self, page: Said<Page>) -> Response {
+        let (status, page) = match page {
+            Ok(page) => (page.status, page),
+            Err(refusal) => (refusal.status, refusal_page(&refusal)),
+        };
+        let status = self.refused.as_ref().map_or(status, |(refusal, _)| refusal.status);
+        let mut response = answer::page(status, &render(self, page).0, &self.headers);
+        self.carry(&mut response);
+        response
+    }
+}
+
+/// A page that says why there is no other.
+fn refusal_page(refusal: &Refusal) -> Page {
+    let Refusal { status, text: why } = refusal;
+    let title = match status.as_u16() {
+        404 => "Not found",
+        403 => "Not allowed",
+        400..=499 => "That cannot be done",
+        _ => "That did not work",
+    };
+    let body = html! {
+        h1 { (title) }
+        p.trouble { (text(why)) " " span.status { "(" (status.as_u16()) ")" } }
+    };
+    Page { status: *status, ..Page::new(title, "", body) }
+}
+
+/// The whole page.
+fn render(visit: &Visit, page: Page) -> Markup {
+    let [style, script, icon] = Assets::names().map(|name| visit.to(&format!("assets/{name}")));
+    let version = Version::current().version;
+    let state = visit.state();
+    html! {
+        (DOCTYPE)
+        html lang="en" data-now=(volatile_number(visit.zone.now)) {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (page.title) " – Dormouse" }
+                link rel="stylesheet" href=(style);
+                link rel="icon" type="image/svg+xml" href=(icon);
+                script src=(script) defer {}
+            }
+            body data-root=(visit.to("")) {
+                a.skip href="#content" { "Skip to content" }
+                header.top {
+                    a.brand href=(visit.to("")) { "Dormouse" }
+                    nav aria-label="Pages" {
+                        ul {
+                            @for (name, to) in NAV {
+                                li { a href=(visit.to(to)) aria-current=[(page.nav == *name).then_some("page")] { (name) } }
+                            }
+                        }
+                    }
+                    form.search role="search" method="get" action=(visit.to("search")) {
+                        label for="search" { "Search" }
+                        input #search type="search" name="q" value=(typed(search_text(visit)))
+                            placeholder="namespace/queue/key" autocomplete="off" spellcheck="false";
+                    }
+                }
+                @if !page.trail.is_empty() {
+                    nav.trail aria-label="Where you are" {
+                        ol {
+                            @for (to, name) in &page.trail { li { a href=(to) { (name) } } }
+                        }
+                    }
+                }
+                main #content tabindex="-1" {
+                    @if let Some(done) = visit.fields.get("done").and_then(said) {
+                        p.done role="status" { (done) }
+                    }
+                    @if let Some((refusal, _)) = &visit.refused {
+                        p.trouble role="alert" { "Not done: " (text(&refusal.text)) }
+                    }
+                    (page.body)
+                }
+                footer.bottom {
+                    p {
+                        "Server " b { (text(&state.server)) } ", version " (version) ". "
+                        @match page.read_at {
+                            Some(at) => { span.read { "Figures of " (volatile(&visit.zone.ago(at))) ". " } }
+                            None => { span.read { "Read " (volatile(&visit.zone.at(At(visit.zone.now)))) ". " } }
+                        }
+                        a.refresh href=(visit.fields.link(&[])) { "Refresh" }
+                        span.live hidden { " " label { input type="checkbox" data-live="1"; " Live" } }
+                    }
+                    p { (who(visit)) }
+                    form.zone method="post" action=(visit.to("zone")) {
+                        input type="hidden" name="back" value=(visit.here);
+                        label for="zone" { "Zone" }
+                        input #zone name="tz" value=(visit.zone.name) size="18" autocomplete="off" spellcheck="false";
+                        button type="submit" { "Set" }
+                    }
+                    p.keys hidden {
+                        label { input type="checkbox" data-keys="1"; " Keys" }
+                        ": " kbd { "/" } " search, " kbd { "?" } " help, " kbd { "g" } " " kbd { "o" } " overview, "
+                        kbd { "g" } " " kbd { "q" } " queues, " kbd { "g" } " " kbd { "d" } " dead"
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A number that changes with every second.
+fn volatile_number(n: u64) -> String {
+    volatile(&html! { (n) }).0
+}
+
+fn search_text(visit: &Visit) -> &str {
+    if visit.here.starts_with("search") { visit.fields.or_empty("q") } else { "" }
+}
+
+/// Who one is, and what one may do.
+fn who(visit: &Visit) -> Markup {
+    html! {
+        @match visit.ask.account() {
+            Some(account) if visit.may_change() => { "Account " b { (text(account)) } ", an operator." }
+            Some(account) => { "Account " b { (text(account)) } ", who may look and change nothing." }
+            None => { "No accounts are configured: everybody who reaches this port may do everything." }
+        }
+    }
+}
+
+/// What was done, in words. The query has a code of it, so that no link can have a page say something else.
+fn said(code: &str) -> Option<String> {
+    let (code, n) = code.split_once('.').unwrap_or((code, ""));
+    let n = || n.parse::<u64>().ok();
+    Some(match code {
+        "paused" => "The queue is paused.".into(),
+        "resumed" => "The queue is resumed.".into(),
+        "published" => "The job is published.".into(),
+        "kept" => "A job with this key was there already: nothing was published.".into(),
+        "respawned" => format!("{} respawned.", count(n()?, "job was", "jobs were")),
+        "cancelled" => format!("{} cancelled.", count(n()?, "job was", "jobs were")),
+        "deleted" => "The dead jobs were deleted.".into(),
+        "destroyed" => "What was chosen is destroyed.".into(),
+        "begun" => "It is begun, and goes on when this page is closed.".into(),
+        "stopped" => "It is told to stop.".into(),
+        "none" => "No job was selected: nothing was done.".into(),
+        "saved" => "It is saved.".into(),
+        "push-paused" => "Push is paused.".into(),
+        "push-resumed" => "Push is resumed.".into(),
+        "push-off" => "Push is off.".into(),
+        "schedule-paused" => "The schedule is paused.".into(),
+        "schedule-resumed" => "The schedule is resumed.".into(),
+        "schedule-run" => "The schedule has placed a job now.".into(),
+        "schedule-deleted" => "The schedule is deleted.".into(),
+        "revoked" => "The token is revoked.".into(),
+        "limited" => "The limit is set.".into(),
+        "unlimited" => "The limit is removed.".into(),
+        "log-on" => "The access log is on.".into(),
+        "log-off" => "The access log is off.".into(),
+        "before" => "This form was sent before: nothing was done again.".into(),
+        _ => return None,
+    })
+}
+
+/// The command that does the same on the JSON routes.
+pub fn curl(visit: &Visit, method: &str, path: &str, body: Option<&str>) -> Markup {
+    let auth = if visit.state().accounts.is_empty() { "" } else { " -u \"$DORMOUSE_ADMIN_AUTH\"" };
+    let method = if method == "GET" { String::new() } else { format!(" -X {method}") };
+    let quoted = |text: &str| text.replace('\'', "'\\''");
+    let body = body.map_or(String::new(), |body| format!(" -d '{}'", quoted(body)));
+    let line = format!("curl{auth}{method} 'http://{}{}'{body}", visit.host(), quoted(path));
+    html! {
+        details.curl {
+            summary { "As curl" }
+            pre tabindex="0" { code { (super::text::visible(&line)) } }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! The ways to the dashboard, and the choice of its zone.
+
+use axum::extract::Request;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+
+use super::answer::see_other;
+use super::ask::{Refusal, part};
+use super::form::Filled;
+use super::instant::Zone;
+use super::visit::{Visit, ZONE_COOKIE};
+use crate::http::answer::reply;
+
+/// `GET /`: a browser is led to the dashboard. To programs there is nothing here, as in lmstfy.
+pub async fn home(request: Request) -> Response {
+    let mut accepted = request.headers().get_all(header::ACCEPT).iter();
+    if accepted.any(|kinds| kinds.to_str().is_ok_and(|kinds| kinds.contains("text/html"))) {
+        see_other("ui/")
+    } else {
+        reply::not_found().await
+    }
+}
+
+/// `GET /ui`
+pub async fn redirect() -> Response {
+    see_other("ui/")
+}
+
+/// `POST /ui/zone`: the zone of all pages from now on. Kept in a cookie, whose path is that of this route.
+pub async fn zone(visit: Visit, Filled(form): Filled) -> Response {
+    let name = form.get("tz").unwrap_or("UTC").trim();
+    let Some(zone) = Zone::named(name, visit.zone.now) else {
+        let text = "there is no such time zone: write an IANA name, such as Europe/Berlin";
+        return visit.answer(Err(Refusal::bad(text)));
+    };
+    let mut response = see_other(&back(form.or_empty("back")));
+    let cookie = format!("{ZONE_COOKIE}={}; Max-Age=31536000; SameSite=Lax; HttpOnly", part(&zone.name));
+    if let Ok(cookie) = HeaderValue::from_str(&cookie) {
+        response.headers_mut().insert(header::SET_COOKIE, cookie);
+    }
+    response
+}
+
+/// The page that a form names, below `/ui/`. No other place: who may make up the form could lead elsewhere.
+fn back(to: &str) -> String {
+    let plain = to.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.~%/?&=".contains(&b));
+    let (path, _) = to.split_once('?').unwrap_or((to, ""));
+    let below = !path.starts_with('/') && !path.split('/').any(|part| part == ".." || part == ".");
+    if plain && below { format!("./{to}") } else { "./".into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_leads_to_no_other_place() {
+        for (to, expected) in [
+            ("queues/default/ns/q?state=dead", "./queues/default/ns/q?state=dead"),
+            ("", "./"),
+            ("//evil.example/", "./"),
+            ("/metrics", "./"),
+            ("https://evil.example/", "./"),
+            ("javascript:alert(1)", "./"),
+            ("../metrics", "./"),
+            ("queues/../../metrics", "./"),
+            ("\\\\evil", "./"),
+        ] {
+            assert_eq!(back(to), expected, "{to}");
+        }
+    }
+}

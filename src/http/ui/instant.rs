@@ -1,0 +1,106 @@
+//! Instants as pages show them: in one zone, which is named beside each, and how long ago that was.
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::text::{duration, volatile};
+use crate::clock::Millis;
+use crate::time;
+
+/// An instant in an answer of a route.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(try_from = "String")]
+pub struct At(pub Millis);
+
+impl TryFrom<String> for At {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<At, &'static str> {
+        time::instant(&text).map(At).ok_or("no instant")
+    }
+}
+
+/// The zone of a page, and what time it is.
+#[derive(Clone, Debug)]
+pub struct Zone {
+    pub name: String,
+    zone: TimeZone,
+    pub now: Millis,
+}
+
+impl Zone {
+    /// By its IANA name. `None` where there is no such zone.
+    pub fn named(name: &str, now: Millis) -> Option<Zone> {
+        let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"/_+-".contains(&b));
+        let zone = plain.then(|| TimeZone::get(name).ok()).flatten()?;
+        let name = if name.eq_ignore_ascii_case("utc") { "UTC" } else { zone.iana_name().unwrap_or(name) };
+        Some(Zone { name: name.into(), zone, now })
+    }
+
+    pub fn utc(now: Millis) -> Zone {
+        Zone { name: "UTC".into(), zone: TimeZone::UTC, now }
+    }
+
+    fn timestamp(at: Millis) -> Timestamp {
+        i64::try_from(at).ok().and_then(|at| Timestamp::from_millisecond(at).ok()).unwrap_or(Timestamp::MAX)
+    }
+
+    /// As the zone's clock shows it, with the zone.
+    pub fn clock(&self, at: Millis) -> String {
+        let shown = Zone::timestamp(at).to_zoned(self.zone.clone());
+        shown.strftime("%Y-%m-%d %H:%M:%S %Z").to_string()
+    }
+
+    /// The time of day alone, for the axis of a chart.
+    pub fn time_of_day(&self, at: Millis) -> String {
+        Zone::timestamp(at).to_zoned(self.zone.clone()).strftime("%H:%M").to_string()
+    }
+
+    /// An instant, and how far it is from now.
+    pub fn at(&self, At(at): At) -> Markup {
+        html! {
+            time datetime=(Zone::timestamp(at).to_string()) { (self.clock(at)) }
+            " " (self.ago(at))
+        }
+    }
+
+    /// How long ago it was, or how long until it is.
+    pub fn ago(&self, at: Millis) -> Markup {
+        let by = self.now.abs_diff(at) as f64 / 1000.0;
+        let said = match at {
+            at if at > self.now => format!("in {}", duration(by)),
+            _ => format!("{} ago", duration(by.floor())),
+        };
+        html! { span.ago data-at=(at) { (volatile(&html! { (said) })) } }
+    }
+
+    /// For how long something is so that began then. To the tag of the page only the minute counts.
+    pub fn age(&self, since: Millis) -> Markup {
+        let age = duration((self.now.saturating_sub(since) as f64 / 1000.0).floor());
+        let exact = volatile(&html! { span.age data-since=(since) title=(self.clock(since)) { (age) } });
+        html! { (exact) span hidden data-minute=(since / 60_000) {} }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instants_name_their_zone() {
+        let at = 1_795_442_400_000; // 2026-11-23T14:00:00Z
+        let zone = Zone::named("Europe/Berlin", at + 61_000).expect("a zone");
+        assert_eq!(zone.clock(at), "2026-11-23 15:00:00 CET");
+        let shown = zone.at(At(at)).0;
+        assert!(shown.contains("datetime=\"2026-11-23T14:00:00Z\""), "{shown}");
+        assert!(shown.contains("1 min 1 s ago"), "{shown}");
+        assert!(zone.ago(at + 120_000).0.contains("in 59 s"));
+        assert_eq!(Zone::utc(at).clock(at), "2026-11-23 14:00:00 UTC");
+        for wrong in ["Europe/Nowhere", "../../etc/passwd", "", "<b>", "/etc/localtime"] {
+            assert!(Zone::named(wrong, at).is_none(), "{wrong}");
+        }
+        assert_eq!(Zone::named("utc", at).expect("a zone").name, "UTC");
+    }
+}

@@ -1,0 +1,213 @@
+//! One job: where it is, what is known of it, and its body.
+
+use std::collections::BTreeMap;
+
+use axum::extract::Path;
+use axum::http::Method;
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::answer;
+use super::ask::{Refusal, Said, Sent, part};
+use super::body::{self, As};
+use super::form::Filled;
+use super::frame::{Page, curl};
+use super::instant::At;
+use super::jobs::instant_of;
+use super::rows::trail;
+use super::sure::{Sure, page as asks};
+use super::text::{size, text, unknown, volatile};
+use super::visit::{Place, Visit};
+use crate::job::JobId;
+
+/// A job of a queue, as a path names it.
+#[derive(Deserialize)]
+pub struct Named {
+    pool: String,
+    namespace: String,
+    queue: String,
+    id: String,
+}
+
+/// What `GET J?verbose=1` answers.
+#[derive(Debug, Deserialize)]
+pub struct Job {
+    job_id: String,
+    attributes: Option<BTreeMap<String, String>>,
+    data: Option<String>,
+    /// Where the body is not shown, how large it is.
+    #[serde(default)]
+    size: Option<u64>,
+    due_at: Option<At>,
+    key: Option<String>,
+    reason: Option<String>,
+    remain_tries: Option<u32>,
+    state: Option<String>,
+    ttl: u64,
+}
+
+impl Job {
+    fn body(&self) -> Option<Vec<u8>> {
+        STANDARD.decode(self.data.as_ref()?).ok()
+    }
+}
+
+/// `GET /ui/jobs/:pool/:namespace/:queue/:id`
+pub async fn show(visit: Visit, Path(named): Path<Named>) -> Response {
+    let Named { pool, namespace, queue, id } = named;
+    let place = Place { pool, namespace, queue };
+    if visit.fields.get("ask") == Some("cancel") {
+        return visit.answer(Ok(asking(&visit, &place, &id)));
+    }
+    let job = visit.ask.get::<Job>(place.api(&format!("/job/{}", part(&id)), &[("verbose", "1")])).await;
+    let how = match visit.fields.get("as") {
+        Some("raw") => match job.as_ref().ok().map(Job::body) {
+            Some(Some(bytes)) => return answer::download(&format!("{id}.bin"), bytes),
+            Some(None) => {
+                let refusal =
+                    Refusal::new(axum::http::StatusCode::FORBIDDEN, "the body is not shown to this account");
+                return visit.answer(Err(refusal));
+            }
+            None => None,
+        },
+        Some(given) => match body::ALL.iter().find(|(name, ..)| *name == given) {
+            Some((.., how)) => Some(*how),
+            None => return visit.answer(Err(Refusal::bad("a body is shown as text, json, hex or raw"))),
+        },
+        None => None,
+    };
+    visit.answer(page(&visit, &place, job, how))
+}
+
+/// `POST /ui/jobs/:pool/:namespace/:queue/:id`
+pub async fn change(mut visit: Visit, Path(named): Path<Named>, Filled(form): Filled) -> Response {
+    let Named { pool, namespace, queue, id } = named;
+    let place = Place { pool, namespace, queue };
+    let route = |rest: &str| place.api(&format!("/job/{}{rest}", part(&id)), &[]);
+    let done = match (form.or_empty("do"), form.get("sure")) {
+        ("respawn", _) => {
+            let said = visit.ask.change(Method::POST, &route("/respawn"), Sent::Nothing).await;
+            said.map(|_| visit.done("respawned.1"))
+        }
+        ("cancel", Some("yes")) => {
+            let said = visit.ask.change(Method::DELETE, &route(""), Sent::Nothing).await;
+            // The job has no page any more.
+            let queue = visit.to(&format!("queues/{}?done=cancelled.1", place.path()));
+            said.map(|_| answer::see_other(&queue))
+        }
+        _ => Err(Refusal::bad("the form does not say what to do")),
+    };
+    match done {
+        Ok(mut response) => {
+            visit.carry(&mut response);
+            response
+        }
+        Err(refusal) => {
+            visit.refuse(refusal, form);
+            let job = visit.ask.get(place.api(&format!("/job/{}", part(&id)), &[("verbose", "1")])).await;
+            visit.answer(page(&visit, &place, job, None))
+        }
+    }
+}
+
+fn asking(visit: &Visit, place: &Place, id: &str) -> Page {
+    asks(
+        visit,
+        trail(visit, place),
+        "Queues",
+        Sure {
+            title: format!("Cancel job {id}"),
+            what: html! {
+                p { "The job of " (text(&place.name())) " will be gone: nobody gets it, and it cannot be brought back." }
+            },
+            hidden: vec![("do", "cancel")],
+            more: html! {},
+            button: "Cancel job",
+        },
+    )
+}
+
+fn page(visit: &Visit, place: &Place, job: Said<Job>, how: Option<As>) -> Said<Page> {
+    let job = job?;
+    let bytes = job.body();
+    let body = html! {
+        h1 { "Job " (text(&job.job_id)) }
+        (facts(visit, &job, bytes.as_deref()))
+        (actions(visit, place, &job))
+        h2 { "Body" }
+        (show_body(visit, &job, bytes.as_deref(), how))
+    };
+    let mut page = Page::new(format!("Job {} of {}", job.job_id, place.name()), "Queues", body);
+    page.trail = trail(visit, place);
+    Ok(page)
+}
+
+fn actions(visit: &Visit, place: &Place, job: &Job) -> Markup {
+    if !visit.may_change() {
+        return html! {};
+    }
+    let path = |rest: &str| place.api(&format!("/job/{}{rest}", part(&job.job_id)), &[]);
+    html! {
+        form.actions method="post" action=(visit.fields.link(&[])) {
+            @if job.state.as_deref() == Some("dead") { button type="submit" name="do" value="respawn" { "Respawn" } }
+            button.danger type="submit" name="ask" value="cancel" formmethod="get" { "Cancel job" }
+        }
+        @if job.state.as_deref() == Some("dead") { (curl(visit, "POST", &path("/respawn"), None)) }
+        @else { (curl(visit, "DELETE", &path(""), None)) }
+    }
+}
+
+fn facts(visit: &Visit, job: &Job, bytes: Option<&[u8]>) -> Markup {
+    let state = job.state.as_deref();
+    let published = JobId::parse(&job.job_id).map(|id| At(id.published_at()));
+    html! {
+        dl.facts {
+            dt { "State" }
+            dd { @match state {
+                Some(state) => { b class=(format!("state {state}")) { (state) } }
+                None => { (unknown("this store does not know it")) }
+            } }
+            @if let Some(at) = published { dt { "Published" } dd { (visit.zone.at(at)) } }
+            @if let (Some(at), Some(state)) = (job.due_at, state) { dt { (instant_of(state)) } dd { (visit.zone.at(at)) } }
+            @if job.ttl > 0 {
+                dt { "Its ttl ends" }
+                dd { (volatile(&visit.zone.at(At(visit.zone.now + job.ttl * 1000)))) }
+            } @else { dt { "TTL" } dd { "forever" } }
+            dt { "Tries left" }
+            dd { @match job.remain_tries {
+                Some(tries) => { (tries) }
+                None => { (unknown("this store does not know them of a job in this state")) }
+            } }
+            @if let Some(key) = &job.key { dt { "Key" } dd { (text(key)) } }
+            @if let Some(reason) = &job.reason { dt { "Reason" } dd.text { (text(reason)) } }
+            @for (name, value) in job.attributes.iter().flatten() {
+                dt { "Attribute " (text(name)) } dd.text { (text(value)) }
+            }
+            dt { "Size" }
+            dd { @match bytes.map(|bytes| bytes.len() as u64).or(job.size) {
+                Some(bytes) => { (size(bytes)) }
+                None => { (unknown("the server does not say")) }
+            } }
+        }
+    }
+}
+
+fn show_body(visit: &Visit, job: &Job, bytes: Option<&[u8]>, how: Option<As>) -> Markup {
+    let Some(bytes) = bytes else {
+        return html! { p.note { "The body of job " (text(&job.job_id)) " is not shown to this account." } };
+    };
+    let how = how.unwrap_or_else(|| As::guess(bytes));
+    html! {
+        p.switch {
+            @for (name, words, one) in body::ALL {
+                a href=(visit.fields.link(&[("as", Some(name))])) aria-current=[(one == how).then_some("true")] { (words) } " "
+            }
+            a href=(visit.fields.link(&[("as", Some("raw"))])) download { "Download body" }
+            " " button.copy type="button" data-copy="body" hidden { "Copy" }
+        }
+        @if bytes.is_empty() { p { "The body is empty." } } @else { (body::shown(bytes, how)) }
+    }
+}

@@ -1,0 +1,197 @@
+//! The list of a queue's jobs in one state.
+
+use axum::http::StatusCode;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::ask::{Refusal, Said};
+use super::instant::At;
+use super::text::{cut, duration, shortened, size, text, unknown, visible};
+use super::visit::{Place, Visit};
+
+/// How many jobs a page has.
+const JOBS: &str = "50";
+/// How much of a body a row shows, in characters.
+const SHOWN: usize = 100;
+/// Base64 of more bytes than these characters take.
+const ENOUGH: usize = SHOWN * 4 / 3 * 4;
+
+/// What `GET Q/jobs` answers.
+#[derive(Debug, Default, Deserialize)]
+pub struct JobList {
+    pub jobs: Vec<Job>,
+    pub cursor: Option<String>,
+    #[serde(default)]
+    pub scanned: u64,
+    #[serde(default)]
+    pub looked_at: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Job {
+    pub job_id: String,
+    pub due_at: Option<At>,
+    pub published_at: At,
+    pub remain_tries: Option<u32>,
+    pub ttl: u64,
+    pub key: Option<String>,
+    pub reason: Option<String>,
+    pub size: u64,
+    pub data: Option<String>,
+}
+
+/// Reads a page of the list. A piece of it that is empty and has a cursor is not its end: the next is read while there is
+/// time.
+pub async fn read(visit: &Visit, place: &Place, state: &str) -> Said<JobList> {
+    let mut all = JobList { cursor: visit.fields.get("cursor").map(str::to_owned), ..JobList::default() };
+    loop {
+        let mut query = vec![("state", state), ("limit", JOBS), ("data", "1")];
+        query.extend(
+            ["contains", "reason"].into_iter().filter_map(|name| Some((name, visit.fields.get(name)?))),
+        );
+        query.extend(all.cursor.as_deref().map(|cursor| ("cursor", cursor)));
+        let next = visit.ask.get::<JobList>(place.api("/jobs", &query)).await;
+        let next = match next {
+            Ok(next) => next,
+            // What was looked at until now counts.
+            Err(refusal) if refusal.status == StatusCode::SERVICE_UNAVAILABLE && all.scanned > 0 => {
+                return Ok(all);
+            }
+            Err(refusal) => return Err(refusal),
+        };
+        all.scanned += next.looked_at.unwrap_or(next.scanned);
+        (all.jobs, all.cursor) = (next.jobs, next.cursor);
+        if !all.jobs.is_empty() || all.cursor.is_none() {
+            return Ok(all);
+        }
+    }
+}
+
+/// What the instant of a job in a state is.
+pub fn instant_of(state: &str) -> &'static str {
+    match state {
+        "delayed" => "Due",
+        "running" => "Its ttr ends",
+        "dead" => "Dead since",
+        _ => "Ready since",
+    }
+}
+
+/// The list. `selects`: its rows can be selected.
+pub fn list(visit: &Visit, place: &Place, state: &str, of: &Said<JobList>, selects: bool) -> Markup {
+    let of = match of {
+        Ok(of) => of,
+        Err(Refusal { status, text: why }) => {
+            return html! { p.trouble { "The list is not there now (" (status.as_u16()) "): " (text(why)) } };
+        }
+    };
+    let filtered = visit.fields.get("contains").is_some() || visit.fields.get("reason").is_some();
+    html! {
+        @if of.jobs.is_empty() {
+            @match &of.cursor {
+                Some(_) => { p { "Looked at " (super::text::count(of.scanned, "job", "jobs")) ", found none yet." } }
+                None if filtered => {
+                    p { "No job is so. " a href=(visit.fields.from_the_beginning(&[("contains", None), ("reason", None)])) { "Show all" } "." }
+                }
+                None => { p { "No job is " (state) "." } }
+            }
+        } @else {
+            div.scroll role="region" aria-label="Jobs" tabindex="0" {
+                table.jobs {
+                    caption { "Jobs that are " (state) }
+                    thead { tr {
+                        @if selects { th scope="col" { span.vh { "Selected" } } }
+                        th scope="col" { "Id" }
+                        th scope="col" { "Key" }
+                        th scope="col" { "Published" }
+                        th scope="col" { (instant_of(state)) }
+                        th scope="col" { "Tries left" }
+                        th scope="col" { "TTL" }
+                        th scope="col" { "Size" }
+                        th scope="col" { "Reason" }
+                        th scope="col" { "Body" }
+                    } }
+                    tbody { @for job in &of.jobs { (row(visit, place, job, selects)) } }
+                }
+            }
+        }
+        @if let Some(cursor) = &of.cursor {
+            p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(cursor))])) { "Next" } }
+        }
+    }
+}
+
+fn row(visit: &Visit, place: &Place, job: &Job, selects: bool) -> Markup {
+    let page = visit.to(&format!("jobs/{}/{}", place.path(), super::ask::part(&job.job_id)));
+    html! {
+        tr data-key=(job.job_id) {
+            @if selects {
+                td { input type="checkbox" name="job" value=(job.job_id) aria-label=(format!("Select {}", job.job_id)) form="selected"; }
+            }
+            th.id scope="row" { a href=(page) { (text(&job.job_id)) } }
+            td { @if let Some(key) = &job.key { (cut(key)) } }
+            td { (visit.zone.at(job.published_at)) }
+            td { @match job.due_at {
+                Some(at) => { (visit.zone.at(at)) }
+                None => { (unknown("this store does not know it")) }
+            } }
+            td { @match job.remain_tries {
+                Some(tries) => { (tries) }
+                None => { (unknown("this store does not know them of a job in this state")) }
+            } }
+            td { (ttl(job.ttl)) }
+            td { (size(job.size)) }
+            td.text { @if let Some(reason) = &job.reason { (cut(reason)) } }
+            td.text { (preview(job)) }
+        }
+    }
+}
+
+/// How long a job lives still.
+pub fn ttl(seconds: u64) -> Markup {
+    match seconds {
+        0 => html! { "forever" },
+        seconds => super::text::volatile(&html! { (duration(seconds as f64)) }),
+    }
+}
+
+/// The beginning of a body.
+fn preview(job: &Job) -> Markup {
+    let Some(data) = &job.data else { return unknown("it is not shown to this account") };
+    let begin = data.get(..ENOUGH).unwrap_or(data);
+    let bytes = STANDARD.decode(begin).unwrap_or_default();
+    let (shown, more) = begin_of(&bytes);
+    html! { bdi { (visible(&shown)) } @if more || begin.len() < data.len() { "…" } }
+}
+
+/// The first characters of bytes, or the first bytes if they are no text; and whether there are more.
+fn begin_of(bytes: &[u8]) -> (String, bool) {
+    let readable = match std::str::from_utf8(bytes) {
+        Ok(text) => text,
+        // A character that is cut off at the end.
+        Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => {
+            std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default()
+        }
+        Err(_) => {
+            let hex = bytes.iter().take(32).map(|byte| format!("{byte:02x} "));
+            return (format!("bytes {}", hex.collect::<String>().trim_end()), bytes.len() > 32);
+        }
+    };
+    let (short, more) = shortened(readable, SHOWN);
+    (short.to_owned(), more)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_beginning_of_a_body_is_text_or_bytes() {
+        assert_eq!(begin_of(b"short"), ("short".into(), false));
+        assert_eq!(begin_of("é".repeat(101).as_bytes()), ("é".repeat(100), true));
+        assert_eq!(begin_of(&"日本".as_bytes()[..5]), ("日".into(), false), "cut within a character");
+        assert_eq!(begin_of(&[0xff, 0x00]), ("bytes ff 00".into(), false));
+    }
+}

@@ -1,0 +1,85 @@
+//! One namespace: its queues, its sums, and the ways to its tokens and schedules.
+
+use axum::extract::Path;
+use axum::response::Response;
+use maud::{Markup, html};
+
+use super::ask::{Said, part};
+use super::chart::History;
+use super::form::query;
+use super::frame::Page;
+use super::overview::charts;
+use super::publish::Scope;
+use super::rows::{self, Listing};
+use super::text::{cut, text, typed};
+use super::visit::Visit;
+
+const QUEUES: &str = "50";
+
+/// `GET /ui/namespaces/:pool/:namespace`
+pub async fn show(visit: Visit, Path(scope): Path<Scope>) -> Response {
+    let given =
+        ["q", "need", "sort", "cursor"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
+    let scoped = [("pool", &*scope.pool), ("namespace", &scope.namespace), ("limit", QUEUES)];
+    let (pool, namespace) = (part(&scope.pool), part(&scope.namespace));
+    let (listing, history) = tokio::join!(
+        visit.ask.get(format!("/queues{}", query(scoped.into_iter().chain(given)))),
+        visit.ask.get(format!("/queues/history?pool={pool}&namespace={namespace}")),
+    );
+    visit.answer(page(&visit, &scope, listing, history))
+}
+
+fn page(visit: &Visit, scope: &Scope, listing: Said<Listing>, history: Said<History>) -> Said<Page> {
+    let listing = listing?;
+    let [pool, namespace] = [&scope.pool, &scope.namespace].map(|name| part(name));
+    let pushed: Vec<_> = listing.queues.iter().filter(|row| row.push.is_some()).collect();
+    let body = html! {
+        h1 { "Namespace " (text(&scope.namespace)) }
+        (rows::troubles(visit, &listing.pools))
+        p.actions {
+            @if visit.may_change() {
+                a.button href=(visit.to(&format!("publish/{pool}/{namespace}"))) { "Publish a job" }
+                a href=(visit.to(&format!("tokens/{pool}/{namespace}"))) { "Tokens" }
+            }
+            a href=(visit.to(&format!("schedules?pool={pool}&namespace={namespace}"))) { "Schedules" }
+        }
+        (filter(visit))
+        @if listing.queues.is_empty() {
+            p { "No queue of this namespace is so. " a href="?" { "Show all of it" } "." }
+        } @else {
+            (rows::table(visit, "Queues of the namespace", &listing.queues, Some(visit.fields.get("sort").unwrap_or("need")), true))
+            @if let Some(cursor) = &listing.cursor {
+                p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(cursor))])) { "Next" } }
+            }
+        }
+        @if !pushed.is_empty() {
+            h2 { "Push" }
+            ul {
+                @for row in pushed {
+                    li {
+                        @if let Some(place) = row.place() {
+                            a href=(visit.to(&format!("push/{}", place.path()))) { (text(&row.queue)) }
+                            ": " (cut(row.push.as_deref().unwrap_or_default()))
+                        }
+                    }
+                }
+            }
+        }
+        (charts(visit, history.as_ref()))
+    };
+    let mut page = Page::new(format!("Namespace {}", scope.namespace), "Queues", body);
+    page.trail = scope.trail(visit);
+    page.read_at = listing.sampled_at.map(|at| at.0);
+    Ok(page)
+}
+
+fn filter(visit: &Visit) -> Markup {
+    html! {
+        form.filter method="get" {
+            label for="q" { "Filter" }
+            input #q type="search" name="q" value=(typed(visit.fields.or_empty("q"))) placeholder="a part of namespace/queue" autocomplete="off" spellcheck="false";
+            @if let Some(sort) = visit.fields.get("sort") { input type="hidden" name="sort" value=(typed(sort)); }
+            button type="submit" { "Show" }
+        }
+    }
+}

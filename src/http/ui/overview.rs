@@ -1,0 +1,106 @@
+//! The first page: what is wrong, the queues that need somebody, and the sums.
+
+use axum::response::Response;
+use maud::{Markup, html};
+
+use super::ask::{Refusal, Said};
+use super::chart::{History, Line, chart};
+use super::frame::Page;
+use super::rows::{self, Listing, NOT_BY_QUEUE, Pool};
+use super::text::{duration, known, number, rate};
+use super::visit::Visit;
+
+/// How many queues it shows.
+const QUEUES: usize = 25;
+
+/// `GET /ui/`
+pub async fn show(visit: Visit) -> Response {
+    let queues = format!("/queues?sort=need&limit={QUEUES}");
+    let (queues, history) =
+        tokio::join!(visit.ask.get::<Listing>(queues), visit.ask.get::<History>("/queues/history"));
+    visit.answer(page(&visit, queues, history))
+}
+
+fn page(visit: &Visit, queues: Said<Listing>, history: Said<History>) -> Said<Page> {
+    let listing = queues?;
+    let body = html! {
+        h1 { "Overview" }
+        (rows::troubles(visit, &listing.pools))
+        (sums(&listing.pools))
+        @if listing.queues.is_empty() && listing.cursor.is_none() {
+            (empty(visit))
+        } @else {
+            (rows::table(visit, "Queues, those that need somebody first", &listing.queues, None, false))
+            p { a href=(visit.to("queues")) { "All queues" } }
+        }
+        (charts(visit, history.as_ref()))
+    };
+    let mut page = Page::new("Overview", "Overview", body);
+    page.read_at = listing.sampled_at.map(|at| at.0);
+    Ok(page)
+}
+
+/// The sums of all pools.
+fn sums(pools: &[Pool]) -> Markup {
+    let sum = |of: fn(&Pool) -> u64| number(pools.iter().map(of).sum());
+    let all = |of: fn(&Pool) -> Option<u64>| pools.iter().map(of).sum::<Option<u64>>();
+    let rates = |of: fn(&Pool) -> f64| rate(pools.iter().map(of).sum());
+    // A store that does not tell them apart knows both together.
+    let timers = all(|pool| pool.delayed.is_none().then_some(pool.timers));
+    html! {
+        dl.figures {
+            div { dt { "Queues" } dd { (sum(|pool| pool.queues + pool.left_out)) } }
+            div { dt { "Ready" } dd { (sum(|pool| pool.ready)) } }
+            @match timers {
+                Some(timers) if !pools.is_empty() => { div { dt { "Delayed and running" } dd { (number(timers)) } } }
+                _ => {
+                    div { dt { "Delayed" } dd { (known(all(|pool| pool.delayed), NOT_BY_QUEUE)) } }
+                    div { dt { "Running" } dd { (known(all(|pool| pool.running), NOT_BY_QUEUE)) } }
+                }
+            }
+            div { dt { "Dead" } dd { (sum(|pool| pool.dead)) } }
+            div { dt title="of this server, over the last minute" { "In/s" } dd { (rates(|pool| pool.entered)) } }
+            div { dt title="of this server, over the last minute" { "Out/s" } dd { (rates(|pool| pool.out)) } }
+            div { dt title="of this server, over the last minute" { "Died/s" } dd { (rates(|pool| pool.died)) } }
+        }
+    }
+}
+
+/// What to do where there is no queue yet.
+fn empty(visit: &Visit) -> Markup {
+    let api = visit.state().server.clone();
+    let admin = visit.host();
+    html! {
+        p { "There is no queue yet. A queue is made by publishing to it:" }
+        pre tabindex="0" { code {
+            "TOKEN=$(curl -s -X POST 'http://" (admin) "/token/demo?description=me' | sed 's/.*\"token\": *\"\\([^\"]*\\)\".*/\\1/;1d;3d')\n"
+            "curl -X PUT \"http://" (api) "/api/demo/mail?tries=3&token=$TOKEN\" -d 'to: ann'"
+        } }
+    }
+}
+
+/// In and out, ready, and the oldest age.
+pub fn charts(visit: &Visit, history: Result<&History, &Refusal>) -> Markup {
+    let of = match history {
+        Ok(of) => of,
+        Err(refusal) => {
+            return html! { p.trouble { "There are no charts: " (super::text::text(&refusal.text)) } };
+        }
+    };
+    if !visit.state().history.is_kept() {
+        return html! { p.note { "No history is kept: HistoryMemory is 0." } };
+    }
+    let zone = &visit.zone;
+    let whole = |value: f64| number(value.round() as u64);
+    html! {
+        div.charts {
+            (chart("Jobs a second, at this server", &[
+                Line { name: "in", points: &of.entered },
+                Line { name: "out", points: &of.out },
+                Line { name: "died", points: &of.died },
+            ], of, zone, rate))
+            (chart("Ready", &[Line { name: "ready", points: &of.ready }], of, zone, whole))
+            (chart("Oldest ready job", &[Line { name: "age", points: &of.oldest_ready_age }], of, zone, duration))
+        }
+    }
+}

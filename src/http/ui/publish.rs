@@ -1,0 +1,181 @@
+//! A job that an operator publishes.
+
+use axum::extract::Path;
+use axum::http::Method;
+use axum::response::Response;
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::answer::see_other;
+use super::ask::{Refusal, Said, Sent, part};
+use super::form::{Fields, Filled};
+use super::frame::{Page, curl};
+use super::rows::namespace_path;
+use super::text::text;
+use super::visit::{Place, Visit};
+use crate::random;
+
+/// The largest body of a form.
+const MOST: usize = 64 << 10;
+
+/// A pool's namespace, as paths name it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Scope {
+    pub pool: String,
+    pub namespace: String,
+}
+
+impl Scope {
+    pub fn path(&self) -> String {
+        namespace_path(&self.pool, &self.namespace)
+    }
+
+    /// The way from the overview to it.
+    pub fn trail(&self, visit: &Visit) -> Vec<(String, Markup)> {
+        let name = match visit.many_pools() {
+            true => html! { (text(&self.pool)) "/" (text(&self.namespace)) },
+            false => text(&self.namespace),
+        };
+        vec![(visit.to(&self.path()), name)]
+    }
+}
+
+/// `GET /ui/publish/:pool/:namespace`
+pub async fn show(visit: Visit, Path(scope): Path<Scope>) -> Response {
+    visit.answer(Ok(page(&visit, &scope)))
+}
+
+/// `POST /ui/publish/:pool/:namespace`
+pub async fn publish(mut visit: Visit, Path(scope): Path<Scope>, Filled(form): Filled) -> Response {
+    let Scope { pool, namespace } = scope.clone();
+    let place = Place { pool, namespace, queue: form.or_empty("queue").to_owned() };
+    match send(&visit, &place, &form).await {
+        Ok((id, done)) => {
+            let to = visit.to(&format!("jobs/{}/{}?done={done}", place.path(), part(&id)));
+            let mut response = see_other(&to);
+            visit.carry(&mut response);
+            response
+        }
+        Err(refusal) => {
+            visit.refuse(refusal, form);
+            visit.answer(Ok(page(&visit, &scope)))
+        }
+    }
+}
+
+/// Publishes what the form says. Answers the job's id, and what became of it.
+async fn send(visit: &Visit, place: &Place, form: &Fields) -> Said<(String, &'static str)> {
+    if place.queue.is_empty() {
+        return Err(Refusal::bad("the queue needs a name"));
+    }
+    // Browsers send lines with two characters at their ends.
+    let body = form.or_empty("body").replace("\r\n", "\n");
+    if body.len() > MOST {
+        return Err(Refusal::new(
+            axum::http::StatusCode::PAYLOAD_TOO_LARGE,
+            "a body of this form has 64 KiB at most",
+        ));
+    }
+    let names = ["delay", "at", "tries", "ttl", "key", "on_conflict"];
+    let query: Vec<_> = names.iter().filter_map(|name| Some((*name, form.get(name)?.trim()))).collect();
+    let mut headers = attributes(form.or_empty("attributes"))?;
+    // A form that is sent twice publishes once.
+    if let Some(mark) = form.get("mark") {
+        headers.push(("Idempotency-Key".into(), format!("form-{mark}").into_bytes()));
+    }
+    let said = visit
+        .ask
+        .change(Method::POST, &place.api("/jobs", &query), Sent::Job(body.into_bytes(), headers))
+        .await?;
+    let id = said["job_id"].as_str().unwrap_or_default().to_owned();
+    Ok((id, if said["duplicate"] == true { "kept" } else { "published" }))
+}
+
+/// The headers of attributes: a name and a value in each line.
+fn attributes(text: &str) -> Said<Vec<(String, Vec<u8>)>> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let mut headers = lines
+        .map(|line| {
+            let (name, value) = line.split_once(':').ok_or("an attribute is a line like \"name: value\"")?;
+            let (name, value) = (name.trim(), value.trim());
+            let plain =
+                !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+            if !plain || value.is_empty() || value.chars().any(char::is_control) {
+                return Err("an attribute's name is letters, digits, -, _ and ., and its value is not empty");
+            }
+            Ok((format!("Job-Attr-{name}"), value.as_bytes().to_vec()))
+        })
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(Refusal::bad)?;
+    if !headers.is_empty() {
+        headers.push(("Enable-Job-Version".into(), b"yes".to_vec()));
+    }
+    Ok(headers)
+}
+
+fn page(visit: &Visit, scope: &Scope) -> Page {
+    let typed = |name: &str, usual: &str| visit.typed(name, usual);
+    let queue = typed("queue", visit.fields.or_empty("queue"));
+    let mark = typed("mark", &random::ulid().to_string());
+    // A form that was refused has done nothing, and may be sent again as another.
+    let mark = if visit.refused.is_some() { random::ulid().to_string() } else { mark };
+    let field = |name: &str, label: &str, usual: &str, hint: &str| {
+        html! {
+            label for=(name) { (label) }
+            input id=(name) name=(name) value=(typed(name, usual)) placeholder=(hint) autocomplete="off" spellcheck="false";
+        }
+    };
+    let conflict = typed("on_conflict", "");
+    let body = html! {
+        h1 { "Publish a job" }
+        p.note { "A real worker will get it, or the URL that the queue is pushed to." }
+        @if visit.may_change() {
+            form.fill method="post" data-asks="1" {
+                input type="hidden" name="mark" value=(super::text::volatile(&html! { (mark) }).0);
+                label for="queue" { "Queue" }
+                input #queue name="queue" value=(queue) required autocomplete="off" spellcheck="false";
+                label for="job-body" { "Body" }
+                textarea #job-body name="body" rows="8" spellcheck="false" { "\n" (typed("body", "")) }
+                (field("delay", "Delay", "", "seconds, such as 60"))
+                (field("at", "Instant", "", "in place of a delay: 2026-11-24T08:00:00Z"))
+                (field("tries", "Tries", "", "as configured"))
+                (field("ttl", "TTL", "", "seconds, 0 is forever; as configured"))
+                (field("key", "Key", "", "one living job of the queue has it"))
+                label for="on_conflict" { "If the key is taken" }
+                select #on_conflict name="on_conflict" {
+                    @for (value, words) in [("", "keep the job that has it"), ("replace", "replace that job"), ("fail", "refuse this one")] {
+                        option value=(value) selected[conflict == value] { (words) }
+                    }
+                }
+                label for="attributes" { "Attributes" }
+                textarea #attributes name="attributes" rows="2" placeholder="name: value" spellcheck="false" { "\n" (typed("attributes", "")) }
+                button type="submit" { "Publish a job" }
+            }
+            @let example = Place { pool: scope.pool.clone(), namespace: scope.namespace.clone(), queue: if queue.is_empty() { "mail".into() } else { queue.clone() } };
+            (curl(visit, "POST", &example.api("/jobs", &[("delay", "60")]), Some("to: ann")))
+        } @else { p.note { "This account changes nothing." } }
+    };
+    let mut page = Page::new(format!("Publish a job to {}", scope.namespace), "Queues", body);
+    page.trail = scope.trail(visit);
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_lines() {
+        let of = |text: &str| {
+            attributes(text).map(|all| all.into_iter().map(|(name, _)| name).collect::<Vec<_>>())
+        };
+        assert_eq!(of(" \n").expect("none"), Vec::<String>::new());
+        assert_eq!(
+            of("kind: a: b\n\nx-1:é").expect("two"),
+            ["Job-Attr-kind", "Job-Attr-x-1", "Enable-Job-Version"]
+        );
+        for wrong in ["novalue", "a b: c", ": x", "a:", "a: b\u{7}"] {
+            assert!(of(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! What is pushed of a queue, and how that goes.
+
+use axum::extract::Path;
+use axum::http::{Method, StatusCode};
+use axum::response::Response;
+use maud::{Markup, html};
+use serde_json::{Map, Value};
+
+use super::ask::{Refusal, Said, Sent};
+use super::form::{Fields, Filled};
+use super::frame::{Page, curl};
+use super::instant::At;
+use super::rows::trail;
+use super::sure::{Sure, page as asks};
+use super::text::{count, cut, number, text, unknown};
+use super::visit::{Place, Visit};
+use crate::random;
+
+/// What of an answer is the setting, beside its URL.
+const SETTING: [&str; 10] =
+    ["method", "headers", "timeout", "concurrency", "rate", "per", "retry", "ok_when", "format", "on_dead"];
+
+/// A route of the queue's push.
+pub fn push_route(place: &Place, rest: &str) -> String {
+    let [pool, namespace, queue] =
+        [&place.pool, &place.namespace, &place.queue].map(|name| super::ask::part(name));
+    format!("/push/{namespace}/{queue}{rest}?pool={pool}")
+}
+
+/// `GET /ui/push/:pool/:namespace/:queue`
+pub async fn show(visit: Visit, Path(place): Path<Place>) -> Response {
+    let page = match visit.fields.get("ask") {
+        Some(ask) => asking(&visit, &place, ask),
+        None => page(&visit, &place).await,
+    };
+    visit.answer(page)
+}
+
+/// `POST /ui/push/:pool/:namespace/:queue`
+pub async fn change(mut visit: Visit, Path(place): Path<Place>, Filled(form): Filled) -> Response {
+    match act(&visit, &place, &form).await {
+        Ok(Done::Said(code)) => visit.done(code),
+        // Neither can be shown again.
+        Ok(Done::Once(title, markup)) => {
+            let mut page = Page::new(
+                format!("{title} of {}", place.name()),
+                "Queues",
+                html! {
+                    h1 { (title) }
+                    div data-once="1" { (markup) }
+                    p { a.button href=(visit.fields.link(&[])) { "Back" } }
+                },
+            );
+            page.trail = trail(&visit, &place);
+            visit.answer(Ok(page))
+        }
+        Err(refusal) => {
+            visit.refuse(refusal, form);
+            let page = page(&visit, &place).await;
+            visit.answer(page)
+        }
+    }
+}
+
+enum Done {
+    Said(&'static str),
+    Once(&'static str, Markup),
+}
+
+async fn act(visit: &Visit, place: &Place, form: &Fields) -> Said<Done> {
+    let sure = form.get("sure") == Some("yes");
+    let post =
+        async |rest: &str| visit.ask.change(Method::POST, &push_route(place, rest), Sent::Nothing).await;
+    Ok(match form.or_empty("do") {
+        "save" => {
+            let sent = Sent::Json(setting(form)?);
+            let said = visit.ask.change(Method::PUT, &push_route(place, ""), sent).await?;
+            match said["secret"].as_str() {
+                Some(secret) => {
+                    Done::Once("Push is set", shown_once("The secret that requests are signed with", secret))
+                }
+                None => Done::Said("saved"),
+            }
+        }
+        "pause" => post("/pause").await.map(|_| Done::Said("push-paused"))?,
+        "resume" => post("/resume").await.map(|_| Done::Said("push-resumed"))?,
+        "test" => tested(&post("/test").await?),
+        "secret" if sure => {
+            // Sent twice, the second would end the first.
+            if !visit.ui.is_first(form.or_empty("mark")) {
+                return Ok(Done::Said("before"));
+            }
+            let said = post("/secret").await?;
+            let secret = said["secret"].as_str().unwrap_or_default();
+            Done::Once(
+                "New secret",
+                html! {
+                    (shown_once("The new secret", secret))
+                    p { "Requests are signed with the old one too for 24 hours." }
+                },
+            )
+        }
+        "off" if sure => {
+            visit.ask.change(Method::DELETE, &push_route(place, ""), Sent::Nothing).await?;
+            Done::Said("push-off")
+        }
+        _ => return Err(Refusal::bad("the form does not say what to do")),
+    })
+}
+
+/// A secret, which is shown this one time.
+pub fn shown_once(what: &str, secret: &str) -> Markup {
+    html! {
+        p { (what) ". It is shown this once:" }
+        pre #once tabindex="0" { code { (super::text::visible(secret)) } }
+        p { button.copy type="button" data-copy="once" hidden { "Copy" } }
+    }
+}
+
+fn tested(said: &Value) -> Done {
+    let answer = said["answer"].as_str();
+    Done::Once(
+        "Test request",
+        html! {
+            @if said["ok"] == true { p.done { "The endpoint has taken it." } }
+            @else { p.trouble { "The endpoint has not taken it: " (text(said["reason"].as_str().unwrap_or("no reason"))) } }
+            dl.facts {
+                dt { "Status" }
+                dd { @match said["status"].as_u64() { Some(status) => { (status) } None => { (unknown("no answer came")) } } }
+                dt { "Took" } dd { (said["milliseconds"].as_u64().unwrap_or(0)) " ms" }
+                @if let Some(answer) = answer { dt { "Answer" } dd.text { (text(answer)) } }
+            }
+        },
+    )
+}
+
+/// The setting that a form says: its URL, and the rest as JSON.
+fn setting(form: &Fields) -> Said<Value> {
+    let rest = form.get("setting").map_or("{}", str::trim);
+    let rest: Value = serde_json::from_str(rest)
+        .map_err(|error| Refusal::bad(format!("what is set beside the URL should be JSON: {error}")))?;
+    let Value::Object(mut all) = rest else {
+        return Err(Refusal::bad("what is set beside the URL should be a JSON object"));
+    };
+    all.insert("url".into(), form.or_empty("url").trim().into());
+    Ok(all.into())
+}
+
+fn asking(visit: &Visit, place: &Place, ask: &str) -> Said<Page> {
+    let (title, what, button) = match ask {
+        "secret" => (
+            "New secret",
+            "Requests are signed with a new secret from now on, and for 24 hours with the old one too. One before that ends at once.",
+            "New secret",
+        ),
+        "off" => (
+            "Turn push off",
+            "The queue is pushed no more. The secret, the counts and the attempts are forgotten; the jobs stay.",
+            "Turn push off",
+        ),
+        _ => return Err(Refusal::bad("there is nothing to ask by that name")),
+    };
+    let mark = random::ulid().to_string();
+    Ok(asks(
+        visit,
+        trail(visit, place),
+        "Queues",
+        Sure {
+            title: format!("{title} of {}", place.name()),
+            what: html! { p { (what) } },
+            hidden: vec![("do", ask), ("mark", &mark)],
+            more: html! {},
+            button,
+        },
+    ))
+}
+
+async fn page(visit: &Visit, place: &Place) -> Said<Page> {
+    let push = match visit.ask.get::<Value>(push_route(place, "")).await {
+        Ok(push) => Some(push),
+        Err(refusal) if refusal.status == StatusCode::NOT_FOUND => None,
+        Err(refusal) => return Err(refusal),
+    };
+    let body = html! {
+        h1 { "Push of " (text(&place.name())) }
+        @match &push {
+            Some(push) => { (state(visit, push)) (actions(visit, push)) (form(visit, place, Some(push))) (attempts(visit, place, push)) }
+            None => {
+                p { "The queue is not pushed: its jobs wait for workers that ask." }
+                (form(visit, place, None))
+            }
+        }
+    };
+    let mut page = Page::new(format!("Push of {}", place.name()), "Queues", body);
+    page.trail = trail(visit, place);
+    Ok(page)
+}
+
+fn instant(of: &Value) -> Option<At> {
+    At::try_from(of.as_str()?.to_owned()).ok()
+}
+
+fn state(visit: &Visit, push: &Value) -> Markup {
+    let figure = |name: &str| push["counts"][name].as_u64().map_or("–".into(), number);
+    html! {
+        dl.facts {
+            dt { "State" }
+            dd { b { (text(push["state"].as_str().unwrap_or("–"))) } @if let Some(why) = push["why"].as_str() { ": " (cut(why)) } }
+            @if let Some(since) = instant(&push["since"]) { dt { "Since" } dd { (visit.zone.at(since)) } }
+            dt { "URL" } dd { (text(push["url"].as_str().unwrap_or("–"))) }
+        }
+        dl.figures {
+            @for (name, words) in [("delivered", "Delivered"), ("failed", "Failed"), ("dead", "Died"), ("in_flight", "In flight")] {
+                div { dt { (words) } dd { (figure(name)) } }
+            }
+        }
+    }
+}
+
+fn actions(visit: &Visit, push: &Value) -> Markup {
+    if !visit.may_change() {
+        return html! {};
+    }
+    html! {
+        form.actions method="post" action=(visit.fields.link(&[])) {
+            @if push["state"] == "paused" || push["state"] == "off" {
+                button type="submit" name="do" value="resume" { "Resume push" }
+            } @else {
+                button type="submit" name="do" value="pause" { "Pause push" }
+            }
+            button type="submit" name="do" value="test" { "Send a test request" }
+            button type="submit" name="ask" value="secret" formmethod="get" { "New secret" }
+            button.danger type="submit" name="ask" value="off" formmethod="get" { "Turn push off" }
+        }
+    }
+}
+
+fn form(visit: &Visit, place: &Place, push: Option<&Value>) -> Markup {
+    let rest: Map<String, Value> = SETTING
+        .iter()
+        .filter_map(|name| {
+            Some(((*name).to_owned(), push?.get(name).filter(|value| !value.is_null())?.clone()))
+        })
+        .collect();
+    let headers = rest.contains_key("headers");
+    let usual = serde_json::to_string_pretty(&rest).unwrap_or_default();
+    let url = push.and_then(|push| push["url"].as_str()).unwrap_or_default();
+    if !visit.may_change() {
+        return html! { h2 { "Setting" } pre tabindex="0" { code { (super::text::visible_lines(&usual)) } } };
+    }
+    html! {
+        h2 { "Setting" }
+        form.fill method="post" action=(visit.fields.link(&[])) {
+            label for="url" { "URL" }
+            input #url name="url" value=(visit.typed("url", url)) required autocomplete="off" spellcheck="false";
+            label for="setting" { "All else, as JSON" }
+            textarea #setting name="setting" rows="8" spellcheck="false" { "\n" (visit.typed("setting", &usual)) }
+            @if headers { p.wide.note { "The values of headers are not shown: write them again, or leave out the headers." } }
+            button type="submit" name="do" value="save" { "Save" }
+        }
+        (curl(visit, "PUT", &push_route(place, ""), Some("{\"url\":\"https://shop.example/jobs\"}")))
+    }
+}
+
+fn attempts(visit: &Visit, place: &Place, push: &Value) -> Markup {
+    let all = push["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
+    html! {
+        h2 { "Attempts" }
+        @if all.is_empty() { p { "There was none yet." } } @else {
+            p { "The last " (count(all.len() as u64, "attempt", "attempts")) ", the newest first." }
+            div.scroll role="region" aria-label="Attempts" tabindex="0" {
+                table.jobs {
+                    caption { "Attempts" }
+                    thead { tr { @for name in ["Time", "Job", "Status", "Took", "Answer"] { th scope="col" { (name) } } } }
+                    tbody { @for attempt in all { tr {
+                        td { @if let Some(at) = instant(&attempt["time"]) { (visit.zone.at(at)) } }
+                        td { @if let Some(id) = attempt["job_id"].as_str() {
+                            a href=(visit.to(&format!("jobs/{}/{}", place.path(), super::ask::part(id)))) { (text(id)) }
+                        } }
+                        td { @match attempt["status"].as_u64() { Some(status) => { (status) } None => { (unknown("no answer came")) } } }
+                        td { (attempt["milliseconds"].as_u64().unwrap_or(0)) " ms" }
+                        td.text { (cut(attempt["answer"].as_str().unwrap_or_default())) }
+                    } } }
+                }
+            }
+        }
+    }
+}

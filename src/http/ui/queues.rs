@@ -1,0 +1,86 @@
+//! All queues, by what the reader looks for.
+
+use axum::response::Response;
+use maud::{Markup, html};
+
+use super::ask::Said;
+use super::form::query;
+use super::frame::Page;
+use super::rows::{self, Listing};
+use super::text::typed;
+use super::visit::Visit;
+
+/// How many queues a page has.
+const QUEUES: &str = "50";
+/// What the page takes to the route as it came.
+const ASKED: [&str; 6] = ["q", "pool", "namespace", "need", "sort", "cursor"];
+/// The needs, and how the filter calls them.
+const NEEDS: [(&str, &str); 9] = [
+    ("", "all"),
+    ("any", "that need somebody"),
+    ("push", "push in trouble"),
+    ("dying", "dying"),
+    ("nobody", "nobody consumes"),
+    ("late", "late"),
+    ("growing", "growing"),
+    ("paused", "paused"),
+    ("dead", "with dead jobs"),
+];
+
+/// `GET /ui/queues`
+pub async fn show(visit: Visit) -> Response {
+    let given = ASKED.iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
+    let path = format!("/queues{}", query(given.chain([("limit", QUEUES)])));
+    let listing = visit.ask.get(path).await;
+    visit.answer(page(&visit, listing))
+}
+
+fn page(visit: &Visit, listing: Said<Listing>) -> Said<Page> {
+    let listing = listing?;
+    let sorted = visit.fields.get("sort").unwrap_or("need");
+    let body = html! {
+        h1 { "Queues" }
+        (rows::troubles(visit, &listing.pools))
+        (filter(visit))
+        @if listing.queues.is_empty() {
+            p { "No queue is so. " a href="?" { "Show all queues" } "." }
+        } @else {
+            (rows::table(visit, "Queues", &listing.queues, Some(sorted), true))
+            @if let Some(cursor) = &listing.cursor {
+                p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(cursor))])) { "Next" } }
+            }
+        }
+    };
+    let mut page = Page::new("Queues", "Queues", body);
+    page.read_at = listing.sampled_at.map(|at| at.0);
+    Ok(page)
+}
+
+fn filter(visit: &Visit) -> Markup {
+    let fields = &visit.fields;
+    html! {
+        form.filter method="get" {
+            label for="q" { "Filter" }
+            input #q type="search" name="q" value=(typed(fields.or_empty("q"))) placeholder="a part of namespace/queue" autocomplete="off" spellcheck="false";
+            @if visit.many_pools() {
+                label for="pool" { "Pool" }
+                select #pool name="pool" {
+                    option value="" { "all" }
+                    @for pool in visit.state().pools.keys() {
+                        option value=(pool.as_str()) selected[fields.get("pool") == Some(pool.as_str())] { (pool.as_str()) }
+                    }
+                }
+            }
+            label for="need" { "Need" }
+            select #need name="need" {
+                @for (value, words) in NEEDS {
+                    option value=(value) selected[fields.or_empty("need") == value] { (words) }
+                }
+            }
+            @for kept in ["namespace", "sort"] {
+                @if let Some(value) = fields.get(kept) { input type="hidden" name=(kept) value=(typed(value)); }
+            }
+            button type="submit" { "Show" }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Queues in a table, as the overview, the list of queues and a namespace show them.
+
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::ask::part;
+use super::chart::spark;
+use super::instant::At;
+use super::text::{count, duration, known, number, rate, text, unknown};
+use super::visit::{Place, Visit};
+use crate::history::{Of, Range};
+use crate::name::{Namespace, PoolName, Queue, QueueName};
+
+/// What stands in the place of a queue's name for those that are named after jobs.
+pub const JOB_IDS: &str = "(job ids)";
+/// Why a figure is not known.
+pub const NOT_BY_QUEUE: &str = "this store does not know it by queue";
+const NOT_COUNTED: &str = "this server does not count this queue by itself";
+
+/// What `GET /queues` answers.
+#[derive(Debug, Deserialize)]
+pub struct Listing {
+    pub sampled_at: Option<At>,
+    pub pools: Vec<Pool>,
+    pub queues: Vec<Row>,
+    pub cursor: Option<String>,
+}
+
+/// How a pool's store is.
+#[derive(Debug, Deserialize)]
+pub struct Pool {
+    pub pool: String,
+    pub sampled_at: Option<At>,
+    pub interval: f64,
+    pub trouble: Option<String>,
+    pub trouble_since: Option<At>,
+    pub queues: u64,
+    pub left_out: u64,
+    pub timers: u64,
+    pub ready: u64,
+    pub delayed: Option<u64>,
+    pub running: Option<u64>,
+    pub dead: u64,
+    #[serde(rename = "in")]
+    pub entered: f64,
+    pub out: f64,
+    pub died: f64,
+}
+
+/// A queue, or all of a namespace that are named after jobs.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Row {
+    pub pool: String,
+    pub namespace: String,
+    pub queue: String,
+    pub ready: u64,
+    pub delayed: Option<u64>,
+    pub running: Option<u64>,
+    pub dead: u64,
+    pub oldest_ready_age: Option<f64>,
+    #[serde(rename = "in")]
+    pub entered: Option<f64>,
+    pub out: Option<f64>,
+    pub waiting: u64,
+    pub paused: bool,
+    pub paused_until: Option<At>,
+    pub push: Option<String>,
+    pub need: Option<String>,
+    /// How bad it is, in the need's own measure.
+    pub worse: u64,
+}
+
+impl Row {
+    /// Where its page is, if it has one.
+    pub fn place(&self) -> Option<Place> {
+        let Row { pool, namespace, queue, .. } = self;
+        let place = Place { pool: pool.clone(), namespace: namespace.clone(), queue: queue.clone() };
+        Some(place).filter(|_| self.queue != JOB_IDS)
+    }
+
+    /// What it needs, in words.
+    pub fn words(&self) -> Option<String> {
+        Some(match self.need.as_deref()? {
+            "push" => match self.push.as_deref() {
+                Some("off") => "push is off".into(),
+                Some("locked") => "push cannot be read".into(),
+                _ => "push: the breaker is open".into(),
+            },
+            "dying" => format!("{} died in ten minutes", number(self.worse)),
+            "nobody" => "nobody consumes".into(),
+            "late" => format!("late: waits {}", duration(self.oldest_ready_age.unwrap_or(0.0))),
+            "growing" => "growing for five minutes".into(),
+            "paused" => "paused, with ready jobs".into(),
+            "dead" => count(self.dead, "dead job", "dead jobs"),
+            other => other.to_owned(),
+        })
+    }
+}
+
+/// The states, and the words that they are shown by.
+pub const STATES: [(&str, &str); 4] =
+    [("ready", "Ready"), ("delayed", "Delayed"), ("running", "Running"), ("dead", "Dead")];
+
+/// The columns of the table: how they are sorted by, and what they are called.
+const COLUMNS: [(&str, &str); 9] = [
+    ("need", "Need"),
+    ("name", "Queue"),
+    ("ready", "Ready"),
+    ("delayed", "Delayed"),
+    ("running", "Running"),
+    ("dead", "Dead"),
+    ("age", "Oldest"),
+    ("in", "In/s"),
+    ("out", "Out/s"),
+];
+
+/// The table. `sorted` by which column, if the reader may choose; `sparks` shows the last hour.
+pub fn table(visit: &Visit, caption: &str, rows: &[Row], sorted: Option<&str>, sparks: bool) -> Markup {
+    html! {
+        div.scroll role="region" aria-label=(caption) tabindex="0" {
+            table.queues {
+                caption { (caption) }
+                thead { tr {
+                    @for (by, name) in COLUMNS {
+                        th scope="col" class=(by) aria-sort=[(sorted == Some(by)).then_some(if by == "name" { "ascending" } else { "descending" })] {
+                            @if sorted.is_some() {
+                                a href=(visit.fields.from_the_beginning(&[("sort", Some(by))])) { (name) }
+                            } @else { (name) }
+                        }
+                    }
+                    th scope="col" title="consumers of this server that wait" { "Waiting" }
+                    @if sparks { th scope="col" { "Ready, last hour" } }
+                } }
+                tbody { @for row in rows { (line(visit, row, sparks)) } }
+            }
+        }
+    }
+}
+
+fn line(visit: &Visit, row: &Row, sparks: bool) -> Markup {
+    let place = row.place();
+    let page = place.as_ref().map(|place| visit.to(&format!("queues/{}", place.path())));
+    let of_state = |state: &str, n: Markup| match &page {
+        Some(page) => html! { a href=(format!("{page}?state={state}")) { (n) } },
+        None => n,
+    };
+    let name = format!("{}/{}", row.namespace, row.queue);
+    let key = format!("{}/{name}", row.pool);
+    html! {
+        tr data-key=(key) {
+            td.need {
+                @match row.words() {
+                    Some(words) => { span class=(format!("need {}", row.need.as_deref().unwrap_or_default())) { (words) } }
+                    None => { span.need { @if row.paused { "paused" } @else { "–" } } }
+                }
+            }
+            th.name scope="row" {
+                @if visit.many_pools() { span.pool { (text(&row.pool)) } " " }
+                @match &page {
+                    Some(page) => { a href=(page) { (text(&name)) } }
+                    None => { a href=(visit.to(&namespace_path(&row.pool, &row.namespace))) { (text(&name)) } }
+                }
+            }
+            td { (of_state("ready", html! { (number(row.ready)) })) }
+            td { (of_state("delayed", known(row.delayed, NOT_BY_QUEUE))) }
+            td { (of_state("running", known(row.running, NOT_BY_QUEUE))) }
+            td { (of_state("dead", html! { (number(row.dead)) })) }
+            td { (oldest(visit, row)) }
+            td { (per_second(row.entered)) }
+            td { (per_second(row.out)) }
+            td { @if place.is_some() { (number(row.waiting)) } @else { (unknown(NOT_COUNTED)) } }
+            @if sparks { td.spark { (spark(&last_hour(visit, row))) } }
+        }
+    }
+}
+
+/// Where a namespace has its page.
+pub fn namespace_path(pool: &str, namespace: &str) -> String {
+    format!("namespaces/{}/{}", part(pool), part(namespace))
+}
+
+/// The way from the overview to a queue.
+pub fn trail(visit: &Visit, place: &Place) -> Vec<(String, Markup)> {
+    let namespace = visit.to(&namespace_path(&place.pool, &place.namespace));
+    let name = match visit.many_pools() {
+        true => html! { (text(&place.pool)) "/" (text(&place.namespace)) },
+        false => text(&place.namespace),
+    };
+    vec![(namespace, name), (visit.to(&format!("queues/{}", place.path())), text(&place.queue))]
+}
+
+/// For how long the oldest ready job waits.
+pub fn oldest(visit: &Visit, row: &Row) -> Markup {
+    match row.oldest_ready_age {
+        Some(age) => visit.zone.age(visit.zone.now.saturating_sub((age * 1000.0) as u64)),
+        None if row.ready > 0 => unknown("this store does not know how old its ready jobs are"),
+        None => html! { "–" },
+    }
+}
+
+pub fn per_second(of: Option<f64>) -> Markup {
+    match of {
+        Some(of) => html! { (rate(of)) },
+        None => unknown(NOT_COUNTED),
+    }
+}
+
+/// How many jobs were ready in the last hour.
+fn last_hour(visit: &Visit, row: &Row) -> Vec<Option<f64>> {
+    let (pool, namespace) = (PoolName::parse(&row.pool), Namespace::parse(&row.namespace));
+    let (Ok(pool), Ok(namespace)) = (pool, namespace) else { return Vec::new() };
+    let of = match QueueName::parse_for_consume(&row.queue) {
+        Ok(name) => Of::Queue(pool, Queue { namespace, name }),
+        Err(_) => Of::Jobs(pool, namespace),
+    };
+    let (_, points) = visit.state().history.of(&of, Range::Hour, visit.zone.now / 1000);
+    points.iter().map(|point| point.as_ref().map(|point| point.ready as f64)).collect()
+}
+
+/// A line for each pool whose store does not answer or is read seldom.
+pub fn troubles(visit: &Visit, pools: &[Pool]) -> Markup {
+    html! {
+        @for pool in pools {
+            @if let Some(why) = &pool.trouble {
+                p.trouble {
+                    "The store of pool " b { (text(&pool.pool)) } " does not answer: " (text(why))
+                    @if let Some(since) = pool.trouble_since { ", since " (visit.zone.at(since)) }
+                    ". "
+                    @match pool.sampled_at {
+                        Some(at) => { "What is shown of it is of " (visit.zone.at(at)) "." }
+                        None => { "Nothing is known of it." }
+                    }
+                }
+            } @else if pool.interval > 30.0 {
+                p.note { "Pool " b { (text(&pool.pool)) } " is read each " (duration(pool.interval)) ", since a reading takes long." }
+            }
+            @if pool.left_out > 0 {
+                p.note { "Of pool " b { (text(&pool.pool)) } " " (count(pool.left_out, "queue is", "queues are")) " left out: there are too many." }
+            }
+        }
+    }
+}

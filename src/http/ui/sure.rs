@@ -1,0 +1,40 @@
+//! Pages that ask before something is done that cannot be undone: what it is, and of how much.
+
+use maud::{Markup, html};
+
+use super::frame::Page;
+use super::visit::Visit;
+
+/// What is asked.
+pub struct Sure<'a> {
+    pub title: String,
+    /// What will happen.
+    pub what: Markup,
+    /// What the form says beside that one is sure.
+    pub hidden: Vec<(&'a str, &'a str)>,
+    /// More that is to be chosen or typed.
+    pub more: Markup,
+    pub button: &'a str,
+}
+
+/// The page. The form goes to the page's own address.
+pub fn page(visit: &Visit, trail: Vec<(String, Markup)>, nav: &'static str, sure: Sure<'_>) -> Page {
+    let Sure { title, what, hidden, more, button } = sure;
+    let back = visit.fields.link(&[]);
+    let body = html! {
+        h1 { (title) }
+        (what)
+        form method="post" action=(back) data-asks="1" {
+            input type="hidden" name="sure" value="yes";
+            @for (name, value) in hidden { input type="hidden" name=(name) value=(super::text::typed(value)); }
+            (more)
+            p.actions {
+                button.danger type="submit" { (button) }
+                a.button href=(back) { "Back" }
+            }
+        }
+    };
+    let mut page = Page::new(title, nav, body);
+    page.trail = trail;
+    page
+}

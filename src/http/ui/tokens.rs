@@ -1,0 +1,281 @@
+//! The tokens of a namespace: by their hash and description. A token itself is shown when it is made, and never again.
+
+use std::collections::BTreeMap;
+
+use axum::extract::Path;
+use axum::http::{Method, StatusCode};
+use axum::response::Response;
+use maud::{Markup, html};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::ask::{Refusal, Said, Sent, part};
+use super::form::{Fields, Filled};
+use super::frame::{Page, curl};
+use super::publish::Scope;
+use super::push::shown_once;
+use super::sure::{Sure, page as asks};
+use super::text::{cut, text, typed};
+use super::visit::Visit;
+use crate::name::Token;
+use crate::random;
+
+/// The most tokens that a page has.
+const MOST: usize = 100;
+
+#[derive(Deserialize)]
+struct Listed {
+    tokens: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct Limited {
+    namespace: String,
+    token: String,
+    limiter: Limit,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+struct Limit {
+    read: i64,
+    write: i64,
+    interval: i64,
+}
+
+/// A token as the page shows it.
+struct Row {
+    hash: String,
+    description: String,
+    limit: Option<Limit>,
+}
+
+/// `GET /ui/tokens/:pool/:namespace`
+pub async fn show(visit: Visit, Path(scope): Path<Scope>) -> Response {
+    let page = match visit.fields.get("ask") {
+        Some("revoke") => asking(&visit, &scope).await,
+        _ => page(&visit, &scope).await,
+    };
+    visit.answer(page)
+}
+
+/// `POST /ui/tokens/:pool/:namespace`
+pub async fn change(mut visit: Visit, Path(scope): Path<Scope>, Filled(form): Filled) -> Response {
+    match act(&visit, &scope, &form).await {
+        Ok(Done::Said(code)) => visit.done(code),
+        Ok(Done::Token(token)) => {
+            let mut page = Page::new(
+                format!("A token of {}", scope.namespace),
+                "Queues",
+                html! {
+                    h1 { "A token of " (text(&scope.namespace)) }
+                    div data-once="1" { (shown_once("The token", &token)) }
+                    p { a.button href="?" { "Back" } }
+                },
+            );
+            page.trail = scope.trail(&visit);
+            visit.answer(Ok(page))
+        }
+        Err(refusal) => {
+            visit.refuse(refusal, form);
+            let page = page(&visit, &scope).await;
+            visit.answer(page)
+        }
+    }
+}
+
+enum Done {
+    Said(&'static str),
+    Token(String),
+}
+
+async fn act(visit: &Visit, scope: &Scope, form: &Fields) -> Said<Done> {
+    let namespace = part(&scope.namespace);
+    match form.or_empty("do") {
+        "create" => {
+            if !visit.ui.is_first(form.or_empty("mark")) {
+                return Ok(Done::Said("before"));
+            }
+            let description = part(form.or_empty("description").trim());
+            let path = format!("/token/{namespace}?pool={}&description={description}", part(&scope.pool));
+            let said = visit.ask.change(Method::POST, &path, Sent::Nothing).await?;
+            Ok(Done::Token(said["token"].as_str().unwrap_or_default().to_owned()))
+        }
+        "revoke" if form.get("sure") == Some("yes") => {
+            let token = token_of(visit, scope, form.or_empty("hash")).await?;
+            visit
+                .ask
+                .change(Method::DELETE, &format!("/token/{namespace}/{}", part(&token)), Sent::Nothing)
+                .await?;
+            Ok(Done::Said("revoked"))
+        }
+        "limit" => {
+            let number = |name: &str| {
+                let given = form.get(name).unwrap_or("0").trim().parse::<i64>();
+                given.map_err(|_| Refusal::bad("Publishes, Consumes and Interval are whole numbers"))
+            };
+            let limit = json!({ "read": number("read")?, "write": number("write")?, "interval": number("interval")? });
+            let token = token_of(visit, scope, form.or_empty("hash")).await?;
+            let path = format!("/token/{namespace}/{}/limit", part(&token));
+            visit.ask.change(Method::PUT, &path, Sent::Json(limit)).await?;
+            Ok(Done::Said("limited"))
+        }
+        "unlimit" => {
+            let token = token_of(visit, scope, form.or_empty("hash")).await?;
+            let path = format!("/token/{namespace}/{}/limit", part(&token));
+            visit.ask.change(Method::DELETE, &path, Sent::Nothing).await?;
+            Ok(Done::Said("unlimited"))
+        }
+        _ => Err(Refusal::bad("the form does not say what to do")),
+    }
+}
+
+/// All tokens of the namespace, with their pool before them, by their descriptions.
+async fn listed(visit: &Visit, scope: &Scope) -> Said<BTreeMap<String, String>> {
+    let path = format!("/token/{}?pool={}", part(&scope.namespace), part(&scope.pool));
+    Ok(visit.ask.get::<Listed>(path).await?.tokens)
+}
+
+/// The hash of a token, as metrics and the log show it.
+fn hash(token: &str) -> String {
+    let secret = token.split_once(':').map_or(token, |(_, secret)| secret);
+    Token::new(secret).map_or_else(String::new, |token| token.hash())
+}
+
+/// The token with this hash.
+async fn token_of(visit: &Visit, scope: &Scope, wanted: &str) -> Said<String> {
+    let all = listed(visit, scope).await?;
+    let mut found = all.into_keys().filter(|token| hash(token) == wanted);
+    match (found.next(), found.next()) {
+        (Some(token), None) => Ok(token),
+        (None, _) => Err(Refusal::new(StatusCode::NOT_FOUND, "there is no such token any more")),
+        _ => Err(Refusal::new(
+            StatusCode::CONFLICT,
+            "two tokens have this hash: use the JSON routes with the token itself",
+        )),
+    }
+}
+
+async fn page(visit: &Visit, scope: &Scope) -> Said<Page> {
+    let (all, limits) = tokio::join!(listed(visit, scope), visit.ask.get::<Vec<Limited>>("/limits"));
+    let all = all?;
+    let limits: BTreeMap<String, Limit> = limits
+        .as_ref()
+        .map(|limits| {
+            let own = limits.iter().filter(|of| of.namespace == scope.namespace);
+            let of_pool = |token: &str| match token.split_once(':') {
+                Some((pool, _)) => pool == scope.pool,
+                None => scope.pool == "default",
+            };
+            own.filter(|of| of_pool(&of.token)).map(|of| (hash(&of.token), of.limiter)).collect()
+        })
+        .unwrap_or_default();
+    let total = all.len();
+    let mut rows: Vec<Row> = all
+        .into_iter()
+        .map(|(token, description)| {
+            let hash = hash(&token);
+            Row { limit: limits.get(&hash).copied(), hash, description }
+        })
+        .collect();
+    rows.sort_by(|a, b| (&a.description, &a.hash).cmp(&(&b.description, &b.hash)));
+    rows.truncate(MOST);
+    let body = html! {
+        h1 { "Tokens of " (text(&scope.namespace)) }
+        @if total > MOST { p.note { "The first " (MOST) " of " (total) " are shown." } }
+        @if rows.is_empty() { p { "The namespace has no token: nobody can publish to it or consume from it." } }
+        @else { (table(visit, &rows)) }
+        (create(visit))
+        (curl(visit, "POST", &format!("/token/{}?pool={}&description=mailer", part(&scope.namespace), part(&scope.pool)), None))
+    };
+    let mut page = Page::new(format!("Tokens of {}", scope.namespace), "Queues", body);
+    page.trail = scope.trail(visit);
+    Ok(page)
+}
+
+fn table(visit: &Visit, rows: &[Row]) -> Markup {
+    html! {
+        div.scroll role="region" aria-label="Tokens" tabindex="0" {
+            table.jobs {
+                caption { "Tokens, by the hash that metrics and the log show" }
+                thead { tr { @for name in ["Description", "Hash", "Limit", ""] { @if name.is_empty() { td {} } @else { th scope="col" { (name) } } } } }
+                tbody { @for row in rows { tr data-key=(row.hash) {
+                    th scope="row" { (cut(&row.description)) }
+                    td { code { (row.hash) } }
+                    td { (limit(visit, row)) }
+                    td { @if visit.may_change() {
+                        form method="get" {
+                            input type="hidden" name="hash" value=(row.hash);
+                            button.danger type="submit" name="ask" value="revoke" { "Revoke" span.vh { " " (text(&row.description)) } }
+                        }
+                    } }
+                } } }
+            }
+        }
+    }
+}
+
+fn limit(visit: &Visit, row: &Row) -> Markup {
+    let Limit { read, write, interval } = row.limit.unwrap_or(Limit { read: 0, write: 0, interval: 60 });
+    let any = |n: i64| if n > 0 { n.to_string() } else { "any".into() };
+    let field = |name: &str, label: &str, value: i64| {
+        let id = format!("{name}-{}", row.hash);
+        html! { label for=(id) { (label) } " " input id=(id) name=(name) value=(value) size="6" inputmode="numeric" autocomplete="off"; " " }
+    };
+    html! {
+        @match row.limit {
+            Some(_) => { (any(write)) " publishes, " (any(read)) " consumes in " (interval) " s" }
+            None => { "none" }
+        }
+        @if visit.may_change() {
+            details {
+                summary { "Set limit" }
+                form method="post" action="?" {
+                    input type="hidden" name="hash" value=(row.hash);
+                    (field("write", "Publishes", write)) (field("read", "Consumes", read)) (field("interval", "Interval", interval))
+                    button type="submit" name="do" value="limit" { "Set limit" } " "
+                    @if row.limit.is_some() { button type="submit" name="do" value="unlimit" { "Remove limit" } }
+                }
+            }
+        }
+    }
+}
+
+fn create(visit: &Visit) -> Markup {
+    let mark = super::text::volatile(&html! { (random::ulid().to_string()) }).0;
+    html! {
+        @if visit.may_change() {
+            h2 { "Create token" }
+            form.actions method="post" action="?" {
+                input type="hidden" name="mark" value=(mark);
+                label for="description" { "Description" }
+                input #description name="description" value=(visit.typed("description", "")) required autocomplete="off";
+                button type="submit" name="do" value="create" { "Create token" }
+            }
+        }
+    }
+}
+
+async fn asking(visit: &Visit, scope: &Scope) -> Said<Page> {
+    let wanted = visit.fields.or_empty("hash");
+    let all = listed(visit, scope).await?;
+    let found = all.iter().find(|(token, _)| hash(token) == wanted);
+    let (_, description) =
+        found.ok_or(Refusal::new(StatusCode::NOT_FOUND, "there is no such token any more"))?;
+    let wanted = typed(wanted);
+    let mut page = asks(
+        visit,
+        scope.trail(visit),
+        "Queues",
+        Sure {
+            title: format!("Revoke a token of {}", scope.namespace),
+            what: html! {
+                p { "The token " code { (wanted) } ", " q { (cut(description)) } ", opens nothing any more. Consumers that wait with it are sent away. It cannot be brought back." }
+            },
+            hidden: vec![("do", "revoke"), ("hash", &wanted)],
+            more: html! {},
+            button: "Revoke",
+        },
+    );
+    page.nav = "Queues";
+    Ok(page)
+}

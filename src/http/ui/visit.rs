@@ -1,0 +1,198 @@
+//! A request for a page: who asks, from where, in which zone; and what every page is answered with.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{FromRequestParts, MatchedPath};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
+use axum::response::Response;
+use parking_lot::Mutex;
+use percent_encoding::percent_decode_str;
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use super::answer;
+use super::ask::{Asker, Refusal, part};
+use super::form::Fields;
+use super::instant::Zone;
+use crate::http::state::AppState;
+
+/// How long a page may take to ask, so that it is there within a second.
+const PATIENCE: Duration = Duration::from_millis(900);
+/// The page's one cookie: the zone that its reader has chosen.
+pub const ZONE_COOKIE: &str = "dormouse_zone";
+/// How many forms are remembered that were sent.
+const MOST_SENT: usize = 1024;
+
+/// What the pages stand on.
+pub struct Ui {
+    pub state: Arc<AppState>,
+    json: Router,
+    /// The marks of forms that were sent, of those that are not to be done twice.
+    sent: Mutex<VecDeque<String>>,
+}
+
+impl Ui {
+    pub fn new(state: Arc<AppState>, json: Router) -> Ui {
+        Ui { state, json, sent: Mutex::default() }
+    }
+
+    /// Whether a form with this mark was not sent before. Now it was.
+    pub fn is_first(&self, mark: &str) -> bool {
+        let mut sent = self.sent.lock();
+        if sent.iter().any(|of| of == mark) {
+            return false;
+        }
+        if sent.len() >= MOST_SENT {
+            sent.pop_front();
+        }
+        sent.push_back(mark.to_owned());
+        true
+    }
+}
+
+/// A pool's queue, as paths name it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+pub struct Place {
+    pub pool: String,
+    pub namespace: String,
+    pub queue: String,
+}
+
+impl Place {
+    /// The same as parts of a path.
+    pub fn path(&self) -> String {
+        format!("{}/{}/{}", part(&self.pool), part(&self.namespace), part(&self.queue))
+    }
+
+    /// As people call it.
+    pub fn name(&self) -> String {
+        format!("{}/{}", self.namespace, self.queue)
+    }
+
+    /// A route of this queue: what stands behind its name, and what its query says beside the pool.
+    pub fn api(&self, rest: &str, query: &[(&str, &str)]) -> String {
+        let (namespace, queue) = (part(&self.namespace), part(&self.queue));
+        let mut path = format!("/api/{namespace}/{queue}{rest}?pool={}", part(&self.pool));
+        for (name, value) in query {
+            path.push_str(&format!("&{name}={}", part(value)));
+        }
+        path
+    }
+
+    /// What the query of other routes says of it.
+    pub fn query(&self) -> String {
+        let [pool, namespace, queue] = [&self.pool, &self.namespace, &self.queue].map(|text| part(text));
+        format!("pool={pool}&namespace={namespace}&queue={queue}")
+    }
+}
+
+/// A request for a page.
+pub struct Visit {
+    pub ui: Arc<Ui>,
+    pub ask: Asker,
+    /// What its query says.
+    pub fields: Fields,
+    pub zone: Zone,
+    /// From the page to `/ui/`, as the beginning of a link.
+    pub root: String,
+    /// The page itself, from `/ui/`.
+    pub here: String,
+    pub headers: HeaderMap,
+    /// A form that was refused, and what was typed into it.
+    pub refused: Option<(Refusal, Fields)>,
+}
+
+impl Visit {
+    pub fn state(&self) -> &AppState {
+        &self.ui.state
+    }
+
+    /// Whether who asks may change something.
+    pub fn may_change(&self) -> bool {
+        let accounts = &self.state().accounts;
+        accounts.is_empty() || self.ask.account().is_some_and(|account| accounts.contains_key(account))
+    }
+
+    /// Whether there are several pools, which are told apart then.
+    pub fn many_pools(&self) -> bool {
+        self.state().pools.len() > 1
+    }
+
+    /// A link to another page.
+    pub fn to(&self, page: &str) -> String {
+        match (&*self.root, page) {
+            ("", "") => "./".into(),
+            (root, page) => format!("{root}{page}"),
+        }
+    }
+
+    /// The host that the request names, if a shell takes it as it is.
+    pub fn host(&self) -> &str {
+        let host = self.headers.get(header::HOST).and_then(|host| host.to_str().ok());
+        let plain = |host: &&str| host.bytes().all(|b| b.is_ascii_alphanumeric() || b".:-[]".contains(&b));
+        host.filter(plain).unwrap_or("127.0.0.1:7778")
+    }
+
+    /// The value that a field of a refused form had, or else the usual one.
+    pub fn typed(&self, name: &str, usual: &str) -> String {
+        let typed = self.refused.as_ref().map(|(_, fields)| fields.or_empty(name));
+        super::text::typed(typed.unwrap_or(usual))
+    }
+
+    /// A form was refused: the page comes back with what was typed, and has its second again.
+    pub fn refuse(&mut self, refusal: Refusal, typed: Fields) {
+        self.refused = Some((refusal, typed));
+        self.ask.wait_until(Instant::now() + PATIENCE);
+    }
+
+    /// Has the answer report the failure of a store that was met.
+    pub fn carry(&self, response: &mut Response) {
+        if let Some(failure) = self.ask.failure() {
+            response.extensions_mut().insert(failure);
+        }
+    }
+
+    /// The answer to a change: back to the page, which says what was done.
+    pub fn done(&self, what: &str) -> Response {
+        let mut response = answer::see_other(&self.fields.link(&[("done", Some(what))]));
+        self.carry(&mut response);
+        response
+    }
+}
+
+impl FromRequestParts<Arc<Ui>> for Visit {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, ui: &Arc<Ui>) -> Result<Visit, Infallible> {
+        let pattern = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
+        let depth = pattern.strip_prefix("/ui/").unwrap_or_default().matches('/').count();
+        let fields = Fields::parse(parts.uri.query().unwrap_or_default());
+        let path = parts.uri.path().strip_prefix("/ui/").unwrap_or_default();
+        let now = ui.state.began.time();
+        let asked = fields.get("tz").map(str::to_owned).or_else(|| zone_of(&parts.headers));
+        let zone = asked.and_then(|name| Zone::named(&name, now)).unwrap_or_else(|| Zone::utc(now));
+        Ok(Visit {
+            ask: Asker::of(&ui.json, parts, Instant::now() + PATIENCE),
+            ui: ui.clone(),
+            here: format!("{path}{}", fields.link(&[])),
+            fields,
+            zone,
+            root: "../".repeat(depth),
+            headers: parts.headers.clone(),
+            refused: None,
+        })
+    }
+}
+
+/// The zone that the cookie names.
+fn zone_of(headers: &HeaderMap) -> Option<String> {
+    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let pairs = cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    let (_, value) = pairs.into_iter().find(|(name, _)| *name == ZONE_COOKIE)?;
+    Some(percent_decode_str(value).decode_utf8_lossy().into_owned())
+}

@@ -1,0 +1,54 @@
+//! Conversations of a browser with the dashboard, without a script.
+
+mod actions;
+mod hostile;
+mod page;
+mod pages;
+
+use reqwest::header::HeaderMap;
+
+use self::page::Page;
+use crate::support::client::{Response, send};
+use crate::support::servers::TestServer;
+
+/// A page, as a browser asks for it.
+async fn browse(server: &TestServer, path: &str) -> Page {
+    let answer =
+        send(server.admin("GET", &format!("/ui/{path}")).header("Accept", "text/html,*/*;q=0.8")).await;
+    Page::of(answer)
+}
+
+/// A form that is sent, and the page that it leads to.
+async fn submit(server: &TestServer, path: &str, fields: &[(&str, &str)]) -> Page {
+    let body = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+    let request = server
+        .admin("POST", &format!("/ui/{path}"))
+        .header("Content-Type", "application/x-www-form-urlencoded")
+        .header("Origin", format!("http://{}", server.admin_addr))
+        .body(body);
+    Page::of(send(request).await)
+}
+
+/// The answer itself, where a redirect is not followed.
+async fn unfollowed(server: &TestServer, path: &str, accept: &str) -> (u16, HeaderMap, String) {
+    let client =
+        reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().expect("a client");
+    let request = client.get(format!("http://{}{path}", server.admin_addr)).header("Accept", accept);
+    let Response { status, headers, text, .. } = send(request).await;
+    (status, headers, text)
+}
+
+/// Has the stores read anew, so that pages show what is there now.
+async fn sampled(server: &TestServer) {
+    send(server.admin("GET", "/metrics")).await.expect(200);
+}
+
+/// A job that is dead, with this reason.
+async fn dead_job(server: &TestServer, token: &str, queue: &str, body: &str, reason: &str) -> String {
+    server.put(token, &format!("/api/shop/{queue}?tries=1"), body).await.expect(201);
+    let job = server.get(token, &format!("/api/shop/{queue}?ttr=60&receipt=1")).await.expect(200);
+    let receipt = job.json["receipt"].as_str().expect("a receipt");
+    let bury = format!("/api/shop/{queue}/job/{}/bury?receipt={receipt}", job.job_id());
+    send(server.api("POST", &bury, token).body(reason.to_owned())).await.expect(200);
+    job.job_id()
+}

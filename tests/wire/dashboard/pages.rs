@@ -1,0 +1,242 @@
+//! What pages show.
+
+use std::time::{Duration, Instant};
+
+use super::{browse, dead_job, sampled, submit, unfollowed};
+use crate::support::client::send;
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
+use crate::support::wait::until;
+
+async fn a_queue_is_found_from_the_overview_on(store: Store) {
+    let knows_states = matches!(store, Store::Disk(_));
+    let server = TestServer::on(store).await;
+    sampled(&server).await;
+    browse(&server, "").await.expect(200).says("There is no queue yet").says("curl -X PUT");
+    browse(&server, "queues").await.expect(200).says("No queue is so");
+
+    let token = server.token("shop").await;
+    for path in ["/api/shop/mail", "/api/shop/mail", "/api/shop/later?delay=600"] {
+        server.put(&token, path, r#"{"b":1,"a":[12345678901234567890,{}]}"#).await.expect(201);
+    }
+    let dead = dead_job(&server, &token, "dies", "x", "the mail server is away").await;
+    sampled(&server).await;
+
+    let overview = browse(&server, "").await.expect(200);
+    overview
+        .says("1 died in ten minutes")
+        .says("shop/dies")
+        .says("shop/mail")
+        .says("In/s")
+        .says_not("default");
+    assert_eq!(overview.link("shop/dies"), "queues/default/shop/dies");
+    let first = overview.all("tr").nth(1).expect("a row");
+    assert!(first.text.contains("shop/dies"), "what dies comes first: {}", first.text);
+    let queues = browse(&server, "queues?q=mai").await.expect(200);
+    queues.says("shop/mail").says_not("shop/dies");
+    assert_eq!(queues.field("q"), "mai");
+    browse(&server, "queues?need=dying&sort=dead").await.expect(200).says("shop/dies").says_not("shop/mail");
+    browse(&server, "queues?sort=nonsense").await.expect(400).says("invalid sort");
+    browse(&server, "namespaces/default/shop").await.expect(200).says("shop/later").says("Schedules");
+
+    let queue = browse(&server, "queues/default/shop/mail").await.expect(200);
+    queue.says("Ready 2").says("Tries left").says(r#"{"b":1,"a":[12345678901234567890,{}]}"#);
+    if knows_states {
+        browse(&server, "queues/default/shop/later?state=delayed")
+            .await
+            .expect(200)
+            .says("in 9 min")
+            .says("Due");
+    }
+    let of_dead = browse(&server, "queues/default/shop/dies?state=dead").await.expect(200);
+    of_dead.says("the mail server is away").says("Dead since").says(&dead);
+    browse(&server, "queues/default/shop/mail?state=odd").await.expect(400);
+    browse(&server, "queues/nope/shop/mail").await.expect(404);
+    browse(&server, "queues/default/shop/_odd").await.expect(400);
+    browse(&server, "queues/default/shop/empty").await.expect(200).says("No job is ready");
+
+    let job = of_dead.link(&dead);
+    assert_eq!(job, format!("../../../jobs/default/shop/dies/{dead}"));
+    browse(&server, job.trim_start_matches("../")).await.expect(200).says("dead").says("Reason");
+    browse(&server, "jobs/default/shop/mail/01M80D5J4VCPC2AJTPM8000000")
+        .await
+        .expect(404)
+        .says("job not found");
+}
+
+on_each_store!(a_queue_is_found_from_the_overview_on);
+
+#[tokio::test]
+async fn a_body_is_shown_as_it_was_published() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("shop").await;
+    let large = format!("[\"{}\"]", "x".repeat(900 << 10));
+    let put = async |body: Vec<u8>| {
+        let answer = send(server.api("PUT", "/api/shop/q", &token).body(body)).await.expect(201);
+        format!("jobs/default/shop/q/{}", answer.job_id())
+    };
+    let json = put(br#"{"z":1.10,"a":[1e400,"\u00e9"]}"#.to_vec()).await;
+    let page = browse(&server, &json).await.expect(200);
+    let shown = page.all("pre").find(|pre| pre.get("id") == Some("body")).expect("a body");
+    assert_eq!(shown.text, "{\n  \"z\": 1.10,\n  \"a\": [\n    1e400,\n    \"\\u00e9\"\n  ]\n}");
+    browse(&server, &format!("{json}?as=hex")).await.expect(200).says("000000 7b 22 7a");
+    browse(&server, &format!("{json}?as=text")).await.expect(200).says(r#"{"z":1.10,"a":[1e400,"\u00e9"]}"#);
+    browse(&server, &format!("{json}?as=pdf")).await.expect(400);
+
+    let bytes = put(vec![0xff, 0, 0x1b, b'<']).await;
+    browse(&server, &bytes).await.expect(200).says("ff 00 1b 3c").says("...<");
+    browse(&server, &format!("{bytes}?as=json")).await.expect(200).says("The body is no JSON").says("ff 00");
+    let request = server.admin("GET", &format!("/ui/{bytes}?as=raw"));
+    let answer = request.send().await.expect("an answer");
+    let header = |name: &str| answer.headers()[name].to_str().expect("text").to_owned();
+    assert_eq!(header("content-type"), "application/octet-stream");
+    assert!(header("content-disposition").starts_with("attachment; filename="));
+    assert!(header("content-security-policy").starts_with("sandbox;"));
+    assert_eq!(header("x-content-type-options"), "nosniff");
+    assert_eq!(&answer.bytes().await.expect("bytes")[..], [0xff, 0, 0x1b, b'<']);
+
+    let page = browse(&server, &put(large.clone().into_bytes()).await).await.expect(200);
+    page.says("The first 64 KiB of 900 KiB");
+    assert!(page.answer.text.len() < 500_000, "{} bytes", page.answer.text.len());
+    let empty = put(Vec::new()).await;
+    browse(&server, &empty).await.expect(200).says("The body is empty");
+    for n in 0..60 {
+        put(format!("{n} <b>&\u{202e}{}", "y".repeat(5000)).into_bytes()).await;
+    }
+    let page = browse(&server, "queues/default/shop/q").await.expect(200);
+    assert!(page.answer.text.len() < 500_000, "{} bytes", page.answer.text.len());
+    let next = page.link("Next");
+    browse(&server, &format!("queues/default/shop/q{next}")).await.expect(200).says("59 <b>&‹U+202E›");
+}
+
+/// Guards against pages that browsers keep, put into frames, or let run what is not ours.
+#[tokio::test]
+async fn every_answer_has_its_headers() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("shop").await;
+    server.put(&token, "/api/shop/q", "x").await.expect(201);
+    sampled(&server).await;
+    let page = browse(&server, "queues/default/shop/q").await.expect(200);
+    assert_eq!(
+        page.header("content-security-policy"),
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
+         form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    );
+    for (name, value) in [
+        ("cache-control", "no-store"),
+        ("content-type", "text/html; charset=utf-8"),
+        ("x-content-type-options", "nosniff"),
+        ("referrer-policy", "no-referrer"),
+        ("cross-origin-opener-policy", "same-origin"),
+        ("cross-origin-resource-policy", "same-origin"),
+    ] {
+        assert_eq!(page.header(name), value, "{name}");
+    }
+    // Behind a proxy that strips a prefix links must lead back through it.
+    for (name, attribute) in [("a", "href"), ("link", "href"), ("script", "src"), ("form", "action")] {
+        for value in page.all(name).filter_map(|element| element.get(attribute)) {
+            assert!(!value.starts_with('/') && !value.contains(':'), "{name} {value} is relative");
+        }
+    }
+    assert_eq!(page.all("h1").count(), 1);
+    assert!(page.all("title").next().is_some_and(|title| title.text == "Queue shop/q – Dormouse"));
+    for style in page.all("link").chain(page.all("script")) {
+        let name = style.get("href").or(style.get("src")).expect("an address").trim_start_matches("../");
+        let asset = send(server.admin("GET", &format!("/ui/{name}"))).await.expect(200);
+        assert_eq!(asset.headers["cache-control"], "public, max-age=31536000, immutable");
+        assert!(asset.text.len() <= 20 << 10, "{name}: {} bytes", asset.text.len());
+    }
+    send(server.admin("GET", "/ui/assets/style.css")).await.expect(404);
+}
+
+#[tokio::test]
+async fn a_page_that_has_not_changed_is_not_sent_again() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("shop").await;
+    server.put(&token, "/api/shop/q", "x").await.expect(201);
+    sampled(&server).await;
+    let queue = "queues/default/shop/q";
+    let tag = browse(&server, queue).await.expect(200).header("etag").to_owned();
+    let again = async || {
+        let request = server.admin("GET", &format!("/ui/{queue}")).header("If-None-Match", &tag);
+        send(request).await
+    };
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let same = again().await.expect(304);
+    assert_eq!((same.text.len(), same.headers["etag"].to_str().expect("text")), (0, &*tag));
+    server.put(&token, "/api/shop/q", "x").await.expect(201);
+    let now = again().await.expect(200);
+    assert!(now.text.contains("</html>") && !now.text.contains(['\u{1}', '\u{2}']), "no marks are left");
+}
+
+/// Guards against clients of lmstfy that find another answer, and browsers that find none.
+#[tokio::test]
+async fn a_browser_is_led_to_the_dashboard_and_a_program_is_not() {
+    let server = TestServer::on_disk().await;
+    for (path, accept, expected, to) in [
+        ("/", "text/html,application/xhtml+xml,*/*;q=0.8", 303, "ui/"),
+        ("/ui", "*/*", 303, "ui/"),
+        ("/", "*/*", 404, ""),
+        ("/", "application/json", 404, ""),
+        ("/ui/nope", "text/html", 404, ""),
+    ] {
+        let (status, headers, text) = unfollowed(&server, path, accept).await;
+        let location = headers.get("location").map_or("", |to| to.to_str().expect("text"));
+        assert_eq!((status, location), (expected, to), "{path} {accept}");
+        if status == 404 {
+            assert_eq!(text, r#"{"error":"api not found"}"#);
+        }
+    }
+    send(server.admin("PUT", "/ui/")).await.expect(404);
+}
+
+#[tokio::test]
+async fn one_zone_is_shown_and_kept() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("shop").await;
+    server.put(&token, "/api/shop/q", "x").await.expect(201);
+    let queue = "queues/default/shop/q";
+    browse(&server, queue).await.expect(200).says(" UTC ");
+    let page = browse(&server, &format!("{queue}?tz=Asia/Tokyo")).await.expect(200);
+    page.says(" JST ").says_not(" UTC ");
+    let client =
+        reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().expect("a client");
+    let form = format!("tz=Asia%2FTokyo&back={}", "queues%2Fdefault%2Fshop%2Fq%3Fstate%3Dready");
+    let request = client.post(format!("http://{}/ui/zone", server.admin_addr)).body(form);
+    let answer = send(request).await.expect(303);
+    assert_eq!(answer.headers["location"], "./queues/default/shop/q?state=ready");
+    let cookie = answer.headers["set-cookie"].to_str().expect("text");
+    assert!(cookie.starts_with("dormouse_zone=Asia%2FTokyo;") && !cookie.contains("ath="), "{cookie}");
+    let kept =
+        server.admin("GET", &format!("/ui/{queue}")).header("Cookie", "a=b; dormouse_zone=Asia%2FTokyo");
+    assert!(send(kept).await.expect(200).text.contains(" JST<"));
+    submit(&server, "zone", &[("tz", "Mars/Base")]).await.expect(400).says("no such time zone");
+}
+
+/// Guards against a page that hangs with its store, is blank, or shows nothing of what was known.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_away_leaves_the_last_figures() {
+    let mut redis = RedisServer::start();
+    let server = TestServer::start(&redis_toml(&redis), ()).await;
+    let token = server.token("shop").await;
+    server.put(&token, "/api/shop/q", "x").await.expect(201);
+    sampled(&server).await;
+    redis.kill();
+    until("the sampler notices", async || {
+        let _ = send(server.admin("GET", "/metrics")).await;
+        browse(&server, "").await.main.contains("does not answer")
+    })
+    .await;
+    for path in ["", "queues", "queues/default/shop/q", "namespaces/default/shop"] {
+        let began = Instant::now();
+        let page = browse(&server, path).await.expect(200);
+        let took = began.elapsed();
+        assert!(took < Duration::from_millis(1500), "{path}: {took:?}");
+        page.says("The store of pool default does not answer")
+            .says("since")
+            .says("What is shown of it is of");
+    }
+    let queue = browse(&server, "queues/default/shop/q").await;
+    queue.says("Ready 1").says("The list is not there now (50");
+    submit(&server, "queues/default/shop/q", &[("do", "resume")]).await.says("Not done:");
+}
