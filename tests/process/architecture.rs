@@ -357,6 +357,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "http::request",
             "http::operators",
             "clock",
+            "engine",
             "history",
             "job",
             "name",

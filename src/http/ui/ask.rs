@@ -95,20 +95,6 @@ impl Asker {
         self.failure.lock().clone()
     }
 
-    /// The same anew, for a task of its own.
-    pub fn again(&self) -> Asker {
-        let Asker { routes, labels, client, account, authorization, until, failure: _ } = self;
-        Asker {
-            routes: routes.clone(),
-            labels: labels.clone(),
-            client: *client,
-            account: account.clone(),
-            authorization: authorization.clone(),
-            until: Mutex::new(*until.lock()),
-            failure: Mutex::default(),
-        }
-    }
-
     /// From now on answers are waited for until then.
     pub fn wait_until(&self, until: Instant) {
         *self.until.lock() = until;

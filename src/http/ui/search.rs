@@ -4,7 +4,6 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use maud::html;
 use serde_json::Value;
-use tokio::task::JoinSet;
 
 use super::answer::see_other;
 use super::ask::{Refusal, Said, part};
@@ -12,6 +11,7 @@ use super::frame::Page;
 use super::rows::{self, Listing};
 use super::text::{count, text};
 use super::visit::{Place, Visit};
+use crate::engine::together;
 use crate::job::JobId;
 
 /// In how many queues a job is looked for by its id alone, and how many are asked at a time.
@@ -100,18 +100,12 @@ async fn by_id(visit: &Visit, id: &str) -> Said<Found> {
         };
         let places: Vec<Place> = listing.queues.iter().filter_map(rows::Row::place).collect();
         for some in places.chunks(AT_ONCE) {
-            let mut asked = JoinSet::new();
-            for place in some {
-                let (ask, place, id) = (visit.ask.again(), place.clone(), part(id));
-                asked.spawn(async move {
-                    let path = place.api(&format!("/job/{id}"), &[]);
-                    ask.get::<Value>(path).await.ok().map(|_| format!("jobs/{}/{id}", place.path()))
-                });
-            }
-            while let Some(found) = asked.join_next().await {
-                if let Ok(Some(page)) = found {
-                    return Ok(Found::At(page));
-                }
+            let found = together::all(some.iter().map(async |place| {
+                let path = place.api(&format!("/job/{}", part(id)), &[]);
+                visit.ask.get::<Value>(path).await.ok().map(|_| format!("jobs/{}/{}", place.path(), part(id)))
+            }));
+            if let Some(page) = found.await.into_iter().flatten().next() {
+                return Ok(Found::At(page));
             }
             looked += some.len();
         }

@@ -24,7 +24,7 @@ use crate::http::state::AppState;
 /// How long a page may take to ask, so that it is there within a second.
 const PATIENCE: Duration = Duration::from_millis(900);
 /// The page's one cookie: the zone that its reader has chosen.
-pub const ZONE_COOKIE: &str = "dormouse_zone";
+pub const ZONE_COOKIE: &str = "dormouse-zone";
 /// How many forms are remembered that were sent.
 const MOST_SENT: usize = 1024;
 

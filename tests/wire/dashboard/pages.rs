@@ -206,9 +206,9 @@ async fn one_zone_is_shown_and_kept() {
     let answer = send(request).await.expect(303);
     assert_eq!(answer.headers["location"], "./queues/default/shop/q?state=ready");
     let cookie = answer.headers["set-cookie"].to_str().expect("text");
-    assert!(cookie.starts_with("dormouse_zone=Asia%2FTokyo;") && !cookie.contains("ath="), "{cookie}");
+    assert!(cookie.starts_with("dormouse-zone=Asia%2FTokyo;") && !cookie.contains("ath="), "{cookie}");
     let kept =
-        server.admin("GET", &format!("/ui/{queue}")).header("Cookie", "a=b; dormouse_zone=Asia%2FTokyo");
+        server.admin("GET", &format!("/ui/{queue}")).header("Cookie", "a=b; dormouse-zone=Asia%2FTokyo");
     assert!(send(kept).await.expect(200).text.contains(" JST<"));
     submit(&server, "zone", &[("tz", "Mars/Base")]).await.expect(400).says("no such time zone");
 }
