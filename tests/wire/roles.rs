@@ -11,6 +11,8 @@ use serde_json::{Value, json};
 enum May {
     Nothing,
     Get,
+    /// Whatever the route does: it changes nothing but what they see.
+    Both,
     /// The route asks nobody for an account.
     All,
 }
@@ -52,6 +54,20 @@ const ROUTES: &[(&str, May)] = &[
     ("/api/{namespace}/_schedules/{name}/pause", May::Nothing),
     ("/api/{namespace}/_schedules/{name}/resume", May::Nothing),
     ("/api/{namespace}/_schedules/{name}/run", May::Nothing),
+    ("/ui", May::Get),
+    ("/ui/", May::Get),
+    ("/ui/assets/{name}", May::Get),
+    ("/ui/zone", May::Both),
+    ("/ui/queues", May::Get),
+    ("/ui/queues/{pool}/{namespace}/{queue}", May::Get),
+    ("/ui/namespaces/{pool}/{namespace}", May::Get),
+    ("/ui/publish/{pool}/{namespace}", May::Get),
+    ("/ui/push/{pool}/{namespace}/{queue}", May::Get),
+    ("/ui/schedules", May::Get),
+    ("/ui/search", May::Get),
+    ("/ui/tokens/{pool}/{namespace}", May::Nothing),
+    ("/ui/jobs/{pool}/{namespace}/{queue}/{id}", May::Get),
+    ("/", May::All),
     ("/pools", May::All),
     ("/info", May::All),
     ("/version", May::All),
@@ -72,7 +88,7 @@ fn declared() -> BTreeMap<String, BTreeSet<&'static str>> {
         text.replace("origin::CONSUME", "\"/api/{namespace}/{queue}\"")
             .replace("route(JOB", "route(\"/api/{namespace}/{queue}/job/{job_id}\"")
     };
-    let text = constants(of_admin) + &read("src/http/schedules/mod.rs");
+    let text = constants(of_admin) + &read("src/http/schedules/mod.rs") + &read("src/http/ui/mod.rs");
     let mut found: BTreeMap<String, BTreeSet<&'static str>> = BTreeMap::new();
     for route in text.split(".route(").skip(1) {
         let pattern = route.split('"').nth(1).expect("a pattern is a literal or one of two constants");
@@ -110,7 +126,11 @@ async fn every_route_says_who_may_use_it() {
         let may = may.unwrap_or_else(|| panic!("nobody has said who may use {pattern}: see ROUTES"));
         assert!(!methods.is_empty(), "{pattern} has methods");
         let path = pattern.replace("{namespace}", "ns").replace("{queue}", "q").replace("{key}", "k");
-        let path = path.replace("{job_id}", "01ARZ3NDEKTSV4RRFFQ69G5FAV").replace("{name}", "s");
+        let path = path
+            .replace("{job_id}", "01ARZ3NDEKTSV4RRFFQ69G5FAV")
+            .replace("{name}", "s")
+            .replace("{pool}", "default")
+            .replace("{id}", "x");
         let path = path.replace("{token}", "01ARZ3NDEKTSV4RRFFQ69G5FAV");
         for method in methods {
             let request = |user: Option<(&str, &str)>| {
@@ -118,7 +138,7 @@ async fn every_route_says_who_may_use_it() {
                 user.map_or(request.try_clone(), |(user, pw)| Some(request.basic_auth(user, Some(pw))))
                     .expect("a request without a body")
             };
-            let expected = may == May::All || may == May::Get && *method == "GET";
+            let expected = [May::All, May::Both].contains(&may) || may == May::Get && *method == "GET";
             let viewer = send(request(Some(("viewer", "look")))).await;
             assert_eq!(viewer.status != 403, expected, "{method} {path} by a viewer: {viewer:?}");
             let nobody = send(request(None)).await;

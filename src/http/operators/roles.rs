@@ -40,14 +40,22 @@ const VIEWED: &[&str] = &[
     "/quota/{namespace}",
 ];
 
+/// Their readers' own choice, which changes nothing but what they see.
+const ZONE: &str = "/ui/zone";
+/// The pages that stand on routes which show tokens.
+const TOKENS: &str = "/ui/tokens/";
 /// The pages begin so. Their GET changes nothing, and shows no token.
 const PAGES: &str = "/ui";
 
 impl Role {
     /// Whether it may send such a request to the route with this pattern.
     pub fn may(self, method: &Method, pattern: &str) -> bool {
-        let is_viewed = || VIEWED.contains(&pattern) || pattern == PAGES || pattern.starts_with("/ui/");
-        self == Role::Operator || method == Method::GET && is_viewed()
+        let is_viewed = || {
+            VIEWED.contains(&pattern)
+                || pattern == PAGES
+                || pattern.starts_with("/ui/") && !pattern.starts_with(TOKENS)
+        };
+        self == Role::Operator || pattern == ZONE || method == Method::GET && is_viewed()
     }
 
     /// Whether it sees bodies, attributes, and what endpoints answered.

@@ -45,7 +45,7 @@ impl Fields {
     }
 
     /// Those of a list that begins anew: without where the old one went on.
-    pub fn from_the_beginning(&self, changed: &[(&str, Option<&str>)]) -> String {
+    pub fn link_anew(&self, changed: &[(&str, Option<&str>)]) -> String {
         let changed: Vec<_> = changed.iter().copied().chain([("cursor", None)]).collect();
         self.link(&changed)
     }
@@ -93,6 +93,6 @@ mod tests {
         assert_eq!((fields.get("q"), fields.all("job").count()), (None, 2));
         assert_eq!(fields.link(&[]), "?state=dead&reason=a%26b&cursor=x");
         assert_eq!(fields.link(&[("cursor", Some("y")), ("reason", None)]), "?state=dead&cursor=y");
-        assert_eq!(fields.from_the_beginning(&[("state", Some("\"<"))]), "?reason=a%26b&state=%22%3C");
+        assert_eq!(fields.link_anew(&[("state", Some("\"<"))]), "?reason=a%26b&state=%22%3C");
     }
 }

@@ -93,7 +93,7 @@ pub fn list(visit: &Visit, place: &Place, state: &str, of: &Said<JobList>, selec
             @match &of.cursor {
                 Some(_) => { p { "Looked at " (super::text::count(of.scanned, "job", "jobs")) ", found none yet." } }
                 None if filtered => {
-                    p { "No job is so. " a href=(visit.fields.from_the_beginning(&[("contains", None), ("reason", None)])) { "Show all" } "." }
+                    p { "No job is so. " a href=(visit.fields.link_anew(&[("contains", None), ("reason", None)])) { "Show all" } "." }
                 }
                 None => { p { "No job is " (state) "." } }
             }

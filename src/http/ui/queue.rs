@@ -178,7 +178,7 @@ fn tabs(visit: &Visit, shown: &str, read: &Read) -> Markup {
         nav.tabs aria-label="Jobs by state" {
             ul {
                 @for (state, words) in STATES {
-                    @let to = visit.fields.from_the_beginning(&[("state", Some(state)), ("reason", None)]);
+                    @let to = visit.fields.link_anew(&[("state", Some(state)), ("reason", None)]);
                     li { a href=(to) aria-current=[(shown == state).then_some("page")] {
                         (words) " " span.count { (jobs_in(read, state)) }
                     } }
@@ -201,7 +201,7 @@ fn filter(visit: &Visit, state: &str) -> Markup {
             button type="submit" { "Show" }
         }
         @if let Some(reason) = visit.fields.get("reason") {
-            p { "With the reason " q { (super::text::cut(reason)) } ". " a href=(visit.fields.from_the_beginning(&[("reason", None)])) { "All reasons" } }
+            p { "With the reason " q { (super::text::cut(reason)) } ". " a href=(visit.fields.link_anew(&[("reason", None)])) { "All reasons" } }
         }
     }
 }

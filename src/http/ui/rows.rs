@@ -124,7 +124,7 @@ pub fn table(visit: &Visit, caption: &str, rows: &[Row], sorted: Option<&str>, s
                     @for (by, name) in COLUMNS {
                         th scope="col" class=(by) aria-sort=[(sorted == Some(by)).then_some(if by == "name" { "ascending" } else { "descending" })] {
                             @if sorted.is_some() {
-                                a href=(visit.fields.from_the_beginning(&[("sort", Some(by))])) { (name) }
+                                a href=(visit.fields.link_anew(&[("sort", Some(by))])) { (name) }
                             } @else { (name) }
                         }
                     }
