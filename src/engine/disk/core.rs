@@ -12,7 +12,7 @@ use super::records::Records;
 use super::state::tables::Tables;
 use super::state::{Windows, load};
 use super::step::Step;
-use super::store::open::{Mark, OpenError};
+use super::store::mark::{Mark, OpenError};
 use super::store::{StoreLimits, open};
 use super::upkeep::quarantine::{ListQuarantine, Quarantined};
 use super::upkeep::space::Room;

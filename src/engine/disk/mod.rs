@@ -42,8 +42,9 @@ pub use self::options::{DiskOptions, Sync};
 pub use self::raw::RawStore;
 pub(crate) use self::records::{Change, META_SECRET, QUOTA, Records, Table, put_short, take_short};
 use self::step::Progress;
-use self::store::open;
-pub use self::store::open::{FORMAT, Look, OpenError, look};
+use self::store::mark;
+pub use self::store::mark::{FORMAT, OpenError};
+pub use self::store::open::{Look, look};
 pub use self::store::repair::RepairReport;
 pub use self::upkeep::quarantine::{Quarantined, quarantined};
 pub use self::upkeep::rebuild::rebuild_lists;
@@ -91,7 +92,7 @@ impl Backup for DiskEngine {
         let store = self.handle.ask(ShareStore).await?;
         let copy = move || {
             let dir = store.copy_inside()?;
-            Ok(StoreCopy::new(dir, open::MARK))
+            Ok(StoreCopy::new(dir, mark::MARK))
         };
         let copied = tokio::task::spawn_blocking(copy).await.map_err(Error::away)?;
         copied.map_err(|error: std::io::Error| Error::refused(error))

@@ -3,7 +3,8 @@
 
 use std::path::Path;
 
-use super::store::open::{self, Mark, OpenError};
+use super::store::mark::{Mark, OpenError};
+use super::store::open;
 use super::store::txn::Txn;
 use super::store::{Fatal, Space, Store, StoreLimits};
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::durable::{self, sync};
-use super::{Store, log, open, tables, trees};
+use super::{Store, log, mark, open, tables, trees};
 
 /// How long to ask that no table is made or replaced, and how long to wait between two tries.
 const TRY: Duration = Duration::from_millis(5);
@@ -59,7 +59,7 @@ impl Store {
         }
         sync(&to.join(trees::DIR))?;
         // What has no mark is no pool: a copy that was cut off is not opened by mistake.
-        open::write_mark_of_copy(to)?;
+        mark::write_mark_of_copy(to)?;
         to.parent().map_or(Ok(()), sync)
     }
 }

@@ -5,7 +5,7 @@
 //! - [`txn`] is the transaction through which the writer thread reads and writes.
 //! - [`log`] keeps what is committed, [`trees`] holds it in memory, at first in [`recent`]; [`tend`] is what a thread beside
 //!   the writer does for both, [`merge`] what another one does for the tables.
-//! - [`open`] finds out whose directory it is and opens it, when [`tables`] and [`log::judge`] say that nothing in there
+//! - [`mark`] says whose directory it is, and is its lock; [`open`] opens it, when [`tables`] and [`log::judge`] say that nothing in there
 //!   is damaged; [`repair`] opens what is left of one that is, and [`aside`] keeps what it takes away.
 //! - [`copy`] makes a consistent copy while the store is open; [`durable`] writes what must survive the machine.
 
@@ -14,6 +14,7 @@ pub mod copy;
 mod durable;
 mod files;
 pub mod log;
+pub mod mark;
 pub mod merge;
 pub mod open;
 pub mod recent;

@@ -1,141 +1,19 @@
 //! Opening: finds out whose directory it is, locks it, and opens the store.
 
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::fs::{DirBuilder, File, TryLockError};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 
 use super::aside::Aside;
-use super::durable::sync;
-use super::durable::{is_full, is_unreadable_io};
+use super::durable::{is_full, is_unreadable_io, sync};
 use super::log::group::{self, Item};
 use super::log::judge::{self, Findings, LogDamage};
 use super::log::manifest::Manifest;
 use super::log::{self, Log, start};
+use super::mark::{CUT_OFF, FORMAT, MARK, Mark, OpenError, Said, WITHOUT_SCHEDULES, lock};
 use super::trees::{self, Trees, Written};
 use super::{Slice, Space, Store, StoreLimits, describe, tables};
-
-/// The file that says whose directory it is, and that is locked while it is open.
-pub const MARK: &str = "dormouse";
-const MAGIC: &str = "dormouse disk pool, format ";
-pub const FORMAT: u32 = 6;
-/// The same without the keyspace of schedules, which is added.
-const WITHOUT_SCHEDULES: u32 = 5;
-/// The line of the mark that stands there once the store is whole.
-const MADE: &str = "made\n";
-/// The line that stands there while a repair gives up what is damaged.
-const REPAIRING: &str = "repairing\n";
-/// What begins the line that an orderly close leaves. The last group follows.
-const CLOSED: &str = "closed ";
-
-/// Why a directory cannot be opened. Each says what to do.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    #[error("{0} is in use by another process: stop it, or give this one a directory of its own")]
-    Locked(PathBuf),
-    #[error("{0} was written by a newer version (format {1}, this one reads {FORMAT}): run that version")]
-    Newer(PathBuf, u32),
-    #[error("{0} was written before the first release (format {1}, this one reads {FORMAT}): move it away")]
-    Older(PathBuf, u32),
-    #[error("{0} is not empty and not a dormouse directory: choose an empty one")]
-    NotOurs(PathBuf),
-    #[error(
-        "{0} is damaged ({1}): restore it from a copy, or open it without what is damaged: \
-         dormouse repair --accept-loss {0}"
-    )]
-    Damaged(PathBuf, String),
-    #[error("{0} cannot be opened: {1}")]
-    Io(PathBuf, #[source] std::io::Error),
-}
-
-/// The mark in an open directory: who holds it holds the directory.
-#[derive(Debug)]
-pub struct Mark {
-    file: File,
-    /// Whether the store was whole once: from then on, what is missing is damage.
-    made: bool,
-    /// The format that it was found with.
-    format: u32,
-    /// Whether a repair was begun and not ended: nobody knows what it has done.
-    repairing: bool,
-    /// What the last orderly close left here, if nobody has opened the directory since.
-    closed: Option<u64>,
-    /// The same, as it was found.
-    was_closed: Option<u64>,
-}
-
-impl Mark {
-    /// The last group, if the store is closed in order.
-    pub fn closed(&self) -> Option<u64> {
-        self.closed
-    }
-
-    /// Whether a repair was cut off.
-    pub fn is_repairing(&self) -> bool {
-        self.repairing
-    }
-
-    /// Notes that a repair begins, or has ended.
-    pub fn write_repairing(&mut self, repairing: bool) -> std::io::Result<()> {
-        self.repairing = repairing;
-        if !repairing {
-            self.closed = None;
-        }
-        self.write()
-    }
-
-    /// For who changes the store before it is opened: its end is in order no more.
-    pub fn forget_close(&mut self) {
-        self.closed = None;
-    }
-
-    /// Whether the store was whole once.
-    pub fn is_made(&self) -> bool {
-        self.made
-    }
-
-    /// The format that the directory has.
-    pub fn format(&self) -> u32 {
-        self.format
-    }
-
-    /// The last group before this open, if the store was closed in order.
-    pub fn was_closed(&self) -> Option<u64> {
-        self.was_closed
-    }
-
-    /// Writes the line that is always there, and those that say how far it came.
-    fn write(&mut self) -> std::io::Result<()> {
-        let made = if self.made { MADE } else { "" };
-        let repairing = if self.repairing { REPAIRING } else { "" };
-        let closed = self.closed.map_or(String::new(), |number| format!("{CLOSED}{number}\n"));
-        let text = format!("{MAGIC}{}\n{made}{repairing}{closed}", self.format);
-        self.file.rewind()?;
-        self.file.write_all(text.as_bytes())?;
-        self.file.set_len(text.len() as u64)?;
-        self.file.sync_all()
-    }
-
-    /// Notes that there is a whole store, which is open.
-    fn write_made(&mut self) -> std::io::Result<()> {
-        (self.made, self.closed) = (true, None);
-        self.write()
-    }
-
-    /// Notes which was the last group: a log that ends before it has lost something.
-    pub fn close(&mut self, number: u64) -> std::io::Result<()> {
-        self.closed = Some(number);
-        self.write()
-    }
-}
-
-/// Writes the mark of a copy, which was whole at an end that was not in order.
-pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(MARK))?;
-    Mark { file, made: false, format: FORMAT, repairing: false, closed: None, was_closed: None }
-        .write_made()?;
-    sync(path)
-}
 
 /// Where a copy is made that is sent away, in the pool's directory.
 pub const COPY: &str = "copy";
@@ -148,32 +26,14 @@ pub fn remove_copy(pool: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Makes the directory, and locks it.
-pub fn lock(path: &Path) -> Result<Mark, OpenError> {
-    let io = |e| OpenError::Io(path.to_owned(), e);
-    // Jobs and tokens are in it.
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io)?;
-    let mode = path.metadata().map_err(io)?.permissions().mode() & 0o777;
-    if mode & 0o077 != 0 {
-        let path = path.display().to_string();
-        tracing::warn!(
-            path,
-            mode = format!("{mode:o}"),
-            "others may look into the data directory: chmod it to 700"
-        );
-    }
-    read_mark(path)
-}
-
 /// Takes over a directory of the format without schedules, in which nothing is damaged: adds their keyspace.
 pub fn take_over(path: &Path, mark: &mut Mark) -> std::io::Result<()> {
-    if !mark.made || mark.format != WITHOUT_SCHEDULES {
+    if !mark.is_made() || mark.format() != WITHOUT_SCHEDULES {
         return Ok(());
     }
     // One that was begun and not ended holds nothing: the mark would say so.
     trees::make_anew(path, Space::Schedules).map_err(|e| std::io::Error::other(describe(&e)))?;
-    mark.format = FORMAT;
-    mark.write()?;
+    mark.write_format()?;
     let (pool, from_format, to_format) = (path.display().to_string(), WITHOUT_SCHEDULES, FORMAT);
     tracing::info!(pool, from_format, to_format, "a directory of an older format is taken over");
     Ok(())
@@ -245,14 +105,11 @@ pub fn judge(pool: &Path, format: u32, closed: Option<u64>) -> std::io::Result<J
 /// Opens `path`, made if it is not there.
 pub fn open(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
     let mark = lock(path)?;
-    if mark.repairing {
+    if mark.is_repairing() {
         return Err(OpenError::Damaged(path.to_owned(), CUT_OFF.to_owned()));
     }
     open_locked(path, limits, mark)
 }
-
-/// What is wrong with a store while a repair of it has not ended.
-pub const CUT_OFF: &str = "a repair of it was cut off";
 
 /// As [`open`], also while a repair has not ended: for who goes on with it.
 pub fn open_any(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
@@ -262,15 +119,12 @@ pub fn open_any(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenE
 fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     remove_copy(path).map_err(io)?;
-    if !mark.made {
+    if !mark.is_made() {
         // Nobody was ever answered for what is in there.
         make(path, limits).map_err(io)?;
     }
     let store = open_whole(path, limits, &mut mark)?;
-    mark.was_closed = mark.closed;
-    if !mark.made || (mark.closed.is_some() && !mark.repairing) {
-        mark.write_made().map_err(io)?;
-    }
+    mark.write_opened().map_err(io)?;
     Ok((store, mark))
 }
 
@@ -280,7 +134,7 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &mut Mark) -> Result<S
         ErrorKind::InvalidData => OpenError::Damaged(path.to_owned(), e.to_string()),
         _ => OpenError::Io(path.to_owned(), e),
     };
-    let mut judged = judge(path, mark.format, mark.closed).map_err(io)?;
+    let mut judged = judge(path, mark.format(), mark.closed()).map_err(io)?;
     let (manifest, mut findings) = match judged.log.take() {
         Some(log) if judged.damage.is_empty() => log,
         _ => return Err(OpenError::Damaged(path.to_owned(), judged.summary())),
@@ -296,7 +150,7 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &mut Mark) -> Result<S
     if let Some(torn) = findings.torn.take() {
         set_torn_aside(path, &manifest, &torn).map_err(io)?;
     }
-    if mark.closed != Some(findings.last.number) {
+    if mark.closed() != Some(findings.last.number) {
         start::rewrite(&dir, &manifest, &findings).map_err(io)?;
     }
     start::replay(&dir, &manifest, &findings, |number, group| fill(&trees, number, group)).map_err(io)?;
@@ -405,87 +259,6 @@ fn sync_names(path: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Locks and reads the mark, or makes it in an empty directory.
-fn read_mark(path: &Path) -> Result<Mark, OpenError> {
-    let io = |e| OpenError::Io(path.to_owned(), e);
-    let file = path.join(MARK);
-    let others = std::fs::read_dir(path).map_err(io)?.filter_map(|entry| entry.ok());
-    let empty = others.into_iter().all(|entry| entry.file_name() == MARK);
-    if !file.exists() && !empty {
-        return Err(OpenError::NotOurs(path.to_owned()));
-    }
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let file = options.open(file).map_err(io)?;
-    file.try_lock().map_err(|e| match e {
-        TryLockError::WouldBlock => OpenError::Locked(path.to_owned()),
-        TryLockError::Error(e) => io(e),
-    })?;
-    let mut bytes = Vec::new();
-    (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
-    let mut mark =
-        Mark { file, made: false, format: FORMAT, repairing: false, closed: None, was_closed: None };
-    if bytes.iter().all(|byte| *byte == 0) && empty {
-        // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
-        // not its bytes.
-        mark.write().map_err(io)?;
-        sync(path).map_err(io)?;
-        return Ok(mark);
-    }
-    let Said { format, made, repairing, closed } = Said::parse(path, &bytes)?;
-    // Whoever wrote it may have been killed before it was on the disk. A power cut would bring the mark of before back,
-    // and with it another store: one that was never made, or that was closed before the last jobs came.
-    mark.file.sync_all().map_err(io)?;
-    // One that was never made is made as this version makes it.
-    let format = if made { format } else { FORMAT };
-    Ok(Mark { made, format, repairing, closed, ..mark })
-}
-
-/// What a mark says.
-struct Said {
-    format: u32,
-    /// Whether the store was whole once.
-    made: bool,
-    /// Whether a repair of it has not ended.
-    repairing: bool,
-    /// Its last group, if it was closed in order.
-    closed: Option<u64>,
-}
-
-impl Said {
-    fn parse(path: &Path, bytes: &[u8]) -> Result<Said, OpenError> {
-        let text = String::from_utf8_lossy(bytes);
-        let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
-        let format = first.strip_prefix(MAGIC).and_then(|format| format.parse::<u32>().ok());
-        let format = format.ok_or_else(|| OpenError::NotOurs(path.to_owned()))?;
-        let damaged =
-            || OpenError::Damaged(path.to_owned(), format!("the file {MARK} is not what was written"));
-        let (made, rest) = match (format, rest.strip_prefix(MADE)) {
-            (FORMAT | WITHOUT_SCHEDULES, Some(rest)) => (true, rest),
-            // A start that was cut off while it wrote that line.
-            (FORMAT | WITHOUT_SCHEDULES, None) if MADE.starts_with(rest.trim_end_matches('\0')) => {
-                (false, "")
-            }
-            (FORMAT | WITHOUT_SCHEDULES, None) => return Err(damaged()),
-            (format, _) if format > FORMAT => return Err(OpenError::Newer(path.to_owned(), format)),
-            (format, _) => return Err(OpenError::Older(path.to_owned(), format)),
-        };
-        let (repairing, rest) = match rest.strip_prefix(REPAIRING) {
-            Some(rest) => (true, rest),
-            None => (false, rest),
-        };
-        // A line that was cut off says nothing: the store is opened as after a crash.
-        let line = rest.trim_end_matches('\0');
-        let closed = line.strip_suffix('\n').and_then(|line| line.strip_prefix(CLOSED)?.parse().ok());
-        let begun = |whole: &str| whole.starts_with(line);
-        let is_cut_off = || line.strip_prefix(CLOSED).is_some_and(|n| n.bytes().all(|n| n.is_ascii_digit()));
-        if closed.is_none() && !begun(REPAIRING) && !begun(CLOSED) && !is_cut_off() {
-            return Err(damaged());
-        }
-        Ok(Said { format, made, repairing, closed })
-    }
-}
-
 /// What a look at a directory finds that is no error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
@@ -562,30 +335,5 @@ mod tests {
         assert!(why.contains("tables have group 5"), "it says what is damaged: {why}");
         assert!(std::fs::read(&log).unwrap() == bytes, "the log is as it was"); // it is there
         assert!(!dir.path().join("aside").exists(), "nothing was set aside");
-    }
-
-    #[test]
-    fn a_mark_that_is_not_what_was_written_is_refused() {
-        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        drop(open(dir.path(), StoreLimits::OF_A_TOOL).unwrap()); // new directory
-        let mark = dir.path().join(MARK);
-        let whole = std::fs::read_to_string(&mark).unwrap(); // it was written
-        for (line, opens) in [
-            ("", true),
-            ("clo", true),
-            ("closed ", true),
-            ("closed 1", true),
-            ("closed 0\n", true),
-            ("\0\0\0", true),
-            ("repai", true),
-            ("repairing\n", false),
-            ("repaiXing\n", false),
-            ("clXsed 1\n", false),
-            ("closed 1x\n", false),
-        ] {
-            std::fs::write(&mark, format!("{whole}{line}")).unwrap(); // as above
-            let opened = open(dir.path(), StoreLimits::OF_A_TOOL).map(drop);
-            assert_eq!(opened.is_ok(), opens, "with {line:?}: {opened:?}");
-        }
     }
 }

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use super::aside::Aside;
 use super::log::group::{self, FILE_HEAD, FileHead};
 use super::log::{self, Log, slots};
-use super::open::{self, Judged, Mark, OpenError};
+use super::mark::{CUT_OFF, FORMAT, MARK, Mark, OpenError, lock};
+use super::open::{self, Judged};
 use super::trees::{self, Trees};
 use super::txn::Txn;
 use super::{Fatal, Space, StoreLimits, describe, tables};
@@ -39,7 +40,7 @@ impl RepairReport {
 
 impl fmt::Display for RepairReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "format {}", open::FORMAT)?;
+        writeln!(f, "format {}", FORMAT)?;
         for line in &self.damage {
             writeln!(f, "damaged: {line}")?;
         }
@@ -68,11 +69,11 @@ const NUMBERS_LOST: u64 = 1 << 31;
 
 /// Judges the files of the directory, and changes nothing but for `accept_loss`.
 pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError> {
-    if !path.join(open::MARK).exists() {
+    if !path.join(MARK).exists() {
         return Err(OpenError::NotOurs(path.to_owned()));
     }
     let io = |e| OpenError::Io(path.to_owned(), e);
-    let mut mark = open::lock(path)?;
+    let mut mark = lock(path)?;
     let mut report = RepairReport::default();
     if !mark.is_made() {
         report.is_new = true;
@@ -97,7 +98,7 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
         }
     }
     report.damage.clone_from(&judged.damage);
-    report.damage.extend(mark.is_repairing().then(|| open::CUT_OFF.to_owned()));
+    report.damage.extend(mark.is_repairing().then(|| CUT_OFF.to_owned()));
     if judged.log.as_ref().is_some_and(|(_, findings)| findings.torn.is_some()) {
         report.notes.push("the log ends in torn groups, which nobody was answered for".to_owned());
     }

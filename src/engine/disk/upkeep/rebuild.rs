@@ -8,7 +8,8 @@ use std::path::Path;
 use bytes::Bytes;
 
 use crate::engine::disk::codec::{self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, QUOTA, Record};
-use crate::engine::disk::store::open::{self, OpenError};
+use crate::engine::disk::store::mark::OpenError;
+use crate::engine::disk::store::open;
 use crate::engine::disk::store::txn::Txn;
 use crate::engine::disk::store::{Fatal, Slice, Space, Store, StoreLimits};
 use crate::name::JobKey;

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::quarantine;
 use super::rebuild::{SETTINGS, rebuild, unreadable};
-use crate::engine::disk::store::open::{self, OpenError};
+use crate::engine::disk::store::mark::OpenError;
+use crate::engine::disk::store::open;
 use crate::engine::disk::store::repair::{self as files, RepairReport};
 use crate::engine::disk::store::{Fatal, StoreLimits};
 
