@@ -200,6 +200,14 @@ table! {
         /// Dormouse's own. How many replicas of its Redis, or of each node, must have what was asked of a compact pool
         /// before it is answered; at most 5.
         "WaitReplicas" wait_replicas: u16 = 0, in 0..=5;
+        /// Dormouse's own. A queue of a compact pool is spread over all its parts once its home has so many of its jobs, or
+        /// has taken so many in ten seconds; 0: never by itself.
+        "SpreadAt" spread_at: u32 = 50_000;
+        /// Dormouse's own. Queues that are spread from their first job on, `["shop/orders", "mail/*", "*/bulk-*"]`. In a
+        /// variable they are separated by commas.
+        "Spread" spread: Vec<String> = Vec::new();
+        /// Dormouse's own. Queues that this server never spreads, in the same form. It wins.
+        "Ordered" ordered: Vec<String> = Vec::new();
         /// The pool that publishes go to, while this one is drained.
         "MigrateTo" migrate_to: Option<String> = None;
         /// Dormouse's own. A directory that this pool keeps its jobs in.
