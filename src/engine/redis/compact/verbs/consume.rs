@@ -60,7 +60,10 @@ impl CompactCore {
                     match self.consume_part(home, part, ttrs, None).await {
                         // It is known from now on, and is asked once more.
                         Ok(Fetched { consumed, spread: Some(n), .. }) => {
-                            self.is_spread(&part[n]).await?;
+                            if self.is_spread(&part[n]).await?.is_none() {
+                                // Its record has gone in between: what was said is right for good.
+                                self.learn_spread(&part[n], self.now());
+                            }
                             rest = &rest[n..];
                             Ok(consumed)
                         }
