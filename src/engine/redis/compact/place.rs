@@ -30,12 +30,6 @@ pub fn id_in(
     JobId::from_parts(at, unique, delay, versioned)
 }
 
-/// The partition that an id names. One of another store may name any.
-pub fn named_by(id: &JobId) -> Partition {
-    let bytes = id.to_bytes();
-    u16::from_be_bytes([bytes[9], bytes[10]]) >> 4
-}
-
 /// Where a job of this id lies in a partition.
 pub fn place_of(partition: Partition, id: &JobId) -> Vec<u8> {
     let bytes = id.to_bytes();

@@ -9,15 +9,12 @@ use std::sync::Arc;
 use redis::{Cmd, Value};
 use tokio::time::{Instant, sleep};
 
-use super::super::buckets::INLINE;
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::place_of;
 use super::super::steps::Room;
-use super::publish_call::{Answer, Stored, queues_of, read_answer};
-use super::publish_parts::Tried;
-use super::publish_spread::{BUSY, LOOK};
+use super::publish_call::{Answer, BUSY, LOOK, Stored, Tried, encode, queues_of, read_answer};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{self, Call};
 use crate::engine::redis::batches::{self, MAX_WAITING, Plain};
@@ -25,7 +22,6 @@ use crate::engine::redis::connection::connector::Connection;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::times::micros;
-use crate::engine::redis::layout::value;
 use crate::engine::redis::link::Link;
 use crate::engine::redis::reply::id_taken;
 use crate::engine::redis::verbs::publish::{
@@ -38,19 +34,6 @@ use crate::name::Queue;
 
 /// Forgets jobs of an answer that came too late.
 type TakingBack = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// The values of a call. Large ones of a call that is too large for one script call are stored before.
-pub fn encode(call: &Publication) -> Result<Vec<Stored>> {
-    let mut values: Vec<Stored> = Vec::with_capacity(call.jobs.len());
-    for Placing { job, .. } in &call.jobs {
-        values.push((value::encode(&job.id, &job.body, &job.attributes)?, false));
-    }
-    let bytes: usize = values.iter().map(|(value, _)| value.len()).sum();
-    if values.len() > 1 && bytes > MAX_VALUES {
-        values.iter_mut().for_each(|(value, staged)| *staged = value.len() > INLINE);
-    }
-    Ok(values)
-}
 
 impl CompactCore {
     /// Stores what a publication has, all of it or nothing.

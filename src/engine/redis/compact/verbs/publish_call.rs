@@ -1,9 +1,11 @@
 //! The arguments of lua/compact/publish.lua, and what its answers say. Knows neither connections nor batches.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use redis::{Cmd, Value};
 
-use super::super::buckets::near_from;
+use super::super::buckets::{INLINE, near_from};
 use super::super::core::CompactCore;
 use super::super::keys;
 use super::super::partitions::Partition;
@@ -12,9 +14,11 @@ use super::super::steps::Room;
 use crate::clock::Micros;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
+use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::read;
-use crate::engine::redis::verbs::publish::unreadable;
+use crate::engine::redis::verbs::publish::{MAX_VALUES, unreadable};
 use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Published, REMEMBERED};
+use crate::error::Result;
 use crate::job::{JobId, JobRef};
 use crate::name::Queue;
 
@@ -37,8 +41,32 @@ pub enum Answer {
     Gone,
 }
 
+/// How long a publish waits for another one that is not shown yet and has one of its keys; and between two looks.
+pub const BUSY: Duration = Duration::from_secs(4);
+pub const LOOK: Duration = Duration::from_millis(5);
+
+/// What one attempt came to.
+pub enum Tried {
+    Published(Published),
+    /// A publish that is not shown yet has one of its keys. Nothing was done.
+    Busy,
+}
+
 /// The value that is stored, and whether it was stored before.
 pub type Stored = (Bytes, bool);
+
+/// The values of a call. Large ones of a call that is too large for one script call are stored before.
+pub fn encode(call: &Publication) -> Result<Vec<Stored>> {
+    let mut values: Vec<Stored> = Vec::with_capacity(call.jobs.len());
+    for Placing { job, .. } in &call.jobs {
+        values.push((value::encode(&job.id, &job.body, &job.attributes)?, false));
+    }
+    let bytes: usize = values.iter().map(|(value, _)| value.len()).sum();
+    if values.len() > 1 && bytes > MAX_VALUES {
+        values.iter_mut().for_each(|(value, staged)| *staged = value.len() > INLINE);
+    }
+    Ok(values)
+}
 
 impl CompactCore {
     /// A call of several plain publications.

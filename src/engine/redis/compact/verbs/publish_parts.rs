@@ -10,8 +10,7 @@ use redis::{Cmd, Value};
 use super::super::core::{CompactCore, Lane};
 use super::super::partitions::Partition;
 use super::super::steps::Room;
-use super::publish::encode;
-use super::publish_call::{Answer, Stored, outcome_bytes, read_answer};
+use super::publish_call::{Answer, Stored, Tried, encode, outcome_bytes, read_answer};
 use crate::clock::Micros;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::reply::{id_taken, read};
@@ -39,13 +38,6 @@ pub struct Part {
     pub publication: Publication,
     /// Jobs whose keys are taken over by jobs in other partitions. Those that do not run go.
     pub gone: Vec<JobRef>,
-}
-
-/// What one attempt came to.
-pub enum Tried {
-    Published(Published),
-    /// A publish that is not shown yet has one of its keys. Nothing was done.
-    Busy,
 }
 
 /// A part that is kept.

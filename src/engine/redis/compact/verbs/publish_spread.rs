@@ -4,24 +4,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use super::super::core::CompactCore;
 use super::super::keys;
 use super::super::partitions::Partition;
-use super::publish_parts::{Part, Tried};
+use super::publish_call::{BUSY, LOOK, Tried};
+use super::publish_parts::Part;
 use crate::engine::redis::reply::id_taken;
 use crate::engine::redis::verbs::publish::{check, is_plain};
 use crate::engine::{Beside, How, NewId, OnConflict, Placed, Placing, Publication, Published};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef, JobState, JobView, NewJob};
 use crate::name::{JobKey, Queue};
-
-/// How long a publish waits for another one that is not shown yet and has one of its keys; and between two looks.
-pub const BUSY: Duration = Duration::from_secs(4);
-pub const LOOK: Duration = Duration::from_millis(5);
 
 /// What a publish comes to.
 enum Plan {

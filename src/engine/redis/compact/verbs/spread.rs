@@ -196,7 +196,8 @@ impl CompactCore {
         ask: impl Fn(Partition) -> Cmd,
         waits: bool,
     ) -> Vec<(Partition, Outcome<T>)> {
-        let (mut by_link, mut left): (Vec<(Arc<Link>, Vec<Partition>)>, Vec<Partition>) = Default::default();
+        let mut by_link: Vec<(Arc<Link>, Vec<Partition>)> = Vec::new();
+        let mut left: Vec<Partition> = Vec::new();
         for partition in parts {
             match self.try_link(*partition, Lane::Other) {
                 Ok(link) => match by_link.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &link)) {
