@@ -112,6 +112,12 @@ table! {
         "ZoneInfo" zone_info: Option<PathBuf> = None;
         /// Dormouse's own. How much memory the history of queues may take, in MiB; 0: none is kept.
         "HistoryMemory" history_memory: usize = 64, in 0..=MOST;
+        /// Dormouse's own. The address of the admin port as people type it, where a proxy is before it.
+        "AdminUrl" admin_url: Option<String> = None;
+        /// Dormouse's own. Whether the admin port has pages for browsers.
+        "Dashboard" dashboard: bool = true;
+        /// Dormouse's own. The time zone of the pages, unless their reader says another one.
+        "DashboardZone" dashboard_zone: String = "UTC".into();
         /// Dormouse's own. Who sees bodies and attributes of jobs, and answers of endpoints, on the admin port; the others
         /// see sizes. `all`, `operators` or `none`.
         "ShowBodies" show_bodies: ShowBodies = ShowBodies::All;

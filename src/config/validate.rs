@@ -19,6 +19,7 @@ impl Config {
     pub(super) fn validate(&self, sources: &Sources) -> Result<(), ConfigError> {
         self.validate_ports(&sources.top)?;
         self.validate_accounts(sources)?;
+        self.validate_admin_url(&sources.top)?;
         if self.ttl_second > 0 && self.ttl_second < self.delay_second {
             let [ttl, delay] = [("TTLSecond", self.ttl_second), ("DelaySecond", self.delay_second)]
                 .map(|(key, seconds)| written(&sources.top, key, seconds));
@@ -64,6 +65,21 @@ impl Config {
             ));
         }
         Ok(())
+    }
+
+    fn validate_admin_url(&self, top: &Section) -> Result<(), ConfigError> {
+        let Some(given) = &self.admin_url else { return Ok(()) };
+        let is_good = url::Url::parse(given).is_ok_and(|url| {
+            let plain = url.query().is_none() && url.fragment().is_none();
+            let nobody = url.username().is_empty() && url.password().is_none();
+            ["http", "https"].contains(&url.scheme()) && url.has_host() && plain && nobody
+        });
+        if is_good {
+            return Ok(());
+        }
+        // It may have a password, so it is not shown.
+        let place = top.get("AdminUrl").map_or_else(|| "AdminUrl".into(), |given| given.place.to_string());
+        Err(ConfigError(format!("{place}: an address like \"https://ops.example/dormouse\" is wanted")))
     }
 
     fn validate_ports(&self, top: &Section) -> Result<(), ConfigError> {

@@ -20,7 +20,10 @@ enum May {
 /// Each route of the admin port. Who adds one says here who may use it, and in `operators/roles.rs`.
 const ROUTES: &[(&str, May)] = &[
     ("/token/{namespace}", May::Nothing),
+    ("/token/{namespace}/revoke", May::Nothing),
     ("/token/{namespace}/{token}", May::Nothing),
+    ("/server", May::Get),
+    ("/servers", May::Get),
     ("/token/{namespace}/{token}/limit", May::Nothing),
     ("/quota/{namespace}", May::Get),
     ("/limits", May::Nothing),
@@ -34,6 +37,8 @@ const ROUTES: &[(&str, May)] = &[
     ("/backup", May::Nothing),
     ("/queues", May::Get),
     ("/queues/history", May::Get),
+    ("/bulk", May::Get),
+    ("/bulk/{id}", May::Get),
     ("/dead", May::Get),
     ("/dead/reasons", May::Get),
     ("/api/{namespace}", May::Get),
