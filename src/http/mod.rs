@@ -126,10 +126,15 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/dead/reasons", only(get(dead::reasons)))
         .merge(jobs_by_account(state.clone()))
         .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
-    let pages = ui::routes(state.clone(), guarded.clone().with_state(state.clone()))
-        .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
+    let (pages, home) = if state.about.dashboard {
+        let json = guarded.clone().with_state(state.clone());
+        let pages = ui::routes(state.clone(), json);
+        (pages.route_layer(from_fn_with_state(state.clone(), logins::basic_auth)), get(ui::home))
+    } else {
+        (Router::new(), get(reply::not_found))
+    };
     let open = Router::new()
-        .route("/", only(get(ui::home)))
+        .route("/", only(home))
         .route("/pools", only(get(operations::pools)))
         .route("/info", only(get(operations::info)))
         .route("/version", only(get(operations::version)))

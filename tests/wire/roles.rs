@@ -69,6 +69,9 @@ const ROUTES: &[(&str, May)] = &[
     ("/ui/publish/{pool}/{namespace}", May::Get),
     ("/ui/push/{pool}/{namespace}/{queue}", May::Get),
     ("/ui/schedules", May::Get),
+    ("/ui/bulk", May::Get),
+    ("/ui/dead", May::Get),
+    ("/ui/server", May::Get),
     ("/ui/search", May::Get),
     ("/ui/tokens/{pool}/{namespace}", May::Nothing),
     ("/ui/jobs/{pool}/{namespace}/{queue}/{id}", May::Get),
@@ -106,7 +109,7 @@ fn declared() -> BTreeMap<String, BTreeSet<&'static str>> {
                 of.insert(method);
             }
         }
-        if methods.contains("only(backups)") {
+        if methods.contains("only(backups)") || methods.contains("only(home)") {
             of.insert("GET");
         }
     }
