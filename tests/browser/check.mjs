@@ -90,7 +90,8 @@ const at = (path) => `${admin}/ui/${path}`;
 const heading = (page) => page.locator("h1").innerText();
 
 let checked = 0;
-for (const colorScheme of ["light", "dark"]) {
+// WITHOUT_AXE=1 only uses the pages, which takes a minute less.
+for (const colorScheme of process.env.WITHOUT_AXE ? [] : ["light", "dark"]) {
   for (const width of [1280, 360]) {
     // axe is put into the page by the test, which the policy of the page forbids to everybody else.
     const page = await open({ colorScheme, viewport: { width, height: 900 }, bypassCSP: true, reducedMotion: "reduce" });
@@ -119,7 +120,7 @@ for (const colorScheme of ["light", "dark"]) {
   }
 }
 console.log(`axe: ${checked} pages, no violation`);
-assert(checked >= 60, "most pages are there");
+assert(process.env.WITHOUT_AXE || checked >= 60, "most pages are there");
 
 // A job's script is text, to the very browser.
 {
