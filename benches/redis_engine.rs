@@ -20,8 +20,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, RedisEngine};
-use dormouse::engine::{Engine, JobList, NewId, OnConflict, Placing, Publication, Release, Respawn, Tries};
+use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, RedisEngine, SpreadRules};
+use dormouse::engine::{
+    Beside, Engine, JobList, NewId, OnConflict, Placing, Publication, Release, Respawn, Tries,
+};
 use dormouse::job::{Attributes, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{JobKey, Namespace, PoolName, Queue, QueueName};
 use hdrhistogram::Histogram;
@@ -474,13 +476,14 @@ async fn layout(name: &str, server: &RedisServer) -> Arc<dyn Engine> {
         return RedisEngine::connect(address, &pool).await.expect("the server is there");
     }
     let partitions = if name.contains("64") { 64 } else { 1 };
-    let layout = CompactLayout { prefix: "big".into(), partitions, wait_replicas: 0 };
+    let layout =
+        CompactLayout { prefix: "big".into(), partitions, wait_replicas: 0, spread: SpreadRules::default() };
     CompactEngine::connect(address, &pool, &layout).await.expect("the server is there")
 }
 
 /// A job with a body of 100 bytes, which lives for a day after it is due.
 fn job_of(engine: &dyn Engine, ids: &JobIds, queue: &Queue, delay: Duration) -> NewJob {
-    let new = NewId { queue, delay, bytes: 100, versioned: false };
+    let new = NewId { queue, delay, bytes: 100, versioned: false, beside: Beside::Nobody };
     NewJob {
         queue: queue.clone(),
         id: engine.make_id(ids, new),

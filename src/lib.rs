@@ -5,12 +5,14 @@
 //! it. src/engine/mod.rs is the contract of a store.
 
 pub mod admin;
+pub mod bulk;
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod dispatch;
 pub mod engine;
 pub mod error;
+pub mod fleet;
 pub mod history;
 pub mod http;
 pub mod job;
@@ -24,6 +26,7 @@ pub mod random;
 pub mod sampler;
 pub mod schedule;
 pub mod scheduler;
+pub mod search;
 pub mod server;
 pub mod time;
 pub mod tls;

@@ -4,7 +4,7 @@
 
 use std::fmt::Display;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -28,6 +28,8 @@ pub struct Outage {
     /// Whether `state` holds one, so that the usual report takes no lock.
     on: AtomicBool,
     state: Mutex<Option<Failing>>,
+    /// How many there were.
+    count: AtomicU64,
     /// Notified when one begins.
     began: Notify,
 }
@@ -45,7 +47,13 @@ impl Outage {
     /// No outage yet. `store` is what the log calls it.
     pub fn new(store: impl Into<String>) -> Arc<Outage> {
         let (on, state, began) = (AtomicBool::new(false), Mutex::default(), Notify::new());
-        Arc::new(Outage { store: store.into(), on, state, began })
+        let count = AtomicU64::default();
+        Arc::new(Outage { store: store.into(), on, state, count, began })
+    }
+
+    /// How many outages there were since the start, with one that goes on.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
     }
 
     /// The store did not do what it was asked.
@@ -77,6 +85,7 @@ impl Outage {
                     first_request: request_id.map(str::to_owned),
                 });
                 self.on.store(true, Ordering::Relaxed);
+                self.count.fetch_add(1, Ordering::Relaxed);
                 self.began.notify_one();
                 tracing::error!(store = self.store, request_id, %error, "the store cannot be used");
             }

@@ -138,6 +138,8 @@ pub struct Sample {
     /// Delayed and running jobs of the whole store, and how long ago the earliest was due.
     pub timers: u64,
     pub overdue: Option<Duration>,
+    /// Figures that only one kind of store has, by their names.
+    pub gauges: Arc<Vec<(&'static str, f64)>>,
     /// Jobs a second at this server over the last minute, of all queues.
     pub rates: [f64; 4],
     /// How long the store is left alone after it.
@@ -224,6 +226,7 @@ impl Sampler {
             left_out: 0,
             timers: 0,
             overdue: None,
+            gauges: Arc::default(),
             rates: [0.0; 4],
             interval: STEP,
             trouble: None,
@@ -366,6 +369,7 @@ impl Sampler {
             left_out,
             timers: stats.timers,
             overdue: stats.overdue,
+            gauges: Arc::new(stats.gauges.clone()),
             rates: all.rates(seconds(self.began.wall), seconds(now)),
             interval: (took * SHARE).clamp(STEP, LONGEST),
             trouble: None,

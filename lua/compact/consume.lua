@@ -1,19 +1,26 @@
 -- Hands out ready jobs from one list of queues: takes them, passes over those that are gone, sets the ttr timers, reads.
 -- KEYS    the partition's guard
--- ARGV    #queues, their names, the first is served first; per run of jobs with the same ttr: how many, ttr in us
+-- ARGV    #queues, their names, the first is served first; '', or of a queue that is spread until when in us jobs must have
+--         become ready; per run of jobs with the same ttr: how many, ttr in us
 -- returns {now, 1 = there may be more jobs, {per queue that is paused: its number, until when in ms (1 = until it is
---         resumed)}, {per job: queue, place, tries left, due in us, ttl left in ms (-1 = forever), value}}
+--         resumed)}, {per job: queue, place, tries left, due in us, ttl left in ms (-1 = forever), value}, number of the
+--         queue that is spread and was not said to be (0 = none): it and those behind were not asked; of one that is said
+--         to be: since when in us the next entry is ready (0 = there is none)}
 -- bound   1000 entries taken, 2 MiB of values and one value more, 128 jobs (the caller's)
 local MAX_TAKEN, MAX_BYTES, STEP, SKIP_STEP = 1000, 2097152, 32, 250
 local count = tonumber(ARGV[1])
-local run = 2 + count
+local limit, run = tonumber(ARGV[2 + count]), 3 + count
 local left_in_run, wanted = tonumber(ARGV[run]), 0
 for i = run, #ARGV, 2 do wanted = wanted + tonumber(ARGV[i]) end
 local taken, bytes, more, handed_out, paused, jobs, set, sets = 0, 0, 0, 0, {}, {}, {}, {}
+local spread_queue, head, beyond = 0, 0, false
 for n = 1, count do
   local q = queue_of(ARGV[1 + n])
   local list, skipping = base .. 'r' .. q.name, false
-  if q.pause == 1 or q.pause > now_ms then
+  if q.spread and not limit then
+    spread_queue = n
+    break
+  elseif q.pause == 1 or q.pause > now_ms then
     paused[#paused + 1] = n
     paused[#paused + 1] = q.pause
   elseif q.number then
@@ -40,10 +47,11 @@ for n = 1, count do
       local unused, live = {}, 0
       for i, entry in ipairs(entries) do
         local job, time = values[i] and read(values[i]), unpack_of('>I7', entry)
+        beyond = beyond or limit and time > limit
         -- An entry is of the job's last way here, or of none.
         if job and job.due == time and job.state ~= DEAD and not (job.ends and job.ends <= now_ms) then
           live = live + 1
-          if wanted == 0 or bytes >= MAX_BYTES then
+          if beyond or wanted == 0 or bytes >= MAX_BYTES then
             unused[#unused + 1] = entry
           else
             local place = sub(entry, 8)
@@ -72,13 +80,17 @@ for n = 1, count do
       -- More were taken than are handed out: they go back to the head, as they stood.
       for i = #unused, 1, -1 do call('LPUSH', list, unused[i]) end
       if wanted > 0 and (taken >= MAX_TAKEN or bytes >= MAX_BYTES) then more = 1 end
-      if #entries < step and more == 0 then break end
+      if beyond or #entries < step and more == 0 then break end
       skipping = live == 0
     end
+  end
+  if limit and q.number then
+    local first = call('LINDEX', list, 0)
+    head = first and unpack_of('>I7', first) or 0
   end
   if wanted == 0 or more == 1 then break end
 end
 for bucket, all in pairs(sets) do call('HSET', base .. 'b' .. bucket, unpack(all)) end
 if #set > 0 then call('ZADD', timers, unpack(set)) end
 save()
-return {now, more, paused, jobs}
+return {now, more, paused, jobs, spread_queue, head}

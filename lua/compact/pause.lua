@@ -12,7 +12,7 @@ local function pause(name, pause)
   local q = queue_of(namespace .. '/' .. name)
   q.pause, q.changed = pause, true
   -- Nothing else is known of a queue that was paused and never used.
-  if pause == 0 and q.n == 0 then
+  if pause == 0 and q.n == 0 and not q.spread then
     call('DEL', q.key)
     q.changed = false
   end

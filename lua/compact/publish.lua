@@ -1,28 +1,32 @@
 -- Stores the jobs of several publish calls, each call as a whole or not at all. A call with keys, or that is safe to
 -- repeat, or of a namespace with a quota, comes alone.
 -- KEYS    the partition's guard
--- ARGV    1 = such a call, #queues, their names (ns/queue), #calls; if there is such a call: fingerprint ('' = not safe to
+-- ARGV    1 = such a call, #queues, their names (ns/queue), per queue in 4 bytes what the caller knows of it (0 = it is
+--         gathered, n = gathered until it has n jobs, 2^32-2 = it is spread and this is its home, 2^32-1 = it is spread),
+--         #calls; if there is such a call: fingerprint ('' = not safe to
 --         repeat), its name, ms that it is remembered, how many jobs, bytes and queues it may add ('' = any number)
---         per call: #jobs, number of the queue of the job that it replaces (0 = none), the job's place
+--         per call (behind such a call: jobs that go with it, whose keys others get; running ones stay): #jobs, number of the queue of the job that it replaces (0 = none), the job's place
 --         per job: a text of its queue, tries, ttl in ms (0 = forever), delay in us, at in ms (0 = after the delay), from
 --         when on in ms it is near (0 = now) and size of the value that compact/stage.lua has stored (0 = none); its
 --         place; its value; in such a call also: key ('' = none), conflict, other, other_due in us (see lua/publish_with.lua)
 -- returns {now, calls that were refused since one of their ids is stored already, from 0 ...}, or {now, -1}: a value that
---         was stored before has ended; such a call {now, 'done',
+--         was stored before has ended, or -1 - n: queue n is spread; such a call {now, 'done',
 --         what became of the jobs, and if it may not add any number: jobs, bytes and queues that it has added}; {now,
 --         'replay', what became of the jobs}; {now, 'mismatch'}; {now, 'conflict', job from 0, place of the job that has
 --         its key}; {now, 'taken'}; {now, 'ended'}: a value that was stored before has ended; {now, 'needs', jobs, bytes,
---         queues}: more than it may add. What became of a job is n (new), d (duplicate) or r (it has replaced another
+--         queues}: more than it may add; {now, 'spread'}: a queue is, and was not said to be; {now, 'busy'}: a publish that is
+--         not shown yet has one of its keys; {now, 'would', ..}: as done, if it only looks; {keys}. What became of a job is n (new), d (duplicate) or r (it has replaced another
 --         one); due time in 7 bytes (0 = not known); its id; of r the id of the replaced job. An id is its length in one
 --         byte, and a place, or x and what was told as other
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's)
-local INLINE = 1000
+local INLINE, SPREAD_HOME, SPREAD = 1000, 4294967294, 4294967295
 local a = 0
 local function arg() a = a + 1; return ARGV[a] end
 local function number() a = a + 1; return tonumber(ARGV[a]) end
 local special, names, fingerprint, record, remembered, admit = arg() == '1', {}, nil, nil, nil, {}
 local find, remove, free_key, state_of, details_of
 for i = 1, number() do names[i] = arg() end
+local modes = arg()
 local count, calls = number(), {}
 if special then
   find, remove, free_key, state_of, details_of = jobs()
@@ -44,6 +48,18 @@ for c = 1, count do
     job.large = job.size > INLINE
     if special then job.key, job.conflict, job.other, job.other_due = arg(), arg(), arg(), arg() end
     of[i] = job
+  end
+end
+
+local from, stale = from or now, {}
+for i, name in ipairs(names) do
+  local q, mode = queue_of(name), unpack_of('>I4', modes, 4 * i - 3)
+  q.mode = mode
+  if mode == SPREAD then
+    q.spread = q.spread or PART
+  elseif mode ~= SPREAD_HOME and q.spread then
+    if special then return {now, 'spread'} end
+    stale[#stale + 1] = -1 - i
   end
 end
 
@@ -100,6 +116,8 @@ if special then
     if job.conflict == 'duplicate' then
       job.how, job.told, job.due = 'd', 'x' .. job.other, tonumber(job.other_due)
     elseif job.key ~= '' then
+      local lock = call('GET', base .. 'L' .. job.name .. '/' .. job.key)
+      if lock and lock ~= own then return {now, 'busy'} end
       local place = call('GET', base .. 'k' .. job.name .. '/' .. job.key)
       local holder = place and find(job.q, place)
       local has = holder and holder.state ~= DEAD and not (gone and gone.place == place and gone.q == job.q)
@@ -122,7 +140,7 @@ if special then
     for _, job in ipairs(calls[1]) do
       if job.how ~= 'd' then
         needs[1], needs[2] = needs[1] + 1, needs[2] + job.size
-        if not job.q.number and not new[job.q] then new[job.q], needs[3] = true, needs[3] + 1 end
+        if not job.q.number and job.q.spread ~= PART and not new[job.q] then new[job.q], needs[3] = true, needs[3] + 1 end
         if job.removes then needs[1], needs[2] = needs[1] - 1, needs[2] - job.holder.size end
       end
     end
@@ -134,10 +152,34 @@ if special then
   end
 end
 
+-- When a job is due, and whether that is an instant. Those that would be due together are due in the order given.
+local function due_of(job, later)
+  if job.at > 0 then
+    if job.at * 1000 > from then return job.at * 1000, true end
+    return from
+  end
+  return job.delay > 0 and from + job.delay + later or from
+end
+
+if looks then
+  local outcome, locks, later = {}, {}, 0
+  for i, job in ipairs(calls[1]) do
+    local due = job.due
+    if job.how ~= 'd' then
+      due = due_of(job, later)
+      if job.key ~= '' then locks[#locks + 1] = job.name .. '/' .. job.key end
+    end
+    if job.delay > 0 and job.at == 0 then later = later + 1 end
+    local told = job.told or job.place
+    outcome[i] = (job.how or 'n') .. pack('>I7', due or 0) .. char(#told) .. told
+      .. (job.told_gone and char(#job.told_gone) .. job.told_gone or '')
+  end
+  return {now, 'would', table.concat(outcome), needs[1], needs[2], needs[3], locks}
+end
+
 local sets, ready, set, fars, over, delayed = {}, {}, {}, {}, {}, 0
 for c, of in ipairs(calls) do
   for _, job in ipairs(of) do
-    -- Those that would be due together are due in the order given.
     local later = delayed
     if job.delay > 0 and job.at == 0 then delayed = delayed + 1 end
     if not refused[c] and job.how ~= 'd' then
@@ -151,16 +193,11 @@ for c, of in ipairs(calls) do
         local add_name = pieces()
         add_name(q.name)
       end
-      if job.ttl > 0 then job.ends = now_ms + job.ttl end
+      if job.ttl > 0 then job.ends = floor(from / 1000) + job.ttl end
       job.details = special and job.key ~= ''
-      job.due = now
-      if job.at > 0 then
-        if job.at * 1000 > now then
-          job.due, job.seq = job.at * 1000, call('HINCRBY', base .. 'm', 's', 1) % 4294967296
-        end
-      elseif job.delay > 0 then
-        job.due = now + job.delay + later
-      end
+      local is_instant
+      job.due, is_instant = due_of(job, later)
+      if is_instant and job.due > now then job.seq = call('HINCRBY', base .. 'm', 's', 1) % 4294967296 end
       if job.due <= now then
         local entries = ready[q] or {}
         ready[q] = entries
@@ -184,7 +221,7 @@ for c, of in ipairs(calls) do
       pairs_of[#pairs_of + 1] = write(job, job.body)
       if job.staged then call('PERSIST', base .. 'x' .. job.place .. q.name)
       elseif job.large then call('SET', base .. 'x' .. job.place .. q.name, job.body) end
-      q.jobs, q.bytes, q.changed = q.jobs + 1, q.bytes + job.size, true
+      q.jobs, q.bytes, q.changed, q.stored = q.jobs + 1, q.bytes + job.size, true, (q.stored or 0) + 1
     end
   end
 end
@@ -197,7 +234,7 @@ for c, of in ipairs(calls) do
   if of.replaces and not refused[c] then
     if not find then find, remove = jobs() end
     local job = find(queue_of(of.replaces.name), of.replaces.place)
-    if job then remove(job) end
+    if job and special and c > 1 and job.state == RUNNING then free_key(job) elseif job then remove(job) end
   end
 end
 local outcome = {}
@@ -218,10 +255,24 @@ if special then
       .. (job.told_gone and char(#job.told_gone) .. job.told_gone or '')
   end
   outcome = table.concat(outcome)
-  if record then call('SET', record, fingerprint .. outcome, 'PX', remembered) end
+  if record then call('SET', record, fingerprint .. (told_all or outcome), 'PX', remembered) end
+end
+-- What its home is too small for lies in all partitions from now on.
+local window = floor(now_ms / 10000)
+for i, name in ipairs(names) do
+  local q = queue_of(name)
+  if q.mode > 0 and q.mode < SPREAD_HOME and not q.spread and q.stored then
+    if q.window ~= window then q.window, q.taken = window, 0 end
+    q.taken = q.taken + q.stored
+    if q.jobs >= q.mode or q.taken >= q.mode then
+      spread(q, now_ms)
+      stale[#stale + 1] = -1 - i
+    end
+  end
 end
 save()
 if special then return {now, 'done', outcome, needs[1], needs[2], needs[3]} end
 local list = {now}
 for c in pairs(refused) do list[#list + 1] = c - 1 end
+for _, queue in ipairs(stale) do list[#list + 1] = queue end
 return list

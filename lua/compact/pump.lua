@@ -8,14 +8,15 @@
 -- returns {now, how many left the timers, us until the next is due (-1 = none, 0 = now), {names of queues that got ready
 --         jobs}, jobs that have ended, their bytes, queues that were forgotten, per namespace of those: name, jobs,
 --         bytes, queues, {per queue with some: its name, jobs whose hand-over has ended and that are ready again, jobs
---         that died}, for how many us another server still has the lease (0 = it is this server's)}
+--         that died}, for how many us another server still has the lease (0 = it is this server's), how many queues
+--         were spread that are at home here, {parts of publishes that wait for too long}}
 -- bound   200 timers (the caller's), 4 buckets that are near and 2 with ended jobs (of 128 jobs), 512 queues
 local most, sweeps, empty_for = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local LEASE, RENEW = 1250000, 1100000
 -- From when on a bucket is near, in ms. Moved a second at a time: each move is a write.
 local meta, buckets, find, remove, die = base .. 'm', 4, nil, nil, nil
 -- A full Redis refuses a script's first write if that needs memory, and this one needs none: the pool can be drained.
-local lease, held = call('HGET', meta, 'l'), 0
+local lease, held, spread_here = call('HGET', meta, 'l'), 0, tonumber(call('HGET', meta, 'S') or 0)
 if lease then
   local left = unpack_of('>I7', lease) - now
   -- One that ends later is of a clock that was set back.
@@ -23,7 +24,7 @@ if lease then
   elseif sub(lease, 8) ~= ARGV[4] then held = left
   elseif left < RENEW then lease = nil end
 end
-if held > 0 and ARGV[5] ~= '1' then return {now, 0, -1, {}, 0, 0, 0, {}, {}, held} end
+if held > 0 and ARGV[5] ~= '1' then return {now, 0, -1, {}, 0, 0, 0, {}, {}, held, spread_here, {}} end
 call('ZREM', far, '')
 if not lease then call('HSET', meta, 'l', pack('>I7', now + LEASE) .. ARGV[4]) end
 local horizon = tonumber(call('HGET', meta, 'h') or 0)
@@ -143,7 +144,7 @@ if sweeps > 1 then
     for i = 1, #all, 2 do
       local name = all[i + 1]
       local q = queue_of(name)
-      if q.jobs > 0 or q.changed or q.pause == 1 or q.pause > now_ms then
+      if q.jobs > 0 or q.changed or q.pause == 1 or q.pause > now_ms or q.spread and q.spread ~= PART then
         if q.empty > 0 then q.empty, q.changed = 0, true end
       elseif q.empty == 0 then
         q.empty, q.changed = now_ms, true
@@ -154,7 +155,7 @@ if sweeps > 1 then
         call('RPUSH', base .. 'u', q.n)
         local _, remove_name = pieces()
         remove_name(name)
-        count(name, 3, 1)
+        if not q.spread then count(name, 3, 1) end
       end
     end
     turn = turn + 1 < shards and turn + 1 or 0
@@ -170,6 +171,8 @@ if head[2] then
   local left = math.max(tonumber(head[2]) - now, 0)
   if next_due < 0 or left < next_due then next_due = left end
 end
+-- Parts of publishes that nobody has shown or dropped for too long.
+local staged = sweeps > 0 and call('ZRANGEBYSCORE', base .. 'W', '-inf', now_ms, 'LIMIT', 0, 16) or {}
 local freed = {}
 for namespace, of in pairs(by_namespace) do
   freed[#freed + 1] = namespace
@@ -180,4 +183,4 @@ for _, name in ipairs(order_told) do
   local k = #ended
   ended[k + 1], ended[k + 2], ended[k + 3] = name, told[name][1], told[name][2]
 end
-return {now, moved, math.min(next_due, 1000000000), order, gone[1], gone[2], gone[3], freed, ended, held}
+return {now, moved, math.min(next_due, 1000000000), order, gone[1], gone[2], gone[3], freed, ended, held, spread_here, staged}

@@ -1,7 +1,9 @@
 -- `queue_of` reads the record of a queue once; who changes it sets `changed`, and `save` writes it at the end of the
 -- script. A record is its number; jobs in all states, delayed, running and dead ones; bytes of bodies; until when it is
--- paused (0 = it is not, 1 = until it is resumed); since when the pump has seen it empty (0 = it was not).
-local RECORD, queues, loaded = '>I4I4I4I4I4I6I6I6', {}, {}
+-- paused (0 = it is not, 1 = until it is resumed); since when the pump has seen it empty (0 = it was not). Behind that some
+-- have: since when in ms it is spread (0 = it is not, 1 = from its first job on, PART = this is not its home); in which ten
+-- seconds its home has taken how many jobs last.
+local RECORD, TAIL, PART, queues, loaded = '>I4I4I4I4I4I6I6I6', '>I6I4I4', 281474976710655, {}, {}
 
 -- A number in as few bytes as it needs.
 local function bytes_of(n)
@@ -19,6 +21,10 @@ local function queue_of(name)
       q = {name = name, key = key, n = n, jobs = jobs, delayed = delayed, running = running, dead = dead, bytes = bytes,
         pause = pause, empty = empty}
       if n > 0 then q.number = bytes_of(n) end
+      if #of > 38 then
+        q.spread, q.window, q.taken = unpack_of(TAIL, of, 39)
+        if q.spread == 0 then q.spread = nil end
+      end
     else
       q = {name = name, key = key, n = 0, jobs = 0, delayed = 0, running = 0, dead = 0, bytes = 0, pause = 0, empty = 0}
     end
@@ -31,7 +37,16 @@ end
 local function save()
   for _, q in ipairs(loaded) do
     if q.changed then
-      call('SET', q.key, pack(RECORD, q.n, q.jobs, q.delayed, q.running, q.dead, q.bytes, q.pause, q.empty))
+      local of = pack(RECORD, q.n, q.jobs, q.delayed, q.running, q.dead, q.bytes, q.pause, q.empty)
+      if q.spread or q.window then of = of .. pack(TAIL, q.spread or 0, q.window or 0, q.taken or 0) end
+      call('SET', q.key, of)
     end
   end
+end
+
+-- Spreads a queue over all partitions, for good. This is its home: whoever asks it is told from now on.
+local function spread(q, since)
+  q.spread, q.window, q.taken, q.changed = since, 0, 0, true
+  call('HSET', base .. 'S', q.name, since)
+  call('HINCRBY', base .. 'm', 'S', 1)
 end

@@ -10,6 +10,7 @@ use ahash::HashMap;
 use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord, Version};
 use crate::clock::Millis;
@@ -25,6 +26,8 @@ pub struct DiskAdmin {
     counters: Mutex<Counters>,
     /// Grows with every change of a quota.
     quotas: AtomicU64,
+    /// What servers say of themselves, and until when. A directory has one server, so it needs no disk.
+    servers: Mutex<BTreeMap<String, (Instant, Bytes)>>,
 }
 
 /// How often each token was used in its current interval.
@@ -56,8 +59,12 @@ impl Counters {
 impl DiskAdmin {
     /// Fails when what is stored cannot be read.
     pub fn new(engine: &DiskEngine) -> Result<DiskAdmin> {
-        let admin =
-            DiskAdmin { records: engine.records(), counters: Mutex::default(), quotas: AtomicU64::default() };
+        let admin = DiskAdmin {
+            records: engine.records(),
+            counters: Mutex::default(),
+            quotas: AtomicU64::default(),
+            servers: Mutex::default(),
+        };
         admin.records.read(Table::Tokens, |rows| rows.keys().try_for_each(|key| read_key(key).map(drop)))?;
         admin.all_limits()?;
         admin.all_quotas()?;
@@ -245,6 +252,13 @@ impl AdminStore for DiskAdmin {
         // After an error too: the change may have happened.
         self.quotas.fetch_add(1, Ordering::AcqRel);
         changed
+    }
+
+    async fn servers(&self, id: &str, line: &[u8], lives: Duration) -> Result<Vec<Bytes>> {
+        let (now, mut servers) = (Instant::now(), self.servers.lock());
+        servers.insert(id.to_owned(), (now + lives, Bytes::copy_from_slice(line)));
+        servers.retain(|_, (until, _)| *until > now);
+        Ok(servers.values().map(|(_, line)| line.clone()).collect())
     }
 
     async fn check(&self) -> Result<()> {

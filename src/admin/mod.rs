@@ -136,6 +136,10 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// when there is one.
     async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool>;
 
+    /// Writes down what a server says of itself, under an id of its own, which is gone after `lives`; answers what all
+    /// servers have said that are there.
+    async fn servers(&self, id: &str, line: &[u8], lives: Duration) -> Result<Vec<Bytes>>;
+
     /// Whether the store answers.
     async fn check(&self) -> Result<()>;
 }

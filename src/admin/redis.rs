@@ -36,6 +36,8 @@ use crate::process::tasks::Tasks;
 const LIMITS: &str = "__throttler_keys__";
 /// The secret that all servers share. lmstfy has no such key.
 const SECRET: &str = "dormouse/secret";
+/// The hash of what servers say of themselves. lmstfy has no such key.
+const SERVERS: &str = "dormouse/servers";
 /// The hash of all quotas. The field without a name changes with every change.
 const QUOTAS: &str = "dormouse/quotas";
 /// About how many fields of a hash are read in one step: half a millisecond of the Redis.
@@ -295,6 +297,14 @@ impl AdminStore for RedisAdmin {
         call.arg(format!("{}/{}", scope.pool, scope.namespace));
         call.arg(value.unwrap_or_default()).arg(u8::from(if_none));
         Ok(self.tables.run(part, script, &call).await?)
+    }
+
+    async fn servers(&self, id: &str, line: &[u8], lives: Duration) -> Result<Vec<Bytes>> {
+        let script = &self.scripts.servers;
+        let mut call = self.tables.call(script, 0, [self.tables.key(0, SERVERS)]);
+        call.arg(id).arg(line).arg(lives.as_millis() as u64);
+        let lines: Vec<Vec<u8>> = self.tables.run(0, script, &call).await?;
+        Ok(lines.into_iter().map(Bytes::from).collect())
     }
 
     async fn check(&self) -> Result<()> {

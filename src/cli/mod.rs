@@ -4,6 +4,7 @@
 
 mod backup;
 mod client;
+mod operators;
 mod program;
 mod push;
 mod schedules;
@@ -31,12 +32,16 @@ Examples:
   dormouse queue -n shop pause mail --for 600                hand out nothing for ten minutes
   dormouse queue -n shop respawn mail --oldest 10            give dead jobs another try
   dormouse queue -n shop purge mail --yes                    forget the ready jobs
+  dormouse queue list --need any                             of all namespaces those that need somebody
+  dormouse queue -n shop dead mail                           why jobs died, with counts
+  dormouse queue -n shop respawn mail --all --reason 'mailbox full'
+  dormouse queue -n shop destroy mail --state delayed --yes  forget the delayed jobs
   dormouse queue -n shop push set mail https://shop.example/jobs --concurrency 4
   dormouse queue -n shop schedules set nightly mail report --cron '30 2 * * *' --zone Europe/Berlin
 
 Instead of --url, --token and --namespace there are the environment variables DORMOUSE_URL, DORMOUSE_TOKEN and
 DORMOUSE_NAMESPACE. Other users of this machine can read a --token in the process list, and not DORMOUSE_TOKEN.
-`push` speaks to the admin port: --admin or DORMOUSE_ADMIN, and DORMOUSE_ADMIN_AUTH=user:password if it asks.
+`push`, `list --need`, `history`, `dead`, `respawn --all`, `destroy` and `bulk` speak to the admin port: --admin or DORMOUSE_ADMIN, and DORMOUSE_ADMIN_AUTH=user:password if it asks.
 
 Exit codes: 0 done; 1 the server refused or could not be reached, or jobs were missing; 2 an argument is missing or
 wrong.")]
@@ -54,6 +59,9 @@ enum QueueCommand {
         /// Show at most so many
         #[arg(long, value_name = "COUNT")]
         limit: Option<usize>,
+        /// From the admin port, over all namespaces unless one is named: queues that need this, or `any`
+        #[arg(long, value_name = "NEED")]
+        need: Option<String>,
     },
     /// The next jobs of a queue, without handing them out
     Peek {
@@ -108,8 +116,14 @@ enum QueueCommand {
     Respawn {
         queue: String,
         /// Which jobs
-        #[arg(required_unless_present = "oldest", conflicts_with = "oldest")]
+        #[arg(required_unless_present_any = ["oldest", "all"], conflicts_with = "oldest")]
         jobs: Vec<String>,
+        /// All that are dead now, over the admin port; waits until it is done
+        #[arg(long, conflicts_with_all = ["jobs", "oldest"])]
+        all: bool,
+        /// Of all, those that died for this reason; an empty one: for none that was told
+        #[arg(long, requires = "all")]
+        reason: Option<String>,
         /// The oldest so many instead, with one try each
         #[arg(long, value_name = "COUNT", conflicts_with_all = ["tries", "delay"])]
         oldest: Option<u64>,
@@ -122,6 +136,8 @@ enum QueueCommand {
         /// Seconds until they disappear; 0 is forever
         #[arg(long, value_name = "SECONDS")]
         ttl: Option<String>,
+        #[command(flatten)]
+        of: operators::OfPool,
     },
     /// Forget the ready jobs of a queue. Delayed, running and dead ones stay
     Purge {
@@ -136,6 +152,19 @@ enum QueueCommand {
     /// Jobs that come again
     #[command(subcommand)]
     Schedules(schedules::SchedulesCommand),
+    #[command(flatten)]
+    Operate(operators::OperatorCommand),
+}
+
+impl QueueCommand {
+    /// Whether it is about what is in one namespace.
+    fn needs_namespace(&self, has_admin: bool) -> bool {
+        match self {
+            QueueCommand::List { need, .. } => need.is_none() && !has_admin,
+            QueueCommand::Operate(command) => command.needs_namespace(),
+            _ => true,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -148,7 +177,9 @@ enum ListedState {
 
 /// Does what the command line says, and answers the exit code.
 pub fn run(args: QueueArgs) -> ExitCode {
-    exit_code("dormouse", Session::open(args.server).and_then(|session| session.run(args.command)))
+    let needs_namespace = args.command.needs_namespace(args.server.has_admin());
+    let session = Session::open(args.server, needs_namespace);
+    exit_code("dormouse", session.and_then(|session| session.run(args.command)))
 }
 
 /// Takes a copy of a pool.
@@ -181,7 +212,10 @@ pub fn health() -> ExitCode {
 impl Session {
     fn run(&self, command: QueueCommand) -> Result<()> {
         match command {
-            QueueCommand::List { limit } => self.list(limit),
+            QueueCommand::List { limit, need } if need.is_some() || self.namespace.is_empty() => {
+                self.list_by_need(need, limit.unwrap_or(usize::MAX))
+            }
+            QueueCommand::List { limit, need: _ } => self.list(limit),
             QueueCommand::Peek { queue, job: Some(job), .. } => self.look_at(&queue, &job),
             QueueCommand::Peek { queue, state, limit, data, job: None } => {
                 self.peek(&queue, state, limit, data)
@@ -209,12 +243,27 @@ impl Session {
                 let query = [("limit", Some(limit.to_string())), ("ttl", ttl)];
                 self.answer(self.at(&queue).to("deadletter").put().with(query))
             }
-            QueueCommand::Respawn { queue, jobs, oldest: None, tries, delay, ttl } => {
+            QueueCommand::Respawn { queue, all: true, reason, tries, delay, ttl, of, .. } => {
+                let number = |name, text: Option<String>| -> Result<_> {
+                    let Some(text) = text else { return Ok(None) };
+                    let wrong = |_| CommandError::Usage(format!("--{name} is a number"));
+                    Ok(Some((name, text.parse::<serde_json::Number>().map(Into::into).map_err(wrong)?)))
+                };
+                let given = [
+                    number("tries", tries)?,
+                    number("delay", delay)?,
+                    number("ttl", ttl)?,
+                    reason.map(|reason| ("reason", reason.into())),
+                ];
+                self.respawn_all(&queue, given.into_iter().flatten().collect(), of)
+            }
+            QueueCommand::Respawn { queue, jobs, oldest: None, tries, delay, ttl, .. } => {
                 self.respawn(&queue, &jobs, &[("tries", tries), ("delay", delay), ("ttl", ttl)])
             }
             QueueCommand::Purge { queue, yes } => self.purge(&queue, yes),
             QueueCommand::Push(command) => self.push(command),
             QueueCommand::Schedules(command) => command.run(self),
+            QueueCommand::Operate(command) => self.operate(command),
         }
     }
 
@@ -241,7 +290,7 @@ impl Session {
     }
 
     fn push(&self, command: push::PushCommand) -> Result<()> {
-        let client = ApiClient::new(&admin_url(self.admin.clone())?, push::login()?)?;
+        let client = self.admin_client()?;
         let call = command.call(&self.namespace)?;
         let answer = client.json_or_nothing(call)?.unwrap_or_else(|| json!({"msg": "deleted"}));
         self.show(&answer, || show::fields(&answer));
@@ -282,6 +331,11 @@ impl Session {
         let done = json!({"msg": "purged"});
         self.show(&done, || show::fields(&done));
         Ok(())
+    }
+
+    /// Speaks to the admin port.
+    fn admin_client(&self) -> Result<ApiClient> {
+        ApiClient::new(&admin_url(self.admin.clone())?, push::login()?)
     }
 
     /// A call that gets below a queue.

@@ -43,18 +43,34 @@ pub struct Session {
     pub client: ApiClient,
     /// Where the admin port is, if the command line says it.
     pub admin: Option<String>,
+    /// Empty: all, where that may be.
     pub namespace: String,
     pub output: Output,
 }
 
+impl ServerArgs {
+    /// Whether the command line names an admin port.
+    pub fn has_admin(&self) -> bool {
+        self.admin.is_some()
+    }
+}
+
 impl Session {
-    pub fn open(args: ServerArgs) -> Result<Session> {
+    /// The namespace, if one was named.
+    pub fn namespace_if_given(&self) -> Option<String> {
+        Some(self.namespace.clone()).filter(|namespace| !namespace.is_empty())
+    }
+
+    /// Without a namespace for what is about all of them.
+    pub fn open(args: ServerArgs, needs_namespace: bool) -> Result<Session> {
         let url = given(args.url, "DORMOUSE_URL")?.unwrap_or_else(|| "http://127.0.0.1:7777".to_owned());
         let token = given(args.token, "DORMOUSE_TOKEN")?;
         let namespace = given(args.namespace, "DORMOUSE_NAMESPACE")?;
-        let namespace = namespace.ok_or_else(|| {
-            CommandError::Usage("the namespace is missing: give --namespace or DORMOUSE_NAMESPACE".to_owned())
-        })?;
+        let none = || {
+            let text = "the namespace is missing: give --namespace or DORMOUSE_NAMESPACE";
+            if needs_namespace { Err(CommandError::Usage(text.to_owned())) } else { Ok(String::new()) }
+        };
+        let namespace = namespace.map_or_else(none, Ok)?;
         let token = token.map(|token| ("X-Token", token));
         Ok(Session {
             client: ApiClient::new(&url, token)?,
@@ -80,12 +96,23 @@ impl Session {
 
     /// Up to `limit` elements of a list that the server shows in pages.
     pub fn pages(&self, call: &HttpCall, field: &str, limit: usize) -> Result<Vec<Value>> {
+        self.pages_of(&self.client, call, field, limit)
+    }
+
+    /// The same of another port.
+    pub fn pages_of(
+        &self,
+        client: &ApiClient,
+        call: &HttpCall,
+        field: &str,
+        limit: usize,
+    ) -> Result<Vec<Value>> {
         let mut all = Vec::new();
         let mut cursor = None;
         while all.len() < limit {
             let most = (limit - all.len()).min(PAGE).to_string();
             let page = [("limit", Some(most)), ("cursor", cursor)];
-            let mut page = self.client.json(call.clone().with(page))?;
+            let mut page = client.json(call.clone().with(page))?;
             all.extend(page[field].as_array_mut().map(std::mem::take).unwrap_or_default());
             cursor = page["cursor"].as_str().map(str::to_owned);
             if cursor.is_none() {

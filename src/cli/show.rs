@@ -40,6 +40,78 @@ pub fn jobs(jobs: &[Value], bodies: bool) -> String {
     table(&rows, 0..0)
 }
 
+/// Queues by what they need.
+pub fn needs(queues: &[Value]) -> String {
+    let heads =
+        ["NEED", "QUEUE", "READY", "DELAYED", "RUNNING", "DEAD", "OLDEST", "IN/S", "OUT/S", "WAITING"];
+    let fields = ["ready", "delayed", "running", "dead", "oldest_ready_age", "in", "out", "waiting"];
+    let rows = queues.iter().map(|queue| {
+        let mut row = vec![cell(&queue["need"]), named(queue)];
+        row.extend(fields.iter().map(|field| cell(&queue[*field])));
+        row
+    });
+    let rows: Vec<_> = [heads.map(str::to_owned).to_vec()].into_iter().chain(rows).collect();
+    table(&rows, 2..10)
+}
+
+/// Namespace and queue, behind the pool if it is another than the default one.
+fn named(queue: &Value) -> String {
+    let name = format!("{}/{}", cell(&queue["namespace"]), cell(&queue["queue"]));
+    match queue["pool"].as_str() {
+        None | Some("default") => name,
+        Some(pool) => format!("{pool}:{name}"),
+    }
+}
+
+/// Queues with dead jobs.
+pub fn dead(queues: &[Value]) -> String {
+    let heads = ["QUEUE", "DEAD", "IN AN HOUR", "LAST"];
+    let rows = queues.iter().map(|queue| {
+        let [dead, hour, last] = ["dead", "died_in_hour", "last_died"].map(|field| cell(&queue[field]));
+        vec![named(queue), dead, hour, last]
+    });
+    let rows: Vec<_> = [heads.map(str::to_owned).to_vec()].into_iter().chain(rows).collect();
+    table(&rows, 1..3)
+}
+
+/// Why jobs died.
+pub fn reasons(reasons: &Value) -> String {
+    let all = reasons["reasons"].as_array().map_or(&[] as &[Value], Vec::as_slice);
+    let rows = all.iter().map(|one| vec![cell(&one["count"]), cell(&one["reason"])]);
+    let heads = vec!["COUNT".to_owned(), "REASON".to_owned()];
+    let rows: Vec<_> = [heads].into_iter().chain(rows).collect();
+    format!("{}\nlooked at {} dead jobs", table(&rows, 0..1), cell(&reasons["looked_at"]))
+}
+
+/// Actions on all jobs of a queue.
+pub fn actions(actions: &[Value]) -> String {
+    let heads = ["ID", "QUEUE", "ACTION", "STATE", "STATUS", "DONE", "LOOKED AT", "OF", "BY", "WHY"];
+    let rows = actions.iter().map(|action| {
+        let cells = |fields: &[&str]| fields.iter().map(|field| cell(&action[*field])).collect::<Vec<_>>();
+        let mut row = vec![cell(&action["id"]), named(action)];
+        row.extend(cells(&["action", "state", "status", "done", "looked_at", "total", "by", "why"]));
+        row
+    });
+    let rows: Vec<_> = [heads.map(str::to_owned).to_vec()].into_iter().chain(rows).collect();
+    table(&rows, 5..8)
+}
+
+/// The last steps of a history, the newest last.
+pub fn history(past: &Value, limit: usize) -> String {
+    let fields = ["in", "out", "acked", "died", "ready", "delayed", "running", "dead", "oldest_ready_age"];
+    let heads =
+        ["AGO", "IN/S", "OUT/S", "ACKED/S", "DIED/S", "READY", "DELAYED", "RUNNING", "DEAD", "OLDEST"];
+    let steps = past["ready"].as_array().map_or(0, Vec::len);
+    let step = past["step"].as_u64().unwrap_or(0);
+    let rows = (steps.saturating_sub(limit)..steps).map(|at| {
+        let mut row = vec![format!("{} s", (steps - at) as u64 * step)];
+        row.extend(fields.iter().map(|field| cell(&past[*field][at])));
+        row
+    });
+    let rows: Vec<_> = [heads.map(str::to_owned).to_vec()].into_iter().chain(rows).collect();
+    format!("since {}\n{}", cell(&past["since"]), table(&rows, 0..10))
+}
+
 pub fn schedules(schedules: &[Value]) -> String {
     let heads = ["SCHEDULE", "QUEUE", "WHEN", "ZONE", "STATE", "NEXT", "LAST"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];

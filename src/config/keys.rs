@@ -112,6 +112,12 @@ table! {
         "ZoneInfo" zone_info: Option<PathBuf> = None;
         /// Dormouse's own. How much memory the history of queues may take, in MiB; 0: none is kept.
         "HistoryMemory" history_memory: usize = 64, in 0..=MOST;
+        /// Dormouse's own. The address of the admin port as people type it, where a proxy is before it.
+        "AdminUrl" admin_url: Option<String> = None;
+        /// Dormouse's own. Whether the admin port has pages for browsers.
+        "Dashboard" dashboard: bool = true;
+        /// Dormouse's own. The time zone of the pages, unless their reader says another one.
+        "DashboardZone" dashboard_zone: String = "UTC".into();
         /// Dormouse's own. Who sees bodies and attributes of jobs, and answers of endpoints, on the admin port; the others
         /// see sizes. `all`, `operators` or `none`.
         "ShowBodies" show_bodies: ShowBodies = ShowBodies::All;
@@ -200,6 +206,14 @@ table! {
         /// Dormouse's own. How many replicas of its Redis, or of each node, must have what was asked of a compact pool
         /// before it is answered; at most 5.
         "WaitReplicas" wait_replicas: u16 = 0, in 0..=5;
+        /// Dormouse's own. A queue of a compact pool is spread over all its parts once its home has so many of its jobs, or
+        /// has taken so many in ten seconds; 0: never by itself.
+        "SpreadAt" spread_at: u32 = 50_000;
+        /// Dormouse's own. Queues that are spread from their first job on, `["shop/orders", "mail/*", "*/bulk-*"]`. In a
+        /// variable they are separated by commas.
+        "Spread" spread: Vec<String> = Vec::new();
+        /// Dormouse's own. Queues that this server never spreads, in the same form. It wins.
+        "Ordered" ordered: Vec<String> = Vec::new();
         /// The pool that publishes go to, while this one is drained.
         "MigrateTo" migrate_to: Option<String> = None;
         /// Dormouse's own. A directory that this pool keeps its jobs in.

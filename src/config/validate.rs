@@ -19,6 +19,7 @@ impl Config {
     pub(super) fn validate(&self, sources: &Sources) -> Result<(), ConfigError> {
         self.validate_ports(&sources.top)?;
         self.validate_accounts(sources)?;
+        self.validate_admin_url(&sources.top)?;
         if self.ttl_second > 0 && self.ttl_second < self.delay_second {
             let [ttl, delay] = [("TTLSecond", self.ttl_second), ("DelaySecond", self.delay_second)]
                 .map(|(key, seconds)| written(&sources.top, key, seconds));
@@ -64,6 +65,21 @@ impl Config {
             ));
         }
         Ok(())
+    }
+
+    fn validate_admin_url(&self, top: &Section) -> Result<(), ConfigError> {
+        let Some(given) = &self.admin_url else { return Ok(()) };
+        let is_good = url::Url::parse(given).is_ok_and(|url| {
+            let plain = url.query().is_none() && url.fragment().is_none();
+            let nobody = url.username().is_empty() && url.password().is_none();
+            ["http", "https"].contains(&url.scheme()) && url.has_host() && plain && nobody
+        });
+        if is_good {
+            return Ok(());
+        }
+        // It may have a password, so it is not shown.
+        let place = top.get("AdminUrl").map_or_else(|| "AdminUrl".into(), |given| given.place.to_string());
+        Err(ConfigError(format!("{place}: an address like \"https://ops.example/dormouse\" is wanted")))
     }
 
     fn validate_ports(&self, top: &Section) -> Result<(), ConfigError> {
@@ -131,9 +147,10 @@ impl Config {
                         "Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
                     ));
                 }
-                if let Some(layout) = ["Layout", "Partitions", "Prefix", "WaitReplicas"]
-                    .into_iter()
-                    .find_map(|key| given.get(key))
+                if let Some(layout) =
+                    ["Layout", "Partitions", "Prefix", "WaitReplicas", "SpreadAt", "Spread", "Ordered"]
+                        .into_iter()
+                        .find_map(|key| given.get(key))
                 {
                     return Err(layout.wrong("it belongs to pools; tokens and limits have one layout"));
                 }
@@ -253,6 +270,14 @@ fn in_pairs(
 fn is_prefix(s: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
     (1..=64).contains(&s.len()) && s.bytes().all(plain)
+}
+
+/// `namespace/queue`, in which `*` is any text.
+fn is_pattern(queue: &str) -> bool {
+    let good = |part: &str| {
+        !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_*".contains(&b))
+    };
+    queue.split_once('/').is_some_and(|(namespace, name)| good(namespace) && good(name))
 }
 
 /// Why this is no `host:port`.
@@ -378,6 +403,17 @@ impl PoolConfig {
         }
         if self.wait_replicas > 0 && !compact {
             return wrong("WaitReplicas", "it belongs to Layout = \"compact\"");
+        }
+        for (key, queues) in [("Spread", &self.spread), ("Ordered", &self.ordered)] {
+            if !compact && !queues.is_empty() {
+                return wrong(key, "it belongs to Layout = \"compact\"");
+            }
+            if let Some(queue) = queues.iter().find(|queue| !is_pattern(queue)) {
+                return wrong(key, &format!("{queue:?}: namespace/queue is wanted, in which * is any text"));
+            }
+        }
+        if let Some(given) = given.get("SpreadAt").filter(|given| !compact && !given.is_empty()) {
+            return Err(given.wrong("it belongs to Layout = \"compact\""));
         }
         match &self.prefix {
             Some(_) if !compact => return wrong("Prefix", "it belongs to Layout = \"compact\""),

@@ -39,6 +39,22 @@ pub struct NewId<'a> {
     /// Bytes of the body.
     pub bytes: usize,
     pub versioned: bool,
+    pub beside: Beside<'a>,
+}
+
+/// What decides where a new job lies, in a store that spreads a queue over its parts.
+#[derive(Clone, Copy, Debug)]
+pub enum Beside<'a> {
+    /// Nothing.
+    Nobody,
+    /// Another job of the same call, or the one that it replaces.
+    Job(JobId),
+    /// It will have this key.
+    Key(&'a JobKey),
+    /// Its publish is safe to repeat by this key.
+    Request(&'a IdempotencyKey),
+    /// It is a schedule's.
+    Schedule,
 }
 
 impl NewId<'_> {

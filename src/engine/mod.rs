@@ -73,9 +73,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use self::calls::{
-    By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, NewId, OnConflict, Once, Pause,
-    Pausing, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota, Quotas,
-    Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
+    Beside, By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, NewId, OnConflict, Once,
+    Pause, Pausing, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota,
+    Quotas, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
 };
 use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;

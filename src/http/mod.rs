@@ -17,26 +17,30 @@ mod ui;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::extract::Request;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{MethodRouter, delete, get, post, put};
+use tower::{ServiceExt, service_fn};
 
 use self::answer::reply;
 pub use self::answer::room::BodyRoom;
 use self::jobs::{consume, dead_letter, hold, lists, pause, publish};
+pub use self::operators::servers::own_line;
 use self::operators::{
-    audit, backup, cluster, dead, delays, logins, operations, push, queues, quotas, tokens,
+    audit, backup, bulk, cluster, dead, delays, logins, operations, push, queues, quotas, servers, tokens,
 };
 pub use self::port::accept::{Bounds, listen, serve};
 use self::port::fast_path::{Api, JOB};
 use self::port::middleware::Observe;
 pub use self::port::opening::Opening;
-pub use self::request::origin::OwnNames;
 use self::request::origin::{self, OriginCheck};
+pub use self::request::origin::{OwnNames, OwnUrl};
+pub use self::state::about::{About, AboutPool, Most};
 pub use self::state::cursors::Cursors;
 pub use self::state::failed_logins::FailedLogins;
 pub use self::state::parked_tokens::keep_checked;
 pub use self::state::proxies::TrustedProxies;
-pub use self::state::{AppState, Defaults, PoolState, Readiness};
+pub use self::state::{AppState, Defaults, MOST_SEARCHES, PoolState, Readiness};
 
 /// The public port. With `-sv` on loopback no token keeps a page out that has its own name lead there.
 pub fn api(state: Arc<AppState>, names: OwnNames) -> Api {
@@ -87,6 +91,7 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
     let backups = if names.loopback || names.accounts { get(backup::get) } else { get(backup::refused) };
     let guarded = Router::new()
         .route("/token/{namespace}", only(get(tokens::list_tokens).post(tokens::create_token)))
+        .route("/token/{namespace}/revoke", only(post(tokens::revoke)))
         .route("/token/{namespace}/{token}", only(delete(tokens::delete_token)))
         .route(
             "/token/{namespace}/{token}/limit",
@@ -113,14 +118,23 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/backup", only(backups))
         .route("/queues", only(get(queues::list)))
         .route("/queues/history", only(get(queues::history)))
+        .route("/server", only(get(servers::server)))
+        .route("/servers", only(get(servers::servers)))
+        .route("/bulk", only(get(bulk::list).post(bulk::post)))
+        .route("/bulk/{id}", only(get(bulk::get).delete(bulk::delete)))
         .route("/dead", only(get(dead::list)))
         .route("/dead/reasons", only(get(dead::reasons)))
-        .merge(jobs_by_account())
+        .merge(jobs_by_account(state.clone()))
         .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
-    let pages = ui::routes(state.clone(), guarded.clone().with_state(state.clone()))
-        .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
+    let (pages, home) = if state.about.dashboard {
+        let json = guarded.clone().with_state(state.clone());
+        let pages = ui::routes(state.clone(), json);
+        (pages.route_layer(from_fn_with_state(state.clone(), logins::basic_auth)), get(ui::home))
+    } else {
+        (Router::new(), get(reply::not_found))
+    };
     let open = Router::new()
-        .route("/", only(get(ui::home)))
+        .route("/", only(home))
         .route("/pools", only(get(operations::pools)))
         .route("/info", only(get(operations::info)))
         .route("/version", only(get(operations::version)))
@@ -128,15 +142,22 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/accesslog", get(operations::get_access_log))
         .route("/ping", probe(get(operations::ping)))
         .route("/ready", probe(get(operations::ready)));
-    finish(
-        guarded.merge(pages).merge(open),
-        Observe { state, guard: OriginCheck::Admin(Arc::new(names)), port: "admin" },
-    )
+    let url = names.url.clone();
+    let guard = OriginCheck::Admin(Arc::new(names));
+    let routes = finish(guarded.merge(pages).merge(open), Observe { state, guard, port: "admin" });
+    match url {
+        None => routes,
+        // Before a route is looked for.
+        Some(url) => Router::new().fallback_service(service_fn(move |mut request: Request| {
+            url.strip(request.uri_mut());
+            routes.clone().oneshot(request)
+        })),
+    }
 }
 
 /// The routes of jobs and schedules that hand nothing out, by the handlers of the public port. An account stands in place
 /// of a token, and the query names the pool. Each change is logged.
-fn jobs_by_account() -> Router<Arc<AppState>> {
+fn jobs_by_account(state: Arc<AppState>) -> Router<Arc<AppState>> {
     Router::new()
         .route("/api/{namespace}", only(get(lists::queues)))
         .route(origin::CONSUME, only(delete(consume::destroy)))
@@ -154,7 +175,7 @@ fn jobs_by_account() -> Router<Arc<AppState>> {
         .route("/api/{namespace}/{queue}/pause", only(post(pause::pause)))
         .route("/api/{namespace}/{queue}/resume", only(post(pause::resume)))
         .merge(schedules::routes(only))
-        .route_layer(from_fn(audit::of_jobs))
+        .route_layer(from_fn_with_state(state, audit::of_jobs))
 }
 
 /// Answers 404 to all other methods of a route, as lmstfy does. HEAD is one of them: axum would run the GET

@@ -7,7 +7,7 @@ use super::core::Scheduler;
 use super::record::{Pending, entry_of};
 use crate::clock::Millis;
 use crate::engine::{
-    Landed, NewId, OnConflict, Once, Published, ScheduleId, ScheduleStep, ScheduleThen, Stepped,
+    Beside, Landed, NewId, OnConflict, Once, Published, ScheduleId, ScheduleStep, ScheduleThen, Stepped,
 };
 use crate::error::Error;
 use crate::job::{JobId, JobIds};
@@ -54,6 +54,7 @@ impl Scheduler {
                 delay: Duration::ZERO,
                 bytes: schedule.setting.body.bytes().len(),
                 versioned: true,
+                beside: Beside::Schedule,
             };
             let job_id = self.engine.make_id(runs.ids, of);
             let on_conflict = match schedule.setting.overlap {

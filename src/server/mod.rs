@@ -28,7 +28,7 @@ use self::stores::{AdminStores, Patience, StoreFailure, Stores, admin_store, ope
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
-use crate::http::{self, AppState, Bounds, Opening, OwnNames, Readiness};
+use crate::http::{self, AppState, Bounds, Opening, OwnNames, OwnUrl, Readiness};
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
@@ -197,7 +197,7 @@ impl Server {
         let admin_state = (store, outage);
         let state = app_state(
             &config,
-            options.skip_verification,
+            (options.skip_verification, options.config_file.as_ref().map(|file| file.display().to_string())),
             &stores,
             served,
             admin_state,
@@ -247,6 +247,9 @@ impl Server {
             let samples = pool.sampler.clone().run(tasks.stopping().clone());
             tasks.spawn_essential(format!("the sampler of pool {}", pool.name), samples);
         }
+        let (of_fleet, stop) = (state.clone(), tasks.stopping().clone());
+        let line = move || http::own_line(&of_fleet);
+        tasks.spawn_essential("the line of this server", state.fleet.clone().run(line, stop));
         let pools_left = Arc::new(AtomicUsize::new(stores.engines.len()));
         for (store, failed) in stores.failures {
             let (failure, stop, pools_left) = (failure.clone(), tasks.stopping().clone(), pools_left.clone());
@@ -261,10 +264,11 @@ impl Server {
         });
         let names = |port: SocketAddr, configured: &str, accounts| {
             let loopback = port.ip().to_canonical().is_loopback();
-            OwnNames { loopback, accounts, configured: configured.to_owned() }
+            OwnNames { loopback, accounts, configured: configured.to_owned(), url: None }
         };
         api_port.open(http::api(state.clone(), names(api, &config.host, false)));
         let names = names(admin, &config.admin_host, !config.accounts.is_empty());
+        let names = OwnNames { url: config.admin_url.as_deref().and_then(OwnUrl::parse), ..names };
         admin_port.open(http::admin(state.clone(), names));
 
         let drain_time = Duration::from_secs(config.drain_seconds);

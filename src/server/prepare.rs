@@ -92,6 +92,10 @@ pub fn prepare(config: &Config) -> Result<Prepared<impl FnOnce(usize) -> Client 
     let trusted = trusted.map_err(|e| ServerError::Configuration(format!("TrustedProxies: {e}")))?;
     let zones = config.zone_info.as_deref().map_or_else(|| Ok(Zones::bundled()), Zones::directory);
     let zones = Arc::new(zones.map_err(ServerError::Configuration)?);
+    if zones.get(&config.dashboard_zone).is_err() {
+        let text = format!("DashboardZone = {:?}: there is no such time zone", config.dashboard_zone);
+        return Err(ServerError::Configuration(text));
+    }
     Ok(Prepared { keys, push, tls, trusted: Arc::new(trusted), zones })
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::stores::{AdminStores, Stores};
@@ -12,14 +13,17 @@ use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
 use crate::admin::quotas::QuotaManager;
 use crate::admin::tokens::TokenManager;
+use crate::bulk::Bulk;
 use crate::clock::SystemClock;
-use crate::config::Config;
+use crate::config::{Config, PoolConfig};
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::backup::Backup;
 use crate::engine::{Engine, ScheduleBounds};
+use crate::fleet::Fleet;
 use crate::history::History;
 use crate::http::{
-    AppState, BodyRoom, Cursors, Defaults, FailedLogins, PoolState, Readiness, TrustedProxies,
+    About, AboutPool, AppState, BodyRoom, Cursors, Defaults, FailedLogins, MOST_SEARCHES, Most, PoolState,
+    Readiness, TrustedProxies,
 };
 use crate::job::JobIds;
 use crate::metrics::Metrics;
@@ -40,7 +44,7 @@ use crate::scheduler::Scheduler;
 #[expect(clippy::too_many_arguments, reason = "each part of a server, once")]
 pub fn app_state(
     config: &Config,
-    skip_verification: bool,
+    (skip_verification, config_file): (bool, Option<String>),
     stores: &Stores,
     served: BTreeMap<PoolName, Arc<dyn Engine>>,
     ((store, push_store), outage): (AdminStores, Arc<Outage>),
@@ -116,7 +120,7 @@ pub fn app_state(
         tokens: Arc::new(TokenManager::new(store.clone(), cache.clone())),
         cursors: Cursors::new(store.clone()),
         throttle: Throttle::new(store.clone(), cache, outage.clone()),
-        quotas: QuotaManager::new(store, outage, bounded),
+        quotas: QuotaManager::new(store.clone(), outage, bounded),
         defaults: Defaults {
             ttl: config.ttl_second,
             delay: config.delay_second,
@@ -125,6 +129,11 @@ pub fn app_state(
             timeout: config.timeout_second,
         },
         metrics: metrics.clone(),
+        about: about(config, config_file),
+        fleet: Fleet::new(store.clone()),
+        bulk: Bulk::new(tasks.clone()),
+        changes: Arc::default(),
+        searches: Semaphore::new(MOST_SEARCHES),
         began,
         history,
         server: format!("{}:{port}", machine()),
@@ -149,6 +158,36 @@ pub fn app_state(
         trusted_proxies: trusted,
         requests: AtomicUsize::new(0),
         tasks,
+    }
+}
+
+/// What is told of the server and its pools: no secrets.
+fn about(config: &Config, config_file: Option<String>) -> About {
+    let pool = |(name, pool): (&String, &PoolConfig)| {
+        let (kind, address) = if let Some(path) = &pool.path {
+            ("disk", path.display().to_string())
+        } else if !pool.cluster.is_empty() {
+            ("cluster", pool.cluster.join(", "))
+        } else {
+            let kind = if pool.master_name.is_some() { "sentinels" } else { "redis" };
+            (kind, pool.addr.clone().unwrap_or_default())
+        };
+        let min_free_disk = pool.path.is_some().then_some(pool.min_free_disk << 20);
+        let about = AboutPool { kind, address, min_free_disk, migrates_to: pool.migrate_to.clone() };
+        Some((PoolName::parse(name).ok()?, about))
+    };
+    let most = Most {
+        connections: config.max_connections,
+        waiting: config.max_parked_polls,
+        body_bytes: config.max_body_memory.saturating_mul(1 << 20),
+    };
+    About {
+        config_file,
+        admin_url: config.admin_url.as_deref().map(|url| url.trim_end_matches('/').to_owned()),
+        dashboard: config.dashboard,
+        zone: config.dashboard_zone.clone(),
+        pools: config.pool.iter().filter_map(pool).collect(),
+        most,
     }
 }
 

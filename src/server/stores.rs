@@ -20,7 +20,7 @@ use crate::engine::disk::{DiskEngine, DiskOptions, FORMAT, Sync};
 use crate::engine::metered::Metered;
 use crate::engine::nodes::Nodes;
 use crate::engine::redis::{
-    CompactEngine, CompactLayout, RedisAddress, RedisEngine, Unsafe, check_safety, look,
+    CompactEngine, CompactLayout, RedisAddress, RedisEngine, SpreadRules, Unsafe, check_safety, look,
 };
 use crate::error::Error;
 use crate::metrics::Metrics;
@@ -245,6 +245,12 @@ pub fn compact_layout(name: &str, pool: &PoolConfig) -> CompactLayout {
         prefix: pool.prefix(name).to_owned(),
         partitions: pool.partitions(),
         wait_replicas: pool.wait_replicas,
+        spread: SpreadRules {
+            at: pool.spread_at,
+            spread: pool.spread.clone(),
+            ordered: pool.ordered.clone(),
+            ..SpreadRules::default()
+        },
     }
 }
 

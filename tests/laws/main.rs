@@ -98,6 +98,24 @@ macro_rules! laws_together {
     };
 }
 
+/// The same of queues that are spread: but for the laws of order that order.txt names.
+macro_rules! spread_laws_together {
+    ($module:ident, $stage:expr, $keep:expr, $goes_ahead:expr) => {
+        mod $module {
+            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn every_law() {
+                let _keep = $keep;
+                let mut all = $crate::law_list! { law_plays, $stage };
+                all.extend($crate::more_laws! { law_plays, verbs, $stage });
+                $crate::together::play_spread(all, $goes_ahead).await;
+            }
+        }
+    };
+}
+
 /// The laws that every stage keeps, for the macro `$run`.
 macro_rules! law_list {
     ($run:ident, $stage:expr) => {
@@ -469,5 +487,5 @@ macro_rules! law_plays {
 
 pub(crate) use {
     admin_law_list, admin_laws, admin_laws_together, law_list, law_plays, law_tests, laws, laws_together,
-    more_laws,
+    more_laws, spread_laws_together,
 };

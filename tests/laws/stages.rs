@@ -19,7 +19,7 @@ use dormouse::engine::Engine;
 use dormouse::engine::disk::DiskEngine;
 use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::Migration;
-use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisEngine};
+use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisEngine, SpreadRules};
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
 use parking_lot::Mutex;
@@ -80,16 +80,31 @@ async fn redis() -> impl Stage {
     RealStage::new(engine, REDIS, server)
 }
 
+/// Every queue is spread, and a job may be handed out before one that has been ready for so much longer elsewhere.
+fn everything(ahead: Duration) -> SpreadRules {
+    SpreadRules { spread: vec!["*/*".into()], ahead, ..SpreadRules::default() }
+}
+
 /// An engine in the compact layout, and its Redis.
 async fn open_compact(partitions: u16) -> (Arc<CompactEngine>, RedisServer) {
+    open_compact_with(partitions, SpreadRules::default()).await
+}
+
+async fn open_compact_with(partitions: u16, spread: SpreadRules) -> (Arc<CompactEngine>, RedisServer) {
     let redis = RedisServer::start();
-    let layout = CompactLayout { prefix: "p".into(), partitions, wait_replicas: 0 };
+    let layout = CompactLayout { prefix: "p".into(), partitions, wait_replicas: 0, spread };
     let engine = CompactEngine::connect(redis.address(), &PoolName::default_pool(), &layout).await;
     (engine.expect("the Redis answers"), redis)
 }
 
 async fn compact() -> impl Stage {
     let (engine, server) = open_compact(1).await;
+    RealStage::new(engine, REDIS, server)
+}
+
+/// Every queue in eight partitions, of which none goes ahead of the others.
+async fn spread_over_8() -> impl Stage {
+    let (engine, server) = open_compact_with(8, everything(Duration::ZERO)).await;
     RealStage::new(engine, REDIS, server)
 }
 
@@ -117,14 +132,24 @@ fn next_prefix() -> String {
 
 /// A pool of its own on it.
 async fn open_cluster() -> (Arc<CompactEngine>, Arc<RedisCluster>) {
+    open_cluster_with(SpreadRules::default()).await
+}
+
+async fn open_cluster_with(spread: SpreadRules) -> (Arc<CompactEngine>, Arc<RedisCluster>) {
     let cluster = shared_cluster().await;
-    let layout = CompactLayout { prefix: next_prefix(), partitions: 8, wait_replicas: 0 };
+    let layout = CompactLayout { prefix: next_prefix(), partitions: 8, wait_replicas: 0, spread };
     let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
     (engine.expect("the cluster answers"), cluster)
 }
 
 async fn cluster() -> impl Stage {
     let (engine, cluster) = open_cluster().await;
+    RealStage::new(engine, REDIS, cluster)
+}
+
+/// Every queue over all masters, as servers have it.
+async fn cluster_spread() -> impl Stage {
+    let (engine, cluster) = open_cluster_with(everything(Duration::from_secs(1))).await;
     RealStage::new(engine, REDIS, cluster)
 }
 
@@ -238,7 +263,9 @@ crate::laws!(on_disk_metered, metered_disk, virtual_time, verbs);
 crate::laws!(on_redis, redis, verbs);
 crate::laws!(on_compact, compact, verbs);
 crate::laws!(on_compact_of_8, compact_of_8, verbs);
+crate::spread_laws_together!(on_compact_spread, spread_over_8, (), false);
 crate::laws_together!(on_cluster, cluster, shared_cluster().await, verbs);
+crate::spread_laws_together!(on_cluster_spread, cluster_spread, shared_cluster().await, true);
 crate::laws!(migrating_disk_to_disk, disk_to_disk, virtual_time, verbs);
 crate::laws!(migrating_redis_to_redis, redis_to_redis, verbs);
 crate::laws!(migrating_redis_to_disk, redis_to_disk, verbs);

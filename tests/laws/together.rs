@@ -18,6 +18,31 @@ const AT_A_TIME: usize = 12;
 /// The longest that one may take.
 const END: Duration = Duration::from_secs(60);
 
+/// The laws about the order of a whole queue, which one that is spread does not keep: the bound takes their place, which
+/// tests/redis/spread.rs holds. Each line of order.txt is a law and why; those that are not kept even where no partition may
+/// go ahead of the others begin with `ties`.
+fn order() -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/laws/order.txt");
+    std::fs::read_to_string(path).expect("a file of this repository")
+}
+
+/// Plays all of them but the laws of order. Those where nothing may go ahead are few.
+pub async fn play_spread(laws: Vec<Law>, goes_ahead: bool) {
+    let order = order();
+    let lines = order.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let mut left_out = Vec::new();
+    for line in lines {
+        let (kind, rest) = line.split_once(' ').expect("a line is a kind, a law and why");
+        let (law, why) = rest.split_once(": ").expect("a line says why");
+        assert!(["ties", "bound"].contains(&kind) && !why.is_empty(), "{line}");
+        assert!(laws.iter().any(|(name, _)| *name == law), "{law} is no law");
+        if kind == "ties" || goes_ahead {
+            left_out.push(law);
+        }
+    }
+    play(laws.into_iter().filter(|(name, _)| !left_out.contains(name)).collect()).await;
+}
+
 /// Plays all of them.
 pub async fn play(laws: Vec<Law>) {
     let wanted = std::env::var("LAW").unwrap_or_default();

@@ -500,6 +500,10 @@ fn help_shows_every_command_and_an_example() {
         "purge",
         "push",
         "schedules",
+        "history",
+        "dead",
+        "destroy",
+        "bulk",
         "--url",
         "--token",
         "--namespace",
@@ -509,5 +513,76 @@ fn help_shows_every_command_and_an_example() {
     ];
     for wanted in wanted {
         assert!(help.out.contains(wanted), "--help does not tell of {wanted}:\n{}", help.out);
+    }
+}
+
+/// Guards against an operator who needs a token for each namespace, and against jobs of a reason that were not meant.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_night_on_call_over_all_namespaces() {
+    let stand = Stand::start().await;
+    let other = create_token(stand.admin.trim_start_matches("http://"), "other").await;
+    let client = reqwest::Client::new();
+    for (token, namespace, reason) in [
+        (&stand.token, "ns", "full"),
+        (&stand.token, "ns", "full"),
+        (&stand.token, "ns", "gone"),
+        (&other, "other", "x"),
+    ] {
+        let url = |path: &str| format!("{}/api/{namespace}/mail{path}", stand.url);
+        let send = async |request: reqwest::RequestBuilder| {
+            let answer = request.header("X-Token", token).send().await.expect("an answer");
+            assert!(answer.status().is_success(), "{answer:?}");
+            serde_json::from_str::<Value>(&answer.text().await.expect("a text")).unwrap_or_default()
+        };
+        send(client.put(url("?tries=1")).body("x")).await;
+        let job = send(client.get(url("?receipt=1&ttr=60"))).await;
+        let (id, receipt) =
+            (job["job_id"].as_str().expect("an id"), job["receipt"].as_str().expect("a receipt"));
+        send(client.post(url(&format!("/job/{id}/bury?receipt={receipt}"))).body(reason)).await;
+    }
+    // A scrape reads the store.
+    client.get(format!("{}/metrics", stand.admin)).send().await.expect("a scrape");
+    let operator = |args: &[&str]| {
+        let mut command = dormouse(&[&["--admin", &stand.admin], args].concat());
+        command.env("DORMOUSE_URL", &stand.url);
+        run(command, "")
+    };
+    let listed = operator(&["list", "--need", "any"]);
+    assert!(listed.code == 0 && listed.out.contains("dying  ns/mail"), "{listed:?}");
+    assert!(listed.out.contains("dying  other/mail"), "of every namespace: {listed:?}");
+    let all = operator(&["list", "-o", "json"]);
+    assert!(all.code == 0 && all.out.contains("\"namespace\":\"other\""), "{all:?}");
+    let dead = operator(&["dead"]);
+    assert!(dead.code == 0 && dead.out.lines().count() == 3, "two queues: {dead:?}");
+    let reasons = operator(&["-n", "ns", "dead", "mail"]);
+    let first: Vec<_> = reasons.out.lines().nth(1).unwrap_or_default().split_whitespace().collect();
+    assert_eq!((reasons.code, first.as_slice()), (0, ["2", "full"].as_slice()), "{reasons:?}");
+    let history = operator(&["-n", "ns", "history", "mail", "--limit", "5"]);
+    assert!(history.code == 0 && history.out.lines().count() == 7, "{history:?}");
+    let respawned =
+        operator(&["-n", "ns", "respawn", "mail", "--all", "--reason", "full", "--tries", "3", "-o", "json"]);
+    let shown: Value = serde_json::from_str(&respawned.out).unwrap_or_default();
+    assert_eq!((&shown["done"], &shown["status"]), (&json!(2), &json!("done")), "{respawned:?}");
+    let unsure = operator(&["-n", "ns", "destroy", "mail", "--state", "ready"]);
+    assert!(unsure.code == 2 && unsure.err.contains("--yes"), "{unsure:?}");
+    let destroyed =
+        operator(&["-n", "ns", "destroy", "mail", "--state", "ready", "--state", "dead", "--yes"]);
+    assert!(destroyed.code == 0 && destroyed.out.lines().count() == 3, "{destroyed:?}");
+    let bulk = operator(&["bulk"]);
+    assert!(bulk.code == 0 && bulk.out.lines().count() == 4, "three actions: {bulk:?}");
+    let id = shown["id"].as_str().expect("an id");
+    assert!(operator(&["bulk", id]).out.contains("full"), "one of them, with its reason");
+    for (args, code) in [
+        (&["bulk", "nobody"][..], 1),
+        (&["destroy", "mail", "--state", "ready", "--yes"], 2),
+        (&["-n", "ns", "destroy", "mail", "--yes"], 2),
+        (&["-n", "ns", "respawn", "mail", "--reason", "full"], 2),
+        (&["-n", "ns", "respawn", "mail", "--all", "--tries", "many"], 2),
+        (&["-n", "ns", "respawn", "mail", "--all", "--oldest", "3"], 2),
+        (&["list", "--need", "sleep"], 1),
+        (&["peek", "mail"], 2),
+    ] {
+        let ended = operator(args);
+        assert_eq!((ended.code, ended.out.as_str()), (code, ""), "{args:?}: {ended:?}");
     }
 }

@@ -334,6 +334,31 @@ const ROWS: &[Row] = &[
         "[Pool.default] Partitions = 12: a power of two up to 4096 is wanted",
     ),
     (
+        "[Pool.default]\nCluster = ['h:1']\nSpread = ['orders']\n$ADMIN",
+        &[],
+        "[Pool.default] Spread = [..]: \"orders\": namespace/queue is wanted, in which * is any text",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nOrdered = ['shop/or.ders']\n$ADMIN",
+        &[],
+        "[Pool.default] Ordered = [..]: \"shop/or.ders\": namespace/queue is wanted, in which * is any text",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nSpreadAt = -1\n$ADMIN",
+        &[],
+        "[Pool.default] SpreadAt = -1: a whole number from 0 to 4294967295 is wanted",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nSpreadAt = 9\n$ADMIN",
+        &[],
+        "[Pool.default] SpreadAt = 9: it belongs to Layout = \"compact\"",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nSpread = ['*/*']\n$ADMIN",
+        &[],
+        "[Pool.default] Spread = [..]: it belongs to Layout = \"compact\"",
+    ),
+    (
         "[Pool.default]\nCluster = ['h:1', 'h']\n$ADMIN",
         &[],
         "[Pool.default] Cluster: \"h\": a port from 1 to 65535 is wanted behind the host: write host:port",

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress};
-use dormouse::engine::{Engine, NewId};
+use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, SpreadRules};
+use dormouse::engine::{Beside, Engine, NewId};
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, NewJob};
 use dormouse::name::{PoolName, Queue};
@@ -24,7 +24,8 @@ const PARTITIONS: u16 = 8;
 const PART: u16 = 16_384 / PARTITIONS;
 
 async fn connect(address: RedisAddress, partitions: u16) -> Result<Arc<CompactEngine>> {
-    let layout = CompactLayout { prefix: "p".into(), partitions, wait_replicas: 0 };
+    let layout =
+        CompactLayout { prefix: "p".into(), partitions, wait_replicas: 0, spread: SpreadRules::default() };
     CompactEngine::connect(address, &PoolName::default_pool(), &layout).await
 }
 
@@ -33,7 +34,8 @@ async fn open(cluster: &RedisCluster) -> Arc<CompactEngine> {
 }
 
 fn new_job(engine: &CompactEngine, queue: &Queue, body: &str) -> NewJob {
-    let new = NewId { queue, delay: Duration::ZERO, bytes: body.len(), versioned: false };
+    let new =
+        NewId { queue, delay: Duration::ZERO, bytes: body.len(), versioned: false, beside: Beside::Nobody };
     NewJob {
         queue: queue.clone(),
         id: engine.make_id(&JobIds::default(), new),

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse::engine::redis::{CompactEngine, CompactLayout};
+use dormouse::engine::redis::{CompactEngine, CompactLayout, SpreadRules};
 use dormouse::engine::{
-    Engine, JobList, NewId, OnConflict, Placing, Publication, Published, Quota, Quotas, Release,
+    Beside, Engine, JobList, NewId, OnConflict, Placing, Publication, Published, Quota, Quotas, Release,
 };
 use dormouse::error::Error;
 use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, JobState, NewJob};
@@ -29,7 +29,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 const BASE: &str = "p{8YG}";
 
 async fn open_with(server: &RedisServer, partitions: u16) -> dormouse::error::Result<Arc<CompactEngine>> {
-    let layout = CompactLayout { prefix: "p".into(), partitions, wait_replicas: 0 };
+    let layout =
+        CompactLayout { prefix: "p".into(), partitions, wait_replicas: 0, spread: SpreadRules::default() };
     CompactEngine::connect(server.address(), &PoolName::default_pool(), &layout).await
 }
 
@@ -39,7 +40,7 @@ async fn open(server: &RedisServer) -> Arc<CompactEngine> {
 
 fn new_job(engine: &CompactEngine, queue: &Queue, body: impl AsRef<[u8]>, delay: Duration) -> NewJob {
     let body = bytes::Bytes::copy_from_slice(body.as_ref());
-    let new = NewId { queue, delay, bytes: body.len(), versioned: false };
+    let new = NewId { queue, delay, bytes: body.len(), versioned: false, beside: Beside::Nobody };
     NewJob {
         queue: queue.clone(),
         id: engine.make_id(&JobIds::default(), new),

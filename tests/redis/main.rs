@@ -11,6 +11,7 @@ mod proxy;
 mod pumpers;
 mod replicas;
 mod sentinel;
+mod spread;
 mod storage;
 mod stumbles;
 mod verbs;

@@ -4,8 +4,8 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dormouse::engine::redis::{CompactEngine, CompactLayout};
-use dormouse::engine::{Engine, NewId};
+use dormouse::engine::redis::{CompactEngine, CompactLayout, SpreadRules};
+use dormouse::engine::{Beside, Engine, NewId};
 use dormouse::job::{Attributes, JobIds, NewJob};
 use dormouse::name::PoolName;
 use tokio::time::sleep;
@@ -14,14 +14,18 @@ use crate::common::queue;
 use crate::support::redis_server::RedisServer;
 
 async fn open(server: &RedisServer) -> Arc<CompactEngine> {
-    let layout = CompactLayout { prefix: "p".into(), partitions: 1, wait_replicas: 0 };
+    let layout =
+        CompactLayout { prefix: "p".into(), partitions: 1, wait_replicas: 0, spread: SpreadRules::default() };
     let engine = CompactEngine::connect(server.address(), &PoolName::default_pool(), &layout).await;
     engine.expect("the server is there")
 }
 
 async fn put(engine: &CompactEngine, delay: Duration) {
     let queue = queue("q");
-    let id = engine.make_id(&JobIds::default(), NewId { queue: &queue, delay, bytes: 1, versioned: false });
+    let id = engine.make_id(
+        &JobIds::default(),
+        NewId { queue: &queue, delay, bytes: 1, versioned: false, beside: Beside::Nobody },
+    );
     let (body, tries) = ("x".into(), NonZeroU16::MIN);
     let job = NewJob { queue, id, body, attributes: Attributes::new(), ttl: None, delay, tries };
     engine.publish(vec![job].into()).await.expect("published");

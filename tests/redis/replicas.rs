@@ -4,8 +4,8 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress};
-use dormouse::engine::{Engine, NewId};
+use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, SpreadRules};
+use dormouse::engine::{Beside, Engine, NewId};
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Attributes, Job, JobIds, JobRef, NewJob};
 use dormouse::name::{PoolName, Queue};
@@ -17,12 +17,14 @@ use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
 
 async fn open(address: RedisAddress, prefix: &str, wait_replicas: u16) -> Arc<CompactEngine> {
-    let layout = CompactLayout { prefix: prefix.into(), partitions: 8, wait_replicas };
+    let layout =
+        CompactLayout { prefix: prefix.into(), partitions: 8, wait_replicas, spread: SpreadRules::default() };
     CompactEngine::connect(address, &PoolName::default_pool(), &layout).await.expect("it is there")
 }
 
 async fn put(engine: &CompactEngine, queue: &Queue, body: &str) -> Result<()> {
-    let new = NewId { queue, delay: Duration::ZERO, bytes: body.len(), versioned: false };
+    let new =
+        NewId { queue, delay: Duration::ZERO, bytes: body.len(), versioned: false, beside: Beside::Nobody };
     let job = NewJob {
         queue: queue.clone(),
         id: engine.make_id(&JobIds::default(), new),

@@ -312,3 +312,87 @@ fn keys(cluster: &RedisCluster) -> Vec<u64> {
     };
     SLOTS.iter().map(count).collect()
 }
+
+/// Guards against an answer that a failover takes back, and against consumers that are stopped by it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_enough_replicas_changes_are_refused_and_consumers_go_on() {
+    let cluster = RedisCluster::start_of(3, 0);
+    let (tokens, addrs) = (RedisServer::start(), cluster.address().addrs);
+    let toml = |wait: u8| {
+        let pool = format!("Cluster = {addrs:?}\nPartitions = 8\nPrefix = \"p\"\nWaitReplicas = {wait}\n");
+        format!("[Pool.default]\n{pool}Spread = [\"ns/all\"]\n[AdminRedis]\n{}", tokens.keys())
+    };
+    let (careful, other) = (TestServer::start(&toml(1), ()).await, TestServer::start(&toml(0), ()).await);
+    let token = other.token("ns").await;
+    for queue in ["one", "all"] {
+        let path = format!("/api/ns/{queue}");
+        let id = other.put(&token, &path, "x").await.expect(201).job_id();
+        for (method, path) in [
+            ("PUT", path.clone()),
+            ("POST", format!("{path}/jobs")),
+            ("PUT", format!("{path}/bulk")),
+            ("DELETE", format!("{path}/job/{id}")),
+            ("POST", format!("{path}/pause")),
+        ] {
+            let body = if path.ends_with("bulk") { "[\"a\"]" } else { "y" };
+            let body = if path.ends_with("pause") { "" } else { body };
+            let answer = send(careful.api(method, &path, &token).body(body)).await;
+            assert_503(&answer, "too few replicas", &format!("{method} {path}"));
+        }
+        let taken = careful.get(&token, &path).await.expect(200);
+        assert_eq!(taken.data(), b"x", "hand-overs do not wait, and nothing else was stored in {queue}");
+        careful.get(&token, &path).await.expect(404);
+    }
+    careful.stop().await;
+    other.stop().await;
+}
+
+/// Guards against a page that shows a queue where it is not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_that_is_spread_is_shown_in_all_its_parts_and_answers_as_others_do() {
+    let cluster = RedisCluster::start_of(3, 0);
+    let (tokens, addrs) = (RedisServer::start(), cluster.address().addrs);
+    let pool = format!("Cluster = {addrs:?}\nPartitions = 8\nSpread = [\"ns/all-*\"]\n");
+    let toml = format!("[Pool.default]\n{pool}[AdminRedis]\n{}", tokens.keys());
+    let (server, other) = (TestServer::start(&toml, ()).await, TestServer::start(&toml, ()).await);
+    let token = server.token("ns").await;
+    let path = "/api/ns/all-of-it";
+    for n in 0..40 {
+        server.put(&token, path, &n.to_string()).await.expect(201);
+    }
+    let bulk: Vec<String> = (40..50).map(|n| n.to_string()).collect();
+    let request = |server: &TestServer| {
+        let bulk = server.api("PUT", &format!("{path}/bulk"), &token).body(format!("[{}]", bulk.join(",")));
+        bulk.header("idempotency-key", "once")
+    };
+    let first = send(request(&server)).await.expect(201);
+    let again = send(request(&other)).await.expect(201);
+    assert_eq!(first.json, again.json, "the other server knows it");
+    let of = seen(&other, "?namespace=ns&queue=all-of-it").await["queue"].clone();
+    assert_eq!(of["spread"], json!(true), "{of}");
+    let parts = of["jobs"].as_array().expect("an array");
+    let ready: u64 = parts.iter().filter_map(|part| part["ready"].as_u64()).sum();
+    assert!(parts.len() > 4 && ready == 50, "{of}");
+    let nodes: BTreeSet<&str> = parts.iter().filter_map(|part| part["node"].as_str()).collect();
+    assert_eq!(nodes.len(), 3, "{of}");
+    let size = other.get(&token, &format!("{path}/size")).await.expect(200);
+    assert_eq!(size.json["size"], json!(50));
+    let keyed =
+        |server: &TestServer, key: &str| server.api("POST", &format!("{path}/jobs?key={key}"), &token);
+    let (a, b) = (send(keyed(&server, "k").body("x")).await, send(keyed(&other, "k").body("y")).await);
+    assert_eq!((a.status, b.status), (201, 201));
+    assert_eq!(a.json["job_id"], b.json["job_id"], "one job has the key: {a:?} {b:?}");
+    let mut taken = BTreeSet::new();
+    loop {
+        let answer = other.get(&token, path).await;
+        if answer.status == 404 {
+            break;
+        }
+        let id = answer.expect(200).job_id();
+        send(server.api("DELETE", &format!("{path}/job/{id}"), &token)).await.expect(204);
+        assert!(taken.insert(id), "once");
+    }
+    assert_eq!(taken.len(), 51, "every part was empty when it was said to be");
+    server.stop().await;
+    other.stop().await;
+}

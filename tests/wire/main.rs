@@ -2,6 +2,7 @@
 
 mod admin;
 mod body_memory;
+mod bulk;
 mod cluster;
 mod common;
 mod connections;
@@ -21,6 +22,7 @@ mod recorded;
 mod requests;
 mod roles;
 mod schedules;
+mod servers;
 mod slow_admin;
 mod slow_proxy;
 mod strangers;

@@ -339,3 +339,55 @@ async fn dead_jobs_are_told_by_their_reason(store: Store) {
 }
 
 on_each_store!(dead_jobs_are_told_by_their_reason);
+
+/// Guards against twelve failures that cannot be found among thousands, and against a search that shows what another
+/// page has shown, or leaves something out.
+async fn jobs_are_found_by_what_is_in_them(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let batch = |from: usize| -> String {
+        let jobs: Vec<String> = (from..from + 64).map(|n| format!("body-{n:03}-{}", n % 3)).collect();
+        serde_json::to_string(&jobs).expect("text")
+    };
+    for n in 0..4 {
+        server.put(&token, "/api/ns/q/bulk", &batch(n * 64)).await.expect(201);
+    }
+    let large = format!("{}needle{}", "x".repeat(900_000), "y".repeat(90_000));
+    server.put(&token, "/api/ns/q", &large).await.expect(201);
+    let keyed = server.api("POST", "/api/ns/q/jobs?key=needle-7", &token).body("z");
+    send(keyed).await.expect(201);
+    let mut seen = Vec::new();
+    let (mut cursor, mut pages) = (String::new(), 0);
+    loop {
+        let path = format!("/api/ns/q/jobs?contains=-1%22&limit=20&data=1{cursor}");
+        let page = ask(&server, "GET", &path).await.expect(200).json;
+        let jobs = page["jobs"].as_array().expect("a list");
+        assert!(jobs.len() <= 20 && page["looked_at"].as_u64().is_some(), "{page}");
+        seen.extend(jobs.iter().map(|job| job["job_id"].to_string()));
+        pages += 1;
+        let Some(next) = page["cursor"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    let found = seen.len();
+    seen.sort();
+    seen.dedup();
+    // A bulk publishes each element as the JSON that it is.
+    assert_eq!((found, seen.len()), (85, 85), "each of those that end so, once, over {pages} pages");
+    let found = ask(&server, "GET", "/api/ns/q/jobs?contains=needle").await.expect(200).json;
+    let sizes: Vec<_> = found["jobs"].as_array().expect("a list").iter().map(|job| &job["size"]).collect();
+    assert_eq!(sizes, [&json!(large.len()), &json!(1)], "in the body of the one, in the key of the other");
+    assert!(found["jobs"][0].get("data").is_none(), "bodies are not sent unless they are asked for");
+    assert_eq!(
+        (&found["looked_at"], &found["cursor"]),
+        (&json!(258), &Value::Null),
+        "{}",
+        found["looked_at"]
+    );
+    let none = ask(&server, "GET", "/api/ns/q/jobs?contains=nowhere&reason=").await.expect(200).json;
+    assert_eq!((&none["jobs"], &none["looked_at"]), (&json!([]), &json!(258)));
+    let public = send(server.api("GET", "/api/ns/q/jobs?contains=needle", &token)).await;
+    public.expect(400);
+    ask(&server, "GET", &format!("/api/ns/q/jobs?contains={}", "x".repeat(1025))).await.expect(400);
+}
+
+on_each_store!(jobs_are_found_by_what_is_in_them);

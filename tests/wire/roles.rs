@@ -20,7 +20,10 @@ enum May {
 /// Each route of the admin port. Who adds one says here who may use it, and in `operators/roles.rs`.
 const ROUTES: &[(&str, May)] = &[
     ("/token/{namespace}", May::Nothing),
+    ("/token/{namespace}/revoke", May::Nothing),
     ("/token/{namespace}/{token}", May::Nothing),
+    ("/server", May::Get),
+    ("/servers", May::Get),
     ("/token/{namespace}/{token}/limit", May::Nothing),
     ("/quota/{namespace}", May::Get),
     ("/limits", May::Nothing),
@@ -34,6 +37,8 @@ const ROUTES: &[(&str, May)] = &[
     ("/backup", May::Nothing),
     ("/queues", May::Get),
     ("/queues/history", May::Get),
+    ("/bulk", May::Get),
+    ("/bulk/{id}", May::Get),
     ("/dead", May::Get),
     ("/dead/reasons", May::Get),
     ("/api/{namespace}", May::Get),
@@ -64,6 +69,9 @@ const ROUTES: &[(&str, May)] = &[
     ("/ui/publish/{pool}/{namespace}", May::Get),
     ("/ui/push/{pool}/{namespace}/{queue}", May::Get),
     ("/ui/schedules", May::Get),
+    ("/ui/bulk", May::Get),
+    ("/ui/dead", May::Get),
+    ("/ui/server", May::Get),
     ("/ui/search", May::Get),
     ("/ui/tokens/{pool}/{namespace}", May::Nothing),
     ("/ui/jobs/{pool}/{namespace}/{queue}/{id}", May::Get),
@@ -101,7 +109,7 @@ fn declared() -> BTreeMap<String, BTreeSet<&'static str>> {
                 of.insert(method);
             }
         }
-        if methods.contains("only(backups)") {
+        if methods.contains("only(backups)") || methods.contains("only(home)") {
             of.insert("GET");
         }
     }

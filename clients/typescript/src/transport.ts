@@ -60,16 +60,18 @@ export class Connections {
         signal: init.signal,
       });
       request.on("error", reject);
+      const hangUp = (): void => leave(request);
+      const stay = (): void => init.leave?.removeEventListener("abort", hangUp);
+      init.leave?.addEventListener("abort", hangUp);
+      request.on("close", stay);
       request.on("response", (response) => {
+        stay(); // an answer that has begun comes whole
         resolve({
           status: response.statusCode ?? 0,
           headers: { get: (name) => one(response.headers[name]) },
           arrayBuffer: () => read(response),
         });
       });
-      const hangUp = (): void => leave(request);
-      init.leave?.addEventListener("abort", hangUp, { once: true });
-      request.on("close", () => init.leave?.removeEventListener("abort", hangUp));
       request.end(body);
     });
 }

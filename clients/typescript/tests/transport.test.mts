@@ -29,6 +29,12 @@ async function withServer(answer: (request: IncomingMessage, response: ServerRes
   }
 }
 
+/** Answers on a connection whose server is the test. */
+function send(socket: Socket, body: unknown): void {
+  const text = JSON.stringify(body);
+  socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${text.length}\r\n\r\n${text}`);
+}
+
 test("connections are kept", async () => {
   let opened = 0;
   await withServer((_, response) => response.end('{"size":1}'), async (url, server) => {
@@ -104,19 +110,15 @@ test("an answer that breaks off is a network error, one that never comes a timeo
 test("a worker that stops closes half of the connection of its poll, and gives back what comes all the same", async () => {
   const requests: string[] = [];
   const job = { msg: "new job", job_id: "01A", queue: "q", namespace: "ns", data: "eA==", remain_tries: 2, ttl: 9, elapsed_ms: 1, attributes: null, receipt: "2-1" };
-  const answer = (socket: Socket, body: unknown): void => {
-    const text = JSON.stringify(body);
-    socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${text.length}\r\n\r\n${text}`);
-  };
   const server = createTcpServer({ allowHalfOpen: true }, (socket) => {
     socket.on("data", (data) => {
       const line = data.toString().split(" HTTP/")[0] as string;
       requests.push(line);
-      if (line.startsWith("POST")) answer(socket, { msg: "released", remain_tries: 3, due_at: null });
+      if (line.startsWith("POST")) send(socket, { msg: "released", remain_tries: 3, due_at: null });
     });
     // The server's last word, when the other half was closed.
     socket.on("end", () => {
-      answer(socket, job);
+      send(socket, job);
       socket.end();
     });
     socket.on("error", () => undefined);
@@ -125,6 +127,34 @@ test("a worker that stops closes half of the connection of its poll, and gives b
   const worker = new Worker(client, { signals: false }).handle("q", () => assert.fail("it stops"));
   const ended = worker.run();
   while (requests.length === 0) await new Promise((resolve) => setTimeout(resolve, 5));
+  worker.stop();
+  await ended;
+  assert.deepEqual(requests.slice(1), ["POST /api/ns/q/job/01A/release?spend=0&receipt=2-1"]);
+  client.close();
+  server.close();
+});
+
+test("a worker that stops while an answer comes lets it come whole", async () => {
+  const requests: string[] = [];
+  let head = (): void => undefined;
+  const begun = new Promise<void>((resolve) => (head = resolve));
+  const text = JSON.stringify({ job_id: "01A", queue: "q", data: "eA==", remain_tries: 2, ttl: 9, elapsed_ms: 1, receipt: "2-1" });
+  const server = createTcpServer({ allowHalfOpen: true }, (socket) => {
+    socket.on("data", (data) => {
+      requests.push(data.toString().split(" HTTP/")[0] as string);
+      if (requests.length > 1) return send(socket, { msg: "released", remain_tries: 3, due_at: null });
+      socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${text.length}\r\n\r\n${text.slice(0, 20)}`);
+      setTimeout(head, 50);
+      setTimeout(() => socket.write(text.slice(20)), 800);
+      return undefined;
+    });
+    socket.on("end", () => socket.destroy()); // as servers and proxies do that see their caller leave
+    socket.on("error", () => undefined);
+  });
+  const client = new Client({ url: await listening(server), namespace: "ns" });
+  const worker = new Worker(client, { signals: false }).handle("q", () => assert.fail("it stops"));
+  const ended = worker.run();
+  await begun;
   worker.stop();
   await ended;
   assert.deepEqual(requests.slice(1), ["POST /api/ns/q/job/01A/release?spend=0&receipt=2-1"]);

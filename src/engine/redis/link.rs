@@ -31,8 +31,8 @@ const FIRST_CONNECTIONS: Duration = Duration::from_secs(5);
 
 /// Which keys are ready lists.
 pub trait ReadyLists: Send + Sync + fmt::Debug {
-    /// The ready list of a queue; `None` when it is not on this Redis.
-    fn key_of(&self, queue: &Queue) -> Option<Vec<u8>>;
+    /// The ready lists of a queue that are on this Redis.
+    fn keys_of(&self, queue: &Queue) -> Vec<Vec<u8>>;
     /// The queue whose ready list this is, when it is one.
     fn queue_of(&self, key: &[u8]) -> Option<Queue>;
     /// Whether one command may name several of them: in a cluster each may be in a slot of its own.

@@ -47,7 +47,7 @@ use async_trait::async_trait;
 use tokio::sync::Mutex;
 use tokio_util::sync::DropGuard;
 
-pub use compact::{CompactEngine, CompactLayout};
+pub use compact::{CompactEngine, CompactLayout, SpreadRules};
 pub use connection::connector::RedisAddress;
 pub use look::look;
 pub use safety::{Unsafe, check_safety};

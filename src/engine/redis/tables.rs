@@ -252,8 +252,8 @@ impl Tables {
 struct NoLists;
 
 impl ReadyLists for NoLists {
-    fn key_of(&self, _: &Queue) -> Option<Vec<u8>> {
-        None
+    fn keys_of(&self, _: &Queue) -> Vec<Vec<u8>> {
+        Vec::new()
     }
 
     fn queue_of(&self, _: &[u8]) -> Option<Queue> {
@@ -262,7 +262,7 @@ impl ReadyLists for NoLists {
 }
 
 impl PartedLists for NoLists {
-    fn home(&self, _: &Queue) -> Partition {
-        0
+    fn lists_of(&self, _: &Queue) -> Vec<(Partition, Vec<u8>)> {
+        Vec::new()
     }
 }

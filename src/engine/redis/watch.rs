@@ -151,8 +151,10 @@ fn on_push(link: &Link, push: &PushInfo) {
 
 /// Arms these queues' lists, and notifies of those that have jobs.
 async fn arm(link: &Link, connection: &mut Connection, queues: &[Queue]) -> Outcome<()> {
-    let lists: Vec<(&Queue, Vec<u8>)> =
-        queues.iter().filter_map(|queue| Some((queue, link.ready_lists.key_of(queue)?))).collect();
+    let lists: Vec<(&Queue, Vec<u8>)> = queues
+        .iter()
+        .flat_map(|queue| link.ready_lists.keys_of(queue).into_iter().map(move |key| (queue, key)))
+        .collect();
     for chunk in lists.chunks(CHUNK) {
         if link.ready_lists.are_together() {
             let mut cmd = redis::cmd("EXISTS");

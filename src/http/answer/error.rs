@@ -107,6 +107,13 @@ impl ApiError {
     pub const BAD_CURSOR: ApiError = ApiError::bad("invalid cursor");
     /// 404.
     pub const NO_JOB: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "job not found");
+    /// 403.
+    pub const NO_BODIES: ApiError = ApiError::Refused(
+        StatusCode::FORBIDDEN,
+        "contains: this account does not see what is in jobs (ShowBodies)",
+    );
+    /// 503.
+    pub const SEARCHES: ApiError = ApiError::unavailable("two searches are under way, please retry later");
     /// 409.
     pub const NOT_YOURS: ApiError = ApiError::Refused(StatusCode::CONFLICT, "the job is not yours any more");
 

@@ -8,15 +8,16 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Serialize, Serializer};
 
-use crate::engine::{By, Cursor, Detail, JobList, JobPage, MAX_LISTED, QueueView};
+use crate::engine::{By, Cursor, Detail, Engine, JobList, JobPage, MAX_LISTED, QueueView};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, JobReply};
 use crate::http::answer::room::{LARGE_ANSWER, bytes_of};
-use crate::http::request::extract::{Authorized, AuthorizedKey, AuthorizedNamespace, ShowsBodies};
+use crate::http::request::extract::{Authorized, AuthorizedKey, AuthorizedNamespace, ByAccount, ShowsBodies};
 use crate::http::request::params::{self, Query};
 use crate::http::state::{App, AppState, MAX_ANSWER, MAX_JOB, PoolState};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView, Receipt};
 use crate::name::{JobKey, Queue, QueueName};
+use crate::search::{self, Filter, Found};
 use crate::time::Instant;
 
 /// How many jobs a page shows when nothing is said.
@@ -68,6 +69,9 @@ struct JobsReply<'a> {
     jobs: Vec<ListedJob<'a>>,
     cursor: Option<String>,
     scanned: u64,
+    /// How many jobs a filter was held against.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    looked_at: Option<u64>,
 }
 
 /// A job as a list shows it.
@@ -183,10 +187,14 @@ pub async fn queues(
 pub async fn jobs(
     State(state): App,
     auth: Authorized,
-    ShowsBodies(shows): ShowsBodies,
+    (ByAccount(by_account), ShowsBodies(shows)): (ByAccount, ShowsBodies),
     RawQuery(query): RawQuery,
 ) -> HandlerResult {
     let query = Query(query.as_deref().unwrap_or_default());
+    let filter = asked_filter(query, shows)?;
+    if !by_account && !filter.is_empty() {
+        return Err(ApiError::bad("contains and reason are for the admin port"));
+    }
     let which = match query.get("state") {
         None => JobState::Ready,
         Some(name) => JobState::parse(&name).ok_or(ApiError::bad("invalid state"))?,
@@ -197,12 +205,25 @@ pub async fn jobs(
     let cursor = state.cursors.open(&sealed_for, cursor).await?;
     let list = JobList { state: which, limit, cursor, bodies };
     // Before the bodies are read, there is room for as many as there may be.
-    let most = if bodies { (limit * MAX_JOB).min(MAX_ANSWER) } else { 0 };
+    let most = match (bodies, &filter.contains) {
+        (_, Some(_)) => MAX_ANSWER,
+        (true, None) => (limit * MAX_JOB).min(MAX_ANSWER),
+        (false, None) => 0,
+    };
     let mut room = state.body_room.for_answer(&auth.queue.namespace, most).await?;
-    let JobPage { jobs, cursor, scanned } = read_page(&auth, list).await?.ok_or(ApiError::BAD_CURSOR)?;
+    let (page, looked_at) = if filter.is_empty() {
+        (page_of(&*auth.pool.engine, &auth.queue, list).await?, None)
+    } else {
+        let found = search(&state, &auth.pool, &auth.queue, &filter, list).await?;
+        let looked_at = found.as_ref().map(|found| found.looked_at);
+        let page =
+            |found: Found| JobPage { jobs: found.jobs, cursor: found.cursor, scanned: found.looked_at };
+        (found.map(page), looked_at)
+    };
+    let JobPage { jobs, cursor, scanned } = page.ok_or(ApiError::BAD_CURSOR)?;
     let bytes: usize = jobs.iter().map(bytes_of_view).sum();
     let cursor = state.cursors.seal(&sealed_for, cursor).await?;
-    let reply = |jobs| JobsReply { jobs, cursor: cursor.clone(), scanned };
+    let reply = |jobs| JobsReply { jobs, cursor: cursor.clone(), scanned, looked_at };
     if bytes <= LARGE_ANSWER {
         return Ok(reply::json(StatusCode::OK, &reply(jobs.iter().map(ListedJob::from).collect())));
     }
@@ -234,18 +255,35 @@ fn fit_beside(bytes: usize) -> Option<usize> {
     Some(MAX_ANSWER.saturating_sub(bytes) / MAX_JOB).filter(|fit| *fit >= LEAST_FIT)
 }
 
-/// A page, which has [`MAX_ANSWER`] bytes of bodies at most.
-async fn read_page(auth: &Authorized, list: JobList) -> Result<Option<JobPage>, ApiError> {
-    let engine = &auth.pool.engine;
+/// The filter of a query. A parameter without a value is none, as forms send it.
+fn asked_filter(query: Query<'_>, shows: bool) -> Result<Filter, ApiError> {
+    let given = |key| query.get(key).filter(|text| !text.is_empty()).map(|text| text.into_owned());
+    params::filter(given("contains"), given("reason"), shows)
+}
+
+/// Looks for jobs by what is in them, when it is one of the two that may at a time. `None` for a wrong cursor.
+pub async fn search(
+    state: &AppState,
+    pool: &PoolState,
+    queue: &Queue,
+    filter: &Filter,
+    list: JobList,
+) -> Result<Option<Found>, ApiError> {
+    let _turn = state.searches.try_acquire().map_err(|_| ApiError::SEARCHES)?;
+    Ok(search::search(&*pool.engine, queue, filter, list).await?)
+}
+
+/// A page, which has [`MAX_ANSWER`] bytes of bodies at most. `None` for a wrong cursor.
+pub async fn page_of(engine: &dyn Engine, queue: &Queue, list: JobList) -> Result<Option<JobPage>, ApiError> {
     if !list.bodies {
-        return Ok(engine.list_jobs(&auth.queue, list).await?);
+        return Ok(engine.list_jobs(queue, list).await?);
     }
     let mut all = JobPage { cursor: list.cursor.clone(), ..JobPage::default() };
     let mut bytes = 0;
     while let Some(fit) = fit_beside(bytes) {
         let limit = (list.limit - all.jobs.len()).min(fit);
         let next = JobList { limit, cursor: all.cursor.take(), ..list.clone() };
-        let Some(page) = engine.list_jobs(&auth.queue, next).await? else { return Ok(None) };
+        let Some(page) = engine.list_jobs(queue, next).await? else { return Ok(None) };
         bytes += page.jobs.iter().map(bytes_of_view).sum::<usize>();
         // A page that is not full has come to the end, or to the bound of its work.
         let full = page.jobs.len() >= limit;

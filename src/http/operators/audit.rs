@@ -7,15 +7,18 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, MatchedPath, Request};
-use axum::http::Method;
 use axum::http::request::Parts;
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 
 use crate::admin::{Scope, TokenKey};
+use crate::bulk::Progress;
 use crate::http::request::extract::Labels;
 use crate::http::request::params::Query;
 use crate::http::request::peer::Client;
+use crate::http::state::AppState;
+use crate::http::state::changes::Changes;
 use crate::process::log::AUDIT;
 use crate::push::store::PushKey;
 
@@ -23,27 +26,59 @@ use crate::push::store::PushKey;
 #[derive(Clone, Debug)]
 pub struct Account(pub String);
 
-/// Who sent a request: an account, or else the address that it came from.
+/// Who sent a request: an account, or else the address that it came from. Writes down what was done.
 #[derive(Debug)]
-pub struct By(String);
+pub struct By {
+    name: String,
+    changes: Arc<Changes>,
+}
 
 impl By {
+    /// The account, or the address.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Logs what was done to a token. Called once it was done, or may have been.
     pub fn did(&self, action: &'static str, key: &TokenKey) {
         let (pool, namespace) = (key.scope.pool.as_str(), key.scope.namespace.as_str());
-        tracing::info!(target: AUDIT, by = self.0, pool, namespace, token = key.token.hash(), "{action}");
+        let token = key.token.hash();
+        tracing::info!(target: AUDIT, by = self.name, pool, namespace, token, "{action}");
+        self.changes.add(&self.name, action, pool, &format!("{namespace}, token {token}"));
     }
 
     /// Logs what was done to the quota of a namespace.
     pub fn bounded(&self, action: &'static str, scope: &Scope) {
         let (pool, namespace) = (scope.pool.as_str(), scope.namespace.as_str());
-        tracing::info!(target: AUDIT, by = self.0, pool, namespace, "{action}");
+        tracing::info!(target: AUDIT, by = self.name, pool, namespace, "{action}");
+        self.changes.add(&self.name, action, pool, namespace);
     }
 
     /// Logs what was done to a pushed queue.
     pub fn pushed(&self, action: &'static str, key: &PushKey) {
         let (pool, queue) = (key.pool.as_str(), key.queue.to_string());
-        tracing::info!(target: AUDIT, by = self.0, pool, queue, "{action}");
+        tracing::info!(target: AUDIT, by = self.name, pool, queue, "{action}");
+        self.changes.add(&self.name, action, pool, &queue);
+    }
+
+    /// Logs what was done to a job, a queue or a schedule, by the path that names it.
+    pub fn changed(&self, action: &'static str, pool: &str, path: &str, status: StatusCode) {
+        tracing::info!(target: AUDIT, by = self.name, pool, path, status = status.as_u16(), "{action}");
+        self.changes.add(&self.name, action, pool, path);
+    }
+
+    /// Logs that a bulk action was begun or stopped.
+    pub fn ordered(&self, done: &'static str, of: &Progress) {
+        let (pool, queue, action) =
+            (of.order.pool.as_str(), of.order.queue.to_string(), of.order.action.as_str());
+        tracing::info!(target: AUDIT, by = self.name, pool, queue, action, id = of.id, "{done}");
+        self.changes.add(&self.name, &format!("{done}: {action}"), pool, &queue);
+    }
+
+    /// Logs that the access log was switched.
+    pub fn switched(&self, action: &'static str) {
+        tracing::info!(target: AUDIT, by = self.name, "{action}");
+        self.changes.add(&self.name, action, "", "");
     }
 }
 
@@ -63,7 +98,7 @@ pub async fn of_jobs(by: By, request: Request, next: Next) -> Response {
         && (status.is_success() || status.is_server_error())
     {
         let pool = pool.as_deref().filter(|pool| !pool.is_empty()).unwrap_or("default");
-        tracing::info!(target: AUDIT, by = by.0, pool, path, status = status.as_u16(), "{action}");
+        by.changed(action, pool, &path, status);
     }
     response
 }
@@ -98,12 +133,12 @@ pub fn logins_failed(address: IpAddr, failed: u64) {
     tracing::info!(target: AUDIT, by = address.to_string(), failed, "logins failed");
 }
 
-impl<S: Sync> FromRequestParts<S> for By {
+impl FromRequestParts<Arc<AppState>> for By {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<By, Infallible> {
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<By, Infallible> {
         let account = parts.extensions.get::<Account>().map(|account| account.0.clone());
         let client = || parts.extensions.get::<Client>().map(|client| client.0.to_string());
-        Ok(By(account.or_else(client).unwrap_or_default()))
+        Ok(By { name: account.or_else(client).unwrap_or_default(), changes: state.changes.clone() })
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod audit;
 pub mod backup;
+pub mod bulk;
 pub mod cluster;
 pub mod dead;
 pub mod delays;
@@ -13,4 +14,5 @@ pub mod push;
 pub mod queues;
 pub mod quotas;
 pub mod roles;
+pub mod servers;
 pub mod tokens;

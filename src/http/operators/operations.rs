@@ -14,6 +14,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::audit::By;
 use crate::engine::nodes::NodesView;
 use crate::engine::{QueueSize, together};
 use crate::error::{Error, Result};
@@ -254,13 +255,14 @@ pub async fn get_access_log(State(state): App) -> Response {
 }
 
 /// `POST /accesslog?status=enable|disable`
-pub async fn set_access_log(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
+pub async fn set_access_log(State(state): App, by: By, RawQuery(query): RawQuery) -> HandlerResult {
     let enabled = match Query(query.as_deref().unwrap_or_default()).get("status").as_deref() {
         Some("enable") => true,
         Some("disable") => false,
         _ => return Err(ApiError::bad("invalid status")),
     };
     state.access_log.store(enabled, Ordering::Relaxed);
+    by.switched(if enabled { "the access log was switched on" } else { "the access log was switched off" });
     Ok(access_log_status(enabled))
 }
 

@@ -30,6 +30,8 @@ const VIEWED: &[&str] = &[
     "/api/{namespace}/{queue}/key/{key}",
     "/api/{namespace}/{queue}/peek",
     "/api/{namespace}/{queue}/size",
+    "/bulk",
+    "/bulk/{id}",
     "/cluster",
     "/dead",
     "/dead/reasons",
@@ -38,6 +40,8 @@ const VIEWED: &[&str] = &[
     "/queues",
     "/queues/history",
     "/quota/{namespace}",
+    "/server",
+    "/servers",
 ];
 
 /// Their readers' own choice, which changes nothing but what they see.

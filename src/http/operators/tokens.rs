@@ -8,7 +8,7 @@ use axum::extract::{FromRequest, Path, RawQuery, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::audit::By;
 use super::names::namespace;
@@ -107,6 +107,48 @@ pub async fn delete_token(
     let key = state.token_key(&namespace, &token)?;
     state.tokens.delete(&key).await?;
     by.did("a token was deleted", &key);
+    Ok(reply::no_content())
+}
+
+/// The body of [`revoke`].
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Revoked {
+    #[serde(default)]
+    pool: String,
+    hash: String,
+}
+
+/// Deletes the one token of a scope that has this hash.
+pub async fn revoke_by_hash(state: &AppState, by: &By, scope: Scope, hash: &str) -> Result<(), ApiError> {
+    let tokens = state.tokens.list(&scope).await?;
+    let mut found = tokens.keys().filter_map(|text| Token::new(text)).filter(|token| token.hash() == hash);
+    let token = found.next().ok_or(ApiError::Refused(StatusCode::NOT_FOUND, "no token has this hash"))?;
+    if found.next().is_some() {
+        return Err(ApiError::Refused(
+            StatusCode::CONFLICT,
+            "two tokens have this hash: delete by the token",
+        ));
+    }
+    let key = TokenKey { scope, token };
+    state.tokens.delete(&key).await?;
+    by.did("a token was deleted", &key);
+    Ok(())
+}
+
+/// `POST /token/:namespace/revoke`
+pub async fn revoke(
+    State(state): App,
+    Path(namespace_text): Path<String>,
+    by: By,
+    request: Request,
+) -> HandlerResult {
+    let body = read_form(request).await?;
+    let given: Revoked = serde_json::from_slice(&body).map_err(|_| {
+        ApiError::bad("the body should be JSON with hash, and pool if it is not the default one")
+    })?;
+    let scope = Scope { pool: state.pool_name(&given.pool)?, namespace: namespace(&namespace_text)? };
+    revoke_by_hash(&state, &by, scope, &given.hash).await?;
     Ok(reply::no_content())
 }
 

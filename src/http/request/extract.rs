@@ -94,6 +94,18 @@ impl<S: Sync> FromRequestParts<S> for ShowsBodies {
     }
 }
 
+/// Whether an account stands in place of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByAccount(pub bool);
+
+impl<S: Sync> FromRequestParts<S> for ByAccount {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<ByAccount, Infallible> {
+        Ok(ByAccount(Head::of(parts).is_by_account()))
+    }
+}
+
 /// A request for one queue, with a token that was accepted.
 pub struct Authorized {
     pub pool: Arc<PoolState>,

@@ -7,6 +7,7 @@
 //!   machine, or another name of the same domain, is another server.
 //! - `Origin` counts where a browser does not send `Sec-Fetch-Site` (plain HTTP beyond loopback): it must name
 //!   the host and port that the request names. `null` names nobody.
+//! - A page that is for people may be visited from anywhere: links lead to it. It changes nothing.
 //! - `Host` counts on an admin port that asks for no password, or that only this machine can reach: a page may give its
 //!   own name the server's address (DNS rebinding) and is then of the same origin, but the browser still sends that
 //!   name. An IP address is no name, so nobody can lead it elsewhere.
@@ -24,11 +25,11 @@ const OTHER_SITE: ApiError =
     ApiError::Refused(StatusCode::FORBIDDEN, "the request was sent by a web page of another site");
 const OTHER_HOST: ApiError = ApiError::Refused(
     StatusCode::FORBIDDEN,
-    "the Host of the request is not this machine: ask localhost or 127.0.0.1",
+    "the Host of the request is not this machine: ask localhost or 127.0.0.1, or set AdminUrl",
 );
 const OTHER_NAME: ApiError = ApiError::Refused(
     StatusCode::FORBIDDEN,
-    "the Host of the request is a name that is not ours: ask the IP address or AdminHost, or configure [Accounts]",
+    "the Host of the request is a name that is not ours: ask the IP address or AdminHost, set AdminUrl, or configure [Accounts]",
 );
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -57,6 +58,43 @@ pub struct OwnNames {
     pub accounts: bool,
     /// `AdminHost` or `Host` of the configuration.
     pub configured: String,
+    /// `AdminUrl`: the address as people type it.
+    pub url: Option<OwnUrl>,
+}
+
+/// The address of a port as people type it, where a proxy is before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnUrl {
+    scheme: String,
+    authority: Authority,
+    /// Without a slash at its end: empty for the whole host.
+    path: String,
+}
+
+impl OwnUrl {
+    /// `None` for what is no such address.
+    pub fn parse(text: &str) -> Option<OwnUrl> {
+        let uri: Uri = text.parse().ok()?;
+        let (scheme, authority) = (uri.scheme_str()?.to_owned(), uri.authority()?.clone());
+        Some(OwnUrl { scheme, authority, path: uri.path().trim_end_matches('/').to_owned() })
+    }
+
+    /// Takes its path off where a proxy has left it on.
+    pub fn strip(&self, uri: &mut Uri) {
+        let rest = uri.path().strip_prefix(&self.path).filter(|_| !self.path.is_empty());
+        let Some(rest) = rest.filter(|rest| rest.is_empty() || rest.starts_with('/')) else { return };
+        let path = if rest.is_empty() { "/" } else { rest };
+        let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
+        // A part of a path is one.
+        if let Ok(stripped) = format!("{path}{query}").parse() {
+            *uri = stripped;
+        }
+    }
+
+    fn is_origin(&self, origin: &str) -> bool {
+        let same_scheme = origin.split_once("://").is_some_and(|(scheme, _)| scheme == self.scheme);
+        same_scheme && is_origin(origin, Some(&self.authority))
+    }
 }
 
 impl OriginCheck {
@@ -66,7 +104,11 @@ impl OriginCheck {
             OriginCheck::Public(names) => (names.as_ref(), !is_read(request.method(), route)),
             OriginCheck::Admin(names) => (Some(names), true),
         };
-        let other_site = || (guarded && from_other_site(request)).then_some(OTHER_SITE);
+        let url = names.and_then(|names| names.url.as_ref());
+        let other_site = || {
+            let asks = guarded && !is_visit(request, route) && from_other_site(request, url);
+            asks.then_some(OTHER_SITE)
+        };
         names.and_then(|names| names.refusal(request, route)).or_else(other_site)
     }
 }
@@ -74,7 +116,11 @@ impl OriginCheck {
 impl OwnNames {
     /// Why the names in this request are refused, if they are. A request without one (HTTP/1.0) is from no browser.
     fn refusal(&self, request: &Request, route: &str) -> Option<ApiError> {
-        let ours = |host: &str| host.eq_ignore_ascii_case(without_dot(&self.configured));
+        let typed = self.url.as_ref().map_or("", |url| url.authority.host());
+        let ours = |host: &str| {
+            host.eq_ignore_ascii_case(without_dot(&self.configured))
+                || !host.is_empty() && host.eq_ignore_ascii_case(without_dot(typed))
+        };
         if self.loopback {
             let good = |host: &str| {
                 ours(host) || is_localhost(host) || address(host).is_some_and(|ip| ip.is_loopback())
@@ -94,7 +140,21 @@ fn is_read(method: &Method, route: &str) -> bool {
     [Method::GET, Method::HEAD, Method::OPTIONS].contains(method) && route != CONSUME
 }
 
-fn from_other_site(request: &Request) -> bool {
+/// Whether somebody follows a link to a page, or types its address: links in chats and alerts lead to pages. A page in a
+/// frame, and what scripts and images fetch, say something else in these headers.
+fn is_visit(request: &Request, route: &str) -> bool {
+    let is_page = ["/", "/ui"].contains(&route) || route.starts_with("/ui/");
+    let says = |name: &str, value: &str| {
+        let mut all = request.headers().get_all(name).iter();
+        all.next().is_some_and(|first| first == value) && all.next().is_none()
+    };
+    is_page
+        && request.method() == Method::GET
+        && says("sec-fetch-mode", "navigate")
+        && says("sec-fetch-dest", "document")
+}
+
+fn from_other_site(request: &Request, url: Option<&OwnUrl>) -> bool {
     // One look at each header of a program's request, in place of a search for either.
     if !request.headers().keys().any(|name| *name == SEC_FETCH_SITE || *name == header::ORIGIN) {
         return false;
@@ -105,7 +165,9 @@ fn from_other_site(request: &Request) -> bool {
     }
     let mut origins = request.headers().get_all(header::ORIGIN).iter();
     let host = host(request.uri(), request.headers());
-    !origins.all(|origin| origin.to_str().is_ok_and(|origin| is_origin(origin, host.as_ref())))
+    let is_ours =
+        |origin: &str| is_origin(origin, host.as_ref()) || url.is_some_and(|url| url.is_origin(origin));
+    !origins.all(|origin| origin.to_str().is_ok_and(is_ours))
 }
 
 /// Whether a page of this origin asks its own server.
@@ -195,7 +257,7 @@ mod tests {
         for (headers, other) in cases {
             let mut all = vec![("host", "a.example:7778")];
             all.extend_from_slice(headers);
-            assert_eq!(from_other_site(&request("/", &all)), *other, "{headers:?}");
+            assert_eq!(from_other_site(&request("/", &all), None), *other, "{headers:?}");
         }
         for (origin, host, other) in [
             ("https://a.example", "a.example", false),
@@ -205,15 +267,20 @@ mod tests {
             ("http://[::1]:7778", "[::1]:7778", false),
         ] {
             let request = request("/", &[("host", host), ("origin", origin)]);
-            assert_eq!(from_other_site(&request), other, "{origin} asks {host}");
+            assert_eq!(from_other_site(&request, None), other, "{origin} asks {host}");
         }
-        assert!(from_other_site(&request("/", &[("origin", "http://a.example")])), "nobody is named");
+        assert!(from_other_site(&request("/", &[("origin", "http://a.example")]), None), "nobody is named");
         let absolute = request("http://a.example/", &[("host", "b.example"), ("origin", "http://b.example")]);
-        assert!(from_other_site(&absolute), "the target names the host");
+        assert!(from_other_site(&absolute, None), "the target names the host");
     }
 
     fn admin(loopback: bool, accounts: bool, configured: &str) -> OriginCheck {
-        OriginCheck::Admin(Arc::new(OwnNames { loopback, accounts, configured: configured.into() }))
+        OriginCheck::Admin(Arc::new(OwnNames {
+            loopback,
+            accounts,
+            configured: configured.into(),
+            url: None,
+        }))
     }
 
     fn takes(guard: &OriginCheck, headers: &[(&str, &str)]) -> bool {
@@ -250,6 +317,75 @@ mod tests {
         "2130706433",
         "[fe80::1%25eth0]",
     ];
+
+    /// Guards against a proxy behind which each form is refused, and against a page of another site that uses it.
+    #[test]
+    fn the_address_that_people_type_is_ours() {
+        let url = OwnUrl::parse("https://ops.example/dormouse/");
+        assert_eq!(url.as_ref().map(|url| &*url.path), Some("/dormouse"));
+        let names =
+            OwnNames { loopback: true, accounts: true, configured: "127.0.0.1".into(), url: url.clone() };
+        let guard = OriginCheck::Admin(Arc::new(names));
+        for (host, origin, taken) in [
+            ("ops.example", "https://ops.example", true),
+            ("127.0.0.1:7778", "https://ops.example", true),
+            ("127.0.0.1:7778", "https://ops.example:443", true),
+            ("127.0.0.1:7778", "http://ops.example", false),
+            ("127.0.0.1:7778", "https://ops.example:8443", false),
+            ("127.0.0.1:7778", "https://evil.example", false),
+            ("evil.example", "https://ops.example", false),
+        ] {
+            assert_eq!(takes(&guard, &[("host", host), ("origin", origin)]), taken, "{origin} asks {host}");
+        }
+        for (from, to) in [
+            ("/dormouse/ui/queues?q=a", "/ui/queues?q=a"),
+            ("/dormouse", "/"),
+            ("/dormouse/", "/"),
+            ("/dormouse?x=1", "/?x=1"),
+            ("/dormouses/ui", "/dormouses/ui"),
+            ("/ui/", "/ui/"),
+        ] {
+            let mut uri: Uri = from.parse().expect("a path");
+            url.as_ref().expect("an address").strip(&mut uri);
+            assert_eq!(uri.to_string(), to, "{from}");
+        }
+    }
+
+    /// Guards against a link in a chat that is refused, and against a page that is shown in another site's frame.
+    #[test]
+    fn links_lead_to_pages_and_to_nothing_else() {
+        let guard = admin(false, true, "h");
+        let visit = [
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "navigate"),
+            ("sec-fetch-dest", "document"),
+        ];
+        let refused = |method: Method, headers: &[(&str, &str)], route: &str| {
+            let mut request = request("/", headers);
+            *request.method_mut() = method;
+            guard.refusal(&request, route).is_some()
+        };
+        for (route, taken) in [
+            ("/", true),
+            ("/ui", true),
+            ("/ui/", true),
+            ("/ui/queues/{pool}", true),
+            ("/queues", false),
+            ("/token/{namespace}", false),
+            ("/uix", false),
+        ] {
+            assert_eq!(!refused(Method::GET, &visit, route), taken, "{route}");
+            assert!(refused(Method::POST, &visit, route), "a form of another site: {route}");
+        }
+        for (mode, dest) in
+            [("navigate", "iframe"), ("no-cors", "image"), ("cors", "empty"), ("no-cors", "script")]
+        {
+            let other =
+                [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", mode), ("sec-fetch-dest", dest)];
+            assert!(refused(Method::GET, &other, "/ui/"), "{mode} {dest}");
+        }
+        assert!(refused(Method::GET, &visit[..2], "/ui/"), "nobody says what for");
+    }
 
     #[test]
     fn only_loopback_names_mean_this_machine() {

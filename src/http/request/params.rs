@@ -12,8 +12,9 @@ use crate::dispatch::{self, Weights};
 use crate::engine::{Cursor, MAX_LISTED, MAX_NAMED, OnConflict, Revival};
 use crate::http::answer::error::ApiError;
 use crate::http::state::Defaults;
-use crate::job::Receipt;
+use crate::job::{Reason, Receipt};
 use crate::name::{JobKey, QueueList};
+use crate::search::{Filter, LONGEST};
 use crate::time;
 
 #[derive(Debug, Clone, Copy)]
@@ -185,6 +186,21 @@ pub fn flag(query: Query<'_>, key: &str, or: bool, error: &'static str) -> Resul
         Some("1") => Ok(true),
         Some(_) => Err(ApiError::bad(error)),
     }
+}
+
+/// Which jobs are looked for. An empty `contains` is none. Who may not see bodies may not look for what is in them.
+pub fn filter(contains: Option<String>, reason: Option<String>, shows: bool) -> Result<Filter, ApiError> {
+    let contains = contains.filter(|text| !text.is_empty());
+    if contains.as_ref().is_some_and(|text| text.len() > LONGEST) {
+        return Err(ApiError::bad("invalid contains: 1024 bytes at most"));
+    }
+    if reason.as_ref().is_some_and(|text| text.len() > Reason::MOST) {
+        return Err(ApiError::bad("invalid reason: 4096 bytes at most"));
+    }
+    if contains.is_some() && !shows {
+        return Err(ApiError::NO_BODIES);
+    }
+    Ok(Filter { contains, reason })
 }
 
 /// The receipt of a hand-over, if there is one.

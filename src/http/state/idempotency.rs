@@ -54,6 +54,11 @@ impl UnderWay {
 }
 
 impl Repeatable {
+    /// The request's key.
+    pub fn key(&self) -> &IdempotencyKey {
+        &self.entry.2
+    }
+
     /// What the store needs to know a repetition.
     pub fn once(&self, body: &[u8]) -> Once {
         let both = [self.head.to_be_bytes(), xxh3_128(body).to_be_bytes()].concat();

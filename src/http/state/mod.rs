@@ -1,6 +1,8 @@
 //! What handlers share: the pools, who may use them, what is bounded, and what is under way. It decides nothing. Of
 //! `http` it imports `answer`.
 
+pub mod about;
+pub mod changes;
 pub mod cursors;
 pub mod delays;
 pub mod failed_logins;
@@ -13,7 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use axum::extract::State;
+use tokio::sync::Semaphore;
 
+use self::about::About;
+use self::changes::Changes;
 use self::cursors::Cursors;
 use self::delays::DelayCounts;
 use self::failed_logins::FailedLogins;
@@ -23,11 +28,13 @@ use self::proxies::TrustedProxies;
 use crate::admin::limits::Throttle;
 use crate::admin::quotas::QuotaManager;
 use crate::admin::tokens::TokenManager;
+use crate::bulk::Bulk;
 use crate::config::{Secret, ShowBodies};
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::backup::Backup;
 use crate::engine::nodes::Nodes;
+use crate::fleet::Fleet;
 use crate::history::History;
 use crate::http::answer::room::BodyRoom;
 use crate::job::JobIds;
@@ -43,6 +50,9 @@ use crate::scheduler::Scheduler;
 pub const MAX_JOB: usize = 1 << 20;
 /// The most bytes of jobs that an answer shows, unless its first job is larger. Of a consume the others go back.
 pub const MAX_ANSWER: usize = 8 << 20;
+
+/// How many searches for what is in jobs run at a time.
+pub const MOST_SEARCHES: usize = 2;
 
 /// How a handler takes the state.
 pub type App = State<Arc<AppState>>;
@@ -120,6 +130,16 @@ pub struct AppState {
     pub quotas: Arc<QuotaManager>,
     pub defaults: Defaults,
     pub metrics: Arc<Metrics>,
+    /// What the configuration says of this server.
+    pub about: About,
+    /// The servers of the fleet.
+    pub fleet: Arc<Fleet>,
+    /// Actions on all jobs of a queue.
+    pub bulk: Arc<Bulk>,
+    /// What operators changed lately.
+    pub changes: Arc<Changes>,
+    /// Turns of searches for what is in jobs.
+    pub searches: Semaphore,
     /// The time that samples go by.
     pub began: Began,
     /// What queues did lately.

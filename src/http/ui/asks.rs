@@ -1,11 +1,13 @@
 //! What can be done with a queue, as its page offers it, and the pages that ask before it is done.
 
 use maud::{Markup, html};
+use serde_json::json;
 
 use super::ask::{Refusal, Said, part};
+use super::figures::Figures;
 use super::form::Fields;
 use super::frame::{Page, curl};
-use super::rows::trail;
+use super::rows::{STATES, trail};
 use super::sure::{Sure, page as asks};
 use super::text::{count, text};
 use super::visit::{Place, Visit};
@@ -47,8 +49,89 @@ pub async fn asking(visit: &Visit, place: &Place, ask: &str, of: &Fields) -> Sai
                 },
             ))
         }
+        "respawn-all" => Ok(respawn_all(visit, place, of).await),
+        "delete-dead" => {
+            let dead = Figures::read(visit, place).await.jobs("dead");
+            Ok(asks(
+                visit,
+                trail(visit, place),
+                "Queues",
+                Sure {
+                    title: format!("Delete the dead jobs of {}", place.name()),
+                    what: html! { p { "All " (dead) " dead jobs will be gone, and cannot be brought back." } },
+                    hidden: vec![("do", "delete-dead"), ("ask", "delete-dead")],
+                    more: name_field(visit, place),
+                    button: "Delete dead jobs",
+                },
+            ))
+        }
+        "destroy" => {
+            let counts = Figures::read(visit, place).await;
+            let which = STATES.iter().filter(|(state, _)| *state != "running");
+            let chosen: Vec<&str> = of.all("which").collect();
+            Ok(asks(
+                visit,
+                trail(visit, place),
+                "Queues",
+                Sure {
+                    title: format!("Destroy {}", place.name()),
+                    what: html! { p { "The jobs of the states that are chosen will be gone, and cannot be brought back. Running jobs stay: their workers may finish them." } },
+                    hidden: vec![("do", "destroy"), ("ask", "destroy")],
+                    more: html! {
+                        fieldset {
+                            legend { "Which" }
+                            @for (state, words) in which {
+                                p { label { input type="checkbox" name="which" value=(state) checked[chosen.contains(state)]; " " (words) ": " (counts.jobs(state)) } }
+                            }
+                        }
+                        (name_field(visit, place))
+                    },
+                    button: "Destroy",
+                },
+            ))
+        }
         _ => Err(Refusal::bad("there is nothing to ask by that name")),
     }
+}
+
+/// The field for the name, without which nothing happens.
+fn name_field(visit: &Visit, place: &Place) -> Markup {
+    html! {
+        p {
+            label for="name" { "Type the queue's name" } ": " b { (text(&place.queue)) } " "
+            input #name name="name" value=(visit.typed("name", "")) required autocomplete="off" spellcheck="false";
+        }
+    }
+}
+
+async fn respawn_all(visit: &Visit, place: &Place, of: &Fields) -> Page {
+    let (reason, contains) = (of.get("reason"), of.get("contains"));
+    let filtered = reason.is_some() || contains.is_some();
+    let dead = Figures::read(visit, place).await.jobs("dead");
+    let mut hidden = vec![("do", "respawn-all"), ("ask", "respawn-all")];
+    hidden.extend(reason.map(|reason| ("reason", reason)));
+    hidden.extend(contains.map(|contains| ("contains", contains)));
+    asks(
+        visit,
+        trail(visit, place),
+        "Queues",
+        Sure {
+            title: format!("Respawn all dead jobs of {}", place.name()),
+            what: html! {
+                p {
+                    @if filtered { "Of " (dead) " dead jobs those" } @else { "All " (dead) " dead jobs" }
+                    @if let Some(reason) = reason { " with the reason " q { (super::text::cut(reason)) } }
+                    @if let Some(contains) = contains { " that have " q { (super::text::cut(contains)) } }
+                    " will be ready again, and workers get them. The server does it in steps, and goes on when this page is closed."
+                }
+            },
+            hidden,
+            more: html! {
+                p { label for="tries" { "Tries" } " " input #tries name="tries" value=(visit.typed("tries", "1")) size="5" inputmode="numeric" autocomplete="off"; }
+            },
+            button: "Respawn all",
+        },
+    )
 }
 
 /// What can be done with a queue as a whole.
@@ -69,6 +152,7 @@ pub fn actions(visit: &Visit, place: &Place, paused: bool) -> Markup {
                     }
                 }
                 a.button href=(visit.to(&publish(place))) { "Publish a job" }
+                a.button href=(visit.fields.link(&[("ask", Some("destroy"))])) { "Destroy" }
             }
             form.actions method="get" action=(visit.to("search")) {
                 input type="hidden" name="in" value=(place.path());
@@ -87,6 +171,18 @@ pub fn actions(visit: &Visit, place: &Place, paused: bool) -> Markup {
 /// Where a job for a queue is published.
 pub fn publish(place: &Place) -> String {
     format!("publish/{}/{}?queue={}", part(&place.pool), part(&place.namespace), part(&place.queue))
+}
+
+/// What can be done with all dead jobs, or with those that the page is filtered by.
+pub fn of_all_dead(visit: &Visit, place: &Place) -> Markup {
+    let order = json!({ "pool": place.pool, "namespace": place.namespace, "queue": place.queue, "action": "respawn" });
+    html! {
+        p.actions {
+            a.button href=(visit.fields.link(&[("ask", Some("respawn-all"))])) { "Respawn all" }
+            a.button href=(visit.fields.link(&[("ask", Some("delete-dead"))])) { "Delete dead jobs" }
+        }
+        (curl(visit, "POST", "/bulk", Some(&order.to_string())))
+    }
 }
 
 /// What can be done with the rows that are selected.

@@ -3,7 +3,7 @@
 use axum::extract::Path;
 use axum::http::{Method, StatusCode};
 use axum::response::Response;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::ask::{Refusal, Said, Sent, part};
 use super::asks;
@@ -29,7 +29,7 @@ pub async fn change(mut visit: Visit, Path(place): Path<Place>, Filled(form): Fi
 
 /// Does what a form says. Answers what the page is to say.
 async fn act(visit: &Visit, place: &Place, form: &Fields) -> Said<String> {
-    let ask = &visit.ask;
+    let (ask, sure) = (&visit.ask, form.get("sure") == Some("yes"));
     match form.or_empty("do") {
         "pause" => {
             let query: Vec<_> = form.get("for").map(|seconds| ("for", seconds)).into_iter().collect();
@@ -49,8 +49,20 @@ async fn act(visit: &Visit, place: &Place, form: &Fields) -> Said<String> {
             let said = ask.change(Method::POST, &path, Sent::Json(json!({ "jobs": jobs }))).await?;
             Ok(format!("respawned.{}", said["respawned"]))
         }
-        "cancel" if form.get("sure") == Some("yes") => cancel(visit, place, form).await,
-        "cancel" => Err(Refusal::bad("a cancelled job is gone: it is asked first")),
+        "respawn-all" if sure => {
+            let tries = form.get("tries").map(|tries| tries.trim().parse::<u32>()).transpose();
+            let tries = tries.map_err(|_| Refusal::bad("Tries is a whole number"))?;
+            begin(visit, place, "respawn", "dead", form, tries).await
+        }
+        "delete-dead" if sure => {
+            named(place, form)?;
+            begin(visit, place, "delete", "dead", form, None).await
+        }
+        "destroy" if sure => destroy(visit, place, form).await,
+        "cancel" if sure => cancel(visit, place, form).await,
+        "cancel" | "respawn-all" | "delete-dead" | "destroy" => {
+            Err(Refusal::bad("this is not done before it was asked"))
+        }
         _ => Err(Refusal::bad("the form does not say what to do")),
     }
 }
@@ -72,4 +84,64 @@ async fn cancel(visit: &Visit, place: &Place, form: &Fields) -> Said<String> {
         }
     }
     Ok(format!("cancelled.{done}"))
+}
+
+/// Begins what the server does to all jobs of a state that a filter finds.
+async fn begin(
+    visit: &Visit,
+    place: &Place,
+    action: &str,
+    state: &str,
+    form: &Fields,
+    tries: Option<u32>,
+) -> Said<String> {
+    let mut order = json!({
+        "pool": place.pool, "namespace": place.namespace, "queue": place.queue, "action": action, "state": state,
+    });
+    for name in ["contains", "reason"] {
+        if let Some(value) = form.get(name) {
+            order[name] = value.into();
+        }
+    }
+    if let Some(tries) = tries {
+        order["tries"] = tries.into();
+    }
+    visit.ask.change(Method::POST, "/bulk", Sent::Json(order)).await?;
+    Ok("begun".into())
+}
+
+/// Whether the name of the queue was typed.
+fn named(place: &Place, form: &Fields) -> Said<()> {
+    let typed = form.or_empty("name").trim();
+    if typed == place.queue || typed == place.name() {
+        return Ok(());
+    }
+    Err(Refusal::bad(format!(
+        "the name of the queue is {}, and another was typed: nothing was done",
+        place.name()
+    )))
+}
+
+/// Destroys the jobs of the states that were chosen.
+async fn destroy(visit: &Visit, place: &Place, form: &Fields) -> Said<String> {
+    named(place, form)?;
+    let chosen: Vec<&str> = form.all("which").collect();
+    if chosen.is_empty() {
+        return Err(Refusal::bad("nothing was chosen: nothing was done"));
+    }
+    if chosen.contains(&"ready") {
+        visit.ask.change(Method::DELETE, &place.api("", &[]), Sent::Nothing).await?;
+    }
+    if chosen.contains(&"dead") {
+        let dead: Value = visit.ask.get(place.api("/deadletter", &[])).await?;
+        // A job that dies from now on is not met.
+        if let Some(dead) = dead["deadletter_size"].as_u64().filter(|dead| *dead > 0) {
+            let path = place.api("/deadletter", &[("limit", &dead.to_string())]);
+            visit.ask.change(Method::DELETE, &path, Sent::Nothing).await?;
+        }
+    }
+    if chosen.contains(&"delayed") {
+        begin(visit, place, "cancel", "delayed", &Fields::default(), None).await?;
+    }
+    Ok("destroyed".into())
 }

@@ -35,7 +35,14 @@ impl Page {
 }
 
 /// The entries of the navigation, and where they lead.
-const NAV: &[(&str, &str)] = &[("Overview", ""), ("Queues", "queues"), ("Schedules", "schedules")];
+const NAV: &[(&str, &str)] = &[
+    ("Overview", ""),
+    ("Queues", "queues"),
+    ("Dead", "dead"),
+    ("Schedules", "schedules"),
+    ("Bulk actions", "bulk"),
+    ("Server", "server"),
+];
 
 impl Visit {
     /// The answer: the page, or why there is none.
@@ -205,7 +212,7 @@ pub fn curl(visit: &Visit, method: &str, path: &str, body: Option<&str>) -> Mark
     let method = if method == "GET" { String::new() } else { format!(" -X {method}") };
     let quoted = |text: &str| text.replace('\'', "'\\''");
     let body = body.map_or(String::new(), |body| format!(" -d '{}'", quoted(body)));
-    let line = format!("curl{auth}{method} 'http://{}{}'{body}", visit.host(), quoted(path));
+    let line = format!("curl{auth}{method} '{}{}'{body}", visit.base(), quoted(path));
     html! {
         details.curl {
             summary { "As curl" }

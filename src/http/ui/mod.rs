@@ -10,8 +10,12 @@ mod ask;
 mod asks;
 mod assets;
 mod body;
+mod bulk;
 mod change;
 mod chart;
+mod dead;
+mod due;
+mod figures;
 mod form;
 mod frame;
 mod home;
@@ -27,6 +31,7 @@ mod queues;
 mod rows;
 mod schedules;
 mod search;
+mod server;
 mod sure;
 mod text;
 mod tokens;
@@ -56,6 +61,9 @@ pub fn routes<S: Clone + Send + Sync + 'static>(state: Arc<AppState>, json: Rout
         .route("/ui/publish/{pool}/{namespace}", page(get(publish::show).post(publish::publish)))
         .route("/ui/push/{pool}/{namespace}/{queue}", page(get(push::show).post(push::change)))
         .route("/ui/schedules", page(get(schedules::show).post(schedules::change)))
+        .route("/ui/bulk", page(get(bulk::show).post(bulk::change)))
+        .route("/ui/dead", page(get(dead::show)))
+        .route("/ui/server", page(get(server::show).post(server::change)))
         .route("/ui/search", page(get(search::show)))
         .route("/ui/tokens/{pool}/{namespace}", page(get(tokens::show).post(tokens::change)))
         .route("/ui/jobs/{pool}/{namespace}/{queue}/{id}", page(get(job::show).post(job::change)))

@@ -7,6 +7,7 @@ use super::ask::{Refusal, Said};
 use super::chart::{History, Line, chart};
 use super::frame::Page;
 use super::rows::{self, Listing, NOT_BY_QUEUE, Pool};
+use super::server::{Fleet, servers};
 use super::text::{duration, known, number, rate};
 use super::visit::Visit;
 
@@ -18,10 +19,11 @@ pub async fn show(visit: Visit) -> Response {
     let queues = format!("/queues?sort=need&limit={QUEUES}");
     let (queues, history) =
         tokio::join!(visit.ask.get::<Listing>(queues), visit.ask.get::<History>("/queues/history"));
-    visit.answer(page(&visit, queues, history))
+    let fleet = visit.ask.get::<Fleet>("/servers").await;
+    visit.answer(page(&visit, queues, history, fleet))
 }
 
-fn page(visit: &Visit, queues: Said<Listing>, history: Said<History>) -> Said<Page> {
+fn page(visit: &Visit, queues: Said<Listing>, history: Said<History>, fleet: Said<Fleet>) -> Said<Page> {
     let listing = queues?;
     let body = html! {
         h1 { "Overview" }
@@ -34,6 +36,10 @@ fn page(visit: &Visit, queues: Said<Listing>, history: Said<History>) -> Said<Pa
             p { a href=(visit.to("queues")) { "All queues" } }
         }
         (charts(visit, history.as_ref()))
+        @if let Some(fleet) = fleet.as_ref().ok().filter(|fleet| fleet.is_several()) {
+            h2 { "Servers" }
+            (servers(visit, fleet))
+        }
     };
     let mut page = Page::new("Overview", "Overview", body);
     page.read_at = listing.sampled_at.map(|at| at.0);
@@ -69,11 +75,11 @@ fn sums(pools: &[Pool]) -> Markup {
 /// What to do where there is no queue yet.
 fn empty(visit: &Visit) -> Markup {
     let api = visit.state().server.clone();
-    let admin = visit.host();
+    let admin = visit.base();
     html! {
         p { "There is no queue yet. A queue is made by publishing to it:" }
         pre tabindex="0" { code {
-            "TOKEN=$(curl -s -X POST 'http://" (admin) "/token/demo?description=me' | sed 's/.*\"token\": *\"\\([^\"]*\\)\".*/\\1/;1d;3d')\n"
+            "TOKEN=$(curl -s -X POST '" (admin) "/token/demo?description=me' | sed 's/.*\"token\": *\"\\([^\"]*\\)\".*/\\1/;1d;3d')\n"
             "curl -X PUT \"http://" (api) "/api/demo/mail?tries=3&token=$TOKEN\" -d 'to: ann'"
         } }
     }

@@ -4,40 +4,32 @@ use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::Response;
 use maud::{Markup, html};
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::ask::{Refusal, Said};
-use super::asks;
 use super::chart::History;
+use super::dead::Reasons;
+use super::figures::Figures;
 use super::frame::Page;
 use super::jobs::{self, JobList};
 use super::overview::charts;
 use super::push::push_route;
-use super::rows::{self, Listing, NOT_BY_QUEUE, Row, STATES};
-use super::text::{known, number, text, typed};
+use super::rows::{self, Row, STATES};
+use super::text::{number, text, typed};
 use super::visit::{Place, Visit};
+use super::{asks, bulk, dead, due};
 
 /// What was read of a queue.
-pub struct Read {
-    row: Option<Row>,
-    listing: Said<Listing>,
+struct Read {
+    figures: Figures,
     history: Said<History>,
-    /// Counted for the page.
-    ready: Said<Size>,
-    dead: Said<Dead>,
     jobs: Said<JobList>,
     push: Said<Value>,
-}
-
-#[derive(Deserialize)]
-pub struct Size {
-    size: u64,
-}
-
-#[derive(Deserialize)]
-pub struct Dead {
-    deadletter_size: u64,
+    bulk: Said<bulk::Listed>,
+    /// When jobs fall due, if the page is asked for it.
+    due: Option<Said<due::Delays>>,
+    /// Why jobs died, where the dead ones are shown.
+    reasons: Option<Said<Reasons>>,
 }
 
 /// `GET /ui/queues/:pool/:namespace/:queue`
@@ -59,38 +51,39 @@ fn state(visit: &Visit) -> Said<&'static str> {
 pub async fn page(visit: &Visit, place: &Place) -> Said<Page> {
     let state = state(visit)?;
     let read = read(visit, place, state).await;
-    // A name that is none, or a pool that is not there.
-    for wrong in [read.ready.as_ref().err(), read.listing.as_ref().err()].into_iter().flatten() {
-        if wrong.status.is_client_error() {
-            return Err(wrong.clone());
-        }
+    if let Some(refusal) = read.figures.refusal() {
+        return Err(refusal.clone());
     }
     let mut page = Page::new(format!("Queue {}", place.name()), "Queues", body(visit, place, state, &read));
     page.trail = rows::trail(visit, place);
-    page.read_at = read.listing.ok().and_then(|listing| listing.sampled_at).map(|at| at.0);
+    page.read_at = read.figures.listing.ok().and_then(|listing| listing.sampled_at).map(|at| at.0);
     Ok(page)
 }
 
 async fn read(visit: &Visit, place: &Place, state: &str) -> Read {
     let range = visit.fields.get("range").unwrap_or("hour");
     let ask = &visit.ask;
-    let (listing, history, ready, dead, jobs, push) = tokio::join!(
-        ask.get::<Listing>(format!("/queues?{}&limit=1", place.query())),
+    let reasons = async {
+        let path = format!("/dead/reasons?{}", place.query());
+        if state == "dead" { Some(ask.get(path).await) } else { None }
+    };
+    let (figures, history, jobs, push, bulk, reasons, due) = tokio::join!(
+        Figures::read(visit, place),
         ask.get(format!("/queues/history?{}&range={}", place.query(), super::ask::part(range))),
-        ask.get(place.api("/size", &[])),
-        ask.get(place.api("/deadletter", &[])),
         jobs::read(visit, place, state),
         ask.get(push_route(place, "")),
+        ask.get("/bulk"),
+        reasons,
+        due::read(visit, place),
     );
-    let row = listing.as_ref().ok().and_then(|listing| listing.queues.first().cloned());
-    Read { row, listing, history, ready, dead, jobs, push }
+    Read { figures, history, jobs, push, bulk, due, reasons }
 }
 
 fn body(visit: &Visit, place: &Place, state: &str, read: &Read) -> Markup {
-    let row = read.row.as_ref();
+    let row = read.figures.row();
     html! {
         h1 { "Queue " (text(&place.name())) }
-        @if let Ok(listing) = &read.listing { (rows::troubles(visit, &listing.pools)) }
+        @if let Ok(listing) = &read.figures.listing { (rows::troubles(visit, &listing.pools)) }
         @if let Some(words) = row.and_then(Row::words) {
             p class=(format!("need {}", row.and_then(|row| row.need.as_deref()).unwrap_or_default())) { (words) }
         }
@@ -104,7 +97,14 @@ fn body(visit: &Visit, place: &Place, state: &str, read: &Read) -> Markup {
         (figures(visit, read))
         (asks::actions(visit, place, row.is_some_and(|row| row.paused)))
         (push(visit, place, &read.push))
+        (bulk::of_queue(visit, place, &read.bulk))
         (tabs(visit, state, read))
+        @if state == "dead" {
+            @if let Some(Ok(reasons)) = read.reasons.as_ref().filter(|_| visit.fields.get("reason").is_none()) {
+                @if reasons.reasons.iter().any(|reason| reason.reason.is_some()) { (dead::list(visit, place, reasons, 20)) }
+            }
+            @if visit.may_change() { (asks::of_all_dead(visit, place)) }
+        }
         (filter(visit, state))
         @let selects = visit.may_change() && state != "running" && read.jobs.as_ref().is_ok_and(|list| !list.jobs.is_empty());
         @if selects { (asks::selected(visit, state)) }
@@ -117,36 +117,15 @@ fn body(visit: &Visit, place: &Place, state: &str, read: &Read) -> Markup {
             }
         }
         (charts(visit, read.history.as_ref()))
-    }
-}
-
-/// A count that was read for the page, or else the sample's.
-fn fresh(read: Result<u64, &Refusal>, sample: Option<u64>) -> Markup {
-    match (read, sample) {
-        (Ok(n), _) => html! { (number(n)) },
-        (Err(refusal), Some(n)) => html! { span title=(refusal.text) { (number(n)) } },
-        (Err(refusal), None) => super::text::unknown(&refusal.text),
-    }
-}
-
-/// How many jobs are in a state.
-fn jobs_in(read: &Read, state: &str) -> Markup {
-    let row = read.row.as_ref();
-    // What no store has named has none.
-    let sampled = |of: fn(&Row) -> Option<u64>| row.map_or_else(|| read.listing.is_ok().then_some(0), of);
-    match state {
-        "ready" => fresh(read.ready.as_ref().map(|size| size.size), row.map(|row| row.ready)),
-        "dead" => fresh(read.dead.as_ref().map(|dead| dead.deadletter_size), row.map(|row| row.dead)),
-        "delayed" => known(sampled(|row| row.delayed), NOT_BY_QUEUE),
-        _ => known(sampled(|row| row.running), NOT_BY_QUEUE),
+        (due::section(visit, read.due.as_ref()))
     }
 }
 
 fn figures(visit: &Visit, read: &Read) -> Markup {
     html! {
         dl.figures {
-            @for (state, words) in STATES { div { dt { (words) } dd { (jobs_in(read, state)) } } }
-            @if let Some(row) = &read.row {
+            @for (state, words) in STATES { div { dt { (words) } dd { (read.figures.jobs(state)) } } }
+            @if let Some(row) = read.figures.row() {
                 div { dt { "Oldest" } dd { (rows::oldest(visit, row)) } }
                 div { dt title="of this server, over the last minute" { "In/s" } dd { (rows::per_second(row.entered)) } }
                 div { dt title="of this server, over the last minute" { "Out/s" } dd { (rows::per_second(row.out)) } }
@@ -180,7 +159,7 @@ fn tabs(visit: &Visit, shown: &str, read: &Read) -> Markup {
                 @for (state, words) in STATES {
                     @let to = visit.fields.link_anew(&[("state", Some(state)), ("reason", None)]);
                     li { a href=(to) aria-current=[(shown == state).then_some("page")] {
-                        (words) " " span.count { (jobs_in(read, state)) }
+                        (words) " " span.count { (read.figures.jobs(state)) }
                     } }
                 }
             }

@@ -101,11 +101,8 @@ async fn act(visit: &Visit, scope: &Scope, form: &Fields) -> Said<Done> {
             Ok(Done::Token(said["token"].as_str().unwrap_or_default().to_owned()))
         }
         "revoke" if form.get("sure") == Some("yes") => {
-            let token = token_of(visit, scope, form.or_empty("hash")).await?;
-            visit
-                .ask
-                .change(Method::DELETE, &format!("/token/{namespace}/{}", part(&token)), Sent::Nothing)
-                .await?;
+            let sent = Sent::Json(json!({ "pool": scope.pool, "hash": form.or_empty("hash") }));
+            visit.ask.change(Method::POST, &format!("/token/{namespace}/revoke"), sent).await?;
             Ok(Done::Said("revoked"))
         }
         "limit" => {

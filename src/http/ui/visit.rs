@@ -131,6 +131,14 @@ impl Visit {
         }
     }
 
+    /// Where the port is, as people type it.
+    pub fn base(&self) -> String {
+        match &self.state().about.admin_url {
+            Some(url) => url.replace('\'', "%27"),
+            None => format!("http://{}", self.host()),
+        }
+    }
+
     /// The host that the request names, if a shell takes it as it is.
     pub fn host(&self) -> &str {
         let host = self.headers.get(header::HOST).and_then(|host| host.to_str().ok());
@@ -175,7 +183,9 @@ impl FromRequestParts<Arc<Ui>> for Visit {
         let path = parts.uri.path().strip_prefix("/ui/").unwrap_or_default();
         let now = ui.state.began.time();
         let asked = fields.get("tz").map(str::to_owned).or_else(|| zone_of(&parts.headers));
-        let zone = asked.and_then(|name| Zone::named(&name, now)).unwrap_or_else(|| Zone::utc(now));
+        let zone =
+            asked.and_then(|name| Zone::named(&name, now)).or_else(|| Zone::named(&ui.state.about.zone, now));
+        let zone = zone.unwrap_or_else(|| Zone::utc(now));
         Ok(Visit {
             ask: Asker::of(&ui.json, parts, Instant::now() + PATIENCE),
             ui: ui.clone(),

@@ -64,6 +64,12 @@ async fn server_of(text: &str) -> (TestServer, Vec<String>) {
         "schedules?namespace=shop".into(),
         format!("schedules?namespace=shop&queue={encoded}"),
         format!("schedules?ask=delete&namespace={encoded}&name={encoded}&pool={encoded}"),
+        "dead".into(),
+        format!("dead?namespace={encoded}&cursor={encoded}"),
+        "bulk".into(),
+        "server".into(),
+        format!("queues/default/shop/dies?state=dead&ask=respawn-all&reason={encoded}&contains={encoded}"),
+        "queues/default/shop/dies?ask=destroy".into(),
         "tokens/default/shop".into(),
         format!("tokens/default/{encoded}"),
         format!("search?q={encoded}"),
@@ -147,6 +153,12 @@ async fn nothing_from_a_job_is_markup() {
             ("push/default/shop/q", vec![("do", "save"), ("url", text), ("setting", text)]),
             ("queues/default/shop/q", vec![("do", text), ("ask", text), ("job", text)]),
             ("tokens/default/shop", vec![("do", "limit"), ("hash", text), ("read", text)]),
+            ("bulk", vec![("do", "stop"), ("id", text)]),
+            ("server", vec![("do", text)]),
+            (
+                "queues/default/shop/q",
+                vec![("do", "destroy"), ("sure", "yes"), ("ask", "destroy"), ("name", text)],
+            ),
             ("zone", vec![("tz", text), ("back", text)]),
         ] {
             let page = submit(&server, path, &form).await;

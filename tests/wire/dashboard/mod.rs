@@ -1,6 +1,7 @@
 //! Conversations of a browser with the dashboard, without a script.
 
 mod actions;
+mod bulk;
 mod hostile;
 mod page;
 mod pages;

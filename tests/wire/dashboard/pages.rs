@@ -47,6 +47,8 @@ async fn a_queue_is_found_from_the_overview_on(store: Store) {
             .expect(200)
             .says("in 9 min")
             .says("Due");
+        let due = browse(&server, "queues/default/shop/later?due=hour").await.expect(200);
+        due.says("1 delayed job: 0 overdue, 1 in the steps shown");
     }
     let of_dead = browse(&server, "queues/default/shop/dies?state=dead").await.expect(200);
     of_dead.says("the mail server is away").says("Dead since").says(&dead);

@@ -152,6 +152,11 @@ impl Cluster {
         Attempts { cluster: self, partition, lane, patience: Patience::new(), at: None, why: None }
     }
 
+    /// The same, of a call that another partition takes when this one cannot: it does not wait.
+    pub fn attempt_now(&self, partition: Partition, lane: Lane) -> Attempts<'_> {
+        Attempts { patience: Patience::none(), ..self.attempts(partition, lane) }
+    }
+
     /// What it means that a node has not begun a call.
     fn not_begun(&self, why: NotBegun, node: &Node) -> Unreachable {
         self.known.refused(&why);
@@ -187,7 +192,7 @@ impl Cluster {
                 since + AWAY
             }
         };
-        if now >= end {
+        if now >= end || patience.is_over {
             return Err(Fault::part(why));
         }
         sleep(patience.pause).await;
@@ -261,10 +266,16 @@ impl Attempts<'_> {
 struct Patience {
     began: Instant,
     pause: Duration,
+    /// There is no second attempt.
+    is_over: bool,
 }
 
 impl Patience {
     fn new() -> Patience {
-        Patience { began: Instant::now(), pause: FIRST_PAUSE }
+        Patience { began: Instant::now(), pause: FIRST_PAUSE, is_over: false }
+    }
+
+    fn none() -> Patience {
+        Patience { is_over: true, ..Patience::new() }
     }
 }

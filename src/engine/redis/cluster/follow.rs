@@ -381,11 +381,12 @@ impl Follower {
         }
         let (common, lists) = (&self.common, &self.lists);
         for queue in common.notifiers.waited_for() {
-            let home = lists.home(&queue);
-            if changed.contains(&home) {
-                if let Some(node) = self.node_of(home) {
-                    node.link.watch.arm([queue.clone()]);
-                }
+            let lists = lists.lists_of(&queue).into_iter().map(|(partition, _)| partition);
+            let here: Vec<Partition> = lists.filter(|partition| changed.contains(partition)).collect();
+            for node in here.iter().filter_map(|partition| self.node_of(*partition)) {
+                node.link.watch.arm([queue.clone()]);
+            }
+            if !here.is_empty() {
                 common.notifiers.notify(&queue);
             }
         }

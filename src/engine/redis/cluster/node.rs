@@ -23,8 +23,8 @@ const ANSWER: Duration = Duration::from_millis(500);
 
 /// Which keys are ready lists, of a layout that has partitions.
 pub trait PartedLists: ReadyLists {
-    /// Where a queue's jobs are.
-    fn home(&self, queue: &Queue) -> Partition;
+    /// The ready lists of a queue, and where each is.
+    fn lists_of(&self, queue: &Queue) -> Vec<(Partition, Vec<u8>)>;
 }
 
 /// A master that has partitions.
@@ -187,9 +187,10 @@ struct ListsOfNode {
 }
 
 impl ReadyLists for ListsOfNode {
-    fn key_of(&self, queue: &Queue) -> Option<Vec<u8>> {
-        let here = self.has.read().contains(&self.lists.home(queue));
-        here.then(|| self.lists.key_of(queue))?
+    fn keys_of(&self, queue: &Queue) -> Vec<Vec<u8>> {
+        let has = self.has.read();
+        let here = self.lists.lists_of(queue).into_iter().filter(|(partition, _)| has.contains(partition));
+        here.map(|(_, key)| key).collect()
     }
 
     fn queue_of(&self, key: &[u8]) -> Option<Queue> {

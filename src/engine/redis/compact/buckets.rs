@@ -94,6 +94,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::engine::Beside;
     use crate::name::{Namespace, Queue, QueueName};
 
     #[test]
@@ -118,7 +119,13 @@ mod tests {
         let buckets = Buckets::default();
         let (mut seen, mut ids) = (HashMap::<[u8; 3], usize>::new(), HashSet::new());
         for _ in 0..1000 {
-            let of = NewId { queue: &queue, delay: Duration::from_secs(7200), bytes: 100, versioned: false };
+            let of = NewId {
+                queue: &queue,
+                delay: Duration::from_secs(7200),
+                bytes: 100,
+                versioned: false,
+                beside: Beside::Nobody,
+            };
             let id = buckets.make_id(1_700_000_000_000, 5, &of);
             assert!(ids.insert(id), "{id} was made before");
             let bytes = id.to_bytes();

@@ -17,6 +17,7 @@ use super::keys;
 use super::partitions::{Partition, Partitions};
 use super::place::place_of;
 use super::scripts::Scripts;
+use super::spread::Spreading;
 use super::steps::{Addressed, Told};
 use crate::clock::{Micros, Millis};
 use crate::engine::redis::batches::Plain;
@@ -73,6 +74,11 @@ pub struct CompactCore {
     pub buckets: Buckets,
     /// Publications that share script calls.
     pub publishes: Callers<Plain, Published>,
+    /// The same of queues that are spread: another partition takes what one cannot take now.
+    pub spread_publishes: Callers<Plain, Published>,
+    pub spreading: Arc<Spreading>,
+    /// Batches of these that are not answered: to which Redis, and since when.
+    pub owed: Mutex<Vec<(usize, Instant)>>,
     pub acks: Callers<JobRef, ()>,
     pub dues: Dues,
     /// By which the lease of a pump says whose it is.
@@ -95,6 +101,14 @@ impl CompactCore {
         match &self.place {
             Place::One(link) => Attempts::One(link),
             Place::Cluster(cluster) => Attempts::Cluster(cluster.attempts(partition, lane)),
+        }
+    }
+
+    /// The same of a call that another partition takes when this one cannot: it does not wait.
+    pub fn attempt_now(&self, partition: Partition, lane: Lane) -> Attempts<'_> {
+        match &self.place {
+            Place::One(link) => Attempts::One(link),
+            Place::Cluster(cluster) => Attempts::Cluster(cluster.attempt_now(partition, lane)),
         }
     }
 
@@ -182,8 +196,17 @@ impl CompactCore {
         script: &Script,
         call: Cmd,
     ) -> Outcome<T> {
-        let mut call = call;
-        let mut attempts = self.attempts(partition, lane);
+        self.ask_with(self.attempts(partition, lane), lane, script, call).await
+    }
+
+    /// Runs it, in these attempts.
+    pub async fn ask_with<T: FromRedisValue>(
+        &self,
+        mut attempts: Attempts<'_>,
+        lane: Lane,
+        script: &Script,
+        mut call: Cmd,
+    ) -> Outcome<T> {
         loop {
             let link = attempts.link().await?;
             let answer = link.run(link.lane(lane), script, self.for_sending(&mut call)).await;
@@ -215,15 +238,17 @@ impl CompactCore {
         }
     }
 
-    /// Where a job of this queue is looked for: at home, whatever partition its id names.
+    /// The home of a queue. A gathered one has all its jobs there.
     pub fn partition_of(&self, queue: &Queue) -> Partition {
         self.partitions.home(queue)
     }
 
-    /// A job's partition, and its place there.
-    pub fn find(&self, queue: &Queue, id: &JobId) -> (Partition, Vec<u8>) {
-        let partition = self.partition_of(queue);
-        (partition, place_of(partition, id))
+    /// Where a job of this id may lie, and its place there: in the partition that its id names; at home, if it is of
+    /// another store and came while the queue was gathered.
+    pub fn find(&self, queue: &Queue, id: &JobId) -> impl Iterator<Item = (Partition, Vec<u8>)> + use<> {
+        let (named, home, id) = (self.partitions.of_id(id), self.partition_of(queue), *id);
+        let others = (named != home).then_some(home);
+        [named].into_iter().chain(others).map(move |partition| (partition, place_of(partition, &id)))
     }
 
     /// From when on a job is near there that is due after this delay.

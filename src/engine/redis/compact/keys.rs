@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use super::partitions::{Partition, Partitions};
+use super::spread::Spreading;
 use crate::engine::redis::cluster::PartedLists;
 use crate::engine::redis::layout::keys::queue_of_group;
 use crate::engine::redis::link::ReadyLists;
-use crate::name::{IdempotencyKey, Queue};
+use crate::name::{IdempotencyKey, JobKey, Queue};
 
 /// A key that nobody ever writes: a server that moves the partition's slot refuses each call that names it.
 pub fn guard(base: &str) -> String {
@@ -66,6 +67,16 @@ pub fn with_quota(base: &str) -> String {
     format!("{base}c")
 }
 
+/// The queues that are spread and at home here, and since when in ms.
+pub fn spread(base: &str) -> String {
+    format!("{base}S")
+}
+
+/// The job that has a key.
+pub fn holder(base: &str, queue: &Queue, key: &JobKey) -> String {
+    format!("{base}k{}/{}/{key}", queue.namespace, queue.name)
+}
+
 /// How many schedules are in each state.
 pub fn schedules(base: &str) -> String {
     format!("{base}v")
@@ -78,11 +89,11 @@ pub fn name(queue: &Queue) -> String {
 
 /// Tells ready lists from other keys.
 #[derive(Debug)]
-pub struct Ready(pub Arc<Partitions>);
+pub struct Ready(pub Arc<Partitions>, pub Arc<Spreading>);
 
 impl ReadyLists for Ready {
-    fn key_of(&self, queue: &Queue) -> Option<Vec<u8>> {
-        Some(ready(self.0.base(self.0.home(queue)), queue).into_bytes())
+    fn keys_of(&self, queue: &Queue) -> Vec<Vec<u8>> {
+        self.lists_of(queue).into_iter().map(|(_, key)| key).collect()
     }
 
     fn queue_of(&self, key: &[u8]) -> Option<Queue> {
@@ -91,7 +102,11 @@ impl ReadyLists for Ready {
 }
 
 impl PartedLists for Ready {
-    fn home(&self, queue: &Queue) -> Partition {
-        self.0.home(queue)
+    fn lists_of(&self, queue: &Queue) -> Vec<(Partition, Vec<u8>)> {
+        let list = |partition| (partition, ready(self.0.base(partition), queue).into_bytes());
+        match self.1.get(queue) {
+            Some(_) => self.0.all().map(list).collect(),
+            None => vec![list(self.0.home(queue))],
+        }
     }
 }

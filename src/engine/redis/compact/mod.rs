@@ -9,19 +9,22 @@
 //! - `verbs/`: a file for each step, or for those that are alike.
 //! - `keys`, `scripts`: the keys that are read without a script, and the scripts of lua/compact/.
 //! - `nodes`: what operators are told of a cluster.
+//! - `spread`, `heads`: which queues are spread over all partitions, and where their oldest jobs are.
 //! - `dues`: when each partition is pumped; `steps`: steps of schedules on their way.
 //!
-//! A queue has all its jobs in its home. Connections, deadlines, batches and the watch are those of the other layout.
+//! A queue has all its jobs in its home until it is spread. Connections, deadlines, batches and the watch are those of the other layout.
 
 mod buckets;
 mod callers;
 mod core;
 mod dues;
+mod heads;
 mod keys;
 mod nodes;
 pub mod partitions;
 mod place;
 mod scripts;
+mod spread;
 mod steps;
 mod verbs;
 
@@ -41,6 +44,8 @@ use self::dues::Dues;
 use self::nodes::NodesOfPool;
 use self::partitions::Partitions;
 use self::scripts::Scripts;
+pub use self::spread::SpreadRules;
+use self::spread::Spreading;
 use super::cluster;
 use super::connection::connector::RedisAddress;
 use super::connection::fault::{Fault, Outcome};
@@ -77,6 +82,8 @@ pub struct CompactLayout {
     pub partitions: u16,
     /// How many replicas must have what was asked before it is answered.
     pub wait_replicas: u16,
+    /// Which queues lie in all of them.
+    pub spread: SpreadRules,
 }
 
 /// A pool of jobs on a Redis or in a cluster, in the compact layout.
@@ -101,10 +108,10 @@ async fn open_one(
     address: RedisAddress,
     name: &PoolName,
     layout: &CompactLayout,
-    partitions: &Arc<Partitions>,
+    (partitions, spreading): (&Arc<Partitions>, &Arc<Spreading>),
 ) -> Result<OpenedPlace> {
-    let mut opened =
-        Link::open(&address, name, keys::Ready(partitions.clone()), layout.wait_replicas).await?;
+    let lists = keys::Ready(partitions.clone(), spreading.clone());
+    let mut opened = Link::open(&address, name, lists, layout.wait_replicas).await?;
     let link = opened.link.clone();
     first_check(&link, &mut opened.first, OLDEST).await?;
     let mut use_first = redis::cmd("SETNX");
@@ -128,13 +135,13 @@ async fn open_cluster(
     address: RedisAddress,
     name: &PoolName,
     layout: &CompactLayout,
-    partitions: &Arc<Partitions>,
+    (partitions, spreading): (&Arc<Partitions>, &Arc<Spreading>),
 ) -> Result<OpenedPlace> {
     let common = Common::new(name, layout.wait_replicas, Failure::default());
     if let Some(version) = check_nodes(&address, &common.pool, OLDEST).await? {
         let _ = common.version.set(version); // asked once
     }
-    let lists = Arc::new(keys::Ready(partitions.clone()));
+    let lists = Arc::new(keys::Ready(partitions.clone(), spreading.clone()));
     let opened = cluster::open(address, common.clone(), partitions.slots(), lists).await?;
     let (mut known, mut missing) = (false, Vec::new());
     for (slot, key) in partitions.pool_keys() {
@@ -197,10 +204,11 @@ impl CompactEngine {
         layout: &CompactLayout,
     ) -> Result<Arc<CompactEngine>> {
         let partitions = Arc::new(Partitions::new(&layout.prefix, layout.partitions));
+        let spreading = Arc::new(Spreading::new(layout.spread.clone(), partitions.clone()));
         let (common, place, closing) = if address.cluster {
-            open_cluster(address, name, layout, &partitions).await?
+            open_cluster(address, name, layout, (&partitions, &spreading)).await?
         } else {
-            open_one(address, name, layout, &partitions).await?
+            open_one(address, name, layout, (&partitions, &spreading)).await?
         };
         let tasks = Tasks::new(common.failure.clone());
         let core = Arc::new(CompactCore {
@@ -211,6 +219,9 @@ impl CompactEngine {
             dues: Dues::new(partitions.count()),
             server: random::bytes(),
             publishes: Callers::new(partitions.count()),
+            spread_publishes: Callers::new(partitions.count()),
+            spreading,
+            owed: Mutex::default(),
             acks: Callers::new(partitions.count()),
             steps: Callers::new(partitions.count()),
             has_schedules: AtomicBool::new(false),
@@ -261,10 +272,10 @@ impl Engine for CompactEngine {
         self.core.now()
     }
 
-    /// In the queue's home.
+    /// In the queue's home; of one that is spread where what it is beside says, or where it is whose turn it is.
     fn make_id(&self, _ids: &JobIds, of: NewId<'_>) -> JobId {
-        let home = self.core.partition_of(of.queue);
-        self.core.buckets.make_id(self.core.now_in(home), home, &of)
+        let partition = self.core.partition_for(&of);
+        self.core.buckets.make_id(self.core.now_in(partition), partition, &of)
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
@@ -393,9 +404,7 @@ impl Engine for CompactEngine {
     }
 
     fn watch(&self, queue: &Queue) {
-        if let Some(link) = self.core.link(self.core.partition_of(queue)) {
-            link.watch.arm([queue.clone()]);
-        }
+        self.core.arm(queue);
     }
 
     fn observe(&self, observer: Arc<dyn Observer>) {

@@ -144,18 +144,22 @@ impl Nodes for NodesOfPool {
 
     async fn places(&self, queue: &Queue) -> Result<QueuePlaces> {
         let home = self.core.partition_of(queue);
-        let figures = self.core.figures(home, queue).await?;
-        let node = self.cluster.parts.read()[usize::from(home)].node.clone();
-        let jobs = JobsOfPart {
-            part: home,
-            node: node.map(|node| node.address.to_string()),
-            ready: figures.ready(),
-            delayed: figures.delayed,
-            running: figures.running,
-            dead: figures.dead,
-        };
-        let jobs = if figures.jobs > 0 { vec![jobs] } else { Vec::new() };
-        Ok(QueuePlaces { home, spread: false, jobs })
+        let parts = self.core.parts_of(queue).await?;
+        let mut jobs = Vec::new();
+        for (part, figures) in self.core.figures_of(queue, &parts).await? {
+            let node = self.cluster.parts.read()[usize::from(part)].node.clone();
+            if figures.jobs > 0 {
+                jobs.push(JobsOfPart {
+                    part,
+                    node: node.map(|node| node.address.to_string()),
+                    ready: figures.ready(),
+                    delayed: figures.delayed,
+                    running: figures.running,
+                    dead: figures.dead,
+                });
+            }
+        }
+        Ok(QueuePlaces { home, spread: self.core.spreading.get(queue).is_some(), jobs })
     }
 }
 

@@ -5,7 +5,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub use crate::engine::redis::cluster::Partition;
 use crate::engine::redis::cluster::SLOTS;
-use crate::name::{Namespace, Queue};
+use crate::job::JobId;
+use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
 /// In how many slots a cluster has the number of partitions.
 const POOL_KEYS: u16 = 16;
@@ -77,6 +78,24 @@ impl Partitions {
     /// Where what concerns a namespace as a whole is decided.
     pub fn of_namespace(&self, namespace: &Namespace) -> Partition {
         self.of(namespace.as_str().as_bytes())
+    }
+
+    /// Where a job with this key lies in a queue that is spread.
+    pub fn of_key(&self, queue: &Queue, key: &JobKey) -> Partition {
+        self.of(format!("{}/{}/{key}", queue.namespace, queue.name).as_bytes())
+    }
+
+    /// Where what became of a publish that is safe to repeat is remembered then.
+    pub fn of_request(&self, queue: &Queue, key: &IdempotencyKey) -> Partition {
+        let mut text = format!("{}/{}/", queue.namespace, queue.name).into_bytes();
+        text.extend(key.as_bytes());
+        self.of(&text)
+    }
+
+    /// The partition that an id names: `place` has its bytes. One of another store may name any.
+    pub fn of_id(&self, id: &JobId) -> Partition {
+        let bytes = id.to_bytes();
+        (u16::from_be_bytes([bytes[9], bytes[10]]) >> 4) % self.count()
     }
 
     /// The part that a text names: the highest bits of its hash.

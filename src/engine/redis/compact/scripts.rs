@@ -57,7 +57,7 @@ scripts! {
     names: file "pieces";
     pause: file "queue";
     peek: file "queue" file "value" file "job" file "view";
-    publish: file "queue" file "value" file "horizon"
+    publish: line "local looks, own, told_all, from" file "queue" file "value" file "horizon"
         line "local function jobs()" file "job" file "change" file "view"
         line "return find, remove, free_key, state_of, details_of end"
         line "local function pieces()" file "pieces" line "return add_name end";
@@ -76,7 +76,19 @@ scripts! {
         line "local function jobs()" file "job" file "change" file "view"
         line "return find, remove, free_key, state_of, details_of end"
         line "local function pieces()" file "pieces" line "return add_name end"
-        line "local function publish(ARGV)" file "publish" line "end" shared "schedules";
+        line "local function publish(ARGV, looks, own, told_all, from)" file "publish" line "end"
+        shared "schedules";
+    prepare: file "queue" file "value" file "horizon"
+        line "local function jobs()" file "job" file "change" file "view"
+        line "return find, remove, free_key, state_of, details_of end"
+        line "local function pieces()" file "pieces" line "return add_name end"
+        line "local function publish(ARGV, looks, own, told_all, from)" file "publish" line "end";
+    settle: file "queue" file "value" file "horizon"
+        line "local function jobs()" file "job" file "change" file "view"
+        line "return find, remove, free_key, state_of, details_of end"
+        line "local function pieces()" file "pieces" line "return add_name end"
+        line "local function publish(ARGV, looks, own, told_all, from)" file "publish" line "end";
+    spread: file "queue" file "pieces";
     read_schedules: shared "schedules";
     due_schedules: shared "schedules";
     name_schedule:;
@@ -91,10 +103,13 @@ impl Scripts {
             &mut self.cancel_key,
             &mut self.destroy,
             &mut self.pause,
+            &mut self.prepare,
             &mut self.publish,
             &mut self.release,
             &mut self.respawn,
             &mut self.respawn_job,
+            &mut self.settle,
+            &mut self.spread,
             &mut self.step_schedule,
         ] {
             script.set_lasting();

@@ -55,8 +55,8 @@ pub fn ready(queue: &Queue) -> String {
 pub struct Ready;
 
 impl ReadyLists for Ready {
-    fn key_of(&self, queue: &Queue) -> Option<Vec<u8>> {
-        Some(ready(queue).into_bytes())
+    fn keys_of(&self, queue: &Queue) -> Vec<Vec<u8>> {
+        vec![ready(queue).into_bytes()]
     }
 
     fn queue_of(&self, key: &[u8]) -> Option<Queue> {

@@ -7,16 +7,20 @@
   const stored = (name, usual) => { try { return localStorage.getItem("dormouse." + name) ?? usual; } catch { return usual; } };
   const store = (name, value) => { try { localStorage.setItem("dormouse." + name, value); } catch { /* private windows */ } };
 
+  // A field named "contains" or "id" stands in the place of the form's own: these ask the node itself.
+  const holds = (node, other) => Node.prototype.contains.call(node, other);
+  const idOf = (node) => node.getAttribute("id") || "";
+
   // Whether somebody has typed into a form, or selected rows: what is below it stays as it is.
   const changed = (field) => {
     if (field.type === "checkbox" || field.type === "radio") return field.checked !== field.defaultChecked;
     if (field.tagName === "SELECT") return [...field.options].some((o) => o.selected !== o.defaultSelected);
     return field.type !== "hidden" && field.defaultValue !== undefined && field.value !== field.defaultValue;
   };
-  const busy = (node) => node.tagName === "FORM" && (node.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")
+  const busy = (node) => node.tagName === "FORM" && (holds(node, document.activeElement) && document.activeElement.matches("input, select, textarea")
     || [...node.elements].some(changed));
 
-  const keyOf = (node) => node.nodeType === 1 ? node.getAttribute("data-key") || node.id || "" : "";
+  const keyOf = (node) => node.nodeType === 1 ? node.getAttribute("data-key") || idOf(node) : "";
   const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
 
   function same(from, to) {
@@ -55,7 +59,7 @@
       const gone = at;
       at = at.nextSibling;
       // What somebody works on is not taken away.
-      if (!(gone.nodeType === 1 && gone.contains(document.activeElement) && gone !== document.body)) gone.remove();
+      if (!(gone.nodeType === 1 && holds(gone, document.activeElement) && gone !== document.body)) gone.remove();
     }
   }
 
@@ -103,7 +107,9 @@
         }
       }
       document.body.classList.toggle("stale", answer.status >= 400);
-    } catch {
+    } catch (error) {
+      // No answer is no mistake of the page; anything else is, and the console says so.
+      if (!(error instanceof TypeError && /fetch/i.test(error.message))) console.error(error);
       document.body.classList.add("stale");
     } finally {
       asking = false;
@@ -169,7 +175,7 @@
   // A form is sent once.
   document.addEventListener("submit", (event) => {
     const form = event.target;
-    if (form.method !== "post") return;
+    if (form.getAttribute("method") !== "post") return;
     if (form.dataset.sent) { event.preventDefault(); return; }
     form.dataset.sent = "1";
   });

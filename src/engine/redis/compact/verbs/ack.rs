@@ -1,5 +1,6 @@
 //! Ack: coalesced calls become one script call for each partition. What comes with receipts goes one call at a time.
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use redis::Cmd;
@@ -12,7 +13,7 @@ use crate::engine::batch::{self, Call, Reply};
 use crate::engine::redis::batches::{self, MAX_WAITING};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::together;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef, Receipt};
 use crate::name::{Namespace, Queue};
 
@@ -22,7 +23,7 @@ type Part = (Option<Namespace>, Vec<JobRef>, Vec<Reply<()>>);
 impl CompactCore {
     /// Acks a job, together with others of its partition.
     pub async fn ack_one(self: &Arc<Self>, job: JobRef) -> Result<()> {
-        let home = self.partition_of(&job.queue);
+        let home = self.partitions.of_id(&job.id);
         self.ready(home, Lane::HandOver).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::ACKS);
@@ -52,7 +53,7 @@ impl CompactCore {
         let parts = parts.into_iter().map(async |(counted, jobs, replies)| {
             self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
             jobs.iter().for_each(|job| _ = self.common.handed_out.remove(&job.id));
-            let outcome = self.forget(home, Lane::HandOver, &jobs).await;
+            let outcome = self.forget_all(home, &jobs).await;
             if let (Some(namespace), Ok((bytes, count))) = (&counted, &outcome) {
                 self.give_room(namespace, [*count, *bytes, 0]).await;
             }
@@ -62,6 +63,26 @@ impl CompactCore {
             }
         });
         together::all(parts).await;
+    }
+
+    /// Forgets jobs whose ids name this partition, wherever they lie.
+    async fn forget_all(&self, named: Partition, jobs: &[JobRef]) -> Outcome<(i64, i64)> {
+        let (mut bytes, mut count) = self.forget(named, Lane::HandOver, jobs).await?;
+        if count == jobs.len() as i64 {
+            return Ok((bytes, count));
+        }
+        let mut elsewhere: BTreeMap<Partition, Vec<JobRef>> = BTreeMap::new();
+        for job in jobs {
+            let home = self.partition_of(&job.queue);
+            if home != named {
+                elsewhere.entry(home).or_default().push(job.clone());
+            }
+        }
+        for (home, jobs) in elsewhere {
+            let (of_bytes, of_count) = self.forget(home, Lane::HandOver, &jobs).await?;
+            (bytes, count) = (bytes + of_bytes, count + of_count);
+        }
+        Ok((bytes, count))
     }
 
     /// Forgets jobs. Answers how many bytes they had, and how many there were.
@@ -78,14 +99,42 @@ impl CompactCore {
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         let home = self.partition_of(queue);
         self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
+        let mut parts: BTreeMap<Partition, Vec<(JobId, Option<Receipt>)>> = BTreeMap::new();
+        for job in jobs {
+            parts.entry(self.partitions.of_id(&job.0)).or_default().push(*job);
+        }
+        let (mut stale, mut done) = (HashSet::new(), 0);
+        for (partition, of) in parts {
+            let acked = async {
+                let (count, of_part) = self.ack_in(partition, queue, &of).await?;
+                if partition != home && count + of_part.len() < of.len() {
+                    let left: Vec<_> = of.iter().filter(|(id, _)| !of_part.contains(id)).copied().collect();
+                    stale.extend(self.ack_in(home, queue, &left).await?.1);
+                }
+                stale.extend(of_part);
+                Outcome::Ok(())
+            };
+            acked.await.map_err(|fault| Error::from(fault).after(done))?;
+            done += of.len() as u64;
+        }
+        Ok(jobs.iter().map(|(id, _)| *id).filter(|id| stale.contains(id)).collect())
+    }
+
+    /// Those that lie there. How many were forgotten, and those whose receipt does not hold any more.
+    async fn ack_in(
+        &self,
+        partition: Partition,
+        queue: &Queue,
+        jobs: &[(JobId, Option<Receipt>)],
+    ) -> Outcome<(usize, Vec<JobId>)> {
         let of = jobs.iter().map(|(id, receipt)| (queue, id, *receipt));
-        let call = self.ack_call(home, of);
-        let answer: Vec<i64> = self.ask(home, Lane::HandOver, &self.scripts.ack, call).await?;
-        let [bytes, count, stale @ ..] = &answer[..] else { return Err(Fault::unreadable("ack").into()) };
+        let call = self.ack_call(partition, of);
+        let answer: Vec<i64> = self.ask(partition, Lane::HandOver, &self.scripts.ack, call).await?;
+        let [bytes, count, stale @ ..] = &answer[..] else { return Err(Fault::unreadable("ack")) };
         self.freed(queue, [*count, *bytes, 0]).await;
         let id = |n: &i64| usize::try_from(*n).ok().and_then(|n| jobs.get(n)).map(|(id, _)| *id);
         let stale: Option<Vec<JobId>> = stale.iter().map(id).collect();
-        Ok(stale.ok_or_else(|| Fault::unreadable("ack"))?)
+        Ok((*count as usize, stale.ok_or_else(|| Fault::unreadable("ack"))?))
     }
 
     fn ack_call<'a>(

@@ -1,4 +1,5 @@
-//! Consume: one script call for queues that stand behind each other in the list and have the same home.
+//! Consume: one script call for queues that stand behind each other in the list and have the same home. A queue that is
+//! spread is asked by itself (`consume_spread`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::id_at;
+use crate::clock::Micros;
 use crate::engine::Consumed;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::in_time::patient;
@@ -20,19 +22,60 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
 
+/// What one script call has brought.
+pub struct Fetched {
+    pub consumed: Consumed,
+    pub now: Micros,
+    /// One of the queues is paused.
+    pub is_paused: bool,
+    /// This queue is spread, and was not known to be: neither it nor those behind it were asked.
+    pub spread: Option<usize>,
+    /// Since when the next entry is ready, of a queue that is known to be.
+    pub head: Option<Micros>,
+}
+
 impl CompactCore {
     /// Hands out a job for each ttr. Jobs of an answer that comes too late are given back.
     pub async fn consume(self: &Arc<Self>, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let queues: Vec<Queue> = queues.queues().collect();
         let mut consumed = Consumed::default();
-        for part in queues.chunk_by(|a, b| self.partition_of(a) == self.partition_of(b)) {
+        let mut rest = &queues[..];
+        while let Some(first) = rest.first() {
             let ttrs = &ttrs[consumed.jobs.len()..];
             if ttrs.is_empty() {
                 break;
             }
-            // A part has at least one queue.
-            let home = self.partition_of(&part[0]);
-            match self.consume_part(home, part.to_vec(), ttrs).await {
+            let asked = match self.spreading.get(first) {
+                Some(spread) => {
+                    rest = &rest[1..];
+                    Box::pin(self.consume_spread(first, &spread, ttrs)).await
+                }
+                None => {
+                    let home = self.partition_of(first);
+                    let same = |queue: &&Queue| {
+                        self.partition_of(queue) == home && self.spreading.get(queue).is_none()
+                    };
+                    let count = rest.iter().take_while(same).count();
+                    let (part, behind) = rest.split_at(count.max(1));
+                    match self.consume_part(home, part, ttrs, None).await {
+                        // It is known from now on, and is asked once more.
+                        Ok(Fetched { consumed, spread: Some(n), .. }) => {
+                            if self.is_spread(&part[n]).await?.is_none() {
+                                // Its record has gone in between: what was said is right for good.
+                                self.learn_spread(&part[n], self.now());
+                            }
+                            rest = &rest[n..];
+                            Ok(consumed)
+                        }
+                        Ok(Fetched { consumed, .. }) => {
+                            rest = behind;
+                            Ok(consumed)
+                        }
+                        Err(fault) => Err(fault.into()),
+                    }
+                }
+            };
+            match asked {
                 Ok(some) => {
                     consumed.jobs.extend(some.jobs);
                     consumed.more = some.more;
@@ -49,26 +92,32 @@ impl CompactCore {
         Ok(consumed)
     }
 
-    async fn consume_part(
+    /// Jobs of queues that have their home there; or of one that is spread, which have become ready until then.
+    pub async fn consume_part(
         self: &Arc<Self>,
         home: Partition,
-        queues: Vec<Queue>,
+        queues: &[Queue],
         ttrs: &[Duration],
-    ) -> Result<Consumed> {
+        until: Option<Micros>,
+    ) -> Outcome<Fetched> {
         let mut call = self.call(&self.scripts.consume, home);
         call.arg(queues.len());
         queues.iter().for_each(|queue| _ = call.arg(keys::name(queue)));
+        call.arg(until.map_or_else(String::new, |until| until.to_string()));
         for run in ttrs.chunk_by(|a, b| a == b) {
             call.arg(run.len()).arg(micros(run[0])); // a run has at least one element
         }
-        let (asked, queues) = (ttrs.len(), Arc::new(queues));
-        let mut attempts = self.attempts(home, Lane::Consume);
+        let (asked, queues) = (ttrs.len(), Arc::new(queues.to_vec()));
+        let mut attempts = match until {
+            Some(_) => self.attempt_now(home, Lane::Consume),
+            None => self.attempts(home, Lane::Consume),
+        };
         loop {
             let link = attempts.link().await?;
             let call = self.for_sending(&mut call);
             let answer = self.consume_from(home, &link, &queues, asked, call).await;
             if let Some(outcome) = attempts.outcome(answer) {
-                return Ok(outcome?);
+                return outcome;
             }
         }
     }
@@ -80,7 +129,7 @@ impl CompactCore {
         queues: &Arc<Vec<Queue>>,
         asked: usize,
         call: Cmd,
-    ) -> Outcome<Consumed> {
+    ) -> Outcome<Fetched> {
         let connection = link.connection(Lane::Consume).await?;
         let (core, through, mut redis) = (self.clone(), link.clone(), patient(&connection));
         let queues = queues.clone();
@@ -91,8 +140,8 @@ impl CompactCore {
         };
         let late = || {
             let (core, link) = (self.clone(), link.clone());
-            Some(async move |late: Consumed| {
-                link.told_nobody(late.jobs, async |jobs| core.give_back(jobs).await).await
+            Some(async move |late: Fetched| {
+                link.told_nobody(late.consumed.jobs, async |jobs| core.give_back(jobs).await).await
             })
         };
         link.exchange(&connection, exchange, late).await
@@ -106,8 +155,9 @@ impl CompactCore {
         queues: &[Queue],
         asked: usize,
         sent: std::time::Instant,
-    ) -> Outcome<Consumed> {
-        let (now, more, paused, cells): (u64, bool, Vec<u64>, Vec<Value>) = redis::from_redis_value(reply)?;
+    ) -> Outcome<Fetched> {
+        let (now, more, paused, cells, spread, head): (u64, bool, Vec<u64>, Vec<Value>, usize, u64) =
+            redis::from_redis_value(reply)?;
         link.clock.learn(sent, now);
         for pause in paused.chunks_exact(2) {
             if let (Some(queue), until @ 2..) = (queue_at(queues, pause[0] as usize), pause[1]) {
@@ -136,6 +186,12 @@ impl CompactCore {
             self.stored(home, earliest);
         }
         // Jobs that cannot be read do not hide those behind them.
-        Ok(Consumed { jobs, more: more || unreadable })
+        Ok(Fetched {
+            now,
+            is_paused: !paused.is_empty(),
+            spread: spread.checked_sub(1).filter(|n| *n < queues.len()),
+            head: (head > 0).then_some(head),
+            consumed: Consumed { jobs, more: more || unreadable },
+        })
     }
 }

@@ -20,13 +20,12 @@ impl CompactCore {
     /// Counts the delayed jobs.
     pub async fn delays(&self, count: &DelayCount) -> Result<Delays> {
         let partitions = match &count.of {
-            DelayedOf::Queue(queue) => {
-                let home = self.partition_of(queue);
-                home..home + 1
-            }
-            DelayedOf::All | DelayedOf::Namespace(_) => self.partitions.all(),
+            DelayedOf::Queue(queue) => self.parts_of(queue).await?,
+            DelayedOf::All | DelayedOf::Namespace(_) => self.partitions.all().collect(),
         };
-        let each = together::try_all(partitions.map(|partition| self.delays_of(partition, count))).await?;
+        let each =
+            together::try_all(partitions.into_iter().map(|partition| self.delays_of(partition, count)))
+                .await?;
         let mut all = Delays::default();
         each.into_iter().for_each(|of| all.merge(of, count.most));
         Ok(all)

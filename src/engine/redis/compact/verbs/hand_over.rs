@@ -7,6 +7,7 @@ use tokio::time::sleep;
 
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
+use super::super::partitions::Partition;
 use super::super::place::place_of;
 use crate::clock::Micros;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
@@ -31,7 +32,23 @@ const PAUSE: Duration = Duration::from_millis(100);
 impl CompactCore {
     /// The ttr ends `ttr` from now.
     pub async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
-        let (home, place) = self.find(&job.queue, &job.id);
+        for (partition, place) in self.find(&job.queue, &job.id) {
+            match self.touch_at(partition, place, job, receipt, ttr).await? {
+                Held::NotFound => {}
+                held => return Ok(held),
+            }
+        }
+        Ok(Held::NotFound)
+    }
+
+    async fn touch_at(
+        &self,
+        home: Partition,
+        place: Vec<u8>,
+        job: &JobRef,
+        receipt: Receipt,
+        ttr: Duration,
+    ) -> Result<Held<Touched>> {
         let mut cmd = self.call(&self.scripts.touch, home);
         cmd.arg(keys::name(&job.queue)).arg(place);
         cmd.arg(receipt.hand_over).arg(receipt.tries_left).arg(micros(ttr));
@@ -52,13 +69,30 @@ impl CompactCore {
 
     /// Back to the queue, or dead when no tries are left.
     pub async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
+        for (partition, place) in self.find(&job.queue, &job.id) {
+            match self.release_at(partition, place, job, receipt, &release).await? {
+                Held::NotFound => {}
+                held => return Ok(held),
+            }
+        }
+        Ok(Held::NotFound)
+    }
+
+    async fn release_at(
+        &self,
+        home: Partition,
+        place: Vec<u8>,
+        job: &JobRef,
+        receipt: Receipt,
+        release: &Release,
+    ) -> Result<Held<Released>> {
         let (queue, Release { delay, tries, reason }) = (&job.queue, release);
+        let delay = *delay;
         let tries_left = match tries {
             Tries::Spend => receipt.tries_left,
             Tries::Restore => receipt.tries_left.saturating_add(1),
             Tries::Forfeit => 0,
         };
-        let (home, place) = self.find(queue, &job.id);
         let mut cmd = self.call(&self.scripts.release, home);
         cmd.arg(keys::name(queue)).arg(place).arg(receipt.hand_over).arg(receipt.tries_left);
         cmd.arg(tries_left)
@@ -73,6 +107,8 @@ impl CompactCore {
             Held::Done(due) => {
                 self.common.handed_out.release(job.id, due);
                 if delay.is_zero() {
+                    // It is ready since when it was.
+                    self.ready_again(queue, home);
                     self.common.notifiers.notify(queue);
                 } else {
                     self.stored(home, due);
@@ -90,19 +126,26 @@ impl CompactCore {
         let mut jobs: Vec<&Job> = jobs.iter().rev().collect();
         jobs.retain(|job| job.receipt != 0);
         jobs.iter().for_each(|job| _ = self.common.handed_out.remove(&job.id));
-        jobs.sort_by_key(|job| self.partition_of(&job.queue));
-        for part in jobs.chunk_by(|a, b| self.partition_of(&a.queue) == self.partition_of(&b.queue)) {
+        let named = |job: &&Job| self.partitions.of_id(&job.id);
+        jobs.sort_by_key(named);
+        for part in jobs.chunk_by(|a, b| named(a) == named(b)) {
             for step in part.chunks(STEP) {
-                self.give_back_step(step).await?;
+                let given = self.give_back_step(named(&step[0]), step).await?; // a chunk has some
+                // One of another store may lie at home. What was given back is not given back once more.
+                let home = |job: &&Job| self.partition_of(&job.queue);
+                let mut elsewhere: Vec<&Job> = step.to_vec();
+                elsewhere.retain(|job| given < step.len() && home(job) != named(job));
+                elsewhere.sort_by_key(home);
+                for step in elsewhere.chunk_by(|a, b| home(a) == home(b)) {
+                    self.give_back_step(home(&step[0]), step).await?;
+                }
             }
         }
         Ok(())
     }
 
-    /// Jobs of one partition.
-    async fn give_back_step(&self, jobs: &[&Job]) -> Result<()> {
-        let Some(first) = jobs.first() else { return Ok(()) };
-        let home = self.partition_of(&first.queue);
+    /// Jobs of one partition. How many there were.
+    async fn give_back_step(&self, home: Partition, jobs: &[&Job]) -> Result<usize> {
         let mut queues: Vec<&Queue> = Vec::new();
         for job in jobs {
             if !queues.contains(&&job.queue) {
@@ -118,22 +161,22 @@ impl CompactCore {
             call.arg(n).arg(place_of(home, &job.id)).arg(hand_over).arg(tries_left);
         }
         let end = Instant::now() + TRIED_FOR;
-        loop {
-            let given: Outcome<u64> =
+        let given = loop {
+            let given: Outcome<usize> =
                 self.ask(home, Lane::HandOver, &self.scripts.give_back, call.clone()).await;
             let closing = self.tasks.stopping();
             match given {
                 Err(fault) if fault.may_heal() && Instant::now() < end && !closing.is_cancelled() => {
                     closing.run_until_cancelled(sleep(PAUSE)).await;
                 }
-                given => {
-                    given?;
-                    break;
-                }
+                given => break given?,
             }
+        };
+        for queue in queues {
+            self.ready_again(queue, home);
+            self.common.notifiers.notify(queue);
         }
-        queues.into_iter().for_each(|queue| self.common.notifiers.notify(queue));
-        Ok(())
+        Ok(given)
     }
 }
 

@@ -8,6 +8,7 @@ use redis::Value;
 
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
+use super::super::partitions::Partition;
 use super::super::place::id_at;
 use super::publish_call::read_replay;
 use crate::clock::Micros;
@@ -25,17 +26,42 @@ const MAX_CALLS: usize = 32;
 impl CompactCore {
     /// The head that consume would hand out.
     pub async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
-        let home = self.partition_of(queue);
+        let parts = self.parts_of(queue).await?;
+        if let [home] = parts[..] {
+            return Ok(self.peek_in(home, queue).await?.map(|(_, job)| job));
+        }
+        let mut heads = Vec::new();
+        for (partition, head) in self.ready_heads(queue, &parts).await {
+            heads.extend(head?.map(|since| (since, partition)));
+        }
+        heads.sort_unstable();
+        // Behind entries of jobs that are gone may stand younger ones.
+        let mut oldest: Option<(Micros, Job)> = None;
+        for (since, partition) in heads {
+            if oldest.as_ref().is_some_and(|(oldest, _)| *oldest <= since) {
+                break;
+            }
+            if let Some(found) = self.peek_in(partition, queue).await?
+                && oldest.as_ref().is_none_or(|(oldest, _)| found.0 < *oldest)
+            {
+                oldest = Some(found);
+            }
+        }
+        Ok(oldest.map(|(_, job)| job))
+    }
+
+    /// The head of a partition, and since when it is ready.
+    async fn peek_in(&self, home: Partition, queue: &Queue) -> Result<Option<(Micros, Job)>> {
         for _ in 0..MAX_CALLS {
             let mut cmd = self.call(&self.scripts.peek, home);
             cmd.arg(keys::name(queue)).arg(1);
             let reply: Vec<Value> = self.ask(home, Lane::Other, &self.scripts.peek, cmd).await?;
             match &reply[..] {
-                [now, _, place, _, tries, ttl, stored] => {
+                [now, _, place, since, tries, ttl, stored] => {
                     let id =
                         id_at(home, &read::<Vec<u8>>(place)?).ok_or_else(|| Fault::unreadable("peek"))?;
                     let job = value::job(queue, id, read::<Bytes>(stored)?, read(ttl)?, read(now)?)?;
-                    return Ok(Some(Job { tries_left: read(tries)?, ..job }));
+                    return Ok(Some((read(since)?, Job { tries_left: read(tries)?, ..job })));
                 }
                 [_, more] if !read::<bool>(more)? => return Ok(None),
                 [_, _] => {}
@@ -46,8 +72,7 @@ impl CompactCore {
     }
 
     /// Since when the head has been ready, in microseconds. `None` also behind many entries of jobs that are gone.
-    pub async fn ready_since(&self, queue: &Queue) -> Outcome<Option<Micros>> {
-        let home = self.partition_of(queue);
+    pub async fn ready_since(&self, home: Partition, queue: &Queue) -> Outcome<Option<Micros>> {
         let mut cmd = self.call(&self.scripts.peek, home);
         cmd.arg(keys::name(queue)).arg(0);
         let reply: Vec<Value> = self.ask(home, Lane::Other, &self.scripts.peek, cmd).await?;
@@ -61,13 +86,38 @@ impl CompactCore {
         by: By<'_>,
         held_with: Option<u16>,
     ) -> Result<Option<JobView>> {
-        let home = self.partition_of(queue);
-        let mut cmd = self.call(&self.scripts.inspect, home);
-        cmd.arg(keys::name(queue));
         match by {
-            By::Id(id) => cmd.arg(self.find(queue, &id).1).arg(""),
-            By::Key(key) => cmd.arg("").arg(key.as_str()),
-        };
+            By::Id(id) => {
+                for (partition, place) in self.find(queue, &id) {
+                    let found = self.inspect_in(partition, queue, (&place, ""), held_with).await?;
+                    if found.is_some() {
+                        return Ok(found);
+                    }
+                }
+                Ok(None)
+            }
+            By::Key(key) => {
+                for partition in self.parts_of_key(queue, key).await? {
+                    let found = self.inspect_in(partition, queue, (b"", key.as_str()), held_with).await?;
+                    if found.is_some() {
+                        return Ok(found);
+                    }
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// The same of a partition, by a place or a key.
+    pub async fn inspect_in(
+        &self,
+        home: Partition,
+        queue: &Queue,
+        (place, key): (&[u8], &str),
+        held_with: Option<u16>,
+    ) -> Result<Option<JobView>> {
+        let mut cmd = self.call(&self.scripts.inspect, home);
+        cmd.arg(keys::name(queue)).arg(place).arg(key);
         let reply: Vec<Value> = self.ask(home, Lane::Other, &self.scripts.inspect, cmd).await?;
         let [now, place, state, due, tries, ttl, key, reason, stored] = &reply[..] else { return Ok(None) };
         let id = id_at(home, &read::<Vec<u8>>(place)?).ok_or_else(|| Fault::unreadable("inspect"))?;
@@ -94,7 +144,16 @@ impl CompactCore {
 
     /// What became of a call that is safe to repeat, if it is remembered.
     pub async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
-        let home = self.partition_of(queue);
+        for partition in self.parts_of_request(queue, &once.key).await? {
+            let found = self.recall_in(partition, queue, once).await?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    async fn recall_in(&self, home: Partition, queue: &Queue, once: &Once) -> Result<Option<Published>> {
         let key = keys::once(self.partitions.base(home), queue, &once.key);
         let done: Option<Vec<u8>> = self.query(home, redis::cmd("GET").arg(key)).await?;
         let Some(done) = done else { return Ok(None) };
@@ -105,11 +164,16 @@ impl CompactCore {
 
     /// Forgets the job that has this key.
     pub async fn cancel_key(self: &Arc<Self>, queue: &Queue, key: &JobKey) -> Result<bool> {
-        let home = self.partition_of(queue);
-        let mut cmd = self.call(&self.scripts.cancel_key, home);
-        cmd.arg(keys::name(queue)).arg(key.as_str());
-        let (count, bytes): (i64, i64) = self.ask(home, Lane::Other, &self.scripts.cancel_key, cmd).await?;
-        self.freed(queue, [count, bytes, 0]).await;
-        Ok(count == 1)
+        for partition in self.parts_of_key(queue, key).await? {
+            let mut cmd = self.call(&self.scripts.cancel_key, partition);
+            cmd.arg(keys::name(queue)).arg(key.as_str());
+            let (count, bytes): (i64, i64) =
+                self.ask(partition, Lane::Other, &self.scripts.cancel_key, cmd).await?;
+            self.freed(queue, [count, bytes, 0]).await;
+            if count == 1 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }

@@ -25,7 +25,7 @@ use crate::engine::redis::reply::{key_of, read, reason_of};
 use crate::engine::redis::verbs::list_jobs::{Element, InList, JobElements, Place, list_elements, shown};
 use crate::engine::{Cursor, JobList, JobPage};
 use crate::error::Result;
-use crate::job::{JobState, JobView};
+use crate::job::{JobId, JobState, JobView};
 use crate::name::Queue;
 
 /// How many timers one script call looks at, how many buckets, and how many such calls one page makes.
@@ -137,9 +137,8 @@ impl Merge {
 }
 
 impl CompactCore {
-    /// A part of a queue's jobs in one state.
-    pub async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
-        let home = self.partition_of(queue);
+    /// A part of a queue's jobs in one state that lie in this partition.
+    pub async fn list_in(&self, home: Partition, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         if matches!(list.state, JobState::Ready | JobState::Dead) {
             let place = match &list.cursor {
                 None => InList::default(),
@@ -359,13 +358,12 @@ impl CompactCore {
         Ok(views)
     }
 
-    /// The first of a queue's dead jobs.
-    pub async fn first_dead(&self, queue: &Queue) -> Result<Option<crate::job::JobId>> {
-        let home = self.partition_of(queue);
+    /// The first of a queue's dead jobs in a partition, and when it died.
+    pub async fn first_dead(&self, home: Partition, queue: &Queue) -> Result<Option<(Millis, JobId)>> {
         let list = JobList { state: JobState::Dead, limit: 1, cursor: None, bodies: false };
         let of = Elements { core: self, home, queue, list: &list };
         let page = list_elements(&of, &list, InList::default()).await?;
-        Ok(page.jobs.first().map(|view| view.id))
+        Ok(page.jobs.first().map(|view| (view.due_at.unwrap_or(0), view.id)))
     }
 }
 

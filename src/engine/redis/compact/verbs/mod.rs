@@ -3,16 +3,21 @@
 
 mod ack;
 mod consume;
+mod consume_spread;
 mod dead_letter;
 mod delays;
 mod hand_over;
 mod inspect;
 mod list_jobs;
+mod list_spread;
 mod pause;
 mod publish;
 mod publish_call;
+mod publish_parts;
+mod publish_spread;
 mod pump;
 mod queues;
 pub mod quotas;
 mod read_schedules;
 pub mod schedules;
+mod spread;

@@ -7,22 +7,21 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use redis::{Cmd, Value};
+use tokio::time::{Instant, sleep};
 
-use super::super::buckets::INLINE;
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::place_of;
 use super::super::steps::Room;
-use super::publish_call::{Answer, Stored, read_answer};
-use crate::clock::Micros;
+use super::publish_call::{Answer, BUSY, LOOK, Stored, Tried, encode, queues_of, read_answer};
+use crate::clock::{Micros, Millis};
 use crate::engine::batch::{self, Call};
 use crate::engine::redis::batches::{self, MAX_WAITING, Plain};
 use crate::engine::redis::connection::connector::Connection;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::times::micros;
-use crate::engine::redis::layout::value;
 use crate::engine::redis::link::Link;
 use crate::engine::redis::reply::id_taken;
 use crate::engine::redis::verbs::publish::{
@@ -36,22 +35,12 @@ use crate::name::Queue;
 /// Forgets jobs of an answer that came too late.
 type TakingBack = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The values of a call. Large ones of a call that is too large for one script call are stored before.
-fn encode(call: &Publication) -> Result<Vec<Stored>> {
-    let mut values: Vec<Stored> = Vec::with_capacity(call.jobs.len());
-    for Placing { job, .. } in &call.jobs {
-        values.push((value::encode(&job.id, &job.body, &job.attributes)?, false));
-    }
-    let bytes: usize = values.iter().map(|(value, _)| value.len()).sum();
-    if values.len() > 1 && bytes > MAX_VALUES {
-        values.iter_mut().for_each(|(value, staged)| *staged = value.len() > INLINE);
-    }
-    Ok(values)
-}
-
 impl CompactCore {
     /// Stores what a publication has, all of it or nothing.
     pub async fn publish(self: &Arc<Self>, publication: Publication) -> Result<Published> {
+        if self.is_of_spread(&publication).await? {
+            return self.publish_spread(publication).await;
+        }
         let Some(first) = publication.jobs.first() else { return Ok(Published::Done(Vec::new())) };
         let home = self.partition_of(&first.job.queue);
         let is_here = |queue: &Queue| *queue == first.job.queue || self.partition_of(queue) == home;
@@ -63,28 +52,39 @@ impl CompactCore {
         }
         let counted = publication.jobs.iter().any(|placing| self.is_counted(&placing.job.queue.namespace));
         if is_plain(&publication) && !counted {
-            return self.publish_plain(home, publication).await;
+            return self.publish_plain(home, publication, false).await;
         }
         // Boxed: it would be part of the future of every plain one.
         Box::pin(self.publish_alone(home, publication)).await
     }
 
     /// Together with what others publish there.
-    async fn publish_plain(self: &Arc<Self>, home: Partition, publication: Publication) -> Result<Published> {
-        self.ready(home, Lane::Publish(0)).await?;
+    pub async fn publish_plain(
+        self: &Arc<Self>,
+        home: Partition,
+        publication: Publication,
+        spread: bool,
+    ) -> Result<Published> {
+        let callers = if spread {
+            self.try_link(home, Lane::Publish(0)).map_err(Error::Unreachable)?;
+            &self.spread_publishes
+        } else {
+            self.ready(home, Lane::Publish(0)).await?;
+            &self.publishes
+        };
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
             let calls = Arc::new(tokio::sync::Mutex::new(calls));
             // As many as a Redis has connections for them.
             for own in 0..2 {
                 let (core, calls) = (self.clone(), calls.clone());
-                let carry = async move |batch| core.publish_batch(home, own, batch).await;
+                let carry = async move |batch| core.publish_batch(home, own, spread, batch).await;
                 let closing = self.tasks.stopping().clone();
                 self.tasks.spawn_essential("a task that publishes", batch::serve(calls, closing, carry));
             }
             caller
         };
-        self.publishes.call(home, Plain(publication), begin).await
+        callers.call(home, Plain(publication), begin).await
     }
 
     /// The job that is replaced lies in another partition: it goes after the new one is stored. HTTP names one queue.
@@ -140,11 +140,27 @@ impl CompactCore {
 
     /// As a call by itself. In a namespace with a quota room is taken first, as much as the script says that it needs.
     async fn publish_alone(self: &Arc<Self>, home: Partition, publication: Publication) -> Result<Published> {
+        let end = Instant::now() + BUSY;
+        loop {
+            match self.publish_here(home, publication.clone()).await? {
+                Tried::Published(published) => return Ok(published),
+                Tried::Busy if self.spreading.get(&publication.jobs[0].job.queue).is_some() => {
+                    // It was spread meanwhile.
+                    return Box::pin(self.publish_spread(publication)).await;
+                }
+                Tried::Busy if Instant::now() >= end => return Err(Error::Overloaded),
+                Tried::Busy => sleep(LOOK).await,
+            }
+        }
+    }
+
+    /// One attempt of it. Busy also if its queue is spread, which is known from then on.
+    pub async fn publish_here(self: &Arc<Self>, home: Partition, publication: Publication) -> Result<Tried> {
         if let Err(error) = check(&publication) {
             // What was done already is answered first.
             let once = publication.once.as_ref().zip(publication.jobs.first());
             let Some((once, first)) = once else { return Err(error) };
-            return self.recall(&first.job.queue, once).await?.ok_or(error);
+            return self.recall(&first.job.queue, once).await?.ok_or(error).map(Tried::Published);
         }
         self.common.observers.tell(|observer| observer.published_together(publication.jobs.len()));
         let namespace = publication.jobs.iter().map(|placing| &placing.job.queue.namespace);
@@ -176,11 +192,18 @@ impl CompactCore {
             self.unstage(home, &publication, &values).await;
         }
         match outcome? {
-            Answer::Done(placed, _) => Ok(Published::Done(placed)),
-            Answer::Unchanged(published) => Ok(published),
+            Answer::Done(placed, _) => Ok(Tried::Published(Published::Done(placed))),
+            Answer::Unchanged(published) => Ok(Tried::Published(published)),
+            Answer::Busy => Ok(Tried::Busy),
+            Answer::Spread => {
+                for of in &publication.jobs {
+                    self.is_spread(&of.job.queue).await?;
+                }
+                Ok(Tried::Busy)
+            }
             Answer::Taken => Err(id_taken()),
             Answer::Ended => Err(Error::away("the values were stored too slowly")),
-            Answer::Needs(_) => Err(unreadable().into()), // not what the loop ends with
+            Answer::Needs(_) | Answer::Would(..) | Answer::Gone => Err(unreadable().into()), // not what the loop ends with
         }
     }
 
@@ -198,7 +221,8 @@ impl CompactCore {
             let answer = async {
                 let connection = link.connection(Lane::Other).await?;
                 self.stage(home, &link, &connection, publication, values).await?;
-                let cmd = self.special_step(home, publication, values, admit);
+                let Some(first) = publication.jobs.first() else { return Err(unreadable()) };
+                let cmd = self.special_step(home, (publication, &first.job.queue), &[], values, admit);
                 self.send_alone(home, &link, &connection, publication, cmd).await
             };
             let answer = answer.await;
@@ -213,13 +237,18 @@ impl CompactCore {
         self: &Arc<Self>,
         home: Partition,
         own: usize,
+        spread: bool,
         batch: Vec<Call<Plain, Published>>,
     ) {
         let (calls, replies) = calls_to_send(batch);
         if calls.is_empty() {
             return;
         }
-        match self.publish_together(home, own, &calls).await {
+        if spread {
+            // What is published from now on goes to another one.
+            self.spreading.taken(home, |partition| self.can_take(partition));
+        }
+        match self.publish_together(home, own, spread, &calls).await {
             Ok(answers) => {
                 for (reply, answer) in replies.into_iter().zip(answers) {
                     let _ = reply.send(answer); // a caller that has left needs no answer
@@ -234,15 +263,18 @@ impl CompactCore {
         self: &Arc<Self>,
         home: Partition,
         own: usize,
+        spread: bool,
         calls: &[Publication],
     ) -> Result<Vec<Result<Published>>> {
         let jobs = calls.iter().map(|call| call.jobs.len()).sum();
         self.common.observers.tell(|observer| observer.published_together(jobs));
         // A call with more bytes than fit is alone in its batch.
         let values = calls.iter().map(encode).collect::<Result<Vec<_>>>()?;
-        let mut attempts = self.attempts(home, Lane::Publish(own));
+        let lane = Lane::Publish(own);
+        let mut attempts = if spread { self.attempt_now(home, lane) } else { self.attempts(home, lane) };
         let answer = loop {
             let link = attempts.link().await?;
+            let _owes = spread.then(|| self.owes(&link));
             let answer = async {
                 let connection = link.connection(Lane::Publish(own)).await?;
                 for (call, values) in calls.iter().zip(&values) {
@@ -289,8 +321,15 @@ impl CompactCore {
     }
 
     /// Tells consumers or the pump of a job.
-    fn tell_of(&self, home: Partition, queue: &Queue, due: Micros, now: Micros) {
-        if due > now { self.stored(home, due) } else { self.common.notifiers.notify(queue) }
+    pub fn tell_of(&self, home: Partition, queue: &Queue, due: Micros, now: Micros) {
+        if due > now {
+            self.stored(home, due);
+            return;
+        }
+        if let Some(spread) = self.spreading.get(queue) {
+            spread.heads.lock().ready(home, now);
+        }
+        self.common.notifiers.notify(queue);
     }
 
     /// A call of plain publications. Jobs are taken back when the Redis says too late that it has stored them.
@@ -305,6 +344,7 @@ impl CompactCore {
         let sent = link.clock.begin();
         let exchange = {
             let (core, through, mut redis) = (self.clone(), link.clone(), patient(connection));
+            let queues: Vec<Queue> = queues_of(calls).into_iter().cloned().collect();
             async move {
                 let answer = through.run_script(&mut redis, &core.scripts.publish, cmd).await?;
                 let answer: Vec<i64> = redis::from_redis_value(answer)?;
@@ -312,7 +352,14 @@ impl CompactCore {
                 if refused == [-1] {
                     return Err(Fault::away("the values were stored too slowly"));
                 }
-                Ok((*now as Micros, refused.iter().map(|n| *n as usize).collect::<Vec<usize>>()))
+                // Behind -1 are queues that are spread.
+                for n in refused.iter().filter(|n| **n < -1) {
+                    if let Some(queue) = queues.get((-2 - n) as usize) {
+                        core.learn_spread(queue, *now as Millis / 1000);
+                    }
+                }
+                let refused = refused.iter().filter_map(|n| usize::try_from(*n).ok());
+                Ok((*now as Micros, refused.collect::<Vec<usize>>()))
             }
         };
         let late = || self.take_back_later(home, calls, |(_, refused): (Micros, Vec<usize>)| refused);
@@ -387,7 +434,7 @@ impl CompactCore {
 
     /// Stores the large bodies of a call that is too large for one script call. When this process ends in between, they
     /// end by themselves.
-    async fn stage(
+    pub async fn stage(
         &self,
         home: Partition,
         link: &Link,

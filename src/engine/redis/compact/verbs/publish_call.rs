@@ -1,9 +1,11 @@
 //! The arguments of lua/compact/publish.lua, and what its answers say. Knows neither connections nor batches.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use redis::{Cmd, Value};
 
-use super::super::buckets::near_from;
+use super::super::buckets::{INLINE, near_from};
 use super::super::core::CompactCore;
 use super::super::keys;
 use super::super::partitions::Partition;
@@ -12,10 +14,12 @@ use super::super::steps::Room;
 use crate::clock::Micros;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
+use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::read;
-use crate::engine::redis::verbs::publish::unreadable;
+use crate::engine::redis::verbs::publish::{MAX_VALUES, unreadable};
 use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Published, REMEMBERED};
-use crate::job::JobId;
+use crate::error::Result;
+use crate::job::{JobId, JobRef};
 use crate::name::Queue;
 
 /// What became of a call that comes alone.
@@ -27,17 +31,50 @@ pub enum Answer {
     Ended,
     /// It would add so much, and may not.
     Needs(Room),
+    /// A publish that is not shown yet has one of its keys.
+    Busy,
+    /// Its queue is spread, and was taken for a gathered one.
+    Spread,
+    /// What would become of it, and what it would add.
+    Would(Vec<Placed>, Room),
+    /// It is not kept here any more.
+    Gone,
+}
+
+/// How long a publish waits for another one that is not shown yet and has one of its keys; and between two looks.
+pub const BUSY: Duration = Duration::from_secs(4);
+pub const LOOK: Duration = Duration::from_millis(5);
+
+/// What one attempt came to.
+pub enum Tried {
+    Published(Published),
+    /// A publish that is not shown yet has one of its keys. Nothing was done.
+    Busy,
 }
 
 /// The value that is stored, and whether it was stored before.
 pub type Stored = (Bytes, bool);
+
+/// The values of a call. Large ones of a call that is too large for one script call are stored before.
+pub fn encode(call: &Publication) -> Result<Vec<Stored>> {
+    let mut values: Vec<Stored> = Vec::with_capacity(call.jobs.len());
+    for Placing { job, .. } in &call.jobs {
+        values.push((value::encode(&job.id, &job.body, &job.attributes)?, false));
+    }
+    let bytes: usize = values.iter().map(|(value, _)| value.len()).sum();
+    if values.len() > 1 && bytes > MAX_VALUES {
+        values.iter_mut().for_each(|(value, staged)| *staged = value.len() > INLINE);
+    }
+    Ok(values)
+}
 
 impl CompactCore {
     /// A call of several plain publications.
     pub fn plain_step(&self, home: Partition, calls: &[Publication], values: &[Vec<Stored>]) -> Cmd {
         let mut cmd = self.call(&self.scripts.publish, home);
         cmd.arg(0);
-        let queues = begin(&mut cmd, calls);
+        let queues = queues_of(calls);
+        self.begin(&mut cmd, home, &queues, calls.len());
         for (call, values) in calls.iter().zip(values) {
             self.arg_call(&mut cmd, home, &queues, call);
             for (placing, value) in call.jobs.iter().zip(values) {
@@ -47,17 +84,25 @@ impl CompactCore {
         cmd
     }
 
-    /// A call of one publication of any kind.
+    /// A call of one publication of any kind. What is safe to repeat is remembered for the queue. The jobs that are gone lose
+    /// their keys with it.
     pub fn special_step(
         &self,
         home: Partition,
-        call: &Publication,
+        (call, queue): (&Publication, &Queue),
+        gone: &[JobRef],
         values: &[Stored],
         admit: Option<Room>,
     ) -> Cmd {
         let mut cmd = self.call(&self.scripts.publish, home);
         cmd.arg(1);
-        let queues = begin(&mut cmd, std::slice::from_ref(call));
+        let mut queues = vec![queue];
+        for of in queues_of(std::slice::from_ref(call)).into_iter().chain(gone.iter().map(|job| &job.queue)) {
+            if !queues.contains(&of) {
+                queues.push(of);
+            }
+        }
+        self.begin(&mut cmd, home, &queues, 1 + gone.len());
         match &call.once {
             Some(Once { key, fingerprint }) => cmd.arg(fingerprint).arg(key.as_bytes()),
             None => cmd.arg("").arg(""),
@@ -89,7 +134,18 @@ impl CompactCore {
                 },
             };
         }
+        for job in gone {
+            cmd.arg(0).arg(number_of(&queues, &job.queue)).arg(place_of(home, &job.id));
+        }
         cmd
+    }
+
+    /// The queues that calls name, what is known of each, and how many calls there are.
+    fn begin(&self, cmd: &mut Cmd, home: Partition, queues: &[&Queue], calls: usize) {
+        cmd.arg(queues.len());
+        queues.iter().for_each(|queue| _ = cmd.arg(keys::name(queue)));
+        let modes = queues.iter().flat_map(|queue| self.spreading.mode(queue, home).to_be_bytes());
+        cmd.arg(modes.collect::<Vec<u8>>()).arg(calls);
     }
 
     fn arg_call(&self, cmd: &mut Cmd, home: Partition, queues: &[&Queue], call: &Publication) {
@@ -120,8 +176,8 @@ impl CompactCore {
     }
 }
 
-/// The queues that these calls name, which are numbered from 1, and how many calls there are.
-fn begin<'a>(cmd: &mut Cmd, calls: &'a [Publication]) -> Vec<&'a Queue> {
+/// The queues that these calls name, which are numbered from 1.
+pub fn queues_of(calls: &[Publication]) -> Vec<&Queue> {
     let mut queues: Vec<&Queue> = Vec::new();
     let jobs = calls.iter().flat_map(|call| &call.jobs).map(|placing| &placing.job.queue);
     for queue in jobs.chain(calls.iter().filter_map(|call| call.replaces.as_ref()).map(|old| &old.queue)) {
@@ -129,9 +185,6 @@ fn begin<'a>(cmd: &mut Cmd, calls: &'a [Publication]) -> Vec<&'a Queue> {
             queues.push(queue);
         }
     }
-    cmd.arg(queues.len());
-    queues.iter().for_each(|queue| _ = cmd.arg(keys::name(queue)));
-    cmd.arg(calls.len());
     queues
 }
 
@@ -180,12 +233,41 @@ pub fn read_answer(
             let id = id_at(home, &read::<Vec<u8>>(place)?).ok_or_else(unreadable)?;
             Answer::Unchanged(Published::Conflict { index: read(index)?, id })
         }
+        "would" => {
+            let all = placed()?;
+            dues = all.iter().map(|(_, due)| *due).collect();
+            Answer::Would(all.into_iter().map(|(placed, _)| placed).collect(), room(&rest[1..])?)
+        }
+        "busy" => Answer::Busy,
+        "spread" => Answer::Spread,
+        "gone" => Answer::Gone,
         "taken" => Answer::Taken,
         "ended" => Answer::Ended,
         "needs" => Answer::Needs(room(rest)?),
         _ => return Err(unreadable()),
     };
     Ok((read(now)?, answer, dues))
+}
+
+/// What became of jobs, as [`read_placed`] reads it.
+pub fn outcome_bytes<'a>(all: impl Iterator<Item = &'a (Placed, Option<Micros>)>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (Placed { id, how, .. }, due) in all {
+        let (word, old) = match how {
+            How::New => (b'n', None),
+            How::Duplicate => (b'd', None),
+            How::Replaced(old) => (b'r', Some(old)),
+        };
+        bytes.push(word);
+        bytes.extend(&due.unwrap_or(0).to_be_bytes()[1..]);
+        for id in [id].into_iter().chain(old) {
+            let raw = raw(id);
+            bytes.push(raw.len() as u8 + 1);
+            bytes.push(b'x');
+            bytes.extend(raw);
+        }
+    }
+    bytes
 }
 
 /// What became of an earlier call.

@@ -30,8 +30,12 @@ const QUEUES: u64 = 2;
 
 /// What one script call says: now, how many left the timers, how long until the next, the queues that got ready jobs,
 /// jobs and bytes that have ended, queues that were forgotten, the same for each namespace, and what
-/// [`Link::tell_ended`](crate::engine::redis::link::Link::tell_ended) reads; for how long another server has the lease.
-type PumpAnswer = (u64, usize, i64, Vec<Vec<u8>>, i64, i64, i64, Vec<redis::Value>, Vec<redis::Value>, u64);
+/// [`Link::tell_ended`](crate::engine::redis::link::Link::tell_ended) reads; for how long another server has the lease; how
+/// many queues were spread that are at home there, and parts of publishes that wait for too long.
+type PumpAnswer = (
+    (u64, usize, i64, Vec<Vec<u8>>, i64, i64, i64, Vec<redis::Value>, Vec<redis::Value>),
+    (u64, u64, Vec<Vec<u8>>),
+);
 
 impl CompactCore {
     /// Moves due jobs.
@@ -84,14 +88,14 @@ impl CompactCore {
         }
     }
 
-    async fn pump_partition(&self, turn: Turn) -> Outcome<usize> {
+    async fn pump_partition(self: &Arc<Self>, turn: Turn) -> Outcome<usize> {
         let partition = turn.partition;
         let sweep = self.sweeps(partition);
         let mut cmd = self.call(&self.scripts.pump, partition);
         cmd.arg(BATCH).arg(sweep).arg(EMPTY.as_millis() as u64).arg(&self.server).arg(u8::from(turn.is_own));
         let sent = Instant::now();
-        let (now, moved, next, ready, jobs, bytes, queues, freed, ended, held): PumpAnswer =
-            match self.ask(partition, Lane::Pump, &self.scripts.pump, cmd).await {
+        let ((now, moved, next, ready, jobs, bytes, queues, freed, ended), (held, spread, staged)): PumpAnswer =
+            match self.ask(partition, Lane::Pump, &self.scripts.pump, cmd).await.and_then(read_pumped) {
                 Ok(answer) => answer,
                 Err(fault) => {
                     self.dues.said(turn, self.now_micros(), Said::again(AGAIN));
@@ -102,10 +106,15 @@ impl CompactCore {
         let next = u64::try_from(next).map_or(Duration::MAX, Duration::from_micros);
         let said = Said { next, held: Duration::from_micros(held) };
         self.dues.said(turn, self.in_pool_time(partition, now), said);
+        self.look_for_spread(partition, spread);
+        for id in staged {
+            self.settle_later(partition, id);
+        }
         if let Some(link) = self.link(partition) {
             link.tell_ended(ended)?;
         }
         for queue in ready.iter().filter_map(|name| queue_of_group(name)) {
+            self.ready_again(&queue, partition);
             self.common.notifiers.notify(&queue);
         }
         if jobs + bytes + queues > 0 {
@@ -131,4 +140,10 @@ impl CompactCore {
             Some(_) => 1,
         }
     }
+}
+
+fn read_pumped(reply: Vec<redis::Value>) -> Outcome<PumpAnswer> {
+    let (first, rest) = reply.split_at_checked(9).ok_or_else(|| Fault::unreadable("pump"))?;
+    let read = |part: &[redis::Value]| redis::Value::Array(part.to_vec());
+    Ok((redis::from_redis_value(read(first))?, redis::from_redis_value(read(rest))?))
 }

@@ -9,11 +9,11 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::super::core::{CompactCore, Lane, Place};
 use super::super::keys;
 use super::super::partitions::Partition;
-use crate::clock::Micros;
+use crate::clock::{Micros, Millis};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::keys::queue_of_group;
 use crate::engine::together;
-use crate::engine::{QueuePage, QueueSize, QueueView, Size, SizeOf, Stats};
+use crate::engine::{Pause, QueuePage, QueueSize, QueueView, Size, SizeOf, Stats};
 use crate::error::Result;
 use crate::name::{Namespace, Queue, QueueName};
 
@@ -38,7 +38,7 @@ impl Figures {
 }
 
 /// A record, if there is one: lua/compact/queue.lua has its form.
-type Record = Option<Vec<u8>>;
+pub type Record = Option<Vec<u8>>;
 
 fn figures(record: &Record) -> Figures {
     let (fields, _) = record.as_deref().unwrap_or_default().as_chunks::<4>();
@@ -46,8 +46,27 @@ fn figures(record: &Record) -> Figures {
     Figures { jobs: field(1), delayed: field(2), running: field(3), dead: field(4) }
 }
 
+/// Since when a queue is spread, as the record at its home says.
+pub fn spread_since(record: &Record) -> Option<Millis> {
+    let since = record.as_deref()?.get(38..44)?;
+    let since = since.iter().fold(0, |since, byte| since << 8 | Millis::from(*byte));
+    (since > 0).then_some(since)
+}
+
+/// What another partition has of a queue.
+fn add_part(queue: &mut QueueSize, other: &QueueSize) {
+    queue.ready += other.ready;
+    queue.dead += other.dead;
+    let sum = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
+    queue.delayed = sum(queue.delayed, other.delayed);
+    queue.running = sum(queue.running, other.running);
+    if other.oldest_ready > queue.oldest_ready {
+        (queue.oldest_ready, queue.head) = (other.oldest_ready, other.head);
+    }
+}
+
 /// Since when an entry of a ready list is there: it begins with that, in seven bytes.
-fn since(entry: &[u8]) -> Option<Micros> {
+pub fn since(entry: &[u8]) -> Option<Micros> {
     let time = entry.first_chunk::<7>()?;
     Some(time.iter().fold(0, |time, byte| time << 8 | Micros::from(*byte)))
 }
@@ -55,28 +74,32 @@ fn since(entry: &[u8]) -> Option<Micros> {
 /// Since when the first entry of a queue is ready, and what tells it from others.
 type Head = Option<(Micros, u64)>;
 
-fn ask_figures(base: &str, queue: &Queue) -> redis::Cmd {
+pub fn ask_figures(base: &str, queue: &Queue) -> redis::Cmd {
     let mut cmd = redis::cmd("GET");
     cmd.arg(keys::record(base, queue));
     cmd
 }
 
 impl CompactCore {
-    /// What a partition has of a queue.
-    pub async fn figures(&self, partition: Partition, queue: &Queue) -> Outcome<Figures> {
-        let record: Record =
-            self.query(partition, &ask_figures(self.partitions.base(partition), queue)).await?;
-        Ok(figures(&record))
+    /// What each of these partitions has of a queue.
+    pub async fn figures_of(&self, queue: &Queue, parts: &[Partition]) -> Outcome<Vec<(Partition, Figures)>> {
+        let ask = |partition| ask_figures(self.partitions.base(partition), queue);
+        let records = self.query_each::<Record>(parts, ask).await;
+        records.into_iter().map(|(partition, record)| Ok((partition, figures(&record?)))).collect()
     }
 
     /// How many jobs are ready; or dead, and the oldest of them.
     pub async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
-        let figures = self.figures(self.partition_of(queue), queue).await?;
-        match of {
-            SizeOf::Ready => Ok(Size { jobs: figures.ready(), head: None }),
-            SizeOf::Dead if figures.dead == 0 => Ok(Size::default()),
-            SizeOf::Dead => Ok(Size { jobs: figures.dead, head: self.first_dead(queue).await? }),
+        let parts = self.parts_of(queue).await?;
+        let each = self.figures_of(queue, &parts).await?;
+        if of == SizeOf::Ready {
+            return Ok(Size { jobs: each.iter().map(|(_, figures)| figures.ready()).sum(), head: None });
         }
+        let jobs: u64 = each.iter().map(|(_, figures)| figures.dead).sum();
+        let with_some = each.iter().filter(|(_, figures)| figures.dead > 0).map(|(partition, _)| *partition);
+        let first = together::try_all(with_some.map(|partition| self.first_dead(partition, queue))).await?;
+        let first = first.into_iter().flatten().min_by_key(|(died, _)| *died);
+        Ok(Size { jobs, head: first.map(|(_, id)| id) })
     }
 
     /// A part of the queues of a namespace, in the order of their names.
@@ -103,9 +126,16 @@ impl CompactCore {
         let more = queues.len() > limit;
         let queues: Vec<Queue> = queues.into_iter().take(limit).collect();
         let next = queues.last().filter(|_| more).map(|queue| queue.name.clone());
-        let mut by_home: BTreeMap<Partition, Vec<Queue>> = BTreeMap::new();
+        let (mut by_home, mut spread): (BTreeMap<Partition, Vec<Queue>>, Vec<Queue>) = Default::default();
         for queue in queues {
-            by_home.entry(self.partition_of(&queue)).or_default().push(queue);
+            match self.spreading.get(&queue) {
+                Some(_) => spread.push(queue),
+                None => by_home.entry(self.partition_of(&queue)).or_default().push(queue),
+            }
+        }
+        let mut all = Vec::new();
+        for queue in spread {
+            all.push(self.view_of_spread(queue, &paused).await?);
         }
         let views = together::try_all(by_home.into_iter().map(async |(home, queues)| {
             let base = self.partitions.base(home);
@@ -115,9 +145,23 @@ impl CompactCore {
                 asked.add_command(ask_figures(base, queue));
             }
             let records: Vec<Record> = self.query_all(home, &asked).await?;
-            let figures: Vec<Figures> = records.iter().map(figures).collect();
+            // Their homes may tell that some are spread.
+            let (mut gathered, mut spread, mut all) = (Vec::new(), Vec::new(), Vec::new());
+            for (queue, record) in queues.into_iter().zip(records) {
+                match spread_since(&record) {
+                    Some(since) => {
+                        self.learn_spread(&queue, since);
+                        spread.push(queue);
+                    }
+                    None => {
+                        gathered.push(queue);
+                        all.push(figures(&record));
+                    }
+                }
+            }
+            let (queues, figures) = (gathered, all);
             let since = together::try_all(queues.iter().zip(&figures).map(async |(queue, figures)| {
-                if figures.ready() > 0 { self.ready_since(queue).await } else { Ok(None) }
+                if figures.ready() > 0 { self.ready_since(home, queue).await } else { Ok(None) }
             }));
             let since = since.await?;
             let mut views = Vec::new();
@@ -133,11 +177,38 @@ impl CompactCore {
                     queue,
                 });
             }
-            Outcome::Ok(views)
+            Outcome::Ok((views, spread))
         }));
-        let mut queues: Vec<QueueView> = views.await?.into_iter().flatten().collect();
+        let (views, more): (Vec<Vec<QueueView>>, Vec<Vec<Queue>>) = views.await?.into_iter().unzip();
+        all.extend(views.into_iter().flatten());
+        for queue in more.into_iter().flatten() {
+            all.push(self.view_of_spread(queue, &paused).await?);
+        }
+        let mut queues = all;
         queues.sort_unstable_by(|a, b| a.queue.cmp(&b.queue));
         Ok(QueuePage { queues, next })
+    }
+
+    /// What is shown of a queue that is spread.
+    async fn view_of_spread(&self, queue: Queue, paused: &BTreeMap<Queue, Pause>) -> Result<QueueView> {
+        let parts: Vec<Partition> = self.partitions.all().collect();
+        let each = self.figures_of(&queue, &parts).await?;
+        let sum = |of: fn(&Figures) -> u64| Some(each.iter().map(|(_, figures)| of(figures)).sum());
+        let ready = each.iter().filter(|(_, figures)| figures.ready() > 0);
+        let ages = together::try_all(ready.map(async |(partition, _)| {
+            let since = self.ready_since(*partition, &queue).await?;
+            Outcome::Ok(since.map(|since| self.now_in(*partition).saturating_sub(since / 1000)))
+        }));
+        let oldest = ages.await?.into_iter().flatten().max();
+        Ok(QueueView {
+            ready: sum(Figures::ready),
+            delayed: sum(|figures| figures.delayed),
+            running: sum(|figures| figures.running),
+            dead: sum(|figures| figures.dead),
+            oldest_ready_age: oldest.map(Duration::from_millis),
+            paused: paused.get(&queue).copied(),
+            queue,
+        })
     }
 
     /// Sizes of everything, and the server's own figures.
@@ -162,7 +233,14 @@ impl CompactCore {
                 });
             }
         }
-        queues.sort_unstable_by(|a, b| a.queue.cmp(&b.queue));
+        queues.sort_by(|a, b| a.queue.cmp(&b.queue));
+        queues.dedup_by(|other, queue| {
+            let is_same = other.queue == queue.queue;
+            if is_same {
+                add_part(queue, other);
+            }
+            is_same
+        });
         let overdue = first.map(age).filter(|late| !late.is_zero());
         Ok(Stats { timers, overdue, queues, gauges: self.gauges().await })
     }

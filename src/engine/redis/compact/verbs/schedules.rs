@@ -25,6 +25,7 @@ use crate::engine::{
     ScheduleThen, ScheduleVersion, Stepped, StoredSchedule, together,
 };
 use crate::error::{Error, Result};
+use crate::job::JobRef;
 use crate::name::Namespace;
 use crate::random;
 
@@ -38,6 +39,15 @@ impl CompactCore {
             && let Some(job) = &put.job
         {
             check(job)?;
+            // Its job will lie at home, where nobody sees an id that another partition has.
+            for placing in &job.jobs {
+                let job = JobRef { queue: placing.job.queue.clone(), id: placing.job.id };
+                if self.partitions.of_id(&job.id) != self.partition_of(&job.queue)
+                    && self.is_stored(&job).await?
+                {
+                    return Ok(Stepped::Refused("a job with this id is stored already".to_owned()));
+                }
+            }
         }
         if step.expected.is_none() {
             return Box::pin(self.create_schedule(step)).await;
@@ -245,7 +255,9 @@ impl CompactCore {
             let job = &placing.job;
             Ok((value::encode(&job.id, &job.body, &job.attributes)?, false))
         });
-        let cmd = self.special_step(home, job, &values.collect::<Result<Vec<_>>>()?, admit);
+        let Some(first) = job.jobs.first() else { return Err(unreadable().into()) };
+        let values = values.collect::<Result<Vec<_>>>()?;
+        let cmd = self.special_step(home, (job, &first.job.queue), &[], &values, admit);
         Ok(split(&cmd).1)
     }
 
@@ -276,7 +288,15 @@ impl CompactCore {
                     Answer::Unchanged(published) => Stepped::NotPlaced(published),
                     Answer::Taken => Stepped::Refused("a job with this id is stored already".to_owned()),
                     Answer::Needs(room) => return Ok(Told::Needs(room)),
-                    Answer::Done(..) | Answer::Ended => return Err(unreadable().into()),
+                    // Another publish has its key, and is not shown yet; or its queue was spread a moment ago.
+                    Answer::Busy => return Err(Error::Overloaded),
+                    Answer::Spread => {
+                        queue_of(&of.step).iter().for_each(|queue| self.learn_spread(queue, self.now()));
+                        return Err(Error::Overloaded);
+                    }
+                    Answer::Done(..) | Answer::Ended | Answer::Would(..) | Answer::Gone => {
+                        return Err(unreadable().into());
+                    }
                 }
             }
         };

@@ -1,0 +1,256 @@
+//! Actions on all jobs of a queue that a filter finds: respawn, delete, cancel. Each is a task that works in small steps
+//! and leaves the store nine tenths of the time. It ends when it has looked at as many jobs as there were at its
+//! beginning, when it is stopped, or when the server stops; never within a step. Knows no HTTP.
+
+mod order;
+mod work;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+pub use self::order::{Action, Order};
+use self::work::Work;
+use crate::clock::{Millis, system_now};
+use crate::engine::{Engine, SizeOf};
+use crate::error::Error;
+use crate::job::JobState;
+use crate::process::tasks::Tasks;
+use crate::random;
+
+/// After a step the store is left alone for so many times as long as the step took.
+const REST: u32 = 9;
+/// How many actions are remembered beside those that run.
+const REMEMBERED: usize = 200;
+/// How many run at a time.
+const MOST_RUNNING: usize = 16;
+/// How often in a row a step that failed is tried again, and after how long.
+const AGAIN: u32 = 5;
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How far an action has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    Running,
+    Done,
+    /// By whom.
+    Stopped(String),
+    /// Why.
+    Failed(String),
+}
+
+/// One action.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    pub id: String,
+    pub order: Order,
+    /// How many jobs there were at the beginning. `None` where the store does not say.
+    pub total: Option<u64>,
+    pub looked_at: u64,
+    pub done: u64,
+    /// How many were found, and lie too far from both ends of a long dead letter to be respawned.
+    pub out_of_reach: u64,
+    pub state: State,
+    pub started: Millis,
+    /// `None` while it works. One that was stopped ends with its step.
+    pub ended: Option<Millis>,
+}
+
+/// Why an action was not begun.
+#[derive(Debug)]
+pub enum NotBegun {
+    /// This one of that queue runs.
+    Busy(String),
+    /// Too many of all queues run.
+    TooMany,
+    Store(Error),
+}
+
+/// All actions of this server.
+#[derive(Debug)]
+pub struct Bulk {
+    tasks: Tasks,
+    /// The newest first.
+    all: Mutex<VecDeque<(Progress, CancellationToken)>>,
+}
+
+impl Bulk {
+    /// Runs them among these tasks.
+    pub fn new(tasks: Tasks) -> Arc<Bulk> {
+        Arc::new(Bulk { tasks, all: Mutex::default() })
+    }
+
+    /// Begins an action. `known` is how many delayed or running jobs there are, if that is known.
+    pub async fn begin(
+        self: &Arc<Self>,
+        engine: Arc<dyn Engine>,
+        order: Order,
+        known: Option<u64>,
+    ) -> Result<Progress, NotBegun> {
+        let of = match order.action.state() {
+            JobState::Dead => Some(SizeOf::Dead),
+            JobState::Ready => Some(SizeOf::Ready),
+            JobState::Delayed | JobState::Running => None,
+        };
+        let total = match of {
+            Some(of) => Some(engine.size(&order.queue, of).await.map_err(NotBegun::Store)?.jobs),
+            None => known,
+        };
+        let progress = Progress {
+            id: random::ulid().to_string(),
+            order,
+            total,
+            looked_at: 0,
+            done: 0,
+            out_of_reach: 0,
+            state: State::Running,
+            started: system_now(),
+            ended: None,
+        };
+        let stop = CancellationToken::new();
+        self.enter(progress.clone(), stop.clone())?;
+        let (this, of) = (self.clone(), progress.clone());
+        self.tasks.spawn(async move { this.run(engine, of, stop).await });
+        Ok(progress)
+    }
+
+    /// Writes it down, if it may run.
+    fn enter(&self, progress: Progress, stop: CancellationToken) -> Result<(), NotBegun> {
+        let mut all = self.all.lock();
+        let running = all.iter().filter(|(of, _)| of.ended.is_none());
+        let same = |of: &Order| of.pool == progress.order.pool && of.queue == progress.order.queue;
+        if let Some((of, _)) = running.clone().find(|(of, _)| same(&of.order)) {
+            return Err(NotBegun::Busy(of.id.clone()));
+        }
+        if running.count() >= MOST_RUNNING {
+            return Err(NotBegun::TooMany);
+        }
+        all.push_front((progress, stop));
+        let mut ended = 0;
+        all.retain(|(of, _)| {
+            ended += usize::from(of.ended.is_some());
+            of.ended.is_none() || ended <= REMEMBERED
+        });
+        Ok(())
+    }
+
+    /// All that are remembered, the newest first.
+    pub fn list(&self) -> Vec<Progress> {
+        self.all.lock().iter().map(|(progress, _)| progress.clone()).collect()
+    }
+
+    pub fn get(&self, id: &str) -> Option<Progress> {
+        let all = self.all.lock();
+        all.iter().find(|(progress, _)| progress.id == id).map(|(progress, _)| progress.clone())
+    }
+
+    /// Stops one after its step. Answers how far it has come; what has ended stays as it is.
+    pub fn stop(&self, id: &str, by: &str) -> Option<Progress> {
+        let mut all = self.all.lock();
+        let (progress, stop) = all.iter_mut().find(|(progress, _)| progress.id == id)?;
+        if progress.state == State::Running {
+            progress.state = State::Stopped(by.to_owned());
+            stop.cancel();
+        }
+        Some(progress.clone())
+    }
+
+    fn update(&self, id: &str, change: impl FnOnce(&mut Progress)) {
+        let mut all = self.all.lock();
+        if let Some((progress, _)) = all.iter_mut().find(|(progress, _)| progress.id == id) {
+            change(progress);
+        }
+    }
+
+    async fn run(self: Arc<Self>, engine: Arc<dyn Engine>, of: Progress, stop: CancellationToken) {
+        let end = End { bulk: self.clone(), id: of.id.clone() };
+        let mut work = Work::new(engine, of.order, of.total);
+        let server = self.tasks.stopping().clone();
+        let mut failures = 0;
+        let state = loop {
+            if stop.is_cancelled() {
+                // Who stopped it has said so.
+                break State::Running;
+            }
+            if server.is_cancelled() {
+                break State::Stopped("the server stopped".into());
+            }
+            let began = Instant::now();
+            let step = work.step().await;
+            let rest = match step {
+                Ok(step) => {
+                    failures = 0;
+                    self.update(&of.id, |progress| {
+                        progress.looked_at += step.looked_at;
+                        progress.done += step.done;
+                        progress.out_of_reach += step.out_of_reach;
+                    });
+                    if step.ends {
+                        break State::Done;
+                    }
+                    began.elapsed() * REST
+                }
+                Err(error) => {
+                    if let Error::Partly { done, .. } = &error {
+                        work.was_done(*done);
+                        self.update(&of.id, |progress| progress.done += done);
+                    }
+                    failures += 1;
+                    if failures > AGAIN || matches!(error, Error::Closed | Error::Poisoned(_)) {
+                        break State::Failed(error.to_string());
+                    }
+                    PAUSE
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = server.cancelled() => {}
+                () = sleep(rest) => {}
+            }
+        };
+        end.with(state);
+    }
+}
+
+/// Writes down that an action has ended, however it has.
+struct End {
+    bulk: Arc<Bulk>,
+    id: String,
+}
+
+impl End {
+    fn with(self, state: State) {
+        self.bulk.update(&self.id, |progress| {
+            if progress.state == State::Running {
+                progress.state = state;
+            }
+        });
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.bulk.update(&self.id, |progress| {
+            if progress.state == State::Running {
+                // A panic was logged.
+                progress.state = State::Failed("internal error".into());
+            }
+            progress.ended = Some(system_now());
+            let Progress { id, order, done, state, .. } = progress;
+            let (pool, queue) = (order.pool.as_str(), order.queue.to_string());
+            tracing::info!(
+                id,
+                pool,
+                queue,
+                action = order.action.as_str(),
+                done,
+                ?state,
+                "a bulk action has ended"
+            );
+        });
+    }
+}

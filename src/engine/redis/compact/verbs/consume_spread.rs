@@ -1,0 +1,141 @@
+//! Consume of a queue that is spread: the partition with the oldest job is asked first, for jobs that are newer by no more
+//! than the bound than those that the others may have. "Nothing" is said only when every partition was seen empty within the
+//! call. What cannot be asked now is left out, as long as others have jobs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::core::CompactCore;
+use super::super::heads::Choice;
+use super::super::partitions::Partition;
+use super::super::spread::SpreadQueue;
+use super::consume::Fetched;
+use crate::engine::Consumed;
+use crate::engine::redis::connection::fault::Fault;
+use crate::engine::redis::layout::times::micros;
+use crate::error::{Error, Result};
+use crate::name::Queue;
+
+/// What one consume has found out.
+#[derive(Default)]
+struct Seen {
+    /// Empty, or paused.
+    empty: BTreeSet<Partition>,
+    /// These cannot be asked now.
+    failed: BTreeMap<Partition, Fault>,
+}
+
+impl Seen {
+    /// Whether a partition is to be asked for jobs.
+    fn may_have(&self, partition: Partition) -> bool {
+        !self.failed.contains_key(&partition) && !self.empty.contains(&partition)
+    }
+}
+
+impl CompactCore {
+    /// Hands out a job for each ttr.
+    pub async fn consume_spread(
+        self: &Arc<Self>,
+        queue: &Queue,
+        spread: &Arc<SpreadQueue>,
+        ttrs: &[Duration],
+    ) -> Result<Consumed> {
+        let count = self.partitions.count();
+        let ahead = micros(self.spreading.rules.ahead);
+        let (mut seen, mut consumed) = (Seen::default(), Consumed::default());
+        if ahead == 0 {
+            spread.heads.lock().forget();
+        }
+        // A bound, since others publish meanwhile.
+        for _ in 0..8 * usize::from(count) {
+            let rest = &ttrs[consumed.jobs.len()..];
+            if rest.is_empty() {
+                return Ok(consumed);
+            }
+            // Those that were seen empty have nothing that is older than what was ready then.
+            let choice = spread.heads.lock().choose(ahead, |partition| !seen.failed.contains_key(&partition));
+            let (partition, until) = match choice {
+                Choice::Ask(partition, until) => (partition, until),
+                Choice::Look(unsure) => {
+                    self.look(queue, spread, &unsure, &mut seen).await;
+                    continue;
+                }
+                Choice::Nothing => {
+                    let left: Vec<Partition> =
+                        self.partitions.all().filter(|partition| seen.may_have(*partition)).collect();
+                    if !left.is_empty() {
+                        self.look(queue, spread, &left, &mut seen).await;
+                        continue;
+                    }
+                    if !consumed.jobs.is_empty() || seen.failed.is_empty() {
+                        return Ok(consumed);
+                    }
+                    self.wait_for(queue, spread, &mut seen).await?;
+                    continue;
+                }
+            };
+            match self.consume_part(partition, std::slice::from_ref(queue), rest, Some(until)).await {
+                Ok(Fetched { consumed: some, now, is_paused, head, .. }) => {
+                    let head = head.filter(|_| !is_paused);
+                    spread.heads.lock().seen(partition, head, now);
+                    if head.is_none() && !some.more {
+                        seen.empty.insert(partition);
+                    }
+                    consumed.jobs.extend(some.jobs);
+                    if some.more {
+                        consumed.more = true;
+                        return Ok(consumed);
+                    }
+                }
+                Err(fault) => {
+                    let error = Error::from(fault.clone());
+                    if !matches!(error, Error::Unreachable(_)) {
+                        consumed.more = true;
+                        return if consumed.jobs.is_empty() { Err(error) } else { Ok(consumed) };
+                    }
+                    spread.heads.lock().unsure(partition);
+                    seen.failed.insert(partition, fault);
+                }
+            }
+        }
+        consumed.more = true;
+        Ok(consumed)
+    }
+
+    /// Looks since when these partitions have jobs.
+    async fn look(&self, queue: &Queue, spread: &SpreadQueue, parts: &[Partition], seen: &mut Seen) {
+        // By their clocks before they were asked: what they get later is newer.
+        let before: Vec<u64> = parts.iter().map(|partition| self.now_in(*partition) * 1000).collect();
+        let heads = self.ready_heads_now(queue, parts).await;
+        let newest = heads.iter().filter_map(|(_, head)| head.as_ref().ok().copied().flatten()).max();
+        let mut known = spread.heads.lock();
+        for ((partition, head), before) in heads.into_iter().zip(before) {
+            match head {
+                Ok(head) => {
+                    known.seen(partition, head, before.max(newest.unwrap_or(0)));
+                    if head.is_none() {
+                        seen.empty.insert(partition);
+                    }
+                }
+                Err(fault) => {
+                    known.unsure(partition);
+                    seen.failed.insert(partition, fault);
+                }
+            }
+        }
+    }
+
+    /// Nothing was found, and some could not be asked: waits for these, as any call does.
+    async fn wait_for(&self, queue: &Queue, spread: &SpreadQueue, seen: &mut Seen) -> Result<()> {
+        let failed: Vec<Partition> = std::mem::take(&mut seen.failed).into_keys().collect();
+        for (partition, head) in self.ready_heads(queue, &failed).await {
+            let head = head?;
+            spread.heads.lock().seen(partition, head, self.now_in(partition) * 1000);
+            if head.is_none() {
+                seen.empty.insert(partition);
+            }
+        }
+        Ok(())
+    }
+}

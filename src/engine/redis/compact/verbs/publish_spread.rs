@@ -1,0 +1,230 @@
+//! Publish to queues that are spread. What has neither key nor anything else that decides where it lies goes where it is
+//! whose turn it is, with what others publish meanwhile; a partition that cannot take it is passed over. Of everything else
+//! it is decided here which part of it goes where (`publish_parts` carries it there).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::time::{Instant, sleep};
+
+use super::super::core::CompactCore;
+use super::super::keys;
+use super::super::partitions::Partition;
+use super::publish_call::{BUSY, LOOK, Tried};
+use super::publish_parts::Part;
+use crate::engine::redis::reply::id_taken;
+use crate::engine::redis::verbs::publish::{check, is_plain};
+use crate::engine::{Beside, How, NewId, OnConflict, Placed, Placing, Publication, Published};
+use crate::error::{Error, Result};
+use crate::job::{JobId, JobRef, JobState, JobView, NewJob};
+use crate::name::{JobKey, Queue};
+
+/// What a publish comes to.
+enum Plan {
+    Answered(Published),
+    Parts(Vec<Part>),
+}
+
+impl CompactCore {
+    /// Whether any queue of a publication is spread. Those that are to be are spread before.
+    pub async fn is_of_spread(&self, publication: &Publication) -> Result<bool> {
+        let queues = publication.jobs.iter().map(|placing| &placing.job.queue);
+        let queues = queues.chain(publication.replaces.as_ref().map(|old| &old.queue));
+        let (mut last, mut any): (Option<&Queue>, bool) = (None, false);
+        for queue in queues {
+            if last.replace(queue) == Some(queue) {
+                continue;
+            }
+            if self.spreading.wants(queue) {
+                self.spread(queue).await?;
+            }
+            any |= self.spreading.get(queue).is_some();
+        }
+        Ok(any)
+    }
+
+    /// Stores what a publication has, all of it or nothing.
+    pub async fn publish_spread(self: &Arc<Self>, publication: Publication) -> Result<Published> {
+        if is_plain(&publication)
+            && publication.replaces.is_none()
+            && let Some(partition) = self.same_partition(&publication)
+        {
+            return self.publish_by_turns(partition, publication).await;
+        }
+        Box::pin(self.publish_with_parts(publication)).await
+    }
+
+    /// The partition that all ids of a publication name, if its queues are spread and nobody counts what they have.
+    fn same_partition(&self, publication: &Publication) -> Option<Partition> {
+        let mut all = publication.jobs.iter().map(|Placing { job, .. }| {
+            let is_plain = self.spreading.get(&job.queue).is_some() && !self.is_counted(&job.queue.namespace);
+            is_plain.then(|| self.partitions.of_id(&job.id))
+        });
+        let first = all.next()??;
+        all.all(|other| other == Some(first)).then_some(first)
+    }
+
+    /// To this partition; to another one when it cannot take it.
+    async fn publish_by_turns(
+        self: &Arc<Self>,
+        partition: Partition,
+        mut publication: Publication,
+    ) -> Result<Published> {
+        let mut partition = partition;
+        let mut left = self.partitions.count();
+        loop {
+            left -= 1;
+            if left == 0 || self.can_take(partition) {
+                match self.publish_plain(partition, publication.clone(), true).await {
+                    // Nothing was done.
+                    Err(Error::Unreachable(_)) if left > 0 => {}
+                    answer => return answer,
+                }
+            }
+            self.spreading.pass(|partition| self.can_take(partition));
+            partition = self.spreading.turn();
+            for Placing { job, .. } in &mut publication.jobs {
+                job.id = self.new_id(partition, job);
+            }
+        }
+    }
+
+    /// An id for a job that goes to another partition than it was made for.
+    fn new_id(&self, partition: Partition, job: &NewJob) -> JobId {
+        let of = NewId {
+            queue: &job.queue,
+            delay: job.delay,
+            bytes: job.body.len(),
+            versioned: job.id.is_versioned(),
+            beside: Beside::Nobody,
+        };
+        self.buckets.make_id(self.now_in(partition), partition, &of)
+    }
+
+    async fn publish_with_parts(self: &Arc<Self>, publication: Publication) -> Result<Published> {
+        if let Err(error) = check(&publication) {
+            // What was done already is answered first.
+            let once = publication.once.as_ref().zip(publication.jobs.first());
+            let Some((once, first)) = once else { return Err(error) };
+            return self.recall(&first.job.queue, once).await?.ok_or(error);
+        }
+        let end = Instant::now() + BUSY;
+        loop {
+            let parts = match self.plan(&publication).await? {
+                Plan::Answered(published) => return Ok(published),
+                Plan::Parts(parts) => parts,
+            };
+            match self.publish_in_parts(parts).await? {
+                Tried::Published(published) => return Ok(published),
+                Tried::Busy if Instant::now() >= end => return Err(Error::Overloaded),
+                Tried::Busy => sleep(LOOK).await,
+            }
+        }
+    }
+
+    /// Which part of a publication goes where. The first part decides.
+    async fn plan(&self, publication: &Publication) -> Result<Plan> {
+        let Publication { jobs, replaces, once } = publication;
+        let Some(first) = jobs.first() else { return Ok(Plan::Answered(Published::Done(Vec::new()))) };
+        let queue = &first.job.queue;
+        let mut decides = None;
+        if let Some(once) = once {
+            let home = self.partition_of(queue);
+            decides = Some(home);
+            if let Some(spread) = self.spreading.get(queue) {
+                let partition = self.partitions.of_request(queue, &once.key);
+                decides = Some(partition);
+                // What was done while it was gathered is remembered at home.
+                if partition != home
+                    && self.is_fresh(&spread)
+                    && let Some(done) = self.recall(queue, once).await?
+                {
+                    return Ok(Plan::Answered(done));
+                }
+            }
+        }
+        let mut parts: BTreeMap<Partition, Part> = BTreeMap::new();
+        let mut first_part = decides;
+        let part = |partition| Part::new(partition, queue.clone());
+        if let Some(partition) = decides {
+            let of = parts.entry(partition).or_insert_with(|| part(partition));
+            of.publication.once = once.clone();
+        }
+        for (index, placing) in jobs.iter().enumerate() {
+            let Placing { mut job, at, mut key } = placing.clone();
+            let home = self.partition_of(&job.queue);
+            let mut partition = home;
+            if self.spreading.get(&job.queue).is_some() {
+                let named = self.partitions.of_id(&job.id);
+                partition = match &key {
+                    Some((key, _)) => self.partitions.of_key(&job.queue, key),
+                    None => decides.unwrap_or(named),
+                };
+                if partition != named {
+                    let stored = JobRef { queue: job.queue.clone(), id: job.id };
+                    if self.is_stored(&stored).await? {
+                        return Err(id_taken());
+                    }
+                    job.id = self.new_id(partition, &job);
+                }
+                if let Some((key, on_conflict)) = &mut key
+                    && partition != home
+                    && !matches!(on_conflict, OnConflict::Elsewhere(_))
+                    && let Some(JobView { id, due_at, state, .. }) =
+                        self.holder_at_home(&job.queue, key).await?
+                {
+                    let holder = JobRef { queue: job.queue.clone(), id };
+                    let how = match on_conflict {
+                        _ if replaces.as_ref() == Some(&holder) => None,
+                        OnConflict::Fail => return Ok(Plan::Answered(Published::Conflict { index, id })),
+                        OnConflict::Keep => Some(How::Duplicate),
+                        // It goes on without its key.
+                        _ if state == Some(JobState::Running) => None,
+                        _ => Some(How::Replaced(id)),
+                    };
+                    if how != Some(How::Duplicate) && replaces.as_ref() != Some(&holder) {
+                        parts.entry(home).or_insert_with(|| part(home)).gone.push(holder);
+                    }
+                    if let Some(how) = how {
+                        *on_conflict = OnConflict::Elsewhere(Placed { id, due_at, how });
+                    }
+                }
+            }
+            first_part.get_or_insert(partition);
+            let of = parts.entry(partition).or_insert_with(|| part(partition));
+            of.of.push(index);
+            of.publication.jobs.push(Placing { job, at, key });
+        }
+        if let Some(old) = replaces {
+            let partition = match self.spreading.get(&old.queue) {
+                Some(_) => self.partitions.of_id(&old.id),
+                None => self.partition_of(&old.queue),
+            };
+            let of = parts.entry(partition).or_insert_with(|| part(partition));
+            of.publication.replaces = Some(old.clone());
+        }
+        let first = first_part.and_then(|partition| parts.remove(&partition));
+        Ok(Plan::Parts(first.into_iter().chain(parts.into_values()).collect()))
+    }
+
+    pub async fn is_stored(&self, job: &JobRef) -> Result<bool> {
+        for (partition, place) in self.find(&job.queue, &job.id) {
+            if self.inspect_in(partition, &job.queue, (&place, ""), None).await?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The job at home that has a key which belongs to another partition: it was stored while the queue was gathered, or by
+    /// a schedule.
+    async fn holder_at_home(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
+        let home = self.partition_of(queue);
+        let record = keys::holder(self.partitions.base(home), queue, key);
+        let held: Option<Vec<u8>> = self.query(home, redis::cmd("GET").arg(record)).await?;
+        match held {
+            None => Ok(None),
+            Some(_) => self.inspect_in(home, queue, (b"", key.as_str()), None).await,
+        }
+    }
+}

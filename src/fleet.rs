@@ -1,0 +1,99 @@
+//! The servers that share a store of tokens. Each writes a line of itself there every five seconds, which is gone after
+//! fifteen, and reads those of the others. Nobody leads, and nothing is decided by it: it is for people who look.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::admin::AdminStore;
+use crate::clock::{Millis, system_now};
+use crate::error::Error;
+use crate::random;
+
+/// How often a server writes its line, and how long it stays.
+const STEP: Duration = Duration::from_secs(5);
+const LIVES: Duration = Duration::from_secs(15);
+/// How long the store may take.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// What a server says of itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    pub name: String,
+    pub version: String,
+    pub commit: String,
+    /// Milliseconds since 1970.
+    pub started: Millis,
+    /// The address of its admin port as people type it.
+    pub admin_url: Option<String>,
+    pub ready: bool,
+    /// Published, handed out, acked, and died: jobs a second over the last minute.
+    pub rates: [f64; 4],
+    /// Consumers that wait.
+    pub waiting: u64,
+}
+
+/// The servers that are there.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// When the store was asked; `None` while it never was.
+    pub at: Option<Millis>,
+    /// By name. This server is one of them.
+    pub lines: Vec<Line>,
+    /// Why the store did not answer the last time.
+    pub trouble: Option<String>,
+}
+
+/// The lines of all servers.
+#[derive(Debug)]
+pub struct Fleet {
+    store: Arc<dyn AdminStore>,
+    /// Two servers may have the same name.
+    id: String,
+    seen: RwLock<Arc<Seen>>,
+}
+
+impl Fleet {
+    /// Asks nothing yet.
+    pub fn new(store: Arc<dyn AdminStore>) -> Arc<Fleet> {
+        Arc::new(Fleet { store, id: random::ulid().to_string(), seen: RwLock::default() })
+    }
+
+    /// Who was there lately.
+    pub fn seen(&self) -> Arc<Seen> {
+        self.seen.read().clone()
+    }
+
+    /// Says every five seconds what `line` answers, until it is stopped.
+    pub async fn run(self: Arc<Self>, line: impl Fn() -> Line + Send, stop: CancellationToken) {
+        stop.run_until_cancelled(async {
+            loop {
+                self.meet(&line()).await;
+                sleep(STEP).await;
+            }
+        })
+        .await;
+    }
+
+    async fn meet(&self, own: &Line) {
+        // Texts and numbers: there is nothing in it that JSON cannot say.
+        let line = serde_json::to_vec(own).unwrap_or_default();
+        let asked = timeout(PATIENCE, self.store.servers(&self.id, &line, LIVES)).await;
+        let answer = asked.unwrap_or_else(|_| Err(Error::away("it does not answer")));
+        let before = self.seen();
+        *self.seen.write() = Arc::new(match answer {
+            Ok(lines) => {
+                // A line of a newer server may be another one.
+                let mut lines: Vec<Line> =
+                    lines.iter().filter_map(|line| serde_json::from_slice(line).ok()).collect();
+                lines.sort_by(|a, b| a.name.cmp(&b.name).then(a.started.cmp(&b.started)));
+                Seen { at: Some(system_now()), lines, trouble: None }
+            }
+            Err(error) => Seen { trouble: Some(error.to_string()), ..Seen::clone(&before) },
+        });
+    }
+}

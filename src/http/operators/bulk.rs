@@ -1,0 +1,215 @@
+//! Actions on all jobs of a queue that a filter finds: what an order says, and what is shown of it.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::{Number, json};
+
+use super::audit::By;
+use crate::bulk::{Action, NotBegun, Order, Progress, State as BulkState};
+use crate::http::answer::error::{ApiError, HandlerResult, NameIn};
+use crate::http::answer::reply;
+use crate::http::request::body::read_body;
+use crate::http::request::extract::ShowsBodies;
+use crate::http::request::params::{self, Query};
+use crate::http::state::{App, AppState, PoolState};
+use crate::job::JobState;
+use crate::name::{Namespace, Queue, QueueName};
+use crate::sampler::Row;
+use crate::search::Filter;
+use crate::time::Instant;
+
+/// The largest body of an order: a reason of 4 KiB, and room around it.
+const MAX_ORDER: usize = 16 << 10;
+const NOT_FOUND: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "no such bulk action");
+
+/// An order as it is given, in JSON or by a form. What is left out is `None`, and so is an empty text, but for `reason`:
+/// empty it means jobs without one.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Given {
+    pub pool: Option<String>,
+    pub namespace: String,
+    pub queue: String,
+    pub action: String,
+    pub state: Option<String>,
+    pub contains: Option<String>,
+    pub reason: Option<String>,
+    pub tries: Option<Number>,
+    pub delay: Option<Number>,
+    pub ttl: Option<Number>,
+}
+
+/// An order that makes sense.
+#[derive(Debug)]
+pub struct Wanted {
+    pub pool: Arc<PoolState>,
+    pub queue: Queue,
+    pub action: Action,
+    pub filter: Filter,
+}
+
+impl Wanted {
+    /// What is given, read and checked. Who may not see bodies may not look for what is in them.
+    pub fn of(state: &AppState, given: Given, shows: ShowsBodies) -> Result<Wanted, ApiError> {
+        let pool =
+            state.pool_name(&given.pool.unwrap_or_default()).map_err(|_| ApiError::bad("invalid pool"))?;
+        let pool = state.pools.get(&pool).ok_or(ApiError::bad("invalid pool"))?.clone();
+        let namespace = Namespace::parse(&given.namespace);
+        let namespace = namespace.map_err(|error| ApiError::bad_name(NameIn::Namespace, error))?;
+        let name = QueueName::parse_for_consume(&given.queue);
+        let name = name.map_err(|error| ApiError::bad_name(NameIn::Queue, error))?;
+        let which = given.state.filter(|text| !text.is_empty());
+        let which =
+            which.map(|text| JobState::parse(&text).ok_or(ApiError::bad("invalid state"))).transpose()?;
+        let numbers = [("tries", &given.tries), ("delay", &given.delay), ("ttl", &given.ttl)];
+        let action = match (&*given.action, which) {
+            ("respawn", None | Some(JobState::Dead)) => {
+                let text = numbers.map(|(name, number)| {
+                    number.as_ref().map_or_else(String::new, |number| format!("{name}={number}&"))
+                });
+                Action::Respawn(params::revival(Query(&text.concat()), &state.defaults)?)
+            }
+            ("delete", None | Some(JobState::Dead)) => Action::Delete,
+            ("cancel", Some(state)) => Action::Cancel(state),
+            ("respawn" | "delete" | "cancel", _) => {
+                return Err(ApiError::bad(
+                    "invalid state: respawn and delete are for dead jobs, cancel needs a state",
+                ));
+            }
+            _ => return Err(ApiError::bad("invalid action: respawn, delete or cancel")),
+        };
+        if !matches!(action, Action::Respawn(_)) && numbers.iter().any(|(_, number)| number.is_some()) {
+            return Err(ApiError::bad("tries, delay and ttl are for respawn"));
+        }
+        let filter = params::filter(given.contains, given.reason, shows.0)?;
+        Ok(Wanted { pool, queue: Queue { namespace, name }, action, filter })
+    }
+}
+
+/// Begins what is wanted.
+pub async fn begin(state: &AppState, by: &By, wanted: Wanted) -> Result<Progress, NotBegun> {
+    let Wanted { pool, queue, action, filter } = wanted;
+    let sample = pool.sampler.latest();
+    let is_it = |row: &&Row| row.namespace == queue.namespace && row.name.as_ref() == Some(&queue.name);
+    let row = sample.rows.iter().find(is_it);
+    let known = match action.state() {
+        JobState::Delayed => row.and_then(|row| row.delayed),
+        JobState::Running => row.and_then(|row| row.running),
+        JobState::Ready | JobState::Dead => None,
+    };
+    let order = Order { pool: pool.name.clone(), queue, action, filter, by: by.name().to_owned() };
+    let progress = state.bulk.begin(pool.engine.clone(), order, known).await?;
+    by.ordered("a bulk action was begun", &progress);
+    Ok(progress)
+}
+
+/// Stops one after the step that is under way.
+pub fn stop(state: &AppState, by: &By, id: &str) -> Option<Progress> {
+    let was_running = state.bulk.get(id)?.state == BulkState::Running;
+    let progress = state.bulk.stop(id, by.name())?;
+    if was_running {
+        by.ordered("a bulk action was stopped", &progress);
+    }
+    Some(progress)
+}
+
+#[derive(Serialize)]
+struct BulkReply<'a> {
+    id: &'a str,
+    pool: &'a str,
+    namespace: &'a str,
+    queue: &'a str,
+    action: &'static str,
+    state: &'static str,
+    contains: Option<&'a str>,
+    reason: Option<&'a str>,
+    by: &'a str,
+    total: Option<u64>,
+    looked_at: u64,
+    done: u64,
+    out_of_reach: u64,
+    status: &'static str,
+    why: Option<&'a str>,
+    started: Instant,
+    ended: Option<Instant>,
+}
+
+fn shown(progress: &Progress, ShowsBodies(shows): ShowsBodies) -> BulkReply<'_> {
+    let Order { pool, queue, action, filter, by } = &progress.order;
+    let (status, why) = match &progress.state {
+        BulkState::Running => ("running", None),
+        BulkState::Done => ("done", None),
+        BulkState::Stopped(by) => ("stopped", Some(&**by)),
+        BulkState::Failed(why) => ("failed", Some(&**why)),
+    };
+    BulkReply {
+        id: &progress.id,
+        pool: pool.as_str(),
+        namespace: queue.namespace.as_str(),
+        queue: queue.name.as_str(),
+        action: action.as_str(),
+        state: action.state().as_str(),
+        contains: filter.contains.as_deref().filter(|_| shows),
+        reason: filter.reason.as_deref(),
+        by,
+        total: progress.total,
+        looked_at: progress.looked_at,
+        done: progress.done,
+        out_of_reach: progress.out_of_reach,
+        status,
+        why,
+        started: Instant(progress.started),
+        ended: progress.ended.map(Instant),
+    }
+}
+
+impl From<NotBegun> for ApiError {
+    fn from(why: NotBegun) -> ApiError {
+        match why {
+            NotBegun::Busy(id) => ApiError::said(
+                StatusCode::CONFLICT,
+                &json!({ "error": "a bulk action runs on this queue", "id": id }),
+            ),
+            NotBegun::TooMany => ApiError::Refused(StatusCode::CONFLICT, "too many bulk actions run"),
+            NotBegun::Store(error) => error.into(),
+        }
+    }
+}
+
+/// `POST /bulk`
+pub async fn post(State(state): App, by: By, shows: ShowsBodies, request: Request) -> HandlerResult {
+    let body = read_body(request.into_body(), MAX_ORDER, "body too large", None).await?;
+    let given: Given = serde_json::from_slice(&body).map_err(|error| {
+        let text = format!("the body should be JSON with namespace, queue and action: {error}");
+        ApiError::detailed(StatusCode::BAD_REQUEST, text)
+    })?;
+    let progress = begin(&state, &by, Wanted::of(&state, given, shows)?).await?;
+    Ok(reply::json(StatusCode::ACCEPTED, &json!({ "id": progress.id, "total": progress.total })))
+}
+
+/// `GET /bulk`
+pub async fn list(State(state): App, shows: ShowsBodies) -> HandlerResult {
+    #[derive(Serialize)]
+    struct List<'a> {
+        server: &'a str,
+        actions: Vec<BulkReply<'a>>,
+    }
+    let all = state.bulk.list();
+    let actions = all.iter().map(|progress| shown(progress, shows)).collect();
+    Ok(reply::json(StatusCode::OK, &List { server: &state.server, actions }))
+}
+
+/// `GET /bulk/:id`
+pub async fn get(State(state): App, Path(id): Path<String>, shows: ShowsBodies) -> HandlerResult {
+    let progress = state.bulk.get(&id).ok_or(NOT_FOUND)?;
+    Ok(reply::json(StatusCode::OK, &shown(&progress, shows)))
+}
+
+/// `DELETE /bulk/:id`
+pub async fn delete(State(state): App, Path(id): Path<String>, by: By, shows: ShowsBodies) -> HandlerResult {
+    let progress = stop(&state, &by, &id).ok_or(NOT_FOUND)?;
+    Ok(reply::json(StatusCode::OK, &shown(&progress, shows)))
+}

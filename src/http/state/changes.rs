@@ -1,0 +1,56 @@
+//! What operators changed lately, over this server: for whoever asks who did it. The log has all of it.
+
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
+
+use crate::clock::{Millis, system_now};
+
+/// How many changes are remembered.
+const REMEMBERED: usize = 200;
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    pub at: Millis,
+    /// An account, or an address.
+    pub by: String,
+    pub action: String,
+    pub pool: String,
+    /// A namespace, a queue, or the path of the request.
+    pub of: String,
+}
+
+/// The last changes.
+#[derive(Debug, Default)]
+pub struct Changes(Mutex<VecDeque<Change>>);
+
+impl Changes {
+    /// Something was changed now.
+    pub fn add(&self, by: &str, action: &str, pool: &str, of: &str) {
+        let [by, action, pool, of] = [by, action, pool, of].map(str::to_owned);
+        let mut all = self.0.lock();
+        all.push_front(Change { at: system_now(), by, action, pool, of });
+        all.truncate(REMEMBERED);
+    }
+
+    /// All that are remembered, the newest first.
+    pub fn list(&self) -> Vec<Change> {
+        self.0.lock().iter().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_ones_are_remembered() {
+        let changes = Changes::default();
+        for n in 0..REMEMBERED + 5 {
+            changes.add("ann", "a queue was paused", "default", &format!("ns/q{n}"));
+        }
+        let all = changes.list();
+        assert_eq!((all.len(), &*all[0].of), (REMEMBERED, &*format!("ns/q{}", REMEMBERED + 4)));
+    }
+}

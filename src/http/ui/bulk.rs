@@ -1,0 +1,165 @@
+//! What the server does to many jobs: what runs, what ran, and how far it came.
+
+use axum::http::Method;
+use axum::response::Response;
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::ask::{Refusal, Said, Sent, part};
+use super::form::Filled;
+use super::frame::{Page, curl};
+use super::instant::At;
+use super::text::{cut, duration, number, text};
+use super::visit::{Place, Visit};
+
+/// For how long a queue's page tells of an action that has ended.
+const TOLD: u64 = 600_000;
+/// How many a page shows.
+const MOST: usize = 100;
+
+/// What `GET /bulk` answers.
+#[derive(Debug, Deserialize)]
+pub struct Listed {
+    actions: Vec<Action>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Action {
+    id: String,
+    pool: String,
+    namespace: String,
+    queue: String,
+    action: String,
+    state: String,
+    contains: Option<String>,
+    reason: Option<String>,
+    by: String,
+    total: Option<u64>,
+    looked_at: u64,
+    done: u64,
+    status: String,
+    why: Option<String>,
+    started: At,
+    ended: Option<At>,
+}
+
+impl Action {
+    fn place(&self) -> Place {
+        let Action { pool, namespace, queue, .. } = self;
+        Place { pool: pool.clone(), namespace: namespace.clone(), queue: queue.clone() }
+    }
+
+    fn runs(&self) -> bool {
+        self.status == "running"
+    }
+
+    /// What it does, to which jobs.
+    fn words(&self) -> Markup {
+        let verb = match &*self.action {
+            "respawn" => "Respawn",
+            "delete" => "Delete",
+            "cancel" => "Cancel",
+            other => other,
+        };
+        html! {
+            (verb) " " (self.state) " jobs"
+            @if let Some(reason) = &self.reason { " with the reason " q { (cut(reason)) } }
+            @if let Some(contains) = &self.contains { " that have " q { (cut(contains)) } }
+        }
+    }
+
+    /// How far it came.
+    fn progress(&self, visit: &Visit) -> Markup {
+        let end = self.ended.map_or(visit.zone.now, |at| at.0);
+        let took = duration(end.saturating_sub(self.started.0) as f64 / 1000.0);
+        let took = if self.ended.is_some() {
+            html! { (took) }
+        } else {
+            super::text::volatile(&html! { (took) })
+        };
+        html! {
+            @if let (true, Some(total)) = (self.runs(), self.total.filter(|total| *total > 0)) {
+                progress max=(total) value=(self.looked_at.min(total)) aria-label="How far it came" {} " "
+            }
+            (number(self.done)) @if let Some(total) = self.total { " of " (number(total)) }
+            ", " (self.status) @if let Some(why) = &self.why { " (" (cut(why)) ")" }
+            ", " (took)
+        }
+    }
+}
+
+/// `GET /ui/bulk`
+pub async fn show(visit: Visit) -> Response {
+    let page = page(&visit).await;
+    visit.answer(page)
+}
+
+/// `POST /ui/bulk`
+pub async fn change(mut visit: Visit, Filled(form): Filled) -> Response {
+    let done = match (form.or_empty("do"), form.get("id")) {
+        ("stop", Some(id)) => visit
+            .ask
+            .change(Method::DELETE, &format!("/bulk/{}", part(id)), Sent::Nothing)
+            .await
+            .map(|_| "stopped"),
+        _ => Err(Refusal::bad("the form does not say what to do")),
+    };
+    match done {
+        Ok(code) => visit.done(code),
+        Err(refusal) => {
+            visit.refuse(refusal, form);
+            let page = page(&visit).await;
+            visit.answer(page)
+        }
+    }
+}
+
+async fn page(visit: &Visit) -> Said<Page> {
+    let Listed { actions } = visit.ask.get("/bulk").await?;
+    let body = html! {
+        h1 { "Bulk actions" }
+        p { "They are of this server, and end with it. One runs on a queue at a time." }
+        @if actions.is_empty() { p { "There was none since the server began. They are begun on the page of a queue." } }
+        @else {
+            div.scroll role="region" aria-label="Bulk actions" tabindex="0" {
+                table.jobs {
+                    caption { "Bulk actions, the newest first" }
+                    thead { tr { @for name in ["Queue", "What", "By", "How far", "Begun"] { th scope="col" { (name) } } td {} } }
+                    tbody { @for action in actions.iter().take(MOST) { tr data-key=(action.id) {
+                        th scope="row" { a href=(visit.to(&format!("queues/{}", action.place().path()))) { (text(&action.place().name())) } }
+                        td.text { (action.words()) }
+                        td { (text(&action.by)) }
+                        td { (action.progress(visit)) }
+                        td { (visit.zone.at(action.started)) }
+                        td { @if action.runs() && visit.may_change() { (stop(visit, action)) } }
+                    } } }
+                }
+            }
+        }
+        (curl(visit, "GET", "/bulk", None))
+    };
+    Ok(Page::new("Bulk actions", "Bulk actions", body))
+}
+
+fn stop(visit: &Visit, action: &Action) -> Markup {
+    html! {
+        form method="post" action=(visit.to("bulk")) {
+            input type="hidden" name="id" value=(action.id);
+            button type="submit" name="do" value="stop" { "Stop" span.vh { " " (action.queue) } }
+        }
+    }
+}
+
+/// What runs on one queue, or ran on it lately.
+pub fn of_queue(visit: &Visit, place: &Place, listed: &Said<Listed>) -> Markup {
+    let Ok(Listed { actions }) = listed else { return html! {} };
+    let lately = |action: &&Action| action.ended.is_none_or(|at| at.0 + TOLD > visit.zone.now);
+    html! {
+        @for action in actions.iter().filter(|action| action.place() == *place).filter(lately).take(3) {
+            div.note data-key=(action.id) {
+                p { (action.words()) ": " (action.progress(visit)) }
+                @if action.runs() && visit.may_change() { (stop(visit, action)) }
+            }
+        }
+    }
+}

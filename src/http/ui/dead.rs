@@ -1,0 +1,162 @@
+//! The queues that have dead jobs, the newest death first, and why they died.
+
+use axum::response::Response;
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::ask::{Said, part};
+use super::form::query;
+use super::frame::Page;
+use super::instant::At;
+use super::text::{cut, known, number, shortened, text, typed, unknown};
+use super::visit::{Place, Visit};
+use crate::engine::together;
+
+/// How many queues a page has: each is asked for its reasons.
+const QUEUES: &str = "20";
+/// How many reasons of each are shown.
+const REASONS: usize = 5;
+
+#[derive(Deserialize)]
+struct Listed {
+    queues: Vec<Queue>,
+    cursor: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Queue {
+    pool: String,
+    namespace: String,
+    queue: String,
+    dead: u64,
+    last_died: Option<At>,
+    died_in_hour: Option<u64>,
+}
+
+impl Queue {
+    fn place(&self) -> Option<Place> {
+        let Queue { pool, namespace, queue, .. } = self;
+        let place = Place { pool: pool.clone(), namespace: namespace.clone(), queue: queue.clone() };
+        Some(place).filter(|_| self.queue != super::rows::JOB_IDS)
+    }
+}
+
+/// What `GET /dead/reasons` answers.
+#[derive(Debug, Deserialize)]
+pub struct Reasons {
+    pub looked_at: u64,
+    pub reasons: Vec<Reason>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Reason {
+    pub reason: Option<String>,
+    pub count: u64,
+}
+
+/// `GET /ui/dead`
+pub async fn show(visit: Visit) -> Response {
+    let page = page(&visit).await;
+    visit.answer(page)
+}
+
+async fn page(visit: &Visit) -> Said<Page> {
+    let given =
+        ["namespace", "pool", "cursor"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
+    let listed: Listed = visit.ask.get(format!("/dead{}", query(given.chain([("limit", QUEUES)])))).await?;
+    let reasons = reasons(visit, &listed.queues).await;
+    let body = html! {
+        h1 { "Dead" }
+        form.filter method="get" {
+            label for="namespace" { "Namespace" }
+            input #namespace name="namespace" value=(typed(visit.fields.or_empty("namespace"))) autocomplete="off" spellcheck="false";
+            button type="submit" { "Show" }
+        }
+        @if listed.queues.is_empty() {
+            p { "No queue has dead jobs, as of the last sample. This server has looked since " (visit.zone.at(At(visit.state().began.wall()))) "." }
+        } @else { (table(visit, &listed.queues, &reasons)) }
+        @if let Some(cursor) = &listed.cursor {
+            p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(cursor))])) { "Next" } }
+        }
+    };
+    Ok(Page::new("Dead", "Dead", body))
+}
+
+/// Of each queue why its jobs died; `None` where its store has not said so in time.
+async fn reasons(visit: &Visit, queues: &[Queue]) -> Vec<Option<Reasons>> {
+    let ask = async |queue: &Queue| {
+        let path = format!("/dead/reasons?{}", queue.place()?.query());
+        visit.ask.get::<Reasons>(path).await.ok()
+    };
+    together::all(queues.iter().map(ask)).await
+}
+
+fn table(visit: &Visit, queues: &[Queue], reasons: &[Option<Reasons>]) -> Markup {
+    html! {
+        div.scroll role="region" aria-label="Queues with dead jobs" tabindex="0" {
+            table.jobs {
+                caption { "Queues with dead jobs, the newest death first" }
+                thead { tr {
+                    @for name in ["Queue", "Dead", "In the last hour", "Last died", "Reasons"] { th scope="col" { (name) } }
+                    td {}
+                } }
+                tbody { @for (queue, reasons) in queues.iter().zip(reasons) { (row(visit, queue, reasons.as_ref())) } }
+            }
+        }
+    }
+}
+
+fn row(visit: &Visit, queue: &Queue, reasons: Option<&Reasons>) -> Markup {
+    let name = format!("{}/{}", queue.namespace, queue.queue);
+    let place = queue.place();
+    let page = place.as_ref().map(|place| visit.to(&format!("queues/{}?state=dead", place.path())));
+    html! {
+        tr data-key=(format!("{}/{name}", queue.pool)) {
+            th scope="row" { @match &page {
+                Some(page) => { a href=(page) { (text(&name)) } }
+                None => (text(&name)),
+            } }
+            td { @match &page {
+                Some(page) => { a href=(page) { (number(queue.dead)) } }
+                None => (number(queue.dead)),
+            } }
+            td { (known(queue.died_in_hour, "this server keeps no history of the queue")) }
+            td { @match queue.last_died {
+                Some(at) => (visit.zone.at(at)),
+                None => (unknown("this server has seen none die")),
+            } }
+            td.left { @match (reasons, &place) {
+                (Some(reasons), Some(place)) => (list(visit, place, reasons, REASONS)),
+                _ => (unknown("the store has not said so in time")),
+            } }
+            td { @if let (true, Some(page)) = (visit.may_change(), &page) {
+                a.button href=(format!("{page}&ask=respawn-all")) { "Respawn all" span.vh { " of " (text(&name)) } }
+            } }
+        }
+    }
+}
+
+/// The commonest reasons, each with the way to its jobs and to their respawn.
+pub fn list(visit: &Visit, place: &Place, reasons: &Reasons, most: usize) -> Markup {
+    let page = visit.to(&format!("queues/{}?state=dead", place.path()));
+    html! {
+        ul.reasons {
+            @for Reason { reason, count } in reasons.reasons.iter().take(most) {
+                li {
+                    span.count { (number(*count)) } " × "
+                    @match reason {
+                        Some(reason) => {
+                            a href=(format!("{page}&reason={}", part(reason))) { (cut(shortened(reason, 80).0)) @if shortened(reason, 80).1 { "…" } }
+                            @if visit.may_change() {
+                                " " a href=(format!("{page}&reason={}&ask=respawn-all", part(reason))) { "Respawn" span.vh { " all with this reason" } }
+                            }
+                        }
+                        None => "no tries were left",
+                    }
+                }
+            }
+        }
+        @if reasons.reasons.len() > most { p { (reasons.reasons.len() - most) " more" } }
+        p.most { "of " (number(reasons.looked_at)) " looked at" }
+    }
+}

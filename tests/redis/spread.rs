@@ -1,0 +1,408 @@
+//! Queues that are spread over partitions: how that begins, what servers that do not know of it do, the bound of the order,
+//! and what a server leaves that is killed in the middle of a publish over several partitions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use dormouse::engine::redis::{CompactEngine, CompactLayout, SpreadRules};
+use dormouse::engine::{
+    Beside, Engine, How, NewId, OnConflict, Once, Placing, Publication, Published, Quota, Quotas,
+};
+use dormouse::error::Error;
+use dormouse::job::{Attributes, JobIds, JobRef, JobState, NewJob};
+use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
+use tokio::time::sleep;
+
+use crate::common::{TTR, queue, within};
+use crate::support::engine_ext::EngineExt;
+use crate::support::redis_cluster::RedisCluster;
+use crate::support::redis_server::RedisServer;
+use crate::support::wait::until;
+
+async fn open_with(server: &RedisServer, spread: SpreadRules) -> Arc<CompactEngine> {
+    let layout = CompactLayout { prefix: "p".into(), partitions: 8, wait_replicas: 0, spread };
+    let engine = CompactEngine::connect(server.address(), &PoolName::default_pool(), &layout).await;
+    engine.expect("the server is there")
+}
+
+/// Spreads a queue once its home has so many jobs.
+async fn open(server: &RedisServer, at: u32) -> Arc<CompactEngine> {
+    open_with(server, SpreadRules { at, ..SpreadRules::default() }).await
+}
+
+async fn open_spread(server: &RedisServer) -> Arc<CompactEngine> {
+    open_with(server, SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() }).await
+}
+
+fn placing(engine: &CompactEngine, queue: &Queue, body: String, key: Option<(&str, OnConflict)>) -> Placing {
+    let key = key.map(|(key, conflict)| (JobKey::parse(key).expect("a key"), conflict));
+    let beside = key.as_ref().map_or(Beside::Nobody, |(key, _)| Beside::Key(key));
+    let new = NewId { queue, delay: Duration::ZERO, bytes: body.len(), versioned: false, beside };
+    let job = NewJob {
+        queue: queue.clone(),
+        id: engine.make_id(&JobIds::default(), new),
+        body: body.into(),
+        attributes: Attributes::new(),
+        ttl: None,
+        delay: Duration::ZERO,
+        tries: NonZeroU16::new(9).expect("not 0"),
+    };
+    Placing { job, at: None, key }
+}
+
+async fn put(engine: &CompactEngine, queue: &Queue, body: impl ToString) {
+    let jobs = vec![placing(engine, queue, body.to_string(), None)];
+    let done = engine.publish(Publication { jobs, replaces: None, once: None }).await;
+    assert!(matches!(done, Ok(Published::Done(_))), "{done:?}");
+}
+
+async fn take_all(engine: &CompactEngine, queue: &Queue) -> Vec<String> {
+    let mut all = Vec::new();
+    loop {
+        let some = engine.consume(&queue.clone().into(), &[TTR; 50]).await.expect("consumed");
+        if some.jobs.is_empty() && !some.more {
+            return all;
+        }
+        all.extend(some.jobs.iter().map(|job| String::from_utf8_lossy(&job.body).into_owned()));
+    }
+}
+
+/// In how many partitions a queue has a record.
+fn partitions_with(server: &RedisServer, queue: &Queue) -> usize {
+    let all: Vec<String> = redis::cmd("KEYS")
+        .arg(format!("p{{*}}q{}/{}", queue.namespace, queue.name))
+        .query(&mut server.connection())
+        .expect("keys");
+    all.len()
+}
+
+/// Guards against a queue that stays where it has no room, and against a server that looks for its jobs at home alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_is_spread_once_its_home_has_enough_and_every_server_finds_all() {
+    let server = RedisServer::start();
+    let (a, b, q) = (open(&server, 40).await, open(&server, 0).await, queue("q"));
+    for n in 0..39 {
+        put(&a, &q, n).await;
+    }
+    assert_eq!(partitions_with(&server, &q), 1, "it is gathered");
+    assert_eq!(b.ready(&q).await.expect("counted"), 39);
+    for n in 39..200 {
+        put(&a, &q, n).await;
+    }
+    assert_eq!(partitions_with(&server, &q), 8, "it is spread");
+    // Nobody has told the other server.
+    assert_eq!(b.ready(&q).await.expect("counted"), 200);
+    put(&b, &q, 200).await;
+    let (c, late) = (open(&server, 0).await, open(&server, 0).await);
+    let head = c.peek(&q).await.expect("peeked").expect("there are some");
+    assert_eq!(&head.body[..], b"0", "the oldest of all");
+    let mut all: Vec<u32> =
+        take_all(&late, &q).await.iter().map(|body| body.parse().expect("a number")).collect();
+    all.sort_unstable();
+    assert_eq!(all, (0..=200).collect::<Vec<_>>(), "each once");
+    let views = c.list_queues(&q.namespace, None, 9).await.expect("listed").queues;
+    assert_eq!(views.len(), 1, "one queue: {views:?}");
+    assert_eq!((views[0].ready, views[0].running), (Some(0), Some(201)));
+    // It stays so when it is empty.
+    put(&*open(&server, 0).await, &q, 0).await;
+    assert!(c.ready(&q).await.expect("counted") == 1 && take_all(&c, &q).await == ["0"]);
+}
+
+/// Guards against a queue that fills its home's node before anybody counts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_is_spread_for_what_its_home_takes_although_it_is_consumed() {
+    let server = RedisServer::start();
+    let (engine, q) = (open(&server, 60).await, queue("q"));
+    let end = Instant::now() + Duration::from_secs(20);
+    let mut n = 0;
+    while partitions_with(&server, &q) == 1 || n == 0 {
+        assert!(Instant::now() < end, "{n} jobs in 20 s");
+        put(&engine, &q, n).await;
+        for job in engine.consume(&q.clone().into(), &[TTR]).await.expect("consumed").jobs {
+            engine.ack_job(JobRef { queue: q.clone(), id: job.id }).await.expect("acked");
+        }
+        n += 1;
+    }
+    assert!(n >= 60, "after {n} jobs");
+}
+
+/// Guards against a waiting consumer that listens at home alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_hears_of_jobs_in_every_partition_also_when_another_server_spreads_the_queue() {
+    use crate::support::notified::Notified;
+    let server = RedisServer::start();
+    let (a, b, q) = (open(&server, 10).await, open(&server, 0).await, queue("q"));
+    let waits = Notified::attach(&*b, std::slice::from_ref(&q));
+    for n in 0..40 {
+        put(&a, &q, n).await;
+    }
+    assert_eq!(partitions_with(&server, &q), 8, "it is spread");
+    // It learns of it with its next pump.
+    b.pump().await.expect("pumped");
+    sleep(Duration::from_millis(300)).await;
+    assert_eq!(take_all(&a, &q).await.len(), 40);
+    sleep(Duration::from_millis(1200)).await;
+    waits.told.lock().clear();
+    for n in 0..30 {
+        put(&a, &q, n).await;
+        let began = Instant::now();
+        within("it hears of it", waits.next()).await;
+        assert!(began.elapsed() < Duration::from_millis(700), "by the notice, not by the sweep");
+        take_all(&a, &q).await;
+        sleep(Duration::from_millis(5)).await;
+        waits.told.lock().clear();
+    }
+}
+
+/// Guards against jobs that lie unseen in one partition while those of others are handed out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_job_overtakes_one_that_has_waited_for_a_second_longer() {
+    let server = RedisServer::start();
+    let engines = [open_spread(&server).await, open_spread(&server).await];
+    let q = queue("q");
+    let publishing = Arc::new(AtomicBool::new(true));
+    let mut tasks = Vec::new();
+    for worker in 0..8 {
+        let (engine, q, publishing) = (engines[worker % 2].clone(), q.clone(), publishing.clone());
+        tasks.push(tokio::spawn(async move {
+            let mut handed_out = Vec::new();
+            // Others publish meanwhile, so that there is something to overtake.
+            sleep(Duration::from_millis(2500)).await;
+            loop {
+                let goes_on = publishing.load(Ordering::SeqCst);
+                let asked = engine.now();
+                let some = engine.consume(&q.clone().into(), &[TTR; 2]).await.expect("consumed");
+                let got = engine.now();
+                handed_out.extend(some.jobs.iter().map(|job| (asked, got, job.due)));
+                if some.jobs.is_empty() && !some.more && !goes_on {
+                    return handed_out;
+                }
+                // Slower than what is published.
+                sleep(Duration::from_millis(25)).await;
+            }
+        }));
+    }
+    let (began, mut count) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(5) {
+        for engine in &engines {
+            put(engine, &q, count).await;
+            count += 1;
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    publishing.store(false, Ordering::SeqCst);
+    let mut all: Vec<(u64, u64, u64)> = Vec::new();
+    for task in tasks {
+        all.extend(within("they are all consumed", task).await.expect("it does not panic"));
+    }
+    assert_eq!(all.len(), count, "each once");
+    let mut worst = 0;
+    for (_, got, ready) in &all {
+        // Handed out after this one was, although it was ready before.
+        let waited = all.iter().filter(|(asked, _, _)| asked > got).map(|(_, _, ready)| *ready).min();
+        worst = worst.max(ready.saturating_sub(waited.unwrap_or(u64::MAX)));
+    }
+    let age = all.iter().map(|(_, got, ready)| got.saturating_sub(*ready)).max().unwrap_or(0);
+    assert!(age > 1500, "some waited for long, so that there was something to overtake: {age} ms");
+    println!("{count} jobs, the oldest of {age} ms; the worst was overtaken by {worst} ms");
+    assert!(worst <= 1010, "{worst} ms of {count} jobs, the oldest of {age} ms");
+}
+
+/// Guards against two jobs of one key, a request that is done twice, and a job that is lost, while a queue is spread.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_and_safe_repeats_hold_while_a_queue_is_spread() {
+    let server = RedisServer::start();
+    // Four servers, of which one spreads it.
+    let mut engines = vec![open(&server, 120).await];
+    for _ in 0..3 {
+        engines.push(open(&server, 0).await);
+    }
+    let (q, mut calls) = (queue("q"), Vec::new());
+    for n in 0..400_usize {
+        for twice in 0..2 {
+            let engine = engines[(n + 2 * twice) % engines.len()].clone();
+            let q = q.clone();
+            calls.push(tokio::spawn(async move {
+                sleep(Duration::from_millis(n as u64)).await;
+                let (key, request) = (format!("k{}", n / 2), format!("r{n}"));
+                let once =
+                    IdempotencyKey::new(request.as_bytes()).map(|key| Once { key, fingerprint: [1; 16] });
+                let conflict = if n % 2 == 0 { OnConflict::Keep } else { OnConflict::Fail };
+                let keyed = (n % 4 < 2).then_some((&*key, conflict));
+                let jobs = vec![placing(&engine, &q, n.to_string(), keyed)];
+                let done = engine.publish(Publication { jobs, replaces: None, once }).await;
+                (n, keyed.is_some().then_some(key), done)
+            }));
+        }
+    }
+    let (mut new, mut answers): (BTreeMap<String, BTreeSet<String>>, BTreeMap<usize, BTreeSet<String>>) =
+        Default::default();
+    let mut plain = 0;
+    for call in calls {
+        let (n, key, done) = within("it is answered", call).await.expect("it does not panic");
+        match (key, done.expect("nothing fails")) {
+            (key, Published::Done(placed) | Published::Replay(placed)) => {
+                answers.entry(n).or_default().insert(placed[0].id.to_string());
+                match key {
+                    Some(key) if placed[0].how == How::New => {
+                        new.entry(key).or_default().insert(placed[0].id.to_string());
+                    }
+                    Some(_) => {}
+                    None => plain += 1,
+                }
+            }
+            (Some(_), Published::Conflict { .. }) => {}
+            (key, other) => panic!("{n} {key:?}: {other:?}"),
+        }
+    }
+    assert_eq!(partitions_with(&server, &q), 8, "it was spread meanwhile");
+    assert!(new.values().all(|ids| ids.len() == 1), "one job for each key: {new:?}");
+    assert!(answers.values().all(|ids| ids.len() == 1), "equal requests get one answer: {answers:?}");
+    assert_eq!((new.len(), plain), (100, 400), "of 400 requests, each made twice");
+    assert_eq!(take_all(&engines[3], &q).await.len(), 300, "100 with keys, 200 without");
+}
+
+/// Guards against half of a batch: a server is killed at any moment of a publish over several partitions.
+#[test]
+fn a_batch_over_partitions_is_whole_or_absent_whenever_its_server_is_killed() {
+    let server = RedisServer::start();
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let q = queue("q");
+    let mut answered = BTreeSet::new();
+    for n in 0..40_u64 {
+        let killed = runtime().expect("a runtime");
+        let engine = killed.block_on(open_spread(&server));
+        let (for_task, of) = (engine.clone(), q.clone());
+        let call = killed.spawn(async move {
+            let keys: Vec<String> = (0..5).map(|k| format!("{n}-{k}")).collect();
+            let jobs =
+                keys.iter().map(|key| placing(&for_task, &of, key.clone(), Some((key, OnConflict::Fail))));
+            for_task.publish(Publication { jobs: jobs.collect(), replaces: None, once: None }).await
+        });
+        std::thread::sleep(Duration::from_micros(150 * n));
+        if call.is_finished() {
+            answered.insert(n);
+        }
+        killed.shutdown_background();
+        drop(engine);
+    }
+    runtime().expect("a runtime").block_on(async {
+        let engine = open_spread(&server).await;
+        let began = Instant::now();
+        // Fifteen seconds are promised.
+        loop {
+            let waits: Vec<Vec<u8>> =
+                redis::cmd("KEYS").arg("p{*}P*").query(&mut server.connection()).expect("keys");
+            if waits.is_empty() {
+                break;
+            }
+            assert!(began.elapsed() < Duration::from_secs(15), "{} parts wait", waits.len());
+            engine.pump().await.expect("pumped");
+            sleep(Duration::from_millis(100)).await;
+        }
+        let mut batches: BTreeMap<String, usize> = BTreeMap::new();
+        for body in take_all(&engine, &q).await {
+            *batches.entry(body.split('-').next().expect("a number").to_owned()).or_default() += 1;
+        }
+        assert!(batches.values().all(|jobs| *jobs == 5), "whole or absent: {batches:?}");
+        assert!(answered.iter().all(|n| batches.contains_key(&n.to_string())), "what was answered is there");
+        assert!(batches.len() > answered.len() / 2 && batches.len() < 40, "{} of 40", batches.len());
+        let locks: Vec<Vec<u8>> =
+            redis::cmd("KEYS").arg("p{*}L*").query(&mut server.connection()).expect("keys");
+        assert_eq!(locks, [b""; 0], "no key is held for a batch that is over");
+    });
+}
+
+/// Guards against a queue that counts once for each partition.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_that_is_spread_is_one_queue_of_a_quota() {
+    let server = RedisServer::start();
+    let engine = open_spread(&server).await;
+    let quota = Quota { jobs: 0, bytes: 0, queues: 2 };
+    let quotas: Quotas = [(queue("q").namespace, quota)].into();
+    engine.set_quotas(&quotas).await.expect("set");
+    for name in ["a", "b"] {
+        for n in 0..20 {
+            put(&engine, &queue(name), n).await;
+        }
+    }
+    let jobs = vec![placing(&engine, &queue("c"), "x".into(), None)];
+    let refused = engine.publish(Publication { jobs, replaces: None, once: None }).await;
+    assert!(matches!(refused, Err(Error::OverQuota("queues"))), "{refused:?}");
+}
+
+/// Guards against a list that began while the queue was gathered, and leaves out or repeats what it has then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_goes_on_over_the_spreading() {
+    use dormouse::engine::JobList;
+    let server = RedisServer::start();
+    let (engine, q) = (open(&server, 30).await, queue("q"));
+    for n in 0..29 {
+        put(&engine, &q, n).await;
+    }
+    let (mut all, mut cursor) = (Vec::new(), None);
+    for page in 0.. {
+        let list = JobList { state: JobState::Ready, limit: 7, cursor, bodies: true };
+        let of = engine.list_jobs(&q, list).await.expect("listed").expect("its cursor is good");
+        all.extend(of.jobs.into_iter().filter_map(|view| view.body));
+        cursor = of.cursor;
+        if page == 1 {
+            for n in 29..90 {
+                put(&engine, &q, n).await;
+            }
+        }
+        if cursor.is_none() {
+            break;
+        }
+    }
+    let mut all: Vec<u32> =
+        all.iter().map(|body| std::str::from_utf8(body).expect("text").parse().expect("a number")).collect();
+    all.sort_unstable();
+    assert_eq!(all, (0..90).collect::<Vec<_>>(), "each once");
+}
+
+/// Guards against a queue over all masters that one of them stops, and against an answer that a part of the queue was left
+/// out of.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spread_queue_takes_publishes_and_hands_out_jobs_while_a_master_is_away() {
+    let mut cluster = RedisCluster::start();
+    let rules = SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() };
+    let layout = CompactLayout { prefix: "p".into(), partitions: 8, wait_replicas: 0, spread: rules };
+    let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
+    let (engine, q) = (engine.expect("the cluster is there"), queue("q"));
+    for n in 0..80 {
+        put(&engine, &q, n).await;
+    }
+    until("its replica has them", async || cluster.is_copied(0)).await;
+    cluster.servers[0].kill();
+    let (killed, mut stored, mut longest, mut last) = (Instant::now(), 80, Duration::ZERO, Instant::now());
+    let mut answers = BTreeMap::new();
+    while killed.elapsed() < Duration::from_secs(6) {
+        let jobs = vec![placing(&engine, &q, "while away".into(), None)];
+        match engine.publish(Publication { jobs, replaces: None, once: None }).await {
+            Ok(_) => {
+                stored += 1;
+                longest = longest.max(last.elapsed());
+                last = Instant::now();
+            }
+            // It was on its way to the node.
+            Err(error) => *answers.entry(error.to_string()).or_insert(0) += 1,
+        }
+        if killed.elapsed() > Duration::from_millis(500) && killed.elapsed() < Duration::from_millis(800) {
+            let some = engine.consume(&q.clone().into(), &[TTR]).await.expect("others have some").jobs;
+            stored -= some.len();
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+    println!("the longest time without a 201: {longest:?}; errors: {answers:?}");
+    assert!(longest < Duration::from_secs(1), "{longest:?} without a 201");
+    assert!(answers.values().sum::<usize>() < 10, "{answers:?}");
+    until("the replica takes its place", async || engine.ready(&q).await.is_ok()).await;
+    let left = take_all(&engine, &q).await.len();
+    // What was answered with an error may be stored.
+    assert!((stored..stored + 10).contains(&left), "{left} are left of {stored}");
+    assert!(cluster.servers[0].launch(), "it comes back");
+}
