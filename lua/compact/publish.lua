@@ -3,9 +3,10 @@
 -- KEYS    the partition's guard
 -- ARGV    1 = such a call, #queues, their names (ns/queue), per queue in 4 bytes what the caller knows of it (0 = it is
 --         gathered, n = gathered until it has n jobs, 2^32-2 = it is spread and this is its home, 2^32-1 = it is spread),
---         #calls; if there is such a call: fingerprint ('' = not safe to
---         repeat), its name, ms that it is remembered, how many jobs, bytes and queues it may add ('' = any number)
---         per call (behind such a call: jobs that go with it, whose keys others get; running ones stay): #jobs, number of the queue of the job that it replaces (0 = none), the job's place
+--         #calls; if there is such a call: fingerprint ('' = not safe to repeat), its name, ms that it is remembered, how
+--         many jobs, bytes and queues it may add ('' = any number)
+--         per call (behind such a call: jobs whose keys others get, which go with it unless they run): #jobs, number of
+--         the queue of the job that it replaces (0 = none), the job's place
 --         per job: a text of its queue, tries, ttl in ms (0 = forever), delay in us, at in ms (0 = after the delay), from
 --         when on in ms it is near (0 = now) and size of the value that compact/stage.lua has stored (0 = none); its
 --         place; its value; in such a call also: key ('' = none), conflict, other, other_due in us (see lua/publish_with.lua)
@@ -14,9 +15,9 @@
 --         what became of the jobs, and if it may not add any number: jobs, bytes and queues that it has added}; {now,
 --         'replay', what became of the jobs}; {now, 'mismatch'}; {now, 'conflict', job from 0, place of the job that has
 --         its key}; {now, 'taken'}; {now, 'ended'}: a value that was stored before has ended; {now, 'needs', jobs, bytes,
---         queues}: more than it may add; {now, 'spread'}: a queue is, and was not said to be; {now, 'busy'}: a publish that is
---         not shown yet has one of its keys; {now, 'would', ..}: as done, if it only looks; {keys}. What became of a job is n (new), d (duplicate) or r (it has replaced another
---         one); due time in 7 bytes (0 = not known); its id; of r the id of the replaced job. An id is its length in one
+--         queues}: more than it may add; {now, 'spread'}: a queue is, and was not said to be; {now, 'busy'}: a publish
+--         that is not shown yet has one of its keys; as `done` {now, 'would', .., {its keys}} if it only looks. What
+--         became of a job is n (new), d (duplicate) or r (it has replaced another one); due time in 7 bytes (0 = not known); its id; of r the id of the replaced job. An id is its length in one
 --         byte, and a place, or x and what was told as other
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's)
 local INLINE, SPREAD_HOME, SPREAD = 1000, 4294967294, 4294967295
