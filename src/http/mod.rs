@@ -24,7 +24,7 @@ use self::answer::reply;
 pub use self::answer::room::BodyRoom;
 use self::jobs::{consume, dead_letter, hold, lists, pause, publish};
 use self::operators::{
-    audit, backup, cluster, dead, delays, logins, operations, push, queues, quotas, tokens,
+    audit, backup, cluster, dead, delays, logins, openapi, operations, push, queues, quotas, tokens,
 };
 pub use self::port::accept::{Bounds, listen, serve};
 use self::port::fast_path::{Api, JOB};
@@ -77,6 +77,7 @@ fn our_routes() -> Router<Arc<AppState>> {
         .route("/api/{namespace}/{queue}/deadletter/respawn", only(post(dead_letter::respawn_jobs)))
         .route("/api/{namespace}/{queue}/pause", only(post(pause::pause)))
         .route("/api/{namespace}/{queue}/resume", only(post(pause::resume)))
+        .route("/openapi.json", probe(get(openapi::public)))
         .route("/ping", probe(get(operations::ping)))
         .route("/ready", probe(get(operations::ready_for_all)))
 }
@@ -126,6 +127,7 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/version", only(get(operations::version)))
         .route("/metrics", only(get(operations::metrics)))
         .route("/accesslog", get(operations::get_access_log))
+        .route("/openapi.json", probe(get(openapi::admin)))
         .route("/ping", probe(get(operations::ping)))
         .route("/ready", probe(get(operations::ready)));
     finish(
