@@ -7,6 +7,8 @@ COPY Cargo.toml Cargo.lock ./
 COPY .cargo .cargo
 COPY src src
 COPY lua lua
+# Served by both ports.
+COPY openapi openapi
 # Not built here, but Cargo.toml names what is in it.
 COPY benches benches
 # A member of the workspace, which cargo wants to see.

@@ -27,7 +27,8 @@ pub use self::answer::room::BodyRoom;
 use self::jobs::{consume, dead_letter, hold, lists, pause, publish};
 pub use self::operators::servers::own_line;
 use self::operators::{
-    audit, backup, bulk, cluster, dead, delays, logins, operations, push, queues, quotas, servers, tokens,
+    audit, backup, bulk, cluster, dead, delays, logins, openapi, operations, push, queues, quotas, servers,
+    tokens,
 };
 pub use self::port::accept::{Bounds, listen, serve};
 use self::port::fast_path::{Api, JOB};
@@ -81,6 +82,7 @@ fn our_routes() -> Router<Arc<AppState>> {
         .route("/api/{namespace}/{queue}/deadletter/respawn", only(post(dead_letter::respawn_jobs)))
         .route("/api/{namespace}/{queue}/pause", only(post(pause::pause)))
         .route("/api/{namespace}/{queue}/resume", only(post(pause::resume)))
+        .route("/openapi.json", probe(get(openapi::public)))
         .route("/ping", probe(get(operations::ping)))
         .route("/ready", probe(get(operations::ready_for_all)))
 }
@@ -140,6 +142,7 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/version", only(get(operations::version)))
         .route("/metrics", only(get(operations::metrics)))
         .route("/accesslog", get(operations::get_access_log))
+        .route("/openapi.json", probe(get(openapi::admin)))
         .route("/ping", probe(get(operations::ping)))
         .route("/ready", probe(get(operations::ready)));
     let url = names.url.clone();

@@ -33,6 +33,8 @@ mod support {
     pub mod client;
     pub mod complaints;
     pub mod faults;
+    #[path = "unheld.rs"]
+    pub mod held;
     pub mod nginx;
     pub mod process;
     pub mod redis_connection;

@@ -19,6 +19,8 @@ mod support {
     pub mod client;
     pub mod disk_store;
     pub mod fake_names;
+    #[path = "unheld.rs"]
+    pub mod held;
     pub mod nginx;
     pub mod process;
     pub mod redis_admin;

@@ -7,6 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use reqwest::{Method, RequestBuilder, header::HeaderMap};
 use serde_json::Value;
 
+use super::held;
 use super::wait::TIMEOUT;
 
 /// A request with this token, or without one when it is empty.
@@ -84,11 +85,16 @@ pub async fn send(request: RequestBuilder) -> Response {
 
 /// The same with a server that may be gone.
 pub async fn try_send(request: RequestBuilder) -> reqwest::Result<Response> {
-    let response = request.send().await?;
+    let (client, request) = request.build_split();
+    let request = request?;
+    let (method, url) = (request.method().clone(), request.url().clone());
+    let response = client.execute(request).await?;
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
     let text = response.text().await?;
     let json = serde_json::from_str(&text).unwrap_or_default();
-    Ok(Response { status, headers, text, json })
+    let response = Response { status, headers, text, json };
+    held::hold(&method, &url, &response);
+    Ok(response)
 }
 
 /// Creates a token of the default pool through this admin port. Its description is the one in the recordings.

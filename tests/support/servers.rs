@@ -10,6 +10,7 @@ use reqwest::RequestBuilder;
 use tempfile::TempDir;
 
 use super::client::{Response, create_token, request, send};
+use super::held;
 use super::redis_server::RedisServer;
 
 /// Where a server keeps jobs, tokens and limits; it goes when it is dropped.
@@ -110,6 +111,7 @@ impl TestServer {
         let config = Config::load(Some(file.path()), ports).expect("a valid configuration");
         let server = Server::start(config, Options::default()).await.expect("the server starts");
         let (api_addr, admin_addr) = (server.api, server.admin);
+        held::serves(api_addr, admin_addr);
         TestServer { api_addr, admin_addr, server: Some(server), _keep: Box::new(keep) }
     }
 

@@ -12,6 +12,7 @@ mod fuzz;
 mod http;
 mod metrics;
 mod moving;
+mod openapi;
 mod outage;
 mod player;
 mod polls;
@@ -35,6 +36,8 @@ mod verbs_publish;
 mod support {
     pub mod client;
     pub mod complaints;
+    #[path = "../wire/held.rs"]
+    pub mod held;
     pub mod process;
     #[allow(dead_code)] // a killed master is not replaced here
     pub mod redis_cluster;

@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 
+use crate::support::client::send;
 use crate::support::servers::TestServer;
 
 /// Steps follow each other within times that were recorded, a ttr of one second among them. All scenarios at
@@ -163,13 +164,13 @@ impl Player<'_> {
         }
         async move {
             let began = Instant::now();
-            let answer = request.send().await.expect("the server answers");
-            let headers = answer.headers();
-            let header =
-                |name: &str| headers.get(name).map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned());
-            let (status, content_type) = (answer.status().as_u16(), header("content-type"));
+            let answer = send(request).await;
+            let header = |name: &str| {
+                answer.headers.get(name).map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned())
+            };
+            let (status, content_type) = (answer.status, header("content-type"));
             let request_id = header("x-request-id").is_some_and(|id| !id.is_empty());
-            let body = answer.bytes().await.expect("a whole body").to_vec();
+            let body = answer.text.into_bytes();
             Raw { status, content_type, request_id, body, took: began.elapsed() }
         }
     }

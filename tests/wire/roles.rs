@@ -80,6 +80,7 @@ const ROUTES: &[(&str, May)] = &[
     ("/info", May::All),
     ("/version", May::All),
     ("/metrics", May::All),
+    ("/openapi.json", May::All),
     ("/ping", May::All),
     ("/ready", May::All),
 ];

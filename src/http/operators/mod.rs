@@ -9,6 +9,7 @@ pub mod dead;
 pub mod delays;
 pub mod logins;
 pub mod names;
+pub mod openapi;
 pub mod operations;
 pub mod push;
 pub mod queues;

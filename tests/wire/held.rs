@@ -1,0 +1,194 @@
+//! Holds every answer that a test's client gets against the OpenAPI document of the port that gave it: status, content
+//! type, headers, and the schema of the body.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::{Arc, LazyLock};
+
+use jsonschema::Validator;
+use parking_lot::Mutex;
+use reqwest::header::HeaderMap;
+use reqwest::{Method, Url};
+use serde_json::{Map, Value, json};
+
+use super::client::Response;
+
+/// The documents, as the ports serve them.
+pub static PUBLIC: LazyLock<Document> =
+    LazyLock::new(|| Document::new("public", include_str!("../../openapi/public.json")));
+pub static ADMIN: LazyLock<Document> =
+    LazyLock::new(|| Document::new("admin", include_str!("../../openapi/admin.json")));
+
+/// Which document holds for which port of this machine.
+static PORTS: LazyLock<Mutex<HashMap<u16, &'static LazyLock<Document>>>> = LazyLock::new(Mutex::default);
+
+/// Headers that mean something to callers: none of them comes where it is not documented.
+const TOLD: [&str; 4] = ["etag", "idempotency-replayed", "retry-after", "www-authenticate"];
+
+/// A file to which what was seen is added, a line for each answer: to find statuses that no test sees.
+const SEEN: &str = "DORMOUSE_TEST_SEEN";
+
+/// From now on answers from these addresses are held.
+pub fn serves(public: SocketAddr, admin: SocketAddr) {
+    PORTS.lock().extend([(public.port(), &PUBLIC), (admin.port(), &ADMIN)]);
+}
+
+/// Panics when the answer is not as the document has it. Answers of others than the servers of tests are not looked at.
+pub fn hold(method: &Method, url: &Url, response: &Response) {
+    let document = url.port().and_then(|port| PORTS.lock().get(&port).copied());
+    let Some(document) = document else { return };
+    if let Err(why) = document.holds(method.as_str(), url.path(), response) {
+        panic!(
+            "the {} document does not have this answer: {why}\n  asked {method} {url}\n  came {} {:?}\n  {}",
+            document.name,
+            response.status,
+            response.headers,
+            response.text.chars().take(2000).collect::<String>()
+        );
+    }
+}
+
+/// What a port takes and answers.
+pub struct Document {
+    pub name: &'static str,
+    pub json: Value,
+    /// Made when they are needed, by the place of the schema.
+    validators: Mutex<HashMap<String, Arc<Validator>>>,
+}
+
+impl Document {
+    fn new(name: &'static str, text: &str) -> Document {
+        let json = serde_json::from_str(text).expect("a document is JSON");
+        Document { name, json, validators: Mutex::default() }
+    }
+
+    /// All paths with what they have.
+    pub fn paths(&self) -> &Map<String, Value> {
+        self.json["paths"].as_object().expect("a document has paths")
+    }
+
+    /// What a part is, if it only says where it stands.
+    pub fn resolved<'a>(&'a self, mut part: &'a Value) -> &'a Value {
+        while let Some(place) = part["$ref"].as_str() {
+            let found = place.strip_prefix('#').and_then(|place| self.json.pointer(place));
+            part = found.unwrap_or_else(|| panic!("the {} document has no {place}", self.name));
+        }
+        part
+    }
+
+    /// The template that a path belongs to. As in the router, what is named goes before what stands for anything.
+    fn template(&self, path: &str) -> Option<&str> {
+        let parts: Vec<&str> = path.split('/').collect();
+        let is_open = |part: &str| part.starts_with('{');
+        let fits = |template: &&String| {
+            let own: Vec<&str> = template.split('/').collect();
+            let fits = |(own, part): (&&str, &&str)| own == part || is_open(own) && !part.is_empty();
+            own.len() == parts.len() && own.iter().zip(&parts).all(fits)
+        };
+        let fitting = self.paths().keys().filter(fits);
+        fitting
+            .min_by_key(|template| template.split('/').map(is_open).collect::<Vec<_>>())
+            .map(String::as_str)
+    }
+
+    /// Why an answer is not as it is documented.
+    pub fn holds(&self, method: &str, path: &str, response: &Response) -> Result<(), String> {
+        if path == "/" || path.starts_with("/ui") {
+            // The pages of the dashboard.
+            return Ok(());
+        }
+        let (template, method) = (self.template(path), method.to_ascii_lowercase());
+        let operation = template.and_then(|template| self.paths()[template].get(&method));
+        see(self.name, &method, template.filter(|_| operation.is_some()), response.status);
+        let Some(operation) = operation else {
+            // What is checked before a route is looked for, or before its method is.
+            return match response.status {
+                401 | 403 | 429 | 503 => Ok(()),
+                404 if method == "head" || response.says() == "api not found" => Ok(()),
+                _ => Err("there is no such operation, so 404 `api not found` was expected".into()),
+            };
+        };
+        let answers = operation["responses"].as_object().expect("an operation has responses");
+        let answer = answers.get(&response.status.to_string()).ok_or_else(|| {
+            format!("of its statuses {:?} one was expected", answers.keys().collect::<Vec<_>>())
+        })?;
+        let answer = self.resolved(answer);
+        self.headers_hold(answer, &response.headers)?;
+        let place = format!("{method} {} {}", template.unwrap_or_default(), response.status);
+        self.body_holds(&place, answer, method == "head", response)
+    }
+
+    fn headers_hold(&self, answer: &Value, headers: &HeaderMap) -> Result<(), String> {
+        let none = Map::new();
+        let documented = answer["headers"].as_object().unwrap_or(&none);
+        for (name, of) in documented {
+            let of = self.resolved(of);
+            let Some(value) = headers.get(name) else {
+                if of["required"] == true {
+                    return Err(format!("the header {name} was expected"));
+                }
+                continue;
+            };
+            let text = String::from_utf8_lossy(value.as_bytes());
+            let value = match text.parse::<u64>() {
+                Ok(number) if of["schema"]["type"] == "integer" => json!(number),
+                _ => json!(text),
+            };
+            self.fits(&format!("header {name}"), &of["schema"], &value)?;
+        }
+        let is_told = |name: &&str| documented.keys().any(|of| of.eq_ignore_ascii_case(name));
+        match TOLD.iter().find(|name| headers.contains_key(**name) && !is_told(name)) {
+            Some(name) => Err(format!("no header {name} was expected")),
+            None => Ok(()),
+        }
+    }
+
+    fn body_holds(&self, place: &str, answer: &Value, head: bool, response: &Response) -> Result<(), String> {
+        let content = answer["content"].as_object();
+        let Some(content) = content.filter(|_| !head) else {
+            return if response.text.is_empty() { Ok(()) } else { Err("no body was expected".into()) };
+        };
+        let of_type = response.headers.get("content-type").and_then(|of_type| of_type.to_str().ok());
+        let Some(of_type) = of_type else {
+            let may = answer["x-may-be-empty"] == true && response.text.is_empty();
+            return if may { Ok(()) } else { Err("a content type was expected".into()) };
+        };
+        let of_type = of_type.split(';').next().unwrap_or_default().trim();
+        let known = || format!("a content type of {:?} was expected", content.keys().collect::<Vec<_>>());
+        let body = content.get(of_type).ok_or_else(known)?;
+        let value = match of_type {
+            "application/json" => serde_json::from_str(&response.text)
+                .map_err(|error| format!("a body of JSON was expected: {error}"))?,
+            _ => json!(response.text),
+        };
+        self.fits(&format!("{place} {of_type}"), &body["schema"], &value)
+    }
+
+    /// Why a value is not what a schema of this document says. `place` is the schema's own.
+    pub fn fits(&self, place: &str, schema: &Value, value: &Value) -> Result<(), String> {
+        let validator = self.validators.lock().get(place).cloned();
+        let validator = validator.unwrap_or_else(|| {
+            let schemas = &self.json["components"]["schemas"];
+            let whole = json!({ "allOf": [schema], "components": { "schemas": schemas } });
+            let made = jsonschema::draft202012::new(&whole);
+            let made = Arc::new(made.unwrap_or_else(|error| panic!("the schema of {place}: {error}")));
+            self.validators.lock().insert(place.to_owned(), made.clone());
+            made
+        });
+        let mut wrong = String::new();
+        for error in validator.iter_errors(value).take(3) {
+            let _ = write!(wrong, "{error} (at {:?}); ", error.instance_path().to_string());
+        }
+        if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+    }
+}
+
+/// Notes which answers tests see, if somebody wants to know.
+fn see(name: &str, method: &str, template: Option<&str>, status: u16) {
+    use std::io::Write as _;
+    let (Ok(path), Some(template)) = (std::env::var(SEEN), template) else { return };
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    let line = format!("{name} {method} {template} {status}\n");
+    file.and_then(|mut file| file.write_all(line.as_bytes())).expect("a line can be added");
+}
