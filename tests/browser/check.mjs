@@ -87,6 +87,11 @@ const open = async (options = {}) => {
   return page;
 };
 const at = (path) => `${admin}/ui/${path}`;
+// By an element of its own: a form with a field "contains" is no node to some ways of looking for texts.
+const says = async (page, text) => {
+  await page.waitForSelector("main > p.done");
+  assert((await page.locator("main > p.done").innerText()).includes(text), text);
+};
 const heading = (page) => page.locator("h1").innerText();
 
 let checked = 0;
@@ -179,7 +184,7 @@ assert(process.env.WITHOUT_AXE || checked >= 60, "most pages are there");
   await page.keyboard.press("Space");
   await page.getByRole("button", { name: "Respawn", exact: true }).focus();
   await page.keyboard.press("Enter");
-  await page.getByText("1 job was respawned.").waitFor();
+  await says(page, "1 job was respawned.");
   await page.context().close();
 }
 
@@ -194,11 +199,11 @@ for (const javaScriptEnabled of [true, false]) {
   if (await all.count()) {
     await all.click();
     await page.getByRole("button", { name: "Respawn all" }).click();
-    await page.getByText("It is begun").waitFor();
+    await says(page, "It is begun");
   } else {
     await page.locator("input[name=job]").first().check();
     await page.getByRole("button", { name: "Respawn", exact: true }).click();
-    await page.getByText("was respawned.").waitFor();
+    await says(page, "respawned.");
   }
   console.log(`three clicks ${javaScriptEnabled ? "with" : "without"} a script: ${Date.now() - began} ms`);
   await page.context().close();

@@ -6,6 +6,7 @@ use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::instant::{At, Zone};
+use super::text::volatile;
 
 /// How many points a line has at most.
 const POINTS: usize = 180;
@@ -34,7 +35,7 @@ pub struct Line<'a> {
     pub points: &'a [Option<f64>],
 }
 
-/// A chart of these lines, whose values are shown so.
+/// A chart of these lines, whose values are shown so. It moves on with time, which alone is no change of the page.
 pub fn chart(
     title: &str,
     lines: &[Line<'_>],
@@ -47,7 +48,7 @@ pub fn chart(
     let said: Vec<String> =
         lines.iter().map(|line| format!("{} {}", line.name, now(line).map_or("–".into(), show))).collect();
     let label = format!("{title}: {}; most {}", said.join(", "), show(most));
-    html! {
+    volatile(&html! {
         figure.chart {
             figcaption {
                 b { (title) } " "
@@ -65,18 +66,18 @@ pub fn chart(
             (axis(history, zone))
             (table(lines, history, zone, show))
         }
-    }
+    })
 }
 
 /// A small line without words: beside it stands the figure.
 pub fn spark(points: &[Option<f64>]) -> Markup {
     let points = reduced(points, 60);
     let most = points.iter().filter_map(|point| *point).fold(0.0, f64::max);
-    html! {
+    volatile(&html! {
         svg.spark viewBox=(format!("0 0 {} {HEIGHT}", 59)) preserveAspectRatio="none" aria-hidden="true" {
             path class="line k0" d=(path(&points, most)) {}
         }
-    }
+    })
 }
 
 fn axis(history: &History, zone: &Zone) -> Markup {

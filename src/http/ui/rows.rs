@@ -19,11 +19,30 @@ const NOT_COUNTED: &str = "this server does not count this queue by itself";
 
 /// What `GET /queues` answers.
 #[derive(Debug, Deserialize)]
+#[serde(from = "Told")]
 pub struct Listing {
     pub sampled_at: Option<At>,
     pub pools: Vec<Pool>,
     pub queues: Vec<Row>,
     pub cursor: Option<String>,
+}
+
+/// The same as it comes: a row does not say of when it is.
+#[derive(Debug, Deserialize)]
+struct Told {
+    sampled_at: Option<At>,
+    pools: Vec<Pool>,
+    queues: Vec<Row>,
+    cursor: Option<String>,
+}
+
+impl From<Told> for Listing {
+    fn from(Told { sampled_at, pools, mut queues, cursor }: Told) -> Listing {
+        for row in &mut queues {
+            row.sampled_at = pools.iter().find(|pool| pool.pool == row.pool).and_then(|pool| pool.sampled_at);
+        }
+        Listing { sampled_at, pools, queues, cursor }
+    }
 }
 
 /// How a pool's store is.
@@ -68,6 +87,9 @@ pub struct Row {
     pub need: Option<String>,
     /// How bad it is, in the need's own measure.
     pub worse: u64,
+    /// When its pool was read.
+    #[serde(skip)]
+    pub sampled_at: Option<At>,
 }
 
 impl Row {
@@ -192,7 +214,10 @@ pub fn trail(visit: &Visit, place: &Place) -> Vec<(String, Markup)> {
 /// For how long the oldest ready job waits.
 pub fn oldest(visit: &Visit, row: &Row) -> Markup {
     match row.oldest_ready_age {
-        Some(age) => visit.zone.age(visit.zone.now.saturating_sub((age * 1000.0) as u64)),
+        Some(age) => {
+            let read = row.sampled_at.map_or(visit.zone.now, |at| at.0);
+            visit.zone.age(read.saturating_sub((age * 1000.0) as u64))
+        }
         None if row.ready > 0 => unknown("this store does not know how old its ready jobs are"),
         None => html! { "–" },
     }
