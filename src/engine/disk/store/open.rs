@@ -150,10 +150,9 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &mut Mark) -> Result<S
     if let Some(torn) = findings.torn.take() {
         set_torn_aside(path, &manifest, &torn).map_err(io)?;
     }
-    if mark.closed() != Some(findings.last.number) {
-        start::rewrite(&dir, &manifest, &findings).map_err(io)?;
-    }
-    start::replay(&dir, &manifest, &findings, |number, group| fill(&trees, number, group)).map_err(io)?;
+    let again = mark.closed() != Some(findings.last.number);
+    start::replay(&dir, &manifest, &findings, again, |number, group| fill(&trees, number, group))
+        .map_err(io)?;
     trees.commit(findings.last.number, []);
     let log = Log::open(&dir, &manifest, &findings).map_err(io)?;
     sync_names(path).map_err(io)?;
@@ -231,7 +230,8 @@ fn set_torn_aside(path: &Path, manifest: &Manifest, torn: &judge::Torn) -> std::
     let dir = path.join(log::DIR);
     let mut aside = Aside::new(path)?;
     let mut total = 0;
-    for (slot, _, bytes) in start::torn_bytes(&dir, manifest, torn)? {
+    let parts = start::torn_bytes(&dir, manifest, torn)?;
+    for (slot, _, bytes) in &parts {
         let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         total += end;
         match aside.copy(&dir.join(slot.to_string()), &bytes[..end]) {
@@ -240,7 +240,7 @@ fn set_torn_aside(path: &Path, manifest: &Manifest, torn: &judge::Torn) -> std::
             done => done?,
         }
     }
-    start::clear_torn(&dir, manifest, torn)?;
+    start::clear_torn(&dir, &parts)?;
     let path = path.display().to_string();
     tracing::warn!(path, bytes = total, "the log's torn end, which nobody was answered for, was set aside");
     Ok(())
