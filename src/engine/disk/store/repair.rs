@@ -75,12 +75,12 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     let io = |e| OpenError::Io(path.to_owned(), e);
     let mut mark = lock(path)?;
     let mut report = RepairReport::default();
-    if !mark.is_made() {
+    if !mark.said().made {
         report.is_new = true;
         report.notes.push("it holds nothing yet: its first start was cut off".to_owned());
         return Ok(report);
     }
-    let mut judged = open::judge(path, mark.format(), mark.closed()).map_err(io)?;
+    let mut judged = open::judge(path, mark.said().closed).map_err(io)?;
     // lsm-tree deletes only what no list names, and the judge found each list whole.
     if judged.damage.is_empty() {
         match (Trees::open(path, StoreLimits::OF_A_TOOL), &mut judged.log) {
@@ -98,7 +98,7 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
         }
     }
     report.damage.clone_from(&judged.damage);
-    report.damage.extend(mark.is_repairing().then(|| CUT_OFF.to_owned()));
+    report.damage.extend(mark.said().repairing.then(|| CUT_OFF.to_owned()));
     if judged.log.as_ref().is_some_and(|(_, findings)| findings.torn.is_some()) {
         report.notes.push("the log ends in torn groups, which nobody was answered for".to_owned());
     }
