@@ -329,8 +329,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
         let clock = Arc::new(ManualClock::new(1_000_000));
         // The engine's own thread merges nothing, since there is no room.
-        let options =
-            DiskOptions { upkeep: false, min_free: 1 << 60, ..DiskOptions::new(dir.path(), clock) };
+        let options = DiskOptions { upkeep: false, min_free: 1 << 60, ..DiskOptions::new(dir.path(), clock) };
         let engine = DiskEngine::open(options).unwrap(); // new directory
         let store = engine.handle.ask(ShareStore).await.unwrap(); // nothing is wrong with the disk
         let ((begins, begun), (ends, ended)) = (mpsc::channel(), mpsc::channel::<()>());

@@ -245,7 +245,7 @@ mod tests {
         txn.put(Space::Ready, b"new", b"2");
         txn.settle(true).unwrap(); // as above
         let keys = |store: &Store| -> Vec<Vec<u8>> {
-            store.keys_in::<&[u8], _>(Space::Ready, ..).map(|key| key.unwrap().to_vec()).collect() // as above
+            store.all(Space::Ready).map(|entry| entry.unwrap().0.to_vec()).collect() // as above
         };
         assert_eq!(keys(&store), [b"new"], "what was put after the clear");
         // So much that no file of the log is left that had it.

@@ -79,7 +79,7 @@ pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
                 _ if is_unreadable_io(&e) => "cannot be read",
                 _ => return Err(e),
             };
-            judged.damage.push(LogDamage::Manifest { what }.to_string());
+            judged.damage.push(format!("log/manifest {what}"));
         }
     }
     Ok(judged)
@@ -95,11 +95,7 @@ pub fn open(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError
 }
 
 /// As [`open`], also while a repair has not ended: for who goes on with it.
-pub fn open_any(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
-    open_locked(path, limits, lock(path)?)
-}
-
-fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Store, Mark), OpenError> {
+pub fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     remove_copy(path).map_err(io)?;
     if !mark.said().made {
@@ -117,12 +113,12 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &mut Mark) -> Result<S
         ErrorKind::InvalidData => OpenError::Damaged(path.to_owned(), e.to_string()),
         _ => OpenError::Io(path.to_owned(), e),
     };
-    let mut judged = judge(path, mark.said().closed).map_err(io)?;
-    let (manifest, mut findings) = match judged.log.take() {
-        Some(log) if judged.damage.is_empty() => log,
-        _ => return Err(OpenError::Damaged(path.to_owned(), judged.summary())),
+    let judged = judge(path, mark.said().closed).map_err(io)?;
+    let summary = judged.summary();
+    let (Some((manifest, mut findings)), true) = (judged.log, judged.damage.is_empty()) else {
+        return Err(OpenError::Damaged(path.to_owned(), summary));
     };
-    let trees = Trees::open(path, limits).map_err(|e| not_opened(path, e, &mut judged))?;
+    let trees = open_trees(path, limits)?;
     if let Some(damage) = behind(&trees, &findings) {
         return Err(OpenError::Damaged(path.to_owned(), damage.to_string()));
     }
@@ -160,26 +156,17 @@ fn make(path: &Path, limits: StoreLimits) -> std::io::Result<()> {
     sync_names(path)
 }
 
-/// What an error of lsm-tree's at an open means. `judged` is told the tables that it is about.
-pub fn not_opened(path: &Path, e: lsm_tree::Error, judged: &mut Judged) -> OpenError {
+/// Opens the trees, which were judged to be whole.
+pub fn open_trees(path: &Path, limits: StoreLimits) -> Result<Trees, OpenError> {
+    Trees::open(path, limits).map_err(|e| failed(path, e))
+}
+
+/// What an error of lsm-tree's means where no damage was found.
+pub fn failed(path: &Path, e: lsm_tree::Error) -> OpenError {
     match e {
-        lsm_tree::Error::Io(e) if !is_unreadable_io(&e) => return OpenError::Io(path.to_owned(), e),
-        e => {
-            for (space, name, _) in Space::ALL {
-                // A directory that cannot be listed was met before.
-                let tables = tables::unopenable(&path.join(trees::DIR).join(name)).unwrap_or_default();
-                judged.trees.extend((!tables.is_empty()).then_some(space));
-                let line = |table| {
-                    format!("keyspace {name}: the index or the filter of table {table} cannot be read")
-                };
-                judged.damage.extend(tables.into_iter().map(line));
-            }
-            if judged.damage.is_empty() {
-                judged.damage.push(describe(&e));
-            }
-        }
+        lsm_tree::Error::Io(e) if !is_unreadable_io(&e) => OpenError::Io(path.to_owned(), e),
+        e => OpenError::Damaged(path.to_owned(), describe(&e)),
     }
-    OpenError::Damaged(path.to_owned(), judged.summary())
 }
 
 /// Puts the entries of a group of the log into memory, but for those that a table has.

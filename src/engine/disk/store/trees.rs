@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use lsm_tree::config::{
     BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry,
-    RestartIntervalPolicy,
+    PinningPolicy, RestartIntervalPolicy,
 };
 use lsm_tree::{
     AbstractTree, AnyTree, Cache, CompressionType, Config, DescriptorTable, InternalValue, Memtable, SeqNo,
@@ -29,6 +29,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::durable::sync;
 use super::recent::{Entry, Recent};
 use super::space::{PerSpace, SPACES, Space};
+use super::tables::PINNED;
 
 /// The directory of the trees, in the pool's.
 pub const DIR: &str = "trees";
@@ -155,6 +156,8 @@ impl Trees {
                 .use_cache(cache.clone())
                 .use_descriptor_table(Some(tables.clone()))
                 .filter_policy(FilterPolicy::all(filter))
+                .index_block_pinning_policy(PinningPolicy::new(PINNED.0))
+                .filter_block_pinning_policy(PinningPolicy::new(PINNED.1))
                 .data_block_size_policy(BlockSizePolicy::all(4096))
                 .data_block_restart_interval_policy(RestartIntervalPolicy::new([10, 16]))
                 // What is merged again soon is not compressed.

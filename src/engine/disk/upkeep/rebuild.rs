@@ -39,7 +39,8 @@ pub fn unreadable(store: &Store) -> std::io::Result<Vec<Space>> {
     let mut damaged = Vec::new();
     for space in LISTS.into_iter().chain([Space::Keys, Space::Once]).chain(SETTINGS) {
         let is_list = LISTS.contains(&space);
-        let read = |key: &[u8], value: &[u8]| if is_list { entry(space, key, value).map(drop) } else { Ok(()) };
+        let read =
+            |key: &[u8], value: &[u8]| if is_list { entry(space, key, value).map(drop) } else { Ok(()) };
         if store.is_damaged(space, read)? {
             damaged.push(space);
         }

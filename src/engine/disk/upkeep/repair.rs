@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::quarantine;
 use super::rebuild::{SETTINGS, rebuild, unreadable};
-use crate::engine::disk::store::mark::OpenError;
+use crate::engine::disk::store::mark::{self, OpenError};
 use crate::engine::disk::store::open;
 use crate::engine::disk::store::repair::{self as files, RepairReport};
 use crate::engine::disk::store::{Fatal, Space, StoreLimits};
@@ -19,7 +19,7 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     }
     let fatal = |Fatal(reason)| OpenError::Damaged(path.to_owned(), reason);
     let io = |e| OpenError::Io(path.to_owned(), e);
-    let (store, mut mark) = open::open_any(path, StoreLimits::OF_A_TOOL)?;
+    let (store, mut mark) = open::open_locked(path, StoreLimits::OF_A_TOOL, mark::lock(path)?)?;
     let damaged = unreadable(&store).map_err(io)?;
     let (settings, lists): (Vec<Space>, Vec<Space>) =
         damaged.iter().partition(|space| SETTINGS.contains(space));

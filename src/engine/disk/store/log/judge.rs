@@ -20,8 +20,6 @@ pub enum LogDamage {
     NoFile { slot: u32 },
     /// The log ends before a group of which tables have entries.
     Behind { tables: u64, last: u64 },
-    /// The manifest is not there, or not what was written.
-    Manifest { what: &'static str },
 }
 
 impl fmt::Display for LogDamage {
@@ -42,7 +40,6 @@ impl fmt::Display for LogDamage {
             LogDamage::Behind { tables, last } => {
                 write!(f, "tables have group {tables} of requests, and the log ends with group {last}")
             }
-            LogDamage::Manifest { what } => write!(f, "log/manifest {what}"),
         }
     }
 }

@@ -24,7 +24,10 @@ pub fn torn_bytes(dir: &Path, manifest: &Manifest, torn: &Torn) -> Result<Vec<(u
 /// written there.
 pub fn clear_torn(dir: &Path, parts: &[(u32, u64, Vec<u8>)]) -> Result<()> {
     // From behind: as long as it is not done, the rest looks torn.
-    parts.iter().rev().try_for_each(|(slot, from, bytes)| slots::write(dir, *slot, *from, &vec![0; bytes.len()]))
+    parts
+        .iter()
+        .rev()
+        .try_for_each(|(slot, from, bytes)| slots::write(dir, *slot, *from, &vec![0; bytes.len()]))
 }
 
 /// Shows the groups of the log that are needed, one after the other. Each that the judge has found must be there.
@@ -49,7 +52,8 @@ pub fn replay(
         for number in findings.firsts[n]..behind {
             let read = group::read(&bytes, at, manifest.pool).filter(|(group, _)| group.number == number);
             let Some((_, end)) = read else {
-                let what = format!("{}: group {number} of requests read once, and does not now", slots::name(*slot));
+                let what =
+                    format!("{}: group {number} of requests read once, and does not now", slots::name(*slot));
                 return Err(Error::new(ErrorKind::InvalidData, what));
             };
             if number >= manifest.first {
