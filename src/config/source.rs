@@ -180,6 +180,20 @@ impl Sources {
     }
 }
 
+impl Sources {
+    /// How each key was written, by its table and its declared spelling.
+    pub fn spelt(&self) -> BTreeMap<String, String> {
+        let pools = self.pools.iter().map(|(name, section)| (format!("[Pool.{name}]"), section));
+        let admin = self.admin_redis.iter().map(|section| ("[AdminRedis]".to_owned(), section));
+        let tables = std::iter::once((String::new(), &self.top)).chain(pools).chain(admin);
+        let of = |(table, section): (String, &Section)| -> Vec<(String, String)> {
+            let declared = |key: &&str| Place::Key(table.clone(), (*key).to_owned()).to_string();
+            section.iter().map(|(key, given)| (declared(key), given.place.to_string())).collect()
+        };
+        tables.flat_map(of).collect()
+    }
+}
+
 impl Users {
     /// What the file has of them.
     fn table(&mut self, name: &str, users: &Table) {
