@@ -165,6 +165,11 @@ async fn a_start_waits_for_a_store_and_both_ports_answer_meanwhile() {
             assert!(said.text.contains("the server is starting"), "{method} {path}: {said:?}");
         }
     }
+    let asked = Client::new().get(format!("http://{api}/nothing")).header("X-Request-ID", "mine.1");
+    let answer = asked.send().await.expect("it answers");
+    assert_eq!(answer.headers().get("x-request-id").map(|id| id.as_bytes()), Some(&b"mine.1"[..]));
+    let text = answer.text().await.expect("a body");
+    assert_eq!(text, r#"{"error":"the server is starting","request_id":"mine.1"}"#);
     assert!(redis.launch(), "the Redis starts on its port");
     process.line_with("serving");
     assert_eq!(ask("GET", &api, "/ready").await.status, 200, "it is ready");

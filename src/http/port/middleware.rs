@@ -28,7 +28,7 @@ use crate::metrics::RouteMetrics;
 use crate::random;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// How much of a body that no handler read is read and thrown away, so that its sender gets to see the
 /// answer instead of a reset connection; and how long that may take.
 const DRAIN_BYTES: usize = 8 << 20;
@@ -237,9 +237,7 @@ impl<F> Observation<F> {
             Some(id) => id,
             None => &*random::ulid().array_to_str(&mut own_id),
         };
-        if let Some(fault) = response.extensions_mut().remove::<OwnFault>() {
-            *response.body_mut() = Body::from(fault.of(id));
-        }
+        OwnFault::name_request(&mut response, id);
         let failure = response.extensions().get::<StoreFailure>();
         // The pool is known once the request's token has named one. What fails without one is an operator's
         // request: they are few, and logged each.
@@ -299,7 +297,7 @@ fn poll_and_catch(
 }
 
 /// The id that a caller has given its request, if it is one that logs and headers can carry.
-fn caller_id(value: &HeaderValue) -> Option<Box<str>> {
+pub fn caller_id(value: &HeaderValue) -> Option<Box<str>> {
     let id = value.to_str().ok()?;
     let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     ((1..=64).contains(&id.len()) && id.bytes().all(fits)).then(|| id.into())

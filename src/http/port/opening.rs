@@ -6,14 +6,17 @@ use std::future::{Ready, ready};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::http::{Method, StatusCode};
-use axum::response::Response;
+use axum::http::{HeaderValue, Method, StatusCode};
+use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use tokio_util::either::Either;
 
 use super::connection::Routes;
+use super::middleware::{X_REQUEST_ID, caller_id};
+use crate::http::answer::error::{ApiError, OwnFault};
 use crate::http::answer::reply;
 use crate::http::request::peer::Peer;
+use crate::random;
 
 /// The routes of a port, as soon as they are there. Clones are the same port.
 #[derive(Debug)]
@@ -44,7 +47,16 @@ impl<R: Routes> Routes for Opening<R> {
     fn answer(&self, request: hyper::Request<Incoming>, peer: &Peer) -> Self::Answer {
         match self.0.get() {
             Some(routes) => Either::Left(routes.answer(request, peer)),
-            None => Either::Right(ready(Ok(starting(request.method(), request.uri().path())))),
+            None => {
+                let mut answer = starting(request.method(), request.uri().path());
+                let id = request.headers().get(X_REQUEST_ID).and_then(caller_id);
+                let id = id.unwrap_or_else(|| random::ulid().to_string().into());
+                OwnFault::name_request(&mut answer, &id);
+                if let Ok(id) = HeaderValue::from_str(&id) {
+                    answer.headers_mut().insert(X_REQUEST_ID, id);
+                }
+                Either::Right(ready(Ok(answer)))
+            }
         }
     }
 }
@@ -57,7 +69,7 @@ fn starting(method: &Method, path: &str) -> Response {
             return reply::message(StatusCode::OK, "pong");
         }
         "/ready" => reply::readiness(Some(WHY.into()), &[]),
-        _ => reply::error(StatusCode::SERVICE_UNAVAILABLE, WHY),
+        _ => ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, WHY, None).into_response(),
     };
     reply::retry_after(answer, Duration::ZERO)
 }
