@@ -196,16 +196,15 @@ impl Config {
                 return Err(ConfigError(format!("{said}: {why}")));
             }
             let path = resolved(path);
-            for (other, at) in &seen {
+            for (n, (other, at)) in seen.iter().enumerate() {
                 let how = match (path == *at, path.starts_with(at), at.starts_with(&path)) {
                     (true, ..) => "is the directory of",
                     (_, true, _) => "is inside of",
                     (.., true) => "is around",
                     _ => continue,
                 };
-                // Logs may stand beside directories of pools, and around them.
-                let logs = |said: &&String| said.to_ascii_lowercase().replace('_', "").contains("logdir");
-                if logs(other) && how == "is inside of" {
+                // Logs, whose directory is the first, may stand around those of pools.
+                if n == 0 && self.log_dir.is_some() && how == "is inside of" {
                     continue;
                 }
                 return Err(ConfigError(format!(

@@ -227,6 +227,11 @@ const ROWS: &[Row] = &[
         "[Pool.default] Path = \"jobs\" is around [Pool.b] Path = \"./jobs/b\": each pool needs a directory of its own",
     ),
     (
+        "[Pool.a]\nPath = 'logdir'\n[Pool.default]\nPath = 'logdir/b'",
+        &[],
+        "[Pool.default] Path = \"logdir/b\" is inside of [Pool.a] Path = \"logdir\": each pool needs a directory of its own",
+    ),
+    (
         "[Pool.default]\nPath = 'a/b'\n[Pool.c]\nPath = 'a'",
         &[],
         "[Pool.default] Path = \"a/b\" is inside of [Pool.c] Path = \"a\": each pool needs a directory of its own",
