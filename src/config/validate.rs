@@ -139,7 +139,8 @@ impl Config {
                 places.push((name, place));
             }
             if let Some(to) = &pool.migrate_to {
-                let others: Vec<_> = self.pool.keys().filter(|other| *other != name).map(|o| quoted(o)).collect();
+                let others: Vec<_> =
+                    self.pool.keys().filter(|other| *other != name).map(|o| quoted(o)).collect();
                 let why = match self.pool.get(to) {
                     None if others.is_empty() => "there is no other pool".to_owned(),
                     None => format!("there is no such pool; the others are {}", others.join(", ")),

@@ -52,9 +52,8 @@ impl Tls {
             let identity = tls.identity(names, (&pool.cert, &pool.key))?;
             let mut roots = RootCertStore::empty();
             match &pool.ca {
-                Some(file) => {
-                    add_roots(&mut roots, file).map_err(|error| format!("{}: {error}", config.written(&ca)))?
-                }
+                Some(file) => add_roots(&mut roots, file)
+                    .map_err(|error| format!("{}: {error}", config.written(&ca)))?,
                 None => {
                     roots = system_roots(&format!("{section} trusts no Redis; name its authority with CA"))
                 }
@@ -92,9 +91,8 @@ impl Tls {
 
 /// Reads the files that the configuration names.
 pub fn prepare(config: &Config) -> Result<Prepared<impl FnOnce(usize) -> Client + use<>>, ServerError> {
-    let wrong = |key: &str, error: String| {
-        ServerError::Configuration(format!("{}: {error}", config.written(key)))
-    };
+    let wrong =
+        |key: &str, error: String| ServerError::Configuration(format!("{}: {error}", config.written(key)));
     let keys = config.secret_key_file.as_deref().map(SecretKeys::read).transpose();
     let keys = keys.map_err(|error| wrong("SecretKeyFile", error))?;
     let push = push_client(config).map_err(ServerError::Configuration)?;
@@ -105,7 +103,8 @@ pub fn prepare(config: &Config) -> Result<Prepared<impl FnOnce(usize) -> Client 
     let zones = Arc::new(zones.map_err(|error| wrong("ZoneInfo", error))?);
     if zones.get(&config.dashboard_zone).is_err() {
         let zone = &config.dashboard_zone;
-        let text = format!("{zone:?} is no time zone of this server: a name like \"Europe/Berlin\" is wanted");
+        let text =
+            format!("{zone:?} is no time zone of this server: a name like \"Europe/Berlin\" is wanted");
         return Err(wrong("DashboardZone", text));
     }
     Ok(Prepared { keys, push, tls, trusted: Arc::new(trusted), zones })
@@ -116,7 +115,8 @@ pub fn prepare(config: &Config) -> Result<Prepared<impl FnOnce(usize) -> Client 
 fn push_client(config: &Config) -> Result<(Arc<AddressGuard>, impl FnOnce(usize) -> Client + use<>), String> {
     let https_only = config.push_https == PushHttps::Only;
     let wrong = |key: &str, error: String| format!("{}: {error}", config.written(key));
-    let guard = AddressGuard::new(&config.push_allow, https_only).map_err(|error| wrong("PushAllow", error))?;
+    let guard =
+        AddressGuard::new(&config.push_allow, https_only).map_err(|error| wrong("PushAllow", error))?;
     let guard = Arc::new(guard);
     let proxy = config.push_proxy.as_ref().map(Secret::reveal).map(Proxy::parse).transpose();
     let of_proxy = if config.push_proxy_file.is_some() { "PushProxyFile" } else { "PushProxy" };

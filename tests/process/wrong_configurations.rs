@@ -128,11 +128,7 @@ const ROWS: &[Row] = &[
         &[],
         "admintlskey = \"a.pem\" is set and AdminTLSCert is not: both are needed",
     ),
-    (
-        "TLSCert = 'file'\nTLSKey = 'file'\n$DISK",
-        &[],
-        "TLSCert: file: there is no certificate in it",
-    ),
+    ("TLSCert = 'file'\nTLSKey = 'file'\n$DISK", &[], "TLSCert: file: there is no certificate in it"),
     (
         "TrustedProxies = ['10.0.0.0/40']\n$DISK",
         &[],
