@@ -28,6 +28,11 @@ const ROWS: &[Row] = &[
         &[],
         "[Pool.default] Pasword: there is no such key; did you mean Password?",
     ),
+    (
+        "[Pool.default]\nPath = 'jobs'\nPaswrd = 4711",
+        &[],
+        "[Pool.default] Paswrd: there is no such key; did you mean Password?",
+    ),
     ("Port = 1\nport = 2\n$DISK", &[], "Port and port are the same key: leave one out"),
     ("Port = = 1", &[], "c.toml: line 1 is no TOML: extra `=`, expected nothing"),
     ("Port = 70000\n$DISK", &[], "Port = 70000: a whole number from 0 to 65535 is wanted"),
