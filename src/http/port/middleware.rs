@@ -357,29 +357,34 @@ impl UnreadBody {
 
     /// Reads the rest away, unless its sender holds it back. Answers whether the end was reached.
     async fn drain(self, holds_back: bool) -> bool {
-        let mut body = match std::mem::take(&mut *self.0.lock()) {
+        let body = match std::mem::take(&mut *self.0.lock()) {
             Rest::Nothing => return true,
             Rest::Broken => return false,
             Rest::Body(_) if holds_back => return false,
             Rest::Body(body) => body,
         };
-        let mut left = DRAIN_BYTES;
-        let drain = async {
-            loop {
-                match body.frame().await {
-                    None => return true,
-                    Some(Err(_)) => return false,
-                    Some(Ok(frame)) => {
-                        left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len()));
-                    }
-                }
-                if left == 0 {
-                    return body.is_end_stream();
+        read_away(body).await
+    }
+}
+
+/// Reads a body and throws it away. Answers whether its end was reached.
+pub async fn read_away(mut body: Body) -> bool {
+    let mut left = DRAIN_BYTES;
+    let drain = async {
+        loop {
+            match body.frame().await {
+                None => return true,
+                Some(Err(_)) => return false,
+                Some(Ok(frame)) => {
+                    left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len()));
                 }
             }
-        };
-        tokio::time::timeout(DRAIN_TIME, drain).await.unwrap_or(false)
-    }
+            if left == 0 {
+                return body.is_end_stream();
+            }
+        }
+    };
+    tokio::time::timeout(DRAIN_TIME, drain).await.unwrap_or(false)
 }
 
 /// A body that moves into `unread` when it is dropped before its end.
