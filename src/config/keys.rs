@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
-use super::setting::{ConfigError, Given, Setting, one_of};
+use super::setting::{ConfigError, Given, Setting, Spelt, one_of};
 
 /// Declares a table of the configuration, each key once: its doc comment, its spelling in the file, its field, type
 /// and default, and of a number which are taken. `KEYS` are the spellings. What is in braces behind it are tables of
@@ -163,8 +163,8 @@ table! {
         /// The pools, by name. There must be one called `default`.
         "Pool" pool: BTreeMap<String, PoolConfig>;
     }
-    /// How each key that was given was written, by its table and its declared spelling: `[Pool.default] CA`.
-    spelt: BTreeMap<String, String>;
+    /// How each key that was given was written.
+    spelt: Spelt;
 }
 
 table! {

@@ -76,9 +76,10 @@ impl Config {
         Ok(config)
     }
 
-    /// A key as it was written, or the variable that gave it, for messages. `declared` is `Host` or `[Pool.default] CA`.
+    /// A key as it was written, or the variable that gave it with the key, for messages. `declared` is `Host` or
+    /// `[Pool.default] CA`.
     pub fn written<'a>(&'a self, declared: &'a str) -> &'a str {
-        self.spelt.get(declared).map_or(declared, String::as_str)
+        self.spelt.0.get(declared).map_or(declared, String::as_str)
     }
 
     /// What is in force, as TOML. Secrets are not shown.

@@ -7,7 +7,7 @@ use toml::{Table, Value};
 
 use super::keys::{Config, PoolConfig};
 use super::service_links::is_service_link;
-use super::setting::{ConfigError, Given, Place, table_of};
+use super::setting::{ConfigError, Given, Place, Spelt, table_of};
 
 const ENV_PREFIX: &str = "DORMOUSE_";
 /// Variables with our prefix that are not keys: those of the command line.
@@ -191,15 +191,22 @@ impl Sources {
 
 impl Sources {
     /// How each key was written, by its table and its declared spelling.
-    pub fn spelt(&self) -> BTreeMap<String, String> {
+    pub fn spelt(&self) -> Spelt {
         let pools = self.pools.iter().map(|(name, section)| (format!("[Pool.{name}]"), section));
         let admin = self.admin_redis.iter().map(|section| ("[AdminRedis]".to_owned(), section));
         let tables = std::iter::once((String::new(), &self.top)).chain(pools).chain(admin);
         let of = |(table, section): (String, &Section)| -> Vec<(String, String)> {
-            let declared = |key: &&str| Place::Key(table.clone(), (*key).to_owned()).to_string();
-            section.iter().map(|(key, given)| (declared(key), given.place.to_string())).collect()
+            let named = |(key, given): (&&str, &Given)| {
+                let declared = Place::Key(table.clone(), (*key).to_owned()).to_string();
+                let written = match &given.place {
+                    Place::Variable(name) => format!("{name} ({declared})"),
+                    place => place.to_string(),
+                };
+                (declared, written)
+            };
+            section.iter().map(named).collect()
         };
-        tables.flat_map(of).collect()
+        Spelt(tables.flat_map(of).collect())
     }
 }
 

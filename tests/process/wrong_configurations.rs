@@ -144,7 +144,11 @@ const ROWS: &[Row] = &[
         &[],
         "DashboardZone: \"Berlin\" is no time zone of this server: a name like \"Europe/Berlin\" is wanted",
     ),
-    ("zoneinfo = 'there'\n$DISK", &[], "zoneinfo: there: the directory holds no time zones"),
+    (
+        "zoneinfo = 'there'\n$DISK",
+        &[],
+        "zoneinfo: there: did not find any TZif files in zoneinfo time zone database",
+    ),
     (
         "$DISK[Accounts]\nann = 'hush'\n[ReadOnlyAccounts]\nann = 'hush'",
         &[],
@@ -595,38 +599,42 @@ const ROWS: &[Row] = &[
     (
         "$DISK",
         &[("DORMOUSE_ADMIN_TLS_CERT", "file"), ("DORMOUSE_ADMIN_TLS_KEY", "file")],
-        "DORMOUSE_ADMIN_TLS_CERT: file: there is no certificate in it",
+        "DORMOUSE_ADMIN_TLS_CERT (AdminTLSCert): file: there is no certificate in it",
     ),
     (
         "$DISK",
         &[("DORMOUSE_PUSH_ALLOW", "10.0.0.0/99")],
-        "DORMOUSE_PUSH_ALLOW: \"10.0.0.0/99\" is no network like \"10.0.0.0/8\", no address and no host name",
+        "DORMOUSE_PUSH_ALLOW (PushAllow): \"10.0.0.0/99\" is no network like \"10.0.0.0/8\", no address and no host name",
     ),
     (
         "$DISK",
         &[("DORMOUSE_TRUSTED_PROXIES", "proxy")],
-        "DORMOUSE_TRUSTED_PROXIES: \"proxy\" is no network like \"10.0.0.0/8\" and no address",
+        "DORMOUSE_TRUSTED_PROXIES (TrustedProxies): \"proxy\" is no network like \"10.0.0.0/8\" and no address",
     ),
     (
         "$DISK",
         &[("DORMOUSE_PUSH_PROXY", "ann:hush@h")],
-        "DORMOUSE_PUSH_PROXY: a URL like \"http://proxy.example:3128\" is wanted",
+        "DORMOUSE_PUSH_PROXY (PushProxy): a URL like \"http://proxy.example:3128\" is wanted",
     ),
     (
         "$DISK",
         &[("DORMOUSE_PUSH_PROXY_FILE", "secret")],
-        "DORMOUSE_PUSH_PROXY_FILE: a URL like \"http://proxy.example:3128\" is wanted",
+        "DORMOUSE_PUSH_PROXY_FILE (PushProxyFile): a URL like \"http://proxy.example:3128\" is wanted",
     ),
-    ("$DISK", &[("DORMOUSE_PUSH_CA", "file")], "DORMOUSE_PUSH_CA: file: there is no certificate in it"),
+    (
+        "$DISK",
+        &[("DORMOUSE_PUSH_CA", "file")],
+        "DORMOUSE_PUSH_CA (PushCA): file: there is no certificate in it",
+    ),
     (
         "$DISK",
         &[("DORMOUSE_DASHBOARD_ZONE", "Berlin")],
-        "DORMOUSE_DASHBOARD_ZONE: \"Berlin\" is no time zone of this server: a name like \"Europe/Berlin\" is wanted",
+        "DORMOUSE_DASHBOARD_ZONE (DashboardZone): \"Berlin\" is no time zone of this server: a name like \"Europe/Berlin\" is wanted",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nTLS = true\n$ADMIN",
         &[("DORMOUSE_POOL_DEFAULT_CA", "file")],
-        "DORMOUSE_POOL_DEFAULT_CA: file: there is no certificate in it",
+        "DORMOUSE_POOL_DEFAULT_CA ([Pool.default] CA): file: there is no certificate in it",
     ),
     (
         "$DISK",
