@@ -41,6 +41,8 @@ pub struct Plan {
     put: SchedulePut,
     /// Missed ones that this step gives up.
     given_up: Option<GivenUp>,
+    /// Some are missed by this step: given up, or to be caught up.
+    misses: bool,
     place: Option<Place>,
     /// What is written in place of `put` where the store has no room for its job.
     unplaced: Option<Box<Schedule>>,
@@ -58,7 +60,8 @@ pub struct Owes {
 impl Plan {
     /// One that decides nothing.
     fn plain(schedule: Schedule, put: SchedulePut) -> Plan {
-        Plan { schedule, put, given_up: None, place: None, unplaced: None, owes: Owes::default() }
+        let owes = Owes::default();
+        Plan { schedule, put, given_up: None, misses: false, place: None, unplaced: None, owes }
     }
 
     pub fn id(&self) -> &ScheduleId {
@@ -87,7 +90,7 @@ impl Plan {
 
     /// Whether it decides about an occurrence that its time or its deadline has come for.
     fn decides(&self) -> bool {
-        self.given_up.is_some() || !self.is_catching_up()
+        self.misses || self.given_up.is_some() || !self.is_catching_up()
     }
 }
 
@@ -120,6 +123,8 @@ impl Scheduler {
             let put = self.put(&schedule, state, due);
             return Some(Plan::plain(schedule, put));
         };
+        // What is missed is decided, and then it is given up or waits to be caught up.
+        let misses = unplaced.cursor != schedule.state.progress.cursor;
         let mut after = schedule.clone();
         if missed.is_some() && after.state.trouble.is_none() {
             after.state.trouble = self.troubles.of(&schedule);
@@ -151,7 +156,7 @@ impl Scheduler {
             put.job = Some(self.job_of(&schedule, &place));
             put.not_before = place.occurrence.due;
         }
-        Some(Plan { schedule, put, given_up: missed, place, unplaced, owes })
+        Some(Plan { schedule, put, given_up: missed, misses, place, unplaced, owes })
     }
 
     /// Writes when a schedule is looked at next by this server's zone database, unless something is due.

@@ -258,6 +258,32 @@ async fn what_was_due_before_a_change_is_the_old_settings() {
     assert_eq!(play.outcomes("s").await.last(), Some(&(77_000, Outcome::Placed)), "counted from the change");
 }
 
+/// Guards against a change or a pause that drops what was missed before it, and tells nobody.
+#[tokio::test]
+async fn what_was_missed_before_a_change_is_caught_up() {
+    for (catch_up, hours, jobs, pauses) in
+        [("last", 1, 1, false), ("last", 3, 1, false), ("all", 3, 3, false), ("last", 1, 1, true)]
+    {
+        let play = Play::new();
+        let every = |seconds: u32| json!({ "queue": "q", "every": seconds, "catch_up": catch_up });
+        play.set("s", every(3600)).await;
+        play.clock.advance(Duration::from_secs(hours * 3600 + 1800));
+        // Nobody has looked since.
+        if pauses {
+            play.scheduler.pause(&schedule("s"), None).await.expect("paused");
+        } else {
+            play.set("s", every(7200)).await;
+        }
+        play.look().await;
+        let what = format!("{catch_up}, after {hours} h, pauses: {pauses}");
+        assert_eq!(play.jobs().await.len(), jobs, "{what}");
+        let counts = play.get("s").await.state.history.counts;
+        let count = |outcome| counts.get(&outcome).copied().unwrap_or(0);
+        let told = (count(Outcome::CaughtUp), count(Outcome::Missed));
+        assert_eq!(told, (jobs as u64, hours - jobs as u64), "{what}: {counts:?}");
+    }
+}
+
 /// Guards against a backlog that makes others late.
 #[tokio::test]
 async fn what_is_due_now_goes_before_what_is_caught_up() {
