@@ -38,7 +38,7 @@ pub struct Mover {
     state: Arc<OldState>,
     /// Held while schedules move, and while one is deleted: what was deleted must not come from the old store again.
     one: Mutex<()>,
-    /// All that were in the old store had moved when it was last looked at.
+    /// All that were in the old store had moved when it was last looked at, and none has stopped on its way since.
     done: AtomicBool,
     /// The last look into the old store has failed: nothing that is due waits for it until one succeeds.
     is_away: AtomicBool,
@@ -64,7 +64,7 @@ impl Mover {
         self.is_away.load(Ordering::Relaxed)
     }
 
-    /// Whether all that were in the old store had moved when it was last looked at.
+    /// Whether all that were in the old store had moved when it was last looked at, and none has stopped on its way since.
     pub fn is_done(&self) -> bool {
         self.done.load(Ordering::Relaxed)
     }
@@ -130,10 +130,13 @@ impl Mover {
 
     /// From here on the old store has no schedule of that name, or says that it has arrived.
     async fn settle(&self, id: &ScheduleId) -> Result<()> {
-        match self.in_old(id).await? {
-            Some(schedule) => self.move_schedule(schedule).await,
-            None => Ok(()),
+        let Some(schedule) = self.in_old(id).await? else { return Ok(()) };
+        let moved = self.move_schedule(schedule).await;
+        if moved.is_err() {
+            // It may have arrived without its last mark: deleted now, it would come from the old store again.
+            self.done.store(false, Ordering::Relaxed);
         }
+        moved
     }
 
     /// Deletes one in the new store. Nothing of it comes from the old one after that.

@@ -985,6 +985,35 @@ async fn a_schedule_that_is_deleted_in_the_middle_of_its_move_stays_so() {
     }
 }
 
+/// Guards against the same where all had moved before, and a server that knows the old store alone has added one.
+#[tokio::test(start_paused = true)]
+async fn one_that_is_added_later_and_deleted_in_the_middle_of_its_move_stays_so() {
+    let pool = Move::new().await;
+    assert_eq!(due(&*pool.pool).await, [], "all have moved: there was none");
+    pool.schedule("s").await;
+    // It is found, read, marked and written, and then the old store is away.
+    pool.old.set_calls_left(Some(3)).await;
+    let list = async || {
+        let list = ScheduleList::Page { prefix: String::new(), after: None, limit: 10, bodies: false };
+        pool.pool.list_schedules(&queue("q").namespace, list).await
+    };
+    let listed = list().await;
+    let there = read(&*pool.new, "s").await.unwrap_or_else(|| panic!("it has arrived: {listed:?}"));
+    let delete =
+        ScheduleStep { id: there.id.clone(), expected: Some(there.version), then: ScheduleThen::Delete };
+    let deleted = pool.pool.step_schedule(delete).await;
+    assert!(matches!(deleted, Err(Error::Away(_))), "it would come back: {deleted:?}");
+    pool.old.set_calls_left(None).await;
+    assert_eq!(ok("list_schedules", list().await).schedules.len(), 1, "nothing was done");
+    let mark = read(&*pool.old, "s").await.expect("its mark stays");
+    assert_eq!((mark.state, mark.next), (ScheduleState::Moved, None), "and its move is finished");
+    let there = read(&*pool.pool, "s").await.expect("it is shown");
+    let delete =
+        ScheduleStep { id: there.id.clone(), expected: Some(there.version), then: ScheduleThen::Delete };
+    assert!(matches!(pool.pool.step_schedule(delete).await, Ok(Stepped::Done { .. })), "now it goes");
+    assert_eq!((read(&*pool.pool, "s").await, due(&*pool.pool).await), (None, vec![]), "for good");
+}
+
 /// Guards against an old store that hangs and makes what is due late.
 #[tokio::test(start_paused = true)]
 async fn an_old_store_that_hangs_delays_no_look() {
