@@ -371,6 +371,7 @@ macro_rules! more_laws {
                 a_walk_through_all_leaves_none_out,
                 nothing_is_placed_early,
                 a_living_job_is_kept_or_replaced_by_its_key,
+                jobs_of_others_with_its_key_count,
                 schedules_are_bounded,
                 a_deleted_schedule_places_nothing_and_its_jobs_stay,
                 many_that_are_due_at_once_are_all_placed,

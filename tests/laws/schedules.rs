@@ -442,6 +442,46 @@ pub async fn a_living_job_is_kept_or_replaced_by_its_key(s: &dyn Stage) {
     assert_eq!(s.find(&running).await.map(|job| job.body), Some("3".into()), "it still runs");
 }
 
+/// Guards against an occurrence beside another producer's job that has its key, wherever that lies.
+pub async fn jobs_of_others_with_its_key_count(s: &dyn Stage) {
+    let q = queue("q");
+    // Of so many keys some belong to other parts of a store than the schedule.
+    for n in 0..8 {
+        let (id, key) = (schedule(&format!("s{n}")), format!("k{n}"));
+        let draft = |body: &str, on_conflict| job(&q, body).tries(2).key_or(&key, on_conflict);
+        let theirs = s.place(draft("theirs", OnConflict::Fail)).await;
+        let (version, _) = s.stepped(&id, None, new(Some(PAST))).await;
+        let before = s.schedule(&id).await;
+        let fails = with(put(Some(FAR)), draft("fails", OnConflict::Fail), s);
+        let answer = s.step(&id, Some(version), fails).await;
+        let conflict = Published::Conflict { index: 0, id: theirs.id };
+        assert_eq!(answer, Stepped::NotPlaced(conflict), "{key}");
+        assert_eq!(s.schedule(&id).await, before, "{key}: as it was");
+        let keeps = with(put(Some(PAST)), draft("kept", OnConflict::Keep), s);
+        let (version, landed) = s.stepped(&id, Some(version), keeps).await;
+        let kept = landed.expect("a job").placed;
+        assert_eq!((kept.how, kept.id), (How::Duplicate, theirs.id), "{key}: theirs lives");
+        let replaces = with(put(Some(PAST)), draft("ours", OnConflict::Replace), s);
+        let (version, landed) = s.stepped(&id, Some(version), replaces).await;
+        let ours = landed.expect("a job").placed;
+        assert_eq!(ours.how, How::Replaced(theirs.id), "{key}: it takes the place of theirs");
+        let again = s.place(draft("again", OnConflict::Keep)).await;
+        assert_eq!((again.how, again.id), (How::Duplicate, ours.id), "{key}: and ours counts for them");
+        let running = s.take_one(&q, LONG).await;
+        assert_eq!(running.body, "ours", "{key}");
+        s.ack(&running).await;
+        s.place(draft("runs", OnConflict::Fail)).await;
+        let running = s.take_one(&q, LONG).await;
+        let beside = with(put(Some(FAR)), draft("beside", OnConflict::Replace), s);
+        let (_, landed) = s.stepped(&id, Some(version), beside).await;
+        assert_eq!(landed.map(|landed| landed.placed.how), Some(How::New), "{key}: a running one runs on");
+        assert_eq!(s.drain(&q).await, ["beside"], "{key}");
+        let found = s.find(&running).await.map(|job| job.body);
+        assert_eq!(found, Some("runs".into()), "{key}: it still runs");
+        assert_eq!(s.view(&running).await.key, None, "{key}: without its key");
+    }
+}
+
 /// Guards against a namespace that fills the pool.
 pub async fn schedules_are_bounded(s: &dyn Stage) {
     let bounds = ScheduleBounds { of_namespace: 2, of_pool: 3 };

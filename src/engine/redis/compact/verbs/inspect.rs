@@ -153,7 +153,8 @@ impl CompactCore {
         Ok(None)
     }
 
-    async fn recall_in(&self, home: Partition, queue: &Queue, once: &Once) -> Result<Option<Published>> {
+    /// The same of one partition.
+    pub async fn recall_in(&self, home: Partition, queue: &Queue, once: &Once) -> Result<Option<Published>> {
         let key = keys::once(self.partitions.base(home), queue, &once.key);
         let done: Option<Vec<u8>> = self.query(home, redis::cmd("GET").arg(key)).await?;
         let Some(done) = done else { return Ok(None) };

@@ -19,5 +19,6 @@ mod pump;
 mod queues;
 pub mod quotas;
 mod read_schedules;
+mod schedule_keys;
 pub mod schedules;
 mod spread;

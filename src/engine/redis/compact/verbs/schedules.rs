@@ -12,6 +12,7 @@ use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::steps::{Addressed, Room, Told};
 use super::publish_call::{Answer, raw, read_answer, read_placed};
+use super::schedule_keys::Elsewhere;
 use crate::clock::Millis;
 use crate::engine::batch::{self, Call, Reply};
 use crate::engine::redis::batches::{self, MAX_WAITING};
@@ -34,9 +35,10 @@ const WRITTEN_WITHIN: Millis = 10_000;
 
 impl CompactCore {
     /// Takes a step.
-    pub async fn step_schedule(self: &Arc<Self>, step: ScheduleStep) -> Result<Stepped> {
-        if let ScheduleThen::Put(put) = &step.then
-            && let Some(job) = &put.job
+    pub async fn step_schedule(self: &Arc<Self>, mut step: ScheduleStep) -> Result<Stepped> {
+        let mut goes = Vec::new();
+        if let ScheduleThen::Put(put) = &mut step.then
+            && let Some(job) = &mut put.job
         {
             check(job)?;
             // Its job will lie at home, where nobody sees an id that another partition has.
@@ -48,7 +50,19 @@ impl CompactCore {
                     return Ok(Stepped::Refused("a job with this id is stored already".to_owned()));
                 }
             }
+            goes = match self.look_elsewhere(job).await? {
+                Elsewhere::Answered(published) => return Ok(Stepped::NotPlaced(published)),
+                Elsewhere::Goes(goes) => goes,
+            };
         }
+        let stepped = self.take_step(step).await?;
+        if let Stepped::Done { .. } = stepped {
+            self.go_elsewhere(goes).await;
+        }
+        Ok(stepped)
+    }
+
+    async fn take_step(self: &Arc<Self>, step: ScheduleStep) -> Result<Stepped> {
         if step.expected.is_none() {
             return Box::pin(self.create_schedule(step)).await;
         }
