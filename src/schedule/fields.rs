@@ -15,7 +15,7 @@ const FIELDS: &str = "queue cron every zone start end text data attributes tries
                       jitter paused";
 /// What answers show beside the setting. It may stand in a PUT, so that an answer can be edited and put back.
 const SHOWN: &str = "name state revision created_at changed_at mode anchor zones paused_until next counts occurrences \
-                     last result";
+                     last result why";
 
 const YEAR: Millis = 31_536_000_000;
 
