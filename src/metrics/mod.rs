@@ -3,6 +3,7 @@
 //! Takes plain values and names, and knows no engine and no HTTP types.
 
 mod families;
+mod figures;
 mod requests;
 mod schedules;
 mod stores;
@@ -19,6 +20,7 @@ use self::families::{
     ClusterFamilies, FIGURES, Figure, HttpFamilies, PoolFamilies, PushFamilies, ScheduleFamilies,
     ServerFamilies, StoreFamilies, register,
 };
+pub use self::figures::{Process, Times, Took};
 pub use self::requests::{Connected, PortMetrics, RouteMetrics, pattern};
 pub use self::schedules::ScheduleMetrics;
 pub use self::stores::{EngineMetrics, Operation, PoolMetrics, PushSeries};

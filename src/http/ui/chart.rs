@@ -84,9 +84,9 @@ fn axis(history: &History, zone: &Zone) -> Markup {
     let end = history.from.0 + history.step * 1000 * history.ready.len() as u64;
     html! {
         p.axis {
-            span { (zone.time_of_day(history.from.0)) }
+            span { (zone.time_of_day(history.from.0)) " " (zone.name) }
             @if let Some(At(since)) = history.since.filter(|since| *since > history.from) {
-                span { "known since " (zone.time_of_day(since)) }
+                span { "known since " (zone.time_of_day(since)) " " (zone.name) }
             }
             span { (zone.time_of_day(end)) " " (zone.name) }
         }
