@@ -146,6 +146,9 @@ async fn every_answer_has_its_headers() {
     ] {
         assert_eq!(page.header(name), value, "{name}");
     }
+    // With that header alone browsers send the forms of a page with `Origin: null`, and over plain HTTP nothing beside it.
+    let referrer = page.all("meta").find(|meta| meta.get("name") == Some("referrer"));
+    assert_eq!(referrer.and_then(|meta| meta.get("content")), Some("same-origin"));
     // Behind a proxy that strips a prefix links must lead back through it.
     for (name, attribute) in [("a", "href"), ("link", "href"), ("script", "src"), ("form", "action")] {
         for value in page.all(name).filter_map(|element| element.get(attribute)) {
