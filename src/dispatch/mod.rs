@@ -24,10 +24,11 @@
 //! once more. A notification that comes during a fetch marks the list as stale, and it fetches again.
 //!
 //! **One notification, one fetch.** A notification concerns the wait list whose first waiter waits longest, so
-//! that ten thousand wait lists over one queue cost no more than one. That list owes it to the others: a fetch
-//! that found less than it asked for has seen the queues empty, and nothing is owed. After one that found enough,
-//! or that ended among jobs that are gone, others fetch too. The same holds for a list that becomes empty before
-//! it has fetched. After one that failed the queues are notified again in [`RETRY`].
+//! that ten thousand wait lists over one queue cost no more than one. If a fetch is under way for that waiter, the
+//! list fetches once more. That list owes it to the others: a fetch that found less than it asked for has seen the
+//! queues empty, and nothing is owed. After one that found enough, or that ended among jobs that are gone, others
+//! fetch too. The same holds for a list that becomes empty before it has fetched. After one that failed the queues
+//! are notified again in [`RETRY`].
 //!
 //! **No job is burned.** A fetch runs as a task of its own, so a consumer that leaves cannot drop a call that has
 //! taken jobs. The jobs travel in a [`Delivery`], which gives them back to the engine when nobody takes them.
@@ -301,12 +302,18 @@ impl Dispatcher {
         let next = lists.next_of_others(queues);
         let fetch = lists.get(queues)?.fetch(arrivals, next);
         lists.reorder(queues);
+        if let Some((first, _)) = fetch.waiters.first() {
+            lists.serves(queues, *first, true);
+        }
         Some(fetch)
     }
 
     /// Hands out what a fetch brought. Answers whether its task goes on.
     fn end(&self, queues: &Wanted, fetch: Fetch, result: Result<Consumed>) -> bool {
         let mut lists = self.lists.lock();
+        if let Some((first, _)) = fetch.waiters.first() {
+            lists.serves(queues, *first, false);
+        }
         // A list is removed by its own fetch, or while none is under way.
         let Some(list) = lists.get(queues) else { return false };
         list.serving = None;

@@ -37,6 +37,8 @@ pub struct WaitLists {
 struct Registered {
     /// By the arrival of their next waiter. The list whose next waiter waits longest fetches first.
     lists: BTreeMap<u64, Wanted>,
+    /// Those that fetch, by the arrival of the first waiter that the fetch is for.
+    serving: BTreeMap<u64, Wanted>,
     /// How many lists fetch after one that found all it asked for, as a power of [`WIDEN`].
     wider: u32,
 }
@@ -216,6 +218,22 @@ impl WaitLists {
         }
     }
 
+    /// A fetch for the list begins, and its first waiter is this one; or it has ended.
+    pub fn serves(&mut self, queues: &Wanted, first: u64, begins: bool) {
+        // A list that is not registered owes nobody anything.
+        if !self.by_list.get(queues).is_some_and(WaitList::is_registered) {
+            return;
+        }
+        for queue in queues.queues() {
+            let Some(registered) = self.by_queue.get_mut(&queue) else { continue };
+            if begins {
+                registered.serving.insert(first, queues.clone());
+            } else {
+                registered.serving.remove(&first);
+            }
+        }
+    }
+
     pub fn remove(&mut self, queues: &Wanted) {
         let Some(arrival) = self.by_list.remove(queues).and_then(|list| list.registered) else { return };
         for queue in queues.queues() {
@@ -256,7 +274,22 @@ impl WaitLists {
 
     /// This queue may have jobs: the list that waits longest is to fetch. Answers whom to start a task for.
     pub fn wake(&mut self, queue: &Queue) -> Vec<Wanted> {
-        self.wake_some(queue, 1)
+        if self.is_served_first(queue) { Vec::new() } else { self.wake_some(queue, 1) }
+    }
+
+    /// Whether a fetch is under way for somebody who waits longer than the next waiter of every list. Then its list
+    /// fetches again: the one under way may have looked before the job came, and who came later must not get it.
+    fn is_served_first(&mut self, queue: &Queue) -> bool {
+        let Some(registered) = self.by_queue.get(queue) else { return false };
+        let Some(next) = registered.lists.keys().next() else { return false };
+        for queues in registered.serving.range(..next).map(|(_, queues)| queues) {
+            // A list that skips may be held up by jobs of another queue.
+            if let Some(list) = self.by_list.get_mut(queues).filter(|list| !list.skipping) {
+                list.stale = true;
+                return true;
+            }
+        }
+        false
     }
 
     /// The list may have left jobs of its queues behind: others are to fetch, more of them each time. Answers

@@ -2,7 +2,7 @@
 //! since when something is owed. The store decides: all of this may be forgotten.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ahash::HashMap;
@@ -27,8 +27,9 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub struct Late {
     woken: Notify,
-    /// The task has something to do.
-    is_busy: AtomicBool,
+    /// How often the task was woken, and how often when it began to look and found all done.
+    woken_times: AtomicU64,
+    done_times: AtomicU64,
     /// Schedules as the last step has left them, that have more to catch up.
     going: Mutex<BTreeMap<ScheduleId, Schedule>>,
     /// Since when schedules owe something that the store is not asked for yet, and when that was seen.
@@ -38,7 +39,7 @@ pub struct Late {
 impl Late {
     /// There is something to do.
     pub fn wake(&self) {
-        self.is_busy.store(true, Ordering::Release);
+        self.woken_times.fetch_add(1, Ordering::AcqRel);
         self.woken.notify_one();
     }
 
@@ -52,13 +53,24 @@ impl Late {
         self.woken.notified().await;
     }
 
-    /// There is nothing to do any more.
-    pub fn rest(&self) {
-        self.is_busy.store(false, Ordering::Release);
+    /// How often it was woken so far: for [`rest`](Late::rest), before it looks.
+    pub fn woken_times(&self) -> u64 {
+        self.woken_times.load(Ordering::Acquire)
     }
 
+    /// There is nothing to do any more, unless it was woken since it looked.
+    pub fn rest(&self, woken_times: u64) {
+        self.done_times.store(woken_times, Ordering::Release);
+    }
+
+    /// Whether it has done all that there was to do when it had been woken so often.
+    pub fn has_done(&self, woken_times: u64) -> bool {
+        self.done_times.load(Ordering::Acquire) >= woken_times
+    }
+
+    /// Whether the task has something to do.
     pub fn is_busy(&self) -> bool {
-        self.is_busy.load(Ordering::Acquire)
+        self.woken_times() != self.done_times.load(Ordering::Acquire)
     }
 
     /// This schedule has more to catch up.

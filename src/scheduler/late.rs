@@ -26,13 +26,15 @@ const PLANNED_AT_ONCE: usize = 16;
 pub async fn catch_up(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: CancellationToken) {
     let (mut retry, mut walk) = (Retry::default(), Walk::default());
     while !stop.is_cancelled() {
+        let woken_times = scheduler.late.woken_times();
         let looked = scheduler.look_late_and_walk(&mut walk).await;
         let wait = retry.wait(looked, &outage);
-        let is_idle = !scheduler.late.is_busy();
+        // While something is left it waits for its own retry. Otherwise it hears of all that came since it looked.
+        let rests = scheduler.late.has_done(woken_times);
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            () = scheduler.late.woken(), if is_idle => {}
+            () = scheduler.late.woken(), if rests => {}
             () = sleep(wait) => {}
         }
     }
@@ -53,6 +55,7 @@ impl Scheduler {
 
     /// Does what is late, up to a bound: of each schedule one step, and more of those that catch up once no other is late.
     pub(super) async fn look_late(&self) -> Result<Look> {
+        let woken_times = self.late.woken_times();
         let due = self.engine.due_schedules(DueList::Now(MAX_DUE)).await?;
         let (mut taken, mut unreadable) = (Taken::default(), 0);
         for some in due.schedules.chunks(PLANNED_AT_ONCE) {
@@ -80,7 +83,7 @@ impl Scheduler {
             // Another server can read it, or has computed it.
             () if is_left || taken.failed.is_some() => LONGEST_RETRY,
             () => {
-                self.late.rest();
+                self.late.rest(woken_times);
                 Duration::MAX
             }
         };

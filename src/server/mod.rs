@@ -1,5 +1,6 @@
 //! The composition root: builds stores, wrappers, dispatchers and state from the configuration, starts every
-//! task, opens the ports, and takes all of it down again. The only module that names a concrete engine.
+//! task, opens the ports, and takes all of it down again. The only module that names a concrete engine, beside the stores
+//! of `admin` and `push` that lie in one.
 
 mod check;
 mod demo;

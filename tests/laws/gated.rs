@@ -45,6 +45,8 @@ pub struct Gated<E> {
     refused_steps: AtomicUsize,
     /// Steps of schedules whose job goes to this queue hang.
     hung_queue: watch::Sender<Option<String>>,
+    /// Walks through all schedules hang.
+    walks_hang: watch::Sender<bool>,
 }
 
 /// What becomes of calls other than `hold` and `set_away` are about.
@@ -79,6 +81,7 @@ impl<E: Engine> Gated<E> {
             calls_left: Mutex::new(None),
             refused_steps: AtomicUsize::new(0),
             hung_queue: watch::Sender::default(),
+            walks_hang: watch::Sender::default(),
         }
     }
 
@@ -100,6 +103,11 @@ impl<E: Engine> Gated<E> {
     /// Steps of schedules whose job goes to this queue hang from now on, until it is another one.
     pub fn hang_steps_to(&self, queue: Option<&str>) {
         self.hung_queue.send_replace(queue.map(str::to_owned));
+    }
+
+    /// Whether walks through all schedules hang from now on.
+    pub fn hang_walks(&self, hang: bool) {
+        self.walks_hang.send_replace(hang);
     }
 
     async fn up(&self) -> Result<()> {
@@ -336,6 +344,10 @@ impl<E: Engine> Engine for Gated<E> {
 
     async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
         self.up().await?;
+        if matches!(list, DueList::Ever { .. }) {
+            let mut hang = self.walks_hang.subscribe();
+            let _hung = hang.wait_for(|hang| !hang).await.expect("self has it");
+        }
         self.inner.due_schedules(list).await
     }
 

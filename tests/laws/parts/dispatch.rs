@@ -159,6 +159,30 @@ async fn waiters_of_different_lists_are_served_in_order_of_arrival() {
     }
 }
 
+/// Guards against a job that goes to a later waiter of another list, since it came while a fetch for the first one was
+/// under way that had looked before.
+#[tokio::test(start_paused = true)]
+async fn a_job_that_comes_during_a_fetch_in_vain_is_for_the_one_who_waits_longest() {
+    let setup = Setup::new();
+    let mut consumers = Vec::new();
+    for list in [&["a"][..], &["b", "a"], &["a"], &["b", "a"]] {
+        consumers.push(setup.consumer(list, 1));
+        setup.settle().await;
+    }
+    for job_number in 0..4 {
+        let gate = setup.engine.hold().await;
+        setup.dispatcher.notify(&queue("a"));
+        setup.settle().await;
+        setup.publish([job(&queue("a"), job_number.to_string())]).await;
+        setup.settle().await;
+        drop(gate);
+        setup.settle().await;
+        let served: Vec<bool> = consumers.iter().map(JoinHandle::is_finished).collect();
+        let want: Vec<bool> = (0..4).map(|consumer| consumer <= job_number).collect();
+        assert_eq!(served, want, "whom jobs 0 to {job_number} served, by arrival");
+    }
+}
+
 /// Guards against an order of arrival that costs one list anything, or more calls than there are jobs and, in vain,
 /// lists.
 #[tokio::test(start_paused = true)]

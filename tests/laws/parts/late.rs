@@ -63,6 +63,31 @@ async fn what_is_caught_up_holds_up_nothing_that_is_due() {
     assert_eq!(of.counts.get(&Outcome::Placed), Some(&5), "{of:?}");
 }
 
+/// Guards against a wake-up that is lost, since it comes while the task that does what is late walks through all schedules.
+#[tokio::test]
+async fn what_is_late_is_heard_of_during_a_walk() {
+    let clock = manual_clock();
+    let gated = Arc::new(Gated::new(ModelEngine::new(clock.clone())));
+    let engine: Arc<dyn Engine> = gated.clone();
+    let play = Play::on(engine, clock);
+    play.set("old", json!({ "queue": "old", "every": 60, "catch_up": "all" })).await;
+    play.clock.advance(Duration::from_secs(86_400));
+    play.set("now", json!({ "queue": "q", "every": 1 })).await;
+    play.clock.advance(SECOND);
+    gated.hang_walks(true);
+    let (stop, outage) = (CancellationToken::new(), Outage::new("the store"));
+    let late = tokio::spawn(scheduler::catch_up(play.scheduler.clone(), outage.clone(), stop.clone()));
+    // It has begun to walk before the other task begins.
+    tokio::task::yield_now().await;
+    let runs = tokio::spawn(scheduler::run(play.scheduler.clone(), outage, stop.clone()));
+    ready(&play, "q", 1, "the other task has looked, and has told of what is late").await;
+    gated.hang_walks(false);
+    ready(&play, "old", 101, "one in time, and the newest hundred of what was missed").await;
+    stop.cancel();
+    runs.await.expect("no panic").expect("it has a timer");
+    late.await.expect("no panic");
+}
+
 /// Guards against a backlog that its own schedule's occurrences interrupt for ever, or that dies with its server.
 #[tokio::test]
 async fn a_backlog_is_caught_up_beside_what_is_due_and_by_another_server() {
