@@ -34,8 +34,11 @@ fn main() -> ExitCode {
     report::run(async |bench| {
         for connections in CONNECTIONS {
             let name = format!("cost: {connections} connections");
-            bench.section(&name, table(bench, connections)).await;
+            let stores = [Store::Disk, Store::Redis, Store::Compact];
+            bench.section(&name, table(bench, connections, &stores)).await;
         }
+        let stores = [Store::Redis, Store::Cluster, Store::Spread];
+        bench.section("cluster: a Redis beside three masters", table(bench, CONNECTIONS[0], &stores)).await;
         for store in [Store::Disk, Store::Redis] {
             let name = format!("quota {store}: none, of another namespace, of this one");
             bench.section(&name, quota(bench, store)).await;
@@ -123,14 +126,14 @@ struct Cost {
     processor: Vec<(&'static str, f64)>,
 }
 
-async fn table(bench: &Bench, connections: usize) -> Outcome {
+async fn table(bench: &Bench, connections: usize, stores_of: &[Store]) -> Outcome {
     let rounds = bench.size(5, 1);
     let time = bench.seconds(2.0, 0.2);
     let nginx = Nginx::start()?;
     let mut constant = connect(&nginx.target(), connections).await?;
     let mut stores = Vec::new();
-    for store in [Store::Disk, Store::Redis, Store::Compact] {
-        let setup = Setup::one(store).await?;
+    for store in stores_of {
+        let setup = Setup::one(*store).await?;
         let clients = connect(&setup.first().api, connections).await?;
         stores.push((store, setup, clients));
     }

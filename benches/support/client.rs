@@ -41,8 +41,12 @@ impl Target {
 
     /// A PUT.
     pub fn put(&self, path: &str, body: &[u8]) -> Vec<u8> {
+        self.with_body("PUT", path, body)
+    }
+
+    pub fn with_body(&self, method: &str, path: &str, body: &[u8]) -> Vec<u8> {
         let mut request =
-            format!("PUT {path}{}Content-Length: {}\r\n\r\n", self.head, body.len()).into_bytes();
+            format!("{method} {path}{}Content-Length: {}\r\n\r\n", self.head, body.len()).into_bytes();
         request.extend_from_slice(body);
         request
     }

@@ -18,6 +18,8 @@ mod shim;
 
 #[path = "../../tests/support/process.rs"]
 mod process;
+#[path = "../../tests/support/redis_cluster.rs"]
+pub mod redis_cluster;
 #[path = "../../tests/support/redis_connection.rs"]
 mod redis_connection;
 #[path = "../../tests/support/redis_restart.rs"]

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use super::Outcome;
 use super::client::Target;
 use super::process::Process;
+use super::redis_cluster::RedisCluster;
 use super::redis_server::RedisServer;
 
 /// What a server keeps its jobs in.
@@ -25,6 +26,10 @@ pub enum Store {
     Redis,
     /// The same, in the compact layout.
     Compact,
+    /// A cluster of three masters with a replica each. A queue is in one partition.
+    Cluster,
+    /// The same, and each queue is spread over all partitions.
+    Spread,
 }
 
 impl fmt::Display for Store {
@@ -34,6 +39,8 @@ impl fmt::Display for Store {
             Store::DiskEverySec => "disk everysec",
             Store::Redis => "redis",
             Store::Compact => "compact",
+            Store::Cluster => "cluster",
+            Store::Spread => "spread",
         })
     }
 }
@@ -133,6 +140,7 @@ impl Server {
 pub struct Setup {
     pub servers: Vec<Server>,
     pub redis: Option<RedisServer>,
+    pub cluster: Option<RedisCluster>,
 }
 
 impl Setup {
@@ -148,9 +156,11 @@ impl Setup {
             Store::DiskEverySec => "everysec",
             Store::Redis => return Setup::redis(&[env]).await,
             Store::Compact => return Setup::compact(env).await,
+            Store::Cluster => return Setup::cluster(&[env], "Ordered = [\"*/*\"]").await,
+            Store::Spread => return Setup::cluster(&[env], "Spread = [\"*/*\"]").await,
         };
         let pool = format!("[Pool.default]\nPath = \"jobs\"\nSync = \"{sync}\"\n");
-        Ok(Setup { servers: vec![Server::start(&pool, env).await?], redis: None })
+        Ok(Setup { servers: vec![Server::start(&pool, env).await?], redis: None, cluster: None })
     }
 
     /// One on a disk that may open so many files.
@@ -158,7 +168,7 @@ impl Setup {
         let shell = ["/bin/sh", "-c", &format!("ulimit -n {most} && exec \"$@\""), "sh"];
         let pool = "[Pool.default]\nPath = \"jobs\"\n";
         let server = Server::start_under(&shell.map(str::to_owned), pool, env).await?;
-        Ok(Setup { servers: vec![server], redis: None })
+        Ok(Setup { servers: vec![server], redis: None, cluster: None })
     }
 
     /// Several servers on one Redis, each with variables of its own.
@@ -170,7 +180,7 @@ impl Setup {
         for env in environments {
             servers.push(Server::start(&pool, env).await?);
         }
-        Ok(Setup { servers, redis: Some(redis) })
+        Ok(Setup { servers, redis: Some(redis), cluster: None })
     }
 
     /// One server on one Redis, in the compact layout with one partition.
@@ -180,13 +190,26 @@ impl Setup {
         let pool = format!(
             "[AdminRedis]\nAddr = \"{addr}\"\n[Pool.default]\nAddr = \"{addr}\"\nLayout = \"compact\"\n"
         );
-        Ok(Setup { servers: vec![Server::start(&pool, env).await?], redis: Some(redis) })
+        Ok(Setup { servers: vec![Server::start(&pool, env).await?], redis: Some(redis), cluster: None })
+    }
+
+    /// Several servers on one cluster of six, each with variables of its own, and further lines of the pool's table.
+    pub async fn cluster(environments: &[&[(&str, &str)]], more: &str) -> Outcome<Setup> {
+        let cluster = RedisCluster::start();
+        let addrs: Vec<String> =
+            cluster.servers.iter().take(3).map(|node| format!("\"{}\"", node.addr())).collect();
+        let pool = format!("[Pool.default]\nCluster = [{}]\n{more}\n", addrs.join(", "));
+        let mut servers = Vec::new();
+        for env in environments {
+            servers.push(Server::start(&pool, env).await?);
+        }
+        Ok(Setup { servers, redis: None, cluster: Some(cluster) })
     }
 
     /// One server that reaches this Redis at another address: through a proxy, as through a virtual IP.
     pub async fn behind(addr: &str, redis: RedisServer) -> Outcome<Setup> {
         let pool = format!("[AdminRedis]\nAddr = \"{addr}\"\n[Pool.default]\nAddr = \"{addr}\"\n");
-        Ok(Setup { servers: vec![Server::start(&pool, &[]).await?], redis: Some(redis) })
+        Ok(Setup { servers: vec![Server::start(&pool, &[]).await?], redis: Some(redis), cluster: None })
     }
 
     /// The first server.
@@ -199,10 +222,20 @@ impl Setup {
         &self.servers[self.servers.len() - 1] // as above
     }
 
-    /// Every process, for a meter: servers, the Redis, this client.
+    /// The Redis, or the masters that the cluster began with.
+    pub fn masters(&self) -> impl Iterator<Item = &RedisServer> {
+        self.redis.iter().chain(self.cluster.iter().flat_map(|cluster| cluster.servers.iter().take(3)))
+    }
+
+    /// What a figure of INFO is over all masters.
+    pub fn info_of_masters(&self, section: &str, name: &str) -> Outcome<f64> {
+        self.masters().map(|master| info(master, section, name)).sum()
+    }
+
+    /// Every process, for a meter: servers, the Redis or the masters, this client.
     pub fn processes(&self) -> Vec<(&'static str, u32)> {
         let mut all: Vec<_> = self.servers.iter().map(|server| ("server", server.pid())).collect();
-        all.extend(self.redis.as_ref().map(|redis| ("redis", redis.pid())));
+        all.extend(self.masters().map(|redis| ("redis", redis.pid())));
         all.push(("client", std::process::id()));
         all
     }

@@ -1,0 +1,509 @@
+//! A pool on a Redis Cluster of three masters with a replica each, beside one Redis in lmstfy's layout: what jobs take,
+//! who waits and how long, what happens when a master dies and when a fourth one comes, and how far a job of a queue that
+//! is spread overtakes another. All nodes share this machine. docs/benchmarks.md says how to run it.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use support::client::Target;
+use support::ledger::{Ledger, Spread};
+use support::load::{self, Plan};
+use support::park::park;
+use support::proc::{Meter, cpu};
+use support::redis_cluster::{RedisCluster, cli};
+use support::report::Bench;
+use support::setup::{Setup, Store, info};
+use support::{Outcome, report};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+const BULK: usize = 64;
+const CONNECTIONS: usize = 16;
+const BODY: &str =
+    "a job of exactly one hundred bytes, as many are: an id, a kind, and a few numbers {1,2,3,4,5,6,7,89}";
+const DAY: usize = 24 * 3600;
+const LONG: Duration = Duration::from_secs(600);
+
+fn main() -> ExitCode {
+    report::run(async |bench| {
+        for store in [Store::Redis, Store::Compact, Store::Cluster, Store::Spread] {
+            bench
+                .long_section(&format!("memory {store}: bytes of a job of 100"), LONG, memory(bench, store))
+                .await;
+        }
+        for store in [Store::Redis, Store::Cluster, Store::Spread] {
+            bench.section(&format!("waiting {store}: 1,000 on two servers"), waiting(bench, store)).await;
+        }
+        for store in [Store::Redis, Store::Cluster, Store::Spread] {
+            bench.section(&format!("due {store}: 2,000 a second"), due(bench, store)).await;
+        }
+        for store in [Store::Redis, Store::Cluster] {
+            bench.long_section(&format!("idle {store}: 100,000 queues"), LONG, idle(bench, store)).await;
+        }
+        for store in [Store::Cluster, Store::Spread] {
+            bench.section(&format!("killed {store}: a master dies"), killed(bench, store)).await;
+        }
+        for store in [Store::Cluster, Store::Spread] {
+            bench
+                .long_section(&format!("grow {store}: a fourth master comes"), LONG, grow(bench, store))
+                .await;
+        }
+        bench.section("overtake spread: two servers, 32 consumers", overtake(bench)).await;
+    })
+}
+
+/// Two servers on this store.
+async fn two(store: Store) -> Outcome<Setup> {
+    match store {
+        Store::Cluster => Setup::cluster(&[&[], &[]], "Ordered = [\"*/*\"]").await,
+        Store::Spread => Setup::cluster(&[&[], &[]], "Spread = [\"*/*\"]").await,
+        _ => Setup::redis(&[&[], &[]]).await,
+    }
+}
+
+/// The queue of the n-th batch, and how the delay of a job comes of its number.
+type Batch = fn(usize) -> (String, fn(usize) -> usize);
+
+/// Publishes `jobs` jobs of 100 bytes in batches.
+async fn fill(api: &Target, jobs: usize, batch: Batch) -> Outcome {
+    let (next, mut tasks) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
+    for _ in 0..CONNECTIONS {
+        let (mut client, next) = (api.connect().await?, next.clone());
+        tasks.spawn(async move {
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                if n * BULK >= jobs {
+                    return Outcome::Ok(());
+                }
+                let (queue, delay) = batch(n);
+                let body = (0..BULK).map(|i| json!({ "text": BODY, "delay": delay(n * BULK + i) }));
+                let body = Value::Array(body.collect()).to_string();
+                let path = format!("/api/bench/{queue}/jobs/batch");
+                let request = client.target.with_body("POST", &path, body.as_bytes());
+                client.expect(201, &request).await?;
+            }
+        });
+    }
+    load::all(tasks).await
+}
+
+/// A number that looks like chance, and is the same in each run.
+fn scattered(n: usize) -> usize {
+    (n as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31) as usize
+}
+
+async fn memory(bench: &Bench, store: Store) -> Outcome {
+    let used = |setup: &Setup| setup.info_of_masters("memory", "used_memory");
+    let million = bench.size(1_000_000, 20_000);
+    // A queue that is spread is one queue: that is what it is for.
+    let (delayed, ready): (Batch, Batch) = if store == Store::Spread {
+        (|_| ("large".into(), |n| 120 + scattered(n) % DAY), |_| ("large".into(), |_| 0))
+    } else {
+        (|n| (format!("q{}", n % 1000), |n| 120 + scattered(n) % DAY), |n| (format!("q{}", n % 1000), |_| 0))
+    };
+    for (name, jobs, batch, bound) in
+        [("delayed over 24 h", million, delayed, 140.0), ("ready", million, ready, 220.0)]
+    {
+        let setup = Setup::one(store).await?;
+        let (before, began) = (used(&setup)?, Instant::now());
+        let each: Vec<(f64, Duration)> = setup
+            .masters()
+            .map(|node| Ok((info(node, "memory", "used_memory")?, cpu(node.pid())?)))
+            .collect::<Outcome<_>>()?;
+        fill(&setup.first().api, jobs, batch).await?;
+        let took = began.elapsed();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        bench.at_most(name, (used(&setup)? - before) / jobs as f64, bound, "bytes");
+        bench.figure(&format!("{name}: published"), jobs as f64 / took.as_secs_f64(), "jobs/s");
+        if store == Store::Spread {
+            let mut shares = (Vec::new(), Vec::new());
+            for (node, (bytes, time)) in setup.masters().zip(each) {
+                shares.0.push(info(node, "memory", "used_memory")? - bytes);
+                shares.1.push((cpu(node.pid())? - time).as_secs_f64());
+            }
+            for (what, mut share) in [("memory", shares.0), ("processor time", shares.1)] {
+                share.sort_by(f64::total_cmp);
+                let (least, most) = (share.first().unwrap_or(&1.0), share.last().unwrap_or(&1.0));
+                bench.at_most(&format!("{name}: {what}, most of a master by least"), most / least, 1.1, "");
+            }
+        }
+    }
+    if store != Store::Spread {
+        let (setup, queues) = (Setup::one(store).await?, bench.size(100_000, 2000));
+        let before = used(&setup)?;
+        one_each(&setup.first().api, queues).await?;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        bench.at_most(
+            "one delayed in each of many queues",
+            (used(&setup)? - before) / queues as f64,
+            400.0,
+            "bytes",
+        );
+    }
+    Ok(())
+}
+
+/// One job that is due tomorrow in each of so many queues.
+async fn one_each(api: &Target, queues: usize) -> Outcome {
+    let (next, mut tasks) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
+    for _ in 0..4 * CONNECTIONS {
+        let (mut client, next) = (api.connect().await?, next.clone());
+        tasks.spawn(async move {
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                if n >= queues {
+                    return Outcome::Ok(());
+                }
+                client.publish(&format!("one-{n}"), "delay=86400", BODY.as_bytes()).await?;
+            }
+        });
+    }
+    load::all(tasks).await
+}
+
+async fn waiting(bench: &Bench, store: Store) -> Outcome {
+    let setup = two(store).await?;
+    let (polls, jobs) = (bench.size(500, 50), bench.size(10_000, 300));
+    let ledger = Arc::new(Ledger::new(jobs));
+    let mut parked = Vec::new();
+    for server in &setup.servers {
+        parked.push(park(server, polls, 10, &ledger, false).await?);
+    }
+    share(bench, &setup, "in silence", bench.seconds(10.0, 1.0)).await?;
+    let plan = Plan {
+        ledger: ledger.clone(),
+        jobs,
+        per_second: 500.0,
+        connections: CONNECTIONS,
+        job: |n| (format!("park-{}", n % 10), 0, ""),
+    };
+    load::publish(&[&setup.first().api, &setup.last().api], plan).await?;
+    ledger.complete(1, Duration::from_secs(15)).await;
+    bench.none("lost", jobs - ledger.count(1), jobs);
+    bench.figure("publish to delivery p50", ledger.delivery().ms(0.5), "ms");
+    bench.at_most("publish to delivery p99", ledger.delivery().ms(0.99), 10.0, "ms");
+    bench.figure("publish to delivery, the slowest", ledger.delivery().ms(1.0), "ms");
+    for set in parked {
+        load::end(set).await?;
+    }
+    Ok(())
+}
+
+/// What part of a core each process takes.
+async fn share(bench: &Bench, setup: &Setup, when: &str, time: Duration) -> Outcome {
+    let meter = Meter::start(setup.processes())?;
+    tokio::time::sleep(time).await;
+    for (name, used) in meter.used()?.into_iter().filter(|(name, _)| *name != "client") {
+        let part = 100.0 * used.as_secs_f64() / time.as_secs_f64();
+        bench.figure(&format!("{name} {when}: of a core"), part, "%");
+    }
+    Ok(())
+}
+
+async fn due(bench: &Bench, store: Store) -> Outcome {
+    let setup = two(store).await?;
+    let jobs = bench.size(40_000, 400);
+    let ledger = Arc::new(Ledger::new(jobs));
+    let mut consumers = Vec::new();
+    for server in &setup.servers {
+        consumers.push(load::consumers(&server.api, 32, "delayed", 120, &ledger, 1).await?);
+    }
+    let plan = Plan {
+        ledger: ledger.clone(),
+        jobs,
+        per_second: 2000.0,
+        connections: 64,
+        job: |n| ("delayed".into(), 2 + n as u64 % 3, ""),
+    };
+    load::publish(&[&setup.first().api, &setup.last().api], plan).await?;
+    ledger.complete(1, Duration::from_secs(15)).await;
+    for set in consumers {
+        load::end(set).await?;
+    }
+    ledger.lateness(bench);
+    Ok(())
+}
+
+async fn idle(bench: &Bench, store: Store) -> Outcome {
+    let setup = two(store).await?;
+    let queues = bench.size(100_000, 2000);
+    one_each(&setup.first().api, queues).await?;
+    let ledger = Arc::new(Ledger::new(0));
+    let mut parked = Vec::new();
+    for server in &setup.servers {
+        parked.push(park(server, bench.size(500, 50), 100, &ledger, false).await?);
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    share(bench, &setup, "idle", bench.seconds(30.0, 2.0)).await?;
+    let (mut client, mut seen, mut cursor) = (setup.first().api.connect().await?, 0, String::new());
+    let began = Instant::now();
+    loop {
+        let request = client.target.bare("GET", &format!("/api/bench?limit=100{cursor}"));
+        let page: Value = serde_json::from_slice(&client.expect(200, &request).await?.body)?;
+        seen += page["queues"].as_array().map_or(0, Vec::len);
+        let Some(next) = page["cursor"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    bench.figure("a list of all queues", began.elapsed().as_secs_f64(), "s");
+    bench.none("queues that it did not show", queues - seen.min(queues), queues);
+    for set in parked {
+        load::end(set).await?;
+    }
+    Ok(())
+}
+
+/// The longest time without a 201, of each queue.
+async fn killed(bench: &Bench, store: Store) -> Outcome {
+    let mut setup = two(store).await?;
+    let cluster = setup.cluster.as_mut().ok_or("a setup on a cluster has one")?;
+    for node in &cluster.servers {
+        let set = ["CONFIG", "SET", "cluster-node-timeout", "2000"];
+        let () = redis::cmd(set[0]).arg(&set[1..]).query(&mut node.connection())?;
+    }
+    let queues = if store == Store::Spread { 1 } else { 64 };
+    let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+    for n in 0..64 {
+        let (target, stop) = (setup.servers[n % 2].api.clone(), stop.clone());
+        tasks.spawn(async move {
+            let queue = format!("away-{}", n % queues);
+            let request = target.put(&format!("/api/bench/{queue}"), BODY.as_bytes());
+            let (mut client, mut good) = (target.connect().await?, Vec::new());
+            while !stop.is_cancelled() {
+                if client.call(&request).await?.status == 201 {
+                    good.push(Instant::now());
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            Outcome::Ok((n % queues, good))
+        });
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    setup.cluster.as_mut().ok_or("as above")?.servers[0].kill();
+    tokio::time::sleep(bench.seconds(15.0, 12.0)).await;
+    stop.cancel();
+    let mut times: BTreeMap<usize, Vec<Instant>> = BTreeMap::new();
+    while let Some(ended) = tasks.join_next().await {
+        let (queue, good) = ended??;
+        times.entry(queue).or_default().extend(good);
+    }
+    let mut gaps: Vec<f64> = times
+        .into_values()
+        .map(|mut good| {
+            good.sort();
+            good.windows(2).map(|two| (two[1] - two[0]).as_secs_f64()).fold(0.0, f64::max)
+        })
+        .collect();
+    gaps.sort_by(f64::total_cmp);
+    let longest = gaps.last().copied().unwrap_or_default();
+    if store == Store::Spread {
+        bench.at_most("longest time without a 201", longest, 1.0, "s");
+    } else {
+        bench.at_most("longest time without a 201, of 64 queues", longest, 5.0, "s");
+        bench.figure("the same, median of the queues", gaps[gaps.len() / 2], "s");
+        bench.figure(
+            "queues that were without one for a second",
+            gaps.iter().filter(|gap| **gap >= 1.0).count() as f64,
+            "",
+        );
+    }
+    Ok(())
+}
+
+/// What requests met, and which jobs were published and handed out.
+#[derive(Default)]
+struct Met {
+    longest: Spread,
+    bad: usize,
+    published: Vec<usize>,
+    acked: Vec<usize>,
+}
+
+/// A fourth master and its replica are added, and get their part while jobs are published, consumed and acked.
+async fn grow(bench: &Bench, store: Store) -> Outcome {
+    let setup = two(store).await?;
+    let jobs = bench.size(1_000_000, 20_000);
+    fill(&setup.first().api, jobs, |n| (format!("q{}", n % 1000), |n| 7200 + scattered(n) % DAY)).await?;
+    let (stop, met) = (CancellationToken::new(), Arc::new(Mutex::new(Met::default())));
+    let mut tasks = JoinSet::new();
+    for n in 0..CONNECTIONS {
+        let (target, stop, met) = (setup.servers[n % 2].api.clone(), stop.clone(), met.clone());
+        tasks.spawn(cycles(target, n, met, stop));
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (old, new) = (
+        setup.cluster.as_ref().ok_or("there is one")?.servers[0].addr(),
+        [RedisCluster::server(), RedisCluster::server()],
+    );
+    let began = Instant::now();
+    let (fourth, replica) = (new[0].addr(), new[1].addr());
+    let grown = tokio::task::spawn_blocking(move || {
+        cli(&["--cluster", "add-node", &fourth, &old]);
+        std::thread::sleep(Duration::from_secs(3));
+        cli(&["--cluster", "add-node", &replica, &old, "--cluster-slave"]);
+        std::thread::sleep(Duration::from_secs(3));
+        cli(&["--cluster", "rebalance", &old, "--cluster-use-empty-masters", "--cluster-pipeline", "100"]);
+    });
+    grown.await?;
+    bench.figure("the whole of it took", began.elapsed().as_secs_f64(), "s");
+    stop.cancel();
+    load::all(tasks).await?;
+    let mut longest_migrate = 0;
+    for node in setup.masters() {
+        let log: Vec<redis::Value> =
+            redis::cmd("SLOWLOG").arg("GET").arg(1000).query(&mut node.connection())?;
+        for entry in log {
+            let (_, _, us, words): (i64, i64, i64, Vec<Vec<u8>>) =
+                match redis::from_redis_value::<Vec<redis::Value>>(entry) {
+                    Ok(fields) if fields.len() >= 4 => {
+                        let mut fields = fields.into_iter();
+                        let mut next = || fields.next().unwrap_or(redis::Value::Nil);
+                        (
+                            redis::from_redis_value(next())?,
+                            redis::from_redis_value(next())?,
+                            redis::from_redis_value(next())?,
+                            redis::from_redis_value(next())?,
+                        )
+                    }
+                    _ => continue,
+                };
+            if words.first().is_some_and(|word| word.eq_ignore_ascii_case(b"migrate")) {
+                longest_migrate = longest_migrate.max(us);
+            }
+        }
+    }
+    let met = std::mem::take(&mut *met.lock());
+    let handed: std::collections::HashSet<usize> = met.acked.iter().copied().collect();
+    let lost = met.published.iter().filter(|n| !handed.contains(n)).count();
+    bench.none("lost", lost, met.published.len());
+    bench.none("answered with 5xx", met.bad, met.longest.len());
+    bench.at_most("longest request", met.longest.ms(1.0), 1000.0, "ms");
+    bench.figure("p99 of a request", met.longest.ms(0.99), "ms");
+    bench.at_most("longest MIGRATE (0: none above 10 ms)", longest_migrate as f64 / 1000.0, 50.0, "ms");
+    let left = delayed(&setup).await?;
+    bench.none("delayed jobs that are gone", jobs.div_ceil(BULK) * BULK - left, jobs);
+    Ok(())
+}
+
+/// Publishes, takes and acks, about 30 times a second; after the stop takes what is left.
+async fn cycles(target: Target, first: usize, met: Arc<Mutex<Met>>, stop: CancellationToken) -> Outcome {
+    let (mut client, mut n) = (target.connect().await?, first);
+    loop {
+        let stopped = stop.is_cancelled();
+        if !stopped {
+            let request = target.put("/api/bench/cycle?tries=20", n.to_string().as_bytes());
+            let (began, answer) = (Instant::now(), client.call(&request).await?);
+            let mut met = met.lock();
+            met.longest.add(began.elapsed());
+            match answer.status {
+                201 => met.published.push(n),
+                _ => met.bad += 1,
+            }
+            n += CONNECTIONS;
+        }
+        let timeout = if stopped { 5 } else { 0 };
+        let request = target.bare("GET", &format!("/api/bench/cycle?timeout={timeout}&ttr=120"));
+        let (began, answer) = (Instant::now(), client.call(&request).await?);
+        if timeout == 0 {
+            met.lock().longest.add(began.elapsed());
+        }
+        match answer.status {
+            200 => {
+                let job: support::client::Consumed = serde_json::from_slice(&answer.body)?;
+                let request = target.bare("DELETE", &format!("/api/bench/cycle/job/{}", job.job_id));
+                let (began, answer) = (Instant::now(), client.call(&request).await?);
+                let mut met = met.lock();
+                met.longest.add(began.elapsed());
+                met.acked.push(job.number()?);
+                met.bad += usize::from(answer.status != 204);
+            }
+            404 if stopped => return Ok(()),
+            404 => {}
+            _ => met.lock().bad += 1,
+        }
+        if !stopped {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+        }
+    }
+}
+
+/// How many delayed jobs all queues have.
+async fn delayed(setup: &Setup) -> Outcome<usize> {
+    let (mut client, mut sum, mut cursor) = (setup.first().api.connect().await?, 0, String::new());
+    loop {
+        let request = client.target.bare("GET", &format!("/api/bench?limit=100{cursor}"));
+        let page: Value = serde_json::from_slice(&client.expect(200, &request).await?.body)?;
+        for queue in page["queues"].as_array().into_iter().flatten() {
+            sum += usize::try_from(queue["delayed"].as_u64().unwrap_or_default())?;
+        }
+        let Some(next) = page["cursor"].as_str() else { return Ok(sum) };
+        cursor = format!("&cursor={next}");
+    }
+}
+
+/// When a job was sent and its publish answered; when the consume that brought it was sent, and answered.
+type Seen = [Instant; 4];
+
+/// The most that a job was handed out before another one that had been there for longer, and was still waiting then.
+async fn overtake(bench: &Bench) -> Outcome {
+    let setup = two(Store::Spread).await?;
+    let jobs = bench.size(200_000, 4000);
+    let (sent, seen) = (
+        Arc::new(Mutex::new(vec![None; jobs])),
+        Arc::new(Mutex::new(Vec::<(usize, Instant, Instant)>::new())),
+    );
+    let mut tasks = JoinSet::new();
+    for n in 0..32 {
+        let (mut client, seen) = (setup.servers[n % 2].api.connect().await?, seen.clone());
+        tasks.spawn(async move {
+            loop {
+                let asked = Instant::now();
+                let Some(job) = client.consume("large", "timeout=5&ttr=600").await? else {
+                    return Outcome::Ok(());
+                };
+                seen.lock().push((job.number()?, asked, Instant::now()));
+                client.ack("large", &job.job_id).await?;
+            }
+        });
+    }
+    for first in 0..64 {
+        let (mut client, sent) = (setup.servers[first % 2].api.connect().await?, sent.clone());
+        tasks.spawn(async move {
+            for n in (first..jobs).step_by(64) {
+                let began = Instant::now();
+                client.publish("large", "", n.to_string().as_bytes()).await?;
+                sent.lock()[n] = Some((began, Instant::now()));
+            }
+            Outcome::Ok(())
+        });
+    }
+    load::all(tasks).await?;
+    let (sent, seen) = (std::mem::take(&mut *sent.lock()), std::mem::take(&mut *seen.lock()));
+    bench.none("lost", jobs - seen.len().min(jobs), jobs);
+    let mut all: Vec<Seen> = Vec::new();
+    for (n, asked, came) in seen {
+        let (began, answered) = sent.get(n).copied().flatten().ok_or("a job that nobody has published")?;
+        all.push([began, answered, asked, came]);
+    }
+    // By when its consume was sent: whoever stands behind was still waiting when an answer came before that.
+    all.sort_by_key(|[_, _, asked, _]| *asked);
+    let mut oldest_after: Vec<Instant> = all.iter().map(|[_, answered, ..]| *answered).collect();
+    for i in (0..oldest_after.len().saturating_sub(1)).rev() {
+        oldest_after[i] = oldest_after[i].min(oldest_after[i + 1]);
+    }
+    let mut most = Duration::ZERO;
+    for [began, _, _, came] in &all {
+        let behind = all.partition_point(|[_, _, asked, _]| asked < came);
+        if let Some(oldest) = oldest_after.get(behind) {
+            most = most.max(began.saturating_duration_since(*oldest));
+        }
+    }
+    bench.at_most("the most that a job overtook another", most.as_secs_f64(), 1.0, "s");
+    Ok(())
+}
