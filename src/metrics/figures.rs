@@ -7,8 +7,8 @@ use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::{Metric, MetricFamily};
 
-use super::Metrics;
-use super::stores::SYNC;
+use super::families::HttpFamilies;
+use super::stores::{EngineMetrics, SYNC};
 use crate::name::PoolName;
 
 /// How long something took since the start, in seconds: each figure is the end of a bucket of a histogram, so it was that
@@ -40,29 +40,28 @@ pub struct Process {
     pub most_files: u64,
 }
 
-impl Metrics {
+impl EngineMetrics {
     /// What took how long, by pool. With ten thousand queues it takes some tens of milliseconds.
     pub fn times(&self) -> BTreeMap<PoolName, Times> {
-        let stores = &self.engine.stores;
-        let (lateness, steps) = (stores.lateness.collect(), stores.store_seconds.collect());
-        let pools = self.engine.of_pools.lock();
+        let (lateness, steps) = (self.stores.lateness.collect(), self.stores.store_seconds.collect());
+        let pools = self.of_pools.lock();
         let of = |pool: &PoolName| Times {
             lateness: took(&lateness, &[("pool", pool.as_str())]),
             sync: took(&steps, &[("pool", pool.as_str()), ("operation", SYNC)]),
         };
         pools.keys().map(|pool| (pool.clone(), of(pool))).collect()
     }
+}
 
-    /// How many connections each port has, and how many it takes.
-    pub fn connections(&self) -> BTreeMap<String, (u64, u64)> {
-        let now = self.http.connections.collect();
-        let port = |metric: &Metric| {
-            let name = metric.get_label().first()?.value().to_owned();
-            let most = self.http.connections_limit.with_label_values(&[&*name]).get() as u64;
-            Some((name, (metric.get_gauge().get_value() as u64, most)))
-        };
-        now.iter().flat_map(MetricFamily::get_metric).filter_map(port).collect()
-    }
+/// How many connections each port has, and how many it takes.
+pub(super) fn connections(http: &HttpFamilies) -> BTreeMap<String, (u64, u64)> {
+    let now = http.connections.collect();
+    let port = |metric: &Metric| {
+        let name = metric.get_label().first()?.value().to_owned();
+        let most = http.connections_limit.with_label_values(&[&*name]).get() as u64;
+        Some((name, (metric.get_gauge().get_value() as u64, most)))
+    };
+    now.iter().flat_map(MetricFamily::get_metric).filter_map(port).collect()
 }
 
 impl Process {
@@ -113,6 +112,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::metrics::Metrics;
     use crate::name::{Namespace, Queue, QueueName};
 
     /// Guards against a figure of one queue that stands for all of them.
@@ -126,14 +126,14 @@ mod tests {
         };
         let of = metrics.engine.pool(&pool);
         metrics.engine.pool(&other);
-        assert_eq!(metrics.times()[&pool], Times::default(), "nothing took anything");
+        assert_eq!(metrics.engine.times()[&pool], Times::default(), "nothing took anything");
         for n in 0..99 {
             of.consumed(&queue(["a", "b"][n % 2]), Duration::ZERO, Duration::from_millis(4));
         }
         of.consumed(&queue("c"), Duration::ZERO, Duration::from_secs(20));
         of.on_disk(0);
         of.synced(Duration::from_secs(60), 1);
-        let times = metrics.times();
+        let times = metrics.engine.times();
         let lateness = Took { count: 100, p50: Some(0.005), p99: Some(0.005), worst: Some(30.0) };
         assert_eq!(times[&pool].lateness, Some(lateness));
         assert_eq!(times[&pool].sync, Some(Took { count: 1, p50: None, p99: None, worst: None }), "a minute");

@@ -9,6 +9,7 @@ mod schedules;
 mod stores;
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -146,6 +147,11 @@ impl Metrics {
     pub fn limited(&self, pool: &PoolName, namespace: &Namespace, token: &Token, action: &str) {
         let token = token.hash();
         self.http.rate_limit.with_label_values(&[pool.as_str(), namespace.as_str(), &token, action]).inc();
+    }
+
+    /// How many connections each port has, and how many it takes.
+    pub fn connections(&self) -> BTreeMap<String, (u64, u64)> {
+        figures::connections(&self.http)
     }
 
     pub fn parked(&self, polls: usize) {

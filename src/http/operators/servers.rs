@@ -255,7 +255,7 @@ pub async fn server(State(state): App, role: Role) -> HandlerResult {
     let (all, changes) = (pools(&state), state.changes.list());
     let connections = state.metrics.connections().into_iter();
     let metrics = state.metrics.clone();
-    let (times, process) = beside_the_runtime(move || (metrics.times(), Process::now())).await;
+    let (times, process) = beside_the_runtime(move || (metrics.engine.times(), Process::now())).await;
     let zones = state.pools.values().next().map_or("", |pool| pool.scheduler.zones.version());
     let pools = all.iter().map(|of| {
         let PoolStatus { name, about, sample, outages, is_away } = of;
