@@ -199,7 +199,7 @@ fn main() -> ExitCode {
     let dir = config.log_dir.as_deref();
     let logs = match log::setup(dir, config.log_format, config.log_level, args.backtrace) {
         Ok(logs) => logs,
-        Err(error) => return fail(2, &format!("LogDir: {error}")),
+        Err(error) => return fail(2, &format!("{}: {error}", config.written("LogDir"))),
     };
     log::log_panics();
     if !links.is_empty() {

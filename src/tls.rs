@@ -66,7 +66,7 @@ fn read(certificates: &Path, key: &Path) -> Result<CertifiedKey, String> {
 }
 
 /// The certificates of a PEM file: one at least.
-fn certificates_of(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+pub fn certificates_of(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let wrong = |error: &dyn Display| format!("{}: {error}", path.display());
     let certificates = CertificateDer::pem_file_iter(path).map_err(|error| wrong(&error))?;
     let certificates = certificates.collect::<Result<Vec<_>, _>>().map_err(|error| wrong(&error))?;

@@ -7,20 +7,24 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
-use super::setting::{ConfigError, Given, Setting, one_of};
+use super::setting::{ConfigError, Given, Setting, Spelt, one_of};
 
 /// Declares a table of the configuration, each key once: its doc comment, its spelling in the file, its field, type
 /// and default, and of a number which are taken. `KEYS` are the spellings. What is in braces behind it are tables of
-/// their own.
+/// their own; what stands last is no key.
 macro_rules! table {
     ($(#[$table_doc:meta])* $table:ident {
         $($(#[$doc:meta])* $key:literal $field:ident: $type:ty = $default:expr $(, in $range:expr)?;)*
     } {
         $($(#[$inner_doc:meta])* $inner_key:literal $inner:ident: $inner_type:ty;)*
-    }) => {
+    } $($(#[$other_doc:meta])* $other:ident: $other_type:ty;)*) => {
         $(#[$table_doc])*
         #[derive(Debug, Clone)]
-        pub struct $table { $($(#[$doc])* pub $field: $type,)* $($(#[$inner_doc])* pub $inner: $inner_type,)* }
+        pub struct $table {
+            $($(#[$doc])* pub $field: $type,)*
+            $($(#[$inner_doc])* pub $inner: $inner_type,)*
+            $($(#[$other_doc])* pub(super) $other: $other_type,)*
+        }
 
         impl $table {
             /// The spellings of the keys.
@@ -47,7 +51,7 @@ macro_rules! table {
 
         impl Default for $table {
             fn default() -> $table {
-                $table { $($field: $default,)* $($inner: <_>::default(),)* }
+                $table { $($field: $default,)* $($inner: <_>::default(),)* $($other: <_>::default(),)* }
             }
         }
     };
@@ -159,6 +163,8 @@ table! {
         /// The pools, by name. There must be one called `default`.
         "Pool" pool: BTreeMap<String, PoolConfig>;
     }
+    /// How each key that was given was written.
+    spelt: Spelt;
 }
 
 table! {

@@ -61,7 +61,7 @@ impl Config {
             section.iter().try_for_each(|(key, given)| pool.set(key, given))?;
             Ok(pool)
         }
-        let mut config = Config::default();
+        let mut config = Config { spelt: sources.spelt(), ..Config::default() };
         sources.top.iter().try_for_each(|(key, given)| config.set(key, given))?;
         config.admin_redis = sources.admin_redis.as_ref().map(pool).transpose()?;
         for (name, section) in &sources.pools {
@@ -74,6 +74,12 @@ impl Config {
             config.accounts.insert(user.clone(), Secret::read(password, None)?);
         }
         Ok(config)
+    }
+
+    /// A key as it was written, or the variable that gave it with the key, for messages. `declared` is `Host` or
+    /// `[Pool.default] CA`.
+    pub fn written<'a>(&'a self, declared: &'a str) -> &'a str {
+        self.spelt.0.get(declared).map_or(declared, String::as_str)
     }
 
     /// What is in force, as TOML. Secrets are not shown.

@@ -1,5 +1,6 @@
 //! How the value of a key is read: each type says what it takes, and how what is in force is printed. Knows no key.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -26,6 +27,17 @@ impl fmt::Display for Place {
             Place::Key(table, key) => write!(f, "{table} {key}"),
             Place::Variable(name) => f.write_str(name),
         }
+    }
+}
+
+/// How each key that was given was written, by its table and its declared spelling: `[Pool.default] CA`. Two configurations
+/// that say the same are equal in print, however they were written.
+#[derive(Clone, Default)]
+pub struct Spelt(pub BTreeMap<String, String>);
+
+impl fmt::Debug for Spelt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Spelt(..)")
     }
 }
 

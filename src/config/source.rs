@@ -7,7 +7,7 @@ use toml::{Table, Value};
 
 use super::keys::{Config, PoolConfig};
 use super::service_links::is_service_link;
-use super::setting::{ConfigError, Given, Place, table_of};
+use super::setting::{ConfigError, Given, Place, Spelt, table_of};
 
 const ENV_PREFIX: &str = "DORMOUSE_";
 /// Variables with our prefix that are not keys: those of the command line.
@@ -78,21 +78,30 @@ fn nearest(keys: &[&'static str], word: &str) -> Option<&'static str> {
     (distance <= 1 + key.len() / 4).then_some(key)
 }
 
-/// The error about a key of the file that there is none of. A text is not shown: it may be a password.
+/// Whether a key of this name may hold a secret, rightly spelt or not.
+fn may_be_secret(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    ["pass", "pw", "secret"].iter().any(|part| key.contains(part))
+}
+
+/// The error about a key of the file that there is none of. A text is not shown: it may be a password. Nor is a number in
+/// the place of one.
 fn unknown_key(given: &Given, keys: &[&'static str], others: &[&'static str], key: &str) -> ConfigError {
     let at_top = matches!(&given.place, Place::Key(table, _) if table.is_empty());
+    let near = nearest(keys, key);
+    let shown = !given.value.is_str() && !may_be_secret(key) && !near.is_some_and(may_be_secret);
     let hint = if let Some(key) = spelling(others, key) {
         if at_top {
             format!("{key} belongs to a pool, as in [Pool.default]")
         } else {
             format!("{key} belongs before all tables")
         }
-    } else if let Some(near) = nearest(keys, key) {
+    } else if let Some(near) = near {
         format!("did you mean {near}?")
     } else {
         "docs/configuration.md has the keys".to_owned()
     };
-    given.refused(!given.value.is_str(), format!("there is no such key; {hint}"))
+    given.refused(shown, format!("there is no such key; {hint}"))
 }
 
 impl Sources {
@@ -177,6 +186,27 @@ impl Sources {
             }
         }
         Ok(())
+    }
+}
+
+impl Sources {
+    /// How each key was written, by its table and its declared spelling.
+    pub fn spelt(&self) -> Spelt {
+        let pools = self.pools.iter().map(|(name, section)| (format!("[Pool.{name}]"), section));
+        let admin = self.admin_redis.iter().map(|section| ("[AdminRedis]".to_owned(), section));
+        let tables = std::iter::once((String::new(), &self.top)).chain(pools).chain(admin);
+        let of = |(table, section): (String, &Section)| -> Vec<(String, String)> {
+            let named = |(key, given): (&&str, &Given)| {
+                let declared = Place::Key(table.clone(), (*key).to_owned()).to_string();
+                let written = match &given.place {
+                    Place::Variable(name) => format!("{name} ({declared})"),
+                    place => place.to_string(),
+                };
+                (declared, written)
+            };
+            section.iter().map(named).collect()
+        };
+        Spelt(tables.flat_map(of).collect())
     }
 }
 

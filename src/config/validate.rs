@@ -14,6 +14,19 @@ fn written(section: &Section, key: &str, in_force: impl std::fmt::Display) -> St
     section.get(key).map_or_else(|| format!("{key} = {in_force}"), Given::shown)
 }
 
+/// What was given for a key, unless it is empty.
+fn set<'a>(section: &'a Section, key: &str) -> Option<&'a Given> {
+    section.get(key).filter(|given| !given.is_empty())
+}
+
+/// The error about the value of a key of this table.
+fn wrong(table: &str, section: &Section, key: &str, wanted: impl std::fmt::Display) -> ConfigError {
+    match section.get(key) {
+        Some(given) => given.wrong(wanted),
+        None => ConfigError(format!("{table} {key}: {wanted}")),
+    }
+}
+
 impl Config {
     /// The first thing that is wrong.
     pub(super) fn validate(&self, sources: &Sources) -> Result<(), ConfigError> {
@@ -27,11 +40,8 @@ impl Config {
                 "{ttl} is shorter than {delay}: such jobs would end before they are due"
             )));
         }
-        let pairs = [
-            (&self.tls_cert, "TLSCert", &self.tls_key, "TLSKey"),
-            (&self.admin_tls_cert, "AdminTLSCert", &self.admin_tls_key, "AdminTLSKey"),
-        ];
-        pairs.into_iter().try_for_each(|pair| in_pairs("", pair))?;
+        in_pairs(&sources.top, ["TLSCert", "TLSKey"])?;
+        in_pairs(&sources.top, ["AdminTLSCert", "AdminTLSKey"])?;
         self.validate_pools(sources)?;
         self.validate_places(sources)?;
         validate_files(sources)
@@ -54,8 +64,11 @@ impl Config {
             }
         }
         if let Some(user) = self.read_only_accounts.keys().find(|user| self.accounts.contains_key(*user)) {
+            let of = &sources.read_only_accounts;
+            let given = of.given.get(user).or(of.files.get(user));
+            let place = given.map_or_else(String::new, |given| given.place.to_string());
             return Err(ConfigError(format!(
-                "[ReadOnlyAccounts] {user}: the user is in [Accounts] too: leave it out of one of them"
+                "{place}: the user is in [Accounts] too: leave it out of one of them"
             )));
         }
         if self.accounts.is_empty() && !self.read_only_accounts.is_empty() {
@@ -111,32 +124,33 @@ impl Config {
             if PoolName::parse(name).is_err() {
                 return err(format!("[Pool.{name}]: a pool's name is letters, digits, - and _"));
             }
-            pool.validate(&format!("[Pool.{name}]"), sources.pools.get(name).unwrap_or(&none))?;
+            let table = format!("[Pool.{name}]");
+            let given = sources.pools.get(name).unwrap_or(&none);
+            pool.validate(&table, given)?;
             if pool.layout() == Layout::Compact {
                 let db = pool.db.to_string();
-                let place =
-                    (pool.addr.as_deref(), &pool.cluster, pool.master_name.as_deref(), db, pool.prefix(name));
-                if places.contains(&place) {
-                    return err(format!(
-                        "[Pool.{name}]: another pool has its {} and its Prefix already",
-                        pool.addr.as_ref().map_or("Cluster", |_| "Addr")
-                    ));
+                let prefix = pool.prefix(name);
+                let place = (pool.addr.as_deref(), &pool.cluster, pool.master_name.as_deref(), db, prefix);
+                if let Some((other, _)) = places.iter().find(|(_, at)| *at == place) {
+                    let same = pool.addr.as_ref().map_or("Cluster", |_| "Addr");
+                    let line = format!("[Pool.{other}] has the same {same} and the same Prefix, {prefix:?}");
+                    return err(format!("{table}: {line}: each pool needs a Prefix of its own"));
                 }
-                places.push(place);
+                places.push((name, place));
             }
             if let Some(to) = &pool.migrate_to {
-                match self.pool.get(to) {
-                    None => return err(format!("[Pool.{name}]: MigrateTo names {to:?}, which is no pool")),
-                    Some(_) if to == name => {
-                        return err(format!("[Pool.{name}]: MigrateTo names the pool itself"));
-                    }
+                let others: Vec<_> =
+                    self.pool.keys().filter(|other| *other != name).map(|o| quoted(o)).collect();
+                let why = match self.pool.get(to) {
+                    None if others.is_empty() => "there is no other pool".to_owned(),
+                    None => format!("there is no such pool; the others are {}", others.join(", ")),
+                    Some(_) if to == name => "the pool itself: another one is wanted".to_owned(),
                     Some(next) if next.migrate_to.is_some() => {
-                        return err(format!(
-                            "[Pool.{name}]: MigrateTo names {to:?}, which migrates itself; name the last pool"
-                        ));
+                        "that pool migrates itself: name the last one".to_owned()
                     }
-                    Some(_) => {}
-                }
+                    Some(_) => continue,
+                };
+                return Err(wrong(&table, given, "MigrateTo", why));
             }
         }
         match (&self.admin_redis, &sources.admin_redis) {
@@ -183,16 +197,15 @@ impl Config {
                 return Err(ConfigError(format!("{said}: {why}")));
             }
             let path = resolved(path);
-            for (other, at) in &seen {
+            for (n, (other, at)) in seen.iter().enumerate() {
                 let how = match (path == *at, path.starts_with(at), at.starts_with(&path)) {
                     (true, ..) => "is the directory of",
                     (_, true, _) => "is inside of",
                     (.., true) => "is around",
                     _ => continue,
                 };
-                // Logs may stand beside directories of pools, and around them.
-                let logs = |said: &&String| said.to_ascii_lowercase().replace('_', "").contains("logdir");
-                if logs(other) && how == "is inside of" {
+                // Logs, whose directory is the first, may stand around those of pools.
+                if n == 0 && self.log_dir.is_some() && how == "is inside of" {
                     continue;
                 }
                 return Err(ConfigError(format!(
@@ -213,7 +226,7 @@ fn validate_files(sources: &Sources) -> Result<(), ConfigError> {
     const OF_SERVER: [&str; 6] =
         ["SecretKeyFile", "PushCA", "TLSCert", "TLSKey", "AdminTLSCert", "AdminTLSKey"];
     let of = |section, keys: &[&'static str]| -> Vec<&Given> {
-        keys.iter().filter_map(|key| Section::get(section, key)).filter(|given| !given.is_empty()).collect()
+        keys.iter().filter_map(|key| set(section, key)).collect()
     };
     let stores = sources.pools.values().chain(&sources.admin_redis);
     let of_stores = stores.flat_map(|section| of(section, &["CA", "Cert", "Key"]));
@@ -254,17 +267,27 @@ fn may_meet(one: &str, other: &str) -> bool {
 }
 
 /// A certificate and its key are there both or neither.
-fn in_pairs(
-    section: &str,
-    (cert, cert_key, key, key_key): (&Option<PathBuf>, &str, &Option<PathBuf>, &str),
-) -> Result<(), ConfigError> {
-    let (there, missing) = match (cert, key) {
-        (Some(_), None) => (cert_key, key_key),
-        (None, Some(_)) => (key_key, cert_key),
+fn in_pairs(section: &Section, [cert, key]: [&str; 2]) -> Result<(), ConfigError> {
+    let (there, missing) = match (set(section, cert), set(section, key)) {
+        (Some(there), None) => (there, key),
+        (None, Some(there)) => (there, cert),
         _ => return Ok(()),
     };
-    let section = if section.is_empty() { String::new() } else { format!("{section} ") };
-    Err(ConfigError(format!("{section}{there} is set and {missing} is not: both are needed")))
+    Err(ConfigError(format!("{} is set and {missing} is not: both are needed", there.shown())))
+}
+
+/// The error about two keys of which a store has one.
+fn not_both(table: &str, section: &Section, keys: [&str; 2], why: &str) -> ConfigError {
+    let [one, other] = keys;
+    let shown = |key: &str| match section.get(key) {
+        // A URL in the place of an address may hold a password.
+        Some(given) if key == "Path" || given.text().is_some_and(|text| !text.contains(['@', '/'])) => {
+            given.shown()
+        }
+        Some(given) => given.place.to_string(),
+        None => format!("{table} {key}"),
+    };
+    ConfigError(format!("{}, {}: both {one} and {other} are set: {why}", shown(one), shown(other)))
 }
 
 fn is_prefix(s: &str) -> bool {
@@ -324,23 +347,22 @@ impl PoolConfig {
     }
 
     fn validate_cluster(&self, section: &str, given: &Section) -> Result<(), ConfigError> {
-        let err = |line: &str| Err(ConfigError(format!("{section}: {line}")));
+        let wrong = |key, line| Err(wrong(section, given, key, line));
+        let not_both = |keys, why| Err(not_both(section, given, keys, why));
         if self.addr.is_some() {
-            return err("both Addr and Cluster are set: a pool is a Redis or a Redis Cluster");
+            return not_both(["Addr", "Cluster"], "a pool is a Redis or a Redis Cluster");
         }
         if self.path.is_some() {
-            return err("both Path and Cluster are set: a pool is a directory or a Redis Cluster");
+            return not_both(["Path", "Cluster"], "a pool is a directory or a Redis Cluster");
         }
         if self.master_name.is_some() {
-            return err(
-                "MasterName belongs to Addr: a cluster has no Sentinels, leave it out beside Cluster",
-            );
+            return wrong("MasterName", "a cluster has no Sentinels, leave it out beside Cluster");
         }
         if self.db != 0 {
-            return err("DB is not 0: a Redis Cluster has no other, leave it out beside Cluster");
+            return wrong("DB", "a Redis Cluster has no database but 0, leave it out beside Cluster");
         }
         if self.layout == Some(Layout::Lmstfy) {
-            return err("Layout is lmstfy, whose keys are in many slots: with Cluster it is compact");
+            return wrong("Layout", "its keys are in many slots: beside Cluster \"compact\" is wanted");
         }
         let place = given
             .get("Cluster")
@@ -363,7 +385,10 @@ impl PoolConfig {
         }
         match (&self.addr, &self.path) {
             (None, None) if !self.cluster.is_empty() => {}
-            (Some(_), Some(_)) => return err("both Addr and Path are set: a pool is a Redis or a directory"),
+            (Some(_), Some(_)) => {
+                let why = "a pool is a Redis or a directory";
+                return Err(not_both(section, given, ["Addr", "Path"], why));
+            }
             (None, None) if section == "[AdminRedis]" => return err("Addr is not set: write host:port"),
             (None, None) => {
                 return err(
@@ -390,10 +415,7 @@ impl PoolConfig {
             return Err(given.refused(!is_secret, format!("{kind} {key}")));
         }
         let compact = self.layout() == Layout::Compact;
-        let wrong = |key: &str, line: &str| match given.get(key) {
-            Some(given) => Err(given.wrong(line)),
-            None => err(line),
-        };
+        let wrong = |key: &str, line: &str| Err(wrong(section, given, key, line));
         match self.partitions {
             Some(_) if !compact => return wrong("Partitions", "it belongs to Layout = \"compact\""),
             Some(partitions) if !partitions.is_power_of_two() => {
@@ -449,21 +471,20 @@ impl PoolConfig {
 
     /// Who the server is to the Redis, and how it knows the Redis.
     fn validate_logins(&self, section: &str, given: &Section) -> Result<(), ConfigError> {
-        let set = |key: &str| given.get(key).filter(|given| !given.is_empty());
+        let set = |key: &str| set(given, key);
         if !self.tls
             && let Some(given) = ["CA", "Cert", "Key"].into_iter().find_map(set)
         {
             return Err(given.wrong("it belongs to TLS = true"));
         }
-        in_pairs(section, (&self.cert, "Cert", &self.key, "Key"))?;
+        in_pairs(given, ["Cert", "Key"])?;
         for (user, user_key, password, key) in [
             (&self.username, "Username", &self.password, "Password"),
             (&self.sentinel_username, "SentinelUsername", &self.sentinel_password, "SentinelPassword"),
         ] {
             if user.is_some() && password.is_none() {
-                return Err(ConfigError(format!(
-                    "{section} {user_key} is set and {key} is not: both are needed"
-                )));
+                let user = written(given, user_key, section);
+                return Err(ConfigError(format!("{user} is set and {key} is not: both are needed")));
             }
         }
         let sentinels = ["SentinelPassword", "SentinelPasswordFile", "SentinelUsername"];

@@ -319,6 +319,7 @@ mod tests {
         let engine = metrics.engine.pool(&pool);
         engine.counters.publish_jobs.inc();
         engine.published(&queue("q"), 2);
+        engine.waits_for_replicas();
         let of = QueueFigures {
             queue: &queue("q"),
             ready: 4,
@@ -342,6 +343,7 @@ mod tests {
             r#"infra_lmstfy_redis_queue_sizes{namespace="ns",pool="default",queue="q"} 4"#,
             r#"infra_lmstfy_redis_deadletter_sizes{namespace="ns",pool="default",queue="q"} 5"#,
             r#"infra_lmstfy_redis_used_mem_bytes{pool="default"} 6"#,
+            r#"dormouse_cluster_wait_seconds_count{pool="default"} 0"#,
             r#"le="15""#,
             r#"le="37.5""#,
         ] {

@@ -254,6 +254,11 @@ impl PoolMetrics {
         disk.sync_calls.observe(calls as f64);
     }
 
+    /// Calls wait for replicas: the series of that is born.
+    pub fn waits_for_replicas(&self) {
+        let _ = self.stores.wait_seconds.with_label_values(&[self.pool.as_str()]);
+    }
+
     /// A call was answered so long after it was sent, since replicas had to have it too.
     pub fn waited(&self, took: Duration) {
         self.stores.wait_seconds.with_label_values(&[self.pool.as_str()]).observe(took.as_secs_f64());

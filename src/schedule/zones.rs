@@ -54,7 +54,7 @@ impl Zones {
 
     /// All zones of a directory such as `/usr/share/zoneinfo`. The error says what is wrong with it.
     pub fn directory(path: &Path) -> Result<Zones, String> {
-        let wrong = |why: &str| format!("ZoneInfo: {}: {why}", path.display());
+        let wrong = |why: &str| format!("{}: {why}", path.display());
         let database = TimeZoneDatabase::from_dir(path).map_err(|error| wrong(&error.to_string()))?;
         let zones: HashMap<String, TimeZone> = database
             .available()

@@ -89,18 +89,26 @@ pub async fn run(
 ) -> Result<(), ServerError> {
     // A store may take its time to open, and an operator need not wait for it.
     let mut starting = Box::pin(Server::start(config, options));
+    let mut reload = false;
     let server = loop {
         tokio::select! {
             biased;
-            Some(signal) = signals.recv() => if let Signal::Stop(by) = signal {
-                tracing::info!(by, "stopped before the stores were open");
-                notify::stopping(STOP);
-                return Ok(());
+            Some(signal) = signals.recv() => match signal {
+                Signal::Stop(by) => {
+                    tracing::info!(by, "stopped before the stores were open");
+                    notify::stopping(STOP);
+                    return Ok(());
+                }
+                // Both ports answer by now, with what was read before.
+                Signal::Reload => reload = true,
             },
             server = &mut starting => break server?,
         }
     };
     drop(starting);
+    if reload {
+        server.tls.reload();
+    }
     server.run(signals).await
 }
 

@@ -14,7 +14,7 @@ use crate::push::client::{self, Client, Proxy};
 use crate::push::encrypted::SecretKeys;
 use crate::push::names::SystemResolver;
 use crate::schedule::Zones;
-use crate::tls::{ClientTls, Identity, add_roots, system_roots};
+use crate::tls::{ClientTls, Identity, add_roots, certificates_of, system_roots};
 
 /// What is read and checked before anything is opened.
 pub struct Prepared<C> {
@@ -37,18 +37,23 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Reads the files. The error names the key and the file.
+    /// Reads the files. The error names the key, as it was written, and the file.
     pub fn read(config: &Config) -> Result<Tls, String> {
         let mut tls = Tls::default();
-        tls.api = tls.identity("TLSCert", (&config.tls_cert, &config.tls_key))?;
-        tls.admin = tls.identity("AdminTLSCert", (&config.admin_tls_cert, &config.admin_tls_key))?;
+        let names = ["TLSCert", "TLSKey"].map(|key| config.written(key));
+        tls.api = tls.identity(names, (&config.tls_cert, &config.tls_key))?;
+        let names = ["AdminTLSCert", "AdminTLSKey"].map(|key| config.written(key));
+        tls.admin = tls.identity(names, (&config.admin_tls_cert, &config.admin_tls_key))?;
         let pools = config.pool.iter().map(|(name, pool)| (format!("[Pool.{name}]"), pool));
         let admin = config.admin_redis.iter().map(|admin| ("[AdminRedis]".to_owned(), admin));
         for (section, pool) in pools.chain(admin).filter(|(_, pool)| pool.tls) {
-            let identity = tls.identity(&format!("{section} Cert"), (&pool.cert, &pool.key))?;
+            let [cert, key, ca] = ["Cert", "Key", "CA"].map(|key| format!("{section} {key}"));
+            let names = [&cert, &key].map(|key| config.written(key));
+            let identity = tls.identity(names, (&pool.cert, &pool.key))?;
             let mut roots = RootCertStore::empty();
             match &pool.ca {
-                Some(ca) => add_roots(&mut roots, ca).map_err(|error| format!("{section} CA: {error}"))?,
+                Some(file) => add_roots(&mut roots, file)
+                    .map_err(|error| format!("{}: {error}", config.written(&ca)))?,
                 None => {
                     roots = system_roots(&format!("{section} trusts no Redis; name its authority with CA"))
                 }
@@ -60,12 +65,14 @@ impl Tls {
 
     fn identity(
         &mut self,
-        what: &str,
+        [of_certificates, of_key]: [&str; 2],
         files: (&Option<PathBuf>, &Option<PathBuf>),
     ) -> Result<Option<Arc<Identity>>, String> {
         let (Some(certificates), Some(key)) = files else { return Ok(None) };
-        let identity = Identity::read(certificates, key).map_err(|error| format!("{what}: {error}"))?;
-        self.identities.push((what.to_owned(), identity.clone()));
+        // What is wrong after that is wrong with the key.
+        certificates_of(certificates).map_err(|error| format!("{of_certificates}: {error}"))?;
+        let identity = Identity::read(certificates, key).map_err(|error| format!("{of_key}: {error}"))?;
+        self.identities.push((of_certificates.to_owned(), identity.clone()));
         Ok(Some(identity))
     }
 
@@ -84,17 +91,21 @@ impl Tls {
 
 /// Reads the files that the configuration names.
 pub fn prepare(config: &Config) -> Result<Prepared<impl FnOnce(usize) -> Client + use<>>, ServerError> {
+    let wrong =
+        |key: &str, error: String| ServerError::Configuration(format!("{}: {error}", config.written(key)));
     let keys = config.secret_key_file.as_deref().map(SecretKeys::read).transpose();
-    let keys = keys.map_err(|e| ServerError::Configuration(format!("SecretKeyFile: {e}")))?;
+    let keys = keys.map_err(|error| wrong("SecretKeyFile", error))?;
     let push = push_client(config).map_err(ServerError::Configuration)?;
     let tls = Tls::read(config).map_err(ServerError::Configuration)?;
     let trusted = TrustedProxies::new(&config.trusted_proxies);
-    let trusted = trusted.map_err(|e| ServerError::Configuration(format!("TrustedProxies: {e}")))?;
+    let trusted = trusted.map_err(|error| wrong("TrustedProxies", error))?;
     let zones = config.zone_info.as_deref().map_or_else(|| Ok(Zones::bundled()), Zones::directory);
-    let zones = Arc::new(zones.map_err(ServerError::Configuration)?);
+    let zones = Arc::new(zones.map_err(|error| wrong("ZoneInfo", error))?);
     if zones.get(&config.dashboard_zone).is_err() {
-        let text = format!("DashboardZone = {:?}: there is no such time zone", config.dashboard_zone);
-        return Err(ServerError::Configuration(text));
+        let zone = &config.dashboard_zone;
+        let text =
+            format!("{zone:?} is no time zone of this server: a name like \"Europe/Berlin\" is wanted");
+        return Err(wrong("DashboardZone", text));
     }
     Ok(Prepared { keys, push, tls, trusted: Arc::new(trusted), zones })
 }
@@ -103,10 +114,14 @@ pub fn prepare(config: &Config) -> Result<Prepared<impl FnOnce(usize) -> Client 
 /// opened.
 fn push_client(config: &Config) -> Result<(Arc<AddressGuard>, impl FnOnce(usize) -> Client + use<>), String> {
     let https_only = config.push_https == PushHttps::Only;
-    let guard = AddressGuard::new(&config.push_allow, https_only).map_err(|e| format!("PushAllow: {e}"))?;
+    let wrong = |key: &str, error: String| format!("{}: {error}", config.written(key));
+    let guard =
+        AddressGuard::new(&config.push_allow, https_only).map_err(|error| wrong("PushAllow", error))?;
     let guard = Arc::new(guard);
-    let proxy = config.push_proxy.as_ref().map(Secret::reveal).map(Proxy::parse).transpose()?;
-    let roots = client::roots(config.push_ca.as_deref())?;
+    let proxy = config.push_proxy.as_ref().map(Secret::reveal).map(Proxy::parse).transpose();
+    let of_proxy = if config.push_proxy_file.is_some() { "PushProxyFile" } else { "PushProxy" };
+    let proxy = proxy.map_err(|error| wrong(of_proxy, error))?;
+    let roots = client::roots(config.push_ca.as_deref()).map_err(|error| wrong("PushCA", error))?;
     let resolver = SystemResolver::new().map_err(|e| format!("no threads to look up names: {e}"))?;
     let of = guard.clone();
     Ok((guard, move |connections| Client::new(of, Arc::new(resolver), proxy, roots, connections)))

@@ -156,6 +156,9 @@ pub async fn open_stores(
                 opened
             }
         };
+        if pool.wait_replicas > 0 {
+            metrics.engine.pool(&name).waits_for_replicas();
+        }
         stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, &name, metrics)));
         stores.failures.push((format!("pool {name}"), failed_for_good));
         stores.outages.insert(name, outage);

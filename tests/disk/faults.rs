@@ -27,6 +27,7 @@ const TTR: Duration = Duration::from_secs(600);
 /// The number of this error, as Linux has it.
 const EROFS: i32 = 30;
 const ENOSPC: i32 = 28;
+const EMFILE: i32 = 24;
 
 /// Runs the test `child` of this program with the shim, in a directory of its own. It must end well.
 fn with_faults(child: &str) {
@@ -93,6 +94,13 @@ fn largest_table(dir: &Path) -> (PathBuf, u64) {
     walk(dir, &mut found);
     let (len, path) = found.into_iter().max().expect("there are tables");
     (path, len)
+}
+
+/// The largest table of this keyspace.
+fn table_of(path: &Path, keyspace: &str) -> PathBuf {
+    let dir = path.join("trees").join(keyspace).join("tables");
+    let tables = std::fs::read_dir(dir).expect("listed").flatten().map(|entry| entry.path());
+    tables.max_by_key(|path| path.metadata().expect("it is there").len()).expect("a table")
 }
 
 fn disk_options(path: &Path) -> DiskOptions {
@@ -457,6 +465,60 @@ fn a_start_syncs_what_it_relies_on() {
     with_faults("child_syncs_at_the_start");
 }
 
+/// A repair opens the trees too, and lsm-tree deletes the older lists of tables then: not before the newest one lasts.
+#[tokio::test]
+async fn child_syncs_of_a_repair() {
+    let Some(dir) = child() else { return };
+    let path = dir.join("pool");
+    let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
+    publish(&engine, &queue("q"), 0..10, 100).await;
+    engine.close().await;
+    let older = path.join("trees/ready/v4711");
+    std::fs::write(&older, "what a power cut would bring back").expect("written");
+    fail(&dir, "sync", EIO, "pool/trees/ready", None);
+    let repaired = repair(&path, false);
+    assert!(matches!(repaired, Err(OpenError::Io(..))), "the disk has failed: {repaired:?}");
+    assert!(older.exists(), "nothing was deleted before the sync");
+    heal(&dir);
+    assert!(repair(&path, false).expect("it can be judged").opens(), "nothing is damaged");
+}
+
+#[test]
+fn a_repair_syncs_the_lists_of_tables_before_older_ones_go() {
+    with_faults("child_syncs_of_a_repair");
+}
+
+/// Guards against a list that is given up, and all its jobs' tries with it, because the machine had no file left to open.
+#[tokio::test]
+async fn child_too_many_open_files() {
+    let Some(dir) = child() else { return };
+    let (q, path) = (queue("q"), dir.join("pool"));
+    let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
+    let many = NewJob { tries: NonZeroU16::new(7).expect("not 0"), ..job(&q, 0) };
+    for from in (0..600).step_by(60) {
+        let jobs = (from..from + 60).map(|n| NewJob { id: id(n), ..many.clone() });
+        engine.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
+    }
+    engine.close().await;
+    RawStore::open(&path).expect("it was closed").write_out().expect("written out");
+    let table = table_of(&path, "ready");
+    let middle = table.metadata().expect("it is there").len() / 3;
+    fail(&dir, "pread", EMFILE, table.to_str().expect("UTF-8"), Some(middle));
+    let repaired = repair(&path, true);
+    assert!(matches!(repaired, Err(OpenError::Io(..))), "the list is not damaged: {repaired:?}");
+    heal(&dir);
+    let engine = DiskEngine::open(disk_options(&path)).expect("nothing is damaged");
+    let first = take(&engine, &q, 1, TTR).await;
+    assert_eq!(first[0].tries_left, 6, "the list is as it was");
+    assert_eq!(engine.ready(&q).await.expect("size"), 599, "so are the other jobs");
+    engine.close().await;
+}
+
+#[test]
+fn a_repair_takes_no_other_error_for_damage() {
+    with_faults("child_too_many_open_files");
+}
+
 /// A disk that is full when the store is opened.
 #[tokio::test]
 async fn child_full_at_the_start() {
@@ -565,9 +627,7 @@ fn a_thread_that_writes_out_and_fails_poisons_the_store() {
 /// Ten bytes in the middle of a table of this keyspace are another's.
 fn damage(path: &Path, keyspace: &str) {
     RawStore::open(path).expect("it was closed").write_out().expect("written out");
-    let dir = path.join("trees").join(keyspace);
-    let table = std::fs::read_dir(dir.join("tables")).expect("listed").flatten().map(|entry| entry.path());
-    let table = table.max_by_key(|path| path.metadata().expect("it is there").len()).expect("a table");
+    let table = table_of(path, keyspace);
     let mut bytes = std::fs::read(&table).expect("read");
     let middle = bytes.len() / 3;
     bytes[middle..middle + 10].iter_mut().for_each(|byte| *byte ^= 0x55);

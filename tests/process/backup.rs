@@ -235,25 +235,15 @@ async fn one_at_a_time_and_a_copy_does_not_outlive_its_asker() {
     assert!(!copy.exists(), "the start has");
 }
 
-/// Guards against a version that cannot read what this one wrote: tests/golden has a directory of each released format.
+/// Guards against a version that cannot read what this one wrote: tests/golden has a directory of its format.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_directory_of_each_format_opens() {
-    for format in [5, 6] {
-        opens(format).await;
-    }
-}
-
-async fn opens(format: u32) {
+async fn a_directory_of_this_format_opens() {
     let dir = TempDir::new().expect("a temporary directory");
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/format-{format}.tar"));
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/format-{FORMAT}.tar"));
     std::fs::create_dir(dir.path().join("jobs")).expect("a directory");
     let tar = Command::new("tar").arg("xf").arg(golden).args(["-C", "jobs"]).current_dir(dir.path()).status();
     assert!(tar.expect("tar runs").success(), "tar reads it");
     let mut process = start(dir.path(), "jobs", "");
-    if format < FORMAT {
-        let line = process.line_with("from_format");
-        assert!(line.contains(&format!("to_format={FORMAT}")), "it is taken over: {line}");
-    }
     let (api, admin) = (process.address("api"), process.address("admin"));
     let token = "01GOLDENGOLDENGOLDENGOLDEN";
     let ask = async |port: &str, path: &str| -> Value {
@@ -268,25 +258,22 @@ async fn opens(format: u32) {
     };
     let queues = ask(&api, "/api/ns").await;
     let found: Vec<_> = queues["queues"].as_array().expect("queues").iter().map(figures).collect();
-    let attributed = (format >= 6).then_some(("attributed", [1, 0, 0, 0], false));
-    let want = attributed.into_iter().chain([
+    let want = [
+        ("attributed", [1, 0, 0, 0], false),
         ("dead", [0, 0, 0, 3], false),
         ("delayed", [0, 6, 0, 0], false),
         ("paused", [0; 4], true),
         ("ready", [29, 0, 1, 0], false),
-    ]);
-    let want: Vec<_> = want.map(|(name, jobs, paused)| (name.to_owned(), jobs, paused)).collect();
-    assert_eq!(found, want, "{queues}");
-    if format >= 6 {
-        let job = ask(&api, "/api/ns/attributed/peek").await;
-        assert_eq!(job["attributes"]["origin"], "golden", "{job}");
-        let list = ask(&api, "/api/ns/_schedules").await;
-        let named: Vec<_> =
-            list["schedules"].as_array().expect("schedules").iter().map(|one| &one["name"]).collect();
-        assert_eq!(named, ["daily", "pulse"], "{list}");
-        let daily = ask(&api, "/api/ns/_schedules/daily").await;
-        assert_eq!((&daily["data"], &daily["cron"]), (&json!("Z29sZGVu"), &json!("0 8 * * *")), "{daily}");
-    }
+    ];
+    assert_eq!(found, want.map(|(name, jobs, paused)| (name.to_owned(), jobs, paused)), "{queues}");
+    let job = ask(&api, "/api/ns/attributed/peek").await;
+    assert_eq!(job["attributes"]["origin"], "golden", "{job}");
+    let list = ask(&api, "/api/ns/_schedules").await;
+    let named: Vec<_> =
+        list["schedules"].as_array().expect("schedules").iter().map(|one| &one["name"]).collect();
+    assert_eq!(named, ["daily", "pulse"], "{list}");
+    let daily = ask(&api, "/api/ns/_schedules/daily").await;
+    assert_eq!((&daily["data"], &daily["cron"]), (&json!("Z29sZGVu"), &json!("0 8 * * *")), "{daily}");
     let job = ask(&api, "/api/ns/ready").await;
     assert_eq!(job["data"], "am9iIDE=", "{job}");
     let dead = ask(&api, "/api/ns/dead/jobs?state=dead&limit=1").await;

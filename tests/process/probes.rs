@@ -165,6 +165,14 @@ async fn a_start_waits_for_a_store_and_both_ports_answer_meanwhile() {
             assert!(said.text.contains("the server is starting"), "{method} {path}: {said:?}");
         }
     }
+    let asked = Client::new().get(format!("http://{api}/nothing")).header("X-Request-ID", "mine.1");
+    let answer = asked.send().await.expect("it answers");
+    assert_eq!(answer.headers().get("x-request-id").map(|id| id.as_bytes()), Some(&b"mine.1"[..]));
+    let text = answer.text().await.expect("a body");
+    assert_eq!(text, r#"{"error":"the server is starting","request_id":"mine.1"}"#);
+    // A publish that is larger than what a connection holds.
+    let large = Client::new().put(format!("http://{api}/api/ns/q")).body(vec![b'x'; 4 << 20]);
+    assert_eq!(large.send().await.expect("no reset connection").status().as_u16(), 503);
     assert!(redis.launch(), "the Redis starts on its port");
     process.line_with("serving");
     assert_eq!(ask("GET", &api, "/ready").await.status, 200, "it is ready");

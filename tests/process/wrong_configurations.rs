@@ -28,6 +28,11 @@ const ROWS: &[Row] = &[
         &[],
         "[Pool.default] Pasword: there is no such key; did you mean Password?",
     ),
+    (
+        "[Pool.default]\nPath = 'jobs'\nPaswrd = 4711",
+        &[],
+        "[Pool.default] Paswrd: there is no such key; did you mean Password?",
+    ),
     ("Port = 1\nport = 2\n$DISK", &[], "Port and port are the same key: leave one out"),
     ("Port = = 1", &[], "c.toml: line 1 is no TOML: extra `=`, expected nothing"),
     ("Port = 70000\n$DISK", &[], "Port = 70000: a whole number from 0 to 65535 is wanted"),
@@ -111,7 +116,7 @@ const ROWS: &[Row] = &[
         &[],
         "PushAllow: \"10.0.0.0/99\" is no network like \"10.0.0.0/8\", no address and no host name",
     ),
-    ("PushProxy = 'ann:hush@h'\n$DISK", &[], "PushProxy should be like \"http://proxy.example:3128\""),
+    ("PushProxy = 'ann:hush@h'\n$DISK", &[], "PushProxy: a URL like \"http://proxy.example:3128\" is wanted"),
     (
         "PushCA = 'missing.pem'\n$DISK",
         &[],
@@ -122,8 +127,33 @@ const ROWS: &[Row] = &[
         &[],
         "SecretKeyFile = \"missing.keys\": the file cannot be read: No such file or directory (os error 2)",
     ),
-    ("TLSCert = 'a.pem'\n$DISK", &[], "TLSCert is set and TLSKey is not: both are needed"),
-    ("AdminTLSKey = 'a.pem'\n$DISK", &[], "AdminTLSKey is set and AdminTLSCert is not: both are needed"),
+    ("TLSCert = 'a.pem'\n$DISK", &[], "TLSCert = \"a.pem\" is set and TLSKey is not: both are needed"),
+    (
+        "admintlskey = 'a.pem'\n$DISK",
+        &[],
+        "admintlskey = \"a.pem\" is set and AdminTLSCert is not: both are needed",
+    ),
+    ("TLSCert = 'file'\nTLSKey = 'file'\n$DISK", &[], "TLSCert: file: there is no certificate in it"),
+    (
+        "TrustedProxies = ['10.0.0.0/40']\n$DISK",
+        &[],
+        "TrustedProxies: \"10.0.0.0/40\" is no network like \"10.0.0.0/8\" and no address",
+    ),
+    (
+        "DashboardZone = 'Berlin'\n$DISK",
+        &[],
+        "DashboardZone: \"Berlin\" is no time zone of this server: a name like \"Europe/Berlin\" is wanted",
+    ),
+    (
+        "zoneinfo = 'there'\n$DISK",
+        &[],
+        "zoneinfo: there: did not find any TZif files in zoneinfo time zone database",
+    ),
+    (
+        "$DISK[Accounts]\nann = 'hush'\n[ReadOnlyAccounts]\nann = 'hush'",
+        &[],
+        "[ReadOnlyAccounts] ann: the user is in [Accounts] too: leave it out of one of them",
+    ),
     (
         "Port = 0",
         &[],
@@ -148,7 +178,7 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nPath = 'jobs'\nAddr = 'h:1'",
         &[],
-        "[Pool.default]: both Addr and Path are set: a pool is a Redis or a directory",
+        "[Pool.default] Addr = \"h:1\", [Pool.default] Path = \"jobs\": both Addr and Path are set: a pool is a Redis or a directory",
     ),
     ("[Pool.default]\nPath = 'file'", &[], "[Pool.default] Path = \"file\": it is a file, and no directory"),
     (
@@ -202,12 +232,30 @@ const ROWS: &[Row] = &[
         "[Pool.default] Path = \"jobs\" is around [Pool.b] Path = \"./jobs/b\": each pool needs a directory of its own",
     ),
     (
+        "[Pool.a]\nPath = 'logdir'\n[Pool.default]\nPath = 'logdir/b'",
+        &[],
+        "[Pool.default] Path = \"logdir/b\" is inside of [Pool.a] Path = \"logdir\": each pool needs a directory of its own",
+    ),
+    (
         "[Pool.default]\nPath = 'a/b'\n[Pool.c]\nPath = 'a'",
         &[],
         "[Pool.default] Path = \"a/b\" is inside of [Pool.c] Path = \"a\": each pool needs a directory of its own",
     ),
-    ("$DISK[Pool.b]\nPath = 'b'\nMigrateTo = 'c'", &[], "[Pool.b]: MigrateTo names \"c\", which is no pool"),
-    ("$DISK[Pool.b]\nPath = 'b'\nMigrateTo = 'b'", &[], "[Pool.b]: MigrateTo names the pool itself"),
+    (
+        "$DISK[Pool.b]\nPath = 'b'\nmigrateto = 'c'",
+        &[],
+        "[Pool.b] migrateto = \"c\": there is no such pool; the others are \"default\"",
+    ),
+    (
+        "$DISK[Pool.b]\nPath = 'b'\nMigrateTo = 'b'",
+        &[],
+        "[Pool.b] MigrateTo = \"b\": the pool itself: another one is wanted",
+    ),
+    (
+        "$DISK[Pool.b]\nPath = 'b'\nMigrateTo = 'c'\n[Pool.c]\nPath = 'c'\nMigrateTo = 'default'",
+        &[],
+        "[Pool.b] MigrateTo = \"c\": that pool migrates itself: name the last one",
+    ),
     (
         "[Pool.default]\nAddr = 'redis://ann:hush@h:6379/1'\n$ADMIN",
         &[],
@@ -301,27 +349,27 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nCluster = ['h:1']\nAddr = 'h:2'\n$ADMIN",
         &[],
-        "[Pool.default]: both Addr and Cluster are set: a pool is a Redis or a Redis Cluster",
+        "[Pool.default] Addr = \"h:2\", [Pool.default] Cluster: both Addr and Cluster are set: a pool is a Redis or a Redis Cluster",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nPath = 'jobs'\n$ADMIN",
         &[],
-        "[Pool.default]: both Path and Cluster are set: a pool is a directory or a Redis Cluster",
+        "[Pool.default] Path = \"jobs\", [Pool.default] Cluster: both Path and Cluster are set: a pool is a directory or a Redis Cluster",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nMasterName = 'm'\n$ADMIN",
         &[],
-        "[Pool.default]: MasterName belongs to Addr: a cluster has no Sentinels, leave it out beside Cluster",
+        "[Pool.default] MasterName = \"m\": a cluster has no Sentinels, leave it out beside Cluster",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nDB = 1\n$ADMIN",
         &[],
-        "[Pool.default]: DB is not 0: a Redis Cluster has no other, leave it out beside Cluster",
+        "[Pool.default] DB = 1: a Redis Cluster has no database but 0, leave it out beside Cluster",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nLayout = 'lmstfy'\n$ADMIN",
         &[],
-        "[Pool.default]: Layout is lmstfy, whose keys are in many slots: with Cluster it is compact",
+        "[Pool.default] Layout = \"lmstfy\": its keys are in many slots: beside Cluster \"compact\" is wanted",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nSync = 'always'\n$ADMIN",
@@ -376,17 +424,17 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nCluster = ['h:1']\n[AdminRedis]\nCluster = ['h:1']\nAddr = 'h:2'",
         &[],
-        "[AdminRedis]: both Addr and Cluster are set: a pool is a Redis or a Redis Cluster",
+        "[AdminRedis] Addr = \"h:2\", [AdminRedis] Cluster: both Addr and Cluster are set: a pool is a Redis or a Redis Cluster",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\n[Pool.b]\nCluster = ['h:1']\nPrefix = 'default'\n$ADMIN",
         &[],
-        "[Pool.default]: another pool has its Cluster and its Prefix already",
+        "[Pool.default]: [Pool.b] has the same Cluster and the same Prefix, \"default\": each pool needs a Prefix of its own",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nUsername = 'ann'\n$ADMIN",
         &[],
-        "[Pool.default] Username is set and Password is not: both are needed",
+        "[Pool.default] Username = \"ann\" is set and Password is not: both are needed",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nSentinelPassword = 'hush'\n$ADMIN",
@@ -401,7 +449,7 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nAddr = 'h:1'\nTLS = true\nCert = 'c.pem'\n$ADMIN",
         &[],
-        "[Pool.default] Cert is set and Key is not: both are needed",
+        "[Pool.default] Cert = \"c.pem\" is set and Key is not: both are needed",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nTLS = true\nCA = 'missing.pem'\n$ADMIN",
@@ -543,14 +591,80 @@ const ROWS: &[Row] = &[
     ),
     ("$DISK", &[("DORMOUSE_PUSH_PROXY_FILE", "empty")], "DORMOUSE_PUSH_PROXY_FILE=empty: the file is empty"),
     ("$DISK", &[("DORMOUSE_LOG_DIR", "file")], "DORMOUSE_LOG_DIR=file: it is a file, and no directory"),
+    (
+        "$DISK",
+        &[("DORMOUSE_TLS_CERT", "file")],
+        "DORMOUSE_TLS_CERT=file is set and TLSKey is not: both are needed",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_ADMIN_TLS_CERT", "file"), ("DORMOUSE_ADMIN_TLS_KEY", "file")],
+        "DORMOUSE_ADMIN_TLS_CERT (AdminTLSCert): file: there is no certificate in it",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_PUSH_ALLOW", "10.0.0.0/99")],
+        "DORMOUSE_PUSH_ALLOW (PushAllow): \"10.0.0.0/99\" is no network like \"10.0.0.0/8\", no address and no host name",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_TRUSTED_PROXIES", "proxy")],
+        "DORMOUSE_TRUSTED_PROXIES (TrustedProxies): \"proxy\" is no network like \"10.0.0.0/8\" and no address",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_PUSH_PROXY", "ann:hush@h")],
+        "DORMOUSE_PUSH_PROXY (PushProxy): a URL like \"http://proxy.example:3128\" is wanted",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_PUSH_PROXY_FILE", "secret")],
+        "DORMOUSE_PUSH_PROXY_FILE (PushProxyFile): a URL like \"http://proxy.example:3128\" is wanted",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_PUSH_CA", "file")],
+        "DORMOUSE_PUSH_CA (PushCA): file: there is no certificate in it",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_DASHBOARD_ZONE", "Berlin")],
+        "DORMOUSE_DASHBOARD_ZONE (DashboardZone): \"Berlin\" is no time zone of this server: a name like \"Europe/Berlin\" is wanted",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nTLS = true\n$ADMIN",
+        &[("DORMOUSE_POOL_DEFAULT_CA", "file")],
+        "DORMOUSE_POOL_DEFAULT_CA ([Pool.default] CA): file: there is no certificate in it",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_POOL_DEFAULT_MIGRATE_TO", "b")],
+        "DORMOUSE_POOL_DEFAULT_MIGRATE_TO=b: there is no other pool",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_POOL_DEFAULT_ADDR", "redis://:hush@h:6379")],
+        "DORMOUSE_POOL_DEFAULT_ADDR, [Pool.default] Path = \"jobs\": both Addr and Path are set: a pool is a Redis or a directory",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\n$ADMIN",
+        &[("DORMOUSE_POOL_DEFAULT_USERNAME", "ann")],
+        "DORMOUSE_POOL_DEFAULT_USERNAME=ann is set and Password is not: both are needed",
+    ),
+    (
+        "$DISK[Accounts]\nann = 'hush'",
+        &[("DORMOUSE_READ_ONLY_ACCOUNTS_ANN_FILE", "secret")],
+        "DORMOUSE_READ_ONLY_ACCOUNTS_ANN_FILE: the user is in [Accounts] too: leave it out of one of them",
+    ),
 ];
 
-/// A directory with a file, an empty one, and one with a secret.
+/// A directory with a file, an empty one, one with a secret, and an empty directory.
 fn dir() -> TempDir {
     let dir = TempDir::new().expect("a temporary directory");
     for (name, text) in [("file", "x"), ("empty", ""), ("secret", "hush\n")] {
         std::fs::write(dir.path().join(name), text).expect("a file");
     }
+    std::fs::create_dir(dir.path().join("there")).expect("a directory");
     dir
 }
 
@@ -581,5 +695,5 @@ fn each_ends_with_exit_code_2_and_a_line_that_says_what_would_do() {
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), ROWS.len(), wrong.join("\n"));
     let left: Vec<_> =
         std::fs::read_dir(dir.path()).expect("it is there").flatten().map(|e| e.file_name()).collect();
-    assert_eq!(left.len(), 4, "nothing was made: {left:?}");
+    assert_eq!(left.len(), 5, "nothing was made: {left:?}");
 }

@@ -47,6 +47,8 @@ pub struct DiskEngine {
     pub(super) lists: Lists,
     /// A count may take long, and takes no list's turn.
     pub(super) counts: Lists,
+    /// A copy is waited for as a list is.
+    pub(super) copies: Lists,
     pub(super) room: Arc<Room>,
     pub(super) pump: usize,
     pub(super) stop: Arc<Stop>,
@@ -130,6 +132,7 @@ impl DiskEngine {
             tables: state.tables.clone(),
             lists: Lists::default(),
             counts: Lists::default(),
+            copies: Lists::default(),
             room: Room::new(&options.path, options.min_free),
             pump: options.pump.max(1),
             stop: Arc::default(),

@@ -90,12 +90,8 @@ impl Backup for DiskEngine {
     async fn copy(&self) -> Result<StoreCopy> {
         // The writer answers when all is committed that was answered before.
         let store = self.handle.ask(ShareStore).await?;
-        let copy = move || {
-            let dir = store.copy_inside()?;
-            Ok(StoreCopy::new(dir, mark::MARK))
-        };
-        let copied = tokio::task::spawn_blocking(copy).await.map_err(Error::away)?;
-        copied.map_err(|error: std::io::Error| Error::refused(error))
+        let copy = move || Ok(store.copy_inside().map(|dir| StoreCopy::new(dir, mark::MARK)));
+        self.copies.beside(&self.handle, copy).await?.map_err(Error::refused)
     }
 }
 
@@ -302,16 +298,63 @@ impl Engine for DiskEngine {
     async fn close(&self) {
         self.end();
         let (threads, poison) = (self.threads.clone(), self.handle.poison.clone());
-        // A list that hangs in the disk is left behind.
+        // Who reads is waited for: another process may change the files once the directory is free. A list that hangs in
+        // the disk is left behind.
         let failed = async {
             poison.poisoned().await;
             tokio::time::sleep(FAILED_PATIENCE).await;
         };
+        let read = async { tokio::join!(self.lists.ended(), self.counts.ended(), self.copies.ended()) };
         tokio::select! {
-            ((), ()) = async { tokio::join!(self.lists.ended(), self.counts.ended()) } => {}
+            _ = read => {}
             () = failed => {}
         }
         // Blocks for the last sync, and for a compaction that has begun.
         let _ = tokio::task::spawn_blocking(move || threads.lock().join(&poison)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::store::Space;
+    use super::store::merge::Merged;
+    use super::*;
+    use crate::clock::ManualClock;
+
+    /// Guards against a copy that goes on in a directory which another process may open.
+    #[tokio::test]
+    async fn a_close_waits_for_a_copy() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        // The engine's own thread merges nothing, since there is no room.
+        let options = DiskOptions { upkeep: false, min_free: 1 << 60, ..DiskOptions::new(dir.path(), clock) };
+        let engine = DiskEngine::open(options).unwrap(); // new directory
+        let store = engine.handle.ask(ShareStore).await.unwrap(); // nothing is wrong with the disk
+        let ((begins, begun), (ends, ended)) = (mpsc::channel(), mpsc::channel::<()>());
+        let merging = std::thread::spawn(move || {
+            let merge = || {
+                let _ = begins.send(());
+                let _ = ended.recv();
+                Ok(Merged::Nothing)
+            };
+            store.make_tables(Space::Ready, merge).is_ok()
+        });
+        begun.recv().unwrap(); // it sends before it waits
+        let copies = engine.clone();
+        let copying = tokio::spawn(async move { copies.copy().await.map(drop) });
+        // It waits for the merge.
+        while !dir.path().join("copy").exists() {
+            tokio::task::yield_now().await;
+        }
+        let mut closing = engine.close();
+        let early = timeout(Duration::from_millis(300), &mut closing).await;
+        assert!(early.is_err(), "the directory is free, and the copy goes on");
+        drop(ends);
+        closing.await;
+        let copied = copying.await.unwrap(); // it does not panic
+        assert!(copied.is_ok(), "the copy is made: {copied:?}");
+        assert!(merging.join().unwrap(), "the merge ends well"); // as above
     }
 }

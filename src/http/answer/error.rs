@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -39,11 +40,13 @@ pub struct OwnFault {
 }
 
 impl OwnFault {
-    /// The body, for the request of this id.
-    pub fn of(self, request_id: &str) -> Vec<u8> {
-        let fault = OwnFault { request_id: Some(request_id.to_owned()), ..self };
-        // It has string keys and no failing serializers.
-        serde_json::to_vec(&fault).unwrap_or_default()
+    /// Has the body of an answer name its request, if it is a fault of ours.
+    pub fn name_request(response: &mut Response, request_id: &str) {
+        if let Some(fault) = response.extensions_mut().remove::<OwnFault>() {
+            let fault = OwnFault { request_id: Some(request_id.to_owned()), ..fault };
+            // It has string keys and no failing serializers.
+            *response.body_mut() = Body::from(serde_json::to_vec(&fault).unwrap_or_default());
+        }
     }
 
     fn response(self, status: StatusCode) -> Response {

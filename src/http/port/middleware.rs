@@ -28,7 +28,7 @@ use crate::metrics::RouteMetrics;
 use crate::random;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// How much of a body that no handler read is read and thrown away, so that its sender gets to see the
 /// answer instead of a reset connection; and how long that may take.
 const DRAIN_BYTES: usize = 8 << 20;
@@ -241,9 +241,7 @@ impl<F> Observation<F> {
             Some(id) => id,
             None => &*random::ulid().array_to_str(&mut own_id),
         };
-        if let Some(fault) = response.extensions_mut().remove::<OwnFault>() {
-            *response.body_mut() = Body::from(fault.of(id));
-        }
+        OwnFault::name_request(&mut response, id);
         let failure = response.extensions().get::<StoreFailure>();
         // The pool is known once the request's token has named one. What fails without one is an operator's
         // request: they are few, and logged each.
@@ -303,7 +301,7 @@ fn poll_and_catch(
 }
 
 /// The id that a caller has given its request, if it is one that logs and headers can carry.
-fn caller_id(value: &HeaderValue) -> Option<Box<str>> {
+pub fn caller_id(value: &HeaderValue) -> Option<Box<str>> {
     let id = value.to_str().ok()?;
     let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     ((1..=64).contains(&id.len()) && id.bytes().all(fits)).then(|| id.into())
@@ -363,29 +361,34 @@ impl UnreadBody {
 
     /// Reads the rest away, unless its sender holds it back. Answers whether the end was reached.
     async fn drain(self, holds_back: bool) -> bool {
-        let mut body = match std::mem::take(&mut *self.0.lock()) {
+        let body = match std::mem::take(&mut *self.0.lock()) {
             Rest::Nothing => return true,
             Rest::Broken => return false,
             Rest::Body(_) if holds_back => return false,
             Rest::Body(body) => body,
         };
-        let mut left = DRAIN_BYTES;
-        let drain = async {
-            loop {
-                match body.frame().await {
-                    None => return true,
-                    Some(Err(_)) => return false,
-                    Some(Ok(frame)) => {
-                        left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len()));
-                    }
-                }
-                if left == 0 {
-                    return body.is_end_stream();
+        read_away(body).await
+    }
+}
+
+/// Reads a body and throws it away. Answers whether its end was reached.
+pub async fn read_away(mut body: Body) -> bool {
+    let mut left = DRAIN_BYTES;
+    let drain = async {
+        loop {
+            match body.frame().await {
+                None => return true,
+                Some(Err(_)) => return false,
+                Some(Ok(frame)) => {
+                    left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len()));
                 }
             }
-        };
-        tokio::time::timeout(DRAIN_TIME, drain).await.unwrap_or(false)
-    }
+            if left == 0 {
+                return body.is_end_stream();
+            }
+        }
+    };
+    tokio::time::timeout(DRAIN_TIME, drain).await.unwrap_or(false)
 }
 
 /// A body that moves into `unread` when it is dropped before its end.

@@ -2,18 +2,22 @@
 //! from none. Knows nothing of what comes after.
 
 use std::convert::Infallible;
-use std::future::{Ready, ready};
+use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::http::{Method, StatusCode};
-use axum::response::Response;
+use axum::body::{Body, HttpBody};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use tokio_util::either::Either;
 
 use super::connection::Routes;
+use super::middleware::{X_REQUEST_ID, caller_id, read_away};
+use crate::http::answer::error::{ApiError, OwnFault};
 use crate::http::answer::reply;
 use crate::http::request::peer::Peer;
+use crate::random;
 
 /// The routes of a port, as soon as they are there. Clones are the same port.
 #[derive(Debug)]
@@ -39,14 +43,35 @@ impl<R> Clone for Opening<R> {
 }
 
 impl<R: Routes> Routes for Opening<R> {
-    type Answer = Either<R::Answer, Ready<Result<Response, Infallible>>>;
+    type Answer = Either<R::Answer, Starting>;
 
     fn answer(&self, request: hyper::Request<Incoming>, peer: &Peer) -> Self::Answer {
         match self.0.get() {
             Some(routes) => Either::Left(routes.answer(request, peer)),
-            None => Either::Right(ready(Ok(starting(request.method(), request.uri().path())))),
+            None => Either::Right(Box::pin(answered(request))),
         }
     }
+}
+
+/// What becomes the answer of a server that starts.
+type Starting = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+/// Reads the body too, so that its sender gets to see the answer instead of a reset connection.
+async fn answered(request: hyper::Request<Incoming>) -> Result<Response, Infallible> {
+    let (parts, body) = request.into_parts();
+    let mut answer = starting(&parts.method, parts.uri.path());
+    let id = parts.headers.get(X_REQUEST_ID).and_then(caller_id);
+    let id = id.unwrap_or_else(|| random::ulid().to_string().into());
+    OwnFault::name_request(&mut answer, &id);
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        answer.headers_mut().insert(X_REQUEST_ID, id);
+    }
+    // A sender that waits for our word before its body has not sent it.
+    let holds_back = parts.headers.contains_key(header::EXPECT);
+    if !body.is_end_stream() && (holds_back || !read_away(Body::new(body)).await) {
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(answer)
 }
 
 /// What a server says that starts.
@@ -57,7 +82,7 @@ fn starting(method: &Method, path: &str) -> Response {
             return reply::message(StatusCode::OK, "pong");
         }
         "/ready" => reply::readiness(Some(WHY.into()), &[]),
-        _ => reply::error(StatusCode::SERVICE_UNAVAILABLE, WHY),
+        _ => ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, WHY, None).into_response(),
     };
     reply::retry_after(answer, Duration::ZERO)
 }

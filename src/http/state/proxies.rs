@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use axum::http::{HeaderMap, HeaderName};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::IpNet;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -33,9 +33,9 @@ impl TrustedProxies {
         if !self.contains(peer) {
             return client;
         }
-        let values: Vec<&str> =
-            headers.get_all(X_FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok()).collect();
-        for entry in values.iter().rev().flat_map(|value| value.rsplit(',')) {
+        let values: Vec<&[u8]> = headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes).collect();
+        for entry in values.iter().rev().flat_map(|value| value.rsplit(|byte| *byte == b',')) {
+            let entry = std::str::from_utf8(entry).unwrap_or_default();
             let Some(address) = address(entry.trim()) else { break };
             client = address;
             if !self.contains(client) {
@@ -76,10 +76,13 @@ mod tests {
             ("10.0.0.1", &["6.6.6.6, nobody, 10.0.0.7"], "10.0.0.7"),
             ("10.0.0.1", &["10.0.0.3, 10.0.0.2"], "10.0.0.3"),
             ("10.0.0.1", &[""], "10.0.0.1"),
+            // Bytes that are no text hide no address behind them, and let none before them be believed.
+            ("10.0.0.1", &["6.6.6.6", "\u{fc}, 203.0.113.5"], "203.0.113.5"),
+            ("10.0.0.1", &["6.6.6.6", "\u{fc}"], "10.0.0.1"),
         ] {
             let mut map = HeaderMap::new();
             for value in headers {
-                map.append(X_FORWARDED_FOR, value.parse().expect("a value"));
+                map.append(X_FORWARDED_FOR, HeaderValue::from_bytes(value.as_bytes()).expect("a value"));
             }
             let client = trusted.client(peer.parse().expect("an address"), &map);
             assert_eq!(client.to_string(), expected, "from {peer} with {headers:?}");

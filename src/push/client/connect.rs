@@ -78,7 +78,7 @@ impl fmt::Debug for Proxy {
 impl Proxy {
     /// From `http://user:password@host:port`. The error does not show the URL: it may hold a password.
     pub fn parse(text: &str) -> Result<Proxy, String> {
-        let wrong = || "PushProxy should be like \"http://proxy.example:3128\"".to_owned();
+        let wrong = || "a URL like \"http://proxy.example:3128\" is wanted".to_owned();
         let url = Url::parse(text).map_err(|_| wrong())?;
         let host =
             url.host_str().filter(|_| url.scheme() == "http" && url.path() == "/").ok_or_else(wrong)?;
@@ -278,7 +278,7 @@ impl Write for Stream {
 pub fn roots(more: Option<&Path>) -> Result<RootCertStore, String> {
     let mut roots = tls::system_roots(if more.is_none() { "push cannot call https" } else { "" });
     if let Some(path) = more {
-        tls::add_roots(&mut roots, path).map_err(|error| format!("PushCA: {error}"))?;
+        tls::add_roots(&mut roots, path)?;
     }
     Ok(roots)
 }

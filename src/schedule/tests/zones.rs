@@ -62,7 +62,7 @@ fn a_directory_without_zones_is_no_database() {
     let dir = tempfile::TempDir::new().expect("a temporary directory");
     for path in [dir.path(), &dir.path().join("nowhere"), Path::new("/dev/null")] {
         let error = Zones::directory(path).expect_err("no database");
-        assert!(error.starts_with("ZoneInfo: ") && error.contains(path.to_str().expect("text")), "{error}");
+        assert!(error.starts_with(path.to_str().expect("text")), "{error}");
     }
 }
 

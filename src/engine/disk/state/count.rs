@@ -79,8 +79,8 @@ fn count_part(store: &Store, space: Space, range: Range) -> Result<Counts, Fatal
         return Ok(counts);
     }
     if let Space::Keys | Space::Once = space {
-        for key in store.keys_in(space, range) {
-            let key = key?;
+        for item in store.range(space, range) {
+            let (key, _) = item?;
             counts.keys += u64::from(space == Space::Keys);
             counts.requests += u64::from(space == Space::Once && codec::is_once_end(&key));
         }
@@ -88,8 +88,8 @@ fn count_part(store: &Store, space: Space, range: Range) -> Result<Counts, Fatal
     }
     let lists = if space == Space::Ready { &mut counts.ready } else { &mut counts.dead };
     let mut run: Option<(Vec<u8>, (u64, u64))> = None;
-    for key in store.keys_in(space, range) {
-        let key = key?;
+    for item in store.range(space, range) {
+        let (key, _) = item?;
         let (prefix, seq) = codec::split_list_key(&key)?;
         match &mut run {
             Some((same, (count, _))) if same == prefix => *count += 1,

@@ -4,11 +4,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use lsm_tree::{AbstractTree, SeqNo, Slice};
+use lsm_tree::{AbstractTree, Guard, SeqNo, Slice};
 
+use super::durable::is_unreadable_io;
 use super::merge::{Merged, not_merged};
 use super::tend::Tended;
 use super::{Fatal, Space, Store, is_unreadable, tables, trees};
+use crate::engine::disk::codec::Malformed;
 
 /// After so many blocks in a row that cannot be read a table is given up: its index may fail for ever.
 const BAD_BLOCKS: usize = 4096;
@@ -29,6 +31,23 @@ impl Store {
     /// Bytes of a keyspace's tables.
     pub fn table_bytes(&self, space: Space) -> u64 {
         self.trees.of(space).disk_space()
+    }
+
+    /// Whether an entry of a keyspace does not read, or is none for `read`. An error says nothing of what is stored.
+    pub fn is_damaged(
+        &self,
+        space: Space,
+        read: impl Fn(&[u8], &[u8]) -> Result<(), Malformed>,
+    ) -> std::io::Result<bool> {
+        let now = self.trees.read();
+        for entry in now.trees.of(space).range::<&[u8], _>(.., now.seqno, None) {
+            match entry.into_inner() {
+                Ok((key, value)) if read(&key, &value).is_ok() => {}
+                Err(lsm_tree::Error::Io(e)) if !is_unreadable_io(&e) => return Err(e),
+                _ => return Ok(true),
+            }
+        }
+        Ok(false)
     }
 
     /// The entries of a keyspace that can be read, whatever stands between them. One whose newest value may be in a
@@ -126,12 +145,13 @@ impl Store {
     pub fn delete_partial(&self, space: Space, from: u64) {
         const PATIENCE: Duration = Duration::from_millis(100);
         let Some(_files) = self.files.try_write_for(PATIENCE) else { return };
-        let known: BTreeSet<u64> =
-            self.trees.of(space).current_version().iter_tables().map(|table| table.id()).collect();
-        let tables = self.pool.join(trees::DIR).join(space.name()).join(tables::TABLES);
-        for entry in std::fs::read_dir(tables).into_iter().flatten().flatten() {
-            let id = entry.file_name().to_str().and_then(|name| name.parse::<u64>().ok());
-            if id.is_some_and(|id| id >= from && !known.contains(&id))
+        let dir = self.pool.join(trees::DIR).join(space.name());
+        // By the list on the disk: it may be one that lsm-tree does not know to be there, since the sync of its name failed.
+        let Ok(listed) = tables::files(&dir) else { return };
+        for entry in std::fs::read_dir(dir.join(tables::TABLES)).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.parse::<u64>().is_ok_and(|id| id >= from)
+                && !listed.contains(&format!("{}/{name}", tables::TABLES))
                 && let Err(e) = std::fs::remove_file(entry.path())
             {
                 tracing::warn!(error = %e, "what is left of a table that could not be made stays until the next start");
@@ -169,6 +189,28 @@ mod tests {
         assert_eq!(left, 0, "files of tables that nobody reads");
     }
 
+    /// Guards against a table that is deleted although the list on the disk names it: the store would not open again.
+    #[test]
+    fn what_is_left_of_a_table_goes_and_what_the_list_on_the_disk_names_stays() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
+        let mut txn = Txn::new(store.clone());
+        txn.put(Space::Ready, b"one", b"1");
+        txn.settle(true).unwrap(); // nothing is wrong with the disk
+        store.write_out_all().unwrap(); // as above
+        // As after a list that was renamed into its place, and could not be synced there: lsm-tree goes on with the one
+        // before.
+        let (ready, dead) = (dir.path().join("trees/ready"), dir.path().join("trees/dead"));
+        for name in tables::files(&ready).unwrap() {
+            std::fs::copy(ready.join(&name), dead.join(&name)).unwrap(); // as above
+        }
+        let left = dead.join(tables::TABLES).join("4711");
+        std::fs::write(&left, "half a table").unwrap(); // as above
+        store.delete_partial(Space::Dead, 0);
+        assert!(!left.exists(), "no list names it");
+        assert_eq!(tables::damage(&dead).unwrap(), None, "the list on the disk and its tables"); // it can be read
+    }
+
     #[test]
     fn what_was_put_before_the_tables_were_dropped_stays() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
@@ -203,7 +245,7 @@ mod tests {
         txn.put(Space::Ready, b"new", b"2");
         txn.settle(true).unwrap(); // as above
         let keys = |store: &Store| -> Vec<Vec<u8>> {
-            store.keys_in::<&[u8], _>(Space::Ready, ..).map(|key| key.unwrap().to_vec()).collect() // as above
+            store.all(Space::Ready).map(|entry| entry.unwrap().0.to_vec()).collect() // as above
         };
         assert_eq!(keys(&store), [b"new"], "what was put after the clear");
         // So much that no file of the log is left that had it.

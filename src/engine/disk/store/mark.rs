@@ -12,8 +12,6 @@ use super::durable::sync;
 pub const MARK: &str = "dormouse";
 const MAGIC: &str = "dormouse disk pool, format ";
 pub const FORMAT: u32 = 6;
-/// The same without the keyspace of schedules, which is added.
-pub const WITHOUT_SCHEDULES: u32 = 5;
 /// The line of the mark that stands there once the store is whole.
 const MADE: &str = "made\n";
 /// The line that stands there while a repair gives up what is damaged.
@@ -45,51 +43,40 @@ pub enum OpenError {
 #[derive(Debug)]
 pub struct Mark {
     file: File,
-    /// Whether the store was whole once: from then on, what is missing is damage.
-    made: bool,
-    /// The format that it was found with.
-    format: u32,
-    /// Whether a repair was begun and not ended: nobody knows what it has done.
-    repairing: bool,
-    /// What the last orderly close left here, if nobody has opened the directory since.
-    closed: Option<u64>,
-    /// The same, as it was found.
+    said: Said,
+    /// What the last orderly close had left here when the directory was opened.
     was_closed: Option<u64>,
 }
 
-impl Mark {
-    /// The last group, if the store is closed in order.
-    pub fn closed(&self) -> Option<u64> {
-        self.closed
-    }
+/// What a mark says.
+#[derive(Debug, Default)]
+pub struct Said {
+    /// Whether the store was whole once: from then on, what is missing is damage.
+    pub made: bool,
+    /// Whether a repair was begun and not ended: nobody knows what it has done.
+    pub repairing: bool,
+    /// Its last group, if it was closed in order and nobody has opened it since.
+    pub closed: Option<u64>,
+}
 
-    /// Whether a repair was cut off.
-    pub fn is_repairing(&self) -> bool {
-        self.repairing
+impl Mark {
+    /// What it says now.
+    pub fn said(&self) -> &Said {
+        &self.said
     }
 
     /// Notes that a repair begins, or has ended.
     pub fn write_repairing(&mut self, repairing: bool) -> std::io::Result<()> {
-        self.repairing = repairing;
+        self.said.repairing = repairing;
         if !repairing {
-            self.closed = None;
+            self.said.closed = None;
         }
         self.write()
     }
 
     /// For who changes the store before it is opened: its end is in order no more.
     pub fn forget_close(&mut self) {
-        self.closed = None;
-    }
-
-    /// Whether the store was whole once.
-    pub fn is_made(&self) -> bool {
-        self.made
-    }
-
-    /// The format that the directory has.
-    pub fn format(&self) -> u32 {
-        self.format
+        self.said.closed = None;
     }
 
     /// The last group before this open, if the store was closed in order.
@@ -99,10 +86,10 @@ impl Mark {
 
     /// Writes the line that is always there, and those that say how far it came.
     fn write(&mut self) -> std::io::Result<()> {
-        let made = if self.made { MADE } else { "" };
-        let repairing = if self.repairing { REPAIRING } else { "" };
-        let closed = self.closed.map_or(String::new(), |number| format!("{CLOSED}{number}\n"));
-        let text = format!("{MAGIC}{}\n{made}{repairing}{closed}", self.format);
+        let made = if self.said.made { MADE } else { "" };
+        let repairing = if self.said.repairing { REPAIRING } else { "" };
+        let closed = self.said.closed.map_or(String::new(), |number| format!("{CLOSED}{number}\n"));
+        let text = format!("{MAGIC}{FORMAT}\n{made}{repairing}{closed}");
         self.file.rewind()?;
         self.file.write_all(text.as_bytes())?;
         self.file.set_len(text.len() as u64)?;
@@ -111,28 +98,22 @@ impl Mark {
 
     /// Notes that the store is open: whole, and its end in order no more. A repair that goes on notes its own end.
     pub fn write_opened(&mut self) -> std::io::Result<()> {
-        self.was_closed = self.closed;
-        if !self.made || (self.closed.is_some() && !self.repairing) {
+        self.was_closed = self.said.closed;
+        if !self.said.made || (self.said.closed.is_some() && !self.said.repairing) {
             return self.write_made();
         }
         Ok(())
     }
 
-    /// Notes that the directory has this version's format from now on.
-    pub fn write_format(&mut self) -> std::io::Result<()> {
-        self.format = FORMAT;
-        self.write()
-    }
-
     /// Notes that there is a whole store, which is open.
     fn write_made(&mut self) -> std::io::Result<()> {
-        (self.made, self.closed) = (true, None);
+        (self.said.made, self.said.closed) = (true, None);
         self.write()
     }
 
     /// Notes which was the last group: a log that ends before it has lost something.
     pub fn close(&mut self, number: u64) -> std::io::Result<()> {
-        self.closed = Some(number);
+        self.said.closed = Some(number);
         self.write()
     }
 }
@@ -140,8 +121,7 @@ impl Mark {
 /// Writes the mark of a copy, which was whole at an end that was not in order.
 pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(MARK))?;
-    Mark { file, made: false, format: FORMAT, repairing: false, closed: None, was_closed: None }
-        .write_made()?;
+    Mark { file, said: Said::default(), was_closed: None }.write_made()?;
     sync(path)
 }
 
@@ -183,8 +163,7 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     })?;
     let mut bytes = Vec::new();
     (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
-    let mut mark =
-        Mark { file, made: false, format: FORMAT, repairing: false, closed: None, was_closed: None };
+    let mut mark = Mark { file, said: Said::default(), was_closed: None };
     if bytes.iter().all(|byte| *byte == 0) && empty {
         // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
         // not its bytes.
@@ -192,43 +171,30 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
         sync(path).map_err(io)?;
         return Ok(mark);
     }
-    let Said { format, made, repairing, closed } = Said::parse(path, &bytes)?;
+    mark.said = Said::parse(path, &bytes)?;
     // Whoever wrote it may have been killed before it was on the disk. A power cut would bring the mark of before back,
     // and with it another store: one that was never made, or that was closed before the last jobs came.
     mark.file.sync_all().map_err(io)?;
-    // One that was never made is made as this version makes it.
-    let format = if made { format } else { FORMAT };
-    Ok(Mark { made, format, repairing, closed, ..mark })
-}
-
-/// What a mark says.
-pub struct Said {
-    pub format: u32,
-    /// Whether the store was whole once.
-    pub made: bool,
-    /// Whether a repair of it has not ended.
-    pub repairing: bool,
-    /// Its last group, if it was closed in order.
-    pub closed: Option<u64>,
+    Ok(mark)
 }
 
 impl Said {
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Said, OpenError> {
         let text = String::from_utf8_lossy(bytes);
         let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
-        let format = first.strip_prefix(MAGIC).and_then(|format| format.parse::<u32>().ok());
-        let format = format.ok_or_else(|| OpenError::NotOurs(path.to_owned()))?;
+        match first.strip_prefix(MAGIC).and_then(|format| format.parse().ok()) {
+            None => return Err(OpenError::NotOurs(path.to_owned())),
+            Some(newer) if newer > FORMAT => return Err(OpenError::Newer(path.to_owned(), newer)),
+            Some(older) if older < FORMAT => return Err(OpenError::Older(path.to_owned(), older)),
+            Some(_) => {}
+        }
         let damaged =
             || OpenError::Damaged(path.to_owned(), format!("the file {MARK} is not what was written"));
-        let (made, rest) = match (format, rest.strip_prefix(MADE)) {
-            (FORMAT | WITHOUT_SCHEDULES, Some(rest)) => (true, rest),
+        let (made, rest) = match rest.strip_prefix(MADE) {
+            Some(rest) => (true, rest),
             // A start that was cut off while it wrote that line.
-            (FORMAT | WITHOUT_SCHEDULES, None) if MADE.starts_with(rest.trim_end_matches('\0')) => {
-                (false, "")
-            }
-            (FORMAT | WITHOUT_SCHEDULES, None) => return Err(damaged()),
-            (format, _) if format > FORMAT => return Err(OpenError::Newer(path.to_owned(), format)),
-            (format, _) => return Err(OpenError::Older(path.to_owned(), format)),
+            None if MADE.starts_with(rest.trim_end_matches('\0')) => (false, ""),
+            None => return Err(damaged()),
         };
         let (repairing, rest) = match rest.strip_prefix(REPAIRING) {
             Some(rest) => (true, rest),
@@ -242,7 +208,7 @@ impl Said {
         if closed.is_none() && !begun(REPAIRING) && !begun(CLOSED) && !is_cut_off() {
             return Err(damaged());
         }
-        Ok(Said { format, made, repairing, closed })
+        Ok(Said { made, repairing, closed })
     }
 }
 

@@ -195,15 +195,6 @@ impl Store {
         let last = all.next_back().transpose()?.map_or(first.0.clone(), |(key, _)| key);
         Ok(Some((first.0, last)))
     }
-
-    /// Walks a range of committed keys, without their values.
-    pub fn keys_in<K: AsRef<[u8]>, R: RangeBounds<K>>(
-        &self,
-        space: Space,
-        range: R,
-    ) -> impl Iterator<Item = Result<Slice, Fatal>> + use<K, R> {
-        self.range(space, range).map(|entry| entry.map(|(key, _)| key))
-    }
 }
 
 /// The store as it was at one moment. Reads what was committed by then, for who reads beside the writer.

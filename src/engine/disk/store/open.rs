@@ -11,7 +11,7 @@ use super::log::group::{self, Item};
 use super::log::judge::{self, Findings, LogDamage};
 use super::log::manifest::Manifest;
 use super::log::{self, Log, start};
-use super::mark::{CUT_OFF, FORMAT, MARK, Mark, OpenError, Said, WITHOUT_SCHEDULES, lock};
+use super::mark::{CUT_OFF, MARK, Mark, OpenError, Said, lock};
 use super::trees::{self, Trees, Written};
 use super::{Slice, Space, Store, StoreLimits, describe, tables};
 
@@ -24,19 +24,6 @@ pub fn remove_copy(pool: &Path) -> std::io::Result<()> {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
         _ => Ok(()),
     }
-}
-
-/// Takes over a directory of the format without schedules, in which nothing is damaged: adds their keyspace.
-pub fn take_over(path: &Path, mark: &mut Mark) -> std::io::Result<()> {
-    if !mark.is_made() || mark.format() != WITHOUT_SCHEDULES {
-        return Ok(());
-    }
-    // One that was begun and not ended holds nothing: the mark would say so.
-    trees::make_anew(path, Space::Schedules).map_err(|e| std::io::Error::other(describe(&e)))?;
-    mark.write_format()?;
-    let (pool, from_format, to_format) = (path.display().to_string(), WITHOUT_SCHEDULES, FORMAT);
-    tracing::info!(pool, from_format, to_format, "a directory of an older format is taken over");
-    Ok(())
 }
 
 /// What is wrong with the files of a pool, and what its log holds.
@@ -62,9 +49,8 @@ impl Judged {
     }
 }
 
-/// Judges the files of a pool that was whole once, in this format. `closed` is the last group, if its end was in order.
-/// Changes nothing.
-pub fn judge(pool: &Path, format: u32, closed: Option<u64>) -> std::io::Result<Judged> {
+/// Judges the files of a pool that was whole once. `closed` is the last group, if its end was in order. Changes nothing.
+pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
     let mut judged = Judged::default();
     for dir in [trees::DIR, log::DIR] {
         if !pool.join(dir).is_dir() {
@@ -72,9 +58,6 @@ pub fn judge(pool: &Path, format: u32, closed: Option<u64>) -> std::io::Result<J
         }
     }
     for (space, name, _) in Space::ALL {
-        if space == Space::Schedules && format == WITHOUT_SCHEDULES {
-            continue; // an open adds it
-        }
         if let Some(what) = tables::damage(&pool.join(trees::DIR).join(name))? {
             judged.damage.push(format!("keyspace {name}: {what}"));
             judged.trees.push(space);
@@ -96,7 +79,7 @@ pub fn judge(pool: &Path, format: u32, closed: Option<u64>) -> std::io::Result<J
                 _ if is_unreadable_io(&e) => "cannot be read",
                 _ => return Err(e),
             };
-            judged.damage.push(LogDamage::Manifest { what }.to_string());
+            judged.damage.push(format!("log/manifest {what}"));
         }
     }
     Ok(judged)
@@ -105,21 +88,17 @@ pub fn judge(pool: &Path, format: u32, closed: Option<u64>) -> std::io::Result<J
 /// Opens `path`, made if it is not there.
 pub fn open(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
     let mark = lock(path)?;
-    if mark.is_repairing() {
+    if mark.said().repairing {
         return Err(OpenError::Damaged(path.to_owned(), CUT_OFF.to_owned()));
     }
     open_locked(path, limits, mark)
 }
 
 /// As [`open`], also while a repair has not ended: for who goes on with it.
-pub fn open_any(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
-    open_locked(path, limits, lock(path)?)
-}
-
-fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Store, Mark), OpenError> {
+pub fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     remove_copy(path).map_err(io)?;
-    if !mark.is_made() {
+    if !mark.said().made {
         // Nobody was ever answered for what is in there.
         make(path, limits).map_err(io)?;
     }
@@ -134,14 +113,12 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &mut Mark) -> Result<S
         ErrorKind::InvalidData => OpenError::Damaged(path.to_owned(), e.to_string()),
         _ => OpenError::Io(path.to_owned(), e),
     };
-    let mut judged = judge(path, mark.format(), mark.closed()).map_err(io)?;
-    let (manifest, mut findings) = match judged.log.take() {
-        Some(log) if judged.damage.is_empty() => log,
-        _ => return Err(OpenError::Damaged(path.to_owned(), judged.summary())),
+    let judged = judge(path, mark.said().closed).map_err(io)?;
+    let summary = judged.summary();
+    let (Some((manifest, mut findings)), true) = (judged.log, judged.damage.is_empty()) else {
+        return Err(OpenError::Damaged(path.to_owned(), summary));
     };
-    sync_lists(path).map_err(io)?;
-    take_over(path, mark).map_err(io)?;
-    let trees = Trees::open(path, limits).map_err(|e| not_opened(path, e, &mut judged))?;
+    let trees = open_trees(path, limits)?;
     if let Some(damage) = behind(&trees, &findings) {
         return Err(OpenError::Damaged(path.to_owned(), damage.to_string()));
     }
@@ -150,23 +127,13 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &mut Mark) -> Result<S
     if let Some(torn) = findings.torn.take() {
         set_torn_aside(path, &manifest, &torn).map_err(io)?;
     }
-    if mark.closed() != Some(findings.last.number) {
-        start::rewrite(&dir, &manifest, &findings).map_err(io)?;
-    }
-    start::replay(&dir, &manifest, &findings, |number, group| fill(&trees, number, group)).map_err(io)?;
+    let again = mark.said().closed != Some(findings.last.number);
+    start::replay(&dir, &manifest, &findings, again, |number, group| fill(&trees, number, group))
+        .map_err(io)?;
     trees.commit(findings.last.number, []);
     let log = Log::open(&dir, &manifest, &findings).map_err(io)?;
     sync_names(path).map_err(io)?;
     Ok(Store::new(path, trees, log))
-}
-
-/// Makes the newest list of tables last, of each keyspace: whoever was killed between its rename and the sync of its
-/// name has left one that a power cut may take. lsm-tree deletes the older one when it opens a tree, and the log gives
-/// up what the newer one has.
-fn sync_lists(path: &Path) -> std::io::Result<()> {
-    let dirs = Space::ALL.iter().map(|(_, name, _)| path.join(trees::DIR).join(name));
-    // Of an older format one may not be there.
-    dirs.filter(|dir| dir.is_dir()).try_for_each(|dir| sync(&dir))
 }
 
 /// Whether tables have what the log has lost.
@@ -189,26 +156,17 @@ fn make(path: &Path, limits: StoreLimits) -> std::io::Result<()> {
     sync_names(path)
 }
 
-/// What an error of lsm-tree's at an open means. `judged` is told the tables that it is about.
-pub fn not_opened(path: &Path, e: lsm_tree::Error, judged: &mut Judged) -> OpenError {
+/// Opens the trees, which were judged to be whole.
+pub fn open_trees(path: &Path, limits: StoreLimits) -> Result<Trees, OpenError> {
+    Trees::open(path, limits).map_err(|e| failed(path, e))
+}
+
+/// What an error of lsm-tree's means where no damage was found.
+pub fn failed(path: &Path, e: lsm_tree::Error) -> OpenError {
     match e {
-        lsm_tree::Error::Io(e) if !is_unreadable_io(&e) => return OpenError::Io(path.to_owned(), e),
-        e => {
-            for (space, name, _) in Space::ALL {
-                // A directory that cannot be listed was met before.
-                let tables = tables::unopenable(&path.join(trees::DIR).join(name)).unwrap_or_default();
-                judged.trees.extend((!tables.is_empty()).then_some(space));
-                let line = |table| {
-                    format!("keyspace {name}: the index or the filter of table {table} cannot be read")
-                };
-                judged.damage.extend(tables.into_iter().map(line));
-            }
-            if judged.damage.is_empty() {
-                judged.damage.push(describe(&e));
-            }
-        }
+        lsm_tree::Error::Io(e) if !is_unreadable_io(&e) => OpenError::Io(path.to_owned(), e),
+        e => OpenError::Damaged(path.to_owned(), describe(&e)),
     }
-    OpenError::Damaged(path.to_owned(), judged.summary())
 }
 
 /// Puts the entries of a group of the log into memory, but for those that a table has.
@@ -231,7 +189,8 @@ fn set_torn_aside(path: &Path, manifest: &Manifest, torn: &judge::Torn) -> std::
     let dir = path.join(log::DIR);
     let mut aside = Aside::new(path)?;
     let mut total = 0;
-    for (slot, _, bytes) in start::torn_bytes(&dir, manifest, torn)? {
+    let parts = start::torn_bytes(&dir, manifest, torn)?;
+    for (slot, _, bytes) in &parts {
         let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         total += end;
         match aside.copy(&dir.join(slot.to_string()), &bytes[..end]) {
@@ -240,7 +199,7 @@ fn set_torn_aside(path: &Path, manifest: &Manifest, torn: &judge::Torn) -> std::
             done => done?,
         }
     }
-    start::clear_torn(&dir, manifest, torn)?;
+    start::clear_torn(&dir, &parts)?;
     let path = path.display().to_string();
     tracing::warn!(path, bytes = total, "the log's torn end, which nobody was answered for, was set aside");
     Ok(())
@@ -298,7 +257,7 @@ pub fn look(path: &Path) -> Result<Look, OpenError> {
     if !said.made {
         return Ok(Look::New);
     }
-    let judged = judge(path, said.format, said.closed).map_err(io)?;
+    let judged = judge(path, said.closed).map_err(io)?;
     if judged.damage.is_empty() {
         Ok(Look::Whole)
     } else {

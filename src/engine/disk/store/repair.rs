@@ -11,9 +11,9 @@ use super::log::group::{self, FILE_HEAD, FileHead};
 use super::log::{self, Log, slots};
 use super::mark::{CUT_OFF, FORMAT, MARK, Mark, OpenError, lock};
 use super::open::{self, Judged};
-use super::trees::{self, Trees};
+use super::trees;
 use super::txn::Txn;
-use super::{Fatal, Space, StoreLimits, describe, tables};
+use super::{Fatal, Space, StoreLimits, tables};
 use crate::engine::disk::codec::{self, FIRST_SEQ, META_NEWEST, META_SEQ};
 
 /// What was found in a directory, and what was done.
@@ -75,30 +75,24 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     let io = |e| OpenError::Io(path.to_owned(), e);
     let mut mark = lock(path)?;
     let mut report = RepairReport::default();
-    if !mark.is_made() {
+    if !mark.said().made {
         report.is_new = true;
         report.notes.push("it holds nothing yet: its first start was cut off".to_owned());
         return Ok(report);
     }
-    let mut judged = open::judge(path, mark.format(), mark.closed()).map_err(io)?;
+    let mut judged = open::judge(path, mark.said().closed).map_err(io)?;
     // lsm-tree deletes only what no list names, and the judge found each list whole.
     if judged.damage.is_empty() {
-        match (Trees::open(path, StoreLimits::OF_A_TOOL), &mut judged.log) {
-            (Ok(trees), Some((_, findings))) => {
-                if let Some(damage) = open::behind(&trees, findings) {
-                    judged.damage.push(damage.to_string());
-                    findings.damage.push(damage);
-                }
-            }
-            (Ok(_), None) => {}
-            (Err(e), _) => match open::not_opened(path, e, &mut judged) {
-                OpenError::Damaged(..) if !judged.trees.is_empty() => {}
-                e => return Err(e),
-            },
+        let trees = open::open_trees(path, StoreLimits::OF_A_TOOL)?;
+        if let Some((_, findings)) = &mut judged.log
+            && let Some(damage) = open::behind(&trees, findings)
+        {
+            judged.damage.push(damage.to_string());
+            findings.damage.push(damage);
         }
     }
     report.damage.clone_from(&judged.damage);
-    report.damage.extend(mark.is_repairing().then(|| CUT_OFF.to_owned()));
+    report.damage.extend(mark.said().repairing.then(|| CUT_OFF.to_owned()));
     if judged.log.as_ref().is_some_and(|(_, findings)| findings.torn.is_some()) {
         report.notes.push("the log ends in torn groups, which nobody was answered for".to_owned());
     }
@@ -120,20 +114,20 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     for space in &judged.trees {
         tables::mend(&path.join(trees::DIR).join(space.name()), &mut aside).map_err(io)?;
     }
-    let (mut trees, lost) = open_trees(path, &mut aside)?;
+    let mut trees = open::open_trees(path, StoreLimits::OF_A_TOOL)?;
     // What was in the tables that are lost, the log may still have.
-    judged.trees.iter().chain(&lost).for_each(|space| trees.lack(*space));
+    judged.trees.iter().for_each(|space| trees.lack(*space));
     // Every group that is whole is put into tables, and the log begins anew.
     let old = path.join(log::DIR);
     let is_log_damaged = judged.log.as_ref().is_none_or(|(_, findings)| !findings.damage.is_empty());
-    if is_log_damaged || !judged.trees.is_empty() || !lost.is_empty() {
+    if is_log_damaged || !judged.trees.is_empty() {
         let groups = whole_groups(&old, judged).map_err(io)?;
         for (number, group) in &groups.whole {
             open::fill(&trees, *number, group).map_err(io)?;
         }
         trees.settle();
         for (space, _) in trees.all() {
-            trees.flush(space, |_| Ok(())).map_err(|e| OpenError::Damaged(path.to_owned(), describe(&e)))?;
+            trees.flush(space, |_| Ok(())).map_err(|e| open::failed(path, e))?;
         }
         let next = groups.next.max(trees.newest() + 1);
         if old.exists() {
@@ -159,23 +153,6 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     txn.settle(true).map_err(fatal)?;
     drop((txn, store));
     Ok(aside)
-}
-
-/// Opens the trees. Tables of which only this shows that they cannot be opened are set aside. Answers also which
-/// keyspaces had some.
-fn open_trees(path: &Path, aside: &mut Aside) -> Result<(Trees, Vec<Space>), OpenError> {
-    let open = || Trees::open(path, StoreLimits::OF_A_TOOL);
-    let mut found = Judged::default();
-    match open().map_err(|e| open::not_opened(path, e, &mut found)) {
-        Err(OpenError::Damaged(..)) if !found.trees.is_empty() => {}
-        done => return done.map(|trees| (trees, Vec::new())),
-    }
-    let lost = std::mem::take(&mut found.trees);
-    for space in &lost {
-        let dir = path.join(trees::DIR).join(space.name());
-        tables::mend(&dir, aside).map_err(|e| OpenError::Io(path.to_owned(), e))?;
-    }
-    open().map_err(|e| open::not_opened(path, e, &mut found)).map(|trees| (trees, lost))
 }
 
 /// What can be read of a damaged log.

@@ -6,7 +6,7 @@
 //! A keyspace is a directory. `current` names its newest list, `v<number>`, with its checksum: `number:8 xxh3:16 0`,
 //! little-endian (lsm-tree 3.1.10, `version/persist.rs`). Its version is pinned for that.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{Cursor, Error, ErrorKind, Read, Result, Seek, SeekFrom, Write};
 use std::path::Path;
@@ -23,70 +23,83 @@ pub const TABLES: &str = "tables";
 /// Names the newest list of tables.
 pub const CURRENT: &str = "current";
 
+/// Of which levels the index of a table is read when it is opened, and of which its filter; the last says of those below.
+pub const PINNED: ([bool; 3], [bool; 2]) = ([true, true, false], [true, false]);
+
 /// What is wrong with the keyspace in `dir`; `None` if nothing is.
 pub fn damage(dir: &Path) -> Result<Option<String>> {
-    let wrong = |what: String| Ok(Some(what));
-    let current = match fs::read(dir.join(CURRENT)) {
-        Ok(current) => current,
-        Err(e) if e.kind() == ErrorKind::NotFound => return wrong(format!("the file {CURRENT} is missing")),
-        Err(e) if is_unreadable_io(&e) => return wrong(format!("the file {CURRENT} cannot be read: {e}")),
-        Err(e) => return Err(e),
+    match judge(dir) {
+        Ok(()) => Ok(None),
+        Err(Wrong::Damaged(what)) => Ok(Some(what)),
+        Err(Wrong::Failed(e)) => Err(e),
+    }
+}
+
+/// Why a keyspace is not judged to be whole.
+enum Wrong {
+    Damaged(String),
+    /// It says nothing of the keyspace.
+    Failed(Error),
+}
+
+impl From<Error> for Wrong {
+    fn from(e: Error) -> Wrong {
+        Wrong::Failed(e)
+    }
+}
+
+fn damaged<T>(what: String) -> std::result::Result<T, Wrong> {
+    Err(Wrong::Damaged(what))
+}
+
+/// What stands in a file of a keyspace, which is called `what`.
+fn read_whole(path: &Path, what: &str) -> std::result::Result<Vec<u8>, Wrong> {
+    match fs::read(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => damaged(format!("{what} is missing")),
+        Err(e) if is_unreadable_io(&e) => damaged(format!("{what} cannot be read: {e}")),
+        done => Ok(done?),
+    }
+}
+
+fn judge(dir: &Path) -> std::result::Result<(), Wrong> {
+    let current = format!("the file {CURRENT}");
+    let Some((version, checksum)) = read_current(&read_whole(&dir.join(CURRENT), &current)?) else {
+        return damaged(format!("{current} cannot be read"));
     };
-    let Some((version, checksum)) = read_current(&current) else {
-        return wrong(format!("the file {CURRENT} cannot be read"));
-    };
-    let list = dir.join(format!("v{version}"));
-    let bytes = match fs::read(&list) {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind() == ErrorKind::NotFound => {
-            return wrong(format!("its list of tables, v{version}, is missing"));
-        }
-        Err(e) if is_unreadable_io(&e) => {
-            return wrong(format!("its list of tables, v{version}, cannot be read: {e}"));
-        }
-        Err(e) => return Err(e),
-    };
+    let list = format!("its list of tables, v{version},");
+    let bytes = read_whole(&dir.join(format!("v{version}")), &list)?;
     if xxh3_128(&bytes) != checksum {
-        return wrong(format!("its list of tables, v{version}, is not what was written"));
+        return damaged(format!("{list} is not what was written"));
     }
     let tables = match tables(&bytes) {
         Ok(tables) => tables,
-        Err(e) => return wrong(format!("its list of tables, v{version}, cannot be read: {e}")),
+        Err(e) => return damaged(format!("{list} cannot be read: {e}")),
     };
-    let mut there = BTreeSet::new();
-    for name in names_in(&dir.join(TABLES))? {
-        match name.parse::<u64>() {
-            Ok(id) => drop(there.insert(id)),
-            Err(_) => return wrong(format!("{TABLES}/{name} is no table")),
+    let there: BTreeSet<String> = names_in(&dir.join(TABLES))?.into_iter().collect();
+    if let Some(name) = there.iter().find(|name| name.parse::<u64>().is_err()) {
+        return damaged(format!("{TABLES}/{name} is no table"));
+    }
+    for (table, level) in tables {
+        let name = table.to_string();
+        if !there.contains(&name) {
+            return damaged(format!("table {table} is missing"));
+        }
+        if !opens(&dir.join(TABLES).join(name), level)? {
+            return damaged(format!("what an open reads of table {table} cannot be read"));
         }
     }
-    for table in tables {
-        if !there.contains(&table) {
-            return wrong(format!("table {table} is missing"));
-        }
-        if !opens(&dir.join(TABLES).join(table.to_string()), Part::Ends)? {
-            return wrong(format!("the end of table {table} cannot be read"));
-        }
-    }
-    Ok(None)
+    Ok(())
 }
 
-/// What lsm-tree reads of a table when it opens it.
-#[derive(Clone, Copy)]
-enum Part {
-    /// The list of its parts, and what it says of itself.
-    Ends,
-    /// Also its index and its filter, as of a table that was not merged yet.
-    All,
-}
-
-/// Whether lsm-tree can read this part of a table.
-fn opens(path: &Path, part: Part) -> Result<bool> {
+/// Whether lsm-tree can open a table of this level: whether the list of its parts, what it says of itself, and the index
+/// and the filter if they are [`PINNED`] can be read.
+fn opens(path: &Path, level: usize) -> Result<bool> {
     const DAMAGED: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::UnexpectedEof, ErrorKind::InvalidData];
-    let (cache, pin) = (Arc::new(Cache::with_capacity_bytes(0)), matches!(part, Part::All));
+    let cache = Arc::new(Cache::with_capacity_bytes(0));
+    let [index, filter] = [&PINNED.0[..], &PINNED.1[..]].map(|pinned| pinned[level.min(pinned.len() - 1)]);
     let opened = match File::open(path).and_then(has_whole_toc) {
         Ok(false) => return Ok(false),
-        Ok(true) => Table::recover(path.to_owned(), Checksum::from_raw(0), 0, 0, cache, None, pin, pin),
+        Ok(true) => Table::recover(path.to_owned(), Checksum::from_raw(0), 0, 0, cache, None, filter, index),
         Err(e) => Err(e.into()),
     };
     match opened {
@@ -118,23 +131,13 @@ fn has_whole_toc(mut archive: impl Read + Seek) -> Result<bool> {
     Ok(xxh3_128(&toc) == checksum)
 }
 
-/// Those tables in `dir` that lsm-tree may not open, although their ends can be read.
-pub fn unopenable(dir: &Path) -> Result<Vec<String>> {
-    let mut found = Vec::new();
-    for name in names_in(&dir.join(TABLES))? {
-        if !opens(&dir.join(TABLES).join(&name), Part::All)? {
-            found.push(name);
-        }
-    }
-    Ok(found)
-}
-
 /// The files of the list that is the newest, and of its tables, below `dir`: what a copy of the keyspace needs.
 pub fn files(dir: &Path) -> Result<Vec<String>> {
     let current = read_current(&fs::read(dir.join(CURRENT))?);
     let (version, _) = current.ok_or_else(|| Error::from(ErrorKind::InvalidData))?;
     let list = format!("v{version}");
-    let tables = tables(&fs::read(dir.join(&list))?)?.into_iter().map(|table| format!("{TABLES}/{table}"));
+    let tables =
+        tables(&fs::read(dir.join(&list))?)?.into_iter().map(|(table, _)| format!("{TABLES}/{table}"));
     Ok(tables.chain([list, CURRENT.to_owned()]).collect())
 }
 
@@ -208,12 +211,17 @@ fn sections(list: &[u8]) -> Result<Vec<(&[u8], Vec<u8>)>> {
     reader.toc().iter().map(|section| Ok((bytes(section)?, section.name().to_vec()))).collect()
 }
 
-/// The tables in a list.
-fn tables(list: &[u8]) -> Result<Vec<u64>> {
+/// The tables in a list, each with its level.
+fn tables(list: &[u8]) -> Result<Vec<(u64, usize)>> {
     let sections = sections(list)?;
     let named = sections.iter().find(|(_, name)| name == TABLES.as_bytes());
     let (section, _) = named.ok_or_else(|| invalid("no tables stand in it"))?;
-    levels(section)?.iter().flatten().flatten().map(|bytes| table(bytes)).collect()
+    let levels = levels(section)?;
+    let tables = levels
+        .iter()
+        .enumerate()
+        .flat_map(|(level, runs)| runs.iter().flatten().map(move |bytes| Ok((table(bytes)?, level))));
+    tables.collect()
 }
 
 /// Makes a keyspace open again, without the tables that are not there. One that has no list of tables is set aside
@@ -229,14 +237,13 @@ pub fn mend(dir: &Path, aside: &mut Aside) -> Result<()> {
     }
     let Some((version, list)) = list_to_use(dir)? else { return aside.take(dir) };
     // A table that the list does not name may be newer than the list. lsm-tree would delete it.
-    let listed: BTreeSet<u64> = tables(&list)?.into_iter().collect();
+    let listed: BTreeMap<u64, usize> = tables(&list)?.into_iter().collect();
     let mut kept = BTreeSet::new();
     for name in names_in(&dir.join(TABLES))? {
         let path = dir.join(TABLES).join(&name);
-        let is_listed = name.parse().is_ok_and(|table: u64| listed.contains(&table));
-        match is_listed && opens(&path, Part::All)? {
-            true => drop(kept.insert(name)),
-            false => aside.take(&path)?,
+        match name.parse().ok().and_then(|table: u64| listed.get(&table)) {
+            Some(level) if opens(&path, *level)? => drop(kept.insert(name)),
+            _ => aside.take(&path)?,
         }
     }
     let list = without(&list, |table| kept.contains(&table.to_string()))?;
@@ -335,7 +342,7 @@ mod tests {
         bytes[at + 4..at + 8].fill(0xff);
         fs::write(&table, bytes).unwrap(); // as above
         let found = damage(&keyspace).unwrap(); // as above
-        assert!(found.as_ref().is_some_and(|what| what.contains("the end of table")), "{found:?}");
+        assert!(found.as_ref().is_some_and(|what| what.contains("what an open reads of table")), "{found:?}");
     }
 
     /// Guards against a repair that deletes what it could not make sense of.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use lsm_tree::config::{
     BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry,
-    RestartIntervalPolicy,
+    PinningPolicy, RestartIntervalPolicy,
 };
 use lsm_tree::{
     AbstractTree, AnyTree, Cache, CompressionType, Config, DescriptorTable, InternalValue, Memtable, SeqNo,
@@ -29,6 +29,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::durable::sync;
 use super::recent::{Entry, Recent};
 use super::space::{PerSpace, SPACES, Space};
+use super::tables::PINNED;
 
 /// The directory of the trees, in the pool's.
 pub const DIR: &str = "trees";
@@ -129,21 +130,6 @@ impl fmt::Debug for Trees {
     }
 }
 
-/// Makes an empty keyspace below `pool`, in the place of whatever is there.
-pub fn make_anew(pool: &Path, space: Space) -> lsm_tree::Result<()> {
-    let (trees, dir) = (pool.join(DIR), pool.join(DIR).join(space.name()));
-    match std::fs::remove_dir_all(&dir) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
-        _ => {}
-    }
-    let (lists, visible) = (SequenceNumberCounter::default(), SequenceNumberCounter::default());
-    Config::new(&dir, lists, visible).open()?;
-    for dir in [&dir, &trees] {
-        sync(dir)?;
-    }
-    Ok(())
-}
-
 impl Trees {
     /// Opens or makes the trees below `pool`, without what is in the log.
     pub fn open(pool: &Path, limits: StoreLimits) -> lsm_tree::Result<Trees> {
@@ -151,6 +137,13 @@ impl Trees {
         let tables = Arc::new(DescriptorTable::new(limits.open_tables));
         let mut trees = Vec::with_capacity(SPACES);
         for (space, name, _) in Space::ALL {
+            let dir = pool.join(DIR).join(name);
+            // Whoever was killed between the rename of the newest list of tables and the sync of its name has left one
+            // that a power cut may take. lsm-tree deletes the older one here, and the log gives up what the newer one has.
+            if dir.is_dir() {
+                // What fails here says nothing of what stands there.
+                sync(&dir).map_err(std::io::Error::other)?;
+            }
             // Only these are looked up by key; everywhere else a filter would never be asked.
             let filter = match space {
                 Space::Jobs | Space::Keys | Space::Once => {
@@ -159,10 +152,12 @@ impl Trees {
                 _ => FilterPolicyEntry::None,
             };
             let (lists, visible) = (SequenceNumberCounter::default(), SequenceNumberCounter::default());
-            let config = Config::new(pool.join(DIR).join(name), lists, visible)
+            let config = Config::new(dir, lists, visible)
                 .use_cache(cache.clone())
                 .use_descriptor_table(Some(tables.clone()))
                 .filter_policy(FilterPolicy::all(filter))
+                .index_block_pinning_policy(PinningPolicy::new(PINNED.0))
+                .filter_block_pinning_policy(PinningPolicy::new(PINNED.1))
                 .data_block_size_policy(BlockSizePolicy::all(4096))
                 .data_block_restart_interval_policy(RestartIntervalPolicy::new([10, 16]))
                 // What is merged again soon is not compressed.

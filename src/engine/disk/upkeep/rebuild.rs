@@ -7,7 +7,9 @@ use std::path::Path;
 
 use bytes::Bytes;
 
-use crate::engine::disk::codec::{self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, QUOTA, Record};
+use crate::engine::disk::codec::{
+    self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, Malformed, QUOTA, Record,
+};
 use crate::engine::disk::store::mark::OpenError;
 use crate::engine::disk::store::open;
 use crate::engine::disk::store::txn::Txn;
@@ -27,24 +29,32 @@ const TRIES: u16 = 1;
 /// read. Fails where the jobs themselves cannot be read.
 pub fn rebuild_lists(path: &Path) -> Result<u64, OpenError> {
     let (store, _mark) = open::open(path, StoreLimits::OF_A_TOOL)?;
-    rebuild(&store, false).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
+    let damaged = unreadable(&store).map_err(|e| OpenError::Io(path.to_owned(), e))?;
+    rebuild(&store, &damaged, false).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
 }
 
-/// The lists that cannot be read, those of the keys and of the remembered requests among them, and the settings.
-pub fn unreadable(store: &Store) -> Vec<Space> {
-    let lists = LISTS.into_iter().filter(|list| visit(store, *list, |_, _| {}).is_err());
-    let rows = [Space::Keys, Space::Once].into_iter().chain(SETTINGS);
-    lists.chain(rows.filter(|rows| store.all(*rows).any(|row| row.is_err()))).collect()
+/// The lists that cannot be read, those of the keys and of the remembered requests among them, and the settings. An error
+/// that says nothing of what is stored, such as too many open files, makes none of them one.
+pub fn unreadable(store: &Store) -> std::io::Result<Vec<Space>> {
+    let mut damaged = Vec::new();
+    for space in LISTS.into_iter().chain([Space::Keys, Space::Once]).chain(SETTINGS) {
+        let is_list = LISTS.contains(&space);
+        let read =
+            |key: &[u8], value: &[u8]| if is_list { entry(space, key, value).map(drop) } else { Ok(()) };
+        if store.is_damaged(space, read)? {
+            damaged.push(space);
+        }
+    }
+    Ok(damaged)
 }
 
-/// As [`rebuild_lists`]. With `gaps` also a list that can be read may have lost entries: every job that stands in none
-/// is put into one.
-pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
-    let damaged = unreadable(store);
+/// As [`rebuild_lists`], of those that are [`unreadable`]. With `gaps` also a list that can be read may have lost entries:
+/// every job that stands in none is put into one.
+pub fn rebuild(store: &Store, damaged: &[Space], gaps: bool) -> Result<u64, Fatal> {
     if damaged.is_empty() && !gaps {
         return Ok(0);
     }
-    let known = Known::read(store, &damaged)?;
+    let known = Known::read(store, damaged)?;
     let mut txn = Txn::new(store.clone());
     // They are in the log before what is damaged goes: nothing else says them.
     known.put_settings(&mut txn)?;
@@ -93,9 +103,11 @@ impl Known {
         // Jobs that stand in a list that can be read stay there.
         let mut listed = HashSet::new();
         for list in LISTS.into_iter().filter(|list| !damaged.contains(list)) {
-            visit(store, list, |prefix, entry| {
+            for item in store.all(list) {
+                let (key, value) = item?;
+                let (prefix, entry) = entry(list, &key, &value)?;
                 listed.insert((codec::job_key(prefix, entry.id), entry.generation));
-            })?;
+            }
         }
         let mut known = Known::default();
         for item in store.all(Space::Jobs) {
@@ -180,20 +192,13 @@ impl Known {
     }
 }
 
-/// Reads a list from the first entry to the last, and shows each with the prefix of its queue.
-fn visit(store: &Store, list: Space, mut each: impl FnMut(&[u8], Entry)) -> Result<(), Fatal> {
-    for item in store.all(list) {
-        let (key, value) = item?;
-        match list {
-            Space::Ready | Space::Dead => {
-                let (prefix, seq) = codec::split_list_key(&key)?;
-                each(prefix, codec::read_list_value(seq, &value)?.0);
-            }
-            _ => {
-                let (prefix, entry) = codec::split_timer_value(&value)?;
-                each(prefix, entry);
-            }
+/// The entry that stands there in a list, with the prefix of its queue.
+fn entry<'a>(list: Space, key: &'a [u8], value: &'a [u8]) -> Result<(&'a [u8], Entry), Malformed> {
+    match list {
+        Space::Ready | Space::Dead => {
+            let (prefix, seq) = codec::split_list_key(key)?;
+            Ok((prefix, codec::read_list_value(seq, value)?.0))
         }
+        _ => codec::split_timer_value(value),
     }
-    Ok(())
 }

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use super::quarantine;
 use super::rebuild::{SETTINGS, rebuild, unreadable};
-use crate::engine::disk::store::mark::OpenError;
+use crate::engine::disk::store::mark::{self, OpenError};
 use crate::engine::disk::store::open;
 use crate::engine::disk::store::repair::{self as files, RepairReport};
-use crate::engine::disk::store::{Fatal, StoreLimits};
+use crate::engine::disk::store::{Fatal, Space, StoreLimits};
 
 /// Judges the directory. Where its files are damaged it changes nothing but for `accept_loss`. Where they are not it
 /// opens the store, as a server does, and looks at the lists, at the settings and at the quarantine.
@@ -18,15 +18,16 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
         return Ok(report);
     }
     let fatal = |Fatal(reason)| OpenError::Damaged(path.to_owned(), reason);
-    let (store, mut mark) = open::open_any(path, StoreLimits::OF_A_TOOL)?;
-    let (settings, lists): (Vec<_>, Vec<_>) =
-        unreadable(&store).into_iter().partition(|space| SETTINGS.contains(space));
+    let io = |e| OpenError::Io(path.to_owned(), e);
+    let (store, mut mark) = open::open_locked(path, StoreLimits::OF_A_TOOL, mark::lock(path)?)?;
+    let damaged = unreadable(&store).map_err(io)?;
+    let (settings, lists): (Vec<Space>, Vec<Space>) =
+        damaged.iter().partition(|space| SETTINGS.contains(space));
     report.damage.extend(lists.iter().map(|list| format!("the list {list:?} cannot be read")));
     report.damage.extend(settings.iter().map(|of| format!("the settings {of:?} cannot all be read")));
     if accept_loss && !report.damage.is_empty() {
-        let io = |e| OpenError::Io(path.to_owned(), e);
         mark.write_repairing(true).map_err(io)?;
-        let jobs = rebuild(&store, report.accepted).map_err(fatal)?;
+        let jobs = rebuild(&store, &damaged, report.accepted).map_err(fatal)?;
         mark.write_repairing(false).map_err(io)?;
         report.accepted = true;
         report.notes.push(format!("{jobs} jobs that stood in no list were put into one, with one try left"));
@@ -34,7 +35,7 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
         report.notes.extend(lost);
     } else if let Some(number) = mark.was_closed() {
         // Nothing was written, so it is still closed as it was.
-        mark.close(number).map_err(|e| OpenError::Io(path.to_owned(), e))?;
+        mark.close(number).map_err(io)?;
     }
     for job in quarantine::list(&store).map_err(fatal)? {
         report
@@ -57,7 +58,6 @@ mod tests {
     use crate::engine::disk::state::tables::Table;
     use crate::engine::disk::state::{Windows, load};
     use crate::engine::disk::store::txn::Txn;
-    use crate::engine::disk::store::{Fatal, Space};
     use crate::engine::disk::{DiskEngine, DiskOptions};
     use crate::engine::{Engine, SizeOf};
     use crate::job::{JobId, NewJob};

@@ -64,10 +64,10 @@ impl Lists {
         read(handle, permit, work).await
     }
 
-    /// Waits until nobody reads.
+    /// Waits until nobody reads. Nobody begins to from then on.
     pub async fn ended(&self) {
-        // Nobody closes the semaphore.
-        let _ = self.readers.acquire_many(READERS as u32).await;
+        let _all = self.readers.acquire_many(READERS as u32).await;
+        self.readers.close();
     }
 
     async fn permit(&self) -> Result<OwnedSemaphorePermit> {

@@ -20,8 +20,6 @@ pub enum LogDamage {
     NoFile { slot: u32 },
     /// The log ends before a group of which tables have entries.
     Behind { tables: u64, last: u64 },
-    /// The manifest is not there, or not what was written.
-    Manifest { what: &'static str },
 }
 
 impl fmt::Display for LogDamage {
@@ -42,7 +40,6 @@ impl fmt::Display for LogDamage {
             LogDamage::Behind { tables, last } => {
                 write!(f, "tables have group {tables} of requests, and the log ends with group {last}")
             }
-            LogDamage::Manifest { what } => write!(f, "log/manifest {what}"),
         }
     }
 }
@@ -64,6 +61,8 @@ pub struct Findings {
     pub last: Group,
     /// Where that ends: a file, by its place in the manifest, and the byte in it.
     pub end: (usize, usize),
+    /// The first group of each file up to there.
+    pub firsts: Vec<u64>,
 }
 
 /// A stretch that is no group.
@@ -83,7 +82,7 @@ pub fn judge(dir: &Path, manifest: &Manifest) -> Result<Findings> {
         pool: manifest.pool,
         // What stands before the first file is in tables.
         last: Group { number: manifest.first.saturating_sub(1), ..Group::default() },
-        is_first: true,
+        firsts: Vec::new(),
         open: false,
         problems: Vec::new(),
         synced: manifest.synced,
@@ -107,16 +106,18 @@ pub fn judge(dir: &Path, manifest: &Manifest) -> Result<Findings> {
             Err(e) => return Err(e),
         }
     }
+    let mut firsts = std::mem::take(&mut reader.firsts);
     reader.judge(manifest, &mut findings);
-    Ok(findings)
+    firsts.truncate(findings.end.0 + 1);
+    Ok(Findings { firsts, ..findings })
 }
 
 struct Reader {
     pool: u64,
     /// The last group that was read. Its `check` is 0 while it is not known.
     last: Group,
-    /// Whether no group was read yet.
-    is_first: bool,
+    /// The first group of each file that was begun.
+    firsts: Vec<u64>,
     /// Whether the last problem has not ended yet.
     open: bool,
     problems: Vec<Problem>,
@@ -133,11 +134,9 @@ impl Reader {
         let head = FileHead::read(bytes).filter(|head| (head.pool, head.turn) == (self.pool, turn));
         let mut at = 0;
         match head {
-            Some(head) if self.is_first || head.first == self.last.number + 1 => {
+            Some(head) if file == 0 || head.first == self.last.number + 1 => {
                 at = FILE_HEAD;
-                if self.is_first {
-                    self.last.number = head.first.saturating_sub(1);
-                }
+                self.last.number = head.first.saturating_sub(1);
                 // The rest of the file before had no room for the group.
                 if std::mem::take(&mut self.open) {
                     self.problems.pop();
@@ -147,7 +146,7 @@ impl Reader {
             _ if !self.open => self.problem(file, at),
             _ => {}
         }
-        self.is_first = false;
+        self.firsts.push(self.last.number + 1);
         loop {
             if !self.open {
                 match group::read(bytes, at, self.pool).filter(|(group, _)| self.follows(group)) {

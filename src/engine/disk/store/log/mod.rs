@@ -18,7 +18,7 @@ pub mod start;
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Result};
+use std::io::Result;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -116,24 +116,15 @@ impl Log {
 
     /// Opens a log in which nothing is damaged, to go on behind its last group. All that it holds must be synced.
     pub fn open(dir: &Path, manifest: &Manifest, findings: &Findings) -> Result<Log> {
-        let (current, at) = findings.end;
-        let (mut used, mut last) = (VecDeque::new(), None);
-        for (slot, turn) in &manifest.files[..=current] {
-            let spare = last.insert(slots::open_spare(dir, *slot)?);
-            let mut head = [0; FILE_HEAD];
-            spare.file.read_at(&mut head, 0)?;
-            let head = FileHead::read(&head).filter(|head| (head.pool, head.turn) == (manifest.pool, *turn));
-            let first = head.map_or(findings.last.number + 1, |head| head.first);
-            if head.is_none() {
-                // A power cut has torn the begin of the only file: what stood before it is in tables.
-                spare
-                    .file
-                    .write_all_at(&FileHead { pool: manifest.pool, turn: *turn, first }.to_bytes(), 0)?;
-                spare.file.sync_data()?;
-            }
-            used.push_back(Used { slot: *slot, turn: *turn, first });
+        let ((current, at), pool) = (findings.end, manifest.pool);
+        let files = manifest.files.iter().zip(&findings.firsts);
+        let used: VecDeque<_> = files.map(|(&(slot, turn), &first)| Used { slot, turn, first }).collect();
+        let Used { slot, turn, first } = used[current];
+        if findings.end == (0, FILE_HEAD) {
+            // A power cut may have torn the begin of the only file: what stood before it is in tables.
+            slots::write(dir, slot, 0, &FileHead { pool, turn, first }.to_bytes())?;
         }
-        let current = last.ok_or(ErrorKind::NotFound)?;
+        let current = slots::open_spare(dir, slot)?;
         let (mut spare, mut extra, mut free) = (None, Vec::new(), 0);
         for slot in slots::list(dir)? {
             free = free.max(slot + 1);
@@ -148,7 +139,7 @@ impl Log {
         let (file, ready, at) = (current.file.clone(), current.ready, at as u64);
         let log = Log {
             dir: dir.to_owned(),
-            pool: manifest.pool,
+            pool,
             at: AtomicU64::new(at),
             dirty: Mutex::new(vec![file.clone()]),
             tail: Mutex::new(Tail { file, at, ready, last: findings.last }),
@@ -424,9 +415,14 @@ impl Log {
             let used: Vec<_> = files.used.iter().map(|used| (used.slot, used.turn)).collect();
             (tail.at, tail.last.number, files.first, used)
         };
-        // What cannot be read is not copied as zeros.
-        let read = |slot: u32| fs::read(self.dir.join(slot.to_string()));
-        start::write_again(read, to, &files, at as usize)?;
+        for (n, (slot, _)) in files.iter().enumerate() {
+            // What cannot be read is not copied as zeros.
+            let mut bytes = fs::read(self.dir.join(slot.to_string()))?;
+            if n + 1 == files.len() {
+                bytes.truncate(at as usize);
+            }
+            slots::write(to, *slot, 0, &bytes)?;
+        }
         durable::sync(to)?;
         Manifest { pool: self.pool, first, synced: last, files }.write(to)
     }

@@ -86,6 +86,13 @@ pub fn read(dir: &Path, slot: u32) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Writes bytes into a file, made if it is not there, and syncs them. The name is not synced.
+pub fn write(dir: &Path, slot: u32, at: u64, bytes: &[u8]) -> Result<()> {
+    let file = open(dir, slot)?;
+    file.write_all_at(bytes, at)?;
+    file.sync_data()
+}
+
 /// Removes a file in parts: a file system that tells the disk of each freed block (mounted with `discard`) takes long
 /// for many, and a sync waits for that.
 pub fn remove(dir: &Path, file: &File, slot: u32) -> Result<()> {

@@ -1,43 +1,15 @@
-//! What a start does with the files of a log that was judged: writes them once more, clears a torn end, shows the groups.
-//! Decides nothing.
+//! What a start does with the files of a log that was judged: clears a torn end, shows the groups, and writes them once
+//! more. Decides nothing.
 
-use std::io::Result;
-use std::os::unix::fs::FileExt;
+use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
 
-use super::group::{self, FILE_HEAD, FileHead};
+use super::group::{self, FILE_HEAD};
 use super::judge::{Findings, Torn};
 use super::manifest::Manifest;
 use super::slots;
 
-/// Writes the bytes of each file in its place once more, synced. After an unclean end the system may show bytes that
-/// never reached the disk: when a sync has failed they stay in memory, and no later sync writes them.
-pub fn rewrite(dir: &Path, manifest: &Manifest, findings: &Findings) -> Result<()> {
-    let (last, at) = findings.end;
-    // A part that does not read is written as zeros. The judge has found no group in it, and then it reads again.
-    write_again(|slot| slots::read(dir, slot), dir, &manifest.files[..=last], at)
-}
-
-/// Writes the bytes of these files into files of the same names, synced; of the last one those before `end`.
-pub fn write_again(
-    read: impl Fn(u32) -> Result<Vec<u8>>,
-    to: &Path,
-    files: &[(u32, u64)],
-    end: usize,
-) -> Result<()> {
-    for (n, (slot, _)) in files.iter().enumerate() {
-        let mut bytes = read(*slot)?;
-        if n + 1 == files.len() {
-            bytes.truncate(end);
-        }
-        let file = slots::open(to, *slot)?;
-        file.write_all_at(&bytes, 0)?;
-        file.sync_data()?;
-    }
-    Ok(())
-}
-
-/// The bytes of a torn end, and those of all files behind it.
+/// The bytes of a torn end, and those of all files behind it: of each file its slot, from where on, and what stands there.
 pub fn torn_bytes(dir: &Path, manifest: &Manifest, torn: &Torn) -> Result<Vec<(u32, u64, Vec<u8>)>> {
     let mut parts = Vec::new();
     for (n, (slot, _)) in manifest.files.iter().enumerate().skip(torn.file) {
@@ -48,36 +20,50 @@ pub fn torn_bytes(dir: &Path, manifest: &Manifest, torn: &Torn) -> Result<Vec<(u
     Ok(parts)
 }
 
-/// Overwrites a torn end with zeros, so that nobody takes a group in it for one of those that will be written there.
-pub fn clear_torn(dir: &Path, manifest: &Manifest, torn: &Torn) -> Result<()> {
+/// Overwrites the bytes of a torn end with zeros, so that nobody takes a group in it for one of those that will be
+/// written there.
+pub fn clear_torn(dir: &Path, parts: &[(u32, u64, Vec<u8>)]) -> Result<()> {
     // From behind: as long as it is not done, the rest looks torn.
-    for (slot, from, bytes) in torn_bytes(dir, manifest, torn)?.into_iter().rev() {
-        let file = slots::open(dir, slot)?;
-        file.write_all_at(&vec![0; bytes.len()], from)?;
-        file.sync_data()?;
-    }
-    Ok(())
+    parts
+        .iter()
+        .rev()
+        .try_for_each(|(slot, from, bytes)| slots::write(dir, *slot, *from, &vec![0; bytes.len()]))
 }
 
-/// Shows the groups of the log from `first` on, one after the other, as the manifest and `findings` say.
+/// Shows the groups of the log that are needed, one after the other. Each that the judge has found must be there.
+///
+/// `again` writes the bytes of each file in its place once more, synced. After an unclean end the system may show bytes
+/// that never reached the disk: when a sync has failed they stay in memory, and no later sync writes them.
 pub fn replay(
     dir: &Path,
     manifest: &Manifest,
     findings: &Findings,
+    again: bool,
     mut each: impl FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<()> {
-    for (slot, _) in manifest.files.iter().take(findings.end.0 + 1) {
-        let bytes = slots::read(dir, *slot)?;
-        let (mut at, mut next) = (FILE_HEAD, FileHead::read(&bytes).map_or(0, |head| head.first));
-        while let Some((group, end)) = group::read(&bytes, at, manifest.pool) {
-            // Behind the last one there may be one of an earlier turn.
-            if group.number != next || group.number > findings.last.number {
-                break;
+    let (last, end) = findings.end;
+    for (n, (slot, _)) in manifest.files[..=last].iter().enumerate() {
+        let mut bytes = slots::read(dir, *slot)?;
+        if n == last {
+            bytes.truncate(end);
+        }
+        let behind = findings.firsts.get(n + 1).copied().unwrap_or(findings.last.number + 1);
+        let mut at = FILE_HEAD;
+        for number in findings.firsts[n]..behind {
+            let read = group::read(&bytes, at, manifest.pool).filter(|(group, _)| group.number == number);
+            let Some((_, end)) = read else {
+                let what =
+                    format!("{}: group {number} of requests read once, and does not now", slots::name(*slot));
+                return Err(Error::new(ErrorKind::InvalidData, what));
+            };
+            if number >= manifest.first {
+                each(number, &bytes[at..])?;
             }
-            if group.number >= manifest.first {
-                each(group.number, &bytes[at..])?;
-            }
-            (at, next) = (end, next + 1);
+            at = end;
+        }
+        if again {
+            // A part that does not read is written as zeros. No group is in it, and then it reads again.
+            slots::write(dir, *slot, 0, &bytes)?;
         }
     }
     Ok(())
