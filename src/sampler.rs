@@ -140,6 +140,8 @@ pub struct Sample {
     pub overdue: Option<Duration>,
     /// Figures that only one kind of store has, by their names.
     pub gauges: Arc<Vec<(&'static str, f64)>>,
+    /// Since when the store has no room for more, as far as this server saw.
+    pub full_since: Option<Millis>,
     /// Jobs a second at this server over the last minute, of all queues.
     pub rates: [f64; 4],
     /// How long the store is left alone after it.
@@ -227,6 +229,7 @@ impl Sampler {
             timers: 0,
             overdue: None,
             gauges: Arc::default(),
+            full_since: None,
             rates: [0.0; 4],
             interval: STEP,
             trouble: None,
@@ -370,12 +373,20 @@ impl Sampler {
             timers: stats.timers,
             overdue: stats.overdue,
             gauges: Arc::new(stats.gauges.clone()),
+            full_since: is_full(&stats.gauges).then(|| before.full_since.unwrap_or(now)),
             rates: all.rates(seconds(self.began.wall), seconds(now)),
             interval: (took * SHARE).clamp(STEP, LONGEST),
             trouble: None,
         };
         *self.latest.write() = Arc::new(sample);
     }
+}
+
+/// Whether a store has no room for more, by its own figures: a disk below its bound, a Redis at `maxmemory`.
+fn is_full(gauges: &[(&'static str, f64)]) -> bool {
+    let of = |wanted| gauges.iter().find(|(name, _)| *name == wanted).map_or(0.0, |(_, value)| *value);
+    let most = of("max_mem_bytes");
+    of("disk_full") > 0.0 || most > 0.0 && of("used_mem_bytes") >= most
 }
 
 /// The row of a queue, of rows in order.
@@ -481,6 +492,21 @@ mod tests {
         assert_eq!((rows.len(), left_out), (MOST_ROWS, 3));
         assert!(rows.is_sorted_by(|(a, _), (b, _)| a.key() < b.key()), "by name");
         assert!(rows.iter().all(|(row, _)| row.ready >= 3), "the three smallest are left out");
+    }
+
+    /// Guards against a store that refuses each publish, and of which nobody is told.
+    #[test]
+    fn a_store_without_room_is_full() {
+        for (gauges, full) in [
+            (&[("disk_full", 0.0), ("disk_bytes", 9.0)][..], false),
+            (&[("disk_bytes", 9.0), ("disk_full", 1.0)], true),
+            (&[("max_mem_bytes", 0.0), ("used_mem_bytes", 9.0)], false),
+            (&[("max_mem_bytes", 10.0), ("used_mem_bytes", 9.0)], false),
+            (&[("used_mem_bytes", 10.0), ("max_mem_bytes", 10.0)], true),
+            (&[], false),
+        ] {
+            assert_eq!(is_full(gauges), full, "{gauges:?}");
+        }
     }
 
     #[test]

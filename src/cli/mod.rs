@@ -59,8 +59,9 @@ enum QueueCommand {
         /// Show at most so many
         #[arg(long, value_name = "COUNT")]
         limit: Option<usize>,
-        /// From the admin port, over all namespaces unless one is named: queues that need this, or `any`
-        #[arg(long, value_name = "NEED")]
+        /// From the admin port, over all namespaces unless one is named: queues that need this, or `any`, which it is
+        /// without a value
+        #[arg(long, value_name = "NEED", num_args = 0..=1, default_missing_value = "any")]
         need: Option<String>,
     },
     /// The next jobs of a queue, without handing them out

@@ -140,9 +140,9 @@ impl Watch {
             (Need::Dying, died)
         } else if ready > 0 && pushed == Pushed::No && !paused && stands {
             (Need::Nobody, ready)
-        } else if oldest.is_some_and(|age| age > LATE) && !paused {
+        } else if oldest.is_some_and(|age| age > LATE) {
             (Need::Late, age)
-        } else if self.grows() && !paused {
+        } else if self.grows() {
             (Need::Growing, ready)
         } else if paused && ready > 0 {
             (Need::Paused, ready)
@@ -215,7 +215,8 @@ mod tests {
             (Now { pushed: Pushed::InTrouble, ..late }, 3, Need::Push),
             (late, 3, Need::Dying),
             (late, 0, Need::Late),
-            (Now { paused: true, ..late }, 0, Need::Paused),
+            (Now { paused: true, ..late }, 0, Need::Late),
+            (Now { paused: true, oldest: Some(LATE), ..late }, 0, Need::Paused),
             (Now { ready: 0, oldest: None, ..late }, 0, Need::Dead),
         ] {
             assert_eq!(after([(now, died)]), Some(expected), "{now:?}");

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{MethodRouter, delete, get, post, put};
 use tower::{ServiceExt, service_fn};
 
@@ -128,7 +128,8 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/dead/reasons", only(get(dead::reasons)))
         .merge(jobs_by_account(state.clone()))
         .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
-    let (pages, home) = if state.about.dashboard {
+    let has_pages = state.about.dashboard;
+    let (pages, home) = if has_pages {
         let json = guarded.clone().with_state(state.clone());
         let pages = ui::routes(state.clone(), json);
         (pages.route_layer(from_fn_with_state(state.clone(), logins::basic_auth)), get(ui::home))
@@ -147,12 +148,15 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/ready", probe(get(operations::ready)));
     let url = names.url.clone();
     let guard = OriginCheck::Admin(Arc::new(names));
-    let routes = finish(guarded.merge(pages).merge(open), Observe { state, guard, port: "admin" });
+    let mut routes = finish(guarded.merge(pages).merge(open), Observe { state, guard, port: "admin" });
+    if has_pages {
+        routes = routes.layer(from_fn(ui::refusals_as_pages));
+    }
     match url {
         None => routes,
         // Before a route is looked for.
         Some(url) => Router::new().fallback_service(service_fn(move |mut request: Request| {
-            url.strip(request.uri_mut());
+            url.strip(&mut request);
             routes.clone().oneshot(request)
         })),
     }

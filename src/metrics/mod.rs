@@ -3,11 +3,13 @@
 //! Takes plain values and names, and knows no engine and no HTTP types.
 
 mod families;
+mod figures;
 mod requests;
 mod schedules;
 mod stores;
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +21,7 @@ use self::families::{
     ClusterFamilies, FIGURES, Figure, HttpFamilies, PoolFamilies, PushFamilies, ScheduleFamilies,
     ServerFamilies, StoreFamilies, register,
 };
+pub use self::figures::{Process, Times, Took};
 pub use self::requests::{Connected, PortMetrics, RouteMetrics, pattern};
 pub use self::schedules::ScheduleMetrics;
 pub use self::stores::{EngineMetrics, Operation, PoolMetrics, PushSeries};
@@ -144,6 +147,11 @@ impl Metrics {
     pub fn limited(&self, pool: &PoolName, namespace: &Namespace, token: &Token, action: &str) {
         let token = token.hash();
         self.http.rate_limit.with_label_values(&[pool.as_str(), namespace.as_str(), &token, action]).inc();
+    }
+
+    /// How many connections each port has, and how many it takes.
+    pub fn connections(&self) -> BTreeMap<String, (u64, u64)> {
+        figures::connections(&self.http)
     }
 
     pub fn parked(&self, polls: usize) {

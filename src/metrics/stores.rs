@@ -70,7 +70,7 @@ operations! {
 }
 
 /// The label of what a disk does by itself.
-const SYNC: &str = "sync";
+pub(super) const SYNC: &str = "sync";
 
 /// What [`Metered`](crate::engine::metered::Metered) records.
 #[derive(Debug)]

@@ -185,6 +185,8 @@ fn about(config: &Config, config_file: Option<String>) -> About {
         config_file,
         admin_url: config.admin_url.as_deref().map(|url| url.trim_end_matches('/').to_owned()),
         dashboard: config.dashboard,
+        api_tls: config.tls_cert.is_some(),
+        admin_tls: config.admin_tls_cert.is_some(),
         zone: config.dashboard_zone.clone(),
         pools: config.pool.iter().filter_map(pool).collect(),
         most,

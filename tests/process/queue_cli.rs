@@ -550,6 +550,7 @@ async fn a_night_on_call_over_all_namespaces() {
     let listed = operator(&["list", "--need", "any"]);
     assert!(listed.code == 0 && listed.out.contains("dying  ns/mail"), "{listed:?}");
     assert!(listed.out.contains("dying  other/mail"), "of every namespace: {listed:?}");
+    assert_eq!(operator(&["list", "--need"]).out, listed.out, "any is meant");
     let all = operator(&["list", "-o", "json"]);
     assert!(all.code == 0 && all.out.contains("\"namespace\":\"other\""), "{all:?}");
     let dead = operator(&["dead"]);

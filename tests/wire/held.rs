@@ -39,8 +39,8 @@ pub fn hold(method: &Method, url: &Url, response: &Response) {
     let document = url.port().and_then(|port| PORTS.lock().get(&port).copied());
     let Some(document) = document else { return };
     // The path of the outer address that these tests set, which the admin port takes off.
-    let path =
-        url.path().strip_prefix("/dormouse").filter(|rest| rest.starts_with('/')).unwrap_or(url.path());
+    let inner = url.path().strip_prefix("/dormouse").map(|rest| if rest.is_empty() { "/" } else { rest });
+    let path = inner.filter(|rest| rest.starts_with('/')).unwrap_or(url.path());
     if let Err(why) = document.holds(method.as_str(), path, response) {
         panic!(
             "the {} document does not have this answer: {why}\n  asked {method} {url}\n  came {} {:?}\n  {}",

@@ -51,7 +51,7 @@ async fn queues_are_shown_by_need(store: Store) {
     let expected =
         ["shop/dies", "shop/held", "shop/many", "shop/empty2", "team/many", "shop/rest"].map(str::to_owned);
     assert_eq!(names(&all), expected, "by need, then by ready jobs, then by name: {all}");
-    for key in ["server", "sampled_at", "since", "pools", "queues", "cursor"] {
+    for key in ["server", "sampled_at", "since", "pools", "sums", "queues", "cursor"] {
         assert!(all.get(key).is_some(), "{key} in {all}");
     }
     let dies = &all["queues"][0];

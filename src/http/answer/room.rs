@@ -54,6 +54,8 @@ pub struct BodyRoom {
 /// The room of one kind of bodies.
 #[derive(Debug)]
 struct Side {
+    /// How many there are, taken or not.
+    units: usize,
     all: Arc<Semaphore>,
     /// How many units one namespace may have.
     most_of_namespace: usize,
@@ -80,7 +82,12 @@ pub struct Room {
 
 impl Side {
     fn new(units: usize, most_of_namespace: usize) -> Side {
-        Side { all: Arc::new(Semaphore::new(units)), most_of_namespace, by_namespace: Mutex::default() }
+        Side {
+            units,
+            all: Arc::new(Semaphore::new(units)),
+            most_of_namespace,
+            by_namespace: Mutex::default(),
+        }
     }
 
     fn share(&self, namespace: &Namespace) -> Arc<Share> {
@@ -153,6 +160,12 @@ impl BodyRoom {
             answers: Side::new(units, share),
             waiting: Semaphore::new(units),
         }
+    }
+
+    /// How many bytes of both kinds are taken.
+    pub fn taken(&self) -> usize {
+        let of = |side: &Side| side.units.saturating_sub(side.all.available_permits());
+        (of(&self.requests) + of(&self.answers)) * UNIT
     }
 
     /// For the body of one request. Takes nothing yet.

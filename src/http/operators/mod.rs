@@ -16,4 +16,5 @@ pub mod queues;
 pub mod quotas;
 pub mod roles;
 pub mod servers;
+pub mod sums;
 pub mod tokens;

@@ -10,6 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 
+use super::sums::{Sums, rounded};
 use crate::clock::Millis;
 use crate::engine::{Cursor, MAX_LISTED};
 use crate::history::need::Need;
@@ -32,6 +33,7 @@ struct QueuesReply<'a> {
     sampled_at: Option<Instant>,
     since: Instant,
     pools: Vec<PoolReply<'a>>,
+    sums: Sums,
     queues: Vec<QueueReply<'a>>,
     cursor: Option<String>,
 }
@@ -46,6 +48,7 @@ struct PoolReply<'a> {
     /// Why its store did not answer, and since when.
     trouble: Option<&'a str>,
     trouble_since: Option<Instant>,
+    full_since: Option<Instant>,
     queues: usize,
     left_out: usize,
     timers: u64,
@@ -87,11 +90,6 @@ struct QueueReply<'a> {
     worse: u64,
 }
 
-/// To three decimals.
-fn rounded(number: f64) -> f64 {
-    (number * 1000.0).round() / 1000.0
-}
-
 pub fn name(row: &Row) -> &str {
     row.name.as_ref().map_or(JOB_IDS, QueueName::as_str)
 }
@@ -129,6 +127,7 @@ fn pool_reply<'a>(pool: &'a PoolName, sample: &'a Sample) -> PoolReply<'a> {
         interval: rounded(sample.interval.as_secs_f64()),
         trouble: sample.trouble.as_ref().map(|trouble| &*trouble.why),
         trouble_since: sample.trouble.as_ref().map(|trouble| Instant(trouble.since)),
+        full_since: sample.full_since.map(Instant),
         queues: sample.rows.len(),
         left_out: sample.left_out,
         timers: sample.timers,
@@ -321,6 +320,7 @@ impl ListAsked {
 pub struct Listed {
     /// Of the pools that were asked for.
     pub samples: Vec<(PoolName, Arc<Sample>)>,
+    pub sums: Sums,
     pub rows: Vec<(PoolName, Row)>,
     /// Where the list goes on; `None` at its end.
     pub cursor: Option<String>,
@@ -344,8 +344,10 @@ pub fn listed(state: &AppState, asked: &ListAsked) -> Listed {
             && need.has(row.need)
     };
     let rows = samples.iter().flat_map(|(pool, sample)| sample.rows.iter().map(move |row| (pool, row)));
+    let mut sums = Sums::default();
     let mut found: Vec<Ranked<'_>> = rows
         .filter(|(_, row)| is_asked_for(row))
+        .inspect(|(_, row)| sums.add(row))
         .map(|(pool, row)| (sort.rank(row), pool, row))
         .filter(|ranked| after.as_ref().is_none_or(|after| after.is_before(ranked)))
         .collect();
@@ -357,7 +359,7 @@ pub fn listed(state: &AppState, asked: &ListAsked) -> Listed {
     found.sort_unstable_by(by_place);
     let cursor = found.last().filter(|_| more).map(|last| sealed(&Place::of(last)));
     let rows = found.iter().map(|(_, pool, row)| ((*pool).clone(), (*row).clone())).collect();
-    Listed { rows, cursor, samples }
+    Listed { rows, cursor, samples, sums }
 }
 
 /// `GET /queues?pool&namespace&queue&q&need&sort&limit&cursor`
@@ -369,6 +371,7 @@ pub async fn list(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
         sampled_at: listed.sampled_at().map(Instant),
         since: Instant(state.began.wall()),
         pools: listed.samples.iter().map(|(pool, sample)| pool_reply(pool, sample)).collect(),
+        sums: listed.sums.rounded(),
         queues: listed.rows.iter().map(|(pool, row)| reply(pool, row)).collect(),
         cursor: listed.cursor.clone(),
     };

@@ -14,7 +14,9 @@ use crate::http::answer::error::HandlerResult;
 use crate::http::answer::reply;
 use crate::http::state::about::{AboutPool, Most};
 use crate::http::state::{App, AppState, PoolState};
+use crate::metrics::{Process, Took};
 use crate::name::PoolName;
+use crate::process::tasks::beside_the_runtime;
 use crate::process::version::Version;
 use crate::sampler::Sample;
 use crate::time::Instant;
@@ -166,11 +168,45 @@ struct ServerReply<'a> {
     ready: bool,
     access_log: bool,
     most: Most,
+    /// By port.
+    connections: BTreeMap<String, ConnectionsReply>,
     requests: usize,
     waiting: u64,
+    /// That large bodies take, of requests and of answers.
+    body_bytes: usize,
+    process: ProcessReply,
     history: HistoryReply,
     pools: Vec<PoolReply<'a>>,
     changes: Vec<ChangeReply<'a>>,
+}
+
+#[derive(Serialize)]
+struct ConnectionsReply {
+    now: u64,
+    most: u64,
+}
+
+#[derive(Serialize)]
+struct ProcessReply {
+    memory_bytes: u64,
+    cpu_seconds: u64,
+    open_files: u64,
+    most_files: u64,
+}
+
+/// In seconds, each the end of a bucket; null beyond the last.
+#[derive(Serialize)]
+struct TookReply {
+    count: u64,
+    p50: Option<f64>,
+    p99: Option<f64>,
+    worst: Option<f64>,
+}
+
+impl From<Took> for TookReply {
+    fn from(Took { count, p50, p99, worst }: Took) -> TookReply {
+        TookReply { count, p50, p99, worst }
+    }
 }
 
 #[derive(Serialize)]
@@ -191,10 +227,14 @@ struct PoolReply<'a> {
     sampled_at: Option<Instant>,
     trouble: Option<&'a str>,
     trouble_since: Option<Instant>,
+    full_since: Option<Instant>,
     queues: usize,
     timers: u64,
     /// Seconds that the earliest timer is late; null while none is.
     overdue: Option<f64>,
+    /// How late jobs were handed out, and how long syncs took, since the start; null where there were none.
+    lateness: Option<TookReply>,
+    sync: Option<TookReply>,
     /// Figures that its kind of store has.
     figures: BTreeMap<&'static str, f64>,
 }
@@ -213,6 +253,9 @@ pub async fn server(State(state): App, role: Role) -> HandlerResult {
     let Version { version, build_commit, .. } = Version::current();
     let (own, about, used) = (own_line(&state), &state.about, state.history.used());
     let (all, changes) = (pools(&state), state.changes.list());
+    let connections = state.metrics.connections().into_iter();
+    let metrics = state.metrics.clone();
+    let (times, process) = beside_the_runtime(move || (metrics.engine.times(), Process::now())).await;
     let zones = state.pools.values().next().map_or("", |pool| pool.scheduler.zones.version());
     let pools = all.iter().map(|of| {
         let PoolStatus { name, about, sample, outages, is_away } = of;
@@ -225,9 +268,12 @@ pub async fn server(State(state): App, role: Role) -> HandlerResult {
             sampled_at: sample.at.map(Instant),
             trouble: trouble.map(|trouble| &*trouble.why),
             trouble_since: trouble.map(|trouble| Instant(trouble.since)),
+            full_since: sample.full_since.map(Instant),
             queues: sample.rows.len() + sample.left_out,
             timers: sample.timers,
             overdue: sample.overdue.map(|late| late.as_millis() as f64 / 1000.0),
+            lateness: times.get(name).and_then(|of| of.lateness).map(TookReply::from),
+            sync: times.get(name).and_then(|of| of.sync).map(TookReply::from),
             figures: sample.gauges.iter().copied().collect(),
         }
     });
@@ -253,8 +299,16 @@ pub async fn server(State(state): App, role: Role) -> HandlerResult {
         ready: own.ready,
         access_log: state.access_log.load(Ordering::Relaxed),
         most: about.most,
+        connections: connections.map(|(port, (now, most))| (port, ConnectionsReply { now, most })).collect(),
         requests: state.requests.load(Ordering::Relaxed),
         waiting: own.waiting,
+        body_bytes: state.body_room.taken(),
+        process: ProcessReply {
+            memory_bytes: process.memory_bytes,
+            cpu_seconds: process.cpu_seconds,
+            open_files: process.open_files,
+            most_files: process.most_files,
+        },
         history: HistoryReply {
             bytes: used.bytes,
             histories: used.tracks,

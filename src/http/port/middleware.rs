@@ -21,7 +21,7 @@ use tower::{Layer, Service};
 use crate::http::answer::error::{ApiError, OwnFault, StoreFailure};
 use crate::http::answer::reply;
 use crate::http::request::extract::Labels;
-use crate::http::request::origin::OriginCheck;
+use crate::http::request::origin::{ByOrigin, OriginCheck};
 use crate::http::request::peer::{Client, Peer};
 use crate::http::state::AppState;
 use crate::metrics::RouteMetrics;
@@ -130,7 +130,11 @@ impl Observe {
         }
         let counts = counts.clone();
         let step = match route.and_then(|route| self.guard.refusal(&request, route)) {
-            Some(refusal) => Step::Answered(refusal.into_response()),
+            Some(refusal) => {
+                let mut response = refusal.into_response();
+                response.extensions_mut().insert(ByOrigin);
+                Step::Answered(response)
+            }
             None => Step::Handling(handle(request, labels.clone())),
         };
         state.requests.fetch_add(1, Ordering::Relaxed);

@@ -71,6 +71,15 @@ pub struct OwnUrl {
     path: String,
 }
 
+/// The address was asked for as people type it, without a slash at its end. A relative link there leads beside it, unless
+/// it begins so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bare(pub String);
+
+/// The request was refused for where it comes from, or for the name that it asks.
+#[derive(Clone, Copy, Debug)]
+pub struct ByOrigin;
+
 impl OwnUrl {
     /// `None` for what is no such address.
     pub fn parse(text: &str) -> Option<OwnUrl> {
@@ -80,14 +89,20 @@ impl OwnUrl {
     }
 
     /// Takes its path off where a proxy has left it on.
-    pub fn strip(&self, uri: &mut Uri) {
+    pub fn strip(&self, request: &mut Request) {
+        let uri = request.uri_mut();
         let rest = uri.path().strip_prefix(&self.path).filter(|_| !self.path.is_empty());
         let Some(rest) = rest.filter(|rest| rest.is_empty() || rest.starts_with('/')) else { return };
-        let path = if rest.is_empty() { "/" } else { rest };
+        let is_bare = rest.is_empty();
+        let path = if is_bare { "/" } else { rest };
         let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
         // A part of a path is one.
         if let Ok(stripped) = format!("{path}{query}").parse() {
             *uri = stripped;
+        }
+        if is_bare {
+            let last = self.path.rsplit('/').next().unwrap_or_default();
+            request.extensions_mut().insert(Bare(format!("{last}/")));
         }
     }
 
@@ -345,9 +360,11 @@ mod tests {
             ("/dormouses/ui", "/dormouses/ui"),
             ("/ui/", "/ui/"),
         ] {
-            let mut uri: Uri = from.parse().expect("a path");
-            url.as_ref().expect("an address").strip(&mut uri);
-            assert_eq!(uri.to_string(), to, "{from}");
+            let mut request = request(from, &[]);
+            url.as_ref().expect("an address").strip(&mut request);
+            assert_eq!(request.uri().to_string(), to, "{from}");
+            let bare = request.extensions().get::<Bare>().map(|bare| &*bare.0);
+            assert_eq!(bare, ["/dormouse", "/dormouse?x=1"].contains(&from).then_some("dormouse/"), "{from}");
         }
     }
 

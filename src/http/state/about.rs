@@ -14,6 +14,9 @@ pub struct About {
     pub admin_url: Option<String>,
     /// Whether there are pages.
     pub dashboard: bool,
+    /// Whether the public port and this one speak TLS.
+    pub api_tls: bool,
+    pub admin_tls: bool,
     /// In which the pages show times.
     pub zone: String,
     pub pools: BTreeMap<PoolName, AboutPool>,

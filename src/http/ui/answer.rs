@@ -56,6 +56,11 @@ pub fn page(status: StatusCode, markup: &str, asked: &HeaderMap) -> Response {
     guarded(response)
 }
 
+/// A page that says why there is no other. It has no tag: nobody asks whether it has changed.
+pub fn refused(status: StatusCode, markup: String) -> Response {
+    guarded(reply::with_body(status, HTML, Body::from(markup)))
+}
+
 /// The page without the marks around what changes with every second, and a hash of all else.
 fn finished(markup: &str) -> (String, String) {
     let mut hash = Xxh3::new();

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::ask::{Refusal, Said, part};
 use super::figures::Figures;
 use super::form::Fields;
-use super::frame::{Page, curl};
+use super::frame::{Command, Page, curl, curls};
 use super::rows::{STATES, trail};
 use super::sure::{Sure, page as asks};
 use super::text::{count, text};
@@ -46,6 +46,7 @@ pub async fn asking(visit: &Visit, place: &Place, ask: &str, of: &Fields) -> Sai
                     hidden,
                     more: html! {},
                     button: "Cancel",
+                    curl: curls(visit, &jobs.iter().map(|job| cancel(place, job)).collect::<Vec<_>>()),
                 },
             ))
         }
@@ -62,6 +63,12 @@ pub async fn asking(visit: &Visit, place: &Place, ask: &str, of: &Fields) -> Sai
                     hidden: vec![("do", "delete-dead"), ("ask", "delete-dead")],
                     more: name_field(visit, place),
                     button: "Delete dead jobs",
+                    curl: curl(
+                        visit,
+                        "POST",
+                        "/bulk",
+                        Some(&order(place, "delete", "dead", &Fields::default())),
+                    ),
                 },
             ))
         }
@@ -87,6 +94,12 @@ pub async fn asking(visit: &Visit, place: &Place, ask: &str, of: &Fields) -> Sai
                         (name_field(visit, place))
                     },
                     button: "Destroy",
+                    curl: {
+                        let [dead, delayed] = [("delete", "dead"), ("cancel", "delayed")]
+                            .map(|(action, state)| order(place, action, state, &Fields::default()));
+                        let bulk = |order| ("POST", "/bulk".to_owned(), Some(order));
+                        curls(visit, &[("DELETE", place.api("", &[]), None), bulk(&*dead), bulk(&*delayed)])
+                    },
                 },
             ))
         }
@@ -130,8 +143,27 @@ async fn respawn_all(visit: &Visit, place: &Place, of: &Fields) -> Page {
                 p { label for="tries" { "Tries" } " " input #tries name="tries" value=(visit.typed("tries", "1")) size="5" inputmode="numeric" autocomplete="off"; }
             },
             button: "Respawn all",
+            curl: curl(visit, "POST", "/bulk", Some(&order(place, "respawn", "dead", of))),
         },
     )
+}
+
+/// The body of a bulk action of this queue, on jobs that the fields' filter finds.
+fn order(place: &Place, action: &str, state: &str, of: &Fields) -> String {
+    let mut order = json!({
+        "pool": place.pool, "namespace": place.namespace, "queue": place.queue, "action": action, "state": state,
+    });
+    for name in ["reason", "contains"] {
+        if let Some(value) = of.get(name) {
+            order[name] = value.into();
+        }
+    }
+    order.to_string()
+}
+
+/// The command that cancels a job.
+fn cancel<'a>(place: &Place, job: &str) -> Command<'a> {
+    ("DELETE", place.api(&format!("/job/{}", part(job)), &[]), None)
 }
 
 /// What can be done with a queue as a whole.
@@ -175,18 +207,24 @@ pub fn publish(place: &Place) -> String {
 
 /// What can be done with all dead jobs, or with those that the page is filtered by.
 pub fn of_all_dead(visit: &Visit, place: &Place) -> Markup {
-    let order = json!({ "pool": place.pool, "namespace": place.namespace, "queue": place.queue, "action": "respawn" });
+    let respawn = order(place, "respawn", "dead", &visit.fields);
+    let delete = order(place, "delete", "dead", &Fields::default());
+    let bulk = |order| ("POST", "/bulk".to_owned(), Some(order));
     html! {
         p.actions {
             a.button href=(visit.fields.link(&[("ask", Some("respawn-all"))])) { "Respawn all" }
             a.button href=(visit.fields.link(&[("ask", Some("delete-dead"))])) { "Delete dead jobs" }
         }
-        (curl(visit, "POST", "/bulk", Some(&order.to_string())))
+        (curls(visit, &[bulk(&*respawn), bulk(&*delete)]))
     }
 }
 
 /// What can be done with the rows that are selected.
-pub fn selected(visit: &Visit, state: &str) -> Markup {
+pub fn selected(visit: &Visit, place: &Place, state: &str) -> Markup {
+    let of_respawn = ("POST", place.api("/deadletter/respawn", &[]), Some("{\"jobs\":[\"ID\"]}"));
+    let commands = [of_respawn, cancel(place, "ID")];
+    // Only what is dead can be respawned.
+    let shown = &commands[usize::from(state != "dead")..];
     html! {
         form #selected .actions method="post" action=(visit.fields.link(&[])) {
             input type="hidden" name="state" value=(state);
@@ -194,5 +232,6 @@ pub fn selected(visit: &Visit, state: &str) -> Markup {
             @if state == "dead" { button type="submit" name="do" value="respawn" { "Respawn" } }
             button type="submit" name="ask" value="cancel" formmethod="get" { "Cancel" }
         }
+        (curls(visit, shown))
     }
 }

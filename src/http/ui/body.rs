@@ -42,6 +42,7 @@ fn is_json(text: &str) -> bool {
 /// The body, or the beginning of it.
 pub fn shown(bytes: &[u8], how: As) -> Markup {
     let total = bytes.len();
+    let mut is_cut = total > SHOWN;
     let (text, note) = match how {
         As::Hex => (hex(&bytes[..total.min(SHOWN)]), None),
         As::Text => {
@@ -50,13 +51,17 @@ pub fn shown(bytes: &[u8], how: As) -> Markup {
             (text, broken.then_some("These bytes are no UTF-8: what is not is shown as \u{fffd}."))
         }
         As::Json => match std::str::from_utf8(bytes).ok().filter(|text| is_json(text)) {
-            Some(text) => (indented(text, SHOWN), None),
+            Some(text) => {
+                let (text, is_whole) = indented(text, SHOWN);
+                is_cut = !is_whole;
+                (text, None)
+            }
             None => return html! { p { "The body is no JSON." } (shown(bytes, As::guess(bytes))) },
         },
     };
     html! {
         @if let Some(note) = note { p.note { (note) } }
-        @if total > SHOWN { p.note { "The first " (size(SHOWN as u64)) " of " (size(total as u64)) ". Download body has all." } }
+        @if is_cut { p.note { "The first " (size(SHOWN as u64)) " of " (size(total as u64)) @if how == As::Json { ", indented" } ". Download body has all." } }
         pre #body tabindex="0" dir="auto" { code { bdi { (visible_lines(&text)) } } }
     }
 }
@@ -79,8 +84,9 @@ fn hex(bytes: &[u8]) -> String {
     out
 }
 
-/// JSON with a line for each value, at most so many bytes of it. Its texts and numbers are as they were.
-fn indented(json: &str, most: usize) -> String {
+/// JSON with a line for each value, at most so many bytes of it, and whether that is all. Its texts and numbers are as
+/// they were.
+fn indented(json: &str, most: usize) -> (String, bool) {
     let mut out = String::with_capacity(json.len().min(most) * 2);
     let (mut depth, mut in_text, mut escaped) = (0usize, false, false);
     let mut chars = json.chars().peekable();
@@ -90,7 +96,7 @@ fn indented(json: &str, most: usize) -> String {
     };
     while let Some(c) = chars.next() {
         if out.len() >= most {
-            break;
+            return (out, false);
         }
         if in_text {
             out.push(c);
@@ -129,7 +135,7 @@ fn indented(json: &str, most: usize) -> String {
             c => out.push(c),
         }
     }
-    out
+    (out, true)
 }
 
 #[cfg(test)]
@@ -141,8 +147,21 @@ mod tests {
     fn json_is_indented_and_otherwise_as_it_was() {
         let json = r#"{"z":12345678901234567890.10,"a":[ ],"b":{},"t":"x, \"y\" {\u00e9:\\","n":[1e400,-0,{"q":null}]}"#;
         let expected = "{\n  \"z\": 12345678901234567890.10,\n  \"a\": [],\n  \"b\": {},\n  \"t\": \"x, \\\"y\\\" {\\u00e9:\\\\\",\n  \"n\": [\n    1e400,\n    -0,\n    {\n      \"q\": null\n    }\n  ]\n}";
-        assert_eq!(indented(json, 1 << 20), expected);
-        assert!(indented(json, 20).len() < 40);
+        assert_eq!(indented(json, 1 << 20), (expected.to_owned(), true));
+        let (begin, is_whole) = indented(json, 20);
+        assert!(begin.len() < 40 && !is_whole, "{begin}");
+    }
+
+    /// Guards against a body that looks whole, and whose end is not shown.
+    #[test]
+    fn what_is_cut_is_said_to_be() {
+        let small = format!("[{}1]", "1,".repeat(SHOWN / 3));
+        assert!(small.len() < SHOWN);
+        let cut = "Download body has all";
+        assert!(shown(small.as_bytes(), As::Json).0.contains(cut), "indented it is longer");
+        assert!(!shown(small.as_bytes(), As::Text).0.contains(cut));
+        assert!(shown("x".repeat(SHOWN + 1).as_bytes(), As::Text).0.contains(cut));
+        assert!(!shown(br#"{"a":1}"#, As::Json).0.contains(cut));
     }
 
     #[test]

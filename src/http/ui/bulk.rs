@@ -5,9 +5,11 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde::Deserialize;
 
+use super::answer::see_other;
 use super::ask::{Refusal, Said, Sent, part};
 use super::form::Filled;
-use super::frame::{Page, curl};
+use super::frame::{Page, curl, curls};
+use super::home::back;
 use super::instant::At;
 use super::text::{cut, duration, number, text};
 use super::visit::{Place, Visit};
@@ -105,6 +107,20 @@ pub async fn change(mut visit: Visit, Filled(form): Filled) -> Response {
         _ => Err(Refusal::bad("the form does not say what to do")),
     };
     match done {
+        // The form stands on other pages too.
+        Ok(code) if form.get("back").is_some() => {
+            let to = back(form.or_empty("back"));
+            let more = if to.ends_with('?') {
+                ""
+            } else if to.contains('?') {
+                "&"
+            } else {
+                "?"
+            };
+            let mut response = see_other(&format!("{to}{more}done={code}"));
+            visit.carry(&mut response);
+            response
+        }
         Ok(code) => visit.done(code),
         Err(refusal) => {
             visit.refuse(refusal, form);
@@ -145,8 +161,10 @@ fn stop(visit: &Visit, action: &Action) -> Markup {
     html! {
         form method="post" action=(visit.to("bulk")) {
             input type="hidden" name="id" value=(action.id);
+            input type="hidden" name="back" value=(visit.here);
             button type="submit" name="do" value="stop" { "Stop" span.vh { " " (action.queue) } }
         }
+        (curls(visit, &[("DELETE", format!("/bulk/{}", part(&action.id)), None)]))
     }
 }
 

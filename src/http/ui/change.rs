@@ -12,6 +12,9 @@ use super::queue;
 use super::text::count;
 use super::visit::{Place, Visit};
 
+/// So many dead jobs are destroyed by one request, and more by a bulk action.
+const AT_ONCE: u64 = 1000;
+
 /// `POST /ui/queues/:pool/:namespace/:queue`
 pub async fn change(mut visit: Visit, Path(place): Path<Place>, Filled(form): Filled) -> Response {
     match act(&visit, &place, &form).await {
@@ -129,19 +132,26 @@ async fn destroy(visit: &Visit, place: &Place, form: &Fields) -> Said<String> {
     if chosen.is_empty() {
         return Err(Refusal::bad("nothing was chosen: nothing was done"));
     }
-    if chosen.contains(&"ready") {
+    let is_chosen = |state: &str| chosen.contains(&state);
+    let dead: Value = match is_chosen("dead") {
+        true => visit.ask.get(place.api("/deadletter", &[])).await?,
+        false => Value::Null,
+    };
+    let dead = dead["deadletter_size"].as_u64().unwrap_or(0);
+    // One action runs on a queue at a time: what cannot be begun comes before anything is gone.
+    let in_steps = !is_chosen("delayed") && dead > AT_ONCE;
+    if is_chosen("delayed") {
+        begin(visit, place, "cancel", "delayed", &Fields::default(), None).await?;
+    } else if in_steps {
+        begin(visit, place, "delete", "dead", &Fields::default(), None).await?;
+    }
+    if is_chosen("ready") {
         visit.ask.change(Method::DELETE, &place.api("", &[]), Sent::Nothing).await?;
     }
-    if chosen.contains(&"dead") {
-        let dead: Value = visit.ask.get(place.api("/deadletter", &[])).await?;
+    if dead > 0 && !in_steps {
         // A job that dies from now on is not met.
-        if let Some(dead) = dead["deadletter_size"].as_u64().filter(|dead| *dead > 0) {
-            let path = place.api("/deadletter", &[("limit", &dead.to_string())]);
-            visit.ask.change(Method::DELETE, &path, Sent::Nothing).await?;
-        }
-    }
-    if chosen.contains(&"delayed") {
-        begin(visit, place, "cancel", "delayed", &Fields::default(), None).await?;
+        let path = place.api("/deadletter", &[("limit", &dead.to_string())]);
+        visit.ask.change(Method::DELETE, &path, Sent::Nothing).await?;
     }
     Ok("destroyed".into())
 }

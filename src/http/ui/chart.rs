@@ -10,6 +10,7 @@ use super::text::volatile;
 
 /// How many points a line has at most.
 const POINTS: usize = 180;
+const SPARK: usize = 60;
 /// How many rows the table below a chart has.
 const ROWS: usize = 12;
 /// The height of the SVG's own measure.
@@ -58,7 +59,7 @@ pub fn chart(
                 }
                 span.most { "most " (show(most)) }
             }
-            svg viewBox=(format!("0 0 {} {HEIGHT}", POINTS - 1)) preserveAspectRatio="none" role="img" aria-label=(label) {
+            svg viewBox=(format!("0 0 {POINTS} {HEIGHT}")) preserveAspectRatio="none" role="img" aria-label=(label) {
                 @for (n, line) in lines.iter().enumerate() {
                     path class=(format!("line k{n}")) d=(path(&reduced(line.points, POINTS), most)) {}
                 }
@@ -71,10 +72,11 @@ pub fn chart(
 
 /// A small line without words: beside it stands the figure.
 pub fn spark(points: &[Option<f64>]) -> Markup {
-    let points = reduced(points, 60);
+    let points = reduced(points, SPARK);
     let most = points.iter().filter_map(|point| *point).fold(0.0, f64::max);
     volatile(&html! {
-        svg.spark viewBox=(format!("0 0 {} {HEIGHT}", 59)) preserveAspectRatio="none" aria-hidden="true" {
+        // A point by itself at the end has its place too.
+        svg.spark viewBox=(format!("0 0 {SPARK} {HEIGHT}")) preserveAspectRatio="none" aria-hidden="true" {
             path class="line k0" d=(path(&points, most)) {}
         }
     })
@@ -84,9 +86,9 @@ fn axis(history: &History, zone: &Zone) -> Markup {
     let end = history.from.0 + history.step * 1000 * history.ready.len() as u64;
     html! {
         p.axis {
-            span { (zone.time_of_day(history.from.0)) }
+            span { (zone.time_of_day(history.from.0)) " " (zone.name) }
             @if let Some(At(since)) = history.since.filter(|since| *since > history.from) {
-                span { "known since " (zone.time_of_day(since)) }
+                span { "known since " (zone.time_of_day(since)) " " (zone.name) }
             }
             span { (zone.time_of_day(end)) " " (zone.name) }
         }

@@ -72,7 +72,9 @@ async fn page(visit: &Visit) -> Said<Page> {
             input #namespace name="namespace" value=(typed(visit.fields.or_empty("namespace"))) autocomplete="off" spellcheck="false";
             button type="submit" { "Show" }
         }
-        @if listed.queues.is_empty() {
+        @if listed.queues.is_empty() && ["namespace", "pool"].iter().any(|name| visit.fields.get(name).is_some()) {
+            p { "No queue that is so has dead jobs. " a href="?" { "Show all" } "." }
+        } @else if listed.queues.is_empty() {
             p { "No queue has dead jobs, as of the last sample. This server has looked since " (visit.zone.at(At(visit.state().began.wall()))) "." }
         } @else { (table(visit, &listed.queues, &reasons)) }
         @if let Some(cursor) = &listed.cursor {

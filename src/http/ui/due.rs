@@ -1,4 +1,5 @@
-//! When the delayed jobs of a queue fall due. A count reads all of them, so it is made when the reader asks for it.
+//! When the delayed jobs of a queue fall due. A count reads all that are delayed: where these are many, it is made when the
+//! reader asks for it.
 
 use axum::http::StatusCode;
 use maud::{Markup, html};
@@ -11,6 +12,8 @@ use super::visit::{Place, Visit};
 
 /// How many steps are told apart.
 const STEPS: usize = 60;
+/// With so many delayed and running jobs in a pool a count is made unasked.
+const FEW: u64 = 10_000;
 /// The height of the SVG's own measure.
 const HEIGHT: u64 = 100;
 const UNITS: [(&str, &str); 3] = [("minute", "By minute"), ("hour", "By hour"), ("day", "By day")];
@@ -31,29 +34,45 @@ struct Bucket {
     count: u64,
 }
 
-/// The unit that the page is asked for.
-fn unit(visit: &Visit) -> Option<&'static str> {
-    let asked = visit.fields.get("due")?;
+/// A count, and by which unit it is.
+pub struct Counted {
+    by: &'static str,
+    delays: Said<Delays>,
+}
+
+/// The unit that the page is asked for, or the usual one where few are delayed.
+fn unit(visit: &Visit, place: &Place) -> Option<&'static str> {
+    let Some(asked) = visit.fields.get("due") else { return is_cheap(visit, place).then_some(UNITS[0].0) };
     UNITS.iter().find(|(unit, _)| *unit == asked).map(|(unit, _)| *unit)
 }
 
-/// The count, if the page is asked for it.
-pub async fn read(visit: &Visit, place: &Place) -> Option<Said<Delays>> {
-    let by = unit(visit)?;
-    Some(visit.ask.get(format!("/info/delays?{}&by={by}&limit={STEPS}", place.query())).await)
+/// Whether a count takes the store no time to speak of, as far as the last sample tells.
+fn is_cheap(visit: &Visit, place: &Place) -> bool {
+    let name = visit.state().pool_name(&place.pool).ok();
+    let pool = name.and_then(|name| visit.state().pools.get(&name));
+    let sample = pool.map(|pool| pool.sampler.latest());
+    sample.is_some_and(|sample| sample.at.is_some() && sample.trouble.is_none() && sample.timers <= FEW)
+}
+
+/// The count, if the page is asked for it or it is cheap.
+pub async fn read(visit: &Visit, place: &Place) -> Option<Counted> {
+    let by = unit(visit, place)?;
+    let delays = visit.ask.get(format!("/info/delays?{}&by={by}&limit={STEPS}", place.query())).await;
+    Some(Counted { by, delays })
 }
 
 /// The section of the queue's page.
-pub fn section(visit: &Visit, delays: Option<&Said<Delays>>) -> Markup {
+pub fn section(visit: &Visit, counted: Option<&Counted>) -> Markup {
+    let by = counted.map(|counted| counted.by);
     html! {
         h2 { "When jobs fall due" }
         p.range {
-            @for (unit_, words) in UNITS {
-                a href=(visit.fields.link(&[("due", Some(unit_))])) aria-current=[(unit(visit) == Some(unit_)).then_some("true")] { (words) }
+            @for (unit, words) in UNITS {
+                a href=(visit.fields.link(&[("due", Some(unit))])) aria-current=[(by == Some(unit)).then_some("true")] { (words) }
                 " "
             }
         }
-        @match delays {
+        @match counted.map(|counted| &counted.delays) {
             None => {}
             Some(Ok(delays)) => (shown(visit, delays)),
             // The count goes on, and the next page has it.

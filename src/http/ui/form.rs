@@ -52,7 +52,7 @@ impl Fields {
 }
 
 /// What a link does not take along: what was done, what is asked, and what was selected.
-const ONCE: [&str; 4] = ["done", "ask", "job", "tz"];
+const ONCE: [&str; 3] = ["done", "ask", "job"];
 
 /// A query with these fields.
 pub fn query<'a>(fields: impl Iterator<Item = (&'a str, &'a str)>) -> String {
@@ -93,6 +93,11 @@ mod tests {
         assert_eq!((fields.get("q"), fields.all("job").count()), (None, 2));
         assert_eq!(fields.link(&[]), "?state=dead&reason=a%26b&cursor=x");
         assert_eq!(fields.link(&[("cursor", Some("y")), ("reason", None)]), "?state=dead&cursor=y");
+        assert_eq!(
+            Fields::parse("tz=Asia%2FTokyo").link(&[]),
+            "?tz=Asia%2FTokyo",
+            "a page's zone is its own"
+        );
         assert_eq!(fields.link_anew(&[("state", Some("\"<"))]), "?reason=a%26b&state=%22%3C");
     }
 }

@@ -8,7 +8,7 @@ use super::answer;
 use super::ask::{Refusal, Said};
 use super::assets::Assets;
 use super::instant::At;
-use super::text::{count, text, typed, volatile};
+use super::text::{count, duration, text, typed, volatile};
 use super::visit::Visit;
 use crate::clock::Millis;
 use crate::process::version::Version;
@@ -22,6 +22,8 @@ pub struct Page {
     pub trail: Vec<(String, Markup)>,
     /// How old what it shows is; `None` where it was read for the page.
     pub read_at: Option<Millis>,
+    /// How often that is read, in seconds, where it is more seldom than usual.
+    pub read_each: Option<f64>,
     /// Which entry of the navigation it belongs to.
     pub nav: &'static str,
     pub body: Markup,
@@ -30,7 +32,7 @@ pub struct Page {
 impl Page {
     pub fn new(title: impl Into<String>, nav: &'static str, body: Markup) -> Page {
         let (status, trail) = (StatusCode::OK, Vec::new());
-        Page { status, title: title.into(), trail, read_at: None, nav, body }
+        Page { status, title: title.into(), trail, read_at: None, read_each: None, nav, body }
     }
 }
 
@@ -86,6 +88,9 @@ fn render(visit: &Visit, page: Page) -> Markup {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
+                // Others learn nothing of an address here. This server's own forms say where they come from, which
+                // browsers leave out without a referrer, and over plain HTTP they say nothing else.
+                meta name="referrer" content="same-origin";
                 title { (page.title) " – Dormouse" }
                 link rel="stylesheet" href=(style);
                 link rel="icon" type="image/svg+xml" href=(icon);
@@ -116,6 +121,9 @@ fn render(visit: &Visit, page: Page) -> Markup {
                     }
                 }
                 main #content tabindex="-1" {
+                    @if state.readiness.is_draining() {
+                        p.trouble { "This server stops: it answers what has come, and ends." }
+                    }
                     @if let Some(done) = visit.fields.get("done").and_then(said) {
                         p.done role="status" { (done) }
                     }
@@ -131,14 +139,19 @@ fn render(visit: &Visit, page: Page) -> Markup {
                             Some(at) => { span.read { "Figures of " (volatile(&visit.zone.ago(at))) ". " } }
                             None => { span.read { "Read " (volatile(&visit.zone.at(At(visit.zone.now)))) ". " } }
                         }
+                        @if let Some(each) = page.read_each {
+                            span.each { "They are read each " (duration(each)) ", since a reading takes long. " }
+                        }
+                        // The script shows it.
+                        span.gone { "The server does not answer now. " }
                         a.refresh href=(visit.fields.link(&[])) { "Refresh" }
                         span.live hidden { " " label { input type="checkbox" data-live="1"; " Live" } }
                     }
                     p { (who(visit)) }
                     form.zone method="post" action=(visit.to("zone")) {
-                        input type="hidden" name="back" value=(visit.here);
+                        input type="hidden" name="back" value=(asked_again(visit, "back", &visit.here));
                         label for="zone" { "Zone" }
-                        input #zone name="tz" value=(visit.zone.name) size="18" autocomplete="off" spellcheck="false";
+                        input #zone name="tz" value=(asked_again(visit, "tz", &visit.zone.name)) size="18" autocomplete="off" spellcheck="false";
                         button type="submit" { "Set" }
                     }
                     p.keys hidden {
@@ -155,6 +168,12 @@ fn render(visit: &Visit, page: Page) -> Markup {
 /// A number that changes with every second.
 fn volatile_number(n: u64) -> String {
     volatile(&html! { (n) }).0
+}
+
+/// What the form of the zone had in a field when it was refused, or else the usual value.
+fn asked_again(visit: &Visit, name: &str, usual: &str) -> String {
+    let sent = visit.refused.as_ref().and_then(|(_, fields)| fields.get(name));
+    sent.map_or_else(|| usual.to_owned(), typed)
 }
 
 fn search_text(visit: &Visit) -> &str {
@@ -206,17 +225,33 @@ fn said(code: &str) -> Option<String> {
     })
 }
 
+/// Stands in a path for a token, which is not shown: the shell has it.
+pub const TOKEN: &str = "{TOKEN}";
+
+/// A command on the JSON routes: method, path and body.
+pub type Command<'a> = (&'a str, String, Option<&'a str>);
+
 /// The command that does the same on the JSON routes.
 pub fn curl(visit: &Visit, method: &str, path: &str, body: Option<&str>) -> Markup {
-    let auth = if visit.state().accounts.is_empty() { "" } else { " -u \"$DORMOUSE_ADMIN_AUTH\"" };
-    let method = if method == "GET" { String::new() } else { format!(" -X {method}") };
-    let quoted = |text: &str| text.replace('\'', "'\\''");
-    let body = body.map_or(String::new(), |body| format!(" -d '{}'", quoted(body)));
-    let line = format!("curl{auth}{method} '{}{}'{body}", visit.base(), quoted(path));
+    curls(visit, &[(method, path.to_owned(), body)])
+}
+
+/// The commands that do the same as the buttons beside them, in their order.
+pub fn curls(visit: &Visit, commands: &[Command<'_>]) -> Markup {
+    let lines: Vec<String> = commands.iter().map(|command| line(visit, command)).collect();
     html! {
         details.curl {
             summary { "As curl" }
-            pre tabindex="0" { code { (super::text::visible(&line)) } }
+            pre tabindex="0" { code { (super::text::visible_lines(&lines.join("\n"))) } }
         }
     }
+}
+
+fn line(visit: &Visit, (method, path, body): &Command<'_>) -> String {
+    let auth = if visit.state().accounts.is_empty() { "" } else { " -u \"$DORMOUSE_ADMIN_AUTH\"" };
+    let method = if *method == "GET" { String::new() } else { format!(" -X {method}") };
+    let quoted = |text: &str| text.replace('\'', "'\\''");
+    let path = quoted(path).replace(TOKEN, "'\"$TOKEN\"'");
+    let body = body.map_or(String::new(), |body| format!(" -d '{}'", quoted(body).replace('\n', " ")));
+    format!("curl{auth}{method} '{}{path}'{body}", visit.base())
 }

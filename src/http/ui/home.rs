@@ -3,19 +3,23 @@
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
+use maud::html;
 
 use super::answer::see_other;
 use super::ask::{Refusal, part};
 use super::form::Filled;
+use super::frame::Page;
 use super::instant::Zone;
+use super::refused::accepts_html;
 use super::visit::{Visit, ZONE_COOKIE};
 use crate::http::answer::reply;
+use crate::http::request::origin::Bare;
 
 /// `GET /`: a browser is led to the dashboard. To programs there is nothing here, as in lmstfy.
 pub async fn home(request: Request) -> Response {
-    let mut accepted = request.headers().get_all(header::ACCEPT).iter();
-    if accepted.any(|kinds| kinds.to_str().is_ok_and(|kinds| kinds.contains("text/html"))) {
-        see_other("ui/")
+    if accepts_html(request.headers()) {
+        let below = request.extensions().get::<Bare>().map_or("", |bare| &bare.0);
+        see_other(&format!("{below}ui/"))
     } else {
         reply::not_found().await
     }
@@ -27,11 +31,13 @@ pub async fn redirect() -> Response {
 }
 
 /// `POST /ui/zone`: the zone of all pages from now on. Kept in a cookie, whose path is that of this route.
-pub async fn zone(visit: Visit, Filled(form): Filled) -> Response {
+pub async fn zone(mut visit: Visit, Filled(form): Filled) -> Response {
     let name = form.get("tz").unwrap_or("UTC").trim();
     let Some(zone) = Zone::named(name, visit.zone.now) else {
         let text = "there is no such time zone: write an IANA name, such as Europe/Berlin";
-        return visit.answer(Err(Refusal::bad(text)));
+        visit.refuse(Refusal::bad(text), form);
+        let back = html! { h1 { "Zone" } p { a.button href=(visit.to("")) { "Back" } } };
+        return visit.answer(Ok(Page::new("Zone", "", back)));
     };
     let mut response = see_other(&back(form.or_empty("back")));
     let cookie = format!("{ZONE_COOKIE}={}; Max-Age=31536000; SameSite=Lax; HttpOnly", part(&zone.name));
@@ -42,7 +48,7 @@ pub async fn zone(visit: Visit, Filled(form): Filled) -> Response {
 }
 
 /// The page that a form names, below `/ui/`. No other place: who may make up the form could lead elsewhere.
-fn back(to: &str) -> String {
+pub fn back(to: &str) -> String {
     let plain = to.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.~%/?&=".contains(&b));
     let (path, _) = to.split_once('?').unwrap_or((to, ""));
     let below = !path.starts_with('/') && !path.split('/').any(|part| part == ".." || part == ".");

@@ -3,23 +3,25 @@
 use std::collections::BTreeMap;
 
 use axum::extract::Path;
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use maud::{Markup, html};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::answer;
 use super::ask::{Refusal, Said, Sent, part};
 use super::body::{self, As};
 use super::form::Filled;
-use super::frame::{Page, curl};
+use super::frame::{Page, curl, curls};
 use super::instant::At;
 use super::jobs::instant_of;
+use super::push;
 use super::rows::trail;
 use super::sure::{Sure, page as asks};
-use super::text::{size, text, unknown, volatile};
+use super::text::{count, number, size, text, unknown, volatile};
 use super::visit::{Place, Visit};
 use crate::job::JobId;
 
@@ -67,8 +69,7 @@ pub async fn show(visit: Visit, Path(named): Path<Named>) -> Response {
         Some("raw") => match job.as_ref().ok().map(Job::body) {
             Some(Some(bytes)) => return answer::download(&format!("{id}.bin"), bytes),
             Some(None) => {
-                let refusal =
-                    Refusal::new(axum::http::StatusCode::FORBIDDEN, "the body is not shown to this account");
+                let refusal = Refusal::new(StatusCode::FORBIDDEN, "the body is not shown to this account");
                 return visit.answer(Err(refusal));
             }
             None => None,
@@ -79,7 +80,13 @@ pub async fn show(visit: Visit, Path(named): Path<Named>) -> Response {
         },
         None => None,
     };
-    visit.answer(page(&visit, &place, job, how))
+    let push = pushed(&visit, &place).await;
+    visit.answer(page(&visit, &place, (job, push), how))
+}
+
+/// What the queue is pushed to, if it is.
+async fn pushed(visit: &Visit, place: &Place) -> Said<Value> {
+    visit.ask.get(push::push_route(place, "")).await
 }
 
 /// `POST /ui/jobs/:pool/:namespace/:queue/:id`
@@ -108,7 +115,8 @@ pub async fn change(mut visit: Visit, Path(named): Path<Named>, Filled(form): Fi
         Err(refusal) => {
             visit.refuse(refusal, form);
             let job = visit.ask.get(place.api(&format!("/job/{}", part(&id)), &[("verbose", "1")])).await;
-            visit.answer(page(&visit, &place, job, None))
+            let push = pushed(&visit, &place).await;
+            visit.answer(page(&visit, &place, (job, push), None))
         }
     }
 }
@@ -126,17 +134,19 @@ fn asking(visit: &Visit, place: &Place, id: &str) -> Page {
             hidden: vec![("do", "cancel")],
             more: html! {},
             button: "Cancel job",
+            curl: curl(visit, "DELETE", &place.api(&format!("/job/{}", part(id)), &[]), None),
         },
     )
 }
 
-fn page(visit: &Visit, place: &Place, job: Said<Job>, how: Option<As>) -> Said<Page> {
+fn page(visit: &Visit, place: &Place, (job, push): (Said<Job>, Said<Value>), how: Option<As>) -> Said<Page> {
     let job = job?;
     let bytes = job.body();
     let body = html! {
         h1 { "Job " (text(&job.job_id)) }
         (facts(visit, &job, bytes.as_deref()))
         (actions(visit, place, &job))
+        (attempts(visit, place, &job, &push))
         h2 { "Body" }
         (show_body(visit, &job, bytes.as_deref(), how))
     };
@@ -155,8 +165,31 @@ fn actions(visit: &Visit, place: &Place, job: &Job) -> Markup {
             @if job.state.as_deref() == Some("dead") { button type="submit" name="do" value="respawn" { "Respawn" } }
             button.danger type="submit" name="ask" value="cancel" formmethod="get" { "Cancel job" }
         }
-        @if job.state.as_deref() == Some("dead") { (curl(visit, "POST", &path("/respawn"), None)) }
-        @else { (curl(visit, "DELETE", &path(""), None)) }
+        @let commands = [("POST", path("/respawn"), None), ("DELETE", path(""), None)];
+        // Only what is dead can be respawned.
+        (curls(visit, &commands[usize::from(job.state.as_deref() != Some("dead"))..]))
+    }
+}
+
+/// How the job was pushed, as far as the queue's last attempts are of it.
+fn attempts(visit: &Visit, place: &Place, job: &Job, push: &Said<Value>) -> Markup {
+    let push = match push {
+        Ok(push) => push,
+        Err(refusal) if refusal.status == StatusCode::NOT_FOUND => return html! {},
+        Err(refusal) => {
+            return html! { p.note { "Whether it was pushed is not known: " (text(&refusal.text)) } };
+        }
+    };
+    let of_queue = push::attempts_of(push, None).len() as u64;
+    let own = push::attempts_of(push, Some(&job.job_id));
+    html! {
+        h2 { "Attempts" }
+        @if own.is_empty() {
+            p { "None of the queue's last " (count(of_queue, "attempt", "attempts")) " to push was of this job." }
+        } @else {
+            p { "Of the queue's last " (count(of_queue, "attempt", "attempts")) " to push " (number(own.len() as u64)) ":" }
+            (push::table(visit, place, &own))
+        }
     }
 }
 

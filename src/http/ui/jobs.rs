@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::ask::{Refusal, Said};
 use super::instant::At;
-use super::text::{cut, duration, shortened, size, text, unknown, visible};
+use super::text::{cut, duration, number, shortened, size, text, unknown, visible};
 use super::visit::{Place, Visit};
 
 /// How many jobs a page has.
@@ -80,7 +80,14 @@ pub fn instant_of(state: &str) -> &'static str {
 }
 
 /// The list. `selects`: its rows can be selected.
-pub fn list(visit: &Visit, place: &Place, state: &str, of: &Said<JobList>, selects: bool) -> Markup {
+pub fn list(
+    visit: &Visit,
+    place: &Place,
+    state: &str,
+    of: &Said<JobList>,
+    total: &Markup,
+    selects: bool,
+) -> Markup {
     let of = match of {
         Ok(of) => of,
         Err(Refusal { status, text: why }) => {
@@ -89,8 +96,12 @@ pub fn list(visit: &Visit, place: &Place, state: &str, of: &Said<JobList>, selec
     };
     let filtered = visit.fields.get("contains").is_some() || visit.fields.get("reason").is_some();
     html! {
+        @if filtered {
+            p.looked { "This page looked at " (number(of.scanned)) " of " (total) ", found " (number(of.jobs.len() as u64)) "." }
+        }
         @if of.jobs.is_empty() {
             @match &of.cursor {
+                Some(_) if filtered => {}
                 Some(_) => { p { "Looked at " (super::text::count(of.scanned, "job", "jobs")) ", found none yet." } }
                 None if filtered => {
                     p { "No job is so. " a href=(visit.fields.link_anew(&[("contains", None), ("reason", None)])) { "Show all" } "." }

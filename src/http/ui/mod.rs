@@ -28,6 +28,7 @@ mod publish;
 mod push;
 mod queue;
 mod queues;
+mod refused;
 mod rows;
 mod schedules;
 mod search;
@@ -43,6 +44,7 @@ use axum::Router;
 use axum::routing::{MethodRouter, get, post};
 
 pub use self::home::home;
+pub use self::refused::refusals_as_pages;
 use self::visit::Ui;
 use crate::http::answer::reply;
 use crate::http::state::AppState;

@@ -10,8 +10,8 @@ use super::form::query;
 use super::frame::Page;
 use super::overview::charts;
 use super::publish::Scope;
-use super::rows::{self, Listing};
-use super::text::{cut, text, typed};
+use super::rows::{self, Listing, NOT_BY_QUEUE};
+use super::text::{cut, known, number, rate, text, typed};
 use super::visit::Visit;
 
 const QUEUES: &str = "50";
@@ -36,6 +36,7 @@ fn page(visit: &Visit, scope: &Scope, listing: Said<Listing>, history: Said<Hist
     let body = html! {
         h1 { "Namespace " (text(&scope.namespace)) }
         (rows::troubles(visit, &listing.pools))
+        (sums(&listing.sums))
         p.actions {
             @if visit.may_change() {
                 a.button href=(visit.to(&format!("publish/{pool}/{namespace}"))) { "Publish a job" }
@@ -70,7 +71,25 @@ fn page(visit: &Visit, scope: &Scope, listing: Said<Listing>, history: Said<Hist
     let mut page = Page::new(format!("Namespace {}", scope.namespace), "Queues", body);
     page.trail = scope.trail(visit);
     page.read_at = listing.sampled_at.map(|at| at.0);
+    page.read_each = listing.read_each();
     Ok(page)
+}
+
+/// The sums of the queues that are asked for.
+fn sums(of: &rows::Sums) -> Markup {
+    const OF_SERVER: &str = "of this server, over the last minute";
+    html! {
+        dl.figures {
+            div { dt { "Queues" } dd { (number(of.queues)) } }
+            div { dt { "Ready" } dd { (number(of.ready)) } }
+            div { dt { "Delayed" } dd { (known(of.delayed, NOT_BY_QUEUE)) } }
+            div { dt { "Running" } dd { (known(of.running, NOT_BY_QUEUE)) } }
+            div { dt { "Dead" } dd { (number(of.dead)) } }
+            @for (name, value) in [("In/s", of.entered), ("Out/s", of.out), ("Died/s", of.died)] {
+                div { dt title=(OF_SERVER) { (name) } dd { (rate(value)) } }
+            }
+        }
+    }
 }
 
 fn filter(visit: &Visit) -> Markup {

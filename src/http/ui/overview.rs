@@ -9,7 +9,7 @@ use super::frame::Page;
 use super::rows::{self, Listing, NOT_BY_QUEUE, Pool};
 use super::server::{Fleet, servers};
 use super::text::{duration, known, number, rate};
-use super::visit::Visit;
+use super::visit::{Visit, scheme};
 
 /// How many queues it shows.
 const QUEUES: usize = 25;
@@ -43,6 +43,7 @@ fn page(visit: &Visit, queues: Said<Listing>, history: Said<History>, fleet: Sai
     };
     let mut page = Page::new("Overview", "Overview", body);
     page.read_at = listing.sampled_at.map(|at| at.0);
+    page.read_each = listing.read_each();
     Ok(page)
 }
 
@@ -73,14 +74,14 @@ fn sums(pools: &[Pool]) -> Markup {
 }
 
 /// What to do where there is no queue yet.
-fn empty(visit: &Visit) -> Markup {
+pub fn empty(visit: &Visit) -> Markup {
     let api = visit.state().server.clone();
-    let admin = visit.base();
+    let (admin, scheme) = (visit.base(), scheme(visit.state().about.api_tls));
     html! {
         p { "There is no queue yet. A queue is made by publishing to it:" }
         pre tabindex="0" { code {
             "TOKEN=$(curl -s -X POST '" (admin) "/token/demo?description=me' | sed 's/.*\"token\": *\"\\([^\"]*\\)\".*/\\1/;1d;3d')\n"
-            "curl -X PUT \"http://" (api) "/api/demo/mail?tries=3&token=$TOKEN\" -d 'to: ann'"
+            "curl -X PUT \"" (scheme) "://" (api) "/api/demo/mail?tries=3&token=$TOKEN\" -d 'to: ann'"
         } }
     }
 }

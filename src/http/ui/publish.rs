@@ -71,10 +71,7 @@ async fn send(visit: &Visit, place: &Place, form: &Fields) -> Said<(String, &'st
     // Browsers send lines with two characters at their ends.
     let body = form.or_empty("body").replace("\r\n", "\n");
     if body.len() > MOST {
-        return Err(Refusal::new(
-            axum::http::StatusCode::PAYLOAD_TOO_LARGE,
-            "a body of this form has 64 KiB at most",
-        ));
+        return Err(Refusal::bad("a body of this form has 64 KiB at most"));
     }
     let names = ["delay", "at", "tries", "ttl", "key", "on_conflict"];
     let query: Vec<_> = names.iter().filter_map(|name| Some((*name, form.get(name)?.trim()))).collect();

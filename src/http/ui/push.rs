@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::ask::{Refusal, Said, Sent};
 use super::form::{Fields, Filled};
-use super::frame::{Page, curl};
+use super::frame::{Page, curl, curls};
 use super::instant::At;
 use super::rows::trail;
 use super::sure::{Sure, page as asks};
@@ -171,6 +171,10 @@ fn asking(visit: &Visit, place: &Place, ask: &str) -> Said<Page> {
             hidden: vec![("do", ask), ("mark", &mark)],
             more: html! {},
             button,
+            curl: match ask {
+                "secret" => curl(visit, "POST", &push_route(place, "/secret"), None),
+                _ => curl(visit, "DELETE", &push_route(place, ""), None),
+            },
         },
     ))
 }
@@ -184,7 +188,7 @@ async fn page(visit: &Visit, place: &Place) -> Said<Page> {
     let body = html! {
         h1 { "Push of " (text(&place.name())) }
         @match &push {
-            Some(push) => { (state(visit, push)) (actions(visit, push)) (form(visit, place, Some(push))) (attempts(visit, place, push)) }
+            Some(push) => { (state(visit, push)) (actions(visit, place, push)) (form(visit, place, Some(push))) (attempts(visit, place, push)) }
             None => {
                 p { "The queue is not pushed: its jobs wait for workers that ask." }
                 (form(visit, place, None))
@@ -217,13 +221,17 @@ fn state(visit: &Visit, push: &Value) -> Markup {
     }
 }
 
-fn actions(visit: &Visit, push: &Value) -> Markup {
+fn actions(visit: &Visit, place: &Place, push: &Value) -> Markup {
     if !visit.may_change() {
         return html! {};
     }
+    let is_held = push["state"] == "paused" || push["state"] == "off";
+    let switch = if is_held { "/resume" } else { "/pause" };
+    let posts = [switch, "/test", "/secret"].map(|rest| ("POST", push_route(place, rest), None));
+    let off = ("DELETE", push_route(place, ""), None);
     html! {
         form.actions method="post" action=(visit.fields.link(&[])) {
-            @if push["state"] == "paused" || push["state"] == "off" {
+            @if is_held {
                 button type="submit" name="do" value="resume" { "Resume push" }
             } @else {
                 button type="submit" name="do" value="pause" { "Pause push" }
@@ -232,6 +240,7 @@ fn actions(visit: &Visit, push: &Value) -> Markup {
             button type="submit" name="ask" value="secret" formmethod="get" { "New secret" }
             button.danger type="submit" name="ask" value="off" formmethod="get" { "Turn push off" }
         }
+        (curls(visit, &posts.into_iter().chain([off]).collect::<Vec<_>>()))
     }
 }
 
@@ -262,26 +271,39 @@ fn form(visit: &Visit, place: &Place, push: Option<&Value>) -> Markup {
     }
 }
 
-fn attempts(visit: &Visit, place: &Place, push: &Value) -> Markup {
+/// The last attempts, the newest first. `of`: those of this job.
+pub fn attempts_of<'a>(push: &'a Value, of: Option<&str>) -> Vec<&'a Value> {
     let all = push["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
+    all.iter().filter(|attempt| of.is_none_or(|id| attempt["job_id"] == id)).collect()
+}
+
+fn attempts(visit: &Visit, place: &Place, push: &Value) -> Markup {
+    let all = attempts_of(push, None);
     html! {
         h2 { "Attempts" }
         @if all.is_empty() { p { "There was none yet." } } @else {
             p { "The last " (count(all.len() as u64, "attempt", "attempts")) ", the newest first." }
-            div.scroll role="region" aria-label="Attempts" tabindex="0" {
-                table.jobs {
-                    caption { "Attempts" }
-                    thead { tr { @for name in ["Time", "Job", "Status", "Took", "Answer"] { th scope="col" { (name) } } } }
-                    tbody { @for attempt in all { tr {
-                        td { @if let Some(at) = instant(&attempt["time"]) { (visit.zone.at(at)) } }
-                        td { @if let Some(id) = attempt["job_id"].as_str() {
-                            a href=(visit.to(&format!("jobs/{}/{}", place.path(), super::ask::part(id)))) { (text(id)) }
-                        } }
-                        td { @match attempt["status"].as_u64() { Some(status) => { (status) } None => { (unknown("no answer came")) } } }
-                        td { (attempt["milliseconds"].as_u64().unwrap_or(0)) " ms" }
-                        td.text { (cut(attempt["answer"].as_str().unwrap_or_default())) }
-                    } } }
-                }
+            (table(visit, place, &all))
+        }
+    }
+}
+
+/// Attempts in a table.
+pub fn table(visit: &Visit, place: &Place, all: &[&Value]) -> Markup {
+    html! {
+        div.scroll role="region" aria-label="Attempts" tabindex="0" {
+            table.jobs {
+                caption { "Attempts" }
+                thead { tr { @for name in ["Time", "Job", "Status", "Took", "Answer"] { th scope="col" { (name) } } } }
+                tbody { @for attempt in all { tr {
+                    td { @if let Some(at) = instant(&attempt["time"]) { (visit.zone.at(at)) } }
+                    td { @if let Some(id) = attempt["job_id"].as_str() {
+                        a href=(visit.to(&format!("jobs/{}/{}", place.path(), super::ask::part(id)))) { (text(id)) }
+                    } }
+                    td { @match attempt["status"].as_u64() { Some(status) => { (status) } None => { (unknown("no answer came")) } } }
+                    td { (attempt["milliseconds"].as_u64().unwrap_or(0)) " ms" }
+                    td.text { (cut(attempt["answer"].as_str().unwrap_or_default())) }
+                } } }
             }
         }
     }

@@ -27,7 +27,7 @@ struct Read {
     push: Said<Value>,
     bulk: Said<bulk::Listed>,
     /// When jobs fall due, if the page is asked for it.
-    due: Option<Said<due::Delays>>,
+    due: Option<due::Counted>,
     /// Why jobs died, where the dead ones are shown.
     reasons: Option<Said<Reasons>>,
 }
@@ -56,7 +56,10 @@ pub async fn page(visit: &Visit, place: &Place) -> Said<Page> {
     }
     let mut page = Page::new(format!("Queue {}", place.name()), "Queues", body(visit, place, state, &read));
     page.trail = rows::trail(visit, place);
-    page.read_at = read.figures.listing.ok().and_then(|listing| listing.sampled_at).map(|at| at.0);
+    if let Ok(listing) = &read.figures.listing {
+        page.read_at = listing.sampled_at.map(|at| at.0);
+        page.read_each = listing.read_each();
+    }
     Ok(page)
 }
 
@@ -107,8 +110,8 @@ fn body(visit: &Visit, place: &Place, state: &str, read: &Read) -> Markup {
         }
         (filter(visit, state))
         @let selects = visit.may_change() && state != "running" && read.jobs.as_ref().is_ok_and(|list| !list.jobs.is_empty());
-        @if selects { (asks::selected(visit, state)) }
-        (jobs::list(visit, place, state, &read.jobs, selects))
+        @if selects { (asks::selected(visit, place, state)) }
+        (jobs::list(visit, place, state, &read.jobs, &read.figures.jobs(state), selects))
         nav.range aria-label="Range of the charts" {
             @for (range, words) in [("hour", "Hour"), ("day", "Day")] {
                 a href=(visit.fields.link(&[("range", Some(range))]))

@@ -6,6 +6,7 @@ use maud::{Markup, html};
 use super::ask::Said;
 use super::form::query;
 use super::frame::Page;
+use super::overview::empty;
 use super::rows::{self, Listing};
 use super::text::typed;
 use super::visit::Visit;
@@ -42,7 +43,9 @@ fn page(visit: &Visit, listing: Said<Listing>) -> Said<Page> {
         h1 { "Queues" }
         (rows::troubles(visit, &listing.pools))
         (filter(visit))
-        @if listing.queues.is_empty() {
+        @if listing.queues.is_empty() && ASKED.iter().all(|name| *name == "sort" || visit.fields.get(name).is_none()) {
+            (empty(visit))
+        } @else if listing.queues.is_empty() {
             p { "No queue is so. " a href="?" { "Show all queues" } "." }
         } @else {
             (rows::table(visit, "Queues", &listing.queues, Some(sorted), true))
@@ -53,6 +56,7 @@ fn page(visit: &Visit, listing: Said<Listing>) -> Said<Page> {
     };
     let mut page = Page::new("Queues", "Queues", body);
     page.read_at = listing.sampled_at.map(|at| at.0);
+    page.read_each = listing.read_each();
     Ok(page)
 }
 

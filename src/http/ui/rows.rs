@@ -15,6 +15,9 @@ use crate::name::{Namespace, PoolName, Queue, QueueName};
 pub const JOB_IDS: &str = "(job ids)";
 /// Why a figure is not known.
 pub const NOT_BY_QUEUE: &str = "this store does not know it by queue";
+const READ_OFF_THE_ID: &str = "read off the id of the first job: when it was published, and its delay";
+/// Seconds from one reading of a store to the next.
+const USUAL: f64 = 10.0;
 const NOT_COUNTED: &str = "this server does not count this queue by itself";
 
 /// What `GET /queues` answers.
@@ -23,8 +26,23 @@ const NOT_COUNTED: &str = "this server does not count this queue by itself";
 pub struct Listing {
     pub sampled_at: Option<At>,
     pub pools: Vec<Pool>,
+    pub sums: Sums,
     pub queues: Vec<Row>,
     pub cursor: Option<String>,
+}
+
+/// The sums of all queues that were asked for.
+#[derive(Debug, Deserialize)]
+pub struct Sums {
+    pub queues: u64,
+    pub ready: u64,
+    pub delayed: Option<u64>,
+    pub running: Option<u64>,
+    pub dead: u64,
+    #[serde(rename = "in")]
+    pub entered: f64,
+    pub out: f64,
+    pub died: f64,
 }
 
 /// The same as it comes: a row does not say of when it is.
@@ -32,16 +50,24 @@ pub struct Listing {
 struct Told {
     sampled_at: Option<At>,
     pools: Vec<Pool>,
+    sums: Sums,
     queues: Vec<Row>,
     cursor: Option<String>,
 }
 
 impl From<Told> for Listing {
-    fn from(Told { sampled_at, pools, mut queues, cursor }: Told) -> Listing {
+    fn from(Told { sampled_at, pools, sums, mut queues, cursor }: Told) -> Listing {
         for row in &mut queues {
             row.sampled_at = pools.iter().find(|pool| pool.pool == row.pool).and_then(|pool| pool.sampled_at);
         }
-        Listing { sampled_at, pools, queues, cursor }
+        Listing { sampled_at, pools, sums, queues, cursor }
+    }
+}
+
+impl Listing {
+    /// How often the pools are read, in seconds, if a reading takes so long that it is more seldom than usual.
+    pub fn read_each(&self) -> Option<f64> {
+        self.pools.iter().map(|pool| pool.interval).filter(|interval| *interval > USUAL).reduce(f64::max)
     }
 }
 
@@ -53,6 +79,7 @@ pub struct Pool {
     pub interval: f64,
     pub trouble: Option<String>,
     pub trouble_since: Option<At>,
+    pub full_since: Option<At>,
     pub queues: u64,
     pub left_out: u64,
     pub timers: u64,
@@ -100,9 +127,16 @@ impl Row {
         Some(place).filter(|_| self.queue != JOB_IDS)
     }
 
-    /// What it needs, in words.
+    /// What it needs, in words. A queue that is paused is late for that very reason.
     pub fn words(&self) -> Option<String> {
-        Some(match self.need.as_deref()? {
+        let need = self.need.as_deref()?;
+        let words = self.words_of(need);
+        let is_told = need == "paused" || !self.paused;
+        Some(if is_told { words } else { format!("{words}; paused") })
+    }
+
+    fn words_of(&self, need: &str) -> String {
+        match need {
             "push" => match self.push.as_deref() {
                 Some("off") => "push is off".into(),
                 Some("locked") => "push cannot be read".into(),
@@ -110,12 +144,21 @@ impl Row {
             },
             "dying" => format!("{} died in ten minutes", number(self.worse)),
             "nobody" => "nobody consumes".into(),
-            "late" => format!("late: waits {}", duration(self.oldest_ready_age.unwrap_or(0.0))),
+            "late" => {
+                let about = if self.age_is_estimated() { "≈ " } else { "" };
+                format!("late: waits {about}{}", duration(self.oldest_ready_age.unwrap_or(0.0)))
+            }
             "growing" => "growing for five minutes".into(),
             "paused" => "paused, with ready jobs".into(),
             "dead" => count(self.dead, "dead job", "dead jobs"),
             other => other.to_owned(),
-        })
+        }
+    }
+
+    /// Whether the age is read off the id of the first ready job: a store in lmstfy's layout writes down no more. It is the
+    /// one that does not know delayed jobs by queue.
+    fn age_is_estimated(&self) -> bool {
+        self.delayed.is_none()
     }
 }
 
@@ -144,7 +187,7 @@ pub fn table(visit: &Visit, caption: &str, rows: &[Row], sorted: Option<&str>, s
                 caption { (caption) }
                 thead { tr {
                     @for (by, name) in COLUMNS {
-                        th scope="col" class=(by) aria-sort=[(sorted == Some(by)).then_some(if by == "name" { "ascending" } else { "descending" })] {
+                        th scope="col" class=(by) title=[["in", "out"].contains(&by).then_some("of this server, over the last minute")] aria-sort=[(sorted == Some(by)).then_some(if by == "name" { "ascending" } else { "descending" })] {
                             @if sorted.is_some() {
                                 a href=(visit.fields.link_anew(&[("sort", Some(by))])) { (name) }
                             } @else { (name) }
@@ -216,7 +259,8 @@ pub fn oldest(visit: &Visit, row: &Row) -> Markup {
     match row.oldest_ready_age {
         Some(age) => {
             let read = row.sampled_at.map_or(visit.zone.now, |at| at.0);
-            visit.zone.age(read.saturating_sub((age * 1000.0) as u64))
+            let age = visit.zone.age(read.saturating_sub((age * 1000.0) as u64));
+            html! { @if row.age_is_estimated() { span title=(READ_OFF_THE_ID) { "≈ " } } (age) }
         }
         None if row.ready > 0 => unknown("this store does not know how old its ready jobs are"),
         None => html! { "–" },
@@ -242,7 +286,7 @@ fn last_hour(visit: &Visit, row: &Row) -> Vec<Option<f64>> {
     points.iter().map(|point| point.as_ref().map(|point| point.ready as f64)).collect()
 }
 
-/// A line for each pool whose store does not answer or is read seldom.
+/// A line for each pool whose store does not answer or is full, or that is not shown as a whole.
 pub fn troubles(visit: &Visit, pools: &[Pool]) -> Markup {
     html! {
         @for pool in pools {
@@ -256,8 +300,8 @@ pub fn troubles(visit: &Visit, pools: &[Pool]) -> Markup {
                         None => { "Nothing is known of it." }
                     }
                 }
-            } @else if pool.interval > 30.0 {
-                p.note { "Pool " b { (text(&pool.pool)) } " is read each " (duration(pool.interval)) ", since a reading takes long." }
+            } @else if let Some(since) = pool.full_since {
+                p.trouble { "The store of pool " b { (text(&pool.pool)) } " is full, since " (visit.zone.at(since)) ": it takes no more jobs." }
             }
             @if pool.left_out > 0 {
                 p.note { "Of pool " b { (text(&pool.pool)) } " " (count(pool.left_out, "queue is", "queues are")) " left out: there are too many." }

@@ -8,16 +8,20 @@ use serde_json::Value;
 
 use super::ask::{Refusal, Said, Sent, part};
 use super::form::{Fields, Filled};
-use super::frame::{Page, curl};
+use super::frame::{Page, curl, curls};
 use super::instant::At;
 use super::rows::{Listing, namespace_path};
 use super::sure::{Sure, page as asks};
 use super::text::{cut, duration, text, typed, unknown};
 use super::visit::Visit;
+use crate::engine::together;
 
 /// How many schedules a page has, and in how many namespaces it looks when none is named.
 const SCHEDULES: usize = 100;
 const NAMESPACES: usize = 50;
+/// How many are asked for at a time what comes next and what came last, and how many of both are shown.
+const AT_ONCE: usize = 32;
+const SHOWN: usize = 3;
 
 #[derive(Deserialize)]
 struct Listed {
@@ -29,7 +33,19 @@ struct Listed {
 struct Found {
     pool: String,
     namespace: String,
+    /// As the list shows it, or with what comes next and what came last, if there was time to ask.
     schedule: Value,
+}
+
+/// What was read in time.
+#[derive(Default)]
+struct Read {
+    found: Vec<Found>,
+    cursor: Option<String>,
+    /// There are more, or may be.
+    partly: bool,
+    /// Why a store has not said all.
+    trouble: Option<Refusal>,
 }
 
 /// `GET /ui/schedules`
@@ -91,12 +107,31 @@ fn asking(visit: &Visit) -> Said<Page> {
             hidden: vec![("do", "delete"), ("pool", pool), ("namespace", namespace), ("name", name)],
             more: html! {},
             button: "Delete",
+            curl: curl(visit, "DELETE", &route(fields, ""), None),
         },
     ))
 }
 
 /// The schedules of one namespace, or of those that have queues.
-async fn read(visit: &Visit) -> Said<(Vec<Found>, Option<String>, bool)> {
+async fn read(visit: &Visit) -> Said<Read> {
+    let mut read = listed(visit).await?;
+    for some in read.found.chunks_mut(AT_ONCE) {
+        let ask = async |of: &Found| {
+            let name = part(of.schedule["name"].as_str().unwrap_or_default());
+            let (pool, namespace) = (part(&of.pool), part(&of.namespace));
+            visit.ask.get::<Value>(format!("/api/{namespace}/_schedules/{name}?pool={pool}")).await.ok()
+        };
+        let whole = together::all(some.iter().map(ask)).await;
+        for (of, whole) in some.iter_mut().zip(whole) {
+            if let Some(whole) = whole {
+                of.schedule = whole;
+            }
+        }
+    }
+    Ok(read)
+}
+
+async fn listed(visit: &Visit) -> Said<Read> {
     let fields = &visit.fields;
     let (mut scopes, mut partly) = (Vec::new(), false);
     if let Some(namespace) = fields.get("namespace") {
@@ -108,7 +143,7 @@ async fn read(visit: &Visit) -> Said<(Vec<Found>, Option<String>, bool)> {
         scopes.dedup();
     }
     partly |= scopes.len() > NAMESPACES;
-    let (mut found, mut cursor) = (Vec::new(), None);
+    let mut read = Read { partly, ..Read::default() };
     for (pool, namespace) in scopes.iter().take(NAMESPACES) {
         let mut path = format!("/api/{}/_schedules?pool={}&limit={SCHEDULES}", part(namespace), part(pool));
         for name in ["queue", "state", "cursor"] {
@@ -116,32 +151,46 @@ async fn read(visit: &Visit) -> Said<(Vec<Found>, Option<String>, bool)> {
                 path.push_str(&format!("&{name}={}", part(value)));
             }
         }
-        let listed = visit.ask.get::<Listed>(path).await?;
-        cursor = listed.cursor.filter(|_| scopes.len() == 1);
+        let listed = match visit.ask.get::<Listed>(path).await {
+            Ok(listed) => listed,
+            // What was read until now is shown.
+            Err(refusal) if refusal.status.is_server_error() => {
+                read.trouble = Some(refusal);
+                break;
+            }
+            Err(refusal) => return Err(refusal),
+        };
+        read.cursor = listed.cursor.filter(|_| scopes.len() == 1);
         let own = listed.schedules.into_iter();
-        found.extend(own.map(|schedule| Found {
+        read.found.extend(own.map(|schedule| Found {
             pool: pool.clone(),
             namespace: namespace.clone(),
             schedule,
         }));
-        if found.len() >= SCHEDULES {
-            found.truncate(SCHEDULES);
-            return Ok((found, cursor, scopes.len() > 1));
+        if read.found.len() >= SCHEDULES {
+            read.found.truncate(SCHEDULES);
+            read.partly = scopes.len() > 1;
+            break;
         }
     }
-    Ok((found, cursor, partly))
+    Ok(read)
 }
 
 async fn page(visit: &Visit) -> Said<Page> {
-    let (found, cursor, partly) = read(visit).await?;
+    let Read { found, cursor, partly, trouble } = read(visit).await?;
+    let filtered = ["namespace", "queue", "state"].iter().any(|name| visit.fields.get(name).is_some());
     let body = html! {
         h1 { "Schedules" }
         (filter(visit))
         @if partly { p.note { "Not all are shown: name a namespace." } }
-        @if found.is_empty() {
+        @if let Some(Refusal { status, text: why }) = &trouble {
+            p.trouble { "The list is not there now, or not all of it (" (status.as_u16()) "): " (text(why)) }
+        }
+        @if found.is_empty() && trouble.is_none() {
+            @if filtered { p { a href="?" { "Show all schedules" } } }
             p { "There is no such schedule. A schedule is set by its name, in the namespace of its queue:" }
             (curl(visit, "PUT", "/api/demo/_schedules/nightly", Some("{\"queue\":\"reports\",\"cron\":\"30 2 * * *\",\"text\":\"sales\"}")))
-        } @else { (table(visit, &found)) }
+        } @else if !found.is_empty() { (table(visit, &found)) }
         @if let Some(cursor) = cursor {
             p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(&cursor))])) { "Next" } }
         }
@@ -197,10 +246,7 @@ fn row(visit: &Visit, Found { pool, namespace, schedule }: &Found) -> Markup {
             td { (when(schedule)) }
             td { (text(told("state"))) @if !told("why").is_empty() { ": " (cut(told("why"))) } }
             td { (next(visit, schedule)) }
-            td { @match schedule["last"]["outcome"].as_str() {
-                Some(outcome) => { (text(outcome)) " " @if let Some(at) = instant(&schedule["last"]["due"]) { (visit.zone.at(at)) } }
-                None => "–",
-            } }
+            td { (last(visit, schedule)) }
             td { @if visit.may_change() { (actions(visit, pool, namespace, schedule)) } }
         }
     }
@@ -220,16 +266,34 @@ fn when(schedule: &Value) -> Markup {
     }
 }
 
-/// The next instant, in the schedule's zone and in the page's.
+/// The next instants, in the page's zone and in the schedule's.
 fn next(visit: &Visit, schedule: &Value) -> Markup {
-    let next = &schedule["next"][0];
+    let all = schedule["next"].as_array().map(Vec::as_slice).unwrap_or_default();
     html! {
-        @match instant(&next["due"]) {
-            Some(at) => {
-                (visit.zone.at(at))
-                @if let Some(local) = next["local"].as_str() { br; span.pool { (text(local)) } }
+        @if all.is_empty() { "–" }
+        @for next in all.iter().take(SHOWN) {
+            @if let Some(at) = instant(&next["due"]) {
+                div { (visit.zone.at(at)) @if let Some(local) = next["local"].as_str() { " " span.pool { (text(local)) } } }
             }
-            None => "–",
+        }
+    }
+}
+
+/// What became of the last occurrences.
+fn last(visit: &Visit, schedule: &Value) -> Markup {
+    let all = match schedule["occurrences"].as_array() {
+        Some(all) => all.iter().take(SHOWN).collect(),
+        None if schedule["last"].is_object() => vec![&schedule["last"]],
+        None => Vec::new(),
+    };
+    html! {
+        @if all.is_empty() { "–" }
+        @for of in all {
+            div {
+                (text(of["outcome"].as_str().unwrap_or_default())) " "
+                @if let Some(at) = instant(&of["due"]) { (visit.zone.at(at)) }
+                @if let Some(why) = of["why"].as_str() { ": " (cut(why)) }
+            }
         }
     }
 }
@@ -237,6 +301,11 @@ fn next(visit: &Visit, schedule: &Value) -> Markup {
 fn actions(visit: &Visit, pool: &str, namespace: &str, schedule: &Value) -> Markup {
     let name = schedule["name"].as_str().unwrap_or_default();
     let mark = super::text::volatile(&html! { (crate::random::ulid().to_string()) }).0;
+    let switch = if schedule["paused"] == true { "/resume" } else { "/pause" };
+    let to = |rest: &str| {
+        let (pool, namespace) = (part(pool), part(namespace));
+        format!("/api/{namespace}/_schedules/{}{rest}?pool={pool}", part(name))
+    };
     html! {
         form.actions method="post" action=(visit.fields.link(&[])) {
             input type="hidden" name="pool" value=(pool);
@@ -248,5 +317,6 @@ fn actions(visit: &Visit, pool: &str, namespace: &str, schedule: &Value) -> Mark
             button type="submit" name="do" value="run" { "Run now" }
             button.danger type="submit" name="ask" value="delete" formmethod="get" { "Delete" }
         }
+        (curls(visit, &[("POST", to(switch), None), ("POST", to("/run"), None), ("DELETE", to(""), None)]))
     }
 }

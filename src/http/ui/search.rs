@@ -158,6 +158,7 @@ async fn by_name(visit: &Visit, wanted: &str) -> Said<Found> {
         },
     );
     page.read_at = listing.sampled_at.map(|at| at.0);
+    page.read_each = listing.read_each();
     if none {
         page.status = StatusCode::NOT_FOUND;
     }

@@ -9,12 +9,13 @@ use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::ask::{Refusal, Said, Sent};
+use super::ask::{Refusal, Said, Sent, part};
 use super::form::Filled;
 use super::frame::{Page, curl};
 use super::instant::At;
 use super::text::{cut, duration, number, rate, size, text};
 use super::visit::Visit;
+use crate::engine::together;
 
 /// What `GET /server` answers.
 #[derive(Deserialize)]
@@ -26,14 +27,72 @@ struct Server {
     config_file: Option<String>,
     admin_url: Option<String>,
     zone_database: String,
+    role: String,
+    asks_for_accounts: bool,
     ready: bool,
     access_log: bool,
-    most: BTreeMap<String, Value>,
+    most: Most,
+    connections: BTreeMap<String, Connections>,
     requests: u64,
     waiting: u64,
+    body_bytes: u64,
+    process: Process,
     history: Value,
     pools: Vec<Pool>,
     changes: Vec<Change>,
+}
+
+/// Of a port.
+#[derive(Deserialize)]
+struct Connections {
+    now: u64,
+    most: u64,
+}
+
+/// What there may be at most.
+#[derive(Deserialize)]
+struct Most {
+    waiting: u64,
+    body_bytes: u64,
+}
+
+#[derive(Deserialize)]
+struct Process {
+    memory_bytes: u64,
+    cpu_seconds: u64,
+    open_files: u64,
+    most_files: u64,
+}
+
+/// How long something took, in seconds: the ends of buckets.
+#[derive(Deserialize)]
+struct Took {
+    count: u64,
+    p50: Option<f64>,
+    p99: Option<f64>,
+    worst: Option<f64>,
+}
+
+/// What `GET /cluster` answers of a pool.
+#[derive(Deserialize)]
+struct Cluster {
+    partitions: u64,
+    nodes: Vec<Node>,
+    away: Vec<u64>,
+    moving: Vec<u64>,
+    split: Vec<u64>,
+}
+
+#[derive(Deserialize)]
+struct Node {
+    addr: String,
+    up: bool,
+    since: At,
+    partitions: u64,
+    replicas: Option<u64>,
+    used_memory: Option<u64>,
+    clock_ms: Option<f64>,
+    version: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -44,13 +103,17 @@ struct Pool {
     sampled_at: Option<At>,
     trouble: Option<String>,
     trouble_since: Option<At>,
+    full_since: Option<At>,
     queues: u64,
     timers: u64,
     overdue: Option<f64>,
+    lateness: Option<Took>,
+    sync: Option<Took>,
+    kind: String,
+    address: String,
+    min_free_disk: Option<u64>,
+    migrates_to: Option<String>,
     figures: BTreeMap<String, f64>,
-    /// Its kind, where it is, and what else is configured.
-    #[serde(flatten)]
-    about: BTreeMap<String, Value>,
 }
 
 #[derive(Deserialize)]
@@ -118,10 +181,11 @@ async fn page(visit: &Visit) -> Said<Page> {
     let (server, fleet) =
         tokio::join!(visit.ask.get::<Server>("/server"), visit.ask.get::<Fleet>("/servers"));
     let server = server?;
+    let clusters = clusters(visit, &server.pools).await;
     let body = html! {
         h1 { "Server " (text(&server.server)) }
         (facts(visit, &server))
-        @for pool in &server.pools { (of_pool(visit, pool)) }
+        @for (pool, cluster) in server.pools.iter().zip(&clusters) { (of_pool(visit, pool, cluster.as_ref())) }
         h2 { "Servers" }
         @match &fleet {
             Ok(fleet) => { (servers(visit, fleet)) }
@@ -130,6 +194,15 @@ async fn page(visit: &Visit) -> Said<Page> {
         (changes(visit, &server.changes))
     };
     Ok(Page::new("Server", "Server", body))
+}
+
+/// The nodes of each pool that has some.
+async fn clusters(visit: &Visit, pools: &[Pool]) -> Vec<Option<Said<Cluster>>> {
+    let ask = async |pool: &Pool| match &*pool.kind {
+        "cluster" => Some(visit.ask.get(format!("/cluster?pool={}", part(&pool.pool))).await),
+        _ => None,
+    };
+    together::all(pools.iter().map(ask)).await
 }
 
 /// A figure by the name that it has in the JSON.
@@ -157,8 +230,33 @@ fn words(name: &str) -> String {
     name.replace('_', " ")
 }
 
+/// How much there is, and how much there may be.
+fn of_most(now: Markup, most: Markup) -> Markup {
+    html! { (now) " of " (most) }
+}
+
+/// How long something took.
+fn took(of: Option<&Took>) -> Markup {
+    let end =
+        |seconds: Option<f64>| seconds.map_or("longer than is told".into(), |n| format!("≤ {}", short(n)));
+    html! {
+        @match of {
+            Some(Took { count, p50, p99, worst }) => {
+                "p50 " (end(*p50)) ", p99 " (end(*p99)) ", worst " (end(*worst)) ", of " (number(*count)) " since the start"
+            }
+            None => (super::text::unknown("there was none since the start")),
+        }
+    }
+}
+
+/// A short time, down to a part of a millisecond.
+fn short(seconds: f64) -> String {
+    if seconds < 0.1 { format!("{} ms", (seconds * 1e5).round() / 100.0) } else { duration(seconds) }
+}
+
 fn facts(visit: &Visit, server: &Server) -> Markup {
     let here = visit.fields.link(&[]);
+    let Server { most, process, connections, .. } = server;
     html! {
         dl.facts {
             dt { "Version" } dd { (text(&server.version)) " (" (text(&server.build_commit)) ")" }
@@ -167,9 +265,16 @@ fn facts(visit: &Visit, server: &Server) -> Markup {
             dt { "AdminUrl" } dd { @match &server.admin_url { Some(url) => (text(url)), None => "not set" } }
             dt { "Zone database" } dd { (text(&server.zone_database)) }
             dt { "Ready" } dd { @if server.ready { "yes" } @else { "no" } }
-            dt { "Requests under way" } dd { (number(server.requests)) }
-            dt { "Waiting consumers" } dd { (number(server.waiting)) }
-            @for (name, value) in &server.most { dt { "At most: " (words(name)) } dd { (figure(name, value)) } }
+            dt { "Accounts" } dd { @if server.asks_for_accounts { "asked for; your role: " (text(&server.role)) } @else { "none are configured" } }
+            dt { "Requests under way" } dd { (super::text::volatile(&html! { (number(server.requests)) })) }
+            @for (port, Connections { now, most }) in connections {
+                dt { "Connections of the " (port) " port" } dd { (super::text::volatile(&of_most(html! { (number(*now)) }, html! { (number(*most)) }))) }
+            }
+            dt { "Waiting consumers" } dd { (of_most(html! { (number(server.waiting)) }, html! { (number(most.waiting)) })) }
+            dt { "Memory of large bodies" } dd { (of_most(html! { (size(server.body_bytes)) }, html! { (size(most.body_bytes)) " each for requests and answers" })) }
+            dt { "Memory of the process" } dd { (super::text::volatile(&html! { (size(process.memory_bytes)) })) }
+            dt { "CPU since the start" } dd { (super::text::volatile(&html! { (duration(process.cpu_seconds as f64)) })) }
+            dt { "Open files" } dd { (super::text::volatile(&of_most(html! { (number(process.open_files)) }, html! { (number(process.most_files)) }))) }
             @if let Value::Object(history) = &server.history {
                 @for (name, value) in history { dt { "History: " (words(name)) } dd { (figure(name, value)) } }
             }
@@ -185,24 +290,88 @@ fn facts(visit: &Visit, server: &Server) -> Markup {
     }
 }
 
-fn of_pool(visit: &Visit, pool: &Pool) -> Markup {
+/// Figures of stores that are told in words, by the names that they have in the JSON.
+const TOLD: [(&str, &str); 6] = [
+    ("disk_bytes", "Bytes on the disk"),
+    ("disk_journals", "Journals"),
+    ("disk_quarantined_jobs", "Quarantined jobs"),
+    ("used_mem_bytes", "Memory of the Redis"),
+    ("max_mem_bytes", "Memory that the Redis may take"),
+    ("connections", "Connections of the Redis"),
+];
+/// The room that is left on a disk.
+const ROOM: &str = "disk_free_bytes";
+
+fn of_pool(visit: &Visit, pool: &Pool, cluster: Option<&Said<Cluster>>) -> Markup {
+    let others = || {
+        pool.figures
+            .iter()
+            .filter(|(name, _)| name.as_str() != ROOM && TOLD.iter().all(|(told, _)| *told != name.as_str()))
+    };
     html! {
         h2 { "Pool " (text(&pool.pool)) }
         @if let Some(why) = &pool.trouble {
             p.trouble { "Its store does not answer: " (text(why)) @if let Some(since) = pool.trouble_since { ", since " (visit.zone.at(since)) } }
+        } @else if let Some(since) = pool.full_since {
+            p.trouble { "Its store is full, since " (visit.zone.at(since)) ": it takes no more jobs." }
         } @else if !pool.up { p.trouble { "Requests to it fail." } }
         dl.facts {
-            @for (name, value) in &pool.about { @if !value.is_null() { dt { (words(name)) } dd { (figure(name, value)) } } }
+            dt { "Kind" } dd { (text(&pool.kind)) }
+            dt { "Address" } dd { (text(&pool.address)) }
+            @if let Some(to) = &pool.migrates_to { dt { "Migrates to" } dd { (text(to)) } }
+            dt { "Health" } dd { @if pool.up && pool.trouble.is_none() { "well" } @else { b { "away" } } }
+            @if let Some(free) = pool.figures.get(ROOM) {
+                dt { "Room on the disk" }
+                dd {
+                    (super::text::volatile(&html! { (size(free.max(0.0) as u64)) }))
+                    @if let Some(least) = pool.min_free_disk { "; below MinFreeDisk, " (size(least)) ", publishes are refused" }
+                }
+            }
+            @for (name, words) in TOLD {
+                @if let Some(n) = pool.figures.get(name) { dt { (words) } dd { (super::text::volatile(&amount(name, *n))) } }
+            }
+            @if pool.kind == "disk" { dt { "Syncs" } dd { (super::text::volatile(&took(pool.sync.as_ref()))) } }
+            dt { "Lateness" } dd { (super::text::volatile(&took(pool.lateness.as_ref()))) }
             dt { "Outages since the start" } dd { (number(pool.outages)) }
             dt { "Queues" } dd { (number(pool.queues)) }
             dt { "Delayed and running jobs" } dd { (number(pool.timers)) }
             @if let Some(late) = pool.overdue { dt { "The earliest is late by" } dd { (super::text::volatile(&html! { (duration(late)) })) } }
             @if let Some(at) = pool.sampled_at { dt { "Read" } dd { (super::text::volatile(&visit.zone.at(at))) } }
         }
-        @if !pool.figures.is_empty() {
+        @match cluster {
+            Some(Ok(cluster)) => (nodes(visit, pool, cluster)),
+            Some(Err(refusal)) => { p.trouble { "Its nodes are not known now: " (text(&refusal.text)) } }
+            None => {}
+        }
+        @if others().next().is_some() {
             details {
                 summary { "Figures of the store" }
-                dl.facts { @for (name, n) in &pool.figures { dt { (words(name)) } dd { (super::text::volatile(&amount(name, *n))) } } }
+                dl.facts { @for (name, n) in others() { dt { (words(name)) } dd { (super::text::volatile(&amount(name, *n))) } } }
+            }
+        }
+    }
+}
+
+fn nodes(visit: &Visit, pool: &Pool, cluster: &Cluster) -> Markup {
+    let unknown = || super::text::unknown("the node does not say");
+    html! {
+        @for (parts, words) in [(&cluster.away, "away"), (&cluster.moving, "moving to another node"), (&cluster.split, "on two nodes")] {
+            @if !parts.is_empty() { p.trouble { "Of " (number(cluster.partitions)) " partitions " (number(parts.len() as u64)) " are " (words) "." } }
+        }
+        div.scroll role="region" aria-label=(format!("Nodes of pool {}", pool.pool)) tabindex="0" {
+            table.jobs {
+                caption { "Nodes" }
+                thead { tr { @for name in ["Node", "Health", "Since", "Partitions", "Replicas", "Memory", "Clock", "Version"] { th scope="col" { (name) } } } }
+                tbody { @for node in &cluster.nodes { tr data-key=(node.addr) {
+                    th scope="row" { (text(&node.addr)) }
+                    td { @if node.up { "well" } @else { b { "away" } } }
+                    td { (visit.zone.at(node.since)) }
+                    td { (number(node.partitions)) }
+                    td { @match node.replicas { Some(n) => (number(n)), None => (unknown()) } }
+                    td { @match node.used_memory { Some(n) => (super::text::volatile(&html! { (size(n)) })), None => (unknown()) } }
+                    td { @match node.clock_ms { Some(ms) => (super::text::volatile(&html! { (ms) " ms" })), None => (unknown()) } }
+                    td { @match &node.version { Some(version) => (text(version)), None => (unknown()) } }
+                } } }
             }
         }
     }

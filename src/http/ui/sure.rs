@@ -15,23 +15,31 @@ pub struct Sure<'a> {
     /// More that is to be chosen or typed.
     pub more: Markup,
     pub button: &'a str,
+    /// The commands that do the same.
+    pub curl: Markup,
 }
 
 /// The page. The form goes to the page's own address.
 pub fn page(visit: &Visit, trail: Vec<(String, Markup)>, nav: &'static str, sure: Sure<'_>) -> Page {
-    let Sure { title, what, hidden, more, button } = sure;
+    let Sure { title, what, hidden, more, button, curl } = sure;
     let back = visit.fields.link(&[]);
     let body = html! {
         h1 { (title) }
         (what)
-        form method="post" action=(back) data-asks="1" {
-            input type="hidden" name="sure" value="yes";
-            @for (name, value) in hidden { input type="hidden" name=(name) value=(super::text::typed(value)); }
-            (more)
-            p.actions {
-                button.danger type="submit" { (button) }
-                a.button href=(back) { "Back" }
+        @if visit.may_change() {
+            form method="post" action=(back) data-asks="1" {
+                input type="hidden" name="sure" value="yes";
+                @for (name, value) in hidden { input type="hidden" name=(name) value=(super::text::typed(value)); }
+                (more)
+                p.actions {
+                    button.danger type="submit" { (button) }
+                    a.button href=(back) { "Back" }
+                }
             }
+            (curl)
+        } @else {
+            p.note { "This account changes nothing." }
+            p { a.button href=(back) { "Back" } }
         }
     };
     let mut page = Page::new(title, nav, body);

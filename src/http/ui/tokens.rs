@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::ask::{Refusal, Said, Sent, part};
 use super::form::{Fields, Filled};
-use super::frame::{Page, curl};
+use super::frame::{Page, TOKEN, curl, curls};
 use super::publish::Scope;
 use super::push::shown_once;
 use super::sure::{Sure, page as asks};
@@ -180,7 +180,7 @@ async fn page(visit: &Visit, scope: &Scope) -> Said<Page> {
         h1 { "Tokens of " (text(&scope.namespace)) }
         @if total > MOST { p.note { "The first " (MOST) " of " (total) " are shown." } }
         @if rows.is_empty() { p { "The namespace has no token: nobody can publish to it or consume from it." } }
-        @else { (table(visit, &rows)) }
+        @else { (table(visit, scope, &rows)) }
         (create(visit))
         (curl(visit, "POST", &format!("/token/{}?pool={}&description=mailer", part(&scope.namespace), part(&scope.pool)), None))
     };
@@ -189,7 +189,7 @@ async fn page(visit: &Visit, scope: &Scope) -> Said<Page> {
     Ok(page)
 }
 
-fn table(visit: &Visit, rows: &[Row]) -> Markup {
+fn table(visit: &Visit, scope: &Scope, rows: &[Row]) -> Markup {
     html! {
         div.scroll role="region" aria-label="Tokens" tabindex="0" {
             table.jobs {
@@ -198,7 +198,7 @@ fn table(visit: &Visit, rows: &[Row]) -> Markup {
                 tbody { @for row in rows { tr data-key=(row.hash) {
                     th scope="row" { (cut(&row.description)) }
                     td { code { (row.hash) } }
-                    td { (limit(visit, row)) }
+                    td { (limit(visit, scope, row)) }
                     td { @if visit.may_change() {
                         form method="get" {
                             input type="hidden" name="hash" value=(row.hash);
@@ -211,27 +211,34 @@ fn table(visit: &Visit, rows: &[Row]) -> Markup {
     }
 }
 
-fn limit(visit: &Visit, row: &Row) -> Markup {
-    let Limit { read, write, interval } = row.limit.unwrap_or(Limit { read: 0, write: 0, interval: 60 });
+fn limit(visit: &Visit, scope: &Scope, row: &Row) -> Markup {
     let any = |n: i64| if n > 0 { n.to_string() } else { "any".into() };
+    let usual = row.limit.unwrap_or(Limit { read: 0, write: 0, interval: 60 });
+    // The form that was refused is the one of this token.
+    let refused = visit.refused.as_ref().map(|(_, fields)| fields);
+    let refused = refused.filter(|of| of.get("do") == Some("limit") && of.get("hash") == Some(&*row.hash));
     let field = |name: &str, label: &str, value: i64| {
         let id = format!("{name}-{}", row.hash);
+        let value = refused.map_or_else(|| value.to_string(), |of| typed(of.or_empty(name)));
         html! { label for=(id) { (label) } " " input id=(id) name=(name) value=(value) size="6" inputmode="numeric" autocomplete="off"; " " }
     };
     html! {
         @match row.limit {
-            Some(_) => { (any(write)) " publishes, " (any(read)) " consumes in " (interval) " s" }
+            Some(Limit { read, write, interval }) => { (any(write)) " publishes, " (any(read)) " consumes in " (interval) " s" }
             None => { "none" }
         }
         @if visit.may_change() {
-            details {
+            details open[refused.is_some()] {
                 summary { "Set limit" }
                 form method="post" action="?" {
                     input type="hidden" name="hash" value=(row.hash);
-                    (field("write", "Publishes", write)) (field("read", "Consumes", read)) (field("interval", "Interval", interval))
+                    (field("write", "Publishes", usual.write)) (field("read", "Consumes", usual.read)) (field("interval", "Interval", usual.interval))
                     button type="submit" name="do" value="limit" { "Set limit" } " "
                     @if row.limit.is_some() { button type="submit" name="do" value="unlimit" { "Remove limit" } }
                 }
+                @let path = format!("/token/{}/{TOKEN}/limit", part(&scope.namespace));
+                @let limit = json!({ "read": usual.read, "write": usual.write, "interval": usual.interval }).to_string();
+                (curls(visit, &[("PUT", path.clone(), Some(&*limit)), ("DELETE", path, None)]))
             }
         }
     }
@@ -271,6 +278,10 @@ async fn asking(visit: &Visit, scope: &Scope) -> Said<Page> {
             hidden: vec![("do", "revoke"), ("hash", &wanted)],
             more: html! {},
             button: "Revoke",
+            curl: {
+                let order = json!({ "pool": scope.pool, "hash": wanted }).to_string();
+                curl(visit, "POST", &format!("/token/{}/revoke", part(&scope.namespace)), Some(&order))
+            },
         },
     );
     page.nav = "Queues";

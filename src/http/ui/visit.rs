@@ -135,7 +135,7 @@ impl Visit {
     pub fn base(&self) -> String {
         match &self.state().about.admin_url {
             Some(url) => url.replace('\'', "%27"),
-            None => format!("http://{}", self.host()),
+            None => format!("{}://{}", scheme(self.state().about.admin_tls), self.host()),
         }
     }
 
@@ -189,7 +189,8 @@ impl FromRequestParts<Arc<Ui>> for Visit {
         Ok(Visit {
             ask: Asker::of(&ui.json, parts, Instant::now() + PATIENCE),
             ui: ui.clone(),
-            here: format!("{path}{}", fields.link(&[])),
+            // Whoever sets a zone leaves the one that the address names.
+            here: format!("{path}{}", fields.link(&[("tz", None)])),
             fields,
             zone,
             root: "../".repeat(depth),
@@ -197,6 +198,11 @@ impl FromRequestParts<Arc<Ui>> for Visit {
             refused: None,
         })
     }
+}
+
+/// How the address of a port begins.
+pub fn scheme(tls: bool) -> &'static str {
+    if tls { "https" } else { "http" }
 }
 
 /// The zone that the cookie names.

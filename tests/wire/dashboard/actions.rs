@@ -117,6 +117,10 @@ async fn a_job_is_published_once(store: Store) {
         assert_eq!(page.field("body").trim_start(), "<kept>", "what was typed comes back");
         assert_eq!(page.field(field).trim_start(), value);
     }
+    let large = "x".repeat((64 << 10) + 1);
+    let page = submit(&server, form, &[("queue", "q"), ("body", &large)]).await.expect(400);
+    page.says("Not done: a body of this form has 64 KiB at most");
+    assert_eq!(page.field("body").trim_start(), large);
     assert_eq!(server.size("/api/shop/q").await, 0, "nothing more was published");
 }
 
@@ -146,8 +150,10 @@ async fn a_token_is_shown_once() {
         .expect(200)
         .says("The limit is set.")
         .says("1 publishes, any consumes in 600 s");
-    let bad = [("do", "limit"), ("hash", &*hash), ("read", "0"), ("write", "0"), ("interval", "600")];
-    submit(&server, tokens, &bad).await.expect(400).says("Not done:");
+    let bad = [("do", "limit"), ("hash", &*hash), ("read", "0"), ("write", "0"), ("interval", "77")];
+    let page = submit(&server, tokens, &bad).await.expect(400);
+    page.says("Not done:").says("/limit").says("$TOKEN");
+    assert_eq!(page.field("interval"), "77", "what was typed comes back");
     submit(&server, tokens, &[("do", "unlimit"), ("hash", &hash)])
         .await
         .expect(200)
@@ -155,7 +161,8 @@ async fn a_token_is_shown_once() {
     browse(&server, &format!("{tokens}?ask=revoke&hash={hash}"))
         .await
         .expect(200)
-        .says("opens nothing any more");
+        .says("opens nothing any more")
+        .says(&format!("-d '{{\"hash\":\"{hash}\",\"pool\":\"default\"}}'"));
     server.put(&token, "/api/shop/q", "x").await.expect(201);
     let revoke = [("do", "revoke"), ("hash", &*hash), ("sure", "yes")];
     submit(&server, tokens, &revoke).await.expect(200).says("The token is revoked.").says("has no token");
@@ -194,6 +201,12 @@ async fn push_is_set_and_turned_off() {
     submit(&server, push, &secret).await.expect(200).says("The new secret");
     submit(&server, push, &secret).await.expect(200).says("This form was sent before");
     browse(&server, "queues/default/shop/q").await.expect(200).says("Push is on");
+    let id = send(server.admin("POST", "/api/shop/q/jobs?delay=600").body("x")).await.expect(201).job_id();
+    browse(&server, &format!("jobs/default/shop/q/{id}"))
+        .await
+        .expect(200)
+        .says("None of the queue's last 0 attempts to push was of this job.");
+    browse(&server, &format!("{push}?ask=off")).await.expect(200).says("-X DELETE").says("/push/shop/q");
     submit(&server, push, &[("do", "off"), ("sure", "yes")])
         .await
         .expect(200)
@@ -212,7 +225,8 @@ async fn schedules_are_shown_and_changed() {
     server.put(&token, "/api/shop/reports", "x").await.expect(201);
     sampled(&server).await;
     let all = browse(&server, "schedules").await.expect(200);
-    all.says("nightly").says("30 2 * * *").says("Europe/Berlin").says("+01:00");
+    all.says("nightly").says("30 2 * * *").says("Europe/Berlin").says("02:30:00.000+0");
+    assert_eq!(all.main.matches("T02:30:00.000+0").count(), 3, "the next three: {}", all.main);
     let page = "schedules?pool=default&namespace=shop";
     let of = [("pool", "default"), ("namespace", "shop"), ("name", "nightly")];
     let act = async |what: &str, more: &[(&str, &str)]| {
@@ -220,12 +234,13 @@ async fn schedules_are_shown_and_changed() {
         submit(&server, page, &fields).await
     };
     act("pause", &[]).await.expect(200).says("The schedule is paused.").says("paused");
-    browse(&server, &format!("{page}&state=on")).await.expect(200).says_not("+01:00");
+    browse(&server, &format!("{page}&state=on")).await.expect(200).says_not(":00.000+0");
     act("resume", &[]).await.expect(200).says("The schedule is resumed.");
     for _ in 0..2 {
         act("run", &[("mark", "m")]).await.expect(200).says("The schedule has placed a job now.");
     }
     assert_eq!(server.size("/api/shop/reports").await, 2, "a form that is sent twice runs it once");
+    browse(&server, page).await.expect(200).says("run ").says("/_schedules/nightly/run");
     browse(&server, "schedules?ask=delete&pool=default&namespace=shop&name=nightly")
         .await
         .says("It places no more jobs");

@@ -36,7 +36,10 @@ async fn three_clicks_bring_dead_jobs_back(store: Store) {
     let ask = page.link("Respawn all");
     let queue = "queues/default/shop/mail";
     let asks = browse(&server, &format!("{queue}{ask}")).await.expect(200);
-    asks.says("All 5 dead jobs will be ready again").says("Back");
+    asks.says("All 5 dead jobs will be ready again")
+        .says("Back")
+        .says("As curl")
+        .says("\"action\":\"respawn\"");
     let one = "?state=dead&reason=no%20such%20address&ask=respawn-all";
     browse(&server, &format!("{queue}{one}"))
         .await
@@ -64,6 +67,15 @@ async fn three_clicks_bring_dead_jobs_back(store: Store) {
         .says("with the reason no such address")
         .says("2 of ")
         .says("127.0.0.1");
+    let ended = send(server.admin("GET", "/bulk")).await.expect(200).json["actions"][0]["id"].clone();
+    let ended = ended.as_str().expect("an id");
+    for (back, title) in
+        [("queues/default/shop/mail?state=dead", "Queue shop/mail"), ("//evil.example", "Overview")]
+    {
+        let page =
+            submit(&server, "bulk", &[("do", "stop"), ("id", ended), ("back", back)]).await.expect(200);
+        page.says("It is told to stop.").says(title);
+    }
     submit(&server, "bulk", &[("do", "stop"), ("id", "nope")])
         .await
         .expect(404)
@@ -144,6 +156,11 @@ async fn the_server_tells_of_itself() {
         .says("disk")
         .says("Outages since the start 0")
         .says("a queue was paused")
+        .says("Open files")
+        .says("Connections of the public port")
+        .says("Syncs p50")
+        .says("Lateness")
+        .says("none are configured")
         .says("/api/shop/q/pause");
     submit(&server, "server", &[("do", "log-on")]).await.expect(200).says("The access log is on.");
     assert!(send(server.admin("GET", "/accesslog")).await.text.contains("enabled"));
@@ -190,6 +207,22 @@ async fn who_may_look_finds_no_forms_and_no_bodies() {
         );
         assert!(seen.answer.text.contains("who may look and change nothing"), "{path}");
     }
+    for ask in [
+        "queues/default/shop/q?ask=destroy",
+        "queues/default/shop/q?ask=respawn-all",
+        &format!("queues/default/shop/q?ask=cancel&job={id}"),
+        &format!("jobs/default/shop/q/{id}?ask=cancel"),
+        "push/default/shop/q?ask=secret",
+        "schedules?ask=delete&namespace=shop&name=s",
+        "publish/default/shop",
+    ] {
+        let seen = page(viewer("GET", &format!("/ui/{ask}"))).await.expect(200);
+        seen.says("This account changes nothing.");
+        let mut posts = seen.all("form").filter(|form| form.get("method") == Some("post"));
+        assert!(posts.all(|form| form.get("class") == Some("zone")), "{ask}: {}", seen.answer.text);
+    }
+    let tokens = viewer("GET", "/ui/tokens/default/shop").header("Accept", "text/html");
+    page(tokens).await.expect(403).says("this account may look, and change nothing, and see no tokens");
     page(viewer("GET", &job)).await.says("not shown to this account");
     let raw: Response = send(viewer("GET", &format!("{job}?as=raw"))).await;
     assert_eq!((raw.status, raw.text.contains("the secret body")), (403, false));
@@ -226,6 +259,10 @@ async fn the_outer_address_is_ours_and_the_zone_is_set() {
     assert_eq!(page.status, 200, "{}", page.text);
     let page = send(outer("GET", "/dormouse/ui/queues/default/shop/q")).await.expect(200);
     assert!(page.text.contains("https://ops.example/dormouse/api/shop/q/"), "{}", page.text);
+    for (path, to) in [("/dormouse", "dormouse/ui/"), ("/dormouse/", "ui/"), ("/dormouse/ui", "ui/")] {
+        let (status, headers, _) = super::unfollowed(&server, path, "text/html").await;
+        assert_eq!((status, headers["location"].to_str().expect("text")), (303, to), "{path}");
+    }
     browse(&server, "queues/default/shop/q").await.expect(200);
     let page = send(server.admin("GET", "/ui/")).await.expect(200);
     assert!(page.text.contains("Asia/Tokyo"), "{}", page.text);

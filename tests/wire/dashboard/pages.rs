@@ -13,7 +13,8 @@ async fn a_queue_is_found_from_the_overview_on(store: Store) {
     let server = TestServer::on(store).await;
     sampled(&server).await;
     browse(&server, "").await.expect(200).says("There is no queue yet").says("curl -X PUT");
-    browse(&server, "queues").await.expect(200).says("No queue is so");
+    browse(&server, "queues").await.expect(200).says("There is no queue yet").says("curl -X PUT");
+    browse(&server, "queues?q=mail").await.expect(200).says("No queue is so").says("Show all queues");
 
     let token = server.token("shop").await;
     for path in ["/api/shop/mail", "/api/shop/mail", "/api/shop/later?delay=600"] {
@@ -37,7 +38,9 @@ async fn a_queue_is_found_from_the_overview_on(store: Store) {
     assert_eq!(queues.field("q"), "mai");
     browse(&server, "queues?need=dying&sort=dead").await.expect(200).says("shop/dies").says_not("shop/mail");
     browse(&server, "queues?sort=nonsense").await.expect(400).says("invalid sort");
-    browse(&server, "namespaces/default/shop").await.expect(200).says("shop/later").says("Schedules");
+    let namespace = browse(&server, "namespaces/default/shop").await.expect(200);
+    namespace.says("shop/later").says("Schedules").says("Queues 3").says("Ready 2").says("Dead 1");
+    browse(&server, "namespaces/default/shop?q=mail").await.expect(200).says("Queues 1").says("Dead 0");
 
     let queue = browse(&server, "queues/default/shop/mail").await.expect(200);
     queue.says("Ready 2").says("Tries left").says(r#"{"b":1,"a":[12345678901234567890,{}]}"#);
@@ -47,8 +50,10 @@ async fn a_queue_is_found_from_the_overview_on(store: Store) {
             .expect(200)
             .says("in 9 min")
             .says("Due");
-        let due = browse(&server, "queues/default/shop/later?due=hour").await.expect(200);
-        due.says("1 delayed job: 0 overdue, 1 in the steps shown");
+        for by in ["", "?due=hour"] {
+            let due = browse(&server, &format!("queues/default/shop/later{by}")).await.expect(200);
+            due.says("1 delayed job: 0 overdue, 1 in the steps shown");
+        }
     }
     let of_dead = browse(&server, "queues/default/shop/dies?state=dead").await.expect(200);
     of_dead.says("the mail server is away").says("Dead since").says(&dead);
@@ -60,6 +65,13 @@ async fn a_queue_is_found_from_the_overview_on(store: Store) {
     let job = of_dead.link(&dead);
     assert_eq!(job, format!("../../../jobs/default/shop/dies/{dead}"));
     browse(&server, job.trim_start_matches("../")).await.expect(200).says("dead").says("Reason");
+    let by_text = browse(&server, "queues/default/shop/mail?contains=%22b%22").await.expect(200);
+    by_text.says("looked at 2 of 2, found 2");
+    browse(&server, "queues/default/shop/mail?contains=nowhere")
+        .await
+        .expect(200)
+        .says("looked at 2 of 2, found 0")
+        .says("No job is so");
     browse(&server, "jobs/default/shop/mail/01M80D5J4VCPC2AJTPM8000000")
         .await
         .expect(404)
@@ -134,6 +146,9 @@ async fn every_answer_has_its_headers() {
     ] {
         assert_eq!(page.header(name), value, "{name}");
     }
+    // With that header alone browsers send the forms of a page with `Origin: null`, and over plain HTTP nothing beside it.
+    let referrer = page.all("meta").find(|meta| meta.get("name") == Some("referrer"));
+    assert_eq!(referrer.and_then(|meta| meta.get("content")), Some("same-origin"));
     // Behind a proxy that strips a prefix links must lead back through it.
     for (name, attribute) in [("a", "href"), ("link", "href"), ("script", "src"), ("form", "action")] {
         for value in page.all(name).filter_map(|element| element.get(attribute)) {
@@ -201,6 +216,7 @@ async fn one_zone_is_shown_and_kept() {
     browse(&server, queue).await.expect(200).says(" UTC ");
     let page = browse(&server, &format!("{queue}?tz=Asia/Tokyo")).await.expect(200);
     page.says(" JST ").says_not(" UTC ");
+    assert_eq!(page.link("Refresh"), "?tz=Asia%2FTokyo", "the page's own address has its zone");
     let client =
         reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().expect("a client");
     let form = format!("tz=Asia%2FTokyo&back={}", "queues%2Fdefault%2Fshop%2Fq%3Fstate%3Dready");
@@ -212,7 +228,46 @@ async fn one_zone_is_shown_and_kept() {
     let kept =
         server.admin("GET", &format!("/ui/{queue}")).header("Cookie", "a=b; dormouse-zone=Asia%2FTokyo");
     assert!(send(kept).await.expect(200).text.contains(" JST<"));
-    submit(&server, "zone", &[("tz", "Mars/Base")]).await.expect(400).says("no such time zone");
+    let refused = submit(&server, "zone", &[("tz", "Mars/Base"), ("back", "queues")]).await.expect(400);
+    refused.says("no such time zone");
+    assert_eq!((refused.field("tz"), refused.field("back")), ("Mars/Base".into(), "queues".into()));
+}
+
+/// Guards against "Forbidden" without a word of what to do, and against programs that get a page for an error.
+#[tokio::test]
+async fn a_refusal_in_a_browser_is_a_page_that_says_what_to_set() {
+    let server = TestServer::on_disk().await;
+    let refused = async |accept: &str| {
+        let request = server.admin("POST", "/ui/queues/default/shop/q").header("Accept", accept);
+        send(request.header("Origin", "https://ops.example").body("do=pause")).await.expect(403)
+    };
+    let page = refused("text/html,*/*;q=0.8").await;
+    for part in ["Origin", "https://ops.example", "AdminUrl", "<h1>Not allowed</h1>"] {
+        assert!(page.text.contains(part), "{part}: {}", page.text);
+    }
+    assert_eq!(page.headers["content-type"], "text/html; charset=utf-8");
+    assert_eq!(page.headers["cache-control"], "no-store");
+    assert!(
+        page.headers["content-security-policy"].to_str().expect("text").starts_with("default-src 'none'")
+    );
+    assert_eq!(refused("*/*").await.says(), "the request was sent by a web page of another site");
+    let other = server.admin("GET", "/ui/").header("Host", "evil.example").header("Accept", "text/html");
+    assert!(send(other).await.expect(403).text.contains("evil.example"), "the name that was asked");
+    let json = server.admin("GET", "/queues").header("Host", "evil.example").header("Accept", "text/html");
+    assert!(send(json).await.expect(403).says().contains("is not this machine"), "no page");
+}
+
+/// Guards against a store that refuses each publish, while the overview has nothing to say.
+#[tokio::test]
+async fn a_full_store_is_told() {
+    let store = Store::disk();
+    let toml = store.toml().replace("[Pool.default]\n", "[Pool.default]\nMinFreeDisk = 1000000000\n");
+    let server = TestServer::start(&toml, store).await;
+    sampled(&server).await;
+    for path in ["", "queues", "namespaces/default/shop", "queues/default/shop/q"] {
+        browse(&server, path).await.expect(200).says("The store of pool default is full, since");
+    }
+    browse(&server, "server").await.expect(200).says("Its store is full").says("below MinFreeDisk");
 }
 
 /// Guards against a page that hangs with its store, is blank, or shows nothing of what was known.

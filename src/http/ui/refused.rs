@@ -1,0 +1,118 @@
+//! What a browser is shown of a request that was refused before there was a page: what else is an error in JSON.
+
+use axum::body::to_bytes;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use maud::{DOCTYPE, Markup, html};
+use serde_json::Value;
+
+use super::answer;
+use super::text::text;
+use crate::http::request::origin::ByOrigin;
+
+/// The largest error that is read.
+const MOST: usize = 64 << 10;
+/// By these a server knows where a request comes from, and which name it asks.
+const NAMES: [&str; 4] = ["Host", "Origin", "Sec-Fetch-Site", "Sec-Fetch-Dest"];
+
+/// Around all routes of the port: what a browser asked of the pages, and was refused, it gets as a page.
+pub async fn refusals_as_pages(request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let is_page =
+        ["/", "/ui"].contains(&path) || path.starts_with("/ui/") && !path.starts_with("/ui/assets/");
+    if !is_page || !accepts_html(request.headers()) {
+        return next.run(request).await;
+    }
+    let asked = request.headers().clone();
+    let response = next.run(request).await;
+    let status = response.status();
+    let is_error = status.is_client_error() || status.is_server_error();
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    let is_html = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
+    // What is not there is an error of lmstfy's, also to browsers.
+    if !is_error || is_html || status == StatusCode::NOT_FOUND {
+        return response;
+    }
+    let (mut parts, body) = response.into_parts();
+    let bytes = to_bytes(body, MOST).await.unwrap_or_default();
+    let said: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    let why = said["error"].as_str().or(said["msg"].as_str()).unwrap_or_default();
+    let by_origin = parts.extensions.get::<ByOrigin>().is_some();
+    let page = page(status, why, by_origin.then_some(&asked));
+    let html = answer::refused(status, page.0);
+    parts.headers.remove(header::CONTENT_LENGTH);
+    for (name, value) in html.headers() {
+        parts.headers.insert(name, value.clone());
+    }
+    Response::from_parts(parts, html.into_body())
+}
+
+pub fn accepts_html(headers: &HeaderMap) -> bool {
+    let mut accepted = headers.get_all(header::ACCEPT).iter();
+    accepted.any(|kinds| kinds.to_str().is_ok_and(|kinds| kinds.contains("text/html")))
+}
+
+/// `asked`: the headers of a request that was refused for what stands in them.
+fn page(status: StatusCode, why: &str, asked: Option<&HeaderMap>) -> Markup {
+    let title = match status.as_u16() {
+        401 => "Who are you?",
+        403 => "Not allowed",
+        429 => "Too often",
+        400..=499 => "That cannot be done",
+        _ => "That did not work",
+    };
+    let why =
+        if status == StatusCode::UNAUTHORIZED { "this server asks for a user and a password" } else { why };
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) " – Dormouse" }
+            }
+            body { main {
+                h1 { (title) }
+                p { (text(why)) " (" (status.as_u16()) ")" }
+                @if let Some(asked) = asked { (advice(asked)) }
+            } }
+        }
+    }
+}
+
+/// Which headers were looked at, and what to set.
+fn advice(asked: &HeaderMap) -> Markup {
+    let given = |name: &str| asked.get(name).map(HeaderValue::as_bytes).map(String::from_utf8_lossy);
+    html! {
+        p { "The server goes by these headers of the request:" }
+        ul {
+            @for name in NAMES {
+                @if let Some(value) = given(name) { li { code { (name) } ": " (text(&value)) } }
+                @else { li { code { (name) } ": none" } }
+            }
+        }
+        p { "If this is the address by which people reach the dashboard, through a proxy say, name it in the configuration: " code { "AdminUrl = \"https://ops.example/dormouse\"" } "." }
+        p { "A page of another site may link to pages here. It can send no forms, fetch nothing and show no page in a frame." }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against an operator behind a proxy who reads "Forbidden", and against a header that is markup.
+    #[test]
+    fn a_refusal_names_the_header_and_the_key() {
+        let mut asked = HeaderMap::new();
+        asked.insert("origin", HeaderValue::from_static("https://<b>.example"));
+        let shown = page(StatusCode::FORBIDDEN, "the request was sent by <another>", Some(&asked)).0;
+        for part in ["Origin", "https://&lt;b&gt;.example", "Host", "AdminUrl", "&lt;another&gt;", "403"] {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
+        let other = page(StatusCode::FORBIDDEN, "this account may look", None).0;
+        assert!(other.contains("this account may look") && !other.contains("AdminUrl"), "{other}");
+    }
+}
