@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::name::{IdempotencyKey, JobKey, Queue};
 
 /// A Redis that has owed an answer to a publish for so long gets no more of those that others can take.
-const SLOW: Duration = Duration::from_millis(500);
+pub const SLOW: Duration = Duration::from_millis(500);
 
 impl CompactCore {
     /// The partition that a new job is made for.
