@@ -161,10 +161,15 @@ async fn open_cluster(
         ));
     }
     for (slot, key) in missing {
-        let written: Outcome<u64> =
-            opened.query(slot, redis::cmd("SETNX").arg(key).arg(layout.partitions)).await;
-        if !known {
-            written?;
+        let kept = async {
+            let _: u64 = opened.query(slot, redis::cmd("SETNX").arg(&key).arg(layout.partitions)).await?;
+            opened.query::<u16>(slot, redis::cmd("GET").arg(&key)).await
+        };
+        match kept.await {
+            // Another server that starts for the first time may have been faster, with another number.
+            Ok(kept) => layout.fits(kept)?,
+            Err(fault) if !known => return Err(fault.into()),
+            Err(_) => {}
         }
     }
     let (cluster, guard) = opened.keep();
