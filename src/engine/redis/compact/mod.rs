@@ -284,7 +284,12 @@ impl Engine for CompactEngine {
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
-        self.open()?.publish(publication).await
+        let published = self.open()?.publish(publication).await;
+        if let Err(Error::Unreachable(_)) = &published {
+            // Nothing was done. Nodes are left while it closes.
+            self.open()?;
+        }
+        published
     }
 
     async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
