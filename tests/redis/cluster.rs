@@ -385,7 +385,11 @@ async fn a_queue_is_paused_where_it_can_be() {
         cluster.servers[away].kill();
         let told = engine.pause(&here, Pausing::UntilResumed).await;
         assert!(matches!(told, Err(Error::Unreachable(Unreachable::Away) | Error::Away(_))), "{told:?}");
-        assert_eq!(take(&engine, &here).await.expect("it can be asked").len(), 0, "it is paused: {away} is away");
+        assert_eq!(
+            take(&engine, &here).await.expect("it can be asked").len(),
+            0,
+            "it is paused: {away} is away"
+        );
         assert!(cluster.servers[away].launch(), "it comes back");
         cluster.agree();
         until("it goes on", async || engine.pause(&here, Pausing::Resumed).await.is_ok()).await;

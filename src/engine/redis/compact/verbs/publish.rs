@@ -59,11 +59,7 @@ impl CompactCore {
     }
 
     /// Together with what others publish there.
-    async fn publish_plain(
-        self: &Arc<Self>,
-        home: Partition,
-        publication: Publication,
-    ) -> Result<Published> {
+    async fn publish_plain(self: &Arc<Self>, home: Partition, publication: Publication) -> Result<Published> {
         self.ready(home, Lane::Publish(0)).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
