@@ -68,6 +68,10 @@ pub enum Error {
     /// The part of the store that the call needs cannot be used now, while others go on. Nothing happened.
     #[error("{0}")]
     Unreachable(Unreachable),
+    /// A consume has found no job in the parts of its queue that can be used, and others cannot: nobody can say that there is
+    /// none. Nothing happened.
+    #[error("{0}")]
+    Unseen(Unreachable),
     /// Too many requests wait for the store already. Nothing happened.
     #[error("too many requests wait for the store")]
     Overloaded,

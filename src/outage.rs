@@ -120,7 +120,8 @@ impl Outage {
                 | Error::Full { .. }
                 | Error::Locked
                 | Error::OverQuota(_)
-                | Error::Unreachable(_),
+                | Error::Unreachable(_)
+                | Error::Unseen(_),
             ) => {}
             Err(Error::Partly { why, .. }) => self.report::<()>(&Err((**why).clone())),
             Err(error) => self.failed(error),

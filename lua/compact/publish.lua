@@ -258,12 +258,14 @@ if special then
   outcome = table.concat(outcome)
   if record then call('SET', record, fingerprint .. (told_all or outcome), 'PX', remembered) end
 end
--- What its home is too small for lies in all partitions from now on.
-local window = floor(now_ms / 10000)
+-- What its home is too small for lies in all partitions from now on. Ten seconds begin with their first job, so that a burst is
+-- not cut in two.
+local second = floor(now_ms / 1000)
 for i, name in ipairs(names) do
   local q = queue_of(name)
   if q.mode > 0 and q.mode < SPREAD_HOME and not q.spread and q.stored then
-    if q.window ~= window then q.window, q.taken = window, 0 end
+    local began = q.window or 0
+    if second < began or second >= began + 10 then q.window, q.taken = second, 0 end
     q.taken = q.taken + q.stored
     if q.jobs >= q.mode or q.taken >= q.mode then
       spread(q, now_ms)

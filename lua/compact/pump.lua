@@ -9,7 +9,7 @@
 --         jobs}, jobs that have ended, their bytes, queues that were forgotten, per namespace of those: name, jobs,
 --         bytes, queues, {per queue with some: its name, jobs whose hand-over has ended and that are ready again, jobs
 --         that died}, for how many us another server still has the lease (0 = it is this server's), how many queues
---         were spread that are at home here, {parts of publishes that wait for too long}}
+--         were spread that are at home here, {parts of publishes that wait for too long}, 1 = more jobs have ended}
 -- bound   200 timers (the caller's), 4 buckets that are near and 2 with ended jobs (of 128 jobs), 512 queues
 local most, sweeps, empty_for = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local LEASE, RENEW = 1250000, 1100000
@@ -24,7 +24,7 @@ if lease then
   elseif sub(lease, 8) ~= ARGV[4] then held = left
   elseif left < RENEW then lease = nil end
 end
-if held > 0 and ARGV[5] ~= '1' then return {now, 0, -1, {}, 0, 0, 0, {}, {}, held, spread_here, {}} end
+if held > 0 and ARGV[5] ~= '1' then return {now, 0, -1, {}, 0, 0, 0, {}, {}, held, spread_here, {}, 0} end
 call('ZREM', far, '')
 if not lease then call('HSET', meta, 'l', pack('>I7', now + LEASE) .. ARGV[4]) end
 local horizon = tonumber(call('HGET', meta, 'h') or 0)
@@ -100,7 +100,7 @@ if moved > 0 then
   for _, name in ipairs(order) do call('RPUSH', base .. 'r' .. name, unpack(lists[name])) end
 end
 
-local gone, by_namespace = {0, 0, 0}, {}
+local gone, by_namespace, more = {0, 0, 0}, {}, 0
 local function count(name, n, by)
   local namespace = string.match(name, '^(.-)/')
   local of = by_namespace[namespace] or {0, 0, 0}
@@ -108,7 +108,9 @@ local function count(name, n, by)
   of[n], gone[n] = of[n] + by, gone[n] + by
 end
 if sweeps > 0 then
-  for _, bucket in ipairs(call('ZRANGEBYSCORE', ends, '-inf', now_ms, 'LIMIT', 0, 2)) do
+  local over = call('ZRANGEBYSCORE', ends, '-inf', now_ms, 'LIMIT', 0, 3)
+  if over[3] then more, over[3] = 1, nil end
+  for _, bucket in ipairs(over) do
     local all, next_end = call('HGETALL', base .. 'b' .. bucket), nil
     for i = 1, #all, 2 do
       local job = read(all[i + 1])
@@ -183,4 +185,4 @@ for _, name in ipairs(order_told) do
   local k = #ended
   ended[k + 1], ended[k + 2], ended[k + 3] = name, told[name][1], told[name][2]
 end
-return {now, moved, math.min(next_due, 1000000000), order, gone[1], gone[2], gone[3], freed, ended, held, spread_here, staged}
+return {now, moved, math.min(next_due, 1000000000), order, gone[1], gone[2], gone[3], freed, ended, held, spread_here, staged, more}

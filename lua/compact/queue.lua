@@ -1,8 +1,8 @@
 -- `queue_of` reads the record of a queue once; who changes it sets `changed`, and `save` writes it at the end of the
 -- script. A record is its number; jobs in all states, delayed, running and dead ones; bytes of bodies; until when it is
 -- paused (0 = it is not, 1 = until it is resumed); since when the pump has seen it empty (0 = it was not). Behind that some
--- have: since when in ms it is spread (0 = it is not, 1 = from its first job on, PART = this is not its home); in which ten
--- seconds its home has taken how many jobs last.
+-- have: since when in ms it is spread (0 = it is not, 1 = from its first job on, PART = this is not its home); from
+-- which second on its home has taken how many jobs, in ten seconds.
 local RECORD, TAIL, PART, queues, loaded = '>I4I4I4I4I4I6I6I6', '>I6I4I4', 281474976710655, {}, {}
 
 -- A number in as few bytes as it needs.

@@ -62,7 +62,7 @@ use self::wait_lists::{Fetch, WaitLists};
 use self::weights::WeightShares;
 use crate::engine::notifier::Notifier;
 use crate::engine::{Consumed, Engine};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Unreachable};
 use crate::job::Job;
 use crate::name::Queue;
 use crate::process::tasks::{Failure, Tasks};
@@ -151,11 +151,12 @@ impl Dispatcher {
                 Ok(outcome) => outcome,
                 // Nothing in time. Leaving the wait list settles whether a fetch was faster.
                 Err(_) => {
-                    waiting.leave();
-                    match waiting.outcome.try_recv() {
-                        Ok(outcome) => Ok(outcome),
-                        Err(_) => Ok(Ok(self.nothing())),
-                    }
+                    let unseen = waiting.leave();
+                    let nothing = || match unseen {
+                        Some(why) => Err(ConsumeError::Store(Error::Unseen(why))),
+                        None => Ok(self.nothing()),
+                    };
+                    Ok(waiting.outcome.try_recv().unwrap_or_else(|_| nothing()))
                 }
             }
         } else {
@@ -355,29 +356,42 @@ impl Dispatcher {
                         lists.reorder(queues);
                         lists.narrow(queues);
                     } else if !list.is_empty() {
-                        // From here on notifications come. One more fetch sees what came before.
-                        list.stale = true;
-                        let new = lists.register(queues);
-                        self.waited_for.store(lists.queue_count(), Ordering::SeqCst);
-                        new.iter().for_each(|queue| self.engine.watch(queue));
+                        self.register(&mut lists, queues);
                     }
                 }
             }
             Err(error) => {
-                let failed = fetch.waiters.iter().filter_map(|(arrival, _)| list.remove(*arrival));
-                let failed: Vec<_> = failed.collect();
+                // Who waits goes on waiting while there may be jobs where nobody could look.
+                let unseen = if let Error::Unseen(why) = &error { Some(*why) } else { None };
+                let failed = fetch.waiters.iter().filter(|_| unseen.is_none());
+                let failed: Vec<_> = failed.filter_map(|(arrival, _)| list.remove(*arrival)).collect();
                 for waiter in failed.into_iter().chain(list.remove_impatient(fetch.before)) {
                     let _ = waiter.send(Err(ConsumeError::Store(error.clone())));
                 }
                 // Those that came meanwhile are answered by a fetch of their own.
-                list.stale |= list.anybody_impatient() || !list.is_registered();
+                list.stale |= list.anybody_impatient() || unseen.is_none() && !list.is_registered();
                 if list.is_registered() {
                     lists.reorder(queues);
                     self.notify_later(&mut lists, queues);
+                } else if unseen.is_some() && !list.is_empty() {
+                    self.register(&mut lists, queues);
+                }
+                if let Some(why) = unseen {
+                    lists.could_not_look(queues, why);
                 }
             }
         }
         true
+    }
+
+    /// From here on notifications come. One more fetch sees what came before.
+    fn register(&self, lists: &mut WaitLists, queues: &Wanted) {
+        if let Some(list) = lists.get(queues) {
+            list.stale = true;
+        }
+        let new = lists.register(queues);
+        self.waited_for.store(lists.queue_count(), Ordering::SeqCst);
+        new.iter().for_each(|queue| self.engine.watch(queue));
     }
 
     /// A fetch that failed may have been told of a job that is still there, and nobody will tell again.
@@ -487,23 +501,24 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn leave(&mut self) {
+    /// Why the last fetch could not look everywhere, if it could not.
+    fn leave(&mut self) -> Option<Unreachable> {
         if std::mem::replace(&mut self.left, true) {
-            return;
+            return None;
         }
         if self.parked {
             self.dispatcher.parked.leave(self.queues.queues.namespace());
         }
         let mut lists = self.dispatcher.lists.lock();
-        let Some(list) = lists.get(&self.queues) else { return };
-        if list.remove(self.arrival).is_none() {
-            return; // answered already
-        }
+        let unseen = lists.unseen(&self.queues);
+        let list = lists.get(&self.queues)?;
+        list.remove(self.arrival)?; // answered already if it is not there
         if list.is_empty() && !list.fetching {
             self.dispatcher.remove(&mut lists, &self.queues);
         } else {
             lists.reorder(&self.queues);
         }
+        unseen
     }
 }
 

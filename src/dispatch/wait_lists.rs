@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 
 use super::request::{ConsumeResult, Wanted};
 use crate::engine::MAX_CONSUME;
+use crate::error::Unreachable;
 use crate::name::Queue;
 
 /// The most waiters that one fetch serves.
@@ -41,6 +42,8 @@ struct Registered {
     serving: BTreeMap<u64, Wanted>,
     /// How many lists fetch after one that found all it asked for, as a power of [`WIDEN`].
     wider: u32,
+    /// The last fetch found nothing, and could not look everywhere.
+    unseen: Option<Unreachable>,
 }
 
 /// The waiters that asked for the same queues with the same weights.
@@ -310,8 +313,23 @@ impl WaitLists {
         for queue in queues.queues() {
             if let Some(registered) = self.by_queue.get_mut(&queue) {
                 registered.wider = 0;
+                registered.unseen = None;
             }
         }
+    }
+
+    /// Nothing was found, and not everywhere could be looked.
+    pub fn could_not_look(&mut self, queues: &Wanted, why: Unreachable) {
+        for queue in queues.queues() {
+            if let Some(registered) = self.by_queue.get_mut(&queue) {
+                registered.unseen = Some(why);
+            }
+        }
+    }
+
+    /// Why nobody can say that these queues are empty, if nobody can.
+    pub fn unseen(&self, queues: &Wanted) -> Option<Unreachable> {
+        queues.queues().find_map(|queue| self.by_queue.get(&queue)?.unseen)
     }
 
     fn wake_some(&mut self, queue: &Queue, mut most: usize) -> Vec<Wanted> {

@@ -46,6 +46,11 @@ impl<Req, Rep> Call<Req, Rep> {
     pub fn split(self) -> (Req, Reply<Rep>) {
         (self.request, Reply(self.reply))
     }
+
+    /// The same call with another request.
+    pub fn map<Other>(self, request: impl FnOnce(Req) -> Other) -> Call<Other, Rep> {
+        Call { request: request(self.request), reply: self.reply }
+    }
 }
 
 /// Where one answer goes.

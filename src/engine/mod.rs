@@ -139,7 +139,8 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// second, and so on. The n-th job may run for the n-th ttr, and then comes back; it has one try less.
     /// Acked and expired jobs are skipped, in a bounded number for each call. An answer with fewer jobs than were
     /// asked for, and without [`more`](Consumed::more), means that the queues were seen empty. `ttrs` has 1 to
-    /// [`MAX_CONSUME`] elements. A paused queue is taken for an empty one.
+    /// [`MAX_CONSUME`] elements. A paused queue is taken for an empty one. [`Unseen`](crate::error::Error::Unseen): nothing
+    /// was found, and a part of a queue could not be looked at.
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed>;
 
     /// Takes back jobs that [`consume`](Engine::consume) handed out and nobody got: each is ready again at

@@ -16,7 +16,7 @@ use dormouse::engine::{
     Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
     SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched,
 };
-use dormouse::error::{Error, Result};
+use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
 use dormouse::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 use tokio::sync::{Mutex, MutexGuard, watch};
@@ -35,6 +35,7 @@ pub struct Gated<E> {
     endless: watch::Sender<Option<String>>,
     has_skipped: AtomicBool,
     away: AtomicBool,
+    unseen: AtomicBool,
     panics: AtomicBool,
     ack_panics: AtomicBool,
     silent: AtomicBool,
@@ -74,6 +75,7 @@ impl<E: Engine> Gated<E> {
             endless: watch::Sender::default(),
             has_skipped: AtomicBool::new(false),
             away: AtomicBool::new(false),
+            unseen: AtomicBool::new(false),
             panics: AtomicBool::new(false),
             ack_panics: AtomicBool::new(false),
             silent: AtomicBool::new(false),
@@ -155,6 +157,11 @@ impl<E: Engine> Gated<E> {
         self.away.store(away, Ordering::SeqCst);
     }
 
+    /// Whether consumes that find nothing could not look everywhere from now on.
+    pub fn set_unseen(&self, unseen: bool) {
+        self.unseen.store(unseen, Ordering::SeqCst);
+    }
+
     /// The next ack panics.
     pub fn an_ack_panics(&self) {
         self.ack_panics.store(true, Ordering::SeqCst);
@@ -218,6 +225,9 @@ impl<E: Engine> Engine for Gated<E> {
         // The jobs are popped; whoever holds the gate decides when the caller hears of it.
         let _open = self.gate.lock().await;
         self.under_way.fetch_sub(1, Ordering::SeqCst);
+        if jobs == 0 && self.unseen.load(Ordering::SeqCst) {
+            return Err(Error::Unseen(Unreachable::Away));
+        }
         result
     }
 

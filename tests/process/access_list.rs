@@ -1,23 +1,29 @@
-//! The users of docs/operations.md that a Redis's access list needs for us: each with the least rights. All verbs go
-//! through them, and the Redis has refused nothing.
+//! The users of docs/operations.md and docs/cluster.md that a Redis's access list needs for us: each with the least rights.
+//! All verbs go through them, and the Redis has refused nothing.
 
 use reqwest::{Client, Method};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::process::Process;
+use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 
-/// The lines `ACL SETUSER ..` in the document.
-fn lines() -> Vec<String> {
-    let docs = std::fs::read_to_string("docs/operations.md").expect("docs/operations.md");
+/// The lines `ACL SETUSER ..` in a document.
+fn lines(document: &str) -> Vec<String> {
+    let docs = std::fs::read_to_string(document).expect("a document");
     docs.lines().filter(|line| line.starts_with("ACL SETUSER ")).map(str::to_owned).collect()
 }
 
 /// The text of all scripts of a layout: they have rarer ways than a test goes.
 fn scripts(layout: &str) -> String {
-    let dir = if layout == "compact" { "lua/compact" } else { "lua" };
-    let files = std::fs::read_dir(dir).expect("scripts").flatten().map(|entry| entry.path());
+    let dirs: &[&str] = match layout {
+        "compact" => &["lua/compact"],
+        "cluster" => &["lua/compact", "lua"],
+        _ => &["lua"],
+    };
+    let files = dirs.iter().flat_map(|dir| std::fs::read_dir(dir).expect("scripts")).flatten();
+    let files = files.map(|entry| entry.path());
     let texts =
         files.filter(|path| path.is_file()).map(|path| std::fs::read_to_string(path).expect("a script"));
     texts.collect()
@@ -25,7 +31,7 @@ fn scripts(layout: &str) -> String {
 
 /// A server's ports, and what they are asked.
 struct Ports<'a> {
-    redises: [&'a RedisServer; 2],
+    redises: Vec<&'a RedisServer>,
     api: String,
     admin: String,
     client: Client,
@@ -222,9 +228,11 @@ fn as_operator<T: redis::FromRedisValue>(redis: &RedisServer, command: &[&str]) 
     call.arg(&command[1..]).query(&mut connection).expect("it may do all")
 }
 
+const LOGIN: &str = "Username = 'dormouse'\nPassword = 'PASSWORD'\n";
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_least_rights_suffice_for_all_verbs() {
-    let lines = lines();
+    let lines = lines("docs/operations.md");
     assert_eq!(lines.len(), 2, "a line for each layout in docs/operations.md: {lines:?}");
     for (layout, line) in ["lmstfy", "compact"].into_iter().zip(&lines) {
         let (redis, admin) = (RedisServer::start(), RedisServer::start());
@@ -233,34 +241,47 @@ async fn the_least_rights_suffice_for_all_verbs() {
         let own: Vec<&str> = lines[0].split_whitespace().collect();
         as_operator::<()>(&redis, &words);
         as_operator::<()>(&admin, &own);
-        let login = "Username = 'dormouse'\nPassword = 'PASSWORD'\n";
         let toml = format!(
-            "PushAllow = ['127.0.0.1']\n[Pool.default]\nAddr = '{}'\nLayout = '{layout}'\n{login}[AdminRedis]\nAddr = '{}'\n{login}",
+            "PushAllow = ['127.0.0.1']\n[Pool.default]\nAddr = '{}'\nLayout = '{layout}'\n{LOGIN}[AdminRedis]\nAddr = '{}'\n{LOGIN}",
             redis.addr(),
             admin.addr()
         );
-        let dir = TempDir::new().expect("a temporary directory");
-        std::fs::write(dir.path().join("c.toml"), toml).expect("a file");
-        let mut process = Process::start(dir.path(), &["-c", "c.toml", "-sv"], &[]);
-        let ports = Ports {
-            redises: [&redis, &admin],
-            api: process.address("api"),
-            admin: process.address("admin"),
-            client: Client::new(),
-        };
-        ports.all_verbs().await;
-        process.signal("TERM");
-        let said = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic").said;
-        assert_eq!(ports.refused(), [""; 0], "{layout}: what was refused\n{said}");
-        assert!(!said.contains("NOPERM"), "{layout}:\n{said}");
-        // The least: what the server never sends is not in the line.
-        let stats: Vec<String> =
-            [&redis, &admin].map(|of| as_operator::<String>(of, &["INFO", "commandstats"])).into();
-        let used = |command: &str| stats.iter().any(|stats| stats.contains(&format!("cmdstat_{command}:")));
-        let unused = words.iter().filter_map(|word| word.strip_prefix('+')).filter(|word| !used(word));
-        let scripts = scripts(layout);
-        let by_nobody: Vec<&str> =
-            unused.filter(|word| !scripts.contains(&format!("'{}'", word.to_uppercase()))).collect();
-        assert!(by_nobody.is_empty(), "{layout}: rights that nothing uses: {by_nobody:?}");
+        suffice(layout, &toml, vec![&redis, &admin], &words).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_least_rights_suffice_in_a_cluster() {
+    let lines = lines("docs/cluster.md");
+    let [line] = &lines[..] else { panic!("a line in docs/cluster.md: {lines:?}") };
+    let (cluster, words) = (RedisCluster::start_of(3, 0), line.split_whitespace().collect::<Vec<_>>());
+    cluster.servers.iter().for_each(|server| as_operator(server, &words));
+    let nodes = cluster.address().addrs;
+    let toml = format!(
+        "PushAllow = ['127.0.0.1']\n[Pool.default]\nCluster = {nodes:?}\nSpread = ['ns/many']\n{LOGIN}"
+    );
+    suffice("cluster", &toml, cluster.servers.iter().collect(), &words).await;
+}
+
+/// A server with this configuration does all, and no word of its user's line is more than it needs.
+async fn suffice(layout: &str, toml: &str, redises: Vec<&RedisServer>, words: &[&str]) {
+    let dir = TempDir::new().expect("a temporary directory");
+    std::fs::write(dir.path().join("c.toml"), toml).expect("a file");
+    let mut process = Process::start(dir.path(), &["-c", "c.toml", "-sv"], &[]);
+    let (api, admin) = (process.address("api"), process.address("admin"));
+    let ports = Ports { redises, api, admin, client: Client::new() };
+    ports.all_verbs().await;
+    process.signal("TERM");
+    let said = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic").said;
+    assert_eq!(ports.refused(), [""; 0], "{layout}: what was refused\n{said}");
+    assert!(!said.contains("NOPERM"), "{layout}:\n{said}");
+    // The least: what the server never sends is not in the line.
+    let stats = ports.redises.iter().map(|of| as_operator::<String>(of, &["INFO", "commandstats"]));
+    let stats: Vec<String> = stats.collect();
+    let used = |command: &str| stats.iter().any(|stats| stats.contains(&format!("cmdstat_{command}:")));
+    let unused = words.iter().filter_map(|word| word.strip_prefix('+')).filter(|word| !used(word));
+    let scripts = scripts(layout);
+    let by_nobody: Vec<&str> =
+        unused.filter(|word| !scripts.contains(&format!("'{}'", word.to_uppercase()))).collect();
+    assert!(by_nobody.is_empty(), "{layout}: rights that nothing uses: {by_nobody:?}");
 }

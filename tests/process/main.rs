@@ -37,6 +37,7 @@ mod support {
     pub mod held;
     pub mod nginx;
     pub mod process;
+    pub mod redis_cluster;
     pub mod redis_connection;
     pub mod redis_server;
     pub mod redis_stall;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, SpreadRules};
-use dormouse::engine::{Beside, Engine, NewId};
+use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, SpreadRules, check_safety};
+use dormouse::engine::{Beside, Engine, NewId, Pausing};
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, NewJob};
 use dormouse::name::{PoolName, Queue};
@@ -15,7 +15,7 @@ use dormouse::name::{PoolName, Queue};
 use crate::common::*;
 use crate::support::engine_ext::EngineExt;
 use crate::support::notified::Notified;
-use crate::support::redis_cluster::RedisCluster;
+use crate::support::redis_cluster::{RedisCluster, cli};
 use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
 
@@ -374,6 +374,67 @@ async fn a_part_on_two_nodes_is_not_used_until_it_is_mended() {
     until("the other server uses it again", async || put(&other, &here, "x").await.is_ok()).await;
 }
 
+/// Guards against a queue that goes on although it was paused, since the node is away where its namespace is counted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_is_paused_where_it_can_be() {
+    let mut cluster = RedisCluster::start_of(3, 0);
+    let engine = open(&cluster).await;
+    for away in 0..3 {
+        let here = queue_at(&engine, &cluster, (away + 1) % 3, true);
+        put(&engine, &here, "x").await.expect("stored");
+        cluster.servers[away].kill();
+        let told = engine.pause(&here, Pausing::UntilResumed).await;
+        assert!(matches!(told, Err(Error::Unreachable(Unreachable::Away) | Error::Away(_))), "{told:?}");
+        assert_eq!(
+            take(&engine, &here).await.expect("it can be asked").len(),
+            0,
+            "it is paused: {away} is away"
+        );
+        assert!(cluster.servers[away].launch(), "it comes back");
+        cluster.agree();
+        until("it goes on", async || engine.pause(&here, Pausing::Resumed).await.is_ok()).await;
+        let jobs = take(&engine, &here).await.expect("taken");
+        assert_eq!(jobs.len(), 1);
+        ack(&engine, &jobs[0]).await.expect("acked");
+    }
+}
+
+/// Guards against a cluster that cannot grow or shrink while servers work.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_comes_and_goes_under_load_and_nothing_fails() {
+    let mut cluster = RedisCluster::start_of(3, 0);
+    let engine = open(&cluster).await;
+    let queues: Vec<Queue> = (0..8).map(|n| queue(&format!("q{n}"))).collect();
+    let (load, workers) = Load::start(&engine, &queues);
+    let (here, first) = (cluster.servers[0].addr(), cluster.servers[0].port);
+    let id_at = |cluster: &RedisCluster, port| {
+        cluster.nodes().into_iter().find(|node| node.port == port).expect("it is a node").id
+    };
+    cluster.servers.push(RedisCluster::server());
+    let (new, port) = (cluster.servers[3].addr(), cluster.servers[3].port);
+    cli(&["--cluster", "add-node", &new, &here]);
+    cluster.agree();
+    let (old_id, new_id) = (id_at(&cluster, first), id_at(&cluster, port));
+    // As many as reach the first partition's slot.
+    let slots = (PART / 2 + 1).to_string();
+    let move_slots = |from: &str, to: &str| {
+        let words = ["--cluster-from", from, "--cluster-to", to, "--cluster-slots", &slots, "--cluster-yes"];
+        cli(&[&["--cluster", "reshard", &here][..], &words[..]].concat());
+    };
+    move_slots(&old_id, &new_id);
+    assert_eq!(cluster.master_of(PART / 2).0, 3, "the new node has a partition");
+    let before = load.acked.load(Ordering::Relaxed);
+    until("the load goes on", async || load.acked.load(Ordering::Relaxed) > before + 100).await;
+    move_slots(&new_id, &old_id);
+    cli(&["--cluster", "del-node", &here, &new_id]);
+    let before = load.acked.load(Ordering::Relaxed);
+    until("the load goes on", async || load.acked.load(Ordering::Relaxed) > before + 100).await;
+    load.end(&engine, workers).await;
+    assert_eq!(*load.failures.lock(), Vec::<String>::new(), "no call fails");
+    let longest = load.longest.load(Ordering::Relaxed);
+    assert!(longest < 3000, "the longest call took {longest} ms");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_a_pool_is_refused_at_the_start() {
     let (mut cluster, alone) = (RedisCluster::start_of(3, 0), RedisServer::start());
@@ -383,6 +444,9 @@ async fn what_cannot_be_a_pool_is_refused_at_the_start() {
     };
     refused(RedisAddress { cluster: true, ..alone.address() }, 8, "name it with Addr").await;
     refused(cluster.servers[0].address(), 8, "with Cluster in place of Addr").await;
+    cluster.tell::<()>(1, &["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let evicts = check_safety(&cluster.address()).await.expect_err("a full one drops jobs").to_string();
+    assert!(evicts.starts_with(&format!("node {}: ", cluster.servers[1].addr())), "which node: {evicts}");
     // A new pool needs all of it.
     cluster.servers[2].kill();
     refused(cluster.address(), 8, "every slot").await;

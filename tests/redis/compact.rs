@@ -212,6 +212,34 @@ async fn what_has_ended_leaves_nothing() {
     assert_eq!((view.ready, view.delayed, view.running, view.dead), (Some(0), Some(0), Some(0), Some(0)));
 }
 
+/// Guards against figures that count for many minutes what has ended.
+#[tokio::test]
+async fn many_jobs_that_have_ended_are_counted_for_moments() {
+    let server = RedisServer::start();
+    let (engine, redis, q) = (open(&server).await, &mut server.connection(), queue("q"));
+    let ends = Duration::from_secs(3);
+    for _ in 0..120 {
+        let job = || NewJob { ttl: Some(ends), ..new_job(&engine, &q, "x", Duration::ZERO) };
+        engine.publish((0..64).map(|_| job()).collect::<Vec<_>>().into()).await.expect("published");
+    }
+    assert!(count(redis, "ZCARD", "e") > 60, "they are in many buckets");
+    let over = tokio::time::Instant::now() + ends;
+    let gone = async {
+        loop {
+            let next = engine.pump().await.expect("pumped").next;
+            let view = engine.list_queues(&q.namespace, None, 9).await.expect("listed").queues.remove(0);
+            if view.ready == Some(0) {
+                return;
+            }
+            tokio::time::sleep(next).await;
+        }
+    };
+    within("what has ended goes", gone).await;
+    // A bucket that had others is looked at again after ten seconds.
+    assert!(over.elapsed() < Duration::from_secs(15), "after {:?}", over.elapsed());
+    assert_eq!(count(redis, "EXISTS", "e"), 0, "nothing is left");
+}
+
 #[tokio::test]
 async fn a_queue_that_is_empty_for_long_is_forgotten() {
     let server = RedisServer::start();

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, SpreadRules};
-use dormouse::engine::{Beside, Engine, NewId};
+use dormouse::engine::{Beside, Engine, NewId, Once, Publication, Published};
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Attributes, Job, JobIds, JobRef, NewJob};
-use dormouse::name::{PoolName, Queue};
+use dormouse::name::{IdempotencyKey, PoolName, Queue};
 
 use crate::common::{TTR, queue};
 use crate::support::engine_ext::EngineExt;
@@ -22,10 +22,10 @@ async fn open(address: RedisAddress, prefix: &str, wait_replicas: u16) -> Arc<Co
     CompactEngine::connect(address, &PoolName::default_pool(), &layout).await.expect("it is there")
 }
 
-async fn put(engine: &CompactEngine, queue: &Queue, body: &str) -> Result<()> {
+fn job(engine: &CompactEngine, queue: &Queue, body: &str) -> NewJob {
     let new =
         NewId { queue, delay: Duration::ZERO, bytes: body.len(), versioned: false, beside: Beside::Nobody };
-    let job = NewJob {
+    NewJob {
         queue: queue.clone(),
         id: engine.make_id(&JobIds::default(), new),
         body: body.to_owned().into(),
@@ -33,8 +33,11 @@ async fn put(engine: &CompactEngine, queue: &Queue, body: &str) -> Result<()> {
         ttl: None,
         delay: Duration::ZERO,
         tries: NonZeroU16::new(2).expect("not 0"),
-    };
-    engine.publish(vec![job].into()).await.map(drop)
+    }
+}
+
+async fn put(engine: &CompactEngine, queue: &Queue, body: &str) -> Result<()> {
+    engine.publish(vec![job(engine, queue, body)].into()).await.map(drop)
 }
 
 async fn take(engine: &CompactEngine, queue: &Queue) -> Result<Vec<Job>> {
@@ -82,6 +85,32 @@ async fn while_replicas_lag_nothing_is_answered_that_they_do_not_have() {
     drop(stalled);
     until("the replica has caught up", async || ack(&safe, &jobs[0]).await.is_ok()).await;
     put(&safe, &queue, "fourth").await.expect("it is in step");
+}
+
+/// Guards against a repeat that is answered while its replica has nothing of the first request: a failover would take back
+/// what was answered.
+#[tokio::test]
+async fn a_replay_is_answered_once_replicas_have_it() {
+    let master = RedisServer::start_with(None, &["--repl-diskless-sync-delay", "0"]);
+    let replica = RedisServer::start_with(None, &["--replicaof", "127.0.0.1", &master.port.to_string()]);
+    let (first, other) = (open(master.address(), "p", 1).await, open(master.address(), "p", 1).await);
+    let queue = queue("q");
+    until("the replica is in step", async || {
+        put(&first, &queue, "x").await.is_ok() && put(&other, &queue, "x").await.is_ok()
+    })
+    .await;
+    let once = Once { key: IdempotencyKey::new(b"once").expect("a key"), fingerprint: [1; 16] };
+    let stalled = replica.stall();
+    let jobs = vec![job(&first, &queue, "repeated").into()];
+    let unsure = first.publish(Publication { jobs, replaces: None, once: Some(once.clone()) }).await;
+    assert!(matches!(unsure, Err(Error::Away(_))), "it is stored, and its replica has nothing: {unsure:?}");
+    let replay = other.recall(&queue, &once).await;
+    assert!(replay.is_err(), "a failover may forget it: {replay:?}");
+    drop(stalled);
+    until("the replica has caught up", async || {
+        matches!(other.recall(&queue, &once).await, Ok(Some(Published::Replay(_))))
+    })
+    .await;
 }
 
 /// The difference that it makes: the replica of a master that is killed has not read what was published last.

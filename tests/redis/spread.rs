@@ -328,10 +328,26 @@ async fn a_queue_that_is_spread_is_one_queue_of_a_quota() {
         for n in 0..20 {
             put(&engine, &queue(name), n).await;
         }
+        let parts = partitions_with(&server, &queue(name));
+        assert_eq!(parts, 8, "what is counted goes to partitions by turns too");
     }
     let jobs = vec![placing(&engine, &queue("c"), "x".into(), None)];
     let refused = engine.publish(Publication { jobs, replaces: None, once: None }).await;
     assert!(matches!(refused, Err(Error::OverQuota("queues"))), "{refused:?}");
+}
+
+/// Guards against a queue whose jobs at instants fill one partition.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_at_an_instant_go_to_partitions_by_turns() {
+    let server = RedisServer::start();
+    let (engine, q) = (open_spread(&server).await, queue("q"));
+    for n in 0..20 {
+        let at = Some(engine.now() + 3_600_000);
+        let jobs = vec![Placing { at, ..placing(&engine, &q, n.to_string(), None) }];
+        let done = engine.publish(Publication { jobs, replaces: None, once: None }).await;
+        assert!(matches!(done, Ok(Published::Done(_))), "{done:?}");
+    }
+    assert_eq!(partitions_with(&server, &q), 8, "they are in all");
 }
 
 /// Guards against a list that began while the queue was gathered, and leaves out or repeats what it has then.
@@ -405,4 +421,47 @@ async fn a_spread_queue_takes_publishes_and_hands_out_jobs_while_a_master_is_awa
     // What was answered with an error may be stored.
     assert!((stored..stored + 10).contains(&left), "{left} are left of {stored}");
     assert!(cluster.servers[0].launch(), "it comes back");
+}
+
+/// Guards against producers that all wait behind a node that hangs, though other nodes could take what they have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_behind_a_node_that_hangs_goes_elsewhere() {
+    let cluster = RedisCluster::start_of(3, 0);
+    let rules = SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() };
+    let layout = CompactLayout { prefix: "p".into(), partitions: 8, wait_replicas: 0, spread: rules };
+    let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
+    let (engine, q) = (engine.expect("the cluster is there"), queue("q"));
+    for n in 0..20 {
+        put(&engine, &q, n).await;
+    }
+    let stalled = cluster.servers[0].stall();
+    let began = Instant::now();
+    let workers = (0..60).map(|n| {
+        let (engine, q) = (engine.clone(), q.clone());
+        tokio::spawn(async move {
+            let (mut stored, mut longest) = (0, Duration::ZERO);
+            // One after the other, so that they are not all in one batch.
+            sleep(Duration::from_millis(5 * n)).await;
+            while began.elapsed() < Duration::from_secs(3) {
+                let asked = Instant::now();
+                let jobs = vec![placing(&engine, &q, "while it hangs".into(), None)];
+                // One that was sent to it fails: nobody knows whether it was carried out.
+                if engine.publish(Publication { jobs, replaces: None, once: None }).await.is_err() {
+                    break;
+                }
+                (stored, longest) = (stored + 1, longest.max(asked.elapsed()));
+            }
+            (stored, longest)
+        })
+    });
+    let (mut stored, mut longest, mut went_on) = (0, Duration::ZERO, 0);
+    for worker in workers.collect::<Vec<_>>() {
+        let (some, took) = within("each is answered", worker).await.expect("it does not panic");
+        (stored, longest) = (stored + some, longest.max(took));
+        went_on += usize::from(took > Duration::from_millis(400));
+    }
+    drop(stalled);
+    println!("{stored} were stored, the slowest after {longest:?}; {went_on} waited behind the node");
+    assert!(longest < Duration::from_secs(2), "{longest:?}");
+    assert!(went_on > 0, "some waited behind what the node owes");
 }

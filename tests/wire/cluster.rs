@@ -396,3 +396,29 @@ async fn a_queue_that_is_spread_is_shown_in_all_its_parts_and_answers_as_others_
     server.stop().await;
     other.stop().await;
 }
+
+/// Guards against a waiting consumer that is turned away, or told that there is nothing, while a master is away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_at_a_queue_that_is_spread_goes_on_waiting_while_a_master_is_away() {
+    let mut cluster = RedisCluster::start_of(3, 0);
+    let (tokens, addrs) = (RedisServer::start(), cluster.address().addrs);
+    let pool = format!("Cluster = {addrs:?}\nPartitions = 8\nSpread = [\"ns/all\"]\n");
+    let toml = format!("[Pool.default]\n{pool}[AdminRedis]\n{}", tokens.keys());
+    let server = TestServer::start(&toml, tokens).await;
+    let (token, path) = (server.token("ns").await, "/api/ns/all");
+    server.put(&token, path, "x").await.expect(201);
+    server.get(&token, path).await.expect(200);
+    server.get(&token, path).await.expect(404);
+    let waits = tokio::spawn(send(server.api("GET", &format!("{path}?timeout=30"), &token)));
+    cluster.servers[2].kill();
+    until("it is away", async || server.get(&token, path).await.status == 503).await;
+    let away = "this part of the pool cannot be reached";
+    assert_503(&server.get(&token, path).await, away, "who does not wait");
+    let began = std::time::Instant::now();
+    assert_503(&server.get(&token, &format!("{path}?timeout=3")).await, away, "at the end of its time");
+    assert!(began.elapsed().as_millis() >= 2900, "it waited for {:?}", began.elapsed());
+    assert!(!waits.is_finished(), "it goes on waiting");
+    server.put(&token, path, "y").await.expect(201);
+    assert_eq!(waits.await.expect("no panic").expect(200).data(), b"y", "what another part has");
+    server.stop().await;
+}

@@ -1,10 +1,13 @@
 //! A pool that moves by `MigrateTo`, over real restarts, from the first to the last: what clients were promised before a
 //! restart is kept after it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cluster::pool_on;
 use crate::common::until_status;
 use crate::support::client::{Response, send};
+use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer};
 
@@ -43,7 +46,19 @@ impl Pools {
     }
 }
 
-/// Three tests of each function: `NAME::redis_to_disk` and so on.
+/// The compact layout on a Redis of its own.
+fn compact() -> Store {
+    let redis = RedisServer::start();
+    let keys = format!("{}Layout = \"compact\"\nPrefix = \"p\"\nPartitions = 4\n", redis.keys());
+    Store::Other { keys, _keep: Arc::new(redis) }
+}
+
+/// A cluster of its own.
+fn cluster(name: &str) -> Store {
+    pool_on(&Arc::new(RedisCluster::start_of(3, 0)), name)
+}
+
+/// Tests of each function: `NAME::redis_to_disk` and so on.
 macro_rules! on_each_move {
     ($($test:ident),+ $(,)?) => {$(
         mod $test {
@@ -62,6 +77,22 @@ macro_rules! on_each_move {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn redis_to_redis() {
                 super::$test(Pools::new(Store::redis(), Store::redis())).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn redis_to_compact() {
+                super::$test(Pools::new(Store::redis(), super::compact())).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn compact_to_disk() {
+                super::$test(Pools::new(super::compact(), Store::disk())).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn there_and_back_between_redis_and_a_cluster() {
+                super::$test(Pools::new(Store::redis(), super::cluster("to"))).await;
+                super::$test(Pools::new(super::cluster("from"), Store::redis())).await;
             }
         }
     )+};

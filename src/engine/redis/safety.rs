@@ -18,6 +18,9 @@ pub enum Unsafe {
     NotAppendOnly(String),
     #[error("the Redis has `maxmemory-policy {0}`, so a full one drops jobs: set it to noeviction")]
     Evicts(String),
+    /// Which node of a cluster.
+    #[error("node {0}: {1}")]
+    Node(String, Box<Unsafe>),
     #[error(transparent)]
     Unknown(#[from] Error),
 }
@@ -30,7 +33,13 @@ const LISTPACK_VALUE: u64 = 1100;
 pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
     if address.cluster {
         for node in masters(address).await.map_err(Error::from)? {
-            Box::pin(check_safety(&node)).await?;
+            let of_node = Box::pin(check_safety(&node)).await;
+            of_node.map_err(|why| match why {
+                why @ (Unsafe::NotAppendOnly(_) | Unsafe::Evicts(_)) => {
+                    Unsafe::Node(node.addrs.join(","), Box::new(why))
+                }
+                why => why,
+            })?;
         }
         return Ok(());
     }

@@ -10,6 +10,7 @@ use crate::support::model::ModelEngine;
 use dormouse::dispatch::{ConsumeError, Delivery, Dispatcher, ParkedPolls, Request, Weights};
 use dormouse::engine::Engine;
 use dormouse::engine::notifier::Notifier;
+use dormouse::error::Error;
 use dormouse::name::QueueList;
 use dormouse::process::tasks::Failure;
 use tokio::task::JoinHandle;
@@ -788,4 +789,29 @@ async fn a_weighted_fetch_has_one_budget_of_bytes() {
             "jobs of {size} bytes: handed out by the store, and got"
         );
     }
+}
+
+/// Guards against a waiting consumer that is turned away while a part of its queue is away, and against one that is told
+/// that there is nothing when nobody could look there.
+#[tokio::test(start_paused = true)]
+async fn who_waits_goes_on_waiting_while_not_everywhere_can_be_looked() {
+    let setup = Setup::new();
+    setup.engine.set_unseen(true);
+    let unseen = |answer: Result<Delivery, ConsumeError>| match answer {
+        Err(ConsumeError::Store(Error::Unseen(_))) => true,
+        Ok(_) | Err(_) => false,
+    };
+    assert!(unseen(setup.poll(queue_list(&["a"]), Duration::ZERO).await), "who does not wait is told");
+    let waits = setup.consumer(&["a"], 1);
+    setup.parked(1).await;
+    let before = setup.engine.fetches();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let looks = setup.engine.fetches() - before;
+    assert!((9..=11).contains(&looks), "it is looked again once a second, not {looks} times in ten");
+    setup.publish([job(&queue("a"), "x")]).await;
+    assert_eq!(waits.await.unwrap(), ["x"], "what another part has"); // the task's own asserts speak
+    assert!(unseen(setup.poll(queue_list(&["a"]), Duration::from_secs(3)).await), "nobody could look");
+    setup.engine.set_unseen(false);
+    let seen = setup.poll(queue_list(&["a"]), Duration::from_secs(3)).await.expect("it was seen empty");
+    assert!(seen.jobs().is_empty(), "there is none");
 }

@@ -11,7 +11,7 @@ use redis::{Cmd, FromRedisValue, Pipeline};
 use tokio::time::sleep;
 
 use super::buckets::{Buckets, near_from};
-use super::callers::Callers;
+use super::callers::{Callers, Movable};
 use super::dues::Dues;
 use super::keys;
 use super::partitions::{Partition, Partitions};
@@ -75,7 +75,7 @@ pub struct CompactCore {
     /// Publications that share script calls.
     pub publishes: Callers<Plain, Published>,
     /// The same of queues that are spread: another partition takes what one cannot take now.
-    pub spread_publishes: Callers<Plain, Published>,
+    pub spread_publishes: Callers<Movable, Published>,
     pub spreading: Arc<Spreading>,
     /// Batches of these that are not answered: to which Redis, and since when.
     pub owed: Mutex<Vec<(usize, Instant)>>,

@@ -40,6 +40,8 @@ struct Due {
     /// When what has ended was looked for last, and how often that was.
     swept: Micros,
     sweeps: u64,
+    /// When it is to be looked once more, since the last look has left some; 0: it is not.
+    again: Micros,
     /// Its pump has not ended.
     under_way: bool,
 }
@@ -77,6 +79,7 @@ impl Dues {
             own: BTreeSet::new(),
             swept: 0,
             sweeps: 0,
+            again: 0,
             under_way: false,
         };
         Dues { each: Mutex::new(vec![due; count.into()]), next: NextDue::default() }
@@ -139,9 +142,18 @@ impl Dues {
         self.next.stored(at);
     }
 
-    /// Whether it is time to look for what has ended, and how often that was done.
+    /// The last look for what has ended has left some: the next one is made then.
+    pub fn sweep_again(&self, partition: Partition, at: Micros) {
+        self.each.lock()[usize::from(partition)].again = at;
+    }
+
+    /// Whether it is time to look for what has ended, and how often that was done. One that goes on is none of these: 0.
     pub fn sweep(&self, partition: Partition, now: Micros, every: Micros) -> Option<u64> {
         let of = &mut self.each.lock()[usize::from(partition)];
+        if of.again > 0 && of.again <= now {
+            of.again = 0;
+            return Some(0);
+        }
         if of.swept.abs_diff(now) < every {
             return None;
         }
@@ -218,6 +230,17 @@ mod tests {
         assert!(!turn.is_own);
         dues.said(turn, now + 1_101_000, Said::again(Duration::from_millis(30)));
         assert_eq!(dues.end(), now + 1_131_000, "it has the lease now");
+    }
+
+    #[test]
+    fn a_look_that_left_some_is_gone_on_with_soon() {
+        let (dues, now) = (Dues::new(1), 1000 * SECOND);
+        assert_eq!(dues.sweep(0, now, SECOND), Some(1));
+        dues.sweep_again(0, now + 10_000);
+        assert_eq!(dues.sweep(0, now + 9_000, SECOND), None);
+        assert_eq!(dues.sweep(0, now + 10_000, SECOND), Some(0));
+        assert_eq!(dues.sweep(0, now + 20_000, SECOND), None, "it has left none");
+        assert_eq!(dues.sweep(0, now + SECOND, SECOND), Some(2));
     }
 
     /// Guards against a node that does not answer and is asked again and again.

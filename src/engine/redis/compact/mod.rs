@@ -161,10 +161,15 @@ async fn open_cluster(
         ));
     }
     for (slot, key) in missing {
-        let written: Outcome<u64> =
-            opened.query(slot, redis::cmd("SETNX").arg(key).arg(layout.partitions)).await;
-        if !known {
-            written?;
+        let kept = async {
+            let _: u64 = opened.query(slot, redis::cmd("SETNX").arg(&key).arg(layout.partitions)).await?;
+            opened.query::<u16>(slot, redis::cmd("GET").arg(&key)).await
+        };
+        match kept.await {
+            // Another server that starts for the first time may have been faster, with another number.
+            Ok(kept) => layout.fits(kept)?,
+            Err(fault) if !known => return Err(fault.into()),
+            Err(_) => {}
         }
     }
     let (cluster, guard) = opened.keep();
@@ -279,7 +284,12 @@ impl Engine for CompactEngine {
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
-        self.open()?.publish(publication).await
+        let published = self.open()?.publish(publication).await;
+        if let Err(Error::Unreachable(_)) = &published {
+            // Nothing was done. Nodes are left while it closes.
+            self.open()?;
+        }
+        published
     }
 
     async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {

@@ -95,6 +95,14 @@ impl CompactCore {
         }
     }
 
+    /// Waits until replicas have all that was done there before, where the pool asks for that: by an ack of nothing.
+    pub async fn replicas_have_all(&self, partition: Partition) -> Outcome<()> {
+        match self.common.wait_replicas {
+            0 => Ok(()),
+            _ => self.forget(partition, Lane::Other, &[]).await.map(drop),
+        }
+    }
+
     /// Acks jobs of one queue, each by itself. Answers those that are there and whose receipt does not hold any more.
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         let home = self.partition_of(queue);

@@ -126,11 +126,15 @@ impl CompactCore {
         }
     }
 
-    /// Nothing was found, and some could not be asked: waits for these, as any call does.
+    /// Nothing was found, and some could not be asked: waits for these, as any call does. A consumer that waits goes on
+    /// waiting when they cannot be asked then either.
     async fn wait_for(&self, queue: &Queue, spread: &SpreadQueue, seen: &mut Seen) -> Result<()> {
         let failed: Vec<Partition> = std::mem::take(&mut seen.failed).into_keys().collect();
         for (partition, head) in self.ready_heads(queue, &failed).await {
-            let head = head?;
+            let head = head.map_err(|fault| match Error::from(fault) {
+                Error::Unreachable(why) => Error::Unseen(why),
+                error => error,
+            })?;
             spread.heads.lock().seen(partition, head, self.now_in(partition) * 1000);
             if head.is_none() {
                 seen.empty.insert(partition);

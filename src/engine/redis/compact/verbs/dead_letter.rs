@@ -25,6 +25,7 @@ impl CompactCore {
     pub async fn destroy(self: &Arc<Self>, queue: &Queue) -> Result<()> {
         let (core, queue) = (self.clone(), queue.clone());
         let task = self.tasks.spawn(async move {
+            let mut done = 0;
             for partition in core.parts_of(&queue).await? {
                 let (mut began, mut more) = (0_u64, true);
                 while more {
@@ -34,7 +35,8 @@ impl CompactCore {
                     (began, more, count, bytes) = core
                         .ask(partition, Lane::Other, &core.scripts.destroy, cmd)
                         .await
-                        .map_err(Error::from)?;
+                        .map_err(|fault| Error::from(fault).after(done))?;
+                    done += count as u64;
                     core.freed(&queue, [count, bytes, 0]).await;
                 }
             }

@@ -158,6 +158,8 @@ impl CompactCore {
         let key = keys::once(self.partitions.base(home), queue, &once.key);
         let done: Option<Vec<u8>> = self.query(home, redis::cmd("GET").arg(key)).await?;
         let Some(done) = done else { return Ok(None) };
+        // The publish may have been answered with an error since its replicas did not have it.
+        self.replicas_have_all(home).await?;
         let Some(placed) = done.strip_prefix(&once.fingerprint) else { return Ok(Some(Published::Mismatch)) };
         let replay = read_replay(home, placed);
         replay.map(Some).ok_or_else(|| Error::corrupt("the record of a publish cannot be read"))

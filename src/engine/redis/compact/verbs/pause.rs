@@ -31,12 +31,25 @@ impl CompactCore {
             Pausing::UntilResumed => (0, String::new()),
             Pausing::Resumed => (RESUMED, String::new()),
         };
-        let till = self.pause_in(first, queue, till, &time, &MAX_PAUSED.to_string()).await?;
+        let most = MAX_PAUSED.to_string();
+        let decide = |partition| self.pause_in(partition, queue, till, &time, &most);
+        let till = match decide(first).await {
+            Ok(till) => till,
+            Err(fault) => {
+                // It is paused where it can be; who is told of the fault repeats it.
+                let next = self.partitions.all().find(|of| self.try_link(*of, Lane::Other).is_ok());
+                if let Some(next) = next.filter(|next| *next != first)
+                    && let Ok(till @ RESUMED..) = decide(next).await
+                {
+                    let _ = self.pause_others(queue, till, &[first, next]).await;
+                }
+                return Err(fault.into());
+            }
+        };
         if till == TOO_MANY {
             return Err(Error::TooManyPaused(MAX_PAUSED));
         }
-        let others = self.partitions.all().filter(|partition| *partition != first);
-        together::try_all(others.map(|partition| self.pause_in(partition, queue, till, "", ""))).await?;
+        self.pause_others(queue, till, &[first]).await?;
         let pause = Millis::try_from(till).ok().map(|till| Pause { until: (till > 0).then_some(till) });
         match pause {
             None => self.common.notifiers.notify(queue),
@@ -44,6 +57,13 @@ impl CompactCore {
             Some(Pause { until: None }) => {}
         }
         Ok(pause)
+    }
+
+    /// As one partition has decided, in all but these.
+    async fn pause_others(&self, queue: &Queue, till: i64, but: &[Partition]) -> Outcome<()> {
+        let others = self.partitions.all().filter(|partition| !but.contains(partition));
+        let each = others.map(|partition| self.pause_in(partition, queue, till, "", ""));
+        together::try_all(each).await.map(drop)
     }
 
     async fn pause_in(

@@ -52,39 +52,28 @@ impl CompactCore {
         }
         let counted = publication.jobs.iter().any(|placing| self.is_counted(&placing.job.queue.namespace));
         if is_plain(&publication) && !counted {
-            return self.publish_plain(home, publication, false).await;
+            return self.publish_plain(home, publication).await;
         }
         // Boxed: it would be part of the future of every plain one.
         Box::pin(self.publish_alone(home, publication)).await
     }
 
     /// Together with what others publish there.
-    pub async fn publish_plain(
-        self: &Arc<Self>,
-        home: Partition,
-        publication: Publication,
-        spread: bool,
-    ) -> Result<Published> {
-        let callers = if spread {
-            self.try_link(home, Lane::Publish(0)).map_err(Error::Unreachable)?;
-            &self.spread_publishes
-        } else {
-            self.ready(home, Lane::Publish(0)).await?;
-            &self.publishes
-        };
+    async fn publish_plain(self: &Arc<Self>, home: Partition, publication: Publication) -> Result<Published> {
+        self.ready(home, Lane::Publish(0)).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
             let calls = Arc::new(tokio::sync::Mutex::new(calls));
             // As many as a Redis has connections for them.
             for own in 0..2 {
                 let (core, calls) = (self.clone(), calls.clone());
-                let carry = async move |batch| core.publish_batch(home, own, spread, batch).await;
+                let carry = async move |batch| core.publish_batch(home, own, false, batch).await;
                 let closing = self.tasks.stopping().clone();
                 self.tasks.spawn_essential("a task that publishes", batch::serve(calls, closing, carry));
             }
             caller
         };
-        callers.call(home, Plain(publication), begin).await
+        self.publishes.call(home, Plain(publication), begin).await
     }
 
     /// The job that is replaced lies in another partition: it goes after the new one is stored. HTTP names one queue.
@@ -142,7 +131,7 @@ impl CompactCore {
     async fn publish_alone(self: &Arc<Self>, home: Partition, publication: Publication) -> Result<Published> {
         let end = Instant::now() + BUSY;
         loop {
-            match self.publish_here(home, publication.clone()).await? {
+            match self.publish_here(home, publication.clone(), true).await? {
                 Tried::Published(published) => return Ok(published),
                 Tried::Busy if self.spreading.get(&publication.jobs[0].job.queue).is_some() => {
                     // It was spread meanwhile.
@@ -154,8 +143,14 @@ impl CompactCore {
         }
     }
 
-    /// One attempt of it. Busy also if its queue is spread, which is known from then on.
-    pub async fn publish_here(self: &Arc<Self>, home: Partition, publication: Publication) -> Result<Tried> {
+    /// One attempt of it, which waits until the partition can be used, or does not. Busy also if its queue is spread, which
+    /// is known from then on.
+    pub async fn publish_here(
+        self: &Arc<Self>,
+        home: Partition,
+        publication: Publication,
+        waits: bool,
+    ) -> Result<Tried> {
         if let Err(error) = check(&publication) {
             // What was done already is answered first.
             let once = publication.once.as_ref().zip(publication.jobs.first());
@@ -169,7 +164,7 @@ impl CompactCore {
         let mut taken: Room = [0; 3];
         let outcome = loop {
             let admit = counted.is_some().then_some(taken);
-            match self.step_alone(home, &publication, &values, admit).await {
+            match self.step_alone(home, &publication, &values, (admit, waits)).await {
                 Ok(Answer::Needs(needs)) => {
                     let Some(namespace) = &counted else { break Err(unreadable().into()) };
                     let more = std::array::from_fn(|n| (needs[n] - taken[n]).max(0));
@@ -213,9 +208,12 @@ impl CompactCore {
         home: Partition,
         publication: &Publication,
         values: &[Stored],
-        admit: Option<Room>,
+        (admit, waits): (Option<Room>, bool),
     ) -> Outcome<Answer> {
-        let mut attempts = self.attempts(home, Lane::Other);
+        let mut attempts = match waits {
+            true => self.attempts(home, Lane::Other),
+            false => self.attempt_now(home, Lane::Other),
+        };
         loop {
             let link = attempts.link().await?;
             let answer = async {
@@ -233,7 +231,7 @@ impl CompactCore {
     }
 
     /// Publishes a batch, on the connection of this number if that is up, and answers each call.
-    async fn publish_batch(
+    pub async fn publish_batch(
         self: &Arc<Self>,
         home: Partition,
         own: usize,

@@ -62,7 +62,7 @@ impl CompactCore {
             && one.gone.is_empty()
         {
             let publication = std::mem::replace(&mut one.publication, Publication::from(Vec::new()));
-            return self.publish_here(one.partition, publication).await;
+            return self.publish_here(one.partition, publication, true).await;
         }
         let jobs: usize = parts.iter().map(|part| part.of.len()).sum();
         self.common.observers.tell(|observer| observer.published_together(jobs));

@@ -3,19 +3,24 @@
 //! it is decided here which part of it goes where (`publish_parts` carries it there).
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::super::core::CompactCore;
+use super::super::callers::{Movable, Taken};
+use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::publish_call::{BUSY, LOOK, Tried};
 use super::publish_parts::Part;
+use super::spread::SLOW;
+use crate::engine::batch::{self, Call};
+use crate::engine::redis::batches::{self, MAX_WAITING};
 use crate::engine::redis::reply::id_taken;
 use crate::engine::redis::verbs::publish::{check, is_plain};
 use crate::engine::{Beside, How, NewId, OnConflict, Placed, Placing, Publication, Published};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Unreachable};
 use crate::job::{JobId, JobRef, JobState, JobView, NewJob};
 use crate::name::{JobKey, Queue};
 
@@ -45,8 +50,10 @@ impl CompactCore {
 
     /// Stores what a publication has, all of it or nothing.
     pub async fn publish_spread(self: &Arc<Self>, publication: Publication) -> Result<Published> {
-        if is_plain(&publication)
-            && publication.replaces.is_none()
+        let Publication { jobs, replaces, once } = &publication;
+        if replaces.is_none()
+            && once.is_none()
+            && jobs.iter().all(|of| of.key.is_none())
             && let Some(partition) = self.same_partition(&publication)
         {
             return self.publish_by_turns(partition, publication).await;
@@ -54,11 +61,11 @@ impl CompactCore {
         Box::pin(self.publish_with_parts(publication)).await
     }
 
-    /// The partition that all ids of a publication name, if its queues are spread and nobody counts what they have.
+    /// The partition that all ids of a publication name, if its queues are spread.
     fn same_partition(&self, publication: &Publication) -> Option<Partition> {
         let mut all = publication.jobs.iter().map(|Placing { job, .. }| {
-            let is_plain = self.spreading.get(&job.queue).is_some() && !self.is_counted(&job.queue.namespace);
-            is_plain.then(|| self.partitions.of_id(&job.id))
+            let is_spread = self.spreading.get(&job.queue).is_some();
+            is_spread.then(|| self.partitions.of_id(&job.id))
         });
         let first = all.next()??;
         all.all(|other| other == Some(first)).then_some(first)
@@ -70,14 +77,21 @@ impl CompactCore {
         partition: Partition,
         mut publication: Publication,
     ) -> Result<Published> {
+        let counted = publication.jobs.iter().any(|of| self.is_counted(&of.job.queue.namespace));
+        let shares = is_plain(&publication) && !counted;
         let mut partition = partition;
         let mut left = self.partitions.count();
         loop {
             left -= 1;
             if left == 0 || self.can_take(partition) {
-                match self.publish_plain(partition, publication.clone(), true).await {
-                    // Nothing was done.
-                    Err(Error::Unreachable(_)) if left > 0 => {}
+                let published = match shares {
+                    true => self.publish_movable(partition, publication.clone()).await,
+                    // Boxed: it would be part of the future of every plain one.
+                    false => Box::pin(self.publish_free(partition, publication.clone())).await,
+                };
+                match published {
+                    // Nothing was done. What counts for a quota may have failed where the quota is.
+                    Err(Error::Unreachable(_)) if left > 0 && (shares || !self.can_take(partition)) => {}
                     answer => return answer,
                 }
             }
@@ -86,6 +100,55 @@ impl CompactCore {
             for Placing { job, .. } in &mut publication.jobs {
                 job.id = self.new_id(partition, job);
             }
+        }
+    }
+
+    /// Together with what others publish there. One that waits behind batches to which a node owes an answer for long goes
+    /// elsewhere: nothing was done.
+    async fn publish_movable(
+        self: &Arc<Self>,
+        partition: Partition,
+        publication: Publication,
+    ) -> Result<Published> {
+        self.try_link(partition, Lane::Publish(0)).map_err(Error::Unreachable)?;
+        let begin = || {
+            let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
+            let calls = Arc::new(tokio::sync::Mutex::new(calls));
+            // As many as a Redis has connections for them.
+            for own in 0..2 {
+                let (core, calls) = (self.clone(), calls.clone());
+                let carry = async move |batch: Vec<Call<Movable, Published>>| {
+                    core.publish_batch(partition, own, true, Movable::take_all(batch)).await;
+                };
+                let closing = self.tasks.stopping().clone();
+                self.tasks.spawn_essential("a task that publishes", batch::serve(calls, closing, carry));
+            }
+            caller
+        };
+        let taken = Taken::default();
+        let movable = Movable::new(publication, taken.clone());
+        let mut call = pin!(self.spread_publishes.call(partition, movable, begin));
+        loop {
+            match timeout(SLOW, &mut call).await {
+                Ok(published) => return published,
+                Err(_) if self.can_take(partition) => {}
+                Err(_) if taken.take() => return Err(Error::Unreachable(Unreachable::Away)),
+                // It is on its way.
+                Err(_) => return call.await,
+            }
+        }
+    }
+
+    /// As a call by itself, if the partition can be used now.
+    async fn publish_free(
+        self: &Arc<Self>,
+        partition: Partition,
+        publication: Publication,
+    ) -> Result<Published> {
+        self.spreading.taken(partition, |partition| self.can_take(partition));
+        match self.publish_here(partition, publication, false).await? {
+            Tried::Published(published) => Ok(published),
+            Tried::Busy => Err(Error::Overloaded),
         }
     }
 
@@ -107,6 +170,11 @@ impl CompactCore {
             let once = publication.once.as_ref().zip(publication.jobs.first());
             let Some((once, first)) = once else { return Err(error) };
             return self.recall(&first.job.queue, once).await?.ok_or(error);
+        }
+        // Jobs without a key go to the partition whose turn it is.
+        for placing in publication.jobs.iter().filter(|of| of.key.is_none()) {
+            let named = self.partitions.of_id(&placing.job.id);
+            self.spreading.taken(named, |partition| self.can_take(partition));
         }
         let end = Instant::now() + BUSY;
         loop {

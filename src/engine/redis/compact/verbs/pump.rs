@@ -12,6 +12,7 @@ use super::super::partitions::Partition;
 use crate::engine::Pumped;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::layout::keys::queue_of_group;
+use crate::engine::redis::layout::times::micros;
 use crate::engine::together;
 use crate::error::{Error, Result};
 use crate::name::Namespace;
@@ -31,10 +32,11 @@ const QUEUES: u64 = 2;
 /// What one script call says: now, how many left the timers, how long until the next, the queues that got ready jobs,
 /// jobs and bytes that have ended, queues that were forgotten, the same for each namespace, and what
 /// [`Link::tell_ended`](crate::engine::redis::link::Link::tell_ended) reads; for how long another server has the lease; how
-/// many queues were spread that are at home there, and parts of publishes that wait for too long.
+/// many queues were spread that are at home there, parts of publishes that wait for too long, and whether more jobs have
+/// ended.
 type PumpAnswer = (
     (u64, usize, i64, Vec<Vec<u8>>, i64, i64, i64, Vec<redis::Value>, Vec<redis::Value>),
-    (u64, u64, Vec<Vec<u8>>),
+    (u64, u64, Vec<Vec<u8>>, bool),
 );
 
 impl CompactCore {
@@ -94,7 +96,7 @@ impl CompactCore {
         let mut cmd = self.call(&self.scripts.pump, partition);
         cmd.arg(BATCH).arg(sweep).arg(EMPTY.as_millis() as u64).arg(&self.server).arg(u8::from(turn.is_own));
         let sent = Instant::now();
-        let ((now, moved, next, ready, jobs, bytes, queues, freed, ended), (held, spread, staged)): PumpAnswer =
+        let ((now, moved, next, ready, jobs, bytes, queues, freed, ended), (held, spread, staged, more)): PumpAnswer =
             match self.ask(partition, Lane::Pump, &self.scripts.pump, cmd).await.and_then(read_pumped) {
                 Ok(answer) => answer,
                 Err(fault) => {
@@ -103,7 +105,13 @@ impl CompactCore {
                 }
             };
         self.learn(partition, sent, now);
-        let next = u64::try_from(next).map_or(Duration::MAX, Duration::from_micros);
+        let mut next = u64::try_from(next).map_or(Duration::MAX, Duration::from_micros);
+        if more {
+            // Each partition by itself, and all of them together leave the Redis time for others.
+            let soon = Duration::from_millis(self.partitions.count().clamp(10, 250).into());
+            self.dues.sweep_again(partition, self.now_micros() + micros(soon));
+            next = next.min(soon);
+        }
         let said = Said { next, held: Duration::from_micros(held) };
         self.dues.said(turn, self.in_pool_time(partition, now), said);
         self.look_for_spread(partition, spread);

@@ -14,11 +14,11 @@ use crate::clock::{Micros, Millis};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::link::Link;
 use crate::engine::{Beside, NewId, REMEMBERED, together};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::name::{IdempotencyKey, JobKey, Queue};
 
 /// A Redis that has owed an answer to a publish for so long gets no more of those that others can take.
-const SLOW: Duration = Duration::from_millis(500);
+pub const SLOW: Duration = Duration::from_millis(500);
 
 impl CompactCore {
     /// The partition that a new job is made for.
@@ -63,6 +63,10 @@ impl CompactCore {
         let spread: Outcome<(Millis, u8)> = self.ask(home, Lane::Other, &self.scripts.spread, cmd).await;
         if is_counted && !matches!(spread, Ok((_, 1))) {
             self.give_room(&queue.namespace, [0, 0, 1]).await;
+        }
+        // The connection goes before who has called is through: nothing was published yet.
+        if spread.is_err() && self.tasks.stopping().is_cancelled() {
+            return Err(Error::Closed);
         }
         self.learn_spread(queue, spread?.0);
         Ok(())
