@@ -8,7 +8,7 @@ COPY .cargo .cargo
 COPY src src
 COPY lua lua
 # Served by both ports.
-COPY openapi openapi
+COPY docs/openapi.yaml docs/openapi-admin.yaml docs/
 # Not built here, but Cargo.toml names what is in it.
 COPY benches benches
 # A member of the workspace, which cargo wants to see.

@@ -16,9 +16,9 @@ use super::client::Response;
 
 /// The documents, as the ports serve them.
 pub static PUBLIC: LazyLock<Document> =
-    LazyLock::new(|| Document::new("public", include_str!("../../openapi/public.json")));
+    LazyLock::new(|| Document::new("public", include_str!("../../docs/openapi.yaml")));
 pub static ADMIN: LazyLock<Document> =
-    LazyLock::new(|| Document::new("admin", include_str!("../../openapi/admin.json")));
+    LazyLock::new(|| Document::new("admin", include_str!("../../docs/openapi-admin.yaml")));
 
 /// Which document holds for which port of this machine.
 static PORTS: LazyLock<Mutex<HashMap<u16, &'static LazyLock<Document>>>> = LazyLock::new(Mutex::default);

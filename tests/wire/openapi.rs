@@ -224,8 +224,8 @@ fn the_router_and_the_documents_have_the_same_routes() {
         let told = operations(document).map(|(path, method, _)| format!("{method} {path}")).collect();
         let lacks: Vec<_> = routed.difference(&told).collect();
         let more: Vec<_> = told.difference(routed).collect();
-        assert!(lacks.is_empty(), "openapi/{}.json lacks {lacks:#?}", document.name);
-        assert!(more.is_empty(), "openapi/{}.json has what is no route: {more:#?}", document.name);
+        assert!(lacks.is_empty(), "the {} document lacks {lacks:#?}", document.name);
+        assert!(more.is_empty(), "the {} document has what is no route: {more:#?}", document.name);
         assert!(routed.len() >= least, "only {} routes were found", routed.len());
     }
 }

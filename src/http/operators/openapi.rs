@@ -1,5 +1,5 @@
-//! What the two ports take and answer, in OpenAPI, as `openapi/` has it. Each port serves its own, to everybody: it says
-//! nothing that the documentation does not say.
+//! What the two ports take and answer, in OpenAPI. Each port serves its own, to everybody: it says nothing that the
+//! documentation does not say. The files are YAML that is JSON, so they are served as they stand.
 
 use axum::body::Body;
 use axum::http::StatusCode;
@@ -7,8 +7,8 @@ use axum::response::Response;
 
 use crate::http::answer::reply;
 
-const PUBLIC: &str = include_str!("../../../openapi/public.json");
-const ADMIN: &str = include_str!("../../../openapi/admin.json");
+const PUBLIC: &str = include_str!("../../../docs/openapi.yaml");
+const ADMIN: &str = include_str!("../../../docs/openapi-admin.yaml");
 
 /// `GET /openapi.json` on the public port.
 pub async fn public() -> Response {
