@@ -72,6 +72,12 @@ func (a *acks) settle(queue string, tasks []*task) {
 			return
 		}
 		acked, failed := client.ackSome(context.Background(), queue, jobs, shorter(client.timeout, longest), once)
+		if failed.is(ErrNotFound) { // an answer that says so: they are lost
+			for _, t := range held {
+				t.settled(OutcomeLost)
+			}
+			return
+		}
 		if failed == nil {
 			tasks, failed = a.sort(held, acked.Stale)
 			if len(tasks) == 0 {

@@ -28,6 +28,7 @@ type request struct {
 	body           []byte
 	idempotencyKey string
 	repeat         bool           // also after answers that leave open whether it was done
+	goneIsDone     bool           // a 404 to a repeat says that the first one was done
 	timeout        time.Duration  // of one request; 0 is the client's
 	retryFor       *time.Duration // nil is the client's
 	through        *http.Client   // nil is the client's
@@ -126,11 +127,13 @@ func (c *Client) call(ctx context.Context, r request, into any) (http.Header, *c
 		return nil, &callError{Error: err}
 	}
 	began := c.clock.Now()
+	perhapsDone := false
 	for n := 0; ; n++ {
 		header, err := c.send(ctx, r, address, timeout, into)
-		if err == nil {
+		if err == nil || perhapsDone && r.goneIsDone && err.Kind == ErrNotFound {
 			return header, nil
 		}
+		perhapsDone = perhapsDone || err.answerLost()
 		if ctx.Err() != nil {
 			return nil, &callError{Error: err, ctx: fmt.Errorf("dormouse: %s: %w", r.name(), ctx.Err())}
 		}
@@ -333,4 +336,4 @@ func orZero(t *time.Time) time.Time {
 func (e *callError) is(kind Kind) bool { return e != nil && e.Kind == kind }
 
 // lost says that the request may have been done, though no answer has said so.
-func (e *callError) lost() bool { return e != nil && e.inDoubt() && !e.neverSent() }
+func (e *callError) lost() bool { return e != nil && e.answerLost() }

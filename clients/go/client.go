@@ -175,7 +175,7 @@ func (c *Client) PublishMany(ctx context.Context, queue string, msgs []Message) 
 			err = invalid(op, "a job of many has no idempotency key of its own")
 		}
 		if err != nil {
-			err.Index = i
+			err.Index, err.Published = i, []Published{}
 			return nil, err
 		}
 	}
@@ -422,7 +422,9 @@ func (c *Client) Cancel(ctx context.Context, queue, id string) error {
 
 // CancelByKey forgets the job that has the key; [ErrNotFound] when none has it.
 func (c *Client) CancelByKey(ctx context.Context, queue, key string) error {
-	return c.done(ctx, request{op: "cancel", method: http.MethodDelete, queue: queue, path: []string{"key", key}, repeat: true}, nil)
+	return c.done(ctx, request{
+		op: "cancel", method: http.MethodDelete, queue: queue, path: []string{"key", key}, repeat: true, goneIsDone: true,
+	}, nil)
 }
 
 // Acked is the answer to an [Client.AckMany].

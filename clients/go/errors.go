@@ -94,6 +94,13 @@ func (e *Error) inDoubt() bool {
 	return e.Status == 0 && (e.Kind == ErrTimeout || e.Kind == ErrNetwork)
 }
 
+// answerLost says that the request may have been done, though no answer has said so: also where one has come that
+// cannot be read.
+func (e *Error) answerLost() bool {
+	unreadable := e.Kind == ErrProtocol && e.Status >= 200 && e.Status <= 299
+	return unreadable || e.inDoubt() && !e.neverSent()
+}
+
 // neverSent tells of connections that were not made.
 func (e *Error) neverSent() bool {
 	var dial *net.OpError

@@ -76,7 +76,7 @@ func (j *Job) Touch(ctx context.Context, ttr time.Duration) (until time.Time, er
 		return failed
 	})
 	if err == nil && j.task != nil {
-		j.task.touchAfter(ttr)
+		j.task.touchedByHand(ttr)
 	}
 	return until, err
 }
@@ -86,10 +86,7 @@ func (j *Job) Ack(ctx context.Context) error {
 	return j.byHand(ctx, "ack", func() *callError {
 		acked, failed := j.client.ackSome(ctx, j.Queue, []*Job{j}, 0, nil)
 		if failed == nil && len(acked.Stale) > 0 {
-			failed = &callError{Error: &Error{
-				Kind: ErrLost, Op: "ack " + j.Queue, Status: http.StatusConflict,
-				Message: "the job is not yours any more", Index: -1,
-			}}
+			failed = &callError{Error: notYours("ack " + j.Queue)}
 		}
 		if failed == nil {
 			j.settle(OutcomeAcked)
@@ -157,6 +154,9 @@ func (j *Job) byHand(ctx context.Context, verb string, do func() *callError) err
 		return err
 	}
 	defer j.endTurn()
+	if j.outcome() == OutcomeLost { // nothing more is sent for it
+		return notYours(verb + " " + j.Queue)
+	}
 	failed := do()
 	if failed.is(ErrLost) && j.touchLost {
 		if ours, _ := j.findReceipt(ctx, 0, nil); ours {
@@ -167,6 +167,12 @@ func (j *Job) byHand(ctx context.Context, verb string, do func() *callError) err
 		j.task.lose()
 	}
 	return failed.plain()
+}
+
+func notYours(op string) *Error {
+	return &Error{
+		Kind: ErrLost, Op: op, Status: http.StatusConflict, Message: "the job is not yours any more", Index: -1,
+	}
 }
 
 func (j *Job) takeTurn(ctx context.Context) error {

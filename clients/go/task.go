@@ -239,6 +239,18 @@ func (t *task) leaseOver() {
 // touchAfter plans the next touch for a third of ttr from now.
 func (t *task) touchAfter(ttr time.Duration) { t.plan(spread(ttr / 3)) }
 
+// touchedByHand plans anew what follows a touch of the handler's own, which may be for a shorter time.
+func (t *task) touchedByHand(ttr time.Duration) {
+	t.touchAfter(ttr)
+	left := t.job.left()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.over {
+		t.lease.Stop()
+		t.lease = t.run.w.client.clock.AfterFunc(left, t.leaseOver)
+	}
+}
+
 func (t *task) plan(d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -401,14 +413,19 @@ func (t *task) settle(res result) {
 		case failed == nil:
 			outcome = res.outcome
 			continue
-		case (failed.is(ErrLost) || failed.is(ErrNotFound)) && job.givenLost:
-			outcome = res.outcome // it was done, and the answer was lost
-			continue
-		case failed.is(ErrLost) && job.touchLost:
+		// Where the try was given back too, the receipt that the server shows may be another worker's.
+		case failed.is(ErrLost) && job.touchLost && !(job.givenLost && res.keepTry):
 			var ours bool
 			if ours, failed = job.findReceipt(context.Background(), shorter(w.client.timeout, left), once); ours {
 				continue
 			}
+			if failed == nil && job.givenLost {
+				outcome = res.outcome
+				continue
+			}
+		case (failed.is(ErrLost) || failed.is(ErrNotFound)) && job.givenLost:
+			outcome = res.outcome // it was done, and the answer was lost
+			continue
 		case failed.is(ErrLost), failed.is(ErrNotFound):
 			failed = nil
 		}

@@ -43,8 +43,8 @@ func VerifyAt(now time.Time, secrets []string, header http.Header, body []byte) 
 	keys := make([][]byte, len(secrets))
 	for i, secret := range secrets {
 		key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, "whsec_"))
-		if err != nil || len(key) != 32 {
-			return &SignatureError{SignatureSecret, "a secret should be whsec_ and 32 bytes in base64"}
+		if err != nil || len(key) < 24 || len(key) > 64 { // as Standard Webhooks has it; the server's have 32
+			return &SignatureError{SignatureSecret, "a secret should be whsec_ and 24 to 64 bytes in base64"}
 		}
 		keys[i] = key
 	}

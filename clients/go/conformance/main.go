@@ -260,7 +260,11 @@ func verify(c command) (any, error) {
 	var headers map[string]string
 	var body []byte
 	var now float64
-	c.get("secrets", &secrets)
+	if one := c.fields["secrets"]; len(one) > 0 && one[0] == '"' {
+		secrets = []string{c.text("secrets")}
+	} else {
+		c.get("secrets", &secrets)
+	}
 	c.get("headers", &headers)
 	c.get("data", &body)
 	c.get("now", &now)

@@ -44,7 +44,7 @@ func (p *program) request(ctx context.Context, client *dormouse.Client, c comman
 			return nil, err
 		}
 		fields := jobFields(info.Job)
-		fields["state"], fields["due_at"] = info.State, millis(info.DueAt)
+		fields["state"], fields["due_at"] = orNull(string(info.State)), millis(info.DueAt)
 		fields["key"], fields["reason"] = orNull(info.Key), orNull(info.Reason)
 		return fields, nil
 	case "peek":
@@ -165,10 +165,14 @@ func publishMany(ctx context.Context, client *dormouse.Client, c command) (any, 
 }
 
 func jobFields(job *dormouse.Job) object {
+	attributes := job.Attributes
+	if attributes == nil {
+		attributes = map[string]string{}
+	}
 	return object{
 		"job_id": job.ID, "queue": job.Queue, "namespace": job.Namespace, "data": job.Data,
 		"remain_tries": job.RemainTries, "ttl": job.TTL.Seconds(), "elapsed_ms": job.Elapsed.Milliseconds(),
-		"attributes": job.Attributes, "traceparent": orNull(job.Traceparent()),
+		"attributes": attributes, "traceparent": orNull(job.Traceparent()),
 	}
 }
 
@@ -217,7 +221,10 @@ func (p *program) hold(ctx context.Context, c command) (any, error) {
 	c.get("spend", &spend)
 	how.KeepTry = !spend
 	released, err := job.Release(ctx, how)
-	return object{"dead": released.Dead, "remain_tries": released.RemainTries, "due_at": millis(released.DueAt)}, err
+	if released.Dead {
+		return object{"dead": true}, err
+	}
+	return object{"remain_tries": released.RemainTries}, err
 }
 
 func (p *program) ackMany(ctx context.Context, client *dormouse.Client, c command) (any, error) {

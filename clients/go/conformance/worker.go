@@ -22,6 +22,8 @@ type worker struct {
 	running int64
 	ended   chan struct{}
 	err     error
+	stop    context.CancelFunc // ends its run, also before that has begun; nil before its start
+	stopped bool               // it was told to
 }
 
 func (p *program) makeWorker(c command) (any, error) {
@@ -102,10 +104,15 @@ func (p *program) startWorker(c command) (any, error) {
 	if w == nil {
 		return nil, fmt.Errorf("no worker is called %q", c.Worker)
 	}
+	ctx, stop := context.WithCancel(context.Background())
+	p.mu.Lock()
+	w.stop = stop
+	p.mu.Unlock()
 	p.running.Add(1)
 	go func() {
 		defer p.running.Done()
-		w.err = w.worker.Run(context.Background())
+		defer stop()
+		w.err = w.worker.Run(ctx)
 		clean := !errors.Is(w.err, dormouse.ErrUnclean)
 		p.mu.Lock()
 		p.unclean = p.unclean || !clean
@@ -119,11 +126,18 @@ func (p *program) startWorker(c command) (any, error) {
 func (p *program) stopWorker(c command) (any, error) {
 	p.mu.Lock()
 	w := p.workers[c.Worker]
-	p.mu.Unlock()
-	if w == nil {
-		return nil, fmt.Errorf("no worker is called %q", c.Worker)
+	if w == nil || w.stop == nil {
+		p.mu.Unlock()
+		return nil, fmt.Errorf("no worker that was started is called %q", c.Worker)
 	}
-	w.worker.Stop()
+	again := w.stopped
+	w.stopped = true
+	p.mu.Unlock()
+	if again {
+		w.worker.Stop()
+	} else {
+		w.stop()
+	}
 	<-w.ended
 	return object{"clean": !errors.Is(w.err, dormouse.ErrUnclean)}, nil
 }
@@ -210,6 +224,9 @@ func (w *worker) handle(ctx context.Context, job *dormouse.Job) error {
 	result := "panic" // unless it comes to its end
 	defer func() { w.event("end", object{"job_id": job.ID, "result": result}) }()
 	err := s.all()
+	if ctx.Err() != nil { // the other goroutine may not have been told
+		s.tellCancelled()
+	}
 	switch {
 	case err == nil:
 		result = "ok"
