@@ -90,7 +90,7 @@ class TellingHooks(Hooks):
         self._out.event("hook", worker=self._worker, name=name, **fields)
 
     def poll(self, jobs: int, seconds: float, error: DormouseError | None) -> None:
-        self._say("poll", jobs=jobs, seconds=seconds, error=error and error.type)
+        self._say("poll", jobs=jobs, seconds=seconds, error=error and str(error))
 
     def start(self, job: Job) -> None:
         self._say("start", job_id=job.job_id)
@@ -99,10 +99,10 @@ class TellingHooks(Hooks):
         self._say("finish", job_id=job.job_id, outcome=outcome, seconds=seconds, elapsed=elapsed)
 
     def touch(self, job: Job, error: DormouseError | None) -> None:
-        self._say("touch", job_id=job.job_id, error=error and error.type)
+        self._say("touch", job_id=job.job_id, error=error and str(error))
 
     def away(self, error: DormouseError) -> None:
-        self._say("away", error=error.type)
+        self._say("away", error=str(error))
 
     def back(self, seconds: float) -> None:
         self._say("back", seconds=seconds)
@@ -135,8 +135,9 @@ class RunningWorker:
         error: Json | None = None
         try:
             self.worker.run(signals=False)
-        except dormouse.DrainError:
+        except dormouse.DrainError as left:
             self.clean = False
+            error = {**NO_ERROR, "type": "unclean", "message": str(left)}
         except DormouseError as refused:
             error = error_fields(refused)
         self._out.event("stopped", worker=self._name, clean=self.clean, error=error)
@@ -183,6 +184,7 @@ class Steps:
         self._client = client
         self._job = job
         self._swallow = False
+        self._told: set[dormouse.Cause | None] = set()
 
     async def run(self) -> None:
         if self._job.data.startswith(b"json:"):
@@ -202,7 +204,9 @@ class Steps:
                 raise
 
     def _say_cancelled(self) -> None:
-        self._say("cancelled", cause=self._job.cause)
+        if self._job.cause not in self._told:
+            self._told.add(self._job.cause)
+            self._say("cancelled", cause=self._job.cause)
 
     def _say(self, event: str, **fields: Any) -> None:
         self._program.out.event(event, worker=self._worker, job_id=self._job.job_id, **fields)
@@ -210,6 +214,8 @@ class Steps:
     async def _step(self, step: Json) -> None:
         job = self._job
         match step:
+            case {"sleep": _} | {"wait": _} if job.cancelled:  # An earlier step has gone on regardless.
+                raise asyncio.CancelledError
             case {"sleep": seconds}:
                 await asyncio.sleep(seconds)
             case {"wait": gate}:
@@ -291,8 +297,13 @@ class Program:
 
     def _read(self) -> None:
         for line in sys.stdin:
-            if line.strip():
-                threading.Thread(target=self._answer, args=(json.loads(line),), daemon=True).start()
+            if not line.strip():
+                continue
+            asked = json.loads(line)
+            if asked.get("op") in ("client", "worker", "start", "open"):  # Later lines stand on them.
+                self._answer(asked)
+            else:
+                threading.Thread(target=self._answer, args=(asked,), daemon=True).start()
         os._exit(0)
 
     def _answer(self, asked: Json) -> None:
@@ -478,9 +489,10 @@ class Program:
         return {"handled": handled, **shown}
 
 
-NO_ERROR: Json = dict.fromkeys(
-    ("type", "status", "message", "retryable", "retry_after", "request_id", "job_id", "index", "published")
-)
+NO_ERROR: Json = {
+    **dict.fromkeys(("type", "status", "message", "retry_after", "request_id", "job_id", "index", "published")),
+    "retryable": False,
+}
 
 
 def error_fields(error: DormouseError) -> Json:
@@ -493,7 +505,7 @@ def error_fields(error: DormouseError) -> Json:
         "request_id": error.request_id,
         "job_id": error.job_id,
         "index": error.index,
-        "published": len(error.published),
+        "published": None if error.published is None else len(error.published),
     }
 
 

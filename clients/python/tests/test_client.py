@@ -99,6 +99,26 @@ def test_what_has_done_nothing_is_repeated_always(loop: JumpingLoop, server: Ser
     assert second.at - first.at >= 7
 
 
+def test_another_5xx_is_not_repeated(loop: JumpingLoop, server: Server) -> None:
+    """Nobody knows what a server means by it. `retryable` says that the caller may try."""
+    server.spoil("", answers(501))
+    with pytest.raises(ServerError) as error:
+        loop.run_until_complete(server.client().publish("q", "x"))
+    assert (len(server.sent), error.value.retryable) == (1, True)
+
+
+def test_what_proxies_drop_from_headers_goes_as_json(loop: JumpingLoop, server: Server) -> None:
+    async def test() -> None:
+        client = server.client()
+        published = await client.publish("q", "x", attributes={"under_score": "v"})
+        assert (await client.get("q", published.job_id)).attributes == {"under_score": "v"}
+        assert [sent.verb for sent in server.sent] == ["publish_many", "get"]
+        await client.publish("q", "x", attributes={"trace-id": "v"})
+        assert server.sent[-1].verb == "publish"
+
+    loop.run_until_complete(test())
+
+
 def test_a_request_that_is_under_way_is_waited_for(loop: JumpingLoop, server: Server) -> None:
     server.spoil("", answers(409, "a request with this idempotency key is under way", retry_after="1"))
     loop.run_until_complete(server.client().publish("q", "x"))
@@ -195,10 +215,11 @@ def test_publish_many_that_fails_says_where_and_what_was_published(loop: Jumping
         jobs = [Message(str(i), key="k" if i == 130 else None, on_conflict="fail") for i in range(150)]
         with pytest.raises(Conflict) as taken:
             await client.publish_many("q", jobs)
-        assert (taken.value.index, len(taken.value.published), taken.value.job_id) == (130, 128, there.job_id)
+        assert (taken.value.index, len(taken.value.published or []), taken.value.job_id) == (130, 128, there.job_id)
         with pytest.raises(Invalid) as refused:
             await client.publish_many("r", (Message("x", delay=-1 if i == 70 else 0) for i in range(150)))
-        assert (refused.value.index, len(refused.value.published), refused.value.status) == (70, 64, None)
+        assert (refused.value.index, refused.value.published, refused.value.status) == (70, [], None)
+        assert await client.size("r") == 0, "the first batch was sent, though a later job is refused"
         server.spoil("", answers(401))
         with pytest.raises(Unauthorized) as stopped:
             await client.publish_many("q", jobs)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dormouse_client import Invalid, Message, ProtocolError, UnreadableBody, Unsupported
-from dormouse_client.protocol import Answer, DormouseError, Job, Requests, cut_reason, error_of, seconds, told_attempt
+from dormouse_client import Invalid, Message, NetworkError, ProtocolError, UnreadableBody, Unsupported
+from dormouse_client.protocol import Answer, Job, Requests, cut_reason, error_of, seconds, told_attempt
 
 REQUESTS = Requests("demo")
 
@@ -197,8 +197,10 @@ def test_json_that_cannot_be_read_or_written() -> None:
 
 
 def test_an_error_says_whether_the_request_was_perhaps_done() -> None:
-    assert [error_of(Answer(status, {}, b"")).unanswered() for status in (400, 404, 408, 409, 500, 502)] == [
-        False, False, True, False, True, True,
+    assert [error_of(Answer(status, {}, b"")).unanswered() for status in (400, 404, 408, 409, 500, 502, 503)] == [
+        False, False, True, False, True, True, False,
     ]  # fmt: skip
-    assert DormouseError("x").unanswered()
+    assert NetworkError("reset").unanswered()
+    assert ProtocolError("half an answer", status=200).unanswered()
+    assert not ProtocolError("a redirect", status=302).unanswered()
     assert not Invalid("x").unanswered()

@@ -88,7 +88,7 @@ def test_what_a_job_can_ask_from_a_thread() -> None:
         (b"ack", "acked"), (b"bury", "buried"), (b"exit", "released"), (b"release", "released"), (b"snooze", "snoozed"),
     ]  # fmt: skip
     assert reasons == {
-        b"release": "attempt 1: later", b"bury": "attempt 1: no use", b"snooze": None,
+        b"release": "later", b"bury": "no use", b"snooze": None,
         b"exit": "attempt 1: panic: SystemExit: 3",
     }  # fmt: skip
 

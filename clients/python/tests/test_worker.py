@@ -311,6 +311,31 @@ def test_stale_after_a_lost_touch_is_looked_into(loop: JumpingLoop, server: Serv
     loop.run_until_complete(test())
 
 
+def test_a_409_after_a_503_is_a_loss(loop: JumpingLoop, server: Server, working: Make) -> None:
+    """503 says that nothing was done, so the release is not taken for done."""
+
+    async def test() -> None:
+        await one_job(server)
+        server.spoil("release", answers(503))
+        server.spoil("release", answers(409, "the job is not yours any more"))
+        assert await working(raising(Exception("boom"))).finished() == ["lost"]
+
+    loop.run_until_complete(test())
+
+
+def test_a_reason_by_hand_is_told_as_it_is(loop: JumpingLoop, server: Server, working: Make) -> None:
+    async def handler(job: AsyncHeldJob) -> None:
+        await (job.bury("no use") if job.data == b"bury" else job.release(delay=60, reason="later"))
+
+    async def test() -> None:
+        ids = [await one_job(server, verb) for verb in ("bury", "release")]
+        await working(handler, concurrency=2).finished(2)
+        assert server.seen("get") == [], "the worker has asked for the attempt"
+        assert [(await look(server, job_id)).reason for job_id in ids] == ["no use", "later"]
+
+    loop.run_until_complete(test())
+
+
 def test_no_look_without_a_doubt(loop: JumpingLoop, server: Server, working: Make) -> None:
     async def test() -> None:
         await one_job(server)
@@ -689,7 +714,7 @@ def test_jobs_of_an_answer_that_came_after_the_stop_are_given_back(
         await work.start()
         await asyncio.sleep(1)
         await work.stop()
-        assert work.told.events == ["poll"]
+        assert work.told.events == ["poll", "drain 0"]
         job = await look(server, job_id)
         assert (job.state, job.remain_tries, job.reason) == ("ready", 3, None)
 

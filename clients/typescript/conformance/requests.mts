@@ -18,7 +18,7 @@ export function message(fields: Fields): { data: Buffer | undefined; options: Pu
   const options = given(fields, names) as PublishOptions;
   const at = fields.at as { as: string; ms: number; value: string; seconds: number } | undefined;
   // A `Date` has no zone.
-  if (at) options.at = { time: new Date(at.ms), text: at.value, number: at.seconds * 1000 }[at.as] as Date | string | number;
+  if (at) options.at = { time: new Date(at.ms), text: at.value, number: Number((at.seconds * 1000).toFixed(3)) }[at.as] as Date | string | number;
   return { data: "json" in fields ? undefined : Buffer.from(text(fields, "data"), "base64"), options };
 }
 
@@ -52,7 +52,7 @@ export async function hold(op: Op): Promise<Fields> {
   }
   const how = given(op, { delay: "delay", reason: "reason" });
   const released = await job.release({ ...how, keepTry: op.spend === false });
-  return { dead: released.dead, remain_tries: released.remainTries, due_at: millis(released.dueAt) };
+  return released.dead ? { dead: true } : { remain_tries: released.remainTries };
 }
 
 async function taken<T>(values: AsyncIterable<T>, op: Op): Promise<T[]> {
@@ -98,7 +98,7 @@ export async function request(client: Client, op: Op): Promise<Fields> {
     case "get": {
       const job = await (op.key ? client.getByKey(queue, text(op, "key")) : client.get(queue, text(op, "job_id")));
       const { state, dueAt, key, reason } = job;
-      return { ...jobFields(job), state, due_at: millis(dueAt), key: orNull(key), reason: orNull(reason) };
+      return { ...jobFields(job), state: orNull(state), due_at: millis(dueAt), key: orNull(key), reason: orNull(reason) };
     }
     case "peek": {
       const job = await client.peek(queue);

@@ -46,6 +46,10 @@ export class Acks {
       const longest = Math.max(...held.map((task) => task.hold.left));
       const bounds = { timeout: Math.min(caller.timeout, longest), retryFor: 0 };
       let { value: acked, failed } = await tried(ackSome(caller, queue, held.map((task) => task.job), bounds));
+      if (failed?.type === "not_found") { // an answer that says so: they are lost
+        for (const task of held) task.settled("lost");
+        return;
+      }
       tasks = held;
       if (acked) ({ again: tasks, failed } = await this.#sort(held, acked.stale));
       if (!failed) continue;

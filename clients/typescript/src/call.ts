@@ -25,6 +25,8 @@ export interface Ask {
   idempotencyKey?: string | undefined;
   /** Whether it is repeated also after answers that leave open whether it was done. */
   repeat?: boolean;
+  /** A 404 to a repeat says that the first one was done. */
+  goneIsDone?: boolean;
   /** Of one request, in milliseconds; the client's where nothing is said. */
   timeout?: number | undefined;
   /** Of all of the call, in milliseconds; the client's where nothing is said. */
@@ -103,9 +105,10 @@ export class Caller {
     const retryFor = ask.retryFor ?? this.#retryFor;
     let timeout = ask.timeout ?? this.timeout;
     const began = this.clock.now();
+    let perhapsDone = false;
     for (let n = 0; ; n++) {
       try {
-        const answer = await this.#send(ask, url, timeout);
+        const answer = await this.#send(ask, url, timeout, perhapsDone && ask.goneIsDone);
         try {
           return read(answer);
         } catch (error) {
@@ -118,6 +121,7 @@ export class Caller {
         }
       } catch (error) {
         if (!(error instanceof DormouseError)) throw error;
+        perhapsDone ||= error.answerLost;
         const pause = Math.max(pauseAfter(n), (error.retryAfter ?? 0) * 1000);
         const left = retryFor - (this.clock.now() - began) - pause;
         if (left <= 0 || !(error.nothingDone || (ask.repeat && error.inDoubt))) throw error;
@@ -145,8 +149,10 @@ export class Caller {
     return query ? `${url}?${query}` : url;
   }
 
-  /** Sends a request once. */
-  async #send(ask: Ask, url: string, timeout: number): Promise<{ status: number; headers: Incoming["headers"]; body: Buffer }> {
+  /** Sends a request once. Where what is gone was done, a 404 is 204. */
+  async #send(
+    ask: Ask, url: string, timeout: number, goneIsDone = false,
+  ): Promise<{ status: number; headers: Incoming["headers"]; body: Buffer }> {
     ask.signal?.throwIfAborted();
     const end = new AbortController();
     let timedOut = false;
@@ -172,7 +178,9 @@ export class Caller {
       const bytes = await answer.arrayBuffer();
       const body = bytes instanceof Uint8Array ? Buffer.from(bytes.buffer, bytes.byteOffset, bytes.length) : Buffer.from(bytes);
       if (answer.status >= 200 && answer.status <= 299) return { status: answer.status, headers: answer.headers, body };
-      throw refused(ask.op, answer.status, answer.headers, body);
+      const error = refused(ask.op, answer.status, answer.headers, body);
+      if (goneIsDone && error.type === "not_found") return { status: 204, headers: answer.headers, body: Buffer.alloc(0) };
+      throw error;
     } catch (error) {
       if (error instanceof DormouseError) throw error;
       if (ask.signal?.aborted && !timedOut) throw ask.signal.reason;

@@ -201,7 +201,7 @@ export class Client {
         const data = job.data !== undefined ? job.data : jsonText(op, job.json);
         return new Message(op, data, job).element;
       } catch (error) {
-        throw error instanceof DormouseError ? error.with({ index }) : error;
+        throw error instanceof DormouseError ? error.with({ index, published: [] }) : error;
       }
     });
     const published: Published[] = [];
@@ -300,7 +300,7 @@ export class Client {
 
   /** Forgets the job that has the key; `not_found` when none has it. */
   async cancelByKey(queue: string, key: string, { signal }: CallOptions = {}): Promise<void> {
-    await this.#caller.done({ op: `cancel ${queue}`, method: "DELETE", queues: [queue], path: ["key", key], repeat: true, signal });
+    await this.#caller.done({ op: `cancel ${queue}`, method: "DELETE", queues: [queue], path: ["key", key], repeat: true, goneIsDone: true, signal });
   }
 
   /** Hands out nothing of the queue from now on: for so many seconds, or until {@link resume}. It says when that ends. */

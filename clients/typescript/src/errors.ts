@@ -93,8 +93,9 @@ export class DormouseError extends Error {
     return [408, 500, 502, 504, 507].includes(this.status);
   }
 
-  /** Whether the request may have been done though no answer has said so. @internal */
+  /** Whether the request may have been done though no answer has said so, or none that can be read. @internal */
   get answerLost(): boolean {
+    if (this.type === "protocol" && this.status !== undefined && this.status >= 200 && this.status <= 299) return true;
     return this.inDoubt && !(this.status === undefined && neverSent(this.cause));
   }
 }

@@ -29,7 +29,7 @@ export class Job {
     this.queue = optional(answer, "queue") ?? "";
     this.namespace = optional(answer, "namespace") ?? "";
     this.data = Buffer.from(optional(answer, "data") ?? "", "base64");
-    this.remainTries = number(answer, "remain_tries");
+    this.remainTries = answer.remain_tries === null ? 0 : number(answer, "remain_tries"); // which a store may not know
     this.ttl = number(answer, "ttl");
     this.elapsed = number(answer, "elapsed_ms") / 1000;
     this.attributes = attributesOf(answer);
@@ -59,7 +59,8 @@ export class Job {
 
 /** A job that was looked at, and is not held. */
 export class JobInfo extends Job {
-  readonly state: State;
+  /** Missing where the store cannot tell it cheaply. */
+  readonly state: State | undefined;
   /** When it is, or became, ready; of a running one, when its hand-over ends. */
   readonly dueAt: Date | undefined;
   readonly key: string | undefined;
@@ -69,7 +70,7 @@ export class JobInfo extends Job {
   /** @internal */
   constructor(answer: Answer) {
     super(answer);
-    this.state = text(answer, "state") as State;
+    this.state = optional(answer, "state") as State | undefined;
     this.dueAt = instant(answer, "due_at");
     this.key = optional(answer, "key");
     this.reason = optional(answer, "reason");
@@ -216,6 +217,9 @@ export class Hold {
   async byHand<T>(call: () => Promise<T>): Promise<T> {
     const endTurn = await this.takeTurn();
     try {
+      if (this.outcome === "lost") { // nothing more is sent for it
+        throw new DormouseError("lost", `job of ${this.job.queue}`, "the job is not yours any more", { status: 409 });
+      }
       return await call();
     } catch (error) {
       if (!(error instanceof DormouseError)) throw error;

@@ -70,7 +70,6 @@ export class Task implements Keeper {
     this.#begun = true;
     this.hold.keeper = this;
     this.touched(this.ttr);
-    this.#cancelLease = clock.after(this.hold.left, () => this.#leaseOver());
     if (settings.timeLimit !== undefined) {
       this.#cancelLimit = clock.after(settings.timeLimit, () => this.#limitOver());
     }
@@ -138,9 +137,12 @@ export class Task implements Keeper {
     }
   }
 
-  /** Plans the next touch for a third of `ttr` seconds from now. */
+  /** Plans the next touch for a third of `ttr` seconds from now, and the end of the hand-over. */
   touched(ttr: number): void {
     this.#plan(spread((ttr * 1000) / 3));
+    if (this.#over) return;
+    this.#cancelLease();
+    this.#cancelLease = this.run.clock.after(this.hold.left, () => this.#leaseOver());
   }
 
   #plan(ms: number): void {
@@ -247,13 +249,16 @@ export class Task implements Keeper {
         outcome = "lost";
       } else if (!failed) {
         outcome = result.outcome;
-      } else if ((failed.type === "lost" || failed.type === "not_found") && hold.givenLost) {
-        outcome = result.outcome; // it was done, and the answer was lost
       } else {
         let ours: boolean | undefined = false;
-        if (failed.type === "lost" && hold.touchLost) ({ value: ours, failed } = await tried(hold.findReceipt(bounds)));
-        else if (failed.type === "lost" || failed.type === "not_found") failed = undefined;
-        if (!ours && !(failed && (await run.pauseInTime(hold, n, failed)))) outcome = "lost";
+        const gone = failed.type === "lost" || failed.type === "not_found";
+        // Where the try was given back too, the receipt that the server shows may be another worker's.
+        const looks = failed.type === "lost" && hold.touchLost && !(hold.givenLost && result.keepTry);
+        if (looks) ({ value: ours, failed } = await tried(hold.findReceipt(bounds)));
+        else if (gone) failed = undefined;
+        if (ours) continue;
+        if (gone && !failed && hold.givenLost) outcome = result.outcome; // it was done, and the answer was lost
+        else if (!failed || !(await run.pauseInTime(hold, n, failed))) outcome = "lost";
       }
     }
     this.settled(outcome);

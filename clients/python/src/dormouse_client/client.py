@@ -149,7 +149,9 @@ class AsyncClient:
             raise Invalid(f"retry_for is 0 to {LONGEST_RETRY_FOR} seconds")
         if not token.isascii() or not token.isprintable() or " " in token:
             raise Invalid("the token has characters that no token has")
-        self._headers = {"x-token": token, "user-agent": f"dormouse-python/{VERSION}"}
+        self._headers = {"user-agent": f"dormouse-python/{VERSION}"}
+        if token:
+            self._headers["x-token"] = token
         self._make_transport = transport or functools.partial(_http_transport, self.url)
         self._lock = threading.Lock()
         self._transports: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncBaseTransport] = (
@@ -231,7 +233,7 @@ class AsyncClient:
             except DormouseError as error:
                 if isinstance(error, NotFound) and request.gone_is_done and perhaps_done:
                     return cast(T, None)
-                if not error.retryable or not (request.repeat or _nothing_done(error)):
+                if not (_nothing_done(error) or (request.repeat and error.in_doubt())):
                     raise
                 perhaps_done = perhaps_done or error.unanswered()
                 failures += 1
@@ -263,7 +265,9 @@ class AsyncClient:
         except httpx.DecodingError as error:
             raise ProtocolError(f"the answer cannot be read: {error}") from error
         except (httpx.TransportError, OSError) as error:
-            raise NetworkError(str(error) or type(error).__name__) from error
+            broken = NetworkError(str(error) or type(error).__name__)
+            broken.unsent = isinstance(error, httpx.ConnectError)
+            raise broken from error
         return request.result(Answer(response.status_code, response.headers, body))
 
     def _transport(self) -> httpx.AsyncBaseTransport:
@@ -402,9 +406,8 @@ def _http_transport(url: str) -> httpx.AsyncBaseTransport:
 
 def _environment() -> dict[str, str]:
     given = {"url": os.environ.get("DORMOUSE_URL") or "http://127.0.0.1:7777"}
-    for name in ("namespace", "token"):
-        variable = f"DORMOUSE_{name.upper()}"
-        if not (value := os.environ.get(variable)):
-            raise Invalid(f"{variable} is not set")
-        given[name] = value
+    given["token"] = os.environ.get("DORMOUSE_TOKEN", "")
+    if not (namespace := os.environ.get("DORMOUSE_NAMESPACE")):
+        raise Invalid("DORMOUSE_NAMESPACE is not set")
+    given["namespace"] = namespace
     return given

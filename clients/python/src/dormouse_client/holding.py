@@ -232,6 +232,8 @@ class Verdict:
     spend: bool = True
     text: str | None = None
     """Of the reason, which begins with the number of the attempt."""
+    reason: str | None = None
+    """The reason as it is, of a handler that gives the job back itself."""
     error: BaseException | None = None
     """What the back-off is asked with, where it says the delay."""
 
@@ -298,10 +300,9 @@ class Hold:
 
     def cancel(self, cause: Cause) -> None:
         """Tell the handler to end."""
-        if self.returned:
+        if self.returned or (self.cause is not None and cause is not Cause.LOST):
             return
-        if self.cause is None or cause is Cause.LOST:
-            self.cause = cause
+        self.cause = cause
         self.cancelled.set()
         if isinstance(self.job, AsyncHeldJob):
             self.crew.handler_loop.call_soon_threadsafe(self._cancel_task)
@@ -352,7 +353,8 @@ class Hold:
 
     def _reach_limit(self) -> None:
         self.cancel(Cause.TIME_LIMIT)
-        self._arm("limit", self.crew.grace, self._pass_limit)
+        if self.cause is Cause.TIME_LIMIT:
+            self._arm("limit", self.crew.grace, self._pass_limit)
 
     def _pass_limit(self) -> None:
         self.give_up()
@@ -501,7 +503,7 @@ class Hold:
         requests = self.crew.client.requests
         if verdict.outcome is Outcome.ACKED:
             return None
-        reason = None
+        reason = verdict.reason
         delay = verdict.delay
         if verdict.text is not None:
             attempt = await self.attempt()
@@ -651,7 +653,7 @@ class HeldJob(_HeldBase):
 
     def bury(self, reason: str = "") -> None:
         """To the dead letter."""
-        self._ask(self._hold.settle_by_hand(Verdict(Outcome.BURIED, text=reason)))
+        self._ask(self._hold.settle_by_hand(Verdict(Outcome.BURIED, reason=reason)))
 
 
 class AsyncHeldJob(_HeldBase):
@@ -683,11 +685,11 @@ class AsyncHeldJob(_HeldBase):
 
     async def bury(self, reason: str = "") -> None:
         """To the dead letter."""
-        await self._ask(self._hold.settle_by_hand(Verdict(Outcome.BURIED, text=reason)))
+        await self._ask(self._hold.settle_by_hand(Verdict(Outcome.BURIED, reason=reason)))
 
 
 def _release(delay: Seconds, spend: bool, reason: str | None) -> Verdict:
-    return Verdict(Outcome.RELEASED, delay=seconds("delay", delay), spend=spend, text=reason)
+    return Verdict(Outcome.RELEASED, delay=seconds("delay", delay), spend=spend, reason=reason)
 
 
 class Threads:

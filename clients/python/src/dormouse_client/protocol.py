@@ -37,7 +37,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST = 4_294_967_295
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _KEY = re.compile(r"[!-~]{1,255}")
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
+_HEADER_NAME = re.compile(r"[0-9a-z-]+")  # Proxies drop headers with other characters, such as `_`.
 _HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 _TOLD_ATTEMPT = re.compile(r"attempt (\d{1,9}):")
 
@@ -74,24 +74,25 @@ class DormouseError(Exception):
         """The job that has the key, or that is not dead."""
         self.index = index
         """Which job of the call it was, counted from 0."""
-        self.published: list[Published] = []
-        """What a `publish_many` had published before."""
+        self.published: list[Published] | None = None
+        """What a `publish_many` had published before; None of other calls."""
 
     def __str__(self) -> str:
         return self.message if self.status is None else f"{self.message} ({self.status})"
 
     def unanswered(self) -> bool:
         """Whether the server may have done what it was asked for all the same."""
-        return self.status is None or self.status < 400 or self.status == 408 or self.status >= 500
+        return self.in_doubt()
+
+    def in_doubt(self) -> bool:
+        """Whether what does no harm twice is repeated after it."""
+        return self.retryable and (self.status is None or self.status in _IN_DOUBT)
 
 
 class Invalid(DormouseError, ValueError):
     """400, or refused before it was sent: then `status` is None."""
 
     type = "invalid"
-
-    def unanswered(self) -> bool:
-        return False
 
 
 class Unauthorized(DormouseError):
@@ -189,6 +190,11 @@ class NetworkError(DormouseError):
 
     type = "network"
     retryable = True
+    unsent = False
+    """There was not even a connection."""
+
+    def unanswered(self) -> bool:
+        return not self.unsent
 
 
 class ProtocolError(DormouseError):
@@ -196,6 +202,12 @@ class ProtocolError(DormouseError):
 
     type = "protocol"
 
+    def unanswered(self) -> bool:
+        return self.status is None or 200 <= self.status < 300
+
+
+_IN_DOUBT = frozenset((408, 500, 502, 504, 507))
+"""Statuses that leave open whether the request was done."""
 
 _BY_STATUS: dict[int, type[DormouseError]] = {
     400: Invalid,
@@ -265,12 +277,12 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds; a date counts from the answer's own `Date`."""
     text = headers.get("retry-after", "").strip()
     if text.isascii() and text.isdigit():
-        return float(text)
+        return float(text) or None
     try:
         pause = parsedate_to_datetime(text) - parsedate_to_datetime(headers.get("date", ""))
     except (TypeError, ValueError):
         return None
-    return max(pause.total_seconds(), 0.0)
+    return max(pause.total_seconds(), 0.0) or None
 
 
 # What is sent
@@ -367,11 +379,8 @@ def seconds(name: str, duration: Seconds) -> float:
 
 
 def whole_seconds(name: str, duration: Seconds) -> int:
-    """Of a parameter that takes no decimals."""
-    value = seconds(name, duration)
-    if value != int(value):
-        raise Invalid(f"{name} is in whole seconds")
-    return int(value)
+    """Of a parameter that takes no decimals: a part of a second counts as one."""
+    return math.ceil(seconds(name, duration))
 
 
 def _attributes(given: JobOptions) -> dict[str, str]:
@@ -751,39 +760,45 @@ class Requests:
     ) -> Flow[list[Published]]:
         """Publish any number of jobs, in batches of 64 and 8 MiB, each all or none, in order.
 
-        An error carries what was `published` before; its `index` counts from the first job of the call.
+        An error carries what was `published` before; its `index` counts from the first job of the call. Nothing is sent
+        before all jobs were looked at.
         """
         base = idempotency_key or secrets.token_hex(16)
-        published: list[Published] = []
         elements: list[bytes] = []
-        size = 2
-        sending = False
         try:
             for job in jobs:
-                element = (job if isinstance(job, Message) else Message(job)).element()
-                if len(elements) == MAX_BATCH_JOBS or (elements and size + len(element) > MAX_BATCH_BYTES):
-                    sending = True
-                    published += yield self._batch(queue, elements, f"{base}-{len(published)}")
-                    sending, elements, size = False, [], 2
-                elements.append(element)
-                size += len(element) + 1
-            if elements:
-                sending = True
-                published += yield self._batch(queue, elements, f"{base}-{len(published)}")
+                elements.append((job if isinstance(job, Message) else Message(job)).element())
         except DormouseError as error:
-            error.published = published
-            if error.index is not None:
-                error.index += len(published)
-            elif not sending:
-                error.index = len(published) + len(elements)
+            error.index, error.published = len(elements), []
             raise
+        published: list[Published] = []
+        while (start := len(published)) < len(elements):
+            end, size = start, 2
+            while end < len(elements) and end - start < MAX_BATCH_JOBS:
+                size += len(elements[end]) + 1
+                if end > start and size > MAX_BATCH_BYTES:
+                    break
+                end += 1
+            try:
+                published += yield self._batch(queue, elements[start:end], f"{base}-{start}")
+            except DormouseError as error:
+                error.published = published
+                if error.index is not None:
+                    error.index += start
+                raise
         return published
 
     def _batch(self, queue: str, elements: list[bytes], idempotency_key: str) -> Request[list[Published]]:
+        def read(answer: Answer) -> list[Published]:
+            published = _read_batch(answer)
+            if len(published) != len(elements):
+                raise ValueError(f"{len(elements)} jobs were sent, and {len(published)} answered")
+            return published
+
         return Request(
             "POST",
             self._path(queue, "jobs", "batch"),
-            _read_batch,
+            read,
             content=b"[" + b",".join(elements) + b"]",
             headers={**_idempotent(idempotency_key), "content-type": "application/json"},
             repeat=True,

@@ -93,7 +93,7 @@ class Worker:
             with handlers in the order of their registration.
         :param concurrency: handlers at a time, over all queues.
         :param ttr: how long a job is ours without a touch; whole seconds, 3 at least. Handlers may take longer.
-        :param poll: how long a consume waits; below what balancers cut.
+        :param poll: how long a consume waits; below what balancers cut. A part of a second counts as one.
         :param backoff: delays after the first, second … failure, each 10 % more or less; or a function.
         :param time_limit: of a handler.
         :param drain: how long handlers may go on when the worker stops; then they are cancelled.
@@ -116,10 +116,10 @@ class Worker:
         self.hooks = hooks or Hooks()
         if concurrency < 1:
             raise Invalid("concurrency is 1 at least")
-        if self.ttr < 3:
-            raise Invalid("ttr is 3 seconds at least")
+        if self.ttr < 3 or self.ttr != as_seconds(ttr):
+            raise Invalid("ttr is whole seconds, 3 at least")
         if self.poll < 1:
-            raise Invalid("poll is 1 second at least")
+            raise Invalid("poll is longer than 0")
         if not callable(backoff) and (not backoff or any(as_seconds(delay) < 0 for delay in backoff)):
             raise Invalid("backoff is a list of delays, or a function")
         self._lock = threading.Lock()
@@ -440,8 +440,8 @@ class _Run:
     async def _drain(self) -> list[Hold]:
         """Let handlers end, cancel them, give up. Answers whose handlers have not returned."""
         self._stopping.set()
+        tell(self._worker.hooks.drain, len(self._working))
         if self._working:
-            tell(self._worker.hooks.drain, len(self._working))
             await self._all_returned(self._worker.drain)
             for hold in self._working:
                 hold.cancel(Cause.DRAIN)
