@@ -22,7 +22,7 @@ use crate::job::{
 };
 use crate::lists::{Jobs, Queues};
 use crate::request::{Call, Repeat, job_path, namespace_path, queue_path, queues_path};
-use crate::time::{Given, Pauses, seconds, seconds_json, whole_seconds};
+use crate::time::{Given, Pauses, seconds, seconds_json, whole};
 use crate::transport::{Answer, Head, Http, Request, Transport};
 
 /// How long a call may be repeated at most: for ten minutes a server knows what it has answered.
@@ -153,9 +153,11 @@ impl Client {
     /// A client by `DORMOUSE_URL` (`http://127.0.0.1:7777` where it is not set), `DORMOUSE_NAMESPACE` and
     /// `DORMOUSE_TOKEN`, as `dormouse queue` has them.
     pub fn from_env() -> Result<Client> {
-        let read = |name: &str| env::var(name).map_err(|_| Error::invalid(format!("{name} is not set")));
-        let url = env::var("DORMOUSE_URL").unwrap_or_else(|_| "http://127.0.0.1:7777".to_owned());
-        Client::new(&url, &read("DORMOUSE_NAMESPACE")?, &read("DORMOUSE_TOKEN")?)
+        let read = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        let url = read("DORMOUSE_URL").unwrap_or_else(|| "http://127.0.0.1:7777".to_owned());
+        let namespace =
+            read("DORMOUSE_NAMESPACE").ok_or_else(|| Error::invalid("DORMOUSE_NAMESPACE is not set"))?;
+        Client::new(&url, &namespace, &read("DORMOUSE_TOKEN").unwrap_or_default())
     }
 
     /// The namespace.
@@ -210,7 +212,7 @@ impl Client {
                 end += 1;
             }
             body.push(b']');
-            match self.batch(queue, body, None).await {
+            match self.batch(queue, body, end - next, None).await {
                 Ok(jobs) => published.extend(jobs),
                 Err(e) => return Err(e.behind(published, next)),
             }
@@ -219,7 +221,13 @@ impl Client {
         Ok(published)
     }
 
-    async fn batch(&self, queue: &str, body: Vec<u8>, key: Option<String>) -> Result<Vec<Published>> {
+    async fn batch(
+        &self,
+        queue: &str,
+        body: Vec<u8>,
+        count: usize,
+        key: Option<String>,
+    ) -> Result<Vec<Published>> {
         #[derive(Deserialize)]
         struct Placed {
             jobs: Vec<Published>,
@@ -227,6 +235,10 @@ impl Client {
         let path = queue_path(self.namespace(), queue).join("jobs").join("batch");
         let answer = self.call(&once_only(Call::post(path).body(body), key)?).await?;
         let mut placed: Placed = answer.json()?;
+        if placed.jobs.len() != count {
+            let text = format!("{count} jobs were sent, and {} answered", placed.jobs.len());
+            return Err(Error::new(ErrorKind::Protocol, text).with_status(answer.status, answer.request_id()));
+        }
         let replayed = replayed(&answer);
         placed.jobs.iter_mut().for_each(|job| job.replayed = replayed);
         Ok(placed.jobs)
@@ -482,9 +494,9 @@ fn attributes(job: &NewJob) -> crate::job::Attributes {
     attributes
 }
 
-/// Whether a header carries this attribute to the byte.
+/// Whether a header carries this attribute to the byte, also through proxies, which drop names with a `_`.
 fn fits_header(name: &str, value: &str) -> bool {
-    let token = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte);
+    let token = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let plain = value.bytes().all(|byte| (b' '..=b'~').contains(&byte)) && value.trim() == value;
     plain && name.bytes().all(token)
 }
@@ -547,7 +559,7 @@ impl Publish {
         let attributes = attributes(job);
         if !attributes.iter().all(|(name, value)| fits_header(name, value)) {
             let body = json!([element(job)?]).to_string();
-            let jobs = self.client.batch(&self.queue, body.into(), self.idempotency_key).await;
+            let jobs = self.client.batch(&self.queue, body.into(), 1, self.idempotency_key).await;
             let mut jobs = jobs.map_err(|e| {
                 let job_id = e.job_id().map(str::to_owned);
                 e.with_job(job_id, None)
@@ -617,29 +629,31 @@ impl Consume {
         self
     }
 
-    /// How long a job may take until it is touched or comes back; whole seconds, 30 by default.
+    /// How long a job may take until it is touched or comes back; whole seconds (a part of one counts as one), 30 by
+    /// default.
     pub fn ttr(mut self, ttr: Duration) -> Consume {
-        self.ttr = ttr;
+        self.ttr = whole(ttr);
         self
     }
 
-    /// How long to wait for a job; whole seconds, by default not at all.
+    /// How long to wait for a job; whole seconds (a part of one counts as one), by default not at all.
     pub fn timeout(mut self, timeout: Duration) -> Consume {
-        self.timeout = timeout;
+        self.timeout = whole(timeout);
         self
     }
 
-    pub(crate) fn call(&self) -> Result<Call> {
+    pub(crate) fn call(&self) -> Call {
         let weights: Vec<String> = self.weights.iter().map(u32::to_string).collect();
-        Ok(Call::get(queues_path(self.client.namespace(), &self.queues))
+        Call::get(queues_path(self.client.namespace(), &self.queues))
             .with("receipt", "1")
-            .with("ttr", &whole_seconds("ttr", self.ttr)?.to_string())
-            .with("timeout", &whole_seconds("timeout", self.timeout)?.to_string())
+            .with("ttr", &self.ttr.as_secs().to_string())
+            .with("timeout", &self.timeout.as_secs().to_string())
             .with("count", &self.count.to_string())
             .with_some("weights", (!weights.is_empty()).then(|| weights.join(",")))
-            .undone())
+            .undone()
     }
 
+    /// How long the request of a poll may take.
     pub(crate) fn limit(&self) -> Duration {
         self.timeout + POLL_SLACK
     }
@@ -692,12 +706,13 @@ impl Consume {
     }
 
     async fn send(self) -> Result<Vec<Job>> {
-        let call = self.call()?;
+        let call = self.call();
+        let limit = self.timeout + self.client.timeout();
         let until = Instant::now() + self.client.0.retry_for;
         let mut pauses = Pauses::default();
         loop {
             let head = Head::default();
-            let answer = self.client.once_seen(&call, self.limit(), &head).await;
+            let answer = self.client.once_seen(&call, limit, &head).await;
             let jobs = self.jobs(answer, head.at().unwrap_or_else(Instant::now));
             let error = match jobs {
                 Err(e) if e.did_nothing() => e,
@@ -790,7 +805,7 @@ impl Respawn {
         let mut call = Call::put(queue_path(self.client.namespace(), &self.queue).join("deadletter"))
             .with("limit", &limit.to_string());
         if let Some(ttl) = self.ttl {
-            call = call.with("ttl", &whole_seconds("ttl", ttl)?.to_string());
+            call = call.with("ttl", &whole(ttl).as_secs().to_string());
         }
         Ok(self.client.call(&call).await?.json::<Answered>()?.count)
     }

@@ -90,6 +90,7 @@ struct Inner {
     job_id: Option<String>,
     index: Option<usize>,
     published: Option<Vec<Published>>,
+    unsent: bool,
 }
 
 impl Error {
@@ -103,6 +104,7 @@ impl Error {
             job_id: None,
             index: None,
             published: None,
+            unsent: false,
         }))
     }
 
@@ -194,10 +196,20 @@ impl Error {
             || matches!(self.0.status, Some(500 | 502 | 504 | 507))
     }
 
-    /// Nobody knows whether the call was done.
+    /// Nobody knows whether the call was done: no answer has come, or none that can be read.
     pub(crate) fn is_uncertain(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::Network | ErrorKind::Timeout | ErrorKind::Protocol)
-            || matches!(self.0.status, Some(500 | 502 | 504))
+        match self.0.kind {
+            ErrorKind::Network => !self.0.unsent,
+            ErrorKind::Timeout => true,
+            ErrorKind::Protocol => matches!(self.0.status, None | Some(200..=299)),
+            _ => matches!(self.0.status, Some(500 | 502 | 504 | 507)),
+        }
+    }
+
+    /// There was not even a connection.
+    pub(crate) fn never_sent(mut self) -> Error {
+        self.0.unsent = true;
+        self
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Deserialize;
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -80,6 +80,9 @@ pub(crate) struct Hold {
     cause: OnceLock<Cause>,
     cancel: CancellationToken,
     lost: AtomicBool,
+    /// The `ttr` of the last touch by hand. A worker that keeps the job listens.
+    touched: watch::Sender<Duration>,
+    attempt: OnceLock<u32>,
 }
 
 /// What the next request for the job carries.
@@ -109,6 +112,8 @@ impl Hold {
             cause: OnceLock::new(),
             cancel: CancellationToken::new(),
             lost: AtomicBool::new(false),
+            touched: watch::Sender::new(ttr),
+            attempt: OnceLock::new(),
         }
     }
 
@@ -127,9 +132,17 @@ impl Hold {
         if self.lost.load(Ordering::Acquire) { Some(Cause::Lost) } else { self.cause.get().copied() }
     }
 
+    /// Gives the job up: it is somebody else's, or will be.
     pub(crate) fn lose(&self) {
-        self.lost.store(true, Ordering::Release);
+        if !self.lost.swap(true, Ordering::AcqRel) {
+            tracing::warn!(job = %self.id, queue = %self.queue, "the job is lost: its time ran out, or another has it");
+        }
         self.cancel(Cause::Lost);
+    }
+
+    /// Learns of touches by hand: then the next touch, and the end of the hand-over, are counted anew.
+    pub(crate) fn touched_by_hand(&self) -> watch::Receiver<Duration> {
+        self.touched.subscribe()
     }
 
     /// Tells the handler to end; the first cause stands.
@@ -155,13 +168,21 @@ impl Hold {
         self.expires().saturating_duration_since(Instant::now())
     }
 
+    /// The result was done perhaps, and the try given back: what a look shows from now on may be another worker's.
+    pub(crate) async fn look_no_more(&self) {
+        self.standing.lock().await.unsure = None;
+    }
+
     pub(crate) async fn standing(&self) -> MutexGuard<'_, Standing> {
         self.standing.lock().await
     }
 
     pub(crate) async fn touch(&self, ttr: Duration) -> Result<Timestamp> {
         match self.send_alone(Step::Touch { ttr }).await? {
-            Done::Touched(until) => Ok(until),
+            Done::Touched(until) => {
+                self.touched.send_replace(ttr);
+                Ok(until)
+            }
             _ => Err(unreadable()),
         }
     }
@@ -181,10 +202,21 @@ impl Hold {
         self.send_alone(Step::Bury { reason: reason.to_owned() }).await.map(drop)
     }
 
-    /// One more than the attempt that stands in the job's reason.
+    /// One more than the attempt that stands in the job's reason. The first call asks.
     pub(crate) async fn attempt(&self) -> Result<u32> {
+        if let Some(attempt) = self.known_attempt() {
+            return Ok(attempt);
+        }
         let info = self.client.get(&self.queue, &self.id).await?;
-        Ok(attempt_of(info.reason.as_deref()).saturating_add(1))
+        Ok(self.learn_attempt(&info))
+    }
+
+    pub(crate) fn known_attempt(&self) -> Option<u32> {
+        self.attempt.get().copied()
+    }
+
+    pub(crate) fn learn_attempt(&self, info: &JobInfo) -> u32 {
+        *self.attempt.get_or_init(|| attempt_of(info.reason.as_deref()).saturating_add(1))
     }
 
     /// One look at the job.
@@ -195,7 +227,17 @@ impl Hold {
 
     async fn send_alone(&self, step: Step) -> Result<Done> {
         let mut standing = self.standing.lock().await;
-        self.send(&self.client, &mut standing, &step, self.client.timeout(), true).await
+        if self.cause() == Some(Cause::Lost) {
+            // Nothing more is sent for it.
+            return Err(not_yours());
+        }
+        let done = self.send(&self.client, &mut standing, &step, self.client.timeout(), true).await;
+        let gone = |e: &Error| matches!(e.kind(), ErrorKind::Lost | ErrorKind::NotFound);
+        // A worker has the job: its handler learns of it at once.
+        if self.touched.receiver_count() > 0 && done.as_ref().is_err_and(gone) {
+            self.lose();
+        }
+        done
     }
 
     /// Sends a step, and after a 409 looks whether an earlier touch was done whose answer was lost.
@@ -324,6 +366,10 @@ impl Hold {
     pub(crate) fn ttr(&self) -> Duration {
         self.ttr
     }
+}
+
+pub(crate) fn not_yours() -> Error {
+    Error::new(ErrorKind::Lost, "the job is not yours any more").with_status(409, None)
 }
 
 fn unreadable() -> Error {

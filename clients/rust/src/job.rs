@@ -398,6 +398,12 @@ pub struct JobInfo {
     /// Its id.
     #[serde(rename = "job_id")]
     pub id: String,
+    /// The queue that it is in; not of lists.
+    #[serde(default)]
+    pub queue: Option<String>,
+    /// The namespace of the queue; not of lists.
+    #[serde(default)]
+    pub namespace: Option<String>,
     /// The body; of a list only with [`Jobs::data`](crate::Jobs::data).
     #[serde(default, deserialize_with = "base64_body")]
     pub data: Option<Bytes>,

@@ -1,6 +1,6 @@
 //! How a call is put into a request, and an answer into an error.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
@@ -168,15 +168,26 @@ impl Answer {
         let told: Told = serde_json::from_slice(&self.body).unwrap_or_default();
         let text = told.error.or(told.msg).unwrap_or_else(|| {
             let head = &self.body[..self.body.len().min(200)];
-            String::from_utf8_lossy(head).trim().to_owned()
+            // Where a character was cut, what is left of it is not shown.
+            String::from_utf8_lossy(head).trim_end_matches(char::REPLACEMENT_CHARACTER).trim().to_owned()
         });
         let kind = kind_of(self.status, &text);
         let after = self.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
         Error::new(kind, text)
             .with_status(self.status, self.request_id())
-            .with_retry_after(after.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs))
+            .with_retry_after(after.and_then(pause_of))
             .with_job(told.job_id, told.index)
     }
+}
+
+/// What `Retry-After` says: seconds, or an instant. One that has passed says nothing.
+fn pause_of(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds)).filter(|pause| !pause.is_zero());
+    }
+    let at = SystemTime::from(jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?);
+    at.duration_since(SystemTime::now()).ok()
 }
 
 fn kind_of(status: u16, text: &str) -> ErrorKind {
@@ -210,6 +221,16 @@ mod tests {
         assert_eq!(call.path, "/api/demo/mail/key/order%3A1%2F2%20%C3%A4");
         let call = Call::get(queues_path("demo", &["a", "b"])).with("count", "2").with("at", "1+2");
         assert_eq!(call.path, "/api/demo/a,b?count=2&at=1%2B2");
+    }
+
+    #[test]
+    fn retry_after_is_seconds_or_an_instant() {
+        assert_eq!(pause_of(" 7 "), Some(Duration::from_secs(7)));
+        let pause = pause_of("Fri, 01 Jan 2100 00:00:00 GMT").unwrap_or_default();
+        assert!(pause > Duration::from_secs(86400), "{pause:?} until 2100");
+        for nothing in ["0", "", "soon", "Wed, 21 Oct 2015 07:28:00 GMT"] {
+            assert_eq!(pause_of(nothing), None, "{nothing}");
+        }
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl fmt::Display for SignatureError {
             SignatureError::Missing => "missing: one of webhook-id, webhook-timestamp, webhook-signature",
             SignatureError::Timestamp => "timestamp: it is no time, or more than five minutes away",
             SignatureError::Signature => "signature: none is by one of the secrets",
-            SignatureError::Secret => "secret: it should be whsec_ and base64",
+            SignatureError::Secret => "secret: it should be whsec_ and 24 to 64 bytes in base64",
         })
     }
 }
@@ -55,7 +55,7 @@ impl std::error::Error for SignatureError {}
 /// ```
 /// # use dormouse_client::{SignatureError, verify};
 /// let headers = [("webhook-id", "1")];
-/// let secrets = ["whsec_bm90IGEgc2VjcmV0IQ=="];
+/// let secrets = ["whsec_bm90IGEgc2VjcmV0LCBidXQgYXMgbG9uZw=="];
 /// assert_eq!(verify(secrets, headers, b"hello"), Err(SignatureError::Missing));
 /// ```
 pub fn verify<'a>(
@@ -92,13 +92,16 @@ pub fn verify_at<'a>(
     else {
         return Err(SignatureError::Missing);
     };
-    let at: u64 = timestamp.parse().map_err(|_| SignatureError::Timestamp)?;
-    let now = now.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| SignatureError::Timestamp)?.as_secs();
-    if now.abs_diff(at) > TOLERANCE.as_secs() {
+    if !timestamp.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(SignatureError::Timestamp);
+    }
+    let at = Duration::from_secs(timestamp.parse().map_err(|_| SignatureError::Timestamp)?);
+    let now = now.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| SignatureError::Timestamp)?;
+    if now.abs_diff(at) > TOLERANCE {
         return Err(SignatureError::Timestamp);
     }
     let given: Vec<[u8; 32]> = signatures
-        .split(' ')
+        .split_ascii_whitespace()
         .filter_map(|signature| signature.strip_prefix("v1,"))
         .filter_map(|signature| STANDARD.decode(signature).ok()?.try_into().ok())
         .collect();
@@ -120,7 +123,8 @@ pub fn verify_at<'a>(
 fn key(secret: &str) -> Result<Vec<u8>, SignatureError> {
     let text = secret.strip_prefix("whsec_").unwrap_or(secret);
     let key = STANDARD.decode(text).map_err(|_| SignatureError::Secret)?;
-    if key.is_empty() { Err(SignatureError::Secret) } else { Ok(key) }
+    // As Standard Webhooks has it; the server's have 32.
+    if (24..=64).contains(&key.len()) { Ok(key) } else { Err(SignatureError::Secret) }
 }
 
 #[cfg(test)]
@@ -128,6 +132,7 @@ mod tests {
     use super::*;
 
     const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    const OTHER: &str = "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
     /// The example of the Standard Webhooks specification.
     #[test]
@@ -140,17 +145,18 @@ mod tests {
         let body = br#"{"test": 2432232314}"#;
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         assert_eq!(verify_at([SECRET], headers, body, at(1_614_265_330)), Ok(()));
-        assert_eq!(
-            verify_at(["whsec_AAAA", SECRET], headers, body, at(1_614_265_630)),
-            Ok(()),
-            "300 s later"
-        );
+        assert_eq!(verify_at([OTHER, SECRET], headers, body, at(1_614_265_630)), Ok(()), "300 s later");
         let late = verify_at([SECRET], headers, body, at(1_614_265_631));
         assert_eq!(late, Err(SignatureError::Timestamp), "301 s later");
+        let late = at(1_614_265_630) + Duration::from_millis(1);
+        let late = verify_at([SECRET], headers, body, late);
+        assert_eq!(late, Err(SignatureError::Timestamp), "a millisecond more than 300 s later");
         let other = verify_at([SECRET], headers, b"{}", at(1_614_265_330));
         assert_eq!(other, Err(SignatureError::Signature), "another body");
         let none = verify_at([SECRET], headers.into_iter().skip(1), body, at(1_614_265_330));
         assert_eq!(none, Err(SignatureError::Missing), "no id");
-        assert_eq!(verify_at(["whsec_?"], headers, body, at(1_614_265_330)), Err(SignatureError::Secret));
+        for secret in ["whsec_?", "whsec_AAAA"] {
+            assert_eq!(verify_at([secret], headers, body, at(1_614_265_330)), Err(SignatureError::Secret));
+        }
     }
 }

@@ -4,8 +4,6 @@ use std::time::{Duration, SystemTime};
 
 use jiff::{Timestamp, Zoned};
 
-use crate::error::{Error, Result};
-
 /// When a job is due: from a [`SystemTime`], a [`Timestamp`], a [`Zoned`], or a text in RFC 3339.
 #[derive(Clone, Debug)]
 pub struct At(pub(crate) Given);
@@ -82,12 +80,9 @@ pub(crate) fn seconds_json(duration: Duration) -> serde_json::Value {
     }
 }
 
-/// Whole seconds, for parameters that have no decimals.
-pub(crate) fn whole_seconds(name: &str, duration: Duration) -> Result<u64> {
-    if duration.subsec_nanos() != 0 {
-        return Err(Error::invalid(format!("{name} should be whole seconds, and is {duration:?}")));
-    }
-    Ok(duration.as_secs())
+/// Whole seconds, for parameters that have no decimals: a part of one counts as one.
+pub(crate) fn whole(duration: Duration) -> Duration {
+    Duration::from_secs(duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() != 0)))
 }
 
 /// A number from 0 to 1, evenly.
@@ -132,6 +127,8 @@ mod tests {
         assert_eq!(seconds(Duration::from_micros(1_500_001)), "1.501");
         assert_eq!(seconds(Duration::from_millis(200)), "0.2");
         assert_eq!(seconds(Duration::from_secs(20)), "20");
+        assert_eq!(whole(Duration::from_millis(1001)), Duration::from_secs(2));
+        assert_eq!(whole(Duration::from_secs(20)), Duration::from_secs(20));
         let at = At::from(Timestamp::from_nanosecond(1_700_000_000_000_000_001).unwrap());
         assert!(matches!(at.0, Given::Millis(1_700_000_000_001)), "{at:?}");
     }

@@ -132,5 +132,9 @@ fn broken(error: &reqwest::Error) -> Error {
     if error.is_builder() {
         return Error::invalid(format!("the request cannot be sent: {text}"));
     }
-    Error::new(ErrorKind::Network, if text.is_empty() { "the connection broke off".to_owned() } else { text })
+    let broken = Error::new(
+        ErrorKind::Network,
+        if text.is_empty() { "the connection broke off".to_owned() } else { text },
+    );
+    if error.is_connect() { broken.never_sent() } else { broken }
 }

@@ -9,6 +9,7 @@ mod show;
 use std::collections::HashMap;
 use std::io::{self, BufRead as _, Write as _};
 use std::process::exit;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -18,8 +19,7 @@ use dormouse_client::{
 };
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::sync::{mpsc, watch};
 
 use handler::Handlers;
 use read::{Op, duration, instant_of};
@@ -31,13 +31,23 @@ struct Program {
     jobs: Mutex<HashMap<(String, String), Job>>,
     workers: Mutex<HashMap<String, Worker>>,
     running: Mutex<HashMap<String, Run>>,
+    /// A worker has left handlers.
+    unclean: AtomicBool,
     handlers: Handlers,
 }
 
 /// A worker that was started.
+#[derive(Clone)]
 struct Run {
     stopper: Stopper,
-    ended: JoinHandle<bool>,
+    /// Whether it was clean, once it has ended.
+    ended: watch::Receiver<Option<bool>>,
+}
+
+impl Run {
+    async fn clean(mut self) -> bool {
+        self.ended.wait_for(Option::is_some).await.is_ok_and(|clean| *clean == Some(true))
+    }
 }
 
 /// Why an op has no result.
@@ -90,6 +100,7 @@ async fn main() {
         jobs: Mutex::default(),
         workers: Mutex::default(),
         running: Mutex::default(),
+        unclean: AtomicBool::new(false),
         handlers: Handlers::default(),
     });
     say(&json!({ "event": "ready", "language": "rust", "version": env!("CARGO_PKG_VERSION"), "lacks": [] }));
@@ -100,7 +111,7 @@ async fn main() {
     loop {
         tokio::select! {
             line = read.recv() => match line {
-                Some(line) => drop(tokio::spawn(answer(program.clone(), line))),
+                Some(line) => answer_or_begin(&program, &line).await,
                 None => exit(0),
             },
             _ = term.recv(), if !stopping => stopping = end_with_workers(&program),
@@ -110,23 +121,33 @@ async fn main() {
 }
 
 /// The workers heed signals by themselves; when all have ended, so does this program.
-fn end_with_workers(program: &Program) -> bool {
-    let runs: Vec<Run> = program.running.lock().unwrap().drain().map(|(_, run)| run).collect();
+fn end_with_workers(program: &Arc<Program>) -> bool {
+    let runs: Vec<Run> = program.running.lock().unwrap().values().cloned().collect();
+    let program = program.clone();
     tokio::spawn(async move {
-        let mut clean = true;
         for run in runs {
-            clean &= run.ended.await.unwrap_or(false);
+            run.clean().await;
         }
-        exit(i32::from(!clean));
+        exit(i32::from(program.unclean.load(Ordering::SeqCst)));
     });
     true
 }
 
-async fn answer(program: Arc<Program>, line: String) {
-    let op: Value = match serde_json::from_str(&line) {
+/// Requests run side by side; but later lines stand on clients, workers and gates.
+async fn answer_or_begin(program: &Arc<Program>, line: &str) {
+    let op: Value = match serde_json::from_str(line) {
         Ok(op) => op,
         Err(e) => return say(&json!({ "id": null, "error": { "type": "wrong", "message": e.to_string() } })),
     };
+    let answer = answer(program.clone(), op.clone());
+    if matches!(op["op"].as_str(), Some("client" | "worker" | "start" | "open")) {
+        answer.await;
+    } else {
+        tokio::spawn(answer);
+    }
+}
+
+async fn answer(program: Arc<Program>, op: Value) {
     let id = op["id"].clone();
     let told = program.perform(&Op(op)).await;
     say(&match told {
@@ -140,7 +161,7 @@ async fn answer(program: Arc<Program>, line: String) {
 }
 
 impl Program {
-    async fn perform(&self, op: &Op) -> Told {
+    async fn perform(self: &Arc<Self>, op: &Op) -> Told {
         match op.text("op")? {
             "client" => self.make_client(op),
             "worker" => self.make_worker(op),
@@ -364,41 +385,45 @@ impl Program {
         Ok(json!({}))
     }
 
-    fn start(&self, op: &Op) -> Told {
+    fn start(self: &Arc<Self>, op: &Op) -> Told {
         let name = op.text("worker")?.to_owned();
         let worker = self.workers.lock().unwrap().get(&name).cloned();
         let Some(worker) = worker else {
             return wrong(format!("no worker {name}"));
         };
         let stopper = worker.stopper();
-        let of = name.clone();
-        let ended = tokio::spawn(async move {
+        let (of, program) = (name.clone(), self.clone());
+        let (tell, end) = watch::channel(None);
+        tokio::spawn(async move {
             let ended = worker.run().await;
-            let clean = ended.is_ok();
+            let clean = !matches!(ended, Err(WorkerError::Unfinished(_)));
+            program.unclean.fetch_or(!clean, Ordering::SeqCst);
             let error = match ended {
                 Err(WorkerError::Ended(error)) => show::error(&error),
                 Err(other) => show::plain("unfinished", &other.to_string()),
                 Ok(()) => Value::Null,
             };
             event(json!({ "event": "stopped", "worker": of, "clean": clean, "error": error }));
-            clean
+            tell.send_replace(Some(clean));
         });
-        self.running.lock().unwrap().insert(name, Run { stopper, ended });
+        self.running.lock().unwrap().insert(name, Run { stopper, ended: end });
         Ok(json!({}))
     }
 
     async fn stop(&self, op: &Op) -> Told {
         let name = op.text("worker")?;
-        let run = self.running.lock().unwrap().remove(name);
+        let run = self.running.lock().unwrap().get(name).cloned();
         let Some(run) = run else {
-            return wrong(format!("the worker {name} does not run"));
+            return wrong(format!("the worker {name} was not started"));
         };
         // A worker that has just been started may not have begun to listen.
-        while !run.stopper.is_running() && !run.ended.is_finished() {
+        while !run.stopper.is_running() && run.ended.borrow().is_none() {
             tokio::task::yield_now().await;
         }
-        run.stopper.stop();
-        Ok(json!({ "clean": run.ended.await.unwrap_or(false) }))
+        if run.ended.borrow().is_none() {
+            run.stopper.stop();
+        }
+        Ok(json!({ "clean": run.clean().await }))
     }
 }
 
@@ -437,7 +462,7 @@ async fn middleware(worker: String, job: Job, next: Next) -> Result<(), dormouse
 fn hook(worker: &str, happened: &Event<'_>) {
     let mut told = match happened {
         Event::Poll { jobs, took, error } => {
-            json!({ "name": "poll", "jobs": jobs, "seconds": took.as_secs_f64(), "error": error.map(show::error) })
+            json!({ "name": "poll", "jobs": jobs, "seconds": took.as_secs_f64(), "error": error.map(ToString::to_string) })
         }
         Event::Start { job } => json!({ "name": "start", "job_id": job.id }),
         Event::Finish { job, outcome, took, elapsed } => json!({
@@ -445,11 +470,11 @@ fn hook(worker: &str, happened: &Event<'_>) {
             "seconds": took.as_secs_f64(), "elapsed": elapsed.as_secs_f64(),
         }),
         Event::Touch { job, error } => {
-            json!({ "name": "touch", "job_id": job.id, "error": error.map(show::error) })
+            json!({ "name": "touch", "job_id": job.id, "error": error.map(ToString::to_string) })
         }
-        Event::Away { error } => json!({ "name": "away", "error": show::error(error) }),
+        Event::Away { error } => json!({ "name": "away", "error": error.to_string() }),
         Event::Back { after } => json!({ "name": "back", "seconds": after.as_secs_f64() }),
-        Event::Drain => json!({ "name": "drain" }),
+        Event::Drain { running } => json!({ "name": "drain", "running": running }),
         _ => return,
     };
     told["event"] = "hook".into();

@@ -59,6 +59,8 @@ pub fn info(job: &JobInfo) -> Value {
     let attributes = job.attributes.clone().unwrap_or_default();
     json!({
         "job_id": job.id,
+        "queue": job.queue,
+        "namespace": job.namespace,
         "data": job.data.as_ref().map(|data| STANDARD.encode(data)),
         "state": job.state.map(|state| state.as_str()),
         "due_at": millis(job.due_at),
@@ -89,7 +91,7 @@ pub fn queue(queue: &QueueInfo) -> Value {
 
 pub fn released(what: Released) -> Value {
     match what {
-        Released::Back { remain_tries } => json!({ "remain_tries": remain_tries, "dead": false }),
+        Released::Back { remain_tries } => json!({ "remain_tries": remain_tries }),
         Released::Dead => json!({ "dead": true }),
     }
 }

@@ -51,8 +51,11 @@ pub enum Event<'a> {
         /// How long they did not.
         after: Duration,
     },
-    /// The worker was told to stop.
-    Drain,
+    /// The worker takes no more jobs.
+    Drain {
+        /// How many handlers are at work.
+        running: usize,
+    },
 }
 
 /// What became of a job.

@@ -22,6 +22,7 @@ pub use stop::Stopper;
 use crate::client::Client;
 use crate::error::Error;
 use crate::job::{Job, Outcome};
+use crate::time::whole;
 
 type Handling = Pin<Box<dyn Future<Output = Result<(), Outcome>> + Send>>;
 type Handler = Arc<dyn Fn(Job) -> Handling + Send + Sync>;
@@ -161,9 +162,10 @@ impl Worker {
         self.set(|settings| settings.ttr = ttr)
     }
 
-    /// How long a consume waits; whole seconds, 20 by default. It should be below what balancers cut.
+    /// How long a consume waits; whole seconds (a part of one counts as one), 20 by default. It should be below what
+    /// balancers cut.
     pub fn poll(self, poll: Duration) -> Worker {
-        self.set(|settings| settings.poll = poll)
+        self.set(|settings| settings.poll = whole(poll))
     }
 
     /// How long a job rests after its 1st, 2nd … failure; the last repeats, each a tenth shorter or longer.
@@ -240,8 +242,8 @@ impl Worker {
         if settings.ttr < SHORTEST_TTR || settings.ttr.subsec_nanos() != 0 {
             return wrong("ttr should be whole seconds, 3 at least");
         }
-        if settings.poll.is_zero() || settings.poll.subsec_nanos() != 0 {
-            return wrong("poll should be whole seconds, 1 at least");
+        if settings.poll.is_zero() {
+            return wrong("poll should be longer than 0");
         }
         if !settings.weights.is_empty() && settings.weights.len() != settings.handlers.len() {
             return wrong("there should be one weight for each queue");

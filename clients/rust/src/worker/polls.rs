@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::hooks::Event;
 use super::stop::Stopper;
@@ -17,6 +17,11 @@ use crate::transport::Head;
 
 /// The most jobs of one poll.
 const MOST: usize = 100;
+
+/// What lies in the kernel already when the worker is told to stop gets its turn.
+const LAST_WORD: Duration = Duration::from_millis(10);
+/// How long an answer may take to its end that had begun when the worker was told to stop.
+const REST: Duration = Duration::from_secs(5);
 
 /// A job, and the slot in which its handler runs.
 pub(super) type Slotted = (Job, OwnedSemaphorePermit);
@@ -53,7 +58,7 @@ impl Polls {
                 return Ok(None);
             };
             let begun = Instant::now();
-            let Some(answer) = self.poll(free.len()).await? else {
+            let Some(answer) = self.poll(free.len()).await else {
                 return Ok(None);
             };
             let took = begun.elapsed();
@@ -78,6 +83,11 @@ impl Polls {
         }
     }
 
+    /// How many handlers are at work.
+    pub(super) fn running(&self) -> usize {
+        self.settings.concurrency - self.slots.available_permits()
+    }
+
     /// The slots that are free, one at least; none when the worker is to stop.
     async fn free(&self) -> Option<Vec<OwnedSemaphorePermit>> {
         let first = tokio::select! {
@@ -98,24 +108,27 @@ impl Polls {
 
     /// One poll. When the worker is to stop meanwhile its connection is closed, so that the server gives the job to
     /// the next consumer, unless the answer has begun.
-    async fn poll(&self, count: usize) -> Result<Option<Result<Vec<Job>>>, WorkerError> {
+    async fn poll(&self, count: usize) -> Option<Result<Vec<Job>>> {
         let consume = self.consume.clone().count(count);
-        let call = consume.call()?;
+        let call = consume.call();
         let head = Head::default();
         let answer = {
             let sent = self.client.once_seen(&call, consume.limit(), &head);
             tokio::pin!(sent);
             tokio::select! {
+                biased;
                 answer = &mut sent => answer,
                 () = self.stopper.asked(1) => {
-                    if head.at().is_none() {
-                        return Ok(None);
-                    }
-                    sent.await
+                    let came = match timeout(LAST_WORD, &mut sent).await {
+                        Err(_) if head.at().is_some() => timeout(REST, &mut sent).await,
+                        came => came,
+                    };
+                    // Whatever else it says is of no use any more.
+                    Ok(came.ok()?.ok()?)
                 }
             }
         };
-        Ok(Some(consume.jobs(answer, head.at().unwrap_or_else(Instant::now))))
+        Some(consume.jobs(answer, head.at().unwrap_or_else(Instant::now)))
     }
 
     fn works(&mut self) {

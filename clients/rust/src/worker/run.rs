@@ -99,7 +99,7 @@ async fn run_here(settings: Arc<Settings>, stopper: Stopper, handlers: Handle) -
             }
         }
     };
-    drain(&run, &tasks, &stopper).await;
+    drain(&run, &tasks, &stopper, polls.running()).await;
     ended?;
     match run.unfinished.load(Ordering::Relaxed) {
         0 => Ok(()),
@@ -107,8 +107,8 @@ async fn run_here(settings: Arc<Settings>, stopper: Stopper, handlers: Handle) -
     }
 }
 
-async fn drain(run: &Run, tasks: &TaskTracker, stopper: &Stopper) {
-    run.settings.tell(&Event::Drain);
+async fn drain(run: &Run, tasks: &TaskTracker, stopper: &Stopper, running: usize) {
+    run.settings.tell(&Event::Drain { running });
     run.acks.hurry();
     tasks.close();
     tracing::debug!(jobs = tasks.len(), "the worker takes no more jobs");

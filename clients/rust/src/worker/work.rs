@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::{JoinError, JoinHandle};
-use tokio::time::{Instant, interval_at, sleep, sleep_until};
+use tokio::time::{Instant, interval, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::Next;
@@ -16,7 +16,7 @@ use super::hooks::{Ended, Event};
 use super::run::Run;
 use crate::client::TRACE;
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Cause, Hold, Settled, Step, attempt_of};
+use crate::hold::{Cause, Hold, Settled, Step, not_yours};
 use crate::job::{Job, Outcome};
 use crate::time::{Pauses, jittered};
 
@@ -34,35 +34,31 @@ pub(super) async fn work(run: Arc<Run>, job: Job, slot: OwnedSemaphorePermit) {
     let begun = Instant::now();
     run.settings.tell(&Event::Start { job: &job });
     let returned = CancellationToken::new();
-    let keeper = tokio::spawn(keep(run.clone(), job.clone(), returned.clone()));
+    // It listens before the handler can touch.
+    let touched = job.hold.touched_by_hand();
+    let keeper = tokio::spawn(keep(run.clone(), job.clone(), returned.clone(), touched));
     let handler = start(&run, job.clone());
-    let outcome = match handle(&run, &job, handler, &returned).await {
-        Some(handled) => {
-            drop(slot);
-            returned.cancel();
-            // A touch that is under way makes the receipt old: it is waited for.
-            let _ = keeper.await;
-            conclude(&run, &job, handled).await
-        }
-        None => {
-            returned.cancel();
-            let _ = keeper.await;
-            return;
-        }
+    let Some(handled) = handle(&run, &job, handler, &returned).await else {
+        returned.cancel();
+        let _ = keeper.await;
+        return;
     };
-    finish(&run, &job, outcome, begun);
-}
-
-/// The job came, and its handler has not begun: it goes back at once.
-pub(super) async fn give_back(run: Arc<Run>, job: Job) {
-    let begun = Instant::now();
-    let outcome = settle(&run, &job, back(), Ended::Returned).await;
-    finish(&run, &job, outcome, begun);
-}
-
-fn finish(run: &Run, job: &Job, outcome: Ended, begun: Instant) {
     let took = begun.elapsed();
-    let elapsed = job.elapsed + took;
+    drop(slot);
+    returned.cancel();
+    // A touch that is under way makes the receipt old: it is waited for.
+    let _ = keeper.await;
+    let outcome = conclude(&run, &job, handled).await;
+    finish(&run, &job, outcome, begun, took);
+}
+
+/// The job came, and its handler has not begun: it goes back at once. Hooks have not heard of its start.
+pub(super) async fn give_back(run: Arc<Run>, job: Job) {
+    settle(&run, &job, back(), Ended::Returned).await;
+}
+
+fn finish(run: &Run, job: &Job, outcome: Ended, begun: Instant, took: Duration) {
+    let elapsed = job.elapsed + begun.elapsed();
     run.settings.tell(&Event::Finish { job, outcome, took, elapsed });
 }
 
@@ -100,8 +96,9 @@ async fn handle(
                 tracing::error!(job = %job.id, queue = %job.queue, "a handler did not return in time; its job is given back");
                 run.unfinished.fetch_add(1, Ordering::Relaxed);
                 returned.cancel();
+                let took = begun.elapsed();
                 let outcome = settle(run, job, back(), Ended::Returned).await;
-                finish(run, job, outcome, begun);
+                finish(run, job, outcome, begun, took);
                 return None;
             }
         }
@@ -117,10 +114,13 @@ async fn overdue(
     begun: Instant,
 ) {
     returned.cancel();
+    let took = begun.elapsed();
     let outcome = fail(run, job, "time limit", None).await;
-    let mut each = interval_at(Instant::now() + OVERDUE, OVERDUE);
+    finish(run, job, outcome, begun, took);
+    let mut each = interval(OVERDUE);
     loop {
         tokio::select! {
+            biased;
             _ = &mut *handler => break,
             () = run.over.cancelled() => {
                 run.unfinished.fetch_add(1, Ordering::Relaxed);
@@ -132,7 +132,6 @@ async fn overdue(
             }
         }
     }
-    finish(run, job, outcome, begun);
 }
 
 async fn at(instant: Option<Instant>) {
@@ -144,47 +143,54 @@ async fn at(instant: Option<Instant>) {
 
 /// Touches the job each third of its `ttr` until its handler has returned. When it is ours no more, the handler is
 /// cancelled at once.
-async fn keep(run: Arc<Run>, job: Job, returned: CancellationToken) {
+async fn keep(run: Arc<Run>, job: Job, returned: CancellationToken, by_hand: watch::Receiver<Duration>) {
     let lost = async {
+        let mut touched = by_hand.clone();
         loop {
             let expires = job.hold.expires();
-            sleep_until(expires).await;
-            if job.hold.expires() <= expires {
-                return;
+            tokio::select! {
+                () = sleep_until(expires) => if job.hold.expires() <= expires { return },
+                _ = touched.changed() => {}
             }
         }
     };
     tokio::select! {
-        kept = touches(&run, &job, &returned) => if kept { return },
+        kept = touches(&run, &job, &returned, by_hand.clone()) => if kept { return },
         () = lost => {}
     }
     if job.hold.settled().is_none() {
-        lose(&job);
-    }
-}
-
-fn lose(job: &Job) {
-    if job.hold.cause() != Some(Cause::Lost) {
-        tracing::warn!(job = %job.id, queue = %job.queue, "the job is lost: its time ran out, or another has it");
         job.hold.lose();
     }
 }
 
 /// Whether the handler returned, or settled the job by itself, while it was ours.
-async fn touches(run: &Run, job: &Job, returned: &CancellationToken) -> bool {
+async fn touches(
+    run: &Run,
+    job: &Job,
+    returned: &CancellationToken,
+    mut by_hand: watch::Receiver<Duration>,
+) -> bool {
     let third = job.hold.ttr() / 3;
     let step = Step::Touch { ttr: job.hold.ttr() };
+    let mut wait = third;
     loop {
         tokio::select! {
             () = returned.cancelled() => return true,
-            () = sleep(jittered(third)) => {}
+            // A third after its answer, of the time that the handler has asked for.
+            _ = by_hand.changed() => {
+                wait = *by_hand.borrow_and_update() / 3;
+                continue;
+            }
+            () = sleep(jittered(wait)) => {}
         }
+        wait = third;
         let mut pauses = Pauses::default();
         loop {
             let limit = third.min(TOUCH_LIMIT).min(job.hold.left());
             let touched = {
                 let mut standing = job.hold.standing().await;
-                if returned.is_cancelled() || job.hold.settled().is_some() {
+                let lost = job.hold.cause() == Some(Cause::Lost);
+                if lost || returned.is_cancelled() || job.hold.settled().is_some() {
                     return true;
                 }
                 job.hold.send(&run.client, &mut standing, &step, limit, false).await
@@ -261,22 +267,24 @@ async fn fail(run: &Run, job: &Job, text: &str, delay: Option<Duration>) -> Ende
 /// Which attempt it was, and the reason that says so.
 async fn reason(run: &Run, job: &Job, text: &str) -> (u32, String) {
     let mut pauses = Pauses::default();
-    let before = loop {
+    let attempt = loop {
+        if let Some(attempt) = job.hold.known_attempt() {
+            break attempt;
+        }
         let left = job.hold.left();
         match job.hold.look_at(&run.client, left.min(run.client.timeout())).await {
-            Ok(info) => break attempt_of(info.reason.as_deref()),
-            Err(e) if is_lost(&e) => break 0,
+            Ok(info) => break job.hold.learn_attempt(&info),
+            Err(e) if is_lost(&e) => break 1,
             Err(e) => {
                 let pause = pauses.next(e.retry_after());
                 // The last of the time is for the release itself.
                 if job.hold.left() <= pause + job.hold.ttr() / 6 {
-                    break 0;
+                    break 1;
                 }
                 sleep(pause).await;
             }
         }
     };
-    let attempt = before.saturating_add(1);
     (attempt, format!("attempt {attempt}: {text}"))
 }
 
@@ -288,7 +296,7 @@ async fn settle(run: &Run, job: &Job, step: Step, done: Ended) -> Ended {
     loop {
         let left = job.hold.left();
         if left.is_zero() || job.hold.cause() == Some(Cause::Lost) {
-            lose(job);
+            job.hold.lose();
             return Ended::Lost;
         }
         let error = match send(run, &job.hold, job, &step, left).await {
@@ -298,12 +306,15 @@ async fn settle(run: &Run, job: &Job, step: Step, done: Ended) -> Ended {
                 return done;
             }
             Err(e) if is_lost(&e) => {
-                lose(job);
+                job.hold.lose();
                 return Ended::Lost;
             }
             Err(e) => e,
         };
         unsure |= error.is_uncertain();
+        if unsure && matches!(step, Step::Release { spend: false, .. }) {
+            job.hold.look_no_more().await;
+        }
         tracing::debug!(job = %job.id, %error, "a result is sent again");
         sleep(pauses.next(error.retry_after()).min(left)).await;
     }
@@ -325,7 +336,7 @@ async fn send(run: &Run, hold: &Hold, job: &Job, step: &Step, left: Duration) ->
             return Ok(());
         }
         if !hold.look(&run.client, &mut standing, limit).await? {
-            return Err(Error::new(ErrorKind::Lost, "the job is not yours any more"));
+            return Err(not_yours());
         }
     }
 }
