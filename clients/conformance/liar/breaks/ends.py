@@ -297,14 +297,23 @@ def clean_lie(liar: Liar) -> None:
 
 @lie
 def deaf_to_second(liar: Liar) -> None:
-    """A second signal does nothing."""
+    """A second signal does nothing, nor does a second call."""
     seen: list[int] = []
+    called: list[Line] = []
 
     async def heard(number: int) -> bool:
         seen.append(number)
         return len(seen) == 1
 
+    async def again(given: Line) -> Line | None:
+        called.append(given)
+        if len(called) == 1:
+            return None
+        await asyncio.sleep(20)
+        return {"result": {"clean": False}}
+
     liar.signals.append(heard)
+    op(liar, "stop", again)
 
 
 @lie

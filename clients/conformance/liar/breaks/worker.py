@@ -297,6 +297,12 @@ def release_409_lost(liar: Liar) -> None:
 
 
 @lie
+def forgives_losses(liar: Liar) -> None:
+    """A release that was refused is taken for one that was done."""
+    event(liar, "hook", lambda given: given.update(outcome="released"), name="finish", outcome="lost")
+
+
+@lie
 def ack_once(liar: Liar) -> None:
     """An ack is sent once, whatever comes of it."""
     seen: set[str | None] = set()

@@ -230,7 +230,10 @@ async def attribute_bounds(s: Stage) -> None:
         error = await c.refused(
             "publish_many", "invalid", queue="q", jobs=[{"data": ""}, {"data": "", "attributes": given}]
         )
-        equal(error["index"], 1, "index of the job that was refused")
+        equal((error["index"], error["published"]), (1, 0), "index of the job that was refused, and published")
+    late = [{"data": ""}] * 70 + [{"data": "", "attributes": beyond[0]}]
+    error = await c.refused("publish_many", "invalid", queue="q", jobs=late)
+    equal((error["index"], error["published"]), (70, 0), "index and published of a job behind a whole batch")
     equal(len(s.proxy.exchanges), sent, "requests after those that were taken")
 
 

@@ -190,12 +190,14 @@ async def protocol(s: Stage) -> None:
 )
 async def fields(s: Stage) -> None:
     c = await s.client(retry_for=0)
-    text = "<html>" + "é" * 400
+    text = "<html>.é" + "é" * 400
     s.proxy.rule("size", answers(502, text.encode(), X_Request_ID="abc.1"))
     error = await c.refused("size", "unavailable", queue="q")
     equal((error["status"], error["request_id"]), (502, "abc.1"), "status and request_id")
+    absent = ("retry_after", "job_id", "index", "published")
+    equal([error[name] for name in absent], [None] * 4, f"what there is none of: {absent}")
     message = error["message"]
     check(len(message.encode()) <= 230, f"a message of {len(message.encode())} bytes")
-    check("<html>éé" in message and "\ufffd" not in message, f"the message {message!r}")
+    check("<html>.éé" in message and "\ufffd" not in message, f"the message {message!r}")
     error = await c.refused("get", "not_found", queue="q", job_id=ID)
     equal(error["request_id"], s.proxy.exchanges[-1].answer.header("X-Request-ID"), "request_id")  # type: ignore[union-attr]

@@ -221,6 +221,31 @@ async def lost_by_404(s: Stage) -> None:
     await is_lost(s, w, job)
 
 
+@scenario("Nothing more is sent for a job that is lost, not by hand either.", "sends_after_lost")
+async def lost_and_by_hand(s: Stage) -> None:
+    job = await s.direct.put("q", do(*DEAF, {"ack": True}), tries=3)
+    s.first_poll_alone()
+    w = await s.worker(ttr=3)
+    await w.started(job)
+    await s.direct.ask("DELETE", f"q/job/{job}")
+    await is_lost(s, w, job)
+
+
+@scenario("An ack by hand that is refused: the handler learns of the loss at once.", "ignores_lost")
+async def lost_by_hand(s: Stage) -> None:
+    job = await s.direct.put("q", do({"wait": s.gate("g")}, {"ack": True}), tries=3)
+    s.first_poll_alone()
+    w = await s.worker(ttr=30)
+    await w.started(job)
+    given = await s.direct.hold("release", receipt(s, job), delay=60)
+    equal(given.status, 200, "the release by somebody else")
+    await s.open("g")
+    finish = await w.finished(job)
+    equal((finish["outcome"], len(s.requests("ack", job))), ("lost", 1), "outcome and acks")
+    await w.event("cancelled", job_id=job, within=2)
+    await silent(s, job)
+
+
 @scenario(
     "A job is lost when ttr has passed since the head of the poll's answer came, by the worker's own clock.",
     "late_lost sends_after_lost",
@@ -365,6 +390,22 @@ async def release_answer_lost(s: Stage) -> None:
     await given_twice(s, {"fail": "boom"}, "release", "released")
     (job,) = await s.direct.jobs("q", "delayed")
     equal((job["remain_tries"], job["reason"]), (2, "attempt 1: boom"), "tries and reason")
+
+
+@scenario("After a 503, which has done nothing, a 409 to a repeated release means lost.", "forgives_losses")
+async def release_not_done(s: Stage) -> None:
+    job = await s.direct.put("q", do({"fail": "boom"}), tries=3)
+    s.first_poll_alone()
+
+    async def fault(exchange: Exchange) -> None:
+        given = await s.direct.hold("release", receipt(s, job), delay=60)
+        check(given.status == 200, "the job was not released by somebody else")
+        await answers(503, {"error": "not now"})(exchange)
+
+    s.proxy.rule("release", fault)
+    w = await s.worker(ttr=6, backoff=[60])
+    finish = await w.finished(job)
+    equal((finish["outcome"], len(s.requests("release", job))), ("lost", 2), "outcome and releases")
 
 
 @scenario("After a lost answer a 409 to a repeated bury means done.", "release_409_lost")

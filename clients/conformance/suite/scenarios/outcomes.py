@@ -124,6 +124,18 @@ async def touched_itself(s: Stage) -> None:
     equal(s.requests("ack", job)[0].query.get("receipt"), touched.json()["receipt"], "the receipt of the ack")
 
 
+@scenario("A touch by hand for a shorter time: the next touch comes a third of it later.", "no_touches")
+async def touched_shorter(s: Stage) -> None:
+    job = await s.direct.put("q", do({"touch": 3}, {"sleep": 7}), tries=3)
+    w = await s.worker(ttr=30)
+    by_hand = await s.request("touch", 1, job_id=job, done=True)
+    touch = await s.request("touch", 2, job_id=job)
+    equal((by_hand.query.get("ttr"), touch.query.get("ttr")), ("3", "30"), "ttr of the touches")
+    within(touch.at - (by_hand.answered_at or 0), 0.88, 1.1 + SLACK, "seconds from the touch by hand to the next")
+    finish = await w.finished(job, within=12)
+    equal((finish["outcome"], len(w.seen("start"))), ("acked", 1), "outcome, and how often it was handed out")
+
+
 @scenario("Passes time_limit: cancelled; an error within grace counts as `time limit`.", "no_time_limit")
 async def time_limit(s: Stage) -> None:
     job, w = await one(s, do({"sleep": 30}), time_limit=1, grace=5)
@@ -153,6 +165,9 @@ async def time_limit_ignored(s: Stage) -> None:
     told = await w.event("cancelled", job_id=job)
     within(sent.at - told["_at"], 0.8, 1 + SLACK, "seconds from the cancellation to the release")
     equal(sent.request.body, b"attempt 1: time limit", "the reason")
+    finish = await w.finished(job, within=2)
+    equal(finish["outcome"], "released", "outcome")
+    within(finish["seconds"], 1.4, 1.5 + SLACK, "seconds of the handler until then")
     await asyncio.sleep(2.5)
     equal([e for e in s.requests("touch", job) if e.at > sent.at], [], "touches after the release")
     equal(len(w.seen("start")), 1, "handlers that have begun while the slot is taken")
@@ -175,6 +190,8 @@ async def slot_is_free(s: Stage) -> None:
     a = await w.started(first)
     b = await w.started(second)
     within(b["_at"] - a["_at"], 0, 1.5, "seconds between the two jobs while the first ack hangs")
+    finish = await w.finished(first)
+    within(finish["seconds"], 0, 1.5, "seconds of the handler, without those of the ack")
 
 
 @scenario(
@@ -196,6 +213,7 @@ async def attempt(s: Stage) -> None:
     w2 = await s.worker(backoff=[60])
     equal((await w2.event("attempt", job_id=again))["attempt"], 8, "the attempt after `attempt 7`")
     await w2.finished(again)
+    equal(len(s.requests("get", again)), 1, "looks at a job whose handler has asked and has failed")
     equal((await s.state("q", again, "delayed"))["reason"], "attempt 8: boom", "reason")
 
 

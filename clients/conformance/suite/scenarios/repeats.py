@@ -61,15 +61,12 @@ async def prepared(s: Stage, c: Client) -> dict[str, dict[str, Any]]:
     }
 
 
-async def all_repeated(s: Stage, fault: Action, *, timeout: float = 10, done_before: bool = False) -> None:
+async def all_repeated(s: Stage, fault: Action, *, timeout: float = 10) -> None:
     c = await s.client(timeout=timeout, retry_for=25)
     ops = await prepared(s, c)
     for op, fields in ops.items():
         # What is slow is shown by one of each kind.
         if timeout < 10 and op in ("ack_many", "get_key", "peek", "dead", "list", "queues", "resume"):
-            continue
-        # By key there is nothing to cancel any more if the first request was done.
-        if op == "cancel_key" and done_before:
             continue
         rule = s.proxy.rule("", fault)
         before = len(s.proxy.exchanges)
@@ -109,17 +106,17 @@ async def reset_before_it(s: Stage) -> None:
 
 @scenario(f"A connection that is reset after it was done: {REPEATED}, and it is done once.", "no_repeats no_key")
 async def reset_after_it(s: Stage) -> None:
-    await all_repeated(s, reset_after, done_before=True)
+    await all_repeated(s, reset_after)
 
 
 @scenario(f"An answer that breaks off: {REPEATED}.", "no_repeats")
 async def reset_within_it(s: Stage) -> None:
-    await all_repeated(s, reset_within, done_before=True)
+    await all_repeated(s, reset_within)
 
 
 @scenario(f"A connection that is closed in order without an answer: {REPEATED}.", "no_repeats")
 async def closed_without_answer(s: Stage) -> None:
-    await all_repeated(s, dropped, done_before=True)
+    await all_repeated(s, dropped)
 
 
 @scenario(f"No answer in time: {REPEATED}.", "no_repeats", seconds=90)
@@ -129,7 +126,22 @@ async def no_answer(s: Stage) -> None:
 
 @scenario(f"No answer in time, though it was done: {REPEATED}.", "no_repeats no_key", seconds=90)
 async def no_answer_though_done(s: Stage) -> None:
-    await all_repeated(s, never_after, timeout=3, done_before=True)
+    await all_repeated(s, never_after, timeout=3)
+
+
+@scenario(
+    "A cancel by key whose answer was lost is repeated: that there is none any more means that it was done.",
+    "no_repeats",
+)
+async def cancel_by_key(s: Stage) -> None:
+    c = await s.client()
+    job = await s.direct.put("q", "x", key="k", delay=60)
+    s.proxy.rule("cancel_key", reset_after)
+    equal(await c.cancel(queue="q", key="k"), {}, "the cancel")
+    equal([e.answer.status for e in s.proxy.seen("cancel_key") if e.answer], [404], "the answer that came")
+    await s.gone("q", job)
+    s.proxy.rule("cancel_key", answers(503))
+    await c.refused("cancel", "not_found", queue="q", key="k")
 
 
 def status_scenario(status: int) -> None:

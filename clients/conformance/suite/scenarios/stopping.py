@@ -214,6 +214,21 @@ async def second_signal(s: Stage) -> None:
         equal((await s.state("q", job, "ready"))["remain_tries"], 3, "tries")
 
 
+@scenario("So does a second call.", "deaf_to_second")
+async def second_call(s: Stage) -> None:
+    jobs = [await s.direct.put("q", do(step), tries=3) for step in ({"ignore": 10}, {"sleep": 60})]
+    w = await s.worker(concurrency=2, drain=30, grace=30)
+    await w.event("start", 2)
+    first = asyncio.ensure_future(w.stop())
+    await asyncio.sleep(1)
+    check(not first.done(), "it has ended at the first call")
+    began = s.now()
+    equal([await w.stop(), await first], [False, False], "clean")
+    within(s.now() - began, 0, 4 + SLACK, "seconds until it has ended")
+    for job in jobs:
+        equal((await s.state("q", job, "ready"))["remain_tries"], 3, "tries")
+
+
 @scenario("SIGTERM ends all workers of the program, each as it should.", "kills_at_once", own=True)
 async def several_workers(s: Stage) -> None:
     a = await s.direct.put("a", do({"sleep": 1.5}), tries=3)

@@ -19,6 +19,7 @@ async def get_and_cancel(s: Stage) -> None:
     job = await c.get(queue="q", job_id=job_id)
     equal((job["state"], job["key"], job["reason"], job["remain_tries"]), ("delayed", "k", "später", 2), "the job")
     within(job["due_at"], time.time() * 1000 + 50_000, time.time() * 1000 + 61_000, "due_at")
+    equal((job["queue"], job["namespace"], job["attributes"]), ("q", s.namespace, {}), "where it is, and attributes")
     await c.cancel(queue="q", job_id=job_id)
     await c.refused("get", "not_found", queue="q", job_id=job_id)
     equal(await c.cancel(queue="q", job_id=job_id), {}, "a cancel of what is not there")
@@ -33,6 +34,7 @@ async def peek(s: Stage) -> None:
         job = (await c.peek(queue="q"))["job"]
         check(job, "the peek of a queue that has a job shows none")
         equal((job["job_id"], body(job), job["remain_tries"]), (job_id, b"\xffx", 2), "the job")
+        equal((job["queue"], job["namespace"]), ("q", s.namespace), "where it is")
 
 
 @scenario("Consume, touch, release, bury and ack for those who want no worker.", "forgets_receipt")
@@ -51,12 +53,15 @@ async def by_hand(s: Stage) -> None:
     await c.ack(job_id=ids[0])
     await s.gone("q", ids[0])
     released = await c.release(job_id=ids[1], delay=60, spend=False, reason="wäit")
-    equal(released["remain_tries"], 3, "tries after a release that gives the try back")
+    equal(released, {"remain_tries": 3}, "a release that gives the try back")
     job = await s.state("q", ids[1], "delayed")
     equal(job["reason"], "wäit", "its reason")
     released = await c.release(job_id=ids[2])
-    equal(released["remain_tries"], 2, "tries after a release")
+    equal(released, {"remain_tries": 2}, "a release")
     await s.state("q", ids[2], "ready")
+    last = await s.direct.put("last", "x", tries=1)
+    await c.consume(queues=["last"])
+    equal(await c.release(job_id=last, reason="no"), {"dead": True}, "a release of a job without tries")
     await c.bury(job_id=ids[3], reason="no")
     equal((await s.state("q", ids[3], "dead"))["reason"], "no", "reason of the dead job")
 
