@@ -4,6 +4,8 @@
 use std::error::Error as StdError;
 use std::sync::Arc;
 
+use crate::name::Queue;
+
 /// The source that an error keeps. Shared, since one failed batch answers many calls.
 pub type Source = Arc<dyn StdError + Send + Sync>;
 
@@ -69,9 +71,9 @@ pub enum Error {
     #[error("{0}")]
     Unreachable(Unreachable),
     /// A consume has found no job in the parts of its queue that can be used, and others cannot: nobody can say that there is
-    /// none. Nothing happened.
+    /// none in these. Nothing happened.
     #[error("{0}")]
-    Unseen(Unreachable),
+    Unseen(Unreachable, Vec<Queue>),
     /// Too many requests wait for the store already. Nothing happened.
     #[error("too many requests wait for the store")]
     Overloaded,

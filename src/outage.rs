@@ -121,7 +121,7 @@ impl Outage {
                 | Error::Locked
                 | Error::OverQuota(_)
                 | Error::Unreachable(_)
-                | Error::Unseen(_),
+                | Error::Unseen(..),
             ) => {}
             Err(Error::Partly { why, .. }) => self.report::<()>(&Err((**why).clone())),
             Err(error) => self.failed(error),

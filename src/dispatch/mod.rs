@@ -153,7 +153,7 @@ impl Dispatcher {
                 Err(_) => {
                     let unseen = waiting.leave();
                     let nothing = || match unseen {
-                        Some(why) => Err(ConsumeError::Store(Error::Unseen(why))),
+                        Some(why) => Err(ConsumeError::Store(Error::Unseen(why, Vec::new()))),
                         None => Ok(self.nothing()),
                     };
                     Ok(waiting.outcome.try_recv().unwrap_or_else(|_| nothing()))
@@ -362,7 +362,7 @@ impl Dispatcher {
             }
             Err(error) => {
                 // Who waits goes on waiting while there may be jobs where nobody could look.
-                let unseen = if let Error::Unseen(why) = &error { Some(*why) } else { None };
+                let unseen = if let Error::Unseen(why, of) = &error { Some((*why, &of[..])) } else { None };
                 let failed = fetch.waiters.iter().filter(|_| unseen.is_none());
                 let failed: Vec<_> = failed.filter_map(|(arrival, _)| list.remove(*arrival)).collect();
                 for waiter in failed.into_iter().chain(list.remove_impatient(fetch.before)) {
@@ -376,8 +376,8 @@ impl Dispatcher {
                 } else if unseen.is_some() && !list.is_empty() {
                     self.register(&mut lists, queues);
                 }
-                if let Some(why) = unseen {
-                    lists.could_not_look(queues, why);
+                if let Some((why, of)) = unseen {
+                    lists.could_not_look(queues, of, why);
                 }
             }
         }

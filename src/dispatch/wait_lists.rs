@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ahash::{HashMap, HashSet};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::request::{ConsumeResult, Wanted};
 use crate::engine::MAX_CONSUME;
@@ -14,6 +15,8 @@ use crate::name::Queue;
 
 /// The most waiters that one fetch serves.
 const MAX_WAITERS: usize = 64;
+/// Who waits longest is not waited for longer than this while a fetch is under way for it.
+const HELD_UP: Duration = Duration::from_millis(50);
 /// A notification makes one wait list fetch. If that one finds all that it asked for, `WIDEN` times as many do,
 /// and so on up to `WIDEN` to the power of `WIDEST`.
 const WIDEN: usize = 4;
@@ -38,8 +41,8 @@ pub struct WaitLists {
 struct Registered {
     /// By the arrival of their next waiter. The list whose next waiter waits longest fetches first.
     lists: BTreeMap<u64, Wanted>,
-    /// Those that fetch, by the arrival of the first waiter that the fetch is for.
-    serving: BTreeMap<u64, Wanted>,
+    /// Those that fetch, by the arrival of the first waiter that the fetch is for, and since when.
+    serving: BTreeMap<u64, (Wanted, Instant)>,
     /// How many lists fetch after one that found all it asked for, as a power of [`WIDEN`].
     wider: u32,
     /// The last fetch found nothing, and could not look everywhere.
@@ -230,7 +233,7 @@ impl WaitLists {
         for queue in queues.queues() {
             let Some(registered) = self.by_queue.get_mut(&queue) else { continue };
             if begins {
-                registered.serving.insert(first, queues.clone());
+                registered.serving.insert(first, (queues.clone(), Instant::now()));
             } else {
                 registered.serving.remove(&first);
             }
@@ -285,9 +288,10 @@ impl WaitLists {
     fn is_served_first(&mut self, queue: &Queue) -> bool {
         let Some(registered) = self.by_queue.get(queue) else { return false };
         let Some(next) = registered.lists.keys().next() else { return false };
-        for queues in registered.serving.range(..next).map(|(_, queues)| queues) {
-            // A list that skips may be held up by jobs of another queue.
-            if let Some(list) = self.by_list.get_mut(queues).filter(|list| !list.skipping) {
+        for (queues, since) in registered.serving.range(..next).map(|(_, serving)| serving) {
+            // A list may be held up by another queue: by its jobs, while it skips them, or by a node that does not answer.
+            let is_held_up = |list: &WaitList| list.skipping || since.elapsed() > HELD_UP;
+            if let Some(list) = self.by_list.get_mut(queues).filter(|list| !is_held_up(list)) {
                 list.stale = true;
                 return true;
             }
@@ -318,11 +322,11 @@ impl WaitLists {
         }
     }
 
-    /// Nothing was found, and not everywhere could be looked.
-    pub fn could_not_look(&mut self, queues: &Wanted, why: Unreachable) {
+    /// Nothing was found, and not everywhere could be looked for jobs of these. The others of the list are empty.
+    pub fn could_not_look(&mut self, queues: &Wanted, unseen: &[Queue], why: Unreachable) {
         for queue in queues.queues() {
             if let Some(registered) = self.by_queue.get_mut(&queue) {
-                registered.unseen = Some(why);
+                registered.unseen = unseen.contains(&queue).then_some(why);
             }
         }
     }

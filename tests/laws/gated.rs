@@ -226,7 +226,7 @@ impl<E: Engine> Engine for Gated<E> {
         let _open = self.gate.lock().await;
         self.under_way.fetch_sub(1, Ordering::SeqCst);
         if jobs == 0 && self.unseen.load(Ordering::SeqCst) {
-            return Err(Error::Unseen(Unreachable::Away));
+            return Err(Error::Unseen(Unreachable::Away, queues.queues().collect()));
         }
         result
     }

@@ -13,7 +13,7 @@ use dormouse::engine::{
 };
 use dormouse::error::Error;
 use dormouse::job::{Attributes, JobIds, JobRef, JobState, NewJob};
-use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
+use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue, QueueList};
 use tokio::time::sleep;
 
 use crate::common::{TTR, queue, within};
@@ -421,6 +421,38 @@ async fn a_spread_queue_takes_publishes_and_hands_out_jobs_while_a_master_is_awa
     // What was answered with an error may be stored.
     assert!((stored..stored + 10).contains(&left), "{left} are left of {stored}");
     assert!(cluster.servers[0].launch(), "it comes back");
+}
+
+/// Guards against a part of one queue that nobody can look at, and that keeps jobs of the queues behind it in the list from
+/// whoever consumes; and against an answer that all was seen where it was not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queues_behind_one_that_cannot_be_looked_at_everywhere_are_served() {
+    let mut cluster = RedisCluster::start_of(3, 0);
+    let rules = SpreadRules { spread: vec!["*/large".into()], ..SpreadRules::default() };
+    let layout = CompactLayout { prefix: "p".into(), partitions: 8, wait_replicas: 0, spread: rules };
+    let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
+    let (engine, large) = (engine.expect("the cluster is there"), queue("large"));
+    put(&engine, &large, "makes it known").await;
+    take_all(&engine, &large).await;
+    cluster.servers[0].kill();
+    // A queue whose home works.
+    let mut homes = (0..).map(|n| queue(&format!("q{n}")));
+    let small = loop {
+        let some = homes.next().expect("without end");
+        let jobs = vec![placing(&engine, &some, "there".into(), None)];
+        if engine.publish(Publication { jobs, replaces: None, once: None }).await.is_ok() {
+            break some;
+        }
+    };
+    let names = [large.name.clone(), small.name.clone()];
+    let both = QueueList::new(large.namespace.clone(), names).expect("two names");
+    let some = engine.consume(&both, &[TTR; 2]).await.expect("one is there");
+    assert_eq!(some.jobs.len(), 1, "the job of the second queue");
+    assert!(some.more, "nobody can say that there is no other");
+    match engine.consume(&both, &[TTR]).await {
+        Err(Error::Unseen(_, queues)) => assert_eq!(queues, [large], "which was not seen whole"),
+        other => panic!("nobody could look everywhere, and not {other:?}"),
+    }
 }
 
 /// Guards against producers that all wait behind a node that hangs, though other nodes could take what they have.

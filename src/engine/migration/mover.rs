@@ -131,12 +131,12 @@ impl Mover {
     /// From here on the old store has no schedule of that name, or says that it has arrived.
     async fn settle(&self, id: &ScheduleId) -> Result<()> {
         let Some(schedule) = self.in_old(id).await? else { return Ok(()) };
-        let moved = self.move_schedule(schedule).await;
-        if moved.is_err() {
-            // It may have arrived without its last mark: deleted now, it would come from the old store again.
-            self.done.store(false, Ordering::Relaxed);
-        }
-        moved
+        // Until its last mark is there, which an error or the end of a request may prevent: deleted now, it would come from
+        // the old store again.
+        let was_done = self.done.swap(false, Ordering::Relaxed);
+        self.move_schedule(schedule).await?;
+        self.done.fetch_or(was_done, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Deletes one in the new store. Nothing of it comes from the old one after that.

@@ -203,7 +203,7 @@ impl From<Error> for ApiError {
             Error::TooManyPaused(_) => {
                 ApiError::Refused(StatusCode::CONFLICT, "too many queues of this namespace are paused")
             }
-            Error::Unreachable(why) | Error::Unseen(why) => ApiError::Unreachable(why, None),
+            Error::Unreachable(why) | Error::Unseen(why, _) => ApiError::Unreachable(why, None),
             Error::Poisoned(_) => ApiError::Ours(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the store of this pool has failed",

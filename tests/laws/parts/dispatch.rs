@@ -184,6 +184,34 @@ async fn a_job_that_comes_during_a_fetch_in_vain_is_for_the_one_who_waits_longes
     }
 }
 
+/// Guards against a fetch that hangs, and keeps jobs from those who wait for their queue in other lists.
+#[tokio::test(start_paused = true)]
+async fn a_fetch_that_hangs_keeps_a_job_from_others_for_a_moment() {
+    let setup = Setup::new();
+    // The first fetch that is held up skips, and that is not what this is about.
+    setup.engine.set_endless(Some("b"));
+    let skips = setup.consumer(&["b"], 1);
+    setup.settle().await;
+    setup.engine.set_endless(None);
+    setup.settle().await;
+    skips.abort();
+    let mut consumers = Vec::new();
+    for list in [&["b", "a"][..], &["a"], &["b", "a"]] {
+        consumers.push(setup.consumer(list, 1));
+        setup.settle().await;
+    }
+    let before = setup.engine.fetches();
+    setup.engine.set_endless(Some("b"));
+    setup.dispatcher.notify(&queue("b"));
+    setup.settle().await;
+    assert!(setup.engine.fetches() > before, "a fetch hangs");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    setup.publish([job(&queue("a"), "x")]).await;
+    setup.settle().await;
+    assert!(consumers[1].is_finished(), "who waits for a alone has its job");
+    setup.engine.set_endless(None);
+}
+
 /// Guards against an order of arrival that costs one list anything, or more calls than there are jobs and, in vain,
 /// lists.
 #[tokio::test(start_paused = true)]
@@ -798,7 +826,7 @@ async fn who_waits_goes_on_waiting_while_not_everywhere_can_be_looked() {
     let setup = Setup::new();
     setup.engine.set_unseen(true);
     let unseen = |answer: Result<Delivery, ConsumeError>| match answer {
-        Err(ConsumeError::Store(Error::Unseen(_))) => true,
+        Err(ConsumeError::Store(Error::Unseen(..))) => true,
         Ok(_) | Err(_) => false,
     };
     assert!(unseen(setup.poll(queue_list(&["a"]), Duration::ZERO).await), "who does not wait is told");

@@ -18,7 +18,7 @@ use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::layout::value;
 use crate::engine::redis::link::Link;
 use crate::engine::redis::verbs::consume::{HandedOut, handed_out, queue_at};
-use crate::error::Result;
+use crate::error::{Error, Result, Unreachable};
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
 
@@ -39,6 +39,8 @@ impl CompactCore {
     pub async fn consume(self: &Arc<Self>, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let queues: Vec<Queue> = queues.queues().collect();
         let mut consumed = Consumed::default();
+        // Queues of which nobody can say that they are empty, and why.
+        let mut unseen: Option<(Unreachable, Vec<Queue>)> = None;
         let mut rest = &queues[..];
         while let Some(first) = rest.first() {
             let ttrs = &ttrs[consumed.jobs.len()..];
@@ -80,6 +82,8 @@ impl CompactCore {
                     consumed.jobs.extend(some.jobs);
                     consumed.more = some.more;
                 }
+                // Those behind it are served all the same.
+                Err(Error::Unseen(why, some)) => unseen.get_or_insert((why, Vec::new())).1.extend(some),
                 // What was handed out goes to whoever asked.
                 Err(_) if !consumed.jobs.is_empty() => consumed.more = true,
                 Err(error) => return Err(error),
@@ -89,7 +93,15 @@ impl CompactCore {
                 break;
             }
         }
-        Ok(consumed)
+        match unseen {
+            Some((why, queues)) if consumed.jobs.is_empty() && !consumed.more => {
+                Err(Error::Unseen(why, queues))
+            }
+            unseen => {
+                consumed.more |= unseen.is_some();
+                Ok(consumed)
+            }
+        }
     }
 
     /// Jobs of queues that have their home there; or of one that is spread, which have become ready until then.

@@ -69,6 +69,8 @@ impl CompactCore {
                         continue;
                     }
                     if !consumed.jobs.is_empty() || seen.failed.is_empty() {
+                        // There may be more where nobody could look.
+                        consumed.more |= !seen.failed.is_empty();
                         return Ok(consumed);
                     }
                     self.wait_for(queue, spread, &mut seen).await?;
@@ -132,7 +134,7 @@ impl CompactCore {
         let failed: Vec<Partition> = std::mem::take(&mut seen.failed).into_keys().collect();
         for (partition, head) in self.ready_heads(queue, &failed).await {
             let head = head.map_err(|fault| match Error::from(fault) {
-                Error::Unreachable(why) => Error::Unseen(why),
+                Error::Unreachable(why) => Error::Unseen(why, vec![queue.clone()]),
                 error => error,
             })?;
             spread.heads.lock().seen(partition, head, self.now_in(partition) * 1000);

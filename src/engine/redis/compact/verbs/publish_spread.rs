@@ -85,7 +85,7 @@ impl CompactCore {
             left -= 1;
             if left == 0 || self.can_take(partition) {
                 let published = match shares {
-                    true => self.publish_movable(partition, publication.clone()).await,
+                    true => self.publish_movable(partition, publication.clone(), left == 0).await,
                     // Boxed: it would be part of the future of every plain one.
                     false => Box::pin(self.publish_free(partition, publication.clone())).await,
                 };
@@ -104,11 +104,12 @@ impl CompactCore {
     }
 
     /// Together with what others publish there. One that waits behind batches to which a node owes an answer for long goes
-    /// elsewhere: nothing was done.
+    /// elsewhere, unless this is the last one to try: nothing was done.
     async fn publish_movable(
         self: &Arc<Self>,
         partition: Partition,
         publication: Publication,
+        is_last: bool,
     ) -> Result<Published> {
         self.try_link(partition, Lane::Publish(0)).map_err(Error::Unreachable)?;
         let begin = || {
@@ -128,6 +129,9 @@ impl CompactCore {
         let taken = Taken::default();
         let movable = Movable::new(publication, taken.clone());
         let mut call = pin!(self.spread_publishes.call(partition, movable, begin));
+        if is_last {
+            return call.await;
+        }
         loop {
             match timeout(SLOW, &mut call).await {
                 Ok(published) => return published,
