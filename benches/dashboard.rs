@@ -226,6 +226,18 @@ async fn pages(bench: &Bench, store: Store) -> Outcome {
     };
     let searched = beside(&setup, time, search).await?;
     bench.figure("publishes p99, a search after the other", searched.0.ms(0.99), "ms");
+    let (bound, mut took) = (if store == Store::Disk { 10.0 } else { 5.0 }, Duration::ZERO);
+    let (used, due) = (cpu(server.pid())?, async {
+        let began = Instant::now();
+        let request = server.admin.bare("GET", "/info/delays?pool=default&by=hour");
+        server.admin.connect().await?.expect(200, &request).await?;
+        took = began.elapsed();
+        Ok(())
+    });
+    let counted = beside(&setup, Duration::ZERO, due).await?;
+    bench.at_most("when all delayed jobs fall due", took.as_secs_f64(), bound, "s");
+    bench.figure("the same: processor time, publishes too", (cpu(server.pid())? - used).as_secs_f64(), "s");
+    bench.figure("publishes p99 meanwhile", counted.0.ms(0.99), "ms");
     bench.figure("memory of the server", memory(server.pid())?.0 / 1024.0, "MB");
     Ok(())
 }

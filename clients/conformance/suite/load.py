@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -239,7 +240,7 @@ def tell(name: str, hands: Sequence[Hand], ids: dict[int, str], failed: list[int
     doubles = sum(len(found) > 1 for found in numbers.values())
     burned = sum(49 - left for left in tries.values())
     times.sort()
-    gap = max((after - before for before, after in zip(times, times[1:], strict=False)), default=0.0)
+    gap = max((after - before for before, after in itertools.pairwise(times)), default=0.0)
     print(
         f"{name}: {len(ids)} published, {len(failed)} refused, lost {len(lost)}, published twice {doubles}, done twice "
         f"{len(twice)}, tries burned {burned}, "
@@ -261,9 +262,7 @@ async def killed(languages: Sequence[str], seconds: int) -> int:
         failed: list[int] = []
         count = RATE * seconds // len(hands)
         publishers = [
-            asyncio.create_task(
-                publish(hand, list(range(n * count, (n + 1) * count)), RATE / len(hands), ids, failed)
-            )
+            asyncio.create_task(publish(hand, list(range(n * count, (n + 1) * count)), RATE / len(hands), ids, failed))
             for n, hand in enumerate(hands)
         ]
         for _ in range(seconds // 5):

@@ -12,7 +12,7 @@ import tempfile
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote, urlencode
 
 from . import wire
@@ -51,15 +51,20 @@ class Server:
     api: tuple[str, int]
     admin: tuple[str, int]
 
-    async def __aenter__(self) -> Server:
+    async def __aenter__(self) -> Self:
         self.directory = tempfile.mkdtemp(prefix="dormouse-conformance-", dir=scratch())
+        await self.start({})
+        return self
+
+    async def start(self, more: dict[str, str]) -> None:
+        """Starts it in its directory, with these variables too."""
         env = {key: value for key, value in os.environ.items() if not key.startswith("DORMOUSE_")}
         env |= {
             "DORMOUSE_PORT": "0",
             "DORMOUSE_ADMIN_PORT": "0",
             "DORMOUSE_POOL_DEFAULT_PATH": f"{self.directory}/data",
             "DORMOUSE_POOL_DEFAULT_SYNC": "everysec",
-        }
+        } | more
         self.process = await asyncio.create_subprocess_exec(
             binary(),
             cwd=self.directory,
@@ -76,7 +81,7 @@ class Server:
             if found := re.search(r"api=(\S+) admin=(\S+)", self.log[-1]):
                 self.api, self.admin = address(found[1]), address(found[2])
                 self._reader = asyncio.create_task(self._read())
-                return self
+                return
         raise SystemExit("the server did not start:\n" + "".join(self.log))
 
     async def _read(self) -> None:
