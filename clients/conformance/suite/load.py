@@ -212,7 +212,9 @@ async def publish(hand: Hand, numbers: list[int], rate: float, ids: dict[int, st
             body = data(json.dumps({"do": [{"sleep": 0.05}], "n": number}))
             answer = await hand.program.call("publish", client="c", queue="q", data=body, tries=50)
             ids[number] = answer["job_id"]
-        except (Refused, Gone):
+        except (Refused, Gone) as error:
+            if not failed:
+                print(f"the first that is refused, {number}: {error}", flush=True)
             failed.append(number)
 
     for n, number in enumerate(numbers):
