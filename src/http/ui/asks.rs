@@ -12,6 +12,8 @@ use super::sure::{Sure, page as asks};
 use super::text::{count, text};
 use super::visit::{Place, Visit};
 
+/// So many dead jobs are destroyed by one request, and more by a bulk action.
+pub const AT_ONCE: u64 = 1000;
 /// For how long a queue may be paused, in seconds, and how the form calls it.
 const PAUSES: [(&str, &str); 6] = [
     ("", "until it is resumed"),
@@ -95,10 +97,11 @@ pub async fn asking(visit: &Visit, place: &Place, ask: &str, of: &Fields) -> Sai
                     },
                     button: "Destroy",
                     curl: {
-                        let [dead, delayed] = [("delete", "dead"), ("cancel", "delayed")]
-                            .map(|(action, state)| order(place, action, state, &Fields::default()));
-                        let bulk = |order| ("POST", "/bulk".to_owned(), Some(order));
-                        curls(visit, &[("DELETE", place.api("", &[]), None), bulk(&*dead), bulk(&*delayed)])
+                        // One bulk action runs on a queue at a time, so the dead ones go without.
+                        let dead = place.api("/deadletter", &[("limit", &AT_ONCE.to_string())]);
+                        let delayed = order(place, "cancel", "delayed", &Fields::default());
+                        let bulk = ("POST", "/bulk".to_owned(), Some(&*delayed));
+                        curls(visit, &[("DELETE", place.api("", &[]), None), ("DELETE", dead, None), bulk])
                     },
                 },
             ))

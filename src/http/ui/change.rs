@@ -6,14 +6,11 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::ask::{Refusal, Said, Sent, part};
-use super::asks;
+use super::asks::{self, AT_ONCE};
 use super::form::{Fields, Filled};
 use super::queue;
 use super::text::count;
 use super::visit::{Place, Visit};
-
-/// So many dead jobs are destroyed by one request, and more by a bulk action.
-const AT_ONCE: u64 = 1000;
 
 /// `POST /ui/queues/:pool/:namespace/:queue`
 pub async fn change(mut visit: Visit, Path(place): Path<Place>, Filled(form): Filled) -> Response {
@@ -138,20 +135,54 @@ async fn destroy(visit: &Visit, place: &Place, form: &Fields) -> Said<String> {
         false => Value::Null,
     };
     let dead = dead["deadletter_size"].as_u64().unwrap_or(0);
+    let in_steps = dead > AT_ONCE;
     // One action runs on a queue at a time: what cannot be begun comes before anything is gone.
-    let in_steps = !is_chosen("delayed") && dead > AT_ONCE;
-    if is_chosen("delayed") {
+    let mut before = Vec::new();
+    if is_chosen("delayed") && in_steps {
+        return Err(Refusal::bad(format!(
+            "{} are too many to go together with the delayed ones: destroy either the dead ones or the delayed ones first, and the others once that has ended. Nothing was done",
+            count(dead, "dead job", "dead jobs")
+        )));
+    } else if is_chosen("delayed") {
         begin(visit, place, "cancel", "delayed", &Fields::default(), None).await?;
+        before.push("the cancelling of the delayed jobs has begun");
     } else if in_steps {
         begin(visit, place, "delete", "dead", &Fields::default(), None).await?;
+        before.push("the deleting of the dead jobs has begun");
     }
     if is_chosen("ready") {
-        visit.ask.change(Method::DELETE, &place.api("", &[]), Sent::Nothing).await?;
+        let gone = visit.ask.change(Method::DELETE, &place.api("", &[]), Sent::Nothing).await;
+        gone.map_err(|refusal| after(&before, refusal))?;
+        before.push("the ready jobs are gone");
     }
     if dead > 0 && !in_steps {
         // A job that dies from now on is not met.
         let path = place.api("/deadletter", &[("limit", &dead.to_string())]);
-        visit.ask.change(Method::DELETE, &path, Sent::Nothing).await?;
+        let gone = visit.ask.change(Method::DELETE, &path, Sent::Nothing).await;
+        gone.map_err(|refusal| after(&before, refusal))?;
     }
     Ok("destroyed".into())
+}
+
+/// Why a step was refused, and what had been done before it.
+fn after(before: &[&str], refusal: Refusal) -> Refusal {
+    if before.is_empty() {
+        return refusal;
+    }
+    Refusal::new(refusal.status, format!("{}. Done before that: {}", refusal.text, before.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against a page that says "not done" of what goes on.
+    #[test]
+    fn a_refusal_names_what_was_done_before() {
+        let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the store is away");
+        assert_eq!(after(&[], refusal.clone()), refusal);
+        let Refusal { status, text } = after(&["it has begun", "the ready jobs are gone"], refusal);
+        assert_eq!(status, 503);
+        assert_eq!(text, "the store is away. Done before that: it has begun, the ready jobs are gone");
+    }
 }

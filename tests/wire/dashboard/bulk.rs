@@ -1,5 +1,7 @@
 //! What is done to all jobs of a state; who may look, and at what.
 
+use serde_json::json;
+
 use super::{browse, dead_job, sampled, submit};
 use crate::support::client::{Response, send};
 use crate::support::servers::{Store, TestServer, on_each_store};
@@ -94,6 +96,9 @@ async fn destroying_wants_the_name(store: Store) {
     let queue = "queues/default/shop/q";
     let asks = browse(&server, &format!("{queue}?ask=destroy")).await.expect(200);
     asks.says("Ready: 2").says("Type the queue's name").says("Running jobs stay");
+    // A second bulk action on the queue would be refused while the first runs.
+    asks.says("/api/shop/q/deadletter?pool=default&limit=1000");
+    assert_eq!(asks.main.matches("/bulk'").count(), 1, "{}", asks.main);
     let form =
         |name| [("do", "destroy"), ("ask", "destroy"), ("sure", "yes"), ("which", "ready"), ("name", name)];
     let page = submit(&server, queue, &form("other")).await.expect(400);
@@ -124,6 +129,38 @@ async fn destroying_wants_the_name(store: Store) {
 }
 
 on_each_store!(three_clicks_bring_dead_jobs_back, destroying_wants_the_name);
+
+/// Guards against one request that deletes any number of dead jobs, while the bulk action is that of the delayed ones.
+#[tokio::test]
+async fn many_dead_jobs_go_apart_from_the_delayed_ones() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("shop").await;
+    for some in vec!["x"; 1001].chunks(50) {
+        let publish = server.api("PUT", "/api/shop/q/bulk?tries=1", &token).body(json!(some).to_string());
+        send(publish).await.expect(201);
+    }
+    for _ in 0..11 {
+        server.get(&token, "/api/shop/q?count=100&ttr=1").await.expect(200);
+    }
+    server.put(&token, "/api/shop/q?delay=600", "x").await.expect(201);
+    until("all are dead", async || server.size("/api/shop/q/deadletter").await == 1001).await;
+    let queue = "queues/default/shop/q";
+    let of = |which: &'static [&str]| {
+        let fixed = [("do", "destroy"), ("ask", "destroy"), ("sure", "yes"), ("name", "q")];
+        fixed.into_iter().chain(which.iter().map(|which| ("which", *which))).collect::<Vec<_>>()
+    };
+    let page = submit(&server, queue, &of(&["delayed", "dead"])).await.expect(400);
+    page.says("Not done: 1,001 dead jobs are too many").says("Nothing was done");
+    assert_eq!(page.field("name"), "q", "what was typed comes back");
+    let checked = page.all("input").filter(|field| field.get("checked").is_some());
+    assert_eq!(checked.filter_map(|field| field.get("value")).collect::<Vec<_>>(), ["delayed", "dead"]);
+    assert_eq!(server.size("/api/shop/q/deadletter").await, 1001);
+    for which in [&["dead"], &["delayed"]] {
+        submit(&server, queue, &of(which)).await.expect(200).says("What was chosen is destroyed.");
+        done(&server).await;
+    }
+    assert_eq!(server.size("/api/shop/q/deadletter").await, 0);
+}
 
 #[tokio::test]
 async fn dead_jobs_are_found_by_queue_and_by_what_is_in_them() {
