@@ -12,13 +12,15 @@ use super::frame::{Page, curl, curls};
 use super::instant::At;
 use super::rows::{Listing, namespace_path};
 use super::sure::{Sure, page as asks};
-use super::text::{cut, duration, text, typed, unknown};
+use super::text::{cut, duration, number, text, typed, unknown};
 use super::visit::Visit;
 use crate::engine::together;
 
 /// How many schedules a page has, and in how many namespaces it looks when none is named.
 const SCHEDULES: usize = 100;
 const NAMESPACES: usize = 50;
+/// How many the list looks at when it finds fewer than a page has.
+const LOOKED_AT: u64 = 1000;
 /// How many are asked for at a time what comes next and what came last, and how many of both are shown.
 const AT_ONCE: usize = 32;
 const SHOWN: usize = 3;
@@ -160,6 +162,8 @@ async fn listed(visit: &Visit) -> Said<Read> {
             }
             Err(refusal) => return Err(refusal),
         };
+        // The cursor of one of several namespaces leads to none of the others.
+        read.partly |= listed.cursor.is_some() && scopes.len() > 1;
         read.cursor = listed.cursor.filter(|_| scopes.len() == 1);
         let own = listed.schedules.into_iter();
         read.found.extend(own.map(|schedule| Found {
@@ -169,7 +173,7 @@ async fn listed(visit: &Visit) -> Said<Read> {
         }));
         if read.found.len() >= SCHEDULES {
             read.found.truncate(SCHEDULES);
-            read.partly = scopes.len() > 1;
+            read.partly |= scopes.len() > 1;
             break;
         }
     }
@@ -188,8 +192,13 @@ async fn page(visit: &Visit) -> Said<Page> {
         }
         @if found.is_empty() && trouble.is_none() {
             @if filtered { p { a href="?" { "Show all schedules" } } }
-            p { "There is no such schedule. A schedule is set by its name, in the namespace of its queue:" }
-            (curl(visit, "PUT", "/api/demo/_schedules/nightly", Some("{\"queue\":\"reports\",\"cron\":\"30 2 * * *\",\"text\":\"sales\"}")))
+            @if cursor.is_some() { p { "Looked at some " (number(LOOKED_AT)) " schedules, found none yet." } }
+            @else if partly { p { "Found none where it was looked." } }
+            @else if visit.fields.get("cursor").is_some() { p { "There are no more." } }
+            @else {
+                p { "There is no such schedule. A schedule is set by its name, in the namespace of its queue:" }
+                (curl(visit, "PUT", "/api/demo/_schedules/nightly", Some("{\"queue\":\"reports\",\"cron\":\"30 2 * * *\",\"text\":\"sales\"}")))
+            }
         } @else if !found.is_empty() { (table(visit, &found)) }
         @if let Some(cursor) = cursor {
             p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(&cursor))])) { "Next" } }

@@ -249,6 +249,34 @@ async fn schedules_are_shown_and_changed() {
     act("pause", &[]).await.expect(404).says("Not done: no such schedule");
 }
 
+/// Guards against a page that says that there are none, when it looked at a part of them.
+#[tokio::test]
+async fn a_page_without_schedules_leads_to_the_next() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("shop").await;
+    let put = |n: &u32| {
+        let setting = r#"{"queue":"reports","every":3600,"text":"x"}"#;
+        send(server.api("PUT", &format!("/api/shop/_schedules/s{n:04}"), &token).body(setting))
+    };
+    for some in (0..1001).collect::<Vec<_>>().chunks(91) {
+        for set in some.iter().map(put).collect::<tokio::task::JoinSet<_>>().join_all().await {
+            set.expect(201);
+        }
+    }
+    let path = "schedules?pool=default&namespace=shop&state=paused";
+    let page = browse(&server, path).await.expect(200);
+    page.says("Looked at some 1,000 schedules, found none yet.").says_not("There is no such schedule");
+    let next = browse(&server, &format!("schedules{}", page.link("Next"))).await.expect(200);
+    next.says("There are no more.").says_not("Looked at some");
+    // Of several namespaces.
+    for namespace in ["shop", "other"] {
+        send(server.admin("POST", &format!("/api/{namespace}/reports/jobs")).body("x")).await.expect(201);
+    }
+    sampled(&server).await;
+    let page = browse(&server, "schedules?state=paused").await.expect(200);
+    page.says("Not all are shown: name a namespace.").says_not("There is no such schedule");
+}
+
 #[tokio::test]
 async fn search_leads_to_the_one_hit() {
     let server = TestServer::on_disk().await;
