@@ -2,7 +2,10 @@
 //! when somebody asks.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::{Metric, MetricFamily};
@@ -28,6 +31,28 @@ pub struct Times {
     pub lateness: Option<Took>,
     /// The syncs of a disk.
     pub sync: Option<Took>,
+}
+
+/// How long times are kept before they are read again.
+const KEPT: Duration = Duration::from_secs(10);
+
+type TimesOfPools = Arc<BTreeMap<PoolName, Times>>;
+
+/// The times as they were read lately, so that many who look at them have them read once.
+#[derive(Debug, Default)]
+pub struct KeptTimes(Mutex<Option<(Instant, TimesOfPools)>>);
+
+impl KeptTimes {
+    /// Those of `now`, to ten seconds. Who asks while they are read waits: this blocks the thread.
+    pub fn of(&self, metrics: &EngineMetrics, now: Instant) -> TimesOfPools {
+        let mut kept = self.0.lock();
+        if let Some((_, times)) = kept.as_ref().filter(|(at, _)| now.duration_since(*at) < KEPT) {
+            return times.clone();
+        }
+        let times = Arc::new(metrics.times());
+        *kept = Some((now, times.clone()));
+        times
+    }
 }
 
 /// What the process takes.
@@ -138,6 +163,23 @@ mod tests {
         assert_eq!(times[&pool].lateness, Some(lateness));
         assert_eq!(times[&pool].sync, Some(Took { count: 1, p50: None, p99: None, worst: None }), "a minute");
         assert_eq!(times[&other], Times::default());
+    }
+
+    /// Guards against many open pages that each have all histograms read, and against figures that stand still.
+    #[test]
+    fn times_are_read_once_in_ten_seconds() {
+        let (metrics, kept, pool) = (Metrics::default(), KeptTimes::default(), PoolName::default_pool());
+        let (of, began) = (metrics.engine.pool(&pool), Instant::now());
+        let synced = |after: u64| {
+            let times = kept.of(&metrics.engine, began + Duration::from_secs(after));
+            times[&pool].sync.map(|took| took.count)
+        };
+        assert_eq!(synced(0), None);
+        of.on_disk(0);
+        of.synced(Duration::from_millis(1), 1);
+        assert_eq!((synced(9), synced(10)), (None, Some(1)));
+        of.synced(Duration::from_millis(1), 1);
+        assert_eq!((synced(19), synced(20)), (Some(1), Some(2)));
     }
 
     #[test]

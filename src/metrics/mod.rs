@@ -21,7 +21,7 @@ use self::families::{
     ClusterFamilies, FIGURES, Figure, HttpFamilies, PoolFamilies, PushFamilies, ScheduleFamilies,
     ServerFamilies, StoreFamilies, register,
 };
-pub use self::figures::{Process, Times, Took};
+pub use self::figures::{KeptTimes, Process, Times, Took};
 pub use self::requests::{Connected, PortMetrics, RouteMetrics, pattern};
 pub use self::schedules::ScheduleMetrics;
 pub use self::stores::{EngineMetrics, Operation, PoolMetrics, PushSeries};

@@ -26,7 +26,7 @@ use crate::http::{
     Readiness, TrustedProxies,
 };
 use crate::job::JobIds;
-use crate::metrics::Metrics;
+use crate::metrics::{KeptTimes, Metrics};
 use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
@@ -129,6 +129,7 @@ pub fn app_state(
             timeout: config.timeout_second,
         },
         metrics: metrics.clone(),
+        times: KeptTimes::default(),
         about: about(config, config_file),
         fleet: Fleet::new(store.clone()),
         bulk: Bulk::new(tasks.clone()),

@@ -254,8 +254,9 @@ pub async fn server(State(state): App, role: Role) -> HandlerResult {
     let (own, about, used) = (own_line(&state), &state.about, state.history.used());
     let (all, changes) = (pools(&state), state.changes.list());
     let connections = state.metrics.connections().into_iter();
-    let metrics = state.metrics.clone();
-    let (times, process) = beside_the_runtime(move || (metrics.engine.times(), Process::now())).await;
+    let kept = state.clone();
+    let times = move || kept.times.of(&kept.metrics.engine, std::time::Instant::now());
+    let (times, process) = beside_the_runtime(move || (times(), Process::now())).await;
     let zones = state.pools.values().next().map_or("", |pool| pool.scheduler.zones.version());
     let pools = all.iter().map(|of| {
         let PoolStatus { name, about, sample, outages, is_away } = of;

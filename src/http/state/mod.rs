@@ -38,7 +38,7 @@ use crate::fleet::Fleet;
 use crate::history::History;
 use crate::http::answer::room::BodyRoom;
 use crate::job::JobIds;
-use crate::metrics::Metrics;
+use crate::metrics::{KeptTimes, Metrics};
 use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
@@ -130,6 +130,8 @@ pub struct AppState {
     pub quotas: Arc<QuotaManager>,
     pub defaults: Defaults,
     pub metrics: Arc<Metrics>,
+    /// What took how long, for pages.
+    pub times: KeptTimes,
     /// What the configuration says of this server.
     pub about: About,
     /// The servers of the fleet.
