@@ -40,7 +40,8 @@ pub async fn refusals_as_pages(request: Request, next: Next) -> Response {
     let said: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     let why = said["error"].as_str().or(said["msg"].as_str()).unwrap_or_default();
     let by_origin = parts.extensions.get::<ByOrigin>().is_some();
-    let page = page(status, why, by_origin.then_some(&asked));
+    let id = said["request_id"].as_str().filter(|_| status.is_server_error());
+    let page = page(status, why, id, by_origin.then_some(&asked));
     let html = answer::refused(status, page.0);
     parts.headers.remove(header::CONTENT_LENGTH);
     for (name, value) in html.headers() {
@@ -54,8 +55,8 @@ pub fn accepts_html(headers: &HeaderMap) -> bool {
     accepted.any(|kinds| kinds.to_str().is_ok_and(|kinds| kinds.contains("text/html")))
 }
 
-/// `asked`: the headers of a request that was refused for what stands in them.
-fn page(status: StatusCode, why: &str, asked: Option<&HeaderMap>) -> Markup {
+/// `id`: by which the log names the request. `asked`: the headers of a request that was refused for what stands in them.
+fn page(status: StatusCode, why: &str, id: Option<&str>, asked: Option<&HeaderMap>) -> Markup {
     let title = match status.as_u16() {
         401 => "Who are you?",
         403 => "Not allowed",
@@ -77,6 +78,7 @@ fn page(status: StatusCode, why: &str, asked: Option<&HeaderMap>) -> Markup {
             body { main {
                 h1 { (title) }
                 p { (text(why)) " (" (status.as_u16()) ")" }
+                @if let Some(id) = id { p { "Request " code { (text(id)) } } }
                 @if let Some(asked) = asked { (advice(asked)) }
             } }
         }
@@ -108,11 +110,13 @@ mod tests {
     fn a_refusal_names_the_header_and_the_key() {
         let mut asked = HeaderMap::new();
         asked.insert("origin", HeaderValue::from_static("https://<b>.example"));
-        let shown = page(StatusCode::FORBIDDEN, "the request was sent by <another>", Some(&asked)).0;
+        let shown = page(StatusCode::FORBIDDEN, "the request was sent by <another>", None, Some(&asked)).0;
         for part in ["Origin", "https://&lt;b&gt;.example", "Host", "AdminUrl", "&lt;another&gt;", "403"] {
             assert!(shown.contains(part), "{part}: {shown}");
         }
-        let other = page(StatusCode::FORBIDDEN, "this account may look", None).0;
+        let other = page(StatusCode::FORBIDDEN, "this account may look", None, None).0;
         assert!(other.contains("this account may look") && !other.contains("AdminUrl"), "{other}");
+        let fault = page(StatusCode::SERVICE_UNAVAILABLE, "the server is starting", Some("a<b"), None).0;
+        assert!(fault.contains("Request <code>") && fault.contains("a&lt;b"), "{fault}");
     }
 }
