@@ -81,7 +81,7 @@ fn nearest(keys: &[&'static str], word: &str) -> Option<&'static str> {
 /// Whether a key of this name may hold a secret, rightly spelt or not.
 fn may_be_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
-    ["pass", "pw", "secret"].iter().any(|part| key.contains(part))
+    ["pass", "pw", "secret", "auth", "token", "key"].iter().any(|part| key.contains(part))
 }
 
 /// The error about a key of the file that there is none of. A text is not shown: it may be a password. Nor is a number in

@@ -12,6 +12,9 @@ type Row = (&'static str, &'static [(&'static str, &'static str)], &'static str)
 const ROWS: &[Row] = &[
     ("Prot = 1\n$DISK", &[], "Prot = 1: there is no such key; did you mean Port?"),
     ("Nonsense = 'hush'\n$DISK", &[], "Nonsense: there is no such key; docs/configuration.md has the keys"),
+    ("ApiKey = 4711\n$DISK", &[], "ApiKey: there is no such key; docs/configuration.md has the keys"),
+    ("BasicAUTH = 4711\n$DISK", &[], "BasicAUTH: there is no such key; docs/configuration.md has the keys"),
+    ("Tokens = 4711\n$DISK", &[], "Tokens: there is no such key; docs/configuration.md has the keys"),
     ("Addr = 'h:1'\n$DISK", &[], "Addr: there is no such key; Addr belongs to a pool, as in [Pool.default]"),
     (
         "[Pool.default]\nPath = 'jobs'\nPort = 1",
