@@ -52,6 +52,8 @@ pub fn back(to: &str) -> String {
     let plain = to.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.~%/?&=".contains(&b));
     let (path, _) = to.split_once('?').unwrap_or((to, ""));
     let below = !path.starts_with('/') && !path.split('/').any(|part| part == ".." || part == ".");
+    // To a browser an escaped dot is a dot.
+    let below = below && !path.to_ascii_lowercase().contains("%2e");
     if plain && below { format!("./{to}") } else { "./".into() }
 }
 
@@ -70,6 +72,9 @@ mod tests {
             ("javascript:alert(1)", "./"),
             ("../metrics", "./"),
             ("queues/../../metrics", "./"),
+            ("%2e%2E/metrics", "./"),
+            (".%2E/metrics", "./"),
+            ("queues?q=%2e", "./queues?q=%2e"),
             ("\\\\evil", "./"),
         ] {
             assert_eq!(back(to), expected, "{to}");
