@@ -159,8 +159,10 @@ func (j *Job) byHand(ctx context.Context, verb string, do func() *callError) err
 	}
 	failed := do()
 	if failed.is(ErrLost) && j.touchLost {
-		if ours, _ := j.findReceipt(ctx, 0, nil); ours {
+		if ours, unknown := j.findReceipt(ctx, 0, nil); ours {
 			failed = do()
+		} else if unknown != nil {
+			failed = unknown // it may be ours still
 		}
 	}
 	if j.task != nil && (failed.is(ErrLost) || failed.is(ErrNotFound)) {

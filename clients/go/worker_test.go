@@ -577,6 +577,30 @@ func TestWhatAHandlerDidByHand(t *testing.T) {
 	}
 }
 
+// Whether the job is lost is not known while nobody can look.
+func TestALookThatFailsIsNoLoss(t *testing.T) {
+	sh := newShiftOn(newStage(t, RetryFor(0))).start()
+	sh.publish("mail", "x")
+	b := sh.next()
+	sh.wire.fail(nil, times(1, "/touch"))
+	_, err := b.job.Touch(b.ctx, time.Minute)
+	asError(t, err, ErrNetwork)
+	sh.wire.fail(func(req *http.Request) (*http.Response, error) {
+		if req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/job/") {
+			return nil, errBroken
+		}
+		return nil, nil
+	}, nil)
+	asError(t, b.job.Ack(b.ctx), ErrNetwork)
+	if cause := Cause(b.ctx); cause != nil {
+		t.Fatal(cause)
+	}
+	sh.wire.fail(nil, nil)
+	b.ret <- nil
+	sh.outcome(OutcomeAcked)
+	sh.stop()
+}
+
 func TestTheTimeLimit(t *testing.T) {
 	sh := newShift(t, TimeLimit(5*time.Second), Concurrency(1)).start()
 	for _, returns := range []error{errors.New("interrupted"), nil} {

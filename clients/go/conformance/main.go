@@ -121,6 +121,9 @@ func describe(err error) object {
 		fields["type"] = "signature"
 		fields["message"] = string(signature.What) + ": " + err.Error()
 	}
+	if errors.Is(err, dormouse.ErrUnclean) {
+		fields["type"] = "unclean"
+	}
 	var e *dormouse.Error
 	if !errors.As(err, &e) {
 		return fields

@@ -805,6 +805,25 @@ def test_a_second_stop_ends_drain_and_grace(loop: JumpingLoop, server: Server, w
     loop.run_until_complete(test())
 
 
+def test_a_handler_past_its_time_limit_is_given_back_when_grace_ends(
+    loop: JumpingLoop, server: Server, working: Make
+) -> None:
+    async def test() -> None:
+        job_id = await one_job(server)
+        work = working(deaf, time_limit=50, drain=1000, grace=1000)
+        await work.start()
+        await asyncio.sleep(60)
+        work.worker.stop()
+        await asyncio.sleep(1)
+        with pytest.raises(DrainError):
+            await work.stop()
+        assert work.told.outcomes == ["returned"]
+        job = await look(server, job_id)
+        assert (job.state, job.remain_tries, job.reason) == ("ready", 3, None)
+
+    loop.run_until_complete(test())
+
+
 def test_acks_are_sent_before_the_end(loop: JumpingLoop, server: Server, working: Make) -> None:
     async def test() -> None:
         await server.client().publish_many("q", ["a", "b", "c"])

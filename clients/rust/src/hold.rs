@@ -316,7 +316,9 @@ impl Hold {
                     receipt: String,
                     until: Timestamp,
                 }
-                let touched: Touched = answer.json()?;
+                let touched: Touched = answer.json().inspect_err(|_| {
+                    standing.unsure.get_or_insert((sent, *ttr));
+                })?;
                 standing.receipt = Some(touched.receipt);
                 standing.unsure = None;
                 self.expire_at(sent + *ttr);

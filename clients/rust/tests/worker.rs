@@ -1,11 +1,12 @@
 //! The worker on the double: what becomes of jobs, by the words of their handlers.
 #![allow(clippy::unwrap_used, reason = "tests state what they expect by unwrapping")]
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dormouse_client::double::Double;
+use dormouse_client::transport::{Answering, Head, Request, Transport};
 use dormouse_client::{
     Client, Ended, ErrorKind, Event, Job, NewJob, OnConflict, Outcome, Released, State, StreamExt as _,
     Worker, WorkerError,
@@ -212,4 +213,71 @@ async fn what_would_not_arrive_as_given_is_refused_before_it_is_sent() {
     }
     assert!(!format!("{client:?}").contains("secret-token"), "a client shows its token");
     assert!(Client::builder("http://h", "ns", "t").retry_for(541 * SECOND).build().is_err());
+}
+
+/// A double whose first touch waits before it is sent; if for no time, then its answer cannot be read.
+struct Faulty {
+    double: Double,
+    wait: Duration,
+    touched: AtomicBool,
+}
+
+impl Faulty {
+    fn client(wait: Duration) -> Client {
+        let faulty = Faulty { double: Double::new(), wait, touched: AtomicBool::new(false) };
+        Client::builder("http://faulty", "demo", "t").transport(Arc::new(faulty)).build().unwrap()
+    }
+}
+
+impl Transport for Faulty {
+    fn send<'a>(&'a self, request: Request, head: &'a Head) -> Answering<'a> {
+        Box::pin(async move {
+            let first = request.path.contains("/touch?") && !self.touched.swap(true, Ordering::SeqCst);
+            if first {
+                tokio::time::sleep(self.wait).await;
+            }
+            let mut answer = self.double.send(request, head).await?;
+            if first && self.wait.is_zero() {
+                answer.body = "{".into();
+            }
+            Ok(answer)
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_touch_whose_answer_cannot_be_read_may_be_done() {
+    let client = Faulty::client(Duration::ZERO);
+    client.publish("q", "x").await.unwrap();
+    let job = client.consume(["q"]).ttr(30 * SECOND).await.unwrap().remove(0);
+    assert_eq!(job.touch(30 * SECOND).await.unwrap_err().kind(), ErrorKind::Protocol);
+    job.ack().await.unwrap();
+}
+
+/// The worker's own touch waits for one by hand, and then makes the lease shorter again.
+#[tokio::test]
+async fn after_a_long_touch_by_hand_and_its_own_the_worker_touches_in_time() {
+    let client = Faulty::client(Duration::from_millis(1300));
+    let touches = Arc::new(tokio::sync::Semaphore::new(0));
+    let enough = touches.clone();
+    let (worker, ended) = worker(&client, move |job: Job| {
+        let enough = enough.clone();
+        async move {
+            job.touch(600 * SECOND).await?;
+            tokio::select! {
+                _ = job.cancelled() => Err(Outcome::failed("cancelled")),
+                _ = enough.acquire_many(2) => Ok(()),
+            }
+        }
+    });
+    client.publish("q", NewJob::new("x").tries(3)).await.unwrap();
+    let worker = worker.ttr(3 * SECOND).signals(false);
+    let stopper = worker.stopper();
+    let worker = worker.hook(move |event| match event {
+        Event::Touch { error: None, .. } => touches.add_permits(1),
+        Event::Finish { .. } => stopper.stop(),
+        _ => {}
+    });
+    worker.run().await.unwrap();
+    assert_eq!(*ended.lock().unwrap(), [Ended::Acked]);
 }

@@ -216,15 +216,20 @@ export class Hold {
   /** Does a call in the job's turn. A receipt that a lost touch has made old is looked for. */
   async byHand<T>(call: () => Promise<T>): Promise<T> {
     const endTurn = await this.takeTurn();
+    if (this.outcome === "lost") { // nothing more is sent for it
+      endTurn();
+      throw new DormouseError("lost", `job of ${this.job.queue}`, "the job is not yours any more", { status: 409 });
+    }
     try {
-      if (this.outcome === "lost") { // nothing more is sent for it
-        throw new DormouseError("lost", `job of ${this.job.queue}`, "the job is not yours any more", { status: 409 });
+      try {
+        return await call();
+      } catch (error) {
+        const looks = error instanceof DormouseError && error.type === "lost" && this.touchLost;
+        if (!looks || !(await this.findReceipt())) throw error;
+        return await call();
       }
-      return await call();
     } catch (error) {
-      if (!(error instanceof DormouseError)) throw error;
-      if (error.type === "lost" && this.touchLost && (await this.findReceipt())) return await call();
-      if (error.type === "lost" || error.type === "not_found") this.keeper?.lose();
+      if (error instanceof DormouseError && (error.type === "lost" || error.type === "not_found")) this.keeper?.lose();
       throw error;
     } finally {
       endTurn();

@@ -444,3 +444,35 @@ test("signals stop a worker while it runs, and a signal of the caller's does too
   await second;
   await worker.run({ signal: AbortSignal.abort() });
 });
+
+test("by hand nothing is sent for a job that is lost, not even a look after a touch whose answer was lost", async () => {
+  const errors: string[] = [];
+  const { server, worker, ends, sent } = scripted(["01A"], (one) => (one.path.endsWith("touch") ? RESET : willing(one)), async (job, { signal }) => {
+    await new Promise((resolve) => { signal.addEventListener("abort", resolve); });
+    errors.push((await errorOf(job.ack(), DormouseError)).type);
+  });
+  const run = worker.run();
+  await server.clock.advance(31_000);
+  worker.stop();
+  await run;
+  assert.deepEqual([errors, ends], [["lost"], [["01A", "lost"]]]);
+  assert.deepEqual([sent("GET"), sent("DELETE")], [[], []]);
+});
+
+test("a call by hand that is refused with the receipt that was found too is a loss", async () => {
+  const seen: unknown[] = [];
+  const answer = (one: Sent): Answering => {
+    if (one.path.endsWith("touch")) return RESET;
+    return one.query.get("verbose") ? answered(200, handed("01A", { receipt: "2-9" })) : GONE;
+  };
+  const { server, worker, ends, sent } = scripted(["01A"], answer, async (job, { signal }) => {
+    await errorOf(job.touch(30), DormouseError);
+    seen.push((await errorOf(job.ack(), DormouseError)).type, signal.aborted);
+  });
+  const run = worker.run();
+  await server.clock.advance(1000);
+  worker.stop();
+  await run;
+  assert.deepEqual([seen, ends], [["lost", true], [["01A", "lost"]]]);
+  assert.deepEqual(sent("DELETE").map(({ query }) => query.get("receipt")), ["2-1", "2-9"]);
+});

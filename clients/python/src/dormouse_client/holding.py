@@ -308,7 +308,7 @@ class Hold:
             self.crew.handler_loop.call_soon_threadsafe(self._cancel_task)
 
     def give_up(self) -> None:
-        """Send the result though the handler has not returned."""
+        """Give the job back though the handler has not returned."""
         if not self._over.done():
             self._over.set_result(_NotReturned())
 
@@ -357,7 +357,8 @@ class Hold:
             self._arm("limit", self.crew.grace, self._pass_limit)
 
     def _pass_limit(self) -> None:
-        self.give_up()
+        if not self._over.done():
+            self._over.set_result(TimeoutError("time limit"))
         self._say_late()
 
     def _say_late(self) -> None:
@@ -451,9 +452,7 @@ class Hold:
         """What a handler's end means."""
         if error is None:
             return ACK
-        if self.cause is Cause.DRAIN:
-            return GIVE_BACK
-        if isinstance(error, _NotReturned) and self.cause is None:
+        if self.cause is Cause.DRAIN or isinstance(error, _NotReturned):
             return GIVE_BACK
         if self.cause is Cause.TIME_LIMIT:
             return Verdict(Outcome.RELEASED, text="time limit", error=TimeoutError("time limit"))

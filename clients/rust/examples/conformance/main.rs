@@ -400,7 +400,7 @@ impl Program {
             program.unclean.fetch_or(!clean, Ordering::SeqCst);
             let error = match ended {
                 Err(WorkerError::Ended(error)) => show::error(&error),
-                Err(other) => show::plain("unfinished", &other.to_string()),
+                Err(other) => show::plain("unclean", &other.to_string()),
                 Ok(()) => Value::Null,
             };
             event(json!({ "event": "stopped", "worker": of, "clean": clean, "error": error }));

@@ -176,9 +176,10 @@ async fn touches(
     loop {
         tokio::select! {
             () = returned.cancelled() => return true,
-            // A third after its answer, of the time that the handler has asked for.
+            // A third after its answer, of the time that the handler has asked for. A touch of our own that was under
+            // way may have come after it, and made that time shorter.
             _ = by_hand.changed() => {
-                wait = *by_hand.borrow_and_update() / 3;
+                wait = (*by_hand.borrow_and_update()).min(job.hold.left()) / 3;
                 continue;
             }
             () = sleep(jittered(wait)) => {}
