@@ -179,9 +179,9 @@ fn keys_of_redis_are_made_in_one_file_per_store() {
 const PARTS: &[(&str, &[&str])] = &[
     ("clock", &[]),
     ("random", &["clock"]),
-    ("error", &[]),
-    ("outage", &["error"]),
     ("name", &[]),
+    ("error", &["name"]),
+    ("outage", &["error"]),
     ("job", &["clock", "name", "random"]),
     ("time", &["clock"]),
     ("schedule", &["clock", "job", "name", "time"]),

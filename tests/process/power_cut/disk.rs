@@ -172,14 +172,14 @@ impl Image {
         }
     }
 
-    /// Panics unless the directory is this, byte for byte.
-    #[track_caller]
-    pub fn expect_same(&self, path: &Path) {
+    /// Whether the directory is this, byte for byte; else where it is not.
+    pub fn is_same(&self, path: &Path) -> Result<(), String> {
         match self {
             Image::File(content) => {
-                let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-                let differs = content.differs(&bytes);
-                assert_eq!(differs, None, "{} is not as it was recorded, from this byte on", path.display());
+                let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
+                content.differs(&bytes).map_or(Ok(()), |at| {
+                    Err(format!("{} is not as it was recorded, from byte {at} on", path.display()))
+                })
             }
             Image::Directory(entries) => {
                 let listed = std::fs::read_dir(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -188,8 +188,10 @@ impl Image {
                     .collect();
                 there.sort();
                 let recorded: Vec<&String> = entries.keys().collect();
-                assert_eq!(there.iter().collect::<Vec<_>>(), recorded, "names in {}", path.display());
-                entries.iter().for_each(|(name, entry)| entry.expect_same(&path.join(name)));
+                if there.iter().collect::<Vec<_>>() != recorded {
+                    return Err(format!("names in {}: {there:?} in place of {recorded:?}", path.display()));
+                }
+                entries.iter().try_for_each(|(name, entry)| entry.is_same(&path.join(name)))
             }
         }
     }
