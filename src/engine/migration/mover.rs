@@ -131,12 +131,10 @@ impl Mover {
     /// From here on the old store has no schedule of that name, or says that it has arrived.
     async fn settle(&self, id: &ScheduleId) -> Result<()> {
         let Some(schedule) = self.in_old(id).await? else { return Ok(()) };
-        // Until its last mark is there, which an error or the end of a request may prevent: deleted now, it would come from
-        // the old store again.
-        let was_done = self.done.swap(false, Ordering::Relaxed);
-        self.move_schedule(schedule).await?;
-        self.done.fetch_or(was_done, Ordering::Relaxed);
-        Ok(())
+        // Until the next walk finds none. An error or the end of a request may prevent its last mark: deleted then, it would
+        // come from the old store again.
+        self.done.store(false, Ordering::Relaxed);
+        self.move_schedule(schedule).await
     }
 
     /// Deletes one in the new store. Nothing of it comes from the old one after that.
