@@ -7,7 +7,6 @@ mod support;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -73,25 +72,13 @@ type Batch = fn(usize) -> (String, fn(usize) -> usize);
 
 /// Publishes `jobs` jobs of 100 bytes in batches.
 async fn fill(api: &Target, jobs: usize, batch: Batch) -> Outcome {
-    let (next, mut tasks) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
-    for _ in 0..CONNECTIONS {
-        let (mut client, next) = (api.connect().await?, next.clone());
-        tasks.spawn(async move {
-            loop {
-                let n = next.fetch_add(1, Ordering::Relaxed);
-                if n * BULK >= jobs {
-                    return Outcome::Ok(());
-                }
-                let (queue, delay) = batch(n);
-                let body = (0..BULK).map(|i| json!({ "text": BODY, "delay": delay(n * BULK + i) }));
-                let body = Value::Array(body.collect()).to_string();
-                let path = format!("/api/bench/{queue}/jobs/batch");
-                let request = client.target.with_body("POST", &path, body.as_bytes());
-                client.expect(201, &request).await?;
-            }
-        });
-    }
-    load::all(tasks).await
+    load::send(api, CONNECTIONS, jobs.div_ceil(BULK), 201, move |api, n| {
+        let (queue, delay) = batch(n);
+        let body = (0..BULK).map(|i| json!({ "text": BODY, "delay": delay(n * BULK + i) }));
+        let body = Value::Array(body.collect()).to_string();
+        api.with_body("POST", &format!("/api/bench/{queue}/jobs/batch"), body.as_bytes())
+    })
+    .await
 }
 
 /// A number that looks like chance, and is the same in each run.
@@ -152,20 +139,10 @@ async fn memory(bench: &Bench, store: Store) -> Outcome {
 
 /// One job that is due tomorrow in each of so many queues.
 async fn one_each(api: &Target, queues: usize) -> Outcome {
-    let (next, mut tasks) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
-    for _ in 0..4 * CONNECTIONS {
-        let (mut client, next) = (api.connect().await?, next.clone());
-        tasks.spawn(async move {
-            loop {
-                let n = next.fetch_add(1, Ordering::Relaxed);
-                if n >= queues {
-                    return Outcome::Ok(());
-                }
-                client.publish(&format!("one-{n}"), "delay=86400", BODY.as_bytes()).await?;
-            }
-        });
-    }
-    load::all(tasks).await
+    load::send(api, 4 * CONNECTIONS, queues, 201, |api, n| {
+        api.put(&format!("/api/bench/one-{n}?delay=86400"), BODY.as_bytes())
+    })
+    .await
 }
 
 async fn waiting(bench: &Bench, store: Store) -> Outcome {
@@ -242,15 +219,8 @@ async fn idle(bench: &Bench, store: Store) -> Outcome {
     }
     tokio::time::sleep(Duration::from_secs(5)).await;
     share(bench, &setup, "idle", bench.seconds(30.0, 2.0)).await?;
-    let (mut client, mut seen, mut cursor) = (setup.first().api.connect().await?, 0, String::new());
     let began = Instant::now();
-    loop {
-        let request = client.target.bare("GET", &format!("/api/bench?limit=100{cursor}"));
-        let page: Value = serde_json::from_slice(&client.expect(200, &request).await?.body)?;
-        seen += page["queues"].as_array().map_or(0, Vec::len);
-        let Some(next) = page["cursor"].as_str() else { break };
-        cursor = format!("&cursor={next}");
-    }
+    let seen = all_queues(&setup).await?.len();
     bench.figure("a list of all queues", began.elapsed().as_secs_f64(), "s");
     bench.none("queues that it did not show", queues - seen.min(queues), queues);
     for set in parked {
@@ -325,6 +295,9 @@ struct Met {
     acked: Vec<usize>,
 }
 
+/// An entry of a Redis's slow log: number, time, microseconds, the command's words, client, its name.
+type SlowCommand = (i64, i64, i64, Vec<Vec<u8>>, String, String);
+
 /// A fourth master and its replica are added, and get their part while jobs are published, consumed and acked.
 async fn grow(bench: &Bench, store: Store) -> Outcome {
     let setup = two(store).await?;
@@ -356,27 +329,12 @@ async fn grow(bench: &Bench, store: Store) -> Outcome {
     load::all(tasks).await?;
     let mut longest_migrate = 0;
     for node in setup.masters() {
-        let log: Vec<redis::Value> =
+        let log: Vec<SlowCommand> =
             redis::cmd("SLOWLOG").arg("GET").arg(1000).query(&mut node.connection())?;
-        for entry in log {
-            let (_, _, us, words): (i64, i64, i64, Vec<Vec<u8>>) =
-                match redis::from_redis_value::<Vec<redis::Value>>(entry) {
-                    Ok(fields) if fields.len() >= 4 => {
-                        let mut fields = fields.into_iter();
-                        let mut next = || fields.next().unwrap_or(redis::Value::Nil);
-                        (
-                            redis::from_redis_value(next())?,
-                            redis::from_redis_value(next())?,
-                            redis::from_redis_value(next())?,
-                            redis::from_redis_value(next())?,
-                        )
-                    }
-                    _ => continue,
-                };
-            if words.first().is_some_and(|word| word.eq_ignore_ascii_case(b"migrate")) {
-                longest_migrate = longest_migrate.max(us);
-            }
-        }
+        let migrates = log.iter().filter(|(.., words, _, _)| {
+            words.first().is_some_and(|word| word.eq_ignore_ascii_case(b"migrate"))
+        });
+        longest_migrate = migrates.map(|(_, _, us, ..)| *us).fold(longest_migrate, i64::max);
     }
     let met = std::mem::take(&mut *met.lock());
     let handed: std::collections::HashSet<usize> = met.acked.iter().copied().collect();
@@ -386,8 +344,8 @@ async fn grow(bench: &Bench, store: Store) -> Outcome {
     bench.at_most("longest request", met.longest.ms(1.0), 1000.0, "ms");
     bench.figure("p99 of a request", met.longest.ms(0.99), "ms");
     bench.at_most("longest MIGRATE (0: none above 10 ms)", longest_migrate as f64 / 1000.0, 50.0, "ms");
-    let left = delayed(&setup).await?;
-    bench.none("delayed jobs that are gone", jobs.div_ceil(BULK) * BULK - left, jobs);
+    let left: u64 = all_queues(&setup).await?.iter().filter_map(|queue| queue["delayed"].as_u64()).sum();
+    bench.none("delayed jobs that are gone", jobs.div_ceil(BULK) * BULK - usize::try_from(left)?, jobs);
     Ok(())
 }
 
@@ -433,16 +391,15 @@ async fn cycles(target: Target, first: usize, met: Arc<Mutex<Met>>, stop: Cancel
     }
 }
 
-/// How many delayed jobs all queues have.
-async fn delayed(setup: &Setup) -> Outcome<usize> {
-    let (mut client, mut sum, mut cursor) = (setup.first().api.connect().await?, 0, String::new());
+/// All queues, page by page.
+async fn all_queues(setup: &Setup) -> Outcome<Vec<Value>> {
+    let (mut client, mut queues, mut cursor) =
+        (setup.first().api.connect().await?, Vec::new(), String::new());
     loop {
         let request = client.target.bare("GET", &format!("/api/bench?limit=100{cursor}"));
-        let page: Value = serde_json::from_slice(&client.expect(200, &request).await?.body)?;
-        for queue in page["queues"].as_array().into_iter().flatten() {
-            sum += usize::try_from(queue["delayed"].as_u64().unwrap_or_default())?;
-        }
-        let Some(next) = page["cursor"].as_str() else { return Ok(sum) };
+        let mut page: Value = serde_json::from_slice(&client.expect(200, &request).await?.body)?;
+        queues.extend(page["queues"].as_array_mut().map(std::mem::take).unwrap_or_default());
+        let Some(next) = page["cursor"].as_str() else { return Ok(queues) };
         cursor = format!("&cursor={next}");
     }
 }

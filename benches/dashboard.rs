@@ -4,12 +4,10 @@
 mod support;
 
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use support::client::{Client, Target};
+use support::client::{Answer, Client, Target};
 use support::ledger::Spread;
 use support::proc::{Meter, cpu, memory};
 use support::report::Bench;
@@ -41,29 +39,6 @@ fn main() -> ExitCode {
     })
 }
 
-/// Sends `count` requests over some connections; `request` makes the n-th, which must have this status.
-async fn send(
-    target: &Target,
-    count: usize,
-    status: u16,
-    request: impl Fn(&Target, usize) -> Vec<u8> + Copy + Send + 'static,
-) -> Outcome {
-    let (next, mut tasks) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
-    for _ in 0..CONNECTIONS {
-        let (mut client, next) = (target.connect().await?, next.clone());
-        tasks.spawn(async move {
-            loop {
-                let n = next.fetch_add(1, Ordering::Relaxed);
-                if n >= count {
-                    return Outcome::Ok(());
-                }
-                client.expect(status, &request(&client.target, n)).await?;
-            }
-        });
-    }
-    load::all(tasks).await
-}
-
 /// A bulk of jobs that look like JSON.
 fn many() -> String {
     let job =
@@ -74,23 +49,24 @@ fn many() -> String {
 /// One job in each of many queues, and so many delayed ones in the first.
 async fn fill(setup: &Setup, queues: usize, delayed: usize) -> Outcome {
     let api = &setup.first().api;
-    send(api, queues, 201, |api, n| api.put(&format!("/api/bench/queue-{n}"), b"{\"n\":1}")).await?;
-    send(api, delayed / BULK, 201, |api, n| {
+    load::send(api, CONNECTIONS, queues, 201, |api, n| {
+        api.put(&format!("/api/bench/queue-{n}"), b"{\"n\":1}")
+    })
+    .await?;
+    load::send(api, CONNECTIONS, delayed / BULK, 201, |api, n| {
         let path = format!("/api/bench/queue-{}/bulk?delay={}", n % 10, 7200 + n % 80_000);
         api.put(&path, many().as_bytes())
     })
     .await
 }
 
-/// Publishes at this rate until `stop`, on two connections for a hundred a second; how long each took, counted from when
-/// it should have begun.
+/// Publishes at this rate until `stop`; how long each took, counted from when it should have begun.
 async fn publishes(target: Target, per_second: f64, stop: CancellationToken) -> Outcome<Spread> {
-    let connections = 16;
     let mut tasks = JoinSet::new();
-    for n in 0..connections {
+    for n in 0..CONNECTIONS {
         let (mut client, stop) = (target.connect().await?, stop.clone());
         tasks.spawn(async move {
-            let mut due = tokio::time::interval(Duration::from_secs_f64(f64::from(connections) / per_second));
+            let mut due = tokio::time::interval(Duration::from_secs_f64(CONNECTIONS as f64 / per_second));
             let mut met = Spread::default();
             loop {
                 let at = tokio::select! {
@@ -133,6 +109,11 @@ fn paths(id: &str) -> Vec<(&'static str, String)> {
     .collect()
 }
 
+fn etag(answer: &Answer) -> Option<String> {
+    let mut headers = answer.head.lines().filter_map(|line| line.split_once(": "));
+    headers.find(|(name, _)| name.eq_ignore_ascii_case("etag")).map(|(_, tag)| tag.to_owned())
+}
+
 /// Asks for a page so often; how long it took, how large it was, and its ETag.
 async fn ask(client: &mut Client, path: &str, times: usize) -> Outcome<(Spread, usize, Option<String>)> {
     let (mut met, mut size, mut tag) = (Spread::default(), 0, None);
@@ -141,10 +122,7 @@ async fn ask(client: &mut Client, path: &str, times: usize) -> Outcome<(Spread, 
         let answer = client.expect(200, &request).await?;
         met.add(began.elapsed());
         size = answer.body.len();
-        tag = answer.head.lines().find_map(|line| {
-            let (name, value) = line.split_once(": ")?;
-            name.eq_ignore_ascii_case("etag").then(|| value.to_owned())
-        });
+        tag = etag(&answer);
     }
     Ok((met, size, tag))
 }
@@ -278,7 +256,7 @@ async fn looking(
                 };
                 let answer = client.call(&request).await?;
                 if answer.status == 200 {
-                    tag = answer.head.lines().find_map(|line| line.strip_prefix("etag: ")).map(str::to_owned);
+                    tag = etag(&answer);
                 }
                 tokio::time::sleep(Duration::from_secs(5)).await;
             }
@@ -313,9 +291,14 @@ async fn sampler(bench: &Bench, store: Store) -> Outcome {
 async fn bulk(bench: &Bench, store: Store) -> Outcome {
     let setup = Setup::one(store).await?;
     let (server, dead) = (setup.first(), bench.size(1_000_000, 12_800));
-    send(&server.api, dead / BULK, 201, |api, _| api.put("/api/bench/mail/bulk?tries=1", many().as_bytes()))
-        .await?;
-    send(&server.api, dead / 100, 200, |api, _| api.bare("GET", "/api/bench/mail?count=100&ttr=1")).await?;
+    load::send(&server.api, CONNECTIONS, dead / BULK, 201, |api, _| {
+        api.put("/api/bench/mail/bulk?tries=1", many().as_bytes())
+    })
+    .await?;
+    load::send(&server.api, CONNECTIONS, dead / 100, 200, |api, _| {
+        api.bare("GET", "/api/bench/mail?count=100&ttr=1")
+    })
+    .await?;
     let (mut api, began) = (server.api.connect().await?, Instant::now());
     let mut size = 0;
     // What did not fill an answer stays ready.

@@ -1,6 +1,7 @@
 //! Publishers that keep a pace, consumers that note what comes, and a light load beside a heavy one.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
@@ -84,6 +85,30 @@ pub async fn end(mut tasks: JoinSet<Outcome>) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Sends `count` requests over some connections; `request` makes the n-th, whose answer must have this status.
+pub async fn send(
+    target: &Target,
+    connections: usize,
+    count: usize,
+    status: u16,
+    request: impl Fn(&Target, usize) -> Vec<u8> + Copy + Send + 'static,
+) -> Outcome {
+    let (next, mut tasks) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
+    for _ in 0..connections {
+        let (mut client, next) = (target.connect().await?, next.clone());
+        tasks.spawn(async move {
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                if n >= count {
+                    return Outcome::Ok(());
+                }
+                client.expect(status, &request(&client.target, n)).await?;
+            }
+        });
+    }
+    all(tasks).await
 }
 
 /// Waits for all; the first error ends the rest.
