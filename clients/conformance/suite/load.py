@@ -15,6 +15,7 @@ import signal as signals
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,15 @@ TICK = os.sysconf("SC_CLK_TCK")
 RATE = 200
 
 
-def processor(pids: Sequence[int]) -> float:
-    """Seconds of user and system time of these processes, and of those that they have started as heads of a group."""
+def processor(pid: int) -> float:
+    """Seconds of user and system time of this process, and of those in its group."""
     total = 0
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError, IndexError):
             fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            if int(entry.name) in pids or int(fields[2]) in pids:
+            if pid in (int(entry.name), int(fields[2])):
                 total += int(fields[11]) + int(fields[12])
     return total / TICK
 
@@ -55,9 +56,10 @@ async def requests(server: Server) -> int:
 
 
 async def connections(server: Server) -> int:
-    found = re.search(r'^dormouse_connections\{port="api"\} (\d+)$', await metrics(server), re.M)
-    found = found or re.search(r'^dormouse_connections\{port="public"\} (\d+)$', await metrics(server), re.M)
-    return int(found[1]) if found else -1
+    """Of the public port."""
+    found = re.search(r'^dormouse_connections\{port="public"\} (\d+)$', await metrics(server), re.M)
+    assert found, "the server tells them"
+    return int(found[1])
 
 
 class Hand:
@@ -79,16 +81,38 @@ class Hand:
     async def work(self) -> None:
         await self.program.call("start", worker="w")
 
-    @property
-    def pids(self) -> list[int]:
-        return [self.program.process.pid]
-
     def done(self) -> int:
         """How many handlers have ended well."""
         new = self.program.events[self._read :]
         self._read += len(new)
         self._done += sum(event["event"] == "end" and event["result"] == "ok" for event in new)
         return self._done
+
+
+@dataclass
+class Meter:
+    """What server and worker use from one moment on."""
+
+    server: Server
+    hand: Hand
+    asked: int
+    began: float
+    used: tuple[float, float]
+
+    @classmethod
+    async def start(cls, server: Server, hand: Hand) -> Meter:
+        return cls(server, hand, await requests(server), time.monotonic(), of_both(server, hand))
+
+    async def stop(self) -> tuple[float, float, float, int]:
+        """Seconds that passed, those of server and worker, and requests."""
+        took = time.monotonic() - self.began
+        of_server, of_worker = of_both(self.server, self.hand)
+        asked = await requests(self.server) - self.asked
+        return took, of_server - self.used[0], of_worker - self.used[1], asked
+
+
+def of_both(server: Server, hand: Hand) -> tuple[float, float]:
+    return processor(server.process.pid), processor(hand.program.process.pid)
 
 
 async def until(look: Any, within: float) -> bool:
@@ -105,17 +129,15 @@ async def empty(language: str, jobs: int) -> None:
         await Direct(server, "load", token).put_many("q", ["x"] * jobs)
         hand = Hand(language)
         await hand.start(server, token, concurrency=50)
-        asked, of_server, of_worker = await requests(server), processor([server.process.pid]), processor(hand.pids)
-        began = time.monotonic()
+        meter = await Meter.start(server, hand)
         await hand.work()
         whole = await until(lambda: hand.done() >= jobs, 300)
-        took, open_now = time.monotonic() - began, await connections(server)
-        done = max(hand.done(), 1)
+        took, of_server, of_worker, asked = await meter.stop()
+        done, open_now = max(hand.done(), 1), await connections(server)
         print(
             f"empty {language}: {done} jobs{'' if whole else ' (NOT ALL)'}, {done / took:.0f} jobs/s, server "
-            f"{(processor([server.process.pid]) - of_server) / done * 1e6:.0f} µs, worker "
-            f"{(processor(hand.pids) - of_worker) / done * 1e6:.0f} µs a job (its events as JSON lines too), "
-            f"{(await requests(server) - asked) / done:.2f} requests a job, {open_now} connections",
+            f"{of_server / done * 1e6:.0f} µs, worker {of_worker / done * 1e6:.0f} µs a job (its events as JSON lines "
+            f"too), {asked / done:.2f} requests a job, {open_now} connections",
             flush=True,
         )
         await hand.program.end()
@@ -128,8 +150,7 @@ async def one_by_one(language: str, jobs: int) -> None:
         await Direct(server, "load", token).put_many("q", ["x"] * jobs)
         hand = Hand(language)
         await hand.start(server, token, concurrency=50)
-        asked, of_server, of_worker = await requests(server), processor([server.process.pid]), processor(hand.pids)
-        began, left = time.monotonic(), jobs
+        meter, left = await Meter.start(server, hand), jobs
 
         async def one() -> None:
             nonlocal left
@@ -140,12 +161,10 @@ async def one_by_one(language: str, jobs: int) -> None:
                     await hand.program.call("ack", client="c", job_id=job["job_id"])
 
         await asyncio.gather(*(one() for _ in range(50)))
-        took = time.monotonic() - began
+        took, of_server, of_worker, asked = await meter.stop()
         print(
-            f"one by one {language}: {jobs / took:.0f} jobs/s, server "
-            f"{(processor([server.process.pid]) - of_server) / jobs * 1e6:.0f} µs, worker "
-            f"{(processor(hand.pids) - of_worker) / jobs * 1e6:.0f} µs a job, "
-            f"{(await requests(server) - asked) / jobs:.2f} requests a job",
+            f"one by one {language}: {jobs / took:.0f} jobs/s, server {of_server / jobs * 1e6:.0f} µs, worker "
+            f"{of_worker / jobs * 1e6:.0f} µs a job, {asked / jobs:.2f} requests a job",
             flush=True,
         )
         await hand.program.end()
@@ -159,11 +178,12 @@ async def idle(language: str, seconds: float) -> None:
         await hand.work()
         await asyncio.sleep(1)
         # A poll that waits is counted when it is answered.
-        asked, of_worker = await requests(server), processor(hand.pids)
+        meter = await Meter.start(server, hand)
         await asyncio.sleep(seconds)
+        _, _, of_worker, asked = await meter.stop()
         print(
-            f"idle {language}: {await requests(server) - asked} requests in {seconds:.0f} s, "
-            f"{await connections(server)} connections, worker {(processor(hand.pids) - of_worker) * 1000:.0f} ms",
+            f"idle {language}: {asked} requests in {seconds:.0f} s, {await connections(server)} connections, "
+            f"worker {of_worker * 1000:.0f} ms",
             flush=True,
         )
         await hand.program.end()
@@ -178,15 +198,14 @@ async def held(language: str, handlers: int) -> int:
         await Direct(server, "load", token).put_many("q", [do({"sleep": 60})] * handlers)
         await hand.work()
         await until(lambda: len(hand.program.seen("start")) >= handlers, 30)
-        asked, of_server, began = await requests(server), processor([server.process.pid]), time.monotonic()
+        meter = await Meter.start(server, hand)
         await until(lambda: hand.done() >= handlers, 120)
-        took = time.monotonic() - began
+        took, of_server, _, asked = await meter.stop()
         starts = Counter(event["job"]["job_id"] for event in hand.program.seen("start"))
         twice = sum(count > 1 for count in starts.values())
         print(
             f"held {language}: {hand.done()} of {handlers} done, handed out twice {twice}, "
-            f"{(await requests(server) - asked) / took:.0f} requests a second, server "
-            f"{(processor([server.process.pid]) - of_server) / took * 100:.1f} % of a core",
+            f"{asked / took:.0f} requests a second, server {of_server / took * 100:.1f} % of a core",
             flush=True,
         )
         await hand.program.end()
@@ -272,6 +291,7 @@ async def killed(languages: Sequence[str], seconds: int) -> int:
             await server.again()
         await asyncio.gather(*publishers)
         await until(lambda: sum(hand.done() for hand in hands) >= len(ids), 60)
+        # What is done twice comes a little later.
         await asyncio.sleep(2)
         result = tell("killed " + "+".join(languages), hands, ids, failed)
         for hand in hands:
@@ -307,6 +327,7 @@ async def rolling(languages: Sequence[str], seconds: int) -> int:
             codes[await old.program.exit_code(40)] += 1
         await publishing
         await until(lambda: sum(hand.done() for hand in hands) >= len(ids), 60)
+        # What is done twice comes a little later.
         await asyncio.sleep(2)
         result = tell("rolling " + "+".join(languages), hands, ids, failed)
         print(f"rolling: exit codes {dict(codes)}", flush=True)
