@@ -24,8 +24,8 @@
 //! once more. A notification that comes during a fetch marks the list as stale, and it fetches again.
 //!
 //! **One notification, one fetch.** A notification concerns the wait list whose first waiter waits longest, so
-//! that ten thousand wait lists over one queue cost no more than one. If a fetch is under way for that waiter, the
-//! list fetches once more. That list owes it to the others: a fetch that found less than it asked for has seen the
+//! that ten thousand wait lists over one queue cost no more than one. If a fetch is under way for that waiter, and
+//! is not held up, the list fetches once more. That list owes it to the others: a fetch that found less than it asked for has seen the
 //! queues empty, and nothing is owed. After one that found enough, or that ended among jobs that are gone, others
 //! fetch too. The same holds for a list that becomes empty before it has fetched. After one that failed the queues
 //! are notified again in [`RETRY`].

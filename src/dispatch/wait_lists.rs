@@ -45,7 +45,7 @@ struct Registered {
     serving: BTreeMap<u64, (Wanted, Instant)>,
     /// How many lists fetch after one that found all it asked for, as a power of [`WIDEN`].
     wider: u32,
-    /// The last fetch found nothing, and could not look everywhere.
+    /// The last fetch found nothing, and could not look everywhere for jobs of this queue.
     unseen: Option<Unreachable>,
 }
 

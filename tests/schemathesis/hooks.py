@@ -12,7 +12,7 @@ ENDPOINT = "http://127.0.0.1:9/"
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """A poll waits a second at most, push calls nobody, and half of the requests have a namespace that is there."""
+    """A poll waits a second at most, push calls nobody, and the public port is asked for a namespace that is there."""
     if case.query and "timeout" in case.query:
         case.query["timeout"] = 1
     if isinstance(case.body, dict) and "url" in case.body:
