@@ -54,7 +54,7 @@ async fn fill(setup: &Setup, queues: usize, delayed: usize) -> Outcome {
     })
     .await?;
     load::send(api, CONNECTIONS, delayed / BULK, 201, |api, n| {
-        let path = format!("/api/bench/queue-{}/bulk?delay={}", n % 10, 7200 + n % 80_000);
+        let path = format!("/api/bench/queue-{}/bulk?delay={}", n % 10, 7200 + n % 70_000);
         api.put(&path, many().as_bytes())
     })
     .await

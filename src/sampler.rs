@@ -274,7 +274,6 @@ impl Sampler {
             timeout(patience, self.engine.stats()),
             timeout(patience, self.engine.pauses()),
         );
-        let took = began.elapsed();
         *self.read_at.lock() = Instant::now();
         let up = matches!(up, Ok(Ok(())));
         let answer =
@@ -288,7 +287,7 @@ impl Sampler {
             }
         };
         let (this, of_sample, of_paused) = (self.clone(), stats.clone(), paused.clone());
-        beside_the_runtime(move || this.see(&of_sample, of_paused.as_deref(), took)).await;
+        beside_the_runtime(move || this.see(&of_sample, of_paused.as_deref(), began)).await;
         Reading { up, stats: Some(stats), paused }
     }
 
@@ -300,7 +299,7 @@ impl Sampler {
     }
 
     /// Makes a sample of what the store said.
-    fn see(&self, stats: &Stats, paused: Option<&BTreeMap<Queue, Pause>>, took: Duration) {
+    fn see(&self, stats: &Stats, paused: Option<&BTreeMap<Queue, Pause>>, began: Instant) {
         let (waiting, pushed) = (self.dispatcher.waiting(), self.push.states(&self.pool));
         let mut seen = self.seen.lock();
         let now = self.began.time();
@@ -375,7 +374,7 @@ impl Sampler {
             gauges: Arc::new(stats.gauges.clone()),
             full_since: is_full(&stats.gauges).then(|| before.full_since.unwrap_or(now)),
             rates: all.rates(seconds(self.began.wall), seconds(now)),
-            interval: (took * SHARE).clamp(STEP, LONGEST),
+            interval: (began.elapsed() * SHARE).clamp(STEP, LONGEST),
             trouble: None,
         };
         *self.latest.write() = Arc::new(sample);

@@ -198,20 +198,24 @@ pub struct Place((u64, u64), String, String, String);
 
 type Ranked<'a> = ((u64, u64), &'a PoolName, &'a Row);
 
+/// By what a row's place is judged. Borrowed: a list of 10,000 queues compares some 30,000 times.
+fn place<'a>((rank, pool, row): &Ranked<'a>) -> ((u64, u64), &'a str, &'a str, &'a str) {
+    (*rank, pool.as_str(), row.namespace.as_str(), name(row))
+}
+
 fn by_place(a: &Ranked<'_>, b: &Ranked<'_>) -> Ordering {
-    let key = |of: &Ranked<'_>| (of.0, of.1.clone(), of.2.namespace.clone());
-    key(a).cmp(&key(b)).then_with(|| name(a.2).cmp(name(b.2)))
+    place(a).cmp(&place(b))
 }
 
 impl Place {
-    fn of((rank, pool, row): &Ranked<'_>) -> Place {
-        Place(*rank, pool.as_str().into(), row.namespace.as_str().into(), name(row).into())
+    fn of(ranked: &Ranked<'_>) -> Place {
+        let (rank, pool, namespace, name) = place(ranked);
+        Place(rank, pool.into(), namespace.into(), name.into())
     }
 
     /// Whether it stands before this row.
-    fn is_before(&self, (rank, pool, row): &Ranked<'_>) -> bool {
-        let key = (self.0, &*self.1, &*self.2, &*self.3);
-        key < (*rank, pool.as_str(), row.namespace.as_str(), name(row))
+    fn is_before(&self, ranked: &Ranked<'_>) -> bool {
+        (self.0, &*self.1, &*self.2, &*self.3) < place(ranked)
     }
 }
 
@@ -337,10 +341,16 @@ impl Listed {
 pub fn listed(state: &AppState, asked: &ListAsked) -> Listed {
     let ListAsked { of, part, queue, need, sort, limit, after } = asked;
     let samples = of.samples(state);
-    let is_asked_for = |row: &Row| {
+    let mut whole = String::new();
+    let mut has_part = |row: &Row, part: &str| {
+        whole.clear();
+        whole.extend([row.namespace.as_str(), "/", name(row)]);
+        whole.contains(part)
+    };
+    let mut is_asked_for = |row: &Row| {
         of.namespace.as_ref().is_none_or(|namespace| row.namespace == *namespace)
             && queue.as_ref().is_none_or(|queue| name(row) == queue)
-            && part.as_ref().is_none_or(|part| format!("{}/{}", row.namespace, name(row)).contains(&**part))
+            && part.as_ref().is_none_or(|part| has_part(row, part))
             && need.has(row.need)
     };
     let rows = samples.iter().flat_map(|(pool, sample)| sample.rows.iter().map(move |row| (pool, row)));

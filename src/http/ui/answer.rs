@@ -33,27 +33,41 @@ pub fn guarded(mut response: Response) -> Response {
     response
 }
 
-/// A page. With the tag that the browser has it is 304.
-pub fn page(status: StatusCode, markup: &str, asked: &HeaderMap) -> Response {
-    let (text, tag) = finished(markup);
-    let same = |given: &HeaderValue| {
-        given
-            .to_str()
-            .is_ok_and(|given| given.split(',').any(|one| one.trim().trim_start_matches("W/") == tag))
-    };
-    let is_known = status == StatusCode::OK && asked.get_all(header::IF_NONE_MATCH).iter().any(same);
-    let mut response = match is_known {
-        true => {
-            let mut response = Response::new(Body::empty());
-            *response.status_mut() = StatusCode::NOT_MODIFIED;
-            response
-        }
-        false => reply::with_body(status, HTML, Body::from(text)),
-    };
-    if let Ok(tag) = HeaderValue::from_str(&tag) {
+/// A page. With the tag that the browser has it is 304. `basis` names all that the page is made of, where that is known
+/// before it is made: then its tag has it too.
+pub fn page(status: StatusCode, markup: &str, basis: Option<u64>, asked: &HeaderMap) -> Response {
+    let (text, hash) = finished(markup);
+    let tag = basis.map_or(hash.clone(), |basis| format!("{hash}-{basis:016x}"));
+    let is_known =
+        status == StatusCode::OK && tags(asked).any(|known| known.split('-').next() == Some(&hash));
+    let response = if is_known { not_modified() } else { reply::with_body(status, HTML, Body::from(text)) };
+    guarded(tagged(response, &tag))
+}
+
+/// 304 without a look, to a browser that has the page which was made of the same.
+pub fn unchanged(basis: u64, asked: &HeaderMap) -> Option<Response> {
+    let basis = format!("{basis:016x}");
+    let known = tags(asked).find(|tag| tag.split_once('-').is_some_and(|(_, of)| of == basis))?;
+    Some(guarded(tagged(not_modified(), known)))
+}
+
+/// The tags that the browser has, without quotes.
+fn tags(asked: &HeaderMap) -> impl Iterator<Item = &str> {
+    let given = asked.get_all(header::IF_NONE_MATCH).iter().filter_map(|given| given.to_str().ok());
+    given.flat_map(|given| given.split(',')).map(|one| one.trim().trim_start_matches("W/").trim_matches('"'))
+}
+
+fn not_modified() -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NOT_MODIFIED;
+    response
+}
+
+fn tagged(mut response: Response, tag: &str) -> Response {
+    if let Ok(tag) = HeaderValue::from_str(&format!("\"{tag}\"")) {
         response.headers_mut().insert(header::ETAG, tag);
     }
-    guarded(response)
+    response
 }
 
 /// A page that says why there is no other. It has no tag: nobody asks whether it has changed.
@@ -79,7 +93,7 @@ fn finished(markup: &str) -> (String, String) {
             _ => depth,
         };
     }
-    (text, format!("\"{:032x}\"", hash.digest128()))
+    (text, format!("{:032x}", hash.digest128()))
 }
 
 /// To another page of the dashboard. A change is answered so, and reload does not do it again.
@@ -116,10 +130,28 @@ mod tests {
         assert_eq!(finished(&page(7, "9 min")).1, tag);
         assert_ne!(finished(&page(8, "3 s")).1, tag);
         let mut asked = HeaderMap::new();
-        asked
-            .insert(header::IF_NONE_MATCH, HeaderValue::from_str(&format!("W/{tag}, \"x\"")).expect("a tag"));
-        assert_eq!(super::page(StatusCode::OK, &page(7, "1 h"), &asked).status(), StatusCode::NOT_MODIFIED);
-        assert_eq!(super::page(StatusCode::OK, &page(6, "1 h"), &asked).status(), StatusCode::OK);
-        assert_eq!(super::page(StatusCode::BAD_REQUEST, &page(7, "1 h"), &asked).status(), 400);
+        asked.insert(
+            header::IF_NONE_MATCH,
+            HeaderValue::from_str(&format!("W/\"{tag}\", \"x\"")).expect("a tag"),
+        );
+        let answer = |status, n| super::page(status, &page(n, "1 h"), Some(5), &asked);
+        assert_eq!(answer(StatusCode::OK, 7).status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(answer(StatusCode::OK, 6).status(), StatusCode::OK);
+        assert_eq!(answer(StatusCode::BAD_REQUEST, 7).status(), 400);
+    }
+
+    /// Guards against a page that is made only to see that it has not changed.
+    #[test]
+    fn a_page_that_was_made_of_the_same_is_not_made_again() {
+        let first = page(StatusCode::OK, "<p>7 jobs</p>", Some(5), &HeaderMap::new());
+        let tag = first.headers()[header::ETAG].clone();
+        let asked = HeaderMap::from_iter([(header::IF_NONE_MATCH, tag.clone())]);
+        let same = unchanged(5, &asked).expect("it was made of the same");
+        assert_eq!((same.status(), &same.headers()[header::ETAG]), (StatusCode::NOT_MODIFIED, &tag));
+        assert!(unchanged(6, &asked).is_none(), "of something else: it is made, and compared");
+        let made = page(StatusCode::OK, "<p>7 jobs</p>", Some(6), &asked);
+        assert_eq!(made.status(), StatusCode::NOT_MODIFIED, "nothing has changed but what it is made of");
+        let newer = HeaderMap::from_iter([(header::IF_NONE_MATCH, made.headers()[header::ETAG].clone())]);
+        assert!(unchanged(6, &newer).is_some(), "the 304 told the new tag");
     }
 }

@@ -24,6 +24,8 @@ pub struct Page {
     pub read_at: Option<Millis>,
     /// How often that is read, in seconds, where it is more seldom than usual.
     pub read_each: Option<f64>,
+    /// What it was made of, as [`Visit::basis`] names it; `None` where that is not known before it is made.
+    pub basis: Option<u64>,
     /// Which entry of the navigation it belongs to.
     pub nav: &'static str,
     pub body: Markup,
@@ -32,7 +34,7 @@ pub struct Page {
 impl Page {
     pub fn new(title: impl Into<String>, nav: &'static str, body: Markup) -> Page {
         let (status, trail) = (StatusCode::OK, Vec::new());
-        Page { status, title: title.into(), trail, read_at: None, read_each: None, nav, body }
+        Page { status, title: title.into(), trail, read_at: None, read_each: None, basis: None, nav, body }
     }
 }
 
@@ -54,7 +56,8 @@ impl Visit {
             Err(refusal) => (refusal.status, refusal_page(&refusal)),
         };
         let status = self.refused.as_ref().map_or(status, |(refusal, _)| refusal.status);
-        let mut response = answer::page(status, &render(self, page).0, &self.headers);
+        let basis = page.basis;
+        let mut response = answer::page(status, &render(self, page).0, basis, &self.headers);
         self.carry(&mut response);
         response
     }

@@ -18,6 +18,10 @@ const QUEUES: &str = "50";
 
 /// `GET /ui/namespaces/:pool/:namespace`
 pub async fn show(visit: Visit, Path(scope): Path<Scope>) -> Response {
+    let basis = visit.basis();
+    if let Some(unchanged) = visit.unchanged(basis) {
+        return unchanged;
+    }
     let given =
         ["q", "need", "sort", "cursor"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
     let scoped = [("pool", &*scope.pool), ("namespace", &scope.namespace), ("limit", QUEUES)];
@@ -26,7 +30,7 @@ pub async fn show(visit: Visit, Path(scope): Path<Scope>) -> Response {
         visit.ask.get(format!("/queues{}", query(scoped.into_iter().chain(given)))),
         visit.ask.get(format!("/queues/history?pool={pool}&namespace={namespace}")),
     );
-    visit.answer(page(&visit, &scope, listing, history))
+    visit.answer(page(&visit, &scope, listing, history).map(|page| Page { basis, ..page }))
 }
 
 fn page(visit: &Visit, scope: &Scope, listing: Said<Listing>, history: Said<History>) -> Said<Page> {

@@ -16,11 +16,15 @@ const QUEUES: usize = 25;
 
 /// `GET /ui/`
 pub async fn show(visit: Visit) -> Response {
+    let basis = visit.basis();
+    if let Some(unchanged) = visit.unchanged(basis) {
+        return unchanged;
+    }
     let queues = format!("/queues?sort=need&limit={QUEUES}");
     let (queues, history) =
         tokio::join!(visit.ask.get::<Listing>(queues), visit.ask.get::<History>("/queues/history"));
     let fleet = visit.ask.get::<Fleet>("/servers").await;
-    visit.answer(page(&visit, queues, history, fleet))
+    visit.answer(page(&visit, queues, history, fleet).map(|page| Page { basis, ..page }))
 }
 
 fn page(visit: &Visit, queues: Said<Listing>, history: Said<History>, fleet: Said<Fleet>) -> Said<Page> {

@@ -30,10 +30,14 @@ const NEEDS: [(&str, &str); 9] = [
 
 /// `GET /ui/queues`
 pub async fn show(visit: Visit) -> Response {
+    let basis = visit.basis();
+    if let Some(unchanged) = visit.unchanged(basis) {
+        return unchanged;
+    }
     let given = ASKED.iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
     let path = format!("/queues{}", query(given.chain([("limit", QUEUES)])));
     let listing = visit.ask.get(path).await;
-    visit.answer(page(&visit, listing))
+    visit.answer(page(&visit, listing).map(|page| Page { basis, ..page }))
 }
 
 fn page(visit: &Visit, listing: Said<Listing>) -> Said<Page> {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ use super::answer;
 use super::ask::{Asker, Refusal, part};
 use super::form::Fields;
 use super::instant::Zone;
+use crate::history::Range;
+use crate::http::operators::servers::fleet;
 use crate::http::state::AppState;
 
 /// How long a page may take to ask, so that it is there within a second.
@@ -150,6 +153,31 @@ impl Visit {
     pub fn typed(&self, name: &str, usual: &str) -> String {
         let typed = self.refused.as_ref().map(|(_, fields)| fields.or_empty(name));
         super::text::typed(typed.unwrap_or(usual))
+    }
+
+    /// Names all that a page of samples and history is made of: two requests with the same basis get the same page, but
+    /// for the seconds that passed. `None` while the page shows other servers, which tell of themselves at any moment.
+    pub fn basis(&self) -> Option<u64> {
+        let state = self.state();
+        if fleet(state).seen.lines.len() > 1 || self.refused.is_some() {
+            return None;
+        }
+        let mut hash = DefaultHasher::new();
+        let step = self.zone.now / 1000 / Range::Hour.step();
+        let draining = state.readiness.is_draining();
+        (state.began.wall(), step, draining, &self.root, &self.here, self.fields.link(&[])).hash(&mut hash);
+        (self.ask.account(), self.host(), &self.zone.name).hash(&mut hash);
+        for pool in state.pools.values() {
+            let sample = pool.sampler.latest();
+            let trouble = sample.trouble.as_ref().map(|trouble| (trouble.since, &trouble.why));
+            (sample.at, sample.full_since, trouble).hash(&mut hash);
+        }
+        Some(hash.finish())
+    }
+
+    /// 304, if the browser has the page that is made of this.
+    pub fn unchanged(&self, basis: Option<u64>) -> Option<Response> {
+        answer::unchanged(basis?, &self.headers)
     }
 
     /// A form was refused: the page comes back with what was typed, and has its second again.

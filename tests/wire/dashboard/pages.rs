@@ -186,6 +186,23 @@ async fn a_page_that_has_not_changed_is_not_sent_again() {
     assert!(now.text.contains("</html>") && !now.text.contains(['\u{1}', '\u{2}']), "no marks are left");
 }
 
+/// Guards against a page of samples that stays as it was, since its tag names a reading and no figures.
+#[tokio::test]
+async fn a_page_of_samples_changes_with_them() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("shop").await;
+    server.put(&token, "/api/shop/q", "x").await.expect(201);
+    sampled(&server).await;
+    for (n, page) in ["", "queues", "namespaces/default/shop"].into_iter().enumerate() {
+        let tag = browse(&server, page).await.expect(200).header("etag").to_owned();
+        server.put(&token, &format!("/api/shop/new-{n}"), "x").await.expect(201);
+        sampled(&server).await;
+        let request = server.admin("GET", &format!("/ui/{page}")).header("If-None-Match", &tag);
+        let now = send(request).await.expect(200);
+        assert!(now.text.contains(&format!("new-{n}")), "{page}: {}", now.text);
+    }
+}
+
 /// Guards against clients of lmstfy that find another answer, and browsers that find none.
 #[tokio::test]
 async fn a_browser_is_led_to_the_dashboard_and_a_program_is_not() {

@@ -89,6 +89,8 @@
     try {
       const headers = tag ? { "If-None-Match": tag } : {};
       const answer = await fetch(location.href, { headers, credentials: "same-origin", redirect: "error", cache: "no-store" });
+      // The figures are the same, but of another reading.
+      if (answer.status === 304) tag = answer.headers.get("ETag") || tag;
       if (answer.status === 200 || answer.status === 503) {
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
         const main = page.getElementById("content");
