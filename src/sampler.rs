@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ahash::HashMap;
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -33,6 +34,8 @@ const LONGEST: Duration = Duration::from_secs(3600);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a store may take to say that it is well.
 pub const CHECK_TIME: Duration = Duration::from_secs(1);
+/// A reading that is younger is good enough for a scrape.
+const YOUNG: Duration = Duration::from_secs(5);
 /// How many queues a sample tells apart.
 const MOST_ROWS: usize = 100_000;
 /// Rates are those of so many seconds.
@@ -68,10 +71,9 @@ impl Began {
     }
 }
 
-/// What a store said when it was asked. `None`: it did not answer.
-#[derive(Debug)]
+/// What a store said when it was read. `None`: it did not answer.
+#[derive(Clone, Debug, Default)]
 pub struct Reading {
-    pub up: bool,
     pub stats: Option<Arc<Stats>>,
     pub paused: Option<Arc<BTreeMap<Queue, Pause>>>,
 }
@@ -163,8 +165,8 @@ pub struct Sampler {
     latest: RwLock<Arc<Sample>>,
     /// What the next sample needs of those before.
     seen: Mutex<Seen>,
-    /// When the last reading ended.
-    read_at: Mutex<Instant>,
+    /// When the last reading ended, and what it has for scrapes. Held by who reads, so that no two do at a time.
+    last: AsyncMutex<(Instant, Option<Reading>)>,
 }
 
 #[derive(Debug, Default)]
@@ -235,8 +237,8 @@ impl Sampler {
             trouble: None,
         };
         let (latest, seen) = (RwLock::new(Arc::new(sample)), Mutex::default());
-        let read_at = Mutex::new(Instant::now());
-        Arc::new(Sampler { pool, engine, dispatcher, metrics, push, history, began, latest, seen, read_at })
+        let last = AsyncMutex::new((Instant::now(), None));
+        Arc::new(Sampler { pool, engine, dispatcher, metrics, push, history, began, latest, seen, last })
     }
 
     /// What is known now.
@@ -252,13 +254,19 @@ impl Sampler {
     /// if it takes long. What a scrape has read meanwhile counts.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         stop.run_until_cancelled(async {
-            self.read(PATIENCE).await;
+            {
+                let mut last = self.last.lock().await;
+                self.ask(PATIENCE, &mut last).await;
+                // It is of before the server served: no scrape is shown it.
+                last.1 = None;
+            }
             loop {
-                let interval = self.latest().interval;
-                let rest = interval.saturating_sub(self.read_at.lock().elapsed());
+                let mut last = self.last.lock().await;
+                let rest = self.latest().interval.saturating_sub(last.0.elapsed());
                 if rest.is_zero() {
-                    self.read(PATIENCE).await;
+                    self.ask(PATIENCE, &mut last).await;
                 } else {
+                    drop(last);
                     sleep(rest).await;
                 }
             }
@@ -266,16 +274,39 @@ impl Sampler {
         .await;
     }
 
-    /// Asks the store, which may take `patience`, and makes a sample of what it says.
-    pub async fn read(self: &Arc<Self>, patience: Duration) -> Reading {
-        let began = Instant::now();
-        let (up, stats, paused) = tokio::join!(
-            timeout(CHECK_TIME, self.engine.check()),
-            timeout(patience, self.engine.stats()),
-            timeout(patience, self.engine.pauses()),
-        );
-        *self.read_at.lock() = Instant::now();
+    /// Reads the store now.
+    pub async fn read(self: &Arc<Self>) {
+        let mut last = self.last.lock().await;
+        self.ask(PATIENCE, &mut last).await;
+    }
+
+    /// For a scrape: whether the store can be used, and its figures, which may take `patience`. Where they were read a
+    /// moment ago it is not asked for them again.
+    pub async fn scrape(self: &Arc<Self>, patience: Duration) -> (bool, Reading) {
+        let figures = async {
+            let mut last = timeout(patience, self.last.lock()).await.ok()?;
+            let young = last.1.clone().filter(|_| last.0.elapsed() < YOUNG);
+            let is_new = young.is_none();
+            let reading = match young {
+                Some(reading) => reading,
+                None => self.ask(patience, &mut last).await,
+            };
+            Some((is_new, reading))
+        };
+        let (up, figures) = tokio::join!(timeout(CHECK_TIME, self.engine.check()), figures);
         let up = matches!(up, Ok(Ok(())));
+        // A store that is away has no figures: those of a moment ago are not its own any more.
+        let figures = figures.filter(|(is_new, _)| *is_new || up);
+        (up, figures.map(|(_, reading)| reading).unwrap_or_default())
+    }
+
+    /// Asks the store, which may take `patience`, and makes a sample of what it says.
+    async fn ask(self: &Arc<Self>, patience: Duration, last: &mut (Instant, Option<Reading>)) -> Reading {
+        last.1 = None;
+        let began = Instant::now();
+        let (stats, paused) =
+            tokio::join!(timeout(patience, self.engine.stats()), timeout(patience, self.engine.pauses()));
+        last.0 = Instant::now();
         let answer =
             |answer: Result<Result<Stats>, _>| answer.unwrap_or(Err(Error::away("it does not answer")));
         let paused = paused.ok().and_then(Result::ok).map(Arc::new);
@@ -283,12 +314,14 @@ impl Sampler {
             Ok(stats) => Arc::new(stats),
             Err(error) => {
                 self.fails(error.to_string());
-                return Reading { up, stats: None, paused };
+                return Reading { stats: None, paused };
             }
         };
         let (this, of_sample, of_paused) = (self.clone(), stats.clone(), paused.clone());
         beside_the_runtime(move || this.see(&of_sample, of_paused.as_deref(), began)).await;
-        Reading { up, stats: Some(stats), paused }
+        let reading = Reading { stats: Some(stats), paused };
+        last.1 = Some(reading.clone());
+        reading
     }
 
     /// The store did not answer: what is known stays.

@@ -349,6 +349,13 @@ impl Server {
         }
     }
 
+    /// Has the figures of all stores read now, in place of when it is time.
+    pub async fn read_stores(&self) {
+        for pool in self.state.pools.values() {
+            pool.sampler.read().await;
+        }
+    }
+
     /// Takes no more requests, answers waiting consumers, finishes what is under way, closes the stores.
     pub async fn stop(self) {
         self.stop_by("its owner").await;

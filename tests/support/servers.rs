@@ -151,6 +151,12 @@ impl TestServer {
         create_token(self.admin_addr, namespace).await
     }
 
+    #[allow(dead_code)] // not every test binary looks at figures
+    /// Has the figures of its stores read now: lists of queues and a scrape show them.
+    pub async fn sampled(&self) {
+        self.server.as_ref().expect("it runs").read_stores().await;
+    }
+
     /// Stops it in order.
     pub async fn stop(mut self) {
         if let Some(server) = self.server.take() {

@@ -412,6 +412,7 @@ async fn metrics_tell_what_dashboards_read(store: Store) {
 
     // A queue that is gone is gone from the sizes.
     send(server.api("DELETE", "/api/ns/q", &token)).await.expect(204);
+    server.sampled().await;
     let text = send(server.admin("GET", "/metrics")).await.expect(200).text;
     let left = series(&text, &redis("queue_sizes"), &queue("q"));
     assert!(left.is_none_or(|size| size == 0.0), "a destroyed queue still shows {left:?}");

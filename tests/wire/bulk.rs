@@ -104,7 +104,7 @@ async fn an_action_is_alone_on_its_queue_and_can_be_stopped() {
     for _ in 0..JOBS / 64 {
         server.put(&token, "/api/ns/q/bulk?delay=9000", &batch).await.expect(201);
     }
-    send(server.admin("GET", "/metrics")).await.expect(200);
+    server.sampled().await;
     let first = order(&server, json!({"action": "cancel", "state": "delayed"})).await.expect(202);
     assert_eq!(first.json["total"], json!(JOBS), "{first:?}");
     let second = order(&server, json!({"action": "respawn"})).await.expect(409);
@@ -117,7 +117,7 @@ async fn an_action_is_alone_on_its_queue_and_can_be_stopped() {
     assert_eq!(stopped["status"], json!("stopped"), "{stopped}");
     let done = stopped["done"].as_u64().expect("a number");
     assert!(done < JOBS, "{done} were done before anybody could stop it");
-    send(server.admin("GET", "/metrics")).await.expect(200);
+    server.sampled().await;
     let left = send(server.admin("GET", "/queues")).await.expect(200).json["queues"][0]["delayed"].clone();
     assert_eq!(
         left.as_u64(),

@@ -119,6 +119,7 @@ async fn the_life_of_jobs_is_to_be_seen(store: Store) {
         );
     }
     until("the ttr has ended", async || server.size("/api/ns/q").await == 1).await;
+    server.sampled().await;
     let back = Scrape::of(&server).await;
     back.says(&[(&of("redelivered_jobs_total"), 1.0), (&of("released_jobs_total"), 1.0)]);
     back.says(&[(&of("dead_jobs_total"), 1.0), (&of("lateness_seconds_count"), 3.0)]);
@@ -136,6 +137,7 @@ async fn the_life_of_jobs_is_to_be_seen(store: Store) {
     take("/api/ns/q?ttr=1").await;
     until("it has no tries left", async || server.size("/api/ns/q/deadletter").await == 2).await;
     send(server.api("POST", "/api/ns/q/pause", &token)).await.expect(200);
+    server.sampled().await;
     let dead = Scrape::of(&server).await;
     dead.says(&[
         (&of("dead_jobs_total"), 2.0),
@@ -143,10 +145,35 @@ async fn the_life_of_jobs_is_to_be_seen(store: Store) {
         (&of("oldest_ready_seconds"), 0.0),
     ]);
     send(server.api("POST", "/api/ns/q/resume", &token)).await.expect(200);
+    server.sampled().await;
     assert_eq!(Scrape::of(&server).await.family("dormouse_queue_paused"), [""; 0], "no queue is paused");
 }
 
 on_each_store!(series_are_born_with_nothing, the_life_of_jobs_is_to_be_seen);
+
+/// Guards against a store that is read for each of many scrapes, and against figures that stand still.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reading_that_is_younger_than_five_seconds_is_shared() {
+    const YOUNG: Duration = Duration::from_secs(5);
+    let server = TestServer::on_disk().await;
+    let token = server.token("ns").await;
+    let of = |name: &str| format!(r#"infra_lmstfy_redis_{name}{{namespace="ns",pool="default",queue="q"}}"#);
+    let (size, published) = (of("queue_sizes"), of("publish_queue_jobs"));
+    server.put(&token, "/api/ns/q", "x").await.expect(201);
+    Scrape::of(&server).await.says(&[(&size, 1.0), (&published, 1.0)]);
+    let began = Instant::now();
+    server.sampled().await;
+    server.put(&token, "/api/ns/q", "x").await.expect(201);
+    let young = Scrape::of(&server).await;
+    if began.elapsed() < YOUNG {
+        young.says(&[(&size, 1.0), (&published, 2.0)]);
+    }
+    let queues = send(server.admin("GET", "/queues")).await.expect(200).json;
+    until("it is read anew", async || Scrape::of(&server).await.value(&size) == Some(2.0)).await;
+    assert!(began.elapsed() >= YOUNG, "it was read after {:?}", began.elapsed());
+    let later = send(server.admin("GET", "/queues")).await.expect(200).json;
+    assert_ne!(queues["sampled_at"], later["sampled_at"], "and lists of queues show it");
+}
 
 /// Guards against attacks and broken clients that leave no trace, since hyper refuses what they send.
 #[tokio::test]

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 /// All queues, after the stores were read anew.
 async fn queues(server: &TestServer, query: &str) -> Value {
-    send(server.admin("GET", "/metrics")).await.expect(200);
+    server.sampled().await;
     send(server.admin("GET", &format!("/queues{query}"))).await.expect(200).json
 }
 

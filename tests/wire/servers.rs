@@ -15,7 +15,7 @@ async fn a_server_says_what_it_is_and_what_was_changed(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
     server.put(&token, "/api/ns/q", "x").await.expect(201);
-    send(server.admin("GET", "/metrics")).await.expect(200);
+    server.sampled().await;
     send(server.admin("POST", "/api/ns/q/pause?for=60")).await.expect(200);
     let said = ask(&server, "/server").await;
     let pool = &said["pools"][0];

@@ -146,6 +146,8 @@ pub async fn info(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
 /// What one pool's store said to a scrape.
 struct Asked {
     pool: PoolName,
+    /// Whether the store can be used.
+    up: bool,
     said: Reading,
     /// Of a cluster.
     nodes: Option<NodesView>,
@@ -165,8 +167,8 @@ pub async fn metrics(State(state): App) -> Response {
             }
         };
         state.tasks.spawn(async move {
-            let (said, nodes) = tokio::join!(sampler.read(FIGURES_TIME), of_nodes);
-            Asked { pool, said, nodes }
+            let ((up, said), nodes) = tokio::join!(sampler.scrape(FIGURES_TIME), of_nodes);
+            Asked { pool, up, said, nodes }
         })
     };
     let asking: Vec<_> = state.pools.values().map(|pool| AbortOnDropHandle::new(ask(pool))).collect();
@@ -179,7 +181,7 @@ pub async fn metrics(State(state): App) -> Response {
     let pools = state
         .pools
         .keys()
-        .map(|name| (name.clone(), asked.iter().any(|asked: &Asked| asked.pool == *name && asked.said.up)));
+        .map(|name| (name.clone(), asked.iter().any(|asked: &Asked| asked.pool == *name && asked.up)));
     let (pools, tokens): (Vec<_>, _) = (pools.collect(), matches!(tokens, Ok(Ok(()))));
     let serves = !state.readiness.is_draining() && state.readiness.failure().is_none();
     let ready = serves && tokens && pools.iter().all(|(_, up)| *up);
@@ -198,7 +200,7 @@ async fn written(metrics: Arc<Metrics>, asked: Vec<Asked>, alone: OwnedMutexGuar
     beside_the_runtime(move || {
         let _alone = alone;
         metrics.forget_figures();
-        for Asked { pool, said: Reading { stats, paused, .. }, nodes } in &asked {
+        for Asked { pool, said: Reading { stats, paused }, nodes, .. } in &asked {
             if let Some(nodes) = nodes {
                 metrics.nodes(pool, &of_nodes(nodes));
             }
@@ -292,8 +294,8 @@ mod tests {
             head: None,
         };
         let stats = Stats { queues: (0..QUEUES).map(size).collect(), ..Stats::default() };
-        let said = Reading { up: true, stats: Some(Arc::new(stats)), paused: None };
-        vec![Asked { pool: PoolName::default_pool(), said, nodes: None }]
+        let said = Reading { stats: Some(Arc::new(stats)), paused: None };
+        vec![Asked { pool: PoolName::default_pool(), up: true, said, nodes: None }]
     }
 
     /// Guards against a scrape that holds up all requests while it is written, on the runtime of one thread too.

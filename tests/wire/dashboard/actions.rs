@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{browse, dead_job, sampled, submit};
+use super::{browse, dead_job, submit};
 use crate::support::client::send;
 use crate::support::servers::{Store, TestServer, on_each_store};
 
@@ -10,14 +10,14 @@ async fn a_queue_is_paused_and_resumed(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("shop").await;
     server.put(&token, "/api/shop/q", "x").await.expect(201);
-    sampled(&server).await;
+    server.sampled().await;
     let queue = "queues/default/shop/q?state=ready";
     let page = browse(&server, queue).await.expect(200);
     assert!(page.has_button("Pause queue") && !page.has_button("Resume queue"));
     let page = submit(&server, queue, &[("do", "pause"), ("for", "600")]).await.expect(200);
     page.says("The queue is paused.");
     assert_eq!(server.get(&token, "/api/shop/q").await.status, 404, "nobody gets a job");
-    sampled(&server).await;
+    server.sampled().await;
     let page = browse(&server, queue).await.expect(200);
     page.says("The queue is paused until").says("paused, with ready jobs").says_not("The queue is paused.");
     assert!(page.has_button("Resume queue"));
@@ -223,7 +223,7 @@ async fn schedules_are_shown_and_changed() {
     let put = server.api("PUT", "/api/shop/_schedules/nightly", &token).body(setting);
     send(put).await.expect(201);
     server.put(&token, "/api/shop/reports", "x").await.expect(201);
-    sampled(&server).await;
+    server.sampled().await;
     let all = browse(&server, "schedules").await.expect(200);
     all.says("nightly").says("30 2 * * *").says("Europe/Berlin").says("02:30:00.000+0");
     assert_eq!(all.main.matches("T02:30:00.000+0").count(), 3, "the next three: {}", all.main);
@@ -272,7 +272,7 @@ async fn a_page_without_schedules_leads_to_the_next() {
     for namespace in ["shop", "other"] {
         send(server.admin("POST", &format!("/api/{namespace}/reports/jobs")).body("x")).await.expect(201);
     }
-    sampled(&server).await;
+    server.sampled().await;
     let page = browse(&server, "schedules?state=paused").await.expect(200);
     page.says("Not all are shown: name a namespace.").says_not("There is no such schedule");
 }
@@ -286,7 +286,7 @@ async fn search_leads_to_the_one_hit() {
         .expect(201)
         .job_id();
     server.put(&token, "/api/shop/mail2", "x").await.expect(201);
-    sampled(&server).await;
+    server.sampled().await;
     for (wanted, title) in [
         ("shop/mail", "Queue shop/mail".to_owned()),
         ("mail2", "Queue shop/mail2".into()),

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{browse, dead_job, sampled, submit};
+use super::{browse, dead_job, submit};
 use crate::support::client::{Response, send};
 use crate::support::servers::{Store, TestServer, on_each_store};
 use crate::support::wait::until;
@@ -28,7 +28,7 @@ async fn three_clicks_bring_dead_jobs_back(store: Store) {
         )
         .await;
     }
-    sampled(&server).await;
+    server.sampled().await;
     let overview = browse(&server, "").await.expect(200);
     overview.says("5 died in ten minutes");
     let dead = overview.link("5");
@@ -92,7 +92,7 @@ async fn destroying_wants_the_name(store: Store) {
         server.put(&token, path, "x").await.expect(201);
     }
     dead_job(&server, &token, "r", "x", "why").await;
-    sampled(&server).await;
+    server.sampled().await;
     let queue = "queues/default/shop/q";
     let asks = browse(&server, &format!("{queue}?ask=destroy")).await.expect(200);
     asks.says("Ready: 2").says("Type the queue's name").says("Running jobs stay");
@@ -115,7 +115,7 @@ async fn destroying_wants_the_name(store: Store) {
     submit(&server, queue, &delayed).await.expect(200);
     done(&server).await;
     if knows_states {
-        sampled(&server).await;
+        server.sampled().await;
         browse(&server, queue).await.expect(200).says("Delayed 0");
     }
     let dead = "queues/default/shop/r?state=dead";
@@ -169,7 +169,7 @@ async fn dead_jobs_are_found_by_queue_and_by_what_is_in_them() {
     browse(&server, "dead").await.expect(200).says("No queue has dead jobs");
     let id = dead_job(&server, &token, "mail", "order 4711", "away").await;
     dead_job(&server, &token, "mail", "order 1", "other").await;
-    sampled(&server).await;
+    server.sampled().await;
     let page = browse(&server, "dead").await.expect(200);
     page.says("shop/mail").says("1 × away").says("1 × other").says("of 2 looked at");
     let dead = "queues/default/shop/mail?state=dead";
@@ -218,7 +218,7 @@ async fn who_may_look_finds_no_forms_and_no_bodies() {
     let operator = |method: &str, path: &str| as_user(method, path, "ann", "long-password");
     let viewer = |method: &str, path: &str| as_user(method, path, "vic", "look");
     let id = send(operator("POST", "/api/shop/q/jobs").body("the secret body")).await.expect(201).job_id();
-    send(operator("GET", "/metrics")).await.expect(200);
+    server.sampled().await;
     let page = async |request| -> super::page::Page { super::page::Page::of(send(request).await) };
     let job = format!("/ui/jobs/default/shop/q/{id}");
     let own = page(operator("GET", &job)).await.expect(200);

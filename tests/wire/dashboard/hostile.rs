@@ -1,7 +1,7 @@
 //! What comes from jobs, tokens and endpoints is text, wherever a page shows it.
 
 use super::page::{Element, Page};
-use super::{browse, dead_job, sampled, submit};
+use super::{browse, dead_job, submit};
 use crate::support::client::send;
 use crate::support::servers::TestServer;
 
@@ -42,7 +42,7 @@ async fn server_of(text: &str) -> (TestServer, Vec<String>) {
     let push = serde_json::json!({ "url": format!("https://hooks.example/?{encoded}") });
     send(server.admin("PUT", "/push/shop/dies").body(push.to_string())).await.expect(200);
     send(server.admin("POST", "/push/shop/dies/pause")).await.expect(200);
-    sampled(&server).await;
+    server.sampled().await;
     let pages = [
         String::new(),
         "queues".into(),

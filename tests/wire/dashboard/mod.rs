@@ -39,11 +39,6 @@ async fn unfollowed(server: &TestServer, path: &str, accept: &str) -> (u16, Head
     (status, headers, text)
 }
 
-/// Has the stores read anew, so that pages show what is there now.
-async fn sampled(server: &TestServer) {
-    send(server.admin("GET", "/metrics")).await.expect(200);
-}
-
 /// A job that is dead, with this reason.
 async fn dead_job(server: &TestServer, token: &str, queue: &str, body: &str, reason: &str) -> String {
     server.put(token, &format!("/api/shop/{queue}?tries=1"), body).await.expect(201);
