@@ -3,12 +3,13 @@
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::engine::delays::{DelayCount, DelayedOf, Delays};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::params::Query;
-use crate::http::state::App;
+use crate::http::state::{App, AppState, PoolState};
 use crate::name::{Namespace, Queue, QueueName};
 use crate::time::Instant;
 
@@ -38,15 +39,22 @@ struct Bucket {
 
 /// `GET /info/delays?pool&namespace&queue&by&limit`
 pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
-    let query = Query(query.as_deref().unwrap_or_default());
-    let pool = state.pool_name(query.get("pool").as_deref().unwrap_or_default());
-    let pool = pool.map_err(|_| ApiError::bad("invalid pool"))?;
-    let (by, count) = count(query)?;
-    let Some(pool) = state.pools.get(&pool) else { return Err(ApiError::bad("invalid pool")) };
+    let (pool, by, count) = asked(&state, Query(query.as_deref().unwrap_or_default()))?;
     let delays = pool.delays.count(&pool.engine, count, &state.tasks).await?;
+    Ok(reply::json(StatusCode::OK, &told(pool, by, &delays)))
+}
+
+/// What the route would have answered to this query when that was counted last.
+pub fn last(state: &AppState, query: &str) -> Option<Value> {
+    let (pool, by, count) = asked(state, Query(query)).ok()?;
+    let delays = pool.delays.last(&count)?;
+    serde_json::to_value(told(pool, by, &delays)).ok()
+}
+
+fn told<'a>(pool: &'a PoolState, by: &'static str, delays: &Delays) -> DelaysReply<'a> {
     let Delays { now, overdue, ref steps, later, .. } = *delays;
     let bucket = |(from, count): (&u64, &u64)| Bucket { from: Instant(*from), count: *count };
-    let reply = DelaysReply {
+    DelaysReply {
         pool: pool.name.as_str(),
         by,
         now: Instant(now),
@@ -54,8 +62,19 @@ pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
         overdue,
         buckets: steps.iter().map(bucket).collect(),
         later,
-    };
-    Ok(reply::json(StatusCode::OK, &reply))
+    }
+}
+
+/// The pool that is asked for, and what is to be counted of it.
+fn asked<'a>(
+    state: &'a AppState,
+    query: Query<'_>,
+) -> Result<(&'a PoolState, &'static str, DelayCount), ApiError> {
+    let pool = state.pool_name(query.get("pool").as_deref().unwrap_or_default());
+    let pool = pool.map_err(|_| ApiError::bad("invalid pool"))?;
+    let (by, count) = count(query)?;
+    let pool = state.pools.get(&pool).ok_or(ApiError::bad("invalid pool"))?;
+    Ok((pool, by, count))
 }
 
 /// What is asked for, and the name of its unit.

@@ -10,7 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 
-use super::sums::{Sums, rounded};
+use super::sums::{OfQueues, Sums, rounded};
 use crate::clock::Millis;
 use crate::engine::{Cursor, MAX_LISTED};
 use crate::history::need::Need;
@@ -33,7 +33,7 @@ struct QueuesReply<'a> {
     sampled_at: Option<Instant>,
     since: Instant,
     pools: Vec<PoolReply<'a>>,
-    sums: Sums,
+    sums: OfQueues,
     queues: Vec<QueueReply<'a>>,
     cursor: Option<String>,
 }
@@ -52,16 +52,9 @@ struct PoolReply<'a> {
     queues: usize,
     left_out: usize,
     timers: u64,
-    /// The sums over its queues. `None` where the store does not know them by queue.
-    ready: u64,
-    delayed: Option<u64>,
-    running: Option<u64>,
-    dead: u64,
-    #[serde(rename = "in")]
-    entered: f64,
-    out: f64,
-    acked: f64,
-    died: f64,
+    /// Of its queues; rates also of those that are not counted by themselves.
+    #[serde(flatten)]
+    sums: Sums,
 }
 
 #[derive(Serialize)]
@@ -120,7 +113,6 @@ fn reply<'a>(pool: &'a PoolName, row: &'a Row) -> QueueReply<'a> {
 }
 
 fn pool_reply<'a>(pool: &'a PoolName, sample: &'a Sample) -> PoolReply<'a> {
-    let [entered, out, acked, died] = sample.rates.map(rounded);
     PoolReply {
         pool: pool.as_str(),
         sampled_at: sample.at.map(Instant),
@@ -131,14 +123,7 @@ fn pool_reply<'a>(pool: &'a PoolName, sample: &'a Sample) -> PoolReply<'a> {
         queues: sample.rows.len(),
         left_out: sample.left_out,
         timers: sample.timers,
-        ready: sample.rows.iter().map(|row| row.ready).sum(),
-        delayed: sample.rows.iter().map(|row| row.delayed).sum(),
-        running: sample.rows.iter().map(|row| row.running).sum(),
-        dead: sample.rows.iter().map(|row| row.dead).sum(),
-        entered,
-        out,
-        acked,
-        died,
+        sums: Sums::of(&sample.rows).with_rates(sample.rates).rounded(),
     }
 }
 
@@ -324,7 +309,7 @@ impl ListAsked {
 pub struct Listed {
     /// Of the pools that were asked for.
     pub samples: Vec<(PoolName, Arc<Sample>)>,
-    pub sums: Sums,
+    pub sums: OfQueues,
     pub rows: Vec<(PoolName, Row)>,
     /// Where the list goes on; `None` at its end.
     pub cursor: Option<String>,
@@ -354,7 +339,7 @@ pub fn listed(state: &AppState, asked: &ListAsked) -> Listed {
             && need.has(row.need)
     };
     let rows = samples.iter().flat_map(|(pool, sample)| sample.rows.iter().map(move |row| (pool, row)));
-    let mut sums = Sums::default();
+    let mut sums = OfQueues::default();
     let mut found: Vec<Ranked<'_>> = rows
         .filter(|(_, row)| is_asked_for(row))
         .inspect(|(_, row)| sums.add(row))

@@ -1,24 +1,31 @@
-//! The sums of the queues that somebody asks for.
+//! What queues have together. Routes write it, and pages read it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::sampler::Row;
 
-/// Over all of them, also those that stand on another page.
-#[derive(Clone, Debug, Serialize)]
+/// Their jobs, and what happens to them.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Sums {
-    queues: u64,
-    ready: u64,
+    pub ready: u64,
     /// `None` where a store does not know them by queue.
-    delayed: Option<u64>,
-    running: Option<u64>,
-    dead: u64,
+    pub delayed: Option<u64>,
+    pub running: Option<u64>,
+    pub dead: u64,
     /// Jobs a second, of the queues that are counted by themselves.
     #[serde(rename = "in")]
-    entered: f64,
-    out: f64,
-    acked: f64,
-    died: f64,
+    pub entered: f64,
+    pub out: f64,
+    pub acked: f64,
+    pub died: f64,
+}
+
+/// The sums of so many queues.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct OfQueues {
+    pub queues: u64,
+    #[serde(flatten)]
+    pub sums: Sums,
 }
 
 /// To three decimals.
@@ -29,16 +36,21 @@ pub fn rounded(number: f64) -> f64 {
 impl Default for Sums {
     fn default() -> Sums {
         let (delayed, running) = (Some(0), Some(0));
-        let (queues, ready, dead) = (0, 0, 0);
-        Sums { queues, ready, delayed, running, dead, entered: 0.0, out: 0.0, acked: 0.0, died: 0.0 }
+        let (entered, out, acked, died) = (0.0, 0.0, 0.0, 0.0);
+        Sums { ready: 0, delayed, running, dead: 0, entered, out, acked, died }
     }
 }
 
 impl Sums {
-    /// And this one.
-    pub fn add(&mut self, row: &Row) {
+    /// Of all these.
+    pub fn of(rows: &[Row]) -> Sums {
+        let mut sums = Sums::default();
+        rows.iter().for_each(|row| sums.add(row));
+        sums
+    }
+
+    fn add(&mut self, row: &Row) {
         let both = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
-        self.queues += 1;
         self.ready += row.ready;
         self.delayed = both(self.delayed, row.delayed);
         self.running = both(self.running, row.running);
@@ -50,10 +62,26 @@ impl Sums {
         self.died += died;
     }
 
+    /// The same with these rates.
+    pub fn with_rates(self, [entered, out, acked, died]: [f64; 4]) -> Sums {
+        Sums { entered, out, acked, died, ..self }
+    }
+
     /// With rates of three decimals.
-    pub fn rounded(&self) -> Sums {
-        let Sums { entered, out, acked, died, .. } = *self;
-        let [entered, out, acked, died] = [entered, out, acked, died].map(rounded);
-        Sums { entered, out, acked, died, ..self.clone() }
+    pub fn rounded(self) -> Sums {
+        self.with_rates([self.entered, self.out, self.acked, self.died].map(rounded))
+    }
+}
+
+impl OfQueues {
+    /// And this one.
+    pub fn add(&mut self, row: &Row) {
+        self.queues += 1;
+        self.sums.add(row);
+    }
+
+    /// With rates of three decimals.
+    pub fn rounded(self) -> OfQueues {
+        OfQueues { sums: self.sums.rounded(), ..self }
     }
 }

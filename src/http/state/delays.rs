@@ -14,6 +14,8 @@ use crate::process::tasks::Tasks;
 
 /// How long a count is shown to others.
 const SHOWN: Duration = Duration::from_secs(10);
+/// How long a page shows it that has no newer one.
+const REMEMBERED: Duration = Duration::from_secs(3600);
 /// How many different counts are kept meanwhile.
 const KEPT: usize = 16;
 /// How many may wait for their turn.
@@ -53,7 +55,7 @@ impl DelayCounts {
         let _waits = self.waiting.try_acquire().map_err(|_| Error::Overloaded)?;
         // Nobody closes it.
         let turn = self.turn.clone().acquire_owned().await.map_err(|_| Error::Closed)?;
-        if let Some(delays) = self.known(&count) {
+        if let Some(delays) = self.counted_within(SHOWN, &count) {
             return Ok(delays);
         }
         let (engine, done) = (engine.clone(), self.done.clone());
@@ -61,7 +63,7 @@ impl DelayCounts {
             let _turn = turn;
             let delays = Arc::new(engine.delays(&count).await?);
             let mut done = done.lock();
-            done.retain(|of| of.at.elapsed() < SHOWN);
+            done.retain(|of| of.count != count && of.at.elapsed() < REMEMBERED);
             done.truncate(KEPT - 1);
             done.insert(0, Done { count, at: Instant::now(), delays: delays.clone() });
             Ok(delays)
@@ -69,9 +71,14 @@ impl DelayCounts {
         counted.await.map_err(Error::away)?
     }
 
-    fn known(&self, count: &DelayCount) -> Option<Arc<Delays>> {
+    /// What was counted last, within the hour.
+    pub fn last(&self, count: &DelayCount) -> Option<Arc<Delays>> {
+        self.counted_within(REMEMBERED, count)
+    }
+
+    fn counted_within(&self, time: Duration, count: &DelayCount) -> Option<Arc<Delays>> {
         let done = self.done.lock();
-        let of = done.iter().find(|of| of.count == *count && of.at.elapsed() < SHOWN)?;
+        let of = done.iter().find(|of| of.count == *count && of.at.elapsed() < time)?;
         Some(of.delays.clone())
     }
 }

@@ -1,19 +1,25 @@
 //! When the delayed jobs of a queue fall due. A count reads all that are delayed: where these are many, it is made when the
-//! reader asks for it.
+//! reader asks for it. Until it is made the page has the last one.
+
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use maud::{Markup, html};
 use serde::Deserialize;
+use tokio::time::timeout;
 
-use super::ask::Said;
+use super::ask::{Refusal, Said};
 use super::instant::At;
 use super::text::{count, number, text};
 use super::visit::{Place, Visit};
+use crate::http::operators::delays;
 
 /// How many steps are told apart.
 const STEPS: usize = 60;
 /// With so many delayed and running jobs in a pool a count is made unasked.
 const FEW: u64 = 10_000;
+/// How long a page that has an older count waits for a new one.
+const SHORT: Duration = Duration::from_millis(100);
 /// The height of the SVG's own measure.
 const HEIGHT: u64 = 100;
 const UNITS: [(&str, &str); 3] = [("minute", "By minute"), ("hour", "By hour"), ("day", "By day")];
@@ -38,6 +44,8 @@ struct Bucket {
 pub struct Counted {
     by: &'static str,
     delays: Said<Delays>,
+    /// Why it is not newer, if it should be.
+    behind: Option<String>,
 }
 
 /// The unit that the page is asked for, or the usual one where few are delayed.
@@ -54,11 +62,28 @@ fn is_cheap(visit: &Visit, place: &Place) -> bool {
     sample.is_some_and(|sample| sample.at.is_some() && sample.trouble.is_none() && sample.timers <= FEW)
 }
 
-/// The count, if the page is asked for it or it is cheap.
+/// The count, if the page is asked for it or it is cheap. Else the last one, if there is any.
 pub async fn read(visit: &Visit, place: &Place) -> Option<Counted> {
-    let by = unit(visit, place)?;
-    let delays = visit.ask.get(format!("/info/delays?{}&by={by}&limit={STEPS}", place.query())).await;
-    Some(Counted { by, delays })
+    let query = |by: &str| format!("{}&by={by}&limit={STEPS}", place.query());
+    let known = |by: &'static str| {
+        let delays = delays::last(visit.state(), &query(by))?;
+        Some(Counted { by, delays: Ok(serde_json::from_value(delays).ok()?), behind: None })
+    };
+    let Some(by) = unit(visit, place) else { return UNITS.iter().find_map(|&(by, _)| known(by)) };
+    let asked = visit.ask.get(format!("/info/delays?{}", query(by)));
+    let older = known(by);
+    let Some(older) = older else { return Some(Counted { by, delays: asked.await, behind: None }) };
+    let behind = match timeout(SHORT, asked).await {
+        Ok(Err(refusal)) if !is_under_way(&refusal) => format!("It was not counted anew: {}", refusal.text),
+        Ok(Ok(delays)) => return Some(Counted { by, delays: Ok(delays), behind: None }),
+        _ => "It is being counted anew.".to_owned(),
+    };
+    Some(Counted { behind: Some(behind), ..older })
+}
+
+/// Whether the count goes on, and the next page has it.
+fn is_under_way(refusal: &Refusal) -> bool {
+    refusal.status == StatusCode::SERVICE_UNAVAILABLE
 }
 
 /// The section of the queue's page.
@@ -72,11 +97,11 @@ pub fn section(visit: &Visit, counted: Option<&Counted>) -> Markup {
                 " "
             }
         }
+        @if let Some(behind) = counted.and_then(|counted| counted.behind.as_ref()) { p.note { (text(behind)) } }
         @match counted.map(|counted| &counted.delays) {
             None => {}
             Some(Ok(delays)) => (shown(visit, delays)),
-            // The count goes on, and the next page has it.
-            Some(Err(refusal)) if refusal.status == StatusCode::SERVICE_UNAVAILABLE => {
+            Some(Err(refusal)) if is_under_way(refusal) => {
                 p.note { "It is being counted. " a href=(visit.fields.link(&[])) { "Refresh" } }
             }
             Some(Err(refusal)) => { p.trouble { "It was not counted: " (text(&refusal.text)) } }

@@ -13,6 +13,7 @@ use super::publish::Scope;
 use super::rows::{self, Listing, NOT_BY_QUEUE};
 use super::text::{cut, known, number, rate, text, typed};
 use super::visit::Visit;
+use crate::http::operators::sums::OfQueues;
 
 const QUEUES: &str = "50";
 
@@ -80,11 +81,12 @@ fn page(visit: &Visit, scope: &Scope, listing: Said<Listing>, history: Said<Hist
 }
 
 /// The sums of the queues that are asked for.
-fn sums(of: &rows::Sums) -> Markup {
+fn sums(of: &OfQueues) -> Markup {
     const OF_SERVER: &str = "of this server, over the last minute";
+    let OfQueues { queues, sums: of } = of;
     html! {
         dl.figures {
-            div { dt { "Queues" } dd { (number(of.queues)) } }
+            div { dt { "Queues" } dd { (number(*queues)) } }
             div { dt { "Ready" } dd { (number(of.ready)) } }
             div { dt { "Delayed" } dd { (known(of.delayed, NOT_BY_QUEUE)) } }
             div { dt { "Running" } dd { (known(of.running, NOT_BY_QUEUE)) } }

@@ -57,22 +57,22 @@ fn sums(pools: &[Pool]) -> Markup {
     let all = |of: fn(&Pool) -> Option<u64>| pools.iter().map(of).sum::<Option<u64>>();
     let rates = |of: fn(&Pool) -> f64| rate(pools.iter().map(of).sum());
     // A store that does not tell them apart knows both together.
-    let timers = all(|pool| pool.delayed.is_none().then_some(pool.timers));
+    let timers = all(|pool| pool.sums.delayed.is_none().then_some(pool.timers));
     html! {
         dl.figures {
             div { dt { "Queues" } dd { (sum(|pool| pool.queues + pool.left_out)) } }
-            div { dt { "Ready" } dd { (sum(|pool| pool.ready)) } }
+            div { dt { "Ready" } dd { (sum(|pool| pool.sums.ready)) } }
             @match timers {
                 Some(timers) if !pools.is_empty() => { div { dt { "Delayed and running" } dd { (number(timers)) } } }
                 _ => {
-                    div { dt { "Delayed" } dd { (known(all(|pool| pool.delayed), NOT_BY_QUEUE)) } }
-                    div { dt { "Running" } dd { (known(all(|pool| pool.running), NOT_BY_QUEUE)) } }
+                    div { dt { "Delayed" } dd { (known(all(|pool| pool.sums.delayed), NOT_BY_QUEUE)) } }
+                    div { dt { "Running" } dd { (known(all(|pool| pool.sums.running), NOT_BY_QUEUE)) } }
                 }
             }
-            div { dt { "Dead" } dd { (sum(|pool| pool.dead)) } }
-            div { dt title="of this server, over the last minute" { "In/s" } dd { (rates(|pool| pool.entered)) } }
-            div { dt title="of this server, over the last minute" { "Out/s" } dd { (rates(|pool| pool.out)) } }
-            div { dt title="of this server, over the last minute" { "Died/s" } dd { (rates(|pool| pool.died)) } }
+            div { dt { "Dead" } dd { (sum(|pool| pool.sums.dead)) } }
+            div { dt title="of this server, over the last minute" { "In/s" } dd { (rates(|pool| pool.sums.entered)) } }
+            div { dt title="of this server, over the last minute" { "Out/s" } dd { (rates(|pool| pool.sums.out)) } }
+            div { dt title="of this server, over the last minute" { "Died/s" } dd { (rates(|pool| pool.sums.died)) } }
         }
     }
 }

@@ -9,6 +9,7 @@ use super::instant::At;
 use super::text::{count, duration, known, number, rate, text, unknown};
 use super::visit::{Place, Visit};
 use crate::history::{Of, Range};
+use crate::http::operators::sums::{OfQueues, Sums};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
 
 /// What stands in the place of a queue's name for those that are named after jobs.
@@ -26,23 +27,10 @@ const NOT_COUNTED: &str = "this server does not count this queue by itself";
 pub struct Listing {
     pub sampled_at: Option<At>,
     pub pools: Vec<Pool>,
-    pub sums: Sums,
+    /// Of all queues that were asked for.
+    pub sums: OfQueues,
     pub queues: Vec<Row>,
     pub cursor: Option<String>,
-}
-
-/// The sums of all queues that were asked for.
-#[derive(Debug, Deserialize)]
-pub struct Sums {
-    pub queues: u64,
-    pub ready: u64,
-    pub delayed: Option<u64>,
-    pub running: Option<u64>,
-    pub dead: u64,
-    #[serde(rename = "in")]
-    pub entered: f64,
-    pub out: f64,
-    pub died: f64,
 }
 
 /// The same as it comes: a row does not say of when it is.
@@ -50,7 +38,7 @@ pub struct Sums {
 struct Told {
     sampled_at: Option<At>,
     pools: Vec<Pool>,
-    sums: Sums,
+    sums: OfQueues,
     queues: Vec<Row>,
     cursor: Option<String>,
 }
@@ -83,14 +71,8 @@ pub struct Pool {
     pub queues: u64,
     pub left_out: u64,
     pub timers: u64,
-    pub ready: u64,
-    pub delayed: Option<u64>,
-    pub running: Option<u64>,
-    pub dead: u64,
-    #[serde(rename = "in")]
-    pub entered: f64,
-    pub out: f64,
-    pub died: f64,
+    #[serde(flatten)]
+    pub sums: Sums,
 }
 
 /// A queue, or all of a namespace that are named after jobs.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{browse, dead_job, sampled, submit, unfollowed};
+use super::{browse, dead_job, submit, unfollowed};
 use crate::support::client::send;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
@@ -11,7 +11,7 @@ use crate::support::wait::until;
 async fn a_queue_is_found_from_the_overview_on(store: Store) {
     let knows_states = matches!(store, Store::Disk(_));
     let server = TestServer::on(store).await;
-    sampled(&server).await;
+    server.sampled().await;
     browse(&server, "").await.expect(200).says("There is no queue yet").says("curl -X PUT");
     browse(&server, "queues").await.expect(200).says("There is no queue yet").says("curl -X PUT");
     browse(&server, "queues?q=mail").await.expect(200).says("No queue is so").says("Show all queues");
@@ -21,7 +21,7 @@ async fn a_queue_is_found_from_the_overview_on(store: Store) {
         server.put(&token, path, r#"{"b":1,"a":[12345678901234567890,{}]}"#).await.expect(201);
     }
     let dead = dead_job(&server, &token, "dies", "x", "the mail server is away").await;
-    sampled(&server).await;
+    server.sampled().await;
 
     let overview = browse(&server, "").await.expect(200);
     overview
@@ -129,7 +129,7 @@ async fn every_answer_has_its_headers() {
     let server = TestServer::on_disk().await;
     let token = server.token("shop").await;
     server.put(&token, "/api/shop/q", "x").await.expect(201);
-    sampled(&server).await;
+    server.sampled().await;
     let page = browse(&server, "queues/default/shop/q").await.expect(200);
     assert_eq!(
         page.header("content-security-policy"),
@@ -171,7 +171,7 @@ async fn a_page_that_has_not_changed_is_not_sent_again() {
     let server = TestServer::on_disk().await;
     let token = server.token("shop").await;
     server.put(&token, "/api/shop/q", "x").await.expect(201);
-    sampled(&server).await;
+    server.sampled().await;
     let queue = "queues/default/shop/q";
     let tag = browse(&server, queue).await.expect(200).header("etag").to_owned();
     let again = async || {
@@ -274,13 +274,37 @@ async fn a_refusal_in_a_browser_is_a_page_that_says_what_to_set() {
     assert!(send(json).await.expect(403).says().contains("is not this machine"), "no page");
 }
 
+/// Guards against a chart that goes away while a newer one is made, which takes seconds where many jobs are delayed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_falls_due_is_shown_while_it_is_counted_anew() {
+    let redis = RedisServer::start();
+    let server = TestServer::start(&redis_toml(&redis), ()).await;
+    let token = server.token("shop").await;
+    let put = async || server.put(&token, "/api/shop/q?delay=600", "x").await.expect(201);
+    let due = async |more: &str| {
+        browse(&server, &format!("queues/default/shop/q?state=ready{more}")).await.expect(200).main
+    };
+    put().await;
+    let first = due("&due=minute").await;
+    assert!(first.contains("1 delayed job: 0 overdue"), "{first}");
+    put().await;
+    let stalled = redis.stall();
+    until("the count is old", async || due("&due=minute").await.contains("It is being counted anew")).await;
+    let old = due("&due=minute").await;
+    assert!(old.contains("1 delayed job: 0 overdue") && old.contains("Counted"), "{old}");
+    let of_hours = due("&due=hour").await;
+    assert!(of_hours.contains("It is being counted. "), "nothing is known of it: {of_hours}");
+    drop(stalled);
+    until("it is counted anew", async || due("&due=minute").await.contains("2 delayed jobs")).await;
+}
+
 /// Guards against a store that refuses each publish, while the overview has nothing to say.
 #[tokio::test]
 async fn a_full_store_is_told() {
     let store = Store::disk();
     let toml = store.toml().replace("[Pool.default]\n", "[Pool.default]\nMinFreeDisk = 1000000000\n");
     let server = TestServer::start(&toml, store).await;
-    sampled(&server).await;
+    server.sampled().await;
     for path in ["", "queues", "namespaces/default/shop", "queues/default/shop/q"] {
         browse(&server, path).await.expect(200).says("The store of pool default is full, since");
     }
@@ -294,10 +318,10 @@ async fn a_store_that_is_away_leaves_the_last_figures() {
     let server = TestServer::start(&redis_toml(&redis), ()).await;
     let token = server.token("shop").await;
     server.put(&token, "/api/shop/q", "x").await.expect(201);
-    sampled(&server).await;
+    server.sampled().await;
     redis.kill();
     until("the sampler notices", async || {
-        let _ = send(server.admin("GET", "/metrics")).await;
+        server.sampled().await;
         browse(&server, "").await.main.contains("does not answer")
     })
     .await;
