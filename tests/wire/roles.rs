@@ -166,6 +166,26 @@ async fn every_route_says_who_may_use_it() {
     send(viewer("HEAD", "/queues")).await.expect(403);
 }
 
+/// Guards against a table in the documents that says something else.
+#[test]
+fn the_documents_say_who_may_use_each_route() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operations.md");
+    let text = std::fs::read_to_string(path).expect("the page");
+    for (may, first) in [
+        (May::All, "anybody"),
+        (May::Get, "`[ReadOnlyAccounts]`, a GET; `[Accounts]`, all"),
+        (May::Both, "`[ReadOnlyAccounts]`, all"),
+        (May::Nothing, "`[Accounts]` alone"),
+    ] {
+        let begin = format!("| {first} | ");
+        let row = text.lines().find_map(|line| line.strip_prefix(&*begin));
+        let row = row.unwrap_or_else(|| panic!("a row {first}"));
+        let told: BTreeSet<&str> = row.split('`').skip(1).step_by(2).collect();
+        let of = ROUTES.iter().filter(|(_, of)| *of == may).map(|(route, _)| *route);
+        assert_eq!(told, of.collect(), "{first}");
+    }
+}
+
 /// Guards against a support desk that reads the mails of customers.
 async fn bodies_are_shown_to_whom_they_may_be(store: Store) {
     let accounts = "[Accounts]\noperator = \"secret\"\n[ReadOnlyAccounts]\nviewer = \"look\"\n";
