@@ -4,7 +4,13 @@
 //
 //     node check.mjs ADMIN API [DIRECTORY OF SCREENSHOTS]
 //
-// ADMIN and API are the addresses of a fresh server's ports, such as http://127.0.0.1:7778.
+// ADMIN and API are the addresses of a fresh server's ports, such as http://127.0.0.1:7778. AWAY_ADMIN and AWAY_API are
+// those of another one, whose Redis has the process id AWAY_REDIS: it is killed. Besides:
+//
+//     ALL_PICTURES=1    a picture of each page, light and dark, wide and narrow, and not only those of the documents
+//     LOAD_MINUTES=60   how long there is load before the charts are looked at; a minute and a quarter otherwise
+//     DEAD_JOBS=1000    how many jobs three clicks bring back; ten thousand otherwise
+//     WITHOUT_AXE=1     only uses the pages, which takes some minutes less
 import assert from "node:assert/strict";
 import { existsSync, mkdirSync, statSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -25,53 +31,16 @@ const ask = async (method, url, body, headers = {}) => {
   assert(answer.status < 300, `${method} ${url}: ${answer.status} ${await answer.clone().text()}`);
   return answer.text().then((text) => { try { return JSON.parse(text); } catch { return text; } });
 };
-const sampled = () => ask("GET", admin + "/metrics");
-
-// What the pages show.
-const token = (await ask("POST", admin + "/token/shop?description=the%20mailer")).token;
-const own = { "X-Token": token };
-const HOSTILE = `<script>document.title = "taken over"</script> \u202etxt.exe`;
-const put = (queue, body, more = "") => ask("PUT", `${api}/api/shop/${queue}?tries=3${more}`, body, own).then((job) => job.job_id);
-for (let n = 0; n < 40; n++) await put("mail", JSON.stringify({ to: `user${n}@shop.example`, order: 10_000 + n }));
-const script = await put("mail", HOSTILE);
-const bytes = await put("mail", Buffer.from([0xff, 0, 0x1b, 0x5b, 0x33, 0x31, 0x6d, 0x41]));
-const large = await put("mail", JSON.stringify({ lines: Array.from({ length: 24_000 }, (_, n) => `line ${n} of many, each with some text`) }).slice(0, 1 << 20));
-for (let n = 0; n < 30; n++) await put("reminders", `remind ${n}`, `&delay=${600 + n * 60}`);
-await put("orders", "held");
-await ask("POST", `${api}/api/shop/orders/pause?for=3600`, null, own);
-const why = ["the mail server is away", "the mail server is away", "no such address", "quota of the account exceeded"];
-for (let n = 0; n < 24; n++) {
-  await ask("PUT", `${api}/api/shop/invoices?tries=1`, JSON.stringify({ invoice: 4000 + n }), own);
-  const job = await ask("GET", `${api}/api/shop/invoices?ttr=60&receipt=1`, null, own);
-  await ask("POST", `${api}/api/shop/invoices/job/${job.job_id}/bury?receipt=${job.receipt}`, why[n % why.length], own);
-}
-await ask("PUT", `${admin}/push/shop/hooks`, JSON.stringify({ url: "https://hooks.example/jobs" }));
-await ask("PUT", `${api}/api/shop/_schedules/nightly`, JSON.stringify({ queue: "reports", cron: "30 2 * * MON-FRI", zone: "Europe/Berlin", text: "sales" }), own);
-await sampled();
-
-const PAGES = {
-  overview: "",
-  queues: "queues",
-  namespace: "namespaces/default/shop",
-  queue: "queues/default/shop/mail",
-  dead: "queues/default/shop/invoices?state=dead",
-  paused: "queues/default/shop/orders",
-  asks: "queues/default/shop/orders?ask=destroy",
-  script: `jobs/default/shop/mail/${script}`,
-  bytes: `jobs/default/shop/mail/${bytes}`,
-  large: `jobs/default/shop/mail/${large}`,
-  publish: "publish/default/shop?queue=mail",
-  push: "push/default/shop/hooks",
-  schedules: "schedules?namespace=shop",
-  tokens: "tokens/default/shop",
-  search: "search?q=shop",
-  reasons: "dead",
-  bulk: "bulk",
-  server: "server",
-  nothing: "jobs/default/shop/mail/01M80D5J4VCPC2AJTPM8000000",
+// Waits until the server has read its stores after now.
+const sampled = async (server = admin) => {
+  const now = new Date().toISOString();
+  for (let n = 0; n < 200; n++) {
+    if ((await ask("GET", server + "/queues?limit=1")).sampled_at > now) return;
+    await ask("GET", server + "/metrics");
+    await new Promise((done) => setTimeout(done, 200));
+  }
+  assert.fail("the stores are read each ten seconds");
 };
-// The pictures of docs/dashboard.md.
-const PICTURES = ["overview-light-1280", "overview-dark-360", "queue-dark-1280", "dead-light-1280", "script-light-1280"];
 
 const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server", "--host-resolver-rules=MAP ops.example 127.0.0.1"] });
 const told = [];
@@ -95,37 +64,162 @@ const says = async (page, text) => {
 const heading = (page) => page.locator("h1").innerText();
 
 let checked = 0;
-// WITHOUT_AXE=1 only uses the pages, which takes a minute less.
-for (const colorScheme of process.env.WITHOUT_AXE ? [] : ["light", "dark"]) {
-  for (const width of [1280, 360]) {
-    // axe is put into the page by the test, which the policy of the page forbids to everybody else.
-    const page = await open({ colorScheme, viewport: { width, height: 900 }, bypassCSP: true, reducedMotion: "reduce" });
-    for (const [name, path] of Object.entries(PAGES)) {
-      const answer = await page.goto(at(path));
-      if (answer.status() === 404 && name !== "nothing") continue;
-      const title = await page.title();
-      assert(title.endsWith("– Dormouse"), `${name}: ${title}`);
-      const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-      assert(wide <= 0, `${name} at ${width}: the page is ${wide} pixels too wide`);
-      await page.addScriptTag({ path: axe });
-      const { violations } = await page.evaluate(() => globalThis.axe.run(document, {
-        runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
-      }));
-      const found = violations.map((v) => `${v.id}: ${v.help}\n    ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 200)).join("\n    ")}`);
-      assert.equal(found.length, 0, `${name} ${colorScheme} ${width}:\n  ${found.join("\n  ")}`);
-      checked += 1;
-      const picture = `${name}-${colorScheme}-${width}`;
-      if (shots && (PICTURES.includes(picture) || process.env.ALL_PICTURES)) {
-        const path = `${shots}/${picture}.png`;
-        await page.screenshot({ path, clip: { x: 0, y: 0, width, height: width === 360 ? 700 : 640 } });
-        assert(process.env.ALL_PICTURES || statSync(path).size < 150_000, `${path} is too large: ${statSync(path).size}`);
-      }
-    }
-    await page.context().close();
+// The pictures of docs/dashboard.md.
+const PICTURES = ["overview-light-1280", "overview-dark-360", "charts-dark-1280", "dead-light-1280", "script-light-1280",
+  "token-light-1280", "server-dark-1280", "away-light-1280"];
+const LOOKS = ["light", "dark"].flatMap((colorScheme) => [1280, 360].map((width) => ({ colorScheme, width })));
+
+// Holds what a page shows now to axe and to its width, and takes its picture.
+async function check(page, name, { colorScheme, width }) {
+  const title = await page.title();
+  assert(title.endsWith("– Dormouse"), `${name}: ${title}`);
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  assert(wide <= 0, `${name} at ${width}: the page is ${wide} pixels too wide`);
+  if (!process.env.WITHOUT_AXE) {
+    await page.addScriptTag({ path: axe });
+    const { violations } = await page.evaluate(() => globalThis.axe.run(document, {
+      runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+    }));
+    const found = violations.map((v) => `${v.id}: ${v.help}\n    ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 200)).join("\n    ")}`);
+    assert.equal(found.length, 0, `${name} ${colorScheme} ${width}:\n  ${found.join("\n  ")}`);
+    checked += 1;
   }
+  const picture = `${name}-${colorScheme}-${width}`;
+  if (!shots || !PICTURES.includes(picture) && !process.env.ALL_PICTURES) return;
+  const path = `${shots}/${picture}.png`;
+  // Of some pages what stands further down.
+  const from = { charts: "nav.range", large: "p.switch", bytes: "p.switch" }[name];
+  const y = from ? await page.evaluate((from) => document.querySelector(from).offsetTop - 60, from) : 0;
+  await page.screenshot({ path, fullPage: true, clip: { x: 0, y, width, height: width === 360 ? 700 : 640 } });
+  assert(process.env.ALL_PICTURES || statSync(path).size < 150_000, `${path} is too large: ${statSync(path).size}`);
+}
+
+// Looks at pages.
+async function looked(look, pages, server = admin) {
+  // axe is put into the page by the test, which the policy of the page forbids to everybody else.
+  const page = await open({ colorScheme: look.colorScheme, viewport: { width: look.width, height: 900 }, bypassCSP: true, reducedMotion: "reduce" });
+  for (const [name, path] of Object.entries(pages)) {
+    const answer = await page.goto(`${server}/ui/${path}`);
+    assert.equal(answer.status(), name === "nothing" ? 404 : 200, name);
+    await check(page, name, look);
+  }
+  await page.context().close();
+}
+
+// A server that has nothing yet.
+await sampled();
+for (const look of LOOKS) await looked(look, { empty: "", "empty-dead": "dead" });
+
+// What the pages show.
+const token = (await ask("POST", admin + "/token/shop?description=the%20mailer")).token;
+const own = { "X-Token": token };
+const HOSTILE = `<script>document.title = "taken over"</script> \u202etxt.exe`;
+const put = (queue, body, more = "") => ask("PUT", `${api}/api/shop/${queue}?tries=3${more}`, body, own).then((job) => job.job_id);
+for (let n = 0; n < 40; n++) await put("mail", JSON.stringify({ to: `user${n}@shop.example`, order: 10_000 + n }));
+const script = await put("mail", HOSTILE);
+const bytes = await put("mail", Buffer.from([0xff, 0, 0x1b, 0x5b, 0x33, 0x31, 0x6d, 0x41]));
+const large = await put("mail", JSON.stringify({ lines: Array.from({ length: 24_000 }, (_, n) => `line ${n} of many, each with some text`) }).slice(0, 1 << 20));
+for (let n = 0; n < 30; n++) await put("reminders", `remind ${n}`, `&delay=${600 + n * 60}`);
+await put("orders", "held");
+await ask("POST", `${api}/api/shop/orders/pause?for=3600`, null, own);
+const bury = async (n) => {
+  await ask("PUT", `${api}/api/shop/invoices?tries=1`, JSON.stringify({ invoice: 4000 + n }), own);
+  const job = await ask("GET", `${api}/api/shop/invoices?ttr=60&receipt=1`, null, own);
+  await ask("POST", `${api}/api/shop/invoices/job/${job.job_id}/bury?receipt=${job.receipt}`, why[n % why.length], own);
+};
+const why = ["the mail server is away", "the mail server is away", "no such address", "quota of the account exceeded"];
+for (let n = 0; n < 24; n++) {
+  await bury(n);
+}
+// Nobody listens there: after ten attempts push takes the endpoint to be down.
+await ask("PUT", `${admin}/push/shop/hooks`, JSON.stringify({ url: "http://127.0.0.1:9/jobs", retry: [0.1] }));
+for (let n = 0; n < 12; n++) await put("hooks", `event ${n}`, "&tries=100");
+await ask("PUT", `${api}/api/shop/_schedules/nightly`, JSON.stringify({ queue: "reports", cron: "30 2 * * MON-FRI", zone: "Europe/Berlin", text: "sales" }), own);
+// A queue whose workers are too slow, and one that is busy, more so at times.
+for (let n = 0; n < 200; n++) await put("exports", `export ${n}`);
+const loaded = { began: Date.now(), runs: true };
+const take = async (queue, count) => {
+  const answer = await fetch(`${api}/api/shop/${queue}?ttr=60&count=${count}`, { headers: own });
+  const jobs = answer.status === 200 ? await answer.json().then((all) => [all].flat()) : [];
+  for (const { job_id } of jobs) await ask("DELETE", `${api}/api/shop/${queue}/job/${job_id}`, null, own);
+};
+loaded.ends = (async () => {
+  for (let n = 0; loaded.runs; n++) {
+    const minute = (Date.now() - loaded.began) / 60_000;
+    for (let m = 0; m < 3 + 2 * Math.sin(minute / 2); m++) await put("thumbnails", `picture ${n}-${m}`);
+    // Its workers rest now and then.
+    if (Math.floor(minute) % 7 !== 5) await take("thumbnails", 6);
+    if (n % 20 === 0) await take("exports", 1);
+    if (n % 200 === 199) await bury(n);
+    await new Promise((done) => setTimeout(done, 400));
+  }
+})();
+await sampled();
+
+const PAGES = {
+  queues: "queues",
+  namespace: "namespaces/default/shop",
+  queue: "queues/default/shop/mail",
+  dead: "queues/default/shop/invoices?state=dead",
+  paused: "queues/default/shop/orders",
+  asks: "queues/default/shop/orders?ask=destroy",
+  script: `jobs/default/shop/mail/${script}`,
+  bytes: `jobs/default/shop/mail/${bytes}`,
+  large: `jobs/default/shop/mail/${large}`,
+  publish: "publish/default/shop?queue=mail",
+  push: "push/default/shop/hooks",
+  schedules: "schedules?namespace=shop",
+  tokens: "tokens/default/shop",
+  search: "search?q=shop",
+  reasons: "dead",
+  bulk: "bulk",
+  server: "server",
+  nothing: "jobs/default/shop/mail/01M80D5J4VCPC2AJTPM8000000",
+};
+
+for (const look of LOOKS) await looked(look, PAGES);
+
+// A token, which is shown once.
+for (const look of LOOKS) {
+  const page = await open({ colorScheme: look.colorScheme, viewport: { width: look.width, height: 900 }, bypassCSP: true, reducedMotion: "reduce" });
+  await page.goto(at("tokens/default/shop"));
+  await page.getByLabel("Description").fill("the report writer");
+  await page.getByRole("button", { name: "Create token" }).click();
+  await page.locator("[data-once]").waitFor();
+  await check(page, "token", look);
+  await page.context().close();
+}
+
+// The Redis of another server is away: what was known of it is shown.
+if (process.env.AWAY_ADMIN) {
+  const [admin, api] = [process.env.AWAY_ADMIN, process.env.AWAY_API];
+  const { token } = await ask("POST", admin + "/token/shop?description=away");
+  for (const queue of ["mail", "reports", "thumbnails"]) {
+    for (let n = 0; n < 5; n++) await ask("PUT", `${api}/api/shop/${queue}`, `job ${n}`, { "X-Token": token });
+  }
+  await sampled(admin);
+  process.kill(Number(process.env.AWAY_REDIS), "SIGKILL");
+  for (let n = 0; n < 200 && !(await ask("GET", admin + "/queues")).pools[0].trouble; n++) await new Promise((done) => setTimeout(done, 200));
+  for (const look of LOOKS) await looked(look, { away: "", "away-queue": "queues/default/shop/mail" }, admin);
+}
+
+// What takes its time: queues that are late, and charts.
+{
+  const rest = loaded.began + Number(process.env.LOAD_MINUTES ?? 1.25) * 60_000 - Date.now();
+  await new Promise((done) => setTimeout(done, Math.max(0, rest)));
+  // One that was paused a moment ago: the other is late by now.
+  await put("refunds", "held");
+  await ask("POST", `${api}/api/shop/refunds/pause?for=3600`, null, own);
+  await sampled();
+  const needs = (await ask("GET", admin + "/queues")).queues.map((queue) => `${queue.queue} ${queue.need}`);
+  for (const need of ["hooks push", "invoices dying", "exports late", "refunds paused"]) assert(needs.includes(need), `${need}: ${needs}`);
+  for (const look of LOOKS) await looked(look, { overview: "", charts: "queues/default/shop/thumbnails" });
+  console.log(`charts after ${((Date.now() - loaded.began) / 60_000).toFixed(1)} minutes of load`);
+  loaded.runs = false;
+  await loaded.ends;
 }
 console.log(`axe: ${checked} pages, no violation`);
-assert(process.env.WITHOUT_AXE || checked >= 60, "most pages are there");
+assert(process.env.WITHOUT_AXE || checked >= 90, `all pages: ${checked}`);
 
 // A job's script is text, to the very browser.
 {
@@ -147,6 +241,12 @@ assert(process.env.WITHOUT_AXE || checked >= 60, "most pages are there");
   await page.locator("input[name=job]").first().check();
   await page.locator("details.curl summary").first().click();
   await page.locator("#search").fill("half a wo");
+  await page.evaluate(() => {
+    globalThis.shifted = 0;
+    new PerformanceObserver((list) => {
+      for (const shift of list.getEntries()) if (!shift.hadRecentInput) globalThis.shifted += shift.value;
+    }).observe({ type: "layout-shift" });
+  });
   await put("live", "two");
   await sampled();
   await page.locator("table.jobs tbody tr").nth(1).waitFor({ timeout: 60_000 });
@@ -154,6 +254,9 @@ assert(process.env.WITHOUT_AXE || checked >= 60, "most pages are there");
   assert(await page.locator("details.curl").first().evaluate((node) => node.open), "what is open stays open");
   assert.equal(await page.locator("#search").inputValue(), "half a wo", "what is typed stays");
   assert.equal(await page.evaluate(() => document.activeElement.id), "search", "the focus stays");
+  const shifted = await page.evaluate(() => globalThis.shifted);
+  console.log(`a refresh with a row more moves the page by ${shifted.toFixed(4)}`);
+  assert(shifted <= 0.02, `a refresh moves the page by ${shifted}`);
   // Off is off.
   await page.locator("[data-live]").uncheck();
   let asked = 0;
@@ -188,25 +291,75 @@ assert(process.env.WITHOUT_AXE || checked >= 60, "most pages are there");
   await page.context().close();
 }
 
-// The three clicks, with and without a script.
-for (const javaScriptEnabled of [true, false]) {
-  const page = await open({ javaScriptEnabled });
-  await page.goto(at(""));
-  const began = Date.now();
-  const row = page.locator("tbody tr").filter({ hasText: "shop/invoices" });
-  await row.locator("td a").nth(3).click();
-  const all = page.getByRole("link", { name: "Respawn all", exact: true });
-  if (await all.count()) {
-    await all.click();
+// Three clicks: from the overview to all dead jobs back in their queue, by mouse, by keyboard, and without a script.
+{
+  const batches = Math.ceil(Number(process.env.DEAD_JOBS ?? 10_000) / 64);
+  const letters = JSON.stringify(Array.from({ length: 64 }, (_, n) => ({ to: `user${n}@shop.example` })));
+  for (let n = 0; n < batches; n++) await ask("PUT", `${api}/api/shop/letters/bulk?tries=1`, letters, own);
+  const total = batches * 64;
+  const size = async (path) => (await ask("GET", `${api}/api/shop/letters${path}/size`)).size;
+  const until = async (what, holds) => {
+    for (let n = 0; n < 600; n++) {
+      if (await holds()) return;
+      await new Promise((done) => setTimeout(done, 100));
+    }
+    assert.fail(what);
+  };
+  // The workers take all of them, and are never heard of again.
+  const die = async () => {
+    const answers = async () => {
+      while ((await fetch(`${api}/api/shop/letters?ttr=1&count=100`, { headers: own })).status === 200);
+    };
+    await until("all die", async () => { await answers(); return await size("/deadletter") === total; });
+    await sampled();
+  };
+  const row = (page) => page.locator("tbody tr").filter({ hasText: "shop/letters" });
+  const clicks = async (page) => {
+    await row(page).locator("td a").nth(3).click();
+    await page.getByRole("link", { name: "Respawn all", exact: true }).click();
     await page.getByRole("button", { name: "Respawn all" }).click();
+    return "3 clicks";
+  };
+  const keys = async (page) => {
+    let pressed = 0;
+    // By Tab alone, as who sees nothing of the page would go.
+    const to = async (wanted) => {
+      for (let n = 0; n < 400; n++) {
+        await page.keyboard.press("Tab");
+        pressed += 1;
+        const there = await page.evaluate(({ tag, text, of }) => {
+          const node = document.activeElement;
+          const right = node.tagName === tag && (!text || node.textContent.trim() === text);
+          return right && (!of || node.closest("tr")?.dataset.key === of && node.href.endsWith("state=dead"));
+        }, wanted);
+        if (!there) continue;
+        await page.keyboard.press("Enter");
+        pressed += 1;
+        return;
+      }
+      assert.fail(`nothing to press: ${JSON.stringify(wanted)}`);
+    };
+    await to({ tag: "A", of: "default/shop/letters" });
+    await page.waitForURL("**state=dead**");
+    await to({ tag: "A", text: "Respawn all" });
+    await page.waitForURL("**ask=respawn-all**");
+    await to({ tag: "BUTTON", text: "Respawn all" });
+    return `${pressed} keys`;
+  };
+  for (const [how, javaScriptEnabled, act] of [["by mouse", true, clicks], ["by keyboard", true, keys], ["without a script", false, clicks]]) {
+    await die();
+    const page = await open({ javaScriptEnabled });
+    await page.goto(at(""));
+    assert((await row(page).innerText()).includes("died in ten minutes"), "the overview says so");
+    const began = Date.now();
+    const done = await act(page);
     await says(page, "It is begun");
-  } else {
-    await page.locator("input[name=job]").first().check();
-    await page.getByRole("button", { name: "Respawn", exact: true }).click();
-    await says(page, "respawned.");
+    const begun = Date.now() - began;
+    await until("all are back", async () => await size("") === total);
+    console.log(`${total} dead jobs ${how}: ${done}, ${begun} ms until the page says that it is begun, ${Date.now() - began} ms until all are back`);
+    await until("the action has ended", async () => (await ask("GET", `${admin}/bulk`)).actions.every((action) => action.status !== "running"));
+    await page.context().close();
   }
-  console.log(`three clicks ${javaScriptEnabled ? "with" : "without"} a script: ${Date.now() - began} ms`);
-  await page.context().close();
 }
 
 // Over plain HTTP a browser does not say from which site a form comes: its Origin counts.

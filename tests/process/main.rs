@@ -9,6 +9,7 @@ mod clock;
 mod commands;
 mod config_files;
 mod containers;
+mod dashboard_proxied;
 mod disk_faults;
 mod documents;
 mod faketime;
