@@ -199,6 +199,9 @@ impl Counted {
         self.lately.retain(|(_, until, _)| until + RATES > seconds(now));
         if since != [0; 4] {
             self.lately.push((before, seconds(now), since));
+        } else if self.lately.is_empty() {
+            // Most of many queues are at rest.
+            self.lately = Vec::new();
         }
         since
     }

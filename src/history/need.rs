@@ -78,10 +78,11 @@ pub struct Now {
 pub struct Watch {
     /// The job at the head, and since when it is there.
     head: Option<(u64, u64)>,
-    /// The last count of ready jobs in each of the last minutes.
-    ready: [Option<u64>; GROWING + 2],
+    /// The last count of ready jobs in each of the last minutes, one more than it was; 0 where it is not known. There is a
+    /// watch for each of many queues: four billion are as many as more.
+    ready: [u32; GROWING + 2],
     /// How many jobs died in each of the last minutes.
-    deaths: [u64; DYING + 1],
+    deaths: [u32; DYING + 1],
     /// The minute that is the first of both.
     minute: u64,
 }
@@ -93,12 +94,13 @@ impl Watch {
         let passed = usize::try_from(minute.saturating_sub(self.minute)).unwrap_or(usize::MAX);
         let (of_ready, of_deaths) = (passed.min(self.ready.len()), passed.min(self.deaths.len()));
         self.ready.rotate_right(of_ready % (GROWING + 2));
-        self.ready[..of_ready].fill(None);
+        self.ready[..of_ready].fill(0);
         self.deaths.rotate_right(of_deaths % (DYING + 1));
         self.deaths[..of_deaths].fill(0);
         self.minute = self.minute.max(minute);
-        self.ready[0] = Some(now.ready);
-        self.deaths[0] = self.deaths[0].saturating_add(died);
+        let counted = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        self.ready[0] = counted(now.ready).saturating_add(1);
+        self.deaths[0] = self.deaths[0].saturating_add(counted(died));
         self.head = match (now.head, self.head) {
             (Some(head), Some((before, since))) if head == before => Some((head, since)),
             (head, _) => head.map(|head| (head, second)),
@@ -109,12 +111,12 @@ impl Watch {
     pub fn is_idle(&self) -> bool {
         self.head.is_none()
             && self.deaths.iter().all(|died| *died == 0)
-            && self.ready.iter().all(|ready| ready.is_none_or(|ready| ready == 0))
+            && self.ready.iter().all(|ready| *ready <= 1)
     }
 
     /// How many jobs died in the last ten minutes.
     pub fn died(&self) -> u64 {
-        self.deaths.iter().fold(0, |sum, died| sum.saturating_add(*died))
+        self.deaths.iter().map(|died| u64::from(*died)).sum()
     }
 
     /// Since when the same job has been at the head.
@@ -125,7 +127,7 @@ impl Watch {
     fn grows(&self) -> bool {
         // The minute that is under way is not over.
         let whole = &self.ready[1..];
-        whole.windows(2).all(|pair| matches!(pair, [Some(later), Some(earlier)] if later > earlier))
+        whole.windows(2).all(|pair| matches!(pair, [later, earlier] if *earlier > 0 && later > earlier))
     }
 
     /// What the queue needs first, and how much worse it is than others that need the same.

@@ -167,8 +167,8 @@ impl Metrics {
         }
     }
 
-    /// Before a scrape sets anew what stores say: forgets it. A queue that is gone, and a store that is away, would show
-    /// their last figures for ever.
+    /// Forgets what stores have said, once a scrape has it. A queue that is gone, and a store that is away, would show their
+    /// last figures for ever; and of ten thousand queues they take as much memory as all that is counted of them.
     pub fn forget_figures(&self) {
         let stores = &self.engine.stores;
         let sizes = [&stores.queue_sizes, &stores.deadletter_sizes, &stores.timer_sizes];

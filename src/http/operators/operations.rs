@@ -199,7 +199,6 @@ pub async fn metrics(State(state): App) -> Response {
 async fn written(metrics: Arc<Metrics>, asked: Vec<Asked>, alone: OwnedMutexGuard<()>) -> Vec<u8> {
     beside_the_runtime(move || {
         let _alone = alone;
-        metrics.forget_figures();
         for Asked { pool, said: Reading { stats, paused }, nodes, .. } in &asked {
             if let Some(nodes) = nodes {
                 metrics.nodes(pool, &of_nodes(nodes));
@@ -211,7 +210,9 @@ async fn written(metrics: Arc<Metrics>, asked: Vec<Asked>, alone: OwnedMutexGuar
                 metrics.store_figure(pool, name, *value);
             }
         }
-        metrics.text()
+        let text = metrics.text();
+        metrics.forget_figures();
+        text
     })
     .await
 }
