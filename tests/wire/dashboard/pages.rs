@@ -192,11 +192,11 @@ async fn a_page_of_samples_changes_with_them() {
     let server = TestServer::on_disk().await;
     let token = server.token("shop").await;
     server.put(&token, "/api/shop/q", "x").await.expect(201);
-    sampled(&server).await;
+    server.sampled().await;
     for (n, page) in ["", "queues", "namespaces/default/shop"].into_iter().enumerate() {
         let tag = browse(&server, page).await.expect(200).header("etag").to_owned();
         server.put(&token, &format!("/api/shop/new-{n}"), "x").await.expect(201);
-        sampled(&server).await;
+        server.sampled().await;
         let request = server.admin("GET", &format!("/ui/{page}")).header("If-None-Match", &tag);
         let now = send(request).await.expect(200);
         assert!(now.text.contains(&format!("new-{n}")), "{page}: {}", now.text);
