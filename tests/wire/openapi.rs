@@ -147,8 +147,8 @@ pub struct Made {
 }
 
 /// Makes what the operation is about: a namespace of its own, a job in the state that it needs, a schedule, ..
-async fn made(server: &TestServer, port: &str, id: &str) -> Made {
-    let namespace = format!("{port}-{id}");
+pub async fn made(server: &TestServer, port: &str, name: &str, id: &str) -> Made {
+    let namespace = format!("{port}-{name}");
     let token = server.token(&namespace).await;
     let api = |method: &str, path: &str| server.api(method, &format!("/api/{namespace}{path}"), &token);
     let placed = send(api("POST", "/mail/jobs?tries=3&key=ann").body("good morning")).await.expect(201);
@@ -165,6 +165,9 @@ async fn made(server: &TestServer, port: &str, id: &str) -> Made {
         "schedule" | "deleteSchedule" | "pauseSchedule" | "resumeSchedule" | "runSchedule" => {
             let body = json!({"queue": "mail", "cron": "30 2 * * MON-FRI", "zone": "Europe/Berlin", "text": "sales"});
             send(api("PUT", "/_schedules/nightly").body(body.to_string())).await.expect(201);
+            if id == "resumeSchedule" {
+                send(api("POST", "/_schedules/nightly/pause")).await.expect(200);
+            }
         }
         "limit" => {
             let path = format!("/token/{namespace}/{token}/limit");
@@ -272,7 +275,7 @@ async fn the_examples_are_requests_that_work() {
         for asked in operations(document) {
             let (path, method, operation) = asked;
             let id = operation["operationId"].as_str().expect("an operationId");
-            let made = made(&server, document.name, id.trim_end_matches("Head")).await;
+            let made = made(&server, document.name, id, id).await;
             let (port, token) = match document.name {
                 "public" => (server.api_addr, &*made.token),
                 _ => (server.admin_addr, ""),
