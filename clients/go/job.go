@@ -36,6 +36,7 @@ type Job struct {
 	// Whoever has the turn uses these.
 	touchLost bool // the answer of a touch was lost, so the receipt may be old
 	givenLost bool // the answer of a release or bury was lost, so it may be done
+	givenBack bool // and the try given back: the receipt that the server shows may be another worker's
 }
 
 // Outcome is what has become of a job that a worker had.
@@ -264,6 +265,7 @@ func (j *Job) release(
 		DueAt       *time.Time `json:"due_at"`
 	}
 	failed := j.give(ctx, "release", query, how.Reason, timeout, retryFor, &answer)
+	j.givenBack = j.givenBack || how.KeepTry && failed.lost()
 	return Released{Dead: answer.Msg == "dead", RemainTries: answer.RemainTries, DueAt: orZero(answer.DueAt)}, failed
 }
 
@@ -293,6 +295,9 @@ func (j *Job) give(
 func (j *Job) findReceipt(
 	ctx context.Context, timeout time.Duration, retryFor *time.Duration,
 ) (ours bool, failed *callError) {
+	if j.givenBack {
+		return false, nil
+	}
 	var now wireJob
 	_, failed = j.client.call(ctx, request{
 		op: "look", method: http.MethodGet, queue: j.Queue, path: []string{"job", j.ID},

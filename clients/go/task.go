@@ -413,8 +413,7 @@ func (t *task) settle(res result) {
 		case failed == nil:
 			outcome = res.outcome
 			continue
-		// Where the try was given back too, the receipt that the server shows may be another worker's.
-		case failed.is(ErrLost) && job.touchLost && !(job.givenLost && res.keepTry):
+		case failed.is(ErrLost) && job.touchLost:
 			var ours bool
 			if ours, failed = job.findReceipt(context.Background(), shorter(w.client.timeout, left), once); ours {
 				continue

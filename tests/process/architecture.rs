@@ -123,6 +123,15 @@ fn only_the_redis_stores_know_redis() {
 }
 
 #[test]
+fn routers_are_built_from_tables() {
+    hold(
+        "only src/http/request/table.rs gives a route to a router",
+        &["src/http/request/table.rs"],
+        |line| line.contains(".route(") && !line.contains("metrics.route("),
+    );
+}
+
+#[test]
 fn only_the_disk_store_knows_lsm_tree() {
     hold("only src/engine/disk/store knows lsm-tree", &["src/engine/disk/store/"], |line| {
         has_word(line, "lsm_tree")

@@ -26,6 +26,7 @@ mod schedules;
 mod servers;
 mod slow_admin;
 mod slow_proxy;
+mod statuses;
 mod strangers;
 mod verbs_hold;
 mod verbs_lists;

@@ -1,19 +1,21 @@
 //! The OpenAPI documents: they are served, they are whole, they and the router have the same routes, and what they give
 //! as examples works. That answers are as they say is looked at for each answer of these tests: held.rs.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
+use dormouse::http::all_routes;
+use reqwest::RequestBuilder;
 use serde_json::{Value, json};
 
-use crate::support::client::{Response, send};
+use crate::support::client::{Response, request, send};
 use crate::support::held::{ADMIN, Document, PUBLIC};
 use crate::support::servers::TestServer;
 
 const METHODS: [&str; 5] = ["delete", "get", "head", "post", "put"];
 
 /// Each operation, with its path and method.
-fn operations(document: &Document) -> impl Iterator<Item = (&str, &str, &Value)> {
+pub fn operations(document: &Document) -> impl Iterator<Item = (&str, &str, &Value)> {
     document.paths().iter().flat_map(|(path, methods)| {
         let methods = methods.as_object().expect("a path has methods");
         methods.iter().map(move |(method, operation)| (path.as_str(), method.as_str(), operation))
@@ -116,114 +118,20 @@ fn a_wrong_answer_is_seen() {
     assert!(PUBLIC.holds("GET", "/api/ns/q/size", &none).is_err(), "a request id that is not there");
 }
 
-/// The source files below a directory, without their tests.
-fn sources(dir: &Path, found: &mut Vec<(String, String)>) {
-    for entry in std::fs::read_dir(dir).expect("a directory of the source") {
-        let path = entry.expect("its entry").path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else {
-            let text = std::fs::read_to_string(&path).expect("a source file");
-            let text = text.split("\n#[cfg(test)]").next().unwrap_or_default().to_owned();
-            found.push((path.display().to_string(), text));
-        }
-    }
-}
-
-/// What stands in the parentheses that `text` begins with.
-fn in_parentheses(text: &str) -> &str {
-    let mut depth = 0;
-    let end = text.char_indices().find(|(_, c)| {
-        match c {
-            '(' => depth += 1,
-            ')' => depth -= 1,
-            _ => {}
-        }
-        depth == 0
-    });
-    let (end, _) = end.expect("parentheses that end");
-    &text[1..end]
-}
-
-/// The methods that an expression of routing names.
-fn methods(of: &str) -> Vec<&'static str> {
-    let is_named = |method: &&&str| {
-        of.match_indices(&format!("{method}(")).any(|(at, _)| {
-            let before = of[..at].chars().next_back();
-            !before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':')
-        })
-    };
-    METHODS.iter().filter(is_named).copied().collect()
-}
-
-/// The routes of each port, as the source gives them to the router: `METHOD path`.
-fn routes() -> BTreeMap<&'static str, BTreeSet<String>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/http");
-    let mut files = Vec::new();
-    sources(&root, &mut files);
-    let constant = |name: &str| {
-        let declared = format!("const {}: &str = \"", name.rsplit("::").next().unwrap_or_default());
-        let found = files.iter().find_map(|(_, text)| text.split_once(&declared));
-        let value = found.and_then(|(_, rest)| rest.split('"').next());
-        value.unwrap_or_else(|| panic!("{name} is no constant")).to_owned()
-    };
-    let mut all = BTreeMap::from([("public", BTreeSet::new()), ("admin", BTreeSet::new())]);
-    for (file, text) in &files {
-        if file.contains("/ui/") || file.ends_with("/ui.rs") {
-            // The dashboard's pages stand in no document.
-            continue;
-        }
-        for (at, call) in text.match_indices(".route(") {
-            let call = in_parentheses(&text[at + call.len() - 1..]);
-            // Another function of that name has no handlers.
-            let Some((path, handlers)) = call.split_once(',') else { continue };
-            let path = match path.trim().strip_prefix('"') {
-                Some(literal) => literal.trim_end_matches('"').to_owned(),
-                None => constant(path.trim()),
-            };
-            if path == "/" || path.starts_with("/ui") {
-                continue;
-            }
-            let mut of = methods(handlers);
-            if of.is_empty() {
-                // The handlers have a name: what it stands for is said above.
-                let name = handlers.trim().trim_end_matches(',').trim_end_matches(')').rsplit('(').next();
-                let declared = format!("let {} = ", name.unwrap_or_default());
-                let said = text.split_once(&declared).and_then(|(_, rest)| rest.split(';').next());
-                of = methods(said.unwrap_or_default());
-            }
-            assert!(!of.is_empty(), "no methods are found in {handlers:?}");
-            if handlers.contains("probe(") {
-                of.push("head");
-            }
-            let above = text[..at].rsplit("\nfn ").next().unwrap_or_default();
-            let above = above.rsplit("\npub fn ").next().unwrap_or_default();
-            let ports: &[&str] = match above.split(['(', '<']).next().unwrap_or_default() {
-                "routes_of_lmstfy" | "our_routes" => &["public"],
-                "admin" | "jobs_by_account" => &["admin"],
-                "routes" if file.contains("/schedules/") => &["public", "admin"],
-                other => panic!("{file}: which port has the routes of {other}?"),
-            };
-            for (port, method) in ports.iter().flat_map(|port| of.iter().map(move |method| (port, method))) {
-                all.get_mut(port).expect("both are there").insert(format!("{method} {path}"));
-            }
-        }
-    }
-    // The fast path has these in the place of the router.
-    let (queue, job) = (constant("CONSUME"), constant("JOB"));
-    let public = all.get_mut("public").expect("it is there");
-    public.extend([format!("put {queue}"), format!("get {queue}"), format!("delete {job}")]);
-    all
+/// The routes of a port, as its router has them: `method path`. The dashboard's pages stand in no document.
+fn routes(port: &str) -> BTreeSet<String> {
+    let is_page = |pattern: &str| pattern == "/" || pattern == "/ui" || pattern.starts_with("/ui/");
+    let own = all_routes().into_iter().filter(|route| route.port == port && !is_page(route.pattern));
+    own.map(|route| format!("{} {}", route.method.to_ascii_lowercase(), route.pattern)).collect()
 }
 
 #[test]
 fn the_router_and_the_documents_have_the_same_routes() {
-    let routes = routes();
     for (document, least) in [(&PUBLIC, 42), (&ADMIN, 71)] {
-        let routed = &routes[document.name];
+        let routed = routes(document.name);
         let told = operations(document).map(|(path, method, _)| format!("{method} {path}")).collect();
         let lacks: Vec<_> = routed.difference(&told).collect();
-        let more: Vec<_> = told.difference(routed).collect();
+        let more: Vec<_> = told.difference(&routed).collect();
         assert!(lacks.is_empty(), "the {} document lacks {lacks:#?}", document.name);
         assert!(more.is_empty(), "the {} document has what is no route: {more:#?}", document.name);
         assert!(routed.len() >= least, "only {} routes were found", routed.len());
@@ -231,16 +139,16 @@ fn the_router_and_the_documents_have_the_same_routes() {
 }
 
 /// What an example stands on.
-struct Made {
-    job_id: String,
-    receipt: String,
-    token: String,
-    namespace: String,
+pub struct Made {
+    pub job_id: String,
+    pub receipt: String,
+    pub token: String,
+    pub namespace: String,
 }
 
 /// Makes what the operation is about: a namespace of its own, a job in the state that it needs, a schedule, ..
-async fn made(server: &TestServer, port: &str, id: &str) -> Made {
-    let namespace = format!("{port}-{id}");
+pub async fn made(server: &TestServer, port: &str, name: &str, id: &str) -> Made {
+    let namespace = format!("{port}-{name}");
     let token = server.token(&namespace).await;
     let api = |method: &str, path: &str| server.api(method, &format!("/api/{namespace}{path}"), &token);
     let placed = send(api("POST", "/mail/jobs?tries=3&key=ann").body("good morning")).await.expect(201);
@@ -257,6 +165,9 @@ async fn made(server: &TestServer, port: &str, id: &str) -> Made {
         "schedule" | "deleteSchedule" | "pauseSchedule" | "resumeSchedule" | "runSchedule" => {
             let body = json!({"queue": "mail", "cron": "30 2 * * MON-FRI", "zone": "Europe/Berlin", "text": "sales"});
             send(api("PUT", "/_schedules/nightly").body(body.to_string())).await.expect(201);
+            if id == "resumeSchedule" {
+                send(api("POST", "/_schedules/nightly/pause")).await.expect(200);
+            }
         }
         "limit" => {
             let path = format!("/token/{namespace}/{token}/limit");
@@ -274,14 +185,27 @@ async fn made(server: &TestServer, port: &str, id: &str) -> Made {
     Made { job_id, receipt, token, namespace }
 }
 
-/// Sends the request that an operation gives as its example: its path, each parameter that has an example, its body.
-async fn sent(
-    server: &TestServer,
-    document: &Document,
-    (path, method, operation): (&str, &str, &Value),
-) -> Response {
+/// The request that an operation gives as its example.
+pub struct Example {
+    pub method: String,
+    /// With each parameter that has an example.
+    pub path: String,
+    /// With its type.
+    pub body: Option<(String, String)>,
+}
+
+impl Example {
+    pub fn to(&self, port: SocketAddr, token: &str) -> RequestBuilder {
+        let request = request(&self.method, &format!("http://{port}{}", self.path), token);
+        match &self.body {
+            Some((of_type, text)) => request.header("Content-Type", of_type).body(text.clone()),
+            None => request,
+        }
+    }
+}
+
+pub fn example(document: &Document, (path, method, operation): (&str, &str, &Value), made: &Made) -> Example {
     let id = operation["operationId"].as_str().expect("an operationId");
-    let made = made(server, document.name, id.trim_end_matches("Head")).await;
     let mut url = path.to_owned();
     let mut query = form_urlencoded::Serializer::new(String::new());
     for parameter in operation["parameters"].as_array().into_iter().flatten() {
@@ -311,14 +235,10 @@ async fn sent(
         }
     }
     let query = query.finish();
-    let url = if query.is_empty() { url } else { format!("{url}?{query}") };
-    let method = method.to_ascii_uppercase();
-    let mut request = match document.name {
-        "public" => server.api(&method, &url, &made.token),
-        _ => server.admin(&method, &url),
-    };
+    let path = if query.is_empty() { url } else { format!("{url}?{query}") };
     let body = document.resolved(&operation["requestBody"]);
-    if let Some((of_type, content)) = body["content"].as_object().and_then(|content| content.iter().next()) {
+    let content = body["content"].as_object().and_then(|content| content.iter().next());
+    let body = content.map(|(of_type, content)| {
         let text = match (&**of_type, &content["example"]) {
             ("application/x-www-form-urlencoded", fields) => {
                 let fields = fields.as_object().into_iter().flatten();
@@ -328,9 +248,9 @@ async fn sent(
             (_, Value::String(text)) => text.clone(),
             (_, example) => example.to_string().replace("01M80D5J4VCPC2AJTPM8000000", &made.job_id),
         };
-        request = request.header("Content-Type", of_type).body(text);
-    }
-    send(request).await
+        (of_type.clone(), text)
+    });
+    Example { method: method.to_ascii_uppercase(), path, body }
 }
 
 /// The names of the fields of an answer, or of the first of a list.
@@ -354,8 +274,13 @@ async fn the_examples_are_requests_that_work() {
     for document in [&PUBLIC, &ADMIN] {
         for asked in operations(document) {
             let (path, method, operation) = asked;
-            let response = sent(&server, document, asked).await;
             let id = operation["operationId"].as_str().expect("an operationId");
+            let made = made(&server, document.name, id, id).await;
+            let (port, token) = match document.name {
+                "public" => (server.api_addr, &*made.token),
+                _ => (server.admin_addr, ""),
+            };
+            let response = send(example(document, asked, &made).to(port, token)).await;
             let otherwise = OTHERWISE.iter().find(|(of, _)| *of == id).map(|(_, status)| *status);
             let is_right = match otherwise {
                 Some(status) => response.status == status,

@@ -27,7 +27,10 @@ from .stage import Broken, Stage
 HERE = Path(__file__).resolve().parents[1]
 LANGUAGES = ("python", "go", "typescript", "rust")
 #: Known to have no such step.
-REASONS = {"block": "a handler that blocks its thread blocks the whole program there"}
+REASONS = {
+    "block": "a handler that blocks its thread blocks the whole program there",
+    "half_close": "its HTTP library shows no socket, so the whole connection is closed",
+}
 
 
 @dataclass

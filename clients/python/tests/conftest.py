@@ -42,6 +42,10 @@ class JumpingLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return 1000.0 + self._jumping.skipped
 
+    def stand_still(self, seconds: float) -> None:
+        """As on a machine that is busy: timers are late."""
+        self._jumping.skipped += seconds
+
 
 @pytest.fixture
 def loop() -> Iterator[JumpingLoop]:

@@ -160,6 +160,17 @@ def test_a_request_has_a_time_of_its_own_and_a_call_has_all_of_it(loop: JumpingL
     assert len(server.sent) == 3
 
 
+def test_a_repeat_has_the_time_that_was_planned(loop: JumpingLoop, server: Server) -> None:
+    server.spoil("", answers(502))
+
+    async def test() -> None:
+        loop.call_later(0.01, loop.stand_still, 60)
+        assert await server.client(retry_for=1).size("q") == 0
+
+    loop.run_until_complete(test())
+    assert len(server.sent) == 2
+
+
 def test_retry_after_beyond_retry_for_is_not_waited_for(loop: JumpingLoop, server: Server) -> None:
     server.spoil("", answers(503, retry_after="60"))
     began = loop.time()

@@ -88,8 +88,31 @@ pub(crate) struct Hold {
 /// What the next request for the job carries.
 pub(crate) struct Standing {
     receipt: Option<String>,
-    /// When a touch was sent that may have made the receipt old, for nobody knows whether it was done.
-    unsure: Option<(Instant, Duration)>,
+    /// A touch may have made the receipt old, for nobody knows whether it was done: until when the job is ours in any
+    /// case. Of several such touches one was done at most, so the earliest counts.
+    unsure: Option<Instant>,
+    /// A release or bury was done perhaps.
+    given: bool,
+    /// And the try given back: what a look shows may be another worker's.
+    given_back: bool,
+}
+
+impl Standing {
+    /// Nobody knows whether a step was done, sent at this time.
+    fn doubt(&mut self, step: &Step, sent: Instant) {
+        match step {
+            Step::Touch { ttr } => {
+                let end = sent + *ttr;
+                self.unsure = Some(self.unsure.map_or(end, |known| known.min(end)));
+            }
+            Step::Release { spend, .. } => {
+                self.given = true;
+                self.given_back |= !spend;
+            }
+            Step::Bury { .. } => self.given = true,
+            Step::Ack => {}
+        }
+    }
 }
 
 impl Hold {
@@ -106,7 +129,7 @@ impl Hold {
             queue,
             id,
             ttr,
-            standing: Mutex::new(Standing { receipt, unsure: None }),
+            standing: Mutex::new(Standing { receipt, unsure: None, given: false, given_back: false }),
             expires: SyncMutex::new(since + ttr),
             settled: OnceLock::new(),
             cause: OnceLock::new(),
@@ -168,9 +191,9 @@ impl Hold {
         self.expires().saturating_duration_since(Instant::now())
     }
 
-    /// The result was done perhaps, and the try given back: what a look shows from now on may be another worker's.
-    pub(crate) async fn look_no_more(&self) {
-        self.standing.lock().await.unsure = None;
+    /// Whether a release or bury was done perhaps, though no answer has said so.
+    pub(crate) async fn perhaps_given(&self) -> bool {
+        self.standing.lock().await.given
     }
 
     pub(crate) async fn standing(&self) -> MutexGuard<'_, Standing> {
@@ -267,9 +290,12 @@ impl Hold {
         standing: &mut Standing,
         timeout: Duration,
     ) -> Result<bool> {
-        let (Some((sent, ttr)), Some(old)) = (standing.unsure, standing.receipt.clone()) else {
+        let (Some(end), Some(old)) = (standing.unsure, standing.receipt.clone()) else {
             return Ok(false);
         };
+        if standing.given_back {
+            return Ok(false);
+        }
         let path = job_path(self.client.namespace(), &self.queue, &self.id);
         let call = Call::get(path).with("verbose", "1").with("receipt", &old);
         let info: JobInfo = match client.once(&call, timeout).await {
@@ -281,7 +307,7 @@ impl Hold {
             Some(new) if new != old && !self.left().is_zero() => {
                 standing.receipt = Some(new);
                 standing.unsure = None;
-                self.expire_at(sent + ttr);
+                self.expire_at(end);
                 Ok(true)
             }
             _ => Ok(false),
@@ -303,8 +329,8 @@ impl Hold {
         let answer = match answer {
             Ok(answer) => answer,
             Err(e) => {
-                if let (true, Step::Touch { ttr }) = (e.is_uncertain(), step) {
-                    standing.unsure.get_or_insert((sent, *ttr));
+                if e.is_uncertain() {
+                    standing.doubt(step, sent);
                 }
                 return Err(e);
             }
@@ -316,9 +342,7 @@ impl Hold {
                     receipt: String,
                     until: Timestamp,
                 }
-                let touched: Touched = answer.json().inspect_err(|_| {
-                    standing.unsure.get_or_insert((sent, *ttr));
-                })?;
+                let touched: Touched = answer.json().inspect_err(|_| standing.doubt(step, sent))?;
                 standing.receipt = Some(touched.receipt);
                 standing.unsure = None;
                 self.expire_at(sent + *ttr);
@@ -331,7 +355,7 @@ impl Hold {
                 struct Back {
                     remain_tries: Option<u32>,
                 }
-                let back: Back = answer.json()?;
+                let back: Back = answer.json().inspect_err(|_| standing.doubt(step, sent))?;
                 self.settle(Settled::Released);
                 Ok(Done::Released(match back.remain_tries {
                     Some(remain_tries) => Released::Back { remain_tries },
@@ -405,6 +429,19 @@ mod tests {
         let odd = format!("x{long}");
         assert_eq!(cut(&odd).len(), 4095, "half a character was left");
         assert_eq!(cut("short"), "short");
+    }
+
+    /// Guards against a long touch that was not done, behind which a short one counts for nothing.
+    #[test]
+    fn of_touches_in_doubt_the_one_that_ends_first_counts() {
+        let mut standing = Standing { receipt: None, unsure: None, given: false, given_back: false };
+        let now = Instant::now();
+        let second = Duration::from_secs(1);
+        standing.doubt(&Step::Touch { ttr: 600 * second }, now);
+        standing.doubt(&Step::Touch { ttr: 3 * second }, now + second);
+        standing.doubt(&Step::Touch { ttr: 600 * second }, now + 2 * second);
+        assert_eq!(standing.unsure, Some(now + 4 * second));
+        assert!(!standing.given, "a touch gives nothing back");
     }
 
     #[test]

@@ -215,16 +215,17 @@ async fn what_would_not_arrive_as_given_is_refused_before_it_is_sent() {
     assert!(Client::builder("http://h", "ns", "t").retry_for(541 * SECOND).build().is_err());
 }
 
-/// A double whose first touch waits before it is sent; if for no time, then its answer cannot be read.
+/// A double whose first request for `verb` waits before it is sent; if for no time, then its answer cannot be read.
 struct Faulty {
     double: Double,
+    verb: &'static str,
     wait: Duration,
-    touched: AtomicBool,
+    asked: AtomicBool,
 }
 
 impl Faulty {
-    fn client(wait: Duration) -> Client {
-        let faulty = Faulty { double: Double::new(), wait, touched: AtomicBool::new(false) };
+    fn client(verb: &'static str, wait: Duration) -> Client {
+        let faulty = Faulty { double: Double::new(), verb, wait, asked: AtomicBool::new(false) };
         Client::builder("http://faulty", "demo", "t").transport(Arc::new(faulty)).build().unwrap()
     }
 }
@@ -232,7 +233,7 @@ impl Faulty {
 impl Transport for Faulty {
     fn send<'a>(&'a self, request: Request, head: &'a Head) -> Answering<'a> {
         Box::pin(async move {
-            let first = request.path.contains("/touch?") && !self.touched.swap(true, Ordering::SeqCst);
+            let first = request.path.contains(self.verb) && !self.asked.swap(true, Ordering::SeqCst);
             if first {
                 tokio::time::sleep(self.wait).await;
             }
@@ -247,17 +248,39 @@ impl Transport for Faulty {
 
 #[tokio::test]
 async fn a_touch_whose_answer_cannot_be_read_may_be_done() {
-    let client = Faulty::client(Duration::ZERO);
+    let client = Faulty::client("/touch?", Duration::ZERO);
     client.publish("q", "x").await.unwrap();
     let job = client.consume(["q"]).ttr(30 * SECOND).await.unwrap().remove(0);
     assert_eq!(job.touch(30 * SECOND).await.unwrap_err().kind(), ErrorKind::Protocol);
     job.ack().await.unwrap();
 }
 
+/// The handler returns the error of its own release. So the worker releases too, and is refused.
+#[tokio::test]
+async fn a_release_by_hand_whose_answer_was_lost_is_no_loss() {
+    let client = Faulty::client("/release?", Duration::ZERO);
+    let (worker, ended) = worker(&client, |job: Job| async move {
+        job.release(60 * SECOND, false, "not now").await?;
+        Ok(())
+    });
+    client.publish("q", NewJob::new("x").tries(3)).await.unwrap();
+    let worker = worker.signals(false);
+    let stopper = worker.stopper();
+    let worker = worker.hook(move |event| {
+        if let Event::Finish { .. } = event {
+            stopper.stop();
+        }
+    });
+    worker.run().await.unwrap();
+    assert_eq!(*ended.lock().unwrap(), [Ended::Released]);
+    let delayed: Vec<_> = client.jobs("q", State::Delayed).collect().await;
+    assert_eq!(delayed[0].as_ref().unwrap().reason.as_deref(), Some("not now"));
+}
+
 /// The worker's own touch waits for one by hand, and then makes the lease shorter again.
 #[tokio::test]
 async fn after_a_long_touch_by_hand_and_its_own_the_worker_touches_in_time() {
-    let client = Faulty::client(Duration::from_millis(1300));
+    let client = Faulty::client("/touch?", Duration::from_millis(1300));
     let touches = Arc::new(tokio::sync::Semaphore::new(0));
     let enough = touches.clone();
     let (worker, ended) = worker(&client, move |job: Job| {

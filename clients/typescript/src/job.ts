@@ -186,6 +186,8 @@ export class Hold {
   touchLost = false;
   /** The answer of a release or bury was lost, so it may be done. */
   givenLost = false;
+  /** And the try given back: the receipt that the server shows may be another worker's. */
+  #givenBack = false;
   #turn: Promise<void> = Promise.resolve();
   #attempt: number | undefined;
 
@@ -289,7 +291,10 @@ export class Hold {
         (body) => read(object(body)),
       );
     } catch (error) {
-      if (error instanceof DormouseError && error.answerLost) this.givenLost = true;
+      if (error instanceof DormouseError && error.answerLost) {
+        this.givenLost = true;
+        this.#givenBack ||= query.spend === "0";
+      }
       throw error;
     }
   }
@@ -299,6 +304,7 @@ export class Hold {
    * ours only while the hand-over stands by our own clock.
    */
   async findReceipt(bounds: Bounds = {}): Promise<boolean> {
+    if (this.#givenBack) return false;
     let now: string | undefined;
     try {
       now = await this.#look({ receipt: this.receipt }, bounds, (answer) => optional(answer, "receipt"));

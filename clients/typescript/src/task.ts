@@ -252,9 +252,7 @@ export class Task implements Keeper {
       } else {
         let ours: boolean | undefined = false;
         const gone = failed.type === "lost" || failed.type === "not_found";
-        // Where the try was given back too, the receipt that the server shows may be another worker's.
-        const looks = failed.type === "lost" && hold.touchLost && !(hold.givenLost && result.keepTry);
-        if (looks) ({ value: ours, failed } = await tried(hold.findReceipt(bounds)));
+        if (failed.type === "lost" && hold.touchLost) ({ value: ours, failed } = await tried(hold.findReceipt(bounds)));
         else if (gone) failed = undefined;
         if (ours) continue;
         if (gone && !failed && hold.givenLost) outcome = result.outcome; // it was done, and the answer was lost

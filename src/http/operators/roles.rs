@@ -19,7 +19,7 @@ pub enum Role {
 }
 
 /// What viewers may GET. Tokens, limits and backups are not here: they show tokens.
-const VIEWED: &[&str] = &[
+pub const VIEWED: &[&str] = &[
     "/api/{namespace}",
     "/api/{namespace}/_schedules",
     "/api/{namespace}/_schedules/_preview",

@@ -1,4 +1,5 @@
-//! What a request says: its path, query, headers and body, whose it is, and from where it came. Of `http` it imports
+//! What a request says: its path, query, headers and body, whose it is, and from where it came; and how a table says
+//! which handler it goes to. Of `http` it imports
 //! `answer` and `state`.
 
 pub mod attributes;
@@ -9,3 +10,4 @@ pub mod origin;
 pub mod params;
 pub mod path;
 pub mod peer;
+pub mod table;

@@ -10,28 +10,27 @@ pub mod run;
 pub mod set;
 mod show;
 
-use axum::Router;
+use std::sync::Arc;
+
 use axum::http::StatusCode;
-use axum::routing::{MethodRouter, get, post};
 use serde_json::json;
 
 use crate::http::answer::error::ApiError;
+use crate::http::request::table::{Row, delete, get, only, post, put};
 use crate::http::state::AppState;
 use crate::schedule::Refusal;
 use crate::scheduler::NotChanged;
-use std::sync::Arc;
 
-type Routes = Router<Arc<AppState>>;
-
-/// All routes. `only` makes of a route's methods what the port makes of them.
-pub fn routes(only: impl Fn(MethodRouter<Arc<AppState>>) -> MethodRouter<Arc<AppState>>) -> Routes {
-    Router::new()
-        .route("/api/{namespace}/_schedules", only(get(list::list).put(set::set)))
-        .route("/api/{namespace}/_schedules/_preview", only(get(preview::preview)))
-        .route("/api/{namespace}/_schedules/{name}", only(get(one::get).put(one::put).delete(one::delete)))
-        .route("/api/{namespace}/_schedules/{name}/pause", only(post(one::pause)))
-        .route("/api/{namespace}/_schedules/{name}/resume", only(post(one::resume)))
-        .route("/api/{namespace}/_schedules/{name}/run", only(post(run::run)))
+/// All routes.
+pub fn routes() -> Vec<Row<Arc<AppState>>> {
+    vec![
+        only("/api/{namespace}/_schedules", [get(list::list), put(set::set)]),
+        only("/api/{namespace}/_schedules/_preview", [get(preview::preview)]),
+        only("/api/{namespace}/_schedules/{name}", [get(one::get), put(one::put), delete(one::delete)]),
+        only("/api/{namespace}/_schedules/{name}/pause", [post(one::pause)]),
+        only("/api/{namespace}/_schedules/{name}/resume", [post(one::resume)]),
+        only("/api/{namespace}/_schedules/{name}/run", [post(run::run)]),
+    ]
 }
 
 impl From<Refusal> for ApiError {

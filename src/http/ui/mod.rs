@@ -42,38 +42,37 @@ mod visit;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{MethodRouter, get, post};
 
 pub use self::home::home;
 pub use self::refused::refusals_as_pages;
 use self::visit::Ui;
-use crate::http::answer::reply;
+use crate::http::request::table::{Row, get, post, router, with_head};
 use crate::http::state::AppState;
 
 /// The pages. `json` are the routes that they ask.
 pub fn routes<S: Clone + Send + Sync + 'static>(state: Arc<AppState>, json: Router) -> Router<S> {
     let ui = Arc::new(Ui::new(state, json));
-    Router::new()
-        .route("/ui", page(get(home::redirect)))
-        .route("/ui/", page(get(overview::show)))
-        .route("/ui/assets/{name}", page(get(assets::get)))
-        .route("/ui/zone", page(post(home::zone)))
-        .route("/ui/queues", page(get(queues::show)))
-        .route("/ui/queues/{pool}/{namespace}/{queue}", page(get(queue::show).post(change::change)))
-        .route("/ui/namespaces/{pool}/{namespace}", page(get(namespace::show)))
-        .route("/ui/publish/{pool}/{namespace}", page(get(publish::show).post(publish::publish)))
-        .route("/ui/push/{pool}/{namespace}/{queue}", page(get(push::show).post(push::change)))
-        .route("/ui/schedules", page(get(schedules::show).post(schedules::change)))
-        .route("/ui/bulk", page(get(bulk::show).post(bulk::change)))
-        .route("/ui/dead", page(get(dead::show)))
-        .route("/ui/server", page(get(server::show).post(server::change)))
-        .route("/ui/search", page(get(search::show)))
-        .route("/ui/tokens/{pool}/{namespace}", page(get(tokens::show).post(tokens::change)))
-        .route("/ui/jobs/{pool}/{namespace}/{queue}/{id}", page(get(job::show).post(job::change)))
-        .with_state(ui)
+    router(pages()).with_state(ui)
 }
 
-/// As on all routes: 404 to methods that are not there.
-fn page(methods: MethodRouter<Arc<Ui>>) -> MethodRouter<Arc<Ui>> {
-    methods.fallback(reply::not_found)
+/// The patterns of the pages. As on all routes: 404 to methods that are not there.
+pub fn pages() -> Vec<Row<Arc<Ui>>> {
+    vec![
+        with_head("/ui", [get(home::redirect)]),
+        with_head("/ui/", [get(overview::show)]),
+        with_head("/ui/assets/{name}", [get(assets::get)]),
+        with_head("/ui/zone", [post(home::zone)]),
+        with_head("/ui/queues", [get(queues::show)]),
+        with_head("/ui/queues/{pool}/{namespace}/{queue}", [get(queue::show), post(change::change)]),
+        with_head("/ui/namespaces/{pool}/{namespace}", [get(namespace::show)]),
+        with_head("/ui/publish/{pool}/{namespace}", [get(publish::show), post(publish::publish)]),
+        with_head("/ui/push/{pool}/{namespace}/{queue}", [get(push::show), post(push::change)]),
+        with_head("/ui/schedules", [get(schedules::show), post(schedules::change)]),
+        with_head("/ui/bulk", [get(bulk::show), post(bulk::change)]),
+        with_head("/ui/dead", [get(dead::show)]),
+        with_head("/ui/server", [get(server::show), post(server::change)]),
+        with_head("/ui/search", [get(search::show)]),
+        with_head("/ui/tokens/{pool}/{namespace}", [get(tokens::show), post(tokens::change)]),
+        with_head("/ui/jobs/{pool}/{namespace}/{queue}/{id}", [get(job::show), post(job::change)]),
+    ]
 }

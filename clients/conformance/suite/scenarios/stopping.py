@@ -67,6 +67,31 @@ async def late_answer(s: Stage) -> None:
 
 
 @scenario(
+    "So is a job whose answer was on its way when the poll was closed: half of the connection is.",
+    "keeps_late_jobs",
+    needs="half_close",
+)
+async def answer_under_way(s: Stage) -> None:
+    job = await s.direct.put("q", "x", tries=3)
+    taken: list[Exchange] = []
+
+    async def slow(exchange: Exchange) -> None:
+        answer = await exchange.forward()
+        taken.append(exchange)
+        s.proxy.signal.ring()
+        await asyncio.sleep(0.3)
+        await exchange.send(answer)
+
+    s.proxy.rule("consume", slow)
+    w = await s.worker(ttr=30)
+    await s.until(lambda: taken, "the answer of the server")
+    check(await w.stop(), "the worker has not ended clean")
+    found = await s.state("q", job, "ready")
+    equal((found["remain_tries"], found["reason"] or None), (3, None), "tries and reason")
+    equal(w.seen("start"), [], "handlers that have begun")
+
+
+@scenario(
     "Handlers go on for drain, and are not cancelled; their acks are sent; exit code 0.",
     "cancels_at_once kills_at_once",
     own=True,

@@ -11,6 +11,7 @@ import asyncio
 import functools
 import os
 import random
+import socket
 import threading
 import urllib.request
 import weakref
@@ -153,6 +154,7 @@ class AsyncClient:
         if token:
             self._headers["x-token"] = token
         self._make_transport = transport or functools.partial(_http_transport, self.url)
+        self._own_connections = transport is None
         self._lock = threading.Lock()
         self._transports: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncBaseTransport] = (
             weakref.WeakKeyDictionary()
@@ -225,9 +227,8 @@ class AsyncClient:
         began = clock()
         perhaps_done = False
         failures = 0
+        timeout = self.timeout
         while True:
-            left = self.retry_for - (clock() - began)
-            timeout = self.timeout if failures == 0 else min(self.timeout, left)
             try:
                 return await self.send(request, timeout + request.waits)
             except DormouseError as error:
@@ -238,20 +239,35 @@ class AsyncClient:
                 perhaps_done = perhaps_done or error.unanswered()
                 failures += 1
                 pause = max(backoff(failures), error.retry_after or 0)
-                if clock() - began + pause >= self.retry_for:
+                # As planned before the pause: a busy machine may make that longer, and leave no time.
+                left = self.retry_for - (clock() - began) - pause
+                if left <= 0:
                     raise
+                timeout = min(self.timeout, left)
             await asyncio.sleep(pause)
 
-    async def send(self, request: Request[T], timeout: float, on_head: Callable[[], object] | None = None) -> T:
+    def line(self) -> Line | None:
+        """A connection for the polls of one worker; none where the caller has given what makes connections."""
+        return Line(_http_transport(self.url)) if self._own_connections else None
+
+    async def send(
+        self,
+        request: Request[T],
+        timeout: float,
+        on_head: Callable[[], object] | None = None,
+        line: Line | None = None,
+    ) -> T:
         """Send a request once. `on_head` is told when the head of the answer has come."""
         try:
             async with asyncio.timeout(timeout):
-                response = await self._transport().handle_async_request(
+                transport = self._transport() if line is None else line.transport
+                response = await transport.handle_async_request(
                     httpx.Request(
                         request.method,
                         f"{self.url}/api/{request.path}",
                         headers={**self._headers, **request.headers},
                         content=request.content or None,
+                        extensions=None if line is None else {"trace": line.trace},
                     )
                 )
                 if on_head is not None:
@@ -278,6 +294,34 @@ class AsyncClient:
             if transport is None:
                 transport = self._transports[loop] = self._make_transport()
             return transport
+
+
+class Line:
+    """A connection that only polls use, so that the end of one may close it."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+        self.transport = transport
+        self._stream: Any = None
+        """The TCP connection, also where TLS goes over it."""
+
+    async def trace(self, event: str, info: dict[str, Any]) -> None:
+        """What httpcore tells of a request."""
+        if event == "connection.connect_tcp.started":
+            self._stream = None
+        elif event == "connection.connect_tcp.complete":
+            self._stream = info["return_value"]
+
+    def hang_up(self) -> bool:
+        """Close half of the connection, if it can be done. The server takes that for the end of the caller: it answers
+        that there is no job, or has sent one already. To close all of it would lose a job that is on its way."""
+        connection = self._stream and self._stream.get_extra_info("socket")
+        if not connection:
+            return False
+        try:
+            connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            return False
+        return True
 
 
 class Client:

@@ -57,6 +57,8 @@ Middleware = Callable[[Job, Next], Awaitable[None]]
 DEFAULT_BACKOFF: Sequence[Seconds] = (5, 30, 300, 1800, 7200)
 _POLL_SLACK = 10
 """Seconds that a poll may take beyond its time-out."""
+_LAST_WORD = 0.5
+"""Seconds that the server may take to answer a poll of whose connection half was closed."""
 _LAST_ANSWER = 5
 """Seconds that an answer may take to the end which had begun when the worker was told to stop."""
 
@@ -293,6 +295,7 @@ class _Run:
         self._hurry = asyncio.Event()
         self._moved = asyncio.Event()
         """A handler has returned, or a result was sent."""
+        self._line = client.line()
         self._request: asyncio.Task[list[Job]] | None = None
         self._head: float | None = None
         """When the head of the poll's answer came."""
@@ -302,6 +305,8 @@ class _Run:
         try:
             await self._poll()
         finally:
+            if self._line is not None:
+                await self._line.transport.aclose()
             deaf = await self._drain()
         if deaf:
             raise DrainError([hold.job.job_id for hold in deaf])
@@ -312,8 +317,10 @@ class _Run:
         if self._worker.stops and not self._stopping.is_set():
             self._stopping.set()
             self._crew.acks.hurry()
-            # What lies in the kernel already gets its turn.
-            self.loop.call_later(0.01, self._close_poll)
+            # Where no half can be closed, what lies in the kernel already gets its turn.
+            parked = self._request is not None and self._head is None
+            halved = parked and self._line is not None and self._line.hang_up()
+            self.loop.call_later(_LAST_WORD if halved else 0.01, self._close_poll)
 
     def _close_poll(self) -> None:
         """Close the parked poll, so that the server gives its job to the next. An answer that has begun is read."""
@@ -340,12 +347,16 @@ class _Run:
             try:
                 jobs = await self._consume(count)
                 took = self.loop.time() - began
+                if not jobs and self._stopping.is_set():
+                    return
                 if not jobs and not self._until_idle and took < self._worker.poll / 2:
                     raise Unavailable("no jobs, and before its time: the server stops, or a proxy answered")
             except (Invalid, Unauthorized, Forbidden, NotFound, Unsupported) as error:
                 tell(self._worker.hooks.poll, 0, self.loop.time() - began, error)
                 raise
             except DormouseError as error:
+                if self._stopping.is_set():
+                    return
                 failures += 1
                 tell(self._worker.hooks.poll, 0, self.loop.time() - began, error)
                 self._crew.outage.failed("poll", error)
@@ -371,7 +382,8 @@ class _Run:
             self._queues, weights=self._weights, count=count, ttr=self._worker.ttr, timeout=timeout
         )
         self._head = None
-        self._request = asyncio.create_task(self._client.send(request, timeout + _POLL_SLACK, self._see_head))
+        send = self._client.send(request, timeout + _POLL_SLACK, self._see_head, self._line)
+        self._request = asyncio.create_task(send)
         try:
             return await self._request
         finally:

@@ -292,8 +292,6 @@ async fn reason(run: &Run, job: &Job, text: &str) -> (u32, String) {
 /// Sends what became of the job, until that is known or the job is lost.
 async fn settle(run: &Run, job: &Job, step: Step, done: Ended) -> Ended {
     let mut pauses = Pauses::default();
-    // An answer was lost, so the step was done perhaps.
-    let mut unsure = false;
     loop {
         let left = job.hold.left();
         if left.is_zero() || job.hold.cause() == Some(Cause::Lost) {
@@ -302,7 +300,8 @@ async fn settle(run: &Run, job: &Job, step: Step, done: Ended) -> Ended {
         }
         let error = match send(run, &job.hold, job, &step, left).await {
             Ok(()) => return done,
-            Err(e) if is_lost(&e) && unsure && !matches!(step, Step::Ack) => {
+            // An answer was lost, perhaps by hand: it was done.
+            Err(e) if is_lost(&e) && !matches!(step, Step::Ack) && job.hold.perhaps_given().await => {
                 job.hold.settle(Settled::Released);
                 return done;
             }
@@ -312,10 +311,6 @@ async fn settle(run: &Run, job: &Job, step: Step, done: Ended) -> Ended {
             }
             Err(e) => e,
         };
-        unsure |= error.is_uncertain();
-        if unsure && matches!(step, Step::Release { spend: false, .. }) {
-            job.hold.look_no_more().await;
-        }
         tracing::debug!(job = %job.id, %error, "a result is sent again");
         sleep(pauses.next(error.retry_after()).min(left)).await;
     }

@@ -1,0 +1,108 @@
+//! A table of routes: a row for each pattern, with the methods that it has and who answers them. Routers are built from
+//! tables, and from nothing else, so tests read there which routes a port has.
+
+use axum::Router;
+use axum::handler::Handler;
+use axum::routing::{MethodFilter, MethodRouter};
+
+use crate::http::answer::reply;
+
+/// A pattern with its methods.
+pub struct Row<S> {
+    pub pattern: &'static str,
+    methods: Vec<On<S>>,
+    others: Others,
+}
+
+/// Puts a handler beside those that a pattern has.
+type Add<S> = Box<dyn FnOnce(MethodRouter<S>) -> MethodRouter<S>>;
+
+/// A method with its handler. `None`: the fast path answers it, before the router is asked.
+pub struct On<S> {
+    method: &'static str,
+    add: Option<Add<S>>,
+}
+
+/// What is said to a method that is not in the row.
+enum Others {
+    /// 404, as lmstfy says.
+    NotFound,
+    /// The same, but a HEAD is answered as the GET.
+    NotFoundButHead,
+    /// Another row of this pattern says it, which has another guard.
+    AnotherRow,
+}
+
+/// All other methods are answered 404, as lmstfy does. HEAD is one of them: axum would run the GET handler for it, and a
+/// HEAD of a queue would consume a job and send it to nobody.
+pub fn only<S, const N: usize>(pattern: &'static str, methods: [On<S>; N]) -> Row<S> {
+    Row { pattern, methods: methods.into(), others: Others::NotFound }
+}
+
+/// As [`only`], but for HEAD: some balancers ask by it, and browsers of pages.
+pub fn with_head<S, const N: usize>(pattern: &'static str, methods: [On<S>; N]) -> Row<S> {
+    Row { pattern, methods: methods.into(), others: Others::NotFoundButHead }
+}
+
+/// For a pattern that stands in another row too.
+pub fn beside<S, const N: usize>(pattern: &'static str, methods: [On<S>; N]) -> Row<S> {
+    Row { pattern, methods: methods.into(), others: Others::AnotherRow }
+}
+
+pub fn get<H: Handler<T, S>, T: 'static, S: Shared>(handler: H) -> On<S> {
+    on("GET", MethodFilter::GET, handler)
+}
+
+pub fn put<H: Handler<T, S>, T: 'static, S: Shared>(handler: H) -> On<S> {
+    on("PUT", MethodFilter::PUT, handler)
+}
+
+pub fn post<H: Handler<T, S>, T: 'static, S: Shared>(handler: H) -> On<S> {
+    on("POST", MethodFilter::POST, handler)
+}
+
+pub fn delete<H: Handler<T, S>, T: 'static, S: Shared>(handler: H) -> On<S> {
+    on("DELETE", MethodFilter::DELETE, handler)
+}
+
+/// A method that the fast path answers.
+pub fn fast<S>(method: &'static str) -> On<S> {
+    On { method, add: None }
+}
+
+fn on<H: Handler<T, S>, T: 'static, S: Shared>(
+    method: &'static str,
+    filter: MethodFilter,
+    handler: H,
+) -> On<S> {
+    On { method, add: Some(Box::new(move |all| all.on(filter, handler))) }
+}
+
+/// What handlers may share.
+pub trait Shared: Clone + Send + Sync + 'static {}
+
+impl<S: Clone + Send + Sync + 'static> Shared for S {}
+
+/// The router that answers what is in the table.
+pub fn router<S: Shared>(table: Vec<Row<S>>) -> Router<S> {
+    table.into_iter().fold(Router::new(), |router, row| {
+        let added = row.methods.into_iter().filter_map(|on| on.add);
+        let methods = added.fold(MethodRouter::new(), |methods, add| add(methods));
+        let methods = match row.others {
+            Others::NotFound => methods.head(reply::not_found).fallback(reply::not_found),
+            Others::NotFoundButHead => methods.fallback(reply::not_found),
+            Others::AnotherRow => methods,
+        };
+        router.route(row.pattern, methods)
+    })
+}
+
+impl<S> Row<S> {
+    /// The methods that it answers, and whether the fast path does.
+    pub fn methods(&self) -> impl Iterator<Item = (&'static str, bool)> {
+        let gets = self.methods.iter().any(|on| on.method == "GET");
+        let head = gets && matches!(self.others, Others::NotFoundButHead);
+        let named = self.methods.iter().map(|on| (on.method, on.add.is_none()));
+        named.chain(head.then_some(("HEAD", false)))
+    }
+}
