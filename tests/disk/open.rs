@@ -62,10 +62,10 @@ fn another_format_is_refused_and_left_as_it_is() {
         assert_eq!(std::fs::read_to_string(&mark).expect("it is there"), text, "the mark is not changed");
         opened
     };
-    let newer = open(7);
-    assert!(matches!(newer, Err(OpenError::Newer(_, 7))), "expected Newer(7): {newer:?}");
+    let newer = open(8);
+    assert!(matches!(newer, Err(OpenError::Newer(_, 8))), "expected Newer(8): {newer:?}");
     // Those before the first release, among them one that counts in milliseconds: read as microseconds every job would be due.
-    for format in [1, 5] {
+    for format in [1, 6] {
         let older = open(format);
         assert!(matches!(older, Err(OpenError::Older(_, found)) if found == format), "{format}: {older:?}");
     }
@@ -74,7 +74,7 @@ fn another_format_is_refused_and_left_as_it_is() {
 #[tokio::test]
 async fn a_first_start_that_was_cut_off_does_not_stand_in_the_way() {
     let clock = clock();
-    let mark = "dormouse disk pool, format 6\n";
+    let mark = "dormouse disk pool, format 7\n";
     // What the mark holds, and the manifest of the log, which ends the making of the store. A power cut may leave a
     // length without the bytes.
     for (cut, manifest) in [
@@ -85,8 +85,8 @@ async fn a_first_start_that_was_cut_off_does_not_stand_in_the_way() {
         (mark, Some("dormman1")),
         (mark, Some("\0\0\0\0")),
         // The line that says that the store is whole was begun.
-        ("dormouse disk pool, format 6\nma", Some("x")),
-        ("dormouse disk pool, format 6\n\0\0\0\0\0", Some("x")),
+        ("dormouse disk pool, format 7\nma", Some("x")),
+        ("dormouse disk pool, format 7\n\0\0\0\0\0", Some("x")),
     ] {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("dormouse"), cut).expect("written");

@@ -139,6 +139,13 @@ fn only_the_disk_store_knows_lsm_tree() {
 }
 
 #[test]
+fn only_one_file_knows_the_lists_of_lsm_tree() {
+    hold("only store/tables.rs reads what lsm-tree writes", &["src/engine/disk/store/tables.rs"], |line| {
+        has_word(line, "sfa")
+    });
+}
+
+#[test]
 fn every_thread_is_watched() {
     hold(
         "only src/engine/disk/writer/threads.rs starts a thread, and watches it",

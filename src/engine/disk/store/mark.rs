@@ -11,7 +11,7 @@ use super::durable::sync;
 /// The file that says whose directory it is, and that is locked while it is open.
 pub const MARK: &str = "dormouse";
 const MAGIC: &str = "dormouse disk pool, format ";
-pub const FORMAT: u32 = 6;
+pub const FORMAT: u32 = 7;
 /// The line of the mark that stands there once the store is whole.
 const MADE: &str = "made\n";
 /// The line that stands there while a repair gives up what is damaged.
@@ -100,15 +100,10 @@ impl Mark {
     pub fn write_opened(&mut self) -> std::io::Result<()> {
         self.was_closed = self.said.closed;
         if !self.said.made || (self.said.closed.is_some() && !self.said.repairing) {
-            return self.write_made();
+            (self.said.made, self.said.closed) = (true, None);
+            return self.write();
         }
         Ok(())
-    }
-
-    /// Notes that there is a whole store, which is open.
-    fn write_made(&mut self) -> std::io::Result<()> {
-        (self.said.made, self.said.closed) = (true, None);
-        self.write()
     }
 
     /// Notes which was the last group: a log that ends before it has lost something.
@@ -121,7 +116,7 @@ impl Mark {
 /// Writes the mark of a copy, which was whole at an end that was not in order.
 pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(MARK))?;
-    Mark { file, said: Said::default(), was_closed: None }.write_made()?;
+    Mark { file, said: Said { made: true, ..Said::default() }, was_closed: None }.write()?;
     sync(path)
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::aside::Aside;
 use super::durable::{is_full, is_unreadable_io, sync};
 use super::log::group::{self, Item};
-use super::log::judge::{self, Findings, LogDamage};
+use super::log::judge::{self, Findings};
 use super::log::manifest::Manifest;
 use super::log::{self, Log, start};
 use super::mark::{CUT_OFF, MARK, Mark, OpenError, Said, lock};
@@ -69,7 +69,7 @@ pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
             // A close syncs.
             manifest.synced = manifest.synced.max(closed.unwrap_or(0));
             let findings = judge::judge(&dir, &manifest)?;
-            judged.damage.extend(findings.damage.iter().map(LogDamage::to_string));
+            judged.damage.extend_from_slice(&findings.damage);
             judged.log = Some((manifest, findings));
         }
         Err(e) => {
@@ -115,17 +115,17 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &mut Mark) -> Result<S
     };
     let judged = judge(path, mark.said().closed).map_err(io)?;
     let summary = judged.summary();
-    let (Some((manifest, mut findings)), true) = (judged.log, judged.damage.is_empty()) else {
+    let (Some((manifest, findings)), true) = (judged.log, judged.damage.is_empty()) else {
         return Err(OpenError::Damaged(path.to_owned(), summary));
     };
     let trees = open_trees(path, limits)?;
     if let Some(damage) = behind(&trees, &findings) {
-        return Err(OpenError::Damaged(path.to_owned(), damage.to_string()));
+        return Err(OpenError::Damaged(path.to_owned(), damage));
     }
     // Nothing is damaged: from here on the log is changed.
     let dir = path.join(log::DIR);
-    if let Some(torn) = findings.torn.take() {
-        set_torn_aside(path, &manifest, &torn).map_err(io)?;
+    if findings.is_torn {
+        set_torn_aside(path, &manifest, &findings).map_err(io)?;
     }
     let again = mark.said().closed != Some(findings.last.number);
     start::replay(&dir, &manifest, &findings, again, |number, group| fill(&trees, number, group))
@@ -136,10 +136,11 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &mut Mark) -> Result<S
     Ok(Store::new(path, trees, log))
 }
 
-/// Whether tables have what the log has lost.
-pub fn behind(trees: &Trees, findings: &Findings) -> Option<LogDamage> {
+/// What is damaged, if tables have what the log has lost.
+pub fn behind(trees: &Trees, findings: &Findings) -> Option<String> {
     let (tables, last) = (trees.newest(), findings.last.number);
-    (tables > last).then_some(LogDamage::Behind { tables, last })
+    (tables > last)
+        .then(|| format!("tables have group {tables} of requests, and the log ends with group {last}"))
 }
 
 /// Makes a store that holds nothing. What a start that was cut off has left is set aside.
@@ -184,13 +185,11 @@ pub fn fill(trees: &Trees, number: u64, group: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Keeps a copy of the torn end of a log, and clears it.
-fn set_torn_aside(path: &Path, manifest: &Manifest, torn: &judge::Torn) -> std::io::Result<()> {
+/// Keeps a copy of what stands behind the end of a torn log, and clears it.
+fn set_torn_aside(path: &Path, manifest: &Manifest, findings: &Findings) -> std::io::Result<()> {
     let dir = path.join(log::DIR);
-    let mut aside = Aside::new(path)?;
-    let mut total = 0;
-    let parts = start::torn_bytes(&dir, manifest, torn)?;
-    for (slot, _, bytes) in &parts {
+    let (mut aside, mut total) = (Aside::new(path)?, 0);
+    start::clear_torn(&dir, manifest, findings, |slot, bytes| {
         let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         total += end;
         match aside.copy(&dir.join(slot.to_string()), &bytes[..end]) {
@@ -198,8 +197,8 @@ fn set_torn_aside(path: &Path, manifest: &Manifest, torn: &judge::Torn) -> std::
             Err(e) if is_full(&e) => tracing::warn!(error = %e, "no room to set the log's torn end aside"),
             done => done?,
         }
-    }
-    start::clear_torn(&dir, &parts)?;
+        Ok(())
+    })?;
     let path = path.display().to_string();
     tracing::warn!(path, bytes = total, "the log's torn end, which nobody was answered for, was set aside");
     Ok(())

@@ -7,11 +7,12 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use super::aside::Aside;
-use super::log::group::{self, FILE_HEAD, FileHead};
+use super::log::group::FileHead;
+use super::log::manifest::Manifest;
 use super::log::{self, Log, slots};
 use super::mark::{CUT_OFF, FORMAT, MARK, Mark, OpenError, lock};
 use super::open::{self, Judged};
-use super::trees;
+use super::trees::{self, Trees};
 use super::txn::Txn;
 use super::{Fatal, Space, StoreLimits, tables};
 use crate::engine::disk::codec::{self, FIRST_SEQ, META_NEWEST, META_SEQ};
@@ -87,13 +88,13 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
         if let Some((_, findings)) = &mut judged.log
             && let Some(damage) = open::behind(&trees, findings)
         {
-            judged.damage.push(damage.to_string());
+            judged.damage.push(damage.clone());
             findings.damage.push(damage);
         }
     }
     report.damage.clone_from(&judged.damage);
     report.damage.extend(mark.said().repairing.then(|| CUT_OFF.to_owned()));
-    if judged.log.as_ref().is_some_and(|(_, findings)| findings.torn.is_some()) {
+    if judged.log.as_ref().is_some_and(|(_, findings)| findings.is_torn) {
         report.notes.push("the log ends in torn groups, which nobody was answered for".to_owned());
     }
     if accept_loss && !report.damage.is_empty() {
@@ -121,20 +122,17 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     let old = path.join(log::DIR);
     let is_log_damaged = judged.log.as_ref().is_none_or(|(_, findings)| !findings.damage.is_empty());
     if is_log_damaged || !judged.trees.is_empty() {
-        let groups = whole_groups(&old, judged).map_err(io)?;
-        for (number, group) in &groups.whole {
-            open::fill(&trees, *number, group).map_err(io)?;
-        }
+        let (next, turn) = fill_from(&old, judged, &trees).map_err(io)?;
         trees.settle();
         for (space, _) in trees.all() {
             trees.flush(space, |_| Ok(())).map_err(|e| open::failed(path, e))?;
         }
-        let next = groups.next.max(trees.newest() + 1);
+        let next = next.max(trees.newest() + 1);
         if old.exists() {
             aside.take(&old).map_err(io)?;
         }
         DirBuilder::new().mode(0o700).create(&old).map_err(io)?;
-        Log::create(&old, next, groups.turn).map_err(io)?;
+        Log::create(&old, next, turn).map_err(io)?;
     }
     drop(trees);
     mark.forget_close();
@@ -155,58 +153,44 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     Ok(aside)
 }
 
-/// What can be read of a damaged log.
-struct Groups {
-    /// With their numbers, which grow.
-    whole: Vec<(u64, Vec<u8>)>,
-    /// The number and the turn that a new log begins with: above all that there may have been.
-    next: u64,
-    turn: u64,
-}
-
-/// The groups of a log that are whole. Where the manifest is lost the heads of the files say what belongs together: the
-/// files of the last turns that follow each other. A group that is in tables already is repeated then, which changes
-/// nothing, since all that came after it is repeated too.
-fn whole_groups(dir: &Path, judged: &Judged) -> std::io::Result<Groups> {
-    let manifest = judged.log.as_ref().map(|(manifest, _)| manifest);
-    let mut files = Vec::new();
-    let there = if dir.is_dir() { slots::list(dir)? } else { Vec::new() };
-    for slot in there {
-        let bytes = slots::read(dir, slot)?;
-        let head = FileHead::read(&bytes);
-        let listed = manifest.map(|manifest| manifest.files.iter().find(|(listed, _)| *listed == slot));
-        match (listed, head) {
-            // What belongs to it is told by the numbers, even where the head is damaged.
-            (Some(Some((_, turn))), _) => files.push((*turn, head.map_or(0, |head| head.first), bytes)),
-            (None, Some(head)) => files.push((head.turn, head.first, bytes)),
-            (Some(None), _) | (None, None) => {}
-        }
-    }
-    files.sort_by_key(|(turn, ..)| *turn);
-    if manifest.is_none()
-        && let Some(gap) = files.windows(2).rposition(|pair| pair[0].0 + 1 != pair[1].0)
-    {
-        files.drain(..=gap);
-    }
-    let head = files.iter().find_map(|(.., bytes)| FileHead::read(bytes)).map(|head| head.pool);
-    let Some(pool) = manifest.map(|manifest| manifest.pool).or(head) else {
-        return Ok(Groups { whole: Vec::new(), next: NUMBERS_LOST, turn: NUMBERS_LOST });
+/// Puts every group of a damaged log that is whole into memory. Answers the number and the turn that a new log begins
+/// with: above all that there may have been.
+fn fill_from(dir: &Path, judged: &Judged, trees: &Trees) -> std::io::Result<(u64, u64)> {
+    let manifest = match &judged.log {
+        Some((manifest, _)) => manifest.clone(),
+        None => match manifest_of_heads(dir)? {
+            Some(manifest) => manifest,
+            None => return Ok((NUMBERS_LOST, NUMBERS_LOST)),
+        },
     };
-    let low = manifest.map_or(0, |manifest| manifest.first);
     // What stands behind the end of a log that is not damaged was not synced, and is no part of it.
     let undamaged = judged.log.as_ref().filter(|(_, findings)| findings.damage.is_empty());
     let high = undamaged.map_or(u64::MAX, |(_, findings)| findings.last.number);
-    let (mut whole, mut last) = (Vec::new(), 0);
-    for (_, first, bytes) in &files {
-        let mut at = FILE_HEAD;
-        let is_ours = |number: u64| number >= low.max(*first) && number > last && number <= high;
-        while let Some((from, group, end)) = group::find(bytes, at, pool, is_ours) {
-            whole.push((group.number, bytes[from..end.min(bytes.len())].to_vec()));
-            at = end;
+    let mut last = manifest.synced.max(manifest.first);
+    log::judge::judge_each(dir, &manifest, |number, group| {
+        if !(manifest.first..=high).contains(&number) {
+            return Ok(());
         }
-        last = whole.last().map_or(0, |(number, _)| *number);
+        last = last.max(number);
+        open::fill(trees, number, group)
+    })?;
+    let turn = manifest.files.last().map_or(0, |(_, turn)| *turn);
+    Ok((last + NUMBERS_LOST, turn + 1))
+}
+
+/// What a manifest that is lost may have said, by the heads of the files: those of the last turns that follow each other
+/// belong together. A group that is in tables already is repeated then, which changes nothing, since all that came after
+/// it is repeated too.
+fn manifest_of_heads(dir: &Path) -> std::io::Result<Option<Manifest>> {
+    let mut heads = Vec::new();
+    let there = if dir.is_dir() { slots::list(dir)? } else { Vec::new() };
+    for slot in there {
+        heads.extend(FileHead::read(&slots::read(dir, slot)?).map(|head| (head, slot)));
     }
-    let last = manifest.map_or(last, |manifest| last.max(manifest.synced).max(manifest.first));
-    let turn = files.last().map_or(0, |(turn, ..)| *turn);
-    Ok(Groups { whole, next: last + NUMBERS_LOST, turn: turn + 1 })
+    heads.sort_by_key(|(head, _)| head.turn);
+    let gap = heads.windows(2).rposition(|pair| pair[0].0.turn + 1 != pair[1].0.turn);
+    heads.drain(..gap.map_or(0, |gap| gap + 1));
+    let Some((head, _)) = heads.first() else { return Ok(None) };
+    let files = heads.iter().map(|(head, slot)| (*slot, head.turn)).collect();
+    Ok(Some(Manifest { pool: head.pool, first: head.first, synced: 0, files }))
 }

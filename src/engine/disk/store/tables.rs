@@ -29,63 +29,42 @@ pub const PINNED: ([bool; 3], [bool; 2]) = ([true, true, false], [true, false]);
 /// What is wrong with the keyspace in `dir`; `None` if nothing is.
 pub fn damage(dir: &Path) -> Result<Option<String>> {
     match judge(dir) {
-        Ok(()) => Ok(None),
-        Err(Wrong::Damaged(what)) => Ok(Some(what)),
-        Err(Wrong::Failed(e)) => Err(e),
+        Err(e) if e.kind() == ErrorKind::InvalidData => Ok(Some(e.to_string())),
+        judged => judged.map(|()| None),
     }
-}
-
-/// Why a keyspace is not judged to be whole.
-enum Wrong {
-    Damaged(String),
-    /// It says nothing of the keyspace.
-    Failed(Error),
-}
-
-impl From<Error> for Wrong {
-    fn from(e: Error) -> Wrong {
-        Wrong::Failed(e)
-    }
-}
-
-fn damaged<T>(what: String) -> std::result::Result<T, Wrong> {
-    Err(Wrong::Damaged(what))
 }
 
 /// What stands in a file of a keyspace, which is called `what`.
-fn read_whole(path: &Path, what: &str) -> std::result::Result<Vec<u8>, Wrong> {
-    match fs::read(path) {
-        Err(e) if e.kind() == ErrorKind::NotFound => damaged(format!("{what} is missing")),
-        Err(e) if is_unreadable_io(&e) => damaged(format!("{what} cannot be read: {e}")),
-        done => Ok(done?),
-    }
+fn read_whole(path: &Path, what: &str) -> Result<Vec<u8>> {
+    fs::read(path).map_err(|e| match e.kind() {
+        ErrorKind::NotFound => invalid(format!("{what} is missing")),
+        _ if is_unreadable_io(&e) => invalid(format!("{what} cannot be read: {e}")),
+        _ => e,
+    })
 }
 
-fn judge(dir: &Path) -> std::result::Result<(), Wrong> {
+/// Damage is [`ErrorKind::InvalidData`]; another error says nothing of the keyspace.
+fn judge(dir: &Path) -> Result<()> {
     let current = format!("the file {CURRENT}");
-    let Some((version, checksum)) = read_current(&read_whole(&dir.join(CURRENT), &current)?) else {
-        return damaged(format!("{current} cannot be read"));
-    };
+    let (version, checksum) = read_current(&read_whole(&dir.join(CURRENT), &current)?)
+        .ok_or_else(|| invalid(format!("{current} cannot be read")))?;
     let list = format!("its list of tables, v{version},");
     let bytes = read_whole(&dir.join(format!("v{version}")), &list)?;
     if xxh3_128(&bytes) != checksum {
-        return damaged(format!("{list} is not what was written"));
+        return Err(invalid(format!("{list} is not what was written")));
     }
-    let tables = match tables(&bytes) {
-        Ok(tables) => tables,
-        Err(e) => return damaged(format!("{list} cannot be read: {e}")),
-    };
+    let tables = tables(&bytes).map_err(|e| invalid(format!("{list} cannot be read: {e}")))?;
     let there: BTreeSet<String> = names_in(&dir.join(TABLES))?.into_iter().collect();
     if let Some(name) = there.iter().find(|name| name.parse::<u64>().is_err()) {
-        return damaged(format!("{TABLES}/{name} is no table"));
+        return Err(invalid(format!("{TABLES}/{name} is no table")));
     }
     for (table, level) in tables {
         let name = table.to_string();
         if !there.contains(&name) {
-            return damaged(format!("table {table} is missing"));
+            return Err(invalid(format!("table {table} is missing")));
         }
         if !opens(&dir.join(TABLES).join(name), level)? {
-            return damaged(format!("what an open reads of table {table} cannot be read"));
+            return Err(invalid(format!("what an open reads of table {table} cannot be read")));
         }
     }
     Ok(())

@@ -6,6 +6,11 @@
 //! with the pool's number: so a group of another pool is none, and a group that was left out is noticed. An item is
 //! `keyspace:1 keylen:2 vallen:4 key value`; one that deletes a key has no value, and `vallen` is [`DELETED`]. Zeros
 //! fill a group up to a multiple of [`ALIGN`] bytes, so that who looks for one has few places to look at.
+//!
+//! `number` is written XOR the pool's number, which nobody knows who publishes. So no body can be full of heads that a
+//! search would take for those of groups, and read the rest of the file for each.
+
+use std::ops::RangeInclusive;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -61,7 +66,7 @@ impl Draft {
     pub fn seal(&mut self, pool: u64, number: u64, synced: u64, previous: u64) -> (&[u8], u64) {
         let len = (self.0.len() - HEAD) as u32;
         self.0[..4].copy_from_slice(&len.to_be_bytes());
-        self.0[4..12].copy_from_slice(&number.to_be_bytes());
+        self.0[4..12].copy_from_slice(&(number ^ pool).to_be_bytes());
         self.0[12..20].copy_from_slice(&synced.to_be_bytes());
         self.0[20..HEAD].copy_from_slice(&previous.to_be_bytes());
         let check = xxh3_64_with_seed(&self.0, pool);
@@ -83,20 +88,40 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(bytes.try_into().ok()?))
 }
 
-/// Where the items of the group that may begin there end, and its number, if its head is not absurd.
-fn head(bytes: &[u8], at: usize) -> Option<(usize, u64)> {
+/// Where the items of the group that may begin there end, if its head is not absurd.
+fn items_end(bytes: &[u8], at: usize) -> Option<usize> {
     let len = u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize;
     let end = at.checked_add(HEAD + len)?;
-    (end + CHECK <= bytes.len()).then_some((end, u64_at(bytes, at + 4)?))
+    (end + CHECK <= bytes.len()).then_some(end)
+}
+
+/// The number that stands in a head.
+fn number(bytes: &[u8], at: usize, pool: u64) -> Option<u64> {
+    u64_at(bytes, at + 4).map(|number| number ^ pool)
 }
 
 /// The group that begins there, and where the next one may begin.
 pub fn read(bytes: &[u8], at: usize, pool: u64) -> Option<(Group, usize)> {
-    let (items, number) = head(bytes, at)?;
-    let check = u64_at(bytes, items)?;
+    let items = items_end(bytes, at)?;
+    let (number, check) = (number(bytes, at, pool)?, u64_at(bytes, items)?);
     let group = Group { number, synced: u64_at(bytes, at + 12)?, previous: u64_at(bytes, at + 20)?, check };
     (xxh3_64_with_seed(&bytes[at..items], pool) == check)
         .then_some((group, (items + CHECK).next_multiple_of(ALIGN)))
+}
+
+/// Where heads stand, from there on, of groups with these numbers, and where the items of each would end.
+fn heads(
+    bytes: &[u8],
+    from: usize,
+    pool: u64,
+    numbers: RangeInclusive<u64>,
+) -> impl Iterator<Item = (usize, usize)> {
+    let last = bytes.len().saturating_sub(HEAD + CHECK - 1);
+    let head = move |at| {
+        let is_wanted = numbers.contains(&number(bytes, at, pool)?);
+        Some((at, items_end(bytes, at).filter(|_| is_wanted)?))
+    };
+    (from.next_multiple_of(ALIGN)..last).step_by(ALIGN).filter_map(head)
 }
 
 /// Looks for a whole group with one of these numbers, from there on. `bytes` is a file, from its begin.
@@ -104,13 +129,10 @@ pub fn find(
     bytes: &[u8],
     from: usize,
     pool: u64,
-    is_wanted: impl Fn(u64) -> bool,
+    numbers: RangeInclusive<u64>,
 ) -> Option<(usize, Group, usize)> {
-    let last = bytes.len().saturating_sub(HEAD + CHECK - 1);
-    (from.next_multiple_of(ALIGN)..last).step_by(ALIGN).find_map(|at| {
-        head(bytes, at).filter(|(_, number)| is_wanted(*number))?;
-        read(bytes, at, pool).map(|(group, end)| (at, group, end))
-    })
+    heads(bytes, from, pool, numbers)
+        .find_map(|(at, _)| read(bytes, at, pool).map(|(group, end)| (at, group, end)))
 }
 
 /// An item: `None` deletes the key.
@@ -118,7 +140,7 @@ pub type Item<'a> = (Space, &'a [u8], Option<&'a [u8]>);
 
 /// The items of the whole group in `bytes`. `None` in place of one that cannot be read.
 pub fn items(group: &[u8]) -> impl Iterator<Item = Option<Item<'_>>> {
-    let end = head(group, 0).map_or(0, |(end, _)| end);
+    let end = items_end(group, 0).unwrap_or(0);
     let mut rest = group.get(HEAD..end).unwrap_or_default();
     std::iter::from_fn(move || {
         if rest.is_empty() {
@@ -152,7 +174,7 @@ fn take_item<'a>(rest: &mut &'a [u8]) -> Option<Item<'a>> {
 /// What stands at the head of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileHead {
-    /// The number that only this pool has.
+    /// The number that only this pool has, and knows.
     pub pool: u64,
     /// The turn of the file: each use of a file takes the next number.
     pub turn: u64,
@@ -199,7 +221,7 @@ mod tests {
         let (bytes, check) = draft.seal(POOL, 2, 1, 0x0102);
         let expected = [
             &[0, 0, 0, 26][..],
-            &[0, 0, 0, 0, 0, 0, 0, 2],
+            &[0, 0, 0, 0, 0, 0, 0, 2 ^ 7],
             &[0, 0, 0, 0, 0, 0, 0, 1],
             &[0, 0, 0, 0, 0, 0, 1, 2],
             &[4, 0, 3, 0, 0, 0, 5],
@@ -210,7 +232,7 @@ mod tests {
             &[0; 2],
         ];
         assert_eq!(bytes, expected.concat(), "a group");
-        assert_eq!(check, 16_399_829_157_492_794_430, "its check");
+        assert_eq!(check, 1_162_117_779_541_903_636, "its check");
         let head = FileHead { pool: POOL, turn: 3, first: 2 }.to_bytes();
         let (text, check) = head.split_at(32);
         let expected = [
@@ -221,6 +243,29 @@ mod tests {
         ];
         assert_eq!(text, expected.concat(), "the head of a file");
         assert_eq!(check, [60, 232, 68, 200, 4, 108, 142, 251], "its check");
+    }
+
+    /// Guards against a published body that makes an open slow: full of heads with numbers that may come and lengths that
+    /// reach far, each of which a search would read as a group.
+    #[test]
+    fn what_was_published_is_not_read_as_groups() {
+        const SECRET: u64 = 0x9e37_79b9_7f4a_7c15;
+        const NEXT: u32 = 100_000;
+        let (mut torn, mut whole) = (Draft::default(), Draft::default());
+        // Each eight bytes are the length of one group, and the number of the one before. With this key they stand where
+        // groups may begin.
+        let body: Vec<u8> = (0..1 << 17).flat_map(|_| [NEXT.to_be_bytes(), [0; 4]]).flatten().collect();
+        torn.add(Space::Jobs, b"a key", Some(&body));
+        let (torn, check) = torn.seal(SECRET, NEXT.into(), 1, 2);
+        let (whole, check) = whole.seal(SECRET, u64::from(NEXT) + 1, 1, check);
+        let (bytes, numbers) = ([torn, whole].concat(), 1..=2 * u64::from(NEXT));
+        let read = |pool: u64| -> usize {
+            heads(&bytes, ALIGN, pool, numbers.clone()).map(|(at, end)| end - at).sum()
+        };
+        assert_eq!(read(SECRET), HEAD, "bytes that are read as groups, to find one that has no items");
+        assert!(read(0) > 1 << 30, "of a megabyte {} would be, if numbers stood there as they are", read(0));
+        let found = find(&bytes, ALIGN, SECRET, numbers.clone()).map(|(at, group, _)| (at, group.check));
+        assert_eq!(found, Some((torn.len(), check)), "the group behind the body");
     }
 
     type Owned = (usize, Vec<u8>, Option<Vec<u8>>);
@@ -252,7 +297,8 @@ mod tests {
             let (group, end) = read(&bytes, noise.len(), POOL).expect("the first is there");
             prop_assert_eq!(group, Group { number, synced: number - 1, previous: 5, check });
             prop_assert_eq!(end, noise.len() + first.len());
-            let found = find(&bytes, noise.len() + 1, POOL, |n| n == number + 1).expect("the second is found");
+            let wanted = number + 1..=number + 1;
+            let found = find(&bytes, noise.len() + 1, POOL, wanted).expect("the second is found");
             prop_assert_eq!((found.0, found.1.check, found.2), (end, last, bytes.len()));
             prop_assert!(read(&bytes, end, POOL + 1).is_none(), "a group of another pool");
             let read: Option<Vec<_>> = items(&first).collect();
@@ -267,7 +313,7 @@ mod tests {
         #[test]
         fn a_flipped_byte_makes_no_group(items in items_of(0..9), at: prop::sample::Index, bits in 1u8..) {
             let (mut bytes, _) = sealed(&items, 9, 5);
-            let (end, _) = head(&bytes, 0).expect("a whole group");
+            let end = items_end(&bytes, 0).expect("a whole group");
             let at = at.index(end + CHECK);
             bytes[at] ^= bits;
             prop_assert_eq!(read(&bytes, 0, POOL), None);
@@ -276,7 +322,7 @@ mod tests {
         #[test]
         fn no_bytes_are_read_as_a_group_or_make_it_panic(bytes: Vec<u8>) {
             prop_assert_eq!(read(&bytes, 0, POOL), None);
-            prop_assert!(find(&bytes, 0, POOL, |_| true).is_none());
+            prop_assert!(find(&bytes, 0, POOL, 0..=u64::MAX).is_none());
             prop_assert_eq!(FileHead::read(&bytes), None);
             let _ = items(&bytes).count();
         }

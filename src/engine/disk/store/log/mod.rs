@@ -96,6 +96,11 @@ impl Files {
         used.chain(self.next.iter().map(|next| (next.slot, self.turn() + 1))).collect()
     }
 
+    /// How many of the first files have no group from `first` on: a file is over where the next one begins.
+    fn over(&self, first: u64) -> usize {
+        self.used.iter().skip(1).take_while(|next| next.first <= first).count()
+    }
+
     /// The turn of the current file.
     fn turn(&self) -> u64 {
         self.used.back().map_or(0, |used| used.turn)
@@ -269,7 +274,7 @@ impl Log {
         if self.synced.load(Ordering::Acquire) < group {
             self.sync()?;
         }
-        self.rewrite_manifest(0)
+        self.rewrite_manifest(0).map(drop)
     }
 
     /// Notes that the last group is synced, if it is and no later group can say so. Until then damage to it looks like an
@@ -294,7 +299,9 @@ impl Log {
     /// Makes files ready ahead of the writer, and uses those again that are not needed for the groups from `first` on.
     pub fn tend(&self, first: u64) -> Result<()> {
         // First what gives room back.
-        self.free(first)?;
+        if self.files.lock().over(first) > 0 {
+            self.forget(first)?;
+        }
         if self.is_short(&self.files.lock()) {
             // Twice as many as were used: a file that is hardly written stays small.
             let most = (2 * self.at.load(Ordering::Relaxed)).next_multiple_of(AHEAD).min(FILE);
@@ -357,39 +364,27 @@ impl Log {
         Ok(())
     }
 
-    /// Writes the manifest anew, with `first` if that is later.
-    fn rewrite_manifest(&self, first: u64) -> Result<()> {
+    /// Writes the manifest anew: groups are needed from `first` on, if that is later. Answers the files that it names no
+    /// more, since all their groups stand before.
+    fn rewrite_manifest(&self, first: u64) -> Result<Vec<Used>> {
         let _writing = self.writing.lock();
-        let (first, listed) = {
-            let mut files = self.files.lock();
-            files.first = files.first.max(first);
-            (files.first, files.listed())
-        };
-        self.write_manifest(first, listed)
+        let files = self.files.lock();
+        let (first, over) = (files.first.max(first), files.over(first));
+        let listed = files.listed().split_off(over);
+        drop(files);
+        self.write_manifest(first, listed)?;
+        let mut files = self.files.lock();
+        files.first = first;
+        Ok(files.used.drain(..over).collect())
     }
 
-    /// Frees the files whose groups are all before `first`.
-    fn free(&self, first: u64) -> Result<()> {
-        // A file is over where the next one begins.
-        let over = |files: &Files| files.used.iter().skip(1).take_while(|next| next.first <= first).count();
-        if over(&self.files.lock()) == 0 {
-            return Ok(());
-        }
+    /// Forgets the groups before `first`, at once and for good: a start does not repeat them. Files that have no others are
+    /// used again, or removed.
+    pub fn forget(&self, first: u64) -> Result<()> {
         // An entry may be in no table for the sake of a later group that deletes it: that must not be lost, then. Before
         // the manifest is held, for which the writer may wait.
         self.sync()?;
-        let freed: Vec<Used> = {
-            let _writing = self.writing.lock();
-            let files = self.files.lock();
-            let over = over(&files);
-            let (first, listed) = (files.first.max(first), files.listed().split_off(over));
-            drop(files);
-            self.write_manifest(first, listed)?;
-            let mut files = self.files.lock();
-            files.first = first;
-            files.used.drain(..over).collect()
-        };
-        for used in freed {
+        for used in self.rewrite_manifest(first)? {
             let mut freed = slots::open_spare(&self.dir, used.slot)?;
             if freed.ready > FILE {
                 freed.file.set_len(FILE)?;
@@ -425,12 +420,6 @@ impl Log {
         }
         durable::sync(to)?;
         Manifest { pool: self.pool, first, synced: last, files }.write(to)
-    }
-
-    /// Forgets the groups before `first`, at once and for good: a start does not repeat them.
-    pub fn forget(&self, first: u64) -> Result<()> {
-        self.sync()?;
-        self.rewrite_manifest(first)
     }
 }
 

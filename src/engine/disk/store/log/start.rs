@@ -5,29 +5,28 @@ use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
 
 use super::group::{self, FILE_HEAD};
-use super::judge::{Findings, Torn};
+use super::judge::Findings;
 use super::manifest::Manifest;
 use super::slots;
 
-/// The bytes of a torn end, and those of all files behind it: of each file its slot, from where on, and what stands there.
-pub fn torn_bytes(dir: &Path, manifest: &Manifest, torn: &Torn) -> Result<Vec<(u32, u64, Vec<u8>)>> {
-    let mut parts = Vec::new();
-    for (n, (slot, _)) in manifest.files.iter().enumerate().skip(torn.file) {
-        let from = if n == torn.file { torn.bytes.start } else { 0 };
-        let bytes = slots::read(dir, *slot)?;
-        parts.push((*slot, from as u64, bytes.get(from..).unwrap_or_default().to_vec()));
-    }
-    Ok(parts)
-}
-
-/// Overwrites the bytes of a torn end with zeros, so that nobody takes a group in it for one of those that will be
-/// written there.
-pub fn clear_torn(dir: &Path, parts: &[(u32, u64, Vec<u8>)]) -> Result<()> {
+/// Overwrites what stands behind the end of a torn log with zeros, so that nobody takes a group in it for one of those
+/// that will be written there. `keep` gets the bytes of each file before.
+pub fn clear_torn(
+    dir: &Path,
+    manifest: &Manifest,
+    findings: &Findings,
+    mut keep: impl FnMut(u32, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let (last, end) = findings.end;
     // From behind: as long as it is not done, the rest looks torn.
-    parts
-        .iter()
-        .rev()
-        .try_for_each(|(slot, from, bytes)| slots::write(dir, *slot, *from, &vec![0; bytes.len()]))
+    for (n, (slot, _)) in manifest.files.iter().enumerate().skip(last).rev() {
+        let from = if n == last { end } else { 0 };
+        let bytes = slots::read(dir, *slot)?;
+        let torn = bytes.get(from..).unwrap_or_default();
+        keep(*slot, torn)?;
+        slots::write(dir, *slot, from as u64, &vec![0; torn.len()])?;
+    }
+    Ok(())
 }
 
 /// Shows the groups of the log that are needed, one after the other. Each that the judge has found must be there.

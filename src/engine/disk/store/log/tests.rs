@@ -1,7 +1,6 @@
 //! Of the log as a whole: what is there after a kill, what is used again, what is torn and what is damaged.
 
-use super::judge::LogDamage;
-use super::start::{clear_torn, replay, torn_bytes};
+use super::start::{clear_torn, replay};
 use super::*;
 use crate::engine::disk::store::Space;
 
@@ -21,10 +20,10 @@ fn judged(dir: &Path) -> (Manifest, Findings) {
 
 /// Opens a log as a store does.
 fn opened(dir: &Path) -> Log {
-    let (manifest, mut findings) = judged(dir);
-    assert_eq!(findings.damage, [], "nothing is damaged");
-    if let Some(torn) = findings.torn.take() {
-        clear_torn(dir, &torn_bytes(dir, &manifest, &torn).unwrap()).unwrap(); // nothing is wrong with the disk
+    let (manifest, findings) = judged(dir);
+    assert_eq!(findings.damage, [""; 0], "nothing is damaged");
+    if findings.is_torn {
+        clear_torn(dir, &manifest, &findings, |_, _| Ok(())).unwrap(); // nothing is wrong with the disk
     }
     replay(dir, &manifest, &findings, true, |_, _| Ok(())).unwrap(); // as above
     Log::open(dir, &manifest, &findings).unwrap() // as above
@@ -157,17 +156,17 @@ fn what_was_not_synced_may_be_torn_and_what_was_synced_is_damaged() {
         drop(log);
         // In the third.
         flip(dir.path(), 0, ends[1] + 1000);
-        let (manifest, findings) = judged(dir.path());
+        let (_, findings) = judged(dir.path());
         let found = if findings.damage.is_empty() { Ok(findings.last.number) } else { Err(()) };
         assert_eq!(found, expected, "{synced} synced, the third damaged: {findings:?}");
         if expected.is_err() {
-            let lost =
-                LogDamage::Unreadable { slot: 0, bytes: ends[1] as usize..ends[2] as usize, groups: 3..4 };
+            let lost = "cannot be read; group 3 of requests is in it, which was on the disk";
+            let lost = format!("log/0: what stands from byte {} on {lost}", ends[1]);
             assert_eq!(findings.damage, [lost], "what is damaged");
             continue;
         }
-        let torn = findings.torn.clone().expect("groups stand behind what was torn");
-        assert_eq!(torn_bytes(dir.path(), &manifest, &torn).unwrap()[0].1, ends[1], "where it is torn");
+        assert!(findings.is_torn, "groups stand behind what was torn");
+        assert_eq!(findings.end, (0, ends[1] as usize), "where it is torn");
         // What stood behind the tear never comes back, whatever is written there.
         let log = opened(dir.path());
         append(&log, 2000);
@@ -214,10 +213,10 @@ fn a_file_that_is_missing_is_damage_and_each_byte_of_the_manifest_counts() {
         let (path, kept) = (dir.path().join(slot.to_string()), dir.path().join("kept"));
         fs::rename(&path, &kept).unwrap(); // it is there
         let damage = judged(dir.path()).1.damage;
-        assert!(damage.contains(&LogDamage::NoFile { slot: *slot }), "{slot} is missing: {damage:?}");
+        assert!(damage.contains(&format!("log/{slot} is missing")), "{slot} is missing: {damage:?}");
         fs::rename(&kept, &path).unwrap(); // as above
     }
-    assert_eq!(judged(dir.path()).1.damage, [], "all are back");
+    assert_eq!(judged(dir.path()).1.damage, [""; 0], "all are back");
 }
 
 #[test]
