@@ -22,7 +22,7 @@ use support::redis_cluster::{RedisCluster, cli};
 use support::redis_cluster_bus::PartedCluster;
 use support::redis_server::RedisServer;
 use support::report::Bench;
-use support::setup::{Server, Setup, Store, info};
+use support::setup::{Server, Setup, Store, command_counts, info};
 use support::{Outcome, report};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -60,7 +60,9 @@ fn main() -> ExitCode {
         }
         bench.section("overtake spread: two servers, 32 consumers", overtake(bench)).await;
         for wait in [0, 1] {
-            bench.long_section(&format!("faults, WaitReplicas = {wait}"), 3 * LONG, faults(bench, wait)).await;
+            bench
+                .long_section(&format!("faults, WaitReplicas = {wait}"), 3 * LONG, faults(bench, wait))
+                .await;
         }
         bench.long_section("fleet: from lmstfy's layout to a cluster and back", LONG, fleet(bench)).await;
     })
@@ -207,13 +209,31 @@ async fn due(bench: &Bench, store: Store) -> Outcome {
         connections: 64,
         job: |n| ("delayed".into(), 2 + n as u64 % 3, ""),
     };
+    let before = commands(&setup)?;
     load::publish(&[&setup.first().api, &setup.last().api], plan).await?;
     ledger.complete(1, Duration::from_secs(15)).await;
+    let mut after = commands(&setup)?;
     for set in consumers {
         load::end(set).await?;
     }
     ledger.lateness(bench);
+    // Why, if it is late. Those of scripts are among them.
+    for name in ["evalsha", "exists", "lindex"] {
+        let count = after.remove(name).unwrap_or(0) - before.get(name).unwrap_or(&0);
+        bench.figure(&format!("{name} of the masters for a job"), count as f64 / jobs as f64, "");
+    }
     Ok(())
+}
+
+/// How often the masters have run each command.
+fn commands(setup: &Setup) -> Outcome<BTreeMap<String, u64>> {
+    let mut sum = BTreeMap::new();
+    for master in setup.masters() {
+        for (name, count) in command_counts(master)? {
+            *sum.entry(name).or_default() += count;
+        }
+    }
+    Ok(sum)
 }
 
 async fn idle(bench: &Bench, store: Store) -> Outcome {
@@ -557,8 +577,7 @@ async fn fault_once(fault: Fault, wait: u16) -> Outcome<Vec<Came>> {
 /// docs/upgrade-from-lmstfy.md has, and back.
 async fn fleet(bench: &Bench) -> Outcome {
     let (tokens, redis, cluster) = (RedisServer::start(), RedisServer::start(), RedisCluster::start());
-    let addrs: Vec<String> =
-        cluster.servers[..3].iter().map(|node| format!("\"{}\"", node.addr())).collect();
+    let addrs: Vec<String> = cluster.servers[..3].iter().map(|node| format!("\"{}\"", node.addr())).collect();
     let redis = format!("Addr = \"{}\"\n", redis.addr());
     let cluster = format!("Cluster = [{}]\nSpread = [\"bench/spread\"]\n", addrs.join(", "));
     let tokens = format!("[AdminRedis]\nAddr = \"{}\"\n", tokens.addr());

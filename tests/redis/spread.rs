@@ -604,7 +604,10 @@ async fn a_job_whose_key_goes_to_another_partition_is_counted_no_more() {
         placing(engine, &q, body.into(), Some((key, OnConflict::Replace)))
     };
     let keys = (0..).map(|n| format!("k{n}"));
-    let key = keys.into_iter().find(|key| partition_in(&keyed(&knows, key, "").job.id) != home).expect("there is one");
+    let key = keys
+        .into_iter()
+        .find(|key| partition_in(&keyed(&knows, key, "").job.id) != home)
+        .expect("there is one");
     let put_job = |jobs: Vec<Placing>| engine.publish(Publication { jobs, replaces: None, once: None });
     let first = put_job(vec![keyed(&engine, &key, "old")]).await;
     assert!(matches!(first, Ok(Published::Done(_))), "{first:?}");

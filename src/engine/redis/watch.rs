@@ -74,6 +74,8 @@ impl Reconnect for WatchedLists {
 
     async fn serve(&self, (connection, tracking): (Connection, bool)) {
         let Err(fault) = watch(&self.0, connection, tracking).await;
+        // Nobody hears of jobs there now.
+        self.0.ready_lists.may_have(None);
         if !fault.not_master {
             self.failed(fault.at(self.0.connections.connector.label()));
         }

@@ -59,7 +59,11 @@ impl CompactCore {
     }
 
     /// Together with what others publish there.
-    pub async fn publish_plain(self: &Arc<Self>, home: Partition, publication: Publication) -> Result<Published> {
+    pub async fn publish_plain(
+        self: &Arc<Self>,
+        home: Partition,
+        publication: Publication,
+    ) -> Result<Published> {
         self.ready(home, Lane::Publish(0)).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
