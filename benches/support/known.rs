@@ -13,10 +13,10 @@ use super::Outcome;
 use super::client::{Answer, Client, Consumed, Target};
 
 /// Of each queue, over all servers.
-const PUBLISHERS: usize = 8;
+const PUBLISHERS: usize = 4;
 const CONSUMERS: usize = 4;
 /// Between two publishes of a publisher, and after a connection that broke.
-const PAUSE: Duration = Duration::from_millis(40);
+const PAUSE: Duration = Duration::from_millis(50);
 /// A hand-over lasts so long; and after it what comes again has come.
 const TTR: Duration = Duration::from_secs(4);
 const AGAIN: Duration = Duration::from_secs(6);
