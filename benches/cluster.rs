@@ -573,13 +573,34 @@ async fn fault_once(fault: Fault, wait: u16) -> Outcome<Vec<Came>> {
     Ok(load.end()?.0)
 }
 
+/// Waits until none of these has such keys.
+async fn run_dry(nodes: &[RedisServer], patterns: [&str; 2]) -> Outcome {
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(60) {
+        let mut left = 0;
+        for node in nodes {
+            for pattern in patterns {
+                let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query(&mut node.connection())?;
+                left += keys.len();
+            }
+        }
+        if left == 0 {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Err("the old store does not run dry".into())
+}
+
 /// Two servers under load go from a Redis in lmstfy's layout to a cluster, one after the other in each of the rounds that
 /// docs/upgrade-from-lmstfy.md has, and back.
 async fn fleet(bench: &Bench) -> Outcome {
-    let (tokens, redis, cluster) = (RedisServer::start(), RedisServer::start(), RedisCluster::start());
-    let addrs: Vec<String> = cluster.servers[..3].iter().map(|node| format!("\"{}\"", node.addr())).collect();
-    let redis = format!("Addr = \"{}\"\n", redis.addr());
-    let cluster = format!("Cluster = [{}]\nSpread = [\"bench/spread\"]\n", addrs.join(", "));
+    let (tokens, one, six) = (RedisServer::start(), RedisServer::start(), RedisCluster::start());
+    let addrs: Vec<String> = six.servers[..3].iter().map(|node| format!("\"{}\"", node.addr())).collect();
+    let redis = format!("Addr = \"{}\"\n", one.addr());
+    // The same prefix whatever the pool is called in a round.
+    let cluster =
+        format!("Cluster = [{}]\nPrefix = \"jobs\"\nSpread = [\"bench/spread\"]\n", addrs.join(", "));
     let tokens = format!("[AdminRedis]\nAddr = \"{}\"\n", tokens.addr());
     let alone = |of: &str| format!("{tokens}[Pool.default]\n{of}");
     let moves =
@@ -597,7 +618,13 @@ async fn fleet(bench: &Bench) -> Outcome {
     let targets = |servers: &[Server]| servers.iter().map(|server| server.api.clone()).collect::<Vec<_>>();
     let load = Known::start(targets(&servers), &["spread", "gathered", "other"]);
     tokio::time::sleep(Duration::from_secs(2)).await;
-    for round in rounds {
+    for (n, round) in rounds.into_iter().enumerate() {
+        // The third round of a move begins when the old store has no ready jobs and no timers.
+        match n {
+            2 => run_dry(std::slice::from_ref(&one), ["q/*", "timer_set"]).await?,
+            5 => run_dry(&six.servers[..3], ["jobs{*}r*", "jobs{*}t"]).await?,
+            _ => {}
+        }
         for _ in 0..2 {
             // As a load balancer does: a server gets no more requests before it is stopped.
             servers.push(Server::start(&round, &[]).await?);
@@ -606,8 +633,7 @@ async fn fleet(bench: &Bench) -> Outcome {
             tokio::time::sleep(Duration::from_millis(1500)).await;
             tokio::task::spawn_blocking(move || old.stop()).await?;
         }
-        // So long jobs of the old store may run.
-        tokio::time::sleep(bench.seconds(6.0, 5.0)).await;
+        tokio::time::sleep(bench.seconds(3.0, 1.0)).await;
     }
     let (came, requests) = load.end()?;
     let published: usize = came.iter().map(|of| of.published).sum();
