@@ -12,13 +12,17 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::client::Target;
+use support::faults::Fault;
+use support::known::{Came, Known};
 use support::ledger::{Ledger, Spread};
 use support::load::{self, Plan};
 use support::park::park;
 use support::proc::{Meter, cpu};
 use support::redis_cluster::{RedisCluster, cli};
+use support::redis_cluster_bus::PartedCluster;
+use support::redis_server::RedisServer;
 use support::report::Bench;
-use support::setup::{Setup, Store, info};
+use support::setup::{Server, Setup, Store, command_counts, info};
 use support::{Outcome, report};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -55,6 +59,12 @@ fn main() -> ExitCode {
                 .await;
         }
         bench.section("overtake spread: two servers, 32 consumers", overtake(bench)).await;
+        for wait in [0, 1] {
+            bench
+                .long_section(&format!("faults, WaitReplicas = {wait}"), 3 * LONG, faults(bench, wait))
+                .await;
+        }
+        bench.long_section("fleet: from lmstfy's layout to a cluster and back", LONG, fleet(bench)).await;
     })
 }
 
@@ -199,13 +209,31 @@ async fn due(bench: &Bench, store: Store) -> Outcome {
         connections: 64,
         job: |n| ("delayed".into(), 2 + n as u64 % 3, ""),
     };
+    let before = commands(&setup)?;
     load::publish(&[&setup.first().api, &setup.last().api], plan).await?;
     ledger.complete(1, Duration::from_secs(15)).await;
+    let mut after = commands(&setup)?;
     for set in consumers {
         load::end(set).await?;
     }
     ledger.lateness(bench);
+    // Why, if it is late. Those of scripts are among them.
+    for name in ["evalsha", "exists", "lindex"] {
+        let count = after.remove(name).unwrap_or(0) - before.get(name).unwrap_or(&0);
+        bench.figure(&format!("{name} of the masters for a job"), count as f64 / jobs as f64, "");
+    }
     Ok(())
+}
+
+/// How often the masters have run each command.
+fn commands(setup: &Setup) -> Outcome<BTreeMap<String, u64>> {
+    let mut sum = BTreeMap::new();
+    for master in setup.masters() {
+        for (name, count) in command_counts(master)? {
+            *sum.entry(name).or_default() += count;
+        }
+    }
+    Ok(sum)
 }
 
 async fn idle(bench: &Bench, store: Store) -> Outcome {
@@ -462,5 +490,157 @@ async fn overtake(bench: &Bench) -> Outcome {
         }
     }
     bench.at_most("the most that a job overtook another", most.as_secs_f64(), 1.0, "s");
+    Ok(())
+}
+
+/// Every fault, three times: what was lost, what came again after its ack, and the longest time without a 201 for a queue
+/// that is spread, one that is at home where the fault is, and one that is not.
+async fn faults(bench: &Bench, wait: u16) -> Outcome {
+    bench.note(format_args!(
+        "| fault | jobs | lost | again after the ack | without a 201: spread | gathered there | elsewhere |"
+    ));
+    for fault in Fault::ALL {
+        let mut runs = Vec::new();
+        for _ in 0..bench.size(3, 1) {
+            runs.push(fault_once(fault, wait).await?);
+        }
+        let all = |of: fn(&Came) -> usize| {
+            let sums = runs.iter().map(|queues| queues.iter().map(of).sum::<usize>().to_string());
+            sums.collect::<Vec<_>>().join(", ")
+        };
+        let without = |queue: usize| {
+            let mut times: Vec<f64> = runs.iter().map(|queues| queues[queue].without).collect();
+            times.sort_by(f64::total_cmp);
+            times.iter().map(|s| format!("{s:.2}")).collect::<Vec<_>>().join(", ")
+        };
+        bench.note(format_args!(
+            "| {} | {} | {} | {} | {} | {} | {} |",
+            fault.name(),
+            all(|of| of.published),
+            all(|of| of.lost),
+            all(|of| of.again),
+            without(0),
+            without(1),
+            without(2)
+        ));
+    }
+    Ok(())
+}
+
+async fn fault_once(fault: Fault, wait: u16) -> Outcome<Vec<Came>> {
+    let mut parted = PartedCluster::start();
+    for node in &parted.cluster.servers {
+        let set = ["CONFIG", "SET", "cluster-node-timeout", "2000"];
+        let () = redis::cmd(set[0]).arg(&set[1..]).query(&mut node.connection())?;
+    }
+    let addrs: Vec<String> =
+        parted.cluster.servers[..3].iter().map(|node| format!("\"{}\"", node.addr())).collect();
+    let pool = format!(
+        "[Pool.default]\nCluster = [{}]\nWaitReplicas = {wait}\nSpread = [\"bench/spread\"]\n",
+        addrs.join(", ")
+    );
+    let mut servers = vec![Server::start(&pool, &[]).await?, Server::start(&pool, &[]).await?];
+    let (mut there, mut elsewhere) = (None, None);
+    let mut admin = servers[0].admin.connect().await?;
+    for n in 0.. {
+        let queue = format!("q{n}");
+        let request = admin.target.bare("GET", &format!("/cluster?namespace=bench&queue={queue}"));
+        let seen: Value = serde_json::from_slice(&admin.expect(200, &request).await?.body)?;
+        let home = seen["queue"]["home"].as_u64().ok_or("a queue has a home")?;
+        let slot = u16::try_from(home * 256 + 128)?;
+        if parted.cluster.master_of(slot).0 == 0 {
+            there.get_or_insert((queue, slot));
+        } else {
+            elsewhere.get_or_insert(queue);
+        }
+        if there.is_some() && elsewhere.is_some() {
+            break;
+        }
+    }
+    let ((there, slot), elsewhere) = there.zip(elsewhere).ok_or("queues have homes on all masters")?;
+    let targets = |servers: &[Server]| servers.iter().map(|server| server.api.clone()).collect::<Vec<_>>();
+    let load = Known::start(targets(&servers), &["spread", &there, &elsewhere]);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    if fault == Fault::ServerKilled {
+        // Without a word, as its drop does it.
+        drop(servers.pop());
+        load.go_to(targets(&servers));
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        servers.push(Server::start(&pool, &[]).await?);
+        load.go_to(targets(&servers));
+    }
+    fault.act(&mut parted, slot);
+    Ok(load.end()?.0)
+}
+
+/// Waits until none of these has such keys.
+async fn run_dry(nodes: &[RedisServer], patterns: [&str; 2]) -> Outcome {
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(60) {
+        let mut left = 0;
+        for node in nodes {
+            for pattern in patterns {
+                let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query(&mut node.connection())?;
+                left += keys.len();
+            }
+        }
+        if left == 0 {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Err("the old store does not run dry".into())
+}
+
+/// Two servers under load go from a Redis in lmstfy's layout to a cluster, one after the other in each of the rounds that
+/// docs/upgrade-from-lmstfy.md has, and back.
+async fn fleet(bench: &Bench) -> Outcome {
+    let (tokens, one, six) = (RedisServer::start(), RedisServer::start(), RedisCluster::start());
+    let addrs: Vec<String> = six.servers[..3].iter().map(|node| format!("\"{}\"", node.addr())).collect();
+    let redis = format!("Addr = \"{}\"\n", one.addr());
+    // The same prefix whatever the pool is called in a round.
+    let cluster =
+        format!("Cluster = [{}]\nPrefix = \"jobs\"\nSpread = [\"bench/spread\"]\n", addrs.join(", "));
+    let tokens = format!("[AdminRedis]\nAddr = \"{}\"\n", tokens.addr());
+    let alone = |of: &str| format!("{tokens}[Pool.default]\n{of}");
+    let moves =
+        |of: &str, to: &str| format!("{tokens}[Pool.default]\n{of}MigrateTo = \"next\"\n[Pool.next]\n{to}");
+    let rounds = [
+        moves(&cluster, &redis),
+        moves(&redis, &cluster),
+        alone(&cluster),
+        moves(&redis, &cluster),
+        moves(&cluster, &redis),
+        alone(&redis),
+    ];
+    let first = alone(&redis);
+    let mut servers = vec![Server::start(&first, &[]).await?, Server::start(&first, &[]).await?];
+    let targets = |servers: &[Server]| servers.iter().map(|server| server.api.clone()).collect::<Vec<_>>();
+    let load = Known::start(targets(&servers), &["spread", "gathered", "other"]);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    for (n, round) in rounds.into_iter().enumerate() {
+        // The third round of a move begins when the old store has no ready jobs and no timers.
+        match n {
+            2 => run_dry(std::slice::from_ref(&one), ["q/*", "timer_set"]).await?,
+            5 => run_dry(&six.servers[..3], ["jobs{*}r*", "jobs{*}t"]).await?,
+            _ => {}
+        }
+        for _ in 0..2 {
+            // As a load balancer does: a server gets no more requests before it is stopped.
+            servers.push(Server::start(&round, &[]).await?);
+            let old = servers.remove(0);
+            load.go_to(targets(&servers));
+            tokio::time::sleep(Duration::from_millis(1500)).await;
+            tokio::task::spawn_blocking(move || old.stop()).await?;
+        }
+        tokio::time::sleep(bench.seconds(3.0, 1.0)).await;
+    }
+    let (came, requests) = load.end()?;
+    let published: usize = came.iter().map(|of| of.published).sum();
+    bench.note(format_args!("{requests}"));
+    bench.none("lost", came.iter().map(|of| of.lost).sum(), published);
+    bench.none("handed out again after the ack", came.iter().map(|of| of.again).sum(), published);
+    let longest = came.iter().map(|of| of.without).fold(0.0, f64::max);
+    bench.figure("longest time without a 201", longest, "s");
     Ok(())
 }

@@ -2,6 +2,8 @@
 #![allow(dead_code)] // every benchmark compiles all of this and calls some of it
 
 pub mod client;
+pub mod faults;
+pub mod known;
 pub mod ledger;
 pub mod load;
 pub mod nginx;
@@ -20,6 +22,10 @@ mod shim;
 mod process;
 #[path = "../../tests/support/redis_cluster.rs"]
 pub mod redis_cluster;
+#[path = "../../tests/support/redis_cluster_bus.rs"]
+pub mod redis_cluster_bus;
+#[path = "../../tests/support/redis_cluster_faults.rs"]
+mod redis_cluster_faults;
 #[path = "../../tests/support/redis_connection.rs"]
 mod redis_connection;
 #[path = "../../tests/support/redis_restart.rs"]

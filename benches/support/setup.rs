@@ -56,7 +56,8 @@ pub struct Server {
 }
 
 impl Server {
-    async fn start(pool: &str, env: &[(&str, &str)]) -> Outcome<Server> {
+    /// One with this table of its pool.
+    pub async fn start(pool: &str, env: &[(&str, &str)]) -> Outcome<Server> {
         Server::start_under(&[], pool, env).await
     }
 
@@ -79,6 +80,12 @@ impl Server {
 
     pub fn pid(&self) -> u32 {
         self.process.pid()
+    }
+
+    /// Stops it, and waits for its end.
+    pub fn stop(self) {
+        self.process.signal("TERM");
+        self.process.ended();
     }
 
     /// What lies in its directory: megabytes that are taken, and files of a disk pool's log.

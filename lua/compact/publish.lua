@@ -146,6 +146,12 @@ if special then
       end
     end
     if gone then needs[1], needs[2] = needs[1] - 1, needs[2] - gone.size end
+    -- Those whose keys go to other partitions.
+    for c = 2, count do
+      local of = calls[c].replaces
+      local job = of and find(queue_of(of.name), of.place)
+      if job and job.state ~= RUNNING then needs[1], needs[2] = needs[1] - 1, needs[2] - job.size end
+    end
     for n = 1, 3 do
       -- Values that were stored before stay for the next attempt.
       if needs[n] > admit[n] then return {now, 'needs', needs[1], needs[2], needs[3]} end

@@ -5,11 +5,12 @@
 -- KEYS    the partition's guard
 -- ARGV    how many timers at most; 1 = look for jobs that have ended, 2 = for empty queues too; ms after which an empty
 --         queue is forgotten; the server, 1 = it has stored what is due now
--- returns {now, how many left the timers, us until the next is due (-1 = none, 0 = now), {names of queues that got ready
---         jobs}, jobs that have ended, their bytes, queues that were forgotten, per namespace of those: name, jobs,
---         bytes, queues, {per queue with some: its name, jobs whose hand-over has ended and that are ready again, jobs
---         that died}, for how many us another server still has the lease (0 = it is this server's), how many queues
---         were spread that are at home here, {parts of publishes that wait for too long}, 1 = more jobs have ended}
+-- returns {now, how many left the timers, us until the next is due (-1 = none, 0 = now), {per queue that got ready jobs:
+--         its name, since when in us the first of them is ready}, jobs that have ended, their bytes, queues that were
+--         forgotten, per namespace of those: name, jobs, bytes, queues, {per queue with some: its name, jobs whose
+--         hand-over has ended and that are ready again, jobs that died}, for how many us another server still has the
+--         lease (0 = it is this server's), how many queues were spread that are at home here, {parts of publishes that
+--         wait for too long}, 1 = more jobs have ended}
 -- bound   200 timers (the caller's), 4 buckets that are near and 2 with ended jobs (of 128 jobs), 512 queues
 local most, sweeps, empty_for = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local LEASE, RENEW = 1250000, 1100000
@@ -54,7 +55,7 @@ end
 local until_then = now
 if first[1] then until_then = math.min(now, first[2] * 1000 - 1) end
 local due = call('ZRANGEBYSCORE', timers, '-inf', until_then, 'WITHSCORES', 'LIMIT', 0, most)
-local moved, lists, order, told, order_told = #due / 2, {}, {}, {}, {}
+local moved, lists, order, ready_now, told, order_told = #due / 2, {}, {}, {}, {}, {}
 -- One more of a queue has come again, or died.
 local function tell(name, n)
   local of = told[name]
@@ -97,7 +98,10 @@ if moved > 0 then
       end
     end
   end
-  for _, name in ipairs(order) do call('RPUSH', base .. 'r' .. name, unpack(lists[name])) end
+  for _, name in ipairs(order) do
+    call('RPUSH', base .. 'r' .. name, unpack(lists[name]))
+    ready_now[#ready_now + 1], ready_now[#ready_now + 2] = name, unpack_of('>I7', lists[name][1])
+  end
 end
 
 local gone, by_namespace, more = {0, 0, 0}, {}, 0
@@ -185,4 +189,4 @@ for _, name in ipairs(order_told) do
   local k = #ended
   ended[k + 1], ended[k + 2], ended[k + 3] = name, told[name][1], told[name][2]
 end
-return {now, moved, math.min(next_due, 1000000000), order, gone[1], gone[2], gone[3], freed, ended, held, spread_here, staged, more}
+return {now, moved, math.min(next_due, 1000000000), ready_now, gone[1], gone[2], gone[3], freed, ended, held, spread_here, staged, more}

@@ -23,6 +23,9 @@
 //! **No wake-up is lost.** A wait list that is left with waiters first registers for its queues, and then fetches
 //! once more. A notification that comes during a fetch marks the list as stale, and it fetches again.
 //!
+//! After that it asks only for what the engine has notified of ([`Engine::consume_notified`]), as long as nobody is there
+//! who does not wait.
+//!
 //! **One notification, one fetch.** A notification concerns the wait list whose first waiter waits longest, so
 //! that ten thousand wait lists over one queue cost no more than one. If a fetch is under way for that waiter, and
 //! is not held up, the list fetches once more. That list owes it to the others: a fetch that found less than it asked for has seen the
@@ -268,8 +271,10 @@ impl Dispatcher {
             let next = Next { dispatcher: &self, lists: std::mem::take(&mut others) };
             let Some(fetch) = self.begin(&queues) else { return };
             let mut under_way = UnderWay { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
-            let ttrs = under_way.fetch.as_ref().map_or(&[][..], |fetch| &fetch.ttrs);
+            let (ttrs, notified) =
+                under_way.fetch.as_ref().map_or((&[][..], false), |fetch| (&fetch.ttrs, fetch.notified));
             let call: StoreCall<'_, Result<Consumed>> = match &queues.weights {
+                None if notified => self.engine.consume_notified(&queues.queues, ttrs),
                 None => self.engine.consume(&queues.queues, ttrs),
                 Some(weights) => Box::pin(self.shares.consume(&*self.engine, &queues, weights, ttrs)),
             };
@@ -348,6 +353,7 @@ impl Dispatcher {
                         return goes_on;
                     }
                 } else {
+                    list.looked |= fetch.registered;
                     // The queues were empty at some moment after the fetch began.
                     for waiter in list.remove_impatient(fetch.before) {
                         let _ = waiter.send(Ok(self.nothing()));
@@ -361,6 +367,7 @@ impl Dispatcher {
                 }
             }
             Err(error) => {
+                list.looked = false;
                 // Who waits goes on waiting while there may be jobs where nobody could look.
                 let unseen = if let Error::Unseen(why, of) = &error { Some((*why, &of[..])) } else { None };
                 let failed = fetch.waiters.iter().filter(|_| unseen.is_none());

@@ -58,6 +58,22 @@ impl Metered {
         self.metrics.published(queue, jobs);
     }
 
+    fn handed_out(&self, queues: &QueueList, consumed: &Consumed) {
+        let now = self.inner.now();
+        for job in &consumed.jobs {
+            self.metrics.counters.consume_jobs.inc();
+            self.metrics.counters.queue_pop_jobs.inc();
+            self.metrics.counters.pool_get_jobs.inc();
+            self.metrics.counters.timer_add_jobs.inc();
+            if queues.names().len() > 1 {
+                self.metrics.counters.consume_multi_jobs.inc();
+            }
+            let late = Duration::from_millis(now.saturating_sub(job.due));
+            self.metrics.consumed(&job.queue, job.elapsed, late);
+        }
+        self.batch(Operation::Consume, consumed.jobs.len());
+    }
+
     fn forgotten(&self, queue: &Queue, id: JobId) {
         self.metrics.counters.pool_delete_jobs.inc();
         let elapsed = self.inner.now().saturating_sub(id.published_at());
@@ -109,19 +125,13 @@ impl Engine for Metered {
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let consumed = self.step(Operation::Consume, self.inner.consume(queues, ttrs)).await?;
-        let now = self.inner.now();
-        for job in &consumed.jobs {
-            self.metrics.counters.consume_jobs.inc();
-            self.metrics.counters.queue_pop_jobs.inc();
-            self.metrics.counters.pool_get_jobs.inc();
-            self.metrics.counters.timer_add_jobs.inc();
-            if queues.names().len() > 1 {
-                self.metrics.counters.consume_multi_jobs.inc();
-            }
-            let late = Duration::from_millis(now.saturating_sub(job.due));
-            self.metrics.consumed(&job.queue, job.elapsed, late);
-        }
-        self.batch(Operation::Consume, consumed.jobs.len());
+        self.handed_out(queues, &consumed);
+        Ok(consumed)
+    }
+
+    async fn consume_notified(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        let consumed = self.step(Operation::Consume, self.inner.consume_notified(queues, ttrs)).await?;
+        self.handed_out(queues, &consumed);
         Ok(consumed)
     }
 

@@ -143,6 +143,13 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// was found, and a part of a queue could not be looked at.
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed>;
 
+    /// The same for who saw these queues empty by `consume` while it was attached as a notifier, and hears of what has come
+    /// since: only where the engine has notified of a job need be looked. That is much less than all, for a queue that lies
+    /// in many places.
+    async fn consume_notified(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        self.consume(queues, ttrs).await
+    }
+
     /// Takes back jobs that [`consume`](Engine::consume) handed out and nobody got: each is ready again at
     /// the head of its queue, in the order given, with its try restored. A job that is no longer in that very
     /// hand-over (acked, or its ttr ended) is left alone. Their bodies are not looked at.

@@ -27,6 +27,7 @@ pub struct Gated<E> {
     inner: E,
     gate: Mutex<()>,
     fetches: AtomicUsize,
+    notified_fetches: AtomicUsize,
     handed_out: AtomicUsize,
     /// How many consumes are under way, and the most that ever were.
     under_way: AtomicUsize,
@@ -69,6 +70,7 @@ impl<E: Engine> Gated<E> {
             inner,
             gate: Mutex::new(()),
             fetches: AtomicUsize::new(0),
+            notified_fetches: AtomicUsize::new(0),
             handed_out: AtomicUsize::new(0),
             under_way: AtomicUsize::new(0),
             most_under_way: AtomicUsize::new(0),
@@ -134,6 +136,11 @@ impl<E: Engine> Gated<E> {
     /// How many consumes there were.
     pub fn fetches(&self) -> usize {
         self.fetches.load(Ordering::SeqCst)
+    }
+
+    /// How many of them were for what was notified of.
+    pub fn notified_fetches(&self) -> usize {
+        self.notified_fetches.load(Ordering::SeqCst)
     }
 
     /// How many jobs they brought.
@@ -229,6 +236,11 @@ impl<E: Engine> Engine for Gated<E> {
             return Err(Error::Unseen(Unreachable::Away, queues.queues().collect()));
         }
         result
+    }
+
+    async fn consume_notified(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        self.notified_fetches.fetch_add(1, Ordering::SeqCst);
+        self.consume(queues, ttrs).await
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {

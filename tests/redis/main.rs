@@ -23,6 +23,7 @@ mod support {
     pub mod notified;
     pub mod redis_admin;
     pub mod redis_cluster;
+    pub mod redis_cluster_bus;
     pub mod redis_cluster_faults;
     pub mod redis_connection;
     pub mod redis_restart;

@@ -12,7 +12,8 @@ use dormouse::name::{IdempotencyKey, PoolName, Queue};
 
 use crate::common::{TTR, queue};
 use crate::support::engine_ext::EngineExt;
-use crate::support::redis_cluster::RedisCluster;
+use crate::support::redis_cluster::{NODE_TIMEOUT, RedisCluster};
+use crate::support::redis_cluster_bus::PartedCluster;
 use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
 
@@ -129,16 +130,7 @@ async fn what_was_answered_outlives_its_master_if_a_replica_was_waited_for() {
     let acked = take(&safe, &queue).await.expect("they are there").swap_remove(0);
     ack(&safe, &acked).await.expect("acked");
     stored.retain(|body| body.as_bytes() != &acked.body[..]);
-    let slot = {
-        let counts = |server: usize| {
-            let keys: Vec<String> = cluster.tell(server, &["KEYS", "fast{*}rshop/q"]);
-            keys.first().cloned()
-        };
-        let key = (0..3).find_map(counts).expect("the ready list is on a master");
-        cluster.tell::<u16>(0, &["CLUSTER", "KEYSLOT", &key])
-    };
-    let (master, id) = cluster.master_of(slot);
-    let replica = cluster.replica_of(&id);
+    let (master, replica) = nodes_of(&cluster);
     until("all is copied", async || cluster.is_copied(master)).await;
     let stalled = cluster.servers[replica].stall();
     cluster.tell::<u64>(master, &["CLIENT", "KILL", "TYPE", "replica"]);
@@ -158,6 +150,58 @@ async fn what_was_answered_outlives_its_master_if_a_replica_was_waited_for() {
 
     assert!(cluster.servers[master].launch(), "it comes back, as a replica");
     until("there is a replica again", async || put(&safe, &queue, "again").await.is_ok()).await;
+}
+
+/// The master that has the queue `q`, and its replica.
+fn nodes_of(cluster: &RedisCluster) -> (usize, usize) {
+    let lists = |server: usize| {
+        let keys: Vec<String> = cluster.tell(server, &["KEYS", "fast{*}rshop/q"]);
+        keys.first().cloned()
+    };
+    let key = (0..3).find_map(lists).expect("the ready list is on a master");
+    let (master, id) = cluster.master_of(cluster.tell::<u16>(0, &["CLUSTER", "KEYSLOT", &key]));
+    (master, cluster.replica_of(&id))
+}
+
+/// Guards against a job that was answered and is lost when a master that was cut off meets the others again: it takes
+/// writes until it knows that it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_master_took_that_was_cut_off_is_lost_unless_a_replica_was_waited_for() {
+    let parted = PartedCluster::start();
+    let cluster = &parted.cluster;
+    let (fast, safe) = (open(cluster.address(), "fast", 0).await, open(cluster.address(), "safe", 1).await);
+    let queue = queue("q");
+    for n in 0..20 {
+        put(&fast, &queue, &n.to_string()).await.expect("published");
+        put(&safe, &queue, &n.to_string()).await.expect("published");
+    }
+    let (master, replica) = nodes_of(cluster);
+    until("all is copied", async || cluster.is_copied(master)).await;
+    parted.cut_off(&[master]);
+    let (cut, mut thrown_away) = (Instant::now(), 0);
+    let unanswered = tokio::spawn({
+        let (safe, queue) = (safe.clone(), queue.clone());
+        async move { put(&safe, &queue, "not answered").await }
+    });
+    while cut.elapsed() < Duration::from_millis(NODE_TIMEOUT / 2) {
+        put(&fast, &queue, "thrown away").await.expect("it does not know yet");
+        thrown_away += 1;
+    }
+    unanswered.await.expect("it does not panic").expect_err("no replica has it");
+    until("the replica takes its place", async || {
+        cluster.tell::<String>(replica, &["INFO", "replication"]).contains("role:master")
+    })
+    .await;
+    until("servers know", async || put(&fast, &queue, "later").await.is_ok()).await;
+    parted.join();
+    cluster.agree();
+    println!("{thrown_away} jobs were answered and are lost, as is documented");
+    let mut left = bodies(&take(&fast, &queue).await.expect("they are there"));
+    left.retain(|body| body != "later");
+    assert_eq!(left, (0..20).map(|n| n.to_string()).collect::<Vec<_>>(), "what its replica had read");
+    assert!(thrown_away > 0, "some were lost");
+    assert_eq!(safe.ready(&queue).await.expect("it answers"), 20, "nothing that was answered");
+    until("it is a replica", async || put(&safe, &queue, "again").await.is_ok()).await;
 }
 
 async fn running(engine: &CompactEngine, queue: &Queue) -> u64 {

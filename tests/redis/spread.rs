@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use dormouse::engine::redis::{CompactEngine, CompactLayout, SpreadRules};
 use dormouse::engine::{
     Beside, Engine, How, NewId, OnConflict, Once, Placing, Publication, Published, Quota, Quotas,
+    ScheduleBounds, ScheduleId, SchedulePut, ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen,
+    Stepped,
 };
 use dormouse::error::Error;
-use dormouse::job::{Attributes, JobIds, JobRef, JobState, NewJob};
-use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue, QueueList};
+use dormouse::job::{Attributes, JobId, JobIds, JobRef, JobState, NewJob};
+use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue, QueueList, ScheduleName};
 use tokio::time::sleep;
 
 use crate::common::{TTR, queue, within};
@@ -496,4 +498,191 @@ async fn what_waits_behind_a_node_that_hangs_goes_elsewhere() {
     println!("{stored} were stored, the slowest after {longest:?}; {went_on} waited behind the node");
     assert!(longest < Duration::from_secs(2), "{longest:?}");
     assert!(went_on > 0, "some waited behind what the node owes");
+}
+
+/// The partition that an id names, of 8.
+fn partition_in(id: &JobId) -> u16 {
+    let bytes = id.to_bytes();
+    (u16::from_be_bytes([bytes[9], bytes[10]]) >> 4) % 8
+}
+
+/// How many reads of a list's head a Redis has answered.
+fn reads_of_heads(server: &RedisServer) -> u64 {
+    let stats: String =
+        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).expect("it answers");
+    // Scripts read heads too, of what they hand out.
+    let calls = |name: &str| {
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")))?;
+        line.split(',').next()?.parse::<u64>().ok()
+    };
+    calls("lindex").unwrap_or(0)
+}
+
+/// Guards against a read of each partition for each job that comes, and against a job that nobody looks for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_notified_looks_only_where_a_job_may_be() {
+    use crate::support::notified::Notified;
+    let server = RedisServer::start();
+    let (a, b, q) = (open_spread(&server).await, open_spread(&server).await, queue("q"));
+    put(&a, &q, 0).await;
+    let waits = Notified::attach(&*b, std::slice::from_ref(&q));
+    assert_eq!(take_all(&b, &q).await, ["0"], "it has seen all partitions, and heads of none");
+    for n in 1..20 {
+        put(&a, &q, n).await;
+        let before = reads_of_heads(&server);
+        // A notification may be of the job before.
+        let job = loop {
+            within("it is notified", waits.next()).await;
+            let some = b.consume_notified(&q.clone().into(), &[TTR; 9]).await.expect("consumed");
+            if let [job] = &some.jobs[..] {
+                break job.clone();
+            }
+        };
+        assert_eq!(&job.body[..], n.to_string().as_bytes());
+        let reads = reads_of_heads(&server) - before;
+        assert!(reads <= 6, "{reads} reads for job {n}");
+    }
+    let before = reads_of_heads(&server);
+    let none = b.consume(&q.clone().into(), &[TTR]).await.expect("consumed");
+    assert!(none.jobs.is_empty() && reads_of_heads(&server) - before >= 8, "who was not looks everywhere");
+}
+
+/// Guards against a publish that fails since one node refuses what others would take, and against one that does not wait
+/// for the last of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_node_refuses_goes_elsewhere_and_the_last_part_is_waited_for() {
+    let cluster = RedisCluster::start_of(3, 0);
+    let rules = SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() };
+    let layout = CompactLayout { prefix: "p".into(), partitions: 8, wait_replicas: 0, spread: rules };
+    let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
+    let (engine, q) = (engine.expect("the cluster is there"), queue("q"));
+    put(&engine, &q, "makes it known").await;
+    // It says that the slots are nobody's, and is asked all the same.
+    let slots = |server: usize| {
+        let node = cluster.nodes().into_iter().find(|node| cluster.server_at(node.port) == server);
+        let slots = node.expect("a node").slots;
+        slots.iter().flat_map(|(first, last)| [first.to_string(), last.to_string()]).collect::<Vec<_>>()
+    };
+    let all: Vec<Vec<String>> = (0..3).map(slots).collect();
+    let tell = |server: usize, what: &str| {
+        let words = ["CLUSTER", what].into_iter().chain(all[server].iter().map(String::as_str));
+        cluster.tell::<()>(server, &words.collect::<Vec<_>>());
+    };
+    let later = |n: usize| {
+        let (engine, q) = (engine.clone(), q.clone());
+        async move {
+            let at = (n % 2 == 0).then(|| engine.now() + 3_600_000);
+            let jobs = vec![Placing { at, ..placing(&engine, &q, n.to_string(), None) }];
+            engine.publish(Publication { jobs, replaces: None, once: None }).await
+        }
+    };
+    tell(0, "DELSLOTSRANGE");
+    for n in 0..20 {
+        let done = later(n).await;
+        assert!(matches!(done, Ok(Published::Done(_))), "{n}: {done:?}");
+    }
+    tell(1, "DELSLOTSRANGE");
+    tell(2, "DELSLOTSRANGE");
+    let (one, other) = (tokio::spawn(later(0)), tokio::spawn(later(1)));
+    sleep(Duration::from_millis(200)).await;
+    (0..3).for_each(|server| tell(server, "ADDSLOTSRANGE"));
+    for waited in [one, other] {
+        let done = waited.await.expect("it does not panic");
+        assert!(matches!(done, Ok(Published::Done(_))), "{done:?}");
+    }
+}
+
+/// Guards against room of a quota that a job keeps although another one has its key and it is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_whose_key_goes_to_another_partition_is_counted_no_more() {
+    let server = RedisServer::start();
+    let (engine, knows, q) = (open(&server, 5).await, open_spread(&server).await, queue("q"));
+    let quota = Quota { jobs: 6, bytes: 0, queues: 0 };
+    engine.set_quotas(&[(q.namespace.clone(), quota)].into()).await.expect("set");
+    let home = partition_in(&placing(&engine, &q, String::new(), None).job.id);
+    let keyed = |engine: &CompactEngine, key: &str, body: &str| {
+        placing(engine, &q, body.into(), Some((key, OnConflict::Replace)))
+    };
+    let keys = (0..).map(|n| format!("k{n}"));
+    let key = keys
+        .into_iter()
+        .find(|key| partition_in(&keyed(&knows, key, "").job.id) != home)
+        .expect("there is one");
+    let put_job = |jobs: Vec<Placing>| engine.publish(Publication { jobs, replaces: None, once: None });
+    let first = put_job(vec![keyed(&engine, &key, "old")]).await;
+    assert!(matches!(first, Ok(Published::Done(_))), "{first:?}");
+    for n in 0..4 {
+        put(&engine, &q, n).await;
+    }
+    let second = put_job(vec![keyed(&engine, &key, "new")]).await;
+    let Ok(Published::Done(placed)) = second else { panic!("{second:?}") };
+    assert!(matches!(placed[0].how, How::Replaced(_)), "{placed:?}");
+    assert_ne!(partition_in(&placed[0].id), home, "the queue is spread");
+    put(&engine, &q, "the sixth").await;
+    let refused = put_job(vec![placing(&engine, &q, "the seventh".into(), None)]).await;
+    assert!(matches!(refused, Err(Error::OverQuota("jobs"))), "{refused:?}");
+}
+
+/// Guards against a job that is taken from a worker that has just got it, by a schedule whose job gets its key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_begins_to_run_while_a_schedule_takes_its_key_runs_on() {
+    let cluster = RedisCluster::start_of(3, 0);
+    let rules = SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() };
+    let layout = CompactLayout { prefix: "p".into(), partitions: 8, wait_replicas: 0, spread: rules };
+    let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
+    let (engine, q) = (engine.expect("the cluster is there"), queue("q"));
+    let of_schedule = |body: &str, key: &JobKey| {
+        let new = NewId {
+            queue: &q,
+            delay: Duration::ZERO,
+            bytes: body.len(),
+            versioned: false,
+            beside: Beside::Schedule,
+        };
+        let id = engine.make_id(&JobIds::default(), new);
+        let Placing { job, .. } = placing(&engine, &q, body.into(), None);
+        Placing { job: NewJob { id, ..job }, at: None, key: Some((key.clone(), OnConflict::Replace)) }
+    };
+    let home = partition_in(&of_schedule("", &JobKey::parse("x").expect("a key")).job.id);
+    let key = (0..).map(|n| format!("k{n}")).find(|key| {
+        partition_in(&placing(&engine, &q, String::new(), Some((key, OnConflict::Fail))).job.id) != home
+    });
+    let key = key.expect("there is one");
+    let theirs = placing(&engine, &q, "theirs".into(), Some((&key, OnConflict::Fail)));
+    let theirs_id = theirs.job.id;
+    let done = engine.publish(Publication { jobs: vec![theirs], replaces: None, once: None }).await;
+    assert!(matches!(done, Ok(Published::Done(_))), "{done:?}");
+    let id = ScheduleId { namespace: q.namespace.clone(), name: ScheduleName::parse("s").expect("a name") };
+    let put = |setting: Option<ScheduleSetting>, job: Option<Publication>| {
+        let bounds = ScheduleBounds { of_namespace: 9, of_pool: 9 };
+        let plain = SchedulePut::plain(ScheduleState::On, Some(1), "p".into(), None);
+        ScheduleThen::Put(Box::new(SchedulePut { setting, job, bounds, ..plain }))
+    };
+    let setting = ScheduleSetting { queue: q.name.clone(), text: "t".into(), body: "b".into() };
+    let new = ScheduleStep { id: id.clone(), expected: None, then: put(Some(setting), None) };
+    let Ok(Stepped::Done { version, .. }) = engine.step_schedule(new).await else { panic!("it is new") };
+    // The step waits for its home, and has looked at the key before.
+    let (slot, to) = (home * 2048 + 1024, |from: usize| (from + 1) % 3);
+    let (from, _) = cluster.master_of(slot);
+    cluster.begin_move(slot, to(from));
+    let key = JobKey::parse(&key).expect("a key");
+    let job = Publication { jobs: vec![of_schedule("ours", &key)], replaces: None, once: None };
+    let step = ScheduleStep { id, expected: Some(version), then: put(None, Some(job)) };
+    let stepping = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.step_schedule(step).await }
+    });
+    sleep(Duration::from_millis(500)).await;
+    let running = engine.consume(&q.clone().into(), &[TTR]).await.expect("it can be reached").jobs;
+    assert_eq!(running.iter().map(|job| job.id).collect::<Vec<_>>(), [theirs_id]);
+    for server in [from, to(from)] {
+        cluster.tell::<()>(server, &["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
+    }
+    let stepped = stepping.await.expect("it does not panic");
+    assert!(matches!(stepped, Ok(Stepped::Done { landed: Some(_), .. })), "{stepped:?}");
+    let job = JobRef { queue: q.clone(), id: theirs_id };
+    let seen = engine.inspect_job(&job).await.expect("looked at").expect("it is there");
+    assert_eq!((seen.state, seen.key), (Some(JobState::Running), None), "it runs on without its key");
+    let ours = engine.inspect_by_key(&q, &key).await.expect("looked at").expect("it has the key");
+    assert_eq!(ours.state, Some(JobState::Ready));
 }

@@ -29,7 +29,11 @@ impl RedisCluster {
 
     /// So many servers, and so many replicas of each master.
     pub fn start_of(servers: usize, replicas: usize) -> RedisCluster {
-        let servers: Vec<RedisServer> = (0..servers).map(|_| RedisCluster::server()).collect();
+        RedisCluster::of((0..servers).map(|_| RedisCluster::server()).collect(), replicas)
+    }
+
+    /// These servers, and so many replicas of each master.
+    pub fn of(servers: Vec<RedisServer>, replicas: usize) -> RedisCluster {
         let cluster = RedisCluster { replicas: servers.len() * replicas / (1 + replicas), servers };
         let addrs: Vec<String> = cluster.servers.iter().map(RedisServer::addr).collect();
         let replicas = replicas.to_string();
@@ -43,11 +47,17 @@ impl RedisCluster {
 
     /// A server that may become a node.
     pub fn server() -> RedisServer {
+        RedisCluster::server_with(&[])
+    }
+
+    /// The same with further arguments.
+    pub fn server_with(more: &[&[&str]]) -> RedisServer {
         let timeout = NODE_TIMEOUT.to_string();
         let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", &timeout];
         let quick = ["--repl-diskless-sync-delay", "0", "--cluster-require-full-coverage", "no"];
         let quick = quick.into_iter().chain(["--hash-max-listpack-value", "1100"]);
-        RedisServer::start_with(None, &args.into_iter().chain(quick).collect::<Vec<_>>())
+        let more = more.iter().flat_map(|args| args.iter().copied());
+        RedisServer::start_with(None, &args.into_iter().chain(quick).chain(more).collect::<Vec<_>>())
     }
 
     /// Where it is, by its first three nodes.

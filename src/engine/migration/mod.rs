@@ -152,6 +152,11 @@ impl Engine for Migration {
         self.stores.consume(queues, ttrs).await
     }
 
+    /// Both stores are looked at.
+    async fn consume_notified(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        self.consume(queues, ttrs).await
+    }
+
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         self.stores.give_back(jobs).await
     }

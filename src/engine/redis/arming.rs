@@ -6,21 +6,35 @@ use tokio::sync::Notify;
 
 use crate::name::Queue;
 
-/// Queues that are to be armed. Holds at most those that are waited for and those that have just changed.
+/// What is to be armed. Holds at most the queues that are waited for, and the lists that have just changed.
 #[derive(Debug, Default)]
 pub struct Watch {
-    arm: Mutex<HashSet<Queue>>,
+    arm: Mutex<ToArm>,
     pub changed: Notify,
 }
 
+#[derive(Debug, Default)]
+pub struct ToArm {
+    /// All lists of these.
+    pub queues: HashSet<Queue>,
+    /// Single ones: of a queue with many lists only those that have changed.
+    pub lists: HashSet<Vec<u8>>,
+}
+
 impl Watch {
-    /// Arms these soon.
+    /// Arms all lists of these soon.
     pub fn arm(&self, queues: impl IntoIterator<Item = Queue>) {
-        self.arm.lock().extend(queues);
+        self.arm.lock().queues.extend(queues);
         self.changed.notify_one();
     }
 
-    pub fn take(&self) -> Vec<Queue> {
-        std::mem::take(&mut *self.arm.lock()).into_iter().collect()
+    /// Arms this list soon.
+    pub fn arm_list(&self, key: Vec<u8>) {
+        self.arm.lock().lists.insert(key);
+        self.changed.notify_one();
+    }
+
+    pub fn take(&self) -> ToArm {
+        std::mem::take(&mut *self.arm.lock())
     }
 }

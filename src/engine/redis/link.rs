@@ -39,6 +39,8 @@ pub trait ReadyLists: Send + Sync + fmt::Debug {
     fn are_together(&self) -> bool {
         true
     }
+    /// This list, or any, may have jobs that this process knows nothing of. Consumers of its queue are notified next.
+    fn may_have(&self, _: Option<(&Queue, &[u8])>) {}
 }
 
 /// What a call is for: each kind has connections of its own, so that none holds up the others.

@@ -14,6 +14,7 @@ use std::time::Duration;
 use redis::{PushInfo, PushKind, RedisResult, Value};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
+use super::arming::ToArm;
 use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
 use super::connection::reconnect::{Reconnect, stay_connected};
@@ -73,6 +74,8 @@ impl Reconnect for WatchedLists {
 
     async fn serve(&self, (connection, tracking): (Connection, bool)) {
         let Err(fault) = watch(&self.0, connection, tracking).await;
+        // Nobody hears of jobs there now.
+        self.0.ready_lists.may_have(None);
         if !fault.not_master {
             self.failed(fault.at(self.0.connections.connector.label()));
         }
@@ -87,27 +90,26 @@ impl Reconnect for WatchedLists {
 async fn watch(link: &Link, mut connection: Connection, tracking: bool) -> Outcome<Infallible> {
     // Changes may have been missed while there was no connection.
     link.watch.arm(link.notifiers.waited_for());
+    link.ready_lists.may_have(None);
     link.notifiers.notify_all();
     let period = if tracking { SWEEP } else { POLL };
     let mut sweep = interval_at(Instant::now() + period, period);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut rested = Instant::now();
     loop {
-        let queues = tokio::select! {
+        let lists = tokio::select! {
             () = connection.lost.cancelled() => return Err(Fault::away("the connection was lost")),
             // In this order, since a notification that was taken must not be dropped by another branch.
             () = async { sleep_until(rested).await; link.watch.changed.notified().await } => {
                 rested = Instant::now() + ARM_PAUSE;
-                let mut queues = link.watch.take();
-                queues.retain(|queue| link.notifiers.waits_for(queue));
-                queues
+                to_arm(link)
             }
             _ = sweep.tick() => {
                 look_for_master(&link.connections, &mut connection).await?;
-                link.notifiers.waited_for()
+                lists_of(link, link.notifiers.waited_for())
             }
         };
-        arm(link, &mut connection, &queues).await?;
+        arm(link, &mut connection, &lists).await?;
     }
 }
 
@@ -135,26 +137,48 @@ fn on_push(link: &Link, push: &PushInfo) {
     }
     match push.data.first() {
         Some(Value::Array(changed)) => {
-            let queues = changed.iter().filter_map(|key| match key {
-                Value::BulkString(key) => link.ready_lists.queue_of(key),
-                _ => None,
-            });
-            link.watch.arm(queues);
+            for key in changed {
+                if let Value::BulkString(key) = key {
+                    link.watch.arm_list(key.clone());
+                }
+            }
         }
         // The database was flushed.
         _ => {
             link.watch.arm(link.notifiers.waited_for());
+            link.ready_lists.may_have(None);
             link.notifiers.notify_all();
         }
     }
 }
 
-/// Arms these queues' lists, and notifies of those that have jobs.
-async fn arm(link: &Link, connection: &mut Connection, queues: &[Queue]) -> Outcome<()> {
-    let lists: Vec<(&Queue, Vec<u8>)> = queues
-        .iter()
-        .flat_map(|queue| link.ready_lists.keys_of(queue).into_iter().map(move |key| (queue, key)))
-        .collect();
+/// A ready list of a queue.
+type List = (Queue, Vec<u8>);
+
+/// What is to be armed now, of what is still waited for.
+fn to_arm(link: &Link) -> Vec<List> {
+    let ToArm { queues, lists } = link.watch.take();
+    let all = lists_of(link, queues);
+    let single = lists.into_iter().filter_map(|key| Some((link.ready_lists.queue_of(&key)?, key)));
+    all.into_iter().chain(single).filter(|(queue, _)| link.notifiers.waits_for(queue)).collect()
+}
+
+fn lists_of(link: &Link, queues: impl IntoIterator<Item = Queue>) -> Vec<List> {
+    let lists = |queue: Queue| {
+        let keys = link.ready_lists.keys_of(&queue);
+        keys.into_iter().map(move |key| (queue.clone(), key))
+    };
+    queues.into_iter().flat_map(lists).collect()
+}
+
+/// There are jobs in this list.
+fn notify(link: &Link, (queue, key): &List) {
+    link.ready_lists.may_have(Some((queue, key)));
+    link.notifiers.notify(queue);
+}
+
+/// Arms these lists, and notifies of those that have jobs.
+async fn arm(link: &Link, connection: &mut Connection, lists: &[List]) -> Outcome<()> {
     for chunk in lists.chunks(CHUNK) {
         if link.ready_lists.are_together() {
             let mut cmd = redis::cmd("EXISTS");
@@ -164,7 +188,7 @@ async fn arm(link: &Link, connection: &mut Connection, queues: &[Queue]) -> Outc
                 continue;
             }
             if with_jobs == chunk.len() {
-                chunk.iter().for_each(|(queue, _)| link.notifiers.notify(queue));
+                chunk.iter().for_each(|list| notify(link, list));
                 continue;
             }
         }
@@ -174,7 +198,7 @@ async fn arm(link: &Link, connection: &mut Connection, queues: &[Queue]) -> Outc
         let each: Vec<RedisResult<bool>> = each.query_async(&mut connection.redis).await?;
         // A list that has moved to another node may have jobs: a fetch finds its way there.
         let may_have = chunk.iter().zip(each).filter(|(_, has)| *has.as_ref().unwrap_or(&true));
-        may_have.for_each(|((queue, _), _)| link.notifiers.notify(queue));
+        may_have.for_each(|(list, _)| notify(link, list));
     }
     Ok(())
 }

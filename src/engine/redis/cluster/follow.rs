@@ -387,6 +387,7 @@ impl Follower {
                 node.link.watch.arm([queue.clone()]);
             }
             if !here.is_empty() {
+                self.lists.may_have(None);
                 common.notifiers.notify(&queue);
             }
         }

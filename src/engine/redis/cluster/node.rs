@@ -200,4 +200,8 @@ impl ReadyLists for ListsOfNode {
     fn are_together(&self) -> bool {
         false
     }
+
+    fn may_have(&self, list: Option<(&Queue, &[u8])>) {
+        self.lists.may_have(list);
+    }
 }

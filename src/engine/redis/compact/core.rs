@@ -262,6 +262,14 @@ impl CompactCore {
         self.quotas.read().contains_key(namespace)
     }
 
+    /// There may be jobs of a queue wherever it lies.
+    pub fn look_again(&self, queue: &Queue) {
+        if let Some(spread) = self.spreading.get(queue) {
+            spread.heads.lock().look_again();
+        }
+        self.common.notifiers.notify(queue);
+    }
+
     /// Has its notifiers told when a pause ends by itself.
     pub fn notify_at(self: &Arc<Self>, queue: &Queue, until: Millis) {
         if self.pauses_end.lock().insert(queue.clone(), until) == Some(until) {
@@ -277,7 +285,7 @@ impl CompactCore {
                     all.remove(&queue);
                 }
                 drop(all);
-                core.common.notifiers.notify(&queue);
+                core.look_again(&queue);
             };
             core.tasks.stopping().run_until_cancelled(end).await;
         });

@@ -150,15 +150,16 @@ impl Dues {
     /// Whether it is time to look for what has ended, and how often that was done. One that goes on is none of these: 0.
     pub fn sweep(&self, partition: Partition, now: Micros, every: Micros) -> Option<u64> {
         let of = &mut self.each.lock()[usize::from(partition)];
-        if of.again > 0 && of.again <= now {
+        // First: one that always goes on is no reason never to look for what else is done by turns.
+        if of.swept.abs_diff(now) >= every {
+            (of.again, of.swept, of.sweeps) = (0, now, of.sweeps + 1);
+            return Some(of.sweeps);
+        }
+        let goes_on = of.again > 0 && of.again <= now;
+        if goes_on {
             of.again = 0;
-            return Some(0);
         }
-        if of.swept.abs_diff(now) < every {
-            return None;
-        }
-        (of.swept, of.sweeps) = (now, of.sweeps + 1);
-        Some(of.sweeps)
+        goes_on.then_some(0)
     }
 
     /// The pumps have ended that were waited for. When the next partition is to be pumped.
@@ -241,6 +242,8 @@ mod tests {
         assert_eq!(dues.sweep(0, now + 10_000, SECOND), Some(0));
         assert_eq!(dues.sweep(0, now + 20_000, SECOND), None, "it has left none");
         assert_eq!(dues.sweep(0, now + SECOND, SECOND), Some(2));
+        dues.sweep_again(0, now + 2 * SECOND);
+        assert_eq!(dues.sweep(0, now + 2 * SECOND, SECOND), Some(3), "although the last one goes on");
     }
 
     /// Guards against a node that does not answer and is asked again and again.

@@ -6,13 +6,18 @@ use super::partitions::Partition;
 use crate::clock::Micros;
 
 /// One partition.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Head {
     /// No ready job is older, as was seen last.
     least: Micros,
     /// There is one, as was seen last.
     has: bool,
+    /// This process was told of one since it began to ask last: the answer may not know of it.
+    told: bool,
 }
+
+/// Nobody has asked.
+const UNSURE: Head = Head { least: 0, has: false, told: true };
 
 /// All partitions.
 #[derive(Debug)]
@@ -33,29 +38,50 @@ pub enum Choice {
 
 impl Heads {
     pub fn new(count: u16) -> Heads {
-        Heads { each: vec![Head::default(); count.into()] }
+        Heads { each: vec![UNSURE; count.into()] }
+    }
+
+    /// These are about to be asked.
+    pub fn asks(&mut self, parts: &[Partition]) {
+        parts.iter().for_each(|partition| self.each[usize::from(*partition)].told = false);
     }
 
     /// A partition has said since when its first entry is ready; or, at this time, that it has none.
     pub fn seen(&mut self, partition: Partition, first: Option<Micros>, at: Micros) {
-        self.each[usize::from(partition)] = Head { least: first.unwrap_or(at), has: first.is_some() };
+        let head = &mut self.each[usize::from(partition)];
+        (head.least, head.has) = (first.unwrap_or(at), first.is_some());
     }
 
     /// A job became ready there.
     pub fn ready(&mut self, partition: Partition, at: Micros) {
         let head = &mut self.each[usize::from(partition)];
         let least = if head.has { head.least.min(at) } else { at };
-        *head = Head { least, has: true };
+        *head = Head { least, has: true, told: true };
+    }
+
+    /// A job may have become ready there.
+    pub fn told(&mut self, partition: Partition) {
+        self.each[usize::from(partition)].told = true;
+    }
+
+    /// The same of every partition.
+    pub fn look_again(&mut self) {
+        self.each.iter_mut().for_each(|head| head.told = true);
     }
 
     /// A job may be ready there that is older than what was seen.
     pub fn unsure(&mut self, partition: Partition) {
-        self.each[usize::from(partition)] = Head::default();
+        self.each[usize::from(partition)] = UNSURE;
     }
 
     /// Nothing is known any more.
     pub fn forget(&mut self) {
-        self.each.fill(Head::default());
+        self.each.fill(UNSURE);
+    }
+
+    /// Where there may be a job that this process was told of.
+    pub fn all_told(&self) -> Vec<Partition> {
+        self.each.iter().zip(0..).filter(|(head, _)| head.told).map(|(_, partition)| partition).collect()
     }
 
     /// Among those partitions that can be asked: the one with the oldest job, when no other one may have a job that is
@@ -117,5 +143,23 @@ mod tests {
         assert_eq!(heads.choose(0, |_| true), Choice::Ask(0, 5), "it is behind");
         heads.forget();
         assert_eq!(heads.choose(0, |_| true), Choice::Nothing);
+    }
+
+    /// Guards against a job beside which its consumer sleeps, since an answer that knows nothing of it came after its notice.
+    #[test]
+    fn what_was_told_after_a_question_was_sent_is_asked_for_again() {
+        let mut heads = Heads::new(3);
+        assert_eq!(heads.all_told(), [0, 1, 2], "nobody has asked");
+        heads.asks(&[0, 1, 2]);
+        heads.told(1);
+        heads.ready(2, 7);
+        for partition in 0..3 {
+            heads.seen(partition, None, 5);
+        }
+        assert_eq!(heads.all_told(), [1, 2]);
+        heads.asks(&[1, 2]);
+        assert_eq!(heads.all_told(), [0_u16; 0]);
+        heads.unsure(0);
+        assert_eq!(heads.all_told(), [0], "it could not be asked");
     }
 }

@@ -99,6 +99,16 @@ impl ReadyLists for Ready {
     fn queue_of(&self, key: &[u8]) -> Option<Queue> {
         queue_of_group(self.0.rest(key)?.strip_prefix(b"r")?)
     }
+
+    fn may_have(&self, list: Option<(&Queue, &[u8])>) {
+        let Some((queue, key)) = list else { return self.1.look_again() };
+        if let Some(spread) = self.1.get(queue) {
+            match self.0.at(key) {
+                Some(partition) => spread.heads.lock().told(partition),
+                None => spread.heads.lock().look_again(),
+            }
+        }
+    }
 }
 
 impl PartedLists for Ready {

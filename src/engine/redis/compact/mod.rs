@@ -301,7 +301,11 @@ impl Engine for CompactEngine {
     }
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        self.open()?.consume(queues, ttrs).await
+        self.open()?.consume(queues, ttrs, false).await
+    }
+
+    async fn consume_notified(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        self.open()?.consume(queues, ttrs, true).await
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {

@@ -104,6 +104,12 @@ impl Partitions {
         (hash >> 64) as Partition
     }
 
+    /// The partition that a key is in.
+    pub fn at(&self, key: &[u8]) -> Option<Partition> {
+        let at = self.bases.iter().position(|base| key.starts_with(base.as_bytes()))?;
+        Partition::try_from(at).ok()
+    }
+
     /// Whether a key is of this pool, and what stands behind its tag.
     pub fn rest<'a>(&self, key: &'a [u8]) -> Option<&'a [u8]> {
         let rest = key.strip_prefix(self.prefix.as_bytes())?.strip_prefix(b"{")?;

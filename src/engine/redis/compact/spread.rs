@@ -107,6 +107,11 @@ impl Spreading {
         if known.is_empty() { None } else { known.get(queue).cloned() }
     }
 
+    /// Any partition may have jobs of any queue that this process was not told of.
+    pub fn look_again(&self) {
+        self.known.read().values().for_each(|spread| spread.heads.lock().look_again());
+    }
+
     /// Whether a queue is to be spread, and is not known to be.
     pub fn wants(&self, queue: &Queue) -> bool {
         self.partitions.count() > 1

@@ -35,8 +35,14 @@ pub struct Fetched {
 }
 
 impl CompactCore {
-    /// Hands out a job for each ttr. Jobs of an answer that comes too late are given back.
-    pub async fn consume(self: &Arc<Self>, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+    /// Hands out a job for each ttr. Jobs of an answer that comes too late are given back. `notified`: a queue that is
+    /// spread need be asked only where this process was told of a job.
+    pub async fn consume(
+        self: &Arc<Self>,
+        queues: &QueueList,
+        ttrs: &[Duration],
+        notified: bool,
+    ) -> Result<Consumed> {
         let queues: Vec<Queue> = queues.queues().collect();
         let mut consumed = Consumed::default();
         // Queues of which nobody can say that they are empty, and why.
@@ -50,7 +56,7 @@ impl CompactCore {
             let asked = match self.spreading.get(first) {
                 Some(spread) => {
                     rest = &rest[1..];
-                    Box::pin(self.consume_spread(first, &spread, ttrs)).await
+                    Box::pin(self.consume_spread(first, &spread, ttrs, notified)).await
                 }
                 None => {
                     let home = self.partition_of(first);

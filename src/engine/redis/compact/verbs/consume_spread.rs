@@ -1,6 +1,7 @@
 //! Consume of a queue that is spread: the partition with the oldest job is asked first, for jobs that are newer by no more
 //! than the bound than those that the others may have. "Nothing" is said only when every partition was seen empty within the
-//! call. What cannot be asked now is left out, as long as others have jobs.
+//! call; to who was notified, when those are empty that this process was told of. What cannot be asked now is left out, as
+//! long as others have jobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,12 +35,13 @@ impl Seen {
 }
 
 impl CompactCore {
-    /// Hands out a job for each ttr.
+    /// Hands out a job for each ttr. `notified`: those partitions need not be looked at of which nothing was told.
     pub async fn consume_spread(
         self: &Arc<Self>,
         queue: &Queue,
         spread: &Arc<SpreadQueue>,
         ttrs: &[Duration],
+        notified: bool,
     ) -> Result<Consumed> {
         let count = self.partitions.count();
         let ahead = micros(self.spreading.rules.ahead);
@@ -62,8 +64,12 @@ impl CompactCore {
                     continue;
                 }
                 Choice::Nothing => {
-                    let left: Vec<Partition> =
-                        self.partitions.all().filter(|partition| seen.may_have(*partition)).collect();
+                    let left: Vec<Partition> = if notified {
+                        let told = spread.heads.lock().all_told();
+                        told.into_iter().filter(|partition| !seen.failed.contains_key(partition)).collect()
+                    } else {
+                        self.partitions.all().filter(|partition| seen.may_have(*partition)).collect()
+                    };
                     if !left.is_empty() {
                         self.look(queue, spread, &left, &mut seen).await;
                         continue;
@@ -77,6 +83,7 @@ impl CompactCore {
                     continue;
                 }
             };
+            spread.heads.lock().asks(&[partition]);
             match self.consume_part(partition, std::slice::from_ref(queue), rest, Some(until)).await {
                 Ok(Fetched { consumed: some, now, is_paused, head, .. }) => {
                     let head = head.filter(|_| !is_paused);
@@ -91,12 +98,12 @@ impl CompactCore {
                     }
                 }
                 Err(fault) => {
+                    spread.heads.lock().unsure(partition);
                     let error = Error::from(fault.clone());
                     if !matches!(error, Error::Unreachable(_)) {
                         consumed.more = true;
                         return if consumed.jobs.is_empty() { Err(error) } else { Ok(consumed) };
                     }
-                    spread.heads.lock().unsure(partition);
                     seen.failed.insert(partition, fault);
                 }
             }
@@ -109,6 +116,7 @@ impl CompactCore {
     async fn look(&self, queue: &Queue, spread: &SpreadQueue, parts: &[Partition], seen: &mut Seen) {
         // By their clocks before they were asked: what they get later is newer.
         let before: Vec<u64> = parts.iter().map(|partition| self.now_in(*partition) * 1000).collect();
+        spread.heads.lock().asks(parts);
         let heads = self.ready_heads_now(queue, parts).await;
         let newest = heads.iter().filter_map(|(_, head)| head.as_ref().ok().copied().flatten()).max();
         let mut known = spread.heads.lock();

@@ -52,7 +52,7 @@ impl CompactCore {
         self.pause_others(queue, till, &[first]).await?;
         let pause = Millis::try_from(till).ok().map(|till| Pause { until: (till > 0).then_some(till) });
         match pause {
-            None => self.common.notifiers.notify(queue),
+            None => self.look_again(queue),
             Some(Pause { until: Some(until) }) => self.notify_at(queue, until),
             Some(Pause { until: None }) => {}
         }

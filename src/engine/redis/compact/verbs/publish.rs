@@ -59,7 +59,11 @@ impl CompactCore {
     }
 
     /// Together with what others publish there.
-    async fn publish_plain(self: &Arc<Self>, home: Partition, publication: Publication) -> Result<Published> {
+    pub async fn publish_plain(
+        self: &Arc<Self>,
+        home: Partition,
+        publication: Publication,
+    ) -> Result<Published> {
         self.ready(home, Lane::Publish(0)).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
@@ -133,6 +137,7 @@ impl CompactCore {
         loop {
             match self.publish_here(home, publication.clone(), true).await? {
                 Tried::Published(published) => return Ok(published),
+                Tried::Elsewhere(why) => return Err(Error::Unreachable(why)),
                 Tried::Busy if self.spreading.get(&publication.jobs[0].job.queue).is_some() => {
                     // It was spread meanwhile.
                     return Box::pin(self.publish_spread(publication)).await;
@@ -161,7 +166,7 @@ impl CompactCore {
         let namespace = publication.jobs.iter().map(|placing| &placing.job.queue.namespace);
         let counted = namespace.into_iter().find(|namespace| self.is_counted(namespace)).cloned();
         let values = encode(&publication)?;
-        let mut taken: Room = [0; 3];
+        let (mut taken, mut elsewhere): (Room, _) = ([0; 3], None);
         let outcome = loop {
             let admit = counted.is_some().then_some(taken);
             match self.step_alone(home, &publication, &values, (admit, waits)).await {
@@ -173,7 +178,13 @@ impl CompactCore {
                     }
                     taken = std::array::from_fn(|n| taken[n] + more[n]);
                 }
-                answer => break answer.map_err(Error::from),
+                answer => {
+                    let answer = answer.map_err(Error::from);
+                    if let Err(Error::Unreachable(why)) = answer {
+                        elsewhere = (!waits).then_some(why);
+                    }
+                    break answer;
+                }
             }
         };
         let added = if let Ok(Answer::Done(_, added)) = &outcome { *added } else { [0; 3] };
@@ -185,6 +196,9 @@ impl CompactCore {
         }
         if !matches!(outcome, Ok(Answer::Done(..))) {
             self.unstage(home, &publication, &values).await;
+        }
+        if let Some(why) = elsewhere {
+            return Ok(Tried::Elsewhere(why));
         }
         match outcome? {
             Answer::Done(placed, _) => Ok(Tried::Published(Published::Done(placed))),
@@ -324,8 +338,13 @@ impl CompactCore {
             self.stored(home, due);
             return;
         }
+        self.tell_ready(home, queue, now);
+    }
+
+    /// Tells consumers of a job that is ready there since then.
+    pub fn tell_ready(&self, partition: Partition, queue: &Queue, since: Micros) {
         if let Some(spread) = self.spreading.get(queue) {
-            spread.heads.lock().ready(home, now);
+            spread.heads.lock().ready(partition, since);
         }
         self.common.notifiers.notify(queue);
     }

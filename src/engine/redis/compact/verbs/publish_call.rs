@@ -18,7 +18,7 @@ use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::read;
 use crate::engine::redis::verbs::publish::{MAX_VALUES, unreadable};
 use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Published, REMEMBERED};
-use crate::error::Result;
+use crate::error::{Result, Unreachable};
 use crate::job::{JobId, JobRef};
 use crate::name::Queue;
 
@@ -50,6 +50,8 @@ pub enum Tried {
     Published(Published),
     /// A publish that is not shown yet has one of its keys. Nothing was done.
     Busy,
+    /// The partition cannot be used now, and was not waited for. Nothing was done.
+    Elsewhere(Unreachable),
 }
 
 /// The value that is stored, and whether it was stored before.

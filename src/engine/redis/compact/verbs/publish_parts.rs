@@ -19,7 +19,7 @@ use crate::engine::redis::verbs::schedules::split;
 use crate::engine::{How, Placed, Publication, Published, together};
 use crate::error::{Error, Result};
 use crate::job::JobRef;
-use crate::name::Queue;
+use crate::name::{Namespace, Queue};
 use crate::random;
 
 /// After how long others look what became of a part.
@@ -75,9 +75,7 @@ impl CompactCore {
 
     async fn carry_parts(self: &Arc<Self>, id: &[u8; 16], parts: Vec<Part>) -> Result<Tried> {
         let Some((first, others)) = parts.split_first() else { return Err(unreadable().into()) };
-        let namespace =
-            parts.iter().flat_map(|part| &part.publication.jobs).map(|of| &of.job.queue.namespace);
-        let counted = namespace.into_iter().find(|namespace| self.is_counted(namespace)).cloned();
+        let counted = self.counted_in(&parts);
         let admit = counted.is_some().then_some(ANY);
         // The first one first: a part without it is dropped.
         let mut told = vec![self.prepare(id, first.partition, first, admit).await];
@@ -162,6 +160,16 @@ impl CompactCore {
         }
         let all: Vec<Placed> = all.into_iter().flatten().map(|(placed, _)| placed).collect();
         Ok(Tried::Published(Published::Done(all)))
+    }
+
+    /// The namespace with a quota that these are of.
+    fn counted_in(&self, parts: &[Part]) -> Option<Namespace> {
+        let queues = parts.iter().flat_map(|part| {
+            let jobs = part.publication.jobs.iter().map(|of| &of.job.queue);
+            jobs.chain(part.gone.iter().map(|job| &job.queue))
+        });
+        let mut namespaces = queues.map(|queue| &queue.namespace);
+        namespaces.find(|namespace| self.is_counted(namespace)).cloned()
     }
 
     /// Keeps a part where nobody sees it.

@@ -71,7 +71,7 @@ impl CompactCore {
         all.all(|other| other == Some(first)).then_some(first)
     }
 
-    /// To this partition; to another one when it cannot take it.
+    /// To this partition; to another one when it cannot take it. The last one is waited for.
     async fn publish_by_turns(
         self: &Arc<Self>,
         partition: Partition,
@@ -83,16 +83,22 @@ impl CompactCore {
         let mut left = self.partitions.count();
         loop {
             left -= 1;
+            // Boxed: they would be part of the future of every plain one.
+            if left == 0 && shares {
+                return Box::pin(self.publish_plain(partition, publication)).await;
+            }
             if left == 0 || self.can_take(partition) {
-                let published = match shares {
-                    true => self.publish_movable(partition, publication.clone(), left == 0).await,
-                    // Boxed: it would be part of the future of every plain one.
-                    false => Box::pin(self.publish_free(partition, publication.clone())).await,
+                let tried = match shares {
+                    true => match self.publish_movable(partition, publication.clone()).await {
+                        Err(Error::Unreachable(why)) => Tried::Elsewhere(why),
+                        published => Tried::Published(published?),
+                    },
+                    false => Box::pin(self.publish_free(partition, publication.clone(), left == 0)).await?,
                 };
-                match published {
-                    // Nothing was done. What counts for a quota may have failed where the quota is.
-                    Err(Error::Unreachable(_)) if left > 0 && (shares || !self.can_take(partition)) => {}
-                    answer => return answer,
+                match tried {
+                    Tried::Published(published) => return Ok(published),
+                    Tried::Busy => return Err(Error::Overloaded),
+                    Tried::Elsewhere(_) => {}
                 }
             }
             self.spreading.pass(|partition| self.can_take(partition));
@@ -104,12 +110,11 @@ impl CompactCore {
     }
 
     /// Together with what others publish there. One that waits behind batches to which a node owes an answer for long goes
-    /// elsewhere, unless this is the last one to try: nothing was done.
+    /// elsewhere: nothing was done.
     async fn publish_movable(
         self: &Arc<Self>,
         partition: Partition,
         publication: Publication,
-        is_last: bool,
     ) -> Result<Published> {
         self.try_link(partition, Lane::Publish(0)).map_err(Error::Unreachable)?;
         let begin = || {
@@ -129,9 +134,6 @@ impl CompactCore {
         let taken = Taken::default();
         let movable = Movable::new(publication, taken.clone());
         let mut call = pin!(self.spread_publishes.call(partition, movable, begin));
-        if is_last {
-            return call.await;
-        }
         loop {
             match timeout(SLOW, &mut call).await {
                 Ok(published) => return published,
@@ -143,17 +145,15 @@ impl CompactCore {
         }
     }
 
-    /// As a call by itself, if the partition can be used now.
+    /// As a call by itself, if the partition can be used now, or once it can be.
     async fn publish_free(
         self: &Arc<Self>,
         partition: Partition,
         publication: Publication,
-    ) -> Result<Published> {
+        waits: bool,
+    ) -> Result<Tried> {
         self.spreading.taken(partition, |partition| self.can_take(partition));
-        match self.publish_here(partition, publication, false).await? {
-            Tried::Published(published) => Ok(published),
-            Tried::Busy => Err(Error::Overloaded),
-        }
+        self.publish_here(partition, publication, waits).await
     }
 
     /// An id for a job that goes to another partition than it was made for.
@@ -188,6 +188,7 @@ impl CompactCore {
             };
             match self.publish_in_parts(parts).await? {
                 Tried::Published(published) => return Ok(published),
+                Tried::Elsewhere(why) => return Err(Error::Unreachable(why)),
                 Tried::Busy if Instant::now() >= end => return Err(Error::Overloaded),
                 Tried::Busy => sleep(LOOK).await,
             }

@@ -9,6 +9,7 @@ use tokio::time::timeout;
 use super::super::core::{CompactCore, Lane, Place};
 use super::super::dues::{LONGEST_PAUSE, Said, Turn};
 use super::super::partitions::Partition;
+use crate::clock::Micros;
 use crate::engine::Pumped;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::layout::keys::queue_of_group;
@@ -29,13 +30,13 @@ const AGAIN: Duration = Duration::from_millis(50);
 const SWEEP: u64 = 1_000_000;
 const QUEUES: u64 = 2;
 
-/// What one script call says: now, how many left the timers, how long until the next, the queues that got ready jobs,
-/// jobs and bytes that have ended, queues that were forgotten, the same for each namespace, and what
+/// What one script call says: now, how many left the timers, how long until the next, the queues that got ready jobs
+/// and since when the first of them is, jobs and bytes that have ended, queues that were forgotten, the same for each namespace, and what
 /// [`Link::tell_ended`](crate::engine::redis::link::Link::tell_ended) reads; for how long another server has the lease; how
 /// many queues were spread that are at home there, parts of publishes that wait for too long, and whether more jobs have
 /// ended.
 type PumpAnswer = (
-    (u64, usize, i64, Vec<Vec<u8>>, i64, i64, i64, Vec<redis::Value>, Vec<redis::Value>),
+    (u64, usize, i64, Vec<(Vec<u8>, Micros)>, i64, i64, i64, Vec<redis::Value>, Vec<redis::Value>),
     (u64, u64, Vec<Vec<u8>>, bool),
 );
 
@@ -121,9 +122,10 @@ impl CompactCore {
         if let Some(link) = self.link(partition) {
             link.tell_ended(ended)?;
         }
-        for queue in ready.iter().filter_map(|name| queue_of_group(name)) {
-            self.ready_again(&queue, partition);
-            self.common.notifiers.notify(&queue);
+        for (name, since) in ready {
+            if let Some(queue) = queue_of_group(&name) {
+                self.tell_ready(partition, &queue, since);
+            }
         }
         if jobs + bytes + queues > 0 {
             for of in freed.chunks_exact(4) {

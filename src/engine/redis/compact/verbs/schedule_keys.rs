@@ -22,8 +22,6 @@ pub enum Elsewhere {
 pub struct Replaced {
     partition: Partition,
     job: JobRef,
-    /// It goes on without its key.
-    runs: bool,
 }
 
 impl CompactCore {
@@ -53,7 +51,7 @@ impl CompactCore {
                 _ => How::Replaced(id),
             };
             if how != How::Duplicate {
-                goes.push(Replaced { partition, job: JobRef { queue: queue.clone(), id }, runs });
+                goes.push(Replaced { partition, job: JobRef { queue: queue.clone(), id } });
             }
             if !(runs && how != How::Duplicate) {
                 *on_conflict = OnConflict::Elsewhere(Placed { id, due_at, how });
@@ -62,18 +60,13 @@ impl CompactCore {
         Ok(Elsewhere::Goes(goes))
     }
 
-    /// What is placed stays, whatever becomes of this.
+    /// One that runs by now goes on without its key. What is placed stays, whatever becomes of this.
     pub async fn go_elsewhere(self: &Arc<Self>, goes: Vec<Replaced>) {
-        for Replaced { partition, job, runs } in goes {
+        for Replaced { partition, job } in goes {
             let (queue, id) = (job.queue.clone(), job.id);
-            let gone = if runs {
-                let mut part = Part::new(partition, job.queue.clone());
-                part.gone.push(job);
-                self.publish_in_parts(vec![part]).await.map(drop)
-            } else {
-                self.ack_one(job).await
-            };
-            if let Err(error) = gone {
+            let mut part = Part::new(partition, job.queue.clone());
+            part.gone.push(job);
+            if let Err(error) = self.publish_in_parts(vec![part]).await {
                 tracing::warn!(pool = &*self.common.pool, %queue, %id, %error, "a job that was replaced has its key still");
             }
         }

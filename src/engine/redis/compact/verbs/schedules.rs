@@ -284,7 +284,10 @@ impl CompactCore {
                 let version = ScheduleVersion { revision: read(revision)?, step: read(step)? };
                 let landed = read_landed(home, &read::<Vec<u8>>(landed)?)?;
                 if landed.is_some() {
-                    queue_of(&of.step).iter().for_each(|queue| self.common.notifiers.notify(queue));
+                    if let Some(queue) = queue_of(&of.step) {
+                        self.ready_again(&queue, home);
+                        self.common.notifiers.notify(&queue);
+                    }
                 }
                 let added = match added {
                     [jobs, bytes, queues] => [read(jobs)?, read(bytes)?, read(queues)?],
