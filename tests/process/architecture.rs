@@ -45,6 +45,11 @@ fn code(line: &str) -> &str {
     line.split("//").next().unwrap_or_default()
 }
 
+/// A file's text without the module of tests at its end. Tests in files of their own are named at its head.
+fn without_tests(text: &str) -> &str {
+    text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default()
+}
+
 /// Whether `word` stands in `line` by itself, not as a part of a longer word.
 fn has_word(line: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
@@ -62,7 +67,7 @@ fn hold(sentence: &str, allowed: &[&str], breaks: impl Fn(&str) -> bool) {
     for source in sources("src", "rs") {
         let own = allowed.iter().any(|path| source.path.starts_with(path));
         // Tests inside a module may build what they test.
-        let lines = source.text.lines().take_while(|line| line.trim() != "#[cfg(test)]");
+        let lines = without_tests(&source.text).lines();
         for (i, line) in lines.enumerate().filter(|(_, line)| breaks(code(line))) {
             if own {
                 kept += 1;
@@ -488,8 +493,7 @@ fn imports(source: &Source) -> Vec<Import> {
         }
     }
     let from = module(&source.path);
-    let lines: Vec<&str> =
-        source.text.lines().take_while(|line| line.trim() != "#[cfg(test)]").map(code).collect();
+    let lines: Vec<&str> = without_tests(&source.text).lines().map(code).collect();
     let children: Vec<&str> = lines
         .iter()
         .filter_map(|line| line.trim().trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';'))
@@ -626,6 +630,19 @@ fn every_module_opens_with_what_it_is_for() {
         .map(|source| format!("  {}:1", source.path))
         .collect();
     assert!(silent.is_empty(), "every module opens with `//!`, but:\n{}", silent.join("\n"));
+}
+
+#[test]
+fn no_file_has_more_than_500_lines() {
+    let is_tests = |path: &str| path.contains("/tests/") || path.ends_with("/tests.rs");
+    let long: Vec<String> = sources("src", "rs")
+        .into_iter()
+        .filter(|source| !is_tests(&source.path))
+        .map(|source| (without_tests(&source.text).lines().count(), source.path))
+        .filter(|(lines, _)| *lines > 500)
+        .map(|(lines, path)| format!("  {path}: {lines}"))
+        .collect();
+    assert!(long.is_empty(), "no file has more than 500 lines, its tests apart, but:\n{}", long.join("\n"));
 }
 
 /// Whether a word of a text is meant as the path of a file here, or of a folder.
