@@ -117,11 +117,6 @@ impl Watch {
         self.deaths.iter().fold(0, |sum, died| sum.saturating_add(*died))
     }
 
-    /// Since when the same job has been at the head.
-    pub fn head_since(&self) -> Option<u64> {
-        self.head.map(|(_, since)| since)
-    }
-
     fn grows(&self) -> bool {
         // The minute that is under way is not over.
         let whole = &self.ready[1..];
