@@ -32,7 +32,7 @@ pub use self::cron::{Cron, CronError, MAX_CRON, Part};
 pub use self::decide::{Decision, GivenUp, Paused, Place, Progress, Step, is_ended, step};
 pub use self::fields::{instant, zone};
 pub use self::given::Given;
-pub use self::history::{Entry, History, MOST_KEPT, Outcome};
+pub use self::history::{Became, Entry, History, MOST_KEPT};
 pub use self::identity::{jitter, job_id};
 pub use self::preview::Preview;
 pub use self::refusal::{Refusal, quoted};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Number, json};
 
 use super::audit::By;
-use crate::bulk::{Action, NotBegun, Order, Progress, State as BulkState};
+use crate::bulk::{Action, BulkState, NotBegun, Order, Progress};
 use crate::http::answer::error::{ApiError, HandlerResult, NameIn};
 use crate::http::answer::reply;
 use crate::http::request::body::read_body;
