@@ -54,9 +54,7 @@ pub struct Wanted {
 impl Wanted {
     /// What is given, read and checked. Who may not see bodies may not look for what is in them.
     pub fn of(state: &AppState, given: Given, shows: ShowsBodies) -> Result<Wanted, ApiError> {
-        let pool =
-            state.pool_name(&given.pool.unwrap_or_default()).map_err(|_| ApiError::bad("invalid pool"))?;
-        let pool = state.pools.get(&pool).ok_or(ApiError::bad("invalid pool"))?.clone();
+        let pool = state.pool_named(&given.pool.unwrap_or_default())?.clone();
         let namespace = Namespace::parse(&given.namespace);
         let namespace = namespace.map_err(|error| ApiError::bad_name(NameIn::Namespace, error))?;
         let name = QueueName::parse_for_consume(&given.queue);

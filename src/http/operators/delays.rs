@@ -4,12 +4,13 @@ use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use serde::Serialize;
 
+use super::names;
 use crate::engine::delays::{DelayCount, DelayedOf, Delays};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::params::Query;
 use crate::http::state::App;
-use crate::name::{Namespace, Queue, QueueName};
+use crate::name::Queue;
 use crate::time::Instant;
 
 /// How many steps are told apart when nothing is said, and at most.
@@ -39,10 +40,8 @@ struct Bucket {
 /// `GET /info/delays?pool&namespace&queue&by&limit`
 pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
     let query = Query(query.as_deref().unwrap_or_default());
-    let pool = state.pool_name(query.get("pool").as_deref().unwrap_or_default());
-    let pool = pool.map_err(|_| ApiError::bad("invalid pool"))?;
+    let pool = state.pool_named(query.get("pool").as_deref().unwrap_or_default())?;
     let (by, count) = count(query)?;
-    let Some(pool) = state.pools.get(&pool) else { return Err(ApiError::bad("invalid pool")) };
     let delays = pool.delays.count(&pool.engine, count, &state.tasks).await?;
     let Delays { now, overdue, ref steps, later, .. } = *delays;
     let bucket = |(from, count): (&u64, &u64)| Bucket { from: Instant(*from), count: *count };
@@ -60,17 +59,10 @@ pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
 
 /// What is asked for, and the name of its unit.
 fn count(query: Query<'_>) -> Result<(&'static str, DelayCount), ApiError> {
-    let namespace = query.get("namespace").map(|name| Namespace::parse(&name)).transpose();
-    let namespace = namespace.map_err(|_| ApiError::bad("invalid namespace"))?;
-    let queue = query.get("queue").map(|name| QueueName::parse(&name)).transpose();
-    let queue = queue.map_err(|_| ApiError::bad("invalid queue"))?;
-    let of = match (namespace, queue) {
-        (None, None) => DelayedOf::All,
+    let of = match names::in_query(query)? {
+        (None, _) => DelayedOf::All,
         (Some(namespace), None) => DelayedOf::Namespace(namespace),
         (Some(namespace), Some(name)) => DelayedOf::Queue(Queue { namespace, name }),
-        (None, Some(_)) => {
-            return Err(ApiError::bad("invalid namespace: a queue needs the one that it is in"));
-        }
     };
     let by = query.get("by");
     let unit = UNITS.into_iter().find(|(name, _)| by.as_deref().unwrap_or("minute") == *name);
