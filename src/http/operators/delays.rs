@@ -11,7 +11,7 @@ use crate::http::answer::reply;
 use crate::http::request::params::Query;
 use crate::http::state::App;
 use crate::name::Queue;
-use crate::time::Instant;
+use crate::time::{self, Instant};
 
 /// How many steps are told apart when nothing is said, and at most.
 const USUAL_STEPS: usize = 100;
@@ -69,8 +69,7 @@ fn count(query: Query<'_>) -> Result<(&'static str, DelayCount), ApiError> {
     let (by, step) = unit.ok_or(ApiError::bad("invalid by: minute, hour or day"))?;
     let most = match query.get("limit") {
         None => Some(USUAL_STEPS),
-        Some(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
-        Some(_) => None,
+        Some(text) => time::digits(&text),
     };
     let most = most.filter(|most| (1..=MOST_STEPS).contains(most));
     let most = most.ok_or(ApiError::bad("invalid limit: 1 to 1000"))?;
