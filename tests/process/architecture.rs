@@ -690,6 +690,37 @@ fn paths_that_documents_and_comments_name_are_there() {
     assert!(seen > 100, "only {seen} paths: this test looks for the wrong words");
 }
 
+/// Whether a word of a document is meant as the name of a test, and not as a key or a metric.
+fn is_test(word: &str) -> bool {
+    word.matches('_').count() >= 3
+        && word.starts_with(|c: char| c.is_ascii_lowercase())
+        && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        && !word.starts_with("infra_")
+}
+
+#[test]
+fn tests_that_documents_name_are_there() {
+    let mut functions = BTreeSet::new();
+    for Source { text, .. } in ["src", "tests"].into_iter().flat_map(|dir| sources(dir, "rs")) {
+        let names = text.split("fn ").skip(1).map(|rest| rest.split(['(', '<']).next().unwrap_or_default());
+        functions.extend(names.map(str::to_owned));
+    }
+    let (mut wrong, mut seen) = (String::new(), 0);
+    for Source { path, text } in sources("docs", "md") {
+        // Who names a test says in which file it is.
+        for (i, line) in text.lines().enumerate().filter(|(_, line)| line.contains(".rs")) {
+            for word in line.split('`').skip(1).step_by(2).filter(|word| is_test(word)) {
+                seen += 1;
+                if !functions.contains(word) {
+                    let _ = writeln!(wrong, "  {path}:{}: {word}", i + 1);
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "documents name tests that are not there:\n{wrong}");
+    assert!(seen > 40, "only {seen} tests: this test looks for the wrong words");
+}
+
 #[test]
 fn every_script_opens_with_keys_argv_returns_and_bound() {
     let mut wrong = String::new();
