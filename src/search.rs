@@ -55,7 +55,7 @@ impl Filter {
 
 /// What a search found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct SearchPage {
     pub jobs: Vec<JobView>,
     /// Where to go on; `None` at the end of the queue.
     pub cursor: Option<Cursor>,
@@ -69,9 +69,9 @@ pub async fn search(
     queue: &Queue,
     filter: &Filter,
     list: JobList,
-) -> Result<Option<Found>> {
+) -> Result<Option<SearchPage>> {
     let began = Instant::now();
-    let mut found = Found { cursor: list.cursor.clone(), ..Found::default() };
+    let mut found = SearchPage { cursor: list.cursor.clone(), ..SearchPage::default() };
     let (mut read, mut kept) = (0, 0);
     loop {
         let wanted = list.limit - found.jobs.len();

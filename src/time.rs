@@ -2,6 +2,7 @@
 //! instants. To the millisecond, without floating point. Knows no clock, and no HTTP.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -45,11 +46,12 @@ fn decimal(text: &str) -> Option<u64> {
     if decimals.len() > 3 {
         return None;
     }
-    let thousandths = digits(decimals)? * 10u64.pow(3 - decimals.len() as u32);
-    digits(whole)?.checked_mul(1000)?.checked_add(thousandths)
+    let thousandths = digits::<u64>(decimals)? * 10u64.pow(3 - decimals.len() as u32);
+    digits::<u64>(whole)?.checked_mul(1000)?.checked_add(thousandths)
 }
 
-fn digits(text: &str) -> Option<u64> {
+/// A number written in digits alone. `None` for any other text, and for a number that does not fit.
+pub fn digits<T: FromStr>(text: &str) -> Option<T> {
     if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
         return None;
     }

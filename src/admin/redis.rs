@@ -40,8 +40,6 @@ const SECRET: &str = "dormouse/secret";
 const SERVERS: &str = "dormouse/servers";
 /// The hash of all quotas. The field without a name changes with every change.
 const QUOTAS: &str = "dormouse/quotas";
-/// About how many fields of a hash are read in one step: half a millisecond of the Redis.
-pub(crate) const SCAN_STEP: usize = 1000;
 
 /// The admin store of a fleet.
 #[derive(Debug)]
@@ -97,7 +95,7 @@ impl RedisAdmin {
     /// Reads a hash of all parts, step by step. A field that changes meanwhile may be met twice.
     async fn scan_all(&self, key: &str, mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send) -> Result<()> {
         for part in self.tables.parts() {
-            self.tables.scan(part, &self.tables.key(part, key), SCAN_STEP, &mut each).await?;
+            self.tables.scan(part, &self.tables.key(part, key), &mut each).await?;
         }
         Ok(())
     }
@@ -154,7 +152,7 @@ impl AdminStore for RedisAdmin {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         let part = self.part_of(scope);
         let each = |token, description| drop(tokens.insert(text(token), text(description)));
-        self.tables.scan(part, &self.tables.key(part, tokens_key(scope)), SCAN_STEP, each).await?;
+        self.tables.scan(part, &self.tables.key(part, tokens_key(scope)), each).await?;
         Ok(tokens)
     }
 

@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// How far an action has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum BulkState {
     Running,
     Done,
     /// By whom.
@@ -54,7 +54,7 @@ pub struct Progress {
     pub done: u64,
     /// How many were found, and lie too far from both ends of a long dead letter to be respawned.
     pub out_of_reach: u64,
-    pub state: State,
+    pub state: BulkState,
     pub started: Millis,
     /// `None` while it works. One that was stopped ends with its step.
     pub ended: Option<Millis>,
@@ -107,7 +107,7 @@ impl Bulk {
             looked_at: 0,
             done: 0,
             out_of_reach: 0,
-            state: State::Running,
+            state: BulkState::Running,
             started: system_now(),
             ended: None,
         };
@@ -152,8 +152,8 @@ impl Bulk {
     pub fn stop(&self, id: &str, by: &str) -> Option<Progress> {
         let mut all = self.all.lock();
         let (progress, stop) = all.iter_mut().find(|(progress, _)| progress.id == id)?;
-        if progress.state == State::Running {
-            progress.state = State::Stopped(by.to_owned());
+        if progress.state == BulkState::Running {
+            progress.state = BulkState::Stopped(by.to_owned());
             stop.cancel();
         }
         Some(progress.clone())
@@ -174,10 +174,10 @@ impl Bulk {
         let state = loop {
             if stop.is_cancelled() {
                 // Who stopped it has said so.
-                break State::Running;
+                break BulkState::Running;
             }
             if server.is_cancelled() {
-                break State::Stopped("the server stopped".into());
+                break BulkState::Stopped("the server stopped".into());
             }
             let began = Instant::now();
             let step = work.step().await;
@@ -190,7 +190,7 @@ impl Bulk {
                         progress.out_of_reach += step.out_of_reach;
                     });
                     if step.ends {
-                        break State::Done;
+                        break BulkState::Done;
                     }
                     began.elapsed() * REST
                 }
@@ -201,7 +201,7 @@ impl Bulk {
                     }
                     failures += 1;
                     if failures > AGAIN || matches!(error, Error::Closed | Error::Poisoned(_)) {
-                        break State::Failed(error.to_string());
+                        break BulkState::Failed(error.to_string());
                     }
                     PAUSE
                 }
@@ -223,9 +223,9 @@ struct End {
 }
 
 impl End {
-    fn with(self, state: State) {
+    fn with(self, state: BulkState) {
         self.bulk.update(&self.id, |progress| {
-            if progress.state == State::Running {
+            if progress.state == BulkState::Running {
                 progress.state = state;
             }
         });
@@ -235,9 +235,9 @@ impl End {
 impl Drop for End {
     fn drop(&mut self) {
         self.bulk.update(&self.id, |progress| {
-            if progress.state == State::Running {
+            if progress.state == BulkState::Running {
                 // A panic was logged.
-                progress.state = State::Failed("internal error".into());
+                progress.state = BulkState::Failed("internal error".into());
             }
             progress.ended = Some(system_now());
             let Progress { id, order, done, state, .. } = progress;

@@ -119,11 +119,6 @@ impl Watch {
         self.deaths.iter().map(|died| u64::from(*died)).sum()
     }
 
-    /// Since when the same job has been at the head.
-    pub fn head_since(&self) -> Option<u64> {
-        self.head.map(|(_, since)| since)
-    }
-
     fn grows(&self) -> bool {
         // The minute that is under way is not over.
         let whole = &self.ready[1..];

@@ -1,4 +1,4 @@
-//! What a server does when an endpoint is down or overloaded: the breaker consumes nothing but probes, the throttle
+//! What a server does when an endpoint is down or overloaded: the breaker consumes nothing but probes, the slow-down
 //! halves the concurrency. Both are this server's own, of one queue. Time is an argument; knows no job.
 
 use std::time::Duration;
@@ -145,12 +145,12 @@ impl Breaker {
 
 /// Halves the concurrency when the endpoint asks for it.
 #[derive(Debug, Default)]
-pub struct Throttle {
+pub struct SlowDown {
     /// The concurrency, and when it was halved last.
     halved: Option<(u32, Instant)>,
 }
 
-impl Throttle {
+impl SlowDown {
     /// How many of so many slots may be used.
     pub fn limit(&self, slots: u32) -> u32 {
         self.halved.map_or(slots, |(limit, _)| limit.min(slots))
@@ -232,20 +232,20 @@ mod tests {
 
     #[test]
     fn requests_that_were_under_way_together_halve_once() {
-        let (mut throttle, began) = (Throttle::default(), Instant::now());
-        assert_eq!(throttle.limit(50), 50);
+        let (mut slow_down, began) = (SlowDown::default(), Instant::now());
+        assert_eq!(slow_down.limit(50), 50);
         let now = began + SECOND;
-        (0..50).for_each(|_| throttle.slow(began, now, 50));
-        assert_eq!(throttle.limit(50), 25, "all of them began before it was halved");
-        throttle.slow(now, now + SECOND, 50);
-        assert_eq!(throttle.limit(50), 12, "one that began after it halves again");
-        (0..5).for_each(|_| throttle.success(now + SECOND, 50));
-        assert_eq!(throttle.limit(50), 17, "each success gives one back");
-        (0..40).for_each(|_| throttle.success(now + SECOND, 50));
-        assert_eq!(throttle.limit(50), 50, "it is whole again");
-        (0..9).for_each(|n| throttle.slow(now + n * 2 * SECOND, now + n * 2 * SECOND + SECOND, 50));
-        assert_eq!(throttle.limit(50), 1, "one is always left");
-        assert_eq!(throttle.tick(now + 200 * SECOND), None);
-        assert_eq!(throttle.limit(50), 50, "whole again after a minute of peace");
+        (0..50).for_each(|_| slow_down.slow(began, now, 50));
+        assert_eq!(slow_down.limit(50), 25, "all of them began before it was halved");
+        slow_down.slow(now, now + SECOND, 50);
+        assert_eq!(slow_down.limit(50), 12, "one that began after it halves again");
+        (0..5).for_each(|_| slow_down.success(now + SECOND, 50));
+        assert_eq!(slow_down.limit(50), 17, "each success gives one back");
+        (0..40).for_each(|_| slow_down.success(now + SECOND, 50));
+        assert_eq!(slow_down.limit(50), 50, "it is whole again");
+        (0..9).for_each(|n| slow_down.slow(now + n * 2 * SECOND, now + n * 2 * SECOND + SECOND, 50));
+        assert_eq!(slow_down.limit(50), 1, "one is always left");
+        assert_eq!(slow_down.tick(now + 200 * SECOND), None);
+        assert_eq!(slow_down.limit(50), 50, "whole again after a minute of peace");
     }
 }

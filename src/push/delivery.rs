@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::breaker::Sign;
-use super::client::{EndpointAnswer, Fault, KEPT, SMALL_ANSWER};
+use super::client::{ConnectFault, EndpointAnswer, KEPT, SMALL_ANSWER};
 use super::record::{PushRecord, Switch};
 use super::setting::Setting;
 use super::sign::Signer;
@@ -129,7 +129,7 @@ impl Plan {
     }
 
     /// What an answer means, at `now` by the time of day.
-    pub fn judge(&self, answer: &Result<EndpointAnswer, Fault>, now: Millis) -> Verdict {
+    pub fn judge(&self, answer: &Result<EndpointAnswer, ConnectFault>, now: Millis) -> Verdict {
         let now = UNIX_EPOCH + Duration::from_millis(now);
         let answer = match answer {
             Ok(answer) => answer,
@@ -245,7 +245,7 @@ pub fn attempts_told(reason: Option<&Reason>) -> u64 {
     told.and_then(|(number, _)| number.parse::<u32>().ok()).unwrap_or(0).into()
 }
 
-pub fn shown(answer: &Result<EndpointAnswer, Fault>) -> String {
+pub fn shown(answer: &Result<EndpointAnswer, ConnectFault>) -> String {
     match answer {
         Ok(answer) => String::from_utf8_lossy(&answer.body[..answer.body.len().min(KEPT)]).into_owned(),
         Err(fault) => fault.to_string(),

@@ -5,7 +5,7 @@
 //! ```text
 //! Push ── every half second, or at once after a change here ──> PushStore::records
 //!   └── worker of each queue ── setting ── client: address, TLS, connections
-//!         ├── breaker, throttle, window: what may be begun now
+//!         ├── breaker, slow-down, window: what may be begun now
 //!         └── delivery: what is sent, and what an answer means
 //! ```
 
@@ -44,7 +44,7 @@ use self::delivery::{Plan, Verdict};
 use self::record::{BOTH_SIGN, PushRecord, Switch};
 use self::setting::Setting;
 use self::shared::{PushServer, PushedPool};
-use self::sign::Secret;
+use self::sign::SigningSecret;
 use self::store::{PushKey, PushRecords, Version};
 use crate::error::{Error, LOCKED};
 use crate::name::{PoolName, Queue, QueueName};
@@ -269,7 +269,7 @@ impl Push {
             return Err(PushError::Bad(why));
         }
         let now = self.server.now();
-        let secret = Secret::random();
+        let secret = SigningSecret::random();
         let mut new = true;
         let change = |old: Read| -> Result<Option<PushRecord>> {
             // One that cannot be read is replaced, with its secret.
@@ -377,7 +377,7 @@ impl Push {
 
     /// Makes a new secret. The one before signs too, for a day.
     pub async fn new_secret(&self, key: &PushKey) -> Result<Value> {
-        let (now, secret) = (self.server.now(), Secret::random());
+        let (now, secret) = (self.server.now(), SigningSecret::random());
         let until = now + BOTH_SIGN.as_millis() as u64;
         let change = |old: Read| -> Result<Option<PushRecord>> {
             let old = old?.ok_or(PushError::NotFound)?;

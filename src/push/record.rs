@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::encrypted;
 use super::setting::Setting;
-use super::sign::{Secret, Signer};
+use super::sign::{Signer, SigningSecret};
 use super::store::PushKey;
 use crate::clock::Millis;
 use crate::error::Error;
@@ -31,10 +31,10 @@ pub enum Switch {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PushRecord<S = Setting> {
     pub setting: S,
-    pub secret: Secret,
+    pub secret: SigningSecret,
     /// The secret before, and until when it signs too.
     #[serde(default)]
-    pub old_secret: Option<(Secret, Millis)>,
+    pub old_secret: Option<(SigningSecret, Millis)>,
     #[serde(rename = "state")]
     pub switch: Switch,
     pub since: Millis,
@@ -99,10 +99,10 @@ mod tests {
         let queue = QueueName::parse("mail").expect("a literal");
         let setting =
             Setting::parse(&json!({"url": "http://a/", "headers": {"a": "b"}}), &queue).expect("a setting");
-        let secret = Secret::random();
+        let secret = SigningSecret::random();
         let record = PushRecord {
             setting,
-            old_secret: Some((Secret::random(), 9)),
+            old_secret: Some((SigningSecret::random(), 9)),
             secret,
             switch: Switch::Off,
             since: 7,

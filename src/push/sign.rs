@@ -17,11 +17,11 @@ const BYTES: usize = 32;
 /// A secret as its owner sees it. Its `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Secret(String);
+pub struct SigningSecret(String);
 
-impl Secret {
-    pub fn random() -> Secret {
-        Secret(format!("{PREFIX}{}", STANDARD.encode(random::bytes::<BYTES>())))
+impl SigningSecret {
+    pub fn random() -> SigningSecret {
+        SigningSecret(format!("{PREFIX}{}", STANDARD.encode(random::bytes::<BYTES>())))
     }
 
     /// The text: for the store and for its owner, once.
@@ -36,9 +36,9 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SigningSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
+        f.write_str("SigningSecret(..)")
     }
 }
 
@@ -48,7 +48,7 @@ pub struct Signer(Vec<(hmac::Key, Millis)>);
 
 impl Signer {
     /// Signs with each of them until its end. `None` when one is no secret of ours.
-    pub fn new<'a>(secrets: impl IntoIterator<Item = (&'a Secret, Millis)>) -> Option<Signer> {
+    pub fn new<'a>(secrets: impl IntoIterator<Item = (&'a SigningSecret, Millis)>) -> Option<Signer> {
         secrets
             .into_iter()
             .map(|(secret, until)| Some((secret.key()?, until)))
@@ -80,7 +80,7 @@ mod tests {
     /// The example of the Standard Webhooks specification and its reference libraries.
     #[test]
     fn signatures_are_those_of_the_specification() {
-        let secret = Secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into());
+        let secret = SigningSecret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into());
         let now = 1_614_265_330_000;
         let signer = Signer::new([(&secret, now + 2), (&secret, now + 1)]).expect("secrets");
         let sign = |now| signer.sign("msg_p5jXN8AQM9LWM0D4loKWxJek", now, br#"{"test": 2432232314}"#);
@@ -91,10 +91,10 @@ mod tests {
 
     #[test]
     fn a_secret_is_32_random_bytes_and_not_shown() {
-        let (one, other) = (Secret::random(), Secret::random());
+        let (one, other) = (SigningSecret::random(), SigningSecret::random());
         assert_ne!(one, other, "each is another one");
         assert_eq!(one.reveal().len(), PREFIX.len() + 44, "{one:?}: 32 bytes in base64");
         assert!(!format!("{one:?}").contains(&one.reveal()[7..]), "Debug shows it");
-        assert!(one.key().is_some() && Secret("x".into()).key().is_none());
+        assert!(one.key().is_some() && SigningSecret("x".into()).key().is_none());
     }
 }

@@ -2,7 +2,7 @@
 //! state, and does nothing that takes time: requests are tasks, and so are the acks and the leases.
 //!
 //! ```text
-//! Dispatcher ──jobs──> loop ──> attempt (a task each) ──Ended──> loop: the slot is free, breaker, throttle
+//! Dispatcher ──jobs──> loop ──> attempt (a task each) ──Ended──> loop: the slot is free, breaker, slow-down
 //!                        ^                 ├── delivered ──> acks ──> Engine::ack
 //!                        │                 └── failed ──> on_dead; Engine::release
 //!                        └── slots and rate, which a task leases about once a second
@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::acks::Acks;
 use super::attempt::{Ended, Sending, Slot};
-use super::breaker::{Breaker, Gate, Throttle};
+use super::breaker::{Breaker, Gate, SlowDown};
 use super::delivery::Plan;
 use super::limits::Window;
 use super::record::{PushRecord, Switch};
@@ -60,7 +60,7 @@ struct Worker {
     down_since: Millis,
     /// The same for others: whether it is down.
     down: Arc<AtomicBool>,
-    throttle: Throttle,
+    slow_down: SlowDown,
     window: Window,
     slots: Slots,
     consuming: Option<Consuming>,
@@ -92,7 +92,7 @@ pub async fn run(
         breaker: Breaker::default(),
         down_since: 0,
         down,
-        throttle: Throttle::default(),
+        slow_down: SlowDown::default(),
         window: Window::default(),
         slots: *slots.borrow_and_update(),
         consuming: None,
@@ -185,9 +185,9 @@ impl Worker {
         if connections == 0 || memory == 0 || self.acks.are_behind() {
             return (0, Some(now + AGAIN));
         }
-        let wake = self.throttle.tick(now);
+        let wake = self.slow_down.tick(now);
         let slots = self.may_hold();
-        let mut room = self.throttle.limit(slots).saturating_sub(self.in_flight) as usize;
+        let mut room = self.slow_down.limit(slots).saturating_sub(self.in_flight) as usize;
         match self.breaker.gate(now) {
             Gate::Closed => {}
             // What was in flight when it opened may take all slots for long: a probe is sent beside it.
@@ -281,10 +281,10 @@ impl Worker {
         self.queue.metrics.in_flight.dec();
         let slots = self.may_hold();
         if ended.slow {
-            self.throttle.slow(ended.began, now, slots);
+            self.slow_down.slow(ended.began, now, slots);
         }
         if ended.success {
-            self.throttle.success(now, slots);
+            self.slow_down.success(now, slots);
         }
         if self.breaker.ended(now, ended.probe, ended.sign) {
             self.breaker_changed();
@@ -331,7 +331,7 @@ impl Worker {
             self.reset_breaker();
         }
         if plan.setting != self.plan.setting {
-            self.throttle = Throttle::default();
+            self.slow_down = SlowDown::default();
         }
         self.gone = None;
         self.plan = plan;

@@ -12,9 +12,9 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::setting::{CatchUp, Setting};
+use super::identity::jitter;
+use super::setting::{CatchUp, Rule, Setting};
 use super::when::{Cursor, MOST_CAUGHT_UP, MOST_COUNTED, Missed, Occurrence, When};
-use super::{jitter, setting::Rule};
 use crate::clock::Millis;
 use crate::name::ScheduleName;
 

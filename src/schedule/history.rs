@@ -15,7 +15,7 @@ const MAX_WHY: usize = 200;
 /// What became of an occurrence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum Became {
     Placed,
     CaughtUp,
     /// A job of an earlier one lives.
@@ -28,24 +28,18 @@ pub enum Outcome {
     Run,
 }
 
-impl Outcome {
-    pub const ALL: [Outcome; 6] = [
-        Outcome::Placed,
-        Outcome::CaughtUp,
-        Outcome::Skipped,
-        Outcome::Missed,
-        Outcome::Failed,
-        Outcome::Run,
-    ];
+impl Became {
+    pub const ALL: [Became; 6] =
+        [Became::Placed, Became::CaughtUp, Became::Skipped, Became::Missed, Became::Failed, Became::Run];
 
     pub fn as_str(self) -> &'static str {
         match self {
-            Outcome::Placed => "placed",
-            Outcome::CaughtUp => "caught_up",
-            Outcome::Skipped => "skipped",
-            Outcome::Missed => "missed",
-            Outcome::Failed => "failed",
-            Outcome::Run => "run",
+            Became::Placed => "placed",
+            Became::CaughtUp => "caught_up",
+            Became::Skipped => "skipped",
+            Became::Missed => "missed",
+            Became::Failed => "failed",
+            Became::Run => "run",
         }
     }
 }
@@ -59,7 +53,7 @@ pub struct Entry {
     pub last_due: Option<Millis>,
     /// When it was decided.
     pub at: Millis,
-    pub outcome: Outcome,
+    pub outcome: Became,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_id: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,7 +66,7 @@ pub struct Entry {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct History {
     pub entries: VecDeque<Entry>,
-    pub counts: BTreeMap<Outcome, u64>,
+    pub counts: BTreeMap<Became, u64>,
 }
 
 impl History {
@@ -84,7 +78,7 @@ impl History {
             why.truncate(why.floor_char_boundary(MAX_WHY));
         }
         match self.entries.front_mut() {
-            Some(last) if last.outcome == Outcome::Missed && entry.outcome == Outcome::Missed => {
+            Some(last) if last.outcome == Became::Missed && entry.outcome == Became::Missed => {
                 last.last_due = entry.last_due.or(Some(entry.due));
                 last.count =
                     last.count.zip(entry.count).map(|(a, b)| a + b).filter(|sum| *sum <= MOST_COUNTED);

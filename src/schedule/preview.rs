@@ -10,6 +10,7 @@ use super::setting::Rule;
 use super::when::{Occurrence, When};
 use super::zones::Zones;
 use crate::clock::Millis;
+use crate::time;
 
 /// The most instants of one preview, and how many without being asked.
 const MOST: usize = 100;
@@ -58,7 +59,6 @@ impl Preview {
 }
 
 fn count(text: &str) -> Result<usize, Refusal> {
-    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let count = text.parse().ok().filter(|count| digits && (1..=MOST).contains(count));
+    let count = time::digits(text).filter(|count| (1..=MOST).contains(count));
     count.ok_or_else(|| Refusal::of("n", format!("n cannot be {}: write 1 to {MOST}", quoted(text))))
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::cron::CronError;
+use super::cron::{CronError, Part};
 use crate::name::ScheduleName;
 
 /// Why a setting or a parameter is refused: the JSON of a 400.
@@ -34,7 +34,7 @@ impl Refusal {
 
 impl From<CronError> for Refusal {
     fn from(CronError { part, error }: CronError) -> Refusal {
-        Refusal { error, field: Some("cron".to_owned()), part: part.map(super::Part::as_str) }
+        Refusal { error, field: Some("cron".to_owned()), part: part.map(Part::as_str) }
     }
 }
 

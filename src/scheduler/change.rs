@@ -3,7 +3,7 @@
 
 use super::condition::{Condition, NotChanged, TRIES};
 use super::core::Scheduler;
-use super::find::Found;
+use super::find::FoundSchedule;
 use super::place::Looked;
 use super::record::Schedule;
 use crate::clock::Millis;
@@ -94,11 +94,11 @@ impl Scheduler {
         let mut before = Before::default();
         while before.goes_on() {
             let (found, now) = self.find(id).await?;
-            condition.check(found.as_ref().map(Found::revision))?;
+            condition.check(found.as_ref().map(FoundSchedule::revision))?;
             let (mut old, mut given_up) = (None, None);
             let Change { mut schedule, what } = match found {
                 None => self.created(id, given, now),
-                Some(Found::Whole(mut found)) => {
+                Some(FoundSchedule::Whole(mut found)) => {
                     if run == Run::Real && decides_before(&found, given, now) {
                         if self.decide_before(&found, &mut before, now).await? {
                             continue;
@@ -108,7 +108,7 @@ impl Scheduler {
                     old = Some(found.clone());
                     changed_to(found, given, now)
                 }
-                Some(Found::Unreadable { stored, .. }) => {
+                Some(FoundSchedule::Unreadable { stored, .. }) => {
                     let schedule = Schedule::anew(stored, given, now, &self.zones);
                     Change { schedule, what: Changed::Changed }
                 }

@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::backlog::Late;
-use super::record::State;
+use super::record::PlacerState;
 use super::troubles::Troubles;
 use crate::engine::{Engine, ScheduleBounds, ScheduleId};
 use crate::metrics::ScheduleMetrics;
 use crate::name::PoolName;
-use crate::schedule::{Outcome, Zones};
+use crate::schedule::{Became, Zones};
 
 /// The schedules of one pool.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl Scheduler {
         bounds: ScheduleBounds,
         metrics: ScheduleMetrics,
     ) -> Scheduler {
-        for outcome in Outcome::ALL {
+        for outcome in Became::ALL {
             metrics.occurrences(outcome.as_str(), 0); // born with 0
         }
         let (changed, is_behind) = (Notify::new(), AtomicBool::new(false));
@@ -72,12 +72,12 @@ impl Scheduler {
     }
 
     /// Whether a server with an older zone database has computed when this schedule is looked at next.
-    pub fn is_newer_than(&self, state: &State) -> bool {
+    pub fn is_newer_than(&self, state: &PlacerState) -> bool {
         self.zones.is_newer_than(&state.zones)
     }
 
     /// Whether a server with a newer zone database has computed when this schedule is looked at next. Logs that once.
-    pub fn is_older_than(&self, state: &State) -> bool {
+    pub fn is_older_than(&self, state: &PlacerState) -> bool {
         let is_older = self.zones.is_older_than(&state.zones);
         if is_older {
             self.tell_behind(&state.zones);

@@ -14,7 +14,7 @@ use crate::name::{Namespace, QueueName, ScheduleName};
 
 /// A schedule that is there.
 #[derive(Clone, Debug)]
-pub enum Found {
+pub enum FoundSchedule {
     Whole(Schedule),
     /// It was damaged, or a newer server wrote it.
     Unreadable {
@@ -28,23 +28,23 @@ pub enum Found {
 pub struct Page {
     /// The store's time of day.
     pub now: Millis,
-    pub schedules: Vec<Found>,
+    pub schedules: Vec<FoundSchedule>,
     /// Behind which name it goes on.
     pub next: Option<ScheduleName>,
 }
 
-impl Found {
-    fn read(stored: StoredSchedule) -> Found {
+impl FoundSchedule {
+    fn read(stored: StoredSchedule) -> FoundSchedule {
         match Schedule::read(stored.clone()) {
-            Ok(schedule) => Found::Whole(schedule),
-            Err(why) => Found::Unreadable { stored, why },
+            Ok(schedule) => FoundSchedule::Whole(schedule),
+            Err(why) => FoundSchedule::Unreadable { stored, why },
         }
     }
 
     pub fn version(&self) -> ScheduleVersion {
         match self {
-            Found::Whole(schedule) => schedule.version,
-            Found::Unreadable { stored, .. } => stored.version,
+            FoundSchedule::Whole(schedule) => schedule.version,
+            FoundSchedule::Unreadable { stored, .. } => stored.version,
         }
     }
 
@@ -54,22 +54,22 @@ impl Found {
 
     pub fn name(&self) -> &ScheduleName {
         match self {
-            Found::Whole(schedule) => &schedule.id.name,
-            Found::Unreadable { stored, .. } => &stored.id.name,
+            FoundSchedule::Whole(schedule) => &schedule.id.name,
+            FoundSchedule::Unreadable { stored, .. } => &stored.id.name,
         }
     }
 
     pub fn queue(&self) -> &QueueName {
         match self {
-            Found::Whole(schedule) => &schedule.setting.queue,
-            Found::Unreadable { stored, .. } => &stored.setting.queue,
+            FoundSchedule::Whole(schedule) => &schedule.setting.queue,
+            FoundSchedule::Unreadable { stored, .. } => &stored.setting.queue,
         }
     }
 
     fn whole(self) -> Result<Schedule> {
         match self {
-            Found::Whole(schedule) => Ok(schedule),
-            Found::Unreadable { why, .. } => Err(why),
+            FoundSchedule::Whole(schedule) => Ok(schedule),
+            FoundSchedule::Unreadable { why, .. } => Err(why),
         }
     }
 }
@@ -93,7 +93,7 @@ impl Scheduler {
         let list = ScheduleList::Page { prefix: prefix.to_owned(), after, limit, bodies };
         let page = self.engine.list_schedules(namespace, list).await?;
         let there = page.schedules.into_iter().filter(|stored| stored.state != ScheduleState::Moved);
-        Ok(Page { now: page.now, schedules: there.map(Found::read).collect(), next: page.next })
+        Ok(Page { now: page.now, schedules: there.map(FoundSchedule::read).collect(), next: page.next })
     }
 
     /// How many more schedules the pool takes.
@@ -118,13 +118,13 @@ impl Scheduler {
     }
 
     /// A schedule, if it is there, and the store's time of day.
-    pub async fn find(&self, id: &ScheduleId) -> Result<(Option<Found>, Millis), NotChanged> {
+    pub async fn find(&self, id: &ScheduleId) -> Result<(Option<FoundSchedule>, Millis), NotChanged> {
         let list = ScheduleList::One(id.name.clone());
         let page = self.engine.list_schedules(&id.namespace, list).await?;
         let Some(stored) = page.schedules.into_iter().next() else { return Ok((None, page.now)) };
         if stored.state == ScheduleState::Moved {
             return Err(NotChanged::Moved);
         }
-        Ok((Some(Found::read(stored)), page.now))
+        Ok((Some(FoundSchedule::read(stored)), page.now))
     }
 }

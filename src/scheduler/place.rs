@@ -15,7 +15,7 @@ use crate::engine::{
 };
 use crate::error::{Error, Result};
 use crate::job::NewJob;
-use crate::schedule::{self, Decision, Entry, GivenUp, Outcome, Overlap, Place, Step};
+use crate::schedule::{self, Became, Decision, Entry, GivenUp, Overlap, Place, Step};
 
 /// For how long what is due is left to a server with a newer zone database, which has computed it.
 const GRACE: Millis = 1000;
@@ -138,7 +138,7 @@ impl Scheduler {
         after.state.progress = progress;
         after.state.pending = place.map(|Place { occurrence, caught_up }| Pending {
             due: occurrence.due,
-            outcome: if caught_up { Outcome::CaughtUp } else { Outcome::Placed },
+            outcome: if caught_up { Became::CaughtUp } else { Became::Placed },
         });
         if place.is_some_and(|place| !place.caught_up) {
             (after.state.ailing, after.state.trouble) = (false, None);
@@ -193,7 +193,7 @@ impl Scheduler {
         let why = match self.step(&schedule, put.clone()).await {
             Ok(answer @ Stepped::Done { landed: Some(landed), .. }) => {
                 self.tell_missed(&schedule, given_up);
-                let outcome = if place.caught_up { Outcome::CaughtUp } else { Outcome::Placed };
+                let outcome = if place.caught_up { Became::CaughtUp } else { Became::Placed };
                 let outcome = entry_of(place.occurrence.due, outcome, landed).outcome;
                 self.count(outcome, 1);
                 if !place.caught_up {
@@ -220,7 +220,7 @@ impl Scheduler {
         failed.state.pending = None;
         failed.state.ailing = true;
         let due = place.occurrence.due;
-        let (at, outcome, why) = (now, Outcome::Failed, Some(why));
+        let (at, outcome, why) = (now, Became::Failed, Some(why));
         failed.state.history.add(Entry {
             due,
             last_due: None,
@@ -234,7 +234,7 @@ impl Scheduler {
         let answer = self.step(&schedule, put).await?;
         if let Stepped::Done { .. } = answer {
             self.tell_missed(&schedule, given_up);
-            self.count(Outcome::Failed, 1);
+            self.count(Became::Failed, 1);
             self.tell_ailing(&schedule, "failed");
         }
         Ok(looked(&answer))
@@ -314,7 +314,7 @@ impl Scheduler {
 
     pub fn tell_missed(&self, schedule: &Schedule, given_up: Option<GivenUp>) {
         let Some(GivenUp { count, .. }) = given_up else { return };
-        self.count(Outcome::Missed, u64::from(count.unwrap_or(schedule::MOST_COUNTED)));
+        self.count(Became::Missed, u64::from(count.unwrap_or(schedule::MOST_COUNTED)));
         self.tell_ailing(schedule, "missed");
     }
 
@@ -333,7 +333,7 @@ impl Scheduler {
         }
     }
 
-    fn count(&self, outcome: Outcome, by: u64) {
+    fn count(&self, outcome: Became, by: u64) {
         self.metrics.occurrences(outcome.as_str(), by);
     }
 }

@@ -13,7 +13,7 @@ use crate::engine::{
 use crate::error::{Error, Result};
 use crate::name::Queue;
 use crate::schedule::{
-    Body, Cursor, Entry, Given, GivenUp, History, Outcome, Progress, Setting, When, Zones, is_ended,
+    Became, Body, Cursor, Entry, Given, GivenUp, History, Progress, Setting, When, Zones, is_ended,
 };
 
 /// A schedule as it was read.
@@ -24,12 +24,12 @@ pub struct Schedule {
     pub setting: Setting,
     pub created_at: Millis,
     pub changed_at: Millis,
-    pub state: State,
+    pub state: PlacerState,
 }
 
 /// What has become of a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct State {
+pub struct PlacerState {
     pub progress: Progress,
     pub history: History,
     /// What the step is about that wrote this: its outcome stands beside it.
@@ -50,7 +50,7 @@ pub struct State {
 pub struct Pending {
     pub due: Millis,
     /// What it is when its job was stored.
-    pub outcome: Outcome,
+    pub outcome: Became,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -78,7 +78,7 @@ impl Schedule {
             Ok(text) if !data => Body::Text(text),
             _ => Body::Data(body),
         };
-        let state = State::read(&progress, landed).map_err(|e| unreadable(&e))?;
+        let state = PlacerState::read(&progress, landed).map_err(|e| unreadable(&e))?;
         Ok(Schedule { id, version, setting, created_at, changed_at, state })
     }
 
@@ -89,14 +89,14 @@ impl Schedule {
         progress: &[u8],
         landed: Landed,
     ) -> Result<Option<Schedule>> {
-        let state = State::read(progress, Some(landed)).map_err(Error::corrupt)?;
+        let state = PlacerState::read(progress, Some(landed)).map_err(Error::corrupt)?;
         let is_left = !state.progress.backlog.is_empty();
         Ok(is_left.then(|| Schedule { version, state, ..self }))
     }
 
     /// One that is set now.
     pub fn new(id: ScheduleId, setting: Setting, now: Millis, zones: &Zones) -> Schedule {
-        let state = State {
+        let state = PlacerState {
             progress: Progress::new(now),
             history: History::default(),
             pending: None,
@@ -117,7 +117,7 @@ impl Schedule {
             schedule.created_at = text.created_at;
         }
         let mut is_paused = false;
-        if let Ok(state) = State::read(&stored.progress, stored.landed) {
+        if let Ok(state) = PlacerState::read(&stored.progress, stored.landed) {
             let after = now.max(state.progress.cursor.after);
             is_paused = state.progress.is_paused(now);
             (schedule.state.history, schedule.state.progress.cursor) = (state.history, Cursor::at(after));
@@ -164,10 +164,10 @@ impl Schedule {
     }
 }
 
-impl State {
+impl PlacerState {
     /// With what became of the last job.
-    fn read(progress: &[u8], landed: Option<Landed>) -> serde_json::Result<State> {
-        let mut state: State = serde_json::from_slice(progress)?;
+    fn read(progress: &[u8], landed: Option<Landed>) -> serde_json::Result<PlacerState> {
+        let mut state: PlacerState = serde_json::from_slice(progress)?;
         if let (Some(Pending { due, outcome }), Some(landed)) = (state.pending.take(), landed) {
             state.history.add(entry_of(due, outcome, landed));
         }
@@ -176,7 +176,7 @@ impl State {
 
     /// Some are given up, for what was in the way of the last one.
     pub fn miss(&mut self, GivenUp { due, last_due, count }: GivenUp, now: Millis) {
-        let (last_due, outcome, why) = (Some(last_due), Outcome::Missed, self.trouble.take());
+        let (last_due, outcome, why) = (Some(last_due), Became::Missed, self.trouble.take());
         self.history.add(Entry { due, last_due, at: now, outcome, job_id: None, why, count });
         self.ailing = true;
     }
@@ -188,8 +188,8 @@ impl State {
 }
 
 /// What is told of a job that a step was to store.
-pub fn entry_of(due: Millis, outcome: Outcome, landed: Landed) -> Entry {
-    let outcome = if landed.placed.how == How::Duplicate { Outcome::Skipped } else { outcome };
+pub fn entry_of(due: Millis, outcome: Became, landed: Landed) -> Entry {
+    let outcome = if landed.placed.how == How::Duplicate { Became::Skipped } else { outcome };
     let job_id = Some(landed.placed.id.to_string());
     Entry { due, last_due: None, at: landed.at, outcome, job_id, why: None, count: Some(1) }
 }

@@ -11,7 +11,7 @@ use crate::engine::{
 };
 use crate::error::Error;
 use crate::job::{JobId, JobIds};
-use crate::schedule::{Outcome, Overlap};
+use crate::schedule::{Became, Overlap};
 
 /// A job that somebody asked for.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl Scheduler {
             };
             let mut job = self.publication(&schedule, job_id, due, false, on_conflict);
             job.once = runs.once.clone();
-            schedule.state.pending = Some(Pending { due, outcome: Outcome::Run });
+            schedule.state.pending = Some(Pending { due, outcome: Became::Run });
             schedule.state.zones = self.zones.version().to_owned();
             let when = schedule.when(&self.zones);
             let state = schedule.state_at(when.as_ref(), now);
@@ -73,7 +73,7 @@ impl Scheduler {
             let step = ScheduleStep { id: id.clone(), expected: Some(schedule.version), then };
             match self.engine.step_schedule(step).await? {
                 Stepped::Done { landed: Some(Landed { placed, at }), .. } => {
-                    let outcome = entry_of(due, Outcome::Run, Landed { placed, at }).outcome;
+                    let outcome = entry_of(due, Became::Run, Landed { placed, at }).outcome;
                     self.metrics.occurrences(outcome.as_str(), 1);
                     self.changed.notify_one();
                     return Ok(Ran::Placed { id: placed.id, due_at: placed.due_at, replayed: false });

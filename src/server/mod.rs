@@ -2,6 +2,7 @@
 //! task, opens the ports, and takes all of it down again. The only module that names a concrete engine, beside the stores
 //! of `admin` and `push` that lie in one.
 
+mod beside;
 mod check;
 mod demo;
 mod error;
@@ -15,7 +16,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
@@ -25,7 +26,7 @@ pub use self::check::{check, check_stores};
 pub use self::error::ServerError;
 use self::prepare::{Prepared, Tls, prepare};
 use self::state::{app_state, half_unless};
-use self::stores::{AdminStores, Patience, StoreFailure, Stores, admin_store, open_stores};
+use self::stores::{AdminStores, Patience, Stores, admin_store, open_stores};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
@@ -38,10 +39,8 @@ use crate::process::open_files::OpenFiles;
 use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
 use crate::process::version::Version;
-use crate::pump;
 use crate::push::encrypted::Encrypted;
 use crate::push::limits::PushShares;
-use crate::scheduler;
 use crate::tls::{Identity, acceptor};
 
 /// How many connections the admin port takes.
@@ -50,8 +49,6 @@ const MAX_ADMIN_CONNECTIONS: usize = 1024;
 const MAX_PUSH_CONNECTIONS: usize = 4096;
 /// How long a stop takes at most.
 const STOP: Duration = Duration::from_millis(4800);
-/// How long a server whose last pool has failed still answers, and says why: somebody may want to read it.
-const LAST_WORDS: Duration = Duration::from_secs(10);
 /// How long the requests that are under way may take to end, once the server is told to stop. Together with
 /// two and a half times [`TIDY`] it is below [`STOP`]: what push was doing gets a half more.
 const GRACE: Duration = Duration::from_millis(3500);
@@ -218,59 +215,7 @@ impl Server {
             api.port(),
         );
         let state = Arc::new(state);
-        for store in state.quotas.stores() {
-            let (quotas, stop) = (state.quotas.clone(), tasks.stopping().clone());
-            tasks.spawn_essential("the quotas of a pool", async move {
-                stop.run_until_cancelled(quotas.keep_applied(store)).await;
-            });
-        }
-        // What is published from now on is held to them, unless the store of quotas takes longer than a second.
-        state.quotas.begun().await;
-        let (push, stop) = (state.push.clone(), tasks.stopping().clone());
-        tasks.spawn_essential("push", async move {
-            push.run().await;
-            // It is stopped before all else, so that nothing more is consumed.
-            stop.cancelled().await;
-        });
-
-        for (name, engine) in &stores.engines {
-            let pump = pump::run(engine.clone(), stores.outages[name].clone(), tasks.stopping().clone());
-            tasks.spawn_essential(format!("the pump of pool {name}"), async move {
-                if let Err(error) = pump.await {
-                    tracing::error!(%error, "the timer of a pump failed");
-                }
-            });
-        }
-        for pool in state.pools.values() {
-            let (name, stop) = (&pool.name, tasks.stopping().clone());
-            let catches_up = scheduler::catch_up(pool.scheduler.clone(), pool.outage.clone(), stop.clone());
-            tasks.spawn_essential(format!("the task that catches up of pool {name}"), catches_up);
-            let places = scheduler::run(pool.scheduler.clone(), pool.outage.clone(), stop);
-            tasks.spawn_essential(format!("the placer of pool {name}"), async move {
-                if let Err(error) = places.await {
-                    tracing::error!(%error, "the timer of a placer failed");
-                }
-            });
-        }
-        for pool in state.pools.values() {
-            let samples = pool.sampler.clone().run(tasks.stopping().clone());
-            tasks.spawn_essential(format!("the sampler of pool {}", pool.name), samples);
-        }
-        let (of_fleet, stop) = (state.clone(), tasks.stopping().clone());
-        let line = move || http::own_line(&of_fleet);
-        tasks.spawn_essential("the line of this server", state.fleet.clone().run(line, stop));
-        let pools_left = Arc::new(AtomicUsize::new(stores.engines.len()));
-        for (store, failed) in stores.failures {
-            let (failure, stop, pools_left) = (failure.clone(), tasks.stopping().clone(), pools_left.clone());
-            tasks.spawn(async move {
-                stop.run_until_cancelled(fails(store, failed, &pools_left, &failure)).await
-            });
-        }
-        let checks = http::keep_checked(state.parked_tokens.clone(), state.tokens.clone(), tasks.clone());
-        let stop = tasks.stopping().clone();
-        tasks.spawn_essential("the checks of parked polls' tokens", async move {
-            stop.run_until_cancelled(checks).await;
-        });
+        beside::begin(&state, stores, &tasks, &failure).await;
         let names = |port: SocketAddr, configured: &str, accounts| {
             let loopback = port.ip().to_canonical().is_loopback();
             OwnNames { loopback, accounts, configured: configured.to_owned(), url: None }
@@ -442,26 +387,6 @@ async fn served(
         }
     }
     Ok(served)
-}
-
-/// Waits until a store fails for good. The server goes on without it while another pool is left, and otherwise ends,
-/// after a while in which it says why.
-async fn fails(store: String, failed: StoreFailure, pools_left: &AtomicUsize, failure: &Failure) {
-    let why = match failed {
-        StoreFailure::WithServer(failed) => failed.await,
-        StoreFailure::Alone(failed) => {
-            let why = failed.await;
-            if pools_left.fetch_sub(1, Ordering::Relaxed) > 1 {
-                tracing::error!(store, why, "the store failed; the other pools go on");
-                return;
-            }
-            tracing::error!(store, why, "the last store failed; the server ends soon");
-            tokio::time::sleep(LAST_WORDS).await;
-            why
-        }
-    };
-    tracing::error!(store, why, "the store failed; the server ends");
-    failure.report(format!("{store}: {why}"));
 }
 
 /// Closes stores, all at the same time, so that a stop takes no longer for many of them.

@@ -45,6 +45,11 @@ fn code(line: &str) -> &str {
     line.split("//").next().unwrap_or_default()
 }
 
+/// A file's text without the module of tests at its end. Tests in files of their own are named at its head.
+fn without_tests(text: &str) -> &str {
+    text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default()
+}
+
 /// Whether `word` stands in `line` by itself, not as a part of a longer word.
 fn has_word(line: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
@@ -62,7 +67,7 @@ fn hold(sentence: &str, allowed: &[&str], breaks: impl Fn(&str) -> bool) {
     for source in sources("src", "rs") {
         let own = allowed.iter().any(|path| source.path.starts_with(path));
         // Tests inside a module may build what they test.
-        let lines = source.text.lines().take_while(|line| line.trim() != "#[cfg(test)]");
+        let lines = without_tests(&source.text).lines();
         for (i, line) in lines.enumerate().filter(|(_, line)| breaks(code(line))) {
             if own {
                 kept += 1;
@@ -504,8 +509,7 @@ fn imports(source: &Source) -> Vec<Import> {
         }
     }
     let from = module(&source.path);
-    let lines: Vec<&str> =
-        source.text.lines().take_while(|line| line.trim() != "#[cfg(test)]").map(code).collect();
+    let lines: Vec<&str> = without_tests(&source.text).lines().map(code).collect();
     let children: Vec<&str> = lines
         .iter()
         .filter_map(|line| line.trim().trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';'))
@@ -644,6 +648,19 @@ fn every_module_opens_with_what_it_is_for() {
     assert!(silent.is_empty(), "every module opens with `//!`, but:\n{}", silent.join("\n"));
 }
 
+#[test]
+fn no_file_has_more_than_500_lines() {
+    let is_tests = |path: &str| path.contains("/tests/") || path.ends_with("/tests.rs");
+    let long: Vec<String> = sources("src", "rs")
+        .into_iter()
+        .filter(|source| !is_tests(&source.path))
+        .map(|source| (without_tests(&source.text).lines().count(), source.path))
+        .filter(|(lines, _)| *lines > 500)
+        .map(|(lines, path)| format!("  {path}: {lines}"))
+        .collect();
+    assert!(long.is_empty(), "no file has more than 500 lines, its tests apart, but:\n{}", long.join("\n"));
+}
+
 /// Whether a word of a text is meant as the path of a file here, or of a folder.
 fn is_path(word: &str) -> bool {
     let roots = ["src/", "tests/", "benches/", "docs/", "lua/", "config/", "deploy/"];
@@ -687,6 +704,37 @@ fn paths_that_documents_and_comments_name_are_there() {
     }
     assert!(wrong.is_empty(), "documents and comments name what is not there:\n{wrong}");
     assert!(seen > 100, "only {seen} paths: this test looks for the wrong words");
+}
+
+/// Whether a word of a document is meant as the name of a test, and not as a key or a metric.
+fn is_test(word: &str) -> bool {
+    word.matches('_').count() >= 3
+        && word.starts_with(|c: char| c.is_ascii_lowercase())
+        && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        && !word.starts_with("infra_")
+}
+
+#[test]
+fn tests_that_documents_name_are_there() {
+    let mut functions = BTreeSet::new();
+    for Source { text, .. } in ["src", "tests"].into_iter().flat_map(|dir| sources(dir, "rs")) {
+        let names = text.split("fn ").skip(1).map(|rest| rest.split(['(', '<']).next().unwrap_or_default());
+        functions.extend(names.map(str::to_owned));
+    }
+    let (mut wrong, mut seen) = (String::new(), 0);
+    for Source { path, text } in sources("docs", "md") {
+        // Who names a test says in which file it is.
+        for (i, line) in text.lines().enumerate().filter(|(_, line)| line.contains(".rs")) {
+            for word in line.split('`').skip(1).step_by(2).filter(|word| is_test(word)) {
+                seen += 1;
+                if !functions.contains(word) {
+                    let _ = writeln!(wrong, "  {path}:{}: {word}", i + 1);
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "documents name tests that are not there:\n{wrong}");
+    assert!(seen > 40, "only {seen} tests: this test looks for the wrong words");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
 use crate::support::wait::until;
 use dormouse::name::{Namespace, PoolName, Queue, QueueName};
 use dormouse::push::address::AddressGuard;
-use dormouse::push::client::{Client, EndpointAnswer, Fault, Resolve, Send};
+use dormouse::push::client::{Client, ConnectFault, EndpointAnswer, Resolve, Send};
 use dormouse::push::store::disk::DiskPush;
 use dormouse::push::store::redis::RedisPush;
 use dormouse::push::store::{Attempt, Lease, PushKey, PushReport, PushStore};
@@ -541,7 +541,7 @@ fn client_of(allow: &[&str], names: Vec<Vec<SocketAddr>>, connections: usize) ->
     Client::new(Arc::new(guard), names, None, rustls::RootCertStore::empty(), connections)
 }
 
-async fn call(client: &Client, url: &str, body_counts: bool) -> Result<EndpointAnswer, Fault> {
+async fn call(client: &Client, url: &str, body_counts: bool) -> Result<EndpointAnswer, ConnectFault> {
     let mut request = hyper::Request::new(bytes::Bytes::from_static(b"x"));
     *request.method_mut() = hyper::Method::POST;
     *request.uri_mut() = url.parse().expect("a URL");
@@ -560,14 +560,14 @@ async fn every_connection_judges_the_addresses_that_it_uses() {
     {
         let client = client(&[], vec![vec![at(forbidden)]]);
         let fault = call(&client, &url, false).await.expect_err(forbidden);
-        assert!(matches!(&fault, Fault::Forbidden(_)), "{forbidden}: {fault}");
+        assert!(matches!(&fault, ConnectFault::Forbidden(_)), "{forbidden}: {fault}");
     }
     // Allowed at first; the connection is not kept, and the next one leads to where it may not.
     receiver.answer(|_| Scripted::with(200, &[("Connection", "close")], ""));
     let rebound = client(&["127.0.0.1/32"], vec![vec![at("127.0.0.1")], vec![at("127.0.0.2")]]);
     assert_eq!(call(&rebound, &url, false).await.expect("it is allowed").status, 200);
     let fault = call(&rebound, &url, false).await.expect_err("it is forbidden");
-    assert!(matches!(&fault, Fault::Forbidden(_)), "{fault}");
+    assert!(matches!(&fault, ConnectFault::Forbidden(_)), "{fault}");
     // Of several addresses only those that are allowed are called.
     let mixed = client(&["127.0.0.1/32"], vec![vec![at("127.0.0.2"), at("127.0.0.1")]]);
     assert_eq!(call(&mixed, &url, false).await.expect("one is allowed").status, 200);
@@ -701,7 +701,7 @@ async fn at_most_a_mebibyte_of_an_answer_is_read_and_for_the_timeout_at_most() {
     assert_eq!((answer.body.len(), answer.whole), (1 << 20, false));
     receiver.answer(|_| Scripted::status(200).after(Duration::from_secs(30)));
     let fault = call(&client, &receiver.url("/"), false).await.expect_err("no answer");
-    assert!(matches!(fault, Fault::TimeOut(_)), "{fault}");
+    assert!(matches!(fault, ConnectFault::TimeOut(_)), "{fault}");
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}/", listener.local_addr().expect("it is bound"));
     let stalls = tokio::spawn(async move {

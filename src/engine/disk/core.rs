@@ -15,7 +15,7 @@ use super::step::Step;
 use super::store::mark::{Mark, OpenError};
 use super::store::{StoreLimits, open};
 use super::upkeep::quarantine::{ListQuarantine, Quarantined};
-use super::upkeep::space::Room;
+use super::upkeep::space::FreeSpace;
 use super::upkeep::sweep::ShareStore;
 use super::upkeep::{self, Sweeper};
 use super::verbs::dead_letter::TakenDead;
@@ -49,7 +49,7 @@ pub struct DiskEngine {
     pub(super) counts: Lists,
     /// A copy is waited for as a list is.
     pub(super) copies: Lists,
-    pub(super) room: Arc<Room>,
+    pub(super) room: Arc<FreeSpace>,
     pub(super) pump: usize,
     pub(super) stop: Arc<Stop>,
     pub(super) threads: Arc<Mutex<Threads>>,
@@ -133,7 +133,7 @@ impl DiskEngine {
             lists: Lists::default(),
             counts: Lists::default(),
             copies: Lists::default(),
-            room: Room::new(&options.path, options.min_free),
+            room: FreeSpace::new(&options.path, options.min_free),
             pump: options.pump.max(1),
             stop: Arc::default(),
             threads: Arc::new(Mutex::new(Threads { upkeep: Vec::new(), writer: None, mark: Some(mark) })),

@@ -200,23 +200,14 @@ impl Tables {
         ask!(self, part, |shared| shared.query_all(asked))
     }
 
-    /// Reads a whole hash, about `step` fields at a time. A field that changes meanwhile may be met twice.
+    /// Reads a whole hash in steps. A field that changes meanwhile, or before the part is asked again, may be met twice.
     pub async fn scan(
         &self,
         part: Partition,
         key: &str,
-        step: usize,
         mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send,
     ) -> Outcome<()> {
-        let mut cursor = 0;
-        loop {
-            let (next, fields) = ask!(self, part, |shared| shared.scan_step(key, cursor, step))?;
-            fields.into_iter().for_each(|(field, value)| each(field, value));
-            if next == 0 {
-                return Ok(());
-            }
-            cursor = next;
-        }
+        ask!(self, part, |shared| shared.scan(key, &mut each))
     }
 
     fn attempts(&self, part: Partition) -> Attempts<'_> {

@@ -17,7 +17,7 @@ use crate::http::request::params::{self, Query};
 use crate::http::state::{App, AppState, MAX_ANSWER, MAX_JOB, PoolState};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView, Receipt};
 use crate::name::{JobKey, Queue, QueueName};
-use crate::search::{self, Filter, Found};
+use crate::search::{self, Filter, SearchPage};
 use crate::time::Instant;
 
 /// How many jobs a page shows when nothing is said.
@@ -217,7 +217,7 @@ pub async fn jobs(
         let found = search(&state, &auth.pool, &auth.queue, &filter, list).await?;
         let looked_at = found.as_ref().map(|found| found.looked_at);
         let page =
-            |found: Found| JobPage { jobs: found.jobs, cursor: found.cursor, scanned: found.looked_at };
+            |found: SearchPage| JobPage { jobs: found.jobs, cursor: found.cursor, scanned: found.looked_at };
         (found.map(page), looked_at)
     };
     let JobPage { jobs, cursor, scanned } = page.ok_or(ApiError::BAD_CURSOR)?;
@@ -268,7 +268,7 @@ pub async fn search(
     queue: &Queue,
     filter: &Filter,
     list: JobList,
-) -> Result<Option<Found>, ApiError> {
+) -> Result<Option<SearchPage>, ApiError> {
     let _turn = state.searches.try_acquire().map_err(|_| ApiError::SEARCHES)?;
     Ok(search::search(&*pool.engine, queue, filter, list).await?)
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Number, json};
 
 use super::audit::By;
-use crate::bulk::{Action, NotBegun, Order, Progress, State as BulkState};
+use crate::bulk::{Action, BulkState, NotBegun, Order, Progress};
 use crate::http::answer::error::{ApiError, HandlerResult, NameIn};
 use crate::http::answer::reply;
 use crate::http::request::body::read_body;
@@ -54,9 +54,7 @@ pub struct Wanted {
 impl Wanted {
     /// What is given, read and checked. Who may not see bodies may not look for what is in them.
     pub fn of(state: &AppState, given: Given, shows: ShowsBodies) -> Result<Wanted, ApiError> {
-        let pool =
-            state.pool_name(&given.pool.unwrap_or_default()).map_err(|_| ApiError::bad("invalid pool"))?;
-        let pool = state.pools.get(&pool).ok_or(ApiError::bad("invalid pool"))?.clone();
+        let pool = state.pool_named(&given.pool.unwrap_or_default())?.clone();
         let namespace = Namespace::parse(&given.namespace);
         let namespace = namespace.map_err(|error| ApiError::bad_name(NameIn::Namespace, error))?;
         let name = QueueName::parse_for_consume(&given.queue);

@@ -4,12 +4,13 @@ use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use serde::Serialize;
 
+use super::names;
 use crate::engine::nodes::{JobsOfPart, NodeView, NodesView, Part, QueuePlaces, Unusable};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::params::Query;
 use crate::http::state::App;
-use crate::name::{Namespace, Queue, QueueName};
+use crate::name::Queue;
 use crate::time::Instant;
 
 #[derive(Serialize)]
@@ -59,10 +60,13 @@ struct JobsReply {
 /// `GET /cluster?pool&namespace&queue`
 pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
     let query = Query(query.as_deref().unwrap_or_default());
-    let pool = state.pool_name(query.get("pool").as_deref().unwrap_or_default());
-    let pool = pool.map_err(|_| ApiError::bad("invalid pool"))?;
-    let queue = queue(query)?;
-    let Some(nodes) = state.nodes.get(&pool) else {
+    let pool = state.pool_named(query.get("pool").as_deref().unwrap_or_default())?;
+    let queue = match names::in_query(query)? {
+        (None, _) => None,
+        (Some(namespace), Some(name)) => Some(Queue { namespace, name }),
+        (Some(_), None) => return Err(ApiError::bad("invalid queue: a namespace alone is in no place")),
+    };
+    let Some(nodes) = state.nodes.get(&pool.name) else {
         return Err(ApiError::bad("the pool is not in a cluster"));
     };
     let places = match &queue {
@@ -72,7 +76,7 @@ pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
     let NodesView { prefix, parts, wait_replicas, nodes, unusable, .. } = nodes.view().await;
     let Unusable { away, moving, split } = unusable;
     let reply = ClusterReply {
-        pool: pool.as_str(),
+        pool: pool.name.as_str(),
         prefix,
         partitions: parts,
         wait_replicas,
@@ -83,20 +87,6 @@ pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
         queue: places.map(places_of),
     };
     Ok(reply::json(StatusCode::OK, &reply))
-}
-
-/// The queue that is asked for, if one is.
-fn queue(query: Query<'_>) -> Result<Option<Queue>, ApiError> {
-    let namespace = query.get("namespace").map(|name| Namespace::parse(&name)).transpose();
-    let namespace = namespace.map_err(|_| ApiError::bad("invalid namespace"))?;
-    let name = query.get("queue").map(|name| QueueName::parse(&name)).transpose();
-    let name = name.map_err(|_| ApiError::bad("invalid queue"))?;
-    match (namespace, name) {
-        (None, None) => Ok(None),
-        (Some(namespace), Some(name)) => Ok(Some(Queue { namespace, name })),
-        (None, Some(_)) => Err(ApiError::bad("invalid namespace: a queue needs the one that it is in")),
-        (Some(_), None) => Err(ApiError::bad("invalid queue: a namespace alone is in no place")),
-    }
 }
 
 fn node(of: NodeView) -> NodeReply {

@@ -5,13 +5,14 @@ use axum::http::StatusCode;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::names;
 use crate::engine::delays::{DelayCount, DelayedOf, Delays};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::params::Query;
 use crate::http::state::{App, AppState, PoolState};
-use crate::name::{Namespace, Queue, QueueName};
-use crate::time::Instant;
+use crate::name::Queue;
+use crate::time::{self, Instant};
 
 /// How many steps are told apart when nothing is said, and at most.
 const USUAL_STEPS: usize = 100;
@@ -70,34 +71,24 @@ fn asked<'a>(
     state: &'a AppState,
     query: Query<'_>,
 ) -> Result<(&'a PoolState, &'static str, DelayCount), ApiError> {
-    let pool = state.pool_name(query.get("pool").as_deref().unwrap_or_default());
-    let pool = pool.map_err(|_| ApiError::bad("invalid pool"))?;
+    let pool = state.pool_named(query.get("pool").as_deref().unwrap_or_default())?;
     let (by, count) = count(query)?;
-    let pool = state.pools.get(&pool).ok_or(ApiError::bad("invalid pool"))?;
     Ok((pool, by, count))
 }
 
 /// What is asked for, and the name of its unit.
 fn count(query: Query<'_>) -> Result<(&'static str, DelayCount), ApiError> {
-    let namespace = query.get("namespace").map(|name| Namespace::parse(&name)).transpose();
-    let namespace = namespace.map_err(|_| ApiError::bad("invalid namespace"))?;
-    let queue = query.get("queue").map(|name| QueueName::parse(&name)).transpose();
-    let queue = queue.map_err(|_| ApiError::bad("invalid queue"))?;
-    let of = match (namespace, queue) {
-        (None, None) => DelayedOf::All,
+    let of = match names::in_query(query)? {
+        (None, _) => DelayedOf::All,
         (Some(namespace), None) => DelayedOf::Namespace(namespace),
         (Some(namespace), Some(name)) => DelayedOf::Queue(Queue { namespace, name }),
-        (None, Some(_)) => {
-            return Err(ApiError::bad("invalid namespace: a queue needs the one that it is in"));
-        }
     };
     let by = query.get("by");
     let unit = UNITS.into_iter().find(|(name, _)| by.as_deref().unwrap_or("minute") == *name);
     let (by, step) = unit.ok_or(ApiError::bad("invalid by: minute, hour or day"))?;
     let most = match query.get("limit") {
         None => Some(USUAL_STEPS),
-        Some(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
-        Some(_) => None,
+        Some(text) => time::digits(&text),
     };
     let most = most.filter(|most| (1..=MOST_STEPS).contains(most));
     let most = most.ok_or(ApiError::bad("invalid limit: 1 to 1000"))?;

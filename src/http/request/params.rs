@@ -39,16 +39,9 @@ impl<'a> Query<'a> {
     fn number<T: FromStr>(self, key: &str, or: T, error: &'static str) -> Result<T, ApiError> {
         match self.get(key) {
             None => Ok(or),
-            Some(text) => number(&text).ok_or(ApiError::bad(error)),
+            Some(text) => time::digits(&text).ok_or(ApiError::bad(error)),
         }
     }
-}
-
-fn number<T: FromStr>(text: &str) -> Option<T> {
-    if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    text.parse().ok()
 }
 
 /// When a new job is ready, how long it lives and how many tries it has.
@@ -74,7 +67,7 @@ pub fn life(query: Query<'_>, defaults: &Defaults) -> Result<Life, ApiError> {
 const SHORT_TTL: ApiError = ApiError::bad("ttl is shorter than delay");
 
 fn tries(given: Option<&str>, or: u16) -> Result<NonZeroU16, ApiError> {
-    let tries: u16 = given.map_or(Some(or), number).ok_or(ApiError::bad("invalid tries"))?;
+    let tries: u16 = given.map_or(Some(or), time::digits).ok_or(ApiError::bad("invalid tries"))?;
     NonZeroU16::new(tries).ok_or(ApiError::bad("tries shouldn't be zero"))
 }
 
@@ -236,7 +229,7 @@ const MAX_WEIGHT: u16 = 1000;
 fn weights(query: Query<'_>, queues: &QueueList) -> Result<Option<Weights>, ApiError> {
     let Some(text) = query.get("weights") else { return Ok(None) };
     let count = queues.names().len();
-    let weights = text.split(',').take(count + 1).map(number::<u16>);
+    let weights = text.split(',').take(count + 1).map(time::digits::<u16>);
     let weights: Option<Vec<u16>> =
         weights.map(|weight| weight.filter(|weight| (1..=MAX_WEIGHT).contains(weight))).collect();
     match weights {

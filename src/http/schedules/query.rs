@@ -34,9 +34,8 @@ pub fn flag(query: Query<'_>, field: &'static str) -> Result<bool, Refusal> {
 
 /// `limit` and `cursor`.
 pub fn page(query: Query<'_>) -> Result<(usize, Option<Cursor>), ApiError> {
-    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if let Some(given) = query.get("limit")
-        && !(digits(&given) && given.parse().is_ok_and(|limit| (1..=MAX_LISTED).contains(&limit)))
+        && !time::digits(&given).is_some_and(|limit| (1..=MAX_LISTED).contains(&limit))
     {
         return Err(wrong("limit", &given, &format!("1 to {MAX_LISTED}")).into());
     }

@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 use crate::clock::Millis;
 use crate::engine::ScheduleState;
 use crate::http::answer::reply;
-use crate::schedule::{Entry, Outcome, When};
-use crate::scheduler::{Found, Schedule, Scheduler};
+use crate::schedule::{Became, Entry, When};
+use crate::scheduler::{FoundSchedule, Schedule, Scheduler};
 use crate::time::Instant;
 
 /// How much of a schedule is shown.
@@ -39,10 +39,10 @@ impl Shown {
 }
 
 /// A schedule as it is `now`. Of one that cannot be read what can be told.
-pub fn found(scheduler: &Scheduler, of: &Found, now: Millis, shown: Shown) -> Map<String, Value> {
+pub fn found(scheduler: &Scheduler, of: &FoundSchedule, now: Millis, shown: Shown) -> Map<String, Value> {
     let (stored, why) = match of {
-        Found::Whole(of) => return schedule(scheduler, of, now, shown),
-        Found::Unreadable { stored, why } => (stored, why),
+        FoundSchedule::Whole(of) => return schedule(scheduler, of, now, shown),
+        FoundSchedule::Unreadable { stored, why } => (stored, why),
     };
     let all = json!({
         "name": stored.id.name.as_str(),
@@ -99,7 +99,7 @@ pub fn instant(when: &When, due: Millis) -> Value {
 
 fn occurrence(entry: &Entry) -> Value {
     let Entry { due, last_due, at, outcome, job_id, why, count } = entry;
-    let is_placed = matches!(outcome, Outcome::Placed | Outcome::CaughtUp | Outcome::Run);
+    let is_placed = matches!(outcome, Became::Placed | Became::CaughtUp | Became::Run);
     let mut shown = json!({
         "due": Instant(*due),
         "placed_at": is_placed.then_some(Instant(*at)),
@@ -107,7 +107,7 @@ fn occurrence(entry: &Entry) -> Value {
         "outcome": outcome,
         "why": why,
     });
-    if *outcome == Outcome::Missed {
+    if *outcome == Became::Missed {
         shown["last_due"] = json!(Instant(last_due.unwrap_or(*due)));
         shown["count"] = json!(count);
     }

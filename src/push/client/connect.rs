@@ -38,7 +38,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 
 /// Why there was no answer. Its text is shown to operators, and holds no header.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum Fault {
+pub enum ConnectFault {
     #[error("the address is forbidden: {0}")]
     Forbidden(String),
     #[error("unknown host: {0}")]
@@ -106,7 +106,7 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    async fn connect(self, to: Uri) -> Result<Stream, Fault> {
+    async fn connect(self, to: Uri) -> Result<Stream, ConnectFault> {
         let secure = to.scheme_str() == Some("https");
         let host = to.host().unwrap_or_default();
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
@@ -119,11 +119,11 @@ impl Connector {
         };
         let proxied = self.proxy.is_some() && !secure;
         let io: Box<dyn Io> = if secure {
-            let name =
-                ServerName::try_from(host.to_owned()).map_err(|error| Fault::Tls(error.to_string()))?;
+            let name = ServerName::try_from(host.to_owned())
+                .map_err(|error| ConnectFault::Tls(error.to_string()))?;
             let tls = timeout(CONNECT, self.tls.connect(name, tcp)).await;
-            let tls = tls.map_err(|_| Fault::Tls("no handshake in time".into()))?;
-            Box::new(tls.map_err(|error| Fault::Tls(error.to_string()))?)
+            let tls = tls.map_err(|_| ConnectFault::Tls("no handshake in time".into()))?;
+            Box::new(tls.map_err(|error| ConnectFault::Tls(error.to_string()))?)
         } else {
             Box::new(tcp)
         };
@@ -133,14 +133,14 @@ impl Connector {
 
     /// The addresses of a host that may be called. Through a proxy none is needed: a name that only the proxy knows is
     /// the proxy's to judge.
-    async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, Fault> {
+    async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectFault> {
         let found = match host.parse::<IpAddr>() {
             Ok(address) => vec![SocketAddr::new(address, port)],
             Err(_) => match self.resolver.resolve(host, port).await {
                 Ok(found) if !found.is_empty() => found,
                 _ if self.proxy.is_some() => return Ok(Vec::new()),
-                Ok(_) => return Err(Fault::UnknownHost(host.to_owned())),
-                Err(error) => return Err(Fault::UnknownHost(format!("{host}: {error}"))),
+                Ok(_) => return Err(ConnectFault::UnknownHost(host.to_owned())),
+                Err(error) => return Err(ConnectFault::UnknownHost(format!("{host}: {error}"))),
             },
         };
         if self.guard.allows_name(host) {
@@ -151,14 +151,14 @@ impl Connector {
         match found.iter().find_map(|address| refused(address).map(|why| (address.ip(), why))) {
             // Behind a proxy we do not choose the address.
             Some((address, why)) if allowed.is_empty() || self.proxy.is_some() => {
-                Err(Fault::Forbidden(format!("{address} is {why}, and PushAllow does not name it")))
+                Err(ConnectFault::Forbidden(format!("{address} is {why}, and PushAllow does not name it")))
             }
             _ => Ok(allowed),
         }
     }
 
     /// A connection to the proxy; with `to` one through it.
-    async fn through(&self, proxy: &Proxy, to: Option<&Uri>) -> Result<TcpStream, Fault> {
+    async fn through(&self, proxy: &Proxy, to: Option<&Uri>) -> Result<TcpStream, ConnectFault> {
         let resolver = self.resolver.clone();
         let Some(to) = to else { return dial(resolver, proxy.uri.clone()).await };
         let dial = service_fn(move |proxy| {
@@ -170,14 +170,14 @@ impl Connector {
             tunnel = tunnel.with_auth(auth.clone());
         }
         let tunnel = timeout(CONNECT, tunnel.call(to.clone())).await;
-        let tunnel = tunnel.map_err(|_| Fault::Proxy("no tunnel in time".into()))?;
-        Ok(tunnel.map_err(|error| Fault::Proxy(error.to_string()))?.into_inner())
+        let tunnel = tunnel.map_err(|_| ConnectFault::Proxy("no tunnel in time".into()))?;
+        Ok(tunnel.map_err(|error| ConnectFault::Proxy(error.to_string()))?.into_inner())
     }
 }
 
 /// Connects to the first address that answers.
-async fn reach(addresses: &[SocketAddr]) -> Result<TcpStream, Fault> {
-    let mut last = Fault::Connect("no address".into());
+async fn reach(addresses: &[SocketAddr]) -> Result<TcpStream, ConnectFault> {
+    let mut last = ConnectFault::Connect("no address".into());
     for address in addresses {
         match timeout(CONNECT, TcpStream::connect(address)).await {
             Ok(Ok(tcp)) => {
@@ -185,27 +185,27 @@ async fn reach(addresses: &[SocketAddr]) -> Result<TcpStream, Fault> {
                 let _ = tcp.set_nodelay(true);
                 return Ok(tcp);
             }
-            Ok(Err(error)) => last = Fault::Connect(format!("{address}: {error}")),
-            Err(_) => last = Fault::Connect(format!("{address}: no connection in time")),
+            Ok(Err(error)) => last = ConnectFault::Connect(format!("{address}: {error}")),
+            Err(_) => last = ConnectFault::Connect(format!("{address}: no connection in time")),
         }
     }
     Err(last)
 }
 
 /// Connects to a proxy, which is not judged: the configuration names it.
-async fn dial(resolver: Arc<dyn Resolve>, proxy: Uri) -> Result<TcpStream, Fault> {
+async fn dial(resolver: Arc<dyn Resolve>, proxy: Uri) -> Result<TcpStream, ConnectFault> {
     let (host, port) = (proxy.host().unwrap_or_default(), proxy.port_u16().unwrap_or(80));
     let found = resolver.resolve(host.trim_matches(['[', ']']), port).await;
-    let found = found.map_err(|error| Fault::Proxy(format!("{host}: {error}")))?;
-    reach(&found).await.map_err(|fault| Fault::Proxy(fault.to_string()))
+    let found = found.map_err(|error| ConnectFault::Proxy(format!("{host}: {error}")))?;
+    reach(&found).await.map_err(|fault| ConnectFault::Proxy(fault.to_string()))
 }
 
 impl Service<Uri> for Connector {
     type Response = Stream;
-    type Error = Fault;
-    type Future = Pin<Box<dyn Future<Output = Result<Stream, Fault>> + Send>>;
+    type Error = ConnectFault;
+    type Future = Pin<Box<dyn Future<Output = Result<Stream, ConnectFault>> + Send>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectFault>> {
         Poll::Ready(Ok(()))
     }
 

@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use self::connect::Connector;
-pub use self::connect::{Fault, Proxy, Resolve, roots};
+pub use self::connect::{ConnectFault, Proxy, Resolve, roots};
 use self::places::{Places, Used};
 use super::address::AddressGuard;
 use crate::tls::plain_client;
@@ -66,7 +66,7 @@ pub trait Send: std::marker::Send + Sync + fmt::Debug + 'static {
         request: Request<Bytes>,
         time: Duration,
         body_counts: bool,
-    ) -> Result<EndpointAnswer, Fault>;
+    ) -> Result<EndpointAnswer, ConnectFault>;
 }
 
 /// Sends over connections of its own.
@@ -104,10 +104,10 @@ impl Client {
         request: Request<Bytes>,
         deadline: Instant,
         body_counts: bool,
-    ) -> Result<EndpointAnswer, Fault> {
+    ) -> Result<EndpointAnswer, ConnectFault> {
         let secure = request.uri().scheme_str() == Some("https");
         if self.guard.https_only && !secure {
-            return Err(Fault::Forbidden("PushHttps allows https only".into()));
+            return Err(ConnectFault::Forbidden("PushHttps allows https only".into()));
         }
         let (parts, body) = request.into_parts();
         let mut again = false;
@@ -132,7 +132,7 @@ impl Client {
         };
         let used = response.extensions().get().map(|used: &Arc<Used>| (used.clone(), used.answered()));
         if self.proxy.is_some() && !secure && response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
-            return Err(Fault::Proxy("it asks for a password".into()));
+            return Err(ConnectFault::Proxy("it asks for a password".into()));
         }
         let body_counts = body_counts && response.status().is_success();
         let answer = read(response, deadline, body_counts, &self.large).await;
@@ -150,10 +150,10 @@ impl Send for Client {
         request: Request<Bytes>,
         time: Duration,
         body_counts: bool,
-    ) -> Result<EndpointAnswer, Fault> {
+    ) -> Result<EndpointAnswer, ConnectFault> {
         let deadline = Instant::now() + time;
         let answer = self.answer(request, deadline, body_counts);
-        timeout_at(deadline, answer).await.unwrap_or(Err(Fault::TimeOut(time)))
+        timeout_at(deadline, answer).await.unwrap_or(Err(ConnectFault::TimeOut(time)))
     }
 }
 
@@ -164,7 +164,7 @@ async fn read<B>(
     deadline: Instant,
     body_counts: bool,
     large: &Semaphore,
-) -> Result<EndpointAnswer, Fault>
+) -> Result<EndpointAnswer, ConnectFault>
 where
     B: Body<Data = Bytes, Error: fmt::Display> + Unpin,
 {
@@ -187,7 +187,7 @@ where
                 whole = true;
                 break;
             }
-            Ok(Some(Err(error))) if body_counts => return Err(Fault::Broken(error.to_string())),
+            Ok(Some(Err(error))) if body_counts => return Err(ConnectFault::Broken(error.to_string())),
             Ok(Some(Err(_))) | Err(_) => break,
         };
         if let Some(data) = frame.data_ref() {
@@ -224,17 +224,17 @@ fn was_closed(error: &PoolError) -> bool {
 }
 
 /// What an error of the pool means: the connector's own fault, or that of a connection.
-fn fault(error: &PoolError) -> Fault {
+fn fault(error: &PoolError) -> ConnectFault {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     let mut last = error.to_string();
     while let Some(error) = source {
-        if let Some(fault) = error.downcast_ref::<Fault>() {
+        if let Some(fault) = error.downcast_ref::<ConnectFault>() {
             return fault.clone();
         }
         last = error.to_string();
         source = error.source();
     }
-    Fault::Broken(last)
+    ConnectFault::Broken(last)
 }
 
 #[cfg(test)]

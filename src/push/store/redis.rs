@@ -13,7 +13,7 @@ use redis::Cmd;
 use serde::Deserialize;
 
 use super::{ATTEMPTS_KEPT, Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
-use crate::admin::redis::{RedisAdmin, SCAN_STEP, version_of};
+use crate::admin::redis::{RedisAdmin, version_of};
 use crate::clock::Millis;
 use crate::engine::redis::layout::scripts::{Script, Scripts};
 use crate::engine::redis::tables::Tables;
@@ -92,7 +92,7 @@ impl PushStore for RedisPush {
             None => unreadable += usize::from(!field.is_empty()),
         };
         for part in self.tables.parts() {
-            self.tables.scan(part, &self.tables.key(part, PUSH), SCAN_STEP, &mut each).await?;
+            self.tables.scan(part, &self.tables.key(part, PUSH), &mut each).await?;
         }
         if unreadable > 0 {
             tracing::warn!(unreadable, "skipped fields of {PUSH} that name no queue");

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::*;
+use crate::clock::Millis;
+use crate::name::{Namespace, ScheduleName};
 
 /// The instants of an expression.
 fn when(zone: &str, cron: &str) -> When {

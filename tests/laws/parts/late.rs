@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use dormouse::engine::Engine;
 use dormouse::outage::Outage;
-use dormouse::schedule::Outcome;
+use dormouse::schedule::Became;
 use dormouse::scheduler;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -60,7 +60,7 @@ async fn what_is_caught_up_holds_up_nothing_that_is_due() {
     runs.await.expect("no panic").expect("it has a timer");
     late.await.expect("no panic");
     let of = play.get("now").await.state.history;
-    assert_eq!(of.counts.get(&Outcome::Placed), Some(&5), "{of:?}");
+    assert_eq!(of.counts.get(&Became::Placed), Some(&5), "{of:?}");
 }
 
 /// Guards against a wake-up that is lost, since it comes while the task that does what is late walks through all schedules.
@@ -110,5 +110,5 @@ async fn a_backlog_is_caught_up_beside_what_is_due_and_by_another_server() {
         assert!(seconds < 20, "{} are left", other.get("s").await.state.progress.backlog.len());
     }
     let counts = other.get("s").await.state.history.counts;
-    assert_eq!(counts.get(&Outcome::CaughtUp), Some(&100), "{counts:?}");
+    assert_eq!(counts.get(&Became::CaughtUp), Some(&100), "{counts:?}");
 }

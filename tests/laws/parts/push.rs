@@ -152,7 +152,7 @@ async fn the_queue_of_on_dead_is_told_of_each_job_that_dies() {
             Duration::ZERO,
             match arrived.body.as_str() {
                 "never" => answer(422, &[("dormouse-retry", "no")], "bad order"),
-                "down" => Err(dormouse::push::client::Fault::TimeOut(SECOND)),
+                "down" => Err(dormouse::push::client::ConnectFault::TimeOut(SECOND)),
                 _ => answer(500, &[], ""),
             },
         )

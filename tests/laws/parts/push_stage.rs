@@ -18,7 +18,7 @@ use dormouse::name::PoolName;
 use dormouse::outage::Outage;
 use dormouse::process::tasks::{Failure, Tasks};
 use dormouse::push::address::AddressGuard;
-use dormouse::push::client::{EndpointAnswer, Fault, Send};
+use dormouse::push::client::{ConnectFault, EndpointAnswer, Send};
 use dormouse::push::limits::PushShares;
 use dormouse::push::shared::{MEMORY, PushServer, PushedPool};
 use dormouse::push::store::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
@@ -162,7 +162,9 @@ impl Arrived {
 
 /// What an endpoint does with a request: how long it takes, and what it says.
 pub type Script = Box<
-    dyn Fn(&Arrived) -> (Duration, std::result::Result<EndpointAnswer, Fault>) + std::marker::Send + Sync,
+    dyn Fn(&Arrived) -> (Duration, std::result::Result<EndpointAnswer, ConnectFault>)
+        + std::marker::Send
+        + Sync,
 >;
 
 /// An answer.
@@ -170,7 +172,7 @@ pub fn answer(
     status: u16,
     headers: &[(&'static str, &str)],
     body: &str,
-) -> std::result::Result<EndpointAnswer, Fault> {
+) -> std::result::Result<EndpointAnswer, ConnectFault> {
     let pair = |(name, value): &(&'static str, &str)| {
         (HeaderName::from_static(name), HeaderValue::from_str(value).expect("a value"))
     };
@@ -179,8 +181,8 @@ pub fn answer(
 }
 
 /// No answer: nobody listens.
-pub fn refused() -> std::result::Result<EndpointAnswer, Fault> {
-    Err(Fault::Connect("refused".into()))
+pub fn refused() -> std::result::Result<EndpointAnswer, ConnectFault> {
+    Err(ConnectFault::Connect("refused".into()))
 }
 
 /// An endpoint without a network.
@@ -201,7 +203,7 @@ impl Endpoint {
     /// From now on it does this.
     pub fn does(
         &self,
-        script: impl Fn(&Arrived) -> (Duration, std::result::Result<EndpointAnswer, Fault>)
+        script: impl Fn(&Arrived) -> (Duration, std::result::Result<EndpointAnswer, ConnectFault>)
         + std::marker::Send
         + Sync
         + 'static,
@@ -241,7 +243,7 @@ impl Send for Endpoint {
         request: Request<Bytes>,
         time: Duration,
         _: bool,
-    ) -> std::result::Result<EndpointAnswer, Fault> {
+    ) -> std::result::Result<EndpointAnswer, ConnectFault> {
         let (parts, body) = request.into_parts();
         let body = String::from_utf8_lossy(&body).into_owned();
         let arrived = Arrived { at: self.began.elapsed(), headers: parts.headers, body };
@@ -256,7 +258,7 @@ impl Send for Endpoint {
         let (takes, answer) = script(&arrived);
         if takes > time {
             sleep(time).await;
-            return Err(Fault::TimeOut(time));
+            return Err(ConnectFault::TimeOut(time));
         }
         sleep(takes).await;
         answer

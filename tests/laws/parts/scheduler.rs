@@ -15,8 +15,8 @@ use dormouse::job::{JobState, JobView};
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
 use dormouse::outage::Outage;
-use dormouse::schedule::{Entry, Given, JobDefaults, Outcome, Zones, job_id};
-use dormouse::scheduler::{self, Changed, Condition, Found, NotChanged, Run, Schedule, Scheduler};
+use dormouse::schedule::{Became, Entry, Given, JobDefaults, Zones, job_id};
+use dormouse::scheduler::{self, Changed, Condition, FoundSchedule, NotChanged, Run, Schedule, Scheduler};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -89,7 +89,7 @@ impl Play {
         self.get(name).await.state.history.entries.into_iter().rev().collect()
     }
 
-    async fn outcomes(&self, name: &str) -> Vec<(Millis, Outcome)> {
+    async fn outcomes(&self, name: &str) -> Vec<(Millis, Became)> {
         self.history(name).await.into_iter().map(|entry| (entry.due - START, entry.outcome)).collect()
     }
 
@@ -114,7 +114,7 @@ async fn occurrences_are_placed_in_time_and_once() {
         tokio::join!(play.look(), other.look());
         play.pass(Duration::from_secs(10)).await;
     }
-    let expected: Vec<_> = (1..=5).map(|n| (n * 10_000, Outcome::Placed)).collect();
+    let expected: Vec<_> = (1..=5).map(|n| (n * 10_000, Became::Placed)).collect();
     assert_eq!(play.outcomes("s").await, expected);
     let ids: Vec<_> = play.jobs().await.iter().map(|job| job.id.to_string()).collect();
     let told: Vec<_> = play.history("s").await.into_iter().filter_map(|entry| entry.job_id).collect();
@@ -137,10 +137,10 @@ async fn six_hours_away() {
         let schedule = play.get("s").await;
         let counts = &schedule.state.history.counts;
         let count = |outcome| counts.get(&outcome).copied().unwrap_or(0);
-        assert_eq!(count(Outcome::CaughtUp), jobs as u64, "catch_up {catch_up}: {counts:?}");
-        assert_eq!(count(Outcome::Missed), 6 - jobs as u64, "catch_up {catch_up}: {counts:?}");
+        assert_eq!(count(Became::CaughtUp), jobs as u64, "catch_up {catch_up}: {counts:?}");
+        assert_eq!(count(Became::Missed), 6 - jobs as u64, "catch_up {catch_up}: {counts:?}");
         play.pass(Duration::from_secs(1800)).await;
-        assert_eq!(play.outcomes("s").await.last(), Some(&(7 * 3_600_000, Outcome::Placed)), "it goes on");
+        assert_eq!(play.outcomes("s").await.last(), Some(&(7 * 3_600_000, Became::Placed)), "it goes on");
     }
 }
 
@@ -159,14 +159,14 @@ async fn a_namespace_over_its_quota_is_tried_until_the_deadline() {
     play.pass(Duration::from_secs(10)).await;
     ok("ack", play.engine.ack_job(dormouse::job::JobRef { queue: queue("r"), id: placed[0].id }).await);
     play.pass(SECOND).await;
-    assert_eq!(play.outcomes("s").await, [(600_000, Outcome::Placed)], "now there is");
+    assert_eq!(play.outcomes("s").await, [(600_000, Became::Placed)], "now there is");
     // The job of before takes the room.
     play.pass(Duration::from_secs(589)).await;
     for _ in 0..35 {
         play.pass(SECOND).await;
     }
     let missed = play.history("s").await.pop().expect("an entry");
-    assert_eq!((missed.due - START, missed.outcome, missed.count), (1_200_000, Outcome::Missed, Some(1)));
+    assert_eq!((missed.due - START, missed.outcome, missed.count), (1_200_000, Became::Missed, Some(1)));
     let why = missed.why.expect("a reason");
     assert!(why.contains("quota"), "it says {why}");
     assert!(play.get("s").await.state.ailing, "its log says so once");
@@ -195,10 +195,10 @@ async fn what_the_store_refuses_of_a_job_alone_has_failed() {
     ok("publish", play.engine.publish(vec![taken].into()).await);
     play.pass(Duration::from_secs(10)).await;
     let failed = play.history("s").await.pop().expect("an entry");
-    assert_eq!((failed.outcome, failed.job_id), (Outcome::Failed, None));
+    assert_eq!((failed.outcome, failed.job_id), (Became::Failed, None));
     assert!(failed.why.is_some(), "with a reason");
     play.pass(Duration::from_secs(10)).await;
-    assert_eq!(play.outcomes("s").await[1], (20_000, Outcome::Placed), "it goes on");
+    assert_eq!(play.outcomes("s").await[1], (20_000, Became::Placed), "it goes on");
 }
 
 #[tokio::test]
@@ -208,7 +208,7 @@ async fn the_job_of_an_earlier_occurrence_is_told() {
     play.pass(Duration::from_secs(10)).await;
     play.pass(Duration::from_secs(10)).await;
     let history = play.history("s").await;
-    assert_eq!((history[0].outcome, history[1].outcome), (Outcome::Placed, Outcome::Skipped));
+    assert_eq!((history[0].outcome, history[1].outcome), (Became::Placed, Became::Skipped));
     assert_eq!(history[1].job_id, history[0].job_id, "the one that lives");
     play.set("s", json!({ "queue": "q", "every": 10, "overlap": "replace" })).await;
     play.pass(Duration::from_secs(10)).await;
@@ -235,7 +235,7 @@ async fn the_clock_is_set() {
     play.clock.step_wall(3_600_000);
     play.look().await;
     let counts = play.get("s").await.state.history.counts;
-    let now_and_missed = (counts.get(&Outcome::Placed), counts.get(&Outcome::Missed));
+    let now_and_missed = (counts.get(&Became::Placed), counts.get(&Became::Missed));
     assert_eq!(
         now_and_missed,
         (Some(&4), Some(&58)),
@@ -252,10 +252,10 @@ async fn what_was_due_before_a_change_is_the_old_settings() {
     // Nobody has looked since it was due.
     play.set("s", json!({ "queue": "q", "every": 7, "text": "new" })).await;
     play.look().await;
-    assert_eq!(play.outcomes("s").await, [(60_000, Outcome::Placed)], "the old one's");
+    assert_eq!(play.outcomes("s").await, [(60_000, Became::Placed)], "the old one's");
     assert_eq!(play.jobs().await[0].body.as_deref(), Some(&b"old"[..]));
     play.pass(Duration::from_secs(7)).await;
-    assert_eq!(play.outcomes("s").await.last(), Some(&(77_000, Outcome::Placed)), "counted from the change");
+    assert_eq!(play.outcomes("s").await.last(), Some(&(77_000, Became::Placed)), "counted from the change");
 }
 
 /// Guards against a change or a pause that drops what was missed before it, and tells nobody.
@@ -279,7 +279,7 @@ async fn what_was_missed_before_a_change_is_caught_up() {
         assert_eq!(play.jobs().await.len(), jobs, "{what}");
         let counts = play.get("s").await.state.history.counts;
         let count = |outcome| counts.get(&outcome).copied().unwrap_or(0);
-        let told = (count(Outcome::CaughtUp), count(Outcome::Missed));
+        let told = (count(Became::CaughtUp), count(Became::Missed));
         assert_eq!(told, (jobs as u64, hours - jobs as u64), "{what}: {counts:?}");
     }
 }
@@ -317,7 +317,7 @@ async fn a_death_after_any_call_leaves_the_job_and_its_schedule_as_one() {
         let (jobs, outcomes) = (play.jobs().await.len(), play.outcomes("s").await.len());
         assert_eq!(jobs, outcomes, "jobs and what is told of them, after {calls} calls");
         play.look().await;
-        assert_eq!(play.outcomes("s").await, [(10_000, Outcome::Placed)], "after {calls} calls");
+        assert_eq!(play.outcomes("s").await, [(10_000, Became::Placed)], "after {calls} calls");
         assert_eq!(play.jobs().await.len(), 1, "its job, after {calls} calls");
     }
 }
@@ -335,7 +335,7 @@ async fn without_room_what_is_too_late_is_missed_while_others_are_in_time() {
     let of = play.get("s").await;
     let count = |outcome| of.state.history.counts.get(&outcome).copied().unwrap_or(0);
     // The first took the room; those of 20 to 80 s are over, 90 to 120 s are in time.
-    assert_eq!((count(Outcome::Placed), count(Outcome::Missed)), (1, 7), "{:?}", of.state.history);
+    assert_eq!((count(Became::Placed), count(Became::Missed)), (1, 7), "{:?}", of.state.history);
     let why = of.state.history.entries[0].why.clone().unwrap_or_default();
     assert!(why.contains("quota"), "it says {why:?}");
     // Its owner can make it rarer all the same, and what is due is missed by that.
@@ -344,7 +344,7 @@ async fn without_room_what_is_too_late_is_missed_while_others_are_in_time() {
         Changed::Changed
     );
     let of = play.get("s").await;
-    assert_eq!(of.state.history.counts.get(&Outcome::Missed), Some(&11), "{:?}", of.state.history);
+    assert_eq!(of.state.history.counts.get(&Became::Missed), Some(&11), "{:?}", of.state.history);
     assert_eq!(play.jobs().await.len(), 1, "the first one alone");
 }
 
@@ -362,7 +362,7 @@ async fn what_is_due_and_waits_for_its_jitter_outlives_a_change() {
         } else {
             play.set("s", json!({ "queue": "q", "every": 7200 })).await;
         }
-        assert_eq!(play.outcomes("s").await, [(3_600_000, Outcome::Placed)], "pauses: {pauses}");
+        assert_eq!(play.outcomes("s").await, [(3_600_000, Became::Placed)], "pauses: {pauses}");
     }
 }
 
@@ -389,7 +389,7 @@ async fn a_store_that_refuses_for_a_moment_loses_nothing() {
     play.look().await;
     assert_eq!(play.outcomes("s").await, [], "it is tried again");
     play.pass(SECOND).await;
-    assert_eq!(play.outcomes("s").await, [(10_000, Outcome::Placed)], "in time");
+    assert_eq!(play.outcomes("s").await, [(10_000, Became::Placed)], "in time");
 }
 
 /// Vancouver as it was before its clocks stayed ahead for good.
@@ -486,12 +486,12 @@ async fn a_backup_of_an_hour_ago_is_put_back() {
     for _ in 0..6 {
         play.pass(Duration::from_secs(600)).await;
     }
-    let ids = async |play: &Play, name: &str| -> Vec<(Outcome, Option<String>)> {
+    let ids = async |play: &Play, name: &str| -> Vec<(Became, Option<String>)> {
         let history = play.history(name).await;
         history.into_iter().map(|entry| (entry.outcome, entry.job_id)).collect()
     };
     let before = ids(&play, "all").await;
-    assert_eq!(before.iter().filter(|(outcome, _)| *outcome == Outcome::Placed).count(), 7, "{before:?}");
+    assert_eq!(before.iter().filter(|(outcome, _)| *outcome == Became::Placed).count(), 7, "{before:?}");
     let (last, none) = (ids(&play, "last").await, ids(&play, "none").await);
     play.engine.close().await;
     drop(play);
@@ -506,11 +506,11 @@ async fn a_backup_of_an_hour_ago_is_put_back() {
     let expected: Vec<_> = before.iter().map(|(_, id)| id.clone()).collect();
     assert_eq!(sorted, expected, "every one again, with its id");
     let count =
-        |all: &[(Outcome, Option<String>)], of| all.iter().filter(|(outcome, _)| *outcome == of).count();
-    assert_eq!((count(&again, Outcome::Placed), count(&again, Outcome::CaughtUp)), (2, 5), "{again:?}");
+        |all: &[(Became, Option<String>)], of| all.iter().filter(|(outcome, _)| *outcome == of).count();
+    assert_eq!((count(&again, Became::Placed), count(&again, Became::CaughtUp)), (2, 5), "{again:?}");
     for (name, before) in [("last", last), ("none", none)] {
         let again = ids(&play, name).await;
-        let expected = [before[0].clone(), (Outcome::Missed, None), before[6].clone()];
+        let expected = [before[0].clone(), (Became::Missed, None), before[6].clone()];
         assert_eq!(again, expected, "{name}: the one that is in time again, with its id");
     }
     assert_eq!(play.jobs().await.len(), 7 + 2 + 2);
@@ -552,13 +552,13 @@ async fn a_schedule_that_cannot_be_read_is_shown_deleted_and_set() {
     assert_eq!(play.outcomes("a").await.len(), 2, "others go on");
     let page = play.scheduler.page(&id.namespace, "", None, 10, false).await.expect("a page");
     let shown: Vec<_> =
-        page.schedules.iter().map(|of| (of.revision(), matches!(of, Found::Whole(_)))).collect();
+        page.schedules.iter().map(|of| (of.revision(), matches!(of, FoundSchedule::Whole(_)))).collect();
     assert_eq!(shown, [(1, true), (2, false), (1, true)]);
     // It is set again, and remembers what it can.
     assert_eq!(play.set("s", json!({ "queue": "q", "every": 20 })).await, Changed::Changed);
     let of = play.get("s").await;
     assert_eq!((of.version.revision, of.created_at), (3, START), "a later revision of the same one");
-    assert_eq!(play.outcomes("s").await, [(10_000, Outcome::Placed)]);
+    assert_eq!(play.outcomes("s").await, [(10_000, Became::Placed)]);
     play.pass(Duration::from_secs(20)).await;
     assert_eq!(play.outcomes("s").await.len(), 2, "it places again, and nothing that was before");
     break_it().await;
@@ -583,14 +583,14 @@ async fn what_a_full_store_could_not_write_is_missed_with_its_reason() {
     assert_eq!(play.outcomes("s").await, [], "nothing could be written");
     gated.refuse_steps(0);
     play.look().await;
-    assert_eq!(play.outcomes("s").await, [(10_000, Outcome::Missed)]);
+    assert_eq!(play.outcomes("s").await, [(10_000, Became::Missed)]);
     let why = play.history("s").await[0].why.clone().unwrap_or_default();
     assert!(why.contains("OOM"), "it says {why:?}");
     // What is missed for another reason does not say that one.
     play.pass(Duration::from_secs(6)).await;
     play.pass(Duration::from_secs(25)).await;
     let last = play.history("s").await.pop().expect("it is told");
-    assert_eq!((last.outcome, last.why), (Outcome::Missed, None), "nobody looked");
+    assert_eq!((last.outcome, last.why), (Became::Missed, None), "nobody looked");
 }
 
 /// Guards against a walk that ends before it has seen all: of large bodies a store reads few at a time.

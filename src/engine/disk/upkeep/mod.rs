@@ -10,7 +10,7 @@ pub mod sweep;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::space::Room;
+use self::space::FreeSpace;
 use self::sweep::{Forget, Scan, SweepPlan, UpkeepReport};
 use crate::clock::Micros;
 use crate::engine::disk::state::garbage::Upkeep;
@@ -48,7 +48,7 @@ const COMPACTION_REST: u32 = 19;
 pub fn each_second(
     store: &Store,
     sync: bool,
-    (room, observers): (&Room, &Observers),
+    (room, observers): (&FreeSpace, &Observers),
     heartbeat: &Heartbeat,
     stop: &Stop,
     poison: &Poison,
@@ -106,7 +106,7 @@ impl Unreadable {
 }
 
 /// Merges tables.
-pub fn merge(store: &Store, room: &Room, stop: &Stop, poison: &Poison) {
+pub fn merge(store: &Store, room: &FreeSpace, stop: &Stop, poison: &Poison) {
     let mut done: [Option<Shape>; Space::ALL.len()] = Default::default();
     let mut unreadable = Unreadable::default();
     let mut pause = MERGE_PAUSE;
@@ -153,7 +153,7 @@ pub fn merge(store: &Store, room: &Room, stop: &Stop, poison: &Poison) {
 pub struct Sweeper {
     pub store: Store,
     pub handle: Handle,
-    pub room: Arc<Room>,
+    pub room: Arc<FreeSpace>,
     /// How long it rests between two looks, and how often it does what is to be done about the files.
     pub every: Duration,
 }
@@ -314,7 +314,7 @@ mod tests {
         let told = stop.clone();
         // Nobody serves its calls.
         drop(calls);
-        let sweeper = Sweeper { store, handle, room: Room::new(dir.path(), 0), every: Duration::ZERO };
+        let sweeper = Sweeper { store, handle, room: FreeSpace::new(dir.path(), 0), every: Duration::ZERO };
         let body = move || sweeper.run(&told);
         let thread = threads::spawn("disk-sweep", &stop, &poison, body).unwrap(); // there is room for a thread
         assert!(thread.join().is_ok(), "it should end, not panic");

@@ -13,11 +13,11 @@ const COPIES: u64 = 2;
 /// What a stored job is counted for beside its body: its record, its entries, and their keys.
 const JOB: u64 = 400;
 
-/// The room on one disk. Below `least` free bytes publishes are refused, below a half of it whatever else stores a body
+/// The free space of one disk. Below `least` free bytes publishes are refused, below a half of it whatever else stores a body
 /// again (republish, respawn, bury, a release with a delay or a reason), and below a quarter compactions that have
 /// something to rewrite.
 #[derive(Debug)]
-pub struct Room {
+pub struct FreeSpace {
     path: PathBuf,
     /// 0 is no bound.
     least: u64,
@@ -27,11 +27,11 @@ pub struct Room {
     low: AtomicBool,
 }
 
-impl Room {
-    /// The room on the disk that `path` lies on.
-    pub fn new(path: &Path, least: u64) -> Arc<Room> {
+impl FreeSpace {
+    /// That of the disk that `path` lies on.
+    pub fn new(path: &Path, least: u64) -> Arc<FreeSpace> {
         let (free, low) = (AtomicU64::new(u64::MAX), AtomicBool::new(false));
-        let room = Arc::new(Room { path: path.to_owned(), least, free, low });
+        let room = Arc::new(FreeSpace { path: path.to_owned(), least, free, low });
         room.measure();
         room
     }
@@ -102,9 +102,9 @@ mod tests {
     #[test]
     fn the_less_room_there_is_the_more_is_refused() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let free = Room::new(dir.path(), 0).free();
+        let free = FreeSpace::new(dir.path(), 0).free();
         assert!(free > 1 << 20, "a test needs some room, and {free} bytes are free");
-        let with = |least: u64| Room::new(dir.path(), least);
+        let with = |least: u64| FreeSpace::new(dir.path(), least);
         let enough = with(free / 64);
         assert!(
             !enough.is_low() && enough.publish(1, 9).is_ok() && enough.rewrite(9).is_ok(),
@@ -123,8 +123,8 @@ mod tests {
     #[test]
     fn what_is_stored_between_two_looks_is_counted() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let free = Room::new(dir.path(), 0).free();
-        let room = Room::new(dir.path(), free / 2);
+        let free = FreeSpace::new(dir.path(), 0).free();
+        let room = FreeSpace::new(dir.path(), free / 2);
         room.publish(1, (free / 2) as usize).unwrap(); // there was room when it was asked
         assert!(refused(room.publish(1, 1)), "all room was taken by the one before");
         room.measure();

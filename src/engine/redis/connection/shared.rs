@@ -18,6 +18,8 @@ use crate::engine::redis::layout::scripts::Script;
 /// How long calls wait for the first attempt to connect again. A server that is gone refuses at once, and one that is
 /// there takes a millisecond; but more when the machine is busy or another Redis becomes the master.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
+/// About how many fields one step of a scan reads: a quarter of a millisecond of the Redis.
+const SCAN_STEP: usize = 500;
 
 /// A field of a hash, and its value.
 type Field = (Vec<u8>, Vec<u8>);
@@ -84,17 +86,11 @@ impl SharedConnection {
         Ok(redis::from_redis_value(reply)?)
     }
 
-    /// Reads a whole hash, about `step` fields at a time: the Redis serves others in between. A field that changes
-    /// meanwhile may be met twice.
-    pub async fn scan(
-        &self,
-        key: &str,
-        step: usize,
-        mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send,
-    ) -> Outcome<()> {
+    /// Reads a whole hash in steps: the Redis serves others in between. A field that changes meanwhile may be met twice.
+    pub async fn scan(&self, key: &str, mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send) -> Outcome<()> {
         let mut cursor = 0;
         loop {
-            let (next, fields) = self.scan_step(key, cursor, step).await?;
+            let (next, fields) = self.scan_step(key, cursor).await?;
             fields.into_iter().for_each(|(field, value)| each(field, value));
             if next == 0 {
                 return Ok(());
@@ -104,8 +100,8 @@ impl SharedConnection {
     }
 
     /// One step of it, and where the next one goes on. It begins and ends with 0.
-    pub async fn scan_step(&self, key: &str, cursor: u64, step: usize) -> Outcome<(u64, Vec<Field>)> {
-        self.query(redis::cmd("HSCAN").arg(key).arg(cursor).arg("COUNT").arg(step)).await
+    pub async fn scan_step(&self, key: &str, cursor: u64) -> Outcome<(u64, Vec<Field>)> {
+        self.query(redis::cmd("HSCAN").arg(key).arg(cursor).arg("COUNT").arg(SCAN_STEP)).await
     }
 
     /// Has the connection do something. It is made anew when the fault says that it is of no more use.

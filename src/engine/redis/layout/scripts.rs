@@ -66,38 +66,6 @@ pub struct Scripts {
     pub push_report: Script,
 }
 
-/// A script without a deadline. lua/clock.lua is not put before it.
-macro_rules! without_clock {
-    ($name:literal) => {
-        Script::new(include_str!(concat!("../../../../lua/", $name, ".lua")))
-    };
-}
-
-/// A script of a pool, which has a deadline by the Redis's clock: lua/clock.lua is put before it. It is called with
-/// [`Link::run_script`](crate::engine::redis::link::Link::run_script).
-macro_rules! with_clock {
-    ($name:literal) => {
-        Script::new(concat!(
-            include_str!("../../../../lua/clock.lua"),
-            include_str!(concat!("../../../../lua/", $name, ".lua"))
-        ))
-    };
-}
-
-/// The same for a script that stores or deletes jobs: while it [counts](Scripts::count), lua/quotas.lua stands around
-/// it.
-macro_rules! counted {
-    ($($part:tt),+) => {
-        Script::new(concat!(include_str!("../../../../lua/clock.lua"), $(part!($part)),+)).counting(concat!(
-            include_str!("../../../../lua/clock.lua"),
-            include_str!("../../../../lua/quotas.lua"),
-            "local function script()\n",
-            $(part!($part),)+
-            "\nend\nlocal answer = script()\nsettle()\nreturn answer\n"
-        ))
-    };
-}
-
 /// A part of a script: a file; or, in brackets, one as the function of that name, which takes keys and arguments.
 macro_rules! part {
     ($name:literal) => {
@@ -108,24 +76,31 @@ macro_rules! part {
     };
 }
 
-/// The same for a script that knows what is kept beside lmstfy's keys: lua/details.lua is put before it too.
-macro_rules! with_details {
+/// A script without a deadline. lua/clock.lua is not put before it.
+macro_rules! without_clock {
     ($name:literal) => {
-        Script::new(concat!(
-            include_str!("../../../../lua/clock.lua"),
-            include_str!("../../../../lua/details.lua"),
-            include_str!(concat!("../../../../lua/", $name, ".lua"))
-        ))
+        Script::new(part!($name))
     };
 }
 
-/// The same for a script of schedules: lua/schedules.lua is put before it too.
-macro_rules! with_schedules {
-    ($name:literal) => {
-        Script::new(concat!(
-            include_str!("../../../../lua/clock.lua"),
-            include_str!("../../../../lua/schedules.lua"),
-            include_str!(concat!("../../../../lua/", $name, ".lua"))
+/// A script of a pool, which has a deadline by the Redis's clock: lua/clock.lua is put before it, and then what else it
+/// stands on. It is called with [`Link::run_script`](crate::engine::redis::link::Link::run_script).
+macro_rules! with_clock {
+    ($($part:tt),+) => {
+        Script::new(concat!(part!("clock"), $(part!($part)),+))
+    };
+}
+
+/// The same for a script that stores or deletes jobs: while it [counts](Scripts::count), lua/quotas.lua stands around
+/// it.
+macro_rules! counted {
+    ($($part:tt),+) => {
+        with_clock!($($part),+).counting(concat!(
+            part!("clock"),
+            part!("quotas"),
+            "local function script()\n",
+            $(part!($part),)+
+            "\nend\nlocal answer = script()\nsettle()\nreturn answer\n"
         ))
     };
 }
@@ -140,17 +115,17 @@ impl Default for Scripts {
             consume: with_clock!("consume"),
             give_back: with_clock!("give_back"),
             touch: with_clock!("touch"),
-            release: with_details!("release"),
+            release: with_clock!("details", "release"),
             ack: counted!("forget", "ack"),
             ack_many: counted!("forget", "ack_many"),
             peek: with_clock!("peek"),
-            inspect: with_details!("inspect"),
-            describe: with_details!("describe"),
-            scan_timers: with_details!("scan_timers"),
-            count_timers: with_details!("count_timers"),
+            inspect: with_clock!("details", "inspect"),
+            describe: with_clock!("details", "describe"),
+            scan_timers: with_clock!("details", "scan_timers"),
+            count_timers: with_clock!("details", "count_timers"),
             destroy: counted!("destroy"),
-            respawn: with_details!("respawn"),
-            respawn_job: with_details!("respawn_job"),
+            respawn: with_clock!("details", "respawn"),
+            respawn_job: with_clock!("details", "respawn_job"),
             pause: with_clock!("pause"),
             resume: with_clock!("resume"),
             delete_dead: counted!("delete_dead"),
@@ -165,8 +140,8 @@ impl Default for Scripts {
             put_quota: without_clock!("put_quota"),
             servers: without_clock!("servers"),
             step_schedule: counted!("forget", "details", [publish "publish_with"], "schedules", "step_schedule"),
-            list_schedules: with_schedules!("list_schedules"),
-            due_schedules: with_schedules!("due_schedules"),
+            list_schedules: with_clock!("schedules", "list_schedules"),
+            due_schedules: with_clock!("schedules", "due_schedules"),
             push_swap: without_clock!("push_swap"),
             push_lease: without_clock!("push_lease"),
             push_report: without_clock!("push_report"),

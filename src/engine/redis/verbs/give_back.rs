@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use redis::Cmd;
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::RedisCore;
@@ -12,12 +12,28 @@ use crate::error::Result;
 use crate::job::Job;
 
 /// How many go back in one script call.
-const STEP: usize = 250;
+pub const STEP: usize = 250;
 /// How long it is tried again when the Redis is away or refuses writes: a job that does not go back loses a try. A
 /// hand-over that was given back already is left alone, so a second time does no harm.
 const TRIED_FOR: Duration = Duration::from_secs(30);
 /// The pause before it is tried again.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Asks, and asks again, until the Redis has done it or refuses it for good. Ends with the engine.
+pub async fn until_given<T, F: Future<Output = Outcome<T>>>(
+    closing: &CancellationToken,
+    mut ask: impl FnMut() -> F,
+) -> Outcome<T> {
+    let end = Instant::now() + TRIED_FOR;
+    loop {
+        match ask().await {
+            Err(fault) if fault.may_heal() && Instant::now() < end && !closing.is_cancelled() => {
+                closing.run_until_cancelled(sleep(PAUSE)).await;
+            }
+            given => return given,
+        }
+    }
+}
 
 impl RedisCore {
     /// Each to the head of its queue, in the order given.
@@ -48,25 +64,12 @@ impl RedisCore {
                 cmd.arg(keys::member(&job.queue, job.tries_left, &job.id)).arg(job.receipt);
                 cmd.arg(keys::element(job.tries_left.saturating_add(1), &job.id));
             }
-            self.give_back_step(&cmd).await?;
+            let give = || self.run(&self.hand_overs, &self.scripts.give_back, cmd.clone());
+            let _: u64 = until_given(&self.connections.closing, give).await?;
             for queue in lists {
                 self.notifiers.notify(queue);
             }
         }
         Ok(())
-    }
-
-    async fn give_back_step(&self, call: &Cmd) -> Outcome<()> {
-        let end = Instant::now() + TRIED_FOR;
-        loop {
-            let given: Outcome<u64> = self.run(&self.hand_overs, &self.scripts.give_back, call.clone()).await;
-            let closing = &self.connections.closing;
-            match given {
-                Err(fault) if fault.may_heal() && Instant::now() < end && !closing.is_cancelled() => {
-                    closing.run_until_cancelled(sleep(PAUSE)).await;
-                }
-                given => return given.map(drop),
-            }
-        }
     }
 }

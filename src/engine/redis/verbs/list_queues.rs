@@ -14,8 +14,6 @@ use crate::engine::{QueuePage, QueueView};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueName};
 
-/// How many names one step of the copying is asked for.
-const SCAN: usize = 500;
 /// How long a list waits for the copying. A later one finds what was copied meanwhile.
 const COPY_TIME: Duration = Duration::from_secs(5);
 
@@ -62,7 +60,7 @@ impl RedisCore {
         let mut scan = Some(0);
         while let Some(from) = scan {
             self.is_open()?;
-            let (next, fields) = self.shared.scan_step(&hash, from, SCAN).await?;
+            let (next, fields) = self.shared.scan_step(&hash, from).await?;
             if !fields.is_empty() {
                 let mut add = redis::cmd("ZADD");
                 add.arg(&index);

@@ -25,8 +25,6 @@ use crate::name::{Queue, QueueList};
 
 /// How often a server asks for changes.
 const ASK: Duration = Duration::from_millis(400);
-/// How many fields one step of a scan is asked for.
-const SCAN: usize = 500;
 /// How many pauses one call ends.
 const MOST_ENDED: usize = 500;
 impl RedisCore {
@@ -138,7 +136,7 @@ impl RedisCore {
         let each = |queue: Vec<u8>, until: Vec<u8>| {
             paused.extend(keys::queue_of_group(&queue).zip(read_pause(&until)));
         };
-        self.consumes.scan(keys::PAUSED, SCAN, each).await?;
+        self.consumes.scan(keys::PAUSED, each).await?;
         Ok(paused)
     }
 

@@ -34,9 +34,8 @@ const SOON: Duration = Duration::from_secs(1);
 const TURN: Duration = Duration::from_secs(15);
 /// How long a new quota waits for the count of what was there. A small store is counted by then.
 const PATIENCE: Duration = Duration::from_millis(800);
-/// How many namespaces one script call sets or corrects, and how many fields a step of a scan reads.
+/// How many namespaces one script call sets or corrects.
 const CHUNK: usize = 250;
-const SCAN: usize = 500;
 
 /// Jobs and bytes.
 type Used = [i64; 2];
@@ -85,7 +84,7 @@ impl RedisCore {
     async fn namespaces_with_quota(&self) -> Outcome<Vec<String>> {
         let mut names = Vec::new();
         let each = |field, _| names.extend(String::from_utf8(field).ok().filter(|name| !name.contains('/')));
-        self.shared.scan(keys::USED, SCAN, each).await?;
+        self.shared.scan(keys::USED, each).await?;
         Ok(names)
     }
 

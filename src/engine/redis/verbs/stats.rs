@@ -15,8 +15,6 @@ use crate::name::{Namespace, Queue, QueueName};
 
 /// How many queues' lists are measured in one round trip.
 const CHUNK: usize = 256;
-/// How many names one step of a scan is asked for.
-const SCAN: usize = 500;
 
 /// An answer about a list. A key of another type, which another program left, is an empty list: it must not hide the
 /// queues.
@@ -75,7 +73,7 @@ impl RedisCore {
     /// The names of the fields of a hash.
     async fn fields(&self, key: &str) -> Result<Vec<String>> {
         let mut fields = Vec::new();
-        self.shared.scan(key, SCAN, |field, _| fields.extend(String::from_utf8(field))).await?;
+        self.shared.scan(key, |field, _| fields.extend(String::from_utf8(field))).await?;
         Ok(fields)
     }
 

@@ -3,15 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::time::sleep;
-
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::place_of;
 use crate::clock::Micros;
-use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::connection::fault::Fault;
 use crate::engine::redis::layout::times::micros;
+use crate::engine::redis::verbs::give_back::{STEP, until_given};
 use crate::engine::{Held, Release, Released, Touched, Tries};
 use crate::error::Result;
 use crate::job::{Job, JobRef, Reason, Receipt};
@@ -20,14 +19,6 @@ use crate::name::Queue;
 /// What stands in an answer in place of a due time.
 const OVER: i64 = 0;
 const NOT_FOUND: i64 = -1;
-
-/// How many go back in one script call.
-const STEP: usize = 250;
-/// How long it is tried again when the Redis is away or refuses writes: a job that does not go back loses a try. A
-/// hand-over that was given back already is left alone, so a second time does no harm.
-const TRIED_FOR: Duration = Duration::from_secs(30);
-/// The pause before it is tried again.
-const PAUSE: Duration = Duration::from_millis(100);
 
 impl CompactCore {
     /// The ttr ends `ttr` from now.
@@ -160,18 +151,8 @@ impl CompactCore {
             let Receipt { hand_over, tries_left } = job.proof();
             call.arg(n).arg(place_of(home, &job.id)).arg(hand_over).arg(tries_left);
         }
-        let end = Instant::now() + TRIED_FOR;
-        let given = loop {
-            let given: Outcome<usize> =
-                self.ask(home, Lane::HandOver, &self.scripts.give_back, call.clone()).await;
-            let closing = self.tasks.stopping();
-            match given {
-                Err(fault) if fault.may_heal() && Instant::now() < end && !closing.is_cancelled() => {
-                    closing.run_until_cancelled(sleep(PAUSE)).await;
-                }
-                given => break given?,
-            }
-        };
+        let give = || self.ask(home, Lane::HandOver, &self.scripts.give_back, call.clone());
+        let given = until_given(self.tasks.stopping(), give).await?;
         for queue in queues {
             self.ready_again(queue, home);
             self.common.notifiers.notify(queue);

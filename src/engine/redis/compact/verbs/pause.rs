@@ -19,8 +19,6 @@ use crate::name::{Namespace, Queue, QueueName};
 /// In place of a time.
 const RESUMED: i64 = -1;
 const TOO_MANY: i64 = -2;
-/// How many names one step of a scan is asked for.
-const SCAN: usize = 500;
 
 impl CompactCore {
     /// Pauses a queue, or ends its pause; its earlier pause is forgotten.
@@ -119,7 +117,7 @@ impl CompactCore {
         loop {
             let mut found = Vec::new();
             let each = |name: Vec<u8>, until: Vec<u8>| found.extend(read_pause(namespace, &name, &until));
-            let scanned = attempts.link().await?.shared.scan(&key, SCAN, each).await;
+            let scanned = attempts.link().await?.shared.scan(&key, each).await;
             if let Some(outcome) = attempts.outcome(scanned) {
                 return outcome.map(|()| found);
             }

@@ -1,0 +1,92 @@
+//! The tasks that run beside the ports, from when the stores are open until the stop: what pumps, places, samples, pushes
+//! and looks after tokens and quotas.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::stores::{StoreFailure, Stores};
+use crate::http::{self, AppState};
+use crate::process::tasks::{Failure, Tasks};
+use crate::pump;
+use crate::scheduler;
+
+/// How long a server whose last pool has failed still answers, and says why: somebody may want to read it.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+
+/// Starts all of them. Returns once the quotas hold, or take longer than a second.
+pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure: &Failure) {
+    for store in state.quotas.stores() {
+        let (quotas, stop) = (state.quotas.clone(), tasks.stopping().clone());
+        tasks.spawn_essential("the quotas of a pool", async move {
+            stop.run_until_cancelled(quotas.keep_applied(store)).await;
+        });
+    }
+    // What is published from now on is held to them, unless the store of quotas takes longer than a second.
+    state.quotas.begun().await;
+    let (push, stop) = (state.push.clone(), tasks.stopping().clone());
+    tasks.spawn_essential("push", async move {
+        push.run().await;
+        // It is stopped before all else, so that nothing more is consumed.
+        stop.cancelled().await;
+    });
+
+    for (name, engine) in &stores.engines {
+        let pump = pump::run(engine.clone(), stores.outages[name].clone(), tasks.stopping().clone());
+        tasks.spawn_essential(format!("the pump of pool {name}"), async move {
+            if let Err(error) = pump.await {
+                tracing::error!(%error, "the timer of a pump failed");
+            }
+        });
+    }
+    for pool in state.pools.values() {
+        let (name, stop) = (&pool.name, tasks.stopping().clone());
+        let catches_up = scheduler::catch_up(pool.scheduler.clone(), pool.outage.clone(), stop.clone());
+        tasks.spawn_essential(format!("the task that catches up of pool {name}"), catches_up);
+        let places = scheduler::run(pool.scheduler.clone(), pool.outage.clone(), stop);
+        tasks.spawn_essential(format!("the placer of pool {name}"), async move {
+            if let Err(error) = places.await {
+                tracing::error!(%error, "the timer of a placer failed");
+            }
+        });
+    }
+    for pool in state.pools.values() {
+        let samples = pool.sampler.clone().run(tasks.stopping().clone());
+        tasks.spawn_essential(format!("the sampler of pool {}", pool.name), samples);
+    }
+    let (of_fleet, stop) = (state.clone(), tasks.stopping().clone());
+    let line = move || http::own_line(&of_fleet);
+    tasks.spawn_essential("the line of this server", state.fleet.clone().run(line, stop));
+    let pools_left = Arc::new(AtomicUsize::new(stores.engines.len()));
+    for (store, failed) in stores.failures {
+        let (failure, stop, pools_left) = (failure.clone(), tasks.stopping().clone(), pools_left.clone());
+        tasks.spawn(
+            async move { stop.run_until_cancelled(fails(store, failed, &pools_left, &failure)).await },
+        );
+    }
+    let checks = http::keep_checked(state.parked_tokens.clone(), state.tokens.clone(), tasks.clone());
+    let stop = tasks.stopping().clone();
+    tasks.spawn_essential("the checks of parked polls' tokens", async move {
+        stop.run_until_cancelled(checks).await;
+    });
+}
+
+/// Waits until a store fails for good. The server goes on without it while another pool is left, and otherwise ends,
+/// after a while in which it says why.
+async fn fails(store: String, failed: StoreFailure, pools_left: &AtomicUsize, failure: &Failure) {
+    let why = match failed {
+        StoreFailure::WithServer(failed) => failed.await,
+        StoreFailure::Alone(failed) => {
+            let why = failed.await;
+            if pools_left.fetch_sub(1, Ordering::Relaxed) > 1 {
+                tracing::error!(store, why, "the store failed; the other pools go on");
+                return;
+            }
+            tracing::error!(store, why, "the last store failed; the server ends soon");
+            tokio::time::sleep(LAST_WORDS).await;
+            why
+        }
+    };
+    tracing::error!(store, why, "the store failed; the server ends");
+    failure.report(format!("{store}: {why}"));
+}
