@@ -229,9 +229,13 @@ async fn what_a_token_may_no_more_and_keys_and_conditions_are_looked_at_by_every
                 let path = format!("/token/{}/{}/limit", made.namespace, made.token);
                 let limit = r#"{"read":1,"write":1,"interval":600}"#;
                 send(server.admin("PUT", &path).body(limit)).await.expect(200);
-                // It is known a moment later.
+                // It is known a moment later. What hands nothing out is not counted.
                 until_status(429, async || send(api("PUT", "other").body("x")).await).await;
-                until_status(429, async || send(api("GET", "empty")).await).await;
+                until_status(429, async || send(api("GET", "other")).await).await;
+            }
+            if (status, id) == (429, "republish") {
+                // Only where there is no such job is it counted.
+                again.example.path = again.example.path.replace(&made.job_id, &somewhat().job_id);
             }
             if status == 422 {
                 let first = api("POST", "mail/jobs").header("Idempotency-Key", "k").body("other");
