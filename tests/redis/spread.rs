@@ -571,7 +571,7 @@ async fn what_a_node_refuses_goes_elsewhere_and_the_last_part_is_waited_for() {
     let later = |n: usize| {
         let (engine, q) = (engine.clone(), q.clone());
         async move {
-            let at = (n % 2 == 0).then(|| engine.now() + 3_600_000);
+            let at = n.is_multiple_of(2).then(|| engine.now() + 3_600_000);
             let jobs = vec![Placing { at, ..placing(&engine, &q, n.to_string(), None) }];
             engine.publish(Publication { jobs, replaces: None, once: None }).await
         }

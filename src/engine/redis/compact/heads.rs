@@ -107,6 +107,25 @@ impl Heads {
     }
 }
 
+impl Heads {
+    /// The same of as many as may be asked at the same time: what any of them hands out is newer than the oldest job of each
+    /// other one by no more than `ahead`.
+    pub fn choose_some(
+        &self,
+        ahead: Micros,
+        can_be_asked: impl Fn(Partition) -> bool,
+        most: usize,
+    ) -> Vec<(Partition, Micros)> {
+        let all = || self.each.iter().zip(0..).filter(|(_, partition)| can_be_asked(*partition));
+        let asked = all().filter(|(head, _)| head.has).filter_map(|(head, partition)| {
+            let others = all().filter(|(_, other)| *other != partition).map(|(other, _)| other.least);
+            let until = others.min().map_or(Micros::MAX >> 11, |least| least.saturating_add(ahead));
+            (head.least <= until).then_some((partition, until))
+        });
+        asked.take(most).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,6 +149,19 @@ mod tests {
         assert_eq!(heads.choose(SECOND, any), Choice::Look(vec![0]), "an older one may have come there");
         assert_eq!(heads.choose(SECOND, |n| n != 0), Choice::Ask(1, 103 * SECOND), "it cannot be asked");
         assert_eq!(heads.choose(SECOND, |n| n == 1), Choice::Ask(1, Micros::MAX >> 11), "there is no other");
+    }
+
+    #[test]
+    fn several_are_asked_at_the_same_time_unless_one_is_too_far_ahead() {
+        let mut heads = Heads::new(3);
+        for (partition, first) in [(0, 100), (1, 100), (2, 102)] {
+            heads.seen(partition, Some(first * SECOND), 0);
+        }
+        assert_eq!(heads.choose_some(SECOND, |_| true, 9), [(0, 101 * SECOND), (1, 101 * SECOND)]);
+        assert_eq!(heads.choose_some(SECOND, |_| true, 1), [(0, 101 * SECOND)]);
+        assert_eq!(heads.choose_some(SECOND, |n| n == 2, 9), [(2, Micros::MAX >> 11)]);
+        heads.seen(1, None, 50 * SECOND);
+        assert_eq!(heads.choose_some(SECOND, |_| true, 9), [], "an older one may have come there");
     }
 
     #[test]

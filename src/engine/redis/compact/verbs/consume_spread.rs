@@ -12,11 +12,14 @@ use super::super::heads::Choice;
 use super::super::partitions::Partition;
 use super::super::spread::SpreadQueue;
 use super::consume::Fetched;
-use crate::engine::Consumed;
 use crate::engine::redis::connection::fault::Fault;
 use crate::engine::redis::layout::times::micros;
+use crate::engine::{Consumed, together};
 use crate::error::{Error, Result};
 use crate::name::Queue;
+
+/// How many partitions are asked at the same time that have few jobs each.
+const AT_A_TIME: usize = 16;
 
 /// What one consume has found out.
 #[derive(Default)]
@@ -46,6 +49,8 @@ impl CompactCore {
         let count = self.partitions.count();
         let ahead = micros(self.spreading.rules.ahead);
         let (mut seen, mut consumed) = (Seen::default(), Consumed::default());
+        // Partitions have few jobs each.
+        let mut is_shallow = false;
         if ahead == 0 {
             spread.heads.lock().forget();
         }
@@ -83,29 +88,45 @@ impl CompactCore {
                     continue;
                 }
             };
-            spread.heads.lock().asks(&[partition]);
-            match self.consume_part(partition, std::slice::from_ref(queue), rest, Some(until)).await {
-                Ok(Fetched { consumed: some, now, is_paused, head, .. }) => {
-                    let head = head.filter(|_| !is_paused);
-                    spread.heads.lock().seen(partition, head, now);
-                    if head.is_none() && !some.more {
-                        seen.empty.insert(partition);
+            // Each job is for its own ttr: who asks several at the same time does not know which gets which.
+            let mut asked = vec![(partition, until)];
+            if is_shallow && rest.iter().all(|ttr| *ttr == rest[0]) {
+                let can = |partition| !seen.failed.contains_key(&partition);
+                let some = spread.heads.lock().choose_some(ahead, can, rest.len().min(AT_A_TIME));
+                if some.len() > 1 {
+                    asked = some;
+                }
+            }
+            let share = &rest[..rest.len() / asked.len()];
+            spread.heads.lock().asks(&asked.iter().map(|(partition, _)| *partition).collect::<Vec<_>>());
+            let answers = asked.iter().map(|(partition, until)| {
+                self.consume_part(*partition, std::slice::from_ref(queue), share, Some(*until))
+            });
+            let (mut is_over, mut refused) = (false, None);
+            for ((partition, _), answer) in asked.iter().zip(together::all(answers).await) {
+                match answer {
+                    Ok(Fetched { consumed: some, now, is_paused, head, .. }) => {
+                        let head = head.filter(|_| !is_paused);
+                        spread.heads.lock().seen(*partition, head, now);
+                        if head.is_none() && !some.more {
+                            seen.empty.insert(*partition);
+                        }
+                        is_shallow |= some.jobs.len() < share.len();
+                        is_over |= some.more;
+                        consumed.jobs.extend(some.jobs);
                     }
-                    consumed.jobs.extend(some.jobs);
-                    if some.more {
-                        consumed.more = true;
-                        return Ok(consumed);
+                    Err(fault) => {
+                        spread.heads.lock().unsure(*partition);
+                        match Error::from(fault.clone()) {
+                            Error::Unreachable(_) => _ = seen.failed.insert(*partition, fault),
+                            error => refused = Some(error),
+                        }
                     }
                 }
-                Err(fault) => {
-                    spread.heads.lock().unsure(partition);
-                    let error = Error::from(fault.clone());
-                    if !matches!(error, Error::Unreachable(_)) {
-                        consumed.more = true;
-                        return if consumed.jobs.is_empty() { Err(error) } else { Ok(consumed) };
-                    }
-                    seen.failed.insert(partition, fault);
-                }
+            }
+            if is_over || refused.is_some() {
+                consumed.more = true;
+                return refused.filter(|_| consumed.jobs.is_empty()).map_or(Ok(consumed), Err);
             }
         }
         consumed.more = true;

@@ -283,11 +283,11 @@ impl CompactCore {
             ("done", [revision, step, _, landed, added @ ..]) => {
                 let version = ScheduleVersion { revision: read(revision)?, step: read(step)? };
                 let landed = read_landed(home, &read::<Vec<u8>>(landed)?)?;
-                if landed.is_some() {
-                    if let Some(queue) = queue_of(&of.step) {
-                        self.ready_again(&queue, home);
-                        self.common.notifiers.notify(&queue);
-                    }
+                if landed.is_some()
+                    && let Some(queue) = queue_of(&of.step)
+                {
+                    self.ready_again(&queue, home);
+                    self.common.notifiers.notify(&queue);
                 }
                 let added = match added {
                     [jobs, bytes, queues] => [read(jobs)?, read(bytes)?, read(queues)?],
