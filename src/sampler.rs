@@ -9,7 +9,7 @@ use std::time::Duration;
 use ahash::HashMap;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Mutex as AsyncMutex;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::{Millis, system_now};
@@ -286,13 +286,22 @@ impl Sampler {
     /// For a scrape: whether the store can be used, and its figures, which may take `patience`. Where they were read a
     /// moment ago it is not asked for them again.
     pub async fn scrape(self: &Arc<Self>, patience: Duration) -> (bool, Reading) {
+        let end = Instant::now() + patience;
         let figures = async {
-            let mut last = timeout(patience, self.last.lock()).await.ok()?;
+            let mut last = timeout_at(end, self.last.lock()).await.ok()?;
             let young = last.1.clone().filter(|_| last.0.elapsed() < YOUNG);
             let is_new = young.is_none();
             let reading = match young {
                 Some(reading) => reading,
-                None => self.ask(patience, &mut last).await,
+                None => {
+                    let before = last.0;
+                    let reading = self.ask(end.saturating_duration_since(Instant::now()), &mut last).await;
+                    // The next one, which has more patience, is as soon as it would have been.
+                    if reading.stats.is_none() {
+                        last.0 = before;
+                    }
+                    reading
+                }
             };
             Some((is_new, reading))
         };

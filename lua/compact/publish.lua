@@ -150,7 +150,7 @@ if special then
     for c = 2, count do
       local of = calls[c].replaces
       local job = of and find(queue_of(of.name), of.place)
-      if job and job.state ~= RUNNING then needs[1], needs[2] = needs[1] - 1, needs[2] - job.size end
+      if job and state_of(job) ~= 'running' then needs[1], needs[2] = needs[1] - 1, needs[2] - job.size end
     end
     for n = 1, 3 do
       -- Values that were stored before stay for the next attempt.
@@ -241,7 +241,7 @@ for c, of in ipairs(calls) do
   if of.replaces and not refused[c] then
     if not find then find, remove = jobs() end
     local job = find(queue_of(of.replaces.name), of.replaces.place)
-    if job and special and c > 1 and job.state == RUNNING then free_key(job) elseif job then remove(job) end
+    if job and special and c > 1 and state_of(job) == 'running' then free_key(job) elseif job then remove(job) end
   end
 end
 local outcome = {}

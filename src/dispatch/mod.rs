@@ -23,15 +23,15 @@
 //! **No wake-up is lost.** A wait list that is left with waiters first registers for its queues, and then fetches
 //! once more. A notification that comes during a fetch marks the list as stale, and it fetches again.
 //!
-//! After that it asks only for what the engine has notified of ([`Engine::consume_notified`]), as long as nobody is there
-//! who does not wait.
+//! After that it asks only for what the engine has notified of ([`consume_notified`](crate::engine::Engine::consume_notified)),
+//! as long as nobody is there who does not wait.
 //!
 //! **One notification, one fetch.** A notification concerns the wait list whose first waiter waits longest, so
 //! that ten thousand wait lists over one queue cost no more than one. If a fetch is under way for that waiter, and
 //! is not held up, the list fetches once more. That list owes it to the others: a fetch that found less than it asked
 //! for has seen the queues empty, and nothing is owed. After one that found enough, or that ended among jobs that are
 //! gone, others fetch too. The same holds for a list that becomes empty before it has fetched. After one that failed
-//! the queues are notified again in [`fetches::RETRY`].
+//! the queues are notified again after a second.
 //!
 //! **No job is burned.** A fetch runs as a task of its own, so a consumer that leaves cannot drop a call that has
 //! taken jobs. The jobs travel in a [`Delivery`], which gives them back to the engine when nobody takes them.

@@ -227,7 +227,11 @@ async fn a_damaged_directory_is_refused_named_and_repaired() {
     process.kill();
     assert_eq!(repair(&[]), (Some(0), "format 7\nnothing is damaged\n".to_owned()));
     std::fs::remove_file(data.join("trees/jobs/current")).expect("it is there");
-    let run = Command::new(env!("CARGO_BIN_EXE_dormouse")).current_dir(dir.path()).output().expect("it runs");
+    let run = Command::new(env!("CARGO_BIN_EXE_dormouse"))
+        .current_dir(dir.path())
+        .env_clear()
+        .output()
+        .expect("it runs");
     let told = String::from_utf8_lossy(&run.stderr);
     let says = ["keyspace jobs: the file current is missing", "dormouse repair --accept-loss"];
     assert!(

@@ -11,7 +11,7 @@ use dormouse::engine::redis::{CompactEngine, CompactLayout, SpreadRules};
 use dormouse::engine::{
     Beside, Engine, How, NewId, OnConflict, Once, Placing, Publication, Published, Quota, Quotas,
     ScheduleBounds, ScheduleId, SchedulePut, ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen,
-    Stepped,
+    ScheduleVersion, Stepped,
 };
 use dormouse::error::Error;
 use dormouse::job::{Attributes, JobId, JobIds, JobRef, JobState, NewJob};
@@ -70,6 +70,13 @@ async fn take_all(engine: &CompactEngine, queue: &Queue) -> Vec<String> {
         }
         all.extend(some.jobs.iter().map(|job| String::from_utf8_lossy(&job.body).into_owned()));
     }
+}
+
+/// The keys of partitions with this letter behind the base. Names of buckets are bytes that may hold any letter.
+fn keys_of_kind(server: &RedisServer, letter: u8) -> Vec<Vec<u8>> {
+    let all: Vec<Vec<u8>> = redis::cmd("KEYS").arg("p{*").query(&mut server.connection()).expect("keys");
+    let kind = |key: &Vec<u8>| key.iter().skip_while(|byte| **byte != b'}').nth(1) == Some(&letter);
+    all.into_iter().filter(kind).collect()
 }
 
 /// In how many partitions a queue has a record.
@@ -296,8 +303,7 @@ fn a_batch_over_partitions_is_whole_or_absent_whenever_its_server_is_killed() {
         let began = Instant::now();
         // Fifteen seconds are promised.
         loop {
-            let waits: Vec<Vec<u8>> =
-                redis::cmd("KEYS").arg("p{*}P*").query(&mut server.connection()).expect("keys");
+            let waits = keys_of_kind(&server, b'P');
             if waits.is_empty() {
                 break;
             }
@@ -312,8 +318,7 @@ fn a_batch_over_partitions_is_whole_or_absent_whenever_its_server_is_killed() {
         assert!(batches.values().all(|jobs| *jobs == 5), "whole or absent: {batches:?}");
         assert!(answered.iter().all(|n| batches.contains_key(&n.to_string())), "what was answered is there");
         assert!(batches.len() > answered.len() / 2 && batches.len() < 40, "{} of 40", batches.len());
-        let locks: Vec<Vec<u8>> =
-            redis::cmd("KEYS").arg("p{*}L*").query(&mut server.connection()).expect("keys");
+        let locks = keys_of_kind(&server, b'L');
         assert_eq!(locks, [b""; 0], "no key is held for a batch that is over");
     });
 }
@@ -623,6 +628,39 @@ async fn a_job_whose_key_goes_to_another_partition_is_counted_no_more() {
     assert!(matches!(refused, Err(Error::OverQuota("jobs"))), "{refused:?}");
 }
 
+/// The job of a schedule, which lies at the queue's home whatever its key says.
+fn of_schedule(engine: &CompactEngine, queue: &Queue, key: &str) -> Placing {
+    let body = "ours";
+    let new =
+        NewId { queue, delay: Duration::ZERO, bytes: body.len(), versioned: false, beside: Beside::Schedule };
+    let id = engine.make_id(&JobIds::default(), new);
+    let Placing { job, .. } = placing(engine, queue, body.into(), None);
+    let key = JobKey::parse(key).expect("a key");
+    Placing { job: NewJob { id, ..job }, at: None, key: Some((key, OnConflict::Replace)) }
+}
+
+/// Steps a schedule of this queue. The version that it has then.
+async fn step(
+    engine: &CompactEngine,
+    queue: &Queue,
+    expected: Option<ScheduleVersion>,
+    job: Option<Placing>,
+) -> ScheduleVersion {
+    let id =
+        ScheduleId { namespace: queue.namespace.clone(), name: ScheduleName::parse("s").expect("a name") };
+    let setting = ScheduleSetting { queue: queue.name.clone(), text: "t".into(), body: "b".into() };
+    let setting = expected.is_none().then_some(setting);
+    let (places, job) =
+        (job.is_some(), job.map(|job| Publication { jobs: vec![job], replaces: None, once: None }));
+    let bounds = ScheduleBounds { of_namespace: 9, of_pool: 9 };
+    let plain = SchedulePut::plain(ScheduleState::On, Some(1), "p".into(), None);
+    let then = ScheduleThen::Put(Box::new(SchedulePut { setting, job, bounds, ..plain }));
+    match engine.step_schedule(ScheduleStep { id, expected, then }).await {
+        Ok(Stepped::Done { version, landed }) if landed.is_some() == places => version,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Guards against a job that is taken from a worker that has just got it, by a schedule whose job gets its key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_begins_to_run_while_a_schedule_takes_its_key_runs_on() {
@@ -631,19 +669,7 @@ async fn a_job_that_begins_to_run_while_a_schedule_takes_its_key_runs_on() {
     let layout = CompactLayout { prefix: "p".into(), partitions: 8, wait_replicas: 0, spread: rules };
     let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
     let (engine, q) = (engine.expect("the cluster is there"), queue("q"));
-    let of_schedule = |body: &str, key: &JobKey| {
-        let new = NewId {
-            queue: &q,
-            delay: Duration::ZERO,
-            bytes: body.len(),
-            versioned: false,
-            beside: Beside::Schedule,
-        };
-        let id = engine.make_id(&JobIds::default(), new);
-        let Placing { job, .. } = placing(&engine, &q, body.into(), None);
-        Placing { job: NewJob { id, ..job }, at: None, key: Some((key.clone(), OnConflict::Replace)) }
-    };
-    let home = partition_in(&of_schedule("", &JobKey::parse("x").expect("a key")).job.id);
+    let home = partition_in(&of_schedule(&engine, &q, "x").job.id);
     let key = (0..).map(|n| format!("k{n}")).find(|key| {
         partition_in(&placing(&engine, &q, String::new(), Some((key, OnConflict::Fail))).job.id) != home
     });
@@ -652,25 +678,16 @@ async fn a_job_that_begins_to_run_while_a_schedule_takes_its_key_runs_on() {
     let theirs_id = theirs.job.id;
     let done = engine.publish(Publication { jobs: vec![theirs], replaces: None, once: None }).await;
     assert!(matches!(done, Ok(Published::Done(_))), "{done:?}");
-    let id = ScheduleId { namespace: q.namespace.clone(), name: ScheduleName::parse("s").expect("a name") };
-    let put = |setting: Option<ScheduleSetting>, job: Option<Publication>| {
-        let bounds = ScheduleBounds { of_namespace: 9, of_pool: 9 };
-        let plain = SchedulePut::plain(ScheduleState::On, Some(1), "p".into(), None);
-        ScheduleThen::Put(Box::new(SchedulePut { setting, job, bounds, ..plain }))
-    };
-    let setting = ScheduleSetting { queue: q.name.clone(), text: "t".into(), body: "b".into() };
-    let new = ScheduleStep { id: id.clone(), expected: None, then: put(Some(setting), None) };
-    let Ok(Stepped::Done { version, .. }) = engine.step_schedule(new).await else { panic!("it is new") };
+    let set = step(&engine, &q, None, None).await;
     // The step waits for its home, and has looked at the key before.
+    let ours = of_schedule(&engine, &q, &key);
     let (slot, to) = (home * 2048 + 1024, |from: usize| (from + 1) % 3);
     let (from, _) = cluster.master_of(slot);
     cluster.begin_move(slot, to(from));
     let key = JobKey::parse(&key).expect("a key");
-    let job = Publication { jobs: vec![of_schedule("ours", &key)], replaces: None, once: None };
-    let step = ScheduleStep { id, expected: Some(version), then: put(None, Some(job)) };
     let stepping = tokio::spawn({
-        let engine = engine.clone();
-        async move { engine.step_schedule(step).await }
+        let (engine, q) = (engine.clone(), q.clone());
+        async move { step(&engine, &q, Some(set), Some(ours)).await }
     });
     sleep(Duration::from_millis(500)).await;
     let running = engine.consume(&q.clone().into(), &[TTR]).await.expect("it can be reached").jobs;
@@ -678,11 +695,49 @@ async fn a_job_that_begins_to_run_while_a_schedule_takes_its_key_runs_on() {
     for server in [from, to(from)] {
         cluster.tell::<()>(server, &["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
     }
-    let stepped = stepping.await.expect("it does not panic");
-    assert!(matches!(stepped, Ok(Stepped::Done { landed: Some(_), .. })), "{stepped:?}");
+    stepping.await.expect("it does not panic");
     let job = JobRef { queue: q.clone(), id: theirs_id };
     let seen = engine.inspect_job(&job).await.expect("looked at").expect("it is there");
     assert_eq!((seen.state, seen.key), (Some(JobState::Running), None), "it runs on without its key");
     let ours = engine.inspect_by_key(&q, &key).await.expect("looked at").expect("it has the key");
     assert_eq!(ours.state, Some(JobState::Ready));
+}
+
+/// Guards against a job that is told as replaced and handed out all the same: its ttr has ended, and nobody has written
+/// that into it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_came_back_goes_when_its_key_goes_to_another_partition() {
+    let server = RedisServer::start();
+    let (engine, q) = (open_spread(&server).await, queue("q"));
+    let key = (0..).map(|n| format!("k{n}")).find(|key| {
+        let at_home = partition_in(&of_schedule(&engine, &q, key).job.id);
+        partition_in(&placing(&engine, &q, String::new(), Some((key, OnConflict::Fail))).job.id) != at_home
+    });
+    let key = key.expect("there is one");
+    let ours = of_schedule(&engine, &q, &key);
+    let id = ours.job.id;
+    let set = step(&engine, &q, None, None).await;
+    step(&engine, &q, Some(set), Some(ours)).await;
+    let running =
+        engine.consume(&q.clone().into(), &[Duration::from_millis(300)]).await.expect("consumed").jobs;
+    assert_eq!(running.iter().map(|job| job.id).collect::<Vec<_>>(), [id]);
+    let job = JobRef { queue: q.clone(), id };
+    within("it is ready again", async {
+        loop {
+            engine.pump().await.expect("pumped");
+            let seen = engine.inspect_job(&job).await.expect("looked at").expect("it is there");
+            if seen.state == Some(JobState::Ready) {
+                return;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    let theirs = placing(&engine, &q, "theirs".into(), Some((&key, OnConflict::Replace)));
+    let theirs_id = theirs.job.id;
+    let done = engine.publish(Publication { jobs: vec![theirs], replaces: None, once: None }).await;
+    assert!(matches!(done, Ok(Published::Done(_))), "{done:?}");
+    assert!(engine.inspect_job(&job).await.expect("looked at").is_none(), "it is replaced");
+    let next = engine.consume(&q.clone().into(), &[TTR; 2]).await.expect("consumed").jobs;
+    assert_eq!(next.iter().map(|job| job.id).collect::<Vec<_>>(), [theirs_id]);
 }

@@ -309,7 +309,8 @@ async fn what_was_done_before_the_redis_went_is_told() {
     let Err(Error::Partly { done, why }) = answer else {
         panic!("some were deleted, and not all: {answer:?}")
     };
-    assert!((1000..100_000).contains(&done) && matches!(*why, Error::Away(_)), "{done}: {why}");
+    // A step deletes 250, and the answer of the last one may not have come.
+    assert!((750..100_000).contains(&done) && matches!(*why, Error::Away(_)), "{done}: {why}");
 }
 
 /// Guards against a running job that is taken for a delayed one: lmstfy has handed it out.

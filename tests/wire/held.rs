@@ -27,7 +27,7 @@ static PORTS: LazyLock<Mutex<HashMap<u16, &'static LazyLock<Document>>>> = LazyL
 const TOLD: [&str; 4] = ["etag", "idempotency-replayed", "retry-after", "www-authenticate"];
 
 /// A file to which what was seen is added, a line for each answer: to find statuses that no test sees.
-pub const SEEN: &str = "DORMOUSE_TEST_SEEN";
+pub const SEEN: &str = "TESTS_SEEN";
 
 /// From now on answers from these addresses are held.
 pub fn serves(public: SocketAddr, admin: SocketAddr) {

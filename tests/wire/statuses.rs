@@ -430,9 +430,9 @@ fn unseen(seen: &BTreeSet<&str>) -> BTreeMap<String, Vec<u16>> {
     unseen
 }
 
-/// `tests/run` runs it behind all others. By hand: all tests with `DORMOUSE_TEST_SEEN=<file>`, then this one.
+/// `tests/run` runs it behind all others. By hand: all tests with `TESTS_SEEN=<file>`, then this one.
 #[test]
-#[ignore = "it reads what all other tests have seen, from the file that DORMOUSE_TEST_SEEN names"]
+#[ignore = "it reads what all other tests have seen, from the file that TESTS_SEEN names"]
 fn each_documented_status_is_seen_or_listed_with_its_reason() {
     let file = std::env::var(held::SEEN).expect("the file that tests have written");
     let lines = std::fs::read_to_string(file).expect("it can be read");

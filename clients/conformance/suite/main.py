@@ -31,6 +31,8 @@ REASONS = {
     "block": "a handler that blocks its thread blocks the whole program there",
     "half_close": "its HTTP library shows no socket, so the whole connection is closed",
 }
+#: What a library does not do, although its program has every step that is to be asked of it.
+CANNOT = {("rust", "half_close")}
 
 
 @dataclass
@@ -83,7 +85,8 @@ async def play(server: Server, language: Language, scenario: Scenario) -> Outcom
     program: Program | None = None
     try:
         program = await language.start() if scenario.own else await language.share()
-        lacks = [step for step in scenario.needs if step in program.hello.get("lacks", [])]
+        said = program.hello.get("lacks", [])
+        lacks = [step for step in scenario.needs if step in said or (language.name, step) in CANNOT]
         if lacks:
             outcome.word, outcome.why = (
                 "lacks",

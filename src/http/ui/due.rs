@@ -74,9 +74,9 @@ pub async fn read(visit: &Visit, place: &Place) -> Option<Counted> {
     let older = known(by);
     let Some(older) = older else { return Some(Counted { by, delays: asked.await, behind: None }) };
     let behind = match timeout(SHORT, asked).await {
-        Ok(Err(refusal)) if !is_under_way(&refusal) => format!("It was not counted anew: {}", refusal.text),
         Ok(Ok(delays)) => return Some(Counted { by, delays: Ok(delays), behind: None }),
-        _ => "It is being counted anew.".to_owned(),
+        Ok(Err(refusal)) => format!("It was not counted anew: {}", refusal.text),
+        Err(_) => "It is being counted anew.".to_owned(),
     };
     Some(Counted { behind: Some(behind), ..older })
 }

@@ -31,6 +31,8 @@ pub async fn show(visit: Visit, Path(scope): Path<Scope>) -> Response {
         visit.ask.get(format!("/queues{}", query(scoped.into_iter().chain(given)))),
         visit.ask.get(format!("/queues/history?pool={pool}&namespace={namespace}")),
     );
+    // A page without charts is to have them at the next look.
+    let basis = basis.filter(|_| history.is_ok());
     visit.answer(page(&visit, &scope, listing, history).map(|page| Page { basis, ..page }))
 }
 

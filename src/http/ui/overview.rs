@@ -24,6 +24,8 @@ pub async fn show(visit: Visit) -> Response {
     let (queues, history) =
         tokio::join!(visit.ask.get::<Listing>(queues), visit.ask.get::<History>("/queues/history"));
     let fleet = visit.ask.get::<Fleet>("/servers").await;
+    // A page without charts is to have them at the next look.
+    let basis = basis.filter(|_| history.is_ok());
     visit.answer(page(&visit, queues, history, fleet).map(|page| Page { basis, ..page }))
 }
 

@@ -305,9 +305,11 @@ class _Run:
         try:
             await self._poll()
         finally:
-            if self._line is not None:
-                await self._line.transport.aclose()
-            deaf = await self._drain()
+            try:
+                if self._line is not None:
+                    await self._line.transport.aclose()
+            finally:
+                deaf = await self._drain()
         if deaf:
             raise DrainError([hold.job.job_id for hold in deaf])
 

@@ -103,10 +103,7 @@ async fn main() {
         unclean: AtomicBool::new(false),
         handlers: Handlers::default(),
     });
-    let lacks = ["half_close"];
-    say(
-        &json!({ "event": "ready", "language": "rust", "version": env!("CARGO_PKG_VERSION"), "lacks": lacks }),
-    );
+    say(&json!({ "event": "ready", "language": "rust", "version": env!("CARGO_PKG_VERSION"), "lacks": [] }));
     let driver = "the runtime has its driver of signals";
     let mut term = signal(SignalKind::terminate()).expect(driver);
     let mut int = signal(SignalKind::interrupt()).expect(driver);

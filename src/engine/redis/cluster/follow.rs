@@ -380,6 +380,7 @@ impl Follower {
             return;
         }
         let (common, lists) = (&self.common, &self.lists);
+        lists.may_have(None);
         for queue in common.notifiers.waited_for() {
             let lists = lists.lists_of(&queue).into_iter().map(|(partition, _)| partition);
             let here: Vec<Partition> = lists.filter(|partition| changed.contains(partition)).collect();
@@ -387,7 +388,6 @@ impl Follower {
                 node.link.watch.arm([queue.clone()]);
             }
             if !here.is_empty() {
-                self.lists.may_have(None);
                 common.notifiers.notify(&queue);
             }
         }

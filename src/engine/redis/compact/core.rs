@@ -262,10 +262,18 @@ impl CompactCore {
         self.quotas.read().contains_key(namespace)
     }
 
-    /// There may be jobs of a queue wherever it lies.
+    /// Tells consumers of a job that is ready there since then.
+    pub fn tell_ready(&self, partition: Partition, queue: &Queue, since: Micros) {
+        if let Some(spread) = self.spreading.get(queue) {
+            spread.heads.lock().ready(partition, since);
+        }
+        self.common.notifiers.notify(queue);
+    }
+
+    /// There may be jobs of a queue wherever it lies, of any age.
     pub fn look_again(&self, queue: &Queue) {
         if let Some(spread) = self.spreading.get(queue) {
-            spread.heads.lock().look_again();
+            spread.heads.lock().forget();
         }
         self.common.notifiers.notify(queue);
     }

@@ -369,7 +369,8 @@ impl Log {
     fn rewrite_manifest(&self, first: u64) -> Result<Vec<Used>> {
         let _writing = self.writing.lock();
         let files = self.files.lock();
-        let (first, over) = (files.first.max(first), files.over(first));
+        // With 0 none: whoever frees files says from where on groups are needed.
+        let (over, first) = (files.over(first), files.first.max(first));
         let listed = files.listed().split_off(over);
         drop(files);
         self.write_manifest(first, listed)?;

@@ -98,7 +98,7 @@ impl CompactCore {
                 }
             }
             let share = &rest[..rest.len() / asked.len()];
-            spread.heads.lock().asks(&asked.iter().map(|(partition, _)| *partition).collect::<Vec<_>>());
+            let question = spread.heads.lock().asks();
             let answers = asked.iter().map(|(partition, until)| {
                 self.consume_part(*partition, std::slice::from_ref(queue), share, Some(*until))
             });
@@ -107,7 +107,7 @@ impl CompactCore {
                 match answer {
                     Ok(Fetched { consumed: some, now, is_paused, head, .. }) => {
                         let head = head.filter(|_| !is_paused);
-                        spread.heads.lock().seen(*partition, head, now);
+                        spread.heads.lock().seen(*partition, head, now, question);
                         if head.is_none() && !some.more {
                             seen.empty.insert(*partition);
                         }
@@ -137,14 +137,14 @@ impl CompactCore {
     async fn look(&self, queue: &Queue, spread: &SpreadQueue, parts: &[Partition], seen: &mut Seen) {
         // By their clocks before they were asked: what they get later is newer.
         let before: Vec<u64> = parts.iter().map(|partition| self.now_in(*partition) * 1000).collect();
-        spread.heads.lock().asks(parts);
+        let question = spread.heads.lock().asks();
         let heads = self.ready_heads_now(queue, parts).await;
         let newest = heads.iter().filter_map(|(_, head)| head.as_ref().ok().copied().flatten()).max();
         let mut known = spread.heads.lock();
         for ((partition, head), before) in heads.into_iter().zip(before) {
             match head {
                 Ok(head) => {
-                    known.seen(partition, head, before.max(newest.unwrap_or(0)));
+                    known.seen(partition, head, before.max(newest.unwrap_or(0)), question);
                     if head.is_none() {
                         seen.empty.insert(partition);
                     }
@@ -161,12 +161,13 @@ impl CompactCore {
     /// waiting when they cannot be asked then either.
     async fn wait_for(&self, queue: &Queue, spread: &SpreadQueue, seen: &mut Seen) -> Result<()> {
         let failed: Vec<Partition> = std::mem::take(&mut seen.failed).into_keys().collect();
+        let question = spread.heads.lock().asks();
         for (partition, head) in self.ready_heads(queue, &failed).await {
             let head = head.map_err(|fault| match Error::from(fault) {
                 Error::Unreachable(why) => Error::Unseen(why, vec![queue.clone()]),
                 error => error,
             })?;
-            spread.heads.lock().seen(partition, head, self.now_in(partition) * 1000);
+            spread.heads.lock().seen(partition, head, self.now_in(partition) * 1000, question);
             if head.is_none() {
                 seen.empty.insert(partition);
             }

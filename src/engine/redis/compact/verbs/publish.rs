@@ -341,14 +341,6 @@ impl CompactCore {
         self.tell_ready(home, queue, now);
     }
 
-    /// Tells consumers of a job that is ready there since then.
-    pub fn tell_ready(&self, partition: Partition, queue: &Queue, since: Micros) {
-        if let Some(spread) = self.spreading.get(queue) {
-            spread.heads.lock().ready(partition, since);
-        }
-        self.common.notifiers.notify(queue);
-    }
-
     /// A call of plain publications. Jobs are taken back when the Redis says too late that it has stored them.
     async fn send_plain(
         self: &Arc<Self>,

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::super::core::CompactCore;
 use super::super::partitions::Partition;
+use super::publish_call::Tried;
 use super::publish_parts::Part;
 use crate::engine::{How, OnConflict, Placed, Placing, Publication, Published};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::{JobRef, JobState, JobView};
 
 /// What other partitions say to the job of a schedule.
@@ -66,9 +67,12 @@ impl CompactCore {
             let (queue, id) = (job.queue.clone(), job.id);
             let mut part = Part::new(partition, job.queue.clone());
             part.gone.push(job);
-            if let Err(error) = self.publish_in_parts(vec![part]).await {
-                tracing::warn!(pool = &*self.common.pool, %queue, %id, %error, "a job that was replaced has its key still");
-            }
+            let error = match self.publish_in_parts(vec![part]).await {
+                Ok(Tried::Busy) => Error::Overloaded,
+                Ok(_) => continue,
+                Err(error) => error,
+            };
+            tracing::warn!(pool = &*self.common.pool, %queue, %id, %error, "a job that was replaced has its key still");
         }
     }
 }
