@@ -200,7 +200,7 @@ mod tests {
             prop_assume!(path.parse::<axum::http::Uri>().is_ok_and(|uri| uri.path() == path));
             let runtime = tokio::runtime::Builder::new_current_thread().build()?;
             let pattern = runtime.block_on(told(&path));
-            let expected = match (&method, &*pattern) {
+            let left = match (&method, &*pattern) {
                 (&Method::PUT, CONSUME) => Some("publish"),
                 (&Method::GET, CONSUME) => Some("consume"),
                 (&Method::DELETE, JOB) => Some("ack"),
@@ -208,7 +208,9 @@ mod tests {
             };
             let is_fast = |route: &crate::http::Route| route.fast && route.method == method.as_str();
             let is_left = routes().any(|route| is_fast(&route) && route.pattern == pattern);
-            prop_assert_eq!(expected.is_some(), is_left, "{} {} in the table of routes", method, path);
+            prop_assert_eq!(left.is_some(), is_left, "{} {} in the table of routes", method, path);
+            // Of a queue that cannot be the router has none of the three, and says so.
+            let expected = left.filter(|_| path::parts(&path)[1] != Some(SCHEDULES));
             prop_assert_eq!(found(&method, &path), expected, "{} {}", method, path);
         }
     }
