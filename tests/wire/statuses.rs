@@ -438,20 +438,23 @@ fn each_documented_status_is_seen_or_listed_with_its_reason() {
     let lines = std::fs::read_to_string(file).expect("it can be read");
     let seen: BTreeSet<&str> = lines.lines().collect();
     assert!(seen.len() > 300, "only {} different answers: did all tests write?", seen.len());
-    let (mut unlisted, mut listed) = (String::new(), BTreeSet::new());
+    let mut unlisted = String::new();
     for (operation, statuses) in unseen(&seen) {
         for status in statuses {
-            let of = UNSEEN.iter().position(|(_, of, names)| *of == status && names.contains(&&*operation));
-            match of {
-                Some(_) => drop(listed.insert((operation.clone(), status))),
-                None => unlisted += &format!("{operation} {status}\n"),
+            if !UNSEEN.iter().any(|(_, of, names)| *of == status && names.contains(&&*operation)) {
+                unlisted += &format!("{operation} {status}\n");
             }
         }
     }
     assert!(unlisted.is_empty(), "no test sees these, and UNSEEN does not say why:\n{unlisted}");
+    // One that is listed may be seen all the same, on a machine that stalls.
+    let all: BTreeSet<_> = unseen(&BTreeSet::new())
+        .into_iter()
+        .flat_map(|(operation, statuses)| statuses.into_iter().map(move |status| (operation.clone(), status)))
+        .collect();
     let known = UNSEEN
         .iter()
         .flat_map(|(_, status, names)| names.iter().map(move |name| (name.to_string(), *status)));
-    let gone: Vec<_> = known.filter(|known| !listed.contains(known)).collect();
-    assert!(gone.is_empty(), "UNSEEN lists what tests see, or what no document has: {gone:?}");
+    let gone: Vec<_> = known.filter(|known| !all.contains(known)).collect();
+    assert!(gone.is_empty(), "UNSEEN lists what no document has: {gone:?}");
 }
