@@ -17,7 +17,7 @@ use super::Outcome;
 /// What no answer takes, long polls included.
 const PATIENCE: Duration = Duration::from_secs(200);
 /// Longer answers are not ours.
-const MAX_ANSWER: usize = 16 * 1024 * 1024;
+const MAX_ANSWER: usize = 256 << 20;
 
 /// Where requests go, and in whose name.
 #[derive(Clone, Debug)]
