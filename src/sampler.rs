@@ -26,7 +26,7 @@ use crate::push::{Push, PushState};
 
 /// How often a store is read.
 const STEP: Duration = Duration::from_secs(10);
-/// A store is read for one part in so many of the time, at most.
+/// A store is read, and what it says is evaluated, for one part in so many of the time, at most.
 const SHARE: u32 = 200;
 /// The longest pause between two readings, however slow they are.
 const LONGEST: Duration = Duration::from_secs(3600);

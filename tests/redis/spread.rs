@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dormouse::engine::redis::{CompactEngine, CompactLayout, SpreadRules};
+use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, SpreadRules};
 use dormouse::engine::{
     Beside, Engine, How, NewId, OnConflict, Once, Placing, Publication, Published, Quota, Quotas,
     ScheduleBounds, ScheduleId, SchedulePut, ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen,
@@ -24,19 +24,20 @@ use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
 
-async fn open_with(server: &RedisServer, spread: SpreadRules) -> Arc<CompactEngine> {
+async fn open_with(address: RedisAddress, spread: SpreadRules) -> Arc<CompactEngine> {
     let layout = CompactLayout { prefix: "p".into(), partitions: 8, wait_replicas: 0, spread };
-    let engine = CompactEngine::connect(server.address(), &PoolName::default_pool(), &layout).await;
-    engine.expect("the server is there")
+    let engine = CompactEngine::connect(address, &PoolName::default_pool(), &layout).await;
+    engine.expect("the Redis is there")
 }
 
 /// Spreads a queue once its home has so many jobs.
 async fn open(server: &RedisServer, at: u32) -> Arc<CompactEngine> {
-    open_with(server, SpreadRules { at, ..SpreadRules::default() }).await
+    open_with(server.address(), SpreadRules { at, ..SpreadRules::default() }).await
 }
 
-async fn open_spread(server: &RedisServer) -> Arc<CompactEngine> {
-    open_with(server, SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() }).await
+/// Every queue is spread.
+async fn open_spread(address: RedisAddress) -> Arc<CompactEngine> {
+    open_with(address, SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() }).await
 }
 
 fn placing(engine: &CompactEngine, queue: &Queue, body: String, key: Option<(&str, OnConflict)>) -> Placing {
@@ -170,7 +171,7 @@ async fn who_waits_hears_of_jobs_in_every_partition_also_when_another_server_spr
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_job_overtakes_one_that_has_waited_for_a_second_longer() {
     let server = RedisServer::start();
-    let engines = [open_spread(&server).await, open_spread(&server).await];
+    let engines = [open_spread(server.address()).await, open_spread(server.address()).await];
     let q = queue("q");
     let publishing = Arc::new(AtomicBool::new(true));
     let mut tasks = Vec::new();
@@ -283,7 +284,7 @@ fn a_batch_over_partitions_is_whole_or_absent_whenever_its_server_is_killed() {
     let mut answered = BTreeSet::new();
     for n in 0..40_u64 {
         let killed = runtime().expect("a runtime");
-        let engine = killed.block_on(open_spread(&server));
+        let engine = killed.block_on(open_spread(server.address()));
         let (for_task, of) = (engine.clone(), q.clone());
         let call = killed.spawn(async move {
             let keys: Vec<String> = (0..5).map(|k| format!("{n}-{k}")).collect();
@@ -299,7 +300,7 @@ fn a_batch_over_partitions_is_whole_or_absent_whenever_its_server_is_killed() {
         drop(engine);
     }
     runtime().expect("a runtime").block_on(async {
-        let engine = open_spread(&server).await;
+        let engine = open_spread(server.address()).await;
         let began = Instant::now();
         // Fifteen seconds are promised.
         loop {
@@ -327,7 +328,7 @@ fn a_batch_over_partitions_is_whole_or_absent_whenever_its_server_is_killed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_that_is_spread_is_one_queue_of_a_quota() {
     let server = RedisServer::start();
-    let engine = open_spread(&server).await;
+    let engine = open_spread(server.address()).await;
     let quota = Quota { jobs: 0, bytes: 0, queues: 2 };
     let quotas: Quotas = [(queue("q").namespace, quota)].into();
     engine.set_quotas(&quotas).await.expect("set");
@@ -347,7 +348,7 @@ async fn a_queue_that_is_spread_is_one_queue_of_a_quota() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jobs_at_an_instant_go_to_partitions_by_turns() {
     let server = RedisServer::start();
-    let (engine, q) = (open_spread(&server).await, queue("q"));
+    let (engine, q) = (open_spread(server.address()).await, queue("q"));
     for n in 0..20 {
         let at = Some(engine.now() + 3_600_000);
         let jobs = vec![Placing { at, ..placing(&engine, &q, n.to_string(), None) }];
@@ -392,10 +393,7 @@ async fn a_list_goes_on_over_the_spreading() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_spread_queue_takes_publishes_and_hands_out_jobs_while_a_master_is_away() {
     let mut cluster = RedisCluster::start();
-    let rules = SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() };
-    let layout = CompactLayout { prefix: "p".into(), partitions: 8, wait_replicas: 0, spread: rules };
-    let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
-    let (engine, q) = (engine.expect("the cluster is there"), queue("q"));
+    let (engine, q) = (open_spread(cluster.address()).await, queue("q"));
     for n in 0..80 {
         put(&engine, &q, n).await;
     }
@@ -436,9 +434,7 @@ async fn a_spread_queue_takes_publishes_and_hands_out_jobs_while_a_master_is_awa
 async fn queues_behind_one_that_cannot_be_looked_at_everywhere_are_served() {
     let mut cluster = RedisCluster::start_of(3, 0);
     let rules = SpreadRules { spread: vec!["*/large".into()], ..SpreadRules::default() };
-    let layout = CompactLayout { prefix: "p".into(), partitions: 8, wait_replicas: 0, spread: rules };
-    let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
-    let (engine, large) = (engine.expect("the cluster is there"), queue("large"));
+    let (engine, large) = (open_with(cluster.address(), rules).await, queue("large"));
     put(&engine, &large, "makes it known").await;
     take_all(&engine, &large).await;
     cluster.servers[0].kill();
@@ -466,10 +462,7 @@ async fn queues_behind_one_that_cannot_be_looked_at_everywhere_are_served() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_behind_a_node_that_hangs_goes_elsewhere() {
     let cluster = RedisCluster::start_of(3, 0);
-    let rules = SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() };
-    let layout = CompactLayout { prefix: "p".into(), partitions: 8, wait_replicas: 0, spread: rules };
-    let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
-    let (engine, q) = (engine.expect("the cluster is there"), queue("q"));
+    let (engine, q) = (open_spread(cluster.address()).await, queue("q"));
     for n in 0..20 {
         put(&engine, &q, n).await;
     }
@@ -528,7 +521,7 @@ fn reads_of_heads(server: &RedisServer) -> u64 {
 async fn who_was_notified_looks_only_where_a_job_may_be() {
     use crate::support::notified::Notified;
     let server = RedisServer::start();
-    let (a, b, q) = (open_spread(&server).await, open_spread(&server).await, queue("q"));
+    let (a, b, q) = (open_spread(server.address()).await, open_spread(server.address()).await, queue("q"));
     put(&a, &q, 0).await;
     let waits = Notified::attach(&*b, std::slice::from_ref(&q));
     assert_eq!(take_all(&b, &q).await, ["0"], "it has seen all partitions, and heads of none");
@@ -557,10 +550,7 @@ async fn who_was_notified_looks_only_where_a_job_may_be() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_node_refuses_goes_elsewhere_and_the_last_part_is_waited_for() {
     let cluster = RedisCluster::start_of(3, 0);
-    let rules = SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() };
-    let layout = CompactLayout { prefix: "p".into(), partitions: 8, wait_replicas: 0, spread: rules };
-    let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
-    let (engine, q) = (engine.expect("the cluster is there"), queue("q"));
+    let (engine, q) = (open_spread(cluster.address()).await, queue("q"));
     put(&engine, &q, "makes it known").await;
     // It says that the slots are nobody's, and is asked all the same.
     let slots = |server: usize| {
@@ -601,7 +591,7 @@ async fn what_a_node_refuses_goes_elsewhere_and_the_last_part_is_waited_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_whose_key_goes_to_another_partition_is_counted_no_more() {
     let server = RedisServer::start();
-    let (engine, knows, q) = (open(&server, 5).await, open_spread(&server).await, queue("q"));
+    let (engine, knows, q) = (open(&server, 5).await, open_spread(server.address()).await, queue("q"));
     let quota = Quota { jobs: 6, bytes: 0, queues: 0 };
     engine.set_quotas(&[(q.namespace.clone(), quota)].into()).await.expect("set");
     let home = partition_in(&placing(&engine, &q, String::new(), None).job.id);
@@ -665,10 +655,7 @@ async fn step(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_begins_to_run_while_a_schedule_takes_its_key_runs_on() {
     let cluster = RedisCluster::start_of(3, 0);
-    let rules = SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() };
-    let layout = CompactLayout { prefix: "p".into(), partitions: 8, wait_replicas: 0, spread: rules };
-    let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
-    let (engine, q) = (engine.expect("the cluster is there"), queue("q"));
+    let (engine, q) = (open_spread(cluster.address()).await, queue("q"));
     let home = partition_in(&of_schedule(&engine, &q, "x").job.id);
     let key = (0..).map(|n| format!("k{n}")).find(|key| {
         partition_in(&placing(&engine, &q, String::new(), Some((key, OnConflict::Fail))).job.id) != home
@@ -708,7 +695,7 @@ async fn a_job_that_begins_to_run_while_a_schedule_takes_its_key_runs_on() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_came_back_goes_when_its_key_goes_to_another_partition() {
     let server = RedisServer::start();
-    let (engine, q) = (open_spread(&server).await, queue("q"));
+    let (engine, q) = (open_spread(server.address()).await, queue("q"));
     let key = (0..).map(|n| format!("k{n}")).find(|key| {
         let at_home = partition_in(&of_schedule(&engine, &q, key).job.id);
         partition_in(&placing(&engine, &q, String::new(), Some((key, OnConflict::Fail))).job.id) != at_home

@@ -60,9 +60,14 @@ impl Heads {
     }
 
     /// A partition has said since when its first entry is ready; or, at this time, that it has none.
-    pub fn seen(&mut self, partition: Partition, first: Option<Micros>, at: Micros, asked: Question) {
+    pub fn seen(
+        &mut self,
+        partition: Partition,
+        first: Option<Micros>,
+        at: Micros,
+        Question(asked): Question,
+    ) {
         let head = &mut self.each[usize::from(partition)];
-        let Question(asked) = asked;
         if asked < head.answered {
             return;
         }
