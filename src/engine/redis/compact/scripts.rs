@@ -14,10 +14,35 @@ macro_rules! part {
     (shared $name:literal) => {
         include_str!(concat!("../../../../lua/", $name, ".lua"))
     };
+    // What publish.lua stands on.
+    (before "publish") => {
+        concat!(
+            part!(file "queue"),
+            part!(file "value"),
+            part!(file "horizon"),
+            part!(line "local function jobs()"),
+            part!(file "job"),
+            part!(file "change"),
+            part!(file "view"),
+            part!(line "return find, remove, free_key, state_of, details_of end"),
+            part!(line "local function pieces()"),
+            part!(file "pieces"),
+            part!(line "return add_name end"),
+        )
+    };
+    // The same and publish.lua, as a function.
+    (function "publish") => {
+        concat!(
+            part!(before "publish"),
+            part!(line "local function publish(ARGV, looks, own, told_all, from)"),
+            part!(file "publish"),
+            part!(line "end"),
+        )
+    };
 }
 
 macro_rules! scripts {
-    ($($name:ident: $($kind:ident $part:literal)*;)+) => {
+    ($($name:ident: $($kind:ident $part:tt)*;)+) => {
         /// All of them.
         #[derive(Debug)]
         pub struct Scripts {
@@ -57,10 +82,7 @@ scripts! {
     names: file "pieces";
     pause: file "queue";
     peek: file "queue" file "value" file "job" file "view";
-    publish: line "local looks, own, told_all, from" file "queue" file "value" file "horizon"
-        line "local function jobs()" file "job" file "change" file "view"
-        line "return find, remove, free_key, state_of, details_of end"
-        line "local function pieces()" file "pieces" line "return add_name end";
+    publish: line "local looks, own, told_all, from" before "publish";
     pump: file "queue" file "number" file "value"
         line "local function jobs()" file "job" file "change" line "return find, remove, die end"
         line "local function pieces()" file "pieces" line "return add_name, remove_name end";
@@ -72,22 +94,9 @@ scripts! {
     sum: file "queue" file "pieces";
     touch: file "queue" file "value" file "job" file "change";
     unstage:;
-    step_schedule: file "queue" file "value" file "horizon"
-        line "local function jobs()" file "job" file "change" file "view"
-        line "return find, remove, free_key, state_of, details_of end"
-        line "local function pieces()" file "pieces" line "return add_name end"
-        line "local function publish(ARGV, looks, own, told_all, from)" file "publish" line "end"
-        shared "schedules";
-    prepare: file "queue" file "value" file "horizon"
-        line "local function jobs()" file "job" file "change" file "view"
-        line "return find, remove, free_key, state_of, details_of end"
-        line "local function pieces()" file "pieces" line "return add_name end"
-        line "local function publish(ARGV, looks, own, told_all, from)" file "publish" line "end";
-    settle: file "queue" file "value" file "horizon"
-        line "local function jobs()" file "job" file "change" file "view"
-        line "return find, remove, free_key, state_of, details_of end"
-        line "local function pieces()" file "pieces" line "return add_name end"
-        line "local function publish(ARGV, looks, own, told_all, from)" file "publish" line "end";
+    step_schedule: function "publish" shared "schedules";
+    prepare: function "publish";
+    settle: function "publish";
     spread: file "queue" file "pieces";
     read_schedules: shared "schedules";
     due_schedules: shared "schedules";
