@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use tokio::sync::{Mutex, mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
+use crate::process::tasks::Tasks;
 
 /// How large a batch may grow. A single call heavier than this still goes, alone.
 #[derive(Clone, Copy, Debug)]
@@ -153,28 +153,40 @@ impl<Req: BatchSize, Rep> Calls<Req, Rep> {
     }
 }
 
-/// Takes batches from a queue that several tasks may serve, one after the other, and has `carry` answer each call of
-/// them. From `closing` on no more calls are taken; returns when those that waited are answered.
-pub async fn serve<Req: BatchSize, Rep>(
-    calls: Arc<Mutex<Calls<Req, Rep>>>,
-    closing: CancellationToken,
-    carry: impl AsyncFn(Vec<Call<Req, Rep>>),
-) {
-    let mut closed = false;
-    loop {
-        // Cancel-safe, as both awaits are.
-        let next = async { calls.lock().await.next().await };
-        let batch = tokio::select! {
-            biased;
-            () = closing.cancelled(), if !closed => {
-                calls.lock().await.close();
-                closed = true;
-                continue;
-            }
-            batch = next => batch,
-        };
-        let Some(batch) = batch else { return };
-        carry(batch).await;
+impl<Req: BatchSize + Send + 'static, Rep: Send + 'static> Calls<Req, Rep> {
+    /// Starts `count` tasks that take batches, each one after the other, and have `carry` answer each call of them, with
+    /// this core; it is told which task it works for. Once `tasks` are told to end no more calls are taken; these end
+    /// when those that waited are answered.
+    pub fn serve<Core: Send + Sync + 'static, Carried: Future<Output = ()> + Send>(
+        self,
+        tasks: &Tasks,
+        name: &str,
+        count: usize,
+        core: &Arc<Core>,
+        carry: impl Fn(Arc<Core>, usize, Vec<Call<Req, Rep>>) -> Carried + Copy + Send + 'static,
+    ) {
+        let calls = Arc::new(Mutex::new(self));
+        for own in 0..count {
+            let (calls, core, closing) = (calls.clone(), core.clone(), tasks.stopping().clone());
+            tasks.spawn_essential(name, async move {
+                let mut closed = false;
+                loop {
+                    // Cancel-safe, as both awaits are.
+                    let next = async { calls.lock().await.next().await };
+                    let batch = tokio::select! {
+                        biased;
+                        () = closing.cancelled(), if !closed => {
+                            calls.lock().await.close();
+                            closed = true;
+                            continue;
+                        }
+                        batch = next => batch,
+                    };
+                    let Some(batch) = batch else { return };
+                    carry(core.clone(), own, batch).await;
+                }
+            });
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio_util::sync::DropGuard;
 
 use super::arming::Watch;
+use super::batches::PUBLISHERS;
 use super::cache::HandOvers;
 use super::clock::RedisClock;
 use super::connection::connector::{Connection, Connector, RedisAddress};
@@ -101,11 +102,8 @@ pub struct Link {
     pub connections: Arc<Connections>,
     /// Hears of every connection that is lost.
     pub outage: Arc<Outage>,
-    /// One for each task that publishes: a large bulk on one of them delays nobody on the other. Two tasks, since more
-    /// make smaller batches, which cost the Redis more, and with one alone everybody waits behind a large bulk. Measured
-    /// with 64 callers: two cost within a tenth of what one costs and answer as fast or faster; four cost a fifth more
-    /// and gain nothing.
-    pub publish_connections: [SharedConnection; 2],
+    /// One for each task that publishes.
+    pub publish_connections: [SharedConnection; PUBLISHERS],
     pub consumes: SharedConnection,
     /// The pump, and what ends hand-overs, have connections of their own, so that nobody's reads delay them.
     pub pumps: SharedConnection,
@@ -184,7 +182,7 @@ impl Link {
             shared
         };
         let link = Link {
-            publish_connections: ["a connection of publishes", "a connection of publishes"].map(&mut shared),
+            publish_connections: ["a connection of publishes"; PUBLISHERS].map(&mut shared),
             consumes: shared("the connection of consumes"),
             pumps: shared("the connection of the pump"),
             hand_overs: shared("the connection of what ends hand-overs"),
@@ -223,7 +221,7 @@ impl Link {
     /// The connection for calls of this kind.
     pub fn lane(&self, lane: Lane) -> &SharedConnection {
         match lane {
-            Lane::Publish(own) => &self.publish_connections[own % 2],
+            Lane::Publish(own) => &self.publish_connections[own % PUBLISHERS],
             Lane::Consume => &self.consumes,
             Lane::Pump => &self.pumps,
             Lane::HandOver => &self.hand_overs,

@@ -27,10 +27,9 @@ impl CompactCore {
         self.ready(home, Lane::HandOver).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::ACKS);
-            let (core, closing) = (self.clone(), self.tasks.stopping().clone());
-            let carry = async move |batch| core.ack_batch(home, batch).await;
-            let calls = Arc::new(tokio::sync::Mutex::new(calls));
-            self.tasks.spawn_essential("a task that acks", batch::serve(calls, closing, carry));
+            calls.serve(&self.tasks, "a task that acks", 1, self, move |core, _, batch| async move {
+                core.ack_batch(home, batch).await;
+            });
             caller
         };
         self.acks.call(home, job, begin).await

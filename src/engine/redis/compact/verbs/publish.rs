@@ -17,7 +17,7 @@ use super::super::steps::Room;
 use super::publish_call::{Answer, BUSY, LOOK, Stored, Tried, encode, queues_of, read_answer};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{self, Call};
-use crate::engine::redis::batches::{self, MAX_WAITING, Plain};
+use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS, Plain};
 use crate::engine::redis::connection::connector::Connection;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::in_time::patient;
@@ -67,14 +67,15 @@ impl CompactCore {
         self.ready(home, Lane::Publish(0)).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-            let calls = Arc::new(tokio::sync::Mutex::new(calls));
-            // As many as a Redis has connections for them.
-            for own in 0..2 {
-                let (core, calls) = (self.clone(), calls.clone());
-                let carry = async move |batch| core.publish_batch(home, own, false, batch).await;
-                let closing = self.tasks.stopping().clone();
-                self.tasks.spawn_essential("a task that publishes", batch::serve(calls, closing, carry));
-            }
+            calls.serve(
+                &self.tasks,
+                "a task that publishes",
+                PUBLISHERS,
+                self,
+                move |core, own, batch| async move {
+                    core.publish_batch(home, own, false, batch).await;
+                },
+            );
             caller
         };
         self.publishes.call(home, Plain(publication), begin).await

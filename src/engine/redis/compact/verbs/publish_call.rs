@@ -251,8 +251,8 @@ pub fn read_answer(
     Ok((read(now)?, answer, dues))
 }
 
-/// What became of jobs, as [`read_placed`] reads it.
-pub fn outcome_bytes<'a>(all: impl Iterator<Item = &'a (Placed, Option<Micros>)>) -> Vec<u8> {
+/// What became of jobs and when each is due, in microseconds, as [`read_placed`] reads it.
+pub fn outcome_bytes(all: impl IntoIterator<Item = (Placed, Option<Micros>)>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (Placed { id, how, .. }, due) in all {
         let (word, old) = match how {
@@ -263,7 +263,7 @@ pub fn outcome_bytes<'a>(all: impl Iterator<Item = &'a (Placed, Option<Micros>)>
         bytes.push(word);
         bytes.extend(&due.unwrap_or(0).to_be_bytes()[1..]);
         for id in [id].into_iter().chain(old) {
-            let raw = raw(id);
+            let raw = raw(&id);
             bytes.push(raw.len() as u8 + 1);
             bytes.push(b'x');
             bytes.extend(raw);

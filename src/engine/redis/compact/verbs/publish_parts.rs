@@ -112,7 +112,7 @@ impl CompactCore {
                 all[*n] = Some((*placed, *due));
             }
         }
-        let told = outcome_bytes(all.iter().flatten());
+        let told = outcome_bytes(all.iter().flatten().copied());
         let decided = self.settle(id, first, "decide", &told).await;
         let is_done = matches!(decided, Ok(Answer::Done(..)));
         if let Some(namespace) = &counted

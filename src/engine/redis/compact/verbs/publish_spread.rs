@@ -15,8 +15,8 @@ use super::super::partitions::Partition;
 use super::publish_call::{BUSY, LOOK, Tried};
 use super::publish_parts::Part;
 use super::spread::SLOW;
-use crate::engine::batch::{self, Call};
-use crate::engine::redis::batches::{self, MAX_WAITING};
+use crate::engine::batch;
+use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS};
 use crate::engine::redis::reply::id_taken;
 use crate::engine::redis::verbs::publish::{check, is_plain};
 use crate::engine::{Beside, How, NewId, OnConflict, Placed, Placing, Publication, Published};
@@ -119,16 +119,15 @@ impl CompactCore {
         self.try_link(partition, Lane::Publish(0)).map_err(Error::Unreachable)?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-            let calls = Arc::new(tokio::sync::Mutex::new(calls));
-            // As many as a Redis has connections for them.
-            for own in 0..2 {
-                let (core, calls) = (self.clone(), calls.clone());
-                let carry = async move |batch: Vec<Call<Movable, Published>>| {
+            calls.serve(
+                &self.tasks,
+                "a task that publishes",
+                PUBLISHERS,
+                self,
+                move |core, own, batch| async move {
                     core.publish_batch(partition, own, true, Movable::take_all(batch)).await;
-                };
-                let closing = self.tasks.stopping().clone();
-                self.tasks.spawn_essential("a task that publishes", batch::serve(calls, closing, carry));
-            }
+                },
+            );
             caller
         };
         let taken = Taken::default();

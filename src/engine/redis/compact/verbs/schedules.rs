@@ -11,19 +11,19 @@ use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::steps::{Addressed, Room, Told};
-use super::publish_call::{Answer, raw, read_answer, read_placed};
+use super::publish_call::{Answer, outcome_bytes, read_answer, read_placed};
 use super::schedule_keys::Elsewhere;
 use crate::clock::Millis;
 use crate::engine::batch::{self, Call, Reply};
-use crate::engine::redis::batches::{self, MAX_WAITING};
+use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::read;
 use crate::engine::redis::verbs::publish::{check, unreadable};
 use crate::engine::redis::verbs::schedules::{Row, fields_of, queue_of, split};
 use crate::engine::{
-    How, Landed, Placed, Publication, ScheduleBounds, ScheduleId, SchedulePut, ScheduleState, ScheduleStep,
-    ScheduleThen, ScheduleVersion, Stepped, StoredSchedule, together,
+    Landed, Publication, ScheduleBounds, ScheduleId, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen,
+    ScheduleVersion, Stepped, StoredSchedule, together,
 };
 use crate::error::{Error, Result};
 use crate::job::JobRef;
@@ -187,15 +187,15 @@ impl CompactCore {
         self.ready(home, Lane::Publish(0)).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-            let calls = Arc::new(tokio::sync::Mutex::new(calls));
-            // Two, so that one batch is made while the Redis works on another.
-            for own in 0..2 {
-                let (core, calls) = (self.clone(), calls.clone());
-                let carry = async move |batch| core.step_schedules(home, own, batch).await;
-                let closing = self.tasks.stopping().clone();
-                let steps = batch::serve(calls, closing, carry);
-                self.tasks.spawn_essential("a task that takes steps of schedules", steps);
-            }
+            calls.serve(
+                &self.tasks,
+                "a task that takes steps of schedules",
+                PUBLISHERS,
+                self,
+                move |core, own, batch| async move {
+                    core.step_schedules(home, own, batch).await;
+                },
+            );
             caller
         };
         self.steps.call(home, step, begin).await
@@ -416,22 +416,9 @@ fn wanted(core: &CompactCore, step: &ScheduleStep) -> Option<Partition> {
 }
 
 /// As [`read_landed`] reads it.
-fn landed_bytes(Landed { at, placed: Placed { id, due_at, how } }: &Landed) -> Vec<u8> {
-    let mut bytes = format!("{at} ").into_bytes();
-    let (word, old) = match how {
-        How::New => (b'n', None),
-        How::Duplicate => (b'd', None),
-        How::Replaced(old) => (b'r', Some(old)),
-    };
-    bytes.push(word);
-    bytes.extend(&due_at.unwrap_or(0).saturating_mul(1000).to_be_bytes()[1..]);
-    for id in [id].into_iter().chain(old) {
-        let raw = raw(id);
-        bytes.push(raw.len() as u8 + 1);
-        bytes.push(b'x');
-        bytes.extend(raw);
-    }
-    bytes
+fn landed_bytes(Landed { at, placed }: &Landed) -> Vec<u8> {
+    let due = placed.due_at.map(|at| at.saturating_mul(1000));
+    [format!("{at} ").into_bytes(), outcome_bytes([(*placed, due)])].concat()
 }
 
 /// When the last job was placed, and what became of it.
