@@ -49,6 +49,17 @@ const NAV: &[(&str, &str)] = &[
 ];
 
 impl Visit {
+    /// The same of a page whose [`basis`](Visit::basis) is known before it is made: 304 without it, to a browser that has
+    /// the page which was made of the same.
+    pub async fn answer_if_new(&self, make: impl AsyncFnOnce(Option<u64>) -> Said<Page>) -> Response {
+        let basis = self.basis();
+        let unchanged = basis.and_then(|basis| answer::unchanged(basis, &self.headers));
+        match unchanged {
+            Some(unchanged) => unchanged,
+            None => self.answer(make(basis).await),
+        }
+    }
+
     /// The answer: the page, or why there is none.
     pub fn answer(&self, page: Said<Page>) -> Response {
         let (status, page) = match page {

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use maud::{Markup, html};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::text::{duration, volatile};
 use crate::clock::Millis;
@@ -19,6 +20,13 @@ impl TryFrom<String> for At {
 
     fn try_from(text: String) -> Result<At, &'static str> {
         time::instant(&text).map(At).ok_or("no instant")
+    }
+}
+
+impl At {
+    /// What a field of an answer says, if it is an instant.
+    pub fn of(field: &Value) -> Option<At> {
+        time::instant(field.as_str()?).map(At)
     }
 }
 

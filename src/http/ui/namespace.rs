@@ -19,21 +19,20 @@ const QUEUES: &str = "50";
 
 /// `GET /ui/namespaces/:pool/:namespace`
 pub async fn show(visit: Visit, Path(scope): Path<Scope>) -> Response {
-    let basis = visit.basis();
-    if let Some(unchanged) = visit.unchanged(basis) {
-        return unchanged;
-    }
-    let given =
-        ["q", "need", "sort", "cursor"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
-    let scoped = [("pool", &*scope.pool), ("namespace", &scope.namespace), ("limit", QUEUES)];
-    let (pool, namespace) = (part(&scope.pool), part(&scope.namespace));
-    let (listing, history) = tokio::join!(
-        visit.ask.get(format!("/queues{}", query(scoped.into_iter().chain(given)))),
-        visit.ask.get(format!("/queues/history?pool={pool}&namespace={namespace}")),
-    );
-    // A page without charts is to have them at the next look.
-    let basis = basis.filter(|_| history.is_ok());
-    visit.answer(page(&visit, &scope, listing, history).map(|page| Page { basis, ..page }))
+    let make = async |basis: Option<u64>| {
+        let given =
+            ["q", "need", "sort", "cursor"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
+        let scoped = [("pool", &*scope.pool), ("namespace", &scope.namespace), ("limit", QUEUES)];
+        let (pool, namespace) = (part(&scope.pool), part(&scope.namespace));
+        let (listing, history) = tokio::join!(
+            visit.ask.get(format!("/queues{}", query(scoped.into_iter().chain(given)))),
+            visit.ask.get(format!("/queues/history?pool={pool}&namespace={namespace}")),
+        );
+        // A page without charts is to have them at the next look.
+        let basis = basis.filter(|_| history.is_ok());
+        Ok(Page { basis, ..page(&visit, &scope, listing, history)? })
+    };
+    visit.answer_if_new(make).await
 }
 
 fn page(visit: &Visit, scope: &Scope, listing: Said<Listing>, history: Said<History>) -> Said<Page> {

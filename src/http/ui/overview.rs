@@ -16,17 +16,16 @@ const QUEUES: usize = 25;
 
 /// `GET /ui/`
 pub async fn show(visit: Visit) -> Response {
-    let basis = visit.basis();
-    if let Some(unchanged) = visit.unchanged(basis) {
-        return unchanged;
-    }
-    let queues = format!("/queues?sort=need&limit={QUEUES}");
-    let (queues, history) =
-        tokio::join!(visit.ask.get::<Listing>(queues), visit.ask.get::<History>("/queues/history"));
-    let fleet = visit.ask.get::<Fleet>("/servers").await;
-    // A page without charts is to have them at the next look.
-    let basis = basis.filter(|_| history.is_ok());
-    visit.answer(page(&visit, queues, history, fleet).map(|page| Page { basis, ..page }))
+    let make = async |basis: Option<u64>| {
+        let queues = format!("/queues?sort=need&limit={QUEUES}");
+        let (queues, history) =
+            tokio::join!(visit.ask.get::<Listing>(queues), visit.ask.get::<History>("/queues/history"));
+        let fleet = visit.ask.get::<Fleet>("/servers").await;
+        // A page without charts is to have them at the next look.
+        let basis = basis.filter(|_| history.is_ok());
+        Ok(Page { basis, ..page(&visit, queues, history, fleet)? })
+    };
+    visit.answer_if_new(make).await
 }
 
 fn page(visit: &Visit, queues: Said<Listing>, history: Said<History>, fleet: Said<Fleet>) -> Said<Page> {

@@ -200,17 +200,13 @@ async fn page(visit: &Visit, place: &Place) -> Said<Page> {
     Ok(page)
 }
 
-fn instant(of: &Value) -> Option<At> {
-    At::try_from(of.as_str()?.to_owned()).ok()
-}
-
 fn state(visit: &Visit, push: &Value) -> Markup {
     let figure = |name: &str| push["counts"][name].as_u64().map_or("–".into(), number);
     html! {
         dl.facts {
             dt { "State" }
             dd { b { (text(push["state"].as_str().unwrap_or("–"))) } @if let Some(why) = push["why"].as_str() { ": " (cut(why)) } }
-            @if let Some(since) = instant(&push["since"]) { dt { "Since" } dd { (visit.zone.at(since)) } }
+            @if let Some(since) = At::of(&push["since"]) { dt { "Since" } dd { (visit.zone.at(since)) } }
             dt { "URL" } dd { (text(push["url"].as_str().unwrap_or("–"))) }
         }
         dl.figures {
@@ -296,7 +292,7 @@ pub fn table(visit: &Visit, place: &Place, all: &[&Value]) -> Markup {
                 caption { "Attempts" }
                 thead { tr { @for name in ["Time", "Job", "Status", "Took", "Answer"] { th scope="col" { (name) } } } }
                 tbody { @for attempt in all { tr {
-                    td { @if let Some(at) = instant(&attempt["time"]) { (visit.zone.at(at)) } }
+                    td { @if let Some(at) = At::of(&attempt["time"]) { (visit.zone.at(at)) } }
                     td { @if let Some(id) = attempt["job_id"].as_str() {
                         a href=(visit.to(&format!("jobs/{}/{}", place.path(), super::ask::part(id)))) { (text(id)) }
                     } }

@@ -30,14 +30,13 @@ const NEEDS: [(&str, &str); 9] = [
 
 /// `GET /ui/queues`
 pub async fn show(visit: Visit) -> Response {
-    let basis = visit.basis();
-    if let Some(unchanged) = visit.unchanged(basis) {
-        return unchanged;
-    }
-    let given = ASKED.iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
-    let path = format!("/queues{}", query(given.chain([("limit", QUEUES)])));
-    let listing = visit.ask.get(path).await;
-    visit.answer(page(&visit, listing).map(|page| Page { basis, ..page }))
+    let make = async |basis| {
+        let given = ASKED.iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
+        let path = format!("/queues{}", query(given.chain([("limit", QUEUES)])));
+        let listing = visit.ask.get(path).await;
+        Ok(Page { basis, ..page(&visit, listing)? })
+    };
+    visit.answer_if_new(make).await
 }
 
 fn page(visit: &Visit, listing: Said<Listing>) -> Said<Page> {

@@ -261,10 +261,6 @@ fn row(visit: &Visit, Found { pool, namespace, schedule }: &Found) -> Markup {
     }
 }
 
-fn instant(of: &Value) -> Option<At> {
-    At::try_from(of.as_str()?.to_owned()).ok()
-}
-
 fn when(schedule: &Value) -> Markup {
     match (schedule["cron"].as_str(), schedule["every"].as_f64()) {
         (Some(cron), _) => {
@@ -281,7 +277,7 @@ fn next(visit: &Visit, schedule: &Value) -> Markup {
     html! {
         @if all.is_empty() { "–" }
         @for next in all.iter().take(SHOWN) {
-            @if let Some(at) = instant(&next["due"]) {
+            @if let Some(at) = At::of(&next["due"]) {
                 div { (visit.zone.at(at)) @if let Some(local) = next["local"].as_str() { " " span.pool { (text(local)) } } }
             }
         }
@@ -300,7 +296,7 @@ fn last(visit: &Visit, schedule: &Value) -> Markup {
         @for of in all {
             div {
                 (text(of["outcome"].as_str().unwrap_or_default())) " "
-                @if let Some(at) = instant(&of["due"]) { (visit.zone.at(at)) }
+                @if let Some(at) = At::of(&of["due"]) { (visit.zone.at(at)) }
                 @if let Some(why) = of["why"].as_str() { ": " (cut(why)) }
             }
         }

@@ -175,11 +175,6 @@ impl Visit {
         Some(hash.finish())
     }
 
-    /// 304, if the browser has the page that is made of this.
-    pub fn unchanged(&self, basis: Option<u64>) -> Option<Response> {
-        answer::unchanged(basis?, &self.headers)
-    }
-
     /// A form was refused: the page comes back with what was typed, and has its second again.
     pub fn refuse(&mut self, refusal: Refusal, typed: Fields) {
         self.refused = Some((refusal, typed));
