@@ -26,16 +26,26 @@ const TOO_SHORT: ApiError = ApiError::bad("the user token was too short");
 /// The largest form, and the largest body of a limit.
 const MAX_FORM: usize = 64 * 1024;
 
+/// What `GET /token/:namespace` answers: each token with its description. Pages read it too.
+#[derive(Serialize, Deserialize)]
+pub struct TokensReply {
+    pub tokens: BTreeMap<String, String>,
+}
+
+/// One of those that `GET /limits` answers.
+#[derive(Serialize, Deserialize)]
+pub struct TokenLimit {
+    pub namespace: String,
+    pub token: String,
+    pub limiter: Limit,
+}
+
 /// `GET /token/:namespace?pool`
 pub async fn list_tokens(
     State(state): App,
     Path(namespace_text): Path<String>,
     RawQuery(query): RawQuery,
 ) -> HandlerResult {
-    #[derive(Serialize)]
-    struct Tokens {
-        tokens: BTreeMap<String, String>,
-    }
     let query = query.unwrap_or_default();
     let asked = Query(&query).get("pool").unwrap_or_default();
     let pool = state.pool_name(&asked)?;
@@ -43,7 +53,7 @@ pub async fn list_tokens(
     // If the request names the pool, the tokens in the response name it too.
     let prefix = if asked.is_empty() { String::new() } else { format!("{asked}:") };
     let tokens = tokens.into_iter().map(|(token, text)| (format!("{prefix}{token}"), text)).collect();
-    Ok(reply::indented(StatusCode::OK, &Tokens { tokens }))
+    Ok(reply::indented(StatusCode::OK, &TokensReply { tokens }))
 }
 
 /// `POST /token/:namespace?description&pool&token`, in the query or as a form.
@@ -207,12 +217,6 @@ pub async fn remove_limit(
 
 /// `GET /limits`: as the store has them now, so lmstfy's `force_update` changes nothing.
 pub async fn list_limits(State(state): App) -> HandlerResult {
-    #[derive(Serialize)]
-    struct TokenLimit {
-        namespace: String,
-        token: String,
-        limiter: Limit,
-    }
     let limits = state.throttle.list().await?;
     let limits: Vec<TokenLimit> = limits
         .into_iter()

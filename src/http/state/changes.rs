@@ -3,16 +3,18 @@
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
-use crate::clock::{Millis, system_now};
+use crate::clock::system_now;
+use crate::time::Instant;
 
 /// How many changes are remembered.
 const REMEMBERED: usize = 200;
 
 /// One change.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    pub at: Millis,
+    pub at: Instant,
     /// An account, or an address.
     pub by: String,
     pub action: String,
@@ -30,7 +32,7 @@ impl Changes {
     pub fn add(&self, by: &str, action: &str, pool: &str, of: &str) {
         let [by, action, pool, of] = [by, action, pool, of].map(str::to_owned);
         let mut all = self.0.lock();
-        all.push_front(Change { at: system_now(), by, action, pool, of });
+        all.push_front(Change { at: Instant(system_now()), by, action, pool, of });
         all.truncate(REMEMBERED);
     }
 

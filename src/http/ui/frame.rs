@@ -7,11 +7,11 @@ use maud::{DOCTYPE, Markup, html};
 use super::answer;
 use super::ask::{Refusal, Said};
 use super::assets::Assets;
-use super::instant::At;
 use super::text::{count, duration, text, typed, volatile};
 use super::visit::Visit;
 use crate::clock::Millis;
 use crate::process::version::Version;
+use crate::time::Instant;
 
 /// A page without what is around it.
 pub struct Page {
@@ -35,6 +35,11 @@ impl Page {
     pub fn new(title: impl Into<String>, nav: &'static str, body: Markup) -> Page {
         let (status, trail) = (StatusCode::OK, Vec::new());
         Page { status, title: title.into(), trail, read_at: None, read_each: None, basis: None, nav, body }
+    }
+
+    /// The same with the way to it from the overview.
+    pub fn under(self, trail: Vec<(String, Markup)>) -> Page {
+        Page { trail, ..self }
     }
 }
 
@@ -151,7 +156,7 @@ fn render(visit: &Visit, page: Page) -> Markup {
                         "Server " b { (text(&state.server)) } ", version " (version) ". "
                         @match page.read_at {
                             Some(at) => { span.read { "Figures of " (volatile(&visit.zone.ago(at))) ". " } }
-                            None => { span.read { "Read " (volatile(&visit.zone.at(At(visit.zone.now)))) ". " } }
+                            None => { span.read { "Read " (volatile(&visit.zone.at(Instant(visit.zone.now)))) ". " } }
                         }
                         @if let Some(each) = page.read_each {
                             span.each { "They are read each " (duration(each)) ", since a reading takes long. " }

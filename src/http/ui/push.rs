@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::ask::{Refusal, Said, Sent};
 use super::form::{Fields, Filled};
 use super::frame::{Page, curl, curls};
-use super::instant::At;
+use super::instant::instant;
 use super::rows::trail;
 use super::sure::{Sure, page as asks};
 use super::text::{count, cut, number, text, unknown};
@@ -42,7 +42,7 @@ pub async fn change(mut visit: Visit, Path(place): Path<Place>, Filled(form): Fi
         Ok(Done::Said(code)) => visit.done(code),
         // Neither can be shown again.
         Ok(Done::Once(title, markup)) => {
-            let mut page = Page::new(
+            let page = Page::new(
                 format!("{title} of {}", place.name()),
                 "Queues",
                 html! {
@@ -51,8 +51,7 @@ pub async fn change(mut visit: Visit, Path(place): Path<Place>, Filled(form): Fi
                     p { a.button href=(visit.fields.link(&[])) { "Back" } }
                 },
             );
-            page.trail = trail(&visit, &place);
-            visit.answer(Ok(page))
+            visit.answer(Ok(page.under(trail(&visit, &place))))
         }
         Err(refusal) => {
             visit.refuse(refusal, form);
@@ -195,9 +194,8 @@ async fn page(visit: &Visit, place: &Place) -> Said<Page> {
             }
         }
     };
-    let mut page = Page::new(format!("Push of {}", place.name()), "Queues", body);
-    page.trail = trail(visit, place);
-    Ok(page)
+    let page = Page::new(format!("Push of {}", place.name()), "Queues", body);
+    Ok(page.under(trail(visit, place)))
 }
 
 fn state(visit: &Visit, push: &Value) -> Markup {
@@ -206,7 +204,7 @@ fn state(visit: &Visit, push: &Value) -> Markup {
         dl.facts {
             dt { "State" }
             dd { b { (text(push["state"].as_str().unwrap_or("–"))) } @if let Some(why) = push["why"].as_str() { ": " (cut(why)) } }
-            @if let Some(since) = At::of(&push["since"]) { dt { "Since" } dd { (visit.zone.at(since)) } }
+            @if let Some(since) = instant(&push["since"]) { dt { "Since" } dd { (visit.zone.at(since)) } }
             dt { "URL" } dd { (text(push["url"].as_str().unwrap_or("–"))) }
         }
         dl.figures {
@@ -292,7 +290,7 @@ pub fn table(visit: &Visit, place: &Place, all: &[&Value]) -> Markup {
                 caption { "Attempts" }
                 thead { tr { @for name in ["Time", "Job", "Status", "Took", "Answer"] { th scope="col" { (name) } } } }
                 tbody { @for attempt in all { tr {
-                    td { @if let Some(at) = At::of(&attempt["time"]) { (visit.zone.at(at)) } }
+                    td { @if let Some(at) = instant(&attempt["time"]) { (visit.zone.at(at)) } }
                     td { @if let Some(id) = attempt["job_id"].as_str() {
                         a href=(visit.to(&format!("jobs/{}/{}", place.path(), super::ask::part(id)))) { (text(id)) }
                     } }

@@ -7,9 +7,10 @@ use super::ask::Said;
 use super::form::query;
 use super::frame::Page;
 use super::overview::empty;
-use super::rows::{self, Listing};
+use super::rows;
 use super::text::typed;
 use super::visit::Visit;
+use crate::http::operators::queues::QueuesReply;
 
 /// How many queues a page has.
 const QUEUES: &str = "50";
@@ -39,7 +40,7 @@ pub async fn show(visit: Visit) -> Response {
     visit.answer_if_new(make).await
 }
 
-fn page(visit: &Visit, listing: Said<Listing>) -> Said<Page> {
+fn page(visit: &Visit, listing: Said<QueuesReply>) -> Said<Page> {
     let listing = listing?;
     let sorted = visit.fields.get("sort").unwrap_or("need");
     let body = html! {
@@ -51,16 +52,13 @@ fn page(visit: &Visit, listing: Said<Listing>) -> Said<Page> {
         } @else if listing.queues.is_empty() {
             p { "No queue is so. " a href="?" { "Show all queues" } "." }
         } @else {
-            (rows::table(visit, "Queues", &listing.queues, Some(sorted), true))
+            (rows::table(visit, "Queues", &listing, Some(sorted), true))
             @if let Some(cursor) = &listing.cursor {
                 p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(cursor))])) { "Next" } }
             }
         }
     };
-    let mut page = Page::new("Queues", "Queues", body);
-    page.read_at = listing.sampled_at.map(|at| at.0);
-    page.read_each = listing.read_each();
-    Ok(page)
+    Ok(Page::new("Queues", "Queues", body).of_samples(&listing))
 }
 
 fn filter(visit: &Visit) -> Markup {
