@@ -141,12 +141,12 @@ impl RedisEngine {
 
     /// The version of the Redis, if it says.
     pub fn version(&self) -> Option<&str> {
-        self.core.version.get().map(String::as_str)
+        self.core.common.version.get().map(String::as_str)
     }
 
     /// Hears of every connection that is lost, and of what the engine's users tell it.
     pub fn outage(&self) -> Arc<Outage> {
-        self.core.outage.clone()
+        self.core.common.outage.clone()
     }
 
     /// Waits until a task has died that the engine cannot do without, and says which. Calls to such an engine
@@ -293,7 +293,7 @@ impl Engine for RedisEngine {
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {
-        self.core.notifiers.attach(notifier);
+        self.core.common.notifiers.attach(notifier);
     }
 
     fn watch(&self, queue: &Queue) {
@@ -301,7 +301,7 @@ impl Engine for RedisEngine {
     }
 
     fn observe(&self, observer: Arc<dyn Observer>) {
-        self.core.observers.attach(observer);
+        self.core.common.observers.attach(observer);
     }
 
     async fn check(&self) -> Result<()> {

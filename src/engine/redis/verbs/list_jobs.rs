@@ -158,7 +158,7 @@ impl RedisCore {
                 continue;
             }
             let said = [size, key, reason, value];
-            views.push(shown(&self.pool, (queue, list), entry, (now, ttl), said)?);
+            views.push(shown(&self.common.pool, (queue, list), entry, (now, ttl), said)?);
         }
         Ok(views)
     }
