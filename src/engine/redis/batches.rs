@@ -1,7 +1,10 @@
-//! What shares script calls: how large such calls grow, and how many wait.
+//! What shares script calls: how large such calls grow, how many wait, and how each is answered.
 
-use crate::engine::batch::{BatchLimit, BatchSize};
+use std::sync::Arc;
+
+use crate::engine::batch::{BatchLimit, BatchSize, Call, Reply};
 use crate::engine::{MAX_PUBLISH, Publication};
+use crate::error::{Error, Result};
 use crate::job::{JobRef, NewJob};
 
 /// How many calls of one kind may wait to be gathered into a batch.
@@ -42,5 +45,37 @@ pub const ACKS: BatchLimit = BatchLimit { items: 64, bytes: usize::MAX };
 impl BatchSize for JobRef {
     fn items(&self) -> usize {
         1
+    }
+}
+
+/// Gives each caller its answer, or all of them the error.
+pub fn answer_each<Rep>(replies: Vec<Reply<Rep>>, answers: Result<Vec<Result<Rep>>>) {
+    // A caller that has left needs no answer.
+    match answers {
+        Ok(answers) => replies.into_iter().zip(answers).for_each(|(reply, answer)| _ = reply.send(answer)),
+        Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
+    }
+}
+
+/// Has `carry` take the steps of a batch in one script call, and answers each.
+pub async fn carry_all<Req: Clone, Rep, Carried: Future<Output = Result<Vec<Result<Rep>>>>>(
+    batch: Vec<Call<Req, Rep>>,
+    carry: impl Fn(Arc<Vec<Req>>) -> Carried,
+) {
+    // What nobody waits for any more is not sent.
+    let waited_for = batch.into_iter().map(Call::split).filter(|(_, reply)| !reply.is_abandoned());
+    let (steps, replies): (Vec<Req>, Vec<Reply<Rep>>) = waited_for.unzip();
+    if steps.is_empty() {
+        return;
+    }
+    let steps = Arc::new(steps);
+    match carry(steps.clone()).await {
+        // An error of the Redis says nothing of which step it is about.
+        Err(Error::Refused(_)) if steps.len() > 1 => {
+            for (step, reply) in steps.iter().zip(replies) {
+                answer_each(vec![reply], carry(Arc::new(vec![step.clone()])).await);
+            }
+        }
+        told => answer_each(replies, told),
     }
 }

@@ -96,7 +96,7 @@ impl Heads {
     }
 
     /// The same of every partition.
-    pub fn look_again(&mut self) {
+    pub fn told_everywhere(&mut self) {
         let told = self.next();
         self.each.iter_mut().for_each(|head| head.told = told);
     }

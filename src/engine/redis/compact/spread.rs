@@ -108,8 +108,8 @@ impl Spreading {
     }
 
     /// Any partition may have jobs of any queue that this process was not told of.
-    pub fn look_again(&self) {
-        self.known.read().values().for_each(|spread| spread.heads.lock().look_again());
+    pub fn told_everywhere(&self) {
+        self.known.read().values().for_each(|spread| spread.heads.lock().told_everywhere());
     }
 
     /// Whether a queue is to be spread, and is not known to be.

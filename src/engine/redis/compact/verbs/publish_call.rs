@@ -10,7 +10,7 @@ use super::super::core::CompactCore;
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::{id_at, place_of};
-use super::super::steps::Room;
+use super::super::steps::Usage;
 use crate::clock::Micros;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
@@ -24,19 +24,19 @@ use crate::name::Queue;
 
 /// What became of a call that comes alone.
 pub enum Answer {
-    Done(Vec<Placed>, Room),
+    Done(Vec<Placed>, Usage),
     Unchanged(Published),
     Taken,
     /// A value that was stored before has ended.
     Ended,
     /// It would add so much, and may not.
-    Needs(Room),
+    Needs(Usage),
     /// A publish that is not shown yet has one of its keys.
     Busy,
     /// Its queue is spread, and was taken for a gathered one.
     Spread,
     /// What would become of it, and what it would add.
-    Would(Vec<Placed>, Room),
+    Would(Vec<Placed>, Usage),
     /// It is not kept here any more.
     Gone,
 }
@@ -94,7 +94,7 @@ impl CompactCore {
         (call, queue): (&Publication, &Queue),
         gone: &[JobRef],
         values: &[Stored],
-        admit: Option<Room>,
+        admit: Option<Usage>,
     ) -> Cmd {
         let mut cmd = self.call(&self.scripts.publish, home);
         cmd.arg(1);
@@ -210,7 +210,7 @@ pub fn read_answer(
 ) -> Outcome<(Micros, Answer, Vec<Option<Micros>>)> {
     let reply: Vec<Value> = redis::from_redis_value(reply)?;
     let [now, what, rest @ ..] = &reply[..] else { return Err(unreadable()) };
-    let room = |of: &[Value]| -> Outcome<Room> {
+    let room = |of: &[Value]| -> Outcome<Usage> {
         let [a, b, c] = of else { return Err(unreadable()) };
         Ok([read(a)?, read(b)?, read(c)?])
     };

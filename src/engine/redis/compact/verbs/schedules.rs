@@ -10,17 +10,17 @@ use redis::Value;
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
-use super::super::steps::{Addressed, Room, Told};
+use super::super::steps::{Addressed, Told, Usage};
 use super::publish_call::{Answer, outcome_bytes, read_answer, read_placed};
 use super::schedule_keys::Elsewhere;
 use crate::clock::Millis;
-use crate::engine::batch::{self, Call, Reply};
-use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS};
+use crate::engine::batch::{self, Call};
+use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS, carry_all};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::read;
 use crate::engine::redis::verbs::publish::{check, unreadable};
-use crate::engine::redis::verbs::schedules::{Row, fields_of, queue_of, split};
+use crate::engine::redis::verbs::schedules::{Row, fields_of, split};
 use crate::engine::{
     Landed, Publication, ScheduleBounds, ScheduleId, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen,
     ScheduleVersion, Stepped, StoredSchedule, together,
@@ -68,7 +68,7 @@ impl CompactCore {
         }
         let mut at = None;
         // Its job says where it is; for others the name is asked.
-        let home = match queue_of(&step) {
+        let home = match step.queue() {
             Some(queue) => self.partition_of(&queue),
             None => match self.find_schedule(&step.id).await? {
                 Some((home, mark)) => {
@@ -80,7 +80,7 @@ impl CompactCore {
         };
         let dry = matches!(&step.then, ScheduleThen::Put(put) if put.dry);
         let to = wanted(self, &step).filter(|wanted| *wanted != home && !dry);
-        if to.is_some() && queue_of(&step).is_some() {
+        if to.is_some() && step.queue().is_some() {
             return Err(Error::refused("a schedule that goes to another queue has no job in that step"));
         }
         let (id, is_deleted) = (step.id.clone(), step.then == ScheduleThen::Delete);
@@ -123,7 +123,7 @@ impl CompactCore {
         cmd.arg(id.name.as_str()).arg(wanted).arg(&mark).arg(bounds.of_namespace).arg(u8::from(dry));
         let (now, home, floor, mark): (u64, i64, u64, String) = self.ask_names(&id.namespace, cmd).await?;
         let Ok(home) = Partition::try_from(home) else { return Ok(Stepped::TooMany) };
-        if home != wanted && queue_of(&step).is_some() {
+        if home != wanted && step.queue().is_some() {
             return Err(Error::refused("the name of a new schedule that has a job lies elsewhere"));
         }
         let addressed = Addressed {
@@ -157,10 +157,10 @@ impl CompactCore {
     /// its job needs.
     async fn ask_schedule(self: &Arc<Self>, mut step: Addressed) -> Result<Told> {
         let namespace = step.step.id.namespace.clone();
-        if queue_of(&step.step).is_none() || !self.is_counted(&namespace) {
+        if step.step.queue().is_none() || !self.is_counted(&namespace) {
             return self.send_step(step).await;
         }
-        let mut taken: Room = [0; 3];
+        let mut taken: Usage = [0; 3];
         let told = loop {
             step.admit = Some(taken);
             match self.send_step(step.clone()).await {
@@ -208,39 +208,19 @@ impl CompactCore {
         own: usize,
         batch: Vec<Call<Addressed, Told>>,
     ) {
-        // What nobody waits for any more is not sent.
-        let waited_for = batch.into_iter().map(Call::split).filter(|(_, reply)| !reply.is_abandoned());
-        let (steps, replies): (Vec<Addressed>, Vec<Reply<Told>>) = waited_for.unzip();
-        if steps.is_empty() {
-            return;
-        }
-        match self.carry_steps(own, home, &steps).await {
-            Ok(told) => replies.into_iter().zip(told).for_each(|(reply, told)| _ = reply.send(told)),
-            // An error of the Redis says nothing of which step it is about.
-            Err(Error::Refused(_)) if steps.len() > 1 => {
-                for (step, reply) in steps.into_iter().zip(replies) {
-                    let told = self.carry_steps(own, home, &[step]).await;
-                    let told = told.and_then(|mut told| told.pop().unwrap_or(Err(unreadable().into())));
-                    let _ = reply.send(told); // a caller that has left needs no answer
-                }
-            }
-            Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
-        }
+        carry_all(batch, |steps| self.carry_steps(own, home, steps)).await;
     }
 
     async fn carry_steps(
         self: &Arc<Self>,
         own: usize,
         home: Partition,
-        steps: &[Addressed],
+        steps: Arc<Vec<Addressed>>,
     ) -> Result<Vec<Result<Told>>> {
         let mut cmd = self.call(&self.scripts.step_schedule, home);
-        for of in steps {
-            let job = match &of.step.then {
-                ScheduleThen::Put(put) => put.job.as_ref(),
-                ScheduleThen::Delete => None,
-            };
-            let args = job.map(|job| self.args_of(home, job, of.admit)).transpose()?.unwrap_or_default();
+        for of in &*steps {
+            let args =
+                of.step.job().map(|job| self.args_of(home, job, of.admit)).transpose()?.unwrap_or_default();
             let mut fields = fields_of(&of.step, (0, args.len()), landed_bytes);
             if let Some(to) = of.to {
                 fields.number("to", to.into());
@@ -264,7 +244,7 @@ impl CompactCore {
     }
 
     /// The arguments of lua/compact/publish.lua for a job.
-    fn args_of(&self, home: Partition, job: &Publication, admit: Option<Room>) -> Result<Vec<Vec<u8>>> {
+    fn args_of(&self, home: Partition, job: &Publication, admit: Option<Usage>) -> Result<Vec<Vec<u8>>> {
         let values = job.jobs.iter().map(|placing| {
             let job = &placing.job;
             Ok((value::encode(&job.id, &job.body, &job.attributes)?, false))
@@ -284,10 +264,9 @@ impl CompactCore {
                 let version = ScheduleVersion { revision: read(revision)?, step: read(step)? };
                 let landed = read_landed(home, &read::<Vec<u8>>(landed)?)?;
                 if landed.is_some()
-                    && let Some(queue) = queue_of(&of.step)
+                    && let Some(queue) = of.step.queue()
                 {
-                    self.ready_again(&queue, home);
-                    self.common.notifiers.notify(&queue);
+                    self.tell_ready_again(home, &queue);
                 }
                 let added = match added {
                     [jobs, bytes, queues] => [read(jobs)?, read(bytes)?, read(queues)?],
@@ -308,7 +287,7 @@ impl CompactCore {
                     // Another publish has its key, and is not shown yet; or its queue was spread a moment ago.
                     Answer::Busy => return Err(Error::Overloaded),
                     Answer::Spread => {
-                        queue_of(&of.step).iter().for_each(|queue| self.learn_spread(queue, self.now()));
+                        of.step.queue().iter().for_each(|queue| self.learn_spread(queue, self.now()));
                         return Err(Error::Overloaded);
                     }
                     Answer::Done(..) | Answer::Ended | Answer::Would(..) | Answer::Gone => {
