@@ -10,7 +10,8 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use super::queues::{Asked, name};
+use super::names::Asked;
+use super::queues::name;
 use crate::engine::{Cursor, Engine, JobList, MAX_LISTED};
 use crate::error::{Error, Result};
 use crate::history::Range;

@@ -2,7 +2,6 @@
 //! no store.
 
 use std::cmp::Ordering;
-use std::sync::Arc;
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -10,6 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 
+use super::names::{Asked, JOB_IDS, given};
 use super::sums::{OfQueues, Sums, rounded};
 use crate::engine::{Cursor, MAX_LISTED};
 use crate::history::need::Need;
@@ -17,14 +17,11 @@ use crate::history::{Of, Point, Range};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::params::{self, Query};
-use crate::http::state::{App, AppState, PoolState};
-use crate::name::{Namespace, PoolName, Queue, QueueName};
+use crate::http::state::{App, AppState};
+use crate::name::{PoolName, Queue, QueueName};
 use crate::push::PushState;
 use crate::sampler::{Row, Sample};
 use crate::time::Instant;
-
-/// What stands in the place of a queue's name for those that are named after jobs.
-pub const JOB_IDS: &str = "(job ids)";
 
 /// What `GET /queues` answers. Pages read it too.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -206,49 +203,6 @@ impl Place {
     /// Whether it stands before this row.
     fn is_before(&self, ranked: &Ranked<'_>) -> bool {
         (self.0, &*self.1, &*self.2, &*self.3) < place(ranked)
-    }
-}
-
-/// What the query names. An empty value is none, as forms send it.
-#[derive(Clone, Debug, Default)]
-pub struct Asked {
-    pub pool: Option<PoolName>,
-    pub namespace: Option<Namespace>,
-}
-
-pub fn given<'a>(query: Query<'a>, key: &str) -> Option<std::borrow::Cow<'a, str>> {
-    query.get(key).filter(|text| !text.is_empty())
-}
-
-impl Asked {
-    /// The queue that the query names, which needs its namespace.
-    pub fn queue(state: &AppState, query: Query<'_>) -> Result<(Arc<PoolState>, Queue), ApiError> {
-        let Asked { pool, namespace } = Asked::of(state, query)?;
-        let namespace = namespace.ok_or(ApiError::bad("invalid namespace"))?;
-        let queue = given(query, "queue").filter(|queue| queue != JOB_IDS);
-        let name = queue.and_then(|queue| QueueName::parse_for_consume(&queue).ok());
-        let queue = Queue { namespace, name: name.ok_or(ApiError::bad("invalid queue"))? };
-        let pool = pool.unwrap_or_else(PoolName::default_pool);
-        let pool = state.pools.get(&pool).ok_or(ApiError::bad("invalid pool"))?;
-        Ok((pool.clone(), queue))
-    }
-
-    /// The last samples of the pools that are asked for.
-    pub fn samples(&self, state: &AppState) -> Vec<(PoolName, Arc<Sample>)> {
-        let pools = state.pools.values().filter(|pool| self.has(&pool.name));
-        pools.map(|pool| (pool.name.clone(), pool.sampler.latest())).collect()
-    }
-
-    pub fn of(state: &AppState, query: Query<'_>) -> Result<Asked, ApiError> {
-        let pool = given(query, "pool").map(|name| state.pool_name(&name)).transpose();
-        let pool = pool.map_err(|_| ApiError::bad("invalid pool"))?;
-        let namespace = given(query, "namespace").map(|name| Namespace::parse(&name)).transpose();
-        let namespace = namespace.map_err(|_| ApiError::bad("invalid namespace"))?;
-        Ok(Asked { pool, namespace })
-    }
-
-    fn has(&self, pool: &PoolName) -> bool {
-        self.pool.as_ref().is_none_or(|asked| asked == pool)
     }
 }
 

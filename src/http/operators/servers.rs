@@ -16,7 +16,8 @@ use crate::http::answer::reply;
 use crate::http::state::about::{About, AboutPool, Most};
 use crate::http::state::changes::Change;
 use crate::http::state::{App, AppState, PoolState};
-use crate::metrics::{Process, Times, Took};
+pub use crate::metrics::Took;
+use crate::metrics::{Process, Times};
 use crate::process::tasks::beside_the_runtime;
 use crate::process::version::Version;
 use crate::sampler::Sample;
@@ -145,7 +146,7 @@ pub struct ServerReply {
     pub process: Process,
     pub history: HistoryReply,
     pub pools: Vec<PoolReply>,
-    pub changes: Vec<Change>,
+    pub changes: Vec<ChangeReply>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -184,6 +185,21 @@ pub struct PoolReply {
     pub sync: Option<Took>,
     /// Figures that its kind of store has.
     pub figures: BTreeMap<String, f64>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ChangeReply {
+    pub at: Instant,
+    pub by: String,
+    pub action: String,
+    pub pool: String,
+    pub of: String,
+}
+
+impl From<Change> for ChangeReply {
+    fn from(Change { at, by, action, pool, of }: Change) -> ChangeReply {
+        ChangeReply { at: Instant(at), by, action, pool, of }
+    }
 }
 
 fn pool_reply(about: &About, pool: &PoolState, times: Option<&Times>) -> PoolReply {
@@ -244,7 +260,7 @@ pub async fn server(State(state): App, role: Role) -> HandlerResult {
             lost_days: used.lost_days,
         },
         pools: pools.collect(),
-        changes: state.changes.list(),
+        changes: state.changes.list().into_iter().map(ChangeReply::from).collect(),
     };
     Ok(reply::json(StatusCode::OK, &reply))
 }

@@ -12,9 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::audit::By;
 use super::names::namespace;
+pub use crate::admin::Limit;
 use crate::admin::limits::{LimitError, validate};
 use crate::admin::tokens::{self as token, CreateError, MIN_CHOSEN};
-use crate::admin::{Limit, Scope, TokenKey};
+use crate::admin::{Scope, TokenKey};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, TEXT};
 use crate::http::request::body::read_body;

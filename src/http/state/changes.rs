@@ -3,18 +3,16 @@
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
-use crate::clock::system_now;
-use crate::time::Instant;
+use crate::clock::{Millis, system_now};
 
 /// How many changes are remembered.
 const REMEMBERED: usize = 200;
 
 /// One change.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    pub at: Instant,
+    pub at: Millis,
     /// An account, or an address.
     pub by: String,
     pub action: String,
@@ -32,7 +30,7 @@ impl Changes {
     pub fn add(&self, by: &str, action: &str, pool: &str, of: &str) {
         let [by, action, pool, of] = [by, action, pool, of].map(str::to_owned);
         let mut all = self.0.lock();
-        all.push_front(Change { at: Instant(system_now()), by, action, pool, of });
+        all.push_front(Change { at: system_now(), by, action, pool, of });
         all.truncate(REMEMBERED);
     }
 

@@ -14,7 +14,6 @@ use super::text::{known, number, rate, text, typed};
 use super::visit::Visit;
 use crate::http::operators::queues::{HistoryReply, QueuesReply};
 use crate::http::operators::sums::OfQueues;
-use crate::push::PushState;
 
 const QUEUES: &str = "50";
 
@@ -67,7 +66,7 @@ fn page(visit: &Visit, scope: &Scope, listing: Said<QueuesReply>, history: Said<
                     li {
                         @if let Some(place) = row.place() {
                             a href=(visit.to(&format!("push/{}", place.path()))) { (text(&row.queue)) }
-                            ": " (row.push.map_or("", PushState::as_str))
+                            ": " (row.push.map_or("", |push| push.as_str()))
                         }
                     }
                 }

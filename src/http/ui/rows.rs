@@ -11,7 +11,6 @@ use crate::history::need::Need;
 use crate::history::{Of, Range};
 use crate::http::operators::queues::{PoolReply, QueueReply, QueuesReply};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
-use crate::push::PushState;
 use crate::time::Instant;
 
 /// Why a figure is not known.
@@ -62,9 +61,9 @@ impl QueueReply {
 
     fn words_of(&self, need: Need) -> String {
         match need {
-            Need::Push => match self.push {
-                Some(PushState::Off) => "push is off".into(),
-                Some(PushState::Locked) => "push cannot be read".into(),
+            Need::Push => match self.push.map(|push| push.as_str()) {
+                Some("off") => "push is off".into(),
+                Some("locked") => "push cannot be read".into(),
                 _ => "push: the breaker is open".into(),
             },
             Need::Dying => format!("{} died in ten minutes", number(self.worse)),

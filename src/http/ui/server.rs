@@ -12,9 +12,9 @@ use super::text::{cut, duration, number, rate, size, text};
 use super::visit::Visit;
 use crate::engine::together;
 use crate::http::operators::cluster::ClusterReply;
-use crate::http::operators::servers::{ConnectionsReply, PoolReply, ServerReply, ServersReply};
-use crate::http::state::changes::Change;
-use crate::metrics::Took;
+use crate::http::operators::servers::{
+    ChangeReply, ConnectionsReply, PoolReply, ServerReply, ServersReply, Took,
+};
 
 /// `GET /ui/server`
 pub async fn show(visit: Visit) -> Response {
@@ -270,7 +270,7 @@ fn is_web(url: &str) -> bool {
     url.starts_with("https://") || url.starts_with("http://")
 }
 
-fn changes(visit: &Visit, changes: &[Change]) -> Markup {
+fn changes(visit: &Visit, changes: &[ChangeReply]) -> Markup {
     html! {
         h2 { "Changes" }
         p { "The last " (changes.len()) " over this server, the newest first. The log has all of them." }

@@ -16,8 +16,7 @@ use super::push::shown_once;
 use super::sure::{Sure, page as asks};
 use super::text::{cut, text, typed};
 use super::visit::Visit;
-use crate::admin::Limit;
-use crate::http::operators::tokens::{TokenLimit, TokensReply};
+use crate::http::operators::tokens::{Limit, TokenLimit, TokensReply};
 use crate::name::Token;
 use crate::random;
 

@@ -21,7 +21,7 @@ use super::ask::{Asker, Refusal, part};
 use super::form::Fields;
 use super::instant::Zone;
 use crate::history::Range;
-use crate::http::operators::queues::JOB_IDS;
+use crate::http::operators::names::JOB_IDS;
 use crate::http::state::AppState;
 
 /// How long a page may take to ask, so that it is there within a second.
