@@ -2,12 +2,9 @@
 //! nobody waits for a timer. On Redis a batch is one script call. The writer of a disk pool is a thread, whose calls
 //! wait in a mailbox of their own; it shares the bounds of this file. Knows nothing of what a call does.
 
-use std::sync::Arc;
-
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::error::{Error, Result};
-use crate::process::tasks::Tasks;
 
 /// How large a batch may grow. A single call heavier than this still goes, alone.
 #[derive(Clone, Copy, Debug)]
@@ -150,43 +147,6 @@ impl<Req: BatchSize, Rep> Calls<Req, Rep> {
     /// No more calls are taken; those that wait already are still served by `next`.
     pub fn close(&mut self) {
         self.calls.close();
-    }
-}
-
-impl<Req: BatchSize + Send + 'static, Rep: Send + 'static> Calls<Req, Rep> {
-    /// Starts `count` tasks that take batches, each one after the other, and have `carry` answer each call of them, with
-    /// this core; it is told which task it works for. Once `tasks` are told to end no more calls are taken; these end
-    /// when those that waited are answered.
-    pub fn serve<Core: Send + Sync + 'static, Carried: Future<Output = ()> + Send>(
-        self,
-        tasks: &Tasks,
-        name: &str,
-        count: usize,
-        core: &Arc<Core>,
-        carry: impl Fn(Arc<Core>, usize, Vec<Call<Req, Rep>>) -> Carried + Copy + Send + 'static,
-    ) {
-        let calls = Arc::new(Mutex::new(self));
-        for own in 0..count {
-            let (calls, core, closing) = (calls.clone(), core.clone(), tasks.stopping().clone());
-            tasks.spawn_essential(name, async move {
-                let mut closed = false;
-                loop {
-                    // Cancel-safe, as both awaits are.
-                    let next = async { calls.lock().await.next().await };
-                    let batch = tokio::select! {
-                        biased;
-                        () = closing.cancelled(), if !closed => {
-                            calls.lock().await.close();
-                            closed = true;
-                            continue;
-                        }
-                        batch = next => batch,
-                    };
-                    let Some(batch) = batch else { return };
-                    carry(core.clone(), own, batch).await;
-                }
-            });
-        }
     }
 }
 

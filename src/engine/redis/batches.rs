@@ -1,11 +1,15 @@
-//! What shares script calls: how large such calls grow, how many wait, and how each is answered.
+//! What shares script calls: how large such calls grow, how many wait, who takes them, and how each is
+//! answered.
 
 use std::sync::Arc;
 
-use crate::engine::batch::{BatchLimit, BatchSize, Call, Reply};
+use tokio::sync::Mutex;
+
+use crate::engine::batch::{BatchLimit, BatchSize, Call, Calls, Reply};
 use crate::engine::{MAX_PUBLISH, Publication};
 use crate::error::{Error, Result};
 use crate::job::{JobRef, NewJob};
+use crate::process::tasks::Tasks;
 
 /// How many calls of one kind may wait to be gathered into a batch.
 pub const MAX_WAITING: usize = 16_384;
@@ -45,6 +49,45 @@ pub const ACKS: BatchLimit = BatchLimit { items: 64, bytes: usize::MAX };
 impl BatchSize for JobRef {
     fn items(&self) -> usize {
         1
+    }
+}
+
+/// Starts `count` tasks that take batches, each one after the other, and have `carry` answer each call of them, with this
+/// core; it is told which task it works for. Once `tasks` are told to end no more calls are taken; these end when those
+/// that waited are answered.
+pub fn serve<Req, Rep, Core, Carried>(
+    calls: Calls<Req, Rep>,
+    tasks: &Tasks,
+    (name, count): (&str, usize),
+    core: &Arc<Core>,
+    carry: impl Fn(Arc<Core>, usize, Vec<Call<Req, Rep>>) -> Carried + Copy + Send + 'static,
+) where
+    Req: BatchSize + Send + 'static,
+    Rep: Send + 'static,
+    Core: Send + Sync + 'static,
+    Carried: Future<Output = ()> + Send,
+{
+    let calls = Arc::new(Mutex::new(calls));
+    for own in 0..count {
+        let (calls, core, closing) = (calls.clone(), core.clone(), tasks.stopping().clone());
+        tasks.spawn_essential(name, async move {
+            let mut closed = false;
+            loop {
+                // Cancel-safe, as both awaits are.
+                let next = async { calls.lock().await.next().await };
+                let batch = tokio::select! {
+                    biased;
+                    () = closing.cancelled(), if !closed => {
+                        calls.lock().await.close();
+                        closed = true;
+                        continue;
+                    }
+                    batch = next => batch,
+                };
+                let Some(batch) = batch else { return };
+                carry(core.clone(), own, batch).await;
+            }
+        });
     }
 }
 

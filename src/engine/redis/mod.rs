@@ -67,7 +67,7 @@ use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
-use batches::{MAX_WAITING, PUBLISHERS};
+use batches::{MAX_WAITING, PUBLISHERS, serve};
 use cache::RecordedQueues;
 use layout::keys;
 use layout::scripts::Scripts;
@@ -119,20 +119,20 @@ impl RedisEngine {
         link.tasks.spawn_essential("the count of namespaces with a quota", quotas::run(core.clone()));
         core.spawn_finisher();
         let tasks = &link.tasks;
-        publish_calls.serve(
+        serve(
+            publish_calls,
             tasks,
-            "a task that publishes",
-            PUBLISHERS,
+            ("a task that publishes", PUBLISHERS),
             &core,
             |core, own, batch| async move {
                 core.publish_batch(own, batch).await;
             },
         );
-        ack_calls.serve(tasks, "the task that acks", 1, &core, |core, _, batch| async move {
+        serve(ack_calls, tasks, ("the task that acks", 1), &core, |core, _, batch| async move {
             core.ack_batch(batch).await;
         });
         let steps = "a task that takes steps of schedules";
-        step_calls.serve(tasks, steps, PUBLISHERS, &core, |core, own, batch| async move {
+        serve(step_calls, tasks, (steps, PUBLISHERS), &core, |core, own, batch| async move {
             core.step_schedules(own, batch).await;
         });
         link.connected().await;

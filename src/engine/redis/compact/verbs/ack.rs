@@ -10,7 +10,7 @@ use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::place_of;
 use crate::engine::batch::{self, Call, Reply};
-use crate::engine::redis::batches::{self, MAX_WAITING};
+use crate::engine::redis::batches::{self, MAX_WAITING, serve};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::together;
 use crate::error::{Error, Result};
@@ -27,7 +27,7 @@ impl CompactCore {
         self.ready(home, Lane::HandOver).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::ACKS);
-            calls.serve(&self.tasks, "a task that acks", 1, self, move |core, _, batch| async move {
+            serve(calls, &self.tasks, ("a task that acks", 1), self, move |core, _, batch| async move {
                 core.ack_batch(home, batch).await;
             });
             caller

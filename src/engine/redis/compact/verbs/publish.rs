@@ -17,7 +17,7 @@ use super::super::steps::Usage;
 use super::publish_call::{Answer, BUSY, LOOK, Stored, Tried, encode, queues_of, read_answer};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{self, Call};
-use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS, Plain, answer_each};
+use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS, Plain, answer_each, serve};
 use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::connector::Connection;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
@@ -68,10 +68,10 @@ impl CompactCore {
         self.ready(home, Lane::Publish(0)).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-            calls.serve(
+            serve(
+                calls,
                 &self.tasks,
-                "a task that publishes",
-                PUBLISHERS,
+                ("a task that publishes", PUBLISHERS),
                 self,
                 move |core, own, batch| async move {
                     core.publish_batch(home, own, false, batch).await;

@@ -16,7 +16,7 @@ use super::publish_call::{BUSY, LOOK, Tried};
 use super::publish_parts::Part;
 use super::spread::SLOW;
 use crate::engine::batch;
-use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS};
+use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS, serve};
 use crate::engine::redis::reply::id_taken;
 use crate::engine::redis::verbs::publish::{check, is_plain};
 use crate::engine::{Beside, How, NewId, OnConflict, Placed, Placing, Publication, Published};
@@ -119,10 +119,10 @@ impl CompactCore {
         self.try_link(partition, Lane::Publish(0)).map_err(Error::Unreachable)?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-            calls.serve(
+            serve(
+                calls,
                 &self.tasks,
-                "a task that publishes",
-                PUBLISHERS,
+                ("a task that publishes", PUBLISHERS),
                 self,
                 move |core, own, batch| async move {
                     core.publish_batch(partition, own, true, Movable::take_all(batch)).await;

@@ -15,7 +15,7 @@ use super::publish_call::{Answer, outcome_bytes, read_answer, read_placed};
 use super::schedule_keys::Elsewhere;
 use crate::clock::Millis;
 use crate::engine::batch::{self, Call};
-use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS, carry_all};
+use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS, carry_all, serve};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::read;
@@ -187,10 +187,10 @@ impl CompactCore {
         self.ready(home, Lane::Publish(0)).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-            calls.serve(
+            serve(
+                calls,
                 &self.tasks,
-                "a task that takes steps of schedules",
-                PUBLISHERS,
+                ("a task that takes steps of schedules", PUBLISHERS),
                 self,
                 move |core, own, batch| async move {
                     core.step_schedules(home, own, batch).await;
