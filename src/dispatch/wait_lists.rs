@@ -41,8 +41,8 @@ pub struct WaitLists {
 struct Registered {
     /// By the arrival of their next waiter. The list whose next waiter waits longest fetches first.
     lists: BTreeMap<u64, Wanted>,
-    /// Those that fetch, by the arrival of the first waiter that the fetch is for, and since when.
-    serving: BTreeMap<u64, (Wanted, Instant)>,
+    /// Those that fetch, by the arrival of the first waiter that the fetch is for.
+    serving: BTreeMap<u64, Wanted>,
     /// How many lists fetch after one that found all it asked for, as a power of [`WIDEN`].
     wider: u32,
     /// The last fetch found nothing, and could not look everywhere for jobs of this queue.
@@ -65,9 +65,9 @@ pub struct WaitList {
     pub looked: bool,
     /// A task fetches for this list, or is about to.
     pub fetching: bool,
-    /// The last waiter that the fetch under way is for. It changes which waiter is the next one: see
-    /// [`reorder`](WaitLists::reorder).
-    pub serving: Option<u64>,
+    /// The last waiter that the fetch under way is for, and since when it is. It changes which waiter is the next one:
+    /// see [`reorder`](WaitLists::reorder).
+    pub serving: Option<(u64, Instant)>,
     /// The last fetch ended among jobs that are gone, so the next one may still be far from a live job.
     pub skipping: bool,
 }
@@ -125,7 +125,7 @@ impl WaitList {
 
     /// Takes those out that no fetch is under way for. The others do not wait for another one.
     pub fn close(&mut self) -> Vec<oneshot::Sender<ConsumeResult>> {
-        let after = self.serving.map_or(0, |last| last + 1);
+        let after = self.serving.map_or(0, |(last, _)| last + 1);
         let rest = self.waiters.split_off(&after);
         self.impatient = self.waiters.keys().copied().collect();
         rest.into_values().map(|waiter| waiter.outcome).collect()
@@ -133,7 +133,7 @@ impl WaitList {
 
     /// The first waiter that no fetch is under way for.
     fn unasked(&self) -> Option<u64> {
-        let after = self.serving.map_or(0, |last| last + 1);
+        let after = self.serving.map_or(0, |(last, _)| last + 1);
         self.waiters.range(after..).next().map(|(arrival, _)| *arrival)
     }
 
@@ -144,6 +144,12 @@ impl WaitList {
 
     pub fn is_empty(&self) -> bool {
         self.waiters.is_empty()
+    }
+
+    /// Whether another queue may keep its fetch: by its jobs, while the list skips them, or by a node that does not
+    /// answer.
+    fn is_held_up(&self) -> bool {
+        self.skipping || self.serving.is_some_and(|(_, since)| since.elapsed() > HELD_UP)
     }
 
     /// Whether somebody waits for an answer and not for a job.
@@ -173,7 +179,7 @@ impl WaitList {
             fetch.waiters.push((*arrival, count));
             fetch.ttrs.resize(fetch.ttrs.len() + count, waiter.ttr);
         }
-        self.serving = fetch.waiters.last().map(|(arrival, _)| *arrival);
+        self.serving = fetch.waiters.last().map(|(arrival, _)| (*arrival, Instant::now()));
         fetch
     }
 }
@@ -245,7 +251,7 @@ impl WaitLists {
         for queue in queues.queues() {
             let Some(registered) = self.by_queue.get_mut(&queue) else { continue };
             if begins {
-                registered.serving.insert(first, (queues.clone(), Instant::now()));
+                registered.serving.insert(first, queues.clone());
             } else {
                 registered.serving.remove(&first);
             }
@@ -300,10 +306,8 @@ impl WaitLists {
     fn is_served_first(&mut self, queue: &Queue) -> bool {
         let Some(registered) = self.by_queue.get(queue) else { return false };
         let Some(next) = registered.lists.keys().next() else { return false };
-        for (queues, since) in registered.serving.range(..next).map(|(_, serving)| serving) {
-            // A list may be held up by another queue: by its jobs, while it skips them, or by a node that does not answer.
-            let is_held_up = |list: &WaitList| list.skipping || since.elapsed() > HELD_UP;
-            if let Some(list) = self.by_list.get_mut(queues).filter(|list| !is_held_up(list)) {
+        for queues in registered.serving.range(..next).map(|(_, queues)| queues) {
+            if let Some(list) = self.by_list.get_mut(queues).filter(|list| !list.is_held_up()) {
                 list.stale = true;
                 return true;
             }
@@ -359,12 +363,12 @@ impl WaitLists {
             list.stale = true;
             if !std::mem::replace(&mut list.fetching, true) {
                 start.push(queues.clone());
-            } else if list.serving.is_some() && list.unasked().is_some() && !list.skipping {
+            } else if list.serving.is_some() && list.unasked().is_some() && !list.is_held_up() {
                 // Its next waiter came before those of the lists that follow. Its fetch wakes them when it ends.
                 break;
             }
-            // A list that skips may be held up by jobs of another queue, which must not keep this one's waiting.
-            most -= usize::from(!list.skipping);
+            // One that is held up must not keep this queue's jobs from the others.
+            most -= usize::from(!list.is_held_up());
         }
         start
     }
