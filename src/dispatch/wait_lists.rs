@@ -16,7 +16,9 @@ use crate::name::Queue;
 /// The most waiters that one fetch serves.
 const MAX_WAITERS: usize = 64;
 /// Who waits longest is not waited for longer than this while a fetch is under way for it.
-const HELD_UP: Duration = Duration::from_millis(50);
+pub const HELD_UP: Duration = Duration::from_millis(50);
+/// Of so many lists one is looked for that can do what another one is held up with.
+const MAX_LOOKED_AT: usize = 64;
 /// A notification makes one wait list fetch. If that one finds all that it asked for, `WIDEN` times as many do,
 /// and so on up to `WIDEN` to the power of `WIDEST`.
 const WIDEN: usize = 4;
@@ -32,6 +34,8 @@ pub struct WaitLists {
     pub retrying: HashSet<Queue>,
     /// The number of the last arrival. Arrivals order the waiters of a list, and the lists of a queue.
     pub arrivals: u64,
+    /// Orders what queues were said to have and when fetches began.
+    moments: u64,
     /// The server stops. A poll is answered after one fetch.
     pub closed: bool,
 }
@@ -45,6 +49,8 @@ struct Registered {
     serving: BTreeMap<u64, Wanted>,
     /// How many lists fetch after one that found all it asked for, as a power of [`WIDEN`].
     wider: u32,
+    /// When it was last said that there may be jobs, if no fetch that began later has seen that there are none.
+    said: Option<u64>,
     /// The last fetch found nothing, and could not look everywhere for jobs of this queue.
     unseen: Option<Unreachable>,
 }
@@ -68,6 +74,9 @@ pub struct WaitList {
     /// The last waiter that the fetch under way is for, and since when it is. It changes which waiter is the next one:
     /// see [`reorder`](WaitLists::reorder).
     pub serving: Option<(u64, Instant)>,
+    /// The fetch under way was another list's to do, which is held up. It is passed on once, so that whatever holds up
+    /// one list after the other does not spread.
+    pub took_over: bool,
     /// The last fetch ended among jobs that are gone, so the next one may still be far from a live job.
     pub skipping: bool,
 }
@@ -94,6 +103,8 @@ pub struct Fetch {
     pub notified: bool,
     /// The list was registered when it began.
     pub registered: bool,
+    /// When it began.
+    pub began: u64,
 }
 
 impl WaitList {
@@ -163,13 +174,14 @@ impl WaitList {
     }
 
     /// A fetch for the first waiters, of those that came before `next`.
-    pub fn fetch(&mut self, before: u64, next: u64) -> Fetch {
+    fn fetch(&mut self, before: u64, next: u64, began: u64) -> Fetch {
         let mut fetch = Fetch {
             waiters: Vec::new(),
             ttrs: Vec::new(),
             before,
             notified: self.looked && self.impatient.is_empty(),
             registered: self.is_registered(),
+            began,
         };
         for (arrival, waiter) in self.waiters.range(..next).take(MAX_WAITERS) {
             let count = usize::from(waiter.count);
@@ -218,7 +230,7 @@ impl WaitLists {
 
     /// When the next waiter of another list came that waits for one of these queues, and came after the first one of
     /// this list, which fetches for nobody now.
-    pub fn next_of_others(&self, queues: &Wanted) -> u64 {
+    fn next_of_others(&self, queues: &Wanted) -> u64 {
         let first = self.by_list.get(queues).and_then(|list| list.waiters.first_key_value());
         let Some((first, _)) = first else { return u64::MAX };
         // If this list is registered, then under its first waiter, since it fetches for nobody.
@@ -240,6 +252,43 @@ impl WaitLists {
                 registered.lists.insert(next, queues.clone());
             }
         }
+    }
+
+    /// A fetch for the list, for nobody whose turn is after the next waiter of another list.
+    pub fn fetch(&mut self, queues: &Wanted) -> Option<Fetch> {
+        let next = self.next_of_others(queues);
+        let list = self.by_list.get_mut(queues)?;
+        self.moments += 1;
+        Some(list.fetch(self.arrivals, next, self.moments))
+    }
+
+    /// The list's fetch is held up, maybe by one of its queues. What was said of another is passed on to a list that does
+    /// not wait for that one too. Answers whom to start a task for.
+    pub fn pass_on(&mut self, queues: &Wanted) -> Vec<Wanted> {
+        let mut start = Vec::new();
+        if self.by_list.get(queues).is_none_or(|list| list.took_over) {
+            return start;
+        }
+        let names: HashSet<_> = queues.queues.names().iter().collect();
+        // Without weights the first is asked first: it has been seen, or holds up the others.
+        for queue in queues.queues().skip(usize::from(queues.weights.is_none())) {
+            let Some(registered) = self.by_queue.get(&queue).filter(|queue| queue.said.is_some()) else {
+                continue;
+            };
+            for other in registered.lists.values().take(MAX_LOOKED_AT) {
+                let shared = other.queues.names().iter().filter(|name| names.contains(name)).count();
+                let Some(list) = self.by_list.get_mut(other).filter(|_| shared == 1) else { continue };
+                list.stale = true;
+                if !std::mem::replace(&mut list.fetching, true) {
+                    list.took_over = true;
+                    start.push(other.clone());
+                }
+                if !list.is_held_up() {
+                    break;
+                }
+            }
+        }
+        start
     }
 
     /// A fetch for the list begins, and its first waiter is this one; or it has ended.
@@ -298,6 +347,7 @@ impl WaitLists {
 
     /// This queue may have jobs: the list that waits longest is to fetch. Answers whom to start a task for.
     pub fn wake(&mut self, queue: &Queue) -> Vec<Wanted> {
+        self.say(queue);
         if self.is_served_first(queue) { Vec::new() } else { self.wake_some(queue, 1) }
     }
 
@@ -323,17 +373,19 @@ impl WaitLists {
             let Some(registered) = self.by_queue.get_mut(&queue) else { continue };
             let lists = WIDEN.pow(registered.wider);
             registered.wider = (registered.wider + 1).min(WIDEST);
+            self.say(&queue);
             start.extend(self.wake_some(&queue, lists));
         }
         start
     }
 
-    /// The list's queues were seen empty: a notification concerns one list again.
-    pub fn narrow(&mut self, queues: &Wanted) {
+    /// The list's queues were seen empty after a fetch `began`: a notification concerns one list again.
+    pub fn narrow(&mut self, queues: &Wanted, began: u64) {
         for queue in queues.queues() {
             if let Some(registered) = self.by_queue.get_mut(&queue) {
                 registered.wider = 0;
                 registered.unseen = None;
+                registered.said = registered.said.filter(|said| *said > began);
             }
         }
     }
@@ -352,6 +404,15 @@ impl WaitLists {
         queues.queues().find_map(|queue| self.by_queue.get(&queue)?.unseen)
     }
 
+    /// There may be jobs.
+    fn say(&mut self, queue: &Queue) {
+        self.moments += 1;
+        if let Some(registered) = self.by_queue.get_mut(queue) {
+            registered.said = Some(self.moments);
+        }
+    }
+
+    /// The lists that wait longest are to fetch, so many of them.
     fn wake_some(&mut self, queue: &Queue, mut most: usize) -> Vec<Wanted> {
         let mut start = Vec::new();
         let Some(registered) = self.by_queue.get(queue) else { return start };
