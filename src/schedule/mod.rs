@@ -34,7 +34,7 @@ pub use self::given::Given;
 pub use self::history::{Became, Entry, History};
 pub use self::identity::{jitter, job_id};
 pub use self::preview::Preview;
-pub use self::refusal::{Refusal, quoted};
+pub use self::refusal::{Refusal, quoted, shorten};
 pub use self::setting::{Body, JobDefaults, MAX_SETTING, Overlap, SCHEDULE, Setting};
 pub use self::when::{Cursor, MOST_COUNTED, Mode, When};
 pub use self::zones::Zones;
