@@ -810,19 +810,7 @@ impl Respawn {
     }
 }
 
-/// A page of a list.
-pub(crate) async fn page<T: serde::de::DeserializeOwned>(client: &Client, call: Call) -> Result<T> {
-    client.call(&call).await?.json()
-}
-
-pub(crate) fn list_of_queues(client: &Client) -> Call {
-    Call::get(namespace_path(client.namespace()))
-}
-
-pub(crate) fn list_of_jobs(client: &Client, queue: &str) -> Call {
-    Call::get(queue_path(client.namespace(), queue).join("jobs"))
-}
-
+/// A page of a list, and where the next one begins.
 pub(crate) type Page<T> = (Vec<T>, Option<String>);
 
 /// What lists read.
@@ -832,8 +820,8 @@ pub(crate) async fn queues(client: Client, cursor: Option<String>) -> Result<Pag
         queues: Vec<QueueInfo>,
         cursor: Option<String>,
     }
-    let call = list_of_queues(&client).with("limit", "100").with_some("cursor", cursor);
-    let listed: Listed = page(&client, call).await?;
+    let call = Call::get(namespace_path(client.namespace())).with("limit", "100").with_some("cursor", cursor);
+    let listed: Listed = client.call(&call).await?.json()?;
     Ok((listed.queues, listed.cursor))
 }
 
@@ -850,11 +838,11 @@ pub(crate) async fn jobs(
         jobs: Vec<JobInfo>,
         cursor: Option<String>,
     }
-    let call = list_of_jobs(&client, &queue)
+    let call = Call::get(queue_path(client.namespace(), &queue).join("jobs"))
         .with("state", state.as_str())
         .with("limit", "100")
         .with_some("data", data.then_some("1"))
         .with_some("cursor", cursor);
-    let listed: Listed = page(&client, call).await?;
+    let listed: Listed = client.call(&call).await?.json()?;
     Ok((listed.jobs, listed.cursor))
 }
