@@ -16,10 +16,12 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::job::{JobInfo, Released};
 use crate::request::{Call, job_path};
-use crate::time::seconds;
+use crate::time::{Pauses, seconds};
 
 /// A reason is cut to so many bytes, in whole characters.
 const MAX_REASON: usize = 4096;
+/// How long a job is ours at least when something is repeated for it before the server wants that.
+const LAST_REPEAT: Duration = Duration::from_millis(100);
 
 /// Why a handler should end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -210,6 +212,17 @@ impl Hold {
         self.expires().saturating_duration_since(Instant::now())
     }
 
+    /// How long to wait before something is repeated for the job. Where it would be lost before the server wants to be
+    /// asked again, half of what is left: that server may be back long before.
+    pub(crate) fn pause(&self, pauses: &mut Pauses, error: &Error) -> Duration {
+        let (left, pause) = (self.left(), pauses.next(error.retry_after()));
+        match pause < left {
+            true => pause,
+            false if left > LAST_REPEAT => left / 2,
+            false => left,
+        }
+    }
+
     /// Whether a release or bury was done perhaps, though no answer has said so.
     pub(crate) async fn perhaps_given(&self) -> bool {
         self.standing.lock().await.doubts.given
@@ -248,6 +261,9 @@ impl Hold {
     pub(crate) async fn attempt(&self) -> Result<u32> {
         if let Some(attempt) = self.known_attempt() {
             return Ok(attempt);
+        }
+        if self.cause() == Some(Cause::Lost) {
+            return Err(not_yours());
         }
         let info = self.client.get(&self.queue, &self.id).await?;
         Ok(self.learn_attempt(&info))

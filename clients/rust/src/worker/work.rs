@@ -57,7 +57,7 @@ pub(super) async fn work(run: Arc<Run>, job: Job, slot: OwnedSemaphorePermit) {
     kept.disarm();
 }
 
-/// The job came, and its handler has not begun: it goes back at once. Hooks have not heard of its start.
+/// The job came, and its handler does not begin: it goes back at once, or is lost already. Hooks have not heard of its start.
 pub(super) async fn give_back(run: Arc<Run>, job: Job) {
     settle(&run, &job, back(), Ended::Returned).await;
 }
@@ -202,7 +202,7 @@ async fn touches(
             };
             tokio::select! {
                 () = returned.cancelled() => return true,
-                () = sleep(pauses.next(error.retry_after())) => {}
+                () = sleep(job.hold.pause(&mut pauses, &error)) => {}
             }
         }
     }
@@ -310,7 +310,7 @@ async fn settle(run: &Run, job: &Job, step: Step, done: Ended) -> Ended {
             Err(e) => e,
         };
         tracing::debug!(job = %job.id, %error, "a result is sent again");
-        sleep(pauses.next(error.retry_after()).min(left)).await;
+        sleep(job.hold.pause(&mut pauses, &error)).await;
     }
 }
 
