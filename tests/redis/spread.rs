@@ -728,3 +728,45 @@ async fn a_job_that_came_back_goes_when_its_key_goes_to_another_partition() {
     let next = engine.consume(&q.clone().into(), &[TTR; 2]).await.expect("consumed").jobs;
     assert_eq!(next.iter().map(|job| job.id).collect::<Vec<_>>(), [theirs_id]);
 }
+
+/// Guards against a job that comes again although its worker has replaced it: that of a schedule lies at home, whatever
+/// partition its id names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_replaces_the_job_of_a_schedule_is_rid_of_it() {
+    let server = RedisServer::start();
+    let (engine, q) = (open_spread(server.address()).await, queue("q"));
+    let mut ours = of_schedule(&engine, &q, "k");
+    let home = partition_in(&ours.job.id);
+    // An id that is a function of the schedule and of when its job is due.
+    ours.job.id = JobId::from_parts(1_700_000_000_000, u64::from((home + 1) % 8) << 12, 0, true);
+    let old = JobRef { queue: q.clone(), id: ours.job.id };
+    let set = step(&engine, &q, None, None).await;
+    step(&engine, &q, Some(set), Some(ours)).await;
+    let running = engine.consume(&q.clone().into(), &[TTR; 2]).await.expect("consumed").jobs;
+    assert_eq!(running.iter().map(|job| job.id).collect::<Vec<_>>(), [old.id]);
+    let jobs = vec![placing(&engine, &q, "the next step".into(), None)];
+    let done = engine.publish(Publication { jobs, replaces: Some(old.clone()), once: None }).await;
+    assert!(matches!(done, Ok(Published::Done(_))), "{done:?}");
+    assert!(engine.inspect_job(&old).await.expect("looked at").is_none(), "it is acked");
+    assert_eq!(take_all(&engine, &q).await, ["the next step"]);
+}
+
+/// Guards against a job that comes again although its worker has replaced it, by a server that does not know yet that its
+/// queue is spread.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_does_not_know_of_the_spreading_replaces_a_job_all_the_same() {
+    let server = RedisServer::start();
+    let (engine, late, q) = (open_spread(server.address()).await, open(&server, 0).await, queue("q"));
+    let home = partition_in(&placing(&late, &q, String::new(), None).job.id);
+    for n in 0..16 {
+        put(&engine, &q, n).await;
+    }
+    let running = engine.consume(&q.clone().into(), &[TTR; 16]).await.expect("consumed").jobs;
+    let job = running.iter().find(|job| partition_in(&job.id) != home).expect("some lie elsewhere");
+    let old = JobRef { queue: q.clone(), id: job.id };
+    let jobs = vec![placing(&late, &q, "the next step".into(), None)];
+    let done = late.publish(Publication { jobs, replaces: Some(old.clone()), once: None }).await;
+    assert!(matches!(done, Ok(Published::Done(_))), "{done:?}");
+    assert!(engine.inspect_job(&old).await.expect("looked at").is_none(), "it is acked");
+    assert_eq!(take_all(&engine, &q).await, ["the next step"]);
+}

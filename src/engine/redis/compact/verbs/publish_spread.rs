@@ -45,6 +45,13 @@ impl CompactCore {
             }
             any |= self.spreading.get(queue).is_some();
         }
+        if let Some(old) = &publication.replaces
+            && !any
+            && self.partitions.of_id(&old.id) != self.partition_of(&old.queue)
+        {
+            // It may lie where its id says: another server has spread the queue then.
+            any = self.is_spread(&old.queue).await?.is_some();
+        }
         Ok(any)
     }
 
@@ -269,10 +276,7 @@ impl CompactCore {
             of.publication.jobs.push(Placing { job, at, key });
         }
         if let Some(old) = replaces {
-            let partition = match self.spreading.get(&old.queue) {
-                Some(_) => self.partitions.of_id(&old.id),
-                None => self.partition_of(&old.queue),
-            };
+            let partition = self.partition_with(old).await?;
             let of = parts.entry(partition).or_insert_with(|| part(partition));
             of.publication.replaces = Some(old.clone());
         }
@@ -281,12 +285,26 @@ impl CompactCore {
     }
 
     pub async fn is_stored(&self, job: &JobRef) -> Result<bool> {
+        Ok(self.partition_of_stored(job).await?.is_some())
+    }
+
+    /// Where a job lies, if it is there.
+    async fn partition_of_stored(&self, job: &JobRef) -> Result<Option<Partition>> {
         for (partition, place) in self.find(&job.queue, &job.id) {
             if self.inspect_in(partition, &job.queue, (&place, ""), None).await?.is_some() {
-                return Ok(true);
+                return Ok(Some(partition));
             }
         }
-        Ok(false)
+        Ok(None)
+    }
+
+    /// Where a job would be found that is to be replaced: that of a schedule lies at home, whatever partition its id names.
+    async fn partition_with(&self, job: &JobRef) -> Result<Partition> {
+        let (named, home) = (self.partitions.of_id(&job.id), self.partition_of(&job.queue));
+        if named == home || self.spreading.get(&job.queue).is_none() {
+            return Ok(home);
+        }
+        Ok(self.partition_of_stored(job).await?.unwrap_or(named))
     }
 
     /// The job at home that has a key which belongs to another partition: it was stored while the queue was gathered, or by
