@@ -19,6 +19,7 @@ use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue, QueueList, Schedul
 use tokio::time::sleep;
 
 use crate::common::{TTR, queue, within};
+use crate::proxy::Proxy;
 use crate::support::engine_ext::EngineExt;
 use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
@@ -769,4 +770,40 @@ async fn a_server_that_does_not_know_of_the_spreading_replaces_a_job_all_the_sam
     assert!(matches!(done, Ok(Published::Done(_))), "{done:?}");
     assert!(engine.inspect_job(&old).await.expect("looked at").is_none(), "it is acked");
     assert_eq!(take_all(&engine, &q).await, ["the next step"]);
+}
+
+/// Has every connection to a Redis broken.
+fn cut_all(server: &RedisServer) {
+    let mut kill = redis::cmd("CLIENT");
+    let _: u64 = kill.arg("KILL").arg("TYPE").arg("normal").query(&mut server.connection()).expect("done");
+}
+
+/// Guards against jobs that run for nobody, since a queue behind theirs turned out to be spread and its home could not be
+/// asked about that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_handed_out_is_kept_when_the_queue_behind_cannot_be_looked_at() {
+    let server = Arc::new(RedisServer::start());
+    let (engine, spread) = (open_spread(server.address()).await, queue("q"));
+    let proxy = Proxy::start(server.addr()).await;
+    let address = RedisAddress { addrs: vec![proxy.addr()], ..RedisAddress::default() };
+    let late = open_with(address, SpreadRules::default()).await;
+    let home_of = |queue: &Queue| partition_in(&placing(&late, queue, String::new(), None).job.id);
+    let gathered = (0..).map(|n| queue(&format!("g{n}"))).find(|q| home_of(q) == home_of(&spread));
+    let gathered = gathered.expect("some have the same home");
+    put(&engine, &spread, "behind").await;
+    put(&late, &gathered, "first").await;
+    let queues = QueueList::new(spread.namespace.clone(), [gathered.name, spread.name]).expect("two");
+    // It asks whether the queue is spread after the script has handed out what is before it.
+    let asked = Arc::new(AtomicBool::new(false));
+    let (to_cut, was_asked) = (server.clone(), asked.clone());
+    proxy.before("\r\nGET\r\n", move || {
+        if !was_asked.swap(true, Ordering::SeqCst) {
+            cut_all(&to_cut);
+        }
+    });
+    let consumed = within("it is answered", late.consume(&queues, &[TTR; 9])).await.expect("it has some");
+    assert!(asked.load(Ordering::SeqCst), "it has asked");
+    let bodies: Vec<&[u8]> = consumed.jobs.iter().map(|job| &job.body[..]).collect();
+    assert_eq!(bodies.first(), Some(&&b"first"[..]), "{bodies:?}");
+    assert!(consumed.more || bodies.len() == 2, "the other queue is asked again");
 }
