@@ -807,3 +807,43 @@ async fn what_was_handed_out_is_kept_when_the_queue_behind_cannot_be_looked_at()
     assert_eq!(bodies.first(), Some(&&b"first"[..]), "{bodies:?}");
     assert!(consumed.more || bodies.len() == 2, "the other queue is asked again");
 }
+
+/// Guards against a part of a batch that is lost since it was shown late, when its large bodies had ended; and against
+/// bodies of a batch that is dropped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_bodies_of_a_batch_stay_until_its_parts_are_shown_or_dropped() {
+    let server = Arc::new(RedisServer::start());
+    let (other, q) = (open_spread(server.address()).await, queue("q"));
+    let proxy = Proxy::start(server.addr()).await;
+    let address = RedisAddress { addrs: vec![proxy.addr()], ..RedisAddress::default() };
+    let rules = SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() };
+    let engine = open_with(address, rules).await;
+    let to_cut = server.clone();
+    proxy.before("\r\ndecide\r\n", move || cut_all(&to_cut));
+    let jobs: Vec<Placing> = (0..40)
+        .map(|n| placing(&engine, &q, "x".repeat(400_000), Some((&format!("k{n}"), OnConflict::Fail))))
+        .collect();
+    let done = engine.publish(Publication { jobs, replaces: None, once: None }).await;
+    assert!(done.is_err(), "its server has lost its Redis: {done:?}");
+    let (parts, bodies) = (keys_of_kind(&server, b'P'), keys_of_kind(&server, b'x'));
+    assert!(parts.len() > 1 && bodies.len() == 40, "{} parts, {} bodies", parts.len(), bodies.len());
+    let redis = &mut server.connection();
+    for body in &bodies {
+        let left: i64 = redis::cmd("PTTL").arg(body).query(redis).expect("it is there");
+        assert_eq!(left, -1, "it is kept as long as the part");
+    }
+    // They have waited for too long.
+    for queue in keys_of_kind(&server, b'W') {
+        let waits: Vec<Vec<u8>> = redis::cmd("ZRANGE").arg(&queue).arg(0).arg(-1).query(redis).expect("some");
+        for id in waits {
+            let _: u64 = redis::cmd("ZADD").arg(&queue).arg(1).arg(id).query(redis).expect("set");
+        }
+    }
+    until("they are dropped", async || {
+        other.pump().await.expect("pumped");
+        keys_of_kind(&server, b'P').is_empty()
+    })
+    .await;
+    assert_eq!(keys_of_kind(&server, b'x').len(), 0, "nothing is left of it");
+    assert_eq!(other.ready(&q).await.expect("counted"), 0);
+}
