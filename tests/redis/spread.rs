@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, SpreadRules};
 use dormouse::engine::{
-    Beside, Engine, How, NewId, OnConflict, Once, Placing, Publication, Published, Quota, Quotas,
-    ScheduleBounds, ScheduleId, SchedulePut, ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen,
-    ScheduleVersion, Stepped,
+    Beside, Engine, Held, How, NewId, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release,
+    Released, Respawn, Revival, ScheduleBounds, ScheduleId, SchedulePut, ScheduleSetting, ScheduleState,
+    ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, Touched,
 };
 use dormouse::error::Error;
 use dormouse::job::{Attributes, JobId, JobIds, JobRef, JobState, NewJob};
@@ -728,6 +728,68 @@ async fn a_job_that_came_back_goes_when_its_key_goes_to_another_partition() {
     assert!(engine.inspect_job(&job).await.expect("looked at").is_none(), "it is replaced");
     let next = engine.consume(&q.clone().into(), &[TTR; 2]).await.expect("consumed").jobs;
     assert_eq!(next.iter().map(|job| job.id).collect::<Vec<_>>(), [theirs_id]);
+}
+
+/// Guards against a schedule that places nothing, and a job that no worker can end, while a node is away that has nothing of
+/// their queue: the id of such a job names any partition.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_of_schedules_need_no_partition_but_the_home_of_their_queue() {
+    let mut cluster = RedisCluster::start_of(3, 0);
+    let engine = open_with(cluster.address(), SpreadRules::default()).await;
+    let server_of = |partition: u16| cluster.master_of(partition * 2048 + 1024).0;
+    let away = (0..8).find(|partition| server_of(*partition) == 0).expect("it has some");
+    let home_of = |q: &Queue| partition_in(&of_schedule(&engine, q, "k").job.id);
+    let q = (0..).map(|n| queue(&format!("q{n}"))).find(|q| server_of(home_of(q)) != 0).expect("there is one");
+    let mut ours = of_schedule(&engine, &q, "k");
+    ours.job.id = JobId::from_parts(1_700_000_000_000, u64::from(away) << 12, 0, true);
+    let job = JobRef { queue: q.clone(), id: ours.job.id };
+    let set = step(&engine, &q, None, None).await;
+    cluster.servers[0].kill();
+    within("it is placed", step(&engine, &q, Some(set), Some(ours))).await;
+    let take = async || {
+        let mut jobs = engine.consume(&q.clone().into(), &[TTR]).await.expect("consumed").jobs;
+        assert_eq!(jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [job.id]);
+        jobs.remove(0).proof()
+    };
+    let receipt = take().await;
+    let touched = engine.touch(&job, receipt, TTR).await.expect("touched");
+    let Held::Done(Touched { receipt, .. }) = touched else { panic!("{touched:?}") };
+    let back = engine.release(&job, receipt, Release::bury(None)).await.expect("buried");
+    assert!(matches!(back, Held::Done(Released::Dead)), "{back:?}");
+    let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
+    let revived = engine.respawn(&q, Respawn::Jobs(&[job.id], revival)).await.expect("respawned");
+    assert_eq!(revived.count, 1, "{revived:?}");
+    let jobs = engine.consume(&q.clone().into(), &[TTR]).await.expect("consumed").jobs;
+    engine.give_back(jobs).await.expect("given back");
+    let receipt = take().await;
+    assert!(engine.inspect_job(&job).await.expect("looked at").is_some());
+    let stale = engine.ack(&q, &[(job.id, Some(receipt))]).await.expect("acked");
+    assert_eq!(stale, []);
+    assert!(engine.inspect_job(&job).await.expect("looked at").is_none());
+    // Of a job that is gone too.
+    engine.ack_job(job).await.expect("acked");
+}
+
+/// Guards against a conflict that is told to who repeats a request that was done: the key has gone on to another job since.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeat_gets_its_answer_although_a_schedule_has_the_key_by_now() {
+    let server = RedisServer::start();
+    let (engine, q) = (open_spread(server.address()).await, queue("q"));
+    let home = partition_in(&of_schedule(&engine, &q, "k").job.id);
+    let keys = (0..).map(|n| format!("k{n}"));
+    let keyed = |key: &str| placing(&engine, &q, "theirs".into(), Some((key, OnConflict::Fail)));
+    let key = keys.into_iter().find(|key| partition_in(&keyed(key).job.id) != home).expect("there is one");
+    let request = || {
+        let once = Once { key: IdempotencyKey::new(b"once").expect("a key"), fingerprint: [1; 16] };
+        engine.publish(Publication { jobs: vec![keyed(&key)], replaces: None, once: Some(once) })
+    };
+    let first = request().await;
+    let Ok(Published::Done(placed)) = first else { panic!("{first:?}") };
+    let set = step(&engine, &q, None, None).await;
+    step(&engine, &q, Some(set), Some(of_schedule(&engine, &q, &key))).await;
+    let repeated = request().await;
+    let Ok(Published::Replay(replayed)) = repeated else { panic!("{repeated:?}") };
+    assert_eq!(replayed[0].id, placed[0].id);
 }
 
 /// Guards against a job that comes again although its worker has replaced it: that of a schedule lies at home, whatever

@@ -47,10 +47,9 @@ impl CompactCore {
         }
         if let Some(old) = &publication.replaces
             && !any
-            && self.partitions.of_id(&old.id) != self.partition_of(&old.queue)
         {
-            // It may lie where its id says: another server has spread the queue then.
-            any = self.is_spread(&old.queue).await?.is_some();
+            // It may lie elsewhere: another server has spread the queue then.
+            any = self.partition_named(&old.queue, &old.id).await? != self.partition_of(&old.queue);
         }
         Ok(any)
     }
@@ -256,7 +255,15 @@ impl CompactCore {
                     let holder = JobRef { queue: job.queue.clone(), id };
                     let how = match on_conflict {
                         _ if replaces.as_ref() == Some(&holder) => None,
-                        OnConflict::Fail => return Ok(Plan::Answered(Published::Conflict { index, id })),
+                        OnConflict::Fail => {
+                            let conflict = Published::Conflict { index, id };
+                            // What was done already is answered first.
+                            let done = match once {
+                                Some(once) => self.recall(queue, once).await?,
+                                None => None,
+                            };
+                            return Ok(Plan::Answered(done.unwrap_or(conflict)));
+                        }
                         OnConflict::Keep => Some(How::Duplicate),
                         // It goes on without its key.
                         _ if state == Some(JobState::Running) => None,
@@ -290,7 +297,7 @@ impl CompactCore {
 
     /// Where a job lies, if it is there.
     async fn partition_of_stored(&self, job: &JobRef) -> Result<Option<Partition>> {
-        for (partition, place) in self.find(&job.queue, &job.id) {
+        for (partition, place) in self.find(&job.queue, &job.id).await? {
             if self.inspect_in(partition, &job.queue, (&place, ""), None).await?.is_some() {
                 return Ok(Some(partition));
             }
@@ -300,9 +307,9 @@ impl CompactCore {
 
     /// Where a job would be found that is to be replaced: that of a schedule lies at home, whatever partition its id names.
     async fn partition_with(&self, job: &JobRef) -> Result<Partition> {
-        let (named, home) = (self.partitions.of_id(&job.id), self.partition_of(&job.queue));
-        if named == home || self.spreading.get(&job.queue).is_none() {
-            return Ok(home);
+        let named = self.partition_named(&job.queue, &job.id).await?;
+        if named == self.partition_of(&job.queue) {
+            return Ok(named);
         }
         Ok(self.partition_of_stored(job).await?.unwrap_or(named))
     }
