@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, SpreadRules};
 use dormouse::engine::{
-    Beside, Engine, Held, How, NewId, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release,
-    Released, Respawn, Revival, ScheduleBounds, ScheduleId, SchedulePut, ScheduleSetting, ScheduleState,
-    ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, Touched,
+    Beside, Engine, Held, How, NewId, OnConflict, Once, Placing, Publication, Published, Quota, Quotas,
+    Release, Released, Respawn, Revival, ScheduleBounds, ScheduleId, SchedulePut, ScheduleSetting,
+    ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, Touched,
 };
 use dormouse::error::Error;
 use dormouse::job::{Attributes, JobId, JobIds, JobRef, JobState, NewJob};
@@ -739,7 +739,8 @@ async fn jobs_of_schedules_need_no_partition_but_the_home_of_their_queue() {
     let server_of = |partition: u16| cluster.master_of(partition * 2048 + 1024).0;
     let away = (0..8).find(|partition| server_of(*partition) == 0).expect("it has some");
     let home_of = |q: &Queue| partition_in(&of_schedule(&engine, q, "k").job.id);
-    let q = (0..).map(|n| queue(&format!("q{n}"))).find(|q| server_of(home_of(q)) != 0).expect("there is one");
+    let q =
+        (0..).map(|n| queue(&format!("q{n}"))).find(|q| server_of(home_of(q)) != 0).expect("there is one");
     let mut ours = of_schedule(&engine, &q, "k");
     ours.job.id = JobId::from_parts(1_700_000_000_000, u64::from(away) << 12, 0, true);
     let job = JobRef { queue: q.clone(), id: ours.job.id };
