@@ -139,7 +139,7 @@ impl CompactCore {
         let mut revived = vec![Revived::NotFound; jobs.len()];
         let mut parts: BTreeMap<Partition, Vec<usize>> = BTreeMap::new();
         for (n, id) in jobs.iter().enumerate() {
-            parts.entry(self.partitions.of_id(id)).or_default().push(n);
+            parts.entry(self.partition_named(queue, id).await?).or_default().push(n);
         }
         let mut done = 0;
         for (partition, of) in parts {
