@@ -277,11 +277,10 @@ impl Log {
         self.rewrite_manifest(0).map(drop)
     }
 
-    /// Notes that the last group is synced, if it is and no later group can say so. Until then damage to it looks like an
-    /// end that a power cut tore.
+    /// Notes what is synced, where no later group may say so: one that is not synced itself may be lost. Until then damage
+    /// to it looks like an end that a power cut tore.
     pub fn attest(&self) -> Result<()> {
-        let last = self.last();
-        if self.synced.load(Ordering::Acquire) >= last { self.secure(last) } else { Ok(()) }
+        self.secure(self.synced.load(Ordering::Acquire))
     }
 
     /// Whether [`tend`](Log::tend) should be called soon.

@@ -199,6 +199,25 @@ fn a_synced_end_is_told_from_a_torn_one_once_it_is_attested() {
     }
 }
 
+/// A group that only hands out is not synced: a power cut takes it, and nothing else would say that the one before was.
+#[test]
+fn what_is_synced_is_attested_although_a_later_group_is_not() {
+    let (dir, log) = new();
+    append(&log, 1000);
+    let at = log.at.load(Ordering::Relaxed);
+    append(&log, 1000);
+    log.sync().unwrap(); // nothing is wrong with the disk
+    let end = log.at.load(Ordering::Relaxed);
+    append(&log, 1000);
+    log.attest().unwrap(); // as above
+    drop(log);
+    slots::write(dir.path(), 0, end, &[0; 2000]).unwrap(); // as above
+    assert_eq!(judged(dir.path()).1.damage, [""; 0], "what was not synced may be gone");
+    flip(dir.path(), 0, at + 500);
+    let damage = judged(dir.path()).1.damage;
+    assert!(!damage.is_empty(), "what was synced may not");
+}
+
 #[test]
 fn a_file_that_is_missing_is_damage_and_each_byte_of_the_manifest_counts() {
     let (dir, log) = new();
