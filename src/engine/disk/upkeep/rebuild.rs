@@ -170,7 +170,7 @@ impl Known {
 
     /// Writes what stands in no list into those that are `rebuilt`, or makes it ready.
     fn write(&self, txn: &mut Txn, rebuilt: impl Fn(Space) -> bool) -> Result<(), Fatal> {
-        let (mut next, since) = (self.next, Some(self.now));
+        let mut next = self.next;
         for prefix in &self.queues {
             txn.put(Space::Queues, prefix, codec::queue_value(None));
         }
@@ -178,6 +178,8 @@ impl Known {
         for (key, record) in &self.lost {
             let (id, queue) = codec::read_job_key(key)?;
             let prefix = codec::queue_key(&queue);
+            // No job is older than itself, where the pool's time was lost too.
+            let since = Some(self.now.max(id.published_at().saturating_mul(1000)));
             let entry =
                 Entry { id, tries: TRIES, generation: record.generation, keyed: record.key.is_some() };
             match record.location {

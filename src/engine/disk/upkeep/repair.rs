@@ -302,10 +302,30 @@ mod tests {
         damage(dir.path(), Space::Ready, None);
         damage(dir.path(), Space::Jobs, None);
         let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted && told.to_string().contains("jobs that cannot be read stand in no list"), "{told}");
+        assert!(
+            told.accepted && told.to_string().contains("jobs that cannot be read stand in no list"),
+            "{told}"
+        );
         let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
         let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
         assert!((JOBS / 2..JOBS).contains(&ready), "{ready} jobs of {JOBS} can be read, and are ready");
+        engine.close().await;
+    }
+
+    /// Guards against jobs that are said to be ready since 1970, and an alert for each of their queues.
+    #[tokio::test]
+    async fn a_job_of_a_rebuilt_list_is_no_older_than_itself() {
+        let dir = pool_with_jobs().await;
+        fill(dir.path(), Space::Push, &[b"s"]);
+        for lost in ["trees/meta", "trees/ready", "log"] {
+            fs::remove_dir_all(dir.path().join(lost)).unwrap(); // it was made
+        }
+        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(told.accepted, "{told}");
+        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        let queues = engine.sizes().await.unwrap(); // nothing is wrong with the disk
+        let ages: Vec<_> = queues.iter().map(|of| (of.ready, of.oldest_ready)).collect();
+        assert_eq!(ages, [(JOBS, Some(Duration::ZERO))], "jobs, and for how long the first is ready");
         engine.close().await;
     }
 
