@@ -106,6 +106,23 @@ fn files_that_are_needed_no_more_are_used_again() {
     assert_eq!(replayed(dir.path()), there, "an open changes nothing");
 }
 
+/// Guards against a file that stays as large as its largest group was: who was to cut it was killed.
+#[test]
+fn a_large_file_is_cut_by_the_next_start() {
+    let (dir, log) = new();
+    append(&log, 3 * FILE as usize);
+    let last = append(&log, 5);
+    log.sync().unwrap(); // nothing is wrong with the disk
+    assert_eq!(log.rewrite_manifest(last).unwrap().len(), 1, "a file that is needed no more"); // as above
+    drop(log);
+    drop(opened(dir.path()));
+    for slot in slots::list(dir.path()).unwrap() {
+        let len = fs::metadata(dir.path().join(slot.to_string())).unwrap().len(); // it was listed
+        assert!(len <= FILE, "{} has {len} bytes", slots::name(slot));
+    }
+    assert_eq!(replayed(dir.path()), [last], "what is needed");
+}
+
 /// Guards against groups that a start passes over without a word, and against zeros that it writes in their place.
 #[test]
 fn what_the_judge_has_read_and_a_start_does_not_is_an_error() {
