@@ -227,7 +227,11 @@ mod tests {
         put(b"kept", b"1");
         put(b"damaged", b"2");
         let mut rows = 0;
-        store.readable(Space::Push, |_, _| Ok(rows += 1)).unwrap(); // as above
+        let read = store.readable(Space::Push, |_, _| {
+            rows += 1;
+            Ok(())
+        });
+        read.unwrap(); // as above
         assert_eq!(rows, 2, "rows");
         put(b"kept", b"1");
         store.drop_tables(Space::Push).unwrap(); // as above
