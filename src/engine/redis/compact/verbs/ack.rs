@@ -108,9 +108,11 @@ impl CompactCore {
         let home = self.partition_of(queue);
         self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
         let mut parts: BTreeMap<Partition, Vec<(JobId, Option<Receipt>)>> = BTreeMap::new();
-        for job in jobs {
-            parts.entry(self.partition_named(queue, &job.0).await?).or_default().push(*job);
-        }
+        let named = self.partitions_named(queue, jobs.iter().map(|(id, _)| id)).await?;
+        named
+            .into_iter()
+            .zip(jobs)
+            .for_each(|(partition, job)| parts.entry(partition).or_default().push(*job));
         let (mut stale, mut done) = (HashSet::new(), 0);
         for (partition, of) in parts {
             let acked = async {

@@ -56,8 +56,22 @@ impl CompactCore {
     /// another store, and that of a schedule's job, names any partition: who asks that one would wait for a node that has
     /// nothing of the queue.
     pub async fn partition_named(&self, queue: &Queue, id: &JobId) -> Outcome<Partition> {
-        let (named, home) = (self.partitions.of_id(id), self.partition_of(queue));
-        if named == home || self.is_spread(queue).await?.is_none() { Ok(home) } else { Ok(named) }
+        let named = self.partitions_named(queue, [id]).await?;
+        Ok(named.first().copied().unwrap_or_else(|| self.partition_of(queue)))
+    }
+
+    /// The same of each of these.
+    pub async fn partitions_named(
+        &self,
+        queue: &Queue,
+        ids: impl IntoIterator<Item = &JobId>,
+    ) -> Outcome<Vec<Partition>> {
+        let home = self.partition_of(queue);
+        let mut named: Vec<Partition> = ids.into_iter().map(|id| self.partitions.of_id(id)).collect();
+        if named.iter().any(|partition| *partition != home) && self.is_spread(queue).await?.is_none() {
+            named.fill(home);
+        }
+        Ok(named)
     }
 
     /// Where a job of this id may lie, and its place there.
