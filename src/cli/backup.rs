@@ -1,7 +1,7 @@
 //! `dormouse backup`: takes a copy of a pool from a server's admin port, as a directory or as a tar.
 
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -30,6 +30,8 @@ pub struct BackupArgs {
 
 /// Does what the command line says.
 pub fn backup(BackupArgs { pool, to }: BackupArgs) -> Result<()> {
+    // Without a slash at its end, behind which `.part` would be a name of its own.
+    let to: PathBuf = to.components().collect();
     let is_tar = to == Path::new("-");
     if is_tar && io::stdout().is_terminal() {
         return Err(CommandError::Usage("a tar is nothing for a terminal: send it to a file".to_owned()));
@@ -44,7 +46,9 @@ pub fn backup(BackupArgs { pool, to }: BackupArgs) -> Result<()> {
     let mut tar = client.read(HttpCall::get().to("backup").with([("pool", pool)]))?;
     let failed = |error: io::Error| CommandError::NotDone(format!("the backup is not whole: {error}"));
     if is_tar {
-        return io::copy(&mut tar, &mut io::stdout().lock()).map(drop).map_err(failed);
+        let mut out = io::stdout().lock();
+        // What is left for the end of the program to write may not fit the disk either, and nobody would hear of it.
+        return io::copy(&mut tar, &mut out).and_then(|_| out.flush()).map_err(failed);
     }
     let done = unpack(&mut tar, &part).and_then(|found| {
         fs::rename(&part, &to)?;

@@ -2,7 +2,7 @@
 //! gets what that brings.
 
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
@@ -11,12 +11,13 @@ use std::vec::IntoIter;
 
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::delivery::{Delivery, GiveBack};
 use super::parked_polls::ParkedPolls;
 use super::request::{ConsumeError, Wanted};
-use super::wait_lists::{Fetch, WaitLists};
+use super::wait_lists::{Fetch, HELD_UP, WaitLists};
 use super::weights::WeightShares;
 use crate::engine::notifier::Notifier;
 use crate::engine::{Consumed, Engine};
@@ -116,7 +117,7 @@ impl Dispatcher {
                 None => self.engine.consume(&queues.queues, ttrs),
                 Some(weights) => Box::pin(self.shares.consume(&*self.engine, &queues, weights, ttrs)),
             };
-            let result = next.after(call).await;
+            let result = self.in_time(&queues, next.after(call)).await;
             if let Some(fetch) = under_way.fetch.take()
                 && !self.end(&queues, fetch, result)
             {
@@ -125,10 +126,25 @@ impl Dispatcher {
         }
     }
 
+    /// The call's answer. If it takes long, one of the queues may be why, and jobs of the others are left to other lists.
+    async fn in_time<T>(&self, queues: &Wanted, call: impl Future<Output = T>) -> T {
+        if queues.queues.names().len() < 2 {
+            // Whoever else waits for its one queue would be held up too.
+            return call.await;
+        }
+        let mut call = pin!(call);
+        match timeout(HELD_UP + Duration::from_millis(1), &mut call).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.start_fetches(self.lists.lock().pass_on(queues));
+                call.await
+            }
+        }
+    }
+
     /// Chooses whom to fetch for. `None` ends the fetching.
     fn begin(&self, queues: &Wanted) -> Option<Fetch> {
         let mut lists = self.lists.lock();
-        let arrivals = lists.arrivals;
         let list = lists.get(queues)?;
         if list.is_empty() {
             let owes = list.stale && list.is_registered();
@@ -143,8 +159,7 @@ impl Dispatcher {
             return None;
         }
         list.stale = false;
-        let next = lists.next_of_others(queues);
-        let fetch = lists.get(queues)?.fetch(arrivals, next);
+        let fetch = lists.fetch(queues)?;
         lists.reorder(queues);
         if let Some((first, _)) = fetch.waiters.first() {
             lists.serves(queues, *first, true);
@@ -160,7 +175,7 @@ impl Dispatcher {
         }
         // A list is removed by its own fetch, or while none is under way.
         let Some(list) = lists.get(queues) else { return false };
-        list.serving = None;
+        (list.serving, list.took_over) = (None, false);
         match result {
             Ok(Consumed { jobs, more }) => {
                 let full = jobs.len() >= fetch.ttrs.len();
@@ -198,7 +213,7 @@ impl Dispatcher {
                     }
                     if list.is_registered() {
                         lists.reorder(queues);
-                        lists.narrow(queues);
+                        lists.narrow(queues, fetch.began);
                     } else if !list.is_empty() {
                         self.register(&mut lists, queues);
                     }

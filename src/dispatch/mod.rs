@@ -30,8 +30,10 @@
 //! that ten thousand wait lists over one queue cost no more than one. If a fetch is under way for that waiter, and
 //! is not held up, the list fetches once more. That list owes it to the others: a fetch that found less than it asked
 //! for has seen the queues empty, and nothing is owed. After one that found enough, or that ended among jobs that are
-//! gone, others fetch too. The same holds for a list that becomes empty before it has fetched. After one that failed
-//! the queues are notified again after a second.
+//! gone, others fetch too. The same holds for a list that becomes empty before it has fetched. A fetch of several
+//! queues that takes longer than a moment passes on what is owed, since one of them may lie where nobody answers: once,
+//! and to a list that has no second queue in common with it. After one that failed the queues are notified again after a
+//! second.
 //!
 //! **No job is burned.** A fetch runs as a task of its own, so a consumer that leaves cannot drop a call that has
 //! taken jobs. The jobs travel in a [`Delivery`], which gives them back to the engine when nobody takes them.

@@ -16,7 +16,9 @@ use crate::name::Queue;
 /// The most waiters that one fetch serves.
 const MAX_WAITERS: usize = 64;
 /// Who waits longest is not waited for longer than this while a fetch is under way for it.
-const HELD_UP: Duration = Duration::from_millis(50);
+pub const HELD_UP: Duration = Duration::from_millis(50);
+/// Of so many lists one is looked for that can do what another one is held up with.
+const MAX_LOOKED_AT: usize = 64;
 /// A notification makes one wait list fetch. If that one finds all that it asked for, `WIDEN` times as many do,
 /// and so on up to `WIDEN` to the power of `WIDEST`.
 const WIDEN: usize = 4;
@@ -32,6 +34,8 @@ pub struct WaitLists {
     pub retrying: HashSet<Queue>,
     /// The number of the last arrival. Arrivals order the waiters of a list, and the lists of a queue.
     pub arrivals: u64,
+    /// Orders what queues were said to have and when fetches began.
+    moments: u64,
     /// The server stops. A poll is answered after one fetch.
     pub closed: bool,
 }
@@ -41,10 +45,12 @@ pub struct WaitLists {
 struct Registered {
     /// By the arrival of their next waiter. The list whose next waiter waits longest fetches first.
     lists: BTreeMap<u64, Wanted>,
-    /// Those that fetch, by the arrival of the first waiter that the fetch is for, and since when.
-    serving: BTreeMap<u64, (Wanted, Instant)>,
+    /// Those that fetch, by the arrival of the first waiter that the fetch is for.
+    serving: BTreeMap<u64, Wanted>,
     /// How many lists fetch after one that found all it asked for, as a power of [`WIDEN`].
     wider: u32,
+    /// When it was last said that there may be jobs, if no fetch that began later has seen that there are none.
+    said: Option<u64>,
     /// The last fetch found nothing, and could not look everywhere for jobs of this queue.
     unseen: Option<Unreachable>,
 }
@@ -65,9 +71,12 @@ pub struct WaitList {
     pub looked: bool,
     /// A task fetches for this list, or is about to.
     pub fetching: bool,
-    /// The last waiter that the fetch under way is for. It changes which waiter is the next one: see
-    /// [`reorder`](WaitLists::reorder).
-    pub serving: Option<u64>,
+    /// The last waiter that the fetch under way is for, and since when it is. It changes which waiter is the next one:
+    /// see [`reorder`](WaitLists::reorder).
+    pub serving: Option<(u64, Instant)>,
+    /// The fetch under way was another list's to do, which is held up. It is passed on once, so that whatever holds up
+    /// one list after the other does not spread.
+    pub took_over: bool,
     /// The last fetch ended among jobs that are gone, so the next one may still be far from a live job.
     pub skipping: bool,
 }
@@ -94,6 +103,8 @@ pub struct Fetch {
     pub notified: bool,
     /// The list was registered when it began.
     pub registered: bool,
+    /// When it began.
+    pub began: u64,
 }
 
 impl WaitList {
@@ -125,7 +136,7 @@ impl WaitList {
 
     /// Takes those out that no fetch is under way for. The others do not wait for another one.
     pub fn close(&mut self) -> Vec<oneshot::Sender<ConsumeResult>> {
-        let after = self.serving.map_or(0, |last| last + 1);
+        let after = self.serving.map_or(0, |(last, _)| last + 1);
         let rest = self.waiters.split_off(&after);
         self.impatient = self.waiters.keys().copied().collect();
         rest.into_values().map(|waiter| waiter.outcome).collect()
@@ -133,7 +144,7 @@ impl WaitList {
 
     /// The first waiter that no fetch is under way for.
     fn unasked(&self) -> Option<u64> {
-        let after = self.serving.map_or(0, |last| last + 1);
+        let after = self.serving.map_or(0, |(last, _)| last + 1);
         self.waiters.range(after..).next().map(|(arrival, _)| *arrival)
     }
 
@@ -144,6 +155,12 @@ impl WaitList {
 
     pub fn is_empty(&self) -> bool {
         self.waiters.is_empty()
+    }
+
+    /// Whether another queue may keep its fetch: by its jobs, while the list skips them, or by a node that does not
+    /// answer.
+    fn is_held_up(&self) -> bool {
+        self.skipping || self.serving.is_some_and(|(_, since)| since.elapsed() > HELD_UP)
     }
 
     /// Whether somebody waits for an answer and not for a job.
@@ -157,13 +174,14 @@ impl WaitList {
     }
 
     /// A fetch for the first waiters, of those that came before `next`.
-    pub fn fetch(&mut self, before: u64, next: u64) -> Fetch {
+    fn fetch(&mut self, before: u64, next: u64, began: u64) -> Fetch {
         let mut fetch = Fetch {
             waiters: Vec::new(),
             ttrs: Vec::new(),
             before,
             notified: self.looked && self.impatient.is_empty(),
             registered: self.is_registered(),
+            began,
         };
         for (arrival, waiter) in self.waiters.range(..next).take(MAX_WAITERS) {
             let count = usize::from(waiter.count);
@@ -173,7 +191,7 @@ impl WaitList {
             fetch.waiters.push((*arrival, count));
             fetch.ttrs.resize(fetch.ttrs.len() + count, waiter.ttr);
         }
-        self.serving = fetch.waiters.last().map(|(arrival, _)| *arrival);
+        self.serving = fetch.waiters.last().map(|(arrival, _)| (*arrival, Instant::now()));
         fetch
     }
 }
@@ -212,7 +230,7 @@ impl WaitLists {
 
     /// When the next waiter of another list came that waits for one of these queues, and came after the first one of
     /// this list, which fetches for nobody now.
-    pub fn next_of_others(&self, queues: &Wanted) -> u64 {
+    fn next_of_others(&self, queues: &Wanted) -> u64 {
         let first = self.by_list.get(queues).and_then(|list| list.waiters.first_key_value());
         let Some((first, _)) = first else { return u64::MAX };
         // If this list is registered, then under its first waiter, since it fetches for nobody.
@@ -236,6 +254,43 @@ impl WaitLists {
         }
     }
 
+    /// A fetch for the list, for nobody whose turn is after the next waiter of another list.
+    pub fn fetch(&mut self, queues: &Wanted) -> Option<Fetch> {
+        let next = self.next_of_others(queues);
+        let list = self.by_list.get_mut(queues)?;
+        self.moments += 1;
+        Some(list.fetch(self.arrivals, next, self.moments))
+    }
+
+    /// The list's fetch is held up, maybe by one of its queues. What was said of another is passed on to a list that does
+    /// not wait for that one too. Answers whom to start a task for.
+    pub fn pass_on(&mut self, queues: &Wanted) -> Vec<Wanted> {
+        let mut start = Vec::new();
+        if self.by_list.get(queues).is_none_or(|list| list.took_over) {
+            return start;
+        }
+        let names: HashSet<_> = queues.queues.names().iter().collect();
+        // Without weights the first is asked first: it has been seen, or holds up the others.
+        for queue in queues.queues().skip(usize::from(queues.weights.is_none())) {
+            let Some(registered) = self.by_queue.get(&queue).filter(|queue| queue.said.is_some()) else {
+                continue;
+            };
+            for other in registered.lists.values().take(MAX_LOOKED_AT) {
+                let shared = other.queues.names().iter().filter(|name| names.contains(name)).count();
+                let Some(list) = self.by_list.get_mut(other).filter(|_| shared == 1) else { continue };
+                list.stale = true;
+                if !std::mem::replace(&mut list.fetching, true) {
+                    list.took_over = true;
+                    start.push(other.clone());
+                }
+                if !list.is_held_up() {
+                    break;
+                }
+            }
+        }
+        start
+    }
+
     /// A fetch for the list begins, and its first waiter is this one; or it has ended.
     pub fn serves(&mut self, queues: &Wanted, first: u64, begins: bool) {
         // A list that is not registered owes nobody anything.
@@ -245,7 +300,7 @@ impl WaitLists {
         for queue in queues.queues() {
             let Some(registered) = self.by_queue.get_mut(&queue) else { continue };
             if begins {
-                registered.serving.insert(first, (queues.clone(), Instant::now()));
+                registered.serving.insert(first, queues.clone());
             } else {
                 registered.serving.remove(&first);
             }
@@ -292,6 +347,7 @@ impl WaitLists {
 
     /// This queue may have jobs: the list that waits longest is to fetch. Answers whom to start a task for.
     pub fn wake(&mut self, queue: &Queue) -> Vec<Wanted> {
+        self.say(queue);
         if self.is_served_first(queue) { Vec::new() } else { self.wake_some(queue, 1) }
     }
 
@@ -300,10 +356,8 @@ impl WaitLists {
     fn is_served_first(&mut self, queue: &Queue) -> bool {
         let Some(registered) = self.by_queue.get(queue) else { return false };
         let Some(next) = registered.lists.keys().next() else { return false };
-        for (queues, since) in registered.serving.range(..next).map(|(_, serving)| serving) {
-            // A list may be held up by another queue: by its jobs, while it skips them, or by a node that does not answer.
-            let is_held_up = |list: &WaitList| list.skipping || since.elapsed() > HELD_UP;
-            if let Some(list) = self.by_list.get_mut(queues).filter(|list| !is_held_up(list)) {
+        for queues in registered.serving.range(..next).map(|(_, queues)| queues) {
+            if let Some(list) = self.by_list.get_mut(queues).filter(|list| !list.is_held_up()) {
                 list.stale = true;
                 return true;
             }
@@ -319,17 +373,19 @@ impl WaitLists {
             let Some(registered) = self.by_queue.get_mut(&queue) else { continue };
             let lists = WIDEN.pow(registered.wider);
             registered.wider = (registered.wider + 1).min(WIDEST);
+            self.say(&queue);
             start.extend(self.wake_some(&queue, lists));
         }
         start
     }
 
-    /// The list's queues were seen empty: a notification concerns one list again.
-    pub fn narrow(&mut self, queues: &Wanted) {
+    /// The list's queues were seen empty after a fetch `began`: a notification concerns one list again.
+    pub fn narrow(&mut self, queues: &Wanted, began: u64) {
         for queue in queues.queues() {
             if let Some(registered) = self.by_queue.get_mut(&queue) {
                 registered.wider = 0;
                 registered.unseen = None;
+                registered.said = registered.said.filter(|said| *said > began);
             }
         }
     }
@@ -348,6 +404,15 @@ impl WaitLists {
         queues.queues().find_map(|queue| self.by_queue.get(&queue)?.unseen)
     }
 
+    /// There may be jobs.
+    fn say(&mut self, queue: &Queue) {
+        self.moments += 1;
+        if let Some(registered) = self.by_queue.get_mut(queue) {
+            registered.said = Some(self.moments);
+        }
+    }
+
+    /// The lists that wait longest are to fetch, so many of them.
     fn wake_some(&mut self, queue: &Queue, mut most: usize) -> Vec<Wanted> {
         let mut start = Vec::new();
         let Some(registered) = self.by_queue.get(queue) else { return start };
@@ -359,12 +424,12 @@ impl WaitLists {
             list.stale = true;
             if !std::mem::replace(&mut list.fetching, true) {
                 start.push(queues.clone());
-            } else if list.serving.is_some() && list.unasked().is_some() && !list.skipping {
+            } else if list.serving.is_some() && list.unasked().is_some() && !list.is_held_up() {
                 // Its next waiter came before those of the lists that follow. Its fetch wakes them when it ends.
                 break;
             }
-            // A list that skips may be held up by jobs of another queue, which must not keep this one's waiting.
-            most -= usize::from(!list.skipping);
+            // One that is held up must not keep this queue's jobs from the others.
+            most -= usize::from(!list.is_held_up());
         }
         start
     }

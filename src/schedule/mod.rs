@@ -35,7 +35,7 @@ pub use self::given::Given;
 pub use self::history::{Became, Entry, History, MOST_KEPT};
 pub use self::identity::{jitter, job_id};
 pub use self::preview::Preview;
-pub use self::refusal::{Refusal, quoted};
+pub use self::refusal::{Refusal, quoted, shorten};
 pub use self::setting::{
     Body, CAUGHT_UP, CatchUp, JobDefaults, MAX_BODY, MAX_SETTING, Overlap, Rule, SCHEDULE, SCHEDULED_AT,
     Setting, seconds,

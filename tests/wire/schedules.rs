@@ -390,6 +390,17 @@ async fn the_whole_set_is_put(store: Store) {
         let told = (&refused.json["index"], &refused.json["name"], &refused.json["field"]);
         assert_eq!(told, (&json!(index), &name, &field), "{}", refused.text);
     }
+    // What is in no answer of ours is not read at all if it is large.
+    let mut large = of("new", 1);
+    large["counts"] = json!(vec![0; 300_000]);
+    let refused = put(&server, &token, "", &set(vec![of("b", 2), large])).await.expect(400);
+    assert_eq!(refused.json["index"], json!(1), "{}", refused.text);
+    assert!(refused.says().contains("at most"), "{}", refused.text);
+    let refused = put(&server, &token, "", &set(vec![json!(0); 10_007])).await.expect(400);
+    assert_eq!(refused.says(), "10007 schedules are too many for one set: 10000 at most");
+    let unknown = json!({ "schedules": [], "x".repeat(10_000): 1 });
+    let refused = put(&server, &token, "", &unknown).await.expect(400);
+    assert!(refused.text.len() < 1000, "what is said of a long name has {} bytes", refused.text.len());
     put(&server, &token, "?prefix=x", &set(vec![of("b", 2)])).await.expect(400);
     put(&server, &token, "", &json!([])).await.expect(400);
     put(&server, &token, "", &json!({ "schedules": 1 })).await.expect(400);

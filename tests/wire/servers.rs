@@ -44,6 +44,27 @@ async fn a_server_says_what_it_is_and_what_was_changed(store: Store) {
 
 on_each_store!(a_server_says_what_it_is_and_what_was_changed);
 
+/// Guards against a change in the list that was none.
+#[tokio::test]
+async fn a_dry_run_is_no_change() {
+    let server = TestServer::on_disk().await;
+    let put = |path: &str, body: Value| send(server.admin("PUT", path).body(body.to_string()));
+    let one = json!({"queue": "q", "every": 60});
+    put("/api/ns/_schedules/a", one.clone()).await.expect(201);
+    put("/api/ns/_schedules/b?dry_run=1", one.clone()).await.expect(201);
+    put("/api/ns/_schedules?dry_run=1&prune=1", json!({"schedules": []})).await.expect(200);
+    // Nothing else has a dry run.
+    send(server.admin("POST", "/api/ns/_schedules/a/pause?dry_run=1")).await.expect(200);
+    let said = ask(&server, "/server").await;
+    let changes = said["changes"].as_array().expect("a list").iter();
+    let told: Vec<_> = changes.map(|change| (&change["action"], &change["of"])).collect();
+    let expected = [
+        (&json!("a schedule was paused"), &json!("/api/ns/_schedules/a/pause")),
+        (&json!("schedules were set"), &json!("/api/ns/_schedules/a")),
+    ];
+    assert_eq!(told, expected, "the newest first");
+}
+
 /// Guards against a fleet of which each server knows itself alone, and against one that stays when it is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_of_one_store_see_each_other() {

@@ -219,6 +219,9 @@ async fn a_bad_element_of_a_batch_is_named_and_nothing_is_stored(store: Store) {
     let batch = "/api/ns/q/jobs/batch";
     let attributes: Value =
         (0..17).map(|n| (format!("a{n}"), json!("v"))).collect::<serde_json::Map<_, _>>().into();
+    // Each is passed over, but so many are not even read.
+    let none: Value =
+        (0..2000).map(|n| (format!("a{n}"), json!(""))).collect::<serde_json::Map<_, _>>().into();
     for (bad, says) in [
         (json!({}), "a job should have either data or text"),
         (json!({"text": "x", "data": ""}), "a job should have either data or text"),
@@ -234,6 +237,7 @@ async fn a_bad_element_of_a_batch_is_named_and_nothing_is_stored(store: Store) {
         (json!({"text": "x", "on_conflict": "x"}), "invalid on_conflict"),
         (json!({"text": "x", "key": "first"}), "two jobs with one key"),
         (json!({"text": "x", "attributes": attributes}), "too many attributes, cannot exceed 16"),
+        (json!({"text": "x", "attributes": none}), "too many attributes, cannot exceed 16"),
     ] {
         let body = json!([{"text": "fine", "key": "first"}, bad]).to_string();
         let refused = post(&server, &token, batch, &body).await.expect(400);

@@ -22,6 +22,9 @@ use crate::http::state::changes::Changes;
 use crate::process::log::AUDIT;
 use crate::push::store::PushKey;
 
+/// What is done to schedules that may be tried without doing it.
+const SET: &str = "schedules were set";
+
 /// The account that a request has logged in with.
 #[derive(Clone, Debug)]
 pub struct Account(pub String);
@@ -89,9 +92,13 @@ pub async fn of_jobs(by: By, request: Request, next: Next) -> Response {
         labels.needs_no_token();
     }
     let pattern = request.extensions().get::<MatchedPath>().cloned();
-    let action = pattern.and_then(|pattern| action(request.method(), pattern.as_str()));
     let path = request.uri().path().to_owned();
-    let pool = Query(request.uri().query().unwrap_or_default()).get("pool").map(|pool| pool.into_owned());
+    let query = Query(request.uri().query().unwrap_or_default());
+    let action = pattern.and_then(|pattern| action(request.method(), pattern.as_str()));
+    // A dry run of these changes nothing.
+    let is_dry = action == Some(SET) && query.get("dry_run").as_deref() == Some("1");
+    let action = action.filter(|_| !is_dry);
+    let pool = query.get("pool").map(|pool| pool.into_owned());
     let response = next.run(request).await;
     let status = response.status();
     if let Some(action) = action
@@ -111,7 +118,7 @@ fn action(method: &Method, pattern: &str) -> Option<&'static str> {
     let end = pattern.rsplit('}').next().unwrap_or_default();
     let of_schedules = pattern.contains("_schedules");
     Some(match (method.as_str(), end) {
-        ("PUT", _) if of_schedules => "schedules were set",
+        ("PUT", _) if of_schedules => SET,
         ("DELETE", _) if of_schedules => "a schedule was deleted",
         (_, "/pause") if of_schedules => "a schedule was paused",
         (_, "/resume") if of_schedules => "a schedule was resumed",

@@ -13,6 +13,7 @@ const VERSIONED: HeaderName = HeaderName::from_static("enable-job-version");
 const MAX_ATTRIBUTES: usize = 16;
 const MAX_NAME: usize = 32;
 const MAX_VALUE: usize = 128;
+pub const TOO_MANY: ApiError = ApiError::bad("too many attributes, cannot exceed 16");
 
 /// The `Job-Attr-*` headers, when the client asks for versioned jobs.
 pub fn from_headers(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError> {
@@ -46,7 +47,7 @@ fn add(attributes: &mut Attributes, name: &str, value: &str) {
 
 fn bounded(attributes: Attributes) -> Result<Attributes, ApiError> {
     if attributes.len() > MAX_ATTRIBUTES {
-        return Err(ApiError::bad("too many attributes, cannot exceed 16"));
+        return Err(TOO_MANY);
     }
     Ok(attributes)
 }

@@ -2,18 +2,17 @@
 //! element is a job; in a batch each is an object that says what the job is and when it is due.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet};
-use std::fmt;
+use std::collections::HashSet;
 
 use axum::http::StatusCode;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use serde::de::{IgnoredAny, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::attributes;
+use super::bounded::{Elements, Texts};
 use super::params::{Given, Placement};
 use crate::clock::Millis;
 use crate::engine::MAX_PUBLISH;
@@ -28,6 +27,8 @@ pub const MAX_BULK: usize = MAX_PUBLISH * MAX_JOB + (1 << 20);
 pub const MAX_BATCH: usize = MAX_PUBLISH * (MAX_JOB.div_ceil(3) * 4) + (1 << 20);
 /// A larger body is read beside the runtime: its thread would serve nobody else for so long, up to a tenth of a second.
 const LARGE: usize = 256 << 10;
+/// So many attributes of a job are read, also those without a value and those that are one in another case.
+const MOST_GIVEN: usize = 1000;
 /// How much is said of an element that cannot be read, in bytes: a name in it may be a megabyte long.
 const MAX_COMPLAINT: usize = 200;
 
@@ -91,7 +92,7 @@ struct Element<'a> {
     key: Option<Text<'a>>,
     #[serde(borrow)]
     on_conflict: Option<Text<'a>>,
-    attributes: Option<BTreeMap<String, String>>,
+    attributes: Option<Texts<MOST_GIVEN>>,
 }
 
 /// A string that is borrowed unless it has escapes. (Within an `Option`, `Cow` alone is always copied.)
@@ -125,7 +126,8 @@ fn read_job(job: &RawValue, all: &Bytes, now: Millis, defaults: &Defaults) -> Re
     };
     let placement = given.placement(now, defaults)?;
     let attributes = match &element.attributes {
-        Some(given) => attributes::from_json(given)?,
+        Some(Texts { more: 1.., .. }) => return Err(attributes::TOO_MANY),
+        Some(given) => attributes::from_json(&given.first)?,
         None => None,
     };
     let body = match (element.data, element.text) {
@@ -145,48 +147,12 @@ fn read_job(job: &RawValue, all: &Bytes, now: Millis, defaults: &Defaults) -> Re
 }
 
 fn elements(body: &[u8]) -> Result<Vec<&RawValue>, ApiError> {
-    let elements: Option<Elements<'_>> = serde_json::from_slice(body)
+    let elements: Option<Elements<'_, MAX_PUBLISH>> = serde_json::from_slice(body)
         .map_err(|_| ApiError::bad("request body should be an array of objects"))?;
     match elements.unwrap_or_default() {
-        Elements { more: true, .. } => Err(ApiError::bad("too many jobs")),
+        Elements { more: 1.., .. } => Err(ApiError::bad("too many jobs")),
         Elements { first, .. } if first.is_empty() => Err(ApiError::bad("no jobs")),
         Elements { first, .. } => Ok(first),
-    }
-}
-
-/// The elements of a JSON array: the first [`MAX_PUBLISH`], and whether there are more. An array may have millions,
-/// which would take more memory than its text.
-#[derive(Debug, Default)]
-struct Elements<'a> {
-    first: Vec<&'a RawValue>,
-    more: bool,
-}
-
-impl<'de> Deserialize<'de> for Elements<'de> {
-    fn deserialize<D: Deserializer<'de>>(array: D) -> Result<Elements<'de>, D::Error> {
-        struct Collect;
-        impl<'de> Visitor<'de> for Collect {
-            type Value = Elements<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an array")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<Elements<'de>, A::Error> {
-                let mut elements = Elements::default();
-                while elements.first.len() < MAX_PUBLISH {
-                    match array.next_element()? {
-                        Some(element) => elements.first.push(element),
-                        None => return Ok(elements),
-                    }
-                }
-                while array.next_element::<IgnoredAny>()?.is_some() {
-                    elements.more = true;
-                }
-                Ok(elements)
-            }
-        }
-        array.deserialize_seq(Collect)
     }
 }
 
@@ -203,26 +169,5 @@ mod tests {
         // Polled in this order, on one thread.
         let (read, sent) = tokio::join!(read, async { go.send(()) });
         assert_eq!((read, sent), (Ok(()), Ok(())), "what ran beside the reading");
-    }
-
-    #[test]
-    fn of_a_bulk_with_far_too_many_jobs_few_are_kept() {
-        let array = |jobs: usize| format!("[{}]", vec!["1"; jobs].join(", "));
-        let text = |jobs: usize| array(jobs).into_bytes();
-        let elements: Elements<'_> = serde_json::from_str("[]").expect("JSON");
-        assert!(elements.first.is_empty() && !elements.more, "{elements:?}");
-        for (jobs, more) in [(1, false), (MAX_PUBLISH, false), (MAX_PUBLISH + 1, true), (1_000_000, true)] {
-            let text = text(jobs);
-            let elements: Elements<'_> = serde_json::from_slice(&text).expect("JSON");
-            assert_eq!(
-                (elements.first.len(), elements.more),
-                (jobs.min(MAX_PUBLISH), more),
-                "of {jobs} jobs, and whether there are more"
-            );
-            assert!(elements.first.capacity() <= 2 * MAX_PUBLISH, "memory for {}", elements.first.capacity());
-        }
-        // What is no JSON behind the last job that counts is no JSON.
-        let broken = format!("{},", array(MAX_PUBLISH + 1).trim_end_matches(']'));
-        assert!(serde_json::from_str::<Elements<'_>>(&broken).is_err(), "a broken array");
     }
 }

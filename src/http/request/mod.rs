@@ -5,6 +5,7 @@
 pub mod attributes;
 pub mod batch;
 pub mod body;
+pub mod bounded;
 pub mod extract;
 pub mod origin;
 pub mod params;

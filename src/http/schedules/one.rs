@@ -40,9 +40,12 @@ pub async fn put(State(state): App, auth: AuthorizedSchedule, request: Request) 
     let mut condition = condition::of(&head.headers)?;
     let mut room = state.body_room.for_request(&auth.id.namespace);
     let body = read_body(body, MAX_SETTING, TOO_LARGE, Some(&mut room)).await?;
-    let json: Value = serde_json::from_slice(&body).map_err(|error| not_json(&error))?;
     let scheduler = &auth.pool.scheduler;
-    let given = Given::parse(&auth.id.name, &json, &scheduler.zones, &job_defaults(&state.defaults))?;
+    let given = {
+        // Many times as large as its text, and so not kept while the store is waited for.
+        let json: Value = serde_json::from_slice(&body).map_err(|error| not_json(&error))?;
+        Given::parse(&auth.id.name, &json, &scheduler.zones, &job_defaults(&state.defaults))?
+    };
     condition.revision = given.revision;
     let run = if dry { Run::Dry } else { Run::Real };
     let (what, schedule, now) = scheduler.set(&auth.id, &given, &condition, run).await?;

@@ -1,12 +1,15 @@
 //! The whole set of a namespace's schedules, or of those with a prefix: all are checked, then each is one step.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::one::{job_defaults, not_json};
 use super::query;
@@ -17,11 +20,12 @@ use crate::http::answer::reply;
 use crate::http::jobs::admission::admitted;
 use crate::http::request::batch::reading;
 use crate::http::request::body::read_body;
+use crate::http::request::bounded::Elements;
 use crate::http::request::extract::AuthorizedSet;
 use crate::http::request::params::Query;
 use crate::http::state::App;
 use crate::name::ScheduleName;
-use crate::schedule::{Given, JobDefaults, Refusal, Zones};
+use crate::schedule::{Given, JobDefaults, MAX_SETTING, Refusal, Zones, quoted, shorten};
 use crate::scheduler::{Changed, Condition, NotChanged, Run};
 
 /// The largest set.
@@ -115,6 +119,44 @@ pub async fn set(State(state): App, auth: AuthorizedSet, request: Request) -> Ha
     Ok(reply::json(StatusCode::OK, &done))
 }
 
+/// A set as it came.
+#[derive(Debug, Default)]
+struct Set<'a> {
+    schedules: Option<&'a RawValue>,
+    /// The first field that a set does not have.
+    unknown: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Set<'de> {
+    fn deserialize<D: Deserializer<'de>>(set: D) -> Result<Set<'de>, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Set<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Set<'de>, A::Error> {
+                let mut set = Set::default();
+                while let Some(field) = fields.next_key::<String>()? {
+                    if field == "schedules" {
+                        set.schedules = Some(fields.next_value()?);
+                        continue;
+                    }
+                    fields.next_value::<IgnoredAny>()?;
+                    // What a list shows may be put back.
+                    if field != "cursor" {
+                        set.unknown.get_or_insert(field);
+                    }
+                }
+                Ok(set)
+            }
+        }
+        set.deserialize_map(Read)
+    }
+}
+
 /// The schedules of a set, each checked.
 fn read_set(
     body: &[u8],
@@ -122,20 +164,18 @@ fn read_set(
     zones: &Arc<Zones>,
     defaults: &JobDefaults,
 ) -> Result<Vec<(ScheduleName, Given)>, ApiError> {
-    let mut set: Map<String, Value> = serde_json::from_slice(body).map_err(|error| not_json(&error))?;
-    let schedules = set.remove("schedules");
-    // What a list shows may be put back.
-    set.remove("cursor");
-    if let Some(field) = set.keys().next() {
-        let error = format!("{field:?} is no field of a set: it has \"schedules\"");
-        return Err(Refusal::of(field, error).into());
+    let Set { schedules, unknown } = serde_json::from_slice(body).map_err(|error| not_json(&error))?;
+    if let Some(field) = unknown {
+        let error = format!("{} is no field of a set: it has \"schedules\"", quoted(&field));
+        return Err(Refusal::of(shorten(&field), error).into());
     }
-    let Some(Value::Array(schedules)) = schedules else {
+    let list = schedules.and_then(|list| serde_json::from_str(list.get()).ok());
+    let Some(Elements::<MOST> { first: schedules, more }) = list else {
         let error = "a set has a list: write \"schedules\": [..]";
         return Err(Refusal::of("schedules", error).into());
     };
-    if schedules.len() > MOST {
-        let error = format!("{} schedules are too many for one set: {MOST} at most", schedules.len());
+    if more > 0 {
+        let error = format!("{} schedules are too many for one set: {MOST} at most", MOST + more);
         return Err(Refusal::of("schedules", error).into());
     }
     let mut all = Vec::with_capacity(schedules.len());
@@ -145,6 +185,14 @@ fn read_set(
             let body = json!({ "error": error, "index": index, "name": name, "field": field, "part": part });
             ApiError::said(StatusCode::BAD_REQUEST, &body)
         };
+        let whole = |error: String| refused(None, Refusal { error, field: None, part: None });
+        // One is read at a time: what JSON has many of takes many times the memory of its text.
+        let len = given.get().len();
+        if len > MAX_SETTING {
+            return Err(whole(format!("the schedule is {len} bytes of JSON: at most {MAX_SETTING}")));
+        }
+        let given: Value = serde_json::from_str(given.get())
+            .map_err(|error| whole(format!("the schedule cannot be read: {error}")))?;
         let text = given.get("name").and_then(Value::as_str).map(str::to_owned);
         let name = text.as_deref().and_then(ScheduleName::parse).ok_or_else(|| {
             let of = text.as_deref().map_or_else(|| "the schedule has no name".to_owned(), Refusal::bad_name);

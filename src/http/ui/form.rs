@@ -61,7 +61,7 @@ pub fn query<'a>(fields: impl Iterator<Item = (&'a str, &'a str)>) -> String {
         if text.len() > 1 {
             text.push('&');
         }
-        text.push_str(name);
+        text.push_str(&part(name));
         text.push('=');
         text.push_str(&part(value));
     }
@@ -99,5 +99,7 @@ mod tests {
             "a page's zone is its own"
         );
         assert_eq!(fields.link_anew(&[("state", Some("\"<"))]), "?reason=a%26b&state=%22%3C");
+        let odd = "?a%26ask%3Ddestroy=1";
+        assert_eq!(Fields::parse(&odd[1..]).link(&[]), odd, "a name does not become another field");
     }
 }

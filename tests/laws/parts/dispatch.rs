@@ -232,6 +232,77 @@ async fn a_fetch_that_hangs_keeps_a_job_from_others_for_a_moment() {
     setup.engine.set_endless(None);
 }
 
+/// Guards against a list that is held up with all of its waiters, and is taken for the one that serves their queue.
+#[tokio::test(start_paused = true)]
+async fn a_list_that_hangs_and_has_nobody_else_keeps_no_job_from_others() {
+    for more in [0, 1] {
+        let setup = Setup::new();
+        // The first fetch that is held up skips, and that is not what this is about.
+        setup.engine.set_endless(Some("b"));
+        let skips = setup.consumer(&["b"], 1);
+        setup.settle().await;
+        setup.engine.set_endless(None);
+        setup.settle().await;
+        skips.abort();
+        let _first = setup.consumer(&["b", "a"], 1);
+        setup.settle().await;
+        setup.engine.set_endless(Some("b"));
+        let before = setup.engine.fetches();
+        setup.dispatcher.notify(&queue("b"));
+        setup.settle().await;
+        assert!(setup.engine.fetches() > before, "a fetch hangs");
+        // Whoever comes to that list now waits for its next fetch.
+        let _others: Vec<_> = (0..more).map(|_| setup.consumer(&["b", "a"], 1)).collect();
+        setup.settle().await;
+        let of_a = setup.consumer(&["a"], 1);
+        setup.settle().await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        setup.publish([job(&queue("a"), "x")]).await;
+        setup.settle().await;
+        assert!(of_a.is_finished(), "who waits for a alone has its job, beside {more} others of the list");
+        setup.engine.set_endless(None);
+    }
+}
+
+/// Guards against a job that is said once, to a list that hangs, and of which nobody hears who could take it.
+#[tokio::test(start_paused = true)]
+async fn what_is_said_to_a_list_that_hangs_is_passed_on() {
+    for hangs_before in [false, true] {
+        let setup = Setup::new();
+        // The first fetch that is held up skips, and that is not what this is about.
+        setup.engine.set_endless(Some("b"));
+        let skips = setup.consumer(&["b"], 1);
+        setup.settle().await;
+        setup.engine.set_endless(None);
+        setup.settle().await;
+        skips.abort();
+        let mut consumers = Vec::new();
+        for list in [&["b", "a"][..], &["b", "c", "a"], &["b", "a", "d"], &["a"], &["a", "e"]] {
+            consumers.push(setup.consumer(list, 1));
+            setup.settle().await;
+        }
+        setup.engine.set_endless(Some("b"));
+        let before = setup.engine.fetches();
+        if hangs_before {
+            setup.dispatcher.notify(&queue("b"));
+            setup.settle().await;
+        }
+        setup.publish([job(&queue("a"), "x")]).await;
+        setup.settle().await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        setup.settle().await;
+        assert!(consumers[3].is_finished(), "who waits for a alone has its job");
+        // Nothing is passed on to lists that may hang too, and nothing that somebody has seen since.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        setup.settle().await;
+        let served: Vec<bool> = consumers.iter().map(JoinHandle::is_finished).collect();
+        assert_eq!(served, [false, false, false, true, false], "who is served by one job");
+        let others = "for the first list, for a alone, and after that job for the next and for a and e";
+        assert_eq!(setup.engine.fetches() - before, 4, "fetches: {others}");
+        setup.engine.set_endless(None);
+    }
+}
+
 /// Guards against an order of arrival that costs one list anything, or more calls than there are jobs and, in vain,
 /// lists.
 #[tokio::test(start_paused = true)]

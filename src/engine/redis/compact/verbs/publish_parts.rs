@@ -200,6 +200,9 @@ impl CompactCore {
             }
         };
         let (now, answer, dues) = read_answer(*partition, publication.jobs.len(), reply)?;
+        if !matches!(answer, Answer::Would(..)) {
+            self.unstage(*partition, publication, &values).await;
+        }
         Ok(match answer {
             Answer::Would(placed, needs) => Ok(Kept { placed, dues, now, needs }),
             answer => Err(answer),
