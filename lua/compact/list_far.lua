@@ -12,7 +12,7 @@ local all = call('ZRANGE', far, rank, rank + 4 * most - 1, 'WITHSCORES')
 for i = 1, #all, 2 do
   local score = tonumber(all[i + 1])
   if last ~= '' then
-    if score ~= from or all[i] > last then break end
+    if score ~= from or less(last, all[i]) then break end
   else
     if #group == 0 then at = score end
     if score ~= at or #group == most then break end

@@ -16,8 +16,8 @@
 --         'replay', what became of the jobs}; {now, 'mismatch'}; {now, 'conflict', job from 0, place of the job that has
 --         its key}; {now, 'taken'}; {now, 'ended'}: a value that was stored before has ended; {now, 'needs', jobs, bytes,
 --         queues}: more than it may add; {now, 'spread'}: a queue is, and was not said to be; {now, 'busy'}: a publish
---         that is not shown yet has one of its keys; as `done` {now, 'would', .., {its keys}} if it only looks. What
---         became of a job is n (new), d (duplicate) or r (it has replaced another one); due time in 7 bytes (0 = not known); its id; of r the id of the replaced job. An id is its length in one
+--         that is not shown yet has one of its keys; as `done` {now, 'would', .., {its keys}, {where values
+--         were stored before}} if it only looks. What became of a job is n (new), d (duplicate) or r (it has replaced another one); due time in 7 bytes (0 = not known); its id; of r the id of the replaced job. An id is its length in one
 --         byte, and a place, or x and what was told as other
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's)
 local INLINE, SPREAD_HOME, SPREAD = 1000, 4294967294, 4294967295
@@ -169,19 +169,20 @@ local function due_of(job, later)
 end
 
 if looks then
-  local outcome, locks, later = {}, {}, 0
+  local outcome, locks, stored, later = {}, {}, {}, 0
   for i, job in ipairs(calls[1]) do
     local due = job.due
     if job.how ~= 'd' then
       due = due_of(job, later)
       if job.key ~= '' then locks[#locks + 1] = job.name .. '/' .. job.key end
+      if job.staged then stored[#stored + 1] = base .. 'x' .. job.place .. job.name end
     end
     if job.delay > 0 and job.at == 0 then later = later + 1 end
     local told = job.told or job.place
     outcome[i] = (job.how or 'n') .. pack('>I7', due or 0) .. char(#told) .. told
       .. (job.told_gone and char(#job.told_gone) .. job.told_gone or '')
   end
-  return {now, 'would', table.concat(outcome), needs[1], needs[2], needs[3], locks}
+  return {now, 'would', table.concat(outcome), needs[1], needs[2], needs[3], locks, stored}
 end
 
 local sets, ready, set, fars, over, delayed = {}, {}, {}, {}, {}, 0

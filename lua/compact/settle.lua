@@ -15,13 +15,15 @@ elseif what == 'ask' then
 end
 local kept = call('GET', held)
 if not kept then return {now, 'gone'} end
-local first, from, locks, args = unpack(cmsgpack.unpack(kept))
+local first, from, locks, args, stored = unpack(cmsgpack.unpack(kept))
 if what == 'whose' then return {now, 'held', first} end
 local answer = {now, 'dropped'}
 if what ~= 'drop' then
   answer = publish(args, nil, id, ARGV[3], tonumber(from))
   -- A week: so long a part may be away.
   if what == 'decide' and answer[2] == 'done' then call('SET', done, 1, 'PX', 604800000) end
+elseif stored then
+  for _, value in ipairs(stored) do call('UNLINK', value) end
 end
 call('DEL', held)
 call('ZREM', base .. 'W', id)

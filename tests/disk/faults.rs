@@ -439,7 +439,8 @@ fn a_bad_sector_in_what_an_open_reads_can_be_repaired() {
     with_faults("child_bad_sector_at_the_start");
 }
 
-/// What a killed process has left in the system's memory alone, and an open relies on, is synced first.
+/// What a killed process, or a sync that failed, has left in the system's memory alone, and an open relies on, is written
+/// and synced first.
 #[tokio::test]
 async fn child_syncs_at_the_start() {
     let Some(dir) = child() else { return };
@@ -457,11 +458,18 @@ async fn child_syncs_at_the_start() {
         assert!(matches!(opened, Err(OpenError::Io(..))), "{part} was not synced: {opened:?}");
         heal(&dir);
     }
+    // Where a sync has failed the system shows what no later sync writes.
+    for part in ["pool/dormouse", "pool/log/0"] {
+        fail(&dir, "write", EIO, part, None);
+        let opened = DiskEngine::open(disk_options(&path)).map(drop);
+        assert!(matches!(opened, Err(OpenError::Io(..))), "{part} was not written once more: {opened:?}");
+        heal(&dir);
+    }
     DiskEngine::open(disk_options(&path)).expect("it opens").close().await;
 }
 
 #[test]
-fn a_start_syncs_what_it_relies_on() {
+fn a_start_writes_and_syncs_what_it_relies_on() {
     with_faults("child_syncs_at_the_start");
 }
 

@@ -4,9 +4,11 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dormouse::engine::delays::{DelayCount, DelayedOf};
 use dormouse::engine::redis::{CompactEngine, CompactLayout, SpreadRules};
 use dormouse::engine::{
     Beside, Engine, JobList, NewId, OnConflict, Placing, Publication, Published, Quota, Quotas, Release,
@@ -159,6 +161,50 @@ async fn a_list_of_delayed_jobs_goes_on_while_they_become_near() {
     }
     assert_eq!(seen.len(), expected.len(), "each once");
     assert_eq!(seen, expected, "in the order in which they are due");
+}
+
+/// Guards against lists that leave jobs out or show them twice, and forecasts that never end, on a machine in whose language
+/// letters stand in another order than bytes.
+#[tokio::test]
+async fn lists_and_forecasts_are_whole_in_every_language() {
+    let locales = tempfile::tempdir().expect("a directory");
+    let made = locales.path().join("en_US.UTF-8");
+    let told = Command::new("localedef").args(["-i", "en_US", "-f", "UTF-8"]).arg(&made).output();
+    if !made.join("LC_COLLATE").exists() {
+        eprintln!("this machine cannot make a language: {told:?}");
+        return;
+    }
+    let path = locales.path().to_str().expect("a text").to_owned();
+    let env = vec![("LOCPATH", path), ("LC_ALL", "en_US.UTF-8".to_owned())];
+    let server = RedisServer::start_kind(None, &[], None, env);
+    let (engine, redis) = (open(&server).await, &mut server.connection());
+    let is_other: bool = redis::cmd("EVAL").arg("return 'a' < 'B'").arg(0).query(redis).expect("it runs");
+    assert!(is_other, "its Lua sorts as the language does");
+    let at = engine.now() + 20_000;
+    for (name, delay, at, limit) in [("near", Duration::ZERO, Some(at), 7), ("far", HOUR, None, 100)] {
+        let (q, mut expected) = (queue(name), Vec::new());
+        for _ in 0..16 {
+            let jobs: Vec<NewJob> = (0..64).map(|_| new_job(&engine, &q, "x", delay)).collect();
+            expected.extend(jobs.iter().map(|job| job.id));
+            let jobs = jobs.into_iter().map(|job| Placing { at, ..job.into() }).collect();
+            engine.publish(Publication { jobs, replaces: None, once: None }).await.expect("published");
+        }
+        let (mut cursor, mut seen) = (None, Vec::new());
+        loop {
+            let part = JobList { state: JobState::Delayed, limit, cursor, bodies: false };
+            let page = engine.list_jobs(&q, part).await.expect("listed").expect("a good cursor");
+            seen.extend(page.jobs.iter().map(|view| view.id));
+            cursor = page.cursor;
+            if cursor.is_none() || seen.len() > 2 * expected.len() {
+                break;
+            }
+        }
+        assert_eq!(seen.len(), expected.len(), "each that is {name} once");
+        assert_eq!(seen, expected, "in order");
+        let count = DelayCount { of: DelayedOf::Queue(q), step: 60_000, most: 100 };
+        let counted = within("they are counted", engine.delays(&count)).await.expect("counted");
+        assert_eq!(counted.delayed(), 1024, "those that are {name}: {counted:?}");
+    }
 }
 
 /// What a pump does at this time.

@@ -8,7 +8,7 @@ use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, Spread
 use dormouse::engine::{Beside, Engine, NewId, Once, Publication, Published};
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Attributes, Job, JobIds, JobRef, NewJob};
-use dormouse::name::{IdempotencyKey, PoolName, Queue};
+use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
 
 use crate::common::{TTR, queue};
 use crate::support::engine_ext::EngineExt;
@@ -112,6 +112,45 @@ async fn a_replay_is_answered_once_replicas_have_it() {
         matches!(other.recall(&queue, &once).await, Ok(Some(Published::Replay(_))))
     })
     .await;
+}
+
+/// Guards against a repeat that is answered while its replica has nothing of the first request, on a Redis since 7.2: there
+/// WAIT is for the last write of its connection, and a repeat finds that all is done.
+#[tokio::test]
+async fn what_finds_that_all_is_done_writes_before_it_waits() {
+    let master = RedisServer::start_with(None, &["--repl-diskless-sync-delay", "0"]);
+    let _replica = RedisServer::start_with(None, &["--replicaof", "127.0.0.1", &master.port.to_string()]);
+    let (engine, queue) = (open(master.address(), "p", 1).await, queue("q"));
+    until("the replica is in step", async || put(&engine, &queue, "x").await.is_ok()).await;
+    let once = Once { key: IdempotencyKey::new(b"once").expect("a key"), fingerprint: [1; 16] };
+    let repeat = async || {
+        let jobs = vec![job(&engine, &queue, "once").into()];
+        engine.publish(Publication { jobs, replaces: None, once: Some(once.clone()) }).await
+    };
+    repeat().await.expect("published");
+    let acked = take(&engine, &queue).await.expect("they are there").remove(0);
+    ack(&engine, &acked).await.expect("acked");
+    // What is written where nothing else is.
+    let mut redis = master.connection();
+    let mut wrote = |what: &str| {
+        let marks: Vec<Vec<u8>> = redis::cmd("KEYS").arg("p{*}!~").query(&mut redis).expect("keys");
+        assert_eq!(marks.len(), 1, "{what} writes in the partition of the queue");
+        let _: u64 = redis::cmd("DEL").arg(&marks).query(&mut redis).expect("deleted");
+    };
+    wrote("what was done before");
+    ack(&engine, &acked).await.expect("it is gone");
+    wrote("an ack of what is gone");
+    let replay = repeat().await;
+    assert!(matches!(replay, Ok(Published::Replay(_))), "{replay:?}");
+    wrote("a repeat");
+    assert!(engine.recall(&queue, &once).await.expect("it is remembered").is_some());
+    wrote("a look at what was done");
+    let key = JobKey::parse("nobody").expect("a key");
+    assert!(!engine.cancel_key(&queue, &key).await.expect("nobody has it"));
+    wrote("the cancel of what is gone");
+    assert_eq!(take(&engine, &queue).await.expect("they are there").len(), 0, "all were taken");
+    let marks: Vec<Vec<u8>> = redis::cmd("KEYS").arg("p{*}!~").query(&mut redis).expect("keys");
+    assert_eq!(marks.len(), 0, "a hand-over waits for nobody");
 }
 
 /// The difference that it makes: the replica of a master that is killed has not read what was published last.

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, SpreadRules};
 use dormouse::engine::{
-    Beside, Engine, How, NewId, OnConflict, Once, Placing, Publication, Published, Quota, Quotas,
-    ScheduleBounds, ScheduleId, SchedulePut, ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen,
-    ScheduleVersion, Stepped,
+    Beside, Engine, Held, How, NewId, OnConflict, Once, Placing, Publication, Published, Quota, Quotas,
+    Release, Released, Respawn, Revival, ScheduleBounds, ScheduleId, SchedulePut, ScheduleSetting,
+    ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, Touched,
 };
 use dormouse::error::Error;
 use dormouse::job::{Attributes, JobId, JobIds, JobRef, JobState, NewJob};
@@ -19,6 +19,7 @@ use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue, QueueList, Schedul
 use tokio::time::sleep;
 
 use crate::common::{TTR, queue, within};
+use crate::proxy::Proxy;
 use crate::support::engine_ext::EngineExt;
 use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
@@ -727,4 +728,185 @@ async fn a_job_that_came_back_goes_when_its_key_goes_to_another_partition() {
     assert!(engine.inspect_job(&job).await.expect("looked at").is_none(), "it is replaced");
     let next = engine.consume(&q.clone().into(), &[TTR; 2]).await.expect("consumed").jobs;
     assert_eq!(next.iter().map(|job| job.id).collect::<Vec<_>>(), [theirs_id]);
+}
+
+/// Guards against a schedule that places nothing, and a job that no worker can end, while a node is away that has nothing of
+/// their queue: the id of such a job names any partition.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_of_schedules_need_no_partition_but_the_home_of_their_queue() {
+    let mut cluster = RedisCluster::start_of(3, 0);
+    let engine = open_with(cluster.address(), SpreadRules::default()).await;
+    let server_of = |partition: u16| cluster.master_of(partition * 2048 + 1024).0;
+    let away = (0..8).find(|partition| server_of(*partition) == 0).expect("it has some");
+    let home_of = |q: &Queue| partition_in(&of_schedule(&engine, q, "k").job.id);
+    let q =
+        (0..).map(|n| queue(&format!("q{n}"))).find(|q| server_of(home_of(q)) != 0).expect("there is one");
+    let mut ours = of_schedule(&engine, &q, "k");
+    ours.job.id = JobId::from_parts(1_700_000_000_000, u64::from(away) << 12, 0, true);
+    let job = JobRef { queue: q.clone(), id: ours.job.id };
+    let set = step(&engine, &q, None, None).await;
+    cluster.servers[0].kill();
+    within("it is placed", step(&engine, &q, Some(set), Some(ours))).await;
+    let take = async || {
+        let mut jobs = engine.consume(&q.clone().into(), &[TTR]).await.expect("consumed").jobs;
+        assert_eq!(jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [job.id]);
+        jobs.remove(0).proof()
+    };
+    let receipt = take().await;
+    let touched = engine.touch(&job, receipt, TTR).await.expect("touched");
+    let Held::Done(Touched { receipt, .. }) = touched else { panic!("{touched:?}") };
+    let back = engine.release(&job, receipt, Release::bury(None)).await.expect("buried");
+    assert!(matches!(back, Held::Done(Released::Dead)), "{back:?}");
+    let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
+    let revived = engine.respawn(&q, Respawn::Jobs(&[job.id], revival)).await.expect("respawned");
+    assert_eq!(revived.count, 1, "{revived:?}");
+    let jobs = engine.consume(&q.clone().into(), &[TTR]).await.expect("consumed").jobs;
+    engine.give_back(jobs).await.expect("given back");
+    let receipt = take().await;
+    assert!(engine.inspect_job(&job).await.expect("looked at").is_some());
+    let stale = engine.ack(&q, &[(job.id, Some(receipt))]).await.expect("acked");
+    assert_eq!(stale, []);
+    assert!(engine.inspect_job(&job).await.expect("looked at").is_none());
+    // Of a job that is gone too.
+    engine.ack_job(job).await.expect("acked");
+}
+
+/// Guards against a conflict that is told to who repeats a request that was done: the key has gone on to another job since.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeat_gets_its_answer_although_a_schedule_has_the_key_by_now() {
+    let server = RedisServer::start();
+    let (engine, q) = (open_spread(server.address()).await, queue("q"));
+    let home = partition_in(&of_schedule(&engine, &q, "k").job.id);
+    let keys = (0..).map(|n| format!("k{n}"));
+    let keyed = |key: &str| placing(&engine, &q, "theirs".into(), Some((key, OnConflict::Fail)));
+    let key = keys.into_iter().find(|key| partition_in(&keyed(key).job.id) != home).expect("there is one");
+    let request = || {
+        let once = Once { key: IdempotencyKey::new(b"once").expect("a key"), fingerprint: [1; 16] };
+        engine.publish(Publication { jobs: vec![keyed(&key)], replaces: None, once: Some(once) })
+    };
+    let first = request().await;
+    let Ok(Published::Done(placed)) = first else { panic!("{first:?}") };
+    let set = step(&engine, &q, None, None).await;
+    step(&engine, &q, Some(set), Some(of_schedule(&engine, &q, &key))).await;
+    let repeated = request().await;
+    let Ok(Published::Replay(replayed)) = repeated else { panic!("{repeated:?}") };
+    assert_eq!(replayed[0].id, placed[0].id);
+}
+
+/// Guards against a job that comes again although its worker has replaced it: that of a schedule lies at home, whatever
+/// partition its id names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_replaces_the_job_of_a_schedule_is_rid_of_it() {
+    let server = RedisServer::start();
+    let (engine, q) = (open_spread(server.address()).await, queue("q"));
+    let mut ours = of_schedule(&engine, &q, "k");
+    let home = partition_in(&ours.job.id);
+    // An id that is a function of the schedule and of when its job is due.
+    ours.job.id = JobId::from_parts(1_700_000_000_000, u64::from((home + 1) % 8) << 12, 0, true);
+    let old = JobRef { queue: q.clone(), id: ours.job.id };
+    let set = step(&engine, &q, None, None).await;
+    step(&engine, &q, Some(set), Some(ours)).await;
+    let running = engine.consume(&q.clone().into(), &[TTR; 2]).await.expect("consumed").jobs;
+    assert_eq!(running.iter().map(|job| job.id).collect::<Vec<_>>(), [old.id]);
+    let jobs = vec![placing(&engine, &q, "the next step".into(), None)];
+    let done = engine.publish(Publication { jobs, replaces: Some(old.clone()), once: None }).await;
+    assert!(matches!(done, Ok(Published::Done(_))), "{done:?}");
+    assert!(engine.inspect_job(&old).await.expect("looked at").is_none(), "it is acked");
+    assert_eq!(take_all(&engine, &q).await, ["the next step"]);
+}
+
+/// Guards against a job that comes again although its worker has replaced it, by a server that does not know yet that its
+/// queue is spread.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_does_not_know_of_the_spreading_replaces_a_job_all_the_same() {
+    let server = RedisServer::start();
+    let (engine, late, q) = (open_spread(server.address()).await, open(&server, 0).await, queue("q"));
+    let home = partition_in(&placing(&late, &q, String::new(), None).job.id);
+    for n in 0..16 {
+        put(&engine, &q, n).await;
+    }
+    let running = engine.consume(&q.clone().into(), &[TTR; 16]).await.expect("consumed").jobs;
+    let job = running.iter().find(|job| partition_in(&job.id) != home).expect("some lie elsewhere");
+    let old = JobRef { queue: q.clone(), id: job.id };
+    let jobs = vec![placing(&late, &q, "the next step".into(), None)];
+    let done = late.publish(Publication { jobs, replaces: Some(old.clone()), once: None }).await;
+    assert!(matches!(done, Ok(Published::Done(_))), "{done:?}");
+    assert!(engine.inspect_job(&old).await.expect("looked at").is_none(), "it is acked");
+    assert_eq!(take_all(&engine, &q).await, ["the next step"]);
+}
+
+/// Has every connection to a Redis broken.
+fn cut_all(server: &RedisServer) {
+    let mut kill = redis::cmd("CLIENT");
+    let _: u64 = kill.arg("KILL").arg("TYPE").arg("normal").query(&mut server.connection()).expect("done");
+}
+
+/// Guards against jobs that run for nobody, since a queue behind theirs turned out to be spread and its home could not be
+/// asked about that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_handed_out_is_kept_when_the_queue_behind_cannot_be_looked_at() {
+    let server = Arc::new(RedisServer::start());
+    let (engine, spread) = (open_spread(server.address()).await, queue("q"));
+    let proxy = Proxy::start(server.addr()).await;
+    let address = RedisAddress { addrs: vec![proxy.addr()], ..RedisAddress::default() };
+    let late = open_with(address, SpreadRules::default()).await;
+    let home_of = |queue: &Queue| partition_in(&placing(&late, queue, String::new(), None).job.id);
+    let gathered = (0..).map(|n| queue(&format!("g{n}"))).find(|q| home_of(q) == home_of(&spread));
+    let gathered = gathered.expect("some have the same home");
+    put(&engine, &spread, "behind").await;
+    put(&late, &gathered, "first").await;
+    let queues = QueueList::new(spread.namespace.clone(), [gathered.name, spread.name]).expect("two");
+    // It asks whether the queue is spread after the script has handed out what is before it.
+    let asked = Arc::new(AtomicBool::new(false));
+    let (to_cut, was_asked) = (server.clone(), asked.clone());
+    proxy.before("\r\nGET\r\n", move || {
+        if !was_asked.swap(true, Ordering::SeqCst) {
+            cut_all(&to_cut);
+        }
+    });
+    let consumed = within("it is answered", late.consume(&queues, &[TTR; 9])).await.expect("it has some");
+    assert!(asked.load(Ordering::SeqCst), "it has asked");
+    let bodies: Vec<&[u8]> = consumed.jobs.iter().map(|job| &job.body[..]).collect();
+    assert_eq!(bodies.first(), Some(&&b"first"[..]), "{bodies:?}");
+    assert!(consumed.more || bodies.len() == 2, "the other queue is asked again");
+}
+
+/// Guards against a part of a batch that is lost since it was shown late, when its large bodies had ended; and against
+/// bodies of a batch that is dropped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_bodies_of_a_batch_stay_until_its_parts_are_shown_or_dropped() {
+    let server = Arc::new(RedisServer::start());
+    let (other, q) = (open_spread(server.address()).await, queue("q"));
+    let proxy = Proxy::start(server.addr()).await;
+    let address = RedisAddress { addrs: vec![proxy.addr()], ..RedisAddress::default() };
+    let rules = SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() };
+    let engine = open_with(address, rules).await;
+    let to_cut = server.clone();
+    proxy.before("\r\ndecide\r\n", move || cut_all(&to_cut));
+    let jobs: Vec<Placing> = (0..40)
+        .map(|n| placing(&engine, &q, "x".repeat(400_000), Some((&format!("k{n}"), OnConflict::Fail))))
+        .collect();
+    let done = engine.publish(Publication { jobs, replaces: None, once: None }).await;
+    assert!(done.is_err(), "its server has lost its Redis: {done:?}");
+    let (parts, bodies) = (keys_of_kind(&server, b'P'), keys_of_kind(&server, b'x'));
+    assert!(parts.len() > 1 && bodies.len() == 40, "{} parts, {} bodies", parts.len(), bodies.len());
+    let redis = &mut server.connection();
+    for body in &bodies {
+        let left: i64 = redis::cmd("PTTL").arg(body).query(redis).expect("it is there");
+        assert_eq!(left, -1, "it is kept as long as the part");
+    }
+    // They have waited for too long.
+    for queue in keys_of_kind(&server, b'W') {
+        let waits: Vec<Vec<u8>> = redis::cmd("ZRANGE").arg(&queue).arg(0).arg(-1).query(redis).expect("some");
+        for id in waits {
+            let _: u64 = redis::cmd("ZADD").arg(&queue).arg(1).arg(id).query(redis).expect("set");
+        }
+    }
+    until("they are dropped", async || {
+        other.pump().await.expect("pumped");
+        keys_of_kind(&server, b'P').is_empty()
+    })
+    .await;
+    assert_eq!(keys_of_kind(&server, b'x').len(), 0, "nothing is left of it");
+    assert_eq!(other.ready(&q).await.expect("counted"), 0);
 }

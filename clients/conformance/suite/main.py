@@ -27,12 +27,7 @@ from .stage import Broken, Stage
 HERE = Path(__file__).resolve().parents[1]
 LANGUAGES = ("python", "go", "typescript", "rust")
 #: Known to have no such step.
-REASONS = {
-    "block": "a handler that blocks its thread blocks the whole program there",
-    "half_close": "its HTTP library shows no socket, so the whole connection is closed",
-}
-#: What a library does not do, although its program has every step that is to be asked of it.
-CANNOT = {("rust", "half_close")}
+REASONS = {"block": "a handler that blocks its thread blocks the whole program there"}
 
 
 @dataclass
@@ -86,7 +81,7 @@ async def play(server: Server, language: Language, scenario: Scenario) -> Outcom
     try:
         program = await language.start() if scenario.own else await language.share()
         said = program.hello.get("lacks", [])
-        lacks = [step for step in scenario.needs if step in said or (language.name, step) in CANNOT]
+        lacks = [step for step in scenario.needs if step in said]
         if lacks:
             outcome.word, outcome.why = (
                 "lacks",

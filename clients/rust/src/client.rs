@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use hyper::header::{HeaderName, HeaderValue};
 use jiff::Timestamp;
-use reqwest::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep, timeout};
@@ -271,9 +271,8 @@ impl Client {
     }
 
     fn key_path(&self, queue: &str, key: &str) -> Result<crate::request::Path> {
-        // URLs resolve these two, however they are escaped.
-        if matches!(key, "" | "." | "..") {
-            return Err(Error::invalid(format!("the key {key:?} cannot stand in a path")));
+        if key.is_empty() {
+            return Err(Error::invalid("the key is empty"));
         }
         Ok(queue_path(self.namespace(), queue).join("key").join(key))
     }
@@ -432,7 +431,7 @@ impl Client {
             };
             *lost |= again && error.is_uncertain();
             let pause = pauses.next(error.retry_after());
-            if !again || Instant::now() + pause >= until {
+            if !again || pause >= until.saturating_duration_since(Instant::now()) {
                 return Err(error);
             }
             before = Some(error);
@@ -655,7 +654,7 @@ impl Consume {
 
     /// How long the request of a poll may take.
     pub(crate) fn limit(&self) -> Duration {
-        self.timeout + POLL_SLACK
+        self.timeout.saturating_add(POLL_SLACK)
     }
 
     /// The jobs of an answer whose head came at `since`.
@@ -707,7 +706,7 @@ impl Consume {
 
     async fn send(self) -> Result<Vec<Job>> {
         let call = self.call();
-        let limit = self.timeout + self.client.timeout();
+        let limit = self.timeout.saturating_add(self.client.timeout());
         let until = Instant::now() + self.client.0.retry_for;
         let mut pauses = Pauses::default();
         loop {
@@ -719,7 +718,7 @@ impl Consume {
                 other => return other,
             };
             let pause = pauses.next(error.retry_after());
-            if Instant::now() + pause >= until {
+            if pause >= until.saturating_duration_since(Instant::now()) {
                 return Err(error);
             }
             sleep(pause).await;
@@ -811,19 +810,7 @@ impl Respawn {
     }
 }
 
-/// A page of a list.
-pub(crate) async fn page<T: serde::de::DeserializeOwned>(client: &Client, call: Call) -> Result<T> {
-    client.call(&call).await?.json()
-}
-
-pub(crate) fn list_of_queues(client: &Client) -> Call {
-    Call::get(namespace_path(client.namespace()))
-}
-
-pub(crate) fn list_of_jobs(client: &Client, queue: &str) -> Call {
-    Call::get(queue_path(client.namespace(), queue).join("jobs"))
-}
-
+/// A page of a list, and where the next one begins.
 pub(crate) type Page<T> = (Vec<T>, Option<String>);
 
 /// What lists read.
@@ -833,8 +820,8 @@ pub(crate) async fn queues(client: Client, cursor: Option<String>) -> Result<Pag
         queues: Vec<QueueInfo>,
         cursor: Option<String>,
     }
-    let call = list_of_queues(&client).with("limit", "100").with_some("cursor", cursor);
-    let listed: Listed = page(&client, call).await?;
+    let call = Call::get(namespace_path(client.namespace())).with("limit", "100").with_some("cursor", cursor);
+    let listed: Listed = client.call(&call).await?.json()?;
     Ok((listed.queues, listed.cursor))
 }
 
@@ -851,11 +838,11 @@ pub(crate) async fn jobs(
         jobs: Vec<JobInfo>,
         cursor: Option<String>,
     }
-    let call = list_of_jobs(&client, &queue)
+    let call = Call::get(queue_path(client.namespace(), &queue).join("jobs"))
         .with("state", state.as_str())
         .with("limit", "100")
         .with_some("data", data.then_some("1"))
         .with_some("cursor", cursor);
-    let listed: Listed = page(&client, call).await?;
+    let listed: Listed = client.call(&call).await?.json()?;
     Ok((listed.jobs, listed.cursor))
 }

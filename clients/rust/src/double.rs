@@ -29,13 +29,14 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use jiff::Timestamp;
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::client::Client;
+use crate::error::{Error, ErrorKind};
 use crate::job::{Attributes, State};
 use crate::time::millis;
 use crate::transport::{Answer, Answering, Head, Method, Request, Transport};
@@ -251,7 +252,11 @@ impl Drop for Parked {
 impl Transport for Double {
     fn send<'a>(&'a self, request: Request, head: &'a Head) -> Answering<'a> {
         Box::pin(async move {
-            let answer = self.answer(request).await;
+            let answer = tokio::select! {
+                biased;
+                answer = self.answer(request) => answer,
+                () = head.left() => return Err(Error::new(ErrorKind::Network, "the caller has left")),
+            };
             head.came();
             Ok(answer)
         })

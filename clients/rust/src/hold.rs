@@ -2,24 +2,26 @@
 //!
 //! Everything that carries the receipt is sent under one lock, so a touch and a result never cross.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex as SyncMutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Deserialize;
 use tokio::sync::{Mutex, MutexGuard, watch};
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::job::{JobInfo, Released};
 use crate::request::{Call, job_path};
-use crate::time::seconds;
+use crate::time::{Pauses, seconds};
 
 /// A reason is cut to so many bytes, in whole characters.
 const MAX_REASON: usize = 4096;
+/// How long a job is ours at least when something is repeated for it before the server wants that.
+const LAST_REPEAT: Duration = Duration::from_millis(100);
 
 /// Why a handler should end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -75,7 +77,7 @@ pub(crate) struct Hold {
     ttr: Duration,
     standing: Mutex<Standing>,
     /// By our own clock. Readable while something is being sent.
-    expires: SyncMutex<Instant>,
+    expires: watch::Sender<Instant>,
     settled: OnceLock<Settled>,
     cause: OnceLock<Cause>,
     cancel: CancellationToken,
@@ -88,21 +90,27 @@ pub(crate) struct Hold {
 /// What the next request for the job carries.
 pub(crate) struct Standing {
     receipt: Option<String>,
-    /// A touch may have made the receipt old, for nobody knows whether it was done: until when the job is ours in any
-    /// case. Of several such touches one was done at most, so the earliest counts.
+    doubts: Doubts,
+}
+
+/// What was done perhaps: no answer has said so.
+#[derive(Clone, Copy, Default)]
+struct Doubts {
+    /// A touch, which has made the receipt old then: until when the job is ours in any case. Of several such touches
+    /// one was done at most, so the earliest counts.
     unsure: Option<Instant>,
-    /// A release or bury was done perhaps.
+    /// A release or bury.
     given: bool,
     /// And the try given back: what a look shows may be another worker's.
     given_back: bool,
 }
 
-impl Standing {
-    /// Nobody knows whether a step was done, sent at this time.
-    fn doubt(&mut self, step: &Step, sent: Instant) {
+impl Doubts {
+    /// A step is sent at this time.
+    fn add(&mut self, step: &Step, sent: Instant) {
         match step {
             Step::Touch { ttr } => {
-                let end = sent + *ttr;
+                let end = sent.checked_add(*ttr).unwrap_or(sent);
                 self.unsure = Some(self.unsure.map_or(end, |known| known.min(end)));
             }
             Step::Release { spend, .. } => {
@@ -129,8 +137,8 @@ impl Hold {
             queue,
             id,
             ttr,
-            standing: Mutex::new(Standing { receipt, unsure: None, given: false, given_back: false }),
-            expires: SyncMutex::new(since + ttr),
+            standing: Mutex::new(Standing { receipt, doubts: Doubts::default() }),
+            expires: watch::Sender::new(since + ttr),
             settled: OnceLock::new(),
             cause: OnceLock::new(),
             cancel: CancellationToken::new(),
@@ -179,11 +187,24 @@ impl Hold {
     }
 
     pub(crate) fn expires(&self) -> Instant {
-        *self.expires.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.expires.borrow()
     }
 
-    fn expire_at(&self, at: Instant) {
-        *self.expires.lock().unwrap_or_else(PoisonError::into_inner) = at;
+    /// Waits until it is ours no more.
+    pub(crate) async fn expired(&self) {
+        let mut expires = self.expires.subscribe();
+        loop {
+            let at = *expires.borrow_and_update();
+            tokio::select! {
+                () = sleep_until(at) => return,
+                _ = expires.changed() => {}
+            }
+        }
+    }
+
+    /// Tells the handler to end when whoever keeps the job is no more.
+    pub(crate) fn kept(&self) -> DropGuard {
+        self.cancel.clone().drop_guard()
     }
 
     /// How long it is still ours.
@@ -191,9 +212,20 @@ impl Hold {
         self.expires().saturating_duration_since(Instant::now())
     }
 
+    /// How long to wait before something is repeated for the job. Where it would be lost before the server wants to be
+    /// asked again, half of what is left: that server may be back long before.
+    pub(crate) fn pause(&self, pauses: &mut Pauses, error: &Error) -> Duration {
+        let (left, pause) = (self.left(), pauses.next(error.retry_after()));
+        match pause < left {
+            true => pause,
+            false if left > LAST_REPEAT => left / 2,
+            false => left,
+        }
+    }
+
     /// Whether a release or bury was done perhaps, though no answer has said so.
     pub(crate) async fn perhaps_given(&self) -> bool {
-        self.standing.lock().await.given
+        self.standing.lock().await.doubts.given
     }
 
     pub(crate) async fn standing(&self) -> MutexGuard<'_, Standing> {
@@ -230,6 +262,9 @@ impl Hold {
         if let Some(attempt) = self.known_attempt() {
             return Ok(attempt);
         }
+        if self.cause() == Some(Cause::Lost) {
+            return Err(not_yours());
+        }
         let info = self.client.get(&self.queue, &self.id).await?;
         Ok(self.learn_attempt(&info))
     }
@@ -254,10 +289,17 @@ impl Hold {
             // Nothing more is sent for it.
             return Err(not_yours());
         }
-        let done = self.send(&self.client, &mut standing, &step, self.client.timeout(), true).await;
+        let sending = self.send(&self.client, &mut standing, &step, self.client.timeout(), true);
+        if self.touched.receiver_count() == 0 {
+            return sending.await;
+        }
+        // A worker has the job: nothing is repeated when it is lost, and its handler learns of it at once.
+        let done = tokio::select! {
+            done = sending => done,
+            () = self.expired() => Err(not_yours()),
+        };
         let gone = |e: &Error| matches!(e.kind(), ErrorKind::Lost | ErrorKind::NotFound);
-        // A worker has the job: its handler learns of it at once.
-        if self.touched.receiver_count() > 0 && done.as_ref().is_err_and(gone) {
+        if done.as_ref().is_err_and(gone) {
             self.lose();
         }
         done
@@ -290,10 +332,10 @@ impl Hold {
         standing: &mut Standing,
         timeout: Duration,
     ) -> Result<bool> {
-        let (Some(end), Some(old)) = (standing.unsure, standing.receipt.clone()) else {
+        let (Some(end), Some(old)) = (standing.doubts.unsure, standing.receipt.clone()) else {
             return Ok(false);
         };
-        if standing.given_back {
+        if standing.doubts.given_back {
             return Ok(false);
         }
         let path = job_path(self.client.namespace(), &self.queue, &self.id);
@@ -306,8 +348,8 @@ impl Hold {
         match info.receipt {
             Some(new) if new != old && !self.left().is_zero() => {
                 standing.receipt = Some(new);
-                standing.unsure = None;
-                self.expire_at(end);
+                standing.doubts.unsure = None;
+                self.expires.send_replace(end);
                 Ok(true)
             }
             _ => Ok(false),
@@ -324,13 +366,15 @@ impl Hold {
         repeat: bool,
     ) -> Result<Done> {
         let call = self.call(standing, step);
-        let sent = Instant::now();
+        let (sent, before) = (Instant::now(), standing.doubts);
+        // Whoever drops this future leaves the step in doubt too.
+        standing.doubts.add(step, sent);
         let answer = if repeat { client.call(&call).await } else { client.once(&call, timeout).await };
         let answer = match answer {
             Ok(answer) => answer,
             Err(e) => {
-                if e.is_uncertain() {
-                    standing.doubt(step, sent);
+                if !e.is_uncertain() {
+                    standing.doubts = before;
                 }
                 return Err(e);
             }
@@ -342,10 +386,10 @@ impl Hold {
                     receipt: String,
                     until: Timestamp,
                 }
-                let touched: Touched = answer.json().inspect_err(|_| standing.doubt(step, sent))?;
+                let touched: Touched = answer.json()?;
                 standing.receipt = Some(touched.receipt);
-                standing.unsure = None;
-                self.expire_at(sent + *ttr);
+                standing.doubts.unsure = None;
+                self.expires.send_replace(sent + *ttr);
                 Ok(Done::Touched(touched.until))
             }
             Step::Ack => Ok(self.settle(Settled::Acked)),
@@ -355,7 +399,7 @@ impl Hold {
                 struct Back {
                     remain_tries: Option<u32>,
                 }
-                let back: Back = answer.json().inspect_err(|_| standing.doubt(step, sent))?;
+                let back: Back = answer.json()?;
                 self.settle(Settled::Released);
                 Ok(Done::Released(match back.remain_tries {
                     Some(remain_tries) => Released::Back { remain_tries },
@@ -434,14 +478,14 @@ mod tests {
     /// Guards against a long touch that was not done, behind which a short one counts for nothing.
     #[test]
     fn of_touches_in_doubt_the_one_that_ends_first_counts() {
-        let mut standing = Standing { receipt: None, unsure: None, given: false, given_back: false };
+        let mut doubts = Doubts::default();
         let now = Instant::now();
         let second = Duration::from_secs(1);
-        standing.doubt(&Step::Touch { ttr: 600 * second }, now);
-        standing.doubt(&Step::Touch { ttr: 3 * second }, now + second);
-        standing.doubt(&Step::Touch { ttr: 600 * second }, now + 2 * second);
-        assert_eq!(standing.unsure, Some(now + 4 * second));
-        assert!(!standing.given, "a touch gives nothing back");
+        doubts.add(&Step::Touch { ttr: 600 * second }, now);
+        doubts.add(&Step::Touch { ttr: 3 * second }, now + second);
+        doubts.add(&Step::Touch { ttr: 600 * second }, now + 2 * second);
+        assert_eq!(doubts.unsure, Some(now + 4 * second));
+        assert!(!doubts.given, "a touch gives nothing back");
     }
 
     #[test]

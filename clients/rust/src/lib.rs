@@ -4,10 +4,11 @@
 //! back what failed, and ends well when it is told to stop. [`verify`] checks what push sends. [`double`] is a
 //! server in the process, for tests.
 //!
-//! `error`, `time`, `transport` and `request` know no verb; `client` and `lists` know no worker; `hold` is one
-//! hand-over of a job, which both sides use; `worker` is above them.
+//! `error`, `time`, `connect`, `transport` and `request` know no verb; `client` and `lists` know no worker; `hold` is
+//! one hand-over of a job, which both sides use; `worker` is above them.
 
 mod client;
+mod connect;
 pub mod double;
 mod error;
 mod hold;

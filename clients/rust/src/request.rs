@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use reqwest::header::{HeaderMap, RETRY_AFTER};
+use hyper::header::{HeaderMap, RETRY_AFTER};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -26,7 +26,11 @@ pub(crate) struct Path(String);
 impl Path {
     pub(crate) fn join(mut self, segment: &str) -> Path {
         self.0.push('/');
-        encode(&mut self.0, segment);
+        match segment {
+            // Unescaped they are steps of a path, which proxies take.
+            "." | ".." => self.0.push_str(&segment.replace('.', "%2E")),
+            _ => encode(&mut self.0, segment),
+        }
         self
     }
 }
@@ -219,6 +223,8 @@ mod tests {
     fn paths_are_escaped_by_segment() {
         let call = Call::get(queue_path("demo", "mail").join("key").join("order:1/2 ä"));
         assert_eq!(call.path, "/api/demo/mail/key/order%3A1%2F2%20%C3%A4");
+        let call = Call::get(queue_path("demo", "mail").join("key").join(".."));
+        assert_eq!(call.path, "/api/demo/mail/key/%2E%2E");
         let call = Call::get(queues_path("demo", &["a", "b"])).with("count", "2").with("at", "1+2");
         assert_eq!(call.path, "/api/demo/a,b?count=2&at=1%2B2");
     }

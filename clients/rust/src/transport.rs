@@ -1,17 +1,25 @@
 //! How requests get to a server: over HTTP, or, in tests, to a [double](crate::double) in the process.
 
+use std::error::Error as StdError;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use reqwest::header::HeaderMap;
-use reqwest::redirect::Policy;
+use http_body_util::{BodyExt as _, Full};
+use hyper::Uri;
+use hyper::header::{HeaderMap, HeaderValue, PROXY_AUTHORIZATION, USER_AGENT};
+use hyper_util::client::legacy::Client as Pool;
+use hyper_util::client::legacy::connect::capture_connection;
+use hyper_util::client::proxy::matcher::Matcher;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
+use crate::connect::{Connector, leave};
 use crate::error::{Error, ErrorKind, Result};
 
-pub use reqwest::Method;
+pub use hyper::Method;
 
 /// A request. Its path begins with a slash, is percent-encoded, and has the query behind it.
 #[derive(Clone)]
@@ -37,20 +45,34 @@ pub struct Answer {
     pub body: Bytes,
 }
 
-/// When the head of an answer came, which is before its body has.
+/// What caller and transport tell each other while a request is under way.
 #[derive(Debug, Default)]
-pub struct Head(OnceLock<Instant>);
+pub struct Head {
+    came: OnceLock<Instant>,
+    left: CancellationToken,
+}
 
 impl Head {
-    /// It has come now.
+    /// The head of the answer has come now, which is before its body has.
     pub fn came(&self) {
         // A second call changes nothing: the first head counts.
-        let _ = self.0.set(Instant::now());
+        let _ = self.came.set(Instant::now());
     }
 
     /// When it came, if it has.
     pub fn at(&self) -> Option<Instant> {
-        self.0.get().copied()
+        self.came.get().copied()
+    }
+
+    /// The caller wants the end of a poll, and no job to be lost that is on its way. A moment later the future of the
+    /// answer is dropped.
+    pub fn leave(&self) {
+        self.left.cancel();
+    }
+
+    /// Returns when the caller wants that. An answer may still come. A transport need not listen.
+    pub async fn left(&self) {
+        self.left.cancelled().await;
     }
 }
 
@@ -70,46 +92,79 @@ pub trait Transport: Send + Sync + 'static {
 
 /// HTTP/1.1 over connections that are kept.
 pub(crate) struct Http {
-    client: reqwest::Client,
+    pool: Pool<Connector, Full<Bytes>>,
+    proxies: Arc<Matcher>,
     base: String,
 }
 
 impl Http {
     pub(crate) fn new(base: &str) -> Result<Http> {
-        let url =
-            reqwest::Url::parse(base).map_err(|e| Error::invalid(format!("the URL cannot be read: {e}")))?;
-        if !matches!(url.scheme(), "http" | "https") {
-            return Err(Error::invalid("the URL should begin with http:// or https://"));
+        Http::through(Matcher::from_env(), base)
+    }
+
+    fn through(proxies: Matcher, base: &str) -> Result<Http> {
+        let url: Uri = base.parse().map_err(|e| Error::invalid(format!("the URL cannot be read: {e}")))?;
+        match url.scheme_str() {
+            Some("http") => {}
+            Some("https") if cfg!(feature = "rustls") => {}
+            Some("https") => {
+                return Err(Error::invalid("https needs the feature `rustls` of dormouse-client"));
+            }
+            _ => return Err(Error::invalid("the URL should begin with http:// or https://")),
         }
-        if url.query().is_some() || url.fragment().is_some() || !url.username().is_empty() {
+        if base.contains(['?', '#', '@']) {
             return Err(Error::invalid("the URL should have no user, query or fragment"));
         }
-        let client = reqwest::Client::builder()
-            .redirect(Policy::none())
-            .user_agent(concat!("dormouse-rust/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|e| Error::invalid(format!("no HTTP client could be made: {e}")))?;
-        Ok(Http { client, base: base.trim_end_matches('/').to_owned() })
+        let proxies = Arc::new(proxies);
+        let pool = Pool::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .build(Connector::new(proxies.clone())?);
+        Ok(Http { pool, proxies, base: base.trim_end_matches('/').to_owned() })
+    }
+
+    fn request(&self, given: Request) -> Result<hyper::Request<Full<Bytes>>> {
+        let to: Uri = format!("{}{}", self.base, given.path)
+            .parse()
+            .map_err(|e| Error::invalid(format!("the request cannot be sent: {e}")))?;
+        let mut request = hyper::Request::new(Full::new(given.body));
+        *request.method_mut() = given.method;
+        *request.headers_mut() = given.headers;
+        let agent = HeaderValue::from_static(concat!("dormouse-rust/", env!("CARGO_PKG_VERSION")));
+        request.headers_mut().insert(USER_AGENT, agent);
+        // To a server with TLS there is a tunnel, which was asked for it.
+        let proxy = self.proxies.intercept(&to).filter(|_| to.scheme_str() == Some("http"));
+        if let Some(auth) = proxy.as_ref().and_then(|proxy| proxy.basic_auth()) {
+            request.headers_mut().insert(PROXY_AUTHORIZATION, auth.clone());
+        }
+        *request.uri_mut() = to;
+        Ok(request)
     }
 }
 
 impl Transport for Http {
     fn send<'a>(&'a self, request: Request, head: &'a Head) -> Answering<'a> {
         Box::pin(async move {
-            let url = format!("{}{}", self.base, request.path);
-            let sent = self
-                .client
-                .request(request.method, url)
-                .headers(request.headers)
-                .body(request.body)
-                .send()
-                .await
-                .map_err(|e| broken(&e))?;
+            let mut request = self.request(request)?;
+            let connection = capture_connection(&mut request);
+            let mut sent = pin!(self.pool.request(request));
+            let sent = tokio::select! {
+                biased;
+                sent = &mut sent => sent,
+                () = head.left() => {
+                    if !leave(&connection) {
+                        return Err(Error::new(ErrorKind::Network, "nothing was sent yet").never_sent());
+                    }
+                    sent.await
+                }
+            };
+            let answer = sent.map_err(|e| {
+                let error = broken(e.source());
+                if e.is_connect() { error.never_sent() } else { error }
+            })?;
             head.came();
-            let status = sent.status().as_u16();
-            let headers = sent.headers().clone();
-            let body = sent.bytes().await.map_err(|e| broken(&e))?;
-            Ok(Answer { status, headers, body })
+            let (parts, body) = answer.into_parts();
+            let body = body.collect().await.map_err(|e| broken(Some(&e)))?.to_bytes();
+            Ok(Answer { status: parts.status.as_u16(), headers: parts.headers, body })
         })
     }
 
@@ -118,23 +173,109 @@ impl Transport for Http {
     }
 }
 
-/// Why no whole answer came. The URL stays out of it.
-fn broken(error: &reqwest::Error) -> Error {
-    let mut text = String::new();
-    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(error);
+/// Why no whole answer came: the causes, the outermost first.
+fn broken(mut cause: Option<&dyn StdError>) -> Error {
+    let mut causes = Vec::new();
     while let Some(error) = cause {
-        if !text.is_empty() {
-            text.push_str(": ");
-        }
-        text.push_str(&error.to_string());
+        causes.push(error.to_string());
         cause = error.source();
     }
-    if error.is_builder() {
-        return Error::invalid(format!("the request cannot be sent: {text}"));
+    let text = if causes.is_empty() { "the connection broke off".to_owned() } else { causes.join(": ") };
+    Error::new(ErrorKind::Network, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi";
+
+    fn get() -> Request {
+        Request {
+            method: Method::GET,
+            path: "/api/demo/q".to_owned(),
+            headers: HeaderMap::new(),
+            body: Bytes::new(),
+        }
     }
-    let broken = Error::new(
-        ErrorKind::Network,
-        if text.is_empty() { "the connection broke off".to_owned() } else { text },
-    );
-    if error.is_connect() { broken.never_sent() } else { broken }
+
+    async fn listen() -> (TcpListener, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        (listener, address)
+    }
+
+    /// The head of the next request on a new connection.
+    async fn heard(listener: &TcpListener) -> (TcpStream, String) {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        (stream, String::from_utf8(head).unwrap())
+    }
+
+    /// Guards against the loss of an answer that was under way, and against a next request on half a connection.
+    #[tokio::test]
+    async fn a_request_that_is_left_gets_its_answer_and_its_connection_no_other() {
+        let (listener, address) = listen().await;
+        let http = Http::through(Matcher::builder().build(), &format!("http://{address}/")).unwrap();
+        let head = Head::default();
+        let serve = async {
+            let (mut first, text) = heard(&listener).await;
+            assert!(text.starts_with("GET /api/demo/q HTTP/1.1\r\n"), "{text}");
+            assert!(text.contains("user-agent: dormouse-rust/"), "{text}");
+            head.leave();
+            assert_eq!(first.read(&mut [0]).await.unwrap(), 0, "half of the connection is closed");
+            first.write_all(ANSWER).await.unwrap();
+            let (mut second, _) = heard(&listener).await;
+            second.write_all(ANSWER).await.unwrap();
+        };
+        let ask = async {
+            let answer = http.send(get(), &head).await.unwrap();
+            assert_eq!((answer.status, &*answer.body), (200, &b"hi"[..]));
+            http.send(get(), &Head::default()).await.unwrap();
+        };
+        tokio::join!(serve, ask);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_left_before_there_is_a_connection_is_not_sent() {
+        let (_listener, address) = listen().await;
+        let http = Http::through(Matcher::builder().build(), &format!("http://{address}")).unwrap();
+        let head = Head::default();
+        head.leave();
+        let error = http.send(get(), &head).await.unwrap_err();
+        assert!(error.kind() == ErrorKind::Network && !error.is_uncertain(), "{error}");
+    }
+
+    #[tokio::test]
+    async fn requests_go_through_a_proxy_and_its_password_with_them() {
+        let (listener, address) = listen().await;
+        let matcher = || Matcher::builder().all(format!("http://me:pass@{address}")).build();
+        let head = Head::default();
+        let http = Http::through(matcher(), "http://dormouse.test/base").unwrap();
+        let (sent, (_, text)) = tokio::join!(http.send(get(), &head), async {
+            let (mut stream, text) = heard(&listener).await;
+            stream.write_all(ANSWER).await.unwrap();
+            (stream, text)
+        });
+        assert_eq!(sent.unwrap().status, 200);
+        assert!(text.starts_with("GET http://dormouse.test/base/api/demo/q HTTP/1.1\r\n"), "{text}");
+        assert!(text.contains("proxy-authorization: Basic bWU6cGFzcw==\r\n"), "{text}");
+
+        let http = Http::through(matcher(), "https://dormouse.test");
+        if !cfg!(feature = "rustls") {
+            assert_eq!(http.err().map(|e| e.kind()), Some(ErrorKind::Invalid));
+            return;
+        }
+        let http = http.unwrap();
+        let (sent, text) = tokio::join!(http.send(get(), &head), async { heard(&listener).await.1 });
+        assert!(!sent.unwrap_err().is_uncertain(), "there was no tunnel");
+        assert!(text.starts_with("CONNECT dormouse.test:443 HTTP/1.1\r\n"), "{text}");
+        assert!(text.to_lowercase().contains("proxy-authorization: basic bwu6cgfzcw==\r\n"), "{text}");
+    }
 }

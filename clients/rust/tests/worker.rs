@@ -8,9 +8,11 @@ use std::time::Duration;
 use dormouse_client::double::Double;
 use dormouse_client::transport::{Answering, Head, Request, Transport};
 use dormouse_client::{
-    Client, Ended, ErrorKind, Event, Job, NewJob, OnConflict, Outcome, Released, State, StreamExt as _,
-    Worker, WorkerError,
+    Cause, Client, Ended, ErrorKind, Event, Job, NewJob, OnConflict, Outcome, Released, State,
+    StreamExt as _, Worker, WorkerError,
 };
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::timeout;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -56,7 +58,8 @@ async fn each_word_of_a_handler_has_its_end() {
     for word in words {
         client.publish("q", word).await.unwrap();
     }
-    double.run_until_idle(&worker.concurrency(1)).await.unwrap();
+    let worker = worker.concurrency(1).time_limit(Duration::MAX);
+    double.run_until_idle(&worker).await.unwrap();
     let mut ended = ended.lock().unwrap().clone();
     ended.sort_by_key(|ended| ended.as_str());
     let all = [
@@ -215,17 +218,29 @@ async fn what_would_not_arrive_as_given_is_refused_before_it_is_sent() {
     assert!(Client::builder("http://h", "ns", "t").retry_for(541 * SECOND).build().is_err());
 }
 
-/// A double whose first request for `verb` waits before it is sent; if for no time, then its answer cannot be read.
+/// What happens to requests for a verb.
+enum Fault {
+    /// The first one waits before it is sent.
+    Late(Duration),
+    /// The answer to the first one cannot be read.
+    Unreadable,
+    /// The first one is done, and gets no answer.
+    Unanswered,
+    /// Each gets 503, with this `Retry-After`.
+    Refused(&'static str),
+}
+
+/// A double with a fault.
 struct Faulty {
     double: Double,
     verb: &'static str,
-    wait: Duration,
+    fault: Fault,
     asked: AtomicBool,
 }
 
 impl Faulty {
-    fn client(verb: &'static str, wait: Duration) -> Client {
-        let faulty = Faulty { double: Double::new(), verb, wait, asked: AtomicBool::new(false) };
+    fn client(verb: &'static str, fault: Fault) -> Client {
+        let faulty = Faulty { double: Double::new(), verb, fault, asked: AtomicBool::new(false) };
         Client::builder("http://faulty", "demo", "t").transport(Arc::new(faulty)).build().unwrap()
     }
 }
@@ -233,13 +248,22 @@ impl Faulty {
 impl Transport for Faulty {
     fn send<'a>(&'a self, request: Request, head: &'a Head) -> Answering<'a> {
         Box::pin(async move {
-            let first = request.path.contains(self.verb) && !self.asked.swap(true, Ordering::SeqCst);
-            if first {
-                tokio::time::sleep(self.wait).await;
+            if !request.path.contains(self.verb) {
+                return self.double.send(request, head).await;
+            }
+            let first = !self.asked.swap(true, Ordering::SeqCst);
+            if let (Fault::Late(wait), true) = (&self.fault, first) {
+                tokio::time::sleep(*wait).await;
             }
             let mut answer = self.double.send(request, head).await?;
-            if first && self.wait.is_zero() {
-                answer.body = "{".into();
+            match self.fault {
+                Fault::Refused(pause) => {
+                    answer.status = 503;
+                    answer.headers.insert("retry-after", pause.parse().unwrap());
+                }
+                Fault::Unanswered if first => std::future::pending().await,
+                Fault::Unreadable if first => answer.body = "{".into(),
+                _ => {}
             }
             Ok(answer)
         })
@@ -248,17 +272,110 @@ impl Transport for Faulty {
 
 #[tokio::test]
 async fn a_touch_whose_answer_cannot_be_read_may_be_done() {
-    let client = Faulty::client("/touch?", Duration::ZERO);
+    let client = Faulty::client("/touch?", Fault::Unreadable);
     client.publish("q", "x").await.unwrap();
     let job = client.consume(["q"]).ttr(30 * SECOND).await.unwrap().remove(0);
     assert_eq!(job.touch(30 * SECOND).await.unwrap_err().kind(), ErrorKind::Protocol);
     job.ack().await.unwrap();
 }
 
+/// The caller's own time-out is shorter than the client's.
+#[tokio::test]
+async fn a_touch_that_nobody_waits_for_any_more_may_be_done() {
+    let client = Faulty::client("/touch?", Fault::Unanswered);
+    client.publish("q", "x").await.unwrap();
+    let job = client.consume(["q"]).ttr(30 * SECOND).await.unwrap().remove(0);
+    assert!(timeout(Duration::from_millis(50), job.touch(30 * SECOND)).await.is_err());
+    job.ack().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pause_of_half_an_eternity_is_an_error() {
+    let client = Faulty::client("/size", Fault::Refused("18446744073709551615"));
+    assert_eq!(client.size("q").await.unwrap_err().kind(), ErrorKind::Unavailable);
+}
+
+/// Guards against repeats of a call by hand that go on when the job is another worker's.
+#[tokio::test]
+async fn a_release_by_hand_is_not_repeated_when_the_job_is_lost() {
+    let client = Faulty::client("/release?", Fault::Refused("1"));
+    let told = Arc::new(Mutex::new(None));
+    let tell = told.clone();
+    let (worker, ended) = worker(&client, move |job: Job| {
+        let tell = tell.clone();
+        async move {
+            let error = job.release(60 * SECOND, false, "not now").await.unwrap_err();
+            *tell.lock().unwrap() = Some((error.kind(), job.cause()));
+            Ok(())
+        }
+    });
+    client.publish("q", NewJob::new("x").tries(3)).await.unwrap();
+    let worker = worker.ttr(3 * SECOND).signals(false);
+    let stopper = worker.stopper();
+    let worker = worker.hook(move |event| {
+        if let Event::Finish { .. } = event {
+            stopper.stop();
+        }
+    });
+    worker.run().await.unwrap();
+    assert_eq!(*told.lock().unwrap(), Some((ErrorKind::Lost, Some(Cause::Lost))));
+    assert_eq!(*ended.lock().unwrap(), [Ended::Lost]);
+}
+
+/// Handlers that heed nothing but tell of their cancellation; the second says that all have begun.
+fn told_and_deaf(
+    client: &Client,
+    handlers: usize,
+) -> (Worker, mpsc::UnboundedReceiver<Cause>, Arc<Semaphore>) {
+    let (tell, told) = mpsc::unbounded_channel();
+    let begun = Arc::new(Semaphore::new(0));
+    let begin = begun.clone();
+    let (worker, _) = worker(client, move |job: Job| {
+        let tell = tell.clone();
+        begin.add_permits(1);
+        async move {
+            tell.send(job.cancelled().await).unwrap();
+            std::future::pending().await
+        }
+    });
+    (worker.concurrency(handlers).signals(false), told, begun)
+}
+
+/// Guards against handlers that go on after the worker has ended and do not know it.
+#[tokio::test]
+async fn a_second_stop_tells_every_handler() {
+    let client = Double::new().client("demo");
+    let (worker, mut told, begun) = told_and_deaf(&client, 8);
+    client.publish_many("q", (0..8).map(|_| NewJob::new("x")).collect()).await.unwrap();
+    let stop = async {
+        let _all = begun.acquire_many(8).await.unwrap();
+        worker.stopper().stop();
+        worker.stopper().stop();
+    };
+    let (ended, ()) = tokio::join!(worker.run(), stop);
+    assert!(matches!(ended, Err(WorkerError::Unfinished(8))), "{ended:?}");
+    for _ in 0..8 {
+        assert_eq!(timeout(5 * SECOND, told.recv()).await.unwrap(), Some(Cause::Drain));
+    }
+}
+
+/// The job is touched no more. So its handler should end, before another worker has the job.
+#[tokio::test]
+async fn a_run_that_is_dropped_cancels_its_handlers() {
+    let client = Double::new().client("demo");
+    let (worker, mut told, begun) = told_and_deaf(&client, 1);
+    client.publish("q", "x").await.unwrap();
+    tokio::select! {
+        ended = worker.run() => panic!("it has ended: {ended:?}"),
+        _ = begun.acquire() => {}
+    }
+    assert_eq!(timeout(5 * SECOND, told.recv()).await.unwrap(), Some(Cause::Lost));
+}
+
 /// The handler returns the error of its own release. So the worker releases too, and is refused.
 #[tokio::test]
 async fn a_release_by_hand_whose_answer_was_lost_is_no_loss() {
-    let client = Faulty::client("/release?", Duration::ZERO);
+    let client = Faulty::client("/release?", Fault::Unreadable);
     let (worker, ended) = worker(&client, |job: Job| async move {
         job.release(60 * SECOND, false, "not now").await?;
         Ok(())
@@ -280,7 +397,7 @@ async fn a_release_by_hand_whose_answer_was_lost_is_no_loss() {
 /// The worker's own touch waits for one by hand, and then makes the lease shorter again.
 #[tokio::test]
 async fn after_a_long_touch_by_hand_and_its_own_the_worker_touches_in_time() {
-    let client = Faulty::client("/touch?", Duration::from_millis(1300));
+    let client = Faulty::client("/touch?", Fault::Late(Duration::from_millis(1300)));
     let touches = Arc::new(tokio::sync::Semaphore::new(0));
     let enough = touches.clone();
     let (worker, ended) = worker(&client, move |job: Job| {

@@ -1,12 +1,12 @@
 //! What was asked is waited for until replicas have it (`WaitReplicas`). A call that would not be had by enough of them is
-//! refused before it is sent. Knows no key.
+//! refused before it is sent. Knows no key but the mark.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, RedisResult, Value};
+use redis::{Arg, Cmd, RedisResult, Value};
 use tokio::time::sleep;
 
 use super::connection::fault::{Fault, Outcome};
@@ -19,6 +19,8 @@ const WAIT: Duration = Duration::from_secs(1);
 /// How often replicas are looked at, and while there are too few.
 const LOOK: Duration = Duration::from_secs(1);
 const LOOK_SOON: Duration = Duration::from_millis(100);
+/// How long the mark stays.
+const MARK: Duration = Duration::from_secs(60);
 
 /// Runs a call of a script, and WAIT behind it if replicas are waited for: answers how many have it.
 pub async fn run_and_wait(
@@ -32,7 +34,21 @@ pub async fn run_and_wait(
     }
     let mut wait = redis::cmd("WAIT");
     wait.arg(want).arg(WAIT.as_millis() as u64);
-    script.run_with(connection, call, wait).await
+    script.run_with(connection, call, [mark(call), wait]).await
+}
+
+/// A write beside the key that a call names. Since Redis 7.2 WAIT is for the last write of its connection: a call that
+/// writes nothing itself, since another one has done it a moment ago, would not be waited for.
+fn mark(call: &Cmd) -> Cmd {
+    // EVALSHA, the script, how many keys, the guard.
+    let mut key = match call.args_iter().nth(3) {
+        Some(Arg::Simple(guard)) => guard.to_vec(),
+        _ => Vec::new(),
+    };
+    key.push(b'~');
+    let mut mark = redis::cmd("SET");
+    mark.arg(key).arg("").arg("PX").arg(MARK.as_millis() as u64);
+    mark
 }
 
 impl Link {

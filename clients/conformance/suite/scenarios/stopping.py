@@ -69,7 +69,6 @@ async def late_answer(s: Stage) -> None:
 @scenario(
     "So is a job whose answer was on its way when the poll was closed: half of the connection is.",
     "keeps_late_jobs",
-    needs="half_close",
 )
 async def answer_under_way(s: Stage) -> None:
     job = await s.direct.put("q", "x", tries=3)

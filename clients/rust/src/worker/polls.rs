@@ -18,8 +18,8 @@ use crate::transport::Head;
 /// The most jobs of one poll.
 const MOST: usize = 100;
 
-/// What lies in the kernel already when the worker is told to stop gets its turn.
-const LAST_WORD: Duration = Duration::from_millis(10);
+/// How long the server may take to its last word when the worker is told to stop.
+const LAST_WORD: Duration = Duration::from_millis(500);
 /// How long an answer may take to its end that had begun when the worker was told to stop.
 const REST: Duration = Duration::from_secs(5);
 
@@ -106,8 +106,8 @@ impl Polls {
         Some(free)
     }
 
-    /// One poll. When the worker is to stop meanwhile its connection is closed, so that the server gives the job to
-    /// the next consumer, unless the answer has begun.
+    /// One poll. When the worker is to stop meanwhile half of its connection is closed, so that the server gives the
+    /// job to the next consumer; what it has sent before it sees that still arrives.
     async fn poll(&self, count: usize) -> Option<Result<Vec<Job>>> {
         let consume = self.consume.clone().count(count);
         let call = consume.call();
@@ -119,6 +119,7 @@ impl Polls {
                 biased;
                 answer = &mut sent => answer,
                 () = self.stopper.asked(1) => {
+                    head.leave();
                     let came = match timeout(LAST_WORD, &mut sent).await {
                         Err(_) if head.at().is_some() => timeout(REST, &mut sent).await,
                         came => came,

@@ -85,7 +85,8 @@ async fn run_here(settings: Arc<Settings>, stopper: Stopper, handlers: Handle) -
         match polls.next().await {
             Ok(Some(jobs)) => {
                 for (job, slot) in jobs {
-                    if stopper.is_asked() {
+                    // Its answer may have come so slowly that it is somebody else's.
+                    if stopper.is_asked() || job.hold.left().is_zero() {
                         tasks.spawn(work::give_back(run.clone(), job));
                     } else {
                         tasks.spawn(work::work(run.clone(), job, slot));

@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, interval, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::Next;
 use super::hooks::{Ended, Event};
@@ -33,14 +34,17 @@ type Handled = Result<Result<(), Outcome>, JoinError>;
 pub(super) async fn work(run: Arc<Run>, job: Job, slot: OwnedSemaphorePermit) {
     let begun = Instant::now();
     run.settings.tell(&Event::Start { job: &job });
+    let kept = job.hold.kept();
     let returned = CancellationToken::new();
     // It listens before the handler can touch.
     let touched = job.hold.touched_by_hand();
     let keeper = tokio::spawn(keep(run.clone(), job.clone(), returned.clone(), touched));
+    let keeper = AbortOnDropHandle::new(keeper);
     let handler = start(&run, job.clone());
     let Some(handled) = handle(&run, &job, handler, &returned).await else {
         returned.cancel();
         let _ = keeper.await;
+        kept.disarm();
         return;
     };
     let took = begun.elapsed();
@@ -50,9 +54,10 @@ pub(super) async fn work(run: Arc<Run>, job: Job, slot: OwnedSemaphorePermit) {
     let _ = keeper.await;
     let outcome = conclude(&run, &job, handled).await;
     finish(&run, &job, outcome, begun, took);
+    kept.disarm();
 }
 
-/// The job came, and its handler has not begun: it goes back at once. Hooks have not heard of its start.
+/// The job came, and its handler does not begin: it goes back at once, or is lost already. Hooks have not heard of its start.
 pub(super) async fn give_back(run: Arc<Run>, job: Job) {
     settle(&run, &job, back(), Ended::Returned).await;
 }
@@ -77,14 +82,17 @@ async fn handle(
     returned: &CancellationToken,
 ) -> Option<Handled> {
     let begun = Instant::now();
-    let limit = run.settings.time_limit.map(|limit| begun + limit);
+    let limit = run.settings.time_limit.and_then(|limit| begun.checked_add(limit));
+    let overdue_at = limit.and_then(|limit| limit.checked_add(run.settings.grace));
     let mut drained = false;
     loop {
         let limited = job.hold.cause() == Some(Cause::TimeLimit);
         tokio::select! {
+            // A handler that has returned counts, and one is told of the end before its job is given back.
+            biased;
             handled = &mut handler => return Some(handled),
             () = at(limit), if job.hold.cause().is_none() => job.hold.cancel(Cause::TimeLimit),
-            () = at(limit.map(|limit| limit + run.settings.grace)), if limited => {
+            () = at(overdue_at), if limited => {
                 overdue(run, job, &mut handler, returned, begun).await;
                 return None;
             }
@@ -144,19 +152,9 @@ async fn at(instant: Option<Instant>) {
 /// Touches the job each third of its `ttr` until its handler has returned. When it is ours no more, the handler is
 /// cancelled at once.
 async fn keep(run: Arc<Run>, job: Job, returned: CancellationToken, by_hand: watch::Receiver<Duration>) {
-    let lost = async {
-        let mut touched = by_hand.clone();
-        loop {
-            let expires = job.hold.expires();
-            tokio::select! {
-                () = sleep_until(expires) => if job.hold.expires() <= expires { return },
-                _ = touched.changed() => {}
-            }
-        }
-    };
     tokio::select! {
-        kept = touches(&run, &job, &returned, by_hand.clone()) => if kept { return },
-        () = lost => {}
+        kept = touches(&run, &job, &returned, by_hand) => if kept { return },
+        () = job.hold.expired() => {}
     }
     if job.hold.settled().is_none() {
         job.hold.lose();
@@ -204,7 +202,7 @@ async fn touches(
             };
             tokio::select! {
                 () = returned.cancelled() => return true,
-                () = sleep(pauses.next(error.retry_after())) => {}
+                () = sleep(job.hold.pause(&mut pauses, &error)) => {}
             }
         }
     }
@@ -279,7 +277,7 @@ async fn reason(run: &Run, job: &Job, text: &str) -> (u32, String) {
             Err(e) => {
                 let pause = pauses.next(e.retry_after());
                 // The last of the time is for the release itself.
-                if job.hold.left() <= pause + job.hold.ttr() / 6 {
+                if job.hold.left().saturating_sub(job.hold.ttr() / 6) <= pause {
                     break 1;
                 }
                 sleep(pause).await;
@@ -312,7 +310,7 @@ async fn settle(run: &Run, job: &Job, step: Step, done: Ended) -> Ended {
             Err(e) => e,
         };
         tracing::debug!(job = %job.id, %error, "a result is sent again");
-        sleep(pauses.next(error.retry_after()).min(left)).await;
+        sleep(job.hold.pause(&mut pauses, &error)).await;
     }
 }
 

@@ -62,7 +62,7 @@ impl Default for Sweeps {
 }
 
 /// A queue that the sweep should look at.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ToSweep {
     pub queue: Queue,
     pub key: Bytes,

@@ -50,10 +50,14 @@ impl Store {
         Ok(false)
     }
 
-    /// The entries of a keyspace that can be read, whatever stands between them. One whose newest value may be in a
+    /// Shows the entries of a keyspace that can be read, whatever stands between them. One whose newest value may be in a
     /// block that cannot be read is left out, although an older value can be read. For a store that nobody else uses:
     /// memory is written out first.
-    pub fn readable(&self, space: Space) -> Result<Vec<(Slice, Slice)>, Fatal> {
+    pub fn readable(
+        &self,
+        space: Space,
+        mut each: impl FnMut(Slice, Slice) -> Result<(), Fatal>,
+    ) -> Result<(), Fatal> {
         self.move_to_tables()?;
         let tree = self.trees.of(space);
         // A walk over the keyspace ends at the first bad block, one over a table goes on behind it.
@@ -72,15 +76,15 @@ impl Store {
                 }
             }
         }
-        let mut rows = Vec::new();
         for key in keys {
             match tree.get(&key, SeqNo::MAX) {
-                Ok(value) => rows.extend(value.map(|value| (key, value))),
+                Ok(Some(value)) => each(key, value)?,
+                Ok(None) => {}
                 Err(e) if is_unreadable(&e) => {}
                 Err(e) => return Err(e.into()),
             }
         }
-        Ok(rows)
+        Ok(())
     }
 
     /// Deletes all entries of a keyspace, also those that cannot be read. For a store that nobody else uses.
@@ -222,7 +226,13 @@ mod tests {
         };
         put(b"kept", b"1");
         put(b"damaged", b"2");
-        assert_eq!(store.readable(Space::Push).unwrap().len(), 2, "rows"); // as above
+        let mut rows = 0;
+        let read = store.readable(Space::Push, |_, _| {
+            rows += 1;
+            Ok(())
+        });
+        read.unwrap(); // as above
+        assert_eq!(rows, 2, "rows");
         put(b"kept", b"1");
         store.drop_tables(Space::Push).unwrap(); // as above
         // As after a kill: nothing is closed in order.

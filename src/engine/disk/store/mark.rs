@@ -167,9 +167,10 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
         return Ok(mark);
     }
     mark.said = Said::parse(path, &bytes)?;
-    // Whoever wrote it may have been killed before it was on the disk. A power cut would bring the mark of before back,
-    // and with it another store: one that was never made, or that was closed before the last jobs came.
-    mark.file.sync_all().map_err(io)?;
+    // Whoever wrote it may have been killed before it was on the disk, or its sync has failed: then no later sync writes
+    // what the system shows. A power cut would bring the mark of before back, and with it another store: one that was never
+    // made, or that was closed before the last jobs came. So it is written once more.
+    mark.write().map_err(io)?;
     Ok(mark)
 }
 

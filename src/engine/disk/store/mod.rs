@@ -142,8 +142,8 @@ impl Store {
         self.log.last()
     }
 
-    /// Lets the log say that what it holds is synced, once nothing was committed for a while. A disk without room for that
-    /// loses nothing by it.
+    /// Lets the log say what is synced, once nothing was committed for a while. A disk without room for that loses nothing
+    /// by it.
     pub fn attest(&self) -> Result<(), Fatal> {
         match self.log.attest() {
             Err(e) if !is_full(&e) => Err(Fatal(format!("a sync failed: {e}"))),

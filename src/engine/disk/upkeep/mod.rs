@@ -170,8 +170,7 @@ impl Sweeper {
             if scan.is_none() || upkeep {
                 report.too_soon = Instant::now() < next_compaction;
                 report.is_low = self.room.is_low();
-                let asked =
-                    SweepPlan { queue: scan.is_none(), upkeep: upkeep.then(|| std::mem::take(&mut report)) };
+                let asked = SweepPlan { queue: scan.is_none(), upkeep: upkeep.then(|| report.clone()) };
                 let work = match self.handle.ask_blocking(asked) {
                     Ok(work) => work,
                     // So busy that upkeep can wait.
@@ -185,6 +184,7 @@ impl Sweeper {
                 if upkeep {
                     let began = Instant::now();
                     next_upkeep = began + self.every;
+                    report = UpkeepReport::default();
                     match self.work(&work.upkeep, &mut unreadable) {
                         Ok(Some(compacted)) => report.compacted = compacted,
                         Ok(None) => next_upkeep += FULL_PAUSE,
@@ -207,9 +207,10 @@ impl Sweeper {
                 pause = if more { PART_PAUSE } else { self.every };
             }
             if let Some(one) = scan.take() {
-                match self.part(one) {
+                match self.part(one.clone()) {
                     Ok(rest) => (scan, pause) = (rest, PART_PAUSE),
-                    Err(Error::Overloaded) => pause = BUSY_PAUSE,
+                    // The same part again: nobody else would come to it.
+                    Err(Error::Overloaded) => (scan, pause) = (Some(one), BUSY_PAUSE),
                     Err(_) => return,
                 }
             }
@@ -294,14 +295,72 @@ impl Sweeper {
 
 #[cfg(test)]
 mod tests {
+    use super::sweep::ShareStore;
     use super::*;
     use crate::clock::ManualClock;
     use crate::engine::batch::BatchLimit;
     use crate::engine::disk::state::clock::PoolClock;
+    use crate::engine::disk::state::{Windows, load};
+    use crate::engine::disk::step::Step;
     use crate::engine::disk::store::{StoreLimits, open};
+    use crate::engine::disk::verbs::publish::Publish;
     use crate::engine::disk::writer::mailbox;
-    use crate::engine::disk::writer::op::Op;
+    use crate::engine::disk::writer::op::{Op, StepCall};
     use crate::engine::disk::writer::threads;
+    use crate::job::{JobId, NewJob};
+    use crate::name::{Namespace, Queue, QueueName};
+
+    /// Guards against expired jobs that stay for ever, since the writer had no room for a call when they were swept.
+    #[test]
+    fn a_sweep_that_the_writer_was_too_busy_for_is_done_later() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::from_secs(600) };
+        let mut state = load::load(store.clone(), clock.clone(), windows, None).unwrap(); // it is whole
+        let queue =
+            Queue { namespace: Namespace::parse("ns").unwrap(), name: QueueName::parse("q").unwrap() }; // names
+        let job = NewJob {
+            queue: queue.clone(),
+            id: JobId::from_parts(1_000_000, 1, 0, false),
+            body: Default::default(),
+            attributes: Default::default(),
+            ttl: Some(Duration::from_secs(1)),
+            delay: Duration::ZERO,
+            tries: std::num::NonZeroU16::MIN,
+        };
+        let now = state.begin_step().unwrap(); // here and below nothing is wrong with the disk
+        assert!(Publish(vec![job].into()).run(&mut state, now).is_ok(), "it is published");
+        state.txn.settle(false).unwrap();
+        clock.advance(Duration::from_secs(2));
+        let (ops, mut calls) = mailbox::mailbox::<Op>(1, BatchLimit { items: 1, bytes: 1 });
+        let handle = Handle { ops, poison: Arc::default(), clock: state.clock.clone() };
+        let (stop, poison) = (Arc::<Stop>::default(), handle.poison.clone());
+        let (told, asked, every) = (stop.clone(), handle.clone(), Duration::from_millis(1));
+        let sweeper = Sweeper { store, handle, room: FreeSpace::new(dir.path(), 0), every };
+        let body = move || sweeper.run(&told);
+        let thread = threads::spawn("disk-sweep", &stop, &poison, body).unwrap(); // there is room for a thread
+        let mut group = Vec::new();
+        for served in 0..30 {
+            calls.next(&mut group);
+            // Before the plan is answered another call takes the only place: the sweep finds none.
+            let other = (served == 0).then(|| StepCall::new(ShareStore));
+            let _answer = other.map(|(call, answer)| (asked.ops.send(Box::new(call)), answer));
+            for mut op in group.drain(..) {
+                op.run(&mut state).unwrap();
+                state.txn.settle(false).unwrap();
+                op.answer(&poison);
+            }
+            if served == 0 {
+                // Nothing tells that it found none. If it has not come so far, this test finds nothing, and fails nobody.
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        assert_eq!(state.queues.get(&queue).map(|queue| queue.ready), Some(0), "it has expired");
+        stop.tell();
+        drop(calls);
+        assert!(thread.join().is_ok(), "it ends as it is told to");
+    }
 
     #[test]
     fn a_sweep_that_ends_while_the_store_is_open_poisons_it() {

@@ -26,11 +26,12 @@ const TRIES: u16 = 1;
 /// Rebuilds those lists of the pool in `path` that cannot be read, and keeps of settings what can be read. Each job of
 /// such a list goes where its record says: it is delayed, ready or dead. One that was handed out is ready. It has one
 /// try left. Answers how many jobs were put into a list; nothing is changed where every list and every setting can be
-/// read. Fails where the jobs themselves cannot be read.
+/// read.
 pub fn rebuild_lists(path: &Path) -> Result<u64, OpenError> {
     let (store, _mark) = open::open(path, StoreLimits::OF_A_TOOL)?;
     let damaged = unreadable(&store).map_err(|e| OpenError::Io(path.to_owned(), e))?;
-    rebuild(&store, &damaged, false).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
+    let rebuilt = rebuild(&store, &damaged, false);
+    rebuilt.map(|(jobs, _)| jobs).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
 }
 
 /// The lists that cannot be read, those of the keys and of the remembered requests among them, and the settings. An error
@@ -49,10 +50,11 @@ pub fn unreadable(store: &Store) -> std::io::Result<Vec<Space>> {
 }
 
 /// As [`rebuild_lists`], of those that are [`unreadable`]. With `gaps` also a list that can be read may have lost entries:
-/// every job that stands in none is put into one.
-pub fn rebuild(store: &Store, damaged: &[Space], gaps: bool) -> Result<u64, Fatal> {
+/// every job that stands in none is put into one. Answers how many, and whether there are jobs that cannot be read: they
+/// stand in no list that is rebuilt.
+pub fn rebuild(store: &Store, damaged: &[Space], gaps: bool) -> Result<(u64, bool), Fatal> {
     if damaged.is_empty() && !gaps {
-        return Ok(0);
+        return Ok((0, false));
     }
     let known = Known::read(store, damaged)?;
     let mut txn = Txn::new(store.clone());
@@ -76,7 +78,7 @@ pub fn rebuild(store: &Store, damaged: &[Space], gaps: bool) -> Result<u64, Fata
     }
     known.write(&mut txn, |list| gaps || damaged.contains(&list))?;
     txn.settle(true)?;
-    Ok(known.lost.len() as u64)
+    Ok((known.lost.len() as u64, known.lacks_jobs))
 }
 
 /// What can be read of a store, of which some keyspaces cannot. Everything is read before anything is changed.
@@ -90,6 +92,8 @@ struct Known {
     settings: Vec<(Space, Slice, Slice)>,
     /// What namespaces with a quota have: it is counted anew.
     counts: Vec<Slice>,
+    /// Whether some jobs cannot be read: nobody knows where they were.
+    lacks_jobs: bool,
     /// Queues of lost jobs that no list of queues names.
     queues: HashSet<Bytes>,
     /// The first free number,
@@ -101,18 +105,23 @@ struct Known {
 impl Known {
     fn read(store: &Store, damaged: &[Space]) -> Result<Known, Fatal> {
         // Jobs that stand in a list that can be read stay there.
-        let mut listed = HashSet::new();
+        let (mut listed, mut newest) = (HashSet::new(), 0);
         for list in LISTS.into_iter().filter(|list| !damaged.contains(list)) {
             for item in store.all(list) {
                 let (key, value) = item?;
                 let (prefix, entry) = entry(list, &key, &value)?;
+                // A key of a list ends with its number.
+                newest = newest.max(codec::split_list_key(&key)?.1);
                 listed.insert((codec::job_key(prefix, entry.id), entry.generation));
             }
         }
-        let mut known = Known::default();
-        for item in store.all(Space::Jobs) {
-            let (key, value) = item?;
-            let Ok(record) = codec::read_record(&key, &value) else { continue };
+        // A walk ends at the first block that cannot be read.
+        let lacks_jobs = store.is_damaged(Space::Jobs, |_, _| Ok(()))?;
+        let mut known = Known { lacks_jobs, ..Known::default() };
+        let mut job = |key: Slice, value: Slice| -> Result<(), Fatal> {
+            let Ok(record) = codec::read_record(&key, &value) else { return Ok(()) };
+            let (Location::Ready(seq) | Location::Delayed((_, seq)) | Location::Dead(seq)) = record.location;
+            newest = newest.max(seq).max(record.generation);
             if let Some(name) = &record.key {
                 known.keys.push((key.to_vec(), name.clone(), record.generation));
             }
@@ -120,11 +129,17 @@ impl Known {
             if !quarantined && !listed.contains(&(key.to_vec(), record.generation)) {
                 known.lost.push((key.to_vec(), Record { body: Default::default(), ..record }));
             }
+            Ok(())
+        };
+        match lacks_jobs {
+            true => store.readable(Space::Jobs, job)?,
+            false => store.all(Space::Jobs).try_for_each(|item| item.and_then(|(k, v)| job(k, v)))?,
         }
         for settings in SETTINGS.into_iter().filter(|settings| damaged.contains(settings)) {
-            known
-                .settings
-                .extend(store.readable(settings)?.into_iter().map(|(key, value)| (settings, key, value)));
+            store.readable(settings, |key, value| {
+                known.settings.push((settings, key, value));
+                Ok(())
+            })?;
         }
         known.settings.retain(|(settings, key, _)| *settings != Space::Quotas || key.starts_with(QUOTA));
         if !damaged.contains(&Space::Quotas) {
@@ -139,7 +154,8 @@ impl Known {
                 known.queues.insert(prefix);
             }
         }
-        known.next = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ);
+        // What is stored may have larger numbers than what is left of `meta` says, where that was lost more than once.
+        known.next = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ).max(newest + 1);
         known.now = store.number(META_CLOCK)?.unwrap_or(0);
         Ok(known)
     }
@@ -154,7 +170,7 @@ impl Known {
 
     /// Writes what stands in no list into those that are `rebuilt`, or makes it ready.
     fn write(&self, txn: &mut Txn, rebuilt: impl Fn(Space) -> bool) -> Result<(), Fatal> {
-        let (mut next, since) = (self.next, Some(self.now));
+        let mut next = self.next;
         for prefix in &self.queues {
             txn.put(Space::Queues, prefix, codec::queue_value(None));
         }
@@ -162,6 +178,8 @@ impl Known {
         for (key, record) in &self.lost {
             let (id, queue) = codec::read_job_key(key)?;
             let prefix = codec::queue_key(&queue);
+            // No job is older than itself, where the pool's time was lost too.
+            let since = Some(self.now.max(id.published_at().saturating_mul(1000)));
             let entry =
                 Entry { id, tries: TRIES, generation: record.generation, keyed: record.key.is_some() };
             match record.location {

@@ -27,10 +27,13 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     report.damage.extend(settings.iter().map(|of| format!("the settings {of:?} cannot all be read")));
     if accept_loss && !report.damage.is_empty() {
         mark.write_repairing(true).map_err(io)?;
-        let jobs = rebuild(&store, &damaged, report.accepted).map_err(fatal)?;
+        let (jobs, lacks_jobs) = rebuild(&store, &damaged, report.accepted).map_err(fatal)?;
         mark.write_repairing(false).map_err(io)?;
         report.accepted = true;
         report.notes.push(format!("{jobs} jobs that stood in no list were put into one, with one try left"));
+        if lacks_jobs {
+            report.notes.push("jobs that cannot be read stand in no list that was rebuilt".to_owned());
+        }
         let lost = settings.iter().map(|of| format!("settings {of:?} that could not be read are lost"));
         report.notes.extend(lost);
     } else if let Some(number) = mark.was_closed() {
@@ -289,6 +292,61 @@ mod tests {
         let again = engine.publish(vec![job(JOBS - 1)].into()).await;
         assert!(again.is_err(), "a job of this id is stored: {again:?}");
         engine.close().await;
+    }
+
+    /// Guards against a repair that ends at a job which cannot be read: the pool would never open again.
+    #[tokio::test]
+    async fn a_list_is_rebuilt_although_some_jobs_cannot_be_read() {
+        let dir = pool_with_jobs().await;
+        fill(dir.path(), Space::Push, &[b"s"]);
+        damage(dir.path(), Space::Ready, None);
+        damage(dir.path(), Space::Jobs, None);
+        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(
+            told.accepted && told.to_string().contains("jobs that cannot be read stand in no list"),
+            "{told}"
+        );
+        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+        assert!((JOBS / 2..JOBS).contains(&ready), "{ready} jobs of {JOBS} can be read, and are ready");
+        engine.close().await;
+    }
+
+    /// Guards against jobs that are said to be ready since 1970, and an alert for each of their queues.
+    #[tokio::test]
+    async fn a_job_of_a_rebuilt_list_is_no_older_than_itself() {
+        let dir = pool_with_jobs().await;
+        fill(dir.path(), Space::Push, &[b"s"]);
+        for lost in ["trees/meta", "trees/ready", "log"] {
+            fs::remove_dir_all(dir.path().join(lost)).unwrap(); // it was made
+        }
+        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(told.accepted, "{told}");
+        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        let queues = engine.sizes().await.unwrap(); // nothing is wrong with the disk
+        let ages: Vec<_> = queues.iter().map(|of| (of.ready, of.oldest_ready)).collect();
+        assert_eq!(ages, [(JOBS, Some(Duration::ZERO))], "jobs, and for how long the first is ready");
+        engine.close().await;
+    }
+
+    /// Guards against numbers that are given twice, after two repairs that had to guess them: an entry would take the place
+    /// of another job's.
+    #[tokio::test]
+    async fn numbers_are_new_after_each_repair() {
+        let dir = pool_with_jobs().await;
+        for round in 1..4 {
+            fill(dir.path(), Space::Push, &[b"s"]);
+            fs::remove_dir_all(dir.path().join("trees/meta")).unwrap(); // it was made
+            fs::remove_dir_all(dir.path().join("log")).unwrap(); // as above
+            let told = repair(dir.path(), true).unwrap(); // it can be repaired
+            assert!(told.accepted, "{told}");
+            let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+            let jobs: Vec<_> = (0..60).map(|n| job(round * JOBS + n)).collect();
+            engine.publish(jobs.into()).await.unwrap(); // nothing is wrong with the disk
+            engine.close().await;
+        }
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // as above
+        assert_eq!(store.all(Space::Ready).count() as u64, JOBS + 3 * 60, "each job has an entry of its own");
     }
 
     /// Guards against a repair that empties a list, then fails, and finds nothing to rebuild the next time.

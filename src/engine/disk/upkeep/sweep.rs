@@ -49,7 +49,7 @@ pub struct Work {
 }
 
 /// One queue's ready list, read part by part.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Scan {
     /// Its `after` is the last number that was read.
     at: ToSweep,

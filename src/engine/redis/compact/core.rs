@@ -15,7 +15,6 @@ use super::callers::{Callers, Movable};
 use super::dues::Dues;
 use super::keys;
 use super::partitions::{Partition, Partitions};
-use super::place::place_of;
 use super::scripts::Scripts;
 use super::spread::Spreading;
 use super::steps::{Addressed, Told};
@@ -28,7 +27,7 @@ pub use crate::engine::redis::link::Lane;
 use crate::engine::redis::link::{Common, Link};
 use crate::engine::{Published, Quotas};
 use crate::error::{Result, Unreachable};
-use crate::job::{JobId, JobRef};
+use crate::job::JobRef;
 use crate::name::{Namespace, Queue};
 use crate::process::tasks::Tasks;
 
@@ -233,14 +232,6 @@ impl CompactCore {
     /// The home of a queue. A gathered one has all its jobs there.
     pub fn partition_of(&self, queue: &Queue) -> Partition {
         self.partitions.home(queue)
-    }
-
-    /// Where a job of this id may lie, and its place there: in the partition that its id names; at home, if it is of
-    /// another store and came while the queue was gathered.
-    pub fn find(&self, queue: &Queue, id: &JobId) -> impl Iterator<Item = (Partition, Vec<u8>)> + use<> {
-        let (named, home, id) = (self.partitions.of_id(id), self.partition_of(queue), *id);
-        let others = (named != home).then_some(home);
-        [named].into_iter().chain(others).map(move |partition| (partition, place_of(partition, &id)))
     }
 
     /// From when on a job is near there that is due after this delay.

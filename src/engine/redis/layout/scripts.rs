@@ -201,24 +201,25 @@ impl Script {
         counting.filter(is_called).unwrap_or(&self.plain).text
     }
 
-    /// The same as [`run`](Script::run), and another command behind it in the same write: answers what both say.
+    /// The same as [`run`](Script::run), and two other commands behind it in the same write: answers what it says, and what
+    /// the last one does.
     pub async fn run_with(
         &self,
         conn: &mut MultiplexedConnection,
         call: &Cmd,
-        then: Cmd,
+        [then, last]: [Cmd; 2],
     ) -> RedisResult<(Value, u64)> {
-        let mut both = redis::pipe();
-        both.add_command(call.clone()).add_command(then);
+        let mut all = redis::pipe();
+        all.add_command(call.clone()).add_command(then).add_command(last);
         loop {
-            let mut answers = conn.send_packed_commands(&both, 0, 2).await?.into_iter();
+            let mut answers = conn.send_packed_commands(&all, 0, 3).await?.into_iter();
             let mut answer = || answers.next().unwrap_or(Value::Nil).extract_error();
-            let (of_script, then) = (answer(), answer());
+            let (of_script, _, last) = (answer(), answer(), answer());
             match of_script {
                 Err(e) if e.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                     redis::cmd("SCRIPT").arg("LOAD").arg(self.source(call)).exec_async(conn).await?;
                 }
-                of_script => return Ok((of_script?, redis::from_redis_value(then?)?)),
+                of_script => return Ok((of_script?, redis::from_redis_value(last?)?)),
             }
         }
     }

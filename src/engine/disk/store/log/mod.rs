@@ -130,17 +130,10 @@ impl Log {
             slots::write(dir, slot, 0, &FileHead { pool, turn, first }.to_bytes())?;
         }
         let current = slots::open_spare(dir, slot)?;
-        let (mut spare, mut extra, mut free) = (None, Vec::new(), 0);
-        for slot in slots::list(dir)? {
-            free = free.max(slot + 1);
-            if used.iter().any(|used| used.slot == slot) {
-                continue;
-            }
-            match spare {
-                None => spare = Some(slots::open_spare(dir, slot)?),
-                Some(_) => extra.push(slot),
-            }
-        }
+        let mut extra = slots::list(dir)?;
+        let free = extra.iter().max().map_or(0, |slot| slot + 1);
+        extra.retain(|slot| used.iter().all(|used| used.slot != *slot));
+        let spare = extra.pop().map(|slot| slots::open_again(dir, slot)).transpose()?;
         let (file, ready, at) = (current.file.clone(), current.ready, at as u64);
         let log = Log {
             dir: dir.to_owned(),
@@ -277,11 +270,10 @@ impl Log {
         self.rewrite_manifest(0).map(drop)
     }
 
-    /// Notes that the last group is synced, if it is and no later group can say so. Until then damage to it looks like an
-    /// end that a power cut tore.
+    /// Notes what is synced, where no later group may say so: one that is not synced itself may be lost. Until then damage
+    /// to it looks like an end that a power cut tore.
     pub fn attest(&self) -> Result<()> {
-        let last = self.last();
-        if self.synced.load(Ordering::Acquire) >= last { self.secure(last) } else { Ok(()) }
+        self.secure(self.synced.load(Ordering::Acquire))
     }
 
     /// Whether [`tend`](Log::tend) should be called soon.
@@ -386,11 +378,7 @@ impl Log {
         // the manifest is held, for which the writer may wait.
         self.sync()?;
         for used in self.rewrite_manifest(first)? {
-            let mut freed = slots::open_spare(&self.dir, used.slot)?;
-            if freed.ready > FILE {
-                freed.file.set_len(FILE)?;
-                freed.ready = FILE;
-            }
+            let freed = slots::open_again(&self.dir, used.slot)?;
             let mut files = self.files.lock();
             if files.spare.is_none() {
                 files.spare = Some(freed);

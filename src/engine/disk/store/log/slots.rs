@@ -55,6 +55,16 @@ pub fn open_spare(dir: &Path, slot: u32) -> Result<Spare> {
     Ok(Spare { slot, file: Arc::new(file), ready })
 }
 
+/// Opens one that is to be used again. What a large group has left beyond the size of a file goes.
+pub fn open_again(dir: &Path, slot: u32) -> Result<Spare> {
+    let mut spare = open_spare(dir, slot)?;
+    if spare.ready > FILE {
+        spare.file.set_len(FILE)?;
+        spare.ready = FILE;
+    }
+    Ok(spare)
+}
+
 /// Makes a file whose first bytes have their blocks. The name is not synced.
 pub fn create(dir: &Path, slot: u32) -> Result<Spare> {
     let file = open(dir, slot)?;

@@ -106,6 +106,23 @@ fn files_that_are_needed_no_more_are_used_again() {
     assert_eq!(replayed(dir.path()), there, "an open changes nothing");
 }
 
+/// Guards against a file that stays as large as its largest group was: who was to cut it was killed.
+#[test]
+fn a_large_file_is_cut_by_the_next_start() {
+    let (dir, log) = new();
+    append(&log, 3 * FILE as usize);
+    let last = append(&log, 5);
+    log.sync().unwrap(); // nothing is wrong with the disk
+    assert_eq!(log.rewrite_manifest(last).unwrap().len(), 1, "a file that is needed no more"); // as above
+    drop(log);
+    drop(opened(dir.path()));
+    for slot in slots::list(dir.path()).unwrap() {
+        let len = fs::metadata(dir.path().join(slot.to_string())).unwrap().len(); // it was listed
+        assert!(len <= FILE, "{} has {len} bytes", slots::name(slot));
+    }
+    assert_eq!(replayed(dir.path()), [last], "what is needed");
+}
+
 /// Guards against groups that a start passes over without a word, and against zeros that it writes in their place.
 #[test]
 fn what_the_judge_has_read_and_a_start_does_not_is_an_error() {
@@ -197,6 +214,25 @@ fn a_synced_end_is_told_from_a_torn_one_once_it_is_attested() {
         let damage = judged(dir.path()).1.damage;
         assert_eq!(damage.is_empty(), !attested, "the last group that was synced is damaged: {damage:?}");
     }
+}
+
+/// A group that only hands out is not synced: a power cut takes it, and nothing else would say that the one before was.
+#[test]
+fn what_is_synced_is_attested_although_a_later_group_is_not() {
+    let (dir, log) = new();
+    append(&log, 1000);
+    let at = log.at.load(Ordering::Relaxed);
+    append(&log, 1000);
+    log.sync().unwrap(); // nothing is wrong with the disk
+    let end = log.at.load(Ordering::Relaxed);
+    append(&log, 1000);
+    log.attest().unwrap(); // as above
+    drop(log);
+    slots::write(dir.path(), 0, end, &[0; 2000]).unwrap(); // as above
+    assert_eq!(judged(dir.path()).1.damage, [""; 0], "what was not synced may be gone");
+    flip(dir.path(), 0, at + 500);
+    let damage = judged(dir.path()).1.damage;
+    assert!(!damage.is_empty(), "what was synced may not");
 }
 
 #[test]

@@ -23,7 +23,7 @@ type Part = (Option<Namespace>, Vec<JobRef>, Vec<Reply<()>>);
 impl CompactCore {
     /// Acks a job, together with others of its partition.
     pub async fn ack_one(self: &Arc<Self>, job: JobRef) -> Result<()> {
-        let home = self.partitions.of_id(&job.id);
+        let home = self.partition_named(&job.queue, &job.id).await?;
         self.ready(home, Lane::HandOver).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::ACKS);
@@ -64,7 +64,7 @@ impl CompactCore {
         together::all(parts).await;
     }
 
-    /// Forgets jobs whose ids name this partition, wherever they lie.
+    /// Forgets jobs that lie in this partition if they are not at home.
     async fn forget_all(&self, named: Partition, jobs: &[JobRef]) -> Outcome<(i64, i64)> {
         let (mut bytes, mut count) = self.forget(named, Lane::HandOver, jobs).await?;
         if count == jobs.len() as i64 {
@@ -107,9 +107,11 @@ impl CompactCore {
         let home = self.partition_of(queue);
         self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
         let mut parts: BTreeMap<Partition, Vec<(JobId, Option<Receipt>)>> = BTreeMap::new();
-        for job in jobs {
-            parts.entry(self.partitions.of_id(&job.0)).or_default().push(*job);
-        }
+        let named = self.partitions_named(queue, jobs.iter().map(|(id, _)| id)).await?;
+        named
+            .into_iter()
+            .zip(jobs)
+            .for_each(|(partition, job)| parts.entry(partition).or_default().push(*job));
         let (mut stale, mut done) = (HashSet::new(), 0);
         for (partition, of) in parts {
             let acked = async {

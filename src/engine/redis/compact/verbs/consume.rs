@@ -69,8 +69,8 @@ impl CompactCore {
                     match self.consume_part(home, part, ttrs, None).await {
                         // It is known from now on, and is asked once more.
                         Ok(Fetched { consumed, spread: Some(n), .. }) => {
-                            if self.is_spread(&part[n]).await?.is_none() {
-                                // Its record has gone in between: what was said is right for good.
+                            if !matches!(self.is_spread(&part[n]).await, Ok(Some(_))) {
+                                // Its record has gone in between, or cannot be read: what was said is right for good.
                                 self.learn_spread(&part[n], self.now());
                             }
                             rest = &rest[n..];

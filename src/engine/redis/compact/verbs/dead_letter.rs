@@ -137,9 +137,8 @@ impl CompactCore {
         let home = self.partition_of(queue);
         let mut revived = vec![Revived::NotFound; jobs.len()];
         let mut parts: BTreeMap<Partition, Vec<usize>> = BTreeMap::new();
-        for (n, id) in jobs.iter().enumerate() {
-            parts.entry(self.partitions.of_id(id)).or_default().push(n);
-        }
+        let named = self.partitions_named(queue, jobs).await?;
+        named.into_iter().enumerate().for_each(|(n, partition)| parts.entry(partition).or_default().push(n));
         let mut done = 0;
         for (partition, of) in parts {
             for at in [Some(partition), (partition != home).then_some(home)].into_iter().flatten() {

@@ -1,6 +1,7 @@
 //! What becomes of a hand-over: touch, release and bury by its holder, and give back when its consumer has left. The proof
 //! is in the job: when its ttr ends, in microseconds, and its tries.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::super::core::{CompactCore, Lane};
@@ -23,7 +24,7 @@ const NOT_FOUND: i64 = -1;
 impl CompactCore {
     /// The ttr ends `ttr` from now.
     pub async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
-        for (partition, place) in self.find(&job.queue, &job.id) {
+        for (partition, place) in self.find(&job.queue, &job.id).await? {
             match self.touch_at(partition, place, job, receipt, ttr).await? {
                 Held::NotFound => {}
                 held => return Ok(held),
@@ -60,7 +61,7 @@ impl CompactCore {
 
     /// Back to the queue, or dead when no tries are left.
     pub async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
-        for (partition, place) in self.find(&job.queue, &job.id) {
+        for (partition, place) in self.find(&job.queue, &job.id).await? {
             match self.release_at(partition, place, job, receipt, &release).await? {
                 Held::NotFound => {}
                 held => return Ok(held),
@@ -116,15 +117,19 @@ impl CompactCore {
         let mut jobs: Vec<&Job> = jobs.iter().rev().collect();
         jobs.retain(|job| job.receipt != 0);
         jobs.iter().for_each(|job| _ = self.common.handed_out.remove(&job.id));
-        let named = |job: &&Job| self.partitions.of_id(&job.id);
-        jobs.sort_by_key(named);
-        for part in jobs.chunk_by(|a, b| named(a) == named(b)) {
+        let home = |job: &&Job| self.partition_of(&job.queue);
+        let mut parts: BTreeMap<Partition, Vec<&Job>> = BTreeMap::new();
+        for job in jobs {
+            // Home is tried again until it answers.
+            let named = self.partition_named(&job.queue, &job.id).await.unwrap_or_else(|_| home(&job));
+            parts.entry(named).or_default().push(job);
+        }
+        for (named, part) in parts {
             for step in part.chunks(STEP) {
-                let given = self.give_back_step(named(&step[0]), step).await?; // a chunk has some
-                // One of another store may lie at home. What was given back is not given back once more.
-                let home = |job: &&Job| self.partition_of(&job.queue);
+                let given = self.give_back_step(named, step).await?;
+                // One of a schedule lies at home. What was given back is not given back once more.
                 let mut elsewhere: Vec<&Job> = step.to_vec();
-                elsewhere.retain(|job| given < step.len() && home(job) != named(job));
+                elsewhere.retain(|job| given < step.len() && home(job) != named);
                 elsewhere.sort_by_key(home);
                 for step in elsewhere.chunk_by(|a, b| home(a) == home(b)) {
                     self.give_back_step(home(&step[0]), step).await?;

@@ -88,7 +88,7 @@ impl CompactCore {
     ) -> Result<Option<JobView>> {
         match by {
             By::Id(id) => {
-                for (partition, place) in self.find(queue, &id) {
+                for (partition, place) in self.find(queue, &id).await? {
                     let found = self.inspect_in(partition, queue, (&place, ""), held_with).await?;
                     if found.is_some() {
                         return Ok(found);

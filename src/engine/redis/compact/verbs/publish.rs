@@ -456,7 +456,7 @@ impl CompactCore {
     }
 
     /// Deletes what was stored before. What cannot be deleted now ends by itself.
-    async fn unstage(&self, home: Partition, call: &Publication, values: &[Stored]) {
+    pub async fn unstage(&self, home: Partition, call: &Publication, values: &[Stored]) {
         let staged = call.jobs.iter().zip(values).filter(|(_, (_, staged))| *staged);
         let mut step = self.call(&self.scripts.unstage, home);
         let mut any = false;

@@ -192,6 +192,9 @@ impl CompactCore {
             link.run(link.lane(Lane::Other), &self.scripts.prepare, cmd).await
         });
         let (now, answer, dues) = read_answer(*partition, publication.jobs.len(), reply?)?;
+        if !matches!(answer, Answer::Would(..)) {
+            self.unstage(*partition, publication, &values).await;
+        }
         Ok(match answer {
             Answer::Would(placed, needs) => Ok(Kept { placed, dues, now, needs }),
             answer => Err(answer),

@@ -45,6 +45,12 @@ impl CompactCore {
             }
             any |= self.spreading.get(queue).is_some();
         }
+        if let Some(old) = &publication.replaces
+            && !any
+        {
+            // It may lie elsewhere: another server has spread the queue then.
+            any = self.partition_named(&old.queue, &old.id).await? != self.partition_of(&old.queue);
+        }
         Ok(any)
     }
 
@@ -248,7 +254,15 @@ impl CompactCore {
                     let holder = JobRef { queue: job.queue.clone(), id };
                     let how = match on_conflict {
                         _ if replaces.as_ref() == Some(&holder) => None,
-                        OnConflict::Fail => return Ok(Plan::Answered(Published::Conflict { index, id })),
+                        OnConflict::Fail => {
+                            let conflict = Published::Conflict { index, id };
+                            // What was done already is answered first.
+                            let done = match once {
+                                Some(once) => self.recall(queue, once).await?,
+                                None => None,
+                            };
+                            return Ok(Plan::Answered(done.unwrap_or(conflict)));
+                        }
                         OnConflict::Keep => Some(How::Duplicate),
                         // It goes on without its key.
                         _ if state == Some(JobState::Running) => None,
@@ -268,10 +282,7 @@ impl CompactCore {
             of.publication.jobs.push(Placing { job, at, key });
         }
         if let Some(old) = replaces {
-            let partition = match self.spreading.get(&old.queue) {
-                Some(_) => self.partitions.of_id(&old.id),
-                None => self.partition_of(&old.queue),
-            };
+            let partition = self.partition_with(old).await?;
             let of = parts.entry(partition).or_insert_with(|| part(partition));
             of.publication.replaces = Some(old.clone());
         }
@@ -280,12 +291,26 @@ impl CompactCore {
     }
 
     pub async fn is_stored(&self, job: &JobRef) -> Result<bool> {
-        for (partition, place) in self.find(&job.queue, &job.id) {
+        Ok(self.partition_of_stored(job).await?.is_some())
+    }
+
+    /// Where a job lies, if it is there.
+    async fn partition_of_stored(&self, job: &JobRef) -> Result<Option<Partition>> {
+        for (partition, place) in self.find(&job.queue, &job.id).await? {
             if self.inspect_in(partition, &job.queue, (&place, ""), None).await?.is_some() {
-                return Ok(true);
+                return Ok(Some(partition));
             }
         }
-        Ok(false)
+        Ok(None)
+    }
+
+    /// Where a job would be found that is to be replaced: that of a schedule lies at home, whatever partition its id names.
+    async fn partition_with(&self, job: &JobRef) -> Result<Partition> {
+        let named = self.partition_named(&job.queue, &job.id).await?;
+        if named == self.partition_of(&job.queue) {
+            return Ok(named);
+        }
+        Ok(self.partition_of_stored(job).await?.unwrap_or(named))
     }
 
     /// The job at home that has a key which belongs to another partition: it was stored while the queue was gathered, or by

@@ -41,10 +41,13 @@ impl CompactCore {
             && let Some(job) = &mut put.job
         {
             check(job)?;
-            // Its job will lie at home, where nobody sees an id that another partition has.
+            // Its job will lie at home, where nobody sees an id that another partition has. One that cannot be asked now has
+            // none most likely, and holds up no schedule.
             for placing in &job.jobs {
                 let job = JobRef { queue: placing.job.queue.clone(), id: placing.job.id };
-                if self.partitions.of_id(&job.id) != self.partition_of(&job.queue)
+                let named = self.partition_named(&job.queue, &job.id).await?;
+                if named != self.partition_of(&job.queue)
+                    && self.try_link(named, Lane::Other).is_ok()
                     && self.is_stored(&job).await?
                 {
                     return Ok(Stepped::Refused("a job with this id is stored already".to_owned()));

@@ -8,6 +8,7 @@ use redis::{Cmd, FromRedisValue, RedisResult};
 use super::super::core::{CompactCore, Lane, Place};
 use super::super::keys;
 use super::super::partitions::Partition;
+use super::super::place::place_of;
 use super::super::spread::SpreadQueue;
 use super::queues::{StoredFigures, ask_figures, since, spread_since};
 use crate::clock::{Micros, Millis};
@@ -15,6 +16,7 @@ use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::link::Link;
 use crate::engine::{Beside, NewId, REMEMBERED, together};
 use crate::error::{Error, Result};
+use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Queue};
 
 /// A Redis that has owed an answer to a publish for so long gets no more of those that others can take.
@@ -48,6 +50,35 @@ impl CompactCore {
             self.learn_spread(queue, since);
         }
         Ok(self.spreading.get(queue))
+    }
+
+    /// The partition in which a job of this id lies if it is not at home: home itself, if the queue is gathered. An id of
+    /// another store, and that of a schedule's job, names any partition: who asks that one would wait for a node that has
+    /// nothing of the queue.
+    pub async fn partition_named(&self, queue: &Queue, id: &JobId) -> Outcome<Partition> {
+        let named = self.partitions_named(queue, [id]).await?;
+        Ok(named.first().copied().unwrap_or_else(|| self.partition_of(queue)))
+    }
+
+    /// The same of each of these.
+    pub async fn partitions_named(
+        &self,
+        queue: &Queue,
+        ids: impl IntoIterator<Item = &JobId>,
+    ) -> Outcome<Vec<Partition>> {
+        let home = self.partition_of(queue);
+        let mut named: Vec<Partition> = ids.into_iter().map(|id| self.partitions.of_id(id)).collect();
+        if named.iter().any(|partition| *partition != home) && self.is_spread(queue).await?.is_none() {
+            named.fill(home);
+        }
+        Ok(named)
+    }
+
+    /// Where a job of this id may lie, and its place there.
+    pub async fn find(&self, queue: &Queue, id: &JobId) -> Outcome<Vec<(Partition, Vec<u8>)>> {
+        let (named, home) = (self.partition_named(queue, id).await?, self.partition_of(queue));
+        let others = (named != home).then_some(home);
+        Ok([named].into_iter().chain(others).map(|partition| (partition, place_of(partition, id))).collect())
     }
 
     /// Spreads a queue, for good.
