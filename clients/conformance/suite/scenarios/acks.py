@@ -82,6 +82,7 @@ async def asked_to_wait(s: Stage) -> None:
         s.proxy.rule(verb, answers(503, {"error": "the server is shutting down"}, Retry_After="60"))
         w = await s.worker(ttr=3, backoff=[60])
         equal((await w.finished(job))["outcome"], outcome, "outcome")
+        equal(len(s.requests(verb, job)), 2, f"requests of {verb}")
         await w.stop()
 
 
