@@ -364,7 +364,7 @@ impl CompactCore {
         let exchange = {
             let (core, through, mut redis) = (self.clone(), link.clone(), patient(connection));
             async move {
-                let answer = through.run_script(&mut redis, &core.scripts.publish, cmd).await?;
+                let answer = through.run_script(&mut redis, &core.scripts.publish_with, cmd).await?;
                 read_answer(home, jobs, answer)
             }
         };
