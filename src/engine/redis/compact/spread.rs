@@ -23,7 +23,7 @@ const SPREAD: u32 = u32::MAX;
 /// How long a partition takes what is published, from its first batch on, while others are under way; and how many jobs.
 /// So who publishes one after the other publishes to a partition each, and under load batches stay as large as those of a
 /// gathered queue, as do those of the consumes and acks that come behind: with a partition for each batch masters took
-/// twice as much for them.
+/// half as much again for them.
 const SLICE: Duration = Duration::from_millis(3);
 const SLICE_JOBS: usize = MAX_PUBLISH;
 
