@@ -247,10 +247,7 @@ impl CompactCore {
         if calls.is_empty() {
             return;
         }
-        if spread {
-            // What is published from now on goes to another one.
-            self.spreading.taken(home, |partition| self.can_take(partition));
-        }
+        let _under_way = spread.then(|| self.takes(home, calls.iter().map(|call| call.jobs.len()).sum()));
         answer_each(replies, self.publish_together(home, own, spread, &calls).await);
     }
 
@@ -367,7 +364,7 @@ impl CompactCore {
         let exchange = {
             let (core, through, mut redis) = (self.clone(), link.clone(), patient(connection));
             async move {
-                let answer = through.run_script(&mut redis, &core.scripts.publish, cmd).await?;
+                let answer = through.run_script(&mut redis, &core.scripts.publish_with, cmd).await?;
                 read_answer(home, jobs, answer)
             }
         };

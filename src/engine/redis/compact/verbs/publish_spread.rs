@@ -108,7 +108,7 @@ impl CompactCore {
                 }
             }
             self.spreading.pass(|partition| self.can_take(partition));
-            partition = self.spreading.turn();
+            partition = self.spreading.turn(|partition| self.can_take(partition));
             for Placing { job, .. } in &mut publication.jobs {
                 job.id = self.new_id(partition, job);
             }
@@ -157,7 +157,7 @@ impl CompactCore {
         publication: Publication,
         waits: bool,
     ) -> Result<Tried> {
-        self.spreading.taken(partition, |partition| self.can_take(partition));
+        let _under_way = self.takes(partition, publication.jobs.len());
         self.publish_here(partition, publication, waits).await
     }
 
@@ -181,10 +181,9 @@ impl CompactCore {
             return self.recall(&first.job.queue, once).await?.ok_or(error);
         }
         // Jobs without a key go to the partition whose turn it is.
-        for placing in publication.jobs.iter().filter(|of| of.key.is_none()) {
-            let named = self.partitions.of_id(&placing.job.id);
-            self.spreading.taken(named, |partition| self.can_take(partition));
-        }
+        let free = publication.jobs.iter().filter(|of| of.key.is_none());
+        let _under_way: Vec<_> =
+            free.map(|placing| self.takes(self.partitions.of_id(&placing.job.id), 1)).collect();
         let end = Instant::now() + BUSY;
         loop {
             let parts = match self.plan(&publication).await? {

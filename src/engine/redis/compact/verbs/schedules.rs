@@ -246,7 +246,7 @@ impl CompactCore {
         Ok(steps.iter().zip(told).map(|(of, told)| self.told_of(home, of, told)).collect())
     }
 
-    /// The arguments of lua/compact/publish.lua for a job.
+    /// The arguments of lua/compact/publish_with.lua for a job.
     fn args_of(&self, home: Partition, job: &Publication, admit: Option<Usage>) -> Result<Vec<Vec<u8>>> {
         let values = job.jobs.iter().map(|placing| {
             let job = &placing.job;

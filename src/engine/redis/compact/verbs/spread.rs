@@ -9,7 +9,7 @@ use super::super::core::{CompactCore, Lane, Place};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::place_of;
-use super::super::spread::SpreadQueue;
+use super::super::spread::{SpreadQueue, UnderWay};
 use super::queues::{StoredFigures, ask_figures, since, spread_since};
 use crate::clock::{Micros, Millis};
 use crate::engine::redis::connection::fault::Outcome;
@@ -30,7 +30,7 @@ impl CompactCore {
             return home;
         }
         match of.beside {
-            Beside::Nobody => self.spreading.turn(),
+            Beside::Nobody => self.spreading.turn(|partition| self.can_take(partition)),
             Beside::Job(id) => self.partitions.of_id(&id),
             Beside::Key(key) => self.partitions.of_key(of.queue, key),
             Beside::Request(key) => self.partitions.of_request(of.queue, key),
@@ -263,6 +263,11 @@ impl CompactCore {
         all.extend(together::all(singly).await);
         all.sort_unstable_by_key(|(partition, _)| *partition);
         all
+    }
+
+    /// A batch of so many jobs that others could take too goes to this partition, and is under way until this is dropped.
+    pub fn takes(&self, partition: Partition, jobs: usize) -> UnderWay<'_> {
+        self.spreading.taken(partition, jobs, |partition| self.can_take(partition))
     }
 
     /// Whether a partition can take a batch of what others can take too.
