@@ -29,7 +29,11 @@ while a <= #ARGV do
   rows[#rows + 1] = {q = q, k = k, tries = tries, ttl = ttl, delay = delay, near = near, where = where, bucket = bucket,
     a = a, fields = fields}
   for i = 1, where == STAGED and k or 0 do
-    if call('EXISTS', base .. 'x' .. bucket .. ARGV[a + 2 * i - 1] .. q.name) == 0 then return {now, -1} end
+    if call('EXISTS', base .. 'x' .. bucket .. ARGV[a + 2 * i - 1] .. q.name) == 0 then
+      -- What has ended, and lay where a job of an earlier row was to be, is gone.
+      save()
+      return {now, -1}
+    end
   end
   local number, values = q.number, nil
   if number then
@@ -118,6 +122,9 @@ for _, row in ipairs(rows) do
     if ends_at and is_near then call('ZADD', ends, 'LT', string.format('%d', ends_at), bucket) end
     q.jobs, q.bytes, q.changed, q.stored = q.jobs + stores, q.bytes + bytes, true, (q.stored or 0) + stores
     if not entries then q.delayed = q.delayed + stores end
+  elseif delay > 0 then
+    -- They count where due times are told.
+    later = later + k
   end
   job = job + k
 end

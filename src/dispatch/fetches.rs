@@ -110,14 +110,16 @@ impl Dispatcher {
             let next = Next { dispatcher: &self, lists: std::mem::take(&mut others) };
             let Some(fetch) = self.begin(&queues) else { return };
             let mut under_way = UnderWay { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
-            let (ttrs, notified) =
-                under_way.fetch.as_ref().map_or((&[][..], false), |fetch| (&fetch.ttrs, fetch.notified));
+            let (ttrs, notified, began) = under_way
+                .fetch
+                .as_ref()
+                .map_or((&[][..], false, 0), |fetch| (&fetch.ttrs, fetch.notified, fetch.began));
             let call: StoreCall<'_, Result<Consumed>> = match &queues.weights {
                 None if notified => self.engine.consume_notified(&queues.queues, ttrs),
                 None => self.engine.consume(&queues.queues, ttrs),
                 Some(weights) => Box::pin(self.shares.consume(&*self.engine, &queues, weights, ttrs)),
             };
-            let result = self.in_time(&queues, next.after(call)).await;
+            let result = self.in_time(&queues, began, next.after(call)).await;
             if let Some(fetch) = under_way.fetch.take()
                 && !self.end(&queues, fetch, result)
             {
@@ -127,7 +129,7 @@ impl Dispatcher {
     }
 
     /// The call's answer. If it takes long, one of the queues may be why, and jobs of the others are left to other lists.
-    async fn in_time<T>(&self, queues: &Wanted, call: impl Future<Output = T>) -> T {
+    async fn in_time<T>(&self, queues: &Wanted, began: u64, call: impl Future<Output = T>) -> T {
         if queues.queues.names().len() < 2 {
             // Whoever else waits for its one queue would be held up too.
             return call.await;
@@ -136,7 +138,7 @@ impl Dispatcher {
         match timeout(HELD_UP + Duration::from_millis(1), &mut call).await {
             Ok(answer) => answer,
             Err(_) => {
-                self.start_fetches(self.lists.lock().pass_on(queues));
+                self.start_fetches(self.lists.lock().pass_on(queues, began));
                 call.await
             }
         }

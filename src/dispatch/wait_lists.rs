@@ -264,17 +264,20 @@ impl WaitLists {
 
     /// The list's fetch is held up, maybe by one of its queues. What was said of another is passed on to a list that does
     /// not wait for that one too. Answers whom to start a task for.
-    pub fn pass_on(&mut self, queues: &Wanted) -> Vec<Wanted> {
+    pub fn pass_on(&mut self, queues: &Wanted, began: u64) -> Vec<Wanted> {
         let mut start = Vec::new();
         if self.by_list.get(queues).is_none_or(|list| list.took_over) {
             return start;
         }
         let names: HashSet<_> = queues.queues.names().iter().collect();
-        // Without weights the first is asked first: it has been seen, or holds up the others.
-        for queue in queues.queues().skip(usize::from(queues.weights.is_none())) {
-            let Some(registered) = self.by_queue.get(&queue).filter(|queue| queue.said.is_some()) else {
+        for (n, queue) in queues.queues().enumerate() {
+            let Some(registered) = self.by_queue.get(&queue) else { continue };
+            // Without weights the first is asked first: what it had when the fetch began has been seen, or it holds up
+            // the others.
+            let is_seen = |said: &u64| n == 0 && queues.weights.is_none() && *said <= began;
+            if registered.said.is_none_or(|said| is_seen(&said)) {
                 continue;
-            };
+            }
             for other in registered.lists.values().take(MAX_LOOKED_AT) {
                 let shared = other.queues.names().iter().filter(|name| names.contains(name)).count();
                 let Some(list) = self.by_list.get_mut(other).filter(|_| shared == 1) else { continue };

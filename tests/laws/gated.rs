@@ -154,7 +154,8 @@ impl<E: Engine> Gated<E> {
     }
 
     /// The first consume of a list that begins with this queue skips its bound of dead entries. The next such ones do
-    /// not return until this is set to `None`.
+    /// not return until this is set to `None`. Nor does one of a list with this queue further on, which finds no job in
+    /// those before it.
     pub fn set_endless(&self, queue: Option<&str>) {
         self.endless.send_replace(queue.map(str::to_owned));
     }
@@ -221,6 +222,18 @@ impl<E: Engine> Engine for Gated<E> {
         let endless = |queue: &Option<String>| queue.as_deref() == Some(queues.names()[0].as_str());
         if endless(&self.endless.borrow()) && !self.has_skipped.swap(true, Ordering::SeqCst) {
             return Ok(Consumed { jobs: Vec::new(), more: true });
+        }
+        let further_on =
+            queues.names().iter().position(|name| self.endless.borrow().as_deref() == Some(name.as_str()));
+        if let Some(before) = further_on.and_then(|n| {
+            QueueList::new(queues.namespace().clone(), queues.names()[..n].iter().cloned()).filter(|_| n > 0)
+        }) {
+            let found = self.inner.consume(&before, ttrs).await?;
+            if !found.jobs.is_empty() {
+                self.handed_out.fetch_add(found.jobs.len(), Ordering::SeqCst);
+                return Ok(found);
+            }
+            let _ = self.endless.subscribe().wait_for(Option::is_none).await;
         }
         // The sender is in this engine, so there is no error.
         let _ = self.endless.subscribe().wait_for(|queue| !endless(queue)).await;

@@ -196,7 +196,8 @@ impl Hold {
         loop {
             let at = *expires.borrow_and_update();
             tokio::select! {
-                () = sleep_until(at) => return,
+                // A touch may have been answered meanwhile.
+                () = sleep_until(at) => if self.expires() <= at { return },
                 _ = expires.changed() => {}
             }
         }

@@ -303,6 +303,37 @@ async fn what_is_said_to_a_list_that_hangs_is_passed_on() {
     }
 }
 
+/// Guards against a list that saw its first queue before the job came, hangs on its second one, and keeps the job.
+#[tokio::test(start_paused = true)]
+async fn what_is_said_of_the_first_queue_of_a_list_that_hangs_is_passed_on() {
+    let setup = Setup::new();
+    // The first fetch that is held up skips, and that is not what this is about.
+    setup.engine.set_endless(Some("b"));
+    let skips = setup.consumer(&["b"], 1);
+    setup.settle().await;
+    setup.engine.set_endless(None);
+    setup.settle().await;
+    skips.abort();
+    let first = setup.consumer(&["a", "b"], 1);
+    setup.settle().await;
+    let of_a = setup.consumer(&["a"], 1);
+    setup.settle().await;
+    setup.engine.set_endless(Some("b"));
+    let before = setup.engine.fetches();
+    setup.dispatcher.notify(&queue("b"));
+    setup.settle().await;
+    assert_eq!(setup.engine.fetches() - before, 1, "the first list's fetch hangs");
+    // Less than 50 ms after the fetch began.
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    setup.publish([job(&queue("a"), "x")]).await;
+    setup.settle().await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    setup.settle().await;
+    assert!(of_a.is_finished(), "who waits for a alone has its job");
+    assert!(!first.is_finished(), "one job serves one consumer");
+    setup.engine.set_endless(None);
+}
+
 /// Guards against an order of arrival that costs one list anything, or more calls than there are jobs and, in vain,
 /// lists.
 #[tokio::test(start_paused = true)]

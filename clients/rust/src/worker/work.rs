@@ -153,8 +153,10 @@ async fn at(instant: Option<Instant>) {
 /// cancelled at once.
 async fn keep(run: Arc<Run>, job: Job, returned: CancellationToken, by_hand: watch::Receiver<Duration>) {
     tokio::select! {
-        kept = touches(&run, &job, &returned, by_hand) => if kept { return },
+        // Nothing is sent for a job whose time is over.
+        biased;
         () = job.hold.expired() => {}
+        kept = touches(&run, &job, &returned, by_hand) => if kept { return },
     }
     if job.hold.settled().is_none() {
         job.hold.lose();
@@ -191,6 +193,9 @@ async fn touches(
                 let lost = job.hold.cause() == Some(Cause::Lost);
                 if lost || returned.is_cancelled() || job.hold.settled().is_some() {
                     return true;
+                }
+                if limit.is_zero() {
+                    return false;
                 }
                 job.hold.send(&run.client, &mut standing, &step, limit, false).await
             };

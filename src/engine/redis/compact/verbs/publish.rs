@@ -247,8 +247,11 @@ impl CompactCore {
         if calls.is_empty() {
             return;
         }
-        let _under_way = spread.then(|| self.takes(home, calls.iter().map(|call| call.jobs.len()).sum()));
-        answer_each(replies, self.publish_together(home, own, spread, &calls).await);
+        let under_way = spread.then(|| self.takes(home, calls.iter().map(|call| call.jobs.len()).sum()));
+        let answers = self.publish_together(home, own, spread, &calls).await;
+        // Who is answered, and publishes again, finds that nothing is under way.
+        drop(under_way);
+        answer_each(replies, answers);
     }
 
     /// Plain calls in one script call.
