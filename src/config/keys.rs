@@ -88,7 +88,8 @@ table! {
         "TimeoutSecond" timeout_second: u32 = 0;
         /// Dormouse's own. Run on a Redis that can lose jobs (no append-only file, or one that evicts keys).
         "AllowUnsafeRedis" allow_unsafe_redis: bool = false;
-        /// Dormouse's own. How many consumers may wait in long polls, over all pools; beyond it: 503.
+        /// Dormouse's own. How many consumers may wait in long polls, over all pools; beyond it: 503. One that waits for
+        /// many queues counts once for each ten.
         "MaxParkedPolls" max_parked_polls: usize = 100_000, in 1..=MOST;
         /// Dormouse's own. How many of them may wait for queues of one namespace; beyond it: 503. 0 is half of
         /// `MaxParkedPolls`.

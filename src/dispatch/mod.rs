@@ -38,6 +38,7 @@
 //! **No job is burned.** A fetch runs as a task of its own, so a consumer that leaves cannot drop a call that has
 //! taken jobs. The jobs travel in a [`Delivery`], which gives them back to the engine when nobody takes them.
 
+mod by_arrival;
 mod delivery;
 mod fetches;
 mod parked_polls;
@@ -88,7 +89,7 @@ impl Dispatcher {
         let patient = !request.timeout.is_zero();
         let parked = patient && counts;
         if parked {
-            self.parked.enter(request.queues.namespace())?;
+            self.parked.enter(&request.queues)?;
         }
         let deadline = Instant::now() + request.timeout.min(LONGEST_POLL);
         let mut waiting = self.arrive(request, patient, parked);
@@ -153,14 +154,13 @@ impl Dispatcher {
     /// Puts a consumer into its wait list, and makes the list fetch if it has to.
     fn arrive(self: &Arc<Self>, request: Request, patient: bool, parked: bool) -> Waiting {
         let Request { queues, weights, count, ttr, .. } = request;
-        let queues = Wanted { queues, weights };
         let (sender, outcome) = oneshot::channel();
         let mut lists = self.lists.lock();
         lists.arrivals += 1;
         let arrival = lists.arrivals;
         // Asked under the lock: whom `close` does not find in a list must not wait.
         let patient = patient && !lists.closed;
-        let list = lists.get_or_insert(&queues);
+        let (queues, list) = lists.get_or_insert(Wanted::new(queues, weights));
         let may_be_next = list.is_empty() || list.serving.is_some();
         list.push(arrival, (count, ttr), (patient, parked), sender);
         // A registered list that is not stale knows that its queues are empty, or that another list was notified:
@@ -199,7 +199,7 @@ impl Waiting {
             return None;
         }
         if self.parked {
-            self.dispatcher.parked.leave(self.queues.queues.namespace());
+            self.dispatcher.parked.leave(&self.queues.queues);
         }
         let mut lists = self.dispatcher.lists.lock();
         let unseen = lists.unseen(&self.queues);

@@ -1,5 +1,6 @@
 //! What a consumer asks for, and what it gets. Plain values.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,15 +36,40 @@ pub struct Request {
     pub timeout: Duration,
 }
 
-/// What the waiters of one list have asked for: from which queues, and how those share.
+/// With so many queues a list counts once. Each queue that it names takes memory: so many of the longest names take about
+/// as much as a poll of one queue.
+const OF_ONE_PLACE: usize = 10;
+
+/// How often a list counts against bounds that are there for its memory.
+pub fn places(queues: &QueueList) -> usize {
+    queues.names().len().div_ceil(OF_ONE_PLACE)
+}
+
+/// What the waiters of one list have asked for. Shared: each queue of the list refers to it, and each waiter.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Wanted {
+pub struct Wanted(Arc<WantedQueues>);
+
+/// From which queues, and how those share.
+#[derive(PartialEq, Eq, Hash, Debug)]
+pub struct WantedQueues {
     pub queues: QueueList,
     /// `None`: the first queue that has jobs is served first.
     pub weights: Option<Weights>,
 }
 
+impl Deref for Wanted {
+    type Target = WantedQueues;
+
+    fn deref(&self) -> &WantedQueues {
+        &self.0
+    }
+}
+
 impl Wanted {
+    pub fn new(queues: QueueList, weights: Option<Weights>) -> Wanted {
+        Wanted(Arc::new(WantedQueues { queues, weights }))
+    }
+
     pub fn queues(&self) -> impl Iterator<Item = Queue> + '_ {
         self.queues.queues()
     }

@@ -1,6 +1,7 @@
 //! The wait lists: who waits for which queues, and which wait list a notification concerns. Plain data under the
 //! dispatcher's lock. Knows no engine and starts no task.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use ahash::{HashMap, HashSet};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::by_arrival::ByArrival;
 use super::request::{ConsumeResult, Wanted};
 use crate::engine::MAX_CONSUME;
 use crate::error::Unreachable;
@@ -22,7 +24,10 @@ const MAX_LOOKED_AT: usize = 64;
 /// A notification makes one wait list fetch. If that one finds all that it asked for, `WIDEN` times as many do,
 /// and so on up to `WIDEN` to the power of `WIDEST`.
 const WIDEN: usize = 4;
-const WIDEST: u32 = 3;
+const WIDEST: u8 = 3;
+/// The table of queues is made smaller when it has places for so many times as many as it has, and for more than the least.
+const SPARSE: usize = 8;
+const LEAST_TABLE: usize = 1 << 14;
 
 /// All wait lists of one dispatcher.
 #[derive(Debug, Default)]
@@ -44,11 +49,11 @@ pub struct WaitLists {
 #[derive(Debug, Default)]
 struct Registered {
     /// By the arrival of their next waiter. The list whose next waiter waits longest fetches first.
-    lists: BTreeMap<u64, Wanted>,
+    lists: ByArrival,
     /// Those that fetch, by the arrival of the first waiter that the fetch is for.
-    serving: BTreeMap<u64, Wanted>,
+    serving: ByArrival,
     /// How many lists fetch after one that found all it asked for, as a power of [`WIDEN`].
-    wider: u32,
+    wider: u8,
     /// When it was last said that there may be jobs, if no fetch that began later has seen that there are none.
     said: Option<u64>,
     /// The last fetch found nothing, and could not look everywhere for jobs of this queue.
@@ -202,9 +207,12 @@ impl WaitLists {
         self.by_list.get_mut(queues)
     }
 
-    /// The same, made if it is not there.
-    pub fn get_or_insert(&mut self, queues: &Wanted) -> &mut WaitList {
-        self.by_list.entry(queues.clone()).or_default()
+    /// The same, made if it is not there. Beside it what it was made for: waiters that keep this share its names.
+    pub fn get_or_insert(&mut self, queues: Wanted) -> (Wanted, &mut WaitList) {
+        match self.by_list.entry(queues) {
+            Entry::Occupied(list) => (list.key().clone(), list.into_mut()),
+            Entry::Vacant(place) => (place.key().clone(), place.insert(WaitList::default())),
+        }
     }
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (&Wanted, &mut WaitList)> {
@@ -234,7 +242,7 @@ impl WaitLists {
         let first = self.by_list.get(queues).and_then(|list| list.waiters.first_key_value());
         let Some((first, _)) = first else { return u64::MAX };
         // If this list is registered, then under its first waiter, since it fetches for nobody.
-        let next = |queue| Some(*self.by_queue.get(&queue)?.lists.range(first + 1..).next()?.0);
+        let next = |queue| Some(self.by_queue.get(&queue)?.lists.range(first + 1..).next()?.0);
         queues.queues().filter_map(next).min().unwrap_or(u64::MAX)
     }
 
@@ -248,7 +256,7 @@ impl WaitLists {
         list.registered = Some(next);
         for queue in queues.queues() {
             if let Some(registered) = self.by_queue.get_mut(&queue) {
-                registered.lists.remove(&old);
+                registered.lists.remove(old);
                 registered.lists.insert(next, queues.clone());
             }
         }
@@ -278,7 +286,7 @@ impl WaitLists {
             if registered.said.is_none_or(|said| is_seen(&said)) {
                 continue;
             }
-            for other in registered.lists.values().take(MAX_LOOKED_AT) {
+            for (_, other) in registered.lists.range(..).take(MAX_LOOKED_AT) {
                 let shared = other.queues.names().iter().filter(|name| names.contains(name)).count();
                 let Some(list) = self.by_list.get_mut(other).filter(|_| shared == 1) else { continue };
                 list.stale = true;
@@ -305,7 +313,7 @@ impl WaitLists {
             if begins {
                 registered.serving.insert(first, queues.clone());
             } else {
-                registered.serving.remove(&first);
+                registered.serving.remove(first);
             }
         }
     }
@@ -314,11 +322,15 @@ impl WaitLists {
         let Some(arrival) = self.by_list.remove(queues).and_then(|list| list.registered) else { return };
         for queue in queues.queues() {
             if let Some(registered) = self.by_queue.get_mut(&queue) {
-                registered.lists.remove(&arrival);
+                registered.lists.remove(arrival);
                 if registered.lists.is_empty() {
                     self.by_queue.remove(&queue);
                 }
             }
+        }
+        // Polls of many queues have left. A table keeps what it once took.
+        if self.by_queue.len() < self.by_queue.capacity() / SPARSE && self.by_queue.capacity() > LEAST_TABLE {
+            self.by_queue.shrink_to(LEAST_TABLE.max(2 * self.by_queue.len()));
         }
     }
 
@@ -358,8 +370,8 @@ impl WaitLists {
     /// fetches again: the one under way may have looked before the job came, and who came later must not get it.
     fn is_served_first(&mut self, queue: &Queue) -> bool {
         let Some(registered) = self.by_queue.get(queue) else { return false };
-        let Some(next) = registered.lists.keys().next() else { return false };
-        for queues in registered.serving.range(..next).map(|(_, queues)| queues) {
+        let Some((next, _)) = registered.lists.range(..).next() else { return false };
+        for (_, queues) in registered.serving.range(..next) {
             if let Some(list) = self.by_list.get_mut(queues).filter(|list| !list.is_held_up()) {
                 list.stale = true;
                 return true;
@@ -374,7 +386,7 @@ impl WaitLists {
         let mut start = Vec::new();
         for queue in queues.queues() {
             let Some(registered) = self.by_queue.get_mut(&queue) else { continue };
-            let lists = WIDEN.pow(registered.wider);
+            let lists = WIDEN.pow(registered.wider.into());
             registered.wider = (registered.wider + 1).min(WIDEST);
             self.say(&queue);
             start.extend(self.wake_some(&queue, lists));
@@ -419,7 +431,7 @@ impl WaitLists {
     fn wake_some(&mut self, queue: &Queue, mut most: usize) -> Vec<Wanted> {
         let mut start = Vec::new();
         let Some(registered) = self.by_queue.get(queue) else { return start };
-        for queues in registered.lists.values() {
+        for (_, queues) in registered.lists.range(..) {
             if most == 0 {
                 break;
             }
@@ -435,5 +447,17 @@ impl WaitLists {
             most -= usize::from(!list.is_held_up());
         }
         start
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against bytes for each name that a parked poll waits on: it may name a hundred that nobody else waits for.
+    #[test]
+    fn a_queue_that_is_waited_for_keeps_little() {
+        let size = size_of::<(Queue, Registered)>();
+        assert!(size <= 104, "a queue that is waited for takes {size} bytes");
     }
 }

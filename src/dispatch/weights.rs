@@ -9,9 +9,10 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
-use super::request::{Wanted, Weights};
+use super::request::{Wanted, Weights, places};
 use crate::engine::{Consumed, Engine, MAX_CONSUME_BYTES};
 use crate::error::Result;
 use crate::job::Job;
@@ -20,7 +21,8 @@ use crate::name::QueueList;
 /// The most jobs that one call may take, so that a large `count` does not go to one queue. Of a thousand hand-overs so
 /// many are 1.6 of a hundred.
 const QUANTUM: usize = 16;
-/// How many lists have their passes remembered. The one that was not used for longest begins anew.
+/// How many lists have their passes remembered, as [`places`] counts them. The one that was not used for longest begins
+/// anew.
 const MOST_LISTS: usize = 10_000;
 /// What one job adds to the pass of a queue of weight 1.
 const ONE_JOB: u64 = 1 << 32;
@@ -28,12 +30,22 @@ const ONE_JOB: u64 = 1 << 32;
 /// The passes of all weighted lists.
 #[derive(Debug)]
 pub struct WeightShares {
-    passes: Cache<Wanted, Arc<Mutex<Passes>>>,
+    passes: Cache<Wanted, Arc<Mutex<Passes>>, ByPlaces>,
+}
+
+/// A list is kept with its names, so it weighs as much as it counts.
+#[derive(Clone, Debug)]
+struct ByPlaces;
+
+impl<P> Weighter<Wanted, P> for ByPlaces {
+    fn weight(&self, wanted: &Wanted, _: &P) -> u64 {
+        places(&wanted.queues) as u64
+    }
 }
 
 impl Default for WeightShares {
     fn default() -> WeightShares {
-        WeightShares { passes: Cache::new(MOST_LISTS) }
+        WeightShares { passes: Cache::with_weighter(MOST_LISTS, MOST_LISTS as u64, ByPlaces) }
     }
 }
 
@@ -165,6 +177,20 @@ mod tests {
         for (got, wanted) in all.iter().zip([500, 300, 200]) {
             assert!(got.abs_diff(wanted) <= 2, "all have jobs again, and turns were saved up: {all:?}");
         }
+    }
+
+    /// Guards against names that are kept for good: ten thousand lists of a hundred long names would be 300 MB.
+    #[test]
+    fn of_lists_of_many_queues_fewer_are_remembered() {
+        let shares = WeightShares::default();
+        let namespace = crate::name::Namespace::parse("ns").expect("a literal");
+        for list in 0..2_000 {
+            let name = |i| crate::name::QueueName::parse(&format!("q-{list}-{i}")).expect("a name");
+            let queues = QueueList::new(namespace.clone(), (0..100).map(name)).expect("not empty");
+            shares.of(&Wanted::new(queues, Some(Weights::new(vec![1; 100]))));
+        }
+        let lists = shares.passes.len();
+        assert!((500..=1_000).contains(&lists), "{lists} lists of a hundred queues are remembered");
     }
 
     #[test]

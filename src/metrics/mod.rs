@@ -154,8 +154,9 @@ impl Metrics {
         figures::connections(&self.http)
     }
 
-    pub fn parked(&self, polls: usize) {
-        self.http.parked_polls.set(polls as i64);
+    /// How many of the places for parked polls are taken.
+    pub fn parked(&self, places: usize) {
+        self.http.parked_polls.set(places as i64);
     }
 
     /// What can be used now.

@@ -67,6 +67,34 @@ async fn a_publish_on_one_server_wakes_a_poll_on_another_and_so_does_a_delay() {
     }
 }
 
+/// Guards against a tenant that takes the memory of all with polls of queues that nobody else waits for.
+#[tokio::test]
+async fn a_poll_of_many_queues_takes_more_than_one_place_of_its_namespace() {
+    let store = Store::disk();
+    let toml = format!("MaxParkedPolls = 14\nMaxParkedPollsPerNamespace = 11\n{}", store.toml());
+    let server = TestServer::start(&toml, store).await;
+    let (token, others) = (server.token("ns").await, server.token("others").await);
+    let list = |of: &str, count| (0..count).map(|i| format!("{of}-{i}")).collect::<Vec<_>>().join(",");
+    let many = poll(&server, &token, &format!("/api/ns/{}?timeout=20", list("many", 100)));
+    server.until_parked(10).await;
+    let ten = poll(&server, &token, &format!("/api/ns/{}?timeout=20", list("ten", 10)));
+    server.until_parked(11).await;
+    let refused = server.get(&token, "/api/ns/q?timeout=1").await.expect(503);
+    assert_eq!(refused.says(), "too many consumers of this namespace are waiting, please retry later");
+    // Another namespace has its part: three places are left.
+    let two = poll(&server, &others, &format!("/api/others/{}?timeout=20", list("two", 11)));
+    server.until_parked(13).await;
+    let _one = poll(&server, &others, "/api/others/q?timeout=20");
+    server.until_parked(14).await;
+    let refused = server.get(&others, "/api/others/r?timeout=1").await.expect(503);
+    assert_eq!(refused.says(), "too many consumers are waiting, please retry later");
+    drop((ten, two));
+    // Who gets a job gives all its places back.
+    let id = server.put(&token, "/api/ns/many-99", "x").await.expect(201).job_id();
+    assert_eq!(ended(many).await.expect(200).job_id(), id, "it waits for each of its queues");
+    server.until_parked(4).await;
+}
+
 #[tokio::test]
 async fn an_empty_poll_lasts_its_timeout_and_too_many_are_told_so() {
     let store = Store::disk();

@@ -188,7 +188,7 @@ pub async fn metrics(State(state): App) -> Response {
     let Ok(alone) = timeout_at(end, state.scrape.clone().lock_owned()).await else {
         return ApiError::from(Error::Overloaded).into_response();
     };
-    state.metrics.parked(state.parked.count());
+    state.metrics.parked(state.parked.places());
     state.metrics.health(&Health { ready, tokens, pools });
     let text = written(state.metrics.clone(), asked, alone).await;
     reply::with_body(StatusCode::OK, HeaderValue::from_static(prometheus::TEXT_FORMAT), text.into())

@@ -569,6 +569,44 @@ async fn beyond_the_cap_a_poll_is_refused_and_one_that_does_not_wait_is_not() {
     );
 }
 
+/// Guards against polls of a hundred queues each, which take ten times the memory of others and count as they do.
+#[tokio::test(start_paused = true)]
+async fn a_poll_of_many_queues_counts_once_for_each_ten_of_them() {
+    let named = |of: &str, count: usize| -> Vec<String> { (0..count).map(|i| format!("{of}-{i}")).collect() };
+    for (queues, places) in [(1, 1), (2, 1), (10, 1), (11, 2), (20, 2), (21, 3), (99, 10), (100, 10)] {
+        let setup = Setup::with_room(12);
+        let names = named("many", queues);
+        let many = setup.consumer(&names.iter().map(String::as_str).collect::<Vec<_>>(), 1);
+        setup.parked(1).await;
+        assert_eq!(setup.parked.places(), places, "places of a poll of {queues} queues");
+        let others: Vec<_> = (places..12).map(|i| setup.consumer(&[&format!("q-{i}")], 1)).collect();
+        setup.parked(1 + others.len()).await;
+        let refused = setup.poll(queue_list(&["a"]), POLL).await;
+        assert!(
+            matches!(refused, Err(ConsumeError::TooMany(12))),
+            "{queues} queues beside others: {refused:?}"
+        );
+        many.abort();
+        setup.parked(others.len()).await;
+        assert_eq!(setup.parked.places(), others.len(), "a poll of {queues} queues has left");
+    }
+    // A name that is given twice is one queue, and whoever is alone gets in with any list.
+    let setup = Setup::with_room(1);
+    let twice = setup.consumer(&["a"; 100], 1);
+    setup.parked(1).await;
+    assert_eq!(setup.parked.places(), 1, "a hundred times the same name");
+    twice.abort();
+    setup.parked(0).await;
+    let names = named("many", 100);
+    let _alone = setup.consumer(&names.iter().map(String::as_str).collect::<Vec<_>>(), 1);
+    setup.parked(1).await;
+    let refused = setup.poll(queue_list(&["a"]), POLL).await;
+    assert!(
+        matches!(refused, Err(ConsumeError::TooMany(1))),
+        "beside a poll of a hundred queues: {refused:?}"
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_failed_fetch_is_told_and_the_wait_list_goes_on() {
     let setup = Setup::new();
