@@ -11,7 +11,6 @@ use parking_lot::Mutex;
 
 use super::leases::{Begun, LEASE_TURNS, Leased, millis};
 use super::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
-use crate::clock::Millis;
 use crate::engine::disk::{self, Change, DiskEngine, Table, put_short, take_short};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
@@ -166,8 +165,10 @@ impl PushStore for DiskPush {
                 let stored = self.rows.read(Table::Push, |rows| rows.get(&lent_row).and_then(read_lent));
                 leased.stored = stored;
                 // What was begun until then counts for one `per` more.
-                let left = |until: Millis| (until.min(pool_now) + millis(lease.per)).saturating_sub(pool_now);
-                let begun = |(rate, until): Begun| (rate, now + left(until));
+                let begun = |(rate, until): Begun| {
+                    let left = (until.min(pool_now) + millis(lease.per)).saturating_sub(pool_now);
+                    (rate, now + left)
+                };
                 leased.lent.extend(stored.map(begun));
             }
             let (grant, begun) = (leased.divide(&lease, now), leased.row(&lease, pool_now));
