@@ -122,7 +122,7 @@ async fn memory(bench: &Bench, store: Store) -> Outcome {
         if store == Store::Spread {
             let mut shares = (Vec::new(), Vec::new());
             for (node, (bytes, time)) in setup.masters().zip(each) {
-                shares.0.push(info(node, "memory", "used_memory")? - bytes);
+                shares.0.push(info::<f64>(node, "memory", "used_memory")? - bytes);
                 shares.1.push((cpu(node.pid())? - time).as_secs_f64());
             }
             for (what, mut share) in [("memory", shares.0), ("processor time", shares.1)] {

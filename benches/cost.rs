@@ -16,8 +16,9 @@ use support::client::{Client, Target};
 use support::ledger::Spread;
 use support::nginx::Nginx;
 use support::proc::Meter;
+use support::redis_cluster::RedisCluster;
 use support::report::Bench;
-use support::setup::{Setup, Store};
+use support::setup::{Setup, Store, command_counts};
 use support::{Outcome, report};
 use tokio::task::JoinSet;
 
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         }
         let stores = [Store::Redis, Store::Cluster, Store::Spread];
         bench.section("cluster: a Redis beside three masters", table(bench, CONNECTIONS[0], &stores)).await;
+        bench.long_section("causes: what a cluster adds", Duration::from_secs(900), causes(bench)).await;
         for store in [Store::Disk, Store::Redis] {
             let name = format!("quota {store}: none, of another namespace, of this one");
             bench.section(&name, quota(bench, store)).await;
@@ -64,6 +66,8 @@ fn main() -> ExitCode {
 enum Step {
     Publish,
     Cycle,
+    /// Jobs with a delay of a second, and then a poll and an ack for each.
+    Life,
     Bulk,
     /// A bulk that is due tomorrow.
     Backlog,
@@ -77,7 +81,7 @@ impl Step {
     /// How many jobs one turn of it moves.
     fn jobs(self) -> usize {
         match self {
-            Step::Bulk | Step::Backlog => BULK,
+            Step::Bulk | Step::Backlog | Step::Life => BULK,
             Step::Batch => BATCH,
             Step::Publish | Step::Cycle | Step::Constant => 1,
         }
@@ -87,6 +91,7 @@ impl Step {
         match self {
             Step::Publish => "publish",
             Step::Cycle => "publish, consume, ack",
+            Step::Life => "a delayed life",
             Step::Bulk => "bulk of 64, a job",
             Step::Backlog => "bulk of 64 with a delay, a job",
             Step::Batch => "100 consumed, acked singly, a job",
@@ -111,7 +116,11 @@ impl Load {
     fn queue(self, connection: usize, n: usize) -> String {
         // Cycles have queues of their own: each connection takes one job for one that it put, so there is one for
         // everybody.
-        let name = if self.step == Step::Cycle { "cycle" } else { "queue" };
+        let name = match self.step {
+            Step::Cycle => "cycle",
+            Step::Life => "life",
+            _ => "queue",
+        };
         match self.queues {
             1 => name.to_owned(),
             queues => format!("{name}-{}", (connection * 7919 + n) % queues),
@@ -122,6 +131,7 @@ impl Load {
 /// One measurement: operations a second, and microseconds of each process for one.
 struct Cost {
     rate: f64,
+    done: usize,
     spread: Spread,
     processor: Vec<(&'static str, f64)>,
 }
@@ -154,6 +164,74 @@ async fn table(bench: &Bench, connections: usize, stores_of: &[Store]) -> Outcom
     bench.figure("nginx's constant 201: the unit", median(&mut units), "us");
     medians(bench, costs);
     Ok(())
+}
+
+/// What tells apart why a job on a cluster costs another processor time than one on a Redis in lmstfy's layout: the layout,
+/// partitions, nodes, replicas, a queue that is spread. Beside the processor time stands what does not depend on who else
+/// is on the machine: scripts and commands of all masters for an operation, and bytes that a replica and the append-only
+/// file get.
+async fn causes(bench: &Bench) -> Outcome {
+    const COMPACT: &str = "Layout = \"compact\"";
+    let (parts, spread) = ("Partitions = 64\nOrdered = [\"*/*\"]", "Spread = [\"*/*\"]");
+    let nginx = Nginx::start()?;
+    let mut constant = connect(&nginx.target(), CONNECTIONS[0]).await?;
+    let mut setups = Vec::new();
+    for replicas in [0, 1] {
+        let with = if replicas > 0 { ", replicas" } else { "" };
+        let one = async |more: &str| Setup::one_redis(&[], replicas, more).await;
+        setups.push((format!("one Redis{with}"), one("").await?));
+        setups.push((format!("compact{with}"), one(COMPACT).await?));
+        if replicas == 0 {
+            setups.push(("compact in 64 parts".into(), one(&format!("{COMPACT}\n{parts}")).await?));
+            let more = format!("{COMPACT}\nPartitions = 64\n{spread}");
+            setups.push(("compact in 64 parts, spread".into(), one(&more).await?));
+        }
+        for (name, more) in [("at home", "Ordered = [\"*/*\"]"), ("spread", spread)] {
+            let cluster = RedisCluster::start_of(3 + 3 * replicas, replicas);
+            let setup = Setup::on_cluster(cluster, &[&[]], more).await?;
+            setups.push((format!("cluster, {name}{with}"), setup));
+        }
+    }
+    let (time, mut costs): (_, BTreeMap<String, Vec<f64>>) = (bench.seconds(1.5, 0.2), BTreeMap::new());
+    for _ in 0..bench.size(5, 1) {
+        for connections in [CONNECTIONS[0], 3 * CONNECTIONS[0]] {
+            for (name, setup) in &setups {
+                let (_, unit) = floor(&nginx, &mut constant, time / 3).await?;
+                let mut clients = connect(&setup.first().api, connections).await?;
+                for step in [Step::Publish, Step::Cycle, Step::Life] {
+                    if step == Step::Life && connections > CONNECTIONS[0] {
+                        continue;
+                    }
+                    let before = done(setup)?;
+                    let mut processes = setup.processes();
+                    for replica in setup.replicas() {
+                        processes.push(("replica", replica.pid()));
+                    }
+                    let cost = measure(processes, &mut clients, Load::of(step), time).await?;
+                    let name = format!("{name}, {connections} connections");
+                    note(&mut costs, &name, step, &cost, unit);
+                    for ((what, before), (_, after)) in before.into_iter().zip(done(setup)?) {
+                        let figure = (after - before) / cost.done as f64;
+                        costs.entry(format!("{name}: {}: {what}|", step.name())).or_default().push(figure);
+                    }
+                }
+            }
+        }
+    }
+    medians(bench, costs);
+    Ok(())
+}
+
+/// What the masters of a setup have done.
+fn done(setup: &Setup) -> Outcome<[(&'static str, f64); 3]> {
+    let (mut scripts, mut commands) = (0, 0);
+    for master in setup.masters() {
+        for (name, count) in command_counts(master)? {
+            *if name == "evalsha" { &mut scripts } else { &mut commands } += count;
+        }
+    }
+    let bytes = setup.info_of_masters("persistence", "aof_current_size")?;
+    Ok([("scripts", scripts as f64), ("commands", commands as f64), ("bytes written", bytes)])
 }
 
 /// nginx's constant 201, and its microseconds: the unit.
@@ -227,7 +305,7 @@ async fn measure(
             None => processor.push((name, us)),
         }
     }
-    Ok(Cost { rate: done as f64 / took.as_secs_f64(), spread, processor })
+    Ok(Cost { rate: done as f64 / took.as_secs_f64(), done, spread, processor })
 }
 
 /// Takes the connections back when they are done, with what they have met together.
@@ -258,6 +336,16 @@ async fn once(client: &mut Client, step: Step, queue: &str, spread: &mut Spread)
             spread.add(at.elapsed());
             at = Instant::now();
             client.ack(queue, &job.job_id).await?;
+        }
+        Step::Life => {
+            for _ in 0..BULK {
+                client.publish(queue, "tries=3&delay=1", BODY).await?;
+            }
+            for _ in 0..BULK {
+                let query = format!("{TTR}&timeout=20");
+                let job = client.consume(queue, &query).await?.ok_or("a published job is gone")?;
+                client.ack(queue, &job.job_id).await?;
+            }
         }
         Step::Bulk | Step::Backlog => {
             let delay = if step == Step::Backlog { "&delay=86400" } else { "" };

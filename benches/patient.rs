@@ -67,7 +67,12 @@ async fn crowd(bench: &Bench, store: Store, queues: usize, job: fn(usize) -> Job
     bench.figure("server memory", after / 1024.0, "MB");
     if let Some(redis) = &setup.redis {
         // One of them is the question's own.
-        bench.at_most("Redis connections", info(redis, "clients", "connected_clients")? - 1.0, 16.0, "");
+        bench.at_most(
+            "Redis connections",
+            info::<f64>(redis, "clients", "connected_clients")? - 1.0,
+            16.0,
+            "",
+        );
     }
     bench.figure("server memory, peak until here", peak / 1024.0, "MB");
     quiet(bench, &setup, bench.seconds(5.0, 1.0)).await?;

@@ -139,7 +139,7 @@ async fn idle(bench: &Bench, store: Store) -> Outcome {
     let memory = support::proc::memory(setup.first().pid())?;
     bench.at_most("memory of the server, more than before", (memory.0 - before) / 1024.0, 100.0, "MB");
     if let Some(redis) = &setup.redis {
-        let used = support::setup::info(redis, "memory", "used_memory")?;
+        let used: f64 = support::setup::info(redis, "memory", "used_memory")?;
         bench.figure("memory of the Redis", used / f64::from(1 << 20), "MB");
     }
     let began = Instant::now();

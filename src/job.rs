@@ -307,6 +307,26 @@ pub struct JobView {
     pub attributes: Attributes,
 }
 
+/// What a job is stored with.
+impl From<Job> for JobView {
+    fn from(job: Job) -> JobView {
+        JobView {
+            id: job.id,
+            state: None,
+            due_at: None,
+            tries_left: None,
+            receipt: None,
+            ttl: job.ttl,
+            elapsed: job.elapsed,
+            key: None,
+            reason: None,
+            size: job.body.len() as u64,
+            body: Some(job.body),
+            attributes: job.attributes,
+        }
+    }
+}
+
 /// Names a stored job.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct JobRef {

@@ -249,10 +249,6 @@ impl Sampler {
         self.latest.read().clone()
     }
 
-    pub fn began(&self) -> Began {
-        self.began
-    }
-
     /// Reads the store at the beginning, and then again and again until it is stopped: each ten seconds, and more seldom
     /// if it takes long. What a scrape has read meanwhile counts.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::clock::Millis;
 
@@ -59,8 +59,17 @@ pub fn digits<T: FromStr>(text: &str) -> Option<T> {
 }
 
 /// Shown as RFC 3339, in UTC, with milliseconds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Instant(pub Millis);
+
+impl TryFrom<String> for Instant {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Instant, &'static str> {
+        instant(&text).map(Instant).ok_or("no instant")
+    }
+}
 
 impl fmt::Display for Instant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,9 +1,11 @@
 //! Servers to be measured: the release binary as a child process, on a directory or on a redis-server of its
 //! own, all of it gone when the section ends.
 
+use std::error::Error;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
@@ -147,6 +149,8 @@ impl Server {
 pub struct Setup {
     pub servers: Vec<Server>,
     pub redis: Option<RedisServer>,
+    /// Of the one Redis.
+    replicas: Vec<RedisServer>,
     pub cluster: Option<RedisCluster>,
 }
 
@@ -167,7 +171,12 @@ impl Setup {
             Store::Spread => return Setup::cluster(&[env], "Spread = [\"*/*\"]").await,
         };
         let pool = format!("[Pool.default]\nPath = \"jobs\"\nSync = \"{sync}\"\n");
-        Ok(Setup { servers: vec![Server::start(&pool, env).await?], redis: None, cluster: None })
+        Ok(Setup {
+            servers: vec![Server::start(&pool, env).await?],
+            redis: None,
+            replicas: Vec::new(),
+            cluster: None,
+        })
     }
 
     /// One on a disk that may open so many files.
@@ -175,7 +184,7 @@ impl Setup {
         let shell = ["/bin/sh", "-c", &format!("ulimit -n {most} && exec \"$@\""), "sh"];
         let pool = "[Pool.default]\nPath = \"jobs\"\n";
         let server = Server::start_under(&shell.map(str::to_owned), pool, env).await?;
-        Ok(Setup { servers: vec![server], redis: None, cluster: None })
+        Ok(Setup { servers: vec![server], redis: None, replicas: Vec::new(), cluster: None })
     }
 
     /// Several servers on one Redis, each with variables of its own.
@@ -187,22 +196,47 @@ impl Setup {
         for env in environments {
             servers.push(Server::start(&pool, env).await?);
         }
-        Ok(Setup { servers, redis: Some(redis), cluster: None })
+        Ok(Setup { servers, redis: Some(redis), replicas: Vec::new(), cluster: None })
     }
 
     /// One server on one Redis, in the compact layout with one partition.
     pub async fn compact(env: &[(&str, &str)]) -> Outcome<Setup> {
-        let redis = RedisServer::start_with(None, &["--hash-max-listpack-value", "1100"]);
+        Setup::one_redis(env, 0, "Layout = \"compact\"").await
+    }
+
+    /// One server on one Redis with so many replicas, and further lines of the pool's table.
+    pub async fn one_redis(env: &[(&str, &str)], replicas: usize, more: &str) -> Outcome<Setup> {
+        let settings = ["--hash-max-listpack-value", "1100", "--repl-diskless-sync-delay", "0"];
+        let redis = RedisServer::start_with(None, &settings);
+        let of = ["--replicaof", "127.0.0.1", &redis.port.to_string()];
+        let replica = |_| RedisServer::start_with(None, &[&settings[..], &of].concat());
+        let replicas: Vec<RedisServer> = (0..replicas).map(replica).collect();
+        let end = Instant::now() + Duration::from_secs(20);
+        while !replicas.iter().all(|replica| {
+            info::<String>(replica, "replication", "master_link_status").is_ok_and(|state| state == "up")
+        }) {
+            if Instant::now() > end {
+                return Err("a replica does not follow its master".into());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         let addr = redis.addr();
-        let pool = format!(
-            "[AdminRedis]\nAddr = \"{addr}\"\n[Pool.default]\nAddr = \"{addr}\"\nLayout = \"compact\"\n"
-        );
-        Ok(Setup { servers: vec![Server::start(&pool, env).await?], redis: Some(redis), cluster: None })
+        let pool = format!("[AdminRedis]\nAddr = \"{addr}\"\n[Pool.default]\nAddr = \"{addr}\"\n{more}\n");
+        let servers = vec![Server::start(&pool, env).await?];
+        Ok(Setup { servers, redis: Some(redis), replicas, cluster: None })
     }
 
     /// Several servers on one cluster of six, each with variables of its own, and further lines of the pool's table.
     pub async fn cluster(environments: &[&[(&str, &str)]], more: &str) -> Outcome<Setup> {
-        let cluster = RedisCluster::start();
+        Setup::on_cluster(RedisCluster::start(), environments, more).await
+    }
+
+    /// The same on a cluster whose first three nodes are its masters.
+    pub async fn on_cluster(
+        cluster: RedisCluster,
+        environments: &[&[(&str, &str)]],
+        more: &str,
+    ) -> Outcome<Setup> {
         let addrs: Vec<String> =
             cluster.servers.iter().take(3).map(|node| format!("\"{}\"", node.addr())).collect();
         let pool = format!("[Pool.default]\nCluster = [{}]\n{more}\n", addrs.join(", "));
@@ -210,13 +244,14 @@ impl Setup {
         for env in environments {
             servers.push(Server::start(&pool, env).await?);
         }
-        Ok(Setup { servers, redis: None, cluster: Some(cluster) })
+        Ok(Setup { servers, redis: None, replicas: Vec::new(), cluster: Some(cluster) })
     }
 
     /// One server that reaches this Redis at another address: through a proxy, as through a virtual IP.
     pub async fn behind(addr: &str, redis: RedisServer) -> Outcome<Setup> {
         let pool = format!("[AdminRedis]\nAddr = \"{addr}\"\n[Pool.default]\nAddr = \"{addr}\"\n");
-        Ok(Setup { servers: vec![Server::start(&pool, &[]).await?], redis: Some(redis), cluster: None })
+        let servers = vec![Server::start(&pool, &[]).await?];
+        Ok(Setup { servers, redis: Some(redis), replicas: Vec::new(), cluster: None })
     }
 
     /// The first server.
@@ -234,9 +269,14 @@ impl Setup {
         self.redis.iter().chain(self.cluster.iter().flat_map(|cluster| cluster.servers.iter().take(3)))
     }
 
+    /// Those that follow them.
+    pub fn replicas(&self) -> impl Iterator<Item = &RedisServer> {
+        self.replicas.iter().chain(self.cluster.iter().flat_map(|cluster| cluster.servers.iter().skip(3)))
+    }
+
     /// What a figure of INFO is over all masters.
     pub fn info_of_masters(&self, section: &str, name: &str) -> Outcome<f64> {
-        self.masters().map(|master| info(master, section, name)).sum()
+        self.masters().map(|master| info::<f64>(master, section, name)).sum()
     }
 
     /// Every process, for a meter: servers, the Redis or the masters, this client.
@@ -249,7 +289,11 @@ impl Setup {
 }
 
 /// A figure of the Redis's INFO, by its name.
-pub fn info(redis: &RedisServer, section: &str, name: &str) -> Outcome<f64> {
+pub fn info<T: FromStr<Err: Error + Send + Sync + 'static>>(
+    redis: &RedisServer,
+    section: &str,
+    name: &str,
+) -> Outcome<T> {
     let text: String = redis::cmd("INFO").arg(section).query(&mut redis.connection())?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     Ok(line.ok_or_else(|| format!("INFO {section} has no {name}"))?.trim().parse()?)

@@ -95,7 +95,7 @@ func (a *acks) settle(queue string, tasks []*task) {
 				last = t.job
 			}
 		}
-		if !a.run.pauseInTime(last, n, failed.Error) {
+		if !a.run.waitInTime(last, n, failed.Error) {
 			for _, t := range tasks {
 				t.settled(OutcomeLost)
 			}

@@ -30,6 +30,7 @@ type request struct {
 	repeat         bool           // also after answers that leave open whether it was done
 	goneIsDone     bool           // a 404 to a repeat says that the first one was done
 	timeout        time.Duration  // of one request; 0 is the client's
+	waits          time.Duration  // how long the server may hold the request, beside its timeout
 	retryFor       *time.Duration // nil is the client's
 	through        *http.Client   // nil is the client's
 	ttr            time.Duration  // of a consume
@@ -129,7 +130,7 @@ func (c *Client) call(ctx context.Context, r request, into any) (http.Header, *c
 	began := c.clock.Now()
 	perhapsDone := false
 	for n := 0; ; n++ {
-		header, err := c.send(ctx, r, address, timeout, into)
+		header, err := c.send(ctx, r, address, timeout+r.waits, into)
 		if err == nil || perhapsDone && r.goneIsDone && err.Kind == ErrNotFound {
 			return header, nil
 		}

@@ -54,7 +54,7 @@ func NewClient(rawURL, namespace, token string, opts ...Option) (*Client, error)
 	if err != nil || base.Host == "" || (base.Scheme != "http" && base.Scheme != "https") {
 		return nil, invalid(op, "the URL should be http://host:port or https://host:port")
 	}
-	if base.RawQuery != "" || base.Fragment != "" {
+	if base.RawQuery != "" || base.ForceQuery || base.Fragment != "" {
 		return nil, invalid(op, "the URL should have neither a query nor a fragment")
 	}
 	if !validName(namespace) {
@@ -181,7 +181,7 @@ func (c *Client) PublishMany(ctx context.Context, queue string, msgs []Message) 
 	}
 	published := make([]Published, 0, len(msgs))
 	var batch [][]byte
-	size := 0
+	size := 1 // of the body: brackets, and a comma between two
 	send := func() *callError {
 		some, err := c.publishBatch(ctx, queue, batch, nil)
 		if err != nil {
@@ -191,18 +191,18 @@ func (c *Client) PublishMany(ctx context.Context, queue string, msgs []Message) 
 			err.Published = published
 			return err
 		}
-		published, batch, size = append(published, some...), nil, 0
+		published, batch, size = append(published, some...), nil, 1
 		return nil
 	}
 	for _, m := range msgs {
 		m.carry(ctx)
 		element := m.element()
-		if len(batch) == batchJobs || len(batch) > 0 && size+len(element) > batchBytes {
+		if len(batch) == batchJobs || len(batch) > 0 && size+len(element)+1 > batchBytes {
 			if err := send(); err != nil {
 				return published, err.plain()
 			}
 		}
-		batch, size = append(batch, element), size+len(element)
+		batch, size = append(batch, element), size+len(element)+1
 	}
 	if len(batch) > 0 {
 		if err := send(); err != nil {
@@ -291,7 +291,7 @@ func (c *Client) consumeRequest(opts ConsumeOptions, queues []string) (request, 
 	}
 	return request{
 		op: "consume", method: http.MethodGet, queue: all, several: true, query: query, ttr: opts.TTR,
-		timeout: c.timeout + opts.Timeout + time.Second,
+		waits: opts.Timeout + time.Second, // it is rounded up
 	}, nil
 }
 

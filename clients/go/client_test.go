@@ -453,7 +453,7 @@ func TestNamesThatWouldMakeAnotherPathAreRefused(t *testing.T) {
 }
 
 func TestAClientIsMadeOfWhatItIsGiven(t *testing.T) {
-	for _, url := range []string{"", "127.0.0.1:7777", "ftp://x", "http://", "http://x?y", "http://x#y", "http://%zz"} {
+	for _, url := range []string{"", "127.0.0.1:7777", "ftp://x", "http://", "http://x?", "http://x?y", "http://x#y", "http://%zz"} {
 		_, err := NewClient(url, "test", "")
 		asError(t, err, ErrInvalid)
 	}

@@ -72,8 +72,8 @@ func (j *Job) Touch(ctx context.Context, ttr time.Duration) (until time.Time, er
 	if ttr < 0 {
 		return until, invalid("touch "+j.Queue, "the ttr is negative")
 	}
-	err = j.byHand(ctx, "touch", func() (failed *callError) {
-		until, failed = j.touch(ctx, ttr, 0, nil)
+	err = j.byHand(ctx, "touch", func(timeout time.Duration, retryFor *time.Duration) (failed *callError) {
+		until, failed = j.touch(ctx, ttr, timeout, retryFor)
 		return failed
 	})
 	if err == nil && j.task != nil {
@@ -84,8 +84,8 @@ func (j *Job) Touch(ctx context.Context, ttr time.Duration) (until time.Time, er
 
 // Ack forgets the job: it is done.
 func (j *Job) Ack(ctx context.Context) error {
-	return j.byHand(ctx, "ack", func() *callError {
-		acked, failed := j.client.ackSome(ctx, j.Queue, []*Job{j}, 0, nil)
+	return j.byHand(ctx, "ack", func(timeout time.Duration, retryFor *time.Duration) *callError {
+		acked, failed := j.client.ackSome(ctx, j.Queue, []*Job{j}, timeout, retryFor)
 		if failed == nil && len(acked.Stale) > 0 {
 			failed = &callError{Error: notYours("ack " + j.Queue)}
 		}
@@ -115,8 +115,8 @@ func (j *Job) Release(ctx context.Context, how Release) (released Released, err 
 	if how.Delay < 0 {
 		return released, invalid("release "+j.Queue, "the delay is negative")
 	}
-	err = j.byHand(ctx, "release", func() (failed *callError) {
-		released, failed = j.release(ctx, how, 0, nil)
+	err = j.byHand(ctx, "release", func(timeout time.Duration, retryFor *time.Duration) (failed *callError) {
+		released, failed = j.release(ctx, how, timeout, retryFor)
 		if failed == nil {
 			j.settle(OutcomeReleased)
 		}
@@ -127,8 +127,8 @@ func (j *Job) Release(ctx context.Context, how Release) (released Released, err 
 
 // Bury puts the job into the dead letter, whatever tries are left.
 func (j *Job) Bury(ctx context.Context, reason string) error {
-	return j.byHand(ctx, "bury", func() *callError {
-		failed := j.bury(ctx, reason, 0, nil)
+	return j.byHand(ctx, "bury", func(timeout time.Duration, retryFor *time.Duration) *callError {
+		failed := j.bury(ctx, reason, timeout, retryFor)
 		if failed == nil {
 			j.settle(OutcomeBuried)
 		}
@@ -142,12 +142,26 @@ func (j *Job) Attempt(ctx context.Context) (int, error) {
 	if j.client == nil {
 		return 0, invalid("attempt "+j.Queue, "the job was not consumed")
 	}
-	attempt, failed := j.findAttempt(ctx, 0, nil)
+	if j.outcome() == OutcomeLost { // nothing more is sent for it
+		return 0, notYours("attempt " + j.Queue)
+	}
+	timeout, retryFor := j.bounds()
+	attempt, failed := j.findAttempt(ctx, timeout, retryFor)
 	return attempt, failed.plain()
 }
 
+// bounds are those of a call by hand: of a worker's job no longer than it is the worker's.
+func (j *Job) bounds() (timeout time.Duration, retryFor *time.Duration) {
+	if j.task == nil {
+		return 0, nil
+	}
+	left := longer(j.left(), time.Millisecond)
+	all := shorter(j.client.retryFor, left)
+	return shorter(j.client.timeout, left), &all
+}
+
 // byHand does a call in the job's turn. A receipt that a lost touch has made old is looked for.
-func (j *Job) byHand(ctx context.Context, verb string, do func() *callError) error {
+func (j *Job) byHand(ctx context.Context, verb string, do func(time.Duration, *time.Duration) *callError) error {
 	if j.proof() == "" {
 		return invalid(verb+" "+j.Queue, "the job was not consumed")
 	}
@@ -158,10 +172,11 @@ func (j *Job) byHand(ctx context.Context, verb string, do func() *callError) err
 	if j.outcome() == OutcomeLost { // nothing more is sent for it
 		return notYours(verb + " " + j.Queue)
 	}
-	failed := do()
+	failed := do(j.bounds())
 	if failed.is(ErrLost) && j.touchLost {
-		if ours, unknown := j.findReceipt(ctx, 0, nil); ours {
-			failed = do()
+		timeout, retryFor := j.bounds()
+		if ours, unknown := j.findReceipt(ctx, timeout, retryFor); ours {
+			failed = do(j.bounds())
 		} else if unknown != nil {
 			failed = unknown // it may be ours still
 		}

@@ -311,7 +311,9 @@ func (t *task) touch() {
 				return
 			}
 		}
-		t.plan(longer(pauseAfter(t.failures), failed.RetryAfter))
+		if pause, inTime := job.pauseInTime(t.failures, failed.Error); inTime {
+			t.plan(pause)
+		}
 		t.failures++
 		return
 	}
@@ -428,17 +430,30 @@ func (t *task) settle(res result) {
 		case failed.is(ErrLost), failed.is(ErrNotFound):
 			failed = nil
 		}
-		if failed == nil || !t.run.pauseInTime(job, n, failed.Error) {
+		if failed == nil || !t.run.waitInTime(job, n, failed.Error) {
 			outcome = OutcomeLost
 		}
 	}
 	t.settled(outcome)
 }
 
-// pauseInTime waits before a repeat; not when the job will be lost by then, or nobody waits any more.
-func (r *run) pauseInTime(job *Job, n int, failed *Error) bool {
-	pause := longer(pauseAfter(n), failed.RetryAfter)
-	return pause < job.left() && !closed(r.hurry) && sleep(r.w.client.clock, pause, r.hurry)
+// pauseInTime is how long to wait before the next repeat, if there is time for one. Where the job would be lost before
+// the server wants to hear of it again, it is half of what is left: that server may be back long before.
+func (j *Job) pauseInTime(n int, failed *Error) (pause time.Duration, inTime bool) {
+	left := j.left()
+	if pause = longer(pauseAfter(n), failed.RetryAfter); pause >= left {
+		pause = left / 2
+	}
+	return pause, left > lastRepeat
+}
+
+// lastRepeat is how long a job is held at least when something is repeated for it.
+const lastRepeat = 100 * time.Millisecond
+
+// waitInTime waits before a repeat. It says whether there is time for one.
+func (r *run) waitInTime(job *Job, n int, failed *Error) bool {
+	pause, inTime := job.pauseInTime(n, failed)
+	return inTime && sleep(r.w.client.clock, pause, nil)
 }
 
 func (t *task) give(res result, timeout time.Duration) *callError {
@@ -456,10 +471,21 @@ func (t *task) give(res result, timeout time.Duration) *callError {
 	}
 	after := res.after
 	if res.backoff {
-		after = t.run.w.backoff(attempt, res.err)
+		after = t.run.w.backoffAfter(attempt, res.err)
 	}
 	_, failed := job.release(ctx, Release{Delay: longer(after, 0), Reason: reason, KeepTry: res.keepTry}, timeout, once)
 	return failed
+}
+
+// backoffAfter asks the program's own function, if there is one: its panic ends no worker.
+func (w *Worker) backoffAfter(attempt int, err error) (after time.Duration) {
+	defer func() {
+		if value := recover(); value != nil {
+			w.log.Error("dormouse: the back-off panicked", "panic", fmt.Sprint(value), "stack", string(debug.Stack()))
+			after = spread(5 * time.Second)
+		}
+	}()
+	return w.backoff(attempt, err)
 }
 
 // settled ends the turn that settle has taken.

@@ -295,7 +295,7 @@ func (w *Worker) begin(ctx context.Context) (*run, error) {
 	if _, err := ask.address(w.client); err != nil {
 		return nil, err
 	}
-	ask.timeout, ask.retryFor = w.poll+10*time.Second, once
+	ask.timeout, ask.waits, ask.retryFor = 10*time.Second, w.poll, once
 	r.ask = ask
 	r.through, r.halfClose = w.client.forPolls()
 	w.running = r
@@ -315,7 +315,7 @@ type run struct {
 
 	stops    sync.Mutex
 	stopping chan struct{} // closed: no poll any more
-	hurry    chan struct{} // closed: nobody is waited for any more
+	hurry    chan struct{} // closed: no handler is waited for any more
 
 	mu        sync.Mutex
 	free      int

@@ -255,6 +255,18 @@ func TestABackoffOfOnesOwn(t *testing.T) {
 	sh.stop()
 }
 
+// A back-off such as delays[attempt] must not end the program at the fourth attempt.
+func TestABackoffThatPanics(t *testing.T) {
+	sh := newShift(t, BackoffFunc(func(int, error) time.Duration { panic("no such attempt") })).start()
+	id := sh.publish("mail", "x", Tries(3))
+	sh.next().ret <- errors.New("no")
+	sh.outcome(OutcomeReleased)
+	if delay := sh.info("mail", id).DueAt.Sub(sh.server.Now()); delay < 4*time.Second || delay > 6*time.Second {
+		t.Fatal(delay)
+	}
+	sh.stop()
+}
+
 func TestAPanicIsAnError(t *testing.T) {
 	s := newStage(t)
 	sh := newShiftOn(s)

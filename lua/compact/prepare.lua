@@ -2,8 +2,8 @@
 -- else gets its keys meanwhile.
 -- KEYS    the partition's guard
 -- ARGV    the publish's id, the partition that decides, after how many ms others look what became of it, arguments of
---         compact/publish.lua
--- returns as compact/publish.lua: 'would' if it is kept
+--         compact/publish_with.lua
+-- returns as compact/publish_with.lua: 'would' if it is kept
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's)
 local id, args = ARGV[1], {}
 for i = 4, #ARGV do args[i - 3] = ARGV[i] end

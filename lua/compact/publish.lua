@@ -1,288 +1,147 @@
--- Stores the jobs of several publish calls, each call as a whole or not at all. A call with keys, or that is safe to
--- repeat, or of a namespace with a quota, comes alone.
+-- Stores the jobs of several publish calls, each call as a whole or not at all. None of them has a key or is due at an
+-- instant, no call is safe to repeat, and no namespace has a quota: all that is for compact/publish_with.lua.
 -- KEYS    the partition's guard
--- ARGV    1 = such a call, #queues, their names (ns/queue), per queue in 4 bytes what the caller knows of it (0 = it is
---         gathered, n = gathered until it has n jobs, 2^32-2 = it is spread and this is its home, 2^32-1 = it is spread),
---         #calls; if there is such a call: fingerprint ('' = not safe to repeat), its name, ms that it is remembered, how
---         many jobs, bytes and queues it may add ('' = any number)
---         per call (behind such a call: jobs whose keys others get, which go with it unless they run): #jobs, number of
---         the queue of the job that it replaces (0 = none), the job's place
---         per job: a text of its queue, tries, ttl in ms (0 = forever), delay in us, at in ms (0 = after the delay), from
---         when on in ms it is near (0 = now) and size of the value that compact/stage.lua has stored (0 = none); its
---         place; its value; in such a call also: key ('' = none), conflict, other, other_due in us (see lua/publish_with.lua)
+-- ARGV    #queues, their names (ns/queue), per queue in 4 bytes what the caller knows of it (see compact/publish_with.lua),
+--         per call in one byte how many jobs it has, #jobs that are replaced, per such job: the call that replaces it from
+--         1, its queue, its place
+--         in the order of the calls rows of jobs that have in common, in one text: queue, how many, tries, ttl in ms (0 =
+--         forever), delay in us, from when on in ms they are near (0 = now), where their values are (0 = in the bucket, 1 =
+--         by themselves, 2 = compact/stage.lua has stored them), the three bytes of their bucket
+--         per job of a row: its tail; its value, or the size of one that is stored already
 -- returns {now, calls that were refused since one of their ids is stored already, from 0 ...}, or {now, -1}: a value that
---         was stored before has ended, or -1 - n: queue n is spread; such a call {now, 'done',
---         what became of the jobs, and if it may not add any number: jobs, bytes and queues that it has added}; {now,
---         'replay', what became of the jobs}; {now, 'mismatch'}; {now, 'conflict', job from 0, place of the job that has
---         its key}; {now, 'taken'}; {now, 'ended'}: a value that was stored before has ended; {now, 'needs', jobs, bytes,
---         queues}: more than it may add; {now, 'spread'}: a queue is, and was not said to be; {now, 'busy'}: a publish
---         that is not shown yet has one of its keys; as `done` {now, 'would', .., {its keys}, {where values
---         were stored before}} if it only looks. What became of a job is n (new), d (duplicate) or r (it has replaced another one); due time in 7 bytes (0 = not known); its id; of r the id of the replaced job. An id is its length in one
---         byte, and a place, or x and what was told as other
+--         was stored before has ended, or -1 - n: queue n is spread
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's)
-local INLINE, SPREAD_HOME, SPREAD = 1000, 4294967294, 4294967295
-local a = 0
-local function arg() a = a + 1; return ARGV[a] end
-local function number() a = a + 1; return tonumber(ARGV[a]) end
-local special, names, fingerprint, record, remembered, admit = arg() == '1', {}, nil, nil, nil, {}
-local find, remove, free_key, state_of, details_of
-for i = 1, number() do names[i] = arg() end
-local modes = arg()
-local count, calls = number(), {}
-if special then
-  find, remove, free_key, state_of, details_of = jobs()
-  fingerprint, record, remembered = arg(), arg(), arg()
-  for i = 1, 3 do admit[i] = tonumber(arg()) end
-  record = fingerprint ~= '' and base .. 'o' .. names[1] .. '/' .. record
-end
-for c = 1, count do
-  local of, jobs = {}, number()
-  calls[c] = of
-  local replaced, place = number(), arg()
-  if replaced > 0 then of.replaces = {name = names[replaced], place = place} end
-  for i = 1, jobs do
-    local queue, tries, ttl, delay, at, near, size = unpack_of('>HHI6I7I6I6I4', ARGV[a + 1])
-    local place, body = ARGV[a + 2], ARGV[a + 3]
-    a = a + 3
-    local job = {name = names[queue], place = place, tries = tries, ttl = ttl, delay = delay, at = at, near = near,
-      size = size > 0 and size or #body, staged = size > 0, body = body, state = WAITING}
-    job.large = job.size > INLINE
-    if special then job.key, job.conflict, job.other, job.other_due = arg(), arg(), arg(), arg() end
-    of[i] = job
-  end
-end
-
-local from, stale = from or now, {}
-for i, name in ipairs(names) do
-  local q, mode = queue_of(name), unpack_of('>I4', modes, 4 * i - 3)
-  q.mode = mode
-  if mode == SPREAD then
-    q.spread = q.spread or PART
-  elseif mode ~= SPREAD_HOME and q.spread then
-    if special then return {now, 'spread'} end
-    stale[#stale + 1] = -1 - i
-  end
-end
-
-local answer
-if special then
-  -- Nothing changes: values that were stored before go.
-  answer = function(...)
-    for _, job in ipairs(calls[1]) do
-      if job.staged then call('UNLINK', base .. 'x' .. job.place .. job.name) end
-    end
-    return {now, ...}
-  end
-end
-local done = record and call('GET', record)
-if done then
-  if sub(done, 1, 16) ~= fingerprint then return answer('mismatch') end
-  return answer('replay', sub(done, 17))
+local SPREAD_HOME, SPREAD, APART, STAGED = 4294967294, 4294967295, 1, 2
+local count, all, stale, find, remove = tonumber(ARGV[1]), {}, {}, nil, nil
+local modes, calls, replaced = ARGV[2 + count], ARGV[3 + count], tonumber(ARGV[4 + count])
+for i = 1, count do
+  local q, mode = queue_of(ARGV[1 + i]), unpack_of('>I4', modes, 4 * i - 3)
+  q.mode, all[i] = mode, q
+  if mode == SPREAD then q.spread = q.spread or PART
+  elseif mode ~= SPREAD_HOME and q.spread then stale[#stale + 1] = -1 - i end
 end
 
 -- Look before the first write.
-local by_bucket, refused = {}, {}
-for c, of in ipairs(calls) do
-  for _, job in ipairs(of) do
-    local q = queue_of(job.name)
-    job.q = q
-    if job.staged and call('EXISTS', base .. 'x' .. job.place .. job.name) == 0 then return {now, special and 'ended' or -1} end
-    if q.number then
-      local bucket = sub(job.place, 1, 3)
-      local all = by_bucket[bucket] or {fields = {}, calls = {}, places = {}, queues = {}}
-      by_bucket[bucket] = all
-      local n = #all.fields + 1
-      all.fields[n], all.calls[n], all.places[n], all.queues[n] = sub(job.place, 4) .. q.number, c, job.place, q
-    end
+local rows, a, n, refused, call_of = {}, 5 + count + 3 * replaced, 0, nil, nil
+while a <= #ARGV do
+  local queue, k, tries, ttl, delay, near, where, bucket = unpack_of('>HHHI6I7I6Bc3', ARGV[a])
+  local q, fields = all[queue], {}
+  rows[#rows + 1] = {q = q, k = k, tries = tries, ttl = ttl, delay = delay, near = near, where = where, bucket = bucket,
+    a = a, fields = fields}
+  for i = 1, where == STAGED and k or 0 do
+    if call('EXISTS', base .. 'x' .. bucket .. ARGV[a + 2 * i - 1] .. q.name) == 0 then return {now, -1} end
   end
-end
-for bucket, all in pairs(by_bucket) do
-  local key, values = base .. 'b' .. bucket, nil
-  if #all.fields == 1 then values = {call('HGET', key, all.fields[1])}
-  else values = call('HMGET', key, unpack(all.fields)) end
-  for n, value in ipairs(values) do
-    if value then
-      if not find then find, remove = jobs() end
-      local stored, over = find(all.queues[n], all.places[n])
-      if over then remove(over) elseif stored then refused[all.calls[n]] = true end
-    end
-  end
-end
-if special and refused[1] then return answer('taken') end
-local replaced = special and calls[1].replaces
-local gone = replaced and find(queue_of(replaced.name), replaced.place)
-local needs = {0, 0, 0}
-if special then
-  for i, job in ipairs(calls[1]) do
-    if job.conflict == 'duplicate' then
-      job.how, job.told, job.due = 'd', 'x' .. job.other, tonumber(job.other_due)
-    elseif job.key ~= '' then
-      local lock = call('GET', base .. 'L' .. job.name .. '/' .. job.key)
-      if lock and lock ~= own then return {now, 'busy'} end
-      local place = call('GET', base .. 'k' .. job.name .. '/' .. job.key)
-      local holder = place and find(job.q, place)
-      local has = holder and holder.state ~= DEAD and not (gone and gone.place == place and gone.q == job.q)
-        and details_of(holder) == job.key
-      if has then
-        if job.conflict == 'fail' then return answer('conflict', i - 1, place) end
-        local state = state_of(holder)
-        if job.conflict == 'keep' then
-          job.how, job.told, job.due = 'd', place, holder.due
-        else
-          job.holder = holder
-          if state ~= 'running' then job.how, job.told_gone, job.removes = 'r', place, true end
+  local number, values = q.number, nil
+  if number then
+    for i = 1, k do fields[i] = ARGV[a + 2 * i - 1] .. number end
+    if k == 1 then values = {call('HGET', base .. 'b' .. bucket, fields[1])}
+    else values = call('HMGET', base .. 'b' .. bucket, unpack(fields)) end
+    for i = 1, k do
+      if values[i] then
+        if not find then find, remove = jobs() end
+        local stored, over = find(q, bucket .. ARGV[a + 2 * i - 1])
+        if over then
+          remove(over)
+        elseif stored then
+          if not refused then
+            refused, call_of = {}, {}
+            for c = 1, #calls do
+              for _ = 1, byte(calls, c) do call_of[#call_of + 1] = c end
+            end
+          end
+          refused[call_of[n + i]] = true
         end
       end
-      if job.other ~= '' then job.how, job.told_gone = 'r', 'x' .. job.other end
     end
   end
-  if admit[1] then
-    local new = {}
-    for _, job in ipairs(calls[1]) do
-      if job.how ~= 'd' then
-        needs[1], needs[2] = needs[1] + 1, needs[2] + job.size
-        if not job.q.number and job.q.spread ~= PART and not new[job.q] then new[job.q], needs[3] = true, needs[3] + 1 end
-        if job.removes then needs[1], needs[2] = needs[1] - 1, needs[2] - job.holder.size end
-      end
-    end
-    if gone then needs[1], needs[2] = needs[1] - 1, needs[2] - gone.size end
-    -- Those whose keys go to other partitions.
-    for c = 2, count do
-      local of = calls[c].replaces
-      local job = of and find(queue_of(of.name), of.place)
-      if job and state_of(job) ~= 'running' then needs[1], needs[2] = needs[1] - 1, needs[2] - job.size end
-    end
-    for n = 1, 3 do
-      -- Values that were stored before stay for the next attempt.
-      if needs[n] > admit[n] then return {now, 'needs', needs[1], needs[2], needs[3]} end
-    end
-  end
+  a, n = a + 1 + 2 * k, n + k
 end
 
--- When a job is due, and whether that is an instant. Those that would be due together are due in the order given.
-local function due_of(job, later)
-  if job.at > 0 then
-    if job.at * 1000 > from then return job.at * 1000, true end
-    return from
+local now7, later, timed, job = pack('>I7', now), 0, nil, 0
+for _, row in ipairs(rows) do
+  local q, k, ttl, delay, where, bucket, a, fields = row.q, row.k, row.ttl, row.delay, row.where, row.bucket, row.a, row.fields
+  local key, place_key, stores, set, m = base .. 'b' .. bucket, nil, k, {}, 0
+  for i = 1, refused and k or 0 do
+    if refused[call_of[job + i]] then stores = stores - 1 end
   end
-  return job.delay > 0 and from + job.delay + later or from
-end
-
-if looks then
-  local outcome, locks, stored, later = {}, {}, {}, 0
-  for i, job in ipairs(calls[1]) do
-    local due = job.due
-    if job.how ~= 'd' then
-      due = due_of(job, later)
-      if job.key ~= '' then locks[#locks + 1] = job.name .. '/' .. job.key end
-      if job.staged then stored[#stored + 1] = base .. 'x' .. job.place .. job.name end
+  if stores > 0 then
+    if not q.number then pieces()(q) end
+    if not fields[1] then
+      for i = 1, k do fields[i] = ARGV[a + 2 * i - 1] .. q.number end
     end
-    if job.delay > 0 and job.at == 0 then later = later + 1 end
-    local told = job.told or job.place
-    outcome[i] = (job.how or 'n') .. pack('>I7', due or 0) .. char(#told) .. told
-      .. (job.told_gone and char(#job.told_gone) .. job.told_gone or '')
-  end
-  return {now, 'would', table.concat(outcome), needs[1], needs[2], needs[3], locks, stored}
-end
-
-local sets, ready, set, fars, over, delayed = {}, {}, {}, {}, {}, 0
-for c, of in ipairs(calls) do
-  for _, job in ipairs(of) do
-    local later = delayed
-    if job.delay > 0 and job.at == 0 then delayed = delayed + 1 end
-    if not refused[c] and job.how ~= 'd' then
-      local q, bucket = job.q, sub(job.place, 1, 3)
-      if not q.number then
-        -- Refused by a full Redis, as the first write of this script must be.
-        local n = call('HINCRBY', base .. 'm', 'q', 0)
-        n = tonumber(call('LPOP', base .. 'u') or nil) or call('HINCRBY', base .. 'm', 'q', 1)
-        q.n, q.number = n, bytes_of(n)
-        call('HSET', base .. 'n' .. floor(n / 64), n % 64, q.name)
-        local add_name = pieces()
-        add_name(q.name)
-      end
-      if job.ttl > 0 then job.ends = floor(from / 1000) + job.ttl end
-      job.details = special and job.key ~= ''
-      local is_instant
-      job.due, is_instant = due_of(job, later)
-      if is_instant and job.due > now then job.seq = call('HINCRBY', base .. 'm', 's', 1) % 4294967296 end
-      if job.due <= now then
-        local entries = ready[q] or {}
-        ready[q] = entries
-        entries[#entries + 1] = pack('>I7', job.due) .. job.place
-      else
-        q.delayed = q.delayed + 1
-        -- What ends before it is near needs a timer: nobody looks for what has ended in a far bucket.
-        job.far = job.near > 0 and is_beyond(job.near) and job.near * 1000 <= job.due
-          and (not job.ends or job.ends > job.near)
-        if job.far then
-          fars[bucket] = math.min(fars[bucket] or job.near, job.near)
+    -- What the jobs of a row have in common of their values, before and behind the time at which they are due.
+    local flags, behind, ends_at, tries = WAITING, '', nil, row.tries
+    if ttl > 0 then ends_at, flags, behind = now_ms + ttl, 4, pack('>I6', now_ms + ttl) end
+    if tries > 255 then flags, behind = flags + 128, pack('>H', tries) .. behind
+    elseif tries ~= 1 then flags, behind = flags + 64, char(tries) .. behind end
+    if where > 0 then flags = flags + 16 end
+    flags = char(flags)
+    local head, entry_head, entries = flags .. now7 .. behind, now7 .. bucket, nil
+    if delay == 0 then
+      entries = q.entries or {}
+      q.entries = entries
+    end
+    local bytes, near, ready, far_from, is_near = 0, row.near, entries and #entries, nil, delay == 0
+    for i = 1, k do
+      local due
+      if delay > 0 then due, later = now + delay + later, later + 1 end
+      if not refused or not refused[call_of[job + i]] then
+        local tail, value = ARGV[a + 2 * i - 1], ARGV[a + 2 * i]
+        if where > 0 then
+          place_key = base .. 'x' .. bucket .. tail .. q.name
+          if where == STAGED then bytes = bytes + value; call('PERSIST', place_key)
+          else bytes = bytes + #value; call('SET', place_key, value) end
+          value = pack('>I4', where == STAGED and value or #value)
         else
-          set[#set + 1] = job.due
-          set[#set + 1] = (job.seq and 's' .. pack('>I4', job.seq) or 'd') .. job.place .. q.number
+          bytes = bytes + #value
         end
+        if entries then
+          set[m + 1], set[m + 2] = fields[i], head .. value
+          ready = ready + 1
+          entries[ready] = entry_head .. tail
+        else
+          set[m + 1], set[m + 2] = fields[i], flags .. pack('>I7', due) .. behind .. value
+          -- What ends before it is near needs a timer: nobody looks for what has ended in a far bucket.
+          if near > 0 and is_beyond(near) and near * 1000 <= due and (not ends_at or ends_at > near) then
+            far_from = near
+          else
+            is_near = true
+            timed = timed or {}
+            timed[#timed + 1], timed[#timed + 2] = string.format('%d', due), 'd' .. bucket .. fields[i]
+          end
+        end
+        m = m + 2
       end
-      if job.ends and not job.far then over[bucket] = math.min(over[bucket] or job.ends, job.ends) end
-      local pairs_of = sets[bucket] or {}
-      sets[bucket] = pairs_of
-      pairs_of[#pairs_of + 1] = sub(job.place, 4) .. q.number
-      pairs_of[#pairs_of + 1] = write(job, job.body)
-      if job.staged then call('PERSIST', base .. 'x' .. job.place .. q.name)
-      elseif job.large then call('SET', base .. 'x' .. job.place .. q.name, job.body) end
-      q.jobs, q.bytes, q.changed, q.stored = q.jobs + 1, q.bytes + job.size, true, (q.stored or 0) + 1
     end
+    call('HSET', key, unpack(set))
+    if far_from then call('ZADD', far, 'LT', far_from, bucket) end
+    if ends_at and is_near then call('ZADD', ends, 'LT', string.format('%d', ends_at), bucket) end
+    q.jobs, q.bytes, q.changed, q.stored = q.jobs + stores, q.bytes + bytes, true, (q.stored or 0) + stores
+    if not entries then q.delayed = q.delayed + stores end
   end
+  job = job + k
 end
-for bucket, all in pairs(sets) do call('HSET', base .. 'b' .. bucket, unpack(all)) end
-for bucket, near in pairs(fars) do call('ZADD', far, 'LT', near, bucket) end
-for bucket, at in pairs(over) do call('ZADD', ends, 'LT', at, bucket) end
-if #set > 0 then call('ZADD', timers, unpack(set)) end
-for q, entries in pairs(ready) do call('RPUSH', base .. 'r' .. q.name, unpack(entries)) end
-for c, of in ipairs(calls) do
-  if of.replaces and not refused[c] then
+if timed then call('ZADD', timers, unpack(timed)) end
+for _, q in ipairs(all) do
+  if q.entries and q.entries[1] then call('RPUSH', base .. 'r' .. q.name, unpack(q.entries)) end
+end
+for i = 5 + count, 2 + count + 3 * replaced, 3 do
+  if not refused or not refused[tonumber(ARGV[i])] then
     if not find then find, remove = jobs() end
-    local job = find(queue_of(of.replaces.name), of.replaces.place)
-    if job and special and c > 1 and state_of(job) == 'running' then free_key(job) elseif job then remove(job) end
+    local old = find(all[tonumber(ARGV[i + 1])], ARGV[i + 2])
+    if old then remove(old) end
   end
 end
-local outcome = {}
-if special then
-  for i, job in ipairs(calls[1]) do
-    if job.how == 'd' then
-      if job.staged then call('UNLINK', base .. 'x' .. job.place .. job.name) end
-    elseif job.key ~= '' then
-      if job.holder then
-        -- Whoever had the key before and is there still has it no more.
-        if job.removes then remove(job.holder) else free_key(job.holder) end
-      end
-      call('SET', base .. 'k' .. job.name .. '/' .. job.key, job.place)
-      call('HSET', base .. 'h' .. job.place .. job.q.number, 'k', job.key)
-    end
-    local told = job.told or job.place
-    outcome[i] = (job.how or 'n') .. pack('>I7', job.due or 0) .. char(#told) .. told
-      .. (job.told_gone and char(#job.told_gone) .. job.told_gone or '')
-  end
-  outcome = table.concat(outcome)
-  if record then call('SET', record, fingerprint .. (told_all or outcome), 'PX', remembered) end
-end
--- What its home is too small for lies in all partitions from now on. Ten seconds begin with their first job, so that a burst is
--- not cut in two.
-local second = floor(now_ms / 1000)
-for i, name in ipairs(names) do
-  local q = queue_of(name)
-  if q.mode > 0 and q.mode < SPREAD_HOME and not q.spread and q.stored then
-    local began = q.window or 0
-    if second < began or second >= began + 10 then q.window, q.taken = second, 0 end
-    q.taken = q.taken + q.stored
-    if q.jobs >= q.mode or q.taken >= q.mode then
-      spread(q, now_ms)
-      stale[#stale + 1] = -1 - i
-    end
+for i, q in ipairs(all) do
+  if q.stored and outgrows(q) then
+    spread(q, now_ms)
+    stale[#stale + 1] = -1 - i
   end
 end
 save()
-if special then return {now, 'done', outcome, needs[1], needs[2], needs[3]} end
-local list = {now}
-for c in pairs(refused) do list[#list + 1] = c - 1 end
-for _, queue in ipairs(stale) do list[#list + 1] = queue end
-return list
+local answer = {now}
+for c = 1, refused and #calls or 0 do
+  if refused[c] then answer[#answer + 1] = c - 1 end
+end
+for _, queue in ipairs(stale) do answer[#answer + 1] = queue end
+return answer

@@ -16,8 +16,8 @@ local most, sweeps, empty_for = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(A
 local LEASE, RENEW = 1250000, 1100000
 -- From when on a bucket is near, in ms. Moved a second at a time: each move is a write.
 local meta, buckets, find, remove, die = base .. 'm', 4, nil, nil, nil
--- A full Redis refuses a script's first write if that needs memory, and this one needs none: the pool can be drained.
-local lease, held, spread_here = call('HGET', meta, 'l'), 0, tonumber(call('HGET', meta, 'S') or 0)
+local figures, held = call('HMGET', meta, 'l', 'S', 'h'), 0
+local lease, spread_here, horizon = figures[1], tonumber(figures[2] or 0), tonumber(figures[3] or 0)
 if lease then
   local left = unpack_of('>I7', lease) - now
   -- One that ends later is of a clock that was set back.
@@ -26,11 +26,11 @@ if lease then
   elseif left < RENEW then lease = nil end
 end
 if held > 0 and ARGV[5] ~= '1' then return {now, 0, -1, {}, 0, 0, 0, {}, {}, held, spread_here, {}, 0} end
-call('ZREM', far, '')
-if not lease then call('HSET', meta, 'l', pack('>I7', now + LEASE) .. ARGV[4]) end
-local horizon = tonumber(call('HGET', meta, 'h') or 0)
 local target = math.max(horizon, now_ms + 3000 >= horizon and now_ms + 4000 or 0)
 local first = call('ZRANGE', far, 0, 0, 'WITHSCORES')
+-- A full Redis refuses a script's first write if that needs memory, and this one needs none: the pool can be drained.
+if not lease or sweeps > 0 or target > horizon or first[1] and tonumber(first[2]) < target then call('ZREM', far, '') end
+if not lease then call('HSET', meta, 'l', pack('>I7', now + LEASE) .. ARGV[4]) end
 while first[1] and tonumber(first[2]) < target and buckets > 0 do
   local bucket, from, set, end_of = first[1], first[2] * 1000, {}, nil
   local all = call('HGETALL', base .. 'b' .. bucket)
@@ -170,7 +170,6 @@ if sweeps > 1 then
 end
 save()
 local next_due = -1
-first = call('ZRANGE', far, 0, 0, 'WITHSCORES')
 if first[1] then next_due = math.max(first[2] * 1000 - 3000000 - now, 0) end
 local head = call('ZRANGE', timers, 0, 0, 'WITHSCORES')
 if head[2] then

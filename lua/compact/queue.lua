@@ -3,7 +3,7 @@
 -- paused (0 = it is not, 1 = until it is resumed); since when the pump has seen it empty (0 = it was not). Behind that some
 -- have: since when in ms it is spread (0 = it is not, 1 = from its first job on, PART = this is not its home); from
 -- which second on its home has taken how many jobs, in ten seconds.
-local RECORD, TAIL, PART, queues, loaded = '>I4I4I4I4I4I6I6I6', '>I6I4I4', 281474976710655, {}, {}
+local RECORD, TAIL, PART, queues = '>I4I4I4I4I4I6I6I6', '>I6I4I4', 281474976710655, {}
 
 -- A number in as few bytes as it needs.
 local function bytes_of(n)
@@ -29,24 +29,16 @@ local function queue_of(name)
       q = {name = name, key = key, n = 0, jobs = 0, delayed = 0, running = 0, dead = 0, bytes = 0, pause = 0, empty = 0}
     end
     queues[name] = q
-    loaded[#loaded + 1] = q
   end
   return q
 end
 
 local function save()
-  for _, q in ipairs(loaded) do
+  for _, q in pairs(queues) do
     if q.changed then
       local of = pack(RECORD, q.n, q.jobs, q.delayed, q.running, q.dead, q.bytes, q.pause, q.empty)
       if q.spread or q.window then of = of .. pack(TAIL, q.spread or 0, q.window or 0, q.taken or 0) end
       call('SET', q.key, of)
     end
   end
-end
-
--- Spreads a queue over all partitions, for good. This is its home: whoever asks it is told from now on.
-local function spread(q, since)
-  q.spread, q.window, q.taken, q.changed = since, 0, 0, true
-  call('HSET', base .. 'S', q.name, since)
-  call('HINCRBY', base .. 'm', 'S', 1)
 end

@@ -2,7 +2,7 @@
 -- KEYS    the partition's guard
 -- ARGV    the publish's id; what is done: decide (show it: the others follow), show, drop, whose (which partition decides),
 --         ask (what was decided here), forget (all parts are shown); of decide what became of all jobs of the publish
--- returns of decide and show as compact/publish.lua; {now, 'gone'}: it is not here; of drop {now, 'dropped'}; of whose {now,
+-- returns of decide and show as compact/publish_with.lua; {now, 'gone'}: it is not here; of drop {now, 'dropped'}; of whose {now,
 --         'held', partition}; of ask {now, 'shown', 'held' or 'gone'}
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's)
 local id, what = ARGV[1], ARGV[2]

@@ -1,7 +1,7 @@
--- Takes steps of schedules of this partition, each by itself, as lua/step_schedule.lua does. lua/compact/publish.lua stands
+-- Takes steps of schedules of this partition, each by itself, as lua/step_schedule.lua does. lua/compact/publish_with.lua stands
 -- before it as `publish`.
 -- KEYS    the partition's guard
--- ARGV    per step: the table of lua/step_schedule.lua without keys, arguments of lua/compact/publish.lua if it has a job. In
+-- ARGV    per step: the table of lua/step_schedule.lua without keys, arguments of lua/compact/publish_with.lua if it has a job. In
 --         the table also: to: the partition that it moves to; moves_on = 1: it does, or has; floor: no revision of the name
 --         was above it; not_after: ms
 -- returns as lua/step_schedule.lua; also {'moving'}: it moves to another partition; and behind what became of the job how

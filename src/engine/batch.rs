@@ -2,10 +2,7 @@
 //! nobody waits for a timer. On Redis a batch is one script call. The writer of a disk pool is a thread, whose calls
 //! wait in a mailbox of their own; it shares the bounds of this file. Knows nothing of what a call does.
 
-use std::sync::Arc;
-
-use tokio::sync::{Mutex, mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::error::{Error, Result};
 
@@ -150,31 +147,6 @@ impl<Req: BatchSize, Rep> Calls<Req, Rep> {
     /// No more calls are taken; those that wait already are still served by `next`.
     pub fn close(&mut self) {
         self.calls.close();
-    }
-}
-
-/// Takes batches from a queue that several tasks may serve, one after the other, and has `carry` answer each call of
-/// them. From `closing` on no more calls are taken; returns when those that waited are answered.
-pub async fn serve<Req: BatchSize, Rep>(
-    calls: Arc<Mutex<Calls<Req, Rep>>>,
-    closing: CancellationToken,
-    carry: impl AsyncFn(Vec<Call<Req, Rep>>),
-) {
-    let mut closed = false;
-    loop {
-        // Cancel-safe, as both awaits are.
-        let next = async { calls.lock().await.next().await };
-        let batch = tokio::select! {
-            biased;
-            () = closing.cancelled(), if !closed => {
-                calls.lock().await.close();
-                closed = true;
-                continue;
-            }
-            batch = next => batch,
-        };
-        let Some(batch) = batch else { return };
-        carry(batch).await;
     }
 }
 

@@ -13,7 +13,7 @@ use super::observer::Observer;
 use super::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, How, JobList, JobPage, NewId, Once, Pause,
     Pausing, Placing, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn,
-    Respawned, ScheduleList, SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched,
+    Respawned, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -251,12 +251,7 @@ impl Engine for Metered {
     }
 
     async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
-        let queue = match &step.then {
-            ScheduleThen::Put(put) => {
-                put.job.as_ref().and_then(|job| Some(job.jobs.first()?.job.queue.clone()))
-            }
-            ScheduleThen::Delete => None,
-        };
+        let queue = step.queue();
         let stepped = self.step(Operation::StepSchedule, self.inner.step_schedule(step)).await?;
         if let (Some(queue), Stepped::Done { landed: Some(landed), .. }) = (queue, &stepped) {
             match landed.placed.how {

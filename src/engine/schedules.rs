@@ -81,6 +81,13 @@ pub struct ScheduleSetting {
     pub body: Bytes,
 }
 
+impl ScheduleSetting {
+    /// Of its text and its body.
+    pub fn bytes(&self) -> usize {
+        self.text.len() + self.body.len()
+    }
+}
+
 /// What the last step that had a job has done with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Landed {
@@ -125,6 +132,26 @@ pub struct ScheduleStep {
     /// `None`: there is no such schedule.
     pub expected: Option<ScheduleVersion>,
     pub then: ScheduleThen,
+}
+
+impl ScheduleStep {
+    /// The job that it places.
+    pub fn job(&self) -> Option<&Publication> {
+        let ScheduleThen::Put(put) = &self.then else { return None };
+        put.job.as_ref()
+    }
+
+    /// Bytes of the bodies and texts that it carries.
+    pub fn carried(&self) -> usize {
+        let ScheduleThen::Put(put) = &self.then else { return 0 };
+        let setting = put.setting.as_ref().map_or(0, ScheduleSetting::bytes);
+        setting + put.progress.len() + put.job.as_ref().map_or(0, Publication::bytes)
+    }
+
+    /// The queue of its job.
+    pub fn queue(&self) -> Option<Queue> {
+        Some(self.job()?.jobs.first()?.job.queue.clone())
+    }
 }
 
 /// What becomes of the schedule.
@@ -233,11 +260,6 @@ pub enum DueList {
 }
 
 impl DueList {
-    /// All of them, from the begin.
-    pub fn ever(limit: usize) -> DueList {
-        DueList::Ever { from: None, limit }
-    }
-
     pub fn limit(&self) -> usize {
         match self {
             DueList::Now(limit) | DueList::Within(limit, _) | DueList::Ever { limit, .. } => *limit,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Deaths of so many minutes count.
 const DYING: usize = 10;
@@ -15,7 +15,7 @@ const NOBODY: Duration = Duration::from_secs(300);
 const LATE: Duration = Duration::from_secs(60);
 
 /// Why a queue needs somebody, the worst first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Need {
     /// The breaker of its endpoint is open, or push is off.

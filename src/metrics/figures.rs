@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::{Metric, MetricFamily};
+use serde::{Deserialize, Serialize};
 
 use super::families::HttpFamilies;
 use super::stores::{EngineMetrics, SYNC};
@@ -16,7 +17,7 @@ use crate::name::PoolName;
 
 /// How long something took since the start, in seconds: each figure is the end of a bucket of a histogram, so it was that
 /// long at most. `None`: longer than all buckets.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Took {
     pub count: u64,
     pub p50: Option<f64>,
@@ -56,7 +57,7 @@ impl KeptTimes {
 }
 
 /// What the process takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Process {
     pub memory_bytes: u64,
     /// Since the start.

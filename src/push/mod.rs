@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -94,7 +94,7 @@ struct Running {
 }
 
 /// Whether a queue is pushed now, as far as this server knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PushState {
     On,
@@ -104,6 +104,18 @@ pub enum PushState {
     Off,
     /// No key of this server opens its record.
     Locked,
+}
+
+impl PushState {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PushState::On => "on",
+            PushState::Open => "open",
+            PushState::Paused => "paused",
+            PushState::Off => "off",
+            PushState::Locked => "locked",
+        }
+    }
 }
 
 /// Shows no record: there are secrets in them.

@@ -28,17 +28,13 @@ mod tests;
 mod when;
 mod zones;
 
-pub use self::cron::{Cron, CronError, MAX_CRON, Part};
-pub use self::decide::{Decision, GivenUp, Paused, Place, Progress, Step, is_ended, step};
-pub use self::fields::{instant, zone};
+pub use self::decide::{Decision, GivenUp, Place, Progress, Step, is_ended, step};
+pub use self::fields::instant;
 pub use self::given::Given;
-pub use self::history::{Became, Entry, History, MOST_KEPT};
+pub use self::history::{Became, Entry, History};
 pub use self::identity::{jitter, job_id};
 pub use self::preview::Preview;
 pub use self::refusal::{Refusal, quoted, shorten};
-pub use self::setting::{
-    Body, CAUGHT_UP, CatchUp, JobDefaults, MAX_BODY, MAX_SETTING, Overlap, Rule, SCHEDULE, SCHEDULED_AT,
-    Setting, seconds,
-};
-pub use self::when::{Cursor, MOST_CAUGHT_UP, MOST_COUNTED, Missed, Mode, Occurrence, When};
-pub use self::zones::{NoZone, Zones, local};
+pub use self::setting::{Body, JobDefaults, MAX_SETTING, Overlap, SCHEDULE, Setting};
+pub use self::when::{Cursor, MOST_COUNTED, Mode, When};
+pub use self::zones::Zones;

@@ -174,6 +174,7 @@ fn about(config: &Config, config_file: Option<String>) -> About {
             (kind, pool.addr.clone().unwrap_or_default())
         };
         let min_free_disk = pool.path.is_some().then_some(pool.min_free_disk << 20);
+        let kind = kind.to_owned();
         let about = AboutPool { kind, address, min_free_disk, migrates_to: pool.migrate_to.clone() };
         Some((PoolName::parse(name).ok()?, about))
     };

@@ -745,8 +745,20 @@ fn every_script_opens_with_keys_argv_returns_and_bound() {
         let preambles =
             ["lua/clock.lua", "lua/details.lua", "lua/forget.lua", "lua/quotas.lua", "lua/schedules.lua"];
         let compact = [
-            "base", "queue", "number", "value", "job", "change", "view", "horizon", "delay", "rank",
-            "pieces", "due",
+            "base",
+            "queue",
+            "number",
+            "value",
+            "job",
+            "change",
+            "view",
+            "horizon",
+            "delay",
+            "rank",
+            "pieces",
+            "due",
+            "new_queue",
+            "spreading",
         ];
         let is_compact = |name: &str| script.path == format!("lua/compact/{name}.lua");
         if preambles.contains(&&*script.path) || compact.into_iter().any(is_compact) {

@@ -14,7 +14,7 @@ use dormouse::engine::{
     Beside, Engine, JobList, NewId, OnConflict, Placing, Publication, Published, Quota, Quotas, Release,
 };
 use dormouse::error::Error;
-use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, JobState, NewJob};
+use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, JobState, NewJob, Receipt};
 use dormouse::name::{JobKey, PoolName, Queue};
 use redis::Value;
 
@@ -24,8 +24,20 @@ use crate::support::notified::Notified;
 use crate::support::redis_server::RedisServer;
 
 /// What stands before scripts.
-const PREAMBLES: [&str; 10] =
-    ["base", "queue", "number", "value", "job", "change", "view", "delay", "rank", "pieces"];
+const PREAMBLES: [&str; 12] = [
+    "base",
+    "queue",
+    "number",
+    "value",
+    "job",
+    "change",
+    "view",
+    "delay",
+    "rank",
+    "pieces",
+    "new_queue",
+    "spreading",
+];
 const HOUR: Duration = Duration::from_secs(3600);
 /// What the keys of the only partition of a pool `p` begin with.
 const BASE: &str = "p{8YG}";
@@ -256,6 +268,148 @@ async fn what_has_ended_leaves_nothing() {
     assert!(!left.contains_key(&'k') && !left.contains_key(&'h'), "their keys are free: {left:?}");
     let view = engine.list_queues(&q.namespace, None, 9).await.expect("listed").queues.remove(0);
     assert_eq!((view.ready, view.delayed, view.running, view.dead), (Some(0), Some(0), Some(0), Some(0)));
+}
+
+/// Guards against a value that is read wrong where it is read without a table: where each field begins depends on which
+/// others there are.
+#[tokio::test]
+async fn jobs_of_every_form_are_handed_out_and_forgotten() {
+    let server = RedisServer::start();
+    let (engine, redis, q) = (open(&server).await, &mut server.connection(), queue("q"));
+    let mut put_in = Vec::new();
+    for tries in [1, 2, 3, 255, 256, 257, 1000] {
+        for ttl in [None, Some(HOUR)] {
+            for size in [0, 1, 100, 1000, 1001] {
+                for kind in ["plain", "delayed", "instant", "keyed"] {
+                    let delay = Duration::from_millis(if kind == "delayed" { 1 } else { 0 });
+                    let mut job = new_job(&engine, &q, vec![b'x'; size], delay);
+                    (job.ttl, job.tries) = (ttl, NonZeroU16::new(tries).expect("not 0"));
+                    let key = format!("{tries}-{size}-{}", ttl.is_some());
+                    let key =
+                        (kind == "keyed").then(|| (JobKey::parse(&key).expect("a key"), OnConflict::Fail));
+                    let at = (kind == "instant").then(|| engine.now() + 2);
+                    put_in.push((job.id, (tries, ttl.is_some(), size)));
+                    let jobs = vec![Placing { job, at, key }];
+                    engine
+                        .publish(Publication { jobs, replaces: None, once: None })
+                        .await
+                        .expect("published");
+                }
+            }
+        }
+    }
+    let mut expected: BTreeMap<JobId, (u16, bool, usize)> = put_in.into_iter().collect();
+    let mut handed_out = Vec::new();
+    let all = async {
+        while handed_out.len() < expected.len() {
+            engine.pump().await.expect("pumped");
+            handed_out.extend(take(&engine, &q, HOUR).await);
+        }
+    };
+    within("all are handed out", all).await;
+    // A third goes by receipts, a third without them, and a third comes back and is handed out once more.
+    let mut again = 0;
+    for (n, job) in handed_out.into_iter().enumerate() {
+        let (tries, ends, size) = expected[&job.id];
+        assert_eq!((job.body.len(), job.tries_left, job.ttl.is_some()), (size, tries - 1, ends));
+        let receipt = Receipt { hand_over: job.receipt, tries_left: job.tries_left };
+        match n % 3 {
+            0 => {
+                let wrong = Receipt { hand_over: job.receipt + 1, ..receipt };
+                let stale = engine.ack(&q, &[(job.id, Some(wrong))]).await.expect("acked");
+                assert_eq!(stale, [job.id], "of another hand-over");
+                assert_eq!(engine.ack(&q, &[(job.id, Some(receipt))]).await.expect("acked"), []);
+            }
+            1 => assert_eq!(engine.ack(&q, &[(job.id, None)]).await.expect("acked"), []),
+            _ => {
+                engine.give_back(vec![job]).await.expect("given back");
+                again += 1;
+                continue;
+            }
+        }
+        expected.remove(&job.id);
+    }
+    while again > 0 {
+        for job in take(&engine, &q, HOUR).await {
+            let (tries, _, size) = expected.remove(&job.id).expect("it was given back");
+            assert_eq!((job.body.len(), job.tries_left), (size, tries - 1), "its try is restored");
+            engine.ack_job(JobRef { queue: q.clone(), id: job.id }).await.expect("acked");
+            again -= 1;
+        }
+    }
+    let left = keys(redis);
+    for kind in ['b', 'x', 't', 'k', 'h', 'r'] {
+        assert!(!left.contains_key(&kind), "{kind} of {left:?}");
+    }
+    let record: Vec<u8> = redis::cmd("GET").arg(format!("{BASE}qshop/q")).query(redis).expect("its record");
+    assert_eq!(record[4..26], [0; 22], "jobs, delayed, running, dead, bytes");
+}
+
+/// Guards against figures that a job which is acked twice in one call has left twice.
+#[tokio::test]
+async fn a_job_that_is_named_twice_is_forgotten_once() {
+    let server = RedisServer::start();
+    let (engine, redis, q) = (open(&server).await, &mut server.connection(), queue("q"));
+    let mut ids = Vec::new();
+    for n in 0..4 {
+        ids.push(put(&engine, new_job(&engine, &q, [n; 10], Duration::ZERO)).await);
+    }
+    let held = take(&engine, &q, HOUR).await;
+    let of = |n: usize| Receipt { hand_over: held[n].receipt, tries_left: held[n].tries_left };
+    let wrong = Receipt { hand_over: 1, tries_left: 1 };
+    let jobs = [
+        (ids[2], None),
+        (ids[0], Some(wrong)),
+        (ids[1], Some(of(1))),
+        (ids[0], Some(of(0))),
+        (ids[2], None),
+        (ids[1], Some(of(1))),
+    ];
+    assert_eq!(
+        engine.ack(&q, &jobs).await.expect("acked"),
+        [ids[0], ids[0]],
+        "one receipt of its two is stale"
+    );
+    let figures = |redis: &mut redis::Connection| -> Vec<u8> {
+        redis::cmd("GET").arg(format!("{BASE}qshop/q")).query(redis).expect("its record")
+    };
+    assert_eq!(figures(redis)[7], 1, "one job is left");
+    assert_eq!(figures(redis)[15], 1, "and runs");
+    assert_eq!((figures(redis)[25], count(redis, "ZCARD", "t")), (10, 1), "its bytes, and its timer");
+}
+
+/// Guards against scripts that ask the Redis once for each job: that is what a call costs it.
+#[tokio::test]
+async fn what_goes_together_goes_in_one_command() {
+    let server = RedisServer::start();
+    let (engine, redis, q) = (open(&server).await, &mut server.connection(), queue("q"));
+    put(&engine, new_job(&engine, &q, "first", Duration::ZERO)).await;
+    assert_eq!(take(&engine, &q, HOUR).await.len(), 1);
+    let commands = |redis: &mut redis::Connection| -> BTreeMap<String, u64> {
+        let text: String = redis::cmd("INFO").arg("commandstats").query(redis).expect("figures");
+        let lines = text.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="));
+        let count =
+            |rest: &str| rest.split(',').next().and_then(|count| count.parse().ok()).expect("a count");
+        lines.map(|(name, rest)| (name.to_owned(), count(rest))).collect()
+    };
+    let mut before = commands(redis);
+    let mut since = |redis: &mut redis::Connection| -> String {
+        let now = commands(redis);
+        let of = |name: &&str| now.get(*name).unwrap_or(&0) - before.get(*name).unwrap_or(&0);
+        let names = ["hget", "hmget", "hset", "hdel", "zadd", "zrem", "lpop", "rpush", "get", "set"];
+        let new = names.iter().filter(|name| of(name) > 0).map(|name| format!("{name} {}", of(name)));
+        let new: Vec<String> = new.collect();
+        before = now;
+        new.join(", ")
+    };
+    let jobs: Vec<NewJob> = (0..9).map(|n| new_job(&engine, &q, [n; 100], Duration::ZERO)).collect();
+    let ids: Vec<(JobId, Option<Receipt>)> = jobs.iter().map(|job| (job.id, None)).collect();
+    engine.publish(jobs.into()).await.expect("published");
+    assert_eq!(since(redis), "hmget 1, hset 1, zadd 1, rpush 1, get 1, set 1", "nine are published");
+    assert_eq!(take(&engine, &q, HOUR).await.len(), 9);
+    assert_eq!(since(redis), "hmget 1, hset 1, zadd 1, lpop 1, get 1, set 1", "nine are handed out");
+    assert_eq!(engine.ack(&q, &ids).await.expect("acked"), []);
+    assert_eq!(since(redis), "hmget 1, hdel 1, zrem 1, get 1, set 1", "nine are acked");
 }
 
 /// Guards against figures that count for many minutes what has ended.

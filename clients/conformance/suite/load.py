@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import re
+import resource
 import signal as signals
 import time
 from collections import Counter
@@ -164,10 +165,48 @@ async def one_by_one(language: str, jobs: int) -> None:
         took, of_server, of_worker, asked = await meter.stop()
         print(
             f"one by one {language}: {jobs / took:.0f} jobs/s, server {of_server / jobs * 1e6:.0f} µs, worker "
-            f"{of_worker / jobs * 1e6:.0f} µs a job, {asked / jobs:.2f} requests a job",
+            f"{of_worker / jobs * 1e6:.0f} µs a job, {asked / jobs:.2f} requests a job, "
+            f"{await connections(server)} connections",
             flush=True,
         )
         await hand.program.end()
+
+
+CURL = """
+while job=$(curl -fsS -H "X-Token: $TOKEN" "$BASE/q?receipt=1&ttr=60&timeout=0" 2>/dev/null); do
+    id=${job#*\\"job_id\\":\\"} receipt=${job#*\\"receipt\\":\\"}
+    curl -fsS -X DELETE -H "X-Token: $TOKEN" "$BASE/q/job/${id%%\\"*}?receipt=${receipt%%\\"*}"
+done
+"""
+
+
+async def by_curl(jobs: int, loops: int = 8) -> None:
+    """The same by curl in loops of a shell: a process and a connection for each request."""
+
+    def children() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    async with Server() as server:
+        token = await server.token("load")
+        await Direct(server, "load", token).put_many("q", ["x"] * jobs)
+        host, port = server.api
+        env = os.environ | {"TOKEN": token, "BASE": f"http://{host}:{port}/api/load"}
+        asked, of_server, of_worker = await requests(server), processor(server.process.pid), children()
+        began = time.monotonic()
+        shells = [await asyncio.create_subprocess_exec("bash", "-c", CURL, env=env) for _ in range(loops)]
+        for shell in shells:
+            await shell.wait()
+        took = time.monotonic() - began
+        of_server, of_worker = processor(server.process.pid) - of_server, children() - of_worker
+        asked = await requests(server) - asked
+        left = len(await Direct(server, "load", token).jobs("q", "running"))
+        print(
+            f"curl: {jobs / took:.0f} jobs/s{f' ({left} NOT ACKED)' if left else ''}, server "
+            f"{of_server / jobs * 1e6:.0f} µs, curl and its shell {of_worker / jobs * 1e6:.0f} µs a job, "
+            f"{asked / jobs:.2f} requests a job, a connection each",
+            flush=True,
+        )
 
 
 async def idle(language: str, seconds: float) -> None:
@@ -339,7 +378,7 @@ async def rolling(languages: Sequence[str], seconds: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="load", description=__doc__)
     parser.add_argument("--language", metavar="A,B", default=",".join(LANGUAGES))
-    parser.add_argument("--only", metavar="A,B", default="empty,single,idle,held,killed,rolling")
+    parser.add_argument("--only", metavar="A,B", default="empty,single,curl,idle,held,killed,rolling")
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--handlers", type=int, default=1000)
@@ -358,6 +397,8 @@ def main() -> int:
             asyncio.run(idle(name, args.seconds))
         if "held" in only:
             bad += asyncio.run(held(name, args.handlers))
+    if "curl" in only:
+        asyncio.run(by_curl(min(args.jobs, 1000)))
     if "killed" in only:
         bad += asyncio.run(killed(names, args.seconds))
     if "rolling" in only:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import scenarios
+from . import page, scenarios
 from .program import Gone, NotReady, Program, Refused
 from .registry import SCENARIOS, Scenario
 from .server import ROOT, Server
@@ -203,7 +203,9 @@ def forgive_left_requests() -> None:
     asyncio.get_running_loop().set_exception_handler(handle)
 
 
-async def run_languages(names: Sequence[str], picked: Sequence[Scenario], jobs: int, verbose: bool) -> int:
+async def run_languages(
+    names: Sequence[str], picked: Sequence[Scenario], jobs: int, verbose: bool, paged: bool = False
+) -> int:
     began = time.monotonic()
     forgive_left_requests()
     languages = [Language(name, [ROOT / "clients" / name / "conformance" / "run"]) for name in names]
@@ -216,13 +218,19 @@ async def run_languages(names: Sequence[str], picked: Sequence[Scenario], jobs: 
     kept = sum(outcome.word == "holds" for outcome in outcomes)
     late = sum(outcome.word == "again" for outcome in outcomes)
     lacks = len(outcomes) - kept - late - len(broken)
-    print(
-        f"\n{kept} hold, {late} at the second time, {len(broken)} broken, {lacks} lacking, in {time.monotonic() - began:.0f} s"
-    )
+    count = f"{kept} hold, {late} at the second time, {len(broken)} broken, {lacks} lacking"
+    print(f"\n{count}, in {time.monotonic() - began:.0f} s")
+    if paged:
+        words = {"holds": "holds", "again": "holds", "broken": "**broken**", "lacks": "lacks"}
+        held = {(o.scenario.name, o.language): words[o.word] for o in outcomes}
+        why = {(o.scenario.name, o.language): o.why for o in outcomes if o.word in ("lacks", "broken")}
+        page.write("scenarios", page.of_languages(held, why, f"{len(picked)} scenarios; {count}."))
     return 1 if broken else 0
 
 
-async def run_liar(of: str, picked: Sequence[Scenario], jobs: int, verbose: bool, breaks: Sequence[str]) -> int:
+async def run_liar(
+    of: str, picked: Sequence[Scenario], jobs: int, verbose: bool, breaks: Sequence[str], paged: bool = False
+) -> int:
     """Each scenario must hold with a program that keeps its promises, and see each break that it names."""
     began = time.monotonic()
     forgive_left_requests()
@@ -239,6 +247,7 @@ async def run_liar(of: str, picked: Sequence[Scenario], jobs: int, verbose: bool
         outcomes = await play_all(server, pairs, jobs, quiet=True)
         await again(server, [outcome for outcome in outcomes if outcome.language == "keeps"], [liars[""]])
     failed = 0
+    found: dict[str, list[str]] = {}
     width = max(len(scenario.name) for scenario in picked)
     for scenario in picked:
         cells = []
@@ -247,6 +256,10 @@ async def run_liar(of: str, picked: Sequence[Scenario], jobs: int, verbose: bool
             # A liar that does not start, or is at fault itself, has been seen by nobody.
             fine = (kept == honest and outcome.ready) or outcome.word == "lacks"
             failed += not fine
+            if not honest and outcome.word != "lacks":
+                found.setdefault(scenario.name, []).append(
+                    outcome.language if fine else f"{outcome.language} **not seen**"
+                )
             word = (outcome.word if kept else "BROKEN") if honest else ("NOT SEEN" if kept else "seen")
             word = word if outcome.ready else "A FAULT OF THE LIAR'S"
             cells.append(f"{outcome.language}: {'lacks' if outcome.word == 'lacks' else word}")
@@ -255,9 +268,10 @@ async def run_liar(of: str, picked: Sequence[Scenario], jobs: int, verbose: bool
         print(f"{scenario.name:{width}}  " + ", ".join(cells))
     if verbose:
         details([o for o in outcomes if o.language == "keeps"], True)
-    print(
-        f"\n{len(picked)} scenarios, {len(liars) - 1} breaks, {failed} not as they should be, in {time.monotonic() - began:.0f} s"
-    )
+    count = f"{len(picked)} scenarios, {len(liars) - 1} breaks, {failed} not as they should be"
+    print(f"\n{count}, in {time.monotonic() - began:.0f} s")
+    if paged:
+        page.write("breaks", page.of_breaks(found, f"With the program of {page.TITLES[of]}: {count}."))
     return 1 if failed else 0
 
 
@@ -282,10 +296,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=16, help="how many scenarios at a time (%(default)s)")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="runs each scenario so often, side by side")
     parser.add_argument("--no-build", action="store_true", help="the programs are built already")
+    parser.add_argument("--page", action="store_true", help=f"writes {page.PAGE.relative_to(ROOT)}: of whole runs")
     parser.add_argument("--verbose", action="store_true", help="shows requests and events of what is broken")
     args = parser.parse_args()
     load()
     picked = chosen(args.only)
+    if args.page and (args.only or args.breaks):
+        raise SystemExit("the page is of whole runs")
     if args.list:
         for scenario in picked:
             print(f"{scenario.name}: {scenario.sentence} [{', '.join(scenario.breaks)}]")
@@ -298,5 +315,5 @@ def main() -> int:
         if not args.no_build:
             build(name)
     if args.liar:
-        return asyncio.run(run_liar(args.of, picked, args.jobs, args.verbose, args.breaks))
-    return asyncio.run(run_languages(names, picked * args.repeat, args.jobs, args.verbose))
+        return asyncio.run(run_liar(args.of, picked, args.jobs, args.verbose, args.breaks, args.page))
+    return asyncio.run(run_languages(names, picked * args.repeat, args.jobs, args.verbose, args.page))

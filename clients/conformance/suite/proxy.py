@@ -205,6 +205,12 @@ class Proxy:
         writer.write(request.to_bytes())
         return incoming
 
+    def half_close(self, exchange: Exchange) -> None:
+        """Tells the server that the program has no more to say."""
+        if exchange.connection not in self._kept:
+            raise Ended
+        self._kept[exchange.connection][1].write_eof()
+
     def forget(self, exchange: Exchange) -> None:
         """Closes the server's side of the program's connection: the next request gets another."""
         if kept := self._kept.pop(exchange.connection, None):
@@ -292,7 +298,9 @@ async def streamed(exchange: Exchange) -> None:
     try:
         await asyncio.wait({relaying, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not relaying.done():
-            raise Ended
+            # Half of the connection is closed, or all of it: half is on the server's side, which may have a last word.
+            exchange.proxy.half_close(exchange)
+            await asyncio.wait({relaying})
         try:
             relaying.result()
         except (Ended, OSError):

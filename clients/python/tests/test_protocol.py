@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dormouse_client import Invalid, Message, NetworkError, ProtocolError, UnreadableBody, Unsupported
+from dormouse_client import Acked, Invalid, Message, NetworkError, ProtocolError, UnreadableBody, Unsupported
 from dormouse_client.protocol import Answer, Job, Requests, cut_reason, error_of, seconds, told_attempt
 
 REQUESTS = Requests("demo")
@@ -204,3 +204,37 @@ def test_an_error_says_whether_the_request_was_perhaps_done() -> None:
     assert ProtocolError("half an answer", status=200).unanswered()
     assert not ProtocolError("a redirect", status=302).unanswered()
     assert not Invalid("x").unanswered()
+
+
+@pytest.mark.parametrize("body", [5, None, {"a": 1}, [1, 2], "\ud800"])
+def test_a_body_that_is_no_bytes_is_refused(body: Any) -> None:
+    """`bytes(5)` would be five zeros."""
+    with pytest.raises(Invalid):
+        Message(body)
+
+
+def test_a_body_may_be_any_buffer() -> None:
+    bodies: list[Any] = [b"a", bytearray(b"a"), memoryview(b"xa")[1:], "a"]
+    assert [Message(body).body for body in bodies] == [b"a"] * 4
+
+
+def test_json_that_is_too_deep_cannot_be_read() -> None:
+    """It is buried at the first attempt, as other bodies are that no attempt can read."""
+    with pytest.raises(UnreadableBody):
+        job(data=b"[" * 100_000).json()
+
+
+def test_the_index_of_acks_counts_from_the_first_job() -> None:
+    jobs = [job(job_id=f"J{n}") for n in range(150)]
+    flow = REQUESTS.ack_many("q", jobs)
+    assert len(json.loads(next(flow).content)["jobs"]) == 100
+    assert len(json.loads(flow.send(Acked(100, [])).content)["jobs"]) == 50
+    with pytest.raises(Invalid) as caught:
+        flow.throw(Invalid("invalid receipt", status=400, index=7))
+    assert caught.value.index == 107
+
+
+def test_a_job_of_another_queue_is_not_acked() -> None:
+    with pytest.raises(Invalid) as caught:
+        next(REQUESTS.ack_many("q", [job(), job(queue="other")]))
+    assert caught.value.index == 1

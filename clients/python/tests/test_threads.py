@@ -294,3 +294,20 @@ def test_a_handler_that_blocks_its_loop_does_not_stop_the_touches() -> None:
         worker.run_until_idle()
     assert len(touched) == 1
     assert touched[0] < ended[0]
+
+
+AT_EXIT = """
+import atexit
+from dormouse_client.testing import Double
+
+double = Double()
+atexit.register(lambda: print(client.publish("q", "last words").job_id is not None, flush=True))
+client = double.client()
+client.publish("q", "x")
+"""
+
+
+def test_what_runs_at_exit_may_publish() -> None:
+    """Also what was registered before the client was made, which runs last."""
+    ended = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=20, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")

@@ -54,7 +54,7 @@ export class Acks {
       if (acked) ({ again: tasks, failed } = await this.#sort(held, acked.stale));
       if (!failed) continue;
       const last = tasks.reduce((a, b) => (b.hold.left > a.hold.left ? b : a));
-      if (await this.run.pauseInTime(last.hold, n, failed)) continue;
+      if (await this.run.waitInTime(last.hold, n, failed)) continue;
       for (const task of tasks) task.settled("lost");
       return;
     }

@@ -29,6 +29,8 @@ export interface Ask {
   goneIsDone?: boolean;
   /** Of one request, in milliseconds; the client's where nothing is said. */
   timeout?: number | undefined;
+  /** How long the server may hold it beside that. */
+  waits?: number;
   /** Of all of the call, in milliseconds; the client's where nothing is said. */
   retryFor?: number | undefined;
   signal?: AbortSignal | undefined;
@@ -53,7 +55,7 @@ export class Caller {
   readonly clock: Clock;
   readonly #base: string;
   readonly #token: string;
-  readonly #retryFor: number;
+  readonly retryFor: number;
   readonly #fetch: Fetch;
 
   /** Durations are in milliseconds. */
@@ -80,7 +82,7 @@ export class Caller {
     this.#base = `${parsed.origin}${parsed.pathname.replace(/\/+$/, "")}/api/${namespace}`;
     this.#token = token;
     this.timeout = timeout;
-    this.#retryFor = retryFor;
+    this.retryFor = retryFor;
     this.#fetch = fetch;
     this.clock = clock;
   }
@@ -102,13 +104,13 @@ export class Caller {
 
   async #repeat<T>(ask: Ask, read: (answer: { status: number; headers: Incoming["headers"]; body: Buffer }) => T): Promise<T> {
     const url = this.#address(ask);
-    const retryFor = ask.retryFor ?? this.#retryFor;
+    const retryFor = ask.retryFor ?? this.retryFor;
     let timeout = ask.timeout ?? this.timeout;
     const began = this.clock.now();
     let perhapsDone = false;
     for (let n = 0; ; n++) {
       try {
-        const answer = await this.#send(ask, url, timeout, perhapsDone && ask.goneIsDone);
+        const answer = await this.#send(ask, url, timeout + (ask.waits ?? 0), perhapsDone && ask.goneIsDone);
         try {
           return read(answer);
         } catch (error) {

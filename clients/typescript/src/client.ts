@@ -206,7 +206,7 @@ export class Client {
     });
     const published: Published[] = [];
     for (let start = 0; start < elements.length; ) {
-      let size = 0;
+      let size = 1; // of the body: brackets, and a comma between two
       let end = start;
       while (end < elements.length && end - start < BATCH_JOBS) {
         const more = (elements[end] as Buffer).length + 1;
@@ -245,7 +245,7 @@ export class Client {
    * lost. A worker does all of this better.
    */
   async consume(queues: string | readonly string[], options: ConsumeOptions = {}): Promise<HeldJob[]> {
-    return consume(this.#caller, consumeAsk(this.#caller, queues, options), options.ttr);
+    return consume(this.#caller, consumeAsk(queues, options), options.ttr);
   }
 
   /** Acks jobs of one queue, any number of them. */
@@ -437,7 +437,7 @@ function figure(answer: Answer, name: string): number | undefined {
 // What follows is for workers too.
 
 /** @internal */
-export function consumeAsk(caller: Caller, queues: string | readonly string[], options: ConsumeOptions): Ask {
+export function consumeAsk(queues: string | readonly string[], options: ConsumeOptions): Ask {
   const names = typeof queues === "string" ? [queues] : [...queues];
   const op = `consume ${names.join(",")}`;
   const { count, ttr, timeout = 0, weights, signal } = options;
@@ -446,7 +446,7 @@ export function consumeAsk(caller: Caller, queues: string | readonly string[], o
   if (ttr !== undefined) query.ttr = wholeSeconds(op, "ttr", ttr);
   if (count !== undefined) query.count = String(count);
   if (weights !== undefined) query.weights = weights.join(",");
-  return { op, method: "GET", queues: names, query, signal, timeout: caller.timeout + (Math.ceil(timeout) + 1) * 1000 };
+  return { op, method: "GET", queues: names, query, signal, waits: (Math.ceil(timeout) + 1) * 1000 };
 }
 
 /** No jobs where none came in time; `ttr` is in seconds. @internal */

@@ -121,23 +121,23 @@ export class HeldJob extends Job {
   async touch(ttr?: number): Promise<Date | undefined> {
     if (ttr !== undefined) seconds(`touch ${this.queue}`, "ttr", ttr);
     const kept = ttr ?? this.#hold.keeper?.ttr;
-    const until = await this.#hold.byHand(() => this.#hold.touch(kept));
+    const until = await this.#hold.byHand((bounds) => this.#hold.touch(kept, bounds));
     if (kept !== undefined) this.#hold.keeper?.touched(kept);
     return until;
   }
 
   /** Forgets the job: it is done. */
   async ack(): Promise<void> {
-    await this.#hold.byHand(async () => {
-      await this.#hold.ack();
+    await this.#hold.byHand(async (bounds) => {
+      await this.#hold.ack(bounds);
       this.#hold.outcome = "acked";
     });
   }
 
   /** Gives the job back. */
   async release(how: Release = {}): Promise<Released> {
-    return this.#hold.byHand(async () => {
-      const released = await this.#hold.release(how);
+    return this.#hold.byHand(async (bounds) => {
+      const released = await this.#hold.release(how, bounds);
       this.#hold.outcome = "released";
       return released;
     });
@@ -145,15 +145,16 @@ export class HeldJob extends Job {
 
   /** Puts the job into the dead letter, whatever tries are left. */
   async bury(reason = ""): Promise<void> {
-    await this.#hold.byHand(async () => {
-      await this.#hold.bury(reason);
+    await this.#hold.byHand(async (bounds) => {
+      await this.#hold.bury(reason, bounds);
       this.#hold.outcome = "buried";
     });
   }
 
   /** Which attempt at the job this is, from 1. The first call asks the server. */
   async attempt(): Promise<number> {
-    return this.#hold.attempt();
+    this.#hold.checkOurs();
+    return this.#hold.attempt(this.#hold.bounds);
   }
 }
 
@@ -215,20 +216,30 @@ export class Hold {
     return end;
   }
 
+  /** Of a call by hand: a worker's job is asked for no longer than it is the worker's. */
+  get bounds(): Bounds {
+    if (!this.keeper) return {};
+    const left = Math.max(this.left, 1);
+    return { timeout: Math.min(this.caller.timeout, left), retryFor: Math.min(this.caller.retryFor, left) };
+  }
+
+  /** Nothing more is sent for a job that is lost. */
+  checkOurs(): void {
+    if (this.outcome !== "lost") return;
+    throw new DormouseError("lost", `job of ${this.job.queue}`, "the job is not yours any more", { status: 409 });
+  }
+
   /** Does a call in the job's turn. A receipt that a lost touch has made old is looked for. */
-  async byHand<T>(call: () => Promise<T>): Promise<T> {
+  async byHand<T>(call: (bounds: Bounds) => Promise<T>): Promise<T> {
     const endTurn = await this.takeTurn();
-    if (this.outcome === "lost") { // nothing more is sent for it
-      endTurn();
-      throw new DormouseError("lost", `job of ${this.job.queue}`, "the job is not yours any more", { status: 409 });
-    }
     try {
+      this.checkOurs();
       try {
-        return await call();
+        return await call(this.bounds);
       } catch (error) {
         const looks = error instanceof DormouseError && error.type === "lost" && this.touchLost;
-        if (!looks || !(await this.findReceipt())) throw error;
-        return await call();
+        if (!looks || !(await this.findReceipt(this.bounds))) throw error;
+        return await call(this.bounds);
       }
     } catch (error) {
       if (error instanceof DormouseError && (error.type === "lost" || error.type === "not_found")) this.keeper?.lose();

@@ -67,7 +67,7 @@ export class Run {
     return this.#stop.signal;
   }
 
-  /** The second time nobody is waited for any more. */
+  /** The second time no handler is waited for any more. */
   stop(): void {
     if (this.stopping.aborted) this.#hurry.abort();
     this.#stop.abort();
@@ -241,10 +241,10 @@ export class Run {
     return left;
   }
 
-  /** Waits before a repeat; not when the job will be lost by then, or nobody waits any more. */
-  async pauseInTime(hold: Hold, n: number, failed: DormouseError): Promise<boolean> {
-    const pause = Math.max(pauseAfter(n), (failed.retryAfter ?? 0) * 1000);
-    return pause < hold.left && sleep(this.clock, pause, this.#hurry.signal);
+  /** Waits before a repeat. It says whether there is time for one. */
+  async waitInTime(hold: Hold, n: number, failed: DormouseError): Promise<boolean> {
+    const pause = pauseInTime(hold, n, failed);
+    return pause !== undefined && sleep(this.clock, pause);
   }
 
   /** Seconds until a job is tried again. */
@@ -292,6 +292,19 @@ export class Run {
     cancel = this.clock.after(step, look, true);
     return () => cancel();
   }
+}
+
+/** How long a job is held at least when something is repeated for it, in milliseconds. */
+const LAST_REPEAT = 100;
+
+/**
+ * How long to wait before the next repeat, if there is time for one. Where the job would be lost before the server wants
+ * to hear of it again, it is half of what is left: that server may be back long before. @internal
+ */
+export function pauseInTime(hold: Hold, n: number, failed: DormouseError): number | undefined {
+  const pause = Math.max(pauseAfter(n), (failed.retryAfter ?? 0) * 1000);
+  const { left } = hold;
+  return left <= LAST_REPEAT ? undefined : pause < left ? pause : left / 2;
 }
 
 /** So many things at a time; the others wait in their order. @internal */

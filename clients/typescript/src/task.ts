@@ -1,9 +1,9 @@
 /** One job in the hands of a worker: its handler, its touches, and what becomes of it. */
 
-import { controller, pauseAfter, spread } from "./clock.js";
+import { controller, spread } from "./clock.js";
 import { CancelledError, DormouseError, isError, PanicError, Permanent, RetryAfter, Snooze } from "./errors.js";
 import { type HeldJob, type Hold, holdOf, type Keeper, type Outcome } from "./job.js";
-import type { Run } from "./run.js";
+import { pauseInTime, type Run } from "./run.js";
 import { withTraceparent } from "./trace.js";
 import type { Handler } from "./worker.js";
 
@@ -186,8 +186,8 @@ export class Task implements Keeper {
         if (ours) continue;
         if (!failed) return this.lose();
       }
-      this.#plan(Math.max(pauseAfter(this.#failures), (failed.retryAfter ?? 0) * 1000));
-      this.#failures++;
+      const pause = pauseInTime(hold, this.#failures++, failed);
+      if (pause !== undefined) this.#plan(pause);
       return;
     }
   }
@@ -256,7 +256,7 @@ export class Task implements Keeper {
         else if (gone) failed = undefined;
         if (ours) continue;
         if (gone && !failed && hold.givenLost) outcome = result.outcome; // it was done, and the answer was lost
-        else if (!failed || !(await run.pauseInTime(hold, n, failed))) outcome = "lost";
+        else if (!failed || !(await run.waitInTime(hold, n, failed))) outcome = "lost";
       }
     }
     this.settled(outcome);

@@ -194,7 +194,7 @@ export class Worker {
     const caller = callerOf(this.#client);
     const { poll, ttr } = this.#settings;
     const asked = { ttr: ttr / 1000, timeout: untilIdle ? 0 : poll / 1000, ...(weights && { weights }) };
-    const ask = { ...consumeAsk(caller, queues, asked), timeout: poll + 10_000, retryFor: 0 };
+    const ask = { ...consumeAsk(queues, asked), timeout: 10_000, waits: poll, retryFor: 0 };
     const handlers = new Map([...this.#handlers].map(([queue, handler]) => [queue, this.#wrapped(handler)]));
     this.#running = new Run(caller, this.#settings, handlers, ask, untilIdle);
     return this.#running;

@@ -264,7 +264,7 @@ impl Engine for DiskEngine {
     async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
         if let ScheduleThen::Put(put) = &step.then {
             let job = put.job.as_ref().map(|job| (job.jobs.len(), job.bytes()));
-            let new = put.setting.as_ref().map(|setting| (0, setting.text.len() + setting.body.len()));
+            let new = put.setting.as_ref().map(|setting| (0, setting.bytes()));
             if let Some((jobs, bytes)) = job.or(new) {
                 self.room.publish(jobs, bytes)?;
             }

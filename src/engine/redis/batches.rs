@@ -1,8 +1,15 @@
-//! What shares script calls: how large such calls grow, and how many wait.
+//! What shares script calls: how large such calls grow, how many wait, who takes them, and how each is
+//! answered.
 
-use crate::engine::batch::{BatchLimit, BatchSize};
+use std::sync::Arc;
+
+use tokio::sync::Mutex;
+
+use crate::engine::batch::{BatchLimit, BatchSize, Call, Calls, Reply};
 use crate::engine::{MAX_PUBLISH, Publication};
+use crate::error::{Error, Result};
 use crate::job::{JobRef, NewJob};
+use crate::process::tasks::Tasks;
 
 /// How many calls of one kind may wait to be gathered into a batch.
 pub const MAX_WAITING: usize = 16_384;
@@ -10,6 +17,12 @@ pub const MAX_WAITING: usize = 16_384;
 /// How large a batch of publishes grows, so that one script call keeps the Redis busy for a few milliseconds. A call
 /// with more bytes goes alone.
 pub const PUBLISHES: BatchLimit = BatchLimit { items: MAX_PUBLISH, bytes: 1 << 20 };
+
+/// How many tasks share what publishes, as many as a link has connections for them: one batch is made while the Redis works
+/// on another. A large bulk on one of them delays nobody on the other. More make smaller batches, which cost the Redis
+/// more, and with one alone everybody waits behind a large bulk. Measured with 64 callers: two cost within a tenth of what
+/// one costs and answer as fast or faster; four cost a fifth more and gain nothing.
+pub const PUBLISHERS: usize = 2;
 
 /// A publication that shares a script call with others.
 #[derive(Debug)]
@@ -36,5 +49,76 @@ pub const ACKS: BatchLimit = BatchLimit { items: 64, bytes: usize::MAX };
 impl BatchSize for JobRef {
     fn items(&self) -> usize {
         1
+    }
+}
+
+/// Starts `count` tasks that take batches, each one after the other, and have `carry` answer each call of them, with this
+/// core; it is told which task it works for. Once `tasks` are told to end no more calls are taken; these end when those
+/// that waited are answered.
+pub fn serve<Req, Rep, Core, Carried>(
+    calls: Calls<Req, Rep>,
+    tasks: &Tasks,
+    (name, count): (&str, usize),
+    core: &Arc<Core>,
+    carry: impl Fn(Arc<Core>, usize, Vec<Call<Req, Rep>>) -> Carried + Copy + Send + 'static,
+) where
+    Req: BatchSize + Send + 'static,
+    Rep: Send + 'static,
+    Core: Send + Sync + 'static,
+    Carried: Future<Output = ()> + Send,
+{
+    let calls = Arc::new(Mutex::new(calls));
+    for own in 0..count {
+        let (calls, core, closing) = (calls.clone(), core.clone(), tasks.stopping().clone());
+        tasks.spawn_essential(name, async move {
+            let mut closed = false;
+            loop {
+                // Cancel-safe, as both awaits are.
+                let next = async { calls.lock().await.next().await };
+                let batch = tokio::select! {
+                    biased;
+                    () = closing.cancelled(), if !closed => {
+                        calls.lock().await.close();
+                        closed = true;
+                        continue;
+                    }
+                    batch = next => batch,
+                };
+                let Some(batch) = batch else { return };
+                carry(core.clone(), own, batch).await;
+            }
+        });
+    }
+}
+
+/// Gives each caller its answer, or all of them the error.
+pub fn answer_each<Rep>(replies: Vec<Reply<Rep>>, answers: Result<Vec<Result<Rep>>>) {
+    // A caller that has left needs no answer.
+    match answers {
+        Ok(answers) => replies.into_iter().zip(answers).for_each(|(reply, answer)| _ = reply.send(answer)),
+        Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
+    }
+}
+
+/// Has `carry` take the steps of a batch in one script call, and answers each.
+pub async fn carry_all<Req: Clone, Rep, Carried: Future<Output = Result<Vec<Result<Rep>>>>>(
+    batch: Vec<Call<Req, Rep>>,
+    carry: impl Fn(Arc<Vec<Req>>) -> Carried,
+) {
+    // What nobody waits for any more is not sent.
+    let waited_for = batch.into_iter().map(Call::split).filter(|(_, reply)| !reply.is_abandoned());
+    let (steps, replies): (Vec<Req>, Vec<Reply<Rep>>) = waited_for.unzip();
+    if steps.is_empty() {
+        return;
+    }
+    let steps = Arc::new(steps);
+    match carry(steps.clone()).await {
+        // An error of the Redis says nothing of which step it is about.
+        Err(Error::Refused(_)) if steps.len() > 1 => {
+            for (step, reply) in steps.iter().zip(replies) {
+                answer_each(vec![reply], carry(Arc::new(vec![step.clone()])).await);
+            }
+        }
+        told => answer_each(replies, told),
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio_util::sync::DropGuard;
 
 use super::arming::Watch;
+use super::batches::PUBLISHERS;
 use super::cache::HandOvers;
 use super::clock::RedisClock;
 use super::connection::connector::{Connection, Connector, RedisAddress};
@@ -95,17 +96,11 @@ impl Common {
 /// What does not depend on the layout.
 #[derive(Debug)]
 pub struct Link {
-    /// The name of the pool of jobs, for messages.
-    pub pool: Arc<str>,
+    pub common: Common,
     /// What all connections have in common.
     pub connections: Arc<Connections>,
-    /// Hears of every connection that is lost.
-    pub outage: Arc<Outage>,
-    /// One for each task that publishes: a large bulk on one of them delays nobody on the other. Two tasks, since more
-    /// make smaller batches, which cost the Redis more, and with one alone everybody waits behind a large bulk. Measured
-    /// with 64 callers: two cost within a tenth of what one costs and answer as fast or faster; four cost a fifth more
-    /// and gain nothing.
-    pub publish_connections: [SharedConnection; 2],
+    /// One for each task that publishes.
+    pub publish_connections: [SharedConnection; PUBLISHERS],
     pub consumes: SharedConnection,
     /// The pump, and what ends hand-overs, have connections of their own, so that nobody's reads delay them.
     pub pumps: SharedConnection,
@@ -113,12 +108,6 @@ pub struct Link {
     /// For everything off the hot path.
     pub shared: SharedConnection,
     pub clock: RedisClock,
-    /// Of the Redis that the engine began with, if it says.
-    pub version: Arc<OnceLock<String>>,
-    pub notifiers: Arc<Notifiers>,
-    pub observers: Arc<Observers>,
-    /// What this process remembers of what it handed out.
-    pub handed_out: Arc<HandOvers>,
     pub watch: Watch,
     pub ready_lists: Box<dyn ReadyLists>,
     pub replicas: Replicas,
@@ -172,11 +161,9 @@ impl Link {
         hears: Option<Arc<Outage>>,
         ready_lists: Box<dyn ReadyLists>,
     ) -> (Arc<Link>, Vec<Keeper>) {
-        let Common { pool, outage, notifiers, observers, handed_out, version, wait_replicas, failure } =
-            common.clone();
-        let (tasks, keepers) = (Tasks::new(failure.clone()), Tasks::new(failure));
+        let [tasks, keepers] = [(); 2].map(|()| Tasks::new(common.failure.clone()));
         let (closing, closed) = (tasks.stopping().clone(), keepers.stopping().clone());
-        let connections = Connections::with_end(pool.clone(), connector, hears, closing, closed);
+        let connections = Connections::with_end(common.pool.clone(), connector, hears, closing, closed);
         let mut to_keep: Vec<Keeper> = Vec::new();
         let mut shared = |name| {
             let (shared, keep) = SharedConnection::new(connections.clone());
@@ -184,46 +171,27 @@ impl Link {
             shared
         };
         let link = Link {
-            publish_connections: ["a connection of publishes", "a connection of publishes"].map(&mut shared),
+            publish_connections: ["a connection of publishes"; PUBLISHERS].map(&mut shared),
             consumes: shared("the connection of consumes"),
             pumps: shared("the connection of the pump"),
             hand_overs: shared("the connection of what ends hand-overs"),
             shared: shared("the shared connection"),
-            pool,
+            common: common.clone(),
             connections,
-            outage,
             clock: RedisClock::new(),
-            version,
-            notifiers,
-            observers,
-            handed_out,
             watch: Watch::default(),
             ready_lists,
-            replicas: Replicas::new(wait_replicas),
+            replicas: Replicas::new(common.wait_replicas),
             tasks,
             keepers,
         };
         (Arc::new(link), to_keep)
     }
 
-    /// What an engine has that has this one alone.
-    pub fn common(&self) -> Common {
-        Common {
-            pool: self.pool.clone(),
-            outage: self.outage.clone(),
-            notifiers: self.notifiers.clone(),
-            observers: self.observers.clone(),
-            handed_out: self.handed_out.clone(),
-            version: self.version.clone(),
-            wait_replicas: self.replicas.want(),
-            failure: self.tasks.failure().clone(),
-        }
-    }
-
     /// The connection for calls of this kind.
     pub fn lane(&self, lane: Lane) -> &SharedConnection {
         match lane {
-            Lane::Publish(own) => &self.publish_connections[own % 2],
+            Lane::Publish(own) => &self.publish_connections[own % PUBLISHERS],
             Lane::Consume => &self.consumes,
             Lane::Pump => &self.pumps,
             Lane::HandOver => &self.hand_overs,
@@ -259,7 +227,7 @@ impl Link {
         let count = jobs.len();
         if give_back(jobs).await.is_err() {
             tracing::warn!(
-                pool = &*self.pool,
+                pool = &*self.common.pool,
                 count,
                 "jobs that nobody was told of could not be given back; they come back after their ttr"
             );
@@ -274,7 +242,7 @@ impl Link {
 
     /// Waits until a task has died that the engine cannot do without, and says which.
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
-        let failure = self.tasks.failure().clone();
+        let failure = self.common.failure.clone();
         async move { failure.reported().await.to_owned() }
     }
 

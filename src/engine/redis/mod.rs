@@ -67,7 +67,7 @@ use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
-use batches::MAX_WAITING;
+use batches::{MAX_WAITING, PUBLISHERS, serve};
 use cache::RecordedQueues;
 use layout::keys;
 use layout::scripts::Scripts;
@@ -118,39 +118,35 @@ impl RedisEngine {
         link.tasks.spawn_essential("the watch of pauses", pause::run(core.clone()));
         link.tasks.spawn_essential("the count of namespaces with a quota", quotas::run(core.clone()));
         core.spawn_finisher();
-        let (publish_calls, ack_calls) =
-            (Arc::new(Mutex::new(publish_calls)), Arc::new(Mutex::new(ack_calls)));
-        let closing = link.tasks.stopping();
-        for own in 0..link.publish_connections.len() {
-            let (core, calls) = (core.clone(), publish_calls.clone());
-            let carry = async move |batch| core.publish_batch(own, batch).await;
-            link.tasks.spawn_essential("a task that publishes", batch::serve(calls, closing.clone(), carry));
-        }
-        let carry = {
-            let core = core.clone();
-            async move |batch| core.ack_batch(batch).await
-        };
-        link.tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
-        let step_calls = Arc::new(Mutex::new(step_calls));
-        // Two, so that one batch is made while the Redis works on another.
-        for own in 0..2 {
-            let (core, calls) = (core.clone(), step_calls.clone());
-            let carry = async move |batch| core.step_schedules(own, batch).await;
-            let steps = batch::serve(calls, closing.clone(), carry);
-            link.tasks.spawn_essential("a task that takes steps of schedules", steps);
-        }
+        let tasks = &link.tasks;
+        serve(
+            publish_calls,
+            tasks,
+            ("a task that publishes", PUBLISHERS),
+            &core,
+            |core, own, batch| async move {
+                core.publish_batch(own, batch).await;
+            },
+        );
+        serve(ack_calls, tasks, ("the task that acks", 1), &core, |core, _, batch| async move {
+            core.ack_batch(batch).await;
+        });
+        let steps = "a task that takes steps of schedules";
+        serve(step_calls, tasks, (steps, PUBLISHERS), &core, |core, own, batch| async move {
+            core.step_schedules(own, batch).await;
+        });
         link.connected().await;
         Ok(Arc::new(RedisEngine { core, acks, _closing: guards }))
     }
 
     /// The version of the Redis, if it says.
     pub fn version(&self) -> Option<&str> {
-        self.core.version.get().map(String::as_str)
+        self.core.common.version.get().map(String::as_str)
     }
 
     /// Hears of every connection that is lost, and of what the engine's users tell it.
     pub fn outage(&self) -> Arc<Outage> {
-        self.core.outage.clone()
+        self.core.common.outage.clone()
     }
 
     /// Waits until a task has died that the engine cannot do without, and says which. Calls to such an engine
@@ -297,7 +293,7 @@ impl Engine for RedisEngine {
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {
-        self.core.notifiers.attach(notifier);
+        self.core.common.notifiers.attach(notifier);
     }
 
     fn watch(&self, queue: &Queue) {
@@ -305,7 +301,7 @@ impl Engine for RedisEngine {
     }
 
     fn observe(&self, observer: Arc<dyn Observer>) {
-        self.core.observers.attach(observer);
+        self.core.common.observers.attach(observer);
     }
 
     async fn check(&self) -> Result<()> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue, Pipeline};
 use tokio::time::{sleep, timeout};
 
-use super::cluster::{self, Cluster, PartedLists};
+use super::cluster::{self, Cluster, PartedLists, ask};
 use super::compact::partitions::{Partition, Partitions};
 use super::connection::connector::{Connector, RedisAddress};
 use super::connection::fault::Outcome;
@@ -58,10 +58,10 @@ enum Attempts<'a> {
 }
 
 impl Attempts<'_> {
-    async fn connection(&mut self) -> Outcome<SharedConnection> {
+    async fn next(&mut self) -> Outcome<SharedConnection> {
         match self {
             Attempts::One(shared) => Ok(shared.clone()),
-            Attempts::Cluster(attempts) => Ok(attempts.link().await?.lane(Lane::Other).clone()),
+            Attempts::Cluster(attempts) => Ok(attempts.next().await?.lane(Lane::Other).clone()),
         }
     }
 
@@ -72,21 +72,6 @@ impl Attempts<'_> {
             Attempts::Cluster(attempts) => attempts.outcome(answer),
         }
     }
-}
-
-/// Asks. In a cluster it is asked again as long as no node has begun it. Not a function: what an async closure borrows
-/// may not go to another thread.
-macro_rules! ask {
-    ($tables:expr, $part:expr, |$shared:ident| $ask:expr) => {{
-        let mut attempts = $tables.attempts($part);
-        loop {
-            let $shared = attempts.connection().await?;
-            let answer = $ask.await;
-            if let Some(outcome) = attempts.outcome(answer) {
-                break outcome;
-            }
-        }
-    }};
 }
 
 impl Tables {
@@ -188,16 +173,16 @@ impl Tables {
     }
 
     pub async fn run<T: FromRedisValue>(&self, part: Partition, script: &Script, call: &Cmd) -> Outcome<T> {
-        ask!(self, part, |shared| shared.run(script, call))
+        ask!(self.attempts(part), |shared| shared.run(script, call))
     }
 
     pub async fn query<T: FromRedisValue>(&self, part: Partition, cmd: &Cmd) -> Outcome<T> {
-        ask!(self, part, |shared| shared.query(cmd))
+        ask!(self.attempts(part), |shared| shared.query(cmd))
     }
 
     /// Several commands in one round trip.
     pub async fn query_all<T: FromRedisValue>(&self, part: Partition, asked: &Pipeline) -> Outcome<T> {
-        ask!(self, part, |shared| shared.query_all(asked))
+        ask!(self.attempts(part), |shared| shared.query_all(asked))
     }
 
     /// Reads a whole hash in steps. A field that changes meanwhile, or before the part is asked again, may be met twice.
@@ -207,7 +192,7 @@ impl Tables {
         key: &str,
         mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send,
     ) -> Outcome<()> {
-        ask!(self, part, |shared| shared.scan(key, &mut each))
+        ask!(self.attempts(part), |shared| shared.scan(key, &mut each))
     }
 
     fn attempts(&self, part: Partition) -> Attempts<'_> {

@@ -66,7 +66,7 @@ impl Link {
         if want == 0 {
             return Ok(());
         }
-        self.observers.tell(|observer| observer.waited(sent.elapsed()));
+        self.common.observers.tell(|observer| observer.waited(sent.elapsed()));
         if have >= want {
             return Ok(());
         }

@@ -89,9 +89,9 @@ impl Reconnect for WatchedLists {
 /// One connection's life.
 async fn watch(link: &Link, mut connection: Connection, tracking: bool) -> Outcome<Infallible> {
     // Changes may have been missed while there was no connection.
-    link.watch.arm(link.notifiers.waited_for());
+    link.watch.arm(link.common.notifiers.waited_for());
     link.ready_lists.may_have(None);
-    link.notifiers.notify_all();
+    link.common.notifiers.notify_all();
     let period = if tracking { SWEEP } else { POLL };
     let mut sweep = interval_at(Instant::now() + period, period);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -106,7 +106,7 @@ async fn watch(link: &Link, mut connection: Connection, tracking: bool) -> Outco
             }
             _ = sweep.tick() => {
                 look_for_master(&link.connections, &mut connection).await?;
-                lists_of(link, link.notifiers.waited_for())
+                lists_of(link, link.common.notifiers.waited_for())
             }
         };
         arm(link, &mut connection, &lists).await?;
@@ -145,9 +145,9 @@ fn on_push(link: &Link, push: &PushInfo) {
         }
         // The database was flushed.
         _ => {
-            link.watch.arm(link.notifiers.waited_for());
+            link.watch.arm(link.common.notifiers.waited_for());
             link.ready_lists.may_have(None);
-            link.notifiers.notify_all();
+            link.common.notifiers.notify_all();
         }
     }
 }
@@ -160,7 +160,7 @@ fn to_arm(link: &Link) -> Vec<List> {
     let ToArm { queues, lists } = link.watch.take();
     let all = lists_of(link, queues);
     let single = lists.into_iter().filter_map(|key| Some((link.ready_lists.queue_of(&key)?, key)));
-    all.into_iter().chain(single).filter(|(queue, _)| link.notifiers.waits_for(queue)).collect()
+    all.into_iter().chain(single).filter(|(queue, _)| link.common.notifiers.waits_for(queue)).collect()
 }
 
 fn lists_of(link: &Link, queues: impl IntoIterator<Item = Queue>) -> Vec<List> {
@@ -174,7 +174,7 @@ fn lists_of(link: &Link, queues: impl IntoIterator<Item = Queue>) -> Vec<List> {
 /// There are jobs in this list.
 fn notify(link: &Link, (queue, key): &List) {
     link.ready_lists.may_have(Some((queue, key)));
-    link.notifiers.notify(queue);
+    link.common.notifiers.notify(queue);
 }
 
 /// Arms these lists, and notifies of those that have jobs.

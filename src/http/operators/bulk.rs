@@ -114,50 +114,57 @@ pub fn stop(state: &AppState, by: &By, id: &str) -> Option<Progress> {
     Some(progress)
 }
 
-#[derive(Serialize)]
-struct BulkReply<'a> {
-    id: &'a str,
-    pool: &'a str,
-    namespace: &'a str,
-    queue: &'a str,
-    action: &'static str,
-    state: &'static str,
-    contains: Option<&'a str>,
-    reason: Option<&'a str>,
-    by: &'a str,
-    total: Option<u64>,
-    looked_at: u64,
-    done: u64,
-    out_of_reach: u64,
-    status: &'static str,
-    why: Option<&'a str>,
-    started: Instant,
-    ended: Option<Instant>,
+/// What `GET /bulk` answers. Pages read it too.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct BulksReply {
+    pub server: String,
+    pub actions: Vec<BulkReply>,
 }
 
-fn shown(progress: &Progress, ShowsBodies(shows): ShowsBodies) -> BulkReply<'_> {
-    let Order { pool, queue, action, filter, by } = &progress.order;
-    let (status, why) = match &progress.state {
+#[derive(Debug, Serialize, Deserialize)]
+pub struct BulkReply {
+    pub id: String,
+    pub pool: String,
+    pub namespace: String,
+    pub queue: String,
+    pub action: String,
+    pub state: String,
+    pub contains: Option<String>,
+    pub reason: Option<String>,
+    pub by: String,
+    pub total: Option<u64>,
+    pub looked_at: u64,
+    pub done: u64,
+    pub out_of_reach: u64,
+    pub status: String,
+    pub why: Option<String>,
+    pub started: Instant,
+    pub ended: Option<Instant>,
+}
+
+fn shown(progress: Progress, ShowsBodies(shows): ShowsBodies) -> BulkReply {
+    let Order { pool, queue, action, filter, by } = progress.order;
+    let (status, why) = match progress.state {
         BulkState::Running => ("running", None),
         BulkState::Done => ("done", None),
-        BulkState::Stopped(by) => ("stopped", Some(&**by)),
-        BulkState::Failed(why) => ("failed", Some(&**why)),
+        BulkState::Stopped(by) => ("stopped", Some(by)),
+        BulkState::Failed(why) => ("failed", Some(why)),
     };
     BulkReply {
-        id: &progress.id,
-        pool: pool.as_str(),
-        namespace: queue.namespace.as_str(),
-        queue: queue.name.as_str(),
-        action: action.as_str(),
-        state: action.state().as_str(),
-        contains: filter.contains.as_deref().filter(|_| shows),
-        reason: filter.reason.as_deref(),
+        id: progress.id,
+        pool: pool.to_string(),
+        namespace: queue.namespace.to_string(),
+        queue: queue.name.to_string(),
+        action: action.as_str().to_owned(),
+        state: action.state().as_str().to_owned(),
+        contains: filter.contains.filter(|_| shows),
+        reason: filter.reason,
         by,
         total: progress.total,
         looked_at: progress.looked_at,
         done: progress.done,
         out_of_reach: progress.out_of_reach,
-        status,
+        status: status.to_owned(),
         why,
         started: Instant(progress.started),
         ended: progress.ended.map(Instant),
@@ -190,24 +197,18 @@ pub async fn post(State(state): App, by: By, shows: ShowsBodies, request: Reques
 
 /// `GET /bulk`
 pub async fn list(State(state): App, shows: ShowsBodies) -> HandlerResult {
-    #[derive(Serialize)]
-    struct List<'a> {
-        server: &'a str,
-        actions: Vec<BulkReply<'a>>,
-    }
-    let all = state.bulk.list();
-    let actions = all.iter().map(|progress| shown(progress, shows)).collect();
-    Ok(reply::json(StatusCode::OK, &List { server: &state.server, actions }))
+    let actions = state.bulk.list().into_iter().map(|progress| shown(progress, shows)).collect();
+    Ok(reply::json(StatusCode::OK, &BulksReply { server: state.server.clone(), actions }))
 }
 
 /// `GET /bulk/:id`
 pub async fn get(State(state): App, Path(id): Path<String>, shows: ShowsBodies) -> HandlerResult {
     let progress = state.bulk.get(&id).ok_or(NOT_FOUND)?;
-    Ok(reply::json(StatusCode::OK, &shown(&progress, shows)))
+    Ok(reply::json(StatusCode::OK, &shown(progress, shows)))
 }
 
 /// `DELETE /bulk/:id`
 pub async fn delete(State(state): App, Path(id): Path<String>, by: By, shows: ShowsBodies) -> HandlerResult {
     let progress = stop(&state, &by, &id).ok_or(NOT_FOUND)?;
-    Ok(reply::json(StatusCode::OK, &shown(&progress, shows)))
+    Ok(reply::json(StatusCode::OK, &shown(progress, shows)))
 }

@@ -2,7 +2,7 @@
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::names;
 use crate::engine::nodes::{JobsOfPart, NodeView, NodesView, Part, QueuePlaces, Unusable};
@@ -13,41 +13,43 @@ use crate::http::state::App;
 use crate::name::Queue;
 use crate::time::Instant;
 
-#[derive(Serialize)]
-struct ClusterReply<'a> {
-    pool: &'a str,
-    prefix: String,
-    partitions: Part,
-    wait_replicas: u16,
-    nodes: Vec<NodeReply>,
-    away: Vec<Part>,
-    moving: Vec<Part>,
-    split: Vec<Part>,
+/// What `GET /cluster` answers of a pool. Pages read it too.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ClusterReply {
+    pub pool: String,
+    pub prefix: String,
+    pub partitions: Part,
+    pub wait_replicas: u16,
+    pub nodes: Vec<NodeReply>,
+    pub away: Vec<Part>,
+    pub moving: Vec<Part>,
+    pub split: Vec<Part>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    queue: Option<QueueReply>,
+    pub queue: Option<PlacesReply>,
 }
 
-#[derive(Serialize)]
-struct NodeReply {
-    id: String,
-    addr: String,
-    up: bool,
-    since: Instant,
-    partitions: Part,
-    replicas: Option<u64>,
-    used_memory: Option<u64>,
-    clock_ms: Option<f64>,
-    version: Option<String>,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct NodeReply {
+    pub id: String,
+    pub addr: String,
+    pub up: bool,
+    pub since: Instant,
+    pub partitions: Part,
+    pub replicas: Option<u64>,
+    pub used_memory: Option<u64>,
+    pub clock_ms: Option<f64>,
+    pub version: Option<String>,
 }
 
-#[derive(Serialize)]
-struct QueueReply {
+/// Where a queue lies.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PlacesReply {
     home: Part,
     spread: bool,
     jobs: Vec<JobsReply>,
 }
 
-#[derive(Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct JobsReply {
     partition: Part,
     node: Option<String>,
@@ -76,7 +78,7 @@ pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
     let NodesView { prefix, parts, wait_replicas, nodes, unusable, .. } = nodes.view().await;
     let Unusable { away, moving, split } = unusable;
     let reply = ClusterReply {
-        pool: pool.name.as_str(),
+        pool: pool.name.to_string(),
         prefix,
         partitions: parts,
         wait_replicas,
@@ -95,10 +97,10 @@ fn node(of: NodeView) -> NodeReply {
     NodeReply { id, addr, up, since, partitions: parts, replicas, used_memory, clock_ms, version }
 }
 
-fn places_of(QueuePlaces { home, spread, jobs }: QueuePlaces) -> QueueReply {
+fn places_of(QueuePlaces { home, spread, jobs }: QueuePlaces) -> PlacesReply {
     let jobs = jobs.into_iter().map(|of| {
         let JobsOfPart { part, node, ready, delayed, running, dead } = of;
         JobsReply { partition: part, node, ready, delayed, running, dead }
     });
-    QueueReply { home, spread, jobs: jobs.collect() }
+    PlacesReply { home, spread, jobs: jobs.collect() }
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use ahash::HashMap;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use super::queues::{Asked, name};
-use crate::clock::Millis;
+use super::names::Asked;
+use super::queues::name;
 use crate::engine::{Cursor, Engine, JobList, MAX_LISTED};
 use crate::error::{Error, Result};
 use crate::history::Range;
@@ -32,24 +32,29 @@ const PAGES: u64 = LOOKED_AT / MAX_LISTED as u64 * 2;
 /// How many different reasons are told.
 const MOST_REASONS: usize = 100;
 
+/// What `GET /dead` answers. Pages read it too.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DeadReply {
+    pub server: String,
+    pub queues: Vec<DeadQueue>,
+    pub cursor: Option<String>,
+}
+
 /// A queue with dead jobs.
-#[derive(Clone, Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct DeadQueue {
-    pub pool: PoolName,
-    pub row: Row,
+    pub pool: String,
+    pub namespace: String,
+    pub queue: String,
+    pub dead: u64,
+    /// When this server saw some die last, to a sample's length; `None` where it saw none.
+    pub last_died: Option<Instant>,
     /// How many died in the last hour, as far as this server saw; `None` where it keeps no history of the queue.
     pub died_in_hour: Option<u64>,
 }
 
-impl DeadQueue {
-    /// When this server saw some die last, to a sample's length; `None` where it saw none.
-    pub fn last_died(&self) -> Option<Millis> {
-        self.row.died_at
-    }
-}
-
 /// Queues with dead jobs, the newest death first: `limit` of them, behind the first `after`. And whether there are more.
-pub fn dead_queues(state: &AppState, asked: &Asked, after: usize, limit: usize) -> (Vec<DeadQueue>, bool) {
+fn dead_queues(state: &AppState, asked: &Asked, after: usize, limit: usize) -> (Vec<DeadQueue>, bool) {
     let samples: Vec<_> = asked.samples(state);
     let is_asked_for = |row: &Row| {
         row.dead > 0 && asked.namespace.as_ref().is_none_or(|namespace| row.namespace == *namespace)
@@ -65,26 +70,16 @@ pub fn dead_queues(state: &AppState, asked: &Asked, after: usize, limit: usize) 
     let shown = rows.iter().skip(after).take(limit).map(|(pool, row)| {
         let (since, points) = state.history.of(&row.of(pool), Range::Hour, now);
         let died = points.iter().flatten().map(|point| point.counts[3]).sum();
-        DeadQueue { pool: (*pool).clone(), row: (*row).clone(), died_in_hour: since.map(|_| died) }
+        DeadQueue {
+            pool: pool.to_string(),
+            namespace: row.namespace.to_string(),
+            queue: name(row).to_owned(),
+            dead: row.dead,
+            last_died: row.died_at.map(Instant),
+            died_in_hour: since.map(|_| died),
+        }
     });
     (shown.collect(), rows.len() > after.saturating_add(limit))
-}
-
-#[derive(Serialize)]
-struct DeadReply<'a> {
-    server: &'a str,
-    queues: Vec<DeadQueueReply<'a>>,
-    cursor: Option<String>,
-}
-
-#[derive(Serialize)]
-struct DeadQueueReply<'a> {
-    pool: &'a str,
-    namespace: &'a str,
-    queue: &'a str,
-    dead: u64,
-    last_died: Option<Instant>,
-    died_in_hour: Option<u64>,
 }
 
 /// `GET /dead?pool&namespace&limit&cursor`
@@ -98,31 +93,28 @@ pub async fn list(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
         Some(Cursor(text)) => text.parse::<usize>().map_err(|_| ApiError::BAD_CURSOR)?,
     };
     let (queues, more) = dead_queues(&state, &asked, after, limit);
-    let shown = queues.iter().map(|of| DeadQueueReply {
-        pool: of.pool.as_str(),
-        namespace: of.row.namespace.as_str(),
-        queue: name(&of.row),
-        dead: of.row.dead,
-        last_died: of.last_died().map(Instant),
-        died_in_hour: of.died_in_hour,
-    });
     let cursor = more.then(|| (after + limit).to_string());
-    let reply = DeadReply { server: &state.server, queues: shown.collect(), cursor };
+    let reply = DeadReply { server: state.server.clone(), queues, cursor };
     Ok(reply::json(StatusCode::OK, &reply))
 }
 
-/// Why the oldest dead jobs of a queue died.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reasons {
+/// What `GET /dead/reasons` answers: why the oldest dead jobs of a queue died. Pages read it too.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ReasonsReply {
     pub looked_at: u64,
-    /// The commonest first. Without a text: no tries were left, and nobody said why.
-    pub counts: Vec<(Option<Reason>, u64)>,
-    /// The second was over before all that are looked at were read.
-    pub is_cut: bool,
+    /// The commonest first.
+    pub reasons: Vec<ReasonReply>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ReasonReply {
+    /// `None`: no tries were left, and nobody said why.
+    pub reason: Option<String>,
+    pub count: u64,
 }
 
 /// Looks at the oldest dead jobs, a thousand at most, for a second at most.
-pub async fn why_they_died(engine: &dyn Engine, queue: &Queue) -> Result<Reasons> {
+async fn why_they_died(engine: &dyn Engine, queue: &Queue) -> Result<ReasonsReply> {
     let mut counts: HashMap<Option<Reason>, u64> = HashMap::default();
     let mut looked_at = 0;
     let look = async {
@@ -142,42 +134,23 @@ pub async fn why_they_died(engine: &dyn Engine, queue: &Queue) -> Result<Reasons
         }
         Ok::<_, Error>(())
     };
-    let is_cut = match timeout(TIME, look).await {
-        Ok(looked) => {
-            looked?;
-            false
-        }
-        // What was read until then is shown.
-        Err(_) => true,
-    };
-    let mut counts: Vec<_> = counts.into_iter().collect();
-    let text = |reason: &Option<Reason>| reason.as_ref().map(|reason| reason.as_str().to_owned());
-    counts.sort_by_cached_key(|(reason, count)| (Reverse(*count), text(reason)));
-    counts.truncate(MOST_REASONS);
-    Ok(Reasons { looked_at, counts, is_cut })
-}
-
-#[derive(Serialize)]
-struct ReasonsReply<'a> {
-    looked_at: u64,
-    reasons: Vec<ReasonReply<'a>>,
-}
-
-#[derive(Serialize)]
-struct ReasonReply<'a> {
-    reason: Option<&'a str>,
-    count: u64,
+    // When the second is over, what was read until then is shown.
+    if let Ok(looked) = timeout(TIME, look).await {
+        looked?;
+    }
+    let reasons = counts.into_iter().map(|(reason, count)| {
+        let reason = reason.map(|reason| reason.as_str().to_owned());
+        ReasonReply { reason, count }
+    });
+    let mut reasons: Vec<ReasonReply> = reasons.collect();
+    reasons.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.reason.cmp(&b.reason)));
+    reasons.truncate(MOST_REASONS);
+    Ok(ReasonsReply { looked_at, reasons })
 }
 
 /// `GET /dead/reasons?pool&namespace&queue`
 pub async fn reasons(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
     let query = Query(query.as_deref().unwrap_or_default());
     let (pool, queue) = Asked::queue(&state, query)?;
-    let found = why_they_died(&*pool.engine, &queue).await?;
-    let reasons = found
-        .counts
-        .iter()
-        .map(|(reason, count)| ReasonReply { reason: reason.as_ref().map(Reason::as_str), count: *count });
-    let reply = ReasonsReply { looked_at: found.looked_at, reasons: reasons.collect() };
-    Ok(reply::json(StatusCode::OK, &reply))
+    Ok(reply::json(StatusCode::OK, &why_they_died(&*pool.engine, &queue).await?))
 }

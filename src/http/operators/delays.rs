@@ -2,8 +2,7 @@
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
-use serde::Serialize;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 
 use super::names;
 use crate::engine::delays::{DelayCount, DelayedOf, Delays};
@@ -21,21 +20,22 @@ const MOST_STEPS: usize = 1000;
 /// Units of time, and their milliseconds.
 const UNITS: [(&str, u64); 3] = [("minute", 60_000), ("hour", 3_600_000), ("day", 86_400_000)];
 
-#[derive(Serialize)]
-struct DelaysReply<'a> {
-    pool: &'a str,
-    by: &'static str,
-    now: Instant,
-    delayed: u64,
-    overdue: u64,
-    buckets: Vec<Bucket>,
-    later: u64,
+/// What `GET /info/delays` answers. Pages read it too.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DelaysReply {
+    pub pool: String,
+    pub by: String,
+    pub now: Instant,
+    pub delayed: u64,
+    pub overdue: u64,
+    pub buckets: Vec<Bucket>,
+    pub later: u64,
 }
 
-#[derive(Serialize)]
-struct Bucket {
-    from: Instant,
-    count: u64,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Bucket {
+    pub from: Instant,
+    pub count: u64,
 }
 
 /// `GET /info/delays?pool&namespace&queue&by&limit`
@@ -46,18 +46,17 @@ pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
 }
 
 /// What the route would have answered to this query when that was counted last.
-pub fn last(state: &AppState, query: &str) -> Option<Value> {
+pub fn last(state: &AppState, query: &str) -> Option<DelaysReply> {
     let (pool, by, count) = asked(state, Query(query)).ok()?;
-    let delays = pool.delays.last(&count)?;
-    serde_json::to_value(told(pool, by, &delays)).ok()
+    Some(told(pool, by, &*pool.delays.last(&count)?))
 }
 
-fn told<'a>(pool: &'a PoolState, by: &'static str, delays: &Delays) -> DelaysReply<'a> {
+fn told(pool: &PoolState, by: &str, delays: &Delays) -> DelaysReply {
     let Delays { now, overdue, ref steps, later, .. } = *delays;
     let bucket = |(from, count): (&u64, &u64)| Bucket { from: Instant(*from), count: *count };
     DelaysReply {
-        pool: pool.name.as_str(),
-        by,
+        pool: pool.name.to_string(),
+        by: by.to_owned(),
         now: Instant(now),
         delayed: delays.delayed(),
         overdue,

@@ -1,5 +1,6 @@
 //! What the paths and queries of the admin port name: pools, namespaces, queues, tokens.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::admin::tokens as token;
@@ -7,7 +8,11 @@ use crate::admin::{Scope, TokenKey};
 use crate::http::answer::error::{ApiError, NameIn};
 use crate::http::request::params::Query;
 use crate::http::state::{AppState, PoolState};
-use crate::name::{Namespace, PoolName, QueueName, Token};
+use crate::name::{Namespace, PoolName, Queue, QueueName, Token};
+use crate::sampler::Sample;
+
+/// What stands in the place of a queue's name for those that are named after jobs.
+pub const JOB_IDS: &str = "(job ids)";
 
 const NO_POOL: ApiError = ApiError::bad("the pool was not exists");
 
@@ -16,16 +21,61 @@ pub fn namespace(text: &str) -> Result<Namespace, ApiError> {
     Namespace::parse(text).map_err(|error| ApiError::bad_name(NameIn::TokenPath, error))
 }
 
+fn namespace_of(given: Option<Cow<'_, str>>) -> Result<Option<Namespace>, ApiError> {
+    let namespace = given.map(|name| Namespace::parse(&name)).transpose();
+    namespace.map_err(|_| ApiError::bad("invalid namespace"))
+}
+
 /// The namespace and the queue of a query, each if it is named. A queue needs its namespace.
 pub fn in_query(query: Query<'_>) -> Result<(Option<Namespace>, Option<QueueName>), ApiError> {
-    let namespace = query.get("namespace").map(|name| Namespace::parse(&name)).transpose();
-    let namespace = namespace.map_err(|_| ApiError::bad("invalid namespace"))?;
+    let namespace = namespace_of(query.get("namespace"))?;
     let queue = query.get("queue").map(|name| QueueName::parse(&name)).transpose();
     let queue = queue.map_err(|_| ApiError::bad("invalid queue"))?;
     if namespace.is_none() && queue.is_some() {
         return Err(ApiError::bad("invalid namespace: a queue needs the one that it is in"));
     }
     Ok((namespace, queue))
+}
+
+/// What the query names. An empty value is none, as forms send it.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    pub pool: Option<PoolName>,
+    pub namespace: Option<Namespace>,
+}
+
+pub fn given<'a>(query: Query<'a>, key: &str) -> Option<Cow<'a, str>> {
+    query.get(key).filter(|text| !text.is_empty())
+}
+
+impl Asked {
+    /// The queue that the query names, which needs its namespace.
+    pub fn queue(state: &AppState, query: Query<'_>) -> Result<(Arc<PoolState>, Queue), ApiError> {
+        let Asked { pool, namespace } = Asked::of(state, query)?;
+        let namespace = namespace.ok_or(ApiError::bad("invalid namespace"))?;
+        let queue = given(query, "queue").filter(|queue| queue != JOB_IDS);
+        let name = queue.and_then(|queue| QueueName::parse_for_consume(&queue).ok());
+        let queue = Queue { namespace, name: name.ok_or(ApiError::bad("invalid queue"))? };
+        let pool = pool.unwrap_or_else(PoolName::default_pool);
+        let pool = state.pools.get(&pool).ok_or(ApiError::bad("invalid pool"))?;
+        Ok((pool.clone(), queue))
+    }
+
+    /// The last samples of the pools that are asked for.
+    pub fn samples(&self, state: &AppState) -> Vec<(PoolName, Arc<Sample>)> {
+        let pools = state.pools.values().filter(|pool| self.has(&pool.name));
+        pools.map(|pool| (pool.name.clone(), pool.sampler.latest())).collect()
+    }
+
+    pub fn of(state: &AppState, query: Query<'_>) -> Result<Asked, ApiError> {
+        let pool = given(query, "pool").map(|name| state.pool_name(&name)).transpose();
+        let pool = pool.map_err(|_| ApiError::bad("invalid pool"))?;
+        Ok(Asked { pool, namespace: namespace_of(given(query, "namespace"))? })
+    }
+
+    fn has(&self, pool: &PoolName) -> bool {
+        self.pool.as_ref().is_none_or(|asked| asked == pool)
+    }
 }
 
 impl AppState {

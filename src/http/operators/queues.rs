@@ -2,7 +2,6 @@
 //! no store.
 
 use std::cmp::Ordering;
-use std::sync::Arc;
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -10,89 +9,92 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 
+use super::names::{Asked, JOB_IDS, given};
 use super::sums::{OfQueues, Sums, rounded};
-use crate::clock::Millis;
 use crate::engine::{Cursor, MAX_LISTED};
 use crate::history::need::Need;
 use crate::history::{Of, Point, Range};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::params::{self, Query};
-use crate::http::state::{App, AppState, PoolState};
-use crate::name::{Namespace, PoolName, Queue, QueueName};
+use crate::http::state::{App, AppState};
+use crate::name::{PoolName, Queue, QueueName};
+use crate::push::PushState;
 use crate::sampler::{Row, Sample};
 use crate::time::Instant;
 
-/// What stands in the place of a queue's name for those that are named after jobs.
-pub const JOB_IDS: &str = "(job ids)";
-
-#[derive(Serialize)]
-struct QueuesReply<'a> {
-    server: &'a str,
+/// What `GET /queues` answers. Pages read it too.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct QueuesReply {
+    pub server: String,
     /// Of the pools that are shown, the one that was read longest ago.
-    sampled_at: Option<Instant>,
-    since: Instant,
-    pools: Vec<PoolReply<'a>>,
-    sums: OfQueues,
-    queues: Vec<QueueReply<'a>>,
-    cursor: Option<String>,
+    pub sampled_at: Option<Instant>,
+    pub since: Instant,
+    /// Those that were asked for.
+    pub pools: Vec<PoolReply>,
+    /// Of all queues that were asked for.
+    pub sums: OfQueues,
+    pub queues: Vec<QueueReply>,
+    /// Where the list goes on; `None` at its end.
+    pub cursor: Option<String>,
 }
 
 /// How fresh a pool's figures are.
-#[derive(Serialize)]
-struct PoolReply<'a> {
-    pool: &'a str,
-    sampled_at: Option<Instant>,
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PoolReply {
+    pub pool: String,
+    pub sampled_at: Option<Instant>,
     /// Seconds until it is read again.
-    interval: f64,
+    pub interval: f64,
     /// Why its store did not answer, and since when.
-    trouble: Option<&'a str>,
-    trouble_since: Option<Instant>,
-    full_since: Option<Instant>,
-    queues: usize,
-    left_out: usize,
-    timers: u64,
+    pub trouble: Option<String>,
+    pub trouble_since: Option<Instant>,
+    pub full_since: Option<Instant>,
+    pub queues: u64,
+    pub left_out: u64,
+    pub timers: u64,
     /// Of its queues; rates also of those that are not counted by themselves.
     #[serde(flatten)]
-    sums: Sums,
+    pub sums: Sums,
 }
 
-#[derive(Serialize)]
-struct QueueReply<'a> {
-    pool: &'a str,
-    namespace: &'a str,
-    queue: &'a str,
-    ready: u64,
-    delayed: Option<u64>,
-    running: Option<u64>,
-    dead: u64,
-    oldest_ready_age: Option<f64>,
+/// A queue, or all of a namespace that are named after jobs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct QueueReply {
+    pub pool: String,
+    pub namespace: String,
+    pub queue: String,
+    pub ready: u64,
+    pub delayed: Option<u64>,
+    pub running: Option<u64>,
+    pub dead: u64,
+    pub oldest_ready_age: Option<f64>,
     #[serde(rename = "in")]
-    entered: Option<f64>,
-    out: Option<f64>,
-    acked: Option<f64>,
-    died: Option<f64>,
-    waiting: u64,
-    last_handed_out: Option<Instant>,
-    paused: bool,
+    pub entered: Option<f64>,
+    pub out: Option<f64>,
+    pub acked: Option<f64>,
+    pub died: Option<f64>,
+    pub waiting: u64,
+    pub last_handed_out: Option<Instant>,
+    pub paused: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
-    paused_until: Option<Instant>,
-    push: Option<crate::push::PushState>,
-    need: Option<Need>,
-    /// Of queues with the same need the one with more is worse.
-    worse: u64,
+    pub paused_until: Option<Instant>,
+    pub push: Option<PushState>,
+    pub need: Option<Need>,
+    /// Of queues with the same need the one with more is worse: how bad it is, in the need's own measure.
+    pub worse: u64,
 }
 
 pub fn name(row: &Row) -> &str {
     row.name.as_ref().map_or(JOB_IDS, QueueName::as_str)
 }
 
-fn reply<'a>(pool: &'a PoolName, row: &'a Row) -> QueueReply<'a> {
+fn reply(pool: &PoolName, row: &Row) -> QueueReply {
     let rate = |n: usize| row.rates.map(|rates| rounded(rates[n]));
     QueueReply {
-        pool: pool.as_str(),
-        namespace: row.namespace.as_str(),
-        queue: name(row),
+        pool: pool.to_string(),
+        namespace: row.namespace.to_string(),
+        queue: name(row).to_owned(),
         ready: row.ready,
         delayed: row.delayed,
         running: row.running,
@@ -112,16 +114,16 @@ fn reply<'a>(pool: &'a PoolName, row: &'a Row) -> QueueReply<'a> {
     }
 }
 
-fn pool_reply<'a>(pool: &'a PoolName, sample: &'a Sample) -> PoolReply<'a> {
+fn pool_reply(pool: &PoolName, sample: &Sample) -> PoolReply {
     PoolReply {
-        pool: pool.as_str(),
+        pool: pool.to_string(),
         sampled_at: sample.at.map(Instant),
         interval: rounded(sample.interval.as_secs_f64()),
-        trouble: sample.trouble.as_ref().map(|trouble| &*trouble.why),
+        trouble: sample.trouble.as_ref().map(|trouble| trouble.why.to_string()),
         trouble_since: sample.trouble.as_ref().map(|trouble| Instant(trouble.since)),
         full_since: sample.full_since.map(Instant),
-        queues: sample.rows.len(),
-        left_out: sample.left_out,
+        queues: sample.rows.len() as u64,
+        left_out: sample.left_out as u64,
         timers: sample.timers,
         sums: Sums::of(&sample.rows).with_rates(sample.rates).rounded(),
     }
@@ -129,7 +131,7 @@ fn pool_reply<'a>(pool: &'a PoolName, sample: &'a Sample) -> PoolReply<'a> {
 
 /// By what queues are sorted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Sort {
+enum Sort {
     #[default]
     Need,
     Name,
@@ -143,7 +145,7 @@ pub enum Sort {
 }
 
 /// Each by its name.
-pub const SORTS: [(&str, Sort); 9] = [
+const SORTS: [(&str, Sort); 9] = [
     ("need", Sort::Need),
     ("name", Sort::Name),
     ("ready", Sort::Ready),
@@ -179,7 +181,7 @@ impl Sort {
 
 /// A row's place among all: its rank, then its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Place((u64, u64), String, String, String);
+struct Place((u64, u64), String, String, String);
 
 type Ranked<'a> = ((u64, u64), &'a PoolName, &'a Row);
 
@@ -204,67 +206,24 @@ impl Place {
     }
 }
 
-/// What the query names. An empty value is none, as forms send it.
-#[derive(Clone, Debug, Default)]
-pub struct Asked {
-    pub pool: Option<PoolName>,
-    pub namespace: Option<Namespace>,
-}
-
-pub fn given<'a>(query: Query<'a>, key: &str) -> Option<std::borrow::Cow<'a, str>> {
-    query.get(key).filter(|text| !text.is_empty())
-}
-
-impl Asked {
-    /// The queue that the query names, which needs its namespace.
-    pub fn queue(state: &AppState, query: Query<'_>) -> Result<(Arc<PoolState>, Queue), ApiError> {
-        let Asked { pool, namespace } = Asked::of(state, query)?;
-        let namespace = namespace.ok_or(ApiError::bad("invalid namespace"))?;
-        let queue = given(query, "queue").filter(|queue| queue != JOB_IDS);
-        let name = queue.and_then(|queue| QueueName::parse_for_consume(&queue).ok());
-        let queue = Queue { namespace, name: name.ok_or(ApiError::bad("invalid queue"))? };
-        let pool = pool.unwrap_or_else(PoolName::default_pool);
-        let pool = state.pools.get(&pool).ok_or(ApiError::bad("invalid pool"))?;
-        Ok((pool.clone(), queue))
-    }
-
-    /// The last samples of the pools that are asked for.
-    pub fn samples(&self, state: &AppState) -> Vec<(PoolName, Arc<Sample>)> {
-        let pools = state.pools.values().filter(|pool| self.has(&pool.name));
-        pools.map(|pool| (pool.name.clone(), pool.sampler.latest())).collect()
-    }
-
-    pub fn of(state: &AppState, query: Query<'_>) -> Result<Asked, ApiError> {
-        let pool = given(query, "pool").map(|name| state.pool_name(&name)).transpose();
-        let pool = pool.map_err(|_| ApiError::bad("invalid pool"))?;
-        let namespace = given(query, "namespace").map(|name| Namespace::parse(&name)).transpose();
-        let namespace = namespace.map_err(|_| ApiError::bad("invalid namespace"))?;
-        Ok(Asked { pool, namespace })
-    }
-
-    fn has(&self, pool: &PoolName) -> bool {
-        self.pool.as_ref().is_none_or(|asked| asked == pool)
-    }
-}
-
 /// Which queues are to be shown, and in which order.
 #[derive(Clone, Debug)]
-pub struct ListAsked {
-    pub of: Asked,
+struct ListAsked {
+    of: Asked,
     /// A part of `namespace/queue`.
-    pub part: Option<String>,
+    part: Option<String>,
     /// The whole name of a queue.
-    pub queue: Option<String>,
-    pub need: Needs,
-    pub sort: Sort,
-    pub limit: usize,
+    queue: Option<String>,
+    need: Needs,
+    sort: Sort,
+    limit: usize,
     /// Where the list goes on.
-    pub after: Option<Place>,
+    after: Option<Place>,
 }
 
 /// What a queue is to need so as to be shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Needs {
+enum Needs {
     /// Also nothing.
     #[default]
     Whatever,
@@ -284,7 +243,7 @@ impl Needs {
 
 impl ListAsked {
     /// From the query of [`list`].
-    pub fn of(state: &AppState, query: Query<'_>) -> Result<ListAsked, ApiError> {
+    fn of(state: &AppState, query: Query<'_>) -> Result<ListAsked, ApiError> {
         let of = Asked::of(state, query)?;
         let need = match given(query, "need").as_deref() {
             None => Needs::Whatever,
@@ -304,26 +263,8 @@ impl ListAsked {
     }
 }
 
-/// A part of all queues.
-#[derive(Clone, Debug)]
-pub struct Listed {
-    /// Of the pools that were asked for.
-    pub samples: Vec<(PoolName, Arc<Sample>)>,
-    pub sums: OfQueues,
-    pub rows: Vec<(PoolName, Row)>,
-    /// Where the list goes on; `None` at its end.
-    pub cursor: Option<String>,
-}
-
-impl Listed {
-    /// When the pool was read that was read longest ago.
-    pub fn sampled_at(&self) -> Option<Millis> {
-        self.samples.iter().filter_map(|(_, sample)| sample.at).min()
-    }
-}
-
 /// The queues that are asked for, from samples.
-pub fn listed(state: &AppState, asked: &ListAsked) -> Listed {
+fn listed(state: &AppState, asked: &ListAsked) -> QueuesReply {
     let ListAsked { of, part, queue, need, sort, limit, after } = asked;
     let samples = of.samples(state);
     let mut whole = String::new();
@@ -352,25 +293,21 @@ pub fn listed(state: &AppState, asked: &ListAsked) -> Listed {
         found.truncate(*limit);
     }
     found.sort_unstable_by(by_place);
-    let cursor = found.last().filter(|_| more).map(|last| sealed(&Place::of(last)));
-    let rows = found.iter().map(|(_, pool, row)| ((*pool).clone(), (*row).clone())).collect();
-    Listed { rows, cursor, samples, sums }
+    QueuesReply {
+        server: state.server.clone(),
+        sampled_at: samples.iter().filter_map(|(_, sample)| sample.at).min().map(Instant),
+        since: Instant(state.began.wall()),
+        pools: samples.iter().map(|(pool, sample)| pool_reply(pool, sample)).collect(),
+        sums: sums.rounded(),
+        queues: found.iter().map(|(_, pool, row)| reply(pool, row)).collect(),
+        cursor: found.last().filter(|_| more).map(|last| sealed(&Place::of(last))),
+    }
 }
 
 /// `GET /queues?pool&namespace&queue&q&need&sort&limit&cursor`
 pub async fn list(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
     let query = Query(query.as_deref().unwrap_or_default());
-    let listed = listed(&state, &ListAsked::of(&state, query)?);
-    let reply = QueuesReply {
-        server: &state.server,
-        sampled_at: listed.sampled_at().map(Instant),
-        since: Instant(state.began.wall()),
-        pools: listed.samples.iter().map(|(pool, sample)| pool_reply(pool, sample)).collect(),
-        sums: listed.sums.rounded(),
-        queues: listed.rows.iter().map(|(pool, row)| reply(pool, row)).collect(),
-        cursor: listed.cursor.clone(),
-    };
-    Ok(reply::json(StatusCode::OK, &reply))
+    Ok(reply::json(StatusCode::OK, &listed(&state, &ListAsked::of(&state, query)?)))
 }
 
 fn sealed(place: &Place) -> String {
@@ -379,50 +316,30 @@ fn sealed(place: &Place) -> String {
 }
 
 /// The place that a cursor of [`listed`] names.
-pub fn opened(text: &str) -> Option<Place> {
+fn opened(text: &str) -> Option<Place> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok()?).ok()
 }
 
-#[derive(Serialize)]
-struct HistoryReply<'a> {
-    server: &'a str,
-    from: Instant,
-    /// Seconds.
-    step: u64,
-    /// Since when something is known; `None` where nothing is.
-    since: Option<Instant>,
-    #[serde(rename = "in")]
-    entered: Vec<Option<f64>>,
-    out: Vec<Option<f64>>,
-    acked: Vec<Option<f64>>,
-    died: Vec<Option<f64>>,
-    ready: Vec<Option<u64>>,
-    delayed: Vec<Option<u64>>,
-    running: Vec<Option<u64>>,
-    dead: Vec<Option<u64>>,
-    oldest_ready_age: Vec<Option<f64>>,
-}
-
-/// What is known of the past of a queue, or of a sum.
-#[derive(Clone, Debug)]
-pub struct Past {
+/// What `GET /queues/history` answers: what is known of the past of a queue, or of a sum.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HistoryReply {
+    pub server: String,
     /// When the first step begins.
-    pub from: Millis,
+    pub from: Instant,
     /// Seconds.
     pub step: u64,
     /// Since when something is known; `None` where nothing is.
-    pub since: Option<Millis>,
-    /// One for each step.
-    pub points: Vec<Option<Point>>,
-}
-
-/// The past of all of these together.
-pub fn past(state: &AppState, all: &[Of], range: Range) -> Past {
-    let now = state.began.time() / 1000;
-    let (since, points) = state.history.sum(&all.iter().collect::<Vec<_>>(), range, now);
-    let step = range.step();
-    let from = (now / step + 1 - range.steps()) * step * 1000;
-    Past { from, step, since: since.map(|second| second * 1000), points }
+    pub since: Option<Instant>,
+    #[serde(rename = "in")]
+    pub entered: Vec<Option<f64>>,
+    pub out: Vec<Option<f64>>,
+    pub acked: Vec<Option<f64>>,
+    pub died: Vec<Option<f64>>,
+    pub ready: Vec<Option<u64>>,
+    pub delayed: Vec<Option<u64>>,
+    pub running: Vec<Option<u64>>,
+    pub dead: Vec<Option<u64>>,
+    pub oldest_ready_age: Vec<Option<f64>>,
 }
 
 /// Whose past the query names: a queue, a namespace, a pool, or all pools.
@@ -457,7 +374,9 @@ pub async fn history(State(state): App, RawQuery(query): RawQuery) -> HandlerRes
         Some("day") => Range::Day,
         Some(_) => return Err(ApiError::bad("invalid range: hour or day")),
     };
-    let Past { from, step, since, points } = past(&state, &whose(&state, query)?, range);
+    let of = whose(&state, query)?;
+    let (now, step) = (state.began.time() / 1000, range.step());
+    let (since, points) = state.history.sum(&of.iter().collect::<Vec<_>>(), range, now);
     let rate = |n: usize| -> Vec<Option<f64>> {
         let rate = |point: &Point| rounded(point.counts[n] as f64 / step as f64);
         points.iter().map(|point| point.as_ref().map(rate)).collect()
@@ -465,10 +384,10 @@ pub async fn history(State(state): App, RawQuery(query): RawQuery) -> HandlerRes
     let level = |of: fn(&Point) -> Option<u64>| points.iter().map(|point| of(point.as_ref()?)).collect();
     let age = |point: &Option<Point>| Some(point.as_ref()?.oldest? as f64 / 10.0);
     let reply = HistoryReply {
-        server: &state.server,
-        from: Instant(from),
+        server: state.server.clone(),
+        from: Instant((now / step + 1 - range.steps()) * step * 1000),
         step,
-        since: since.map(Instant),
+        since: since.map(|second| Instant(second * 1000)),
         entered: rate(0),
         out: rate(1),
         acked: rate(2),

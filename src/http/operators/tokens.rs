@@ -12,9 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::audit::By;
 use super::names::namespace;
+pub use crate::admin::Limit;
 use crate::admin::limits::{LimitError, validate};
 use crate::admin::tokens::{self as token, CreateError, MIN_CHOSEN};
-use crate::admin::{Limit, Scope, TokenKey};
+use crate::admin::{Scope, TokenKey};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, TEXT};
 use crate::http::request::body::read_body;
@@ -26,16 +27,26 @@ const TOO_SHORT: ApiError = ApiError::bad("the user token was too short");
 /// The largest form, and the largest body of a limit.
 const MAX_FORM: usize = 64 * 1024;
 
+/// What `GET /token/:namespace` answers: each token with its description. Pages read it too.
+#[derive(Serialize, Deserialize)]
+pub struct TokensReply {
+    pub tokens: BTreeMap<String, String>,
+}
+
+/// One of those that `GET /limits` answers.
+#[derive(Serialize, Deserialize)]
+pub struct TokenLimit {
+    pub namespace: String,
+    pub token: String,
+    pub limiter: Limit,
+}
+
 /// `GET /token/:namespace?pool`
 pub async fn list_tokens(
     State(state): App,
     Path(namespace_text): Path<String>,
     RawQuery(query): RawQuery,
 ) -> HandlerResult {
-    #[derive(Serialize)]
-    struct Tokens {
-        tokens: BTreeMap<String, String>,
-    }
     let query = query.unwrap_or_default();
     let asked = Query(&query).get("pool").unwrap_or_default();
     let pool = state.pool_name(&asked)?;
@@ -43,7 +54,7 @@ pub async fn list_tokens(
     // If the request names the pool, the tokens in the response name it too.
     let prefix = if asked.is_empty() { String::new() } else { format!("{asked}:") };
     let tokens = tokens.into_iter().map(|(token, text)| (format!("{prefix}{token}"), text)).collect();
-    Ok(reply::indented(StatusCode::OK, &Tokens { tokens }))
+    Ok(reply::indented(StatusCode::OK, &TokensReply { tokens }))
 }
 
 /// `POST /token/:namespace?description&pool&token`, in the query or as a form.
@@ -207,12 +218,6 @@ pub async fn remove_limit(
 
 /// `GET /limits`: as the store has them now, so lmstfy's `force_update` changes nothing.
 pub async fn list_limits(State(state): App) -> HandlerResult {
-    #[derive(Serialize)]
-    struct TokenLimit {
-        namespace: String,
-        token: String,
-        limiter: Limit,
-    }
     let limits = state.throttle.list().await?;
     let limits: Vec<TokenLimit> = limits
         .into_iter()

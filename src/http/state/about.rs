@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::name::PoolName;
 
@@ -25,7 +25,7 @@ pub struct About {
 }
 
 /// What may be at most.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Most {
     pub connections: usize,
     pub waiting: usize,
@@ -33,10 +33,10 @@ pub struct Most {
 }
 
 /// What is told of a pool.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct AboutPool {
     /// `disk`, `redis`, `sentinels` or `cluster`.
-    pub kind: &'static str,
+    pub kind: String,
     /// A directory, or hosts and ports.
     pub address: String,
     /// Bytes below which a disk pool refuses publishes.

@@ -3,51 +3,24 @@
 use axum::http::Method;
 use axum::response::Response;
 use maud::{Markup, html};
-use serde::Deserialize;
 
 use super::answer::see_other;
 use super::ask::{Refusal, Said, Sent, part};
 use super::form::Filled;
 use super::frame::{Page, curl, curls};
 use super::home::back;
-use super::instant::At;
 use super::text::{cut, duration, number, text};
 use super::visit::{Place, Visit};
+use crate::http::operators::bulk::{BulkReply, BulksReply};
 
 /// For how long a queue's page tells of an action that has ended.
 const TOLD: u64 = 600_000;
 /// How many a page shows.
 const MOST: usize = 100;
 
-/// What `GET /bulk` answers.
-#[derive(Debug, Deserialize)]
-pub struct Listed {
-    actions: Vec<Action>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Action {
-    id: String,
-    pool: String,
-    namespace: String,
-    queue: String,
-    action: String,
-    state: String,
-    contains: Option<String>,
-    reason: Option<String>,
-    by: String,
-    total: Option<u64>,
-    looked_at: u64,
-    done: u64,
-    status: String,
-    why: Option<String>,
-    started: At,
-    ended: Option<At>,
-}
-
-impl Action {
+impl BulkReply {
     fn place(&self) -> Place {
-        let Action { pool, namespace, queue, .. } = self;
+        let BulkReply { pool, namespace, queue, .. } = self;
         Place { pool: pool.clone(), namespace: namespace.clone(), queue: queue.clone() }
     }
 
@@ -131,7 +104,7 @@ pub async fn change(mut visit: Visit, Filled(form): Filled) -> Response {
 }
 
 async fn page(visit: &Visit) -> Said<Page> {
-    let Listed { actions } = visit.ask.get("/bulk").await?;
+    let BulksReply { actions, .. } = visit.ask.get("/bulk").await?;
     let body = html! {
         h1 { "Bulk actions" }
         p { "They are of this server, and end with it. One runs on a queue at a time." }
@@ -157,7 +130,7 @@ async fn page(visit: &Visit) -> Said<Page> {
     Ok(Page::new("Bulk actions", "Bulk actions", body))
 }
 
-fn stop(visit: &Visit, action: &Action) -> Markup {
+fn stop(visit: &Visit, action: &BulkReply) -> Markup {
     html! {
         form method="post" action=(visit.to("bulk")) {
             input type="hidden" name="id" value=(action.id);
@@ -169,9 +142,9 @@ fn stop(visit: &Visit, action: &Action) -> Markup {
 }
 
 /// What runs on one queue, or ran on it lately.
-pub fn of_queue(visit: &Visit, place: &Place, listed: &Said<Listed>) -> Markup {
-    let Ok(Listed { actions }) = listed else { return html! {} };
-    let lately = |action: &&Action| action.ended.is_none_or(|at| at.0 + TOLD > visit.zone.now);
+pub fn of_queue(visit: &Visit, place: &Place, listed: &Said<BulksReply>) -> Markup {
+    let Ok(BulksReply { actions, .. }) = listed else { return html! {} };
+    let lately = |action: &&BulkReply| action.ended.is_none_or(|at| at.0 + TOLD > visit.zone.now);
     html! {
         @for action in actions.iter().filter(|action| action.place() == *place).filter(lately).take(3) {
             div.note data-key=(action.id) {

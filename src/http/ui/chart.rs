@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 
 use maud::{Markup, html};
-use serde::Deserialize;
 
-use super::instant::{At, Zone};
+use super::instant::Zone;
 use super::text::volatile;
+use crate::http::operators::queues::HistoryReply;
+use crate::time::Instant;
 
 /// How many points a line has at most.
 const POINTS: usize = 180;
@@ -15,20 +16,6 @@ const SPARK: usize = 60;
 const ROWS: usize = 12;
 /// The height of the SVG's own measure.
 const HEIGHT: f64 = 100.0;
-
-/// What `GET /queues/history` answers.
-#[derive(Debug, Deserialize)]
-pub struct History {
-    pub from: At,
-    pub step: u64,
-    pub since: Option<At>,
-    #[serde(rename = "in")]
-    pub entered: Vec<Option<f64>>,
-    pub out: Vec<Option<f64>>,
-    pub died: Vec<Option<f64>>,
-    pub ready: Vec<Option<f64>>,
-    pub oldest_ready_age: Vec<Option<f64>>,
-}
 
 /// One line of a chart.
 pub struct Line<'a> {
@@ -40,7 +27,7 @@ pub struct Line<'a> {
 pub fn chart(
     title: &str,
     lines: &[Line<'_>],
-    history: &History,
+    history: &HistoryReply,
     zone: &Zone,
     show: fn(f64) -> String,
 ) -> Markup {
@@ -82,12 +69,12 @@ pub fn spark(points: &[Option<f64>]) -> Markup {
     })
 }
 
-fn axis(history: &History, zone: &Zone) -> Markup {
+fn axis(history: &HistoryReply, zone: &Zone) -> Markup {
     let end = history.from.0 + history.step * 1000 * history.ready.len() as u64;
     html! {
         p.axis {
             span { (zone.time_of_day(history.from.0)) " " (zone.name) }
-            @if let Some(At(since)) = history.since.filter(|since| *since > history.from) {
+            @if let Some(Instant(since)) = history.since.filter(|since| *since > history.from) {
                 span { "known since " (zone.time_of_day(since)) " " (zone.name) }
             }
             span { (zone.time_of_day(end)) " " (zone.name) }
@@ -95,7 +82,7 @@ fn axis(history: &History, zone: &Zone) -> Markup {
     }
 }
 
-fn table(lines: &[Line<'_>], history: &History, zone: &Zone, show: fn(f64) -> String) -> Markup {
+fn table(lines: &[Line<'_>], history: &HistoryReply, zone: &Zone, show: fn(f64) -> String) -> Markup {
     let rows: Vec<Vec<Option<f64>>> = lines.iter().map(|line| reduced(line.points, ROWS)).collect();
     let each = history.step * 1000 * history.ready.len() as u64 / ROWS as u64;
     html! {

@@ -2,56 +2,25 @@
 
 use axum::response::Response;
 use maud::{Markup, html};
-use serde::Deserialize;
 
 use super::ask::{Said, part};
 use super::form::query;
 use super::frame::Page;
-use super::instant::At;
 use super::text::{cut, known, number, shortened, text, typed, unknown};
 use super::visit::{Place, Visit};
 use crate::engine::together;
+use crate::http::operators::dead::{DeadQueue, DeadReply, ReasonReply, ReasonsReply};
+use crate::time::Instant;
 
 /// How many queues a page has: each is asked for its reasons.
 const QUEUES: &str = "20";
 /// How many reasons of each are shown.
 const REASONS: usize = 5;
 
-#[derive(Deserialize)]
-struct Listed {
-    queues: Vec<Queue>,
-    cursor: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Queue {
-    pool: String,
-    namespace: String,
-    queue: String,
-    dead: u64,
-    last_died: Option<At>,
-    died_in_hour: Option<u64>,
-}
-
-impl Queue {
+impl DeadQueue {
     fn place(&self) -> Option<Place> {
-        let Queue { pool, namespace, queue, .. } = self;
-        let place = Place { pool: pool.clone(), namespace: namespace.clone(), queue: queue.clone() };
-        Some(place).filter(|_| self.queue != super::rows::JOB_IDS)
+        Place::of_queue(&self.pool, &self.namespace, &self.queue)
     }
-}
-
-/// What `GET /dead/reasons` answers.
-#[derive(Debug, Deserialize)]
-pub struct Reasons {
-    pub looked_at: u64,
-    pub reasons: Vec<Reason>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Reason {
-    pub reason: Option<String>,
-    pub count: u64,
 }
 
 /// `GET /ui/dead`
@@ -63,7 +32,8 @@ pub async fn show(visit: Visit) -> Response {
 async fn page(visit: &Visit) -> Said<Page> {
     let given =
         ["namespace", "pool", "cursor"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
-    let listed: Listed = visit.ask.get(format!("/dead{}", query(given.chain([("limit", QUEUES)])))).await?;
+    let listed: DeadReply =
+        visit.ask.get(format!("/dead{}", query(given.chain([("limit", QUEUES)])))).await?;
     let reasons = reasons(visit, &listed.queues).await;
     let body = html! {
         h1 { "Dead" }
@@ -75,7 +45,7 @@ async fn page(visit: &Visit) -> Said<Page> {
         @if listed.queues.is_empty() && ["namespace", "pool"].iter().any(|name| visit.fields.get(name).is_some()) {
             p { "No queue that is so has dead jobs. " a href="?" { "Show all" } "." }
         } @else if listed.queues.is_empty() {
-            p { "No queue has dead jobs, as of the last sample. This server has looked since " (visit.zone.at(At(visit.state().began.wall()))) "." }
+            p { "No queue has dead jobs, as of the last sample. This server has looked since " (visit.zone.at(Instant(visit.state().began.wall()))) "." }
         } @else { (table(visit, &listed.queues, &reasons)) }
         @if let Some(cursor) = &listed.cursor {
             p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(cursor))])) { "Next" } }
@@ -85,15 +55,15 @@ async fn page(visit: &Visit) -> Said<Page> {
 }
 
 /// Of each queue why its jobs died; `None` where its store has not said so in time.
-async fn reasons(visit: &Visit, queues: &[Queue]) -> Vec<Option<Reasons>> {
-    let ask = async |queue: &Queue| {
+async fn reasons(visit: &Visit, queues: &[DeadQueue]) -> Vec<Option<ReasonsReply>> {
+    let ask = async |queue: &DeadQueue| {
         let path = format!("/dead/reasons?{}", queue.place()?.query());
-        visit.ask.get::<Reasons>(path).await.ok()
+        visit.ask.get::<ReasonsReply>(path).await.ok()
     };
     together::all(queues.iter().map(ask)).await
 }
 
-fn table(visit: &Visit, queues: &[Queue], reasons: &[Option<Reasons>]) -> Markup {
+fn table(visit: &Visit, queues: &[DeadQueue], reasons: &[Option<ReasonsReply>]) -> Markup {
     html! {
         div.scroll role="region" aria-label="Queues with dead jobs" tabindex="0" {
             table.jobs {
@@ -108,7 +78,7 @@ fn table(visit: &Visit, queues: &[Queue], reasons: &[Option<Reasons>]) -> Markup
     }
 }
 
-fn row(visit: &Visit, queue: &Queue, reasons: Option<&Reasons>) -> Markup {
+fn row(visit: &Visit, queue: &DeadQueue, reasons: Option<&ReasonsReply>) -> Markup {
     let name = format!("{}/{}", queue.namespace, queue.queue);
     let place = queue.place();
     let page = place.as_ref().map(|place| visit.to(&format!("queues/{}?state=dead", place.path())));
@@ -139,11 +109,11 @@ fn row(visit: &Visit, queue: &Queue, reasons: Option<&Reasons>) -> Markup {
 }
 
 /// The commonest reasons, each with the way to its jobs and to their respawn.
-pub fn list(visit: &Visit, place: &Place, reasons: &Reasons, most: usize) -> Markup {
+pub fn list(visit: &Visit, place: &Place, reasons: &ReasonsReply, most: usize) -> Markup {
     let page = visit.to(&format!("queues/{}?state=dead", place.path()));
     html! {
         ul.reasons {
-            @for Reason { reason, count } in reasons.reasons.iter().take(most) {
+            @for ReasonReply { reason, count } in reasons.reasons.iter().take(most) {
                 li {
                     span.count { (number(*count)) } " × "
                     @match reason {

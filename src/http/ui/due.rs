@@ -5,14 +5,12 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use maud::{Markup, html};
-use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::ask::{Refusal, Said};
-use super::instant::At;
 use super::text::{count, number, text};
 use super::visit::{Place, Visit};
-use crate::http::operators::delays;
+use crate::http::operators::delays::{self, DelaysReply};
 
 /// How many steps are told apart.
 const STEPS: usize = 60;
@@ -24,26 +22,10 @@ const SHORT: Duration = Duration::from_millis(100);
 const HEIGHT: u64 = 100;
 const UNITS: [(&str, &str); 3] = [("minute", "By minute"), ("hour", "By hour"), ("day", "By day")];
 
-/// What `GET /info/delays` answers.
-#[derive(Debug, Deserialize)]
-pub struct Delays {
-    now: At,
-    delayed: u64,
-    overdue: u64,
-    buckets: Vec<Bucket>,
-    later: u64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Bucket {
-    from: At,
-    count: u64,
-}
-
 /// A count, and by which unit it is.
 pub struct Counted {
     by: &'static str,
-    delays: Said<Delays>,
+    delays: Said<DelaysReply>,
     /// Why it is not newer, if it should be.
     behind: Option<String>,
 }
@@ -66,8 +48,7 @@ fn is_cheap(visit: &Visit, place: &Place) -> bool {
 pub async fn read(visit: &Visit, place: &Place) -> Option<Counted> {
     let query = |by: &str| format!("{}&by={by}&limit={STEPS}", place.query());
     let known = |by: &'static str| {
-        let delays = delays::last(visit.state(), &query(by))?;
-        Some(Counted { by, delays: Ok(serde_json::from_value(delays).ok()?), behind: None })
+        Some(Counted { by, delays: Ok(delays::last(visit.state(), &query(by))?), behind: None })
     };
     let Some(by) = unit(visit, place) else { return UNITS.iter().find_map(|&(by, _)| known(by)) };
     let asked = visit.ask.get(format!("/info/delays?{}", query(by)));
@@ -109,8 +90,8 @@ pub fn section(visit: &Visit, counted: Option<&Counted>) -> Markup {
     }
 }
 
-fn shown(visit: &Visit, delays: &Delays) -> Markup {
-    let Delays { now, delayed, overdue, buckets, later } = delays;
+fn shown(visit: &Visit, delays: &DelaysReply) -> Markup {
+    let DelaysReply { now, delayed, overdue, buckets, later, .. } = delays;
     let most = buckets.iter().map(|bucket| bucket.count).max().unwrap_or(0).max(1);
     let said = format!(
         "{}: {} overdue, {} in the steps shown, {} later",

@@ -4,9 +4,10 @@ use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::ask::{Refusal, Said};
-use super::rows::{Listing, NOT_BY_QUEUE, Row};
+use super::rows::NOT_BY_QUEUE;
 use super::text::{known, number, unknown};
 use super::visit::{Place, Visit};
+use crate::http::operators::queues::{QueueReply, QueuesReply};
 
 #[derive(Debug, Deserialize)]
 struct Size {
@@ -20,7 +21,7 @@ struct Dead {
 
 /// What was read of a queue.
 pub struct Figures {
-    pub listing: Said<Listing>,
+    pub listing: Said<QueuesReply>,
     ready: Said<Size>,
     dead: Said<Dead>,
 }
@@ -37,7 +38,7 @@ impl Figures {
     }
 
     /// What the last sample has of the queue.
-    pub fn row(&self) -> Option<&Row> {
+    pub fn row(&self) -> Option<&QueueReply> {
         self.listing.as_ref().ok()?.queues.first()
     }
 
@@ -51,7 +52,8 @@ impl Figures {
     pub fn jobs(&self, state: &str) -> Markup {
         let row = self.row();
         // What no store has named has none.
-        let sampled = |of: fn(&Row) -> Option<u64>| row.map_or_else(|| self.listing.is_ok().then_some(0), of);
+        let sampled =
+            |of: fn(&QueueReply) -> Option<u64>| row.map_or_else(|| self.listing.is_ok().then_some(0), of);
         match state {
             "ready" => fresh(self.ready.as_ref().map(|size| size.size), row.map(|row| row.ready)),
             "dead" => fresh(self.dead.as_ref().map(|dead| dead.deadletter_size), row.map(|row| row.dead)),

@@ -7,11 +7,11 @@ use maud::{DOCTYPE, Markup, html};
 use super::answer;
 use super::ask::{Refusal, Said};
 use super::assets::Assets;
-use super::instant::At;
 use super::text::{count, duration, text, typed, volatile};
 use super::visit::Visit;
 use crate::clock::Millis;
 use crate::process::version::Version;
+use crate::time::Instant;
 
 /// A page without what is around it.
 pub struct Page {
@@ -36,6 +36,11 @@ impl Page {
         let (status, trail) = (StatusCode::OK, Vec::new());
         Page { status, title: title.into(), trail, read_at: None, read_each: None, basis: None, nav, body }
     }
+
+    /// The same with the way to it from the overview.
+    pub fn under(self, trail: Vec<(String, Markup)>) -> Page {
+        Page { trail, ..self }
+    }
 }
 
 /// The entries of the navigation, and where they lead.
@@ -49,6 +54,17 @@ const NAV: &[(&str, &str)] = &[
 ];
 
 impl Visit {
+    /// The same of a page whose [`basis`](Visit::basis) is known before it is made: 304 without it, to a browser that has
+    /// the page which was made of the same.
+    pub async fn answer_if_new(&self, make: impl AsyncFnOnce(Option<u64>) -> Said<Page>) -> Response {
+        let basis = self.basis();
+        let unchanged = basis.and_then(|basis| answer::unchanged(basis, &self.headers));
+        match unchanged {
+            Some(unchanged) => unchanged,
+            None => self.answer(make(basis).await),
+        }
+    }
+
     /// The answer: the page, or why there is none.
     pub fn answer(&self, page: Said<Page>) -> Response {
         let (status, page) = match page {
@@ -140,7 +156,7 @@ fn render(visit: &Visit, page: Page) -> Markup {
                         "Server " b { (text(&state.server)) } ", version " (version) ". "
                         @match page.read_at {
                             Some(at) => { span.read { "Figures of " (volatile(&visit.zone.ago(at))) ". " } }
-                            None => { span.read { "Read " (volatile(&visit.zone.at(At(visit.zone.now)))) ". " } }
+                            None => { span.read { "Read " (volatile(&visit.zone.at(Instant(visit.zone.now)))) ". " } }
                         }
                         @if let Some(each) = page.read_each {
                             span.each { "They are read each " (duration(each)) ", since a reading takes long. " }

@@ -3,23 +3,15 @@
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use maud::{Markup, html};
-use serde::Deserialize;
+use serde_json::Value;
 
 use super::text::{duration, volatile};
 use crate::clock::Millis;
-use crate::time;
+use crate::time::{self, Instant};
 
-/// An instant in an answer of a route.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
-#[serde(try_from = "String")]
-pub struct At(pub Millis);
-
-impl TryFrom<String> for At {
-    type Error = &'static str;
-
-    fn try_from(text: String) -> Result<At, &'static str> {
-        time::instant(&text).map(At).ok_or("no instant")
-    }
+/// What a field of an answer says, if it is an instant.
+pub fn instant(field: &Value) -> Option<Instant> {
+    time::instant(field.as_str()?).map(Instant)
 }
 
 /// The zone of a page, and what time it is.
@@ -59,7 +51,7 @@ impl Zone {
     }
 
     /// An instant, and how far it is from now.
-    pub fn at(&self, At(at): At) -> Markup {
+    pub fn at(&self, Instant(at): Instant) -> Markup {
         html! {
             time datetime=(Zone::timestamp(at).to_string()) { (self.clock(at)) }
             " " (self.ago(at))
@@ -93,7 +85,7 @@ mod tests {
         let at = 1_795_442_400_000; // 2026-11-23T14:00:00Z
         let zone = Zone::named("Europe/Berlin", at + 61_000).expect("a zone");
         assert_eq!(zone.clock(at), "2026-11-23 15:00:00 CET");
-        let shown = zone.at(At(at)).0;
+        let shown = zone.at(Instant(at)).0;
         assert!(shown.contains("datetime=\"2026-11-23T14:00:00Z\""), "{shown}");
         assert!(shown.contains("1 min 1 s ago"), "{shown}");
         assert!(zone.ago(at + 120_000).0.contains("in 59 s"));

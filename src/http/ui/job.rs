@@ -16,7 +16,6 @@ use super::ask::{Refusal, Said, Sent, part};
 use super::body::{self, As};
 use super::form::Filled;
 use super::frame::{Page, curl, curls};
-use super::instant::At;
 use super::jobs::instant_of;
 use super::push;
 use super::rows::trail;
@@ -24,6 +23,7 @@ use super::sure::{Sure, page as asks};
 use super::text::{count, number, size, text, unknown, volatile};
 use super::visit::{Place, Visit};
 use crate::job::JobId;
+use crate::time::Instant;
 
 /// A job of a queue, as a path names it.
 #[derive(Deserialize)]
@@ -43,7 +43,7 @@ pub struct Job {
     /// Where the body is not shown, how large it is.
     #[serde(default)]
     size: Option<u64>,
-    due_at: Option<At>,
+    due_at: Option<Instant>,
     key: Option<String>,
     reason: Option<String>,
     remain_tries: Option<u32>,
@@ -150,9 +150,8 @@ fn page(visit: &Visit, place: &Place, (job, push): (Said<Job>, Said<Value>), how
         h2 { "Body" }
         (show_body(visit, &job, bytes.as_deref(), how))
     };
-    let mut page = Page::new(format!("Job {} of {}", job.job_id, place.name()), "Queues", body);
-    page.trail = trail(visit, place);
-    Ok(page)
+    let page = Page::new(format!("Job {} of {}", job.job_id, place.name()), "Queues", body);
+    Ok(page.under(trail(visit, place)))
 }
 
 fn actions(visit: &Visit, place: &Place, job: &Job) -> Markup {
@@ -195,7 +194,7 @@ fn attempts(visit: &Visit, place: &Place, job: &Job, push: &Said<Value>) -> Mark
 
 fn facts(visit: &Visit, job: &Job, bytes: Option<&[u8]>) -> Markup {
     let state = job.state.as_deref();
-    let published = JobId::parse(&job.job_id).map(|id| At(id.published_at()));
+    let published = JobId::parse(&job.job_id).map(|id| Instant(id.published_at()));
     html! {
         dl.facts {
             dt { "State" }
@@ -207,7 +206,7 @@ fn facts(visit: &Visit, job: &Job, bytes: Option<&[u8]>) -> Markup {
             @if let (Some(at), Some(state)) = (job.due_at, state) { dt { (instant_of(state)) } dd { (visit.zone.at(at)) } }
             @if job.ttl > 0 {
                 dt { "Its ttl ends" }
-                dd { (volatile(&visit.zone.at(At(visit.zone.now + job.ttl * 1000)))) }
+                dd { (volatile(&visit.zone.at(Instant(visit.zone.now + job.ttl * 1000)))) }
             } @else { dt { "TTL" } dd { "forever" } }
             dt { "Tries left" }
             dd { @match job.remain_tries {

@@ -7,9 +7,9 @@ use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::ask::{Refusal, Said};
-use super::instant::At;
 use super::text::{cut, duration, number, shortened, size, text, unknown, visible};
 use super::visit::{Place, Visit};
+use crate::time::Instant;
 
 /// How many jobs a page has.
 const JOBS: &str = "50";
@@ -32,8 +32,8 @@ pub struct JobList {
 #[derive(Debug, Deserialize)]
 pub struct Job {
     pub job_id: String,
-    pub due_at: Option<At>,
-    pub published_at: At,
+    pub due_at: Option<Instant>,
+    pub published_at: Instant,
     pub remain_tries: Option<u32>,
     pub ttl: u64,
     pub key: Option<String>,

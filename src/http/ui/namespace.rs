@@ -5,38 +5,37 @@ use axum::response::Response;
 use maud::{Markup, html};
 
 use super::ask::{Said, part};
-use super::chart::History;
 use super::form::query;
 use super::frame::Page;
 use super::overview::charts;
 use super::publish::Scope;
-use super::rows::{self, Listing, NOT_BY_QUEUE};
-use super::text::{cut, known, number, rate, text, typed};
+use super::rows::{self, NOT_BY_QUEUE};
+use super::text::{known, number, rate, text, typed};
 use super::visit::Visit;
+use crate::http::operators::queues::{HistoryReply, QueuesReply};
 use crate::http::operators::sums::OfQueues;
 
 const QUEUES: &str = "50";
 
 /// `GET /ui/namespaces/:pool/:namespace`
 pub async fn show(visit: Visit, Path(scope): Path<Scope>) -> Response {
-    let basis = visit.basis();
-    if let Some(unchanged) = visit.unchanged(basis) {
-        return unchanged;
-    }
-    let given =
-        ["q", "need", "sort", "cursor"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
-    let scoped = [("pool", &*scope.pool), ("namespace", &scope.namespace), ("limit", QUEUES)];
-    let (pool, namespace) = (part(&scope.pool), part(&scope.namespace));
-    let (listing, history) = tokio::join!(
-        visit.ask.get(format!("/queues{}", query(scoped.into_iter().chain(given)))),
-        visit.ask.get(format!("/queues/history?pool={pool}&namespace={namespace}")),
-    );
-    // A page without charts is to have them at the next look.
-    let basis = basis.filter(|_| history.is_ok());
-    visit.answer(page(&visit, &scope, listing, history).map(|page| Page { basis, ..page }))
+    let make = async |basis: Option<u64>| {
+        let given =
+            ["q", "need", "sort", "cursor"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
+        let scoped = [("pool", &*scope.pool), ("namespace", &scope.namespace), ("limit", QUEUES)];
+        let (pool, namespace) = (part(&scope.pool), part(&scope.namespace));
+        let (listing, history) = tokio::join!(
+            visit.ask.get(format!("/queues{}", query(scoped.into_iter().chain(given)))),
+            visit.ask.get(format!("/queues/history?pool={pool}&namespace={namespace}")),
+        );
+        // A page without charts is to have them at the next look.
+        let basis = basis.filter(|_| history.is_ok());
+        Ok(Page { basis, ..page(&visit, &scope, listing, history)? })
+    };
+    visit.answer_if_new(make).await
 }
 
-fn page(visit: &Visit, scope: &Scope, listing: Said<Listing>, history: Said<History>) -> Said<Page> {
+fn page(visit: &Visit, scope: &Scope, listing: Said<QueuesReply>, history: Said<HistoryReply>) -> Said<Page> {
     let listing = listing?;
     let [pool, namespace] = [&scope.pool, &scope.namespace].map(|name| part(name));
     let pushed: Vec<_> = listing.queues.iter().filter(|row| row.push.is_some()).collect();
@@ -55,7 +54,7 @@ fn page(visit: &Visit, scope: &Scope, listing: Said<Listing>, history: Said<Hist
         @if listing.queues.is_empty() {
             p { "No queue of this namespace is so. " a href="?" { "Show all of it" } "." }
         } @else {
-            (rows::table(visit, "Queues of the namespace", &listing.queues, Some(visit.fields.get("sort").unwrap_or("need")), true))
+            (rows::table(visit, "Queues of the namespace", &listing, Some(visit.fields.get("sort").unwrap_or("need")), true))
             @if let Some(cursor) = &listing.cursor {
                 p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(cursor))])) { "Next" } }
             }
@@ -67,7 +66,7 @@ fn page(visit: &Visit, scope: &Scope, listing: Said<Listing>, history: Said<Hist
                     li {
                         @if let Some(place) = row.place() {
                             a href=(visit.to(&format!("push/{}", place.path()))) { (text(&row.queue)) }
-                            ": " (cut(row.push.as_deref().unwrap_or_default()))
+                            ": " (row.push.map_or("", |push| push.as_str()))
                         }
                     }
                 }
@@ -75,11 +74,8 @@ fn page(visit: &Visit, scope: &Scope, listing: Said<Listing>, history: Said<Hist
         }
         (charts(visit, history.as_ref()))
     };
-    let mut page = Page::new(format!("Namespace {}", scope.namespace), "Queues", body);
-    page.trail = scope.trail(visit);
-    page.read_at = listing.sampled_at.map(|at| at.0);
-    page.read_each = listing.read_each();
-    Ok(page)
+    let page = Page::new(format!("Namespace {}", scope.namespace), "Queues", body);
+    Ok(page.under(scope.trail(visit)).of_samples(&listing))
 }
 
 /// The sums of the queues that are asked for.

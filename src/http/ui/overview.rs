@@ -4,32 +4,40 @@ use axum::response::Response;
 use maud::{Markup, html};
 
 use super::ask::{Refusal, Said};
-use super::chart::{History, Line, chart};
+use super::chart::{Line, chart};
 use super::frame::Page;
-use super::rows::{self, Listing, NOT_BY_QUEUE, Pool};
-use super::server::{Fleet, servers};
+use super::rows::{self, NOT_BY_QUEUE};
+use super::server::servers;
 use super::text::{duration, known, number, rate};
 use super::visit::{Visit, scheme};
+use crate::http::operators::queues::{HistoryReply, PoolReply, QueuesReply};
+use crate::http::operators::servers::ServersReply;
 
 /// How many queues it shows.
 const QUEUES: usize = 25;
 
 /// `GET /ui/`
 pub async fn show(visit: Visit) -> Response {
-    let basis = visit.basis();
-    if let Some(unchanged) = visit.unchanged(basis) {
-        return unchanged;
-    }
-    let queues = format!("/queues?sort=need&limit={QUEUES}");
-    let (queues, history) =
-        tokio::join!(visit.ask.get::<Listing>(queues), visit.ask.get::<History>("/queues/history"));
-    let fleet = visit.ask.get::<Fleet>("/servers").await;
-    // A page without charts is to have them at the next look.
-    let basis = basis.filter(|_| history.is_ok());
-    visit.answer(page(&visit, queues, history, fleet).map(|page| Page { basis, ..page }))
+    let make = async |basis: Option<u64>| {
+        let queues = format!("/queues?sort=need&limit={QUEUES}");
+        let (queues, history) = tokio::join!(
+            visit.ask.get::<QueuesReply>(queues),
+            visit.ask.get::<HistoryReply>("/queues/history")
+        );
+        let fleet = visit.ask.get::<ServersReply>("/servers").await;
+        // A page without charts is to have them at the next look.
+        let basis = basis.filter(|_| history.is_ok());
+        Ok(Page { basis, ..page(&visit, queues, history, fleet)? })
+    };
+    visit.answer_if_new(make).await
 }
 
-fn page(visit: &Visit, queues: Said<Listing>, history: Said<History>, fleet: Said<Fleet>) -> Said<Page> {
+fn page(
+    visit: &Visit,
+    queues: Said<QueuesReply>,
+    history: Said<HistoryReply>,
+    fleet: Said<ServersReply>,
+) -> Said<Page> {
     let listing = queues?;
     let body = html! {
         h1 { "Overview" }
@@ -38,7 +46,7 @@ fn page(visit: &Visit, queues: Said<Listing>, history: Said<History>, fleet: Sai
         @if listing.queues.is_empty() && listing.cursor.is_none() {
             (empty(visit))
         } @else {
-            (rows::table(visit, "Queues, those that need somebody first", &listing.queues, None, false))
+            (rows::table(visit, "Queues, those that need somebody first", &listing, None, false))
             p { a href=(visit.to("queues")) { "All queues" } }
         }
         (charts(visit, history.as_ref()))
@@ -47,17 +55,14 @@ fn page(visit: &Visit, queues: Said<Listing>, history: Said<History>, fleet: Sai
             (servers(visit, fleet))
         }
     };
-    let mut page = Page::new("Overview", "Overview", body);
-    page.read_at = listing.sampled_at.map(|at| at.0);
-    page.read_each = listing.read_each();
-    Ok(page)
+    Ok(Page::new("Overview", "Overview", body).of_samples(&listing))
 }
 
 /// The sums of all pools.
-fn sums(pools: &[Pool]) -> Markup {
-    let sum = |of: fn(&Pool) -> u64| number(pools.iter().map(of).sum());
-    let all = |of: fn(&Pool) -> Option<u64>| pools.iter().map(of).sum::<Option<u64>>();
-    let rates = |of: fn(&Pool) -> f64| rate(pools.iter().map(of).sum());
+fn sums(pools: &[PoolReply]) -> Markup {
+    let sum = |of: fn(&PoolReply) -> u64| number(pools.iter().map(of).sum());
+    let all = |of: fn(&PoolReply) -> Option<u64>| pools.iter().map(of).sum::<Option<u64>>();
+    let rates = |of: fn(&PoolReply) -> f64| rate(pools.iter().map(of).sum());
     // A store that does not tell them apart knows both together.
     let timers = all(|pool| pool.sums.delayed.is_none().then_some(pool.timers));
     html! {
@@ -93,7 +98,7 @@ pub fn empty(visit: &Visit) -> Markup {
 }
 
 /// In and out, ready, and the oldest age.
-pub fn charts(visit: &Visit, history: Result<&History, &Refusal>) -> Markup {
+pub fn charts(visit: &Visit, history: Result<&HistoryReply, &Refusal>) -> Markup {
     let of = match history {
         Ok(of) => of,
         Err(refusal) => {
@@ -105,6 +110,7 @@ pub fn charts(visit: &Visit, history: Result<&History, &Refusal>) -> Markup {
     }
     let zone = &visit.zone;
     let whole = |value: f64| number(value.round() as u64);
+    let ready: Vec<Option<f64>> = of.ready.iter().map(|n| n.map(|n| n as f64)).collect();
     html! {
         div.charts {
             (chart("Jobs a second, at this server", &[
@@ -112,7 +118,7 @@ pub fn charts(visit: &Visit, history: Result<&History, &Refusal>) -> Markup {
                 Line { name: "out", points: &of.out },
                 Line { name: "died", points: &of.died },
             ], of, zone, rate))
-            (chart("Ready", &[Line { name: "ready", points: &of.ready }], of, zone, whole))
+            (chart("Ready", &[Line { name: "ready", points: &ready }], of, zone, whole))
             (chart("Oldest ready job", &[Line { name: "age", points: &of.oldest_ready_age }], of, zone, duration))
         }
     }

@@ -152,9 +152,7 @@ fn page(visit: &Visit, scope: &Scope) -> Page {
             (curl(visit, "POST", &example.api("/jobs", &[("delay", "60")]), Some("to: ann")))
         } @else { p.note { "This account changes nothing." } }
     };
-    let mut page = Page::new(format!("Publish a job to {}", scope.namespace), "Queues", body);
-    page.trail = scope.trail(visit);
-    page
+    Page::new(format!("Publish a job to {}", scope.namespace), "Queues", body).under(scope.trail(visit))
 }
 
 #[cfg(test)]

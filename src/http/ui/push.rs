@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::ask::{Refusal, Said, Sent};
 use super::form::{Fields, Filled};
 use super::frame::{Page, curl, curls};
-use super::instant::At;
+use super::instant::instant;
 use super::rows::trail;
 use super::sure::{Sure, page as asks};
 use super::text::{count, cut, number, text, unknown};
@@ -42,7 +42,7 @@ pub async fn change(mut visit: Visit, Path(place): Path<Place>, Filled(form): Fi
         Ok(Done::Said(code)) => visit.done(code),
         // Neither can be shown again.
         Ok(Done::Once(title, markup)) => {
-            let mut page = Page::new(
+            let page = Page::new(
                 format!("{title} of {}", place.name()),
                 "Queues",
                 html! {
@@ -51,8 +51,7 @@ pub async fn change(mut visit: Visit, Path(place): Path<Place>, Filled(form): Fi
                     p { a.button href=(visit.fields.link(&[])) { "Back" } }
                 },
             );
-            page.trail = trail(&visit, &place);
-            visit.answer(Ok(page))
+            visit.answer(Ok(page.under(trail(&visit, &place))))
         }
         Err(refusal) => {
             visit.refuse(refusal, form);
@@ -195,13 +194,8 @@ async fn page(visit: &Visit, place: &Place) -> Said<Page> {
             }
         }
     };
-    let mut page = Page::new(format!("Push of {}", place.name()), "Queues", body);
-    page.trail = trail(visit, place);
-    Ok(page)
-}
-
-fn instant(of: &Value) -> Option<At> {
-    At::try_from(of.as_str()?.to_owned()).ok()
+    let page = Page::new(format!("Push of {}", place.name()), "Queues", body);
+    Ok(page.under(trail(visit, place)))
 }
 
 fn state(visit: &Visit, push: &Value) -> Markup {

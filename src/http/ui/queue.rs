@@ -7,29 +7,30 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::ask::{Refusal, Said};
-use super::chart::History;
-use super::dead::Reasons;
 use super::figures::Figures;
 use super::frame::Page;
 use super::jobs::{self, JobList};
 use super::overview::charts;
 use super::push::push_route;
-use super::rows::{self, Row, STATES};
+use super::rows::{self, STATES};
 use super::text::{number, text, typed};
 use super::visit::{Place, Visit};
 use super::{asks, bulk, dead, due};
+use crate::http::operators::bulk::BulksReply;
+use crate::http::operators::dead::ReasonsReply;
+use crate::http::operators::queues::{HistoryReply, QueueReply};
 
 /// What was read of a queue.
 struct Read {
     figures: Figures,
-    history: Said<History>,
+    history: Said<HistoryReply>,
     jobs: Said<JobList>,
     push: Said<Value>,
-    bulk: Said<bulk::Listed>,
+    bulk: Said<BulksReply>,
     /// When jobs fall due, if the page is asked for it.
     due: Option<due::Counted>,
     /// Why jobs died, where the dead ones are shown.
-    reasons: Option<Said<Reasons>>,
+    reasons: Option<Said<ReasonsReply>>,
 }
 
 /// `GET /ui/queues/:pool/:namespace/:queue`
@@ -54,13 +55,12 @@ pub async fn page(visit: &Visit, place: &Place) -> Said<Page> {
     if let Some(refusal) = read.figures.refusal() {
         return Err(refusal.clone());
     }
-    let mut page = Page::new(format!("Queue {}", place.name()), "Queues", body(visit, place, state, &read));
-    page.trail = rows::trail(visit, place);
-    if let Ok(listing) = &read.figures.listing {
-        page.read_at = listing.sampled_at.map(|at| at.0);
-        page.read_each = listing.read_each();
-    }
-    Ok(page)
+    let page = Page::new(format!("Queue {}", place.name()), "Queues", body(visit, place, state, &read));
+    let page = page.under(rows::trail(visit, place));
+    Ok(match &read.figures.listing {
+        Ok(listing) => page.of_samples(listing),
+        Err(_) => page,
+    })
 }
 
 async fn read(visit: &Visit, place: &Place, state: &str) -> Read {
@@ -87,8 +87,8 @@ fn body(visit: &Visit, place: &Place, state: &str, read: &Read) -> Markup {
     html! {
         h1 { "Queue " (text(&place.name())) }
         @if let Ok(listing) = &read.figures.listing { (rows::troubles(visit, &listing.pools)) }
-        @if let Some(words) = row.and_then(Row::words) {
-            p class=(format!("need {}", row.and_then(|row| row.need.as_deref()).unwrap_or_default())) { (words) }
+        @if let Some(words) = row.and_then(QueueReply::words) {
+            p class=(format!("need {}", row.map_or("", QueueReply::class))) { (words) }
         }
         @if let Some(row) = row.filter(|row| row.paused) {
             p.note {
@@ -128,8 +128,8 @@ fn figures(visit: &Visit, read: &Read) -> Markup {
     html! {
         dl.figures {
             @for (state, words) in STATES { div { dt { (words) } dd { (read.figures.jobs(state)) } } }
-            @if let Some(row) = read.figures.row() {
-                div { dt { "Oldest" } dd { (rows::oldest(visit, row)) } }
+            @if let (Ok(listing), Some(row)) = (&read.figures.listing, read.figures.row()) {
+                div { dt { "Oldest" } dd { (rows::oldest(visit, listing, row)) } }
                 div { dt title="of this server, over the last minute" { "In/s" } dd { (rows::per_second(row.entered)) } }
                 div { dt title="of this server, over the last minute" { "Out/s" } dd { (rows::per_second(row.out)) } }
                 div { dt title="consumers of this server that wait" { "Waiting" } dd { (number(row.waiting)) } }

@@ -7,9 +7,10 @@ use super::ask::Said;
 use super::form::query;
 use super::frame::Page;
 use super::overview::empty;
-use super::rows::{self, Listing};
+use super::rows;
 use super::text::typed;
 use super::visit::Visit;
+use crate::http::operators::queues::QueuesReply;
 
 /// How many queues a page has.
 const QUEUES: &str = "50";
@@ -30,17 +31,16 @@ const NEEDS: [(&str, &str); 9] = [
 
 /// `GET /ui/queues`
 pub async fn show(visit: Visit) -> Response {
-    let basis = visit.basis();
-    if let Some(unchanged) = visit.unchanged(basis) {
-        return unchanged;
-    }
-    let given = ASKED.iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
-    let path = format!("/queues{}", query(given.chain([("limit", QUEUES)])));
-    let listing = visit.ask.get(path).await;
-    visit.answer(page(&visit, listing).map(|page| Page { basis, ..page }))
+    let make = async |basis| {
+        let given = ASKED.iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
+        let path = format!("/queues{}", query(given.chain([("limit", QUEUES)])));
+        let listing = visit.ask.get(path).await;
+        Ok(Page { basis, ..page(&visit, listing)? })
+    };
+    visit.answer_if_new(make).await
 }
 
-fn page(visit: &Visit, listing: Said<Listing>) -> Said<Page> {
+fn page(visit: &Visit, listing: Said<QueuesReply>) -> Said<Page> {
     let listing = listing?;
     let sorted = visit.fields.get("sort").unwrap_or("need");
     let body = html! {
@@ -52,16 +52,13 @@ fn page(visit: &Visit, listing: Said<Listing>) -> Said<Page> {
         } @else if listing.queues.is_empty() {
             p { "No queue is so. " a href="?" { "Show all queues" } "." }
         } @else {
-            (rows::table(visit, "Queues", &listing.queues, Some(sorted), true))
+            (rows::table(visit, "Queues", &listing, Some(sorted), true))
             @if let Some(cursor) = &listing.cursor {
                 p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(cursor))])) { "Next" } }
             }
         }
     };
-    let mut page = Page::new("Queues", "Queues", body);
-    page.read_at = listing.sampled_at.map(|at| at.0);
-    page.read_each = listing.read_each();
-    Ok(page)
+    Ok(Page::new("Queues", "Queues", body).of_samples(&listing))
 }
 
 fn filter(visit: &Visit) -> Markup {

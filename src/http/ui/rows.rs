@@ -1,19 +1,18 @@
 //! Queues in a table, as the overview, the list of queues and a namespace show them.
 
 use maud::{Markup, html};
-use serde::Deserialize;
 
 use super::ask::part;
 use super::chart::spark;
-use super::instant::At;
+use super::frame::Page;
 use super::text::{count, duration, known, number, rate, text, unknown};
 use super::visit::{Place, Visit};
+use crate::history::need::Need;
 use crate::history::{Of, Range};
-use crate::http::operators::sums::{OfQueues, Sums};
+use crate::http::operators::queues::{PoolReply, QueueReply, QueuesReply};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
+use crate::time::Instant;
 
-/// What stands in the place of a queue's name for those that are named after jobs.
-pub const JOB_IDS: &str = "(job ids)";
 /// Why a figure is not known.
 pub const NOT_BY_QUEUE: &str = "this store does not know it by queue";
 const READ_OFF_THE_ID: &str = "read off the id of the first job: when it was published, and its delay";
@@ -21,119 +20,61 @@ const READ_OFF_THE_ID: &str = "read off the id of the first job: when it was pub
 const USUAL: f64 = 10.0;
 const NOT_COUNTED: &str = "this server does not count this queue by itself";
 
-/// What `GET /queues` answers.
-#[derive(Debug, Deserialize)]
-#[serde(from = "Told")]
-pub struct Listing {
-    pub sampled_at: Option<At>,
-    pub pools: Vec<Pool>,
-    /// Of all queues that were asked for.
-    pub sums: OfQueues,
-    pub queues: Vec<Row>,
-    pub cursor: Option<String>,
-}
-
-/// The same as it comes: a row does not say of when it is.
-#[derive(Debug, Deserialize)]
-struct Told {
-    sampled_at: Option<At>,
-    pools: Vec<Pool>,
-    sums: OfQueues,
-    queues: Vec<Row>,
-    cursor: Option<String>,
-}
-
-impl From<Told> for Listing {
-    fn from(Told { sampled_at, pools, sums, mut queues, cursor }: Told) -> Listing {
-        for row in &mut queues {
-            row.sampled_at = pools.iter().find(|pool| pool.pool == row.pool).and_then(|pool| pool.sampled_at);
-        }
-        Listing { sampled_at, pools, sums, queues, cursor }
-    }
-}
-
-impl Listing {
+impl QueuesReply {
     /// How often the pools are read, in seconds, if a reading takes so long that it is more seldom than usual.
-    pub fn read_each(&self) -> Option<f64> {
+    fn read_each(&self) -> Option<f64> {
         self.pools.iter().map(|pool| pool.interval).filter(|interval| *interval > USUAL).reduce(f64::max)
     }
+
+    /// When the pool of a queue was read.
+    fn read_at(&self, row: &QueueReply) -> Option<Instant> {
+        self.pools.iter().find(|pool| pool.pool == row.pool)?.sampled_at
+    }
 }
 
-/// How a pool's store is.
-#[derive(Debug, Deserialize)]
-pub struct Pool {
-    pub pool: String,
-    pub sampled_at: Option<At>,
-    pub interval: f64,
-    pub trouble: Option<String>,
-    pub trouble_since: Option<At>,
-    pub full_since: Option<At>,
-    pub queues: u64,
-    pub left_out: u64,
-    pub timers: u64,
-    #[serde(flatten)]
-    pub sums: Sums,
+impl Page {
+    /// The same with how old what it shows is, and how often that is read.
+    pub fn of_samples(self, listing: &QueuesReply) -> Page {
+        let read_at = listing.sampled_at.map(|at| at.0);
+        Page { read_at, read_each: listing.read_each(), ..self }
+    }
 }
 
-/// A queue, or all of a namespace that are named after jobs.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Row {
-    pub pool: String,
-    pub namespace: String,
-    pub queue: String,
-    pub ready: u64,
-    pub delayed: Option<u64>,
-    pub running: Option<u64>,
-    pub dead: u64,
-    pub oldest_ready_age: Option<f64>,
-    #[serde(rename = "in")]
-    pub entered: Option<f64>,
-    pub out: Option<f64>,
-    pub waiting: u64,
-    pub paused: bool,
-    pub paused_until: Option<At>,
-    pub push: Option<String>,
-    pub need: Option<String>,
-    /// How bad it is, in the need's own measure.
-    pub worse: u64,
-    /// When its pool was read.
-    #[serde(skip)]
-    pub sampled_at: Option<At>,
-}
-
-impl Row {
+impl QueueReply {
     /// Where its page is, if it has one.
     pub fn place(&self) -> Option<Place> {
-        let Row { pool, namespace, queue, .. } = self;
-        let place = Place { pool: pool.clone(), namespace: namespace.clone(), queue: queue.clone() };
-        Some(place).filter(|_| self.queue != JOB_IDS)
+        Place::of_queue(&self.pool, &self.namespace, &self.queue)
+    }
+
+    /// Which need it has, as a class of the style sheet.
+    pub fn class(&self) -> &'static str {
+        self.need.map_or("", Need::as_str)
     }
 
     /// What it needs, in words. A queue that is paused is late for that very reason.
     pub fn words(&self) -> Option<String> {
-        let need = self.need.as_deref()?;
+        let need = self.need?;
         let words = self.words_of(need);
-        let is_told = need == "paused" || !self.paused;
+        let is_told = need == Need::Paused || !self.paused;
         Some(if is_told { words } else { format!("{words}; paused") })
     }
 
-    fn words_of(&self, need: &str) -> String {
+    fn words_of(&self, need: Need) -> String {
         match need {
-            "push" => match self.push.as_deref() {
+            Need::Push => match self.push.map(|push| push.as_str()) {
                 Some("off") => "push is off".into(),
                 Some("locked") => "push cannot be read".into(),
                 _ => "push: the breaker is open".into(),
             },
-            "dying" => format!("{} died in ten minutes", number(self.worse)),
-            "nobody" => "nobody consumes".into(),
-            "late" => {
+            Need::Dying => format!("{} died in ten minutes", number(self.worse)),
+            Need::Nobody => "nobody consumes".into(),
+            Need::Late => {
                 let about = if self.age_is_estimated() { "≈ " } else { "" };
                 format!("late: waits {about}{}", duration(self.oldest_ready_age.unwrap_or(0.0)))
             }
-            "growing" => "growing for five minutes".into(),
-            "paused" => "paused, with ready jobs".into(),
-            "dead" => count(self.dead, "dead job", "dead jobs"),
-            other => other.to_owned(),
+            Need::Growing => "growing for five minutes".into(),
+            Need::Paused => "paused, with ready jobs".into(),
+            Need::Dead => count(self.dead, "dead job", "dead jobs"),
         }
     }
 
@@ -162,7 +103,13 @@ const COLUMNS: [(&str, &str); 9] = [
 ];
 
 /// The table. `sorted` by which column, if the reader may choose; `sparks` shows the last hour.
-pub fn table(visit: &Visit, caption: &str, rows: &[Row], sorted: Option<&str>, sparks: bool) -> Markup {
+pub fn table(
+    visit: &Visit,
+    caption: &str,
+    listing: &QueuesReply,
+    sorted: Option<&str>,
+    sparks: bool,
+) -> Markup {
     html! {
         div.scroll role="region" aria-label=(caption) tabindex="0" {
             table.queues {
@@ -178,13 +125,13 @@ pub fn table(visit: &Visit, caption: &str, rows: &[Row], sorted: Option<&str>, s
                     th scope="col" title="consumers of this server that wait" { "Waiting" }
                     @if sparks { th scope="col" { "Ready, last hour" } }
                 } }
-                tbody { @for row in rows { (line(visit, row, sparks)) } }
+                tbody { @for row in &listing.queues { (line(visit, listing, row, sparks)) } }
             }
         }
     }
 }
 
-fn line(visit: &Visit, row: &Row, sparks: bool) -> Markup {
+fn line(visit: &Visit, listing: &QueuesReply, row: &QueueReply, sparks: bool) -> Markup {
     let place = row.place();
     let page = place.as_ref().map(|place| visit.to(&format!("queues/{}", place.path())));
     let of_state = |state: &str, n: Markup| match &page {
@@ -197,7 +144,7 @@ fn line(visit: &Visit, row: &Row, sparks: bool) -> Markup {
         tr data-key=(key) {
             td.need {
                 @match row.words() {
-                    Some(words) => { span class=(format!("need {}", row.need.as_deref().unwrap_or_default())) { (words) } }
+                    Some(words) => { span class=(format!("need {}", row.class())) { (words) } }
                     None => { span.need { @if row.paused { "paused" } @else { "–" } } }
                 }
             }
@@ -212,7 +159,7 @@ fn line(visit: &Visit, row: &Row, sparks: bool) -> Markup {
             td { (of_state("delayed", known(row.delayed, NOT_BY_QUEUE))) }
             td { (of_state("running", known(row.running, NOT_BY_QUEUE))) }
             td { (of_state("dead", html! { (number(row.dead)) })) }
-            td { (oldest(visit, row)) }
+            td { (oldest(visit, listing, row)) }
             td { (per_second(row.entered)) }
             td { (per_second(row.out)) }
             td { @if place.is_some() { (number(row.waiting)) } @else { (unknown(NOT_COUNTED)) } }
@@ -237,10 +184,10 @@ pub fn trail(visit: &Visit, place: &Place) -> Vec<(String, Markup)> {
 }
 
 /// For how long the oldest ready job waits.
-pub fn oldest(visit: &Visit, row: &Row) -> Markup {
+pub fn oldest(visit: &Visit, listing: &QueuesReply, row: &QueueReply) -> Markup {
     match row.oldest_ready_age {
         Some(age) => {
-            let read = row.sampled_at.map_or(visit.zone.now, |at| at.0);
+            let read = listing.read_at(row).map_or(visit.zone.now, |at| at.0);
             let age = visit.zone.age(read.saturating_sub((age * 1000.0) as u64));
             html! { @if row.age_is_estimated() { span title=(READ_OFF_THE_ID) { "≈ " } } (age) }
         }
@@ -257,7 +204,7 @@ pub fn per_second(of: Option<f64>) -> Markup {
 }
 
 /// How many jobs were ready in the last hour.
-fn last_hour(visit: &Visit, row: &Row) -> Vec<Option<f64>> {
+fn last_hour(visit: &Visit, row: &QueueReply) -> Vec<Option<f64>> {
     let (pool, namespace) = (PoolName::parse(&row.pool), Namespace::parse(&row.namespace));
     let (Ok(pool), Ok(namespace)) = (pool, namespace) else { return Vec::new() };
     let of = match QueueName::parse_for_consume(&row.queue) {
@@ -269,7 +216,7 @@ fn last_hour(visit: &Visit, row: &Row) -> Vec<Option<f64>> {
 }
 
 /// A line for each pool whose store does not answer or is full, or that is not shown as a whole.
-pub fn troubles(visit: &Visit, pools: &[Pool]) -> Markup {
+pub fn troubles(visit: &Visit, pools: &[PoolReply]) -> Markup {
     html! {
         @for pool in pools {
             @if let Some(why) = &pool.trouble {

@@ -9,12 +9,13 @@ use serde_json::Value;
 use super::ask::{Refusal, Said, Sent, part};
 use super::form::{Fields, Filled};
 use super::frame::{Page, curl, curls};
-use super::instant::At;
-use super::rows::{Listing, namespace_path};
+use super::instant::instant;
+use super::rows::namespace_path;
 use super::sure::{Sure, page as asks};
 use super::text::{cut, duration, number, text, typed, unknown};
 use super::visit::Visit;
 use crate::engine::together;
+use crate::http::operators::queues::QueuesReply;
 
 /// How many schedules a page has, and in how many namespaces it looks when none is named.
 const SCHEDULES: usize = 100;
@@ -139,7 +140,7 @@ async fn listed(visit: &Visit) -> Said<Read> {
     if let Some(namespace) = fields.get("namespace") {
         scopes.push((fields.get("pool").unwrap_or("default").to_owned(), namespace.to_owned()));
     } else {
-        let listing = visit.ask.get::<Listing>("/queues?sort=name&limit=100").await?;
+        let listing = visit.ask.get::<QueuesReply>("/queues?sort=name&limit=100").await?;
         partly = listing.cursor.is_some();
         scopes.extend(listing.queues.into_iter().map(|row| (row.pool, row.namespace)));
         scopes.dedup();
@@ -259,10 +260,6 @@ fn row(visit: &Visit, Found { pool, namespace, schedule }: &Found) -> Markup {
             td { @if visit.may_change() { (actions(visit, pool, namespace, schedule)) } }
         }
     }
-}
-
-fn instant(of: &Value) -> Option<At> {
-    At::try_from(of.as_str()?.to_owned()).ok()
 }
 
 fn when(schedule: &Value) -> Markup {

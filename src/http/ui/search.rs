@@ -8,10 +8,11 @@ use serde_json::Value;
 use super::answer::see_other;
 use super::ask::{Refusal, Said, part};
 use super::frame::Page;
-use super::rows::{self, Listing};
+use super::rows;
 use super::text::{count, text};
 use super::visit::{Place, Visit};
 use crate::engine::together;
+use crate::http::operators::queues::{QueueReply, QueuesReply};
 use crate::job::JobId;
 
 /// In how many queues a job is looked for by its id alone, and how many are asked at a time.
@@ -92,13 +93,14 @@ async fn in_queue(visit: &Visit, places: &[Place], x: &str) -> Said<Found> {
 async fn by_id(visit: &Visit, id: &str) -> Said<Found> {
     let (mut looked, mut cursor) = (0, String::new());
     while looked < BUSIEST {
-        let listing = match visit.ask.get::<Listing>(format!("/queues?sort=out&limit=100{cursor}")).await {
+        let listing = match visit.ask.get::<QueuesReply>(format!("/queues?sort=out&limit=100{cursor}")).await
+        {
             Ok(listing) => listing,
             Err(refusal) if looked == 0 => return Err(refusal),
             // The second is over.
             Err(_) => break,
         };
-        let places: Vec<Place> = listing.queues.iter().filter_map(rows::Row::place).collect();
+        let places: Vec<Place> = listing.queues.iter().filter_map(QueueReply::place).collect();
         for some in places.chunks(AT_ONCE) {
             let found = together::all(some.iter().map(async |place| {
                 let path = place.api(&format!("/job/{}", part(id)), &[]);
@@ -130,8 +132,8 @@ async fn by_id(visit: &Visit, id: &str) -> Said<Found> {
 
 /// Queues by a part of their name.
 async fn by_name(visit: &Visit, wanted: &str) -> Said<Found> {
-    let listing = visit.ask.get::<Listing>(format!("/queues?q={}&limit=50", part(wanted))).await?;
-    let exact = |row: &&rows::Row| format!("{}/{}", row.namespace, row.queue) == wanted;
+    let listing = visit.ask.get::<QueuesReply>(format!("/queues?q={}&limit=50", part(wanted))).await?;
+    let exact = |row: &&QueueReply| format!("{}/{}", row.namespace, row.queue) == wanted;
     let mut hits = listing.queues.iter().filter(exact);
     let hit = match (hits.next(), hits.next(), &listing.queues[..]) {
         (Some(row), None, _) => Some(row),
@@ -146,21 +148,17 @@ async fn by_name(visit: &Visit, wanted: &str) -> Said<Found> {
         return Ok(Found::At(page));
     }
     let none = listing.queues.is_empty();
-    let mut page = Page::new(
+    let page = Page::new(
         "Search",
         "",
         html! {
             h1 { "Search" }
             @if none {
                 p { "No queue has " q { (text(wanted)) } " in its name. A job is found by its key or its id as " code { "namespace/queue/x" } "." }
-            } @else { (rows::table(visit, "Queues", &listing.queues, None, true)) }
+            } @else { (rows::table(visit, "Queues", &listing, None, true)) }
             @if listing.cursor.is_some() { p { a href=(visit.to(&format!("queues?q={}", part(wanted)))) { "All of them" } } }
         },
     );
-    page.read_at = listing.sampled_at.map(|at| at.0);
-    page.read_each = listing.read_each();
-    if none {
-        page.status = StatusCode::NOT_FOUND;
-    }
-    Ok(Found::Page(page))
+    let status = if none { StatusCode::NOT_FOUND } else { StatusCode::OK };
+    Ok(Found::Page(Page { status, ..page.of_samples(&listing) }))
 }

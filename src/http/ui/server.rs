@@ -1,154 +1,20 @@
 //! The server: what it stands on, what it holds against its bounds, its pools, what operators changed, and the others of
 //! its fleet.
 
-use std::collections::BTreeMap;
-
 use axum::http::Method;
 use axum::response::Response;
 use maud::{Markup, html};
-use serde::Deserialize;
-use serde_json::Value;
 
 use super::ask::{Refusal, Said, Sent, part};
 use super::form::Filled;
 use super::frame::{Page, curl};
-use super::instant::At;
 use super::text::{cut, duration, number, rate, size, text};
 use super::visit::Visit;
 use crate::engine::together;
-
-/// What `GET /server` answers.
-#[derive(Deserialize)]
-struct Server {
-    server: String,
-    version: String,
-    build_commit: String,
-    started: At,
-    config_file: Option<String>,
-    admin_url: Option<String>,
-    zone_database: String,
-    role: String,
-    asks_for_accounts: bool,
-    ready: bool,
-    access_log: bool,
-    most: Most,
-    connections: BTreeMap<String, Connections>,
-    requests: u64,
-    waiting: u64,
-    body_bytes: u64,
-    process: Process,
-    history: Value,
-    pools: Vec<Pool>,
-    changes: Vec<Change>,
-}
-
-/// Of a port.
-#[derive(Deserialize)]
-struct Connections {
-    now: u64,
-    most: u64,
-}
-
-/// What there may be at most.
-#[derive(Deserialize)]
-struct Most {
-    waiting: u64,
-    body_bytes: u64,
-}
-
-#[derive(Deserialize)]
-struct Process {
-    memory_bytes: u64,
-    cpu_seconds: u64,
-    open_files: u64,
-    most_files: u64,
-}
-
-/// How long something took, in seconds: the ends of buckets.
-#[derive(Deserialize)]
-struct Took {
-    count: u64,
-    p50: Option<f64>,
-    p99: Option<f64>,
-    worst: Option<f64>,
-}
-
-/// What `GET /cluster` answers of a pool.
-#[derive(Deserialize)]
-struct Cluster {
-    partitions: u64,
-    nodes: Vec<Node>,
-    away: Vec<u64>,
-    moving: Vec<u64>,
-    split: Vec<u64>,
-}
-
-#[derive(Deserialize)]
-struct Node {
-    addr: String,
-    up: bool,
-    since: At,
-    partitions: u64,
-    replicas: Option<u64>,
-    used_memory: Option<u64>,
-    clock_ms: Option<f64>,
-    version: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Pool {
-    pool: String,
-    up: bool,
-    outages: u64,
-    sampled_at: Option<At>,
-    trouble: Option<String>,
-    trouble_since: Option<At>,
-    full_since: Option<At>,
-    queues: u64,
-    timers: u64,
-    overdue: Option<f64>,
-    lateness: Option<Took>,
-    sync: Option<Took>,
-    kind: String,
-    address: String,
-    min_free_disk: Option<u64>,
-    migrates_to: Option<String>,
-    figures: BTreeMap<String, f64>,
-}
-
-#[derive(Deserialize)]
-struct Change {
-    at: At,
-    by: String,
-    action: String,
-    pool: String,
-    of: String,
-}
-
-/// What `GET /servers` answers.
-#[derive(Deserialize)]
-pub struct Fleet {
-    trouble: Option<String>,
-    versions_differ: bool,
-    #[serde(rename = "in")]
-    entered: f64,
-    out: f64,
-    waiting: u64,
-    servers: Vec<Line>,
-}
-
-#[derive(Deserialize)]
-struct Line {
-    name: String,
-    version: String,
-    started: At,
-    admin_url: Option<String>,
-    ready: bool,
-    #[serde(rename = "in")]
-    entered: f64,
-    out: f64,
-    waiting: u64,
-}
+use crate::http::operators::cluster::ClusterReply;
+use crate::http::operators::servers::{
+    ChangeReply, ConnectionsReply, PoolReply, ServerReply, ServersReply, Took,
+};
 
 /// `GET /ui/server`
 pub async fn show(visit: Visit) -> Response {
@@ -179,7 +45,7 @@ pub async fn change(mut visit: Visit, Filled(form): Filled) -> Response {
 
 async fn page(visit: &Visit) -> Said<Page> {
     let (server, fleet) =
-        tokio::join!(visit.ask.get::<Server>("/server"), visit.ask.get::<Fleet>("/servers"));
+        tokio::join!(visit.ask.get::<ServerReply>("/server"), visit.ask.get::<ServersReply>("/servers"));
     let server = server?;
     let clusters = clusters(visit, &server.pools).await;
     let body = html! {
@@ -197,23 +63,12 @@ async fn page(visit: &Visit) -> Said<Page> {
 }
 
 /// The nodes of each pool that has some.
-async fn clusters(visit: &Visit, pools: &[Pool]) -> Vec<Option<Said<Cluster>>> {
-    let ask = async |pool: &Pool| match &*pool.kind {
+async fn clusters(visit: &Visit, pools: &[PoolReply]) -> Vec<Option<Said<ClusterReply>>> {
+    let ask = async |pool: &PoolReply| match &*pool.about.kind {
         "cluster" => Some(visit.ask.get(format!("/cluster?pool={}", part(&pool.pool))).await),
         _ => None,
     };
     together::all(pools.iter().map(ask)).await
-}
-
-/// A figure by the name that it has in the JSON.
-fn figure(name: &str, value: &Value) -> Markup {
-    match value {
-        Value::Null => super::text::unknown("the server does not know it"),
-        Value::Bool(is) => html! { @if *is { "yes" } @else { "no" } },
-        Value::Number(n) => amount(name, n.as_f64().unwrap_or_default()),
-        Value::String(said) => cut(said),
-        other => cut(&other.to_string()),
-    }
 }
 
 /// What ends in bytes or seconds is said so.
@@ -254,9 +109,9 @@ fn short(seconds: f64) -> String {
     if seconds < 0.1 { format!("{} ms", (seconds * 1e5).round() / 100.0) } else { duration(seconds) }
 }
 
-fn facts(visit: &Visit, server: &Server) -> Markup {
+fn facts(visit: &Visit, server: &ServerReply) -> Markup {
     let here = visit.fields.link(&[]);
-    let Server { most, process, connections, .. } = server;
+    let ServerReply { most, process, connections, history, .. } = server;
     html! {
         dl.facts {
             dt { "Version" } dd { (text(&server.version)) " (" (text(&server.build_commit)) ")" }
@@ -267,17 +122,18 @@ fn facts(visit: &Visit, server: &Server) -> Markup {
             dt { "Ready" } dd { @if server.ready { "yes" } @else { "no" } }
             dt { "Accounts" } dd { @if server.asks_for_accounts { "asked for; your role: " (text(&server.role)) } @else { "none are configured" } }
             dt { "Requests under way" } dd { (super::text::volatile(&html! { (number(server.requests)) })) }
-            @for (port, Connections { now, most }) in connections {
+            @for (port, ConnectionsReply { now, most }) in connections {
                 dt { "Connections of the " (port) " port" } dd { (super::text::volatile(&of_most(html! { (number(*now)) }, html! { (number(*most)) }))) }
             }
-            dt { "Waiting consumers" } dd { (of_most(html! { (number(server.waiting)) }, html! { (number(most.waiting)) })) }
-            dt { "Memory of large bodies" } dd { (of_most(html! { (size(server.body_bytes)) }, html! { (size(most.body_bytes)) " each for requests and answers" })) }
+            dt { "Waiting consumers" } dd { (of_most(html! { (number(server.waiting)) }, html! { (number(most.waiting as u64)) })) }
+            dt { "Memory of large bodies" } dd { (of_most(html! { (size(server.body_bytes)) }, html! { (size(most.body_bytes as u64)) " each for requests and answers" })) }
             dt { "Memory of the process" } dd { (super::text::volatile(&html! { (size(process.memory_bytes)) })) }
             dt { "CPU since the start" } dd { (super::text::volatile(&html! { (duration(process.cpu_seconds as f64)) })) }
             dt { "Open files" } dd { (super::text::volatile(&of_most(html! { (number(process.open_files)) }, html! { (number(process.most_files)) }))) }
-            @if let Value::Object(history) = &server.history {
-                @for (name, value) in history { dt { "History: " (words(name)) } dd { (figure(name, value)) } }
-            }
+            dt { "History: bytes" } dd { (size(history.bytes as u64)) }
+            dt { "History: histories" } dd { (number(history.histories as u64)) }
+            dt { "History: lost days" } dd { (number(history.lost_days)) }
+            dt { "History: lost hours" } dd { (number(history.lost_hours)) }
             dt { "Access log" } dd { @if server.access_log { "on" } @else { "off" } }
         }
         @if visit.may_change() {
@@ -302,7 +158,7 @@ const TOLD: [(&str, &str); 6] = [
 /// The room that is left on a disk.
 const ROOM: &str = "disk_free_bytes";
 
-fn of_pool(visit: &Visit, pool: &Pool, cluster: Option<&Said<Cluster>>) -> Markup {
+fn of_pool(visit: &Visit, pool: &PoolReply, cluster: Option<&Said<ClusterReply>>) -> Markup {
     let others = || {
         pool.figures
             .iter()
@@ -316,21 +172,21 @@ fn of_pool(visit: &Visit, pool: &Pool, cluster: Option<&Said<Cluster>>) -> Marku
             p.trouble { "Its store is full, since " (visit.zone.at(since)) ": it takes no more jobs." }
         } @else if !pool.up { p.trouble { "Requests to it fail." } }
         dl.facts {
-            dt { "Kind" } dd { (text(&pool.kind)) }
-            dt { "Address" } dd { (text(&pool.address)) }
-            @if let Some(to) = &pool.migrates_to { dt { "Migrates to" } dd { (text(to)) } }
+            dt { "Kind" } dd { (text(&pool.about.kind)) }
+            dt { "Address" } dd { (text(&pool.about.address)) }
+            @if let Some(to) = &pool.about.migrates_to { dt { "Migrates to" } dd { (text(to)) } }
             dt { "Health" } dd { @if pool.up && pool.trouble.is_none() { "well" } @else { b { "away" } } }
             @if let Some(free) = pool.figures.get(ROOM) {
                 dt { "Room on the disk" }
                 dd {
                     (super::text::volatile(&html! { (size(free.max(0.0) as u64)) }))
-                    @if let Some(least) = pool.min_free_disk { "; below MinFreeDisk, " (size(least)) ", publishes are refused" }
+                    @if let Some(least) = pool.about.min_free_disk { "; below MinFreeDisk, " (size(least)) ", publishes are refused" }
                 }
             }
             @for (name, words) in TOLD {
                 @if let Some(n) = pool.figures.get(name) { dt { (words) } dd { (super::text::volatile(&amount(name, *n))) } }
             }
-            @if pool.kind == "disk" { dt { "Syncs" } dd { (super::text::volatile(&took(pool.sync.as_ref()))) } }
+            @if pool.about.kind == "disk" { dt { "Syncs" } dd { (super::text::volatile(&took(pool.sync.as_ref()))) } }
             dt { "Lateness" } dd { (super::text::volatile(&took(pool.lateness.as_ref()))) }
             dt { "Outages since the start" } dd { (number(pool.outages)) }
             dt { "Queues" } dd { (number(pool.queues)) }
@@ -352,11 +208,11 @@ fn of_pool(visit: &Visit, pool: &Pool, cluster: Option<&Said<Cluster>>) -> Marku
     }
 }
 
-fn nodes(visit: &Visit, pool: &Pool, cluster: &Cluster) -> Markup {
+fn nodes(visit: &Visit, pool: &PoolReply, cluster: &ClusterReply) -> Markup {
     let unknown = || super::text::unknown("the node does not say");
     html! {
         @for (parts, words) in [(&cluster.away, "away"), (&cluster.moving, "moving to another node"), (&cluster.split, "on two nodes")] {
-            @if !parts.is_empty() { p.trouble { "Of " (number(cluster.partitions)) " partitions " (number(parts.len() as u64)) " are " (words) "." } }
+            @if !parts.is_empty() { p.trouble { "Of " (number(cluster.partitions.into())) " partitions " (number(parts.len() as u64)) " are " (words) "." } }
         }
         div.scroll role="region" aria-label=(format!("Nodes of pool {}", pool.pool)) tabindex="0" {
             table.jobs {
@@ -366,7 +222,7 @@ fn nodes(visit: &Visit, pool: &Pool, cluster: &Cluster) -> Markup {
                     th scope="row" { (text(&node.addr)) }
                     td { @if node.up { "well" } @else { b { "away" } } }
                     td { (visit.zone.at(node.since)) }
-                    td { (number(node.partitions)) }
+                    td { (number(node.partitions.into())) }
                     td { @match node.replicas { Some(n) => (number(n)), None => (unknown()) } }
                     td { @match node.used_memory { Some(n) => (super::text::volatile(&html! { (size(n)) })), None => (unknown()) } }
                     td { @match node.clock_ms { Some(ms) => (super::text::volatile(&html! { (ms) " ms" })), None => (unknown()) } }
@@ -377,20 +233,20 @@ fn nodes(visit: &Visit, pool: &Pool, cluster: &Cluster) -> Markup {
     }
 }
 
-impl Fleet {
+impl ServersReply {
     pub fn is_several(&self) -> bool {
         self.servers.len() > 1
     }
 }
 
 /// The servers that share the tokens, with their sums.
-pub fn servers(visit: &Visit, fleet: &Fleet) -> Markup {
+pub fn servers(visit: &Visit, fleet: &ServersReply) -> Markup {
     html! {
         @if let Some(why) = &fleet.trouble { p.trouble { "The store that the servers tell of themselves in does not answer: " (text(why)) } }
         @if fleet.versions_differ { p.note { "The servers are not all of one version." } }
         div.scroll role="region" aria-label="Servers" tabindex="0" {
             table.jobs {
-                caption { "Servers: in " (rate(fleet.entered)) "/s, out " (rate(fleet.out)) "/s, " (number(fleet.waiting)) " consumers wait" }
+                caption { "Servers: in " (rate(fleet.rates.entered)) "/s, out " (rate(fleet.rates.out)) "/s, " (number(fleet.waiting)) " consumers wait" }
                 thead { tr { @for name in ["Server", "Version", "Started", "Ready", "In/s", "Out/s", "Waiting"] { th scope="col" { (name) } } } }
                 tbody { @for line in &fleet.servers { tr data-key=(line.name) {
                     th scope="row" { @match line.admin_url.as_deref().filter(|url| is_web(url)) {
@@ -400,8 +256,8 @@ pub fn servers(visit: &Visit, fleet: &Fleet) -> Markup {
                     td { (text(&line.version)) }
                     td { (visit.zone.at(line.started)) }
                     td { @if line.ready { "yes" } @else { b { "no" } } }
-                    td { (rate(line.entered)) }
-                    td { (rate(line.out)) }
+                    td { (rate(line.rates.entered)) }
+                    td { (rate(line.rates.out)) }
                     td { (number(line.waiting)) }
                 } } }
             }
@@ -414,7 +270,7 @@ fn is_web(url: &str) -> bool {
     url.starts_with("https://") || url.starts_with("http://")
 }
 
-fn changes(visit: &Visit, changes: &[Change]) -> Markup {
+fn changes(visit: &Visit, changes: &[ChangeReply]) -> Markup {
     html! {
         h2 { "Changes" }
         p { "The last " (changes.len()) " over this server, the newest first. The log has all of them." }

@@ -42,7 +42,5 @@ pub fn page(visit: &Visit, trail: Vec<(String, Markup)>, nav: &'static str, sure
             p { a.button href=(back) { "Back" } }
         }
     };
-    let mut page = Page::new(title, nav, body);
-    page.trail = trail;
-    page
+    Page::new(title, nav, body).under(trail)
 }

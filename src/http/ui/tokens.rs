@@ -6,7 +6,6 @@ use axum::extract::Path;
 use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use maud::{Markup, html};
-use serde::Deserialize;
 use serde_json::json;
 
 use super::ask::{Refusal, Said, Sent, part};
@@ -17,30 +16,12 @@ use super::push::shown_once;
 use super::sure::{Sure, page as asks};
 use super::text::{cut, text, typed};
 use super::visit::Visit;
+use crate::http::operators::tokens::{Limit, TokenLimit, TokensReply};
 use crate::name::Token;
 use crate::random;
 
 /// The most tokens that a page has.
 const MOST: usize = 100;
-
-#[derive(Deserialize)]
-struct Listed {
-    tokens: BTreeMap<String, String>,
-}
-
-#[derive(Deserialize)]
-struct Limited {
-    namespace: String,
-    token: String,
-    limiter: Limit,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-struct Limit {
-    read: i64,
-    write: i64,
-    interval: i64,
-}
 
 /// A token as the page shows it.
 struct Row {
@@ -63,7 +44,7 @@ pub async fn change(mut visit: Visit, Path(scope): Path<Scope>, Filled(form): Fi
     match act(&visit, &scope, &form).await {
         Ok(Done::Said(code)) => visit.done(code),
         Ok(Done::Token(token)) => {
-            let mut page = Page::new(
+            let page = Page::new(
                 format!("A token of {}", scope.namespace),
                 "Queues",
                 html! {
@@ -72,8 +53,7 @@ pub async fn change(mut visit: Visit, Path(scope): Path<Scope>, Filled(form): Fi
                     p { a.button href="?" { "Back" } }
                 },
             );
-            page.trail = scope.trail(&visit);
-            visit.answer(Ok(page))
+            visit.answer(Ok(page.under(scope.trail(&visit))))
         }
         Err(refusal) => {
             visit.refuse(refusal, form);
@@ -129,7 +109,7 @@ async fn act(visit: &Visit, scope: &Scope, form: &Fields) -> Said<Done> {
 /// All tokens of the namespace, with their pool before them, by their descriptions.
 async fn listed(visit: &Visit, scope: &Scope) -> Said<BTreeMap<String, String>> {
     let path = format!("/token/{}?pool={}", part(&scope.namespace), part(&scope.pool));
-    Ok(visit.ask.get::<Listed>(path).await?.tokens)
+    Ok(visit.ask.get::<TokensReply>(path).await?.tokens)
 }
 
 /// The hash of a token, as metrics and the log show it.
@@ -153,7 +133,7 @@ async fn token_of(visit: &Visit, scope: &Scope, wanted: &str) -> Said<String> {
 }
 
 async fn page(visit: &Visit, scope: &Scope) -> Said<Page> {
-    let (all, limits) = tokio::join!(listed(visit, scope), visit.ask.get::<Vec<Limited>>("/limits"));
+    let (all, limits) = tokio::join!(listed(visit, scope), visit.ask.get::<Vec<TokenLimit>>("/limits"));
     let all = all?;
     let limits: BTreeMap<String, Limit> = limits
         .as_ref()
@@ -184,9 +164,8 @@ async fn page(visit: &Visit, scope: &Scope) -> Said<Page> {
         (create(visit))
         (curl(visit, "POST", &format!("/token/{}?pool={}&description=mailer", part(&scope.namespace), part(&scope.pool)), None))
     };
-    let mut page = Page::new(format!("Tokens of {}", scope.namespace), "Queues", body);
-    page.trail = scope.trail(visit);
-    Ok(page)
+    let page = Page::new(format!("Tokens of {}", scope.namespace), "Queues", body);
+    Ok(page.under(scope.trail(visit)))
 }
 
 fn table(visit: &Visit, scope: &Scope, rows: &[Row]) -> Markup {

@@ -21,7 +21,7 @@ use super::ask::{Asker, Refusal, part};
 use super::form::Fields;
 use super::instant::Zone;
 use crate::history::Range;
-use crate::http::operators::servers::fleet;
+use crate::http::operators::names::JOB_IDS;
 use crate::http::state::AppState;
 
 /// How long a page may take to ask, so that it is there within a second.
@@ -67,6 +67,12 @@ pub struct Place {
 }
 
 impl Place {
+    /// `None` for those that stand for all that are named after jobs.
+    pub fn of_queue(pool: &str, namespace: &str, queue: &str) -> Option<Place> {
+        let [pool, namespace, queue] = [pool, namespace, queue].map(str::to_owned);
+        (queue != JOB_IDS).then_some(Place { pool, namespace, queue })
+    }
+
     /// The same as parts of a path.
     pub fn path(&self) -> String {
         format!("{}/{}/{}", part(&self.pool), part(&self.namespace), part(&self.queue))
@@ -159,7 +165,7 @@ impl Visit {
     /// for the seconds that passed. `None` while the page shows other servers, which tell of themselves at any moment.
     pub fn basis(&self) -> Option<u64> {
         let state = self.state();
-        if fleet(state).seen.lines.len() > 1 || self.refused.is_some() {
+        if state.fleet.seen().lines.len() > 1 || self.refused.is_some() {
             return None;
         }
         let mut hash = DefaultHasher::new();
@@ -173,11 +179,6 @@ impl Visit {
             (sample.at, sample.full_since, trouble).hash(&mut hash);
         }
         Some(hash.finish())
-    }
-
-    /// 304, if the browser has the page that is made of this.
-    pub fn unchanged(&self, basis: Option<u64>) -> Option<Response> {
-        answer::unchanged(basis?, &self.headers)
     }
 
     /// A form was refused: the page comes back with what was typed, and has its second again.

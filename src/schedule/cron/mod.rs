@@ -4,5 +4,5 @@
 mod fields;
 mod parse;
 
-pub use self::fields::{Cron, MAX_CRON};
+pub use self::fields::Cron;
 pub use self::parse::{CronError, Part};

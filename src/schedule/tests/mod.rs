@@ -11,6 +11,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::cron::Cron;
+use super::when::Occurrence;
+use super::zones::{NoZone, local};
 use super::*;
 use crate::clock::Millis;
 use crate::name::{Namespace, ScheduleName};

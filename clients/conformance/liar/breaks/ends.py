@@ -166,6 +166,24 @@ def gives_up_results(liar: Liar) -> None:
 
 
 @lie
+def gives_up_acks(liar: Liar) -> None:
+    """An ack that could not be sent is taken for one that was, by whatever request it comes again."""
+    failed: list[Exchange] = []
+
+    async def act(exchange: Exchange) -> None:
+        if failed:
+            alone = exchange.verb == "ack"
+            await answers(204 if alone else 200, b"" if alone else {"acked": 9, "stale": []})(exchange)
+            return
+        given = await exchange.forward()
+        if given.status >= 500:
+            failed.append(exchange)
+        await exchange.send(given)
+
+    liar.rules.append(("ack ack_many", act, None))
+
+
+@lie
 def one_at_a_time(liar: Liar) -> None:
     """A result waits for the one before."""
     busy = asyncio.Lock()

@@ -264,6 +264,12 @@ def sends_after_lost(liar: Liar) -> None:
 
 
 @lie
+def counts_from_the_end(liar: Liar) -> None:
+    """The time of a job is counted from the end of the poll's answer."""
+    answer(liar, "consume", lambda _: None)
+
+
+@lie
 def late_lost(liar: Liar) -> None:
     """A handler goes on for a while with a job that is lost."""
 

@@ -75,6 +75,17 @@ async def repeated(s: Stage) -> None:
         await w.stop()
 
 
+@scenario("Within the time that is left, however long a server asks to wait.", "gives_up_results")
+async def asked_to_wait(s: Stage) -> None:
+    for verb, body, outcome in (("ack", b"x", "acked"), ("release", do({"fail": "x"}), "released")):
+        job = await s.direct.put("q", body, tries=3)
+        s.proxy.rule(verb, answers(503, {"error": "the server is shutting down"}, Retry_After="60"))
+        w = await s.worker(ttr=3, backoff=[60])
+        equal((await w.finished(job))["outcome"], outcome, "outcome")
+        equal(len(s.requests(verb, job)), 2, f"requests of {verb}")
+        await w.stop()
+
+
 @scenario("A result that could not be sent until ttr is over: the job is lost.", "sends_after_lost")
 async def never_sent(s: Stage) -> None:
     job = await s.direct.put("q", "x", tries=3)

@@ -5,7 +5,7 @@ import itertools
 import json
 from typing import Any
 
-from ..proxy import Exchange, answers, delayed, never, never_after, reset_after
+from ..proxy import Exchange, answers, delayed, never, never_after, reset_after, trickled
 from ..registry import scenario
 from ..stage import SLACK, Stage, Worker, check, do, equal, within
 
@@ -174,22 +174,40 @@ async def touch_fails(s: Stage) -> None:
     within(touches[2].at - touches[0].at, 0.05, 1.2, "seconds until a touch that failed has worked")
 
 
+@scenario(
+    "Not before Retry-After, if that is within the time left; else within it all the same.",
+    "gives_up_touches ignores_retry_after",
+)
+async def touch_asked_to_wait(s: Stage) -> None:
+    job = await s.direct.put("q", do({"sleep": 9}), tries=3)
+    for seconds in ("1", "60"):
+        s.proxy.rule("touch", answers(503, {"error": "the server is shutting down"}, Retry_After=seconds))
+    w = await s.worker(ttr=6, concurrency=2)
+    await acked(s, w, job, 20)
+    first, second, third = s.requests("touch", job)[:3]
+    check(second.at - answered(first) >= 1, "a touch is repeated before Retry-After has ended")
+    within(third.at - answered(handed(s, job)), 3, 6, "seconds until a touch is repeated that should wait for 60")
+
+
 async def silent(s: Stage, job: str) -> None:
     """Nothing more is sent for the job."""
-    sent = len([e for e in s.proxy.exchanges if e.job_id == job])
+    sent = len(s.requests("", job))
     await asyncio.sleep(1.6)
-    equal(len([e for e in s.proxy.exchanges if e.job_id == job]), sent, "requests for a job that is lost")
+    equal(len(s.requests("", job)), sent, "requests for a job that is lost")
 
 
 async def is_lost(s: Stage, w: Worker, job: str) -> None:
     told = await w.event("cancelled", job_id=job, within=10)
     equal(told["cause"], "lost", "cause")
     await silent(s, job)
+    sent = len(s.requests("", job))
     await s.open("lost")
     await w.ended(job)
     finish = await w.finished(job)
     equal(finish["outcome"], "lost", "outcome")
     await silent(s, job)
+    # What a handler has asked for before it ended counts too.
+    equal(len(s.requests("", job)), sent, "requests for a job that is lost, at the end of its handler")
 
 
 DEAF = ({"swallow": True}, {"ignore": 5})
@@ -231,6 +249,28 @@ async def lost_and_by_hand(s: Stage) -> None:
     await is_lost(s, w, job)
 
 
+@scenario("Nor is the server asked for the attempt of a job that is lost.", "sends_after_lost")
+async def lost_and_asks_attempt(s: Stage) -> None:
+    job = await s.direct.put("q", do(*DEAF, {"attempt": True}), tries=3)
+    s.first_poll_alone()
+    w = await s.worker(ttr=3)
+    await w.started(job)
+    await s.direct.ask("DELETE", f"q/job/{job}")
+    await is_lost(s, w, job)
+
+
+@scenario("What a handler does by hand is not repeated beyond the loss of its job.", "sends_after_lost")
+async def lost_while_by_hand(s: Stage) -> None:
+    job = await s.direct.put("q", do({"ack": True}), tries=3)
+    s.first_poll_alone()
+    s.proxy.rule("ack touch release", answers(502), times=None)
+    w = await s.worker(ttr=3)
+    equal((await w.finished(job, within=15))["outcome"], "lost", "outcome")
+    await silent(s, job)
+    check(len(s.requests("ack", job)) >= 3, f"{len(s.requests('ack', job))} acks in 3 s")
+    within(s.requests("", job)[-1].at - answered(handed(s, job)), 0.5, 3.1, "seconds until the last request for it")
+
+
 @scenario("An ack by hand that is refused: the handler learns of the loss at once.", "ignores_lost")
 async def lost_by_hand(s: Stage) -> None:
     job = await s.direct.put("q", do({"wait": s.gate("g")}, {"ack": True}), tries=3)
@@ -257,6 +297,21 @@ async def lost_by_clock(s: Stage) -> None:
     w = await s.worker(ttr=3)
     await is_lost(s, w, job)
     within(w.seen("cancelled")[0]["_at"] - answered(handed(s, job)), 2.95, 3 + SLACK, "seconds until the job is lost")
+
+
+@scenario(
+    "Since the head came, not the end: a job whose answer takes all of its ttr to come whole is not begun, for it is "
+    "somebody else's by then.",
+    "counts_from_the_end",
+)
+async def whole_too_late(s: Stage) -> None:
+    job = await s.direct.put("q", "x", tries=3)
+    s.proxy.rule("consume", trickled(8, 0.5))
+    w = await s.worker(ttr=3, poll=2)
+    finish = await w.finished(job, within=15)
+    equal(finish["outcome"], "acked", "outcome")
+    # The second hand-over is the only one that a handler has seen.
+    equal([e["job"]["remain_tries"] for e in w.seen("start")], [1], "tries of the job at each start")
 
 
 @scenario("Or since the last touch that worked was sent.", "late_lost", seconds=40)

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from ..proxy import answers
 from ..registry import scenario
 from ..stage import SLACK, Stage, Worker, check, do, equal, within
 
@@ -122,6 +123,15 @@ async def touched_itself(s: Stage) -> None:
     touched = s.requests("touch", job)[1].answer
     assert touched is not None
     equal(s.requests("ack", job)[0].query.get("receipt"), touched.json()["receipt"], "the receipt of the ack")
+
+
+@scenario("A touch by hand is repeated after a 503, which has done nothing, as every call is.", "gives_up_touches")
+async def touched_itself_again(s: Stage) -> None:
+    job = await s.direct.put("q", do({"touch": 20}), tries=3)
+    s.proxy.rule("touch", answers(503, {"error": "the server is shutting down"}))
+    w = await s.worker(backoff=[60])
+    equal((await w.finished(job))["outcome"], "acked", "outcome")
+    equal(len(s.requests("touch", job)), 2, "touches")
 
 
 @scenario("A touch by hand for a shorter time: the next touch comes a third of it later.", "no_touches")

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 
-from ..proxy import Exchange, trickled
+from ..proxy import Exchange, answers, trickled
 from ..registry import scenario
 from ..stage import SLACK, Stage, check, do, equal, within
 
@@ -224,6 +224,22 @@ async def acks_before_end(s: Stage) -> None:
         equal(await s.direct.job("q", job), None, "a job whose handler had returned")
 
 
+@scenario(
+    "Acks that could not be sent when the worker stops are repeated before `run` returns.",
+    "gives_up_acks kills_at_once",
+    own=True,
+)
+async def acks_again_before_end(s: Stage) -> None:
+    jobs = [await s.direct.put("q", "x", tries=3) for _ in range(3)]
+    s.proxy.rule("ack ack_many", answers(502), times=5)
+    w = await s.worker(concurrency=3, ack_window=1, drain=20)
+    await w.event("end", 3)
+    s.program.kill(signal.SIGTERM)
+    equal(await s.program.exit_code(15), 0, "exit code")
+    for job in jobs:
+        equal(await s.direct.job("q", job), None, "a job whose handler had returned")
+
+
 @scenario("A second signal ends drain and grace.", "deaf_to_second", own=True)
 async def second_signal(s: Stage) -> None:
     jobs = [await s.direct.put("q", do(step), tries=3) for step in ({"ignore": 60}, {"sleep": 60})]
@@ -236,6 +252,21 @@ async def second_signal(s: Stage) -> None:
     equal(await s.program.exit_code(8), 1, "exit code")
     for job in jobs:
         equal((await s.state("q", job, "ready"))["remain_tries"], 3, "tries")
+
+
+@scenario(
+    "A second signal ends nothing else: a result that could not be sent is repeated.", "gives_up_results", own=True
+)
+async def result_after_second_signal(s: Stage) -> None:
+    job = await s.direct.put("q", do({"ignore": 60}), tries=3)
+    s.proxy.rule("release", answers(502), times=2)
+    w = await s.worker(drain=30, grace=30)
+    await w.started(job)
+    for _ in range(2):
+        s.program.kill(signal.SIGTERM)
+        await asyncio.sleep(0.7)
+    equal(await s.program.exit_code(8), 1, "exit code")
+    equal((await s.state("q", job, "ready"))["remain_tries"], 3, "tries")
 
 
 @scenario("So does a second call.", "deaf_to_second")

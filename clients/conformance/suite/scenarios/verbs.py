@@ -79,6 +79,15 @@ async def consume_waits(s: Stage) -> None:
     equal([job["job_id"] for job in (await asked)["jobs"]], [job_id], "the job that came after 1.5 s")
 
 
+@scenario("A consume that is repeated waits for as long again, whatever is left of `retry_for`.", "short_consume")
+async def consume_waits_again(s: Stage) -> None:
+    c = await s.client(timeout=1, retry_for=3)
+    s.proxy.rule("consume", answers(503, {"error": "the server is shutting down"}))
+    equal((await c.consume(queues=["q"], timeout=5))["jobs"], [], "jobs")
+    first, second = s.proxy.seen("consume")
+    within((second.answered_at or 0) - (first.answered_at or 0), 4.9, 9, "seconds until the answer")
+
+
 @scenario("Consume with weights.", "drops_weights")
 async def consume_weights(s: Stage) -> None:
     c = await s.client()

@@ -37,7 +37,8 @@ class LoopThread:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_run, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
-                weakref.finalize(self, _stop, self._loop)
+                # Not at the end of the process: what is registered with `atexit` may still publish.
+                weakref.finalize(self, _stop, self._loop).atexit = False
             return self._loop
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:

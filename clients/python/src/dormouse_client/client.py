@@ -200,7 +200,7 @@ class AsyncClient:
     resume = _awaited(Requests.resume)
     destroy = _awaited(Requests.destroy)
     dead = _awaited(Requests.dead)
-    respawn = _awaited(Requests.respawn)
+    respawn = _awaited_flow(Requests.respawn)
     respawn_oldest = _awaited(Requests.respawn_oldest)
     delete_dead = _awaited(Requests.delete_dead)
 
@@ -234,7 +234,7 @@ class AsyncClient:
             except DormouseError as error:
                 if isinstance(error, NotFound) and request.gone_is_done and perhaps_done:
                     return cast(T, None)
-                if not (_nothing_done(error) or (request.repeat and error.in_doubt())):
+                if not (nothing_done(error) or (request.repeat and error.in_doubt())):
                     raise
                 perhaps_done = perhaps_done or error.unanswered()
                 failures += 1
@@ -383,7 +383,7 @@ class Client:
     resume = _blocking(Requests.resume)
     destroy = _blocking(Requests.destroy)
     dead = _blocking(Requests.dead)
-    respawn = _blocking(Requests.respawn)
+    respawn = _blocking_flow(Requests.respawn)
     respawn_oldest = _blocking(Requests.respawn_oldest)
     delete_dead = _blocking(Requests.delete_dead)
 
@@ -408,7 +408,7 @@ class Client:
         return self.thread.run(self.asynchronous.call(request))
 
 
-def _nothing_done(error: DormouseError) -> bool:
+def nothing_done(error: DormouseError) -> bool:
     """Whether the server said that it has not begun: then any request can be sent again."""
     return isinstance(error, (Busy, Limited)) or error.status == 503
 

@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Self, TypeVar
 
-from .client import AsyncClient, backoff
+from .client import AsyncClient, backoff, nothing_done
 from .protocol import (
     MAX_ACKS,
     DormouseError,
@@ -41,6 +41,8 @@ log = logging.getLogger("dormouse_client")
 
 LONGEST_TOUCH = 10
 """Seconds that a touch waits for its answer; less where a third of `ttr` is less."""
+LAST_REPEAT = 0.1
+"""Seconds that a job is held at least when something is repeated for it."""
 LINES = 8
 """Requests for held jobs that a worker has in flight. A thousand touches that come due together would otherwise take a
 thousand connections, and be late all of them: httpx's pool takes time that grows with the square of their number."""
@@ -298,6 +300,10 @@ class Hold:
         async with self.turn:
             await self._settle(GIVE_BACK)
 
+    def is_over(self) -> bool:
+        """Whether `ttr` has passed, by our own clock."""
+        return self.loop.time() >= self._expires
+
     def cancel(self, cause: Cause) -> None:
         """Tell the handler to end."""
         if self.returned or (self.cause is not None and cause is not Cause.LOST):
@@ -405,7 +411,8 @@ class Hold:
                 self._lose(error)
             except DormouseError as error:
                 self._touch_failures += 1
-                self._arm_touch(max(backoff(self._touch_failures), error.retry_after or 0))
+                if (pause := self._pause_in_time(self._touch_failures, error)) is not None:
+                    self._arm_touch(pause)
 
     async def _touch(self, ttr: float) -> datetime:
         client = self.crew.client
@@ -441,7 +448,7 @@ class Hold:
             receipt = await self._insist(self.crew.client.requests.valid_receipt(self.job))
         except (Lost, NotFound):
             return False
-        if receipt is None or receipt == self.job.receipt or self.loop.time() >= self._expires:
+        if receipt is None or receipt == self.job.receipt or self.is_over():
             return False
         self.job.receipt = receipt
         return True
@@ -549,6 +556,13 @@ class Hold:
             raise Lost("its ttr is over")
         return left
 
+    def _pause_in_time(self, failures: int, error: DormouseError) -> float | None:
+        """Until the next repeat; None if there is no time for one. Where the job would be lost before the server wants
+        to hear of it again, half of what is left: that server may be back long before."""
+        left = self._expires - self.loop.time()
+        pause = max(backoff(failures), error.retry_after or 0)
+        return None if left <= LAST_REPEAT else pause if pause < left else left / 2
+
     async def _insist_on(
         self, send: Callable[[float], Awaitable[T]], failed: Callable[[DormouseError], None] | None = None
     ) -> T:
@@ -567,8 +581,9 @@ class Hold:
                     self.crew.outage.failed("result", error)
                 if failed is not None:
                     failed(error)
-                pause = max(backoff(failures), error.retry_after or 0)
-                await asyncio.sleep(min(pause, max(self._expires - self.loop.time(), 0)))
+                if (pause := self._pause_in_time(failures, error)) is None:
+                    break
+                await asyncio.sleep(pause)
             else:
                 self.crew.outage.worked("result")
                 return result
@@ -576,14 +591,27 @@ class Hold:
 
     # By hand, from within the handler
 
+    async def attempt_by_hand(self) -> int:
+        if self.settled is Outcome.LOST:
+            raise Lost("the job is not yours any more")
+        return await self.attempt()
+
     async def touch_by_hand(self, ttr: Seconds | None) -> datetime:
         async with self.turn:
             self._check_ours()
-            try:
-                return await self._touch(self.crew.ttr if ttr is None else seconds("ttr", ttr))
-            except (Lost, NotFound) as error:
-                self._lose(error)
-                raise
+            failures = 0
+            while True:
+                try:
+                    return await self._touch(self.crew.ttr if ttr is None else seconds("ttr", ttr))
+                except (Lost, NotFound) as error:
+                    self._lose(error)
+                    raise
+                except DormouseError as error:
+                    failures += 1
+                    pause = max(backoff(failures), error.retry_after or 0)
+                    if not nothing_done(error) or self.loop.time() + pause >= self._expires:
+                        raise
+                await asyncio.sleep(pause)
 
     async def settle_by_hand(self, verdict: Verdict) -> None:
         async with self.turn:
@@ -636,7 +664,7 @@ class HeldJob(_HeldBase):
 
     def attempt(self) -> int:
         """Which attempt this is, from 1. Asks the server."""
-        return self._ask(self._hold.attempt())
+        return self._ask(self._hold.attempt_by_hand())
 
     def touch(self, ttr: Seconds | None = None) -> datetime:
         """The job is ours for `ttr` from now. The worker touches by itself: this is for a longer one."""
@@ -668,7 +696,7 @@ class AsyncHeldJob(_HeldBase):
 
     async def attempt(self) -> int:
         """Which attempt this is, from 1. Asks the server."""
-        return await self._ask(self._hold.attempt())
+        return await self._ask(self._hold.attempt_by_hand())
 
     async def touch(self, ttr: Seconds | None = None) -> datetime:
         """The job is ours for `ttr` from now. The worker touches by itself: this is for a longer one."""

@@ -315,7 +315,11 @@ class Message:
     __slots__ = ("attributes", "body", "options")
 
     def __init__(self, data: bytes | str, **options: Unpack[JobOptions]) -> None:
-        self.body = data.encode() if isinstance(data, str) else bytes(data)
+        try:
+            # Not `bytes(data)`: of a number that would be so many zeros.
+            self.body = data.encode() if isinstance(data, str) else bytes(memoryview(data))
+        except (TypeError, UnicodeEncodeError) as error:
+            raise Invalid(f"the body is bytes, or a text that can be UTF-8: {error}") from error
         self.options = _options(options)
         self.attributes = _attributes(options)
 
@@ -456,7 +460,7 @@ class Job:
         """The body, read as JSON. `UnreadableBody` if it is none: a worker's job is buried then."""
         try:
             return json.loads(self.data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UnreadableBody(f"the body is no JSON: {error}") from error
 
 
@@ -916,10 +920,17 @@ class Requests:
 
     def ack_many(self, queue: str, jobs: Iterable[Job | str]) -> Flow[Acked]:
         """Ack any number of jobs, each by itself: jobs with their receipt, ids without one."""
-        left, acked, stale = list(jobs), 0, list[str]()
-        while left:
-            batch, left = left[:MAX_ACKS], left[MAX_ACKS:]
-            one = yield self.ack_batch(queue, batch)
+        every, acked, stale = list(jobs), 0, list[str]()
+        for index, job in enumerate(every):
+            if isinstance(job, Job) and job.queue != queue:
+                raise Invalid("the job is of another queue", index=index)
+        for start in range(0, len(every), MAX_ACKS):
+            try:
+                one = yield self.ack_batch(queue, every[start : start + MAX_ACKS])
+            except DormouseError as error:
+                if error.index is not None:
+                    error.index += start
+                raise
             acked += one.acked
             stale += one.stale
         return Acked(acked, stale)
@@ -971,8 +982,8 @@ class Requests:
         tries: int | None = None,
         delay: Seconds | None = None,
         ttl: Seconds | None = None,
-    ) -> Request[Respawned]:
-        """Make up to 100 dead jobs ready, or delayed, again."""
+    ) -> Flow[Respawned]:
+        """Make any number of dead jobs ready, or delayed, again: 100 with a request."""
         path = self._path(
             queue,
             "deadletter",
@@ -986,7 +997,13 @@ class Requests:
             said = answer.json()
             return Respawned(int(said["respawned"]), [str(one) for one in said["missing"]])
 
-        return Request("POST", path, read, content=to_json({"jobs": list(job_ids)}))
+        every, respawned, missing = list(job_ids), 0, list[str]()
+        for start in range(0, len(every), MAX_ACKS):
+            content = to_json({"jobs": every[start : start + MAX_ACKS]})
+            one = yield Request("POST", path, read, content=content)
+            respawned += one.respawned
+            missing += one.missing
+        return Respawned(respawned, missing)
 
     def respawn_oldest(self, queue: str, limit: int = 1, *, ttl: Seconds | None = None) -> Request[int]:
         """Make the oldest dead jobs ready again, with one try each. Answers how many they were."""

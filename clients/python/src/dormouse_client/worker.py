@@ -30,6 +30,7 @@ from .holding import (
     Outage,
     Threads,
     as_seconds,
+    call_if_open,
     log,
     tell,
 )
@@ -200,7 +201,7 @@ class Worker:
         self._stops += 1
         run = self._run
         if run is not None:
-            run.loop.call_soon_threadsafe(run.look_for_stops)
+            call_if_open(run.loop, run.look_for_stops)
 
     @contextlib.contextmanager
     def _started(
@@ -395,10 +396,13 @@ class _Run:
         self._head = self.loop.time()
 
     def _take(self, job: Job, head: float) -> None:
-        held = (AsyncHeldJob if self._async_handlers[job.queue] else HeldJob).of(job)
+        held = (AsyncHeldJob if self._async_handlers.get(job.queue) else HeldJob).of(job)
         hold = Hold(self._crew, held, head, self._has_returned)
         held.bind(hold)
-        if self._stopping.is_set():
+        if hold.is_over():
+            log.warning("job %s of %s is lost: its answer took all of its ttr", job.job_id, job.queue)
+            return
+        if self._stopping.is_set() or job.queue not in self._async_handlers:
             task = asyncio.create_task(hold.give_back())
         else:
             self._working.add(hold)

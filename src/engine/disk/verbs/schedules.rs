@@ -10,8 +10,8 @@ use crate::engine::disk::state::schedules::Known;
 use crate::engine::disk::step::{STEP_BYTES, Step, StepError, StepResult};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{
-    Cursor, DueList, DueSchedules, Landed, Publication, Published, ScheduleId, ScheduleList, SchedulePage,
-    SchedulePut, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
+    Cursor, DueList, DueSchedules, Landed, Published, ScheduleId, ScheduleList, SchedulePage, SchedulePut,
+    ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
 };
 use crate::error::Error;
 use crate::name::{Namespace, ScheduleName};
@@ -29,13 +29,7 @@ impl Step for StepSchedule {
     const MUST_LAST: bool = true;
 
     fn bytes(&self) -> usize {
-        match &self.0.then {
-            ScheduleThen::Put(put) => {
-                let setting = put.setting.as_ref().map_or(0, |of| of.text.len() + of.body.len());
-                setting + put.progress.len() + put.job.as_ref().map_or(0, Publication::bytes)
-            }
-            ScheduleThen::Delete => 0,
-        }
+        self.0.carried()
     }
 
     fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Stepped> {

@@ -52,12 +52,12 @@ pub struct Cluster {
 pub struct Part {
     /// Its master, once that has answered.
     pub node: Option<Arc<Node>>,
-    pub state: State,
+    pub state: PartState,
 }
 
 /// Whether a partition can be used where it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum State {
+pub enum PartState {
     /// Nobody has looked yet whether another master has keys of it.
     #[default]
     Unchecked,
@@ -119,8 +119,8 @@ impl Cluster {
     fn find(&self, partition: Partition, lane: Lane) -> Result<Arc<Node>, Unreachable> {
         let part = self.parts.read()[usize::from(partition)].clone();
         match part {
-            Part { state: State::Split, .. } => Err(Unreachable::Split),
-            Part { state: State::Whole, node: Some(node) } if node.link.is_up(lane) => Ok(node),
+            Part { state: PartState::Split, .. } => Err(Unreachable::Split),
+            Part { state: PartState::Whole, node: Some(node) } if node.link.is_up(lane) => Ok(node),
             _ => Err(Unreachable::Away),
         }
     }
@@ -229,7 +229,7 @@ pub struct Attempts<'a> {
 
 impl Attempts<'_> {
     /// The node for the next attempt.
-    pub async fn link(&mut self) -> Outcome<Arc<Link>> {
+    pub async fn next(&mut self) -> Outcome<Arc<Link>> {
         loop {
             if let Some(why) = self.why.take() {
                 self.cluster.wait(self.partition, why, &mut self.patience).await?;
@@ -261,6 +261,22 @@ impl Attempts<'_> {
         }
     }
 }
+
+/// Asks in these attempts, each of which brings the Redis to ask. Not a function: what an async closure borrows may not go
+/// to another thread.
+macro_rules! ask {
+    ($attempts:expr, |$redis:pat_param| $ask:expr) => {{
+        let mut attempts = $attempts;
+        loop {
+            let $redis = attempts.next().await?;
+            let answer = $ask.await;
+            if let Some(outcome) = attempts.outcome(answer) {
+                break outcome;
+            }
+        }
+    }};
+}
+pub(crate) use ask;
 
 /// How long a call goes on.
 struct Patience {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue, Pipeline};
 use tokio::time::{Instant, sleep};
 
-use super::calls::{Cluster, Part, State};
+use super::calls::{Cluster, Part, PartState};
 use super::map::{Partition, SlotMap};
 use super::node::{Node, PartedLists, ask_for_view, ask_once, first_view};
 use super::view::{Master, NodeId, View};
@@ -42,7 +42,7 @@ pub struct Follower {
     /// What was said last.
     pub view: View,
     nodes: BTreeMap<NodeId, Arc<Node>>,
-    states: Vec<State>,
+    states: Vec<PartState>,
     /// Masters that could not be asked which keys they have. They are once they answer.
     unasked: BTreeSet<NodeId>,
     deaf: Vec<(HostPort, Instant)>,
@@ -61,7 +61,7 @@ impl Follower {
     ) -> Outcome<Follower> {
         let view = first_view(&address).await?;
         let mut follower = Follower {
-            states: vec![State::default(); slots.len()],
+            states: vec![PartState::default(); slots.len()],
             map: SlotMap::new(slots),
             view: View::default(),
             nodes: BTreeMap::new(),
@@ -119,9 +119,9 @@ impl Follower {
     /// Whether each partition can be used.
     fn is_well(&self) -> bool {
         let parts = self.cluster.parts.read();
-        parts
-            .iter()
-            .all(|part| part.state != State::Unchecked && part.node.as_ref().is_some_and(|node| node.is_up()))
+        parts.iter().all(|part| {
+            part.state != PartState::Unchecked && part.node.as_ref().is_some_and(|node| node.is_up())
+        })
     }
 
     /// Asks a node, and takes what is new.
@@ -186,7 +186,7 @@ impl Follower {
     /// What a node says is taken, as far as it is newer.
     async fn take(&mut self, view: View) {
         for partition in self.map.take(&view) {
-            self.states[usize::from(partition)] = State::Unchecked;
+            self.states[usize::from(partition)] = PartState::Unchecked;
         }
         self.view = view;
         self.connect().await;
@@ -219,7 +219,7 @@ impl Follower {
                         old.leave();
                     }
                     // Its clock is not known yet.
-                    has.into_iter().for_each(|of| self.states[usize::from(of)] = State::Unchecked);
+                    has.into_iter().for_each(|of| self.states[usize::from(of)] = PartState::Unchecked);
                 }
                 Err(fault) => {
                     tracing::warn!(pool = &*self.common.pool, "{}: {fault}", master.address)
@@ -234,7 +234,7 @@ impl Follower {
         let new: Vec<Partition> = self
             .map
             .all()
-            .filter(|partition| self.states[usize::from(*partition)] != State::Whole)
+            .filter(|partition| self.states[usize::from(*partition)] != PartState::Whole)
             .filter(|partition| self.node_of(*partition).is_some_and(|node| node.is_up()))
             .collect();
         let mut learnt: BTreeMap<NodeId, bool> = BTreeMap::new();
@@ -277,21 +277,24 @@ impl Follower {
         for partition in left {
             // One whose owner does not tell whether it gives it away is looked at again.
             let Ok(split) = &split else { break };
-            self.set_state(partition, if split.contains(&partition) { State::Split } else { State::Whole });
+            self.set_state(
+                partition,
+                if split.contains(&partition) { PartState::Split } else { PartState::Whole },
+            );
         }
         for partition in split.into_iter().flatten() {
-            self.set_state(partition, State::Split);
+            self.set_state(partition, PartState::Split);
         }
     }
 
-    fn set_state(&mut self, partition: Partition, state: State) {
+    fn set_state(&mut self, partition: Partition, state: PartState) {
         let was = std::mem::replace(&mut self.states[usize::from(partition)], state);
         let pool = &*self.common.pool;
         match (was, state) {
-            (State::Split, State::Whole) => {
+            (PartState::Split, PartState::Whole) => {
                 tracing::info!(pool, partition, "this part of the pool is on one node again");
             }
-            (State::Unchecked | State::Whole, State::Split) => tracing::error!(
+            (PartState::Unchecked | PartState::Whole, PartState::Split) => tracing::error!(
                 pool,
                 partition,
                 slot = self.map.slot(partition),

@@ -19,7 +19,8 @@ use std::sync::Arc;
 use redis::{Cmd, FromRedisValue};
 use tokio_util::sync::DropGuard;
 
-pub use self::calls::{Attempts, Cluster, State};
+pub(crate) use self::calls::ask;
+pub use self::calls::{Attempts, Cluster, PartState};
 use self::follow::Follower;
 pub use self::map::Partition;
 pub use self::node::{Node, PartedLists, first_found, masters};

@@ -20,7 +20,7 @@ use super::spread::Spreading;
 use super::steps::{Addressed, Told};
 use crate::clock::{Micros, Millis};
 use crate::engine::redis::batches::Plain;
-use crate::engine::redis::cluster::{self, Cluster};
+use crate::engine::redis::cluster::{self, Cluster, ask};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::scripts::Script;
 pub use crate::engine::redis::link::Lane;
@@ -46,10 +46,10 @@ pub enum Attempts<'a> {
 
 impl Attempts<'_> {
     /// The Redis for the next one.
-    pub async fn link(&mut self) -> Outcome<Arc<Link>> {
+    pub async fn next(&mut self) -> Outcome<Arc<Link>> {
         match self {
             Attempts::One(link) => Ok(link.clone()),
-            Attempts::Cluster(attempts) => attempts.link().await,
+            Attempts::Cluster(attempts) => attempts.next().await,
         }
     }
 
@@ -103,11 +103,11 @@ impl CompactCore {
         }
     }
 
-    /// The same of a call that another partition takes when this one cannot: it does not wait.
-    pub fn attempt_now(&self, partition: Partition, lane: Lane) -> Attempts<'_> {
+    /// The same if the call waits. Else another partition takes it when this one cannot.
+    pub fn attempts_if(&self, waits: bool, partition: Partition, lane: Lane) -> Attempts<'_> {
         match &self.place {
-            Place::One(link) => Attempts::One(link),
-            Place::Cluster(cluster) => Attempts::Cluster(cluster.attempt_now(partition, lane)),
+            Place::Cluster(cluster) if !waits => Attempts::Cluster(cluster.attempt_now(partition, lane)),
+            _ => self.attempts(partition, lane),
         }
     }
 
@@ -201,40 +201,32 @@ impl CompactCore {
     /// Runs it, in these attempts.
     pub async fn ask_with<T: FromRedisValue>(
         &self,
-        mut attempts: Attempts<'_>,
+        attempts: Attempts<'_>,
         lane: Lane,
         script: &Script,
         mut call: Cmd,
     ) -> Outcome<T> {
-        loop {
-            let link = attempts.link().await?;
-            let answer = link.run(link.lane(lane), script, self.for_sending(&mut call)).await;
-            if let Some(outcome) = attempts.outcome(answer) {
-                return outcome;
-            }
-        }
+        ask!(attempts, |link| link.run(link.lane(lane), script, self.for_sending(&mut call)))
     }
 
     /// A command that may be carried out twice.
     pub async fn query<T: FromRedisValue>(&self, partition: Partition, cmd: &Cmd) -> Outcome<T> {
-        let mut attempts = self.attempts(partition, Lane::Other);
-        loop {
-            let answer = attempts.link().await?.shared.query(cmd).await;
-            if let Some(outcome) = attempts.outcome(answer) {
-                return outcome;
-            }
-        }
+        self.query_if(true, partition, cmd).await
+    }
+
+    /// The same, of which another partition is asked if it does not wait.
+    pub async fn query_if<T: FromRedisValue>(
+        &self,
+        waits: bool,
+        partition: Partition,
+        cmd: &Cmd,
+    ) -> Outcome<T> {
+        ask!(self.attempts_if(waits, partition, Lane::Other), |link| link.shared.query(cmd))
     }
 
     /// Several of them in one round trip.
     pub async fn query_all<T: FromRedisValue>(&self, partition: Partition, asked: &Pipeline) -> Outcome<T> {
-        let mut attempts = self.attempts(partition, Lane::Other);
-        loop {
-            let answer = attempts.link().await?.shared.query_all(asked).await;
-            if let Some(outcome) = attempts.outcome(answer) {
-                return outcome;
-            }
-        }
+        ask!(self.attempts(partition, Lane::Other), |link| link.shared.query_all(asked))
     }
 
     /// The home of a queue. A gathered one has all its jobs there.
@@ -257,6 +249,14 @@ impl CompactCore {
     pub fn tell_ready(&self, partition: Partition, queue: &Queue, since: Micros) {
         if let Some(spread) = self.spreading.get(queue) {
             spread.heads.lock().ready(partition, since);
+        }
+        self.common.notifiers.notify(queue);
+    }
+
+    /// The same of a job that was ready before, or was due a moment ago: since when is not known.
+    pub fn tell_ready_again(&self, partition: Partition, queue: &Queue) {
+        if let Some(spread) = self.spreading.get(queue) {
+            spread.heads.lock().unsure(partition);
         }
         self.common.notifiers.notify(queue);
     }

@@ -96,7 +96,7 @@ impl Heads {
     }
 
     /// The same of every partition.
-    pub fn look_again(&mut self) {
+    pub fn told_everywhere(&mut self) {
         let told = self.next();
         self.each.iter_mut().for_each(|head| head.told = told);
     }
@@ -138,8 +138,8 @@ impl Heads {
         Choice::Ask(chosen, least.map_or(Micros::MAX >> 11, |least| least.saturating_add(ahead).max(oldest)))
     }
 
-    /// The same of as many as may be asked at the same time: what any of them hands out is newer than the oldest job of each
-    /// other one by no more than `ahead`.
+    /// The same of as many as may be asked at the same time, those with the oldest jobs first: what any of them hands out is
+    /// newer than the oldest job of each other one by no more than `ahead`.
     pub fn choose_some(
         &self,
         ahead: Micros,
@@ -160,9 +160,11 @@ impl Heads {
         let asked = all().filter_map(|(head, partition)| {
             let others = least.into_iter().flatten().find(|(_, other)| *other != partition);
             let until = others.map_or(Micros::MAX >> 11, |(least, _)| least.saturating_add(ahead));
-            head.first.is_some_and(|first| first <= until).then_some((partition, until))
+            head.first.filter(|first| *first <= until).map(|first| (first, partition, until))
         });
-        asked.take(most).collect()
+        let mut asked: Vec<_> = asked.collect();
+        asked.sort_unstable();
+        asked.into_iter().take(most).map(|(_, partition, until)| (partition, until)).collect()
     }
 }
 
@@ -207,6 +209,15 @@ mod tests {
         }
         assert_eq!(heads.choose_some(SECOND, |_| true, 9), [(0, 101 * SECOND), (1, 101 * SECOND)]);
         assert_eq!(heads.choose_some(SECOND, |_| true, 1), [(0, 101 * SECOND)]);
+        assert_eq!(
+            heads.choose_some(9 * SECOND, |n| n != 1, 9).into_iter().map(|(n, _)| n).collect::<Vec<_>>(),
+            [0, 2]
+        );
+        heads.says(0, Some(103 * SECOND), 0);
+        let oldest: Vec<Partition> =
+            heads.choose_some(9 * SECOND, |_| true, 2).into_iter().map(|(partition, _)| partition).collect();
+        assert_eq!(oldest, [1, 2], "the oldest first");
+        heads.says(0, Some(100 * SECOND), 0);
         assert_eq!(heads.choose_some(SECOND, |n| n == 2, 9), [(2, Micros::MAX >> 11)]);
         heads.says(1, None, 50 * SECOND);
         assert_eq!(heads.choose_some(SECOND, |_| true, 9), [], "an older one may have come there");

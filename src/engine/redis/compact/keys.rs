@@ -101,11 +101,11 @@ impl ReadyLists for Ready {
     }
 
     fn may_have(&self, list: Option<(&Queue, &[u8])>) {
-        let Some((queue, key)) = list else { return self.1.look_again() };
+        let Some((queue, key)) = list else { return self.1.told_everywhere() };
         if let Some(spread) = self.1.get(queue) {
             match self.0.at(key) {
                 Some(partition) => spread.heads.lock().told(partition),
-                None => spread.heads.lock().look_again(),
+                None => spread.heads.lock().told_everywhere(),
             }
         }
     }

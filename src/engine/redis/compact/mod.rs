@@ -119,7 +119,7 @@ async fn open_one(
     let _: u64 = opened.first.query(&use_first).await?;
     let kept: u16 = opened.first.query(redis::cmd("GET").arg(partitions.pool_key())).await?;
     layout.fits(kept)?;
-    warn_of_tables(&mut opened.first, &link.pool).await;
+    warn_of_tables(&mut opened.first, &link.common.pool).await;
     let guards = opened.keep();
     link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
     link.connected().await;
@@ -127,7 +127,7 @@ async fn open_one(
         let _ = link.look_at_replicas().await; // who cannot say has too few
         link.tasks.spawn_essential("the watch of replicas", link.clone().watch_replicas());
     }
-    Ok((link.common(), Place::One(link), guards.into()))
+    Ok((link.common.clone(), Place::One(link), guards.into()))
 }
 
 /// A cluster. A pool that was used before begins with the nodes that answer; a new one needs all of them.

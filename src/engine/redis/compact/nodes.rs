@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::core::CompactCore;
 use super::keys;
 use crate::engine::nodes::{JobsOfPart, NodeView, Nodes, NodesView, Part, QueuePlaces, Unusable};
-use crate::engine::redis::cluster::{Cluster, Node, State};
+use crate::engine::redis::cluster::{Cluster, Node, PartState};
 use crate::engine::redis::connection::fault::{Fault, NotBegun, Outcome};
 use crate::engine::redis::verbs::check::empty_write_of;
 use crate::engine::redis::verbs::stats::gauges_of;
@@ -44,7 +44,7 @@ impl NodesOfPool {
         let works = |part: Part| {
             let part = &self.cluster.parts.read()[usize::from(part)];
             let node = part.node.as_ref().and_then(|node| nodes.get(&*node.id));
-            part.state == State::Whole && node.is_some_and(|(_, trouble)| trouble.is_none())
+            part.state == PartState::Whole && node.is_some_and(|(_, trouble)| trouble.is_none())
         };
         if self.core.partitions.all().any(works) {
             return Ok(());
@@ -85,10 +85,10 @@ impl NodesOfPool {
             let node = part.node.as_ref().and_then(|node| nodes.get(&*node.id));
             let is_up = node.is_some_and(|(_, trouble)| trouble.is_none());
             match part.state {
-                State::Split => unusable.split.push(n),
-                State::Whole if is_up && self.cluster.is_moving(n) => unusable.moving.push(n),
-                State::Whole if is_up => {}
-                State::Whole | State::Unchecked => unusable.away.push(n),
+                PartState::Split => unusable.split.push(n),
+                PartState::Whole if is_up && self.cluster.is_moving(n) => unusable.moving.push(n),
+                PartState::Whole if is_up => {}
+                PartState::Whole | PartState::Unchecked => unusable.away.push(n),
             }
         }
         unusable

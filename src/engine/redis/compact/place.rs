@@ -12,8 +12,9 @@ use crate::job::JobId;
 
 /// The bits of the count.
 const COUNT: u64 = (1 << 12) - 1;
-/// How many bits a bucket has.
+/// How many bits a bucket has, and how many bytes of a place it is.
 pub const BUCKET_BITS: u32 = 24;
+pub const BUCKET_BYTES: usize = 3;
 /// In place of the length of a delay.
 const FOREIGN: u8 = 5;
 

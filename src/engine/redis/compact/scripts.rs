@@ -14,10 +14,37 @@ macro_rules! part {
     (shared $name:literal) => {
         include_str!(concat!("../../../../lua/", $name, ".lua"))
     };
+    // What publish_with.lua stands on.
+    (before "publish_with") => {
+        concat!(
+            part!(file "queue"),
+            part!(file "spreading"),
+            part!(file "value"),
+            part!(file "horizon"),
+            part!(line "local function jobs()"),
+            part!(file "job"),
+            part!(file "change"),
+            part!(file "view"),
+            part!(line "return find, remove, free_key, state_of, details_of end"),
+            part!(line "local function pieces()"),
+            part!(file "pieces"),
+            part!(file "new_queue"),
+            part!(line "return give_number end"),
+        )
+    };
+    // The same and publish_with.lua, as a function.
+    (function "publish_with") => {
+        concat!(
+            part!(before "publish_with"),
+            part!(line "local function publish(ARGV, looks, own, told_all, from)"),
+            part!(file "publish_with"),
+            part!(line "end"),
+        )
+    };
 }
 
 macro_rules! scripts {
-    ($($name:ident: $($kind:ident $part:literal)*;)+) => {
+    ($($name:ident: $($kind:ident $part:tt)*;)+) => {
         /// All of them.
         #[derive(Debug)]
         pub struct Scripts {
@@ -43,9 +70,10 @@ macro_rules! scripts {
 
 // Each with the preambles that it needs. What few calls need stands in a function, which makes it when it is called.
 scripts! {
-    ack: file "queue" file "value" file "job";
+    ack: file "queue"
+        line "local function jobs()" file "value" file "job" line "return find, remove end";
     cancel_key: file "queue" file "value" file "job";
-    consume: file "queue" file "value";
+    consume: file "queue";
     count_far: file "number" file "value" file "rank" file "due";
     count_near: file "number" file "due";
     describe: file "queue" file "value" file "job" file "view";
@@ -57,10 +85,10 @@ scripts! {
     names: file "pieces";
     pause: file "queue";
     peek: file "queue" file "value" file "job" file "view";
-    publish: line "local looks, own, told_all, from" file "queue" file "value" file "horizon"
-        line "local function jobs()" file "job" file "change" file "view"
-        line "return find, remove, free_key, state_of, details_of end"
-        line "local function pieces()" file "pieces" line "return add_name end";
+    publish: file "queue" file "spreading" file "horizon"
+        line "local function jobs()" file "value" file "job" line "return find, remove end"
+        line "local function pieces()" file "pieces" file "new_queue" line "return give_number end";
+    publish_with: line "local looks, own, told_all, from" before "publish_with";
     pump: file "queue" file "number" file "value"
         line "local function jobs()" file "job" file "change" line "return find, remove, die end"
         line "local function pieces()" file "pieces" line "return add_name, remove_name end";
@@ -72,23 +100,10 @@ scripts! {
     sum: file "queue" file "pieces";
     touch: file "queue" file "value" file "job" file "change";
     unstage:;
-    step_schedule: file "queue" file "value" file "horizon"
-        line "local function jobs()" file "job" file "change" file "view"
-        line "return find, remove, free_key, state_of, details_of end"
-        line "local function pieces()" file "pieces" line "return add_name end"
-        line "local function publish(ARGV, looks, own, told_all, from)" file "publish" line "end"
-        shared "schedules";
-    prepare: file "queue" file "value" file "horizon"
-        line "local function jobs()" file "job" file "change" file "view"
-        line "return find, remove, free_key, state_of, details_of end"
-        line "local function pieces()" file "pieces" line "return add_name end"
-        line "local function publish(ARGV, looks, own, told_all, from)" file "publish" line "end";
-    settle: file "queue" file "value" file "horizon"
-        line "local function jobs()" file "job" file "change" file "view"
-        line "return find, remove, free_key, state_of, details_of end"
-        line "local function pieces()" file "pieces" line "return add_name end"
-        line "local function publish(ARGV, looks, own, told_all, from)" file "publish" line "end";
-    spread: file "queue" file "pieces";
+    step_schedule: function "publish_with" shared "schedules";
+    prepare: function "publish_with";
+    settle: function "publish_with";
+    spread: file "queue" file "spreading" file "pieces" file "new_queue";
     read_schedules: shared "schedules";
     due_schedules: shared "schedules";
     name_schedule:;
@@ -105,6 +120,7 @@ impl Scripts {
             &mut self.pause,
             &mut self.prepare,
             &mut self.publish,
+            &mut self.publish_with,
             &mut self.release,
             &mut self.respawn,
             &mut self.respawn_job,

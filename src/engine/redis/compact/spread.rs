@@ -3,8 +3,8 @@
 //! nothing.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use ahash::HashMap;
 use parking_lot::{Mutex, RwLock};
@@ -12,12 +12,20 @@ use parking_lot::{Mutex, RwLock};
 use super::heads::Heads;
 use super::partitions::{Partition, Partitions};
 use crate::clock::Millis;
+use crate::engine::MAX_PUBLISH;
 use crate::name::Queue;
 use crate::random;
 
 /// What a script is told of a queue that its caller knows to be spread: at home, and elsewhere.
 const SPREAD_HOME: u32 = u32::MAX - 1;
 const SPREAD: u32 = u32::MAX;
+
+/// How long a partition takes what is published, from its first batch on, while others are under way; and how many jobs.
+/// So who publishes one after the other publishes to a partition each, and under load batches stay as large as those of a
+/// gathered queue, as do those of the consumes and acks that come behind: with a partition for each batch masters took
+/// half as much again for them.
+const SLICE: Duration = Duration::from_millis(3);
+const SLICE_JOBS: usize = MAX_PUBLISH;
 
 /// Which queues are to be spread.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,8 +93,19 @@ pub struct Spreading {
     known: RwLock<HashMap<Queue, Arc<SpreadQueue>>>,
     /// How many queues were known when a partition was asked last which of those that are at home there are spread.
     counts: Mutex<Vec<u64>>,
-    /// The partition that takes what is published now.
-    turn: AtomicU16,
+    turn: Mutex<Turn>,
+    /// How many batches are under way that any partition could have taken.
+    under_way: AtomicUsize,
+}
+
+/// The partition that takes what is published now.
+#[derive(Debug)]
+struct Turn {
+    partition: Partition,
+    /// When it took its first batch.
+    begun: Option<Instant>,
+    /// How many jobs it has taken.
+    jobs: usize,
 }
 
 impl Spreading {
@@ -96,7 +115,8 @@ impl Spreading {
             rules,
             known: RwLock::default(),
             counts: Mutex::new(vec![0; partitions.count().into()]),
-            turn: AtomicU16::new(first),
+            turn: Mutex::new(Turn { partition: first, begun: None, jobs: 0 }),
+            under_way: AtomicUsize::new(0),
             partitions,
         }
     }
@@ -108,16 +128,16 @@ impl Spreading {
     }
 
     /// Any partition may have jobs of any queue that this process was not told of.
-    pub fn look_again(&self) {
-        self.known.read().values().for_each(|spread| spread.heads.lock().look_again());
+    pub fn told_everywhere(&self) {
+        self.known.read().values().for_each(|spread| spread.heads.lock().told_everywhere());
     }
 
     /// Whether a queue is to be spread, and is not known to be.
     pub fn wants(&self, queue: &Queue) -> bool {
         self.partitions.count() > 1
             && !self.rules.spread.is_empty()
-            && self.rules.wants(queue)
             && self.get(queue).is_none()
+            && self.rules.wants(queue)
     }
 
     /// Whether its jobs are made for all partitions.
@@ -158,23 +178,56 @@ impl Spreading {
         }
     }
 
-    /// Whose turn it is.
-    pub fn turn(&self) -> Partition {
-        self.turn.load(Ordering::Relaxed)
+    /// Whose turn it is. When its slice is over, the next one's that can take a batch.
+    pub fn turn(&self, can_take: impl Fn(Partition) -> bool) -> Partition {
+        let mut turn = self.turn.lock();
+        let alone = self.under_way.load(Ordering::Relaxed) == 0;
+        if turn.begun.is_some_and(|begun| alone || begun.elapsed() >= SLICE) {
+            self.pass_on(&mut turn, can_take);
+        }
+        turn.partition
     }
 
-    /// This partition takes a batch: it is the next one's turn that can take one.
-    pub fn taken(&self, partition: Partition, can_take: impl Fn(Partition) -> bool) {
-        if self.turn() == partition {
-            self.pass(can_take);
+    /// This partition takes a batch of so many jobs, which is under way until the answer is dropped.
+    pub fn taken(
+        &self,
+        partition: Partition,
+        jobs: usize,
+        can_take: impl Fn(Partition) -> bool,
+    ) -> UnderWay<'_> {
+        let mut turn = self.turn.lock();
+        if turn.partition == partition {
+            turn.begun.get_or_insert_with(Instant::now);
+            turn.jobs += jobs;
+            if turn.jobs >= SLICE_JOBS {
+                self.pass_on(&mut turn, can_take);
+            }
         }
+        self.under_way.fetch_add(1, Ordering::Relaxed);
+        UnderWay(self)
     }
 
     /// It is the next one's turn that can take a batch; if none can, the next one's.
     pub fn pass(&self, can_take: impl Fn(Partition) -> bool) {
-        let (count, turn) = (self.partitions.count(), self.turn());
-        let next = (1..count).map(|n| (turn + n) % count).find(|next| can_take(*next));
-        self.turn.store(next.unwrap_or((turn + 1) % count), Ordering::Relaxed);
+        self.pass_on(&mut self.turn.lock(), can_take);
+    }
+
+    fn pass_on(&self, turn: &mut Turn, can_take: impl Fn(Partition) -> bool) {
+        let count = u32::from(self.partitions.count());
+        // An odd step comes by every one of a power of two, and this one is to another master each time.
+        let step = (count * 3 / 8) | 1;
+        let nth = |n: u32| ((u32::from(turn.partition) + n * step) % count) as Partition;
+        let next = (1..count).map(nth).find(|next| can_take(*next)).unwrap_or_else(|| nth(1));
+        *turn = Turn { partition: next, begun: None, jobs: 0 };
+    }
+}
+
+/// A batch.
+pub struct UnderWay<'a>(&'a Spreading);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -229,19 +282,56 @@ mod tests {
         assert_eq!(spreading.mode(&queue("shop", "orders"), home), 9);
     }
 
+    /// Publishes a batch, after the one before it.
+    fn batch(spreading: &Spreading, jobs: usize, can_take: impl Fn(Partition) -> bool) -> Partition {
+        let turn = spreading.turn(&can_take);
+        drop(spreading.taken(turn, jobs, &can_take));
+        turn
+    }
+
     #[test]
     fn each_partition_has_its_turn_unless_it_cannot_take_any() {
-        let spreading = Spreading::new(SpreadRules::default(), Arc::new(Partitions::new("p", 4)));
-        let mut turns = Vec::new();
-        for _ in 0..6 {
-            turns.push(spreading.turn());
-            spreading.taken(spreading.turn(), |partition| partition != 2);
+        for count in [1, 2, 4, 8, 64, 4096] {
+            let spreading = Spreading::new(SpreadRules::default(), Arc::new(Partitions::new("p", count)));
+            let mut turns: Vec<Partition> = (0..count).map(|_| batch(&spreading, 1, |_| true)).collect();
+            turns.sort_unstable();
+            assert_eq!(turns, (0..count).collect::<Vec<_>>());
         }
-        let after: Vec<Partition> = turns[1..].to_vec();
-        assert!(!after.contains(&2), "{turns:?}");
-        assert!([0, 1, 3].iter().all(|n| after.contains(n)), "{turns:?}");
-        let turn = spreading.turn();
-        spreading.taken((turn + 1) % 4, |_| true);
-        assert_eq!(spreading.turn(), turn, "it was not that one's turn");
+        let spreading = Spreading::new(SpreadRules::default(), Arc::new(Partitions::new("p", 4)));
+        let can_take = |partition| partition != 2;
+        spreading.pass(can_take);
+        let turns: Vec<Partition> = (0..6).map(|_| batch(&spreading, 1, can_take)).collect();
+        assert!(!turns.contains(&2), "{turns:?}");
+        assert!([0, 1, 3].iter().all(|n| turns.contains(n)), "{turns:?}");
+        let turn = spreading.turn(can_take);
+        drop(spreading.taken((turn + 1) % 4, SLICE_JOBS, can_take));
+        assert_eq!(spreading.turn(can_take), turn, "it was not that one's turn");
+    }
+
+    /// Guards against batches of a job or two, each to a partition of its own, while many publish; and against a partition
+    /// that takes all of who publishes one after the other.
+    #[test]
+    fn a_partition_takes_small_batches_for_a_moment() {
+        let spreading = Spreading::new(SpreadRules::default(), Arc::new(Partitions::new("p", 64)));
+        let (first, mut under_way) = (spreading.turn(|_| true), Vec::new());
+        let began = Instant::now();
+        while spreading.turn(|_| true) == first {
+            under_way.push(spreading.taken(first, 1, |_| true));
+        }
+        assert!(under_way.len() == SLICE_JOBS || began.elapsed() >= SLICE, "{} batches", under_way.len());
+        let next = batch(&spreading, 1, |_| true);
+        std::thread::sleep(SLICE);
+        assert_ne!(spreading.turn(|_| true), next, "its slice is over, although others are under way");
+    }
+
+    /// Partitions lie on the masters in ranges.
+    #[test]
+    fn turns_go_from_one_master_to_another() {
+        let spreading = Spreading::new(SpreadRules::default(), Arc::new(Partitions::new("p", 64)));
+        for masters in 3..=8 {
+            let turns: Vec<Partition> = (0..64).map(|_| batch(&spreading, 1, |_| true)).collect();
+            let stay = turns.windows(2).filter(|two| two[0] * masters / 64 == two[1] * masters / 64).count();
+            assert_eq!(stay, 0, "{masters} masters: turns that stay at one: {turns:?}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use crate::engine::batch::BatchSize;
 use crate::engine::{ScheduleStep, Stepped};
 
 /// What a publication may add to what its namespace has, or has added: jobs, bytes, queues.
-pub type Room = [i64; 3];
+pub type Usage = [i64; 3];
 
 /// A step on its way to a partition.
 #[derive(Clone, Debug)]
@@ -21,18 +21,18 @@ pub struct Addressed {
     pub floor: u64,
     pub not_after: Option<Millis>,
     /// What its job may add in a namespace with a quota.
-    pub admit: Option<Room>,
+    pub admit: Option<Usage>,
 }
 
 /// What became of it.
 #[derive(Clone, Debug)]
 pub enum Told {
     /// And what its job has added.
-    Stepped(Stepped, Room),
+    Stepped(Stepped, Usage),
     /// It is on its way to another partition.
     Moving,
     /// Its job would add so much, and may not.
-    Needs(Room),
+    Needs(Usage),
 }
 
 impl BatchSize for Addressed {

@@ -16,8 +16,8 @@ impl RedisCore {
     /// Acks the jobs of a batch, and answers each call.
     pub async fn ack_batch(&self, batch: Vec<Call<JobRef, ()>>) {
         let (jobs, replies): (Vec<_>, Vec<_>) = batch.into_iter().map(Call::split).unzip();
-        self.observers.tell(|observer| observer.acked_together(jobs.len()));
-        let call = || self.forget(jobs.iter().map(|job| (job, self.handed_out.remove(&job.id))));
+        self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
+        let call = || self.forget(jobs.iter().map(|job| (job, self.common.handed_out.remove(&job.id))));
         let outcome: Outcome<u64> = self.run_made(&self.hand_overs, &self.scripts.ack, call).await;
         for reply in replies {
             // A caller that has left needs no answer.
@@ -45,7 +45,7 @@ impl RedisCore {
 
     /// Acks jobs of one queue, each by itself. Answers those that are there and whose receipt does not hold any more.
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        self.observers.tell(|observer| observer.acked_together(jobs.len()));
+        self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
         let call = || self.ack_call(queue, jobs);
         let stale: Vec<usize> = self.run_made(&self.hand_overs, &self.scripts.ack_many, call).await?;
         let stale: Option<Vec<JobId>> = stale.iter().map(|n| jobs.get(*n).map(|(id, _)| *id)).collect();
@@ -64,7 +64,8 @@ impl RedisCore {
                     cmd.arg(keys::member(queue, receipt.tries_left, id)).arg(receipt.hand_over);
                 }
                 None => {
-                    let member = self.handed_out.remove(id).map(|tries| keys::member(queue, tries, id));
+                    let member =
+                        self.common.handed_out.remove(id).map(|tries| keys::member(queue, tries, id));
                     cmd.arg(member.unwrap_or_default()).arg("");
                 }
             }

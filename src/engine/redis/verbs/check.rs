@@ -23,7 +23,7 @@ pub async fn first_check(link: &Link, connection: &mut Connection, oldest: (u32,
     let (seconds, micros): (u64, u64) = connection.query(&redis::cmd("TIME")).await?;
     link.clock.learn(sent, seconds * 1_000_000 + micros);
     if let Some(version) = usable(connection, oldest, false).await? {
-        let _ = link.version.set(version); // asked once
+        let _ = link.common.version.set(version); // asked once
     }
     Ok(())
 }

@@ -106,10 +106,10 @@ impl RedisCore {
         let (now, garbage, more, not_lists, died, cells): ConsumeAnswer = redis::from_redis_value(reply)?;
         self.clock.learn(sent, now);
         if garbage > 0 {
-            tracing::warn!(pool = &*self.pool, garbage, "dropped list elements that are not jobs");
+            tracing::warn!(pool = &*self.common.pool, garbage, "dropped list elements that are not jobs");
         }
         for queue in died.iter().filter_map(|n| queue_at(queues, *n)) {
-            self.observers.tell(|observer| observer.died(queue, 1));
+            self.common.observers.tell(|observer| observer.died(queue, 1));
         }
         let mut jobs = Vec::with_capacity(asked.min(cells.len() / 6));
         let (mut unreadable, mut earliest) = (false, u64::MAX);
@@ -117,18 +117,18 @@ impl RedisCore {
             let HandedOut { queue, id, tries_left, due, ttl, stored } = handed_out?;
             earliest = earliest.min(due);
             let Some(id) = keys::job_id(&id) else {
-                tracing::warn!(pool = &*self.pool, %queue, "skipped a job whose id no server has made");
+                tracing::warn!(pool = &*self.common.pool, %queue, "skipped a job whose id no server has made");
                 unreadable = true;
                 continue;
             };
             match value::job(queue, id, stored, ttl, now) {
                 Ok(job) => {
-                    let was_due = self.handed_out.begin(id, tries_left, due);
+                    let was_due = self.common.handed_out.begin(id, tries_left, due);
                     jobs.push(Job { due: was_due, tries_left, receipt: due, ..job });
                 }
                 Err(e) => {
                     // It comes back after its ttr, and ends in the dead letter, where it can be looked at.
-                    tracing::warn!(pool = &*self.pool, %queue, "skipped a job: {e}");
+                    tracing::warn!(pool = &*self.common.pool, %queue, "skipped a job: {e}");
                     unreadable = true;
                 }
             }

@@ -25,7 +25,7 @@ impl RedisCore {
             let step = self.run(&self.shared, script, cmd).await;
             let (seen, respawned): (u64, u64) = step.map_err(|e| Error::from(e).after(done))?;
             if respawned > 0 {
-                self.notifiers.notify(queue);
+                self.common.notifiers.notify(queue);
             }
             done += respawned;
             if seen == 0 {

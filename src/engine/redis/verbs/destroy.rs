@@ -70,7 +70,7 @@ impl RedisCore {
             Ok::<(), Error>(())
         };
         if let Err(e) = finish.await {
-            tracing::debug!(pool = &*self.pool, "lists that were set aside wait to be deleted: {e}");
+            tracing::debug!(pool = &*self.common.pool, "lists that were set aside wait to be deleted: {e}");
         }
     }
 }

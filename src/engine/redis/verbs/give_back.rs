@@ -41,7 +41,7 @@ impl RedisCore {
         // The last one goes first, so that the first one ends at the very head.
         let mut jobs: Vec<&Job> = jobs.iter().rev().collect();
         jobs.retain(|job| job.receipt != 0);
-        jobs.iter().for_each(|job| _ = self.handed_out.remove(&job.id));
+        jobs.iter().for_each(|job| _ = self.common.handed_out.remove(&job.id));
         for step in jobs.chunks(STEP) {
             let mut lists = Vec::new();
             for job in step {
@@ -67,7 +67,7 @@ impl RedisCore {
             let give = || self.run(&self.hand_overs, &self.scripts.give_back, cmd.clone());
             let _: u64 = until_given(&self.connections.closing, give).await?;
             for queue in lists {
-                self.notifiers.notify(queue);
+                self.common.notifiers.notify(queue);
             }
         }
         Ok(())

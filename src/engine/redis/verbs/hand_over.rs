@@ -33,7 +33,7 @@ impl RedisCore {
         self.clock.learn(sent, now);
         let held = held(due)?;
         if let Held::Done(due) = held {
-            self.handed_out.touch(job.id, receipt.tries_left, due);
+            self.common.handed_out.touch(job.id, receipt.tries_left, due);
             self.next_due.stored(due);
         }
         Ok(map(held, |due| Touched {
@@ -62,10 +62,10 @@ impl RedisCore {
         self.clock.learn(sent, now);
         let held = held(due)?;
         if let Held::Done(due) = held {
-            self.handed_out.release(*id, due);
+            self.common.handed_out.release(*id, due);
             match (tries_left, delay.is_zero()) {
                 (0, _) => {}
-                (_, true) => self.notifiers.notify(queue),
+                (_, true) => self.common.notifiers.notify(queue),
                 (_, false) => self.next_due.stored(due),
             }
         }

@@ -10,7 +10,7 @@ use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::reply::{key_of, read, reason_of};
 use crate::error::Result;
-use crate::job::{Job, JobRef, JobState, JobView, Receipt};
+use crate::job::{JobRef, JobState, JobView, Receipt};
 use crate::name::{JobKey, Queue};
 
 impl RedisCore {
@@ -22,7 +22,7 @@ impl RedisCore {
         let (stored, ttl): (Option<Bytes>, i64) = self.shared.query_all(&both).await?;
         // Its ttl may end between the two.
         let (Some(stored), -1..) = (stored, ttl) else { return Ok(None) };
-        value::job(&job.queue, job.id, stored, ttl, self.clock.now_micros()).map(|job| Some(view(job)))
+        value::job(&job.queue, job.id, stored, ttl, self.clock.now_micros()).map(|job| Some(job.into()))
     }
 
     pub async fn inspect_key(&self, queue: &Queue, key: &JobKey, detail: Detail) -> Result<Option<JobView>> {
@@ -54,7 +54,7 @@ impl RedisCore {
         };
         match read::<Option<Bytes>>(stored)? {
             Some(stored) if key_of(has)?.as_ref() == Some(key) => {
-                value::job(&job.queue, job.id, stored, read(ttl)?, read(now)?).map(|job| Some(view(job)))
+                value::job(&job.queue, job.id, stored, read(ttl)?, read(now)?).map(|job| Some(job.into()))
             }
             _ => Ok(None),
         }
@@ -91,24 +91,6 @@ impl RedisCore {
         };
         let job = value::job(queue, *id, read::<Bytes>(stored)?, read(ttl)?, now)?;
         let (key, reason) = (key_of(key)?, reason_of(reason)?);
-        Ok(Some(JobView { state, due_at, tries_left, receipt, key, reason, ..view(job) }))
-    }
-}
-
-/// What a job is stored with.
-fn view(job: Job) -> JobView {
-    JobView {
-        id: job.id,
-        state: None,
-        due_at: None,
-        tries_left: None,
-        receipt: None,
-        ttl: job.ttl,
-        elapsed: job.elapsed,
-        key: None,
-        reason: None,
-        size: job.body.len() as u64,
-        body: Some(job.body),
-        attributes: job.attributes,
+        Ok(Some(JobView { state, due_at, tries_left, receipt, key, reason, ..job.into() }))
     }
 }

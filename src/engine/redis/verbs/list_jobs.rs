@@ -15,14 +15,14 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use redis::Value;
 
-use crate::clock::Millis;
+use crate::clock::{Micros, Millis};
 use crate::engine::redis::connection::fault::Fault;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::reply::{key_of, read, reason_of};
 use crate::engine::{Cursor, JobList, JobPage};
 use crate::error::Result;
-use crate::job::{Attributes, Job, JobId, JobState, JobView};
+use crate::job::{Attributes, JobId, JobState, JobView};
 use crate::name::Queue;
 
 /// How many entries one command or script reads.
@@ -39,10 +39,10 @@ const NEXT: usize = 8;
 const AROUND: u64 = 1000;
 
 /// An entry that may be shown.
-struct ListElement {
-    id: JobId,
-    tries_left: u16,
-    due_at: Option<Millis>,
+pub struct ListElement {
+    pub id: JobId,
+    pub tries_left: u16,
+    pub due_at: Option<Millis>,
 }
 
 impl RedisCore {
@@ -150,51 +150,54 @@ impl RedisCore {
             return Err(cut_short().into());
         }
         let mut views = Vec::with_capacity(entries.len());
-        for (entry, cell) in entries.zip(cells.chunks_exact(5)) {
-            let ttl: i64 = read(&cell[0])?;
+        for (entry, [ttl, size, key, reason, value]) in entries.zip(cells.as_chunks().0) {
+            let ttl: i64 = read(ttl)?;
             // What has an expiry is not dead any more.
             if ttl == -2 || list.state == JobState::Dead && ttl != -1 {
                 views.push(None);
                 continue;
             }
-            let stored: Option<Bytes> = read(&cell[4])?;
-            let job = stored.map(|stored| value::job(queue, entry.id, stored, ttl, now)).transpose();
-            let job = match job {
-                Ok(job) => job,
-                Err(e) => {
-                    tracing::warn!(pool = &*self.pool, %queue, "a list leaves out a job: {e}");
-                    views.push(None);
-                    continue;
-                }
-            };
-            let (size, body, attributes) = shown(list, job, &cell[1])?;
-            views.push(Some(JobView {
-                id: entry.id,
-                state: Some(list.state),
-                due_at: entry.due_at,
-                tries_left: Some(entry.tries_left),
-                receipt: None,
-                ttl: value::ttl(ttl),
-                elapsed: value::elapsed(now, entry.id.published_at()),
-                key: key_of(&cell[2])?,
-                reason: reason_of(&cell[3])?,
-                size,
-                body,
-                attributes,
-            }));
+            let said = [size, key, reason, value];
+            views.push(shown(&self.common.pool, (queue, list), entry, (now, ttl), said)?);
         }
         Ok(views)
     }
 }
 
-/// The size of a job's body, and body and attributes where they are asked for. `size` is the cell that has it where the
-/// job was not read.
-pub fn shown(list: &JobList, job: Option<Job>, size: &Value) -> Result<(u64, Option<Bytes>, Attributes)> {
-    Ok(match job {
-        Some(job) if list.bodies => (job.body.len() as u64, Some(job.body), job.attributes),
-        Some(job) => (job.body.len() as u64, None, Attributes::new()),
-        None => (read(size)?, None, Attributes::new()),
-    })
+/// What a list shows of a job. `said` are the cells of its size, key, reason and value; the size counts where the value
+/// was not asked for. `None` for one that cannot be read.
+pub fn shown(
+    pool: &str,
+    (queue, list): (&Queue, &JobList),
+    &ListElement { id, tries_left, due_at }: &ListElement,
+    (now, ttl): (Micros, i64),
+    [size, key, reason, stored]: [&Value; 4],
+) -> Result<Option<JobView>> {
+    let job =
+        read::<Option<Bytes>>(stored)?.map(|stored| value::job(queue, id, stored, ttl, now)).transpose();
+    let (size, body, attributes) = match job {
+        Ok(Some(job)) if list.bodies => (job.body.len() as u64, Some(job.body), job.attributes),
+        Ok(Some(job)) => (job.body.len() as u64, None, Attributes::new()),
+        Ok(None) => (read(size)?, None, Attributes::new()),
+        Err(e) => {
+            tracing::warn!(pool, %queue, "a list leaves out a job: {e}");
+            return Ok(None);
+        }
+    };
+    Ok(Some(JobView {
+        id,
+        state: Some(list.state),
+        due_at,
+        tries_left: Some(tries_left),
+        receipt: None,
+        ttl: value::ttl(ttl),
+        elapsed: value::elapsed(now, id.published_at()),
+        key: key_of(key)?,
+        reason: reason_of(reason)?,
+        size,
+        body,
+        attributes,
+    }))
 }
 
 /// A list of ready or dead jobs, as a layout keeps it.
@@ -358,25 +361,33 @@ pub struct Element {
     pub tries: u16,
 }
 
-/// A cursor of this store begins so, and then says of which state it is.
+/// A cursor of this layout begins so, and then says of which state it is.
 const MARK: u8 = b'r';
 
-fn tag_of(state: JobState) -> [u8; 2] {
-    [MARK, JobState::ALL.iter().position(|other| *other == state).unwrap_or_default() as u8]
+/// How a cursor of a layout and a state begins.
+pub fn tag_of(mark: u8, state: JobState) -> [u8; 2] {
+    [mark, JobState::ALL.iter().position(|other| *other == state).unwrap_or_default() as u8]
 }
 
-fn text(bytes: &[u8]) -> Cursor {
+/// A cursor of these bytes.
+pub fn cursor_of(bytes: &[u8]) -> Cursor {
     Cursor(URL_SAFE_NO_PAD.encode(bytes))
+}
+
+/// The bytes behind the tag of a cursor, if it is one of this layout and this state.
+pub fn bytes_of(cursor: &str, mark: u8, state: JobState) -> Option<Vec<u8>> {
+    let bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
+    bytes.strip_prefix(&tag_of(mark, state)).map(<[u8]>::to_vec)
 }
 
 impl InTimers {
     fn write(&self, state: JobState) -> Cursor {
-        let mut bytes = tag_of(state).to_vec();
+        let mut bytes = tag_of(MARK, state).to_vec();
         bytes.push(self.score.len() as u8);
         bytes.extend(self.score.as_bytes());
         bytes.extend(self.side.as_bytes());
         bytes.extend(&self.end);
-        text(&bytes)
+        cursor_of(&bytes)
     }
 }
 
@@ -402,11 +413,11 @@ fn read_element(bytes: &[u8]) -> Option<Option<Element>> {
 
 impl InList {
     fn write(&self, state: JobState) -> Cursor {
-        let mut bytes = tag_of(state).to_vec();
+        let mut bytes = tag_of(MARK, state).to_vec();
         bytes.extend(self.passed.to_be_bytes());
         write_element(&mut bytes, self.last.as_ref());
         self.next.iter().for_each(|element| write_element(&mut bytes, Some(element)));
-        text(&bytes)
+        cursor_of(&bytes)
     }
 
     /// Where the list goes on among these elements, of which the first is number `from`.
@@ -427,8 +438,7 @@ impl InList {
 impl Place {
     /// Reads what was written for a list of this state.
     pub fn read(cursor: &str, state: JobState) -> Option<Place> {
-        let bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
-        let bytes = bytes.strip_prefix(&tag_of(state))?;
+        let bytes = &bytes_of(cursor, MARK, state)?[..];
         if matches!(state, JobState::Delayed | JobState::Running) {
             let (length, bytes) = bytes.split_first()?;
             let (score, bytes) = bytes.split_at_checked(usize::from(*length))?;
@@ -486,9 +496,9 @@ mod tests {
             let short = &place[..cut.min(place.len() - 1)];
             prop_assert_eq!(Place::read(short, JobState::Dead), None);
             // Nothing panics.
-            let mut all = tag_of(JobState::Delayed).to_vec();
+            let mut all = tag_of(MARK, JobState::Delayed).to_vec();
             all.extend(bytes);
-            Place::read(&URL_SAFE_NO_PAD.encode(&all), JobState::Delayed);
+            Place::read(&cursor_of(&all).0, JobState::Delayed);
         }
     }
 }

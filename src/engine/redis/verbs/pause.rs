@@ -36,7 +36,7 @@ impl RedisCore {
             Pausing::Resumed => {
                 let (versions, _) = self.end(std::slice::from_ref(queue), false).await?;
                 self.pauses.change(queue, None, versions);
-                self.notifiers.notify(queue);
+                self.common.notifiers.notify(queue);
                 return Ok(None);
             }
         };
@@ -126,7 +126,7 @@ impl RedisCore {
                 known.replace(version, paused, asked)
             };
             self.pauses.earlier.notify_one();
-            resumed.iter().for_each(|queue| self.notifiers.notify(queue));
+            resumed.iter().for_each(|queue| self.common.notifiers.notify(queue));
         }
         Ok(())
     }
@@ -152,7 +152,7 @@ impl RedisCore {
         if ended.is_empty() {
             return Ok(true);
         }
-        ended.iter().for_each(|queue| self.notifiers.notify(queue));
+        ended.iter().for_each(|queue| self.common.notifiers.notify(queue));
         let (versions, over) = self.end(&ended, true).await?;
         let mut known = self.pauses.known.write();
         for (queue, _) in ended.iter().zip(&over).filter(|(_, over)| **over) {

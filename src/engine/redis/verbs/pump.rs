@@ -38,14 +38,18 @@ impl RedisCore {
             self.spawn_finisher();
         }
         if garbage > 0 {
-            tracing::warn!(pool = &*self.pool, garbage, "dropped timers that are not jobs");
+            tracing::warn!(pool = &*self.common.pool, garbage, "dropped timers that are not jobs");
         }
         if put_off > 0 {
-            tracing::warn!(pool = &*self.pool, put_off, "put off jobs whose queue's key is not a list");
+            tracing::warn!(
+                pool = &*self.common.pool,
+                put_off,
+                "put off jobs whose queue's key is not a list"
+            );
         }
         self.tell_ended(ended)?;
         for queue in ready.iter().filter_map(|group| keys::queue_of_group(group)) {
-            self.notifiers.notify(&queue);
+            self.common.notifiers.notify(&queue);
         }
         let next = u64::try_from(next).map_or(LONGEST_PAUSE, Duration::from_micros).min(LONGEST_PAUSE);
         self.next_due.pump_said(now + clock::micros(next));
@@ -60,7 +64,7 @@ impl Link {
             let (name, again, died): (Vec<u8>, u64, u64) =
                 redis::from_redis_value(Value::Array(of.to_vec()))?;
             let Some(queue) = keys::queue_of_group(&name) else { continue };
-            self.observers.tell(|observer| {
+            self.common.observers.tell(|observer| {
                 observer.redelivered(&queue, again);
                 observer.died(&queue, died);
             });

@@ -96,7 +96,7 @@ impl RedisCore {
             ("done", [due, ready]) => {
                 let due: u64 = read(due)?;
                 if read(ready)? {
-                    self.notifiers.notify(queue);
+                    self.common.notifiers.notify(queue);
                 } else {
                     self.next_due.stored(due);
                 }

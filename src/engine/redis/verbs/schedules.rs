@@ -8,7 +8,8 @@ use redis::{Arg, Cmd, Value};
 
 use super::publish::{Step, answer_of_publish, check, read_placed, unreadable};
 use crate::clock::Millis;
-use crate::engine::batch::{BatchSize, Call, Reply};
+use crate::engine::batch::{BatchSize, Call};
+use crate::engine::redis::batches::carry_all;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::connection::shared::first_up;
 use crate::engine::redis::core::RedisCore;
@@ -16,7 +17,7 @@ use crate::engine::redis::layout::fields::Fields;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::reply::read;
 use crate::engine::{
-    Cursor, DueList, DueSchedules, How, Landed, Placed, Publication, ScheduleId, ScheduleList, SchedulePage,
+    Cursor, DueList, DueSchedules, How, Landed, Placed, ScheduleId, ScheduleList, SchedulePage,
     ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
 };
 use crate::error::{Error, Result};
@@ -35,99 +36,53 @@ impl BatchSize for ScheduleStep {
     }
 
     fn bytes(&self) -> usize {
-        let ScheduleThen::Put(put) = &self.then else { return BESIDE };
-        let setting = put.setting.as_ref().map_or(0, |setting| setting.text.len() + setting.body.len());
-        BESIDE + setting + put.progress.len() + put.job.as_ref().map_or(0, Publication::bytes)
+        BESIDE + self.carried()
     }
-}
-
-/// What is kept of a step while it is on its way.
-struct Sent {
-    step: ScheduleStep,
-    /// Queues whose names its job records.
-    new: Vec<Queue>,
-}
-
-/// What the script says of one step.
-enum Told {
-    Answer(Result<Stepped>),
-    /// What a destroy has set aside of the queue of its job must be deleted first.
-    SetAside,
 }
 
 impl RedisCore {
     /// Takes a step, together with those of others.
     pub async fn step_schedule(self: &Arc<Self>, step: ScheduleStep) -> Result<Stepped> {
-        if let ScheduleThen::Put(put) = &step.then
-            && let Some(job) = &put.job
-        {
-            check(job)?;
-        }
+        step.job().map(check).transpose()?;
         loop {
             match self.steps.call(step.clone()).await? {
                 Some(stepped) => return Ok(stepped),
                 None => {
-                    let Some(queue) = queue_of(&step) else { return Err(unreadable().into()) };
+                    let Some(queue) = step.queue() else { return Err(unreadable().into()) };
                     self.finish_set_aside(&queue).await?;
                 }
             }
         }
     }
 
-    /// Takes steps in one script call, and answers each.
+    /// Takes steps in one script call, and answers each. `None`: what a destroy has set aside of the queue of its job must be
+    /// deleted first.
     pub async fn step_schedules(
         self: &Arc<Self>,
         own: usize,
         batch: Vec<Call<ScheduleStep, Option<Stepped>>>,
     ) {
-        let (mut steps, mut replies) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
-        for (step, reply) in batch.into_iter().map(Call::split) {
-            // What nobody waits for any more is not sent.
-            if !reply.is_abandoned() {
-                steps.push(step);
-                replies.push(reply);
-            }
-        }
-        let mut one_by_one = Vec::new();
-        match self.carry_steps(own, steps.clone()).await {
-            Ok(told) => told.into_iter().zip(replies).for_each(answer),
-            // An error of the Redis says nothing of which step it is about.
-            Err(Error::Refused(_)) if steps.len() > 1 => one_by_one.extend(steps.into_iter().zip(replies)),
-            Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
-        }
-        for (step, reply) in one_by_one {
-            match self.carry_steps(own, vec![step]).await {
-                Ok(mut told) => {
-                    if let Some(told) = told.pop() {
-                        answer((told, reply));
-                    }
-                }
-                Err(error) => _ = reply.send(Err(error)),
-            }
-        }
+        carry_all(batch, |steps| self.carry_steps(own, steps)).await;
     }
 
-    async fn carry_steps(self: &Arc<Self>, own: usize, steps: Vec<ScheduleStep>) -> Result<Vec<Told>> {
-        if steps.is_empty() {
-            return Ok(Vec::new());
-        }
+    async fn carry_steps(
+        self: &Arc<Self>,
+        own: usize,
+        steps: Arc<Vec<ScheduleStep>>,
+    ) -> Result<Vec<Result<Option<Stepped>>>> {
         let (mut all_keys, mut args): (Vec<Vec<u8>>, Vec<Vec<u8>>) = (Vec::new(), Vec::new());
-        let mut sent = Vec::with_capacity(steps.len());
-        for step in steps {
-            let job = match &step.then {
-                ScheduleThen::Put(put) => {
-                    put.job.as_ref().map(|job| self.keyed_step(job, false)).transpose()?
-                }
-                ScheduleThen::Delete => None,
-            };
+        // Queues whose names the job of each step records.
+        let mut new = Vec::with_capacity(steps.len());
+        for step in &*steps {
+            let job = step.job().map(|job| self.keyed_step(job, false)).transpose()?;
             let (job_keys, job_args) = job.as_ref().map_or_else(Default::default, |job| split(&job.cmd));
             all_keys.extend(
                 [keys::schedule(&step.id), keys::schedules_of(&step.id.namespace)].map(String::into_bytes),
             );
-            args.push(fields_of(&step, (job_keys.len(), job_args.len()), landed_line).to_arg());
+            args.push(fields_of(step, (job_keys.len(), job_args.len()), landed_line).to_arg());
             all_keys.extend(job_keys);
             args.extend(job_args);
-            sent.push(Sent { step, new: job.map(|Step { new, .. }| new).unwrap_or_default() });
+            new.push(job.map(|Step { new, .. }| new).unwrap_or_default());
         }
         let mut cmd = self.scripts.step_schedule.call(2 + all_keys.len());
         cmd.arg(keys::SCHEDULES).arg(keys::DUE).arg(all_keys).arg(args);
@@ -143,36 +98,37 @@ impl RedisCore {
         let late = || None::<fn(Value) -> std::future::Ready<()>>;
         let reply: Vec<Value> = redis::from_redis_value(self.exchange(&connection, exchange, late).await?)
             .map_err(|e| Error::from(Fault::from(e)))?;
-        let Some((now, told)) = reply.split_first().filter(|(_, told)| told.len() == sent.len()) else {
+        let Some((now, told)) = reply.split_first().filter(|(_, told)| told.len() == steps.len()) else {
             return Err(unreadable().into());
         };
         self.clock.learn(clock, read(now)?);
-        sent.iter().zip(told).map(|(sent, told)| Ok(self.told_of(sent, told)?)).collect()
+        let told = steps.iter().zip(&new).zip(told);
+        told.map(|((step, new), told)| Ok(self.told_of(step, new, told)?)).collect()
     }
 
     /// Reads what became of a step, and tells consumers of its job.
-    fn told_of(&self, sent: &Sent, told: &Value) -> Outcome<Told> {
+    fn told_of(&self, step: &ScheduleStep, new: &[Queue], told: &Value) -> Outcome<Result<Option<Stepped>>> {
         let told: Vec<Value> = read(told)?;
         let what: String = read(told.first().ok_or_else(unreadable)?)?;
-        Ok(Told::Answer(Ok(match (&*what, &told[1..]) {
-            ("done", [revision, step, _, landed]) => {
+        Ok(Ok(Some(match (&*what, &told[1..]) {
+            ("done", [revision, number, _, landed]) => {
                 let landed = read_landed(&read::<Vec<u8>>(landed)?)?;
                 if landed.is_some() {
-                    sent.new.iter().for_each(|queue| self.recorded_queues.add(queue.clone()));
-                    queue_of(&sent.step).iter().for_each(|queue| self.notifiers.notify(queue));
+                    new.iter().for_each(|queue| self.recorded_queues.add(queue.clone()));
+                    step.queue().iter().for_each(|queue| self.common.notifiers.notify(queue));
                 }
                 Stepped::Done {
-                    version: ScheduleVersion { revision: read(revision)?, step: read(step)? },
+                    version: ScheduleVersion { revision: read(revision)?, step: read(number)? },
                     landed,
                 }
             }
             ("stale", _) => Stepped::Stale,
             ("early", _) => Stepped::TooEarly,
             ("many", _) => Stepped::TooMany,
-            ("set_aside", _) => return Ok(Told::SetAside),
+            ("set_aside", _) => return Ok(Ok(None)),
             (what, rest) => match answer_of_publish(what, rest)? {
                 Err(Error::Refused(why)) => Stepped::Refused(why.to_string()),
-                other => return Ok(Told::Answer(other.map(Stepped::NotPlaced))),
+                other => return Ok(other.map(Stepped::NotPlaced).map(Some)),
             },
         })))
     }
@@ -280,22 +236,6 @@ pub fn read_due(reply: &[Value], landed: impl Fn(&[u8]) -> Outcome<Option<Landed
     let by = by.collect::<Option<_>>().ok_or_else(unreadable)?;
     let scan = Some(scan).filter(|scan| !matches!(&**scan, "" | "0"));
     Ok(Due { list: DueSchedules { now, schedules, more: None, next, counts, by }, moving, scan })
-}
-
-fn answer((told, reply): (Told, Reply<Option<Stepped>>)) {
-    let _ = reply.send(match told {
-        // A caller that has left needs no answer.
-        Told::Answer(answer) => answer.map(Some),
-        Told::SetAside => Ok(None),
-    });
-}
-
-/// The queue of a step's job.
-pub fn queue_of(step: &ScheduleStep) -> Option<Queue> {
-    match &step.then {
-        ScheduleThen::Put(put) => Some(put.job.as_ref()?.jobs.first()?.job.queue.clone()),
-        ScheduleThen::Delete => None,
-    }
 }
 
 /// The keys and the arguments of a call of a script.

@@ -8,9 +8,9 @@ use redis::Cmd;
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
-use super::super::place::place_of;
+use super::super::place::{BUCKET_BYTES, place_of};
 use crate::engine::batch::{self, Call, Reply};
-use crate::engine::redis::batches::{self, MAX_WAITING};
+use crate::engine::redis::batches::{self, MAX_WAITING, serve};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::together;
 use crate::error::{Error, Result};
@@ -27,10 +27,9 @@ impl CompactCore {
         self.ready(home, Lane::HandOver).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::ACKS);
-            let (core, closing) = (self.clone(), self.tasks.stopping().clone());
-            let carry = async move |batch| core.ack_batch(home, batch).await;
-            let calls = Arc::new(tokio::sync::Mutex::new(calls));
-            self.tasks.spawn_essential("a task that acks", batch::serve(calls, closing, carry));
+            serve(calls, &self.tasks, ("a task that acks", 1), self, move |core, _, batch| async move {
+                core.ack_batch(home, batch).await;
+            });
             caller
         };
         self.acks.call(home, job, begin).await
@@ -88,7 +87,7 @@ impl CompactCore {
     /// Forgets jobs. Answers how many bytes they had, and how many there were.
     pub async fn forget(&self, home: Partition, lane: Lane, jobs: &[JobRef]) -> Outcome<(i64, i64)> {
         let of = jobs.iter().map(|job| (&job.queue, &job.id, None));
-        let answer: Vec<i64> = self.ask(home, lane, &self.scripts.ack, self.ack_call(home, of)).await?;
+        let answer: Vec<i64> = self.ask(home, lane, &self.scripts.ack, self.ack_call(home, of).0).await?;
         match answer[..] {
             [bytes, count, ..] => Ok((bytes, count)),
             _ => Err(Fault::unreadable("ack")),
@@ -138,37 +137,66 @@ impl CompactCore {
         jobs: &[(JobId, Option<Receipt>)],
     ) -> Outcome<(usize, Vec<JobId>)> {
         let of = jobs.iter().map(|(id, receipt)| (queue, id, *receipt));
-        let call = self.ack_call(partition, of);
+        let (call, ids) = self.ack_call(partition, of);
         let answer: Vec<i64> = self.ask(partition, Lane::HandOver, &self.scripts.ack, call).await?;
         let [bytes, count, stale @ ..] = &answer[..] else { return Err(Fault::unreadable("ack")) };
         self.freed(queue, [*count, *bytes, 0]).await;
-        let id = |n: &i64| usize::try_from(*n).ok().and_then(|n| jobs.get(n)).map(|(id, _)| *id);
+        let id = |n: &i64| usize::try_from(*n).ok().and_then(|n| ids.get(n)).copied();
         let stale: Option<Vec<JobId>> = stale.iter().map(id).collect();
         Ok((*count as usize, stale.ok_or_else(|| Fault::unreadable("ack"))?))
     }
 
+    /// A call, and the jobs in the order in which it names them: those of one queue in one bucket stand together, and what is
+    /// named twice one behind the other.
     fn ack_call<'a>(
         &self,
         home: Partition,
-        jobs: impl Iterator<Item = (&'a Queue, &'a JobId, Option<Receipt>)> + Clone,
-    ) -> Cmd {
+        jobs: impl Iterator<Item = (&'a Queue, &'a JobId, Option<Receipt>)>,
+    ) -> (Cmd, Vec<JobId>) {
         let mut queues: Vec<&Queue> = Vec::new();
-        for (queue, ..) in jobs.clone() {
-            if !queues.contains(&queue) {
-                queues.push(queue);
-            }
-        }
+        let mut jobs: Vec<Acked> = jobs
+            .map(|(queue, id, receipt)| {
+                let known = queues.iter().position(|other| *other == queue);
+                let queue = known.unwrap_or_else(|| {
+                    queues.push(queue);
+                    queues.len() - 1
+                });
+                Acked { queue: queue + 1, place: place_of(home, id), id: *id, receipt }
+            })
+            .collect();
+        jobs.sort_by(|a, b| a.row().cmp(&b.row()).then_with(|| a.place.cmp(&b.place)));
         let mut cmd = self.call(&self.scripts.ack, home);
         cmd.arg(queues.len());
         queues.iter().for_each(|queue| _ = cmd.arg(keys::name(queue)));
-        for (queue, id, receipt) in jobs {
-            let n = queues.iter().position(|other| *other == queue).map_or(0, |n| n + 1);
-            cmd.arg(n).arg(place_of(home, id));
-            match receipt {
-                Some(receipt) => cmd.arg(receipt.hand_over).arg(receipt.tries_left),
-                None => cmd.arg("").arg(""),
-            };
+        for row in jobs.chunk_by(|a, b| a.row() == b.row()) {
+            let with_receipts = row.iter().any(|job| job.receipt.is_some());
+            let (queue, bucket) = row[0].row(); // a row has at least one job
+            cmd.arg(queue).arg(bucket).arg(row.len()).arg(u8::from(with_receipts));
+            for job in row {
+                cmd.arg(&job.place[BUCKET_BYTES..]);
+                match job.receipt {
+                    Some(receipt) => _ = cmd.arg(receipt.hand_over).arg(receipt.tries_left),
+                    None if with_receipts => _ = cmd.arg("").arg(""),
+                    None => {}
+                }
+            }
         }
-        cmd
+        (cmd, jobs.into_iter().map(|job| job.id).collect())
+    }
+}
+
+/// A job in a call.
+struct Acked {
+    /// From 1.
+    queue: usize,
+    place: Vec<u8>,
+    id: JobId,
+    receipt: Option<Receipt>,
+}
+
+impl Acked {
+    /// Its queue and its bucket.
+    fn row(&self) -> (usize, &[u8]) {
+        (self.queue, &self.place[..BUCKET_BYTES]) // every place begins with it
     }
 }

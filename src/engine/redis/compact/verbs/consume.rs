@@ -12,6 +12,7 @@ use super::super::partitions::Partition;
 use super::super::place::id_at;
 use crate::clock::Micros;
 use crate::engine::Consumed;
+use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::times::micros;
@@ -126,18 +127,9 @@ impl CompactCore {
             call.arg(run.len()).arg(micros(run[0])); // a run has at least one element
         }
         let (asked, queues) = (ttrs.len(), Arc::new(queues.to_vec()));
-        let mut attempts = match until {
-            Some(_) => self.attempt_now(home, Lane::Consume),
-            None => self.attempts(home, Lane::Consume),
-        };
-        loop {
-            let link = attempts.link().await?;
-            let call = self.for_sending(&mut call);
-            let answer = self.consume_from(home, &link, &queues, asked, call).await;
-            if let Some(outcome) = attempts.outcome(answer) {
-                return outcome;
-            }
-        }
+        ask!(self.attempts_if(until.is_none(), home, Lane::Consume), |link| {
+            self.consume_from(home, &link, &queues, asked, self.for_sending(&mut call))
+        })
     }
 
     async fn consume_from(

@@ -49,8 +49,8 @@ impl CompactCore {
         let count = self.partitions.count();
         let ahead = micros(self.spreading.rules.ahead);
         let (mut seen, mut consumed) = (Seen::default(), Consumed::default());
-        // Partitions have few jobs each.
-        let mut is_shallow = false;
+        // Partitions have few jobs each: so many of them are asked at the same time, as the last ones had.
+        let mut few: Option<usize> = None;
         if ahead == 0 {
             spread.heads.lock().forget();
         }
@@ -90,9 +90,12 @@ impl CompactCore {
             };
             // Each job is for its own ttr: who asks several at the same time does not know which gets which.
             let mut asked = vec![(partition, until)];
-            if is_shallow && rest.iter().all(|ttr| *ttr == rest[0]) {
+            if let Some(few) = few
+                && rest.iter().all(|ttr| *ttr == rest[0])
+            {
                 let can = |partition| !seen.failed.contains_key(&partition);
-                let some = spread.heads.lock().choose_some(ahead, can, rest.len().min(AT_A_TIME));
+                let most = rest.len().div_ceil(few.max(1)).min(AT_A_TIME);
+                let some = spread.heads.lock().choose_some(ahead, can, most);
                 if some.len() > 1 {
                     asked = some;
                 }
@@ -102,7 +105,7 @@ impl CompactCore {
             let answers = asked.iter().map(|(partition, until)| {
                 self.consume_part(*partition, std::slice::from_ref(queue), share, Some(*until))
             });
-            let (mut is_over, mut refused) = (false, None);
+            let (mut is_over, mut refused, had) = (false, None, consumed.jobs.len());
             for ((partition, _), answer) in asked.iter().zip(together::all(answers).await) {
                 match answer {
                     Ok(Fetched { consumed: some, now, is_paused, head, .. }) => {
@@ -111,7 +114,6 @@ impl CompactCore {
                         if head.is_none() && !some.more {
                             seen.empty.insert(*partition);
                         }
-                        is_shallow |= some.jobs.len() < share.len();
                         is_over |= some.more;
                         consumed.jobs.extend(some.jobs);
                     }
@@ -123,6 +125,10 @@ impl CompactCore {
                         }
                     }
                 }
+            }
+            let came = consumed.jobs.len() - had;
+            if came < share.len() * asked.len() {
+                few = Some(came / asked.len());
             }
             if is_over || refused.is_some() {
                 consumed.more = true;

@@ -86,8 +86,7 @@ impl CompactCore {
             if ttl < 0 {
                 self.freed(queue, [count as i64, bytes, 0]).await;
             } else if count > 0 {
-                self.ready_again(queue, partition);
-                self.common.notifiers.notify(queue);
+                self.tell_ready_again(partition, queue);
             }
             match until {
                 None if !more => break,
@@ -190,8 +189,7 @@ impl CompactCore {
         if any && due > now {
             self.stored(home, due);
         } else if any {
-            self.ready_again(queue, home);
-            self.common.notifiers.notify(queue);
+            self.tell_ready_again(home, queue);
         }
         Ok(revived)
     }

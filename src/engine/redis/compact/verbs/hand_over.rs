@@ -100,8 +100,7 @@ impl CompactCore {
                 self.common.handed_out.release(job.id, due);
                 if delay.is_zero() {
                     // It is ready since when it was.
-                    self.ready_again(queue, home);
-                    self.common.notifiers.notify(queue);
+                    self.tell_ready_again(home, queue);
                 } else {
                     self.stored(home, due);
                 }
@@ -159,8 +158,7 @@ impl CompactCore {
         let give = || self.ask(home, Lane::HandOver, &self.scripts.give_back, call.clone());
         let given = until_given(self.tasks.stopping(), give).await?;
         for queue in queues {
-            self.ready_again(queue, home);
-            self.common.notifiers.notify(queue);
+            self.tell_ready_again(home, queue);
         }
         Ok(given)
     }

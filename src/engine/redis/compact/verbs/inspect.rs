@@ -127,18 +127,13 @@ impl CompactCore {
         let tries_left = if state == JobState::Dead { 0 } else { read(tries)? };
         let is_held = state == JobState::Running && hand_over > now && held_with == Some(tries_left);
         Ok(Some(JobView {
-            id,
             state: Some(state),
             due_at: Some(hand_over / 1000),
             tries_left: Some(tries_left),
             receipt: is_held.then_some(Receipt { hand_over, tries_left }),
-            ttl: job.ttl,
-            elapsed: job.elapsed,
             key: key_of(key)?,
             reason: reason_of(reason)?,
-            size: job.body.len() as u64,
-            body: Some(job.body),
-            attributes: job.attributes,
+            ..job.into()
         }))
     }
 

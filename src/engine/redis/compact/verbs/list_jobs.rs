@@ -9,9 +9,6 @@
 
 use std::collections::VecDeque;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use bytes::Bytes;
 use redis::Value;
 
 use super::super::core::{CompactCore, Lane};
@@ -20,9 +17,10 @@ use super::super::partitions::Partition;
 use super::super::place::id_at;
 use crate::clock::{Micros, Millis};
 use crate::engine::redis::connection::fault::Fault;
-use crate::engine::redis::layout::value;
-use crate::engine::redis::reply::{key_of, read, reason_of};
-use crate::engine::redis::verbs::list_jobs::{Element, InList, JobElements, Place, list_elements, shown};
+use crate::engine::redis::reply::read;
+use crate::engine::redis::verbs::list_jobs::{
+    Element, InList, JobElements, ListElement, Place, bytes_of, cursor_of, list_elements, shown, tag_of,
+};
 use crate::engine::{Cursor, JobList, JobPage};
 use crate::error::Result;
 use crate::job::{JobId, JobState, JobView};
@@ -322,38 +320,16 @@ impl CompactCore {
             return Err(cut_short().into());
         }
         let mut views = Vec::with_capacity(jobs.len());
-        for (job, cell) in jobs.iter().zip(cells.chunks_exact(6)) {
-            let tries: i64 = read(&cell[0])?;
-            let (Ok(tries), Some(id)) = (u16::try_from(tries), id_at(home, &job.place)) else {
+        for (job, [tries, ttl, key, reason, size, value]) in jobs.iter().zip(cells.as_chunks().0) {
+            let (Ok(tries), Some(id)) = (u16::try_from(read::<i64>(tries)?), id_at(home, &job.place)) else {
                 views.push(None);
                 continue;
             };
-            let shows_body = list.bodies || id.is_versioned();
-            let stored: Option<Bytes> = if shows_body { Some(read(&cell[5])?) } else { None };
-            let ttl: i64 = read(&cell[1])?;
-            let stored = match stored.map(|stored| value::job(queue, id, stored, ttl, now)).transpose() {
-                Ok(stored) => stored,
-                Err(e) => {
-                    tracing::warn!(pool = &*self.common.pool, %queue, "a list leaves out a job: {e}");
-                    views.push(None);
-                    continue;
-                }
-            };
-            let (size, body, attributes) = shown(list, stored, &cell[4])?;
-            views.push(Some(JobView {
-                id,
-                state: Some(list.state),
-                due_at: Some(job.due / 1000),
-                tries_left: Some(if list.state == JobState::Dead { 0 } else { tries }),
-                receipt: None,
-                ttl: value::ttl(ttl),
-                elapsed: value::elapsed(now, id.published_at()),
-                key: key_of(&cell[2])?,
-                reason: reason_of(&cell[3])?,
-                size,
-                body,
-                attributes,
-            }));
+            let tries_left = if list.state == JobState::Dead { 0 } else { tries };
+            let element = ListElement { id, tries_left, due_at: Some(job.due / 1000) };
+            let value = if list.bodies || id.is_versioned() { value } else { &Value::Nil };
+            let said = [size, key, reason, value];
+            views.push(shown(&self.common.pool, (queue, list), &element, (now, read(ttl)?), said)?);
         }
         Ok(views)
     }
@@ -406,12 +382,8 @@ impl JobElements for Elements<'_> {
     }
 }
 
-/// A cursor of this store begins so, and then says of which state it is.
+/// A cursor of this layout begins so, and then says of which state it is.
 const MARK: u8 = b'c';
-
-fn tag_of(state: JobState) -> [u8; 2] {
-    [MARK, JobState::ALL.iter().position(|other| *other == state).unwrap_or_default() as u8]
-}
 
 fn put(bytes: &mut Vec<u8>, text: &[u8]) {
     bytes.push(text.len() as u8); // members and places are short
@@ -461,18 +433,17 @@ impl Far {
 
 impl Spot {
     fn write(&self, state: JobState) -> Cursor {
-        let mut bytes = tag_of(state).to_vec();
+        let mut bytes = tag_of(MARK, state).to_vec();
         bytes.extend(self.score.to_be_bytes());
         put(&mut bytes, &self.member);
         if let Some(far) = &self.far {
             far.write(&mut bytes);
         }
-        Cursor(URL_SAFE_NO_PAD.encode(bytes))
+        cursor_of(&bytes)
     }
 
     fn read(cursor: &str, state: JobState) -> Option<Spot> {
-        let bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
-        let bytes = &mut bytes.strip_prefix(&tag_of(state))?;
+        let bytes = &mut &bytes_of(cursor, MARK, state)?[..];
         let (score, member) = (take_number(bytes)?, take(bytes)?);
         let far = if bytes.is_empty() { None } else { Some(Far::read(bytes)?) };
         let fits = bytes.is_empty() && (far.is_none() || state == JobState::Delayed);
@@ -513,9 +484,9 @@ mod tests {
 
         #[test]
         fn other_text_is_no_place(bytes: Vec<u8>) {
-            let mut all = tag_of(JobState::Delayed).to_vec();
+            let mut all = tag_of(MARK, JobState::Delayed).to_vec();
             all.extend(bytes);
-            Spot::read(&URL_SAFE_NO_PAD.encode(&all), JobState::Delayed);
+            Spot::read(&cursor_of(&all).0, JobState::Delayed);
         }
     }
 }

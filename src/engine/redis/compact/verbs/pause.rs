@@ -9,6 +9,7 @@ use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use crate::clock::Millis;
+use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::together;
@@ -113,15 +114,12 @@ impl CompactCore {
 
     async fn scan_pauses(&self, partition: Partition, namespace: &Namespace) -> Outcome<Vec<(Queue, Pause)>> {
         let key = keys::pauses(self.partitions.base(partition), namespace.as_str());
-        let mut attempts = self.attempts(partition, Lane::Other);
-        loop {
+        ask!(self.attempts(partition, Lane::Other), |link| async {
             let mut found = Vec::new();
             let each = |name: Vec<u8>, until: Vec<u8>| found.extend(read_pause(namespace, &name, &until));
-            let scanned = attempts.link().await?.shared.scan(&key, each).await;
-            if let Some(outcome) = attempts.outcome(scanned) {
-                return outcome.map(|()| found);
-            }
-        }
+            link.shared.scan(&key, each).await?;
+            Ok(found)
+        })
     }
 }
 

@@ -13,11 +13,12 @@ use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::place_of;
-use super::super::steps::Room;
+use super::super::steps::Usage;
 use super::publish_call::{Answer, BUSY, LOOK, Stored, Tried, encode, queues_of, read_answer};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{self, Call};
-use crate::engine::redis::batches::{self, MAX_WAITING, Plain};
+use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS, Plain, answer_each, serve};
+use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::connector::Connection;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::in_time::patient;
@@ -67,14 +68,15 @@ impl CompactCore {
         self.ready(home, Lane::Publish(0)).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-            let calls = Arc::new(tokio::sync::Mutex::new(calls));
-            // As many as a Redis has connections for them.
-            for own in 0..2 {
-                let (core, calls) = (self.clone(), calls.clone());
-                let carry = async move |batch| core.publish_batch(home, own, false, batch).await;
-                let closing = self.tasks.stopping().clone();
-                self.tasks.spawn_essential("a task that publishes", batch::serve(calls, closing, carry));
-            }
+            serve(
+                calls,
+                &self.tasks,
+                ("a task that publishes", PUBLISHERS),
+                self,
+                move |core, own, batch| async move {
+                    core.publish_batch(home, own, false, batch).await;
+                },
+            );
             caller
         };
         self.publishes.call(home, Plain(publication), begin).await
@@ -166,7 +168,7 @@ impl CompactCore {
         let namespace = publication.jobs.iter().map(|placing| &placing.job.queue.namespace);
         let counted = namespace.into_iter().find(|namespace| self.is_counted(namespace)).cloned();
         let values = encode(&publication)?;
-        let (mut taken, mut elsewhere): (Room, _) = ([0; 3], None);
+        let (mut taken, mut elsewhere): (Usage, _) = ([0; 3], None);
         let outcome = loop {
             let admit = counted.is_some().then_some(taken);
             match self.step_alone(home, &publication, &values, (admit, waits)).await {
@@ -222,26 +224,15 @@ impl CompactCore {
         home: Partition,
         publication: &Publication,
         values: &[Stored],
-        (admit, waits): (Option<Room>, bool),
+        (admit, waits): (Option<Usage>, bool),
     ) -> Outcome<Answer> {
-        let mut attempts = match waits {
-            true => self.attempts(home, Lane::Other),
-            false => self.attempt_now(home, Lane::Other),
-        };
-        loop {
-            let link = attempts.link().await?;
-            let answer = async {
-                let connection = link.connection(Lane::Other).await?;
-                self.stage(home, &link, &connection, publication, values).await?;
-                let Some(first) = publication.jobs.first() else { return Err(unreadable()) };
-                let cmd = self.special_step(home, (publication, &first.job.queue), &[], values, admit);
-                self.send_alone(home, &link, &connection, publication, cmd).await
-            };
-            let answer = answer.await;
-            if let Some(outcome) = attempts.outcome(answer) {
-                return outcome;
-            }
-        }
+        ask!(self.attempts_if(waits, home, Lane::Other), |link| async {
+            let connection = link.connection(Lane::Other).await?;
+            self.stage(home, &link, &connection, publication, values).await?;
+            let Some(first) = publication.jobs.first() else { return Err(unreadable()) };
+            let cmd = self.special_step(home, (publication, &first.job.queue), &[], values, admit);
+            self.send_alone(home, &link, &connection, publication, cmd).await
+        })
     }
 
     /// Publishes a batch, on the connection of this number if that is up, and answers each call.
@@ -256,18 +247,8 @@ impl CompactCore {
         if calls.is_empty() {
             return;
         }
-        if spread {
-            // What is published from now on goes to another one.
-            self.spreading.taken(home, |partition| self.can_take(partition));
-        }
-        match self.publish_together(home, own, spread, &calls).await {
-            Ok(answers) => {
-                for (reply, answer) in replies.into_iter().zip(answers) {
-                    let _ = reply.send(answer); // a caller that has left needs no answer
-                }
-            }
-            Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
-        }
+        let _under_way = spread.then(|| self.takes(home, calls.iter().map(|call| call.jobs.len()).sum()));
+        answer_each(replies, self.publish_together(home, own, spread, &calls).await);
     }
 
     /// Plain calls in one script call.
@@ -283,23 +264,15 @@ impl CompactCore {
         // A call with more bytes than fit is alone in its batch.
         let values = calls.iter().map(encode).collect::<Result<Vec<_>>>()?;
         let lane = Lane::Publish(own);
-        let mut attempts = if spread { self.attempt_now(home, lane) } else { self.attempts(home, lane) };
-        let answer = loop {
-            let link = attempts.link().await?;
+        let answer = ask!(self.attempts_if(!spread, home, lane), |link| async {
             let _owes = spread.then(|| self.owes(&link));
-            let answer = async {
-                let connection = link.connection(Lane::Publish(own)).await?;
-                for (call, values) in calls.iter().zip(&values) {
-                    self.stage(home, &link, &connection, call, values).await?;
-                }
-                let cmd = self.plain_step(home, calls, &values);
-                self.send_plain(home, &link, &connection, calls, cmd).await
-            };
-            let answer = answer.await;
-            if let Some(outcome) = attempts.outcome(answer) {
-                break outcome;
+            let connection = link.connection(lane).await?;
+            for (call, values) in calls.iter().zip(&values) {
+                self.stage(home, &link, &connection, call, values).await?;
             }
-        };
+            let cmd = self.plain_step(home, calls, &values);
+            self.send_plain(home, &link, &connection, calls, cmd).await
+        });
         let refused_all = !matches!(&answer, Ok((_, refused)) if refused.is_empty());
         if refused_all {
             for (call, values) in calls.iter().zip(&values) {
@@ -391,7 +364,7 @@ impl CompactCore {
         let exchange = {
             let (core, through, mut redis) = (self.clone(), link.clone(), patient(connection));
             async move {
-                let answer = through.run_script(&mut redis, &core.scripts.publish, cmd).await?;
+                let answer = through.run_script(&mut redis, &core.scripts.publish_with, cmd).await?;
                 read_answer(home, jobs, answer)
             }
         };

@@ -1,4 +1,5 @@
-//! The arguments of lua/compact/publish.lua, and what its answers say. Knows neither connections nor batches.
+//! The arguments of lua/compact/publish.lua and publish_with.lua, and what the latter answers. Knows neither connections nor
+//! batches.
 
 use std::time::Duration;
 
@@ -9,9 +10,9 @@ use super::super::buckets::{INLINE, near_from};
 use super::super::core::CompactCore;
 use super::super::keys;
 use super::super::partitions::Partition;
-use super::super::place::{id_at, place_of};
-use super::super::steps::Room;
-use crate::clock::Micros;
+use super::super::place::{BUCKET_BYTES, id_at, place_of};
+use super::super::steps::Usage;
+use crate::clock::{Micros, Millis};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
 use crate::engine::redis::layout::value;
@@ -19,27 +20,30 @@ use crate::engine::redis::reply::read;
 use crate::engine::redis::verbs::publish::{MAX_VALUES, unreadable};
 use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Published, REMEMBERED};
 use crate::error::{Result, Unreachable};
-use crate::job::{JobId, JobRef};
+use crate::job::{JobId, JobRef, NewJob};
 use crate::name::Queue;
 
 /// What became of a call that comes alone.
 pub enum Answer {
-    Done(Vec<Placed>, Room),
+    Done(Vec<Placed>, Usage),
     Unchanged(Published),
     Taken,
     /// A value that was stored before has ended.
     Ended,
     /// It would add so much, and may not.
-    Needs(Room),
+    Needs(Usage),
     /// A publish that is not shown yet has one of its keys.
     Busy,
     /// Its queue is spread, and was taken for a gathered one.
     Spread,
     /// What would become of it, and what it would add.
-    Would(Vec<Placed>, Room),
+    Would(Vec<Placed>, Usage),
     /// It is not kept here any more.
     Gone,
 }
+
+/// In a text of what jobs have in common: their values were stored before.
+const STAGED: u8 = 2;
 
 /// How long a publish waits for another one that is not shown yet and has one of its keys; and between two looks.
 pub const BUSY: Duration = Duration::from_secs(4);
@@ -74,13 +78,32 @@ impl CompactCore {
     /// A call of several plain publications.
     pub fn plain_step(&self, home: Partition, calls: &[Publication], values: &[Vec<Stored>]) -> Cmd {
         let mut cmd = self.call(&self.scripts.publish, home);
-        cmd.arg(0);
         let queues = queues_of(calls);
-        self.begin(&mut cmd, home, &queues, calls.len());
-        for (call, values) in calls.iter().zip(values) {
-            self.arg_call(&mut cmd, home, &queues, call);
-            for (placing, value) in call.jobs.iter().zip(values) {
-                self.arg_job(&mut cmd, home, &queues, placing, value);
+        self.arg_queues(&mut cmd, home, &queues);
+        // At most 64 jobs.
+        cmd.arg(calls.iter().map(|call| call.jobs.len() as u8).collect::<Vec<u8>>());
+        let replaced = calls.iter().zip(1..).filter_map(|(call, n)| Some((n, call.replaces.as_ref()?)));
+        cmd.arg(replaced.clone().count());
+        for (n, old) in replaced {
+            cmd.arg::<usize>(n).arg(number_of(&queues, &old.queue)).arg(place_of(home, &old.id));
+        }
+        let now = self.now_in(home);
+        let jobs = calls.iter().zip(values).flat_map(|(call, values)| call.jobs.iter().zip(values));
+        let jobs: Vec<InRow<'_>> = jobs
+            .map(|(Placing { job, .. }, value)| {
+                let near = near_from(now, now + job.delay.as_millis() as u64);
+                InRow::new(number_of(&queues, &job.queue), job, near, place_of(home, &job.id), value)
+            })
+            .collect();
+        for row in jobs.chunk_by(|a, b| a.in_common == b.in_common) {
+            cmd.arg(row[0].text(row.len())); // a row has at least one job
+            for InRow { place, value: (value, staged), .. } in row {
+                cmd.arg(&place[BUCKET_BYTES..]);
+                if *staged {
+                    cmd.arg(value.len())
+                } else {
+                    cmd.arg(&value[..])
+                };
             }
         }
         cmd
@@ -94,17 +117,17 @@ impl CompactCore {
         (call, queue): (&Publication, &Queue),
         gone: &[JobRef],
         values: &[Stored],
-        admit: Option<Room>,
+        admit: Option<Usage>,
     ) -> Cmd {
-        let mut cmd = self.call(&self.scripts.publish, home);
-        cmd.arg(1);
+        let mut cmd = self.call(&self.scripts.publish_with, home);
         let mut queues = vec![queue];
         for of in queues_of(std::slice::from_ref(call)).into_iter().chain(gone.iter().map(|job| &job.queue)) {
             if !queues.contains(&of) {
                 queues.push(of);
             }
         }
-        self.begin(&mut cmd, home, &queues, 1 + gone.len());
+        self.arg_queues(&mut cmd, home, &queues);
+        cmd.arg(1 + gone.len());
         match &call.once {
             Some(Once { key, fingerprint }) => cmd.arg(fingerprint).arg(key.as_bytes()),
             None => cmd.arg("").arg(""),
@@ -142,12 +165,12 @@ impl CompactCore {
         cmd
     }
 
-    /// The queues that calls name, what is known of each, and how many calls there are.
-    fn begin(&self, cmd: &mut Cmd, home: Partition, queues: &[&Queue], calls: usize) {
+    /// The queues that calls name, and what is known of each.
+    fn arg_queues(&self, cmd: &mut Cmd, home: Partition, queues: &[&Queue]) {
         cmd.arg(queues.len());
         queues.iter().for_each(|queue| _ = cmd.arg(keys::name(queue)));
         let modes = queues.iter().flat_map(|queue| self.spreading.mode(queue, home).to_be_bytes());
-        cmd.arg(modes.collect::<Vec<u8>>()).arg(calls);
+        cmd.arg(modes.collect::<Vec<u8>>());
     }
 
     fn arg_call(&self, cmd: &mut Cmd, home: Partition, queues: &[&Queue], call: &Publication) {
@@ -175,6 +198,40 @@ impl CompactCore {
         packed.extend(&near_from(now, due).to_be_bytes()[2..]);
         packed.extend(staged_size.to_be_bytes());
         cmd.arg(packed).arg(place_of(home, &job.id)).arg(if *staged { &[][..] } else { &value[..] });
+    }
+}
+
+/// A job of a plain call. Those that have all this in common, and stand behind each other, are a row.
+struct InRow<'a> {
+    in_common: ([u16; 2], [u64; 3], u8, [u8; BUCKET_BYTES]),
+    place: Vec<u8>,
+    value: &'a Stored,
+}
+
+impl<'a> InRow<'a> {
+    fn new(queue: usize, job: &NewJob, near: Millis, place: Vec<u8>, value: &'a Stored) -> InRow<'a> {
+        let mut bucket = [0; BUCKET_BYTES];
+        bucket.copy_from_slice(&place[..BUCKET_BYTES]); // every place begins with it
+        let apart = value.0.len() > INLINE;
+        let where_it_is = if value.1 { STAGED } else { u8::from(apart) };
+        let times = [job.ttl.map_or(0, ttl_millis), micros(job.delay), near];
+        let of = [queue as u16, job.tries.get()]; // of 64 jobs
+        InRow { in_common: (of, times, where_it_is, bucket), place, value }
+    }
+
+    /// What so many have in common, as '>HHHI6I7I6Bc3'.
+    fn text(&self, jobs: usize) -> Vec<u8> {
+        let ([queue, tries], [ttl, delay, near], where_it_is, bucket) = self.in_common;
+        let mut text = Vec::with_capacity(29);
+        for number in [queue, jobs as u16, tries] {
+            text.extend(number.to_be_bytes());
+        }
+        text.extend(&ttl.to_be_bytes()[2..]);
+        text.extend(&delay.to_be_bytes()[1..]);
+        text.extend(&near.to_be_bytes()[2..]);
+        text.push(where_it_is);
+        text.extend(bucket);
+        text
     }
 }
 
@@ -210,7 +267,7 @@ pub fn read_answer(
 ) -> Outcome<(Micros, Answer, Vec<Option<Micros>>)> {
     let reply: Vec<Value> = redis::from_redis_value(reply)?;
     let [now, what, rest @ ..] = &reply[..] else { return Err(unreadable()) };
-    let room = |of: &[Value]| -> Outcome<Room> {
+    let room = |of: &[Value]| -> Outcome<Usage> {
         let [a, b, c] = of else { return Err(unreadable()) };
         Ok([read(a)?, read(b)?, read(c)?])
     };
@@ -251,8 +308,8 @@ pub fn read_answer(
     Ok((read(now)?, answer, dues))
 }
 
-/// What became of jobs, as [`read_placed`] reads it.
-pub fn outcome_bytes<'a>(all: impl Iterator<Item = &'a (Placed, Option<Micros>)>) -> Vec<u8> {
+/// What became of jobs and when each is due, in microseconds, as [`read_placed`] reads it.
+pub fn outcome_bytes(all: impl IntoIterator<Item = (Placed, Option<Micros>)>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (Placed { id, how, .. }, due) in all {
         let (word, old) = match how {
@@ -263,7 +320,7 @@ pub fn outcome_bytes<'a>(all: impl Iterator<Item = &'a (Placed, Option<Micros>)>
         bytes.push(word);
         bytes.extend(&due.unwrap_or(0).to_be_bytes()[1..]);
         for id in [id].into_iter().chain(old) {
-            let raw = raw(id);
+            let raw = raw(&id);
             bytes.push(raw.len() as u8 + 1);
             bytes.push(b'x');
             bytes.extend(raw);

@@ -9,9 +9,10 @@ use redis::{Cmd, Value};
 
 use super::super::core::{CompactCore, Lane};
 use super::super::partitions::Partition;
-use super::super::steps::Room;
+use super::super::steps::Usage;
 use super::publish_call::{Answer, Stored, Tried, encode, outcome_bytes, read_answer};
 use crate::clock::Micros;
+use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::reply::{id_taken, read};
 use crate::engine::redis::verbs::publish::unreadable;
@@ -25,7 +26,7 @@ use crate::random;
 /// After how long others look what became of a part.
 const WAITS: Duration = Duration::from_secs(5);
 /// More than a publish adds: what it needs is told, and nothing is refused.
-const ANY: Room = [1 << 40; 3];
+const ANY: Usage = [1 << 40; 3];
 
 /// What goes to one partition.
 #[derive(Debug)]
@@ -45,7 +46,7 @@ struct Kept {
     placed: Vec<Placed>,
     dues: Vec<Option<Micros>>,
     now: Micros,
-    needs: Room,
+    needs: Usage,
 }
 
 impl Part {
@@ -97,7 +98,7 @@ impl CompactCore {
                 }
             }
         }
-        let mut needs: Room = [0; 3];
+        let mut needs: Usage = [0; 3];
         kept.iter().for_each(|one| needs = std::array::from_fn(|n| needs[n] + one.needs[n]));
         if let Some(namespace) = &counted
             && let Err(error) = self.take_room(namespace, needs).await
@@ -112,7 +113,7 @@ impl CompactCore {
                 all[*n] = Some((*placed, *due));
             }
         }
-        let told = outcome_bytes(all.iter().flatten());
+        let told = outcome_bytes(all.iter().flatten().copied());
         let decided = self.settle(id, first, "decide", &told).await;
         let is_done = matches!(decided, Ok(Answer::Done(..)));
         if let Some(namespace) = &counted
@@ -178,28 +179,19 @@ impl CompactCore {
         id: &[u8; 16],
         first: Partition,
         part: &Part,
-        admit: Option<Room>,
+        admit: Option<Usage>,
     ) -> Result<std::result::Result<Kept, Answer>> {
         let Part { partition, queue, publication, gone, .. } = part;
         let values: Vec<Stored> = encode(publication)?;
-        let mut attempts = self.attempts(*partition, Lane::Other);
-        let reply: Value = loop {
-            let link = attempts.link().await?;
-            let answer = async {
-                let connection = link.connection(Lane::Other).await?;
-                self.stage(*partition, &link, &connection, publication, &values).await?;
-                let args =
-                    split(&self.special_step(*partition, (publication, queue), gone, &values, admit)).1;
-                let mut cmd = self.call(&self.scripts.prepare, *partition);
-                cmd.arg(id).arg(first).arg(WAITS.as_millis() as u64).arg(args);
-                link.run(link.lane(Lane::Other), &self.scripts.prepare, cmd).await
-            };
-            let answer = answer.await;
-            if let Some(outcome) = attempts.outcome(answer) {
-                break outcome?;
-            }
-        };
-        let (now, answer, dues) = read_answer(*partition, publication.jobs.len(), reply)?;
+        let reply: Outcome<Value> = ask!(self.attempts(*partition, Lane::Other), |link| async {
+            let connection = link.connection(Lane::Other).await?;
+            self.stage(*partition, &link, &connection, publication, &values).await?;
+            let args = split(&self.special_step(*partition, (publication, queue), gone, &values, admit)).1;
+            let mut cmd = self.call(&self.scripts.prepare, *partition);
+            cmd.arg(id).arg(first).arg(WAITS.as_millis() as u64).arg(args);
+            link.run(link.lane(Lane::Other), &self.scripts.prepare, cmd).await
+        });
+        let (now, answer, dues) = read_answer(*partition, publication.jobs.len(), reply?)?;
         if !matches!(answer, Answer::Would(..)) {
             self.unstage(*partition, publication, &values).await;
         }

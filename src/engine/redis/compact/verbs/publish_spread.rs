@@ -15,8 +15,8 @@ use super::super::partitions::Partition;
 use super::publish_call::{BUSY, LOOK, Tried};
 use super::publish_parts::Part;
 use super::spread::SLOW;
-use crate::engine::batch::{self, Call};
-use crate::engine::redis::batches::{self, MAX_WAITING};
+use crate::engine::batch;
+use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS, serve};
 use crate::engine::redis::reply::id_taken;
 use crate::engine::redis::verbs::publish::{check, is_plain};
 use crate::engine::{Beside, How, NewId, OnConflict, Placed, Placing, Publication, Published};
@@ -108,7 +108,7 @@ impl CompactCore {
                 }
             }
             self.spreading.pass(|partition| self.can_take(partition));
-            partition = self.spreading.turn();
+            partition = self.spreading.turn(|partition| self.can_take(partition));
             for Placing { job, .. } in &mut publication.jobs {
                 job.id = self.new_id(partition, job);
             }
@@ -125,16 +125,15 @@ impl CompactCore {
         self.try_link(partition, Lane::Publish(0)).map_err(Error::Unreachable)?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-            let calls = Arc::new(tokio::sync::Mutex::new(calls));
-            // As many as a Redis has connections for them.
-            for own in 0..2 {
-                let (core, calls) = (self.clone(), calls.clone());
-                let carry = async move |batch: Vec<Call<Movable, Published>>| {
+            serve(
+                calls,
+                &self.tasks,
+                ("a task that publishes", PUBLISHERS),
+                self,
+                move |core, own, batch| async move {
                     core.publish_batch(partition, own, true, Movable::take_all(batch)).await;
-                };
-                let closing = self.tasks.stopping().clone();
-                self.tasks.spawn_essential("a task that publishes", batch::serve(calls, closing, carry));
-            }
+                },
+            );
             caller
         };
         let taken = Taken::default();
@@ -158,7 +157,7 @@ impl CompactCore {
         publication: Publication,
         waits: bool,
     ) -> Result<Tried> {
-        self.spreading.taken(partition, |partition| self.can_take(partition));
+        let _under_way = self.takes(partition, publication.jobs.len());
         self.publish_here(partition, publication, waits).await
     }
 
@@ -182,10 +181,9 @@ impl CompactCore {
             return self.recall(&first.job.queue, once).await?.ok_or(error);
         }
         // Jobs without a key go to the partition whose turn it is.
-        for placing in publication.jobs.iter().filter(|of| of.key.is_none()) {
-            let named = self.partitions.of_id(&placing.job.id);
-            self.spreading.taken(named, |partition| self.can_take(partition));
-        }
+        let free = publication.jobs.iter().filter(|of| of.key.is_none());
+        let _under_way: Vec<_> =
+            free.map(|placing| self.takes(self.partitions.of_id(&placing.job.id), 1)).collect();
         let end = Instant::now() + BUSY;
         loop {
             let parts = match self.plan(&publication).await? {

@@ -37,17 +37,17 @@ impl Figures {
     }
 }
 
-/// A record, if there is one: lua/compact/queue.lua has its form.
-pub type Record = Option<Vec<u8>>;
+/// Figures of a queue as they are stored, if they are: lua/compact/queue.lua has its form.
+pub type StoredFigures = Option<Vec<u8>>;
 
-fn figures(record: &Record) -> Figures {
+fn figures(record: &StoredFigures) -> Figures {
     let (fields, _) = record.as_deref().unwrap_or_default().as_chunks::<4>();
     let field = |n: usize| fields.get(n).map_or(0, |field| u32::from_be_bytes(*field).into());
     Figures { jobs: field(1), delayed: field(2), running: field(3), dead: field(4) }
 }
 
 /// Since when a queue is spread, as the record at its home says.
-pub fn spread_since(record: &Record) -> Option<Millis> {
+pub fn spread_since(record: &StoredFigures) -> Option<Millis> {
     let since = record.as_deref()?.get(38..44)?;
     let since = since.iter().fold(0, |since, byte| since << 8 | Millis::from(*byte));
     (since > 0).then_some(since)
@@ -84,7 +84,7 @@ impl CompactCore {
     /// What each of these partitions has of a queue.
     pub async fn figures_of(&self, queue: &Queue, parts: &[Partition]) -> Outcome<Vec<(Partition, Figures)>> {
         let ask = |partition| ask_figures(self.partitions.base(partition), queue);
-        let records = self.query_each::<Record>(parts, ask).await;
+        let records = self.query_each::<StoredFigures>(parts, ask).await;
         records.into_iter().map(|(partition, record)| Ok((partition, figures(&record?)))).collect()
     }
 
@@ -144,7 +144,7 @@ impl CompactCore {
             for queue in &queues {
                 asked.add_command(ask_figures(base, queue));
             }
-            let records: Vec<Record> = self.query_all(home, &asked).await?;
+            let records: Vec<StoredFigures> = self.query_all(home, &asked).await?;
             // Their homes may tell that some are spread.
             let (mut gathered, mut spread, mut all) = (Vec::new(), Vec::new(), Vec::new());
             for (queue, record) in queues.into_iter().zip(records) {
@@ -274,7 +274,7 @@ impl CompactCore {
             }
             let mut asked = redis::pipe();
             queues.iter().for_each(|queue| _ = asked.add_command(ask_figures(base, queue)));
-            let of: Vec<Record> = self.query_all(partition, &asked).await?;
+            let of: Vec<StoredFigures> = self.query_all(partition, &asked).await?;
             let mut asked = redis::pipe();
             queues.iter().for_each(|queue| _ = asked.cmd("LINDEX").arg(keys::ready(base, queue)).arg(0));
             let heads: Vec<Option<Vec<u8>>> = self.query_all(partition, &asked).await?;

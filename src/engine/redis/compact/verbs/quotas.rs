@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
-use super::super::steps::Room;
+use super::super::steps::Usage;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::reply::over_quota;
 use crate::engine::together;
@@ -26,7 +26,7 @@ const STEP: usize = 500;
 
 impl CompactCore {
     /// Takes room for what is to be stored.
-    pub async fn take_room(&self, namespace: &Namespace, room: Room) -> Result<()> {
+    pub async fn take_room(&self, namespace: &Namespace, room: Usage) -> Result<()> {
         match self.ledger::<u64>(namespace, "take", &room).await? {
             0 => Ok(()),
             used_up => Err(over_quota(used_up)),
@@ -34,14 +34,14 @@ impl CompactCore {
     }
 
     /// Gives room back. What is not told is corrected by the next count.
-    pub async fn give_room(&self, namespace: &Namespace, room: Room) {
+    pub async fn give_room(&self, namespace: &Namespace, room: Usage) {
         if room != [0; 3] {
             let _ = self.ledger::<u64>(namespace, "take", &room.map(|n| -n)).await;
         }
     }
 
     /// The same, of what went from a queue, if that is counted.
-    pub async fn freed(&self, queue: &Queue, room: Room) {
+    pub async fn freed(&self, queue: &Queue, room: Usage) {
         if self.is_counted(&queue.namespace) {
             self.give_room(&queue.namespace, room).await;
         }
@@ -91,7 +91,7 @@ impl CompactCore {
         let [a, b, c] = before[..] else { return Ok(false) };
         let sums = together::try_all(self.partitions.all().map(|partition| self.sum(partition, namespace)));
         let sum =
-            sums.await?.into_iter().fold([0; 3], |sum: Room, of| std::array::from_fn(|n| sum[n] + of[n]));
+            sums.await?.into_iter().fold([0; 3], |sum: Usage, of| std::array::from_fn(|n| sum[n] + of[n]));
         if sum == [a, b, c] {
             return Ok(true);
         }
@@ -100,8 +100,8 @@ impl CompactCore {
     }
 
     /// What a namespace has in a partition.
-    async fn sum(&self, partition: Partition, namespace: &Namespace) -> Outcome<Room> {
-        let (mut sum, mut after): (Room, String) = ([0; 3], String::new());
+    async fn sum(&self, partition: Partition, namespace: &Namespace) -> Outcome<Usage> {
+        let (mut sum, mut after): (Usage, String) = ([0; 3], String::new());
         loop {
             let mut cmd = self.call(&self.scripts.sum, partition);
             cmd.arg(namespace.as_str()).arg(&after).arg(STEP);

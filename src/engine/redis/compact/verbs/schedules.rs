@@ -10,20 +10,20 @@ use redis::Value;
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
-use super::super::steps::{Addressed, Room, Told};
-use super::publish_call::{Answer, raw, read_answer, read_placed};
+use super::super::steps::{Addressed, Told, Usage};
+use super::publish_call::{Answer, outcome_bytes, read_answer, read_placed};
 use super::schedule_keys::Elsewhere;
 use crate::clock::Millis;
-use crate::engine::batch::{self, Call, Reply};
-use crate::engine::redis::batches::{self, MAX_WAITING};
+use crate::engine::batch::{self, Call};
+use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS, carry_all, serve};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::read;
 use crate::engine::redis::verbs::publish::{check, unreadable};
-use crate::engine::redis::verbs::schedules::{Row, fields_of, queue_of, split};
+use crate::engine::redis::verbs::schedules::{Row, fields_of, split};
 use crate::engine::{
-    How, Landed, Placed, Publication, ScheduleBounds, ScheduleId, SchedulePut, ScheduleState, ScheduleStep,
-    ScheduleThen, ScheduleVersion, Stepped, StoredSchedule, together,
+    Landed, Publication, ScheduleBounds, ScheduleId, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen,
+    ScheduleVersion, Stepped, StoredSchedule, together,
 };
 use crate::error::{Error, Result};
 use crate::job::JobRef;
@@ -71,7 +71,7 @@ impl CompactCore {
         }
         let mut at = None;
         // Its job says where it is; for others the name is asked.
-        let home = match queue_of(&step) {
+        let home = match step.queue() {
             Some(queue) => self.partition_of(&queue),
             None => match self.find_schedule(&step.id).await? {
                 Some((home, mark)) => {
@@ -83,7 +83,7 @@ impl CompactCore {
         };
         let dry = matches!(&step.then, ScheduleThen::Put(put) if put.dry);
         let to = wanted(self, &step).filter(|wanted| *wanted != home && !dry);
-        if to.is_some() && queue_of(&step).is_some() {
+        if to.is_some() && step.queue().is_some() {
             return Err(Error::refused("a schedule that goes to another queue has no job in that step"));
         }
         let (id, is_deleted) = (step.id.clone(), step.then == ScheduleThen::Delete);
@@ -126,7 +126,7 @@ impl CompactCore {
         cmd.arg(id.name.as_str()).arg(wanted).arg(&mark).arg(bounds.of_namespace).arg(u8::from(dry));
         let (now, home, floor, mark): (u64, i64, u64, String) = self.ask_names(&id.namespace, cmd).await?;
         let Ok(home) = Partition::try_from(home) else { return Ok(Stepped::TooMany) };
-        if home != wanted && queue_of(&step).is_some() {
+        if home != wanted && step.queue().is_some() {
             return Err(Error::refused("the name of a new schedule that has a job lies elsewhere"));
         }
         let addressed = Addressed {
@@ -160,10 +160,10 @@ impl CompactCore {
     /// its job needs.
     async fn ask_schedule(self: &Arc<Self>, mut step: Addressed) -> Result<Told> {
         let namespace = step.step.id.namespace.clone();
-        if queue_of(&step.step).is_none() || !self.is_counted(&namespace) {
+        if step.step.queue().is_none() || !self.is_counted(&namespace) {
             return self.send_step(step).await;
         }
-        let mut taken: Room = [0; 3];
+        let mut taken: Usage = [0; 3];
         let told = loop {
             step.admit = Some(taken);
             match self.send_step(step.clone()).await {
@@ -190,15 +190,15 @@ impl CompactCore {
         self.ready(home, Lane::Publish(0)).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-            let calls = Arc::new(tokio::sync::Mutex::new(calls));
-            // Two, so that one batch is made while the Redis works on another.
-            for own in 0..2 {
-                let (core, calls) = (self.clone(), calls.clone());
-                let carry = async move |batch| core.step_schedules(home, own, batch).await;
-                let closing = self.tasks.stopping().clone();
-                let steps = batch::serve(calls, closing, carry);
-                self.tasks.spawn_essential("a task that takes steps of schedules", steps);
-            }
+            serve(
+                calls,
+                &self.tasks,
+                ("a task that takes steps of schedules", PUBLISHERS),
+                self,
+                move |core, own, batch| async move {
+                    core.step_schedules(home, own, batch).await;
+                },
+            );
             caller
         };
         self.steps.call(home, step, begin).await
@@ -211,39 +211,19 @@ impl CompactCore {
         own: usize,
         batch: Vec<Call<Addressed, Told>>,
     ) {
-        // What nobody waits for any more is not sent.
-        let waited_for = batch.into_iter().map(Call::split).filter(|(_, reply)| !reply.is_abandoned());
-        let (steps, replies): (Vec<Addressed>, Vec<Reply<Told>>) = waited_for.unzip();
-        if steps.is_empty() {
-            return;
-        }
-        match self.carry_steps(own, home, &steps).await {
-            Ok(told) => replies.into_iter().zip(told).for_each(|(reply, told)| _ = reply.send(told)),
-            // An error of the Redis says nothing of which step it is about.
-            Err(Error::Refused(_)) if steps.len() > 1 => {
-                for (step, reply) in steps.into_iter().zip(replies) {
-                    let told = self.carry_steps(own, home, &[step]).await;
-                    let told = told.and_then(|mut told| told.pop().unwrap_or(Err(unreadable().into())));
-                    let _ = reply.send(told); // a caller that has left needs no answer
-                }
-            }
-            Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
-        }
+        carry_all(batch, |steps| self.carry_steps(own, home, steps)).await;
     }
 
     async fn carry_steps(
         self: &Arc<Self>,
         own: usize,
         home: Partition,
-        steps: &[Addressed],
+        steps: Arc<Vec<Addressed>>,
     ) -> Result<Vec<Result<Told>>> {
         let mut cmd = self.call(&self.scripts.step_schedule, home);
-        for of in steps {
-            let job = match &of.step.then {
-                ScheduleThen::Put(put) => put.job.as_ref(),
-                ScheduleThen::Delete => None,
-            };
-            let args = job.map(|job| self.args_of(home, job, of.admit)).transpose()?.unwrap_or_default();
+        for of in &*steps {
+            let args =
+                of.step.job().map(|job| self.args_of(home, job, of.admit)).transpose()?.unwrap_or_default();
             let mut fields = fields_of(&of.step, (0, args.len()), landed_bytes);
             if let Some(to) = of.to {
                 fields.number("to", to.into());
@@ -266,8 +246,8 @@ impl CompactCore {
         Ok(steps.iter().zip(told).map(|(of, told)| self.told_of(home, of, told)).collect())
     }
 
-    /// The arguments of lua/compact/publish.lua for a job.
-    fn args_of(&self, home: Partition, job: &Publication, admit: Option<Room>) -> Result<Vec<Vec<u8>>> {
+    /// The arguments of lua/compact/publish_with.lua for a job.
+    fn args_of(&self, home: Partition, job: &Publication, admit: Option<Usage>) -> Result<Vec<Vec<u8>>> {
         let values = job.jobs.iter().map(|placing| {
             let job = &placing.job;
             Ok((value::encode(&job.id, &job.body, &job.attributes)?, false))
@@ -287,10 +267,9 @@ impl CompactCore {
                 let version = ScheduleVersion { revision: read(revision)?, step: read(step)? };
                 let landed = read_landed(home, &read::<Vec<u8>>(landed)?)?;
                 if landed.is_some()
-                    && let Some(queue) = queue_of(&of.step)
+                    && let Some(queue) = of.step.queue()
                 {
-                    self.ready_again(&queue, home);
-                    self.common.notifiers.notify(&queue);
+                    self.tell_ready_again(home, &queue);
                 }
                 let added = match added {
                     [jobs, bytes, queues] => [read(jobs)?, read(bytes)?, read(queues)?],
@@ -311,7 +290,7 @@ impl CompactCore {
                     // Another publish has its key, and is not shown yet; or its queue was spread a moment ago.
                     Answer::Busy => return Err(Error::Overloaded),
                     Answer::Spread => {
-                        queue_of(&of.step).iter().for_each(|queue| self.learn_spread(queue, self.now()));
+                        of.step.queue().iter().for_each(|queue| self.learn_spread(queue, self.now()));
                         return Err(Error::Overloaded);
                     }
                     Answer::Done(..) | Answer::Ended | Answer::Would(..) | Answer::Gone => {
@@ -419,22 +398,9 @@ fn wanted(core: &CompactCore, step: &ScheduleStep) -> Option<Partition> {
 }
 
 /// As [`read_landed`] reads it.
-fn landed_bytes(Landed { at, placed: Placed { id, due_at, how } }: &Landed) -> Vec<u8> {
-    let mut bytes = format!("{at} ").into_bytes();
-    let (word, old) = match how {
-        How::New => (b'n', None),
-        How::Duplicate => (b'd', None),
-        How::Replaced(old) => (b'r', Some(old)),
-    };
-    bytes.push(word);
-    bytes.extend(&due_at.unwrap_or(0).saturating_mul(1000).to_be_bytes()[1..]);
-    for id in [id].into_iter().chain(old) {
-        let raw = raw(id);
-        bytes.push(raw.len() as u8 + 1);
-        bytes.push(b'x');
-        bytes.extend(raw);
-    }
-    bytes
+fn landed_bytes(Landed { at, placed }: &Landed) -> Vec<u8> {
+    let due = placed.due_at.map(|at| at.saturating_mul(1000));
+    [format!("{at} ").into_bytes(), outcome_bytes([(*placed, due)])].concat()
 }
 
 /// When the last job was placed, and what became of it.

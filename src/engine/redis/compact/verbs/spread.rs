@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use redis::{Cmd, FromRedisValue, RedisResult};
 
-use super::super::core::{Attempts, CompactCore, Lane, Place};
+use super::super::core::{CompactCore, Lane, Place};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::place_of;
-use super::super::spread::SpreadQueue;
-use super::queues::{Record, ask_figures, since, spread_since};
+use super::super::spread::{SpreadQueue, UnderWay};
+use super::queues::{StoredFigures, ask_figures, since, spread_since};
 use crate::clock::{Micros, Millis};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::link::Link;
@@ -30,7 +30,7 @@ impl CompactCore {
             return home;
         }
         match of.beside {
-            Beside::Nobody => self.spreading.turn(),
+            Beside::Nobody => self.spreading.turn(|partition| self.can_take(partition)),
             Beside::Job(id) => self.partitions.of_id(&id),
             Beside::Key(key) => self.partitions.of_key(of.queue, key),
             Beside::Request(key) => self.partitions.of_request(of.queue, key),
@@ -45,7 +45,7 @@ impl CompactCore {
             return Ok(known);
         }
         let home = self.partition_of(queue);
-        let record: Record = self.query(home, &ask_figures(self.partitions.base(home), queue)).await?;
+        let record: StoredFigures = self.query(home, &ask_figures(self.partitions.base(home), queue)).await?;
         if let Some(since) = spread_since(&record) {
             self.learn_spread(queue, since);
         }
@@ -185,13 +185,6 @@ impl CompactCore {
         spread.since > 1 && self.now() < spread.since + REMEMBERED.as_millis() as Millis
     }
 
-    /// A job is ready there that was ready before, or was due a moment ago.
-    pub fn ready_again(&self, queue: &Queue, partition: Partition) {
-        if let Some(spread) = self.spreading.get(queue) {
-            spread.heads.lock().unsure(partition);
-        }
-    }
-
     /// Since when the first entry of the ready list of each of these partitions is there.
     pub async fn ready_heads(
         &self,
@@ -264,16 +257,17 @@ impl CompactCore {
                 _ => left.extend(parts),
             }
         }
-        let singly = left.into_iter().map(async |partition| {
-            let attempts = match waits {
-                true => self.attempts(partition, Lane::Other),
-                false => self.attempt_now(partition, Lane::Other),
-            };
-            (partition, query_in(attempts, &ask(partition)).await)
-        });
+        let singly = left
+            .into_iter()
+            .map(async |partition| (partition, self.query_if(waits, partition, &ask(partition)).await));
         all.extend(together::all(singly).await);
         all.sort_unstable_by_key(|(partition, _)| *partition);
         all
+    }
+
+    /// A batch of so many jobs that others could take too goes to this partition, and is under way until this is dropped.
+    pub fn takes(&self, partition: Partition, jobs: usize) -> UnderWay<'_> {
+        self.spreading.taken(partition, jobs, |partition| self.can_take(partition))
     }
 
     /// Whether a partition can take a batch of what others can take too.
@@ -318,13 +312,4 @@ fn heads_of(
 ) -> Vec<(Partition, Outcome<Option<Micros>>)> {
     let head = |entry: Option<Vec<u8>>| entry.and_then(|entry| since(&entry));
     entries.into_iter().map(|(partition, entry)| (partition, entry.map(head))).collect()
-}
-
-async fn query_in<T: FromRedisValue>(mut attempts: Attempts<'_>, cmd: &Cmd) -> Outcome<T> {
-    loop {
-        let answer = attempts.link().await?.shared.query(cmd).await;
-        if let Some(outcome) = attempts.outcome(answer) {
-            return outcome;
-        }
-    }
 }

@@ -148,7 +148,7 @@ impl RedisCore {
     /// Carries several plain calls, or one call of any kind, and answers each.
     async fn carry(self: &Arc<Self>, connection: &Connection, calls: &[Publication], answer: Answer<'_>) {
         let jobs = calls.iter().map(|call| call.jobs.len()).sum();
-        self.observers.tell(|observer| observer.published_together(jobs));
+        self.common.observers.tell(|observer| observer.published_together(jobs));
         match self.carry_together(connection, calls, answer).await {
             Ok(Carried::Answered) => {}
             Ok(Carried::WrongType) if calls.len() > 1 => self.carry_each(connection, calls, answer).await,
@@ -237,7 +237,7 @@ impl RedisCore {
                 }
                 None => {
                     if let Some(old) = &call.replaces {
-                        self.handed_out.remove(&old.id);
+                        self.common.handed_out.remove(&old.id);
                     }
                     answer(Ok(Published::Done(self.tell_of(call, &mut next, now))));
                 }
@@ -288,7 +288,7 @@ impl RedisCore {
         let call = self.forget(jobs.iter().map(|(job, tries)| (job, Some(*tries))));
         let taken_back: Outcome<u64> = self.run(&self.shared, &self.scripts.ack, call).await;
         if let Err(fault) = taken_back {
-            let (pool, count) = (&*self.pool, jobs.len());
+            let (pool, count) = (&*self.common.pool, jobs.len());
             tracing::warn!(pool, count, "jobs are stored that were answered with an error: {fault}");
         }
     }
@@ -309,7 +309,7 @@ impl RedisCore {
                 Some(due) if due > now => self.next_due.stored(due),
                 _ if notified == Some(&job.queue) => {}
                 _ => {
-                    self.notifiers.notify(&job.queue);
+                    self.common.notifiers.notify(&job.queue);
                     notified = Some(&job.queue);
                 }
             }

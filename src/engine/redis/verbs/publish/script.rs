@@ -136,7 +136,7 @@ impl RedisCore {
 
     /// The timer member of a job that is to be replaced, if this process knows it.
     fn known_timer(&self, old: &JobRef) -> Vec<u8> {
-        let tries = self.handed_out.tries(&old.id);
+        let tries = self.common.handed_out.tries(&old.id);
         tries.map(|tries| keys::member(&old.queue, tries, &old.id)).unwrap_or_default()
     }
 }
