@@ -16,6 +16,9 @@ use crate::engine::disk::store::{Fatal, Found, Space, Store, StoreLimits, open, 
 const OTHERS: [Space; 6] =
     [Space::Jobs, Space::Meta, Space::Queues, Space::Quarantine, Space::Tokens, Space::Limits];
 
+/// An entry that leads to a job: its keyspace and key, and the key of the job.
+type Leads = (Space, Vec<u8>, Vec<u8>);
+
 /// Tables with holes, and of which keyspaces.
 #[derive(Debug, Default)]
 pub struct Holes(Vec<(Space, Vec<Holed>)>);
@@ -89,12 +92,8 @@ impl Holes {
         Ok((store, mark))
     }
 
-    /// The entries of lists whose jobs lie in a hole: their list and key, and the key of the job.
-    fn entries_of_unreadable(
-        &self,
-        store: &Store,
-        damaged: &[Space],
-    ) -> Result<Vec<(Space, Vec<u8>, Vec<u8>)>, Fatal> {
+    /// The entries of lists whose jobs lie in a hole.
+    fn entries_of_unreadable(&self, store: &Store, damaged: &[Space]) -> Result<Vec<Leads>, Fatal> {
         let mut found = Vec::new();
         if self.of(Space::Jobs).is_empty() {
             return Ok(found);
@@ -115,16 +114,10 @@ impl Holes {
 
     /// Takes out of the lists and of the quarantine what is lost, and names it. A job of the quarantine that reads now
     /// leaves it.
-    fn tidy(
-        &self,
-        store: &Store,
-        gone: Vec<(Space, Vec<u8>, Vec<u8>)>,
-        report: &mut RepairReport,
-    ) -> Result<(), Fatal> {
+    fn tidy(&self, store: &Store, mut gone: Vec<Leads>, report: &mut RepairReport) -> Result<(), Fatal> {
         if self.of(Space::Jobs).is_empty() {
             return Ok(());
         }
-        let mut gone = gone;
         for row in store.all(Space::Quarantine) {
             let key = row?.0.to_vec();
             gone.push((Space::Quarantine, key.clone(), key));
