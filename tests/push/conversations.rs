@@ -418,6 +418,37 @@ async fn what_is_leased_outlives_the_setting_and_the_rate_a_kill_on_disk() {
     drop(dir);
 }
 
+/// Guards against a row for each queue that was ever pushed with a rate: the clock that tells how much time has passed
+/// begins anew with each process.
+#[tokio::test]
+async fn what_a_kill_left_of_a_rate_is_forgotten_an_hour_after_its_end() {
+    use dormouse::clock::ManualClock;
+    use dormouse::engine::disk::{DiskEngine, DiskOptions, RawStore};
+    let dir = tempfile::tempdir().expect("a directory");
+    let day = 24 * 3600 * 1000;
+    // The time of day goes on from one process to the next, the clock of each begins at its own time.
+    let process = async |began: u64, time_of_day: u64| {
+        let clock = std::sync::Arc::new(ManualClock::new(began));
+        clock.step_wall((time_of_day - began) as i64);
+        let options = DiskOptions { upkeep: false, ..DiskOptions::new(dir.path(), clock) };
+        let engine = DiskEngine::open(options).expect("it opens");
+        let store = DiskPush::new(&engine).expect("it can be read");
+        store.records(None).await.expect("it answers");
+        (engine, store)
+    };
+    let rows =
+        || RawStore::open(dir.path()).expect("it was closed").keys("push").expect("it can be read").len();
+    // It was up for a month when it was killed.
+    let (engine, store) = process(30 * day, 100 * day).await;
+    assert_eq!(lease_of(&store, "a", 0).await, (4, 10, true), "alone: everything");
+    drop((engine, store));
+    assert_eq!(rows(), 1, "what may have been begun is stored");
+    drop(process(5, 100 * day + 1000).await);
+    assert_eq!(rows(), 1, "it is not over");
+    drop(process(7, 101 * day).await);
+    assert_eq!(rows(), 0, "it is over for long");
+}
+
 /// Guards against a server that cannot reach the endpoint and keeps the only slot from those that can.
 #[tokio::test]
 async fn a_server_whose_breaker_is_open_leaves_the_only_slot_to_another() {

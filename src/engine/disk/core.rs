@@ -112,6 +112,9 @@ impl DiskEngine {
     pub fn open(options: DiskOptions) -> Result<Arc<DiskEngine>, OpenError> {
         let limits = StoreLimits { open_tables: options.open_tables, cache: options.cache };
         let (store, mark) = open::open(&options.path, limits)?;
+        if let Some(damage) = store.merge_overdue() {
+            return Err(OpenError::Damaged(options.path, damage));
+        }
         let closed = mark.was_closed();
         let windows = Windows {
             ready: options.ready_window.max(1),

@@ -82,6 +82,11 @@ impl Records {
         self.handle.clock.monotonic()
     }
 
+    /// Now by the pool's clock, which goes on over a start: for times that are stored.
+    pub fn pool_now(&self) -> Millis {
+        self.handle.clock.now()
+    }
+
     /// Whether the store would take a change now.
     pub async fn check(&self) -> Result<()> {
         self.handle.check().await

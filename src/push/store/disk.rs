@@ -99,7 +99,7 @@ impl DiskPush {
 
     /// Drops the rows of parts of a rate that count no more: the queue may not be pushed any longer.
     async fn forget_lent(&self) -> Result<()> {
-        let now = self.rows.now();
+        let now = self.rows.pool_now();
         let over = |row: &Bytes| read_lent(row).is_none_or(|(_, until)| until + millis(LONGEST_PER) < now);
         let rows = self.rows.read(Table::Push, |rows| {
             let lent = rows.iter().filter(|(key, row)| key.first() == Some(&LENT) && over(row));
@@ -157,17 +157,21 @@ impl PushStore for DiskPush {
         // other queues do not wait for a write.
         let turn = xxhash_rust::xxh3::xxh3_64(&lent_row) as usize % LEASE_TURNS;
         let _turn = self.lease_turns[turn].lock().await;
-        let (report, now) = (self.stored_report(key)?, self.rows.now());
+        let (report, now, pool_now) = (self.stored_report(key)?, self.rows.now(), self.rows.pool_now());
         let (grant, begun) = {
             let mut memory = self.memory.lock();
             let leased = memory.leased.entry(key.clone()).or_default();
             if leased.stored.is_none() {
                 let stored = self.rows.read(Table::Push, |rows| rows.get(&lent_row).and_then(read_lent));
                 leased.stored = stored;
-                let begun = |(rate, until): Begun| (rate, until.min(now) + millis(lease.per));
+                // What was begun until then counts for one `per` more.
+                let begun = |(rate, until): Begun| {
+                    let left = (until.min(pool_now) + millis(lease.per)).saturating_sub(pool_now);
+                    (rate, now + left)
+                };
                 leased.lent.extend(stored.map(begun));
             }
-            let (grant, begun) = (leased.divide(&lease, now), leased.row(&lease, now));
+            let (grant, begun) = (leased.divide(&lease, now), leased.row(&lease, pool_now));
             if leased.workers.is_empty() {
                 memory.leased.remove(key);
             }

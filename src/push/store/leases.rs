@@ -28,7 +28,8 @@ pub(super) struct Leased {
     pub workers: HashMap<Arc<str>, Holds>,
     /// Parts of the rate that nobody holds any more, and until when they count.
     pub lent: Vec<Begun>,
-    /// How many may have been begun, until when: what another start must count. `None` until it was read.
+    /// How many may have been begun, until when: what another start must count. By the pool's clock, since that goes on
+    /// over a start. `None` until it was read.
     pub stored: Option<Begun>,
 }
 
@@ -82,7 +83,7 @@ impl Leased {
     }
 
     /// The row that another start is to find, if it must be another one than now: how many may be begun, until when;
-    /// none when nothing counts. Whoever has stored it says so in `stored`.
+    /// none when nothing counts. Whoever has stored it says so in `stored`. `now` is by the pool's clock.
     pub fn row(&self, lease: &Lease, now: Millis) -> Option<Begun> {
         let (rate, until) = self.stored.unwrap_or_default();
         let row = match self.workers.is_empty() {

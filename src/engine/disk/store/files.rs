@@ -7,13 +7,12 @@ use std::time::Duration;
 use lsm_tree::{AbstractTree, Guard, SeqNo, Slice};
 
 use super::durable::is_unreadable_io;
+use super::holes::add_keys;
 use super::merge::{Merged, not_merged};
 use super::tend::Tended;
 use super::{Fatal, Space, Store, is_unreadable, tables, trees};
 use crate::engine::disk::codec::Malformed;
 
-/// After so many blocks in a row that cannot be read a table is given up: its index may fail for ever.
-const BAD_BLOCKS: usize = 4096;
 /// How large a table becomes that a compaction makes.
 const TABLE: u64 = 64 << 20;
 
@@ -60,21 +59,9 @@ impl Store {
     ) -> Result<(), Fatal> {
         self.move_to_tables()?;
         let tree = self.trees.of(space);
-        // A walk over the keyspace ends at the first bad block, one over a table goes on behind it.
         let mut keys = BTreeSet::new();
         for table in tree.current_version().iter_tables() {
-            let mut bad = 0;
-            for item in table.iter() {
-                match item {
-                    Ok(item) => {
-                        bad = 0;
-                        keys.insert(item.key.user_key);
-                    }
-                    Err(e) if is_unreadable(&e) && bad < BAD_BLOCKS => bad += 1,
-                    Err(e) if is_unreadable(&e) => break,
-                    Err(e) => return Err(e.into()),
-                }
-            }
+            add_keys(table, .., &mut keys)?;
         }
         for key in keys {
             match tree.get(&key, SeqNo::MAX) {
@@ -94,7 +81,7 @@ impl Store {
     }
 
     /// Writes all that is in memory out, and has the log forget it: it brings nothing of it back.
-    fn move_to_tables(&self) -> Result<(), Fatal> {
+    pub(super) fn move_to_tables(&self) -> Result<(), Fatal> {
         self.write_out_all()?;
         Ok(self.log.forget(self.log.last() + 1)?)
     }

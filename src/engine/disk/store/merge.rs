@@ -55,6 +55,22 @@ impl Store {
         })
     }
 
+    /// Merges what waits so long that the store would fail at once. Answers why that cannot be done, if a table of it
+    /// cannot be read. For a start, which is refused then, with what is damaged and where.
+    pub fn merge_overdue(&self) -> Option<String> {
+        for (space, ..) in Space::ALL {
+            while self.too_many_unmerged(space) {
+                match self.merge(space, |_| true) {
+                    Ok(Merged::Some) => {}
+                    Ok(Merged::Unreadable(reason)) => return Some(self.which_is_holed(space, &reason)),
+                    // Whoever merges while the store serves meets the same.
+                    _ => break,
+                }
+            }
+        }
+        None
+    }
+
     /// Whether so much waits to be merged that reads take ever longer.
     pub fn too_many_unmerged(&self, space: Space) -> bool {
         self.trees.of(space).l0_run_count() >= TOO_MANY

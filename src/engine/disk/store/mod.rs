@@ -4,7 +4,8 @@
 //!
 //! - [`txn`] is the transaction through which the writer thread reads and writes.
 //! - [`log`] keeps what is committed, [`trees`] holds it in memory, at first in [`recent`]; [`tend`] is what a thread beside
-//!   the writer does for both, [`merge`] what another one does for the tables.
+//!   the writer does for both, [`merge`] what another one does for the tables,
+//!   and [`holes`] finds what of them cannot be read.
 //! - [`mark`] says whose directory it is, and is its lock; [`open`] opens it, when [`tables`] and [`log::judge`] say that nothing in there
 //!   is damaged; [`repair`] opens what is left of one that is, and [`aside`] keeps what it takes away.
 //! - [`copy`] makes a consistent copy while the store is open; [`durable`] writes what must survive the machine.
@@ -13,6 +14,7 @@ pub mod aside;
 pub mod copy;
 mod durable;
 mod files;
+pub mod holes;
 pub mod log;
 pub mod mark;
 pub mod merge;

@@ -14,7 +14,7 @@ use super::mark::{CUT_OFF, FORMAT, MARK, Mark, OpenError, lock};
 use super::open::{self, Judged};
 use super::trees::{self, Trees};
 use super::txn::Txn;
-use super::{Fatal, Space, StoreLimits, tables};
+use super::{Fatal, Space, Store, StoreLimits, tables};
 use crate::engine::disk::codec::{self, FIRST_SEQ, META_NEWEST, META_SEQ};
 
 /// What was found in a directory, and what was done.
@@ -137,20 +137,25 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     drop(trees);
     mark.forget_close();
     let store = open::open_whole(path, StoreLimits::OF_A_TOOL, mark)?;
+    raise_numbers(&store).map_err(fatal)?;
+    drop(store);
+    Ok(aside)
+}
+
+/// Raises the numbers of `meta` above all that was given, where what says them may be lost.
+pub fn raise_numbers(store: &Store) -> Result<(), Fatal> {
     let mut txn = Txn::new(store.clone());
-    let seq = store.number(META_SEQ).map_err(fatal)?.unwrap_or(FIRST_SEQ);
+    let seq = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ);
     txn.put(Space::Meta, META_SEQ, (seq + SEQS_LOST).to_be_bytes());
     // A publish of a larger id does not look whether it is stored. Where the last job does not read, no list is rebuilt.
     if let Ok(Some((_, last))) = store.ends(Space::Jobs) {
-        let last = codec::read_job_key(&last).map_err(|e| fatal(e.into()))?.0;
-        let newest = store.get(Space::Meta, META_NEWEST).map_err(fatal)?;
+        let last = codec::read_job_key(&last)?.0;
+        let newest = store.get(Space::Meta, META_NEWEST)?;
         if newest.and_then(|id| codec::read_newest(&id).ok()).is_none_or(|newest| newest < last) {
             txn.put(Space::Meta, META_NEWEST, last.to_bytes());
         }
     }
-    txn.settle(true).map_err(fatal)?;
-    drop((txn, store));
-    Ok(aside)
+    txn.settle(true).map(drop)
 }
 
 /// Puts every group of a damaged log that is whole into memory. Answers the number and the turn that a new log begins

@@ -241,6 +241,14 @@ pub fn mend(dir: &Path, aside: &mut Aside) -> Result<()> {
     Ok(())
 }
 
+/// Sets these tables of a keyspace aside, and makes it open without them.
+pub fn give_up(dir: &Path, tables: impl IntoIterator<Item = u64>, aside: &mut Aside) -> Result<()> {
+    for table in tables {
+        aside.take(&dir.join(TABLES).join(table.to_string()))?;
+    }
+    mend(dir, aside)
+}
+
 /// The number and the bytes of the list that `current` means, if both are whole; else of the newest list that reads.
 fn list_to_use(dir: &Path) -> Result<Option<(u64, Vec<u8>)>> {
     let (mut highest, mut best) = (0, None);

@@ -1,6 +1,7 @@
 //! What the engine's threads beside the writer do: one syncs and looks at the room on the disk, one writes out what is in
 //! memory, one sweeps and compacts, and one merges. They end when they are told to, or when the store is poisoned.
 
+pub mod holes;
 pub mod quarantine;
 pub mod rebuild;
 pub mod repair;
@@ -92,15 +93,24 @@ pub fn tend(store: &Store, stop: &Stop, poison: &Poison) {
     }
 }
 
-/// Keyspaces with a table that cannot be read: what is in it is left as it is.
+/// Keyspaces with a table that cannot be read, each with what is wrong: what is in it is left as it is.
 #[derive(Debug, Default)]
-struct Unreadable(Vec<Space>);
+struct Unreadable(Vec<(Space, String)>);
 
 impl Unreadable {
-    fn add(&mut self, space: Space, reason: &str) {
-        if !self.0.contains(&space) {
-            tracing::error!(?space, reason, "a table cannot be read; its keyspace is merged no more");
-            self.0.push(space);
+    fn of(&self, space: Space) -> Option<&str> {
+        self.0.iter().find(|(of, _)| *of == space).map(|(_, what)| what.as_str())
+    }
+
+    fn add(&mut self, store: &Store, space: Space, reason: &str) {
+        if self.of(space).is_none() {
+            let what = store.which_is_holed(space, reason);
+            tracing::error!(
+                what,
+                "a keyspace is merged no more, and the store fails when too much of it waits to be merged: stop the \
+                 server, and let `dormouse repair` say what is damaged"
+            );
+            self.0.push((space, what));
         }
     }
 }
@@ -117,7 +127,7 @@ pub fn merge(store: &Store, room: &FreeSpace, stop: &Stop, poison: &Poison) {
             if stop.is_stopped() || done[space as usize] == Some(shape) {
                 continue;
             }
-            let merged = match unreadable.0.contains(&space) {
+            let merged = match unreadable.of(space).is_some() {
                 true => None,
                 false => Some(store.merge(space, |bytes| room.compact(bytes))),
             };
@@ -134,7 +144,7 @@ pub fn merge(store: &Store, room: &FreeSpace, stop: &Stop, poison: &Poison) {
                 // Looked at again, after a while.
                 Some(Ok(Merged::NoRoom)) => pause = pause.max(SECOND),
                 Some(Ok(Merged::DiskFull)) => pause = FULL_PAUSE,
-                Some(Ok(Merged::Unreadable(reason))) => unreadable.add(space, &reason),
+                Some(Ok(Merged::Unreadable(reason))) => unreadable.add(store, space, &reason),
                 Some(Err(Fatal(reason))) => {
                     poison.set(format!("a merge failed: {reason}"));
                     return;
@@ -142,7 +152,8 @@ pub fn merge(store: &Store, room: &FreeSpace, stop: &Stop, poison: &Poison) {
             }
             // It could not be merged.
             if store.too_many_unmerged(space) {
-                poison.set(format!("the tables of {space:?} could not be merged for too long"));
+                let why = unreadable.of(space).map(|what| format!(" ({what})")).unwrap_or_default();
+                poison.set(format!("the tables of {space:?} could not be merged for too long{why}"));
                 return;
             }
         }
@@ -279,14 +290,14 @@ impl Sweeper {
         let mut compacted = Vec::new();
         for (space, live) in &upkeep.compact {
             // What has nothing that lives is deleted, not written.
-            if unreadable.0.contains(space) || (*live > 0 && !self.room.compact(*live)) {
+            if unreadable.of(*space).is_some() || (*live > 0 && !self.room.compact(*live)) {
                 continue;
             }
             match store.compact(*space)? {
                 Merged::Some | Merged::Nothing => compacted.push(*space),
                 Merged::NoRoom => {}
                 Merged::DiskFull => return Ok(None),
-                Merged::Unreadable(reason) => unreadable.add(*space, &reason),
+                Merged::Unreadable(reason) => unreadable.add(store, *space, &reason),
             }
         }
         Ok(Some(compacted))

@@ -17,7 +17,7 @@ use crate::engine::disk::store::{Fatal, Slice, Space, Store, StoreLimits};
 use crate::name::JobKey;
 
 /// The lists, in the order in which they are rebuilt.
-const LISTS: [Space; 4] = [Space::Ready, Space::Dead, Space::Delayed, Space::Running];
+pub const LISTS: [Space; 4] = [Space::Ready, Space::Dead, Space::Delayed, Space::Running];
 /// What operators have set and what push keeps: nothing but their own rows says it.
 pub const SETTINGS: [Space; 3] = [Space::Quotas, Space::Push, Space::Schedules];
 /// How many tries a job has left after its list was lost.
@@ -31,7 +31,7 @@ pub fn rebuild_lists(path: &Path) -> Result<u64, OpenError> {
     let (store, _mark) = open::open(path, StoreLimits::OF_A_TOOL)?;
     let damaged = unreadable(&store).map_err(|e| OpenError::Io(path.to_owned(), e))?;
     let rebuilt = rebuild(&store, &damaged, false);
-    rebuilt.map(|(jobs, _)| jobs).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
+    rebuilt.map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
 }
 
 /// The lists that cannot be read, those of the keys and of the remembered requests among them, and the settings. An error
@@ -50,11 +50,11 @@ pub fn unreadable(store: &Store) -> std::io::Result<Vec<Space>> {
 }
 
 /// As [`rebuild_lists`], of those that are [`unreadable`]. With `gaps` also a list that can be read may have lost entries:
-/// every job that stands in none is put into one. Answers how many, and whether there are jobs that cannot be read: they
-/// stand in no list that is rebuilt.
-pub fn rebuild(store: &Store, damaged: &[Space], gaps: bool) -> Result<(u64, bool), Fatal> {
+/// every job that stands in none is put into one. Answers how many. Jobs that cannot be read stand in no list that is
+/// rebuilt.
+pub fn rebuild(store: &Store, damaged: &[Space], gaps: bool) -> Result<u64, Fatal> {
     if damaged.is_empty() && !gaps {
-        return Ok((0, false));
+        return Ok(0);
     }
     let known = Known::read(store, damaged)?;
     let mut txn = Txn::new(store.clone());
@@ -78,7 +78,7 @@ pub fn rebuild(store: &Store, damaged: &[Space], gaps: bool) -> Result<(u64, boo
     }
     known.write(&mut txn, |list| gaps || damaged.contains(&list))?;
     txn.settle(true)?;
-    Ok((known.lost.len() as u64, known.lacks_jobs))
+    Ok(known.lost.len() as u64)
 }
 
 /// What can be read of a store, of which some keyspaces cannot. Everything is read before anything is changed.
@@ -92,8 +92,6 @@ struct Known {
     settings: Vec<(Space, Slice, Slice)>,
     /// What namespaces with a quota have: it is counted anew.
     counts: Vec<Slice>,
-    /// Whether some jobs cannot be read: nobody knows where they were.
-    lacks_jobs: bool,
     /// Queues of lost jobs that no list of queues names.
     queues: HashSet<Bytes>,
     /// The first free number,
@@ -117,7 +115,7 @@ impl Known {
         }
         // A walk ends at the first block that cannot be read.
         let lacks_jobs = store.is_damaged(Space::Jobs, |_, _| Ok(()))?;
-        let mut known = Known { lacks_jobs, ..Known::default() };
+        let mut known = Known::default();
         let mut job = |key: Slice, value: Slice| -> Result<(), Fatal> {
             let Ok(record) = codec::read_record(&key, &value) else { return Ok(()) };
             let (Location::Ready(seq) | Location::Delayed((_, seq)) | Location::Dead(seq)) = record.location;
@@ -211,7 +209,7 @@ impl Known {
 }
 
 /// The entry that stands there in a list, with the prefix of its queue.
-fn entry<'a>(list: Space, key: &'a [u8], value: &'a [u8]) -> Result<(&'a [u8], Entry), Malformed> {
+pub fn entry<'a>(list: Space, key: &'a [u8], value: &'a [u8]) -> Result<(&'a [u8], Entry), Malformed> {
     match list {
         Space::Ready | Space::Dead => {
             let (prefix, seq) = codec::split_list_key(key)?;
