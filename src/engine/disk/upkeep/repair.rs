@@ -350,7 +350,8 @@ mod tests {
         assert_eq!(told.damage, [""; 0], "it is whole: {told}");
         {
             let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
-            assert_eq!(store.all(Space::Jobs).map(|job| job.unwrap()).count() as u64, JOBS - lost, "jobs"); // as above
+            let left = store.all(Space::Jobs).filter(|job| job.is_ok()).count() as u64;
+            assert_eq!(left, JOBS - lost, "jobs that read");
             let compacted = store.compact(Space::Jobs).unwrap(); // as above
             assert!(matches!(compacted, Merged::Some), "it is merged again: {compacted:?}");
         }

@@ -28,6 +28,8 @@ enum Kind {
     Away,
     Refused,
     Corrupt,
+    /// The engine is closing.
+    Closed,
     /// A part of a pool.
     Part(Unreachable),
 }
@@ -59,6 +61,11 @@ impl Fault {
     /// The server did not answer in time, or cannot be reached.
     pub fn away(text: impl Into<String>) -> Fault {
         Fault::new(Kind::Away, true, text)
+    }
+
+    /// The engine is closing, and has no connections any more.
+    pub fn closed() -> Fault {
+        Fault::new(Kind::Closed, true, "the engine is closing")
     }
 
     /// It was carried out, and may not last.
@@ -108,6 +115,7 @@ impl From<Fault> for Error {
             Kind::Away => Error::away(fault),
             Kind::Refused => Error::refused(fault),
             Kind::Corrupt => Error::corrupt(fault),
+            Kind::Closed => Error::Closed,
             Kind::Part(why) => Error::Unreachable(why),
         }
     }

@@ -158,7 +158,7 @@ impl SharedTask {
         let connected = stay_connected(&self, self.connections.answered(), |up| status.set(up));
         self.connections.closed.run_until_cancelled(connected).await;
         // The calling side may live on. It must not hold the connection.
-        self.tell.send_replace(ConnectionState::Down(Fault::away("the engine is closing")));
+        self.tell.send_replace(ConnectionState::Down(Fault::closed()));
     }
 }
 

@@ -111,7 +111,7 @@ impl CompactCore {
         })
     }
 
-    /// Each to the head of its queue, in the order given.
+    /// Each to the head of its queue, in the order given. A part that is away keeps none of the others.
     pub async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         // The last one goes first, so that the first one ends at the very head.
         let mut jobs: Vec<&Job> = jobs.iter().rev().collect();
@@ -119,21 +119,30 @@ impl CompactCore {
         jobs.iter().for_each(|job| _ = self.common.handed_out.remove(&job.id));
         let home = |job: &&Job| self.partition_of(&job.queue);
         let mut parts: BTreeMap<Partition, Vec<&Job>> = BTreeMap::new();
-        for job in jobs {
+        for of in jobs.chunk_by(|a, b| a.queue == b.queue) {
             // Home is tried again until it answers.
-            let named = self.partition_named(&job.queue, &job.id).await.unwrap_or_else(|_| home(&job));
-            parts.entry(named).or_default().push(job);
+            let named = self.partitions_named(&of[0].queue, of.iter().map(|job| &job.id)).await;
+            let named = named.unwrap_or_else(|_| of.iter().map(home).collect());
+            named.into_iter().zip(of).for_each(|(part, job)| parts.entry(part).or_default().push(job));
         }
+        let mut outcome = Ok(());
         for (named, part) in parts {
-            for step in part.chunks(STEP) {
-                let given = self.give_back_step(named, step).await?;
-                // One of a schedule lies at home. What was given back is not given back once more.
-                let mut elsewhere: Vec<&Job> = step.to_vec();
-                elsewhere.retain(|job| given < step.len() && home(job) != named);
-                elsewhere.sort_by_key(home);
-                for step in elsewhere.chunk_by(|a, b| home(a) == home(b)) {
-                    self.give_back_step(home(&step[0]), step).await?;
-                }
+            outcome = outcome.and(self.give_back_part(named, &part).await);
+        }
+        outcome
+    }
+
+    /// Jobs whose ids name this partition.
+    async fn give_back_part(&self, named: Partition, jobs: &[&Job]) -> Result<()> {
+        let home = |job: &&Job| self.partition_of(&job.queue);
+        for step in jobs.chunks(STEP) {
+            let given = self.give_back_step(named, step).await?;
+            // One of a schedule lies at home. What was given back is not given back once more.
+            let mut elsewhere: Vec<&Job> = step.to_vec();
+            elsewhere.retain(|job| given < step.len() && home(job) != named);
+            elsewhere.sort_by_key(home);
+            for step in elsewhere.chunk_by(|a, b| home(a) == home(b)) {
+                self.give_back_step(home(&step[0]), step).await?;
             }
         }
         Ok(())
