@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeBounds;
 
-use lsm_tree::{AbstractTree, KeyRange, SeqNo, Slice, Table};
+use lsm_tree::{AbstractTree, Guard, KeyRange, SeqNo, Slice, Table};
 
 use super::durable::is_unreadable_io;
 use super::log::manifest::Manifest;
@@ -42,7 +42,8 @@ pub fn add_keys(
         match item {
             Ok(item) => {
                 bad = 0;
-                keys.insert(item.key.user_key);
+                // A key of a table holds its block in memory.
+                keys.insert(Slice::from(&item.key.user_key[..]));
             }
             Err(e) if is_unreadable(&e) && bad < BAD_BLOCKS => bad += 1,
             Err(e) if is_unreadable(&e) => break,
@@ -85,12 +86,12 @@ impl Store {
     }
 
     /// Writes anew what can be read of the entries that tables with holes may have, so that nothing is lost with these
-    /// tables but what their holes have. One whose newest value may be in a hole is taken from the log, or else deleted,
-    /// although an older value can be read. Afterwards all is in tables.
+    /// tables but what their holes have. One whose newest value may be in a hole is deleted, although an older value can
+    /// be read. Afterwards all is in tables, and the log is used again: before the first keyspace is written anew, what
+    /// [the log says](Store::write_logged) of all of them must be.
     pub fn rewrite(&self, space: Space, holed: &[Holed]) -> Result<(), Fatal> {
-        let logged = self.logged(space, holed)?;
         let tree = self.trees.of(space);
-        let mut keys: BTreeSet<Slice> = logged.keys().cloned().collect();
+        let mut keys: BTreeSet<Slice> = BTreeSet::new();
         self.move_to_tables()?;
         for table in tree.current_version().iter_tables() {
             for Holed { keys: range, .. } in holed {
@@ -102,10 +103,14 @@ impl Store {
             match tree.get(&key, SeqNo::MAX) {
                 Ok(Some(value)) => txn.put(space, key, value),
                 Ok(None) => txn.delete(space, key),
-                Err(e) if is_unreadable(&e) => match logged.get(&key) {
-                    Some(Some(value)) => txn.put(space, key, value),
-                    _ => txn.delete(space, key),
-                },
+                // A filter may be what does not read: a range asks none.
+                Err(e) if is_unreadable(&e) => {
+                    let read = tree.range(key.clone()..=key.clone(), SeqNo::MAX, None).next();
+                    match read.and_then(|item| item.into_inner().ok()) {
+                        Some((_, value)) => txn.put(space, key, value),
+                        None => txn.delete(space, key),
+                    }
+                }
                 Err(e) => return Err(e.into()),
             }
             txn.relieve()?;
@@ -114,18 +119,33 @@ impl Store {
         self.move_to_tables()
     }
 
-    /// What the log still says last of the keys that these tables may have: nothing is newer than that.
-    fn logged(&self, space: Space, holed: &[Holed]) -> Result<BTreeMap<Slice, Option<Slice>>, Fatal> {
+    /// Writes anew what the log still says last of the keys that these tables may have: nothing is newer than that. It is
+    /// stored before the log is used again, so a repair that is killed in between loses none of it.
+    pub fn write_logged(&self, holes: &[(Space, Vec<Holed>)]) -> Result<(), Fatal> {
         let dir = self.pool.join(log::DIR);
-        let mut logged = BTreeMap::new();
+        let mut logged = vec![BTreeMap::new(); holes.len()];
         log::judge::judge_each(&dir, &Manifest::read(&dir)?, |_, group| {
             for (of, key, value) in group::items(group).flatten() {
-                if of == space && holed.iter().any(|holed| holed.may_have(key)) {
-                    logged.insert(Slice::from(key), value.map(Slice::from));
+                let is_of = |(space, holed): &(Space, Vec<Holed>)| {
+                    of == *space && holed.iter().any(|holed| holed.may_have(key))
+                };
+                if let Some(n) = holes.iter().position(is_of) {
+                    logged[n].insert(Slice::from(key), value.map(Slice::from));
                 }
             }
             Ok(())
         })?;
-        Ok(logged)
+        let mut txn = Txn::new(self.clone());
+        for ((space, _), logged) in holes.iter().zip(logged) {
+            for (key, value) in logged {
+                match value {
+                    Some(value) => txn.put(*space, key, value),
+                    None => txn.delete(*space, key),
+                }
+                txn.relieve()?;
+            }
+        }
+        txn.settle(true)?;
+        Ok(())
     }
 }

@@ -59,6 +59,12 @@ impl Store {
     /// cannot be read. For a start, which is refused then, with what is damaged and where.
     pub fn merge_overdue(&self) -> Option<String> {
         for (space, ..) in Space::ALL {
+            if self.too_many_unmerged(space) {
+                tracing::info!(
+                    keyspace = space.name(),
+                    "merges what has waited too long, before anything is served"
+                );
+            }
             while self.too_many_unmerged(space) {
                 match self.merge(space, |_| true) {
                     Ok(Merged::Some) => {}

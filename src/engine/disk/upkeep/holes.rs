@@ -68,6 +68,7 @@ impl Holes {
         let fatal = |Fatal(reason)| OpenError::Damaged(path.to_owned(), reason);
         // Afterwards nothing tells their entries from those of jobs that were acked.
         let gone = self.entries_of_unreadable(&store, damaged).map_err(fatal)?;
+        store.write_logged(&self.0).map_err(fatal)?;
         for (space, holed) in &self.0 {
             store.rewrite(*space, holed).map_err(fatal)?;
         }

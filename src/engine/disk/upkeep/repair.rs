@@ -374,6 +374,29 @@ mod tests {
         engine.close().await;
     }
 
+    /// Guards against a log that is used again for one keyspace, before what it says of the next one is read.
+    #[tokio::test]
+    async fn what_the_log_has_of_each_of_two_bad_keyspaces_is_kept() {
+        let dir = pool_with_jobs().await;
+        let rows: Vec<_> = (0..3)
+            .map(|n| codec::job_key(&codec::queue_key(&queue()), JobId::from_parts(1, n, 0, false)))
+            .collect();
+        {
+            let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
+            let mut txn = Txn::new(store.clone());
+            rows.iter().for_each(|row| txn.put(Space::Tokens, row.clone(), [7; 60]));
+            txn.settle(true).unwrap(); // nothing is wrong with the disk
+        }
+        fill(dir.path(), Space::Push, &[b"s"]);
+        damage(dir.path(), Space::Jobs, None);
+        damage(dir.path(), Space::Tokens, Some(b"data"));
+        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(told.accepted && told.to_string().contains("0 jobs are lost"), "{told}");
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it was repaired
+        let kept: Vec<_> = store.all(Space::Tokens).map(|row| row.unwrap().0.to_vec()).collect(); // as above
+        assert_eq!(kept, rows, "rows that the log had");
+    }
+
     /// Guards against a start that fails over and over, and never says which table it is and what to do.
     #[tokio::test]
     async fn a_start_with_too_many_tables_and_a_bad_one_says_which_and_can_be_mended() {

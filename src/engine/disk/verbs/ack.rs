@@ -67,7 +67,11 @@ impl WriterState {
             return Ok(());
         }
         match self.txn.job(&key)? {
-            Found::Nothing => return Ok(()),
+            Found::Nothing => {
+                // A repair may have been killed between the job and this.
+                self.leave_quarantine(&key);
+                return Ok(());
+            }
             // Where it is cannot be told; whatever entry it has stands for nothing from now on.
             Found::Corrupt(_) => self.queues.sweep_at(&job.queue, 0),
             Found::Record(record) => {
