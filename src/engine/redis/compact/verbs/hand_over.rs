@@ -111,7 +111,8 @@ impl CompactCore {
         })
     }
 
-    /// Each to the head of its queue, in the order given. A part that is away keeps none of the others.
+    /// Each to the head of its queue, in the order given. What can be given back at once is, before a part that is away is
+    /// tried again.
     pub async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         // The last one goes first, so that the first one ends at the very head.
         let mut jobs: Vec<&Job> = jobs.iter().rev().collect();
@@ -125,31 +126,37 @@ impl CompactCore {
             let named = named.unwrap_or_else(|_| of.iter().map(home).collect());
             named.into_iter().zip(of).for_each(|(part, job)| parts.entry(part).or_default().push(job));
         }
-        let mut outcome = Ok(());
+        let mut away = Vec::new();
         for (named, part) in parts {
-            outcome = outcome.and(self.give_back_part(named, &part).await);
+            if self.give_back_part(named, &part, false).await.is_err() {
+                away.push((named, part));
+            }
+        }
+        let mut outcome = Ok(());
+        for (named, part) in away {
+            outcome = outcome.and(self.give_back_part(named, &part, true).await);
         }
         outcome
     }
 
-    /// Jobs whose ids name this partition.
-    async fn give_back_part(&self, named: Partition, jobs: &[&Job]) -> Result<()> {
+    /// Jobs whose ids name this partition; again and again if that is asked for.
+    async fn give_back_part(&self, named: Partition, jobs: &[&Job], again: bool) -> Result<()> {
         let home = |job: &&Job| self.partition_of(&job.queue);
         for step in jobs.chunks(STEP) {
-            let given = self.give_back_step(named, step).await?;
+            let given = self.give_back_step(named, step, again).await?;
             // One of a schedule lies at home. What was given back is not given back once more.
             let mut elsewhere: Vec<&Job> = step.to_vec();
             elsewhere.retain(|job| given < step.len() && home(job) != named);
             elsewhere.sort_by_key(home);
             for step in elsewhere.chunk_by(|a, b| home(a) == home(b)) {
-                self.give_back_step(home(&step[0]), step).await?;
+                self.give_back_step(home(&step[0]), step, again).await?;
             }
         }
         Ok(())
     }
 
     /// Jobs of one partition. How many there were.
-    async fn give_back_step(&self, home: Partition, jobs: &[&Job]) -> Result<usize> {
+    async fn give_back_step(&self, home: Partition, jobs: &[&Job], again: bool) -> Result<usize> {
         let mut queues: Vec<&Queue> = Vec::new();
         for job in jobs {
             if !queues.contains(&&job.queue) {
@@ -165,7 +172,7 @@ impl CompactCore {
             call.arg(n).arg(place_of(home, &job.id)).arg(hand_over).arg(tries_left);
         }
         let give = || self.ask(home, Lane::HandOver, &self.scripts.give_back, call.clone());
-        let given = until_given(self.tasks.stopping(), give).await?;
+        let given = if again { until_given(self.tasks.stopping(), give).await? } else { give().await? };
         for queue in queues {
             self.tell_ready_again(home, queue);
         }
