@@ -282,8 +282,8 @@ impl WaitLists {
             let Some(registered) = self.by_queue.get(&queue) else { continue };
             // Without weights the first is asked first: what it had when the fetch began has been seen, or it holds up
             // the others.
-            let is_seen = |said: &u64| n == 0 && queues.weights.is_none() && *said <= began;
-            if registered.said.is_none_or(|said| is_seen(&said)) {
+            let is_seen = |said| n == 0 && queues.weights.is_none() && said <= began;
+            if registered.said.is_none_or(is_seen) {
                 continue;
             }
             for (_, other) in registered.lists.range(..).take(MAX_LOOKED_AT) {

@@ -47,6 +47,18 @@ impl Setup {
         Setup::with_room(100_000)
     }
 
+    /// Its engine has skipped once: consumes of lists with a queue that [is endless](Gated::set_endless) hang from now on.
+    async fn that_has_skipped() -> Setup {
+        let setup = Setup::new();
+        setup.engine.set_endless(Some("b"));
+        let skips = setup.consumer(&["b"], 1);
+        setup.settle().await;
+        setup.engine.set_endless(None);
+        setup.settle().await;
+        skips.abort();
+        setup
+    }
+
     async fn publish(&self, drafts: impl IntoIterator<Item = Draft>) {
         let jobs = drafts.into_iter().map(|draft| draft.make(&self.stage)).collect::<Vec<_>>();
         ok("publish", self.engine.publish(jobs.into()).await);
@@ -207,14 +219,7 @@ async fn a_job_that_comes_during_a_fetch_in_vain_is_for_the_one_who_waits_longes
 /// Guards against a fetch that hangs, and keeps jobs from those who wait for their queue in other lists.
 #[tokio::test(start_paused = true)]
 async fn a_fetch_that_hangs_keeps_a_job_from_others_for_a_moment() {
-    let setup = Setup::new();
-    // The first fetch that is held up skips, and that is not what this is about.
-    setup.engine.set_endless(Some("b"));
-    let skips = setup.consumer(&["b"], 1);
-    setup.settle().await;
-    setup.engine.set_endless(None);
-    setup.settle().await;
-    skips.abort();
+    let setup = Setup::that_has_skipped().await;
     let mut consumers = Vec::new();
     for list in [&["b", "a"][..], &["a"], &["b", "a"]] {
         consumers.push(setup.consumer(list, 1));
@@ -236,14 +241,7 @@ async fn a_fetch_that_hangs_keeps_a_job_from_others_for_a_moment() {
 #[tokio::test(start_paused = true)]
 async fn a_list_that_hangs_and_has_nobody_else_keeps_no_job_from_others() {
     for more in [0, 1] {
-        let setup = Setup::new();
-        // The first fetch that is held up skips, and that is not what this is about.
-        setup.engine.set_endless(Some("b"));
-        let skips = setup.consumer(&["b"], 1);
-        setup.settle().await;
-        setup.engine.set_endless(None);
-        setup.settle().await;
-        skips.abort();
+        let setup = Setup::that_has_skipped().await;
         let _first = setup.consumer(&["b", "a"], 1);
         setup.settle().await;
         setup.engine.set_endless(Some("b"));
@@ -268,14 +266,7 @@ async fn a_list_that_hangs_and_has_nobody_else_keeps_no_job_from_others() {
 #[tokio::test(start_paused = true)]
 async fn what_is_said_to_a_list_that_hangs_is_passed_on() {
     for hangs_before in [false, true] {
-        let setup = Setup::new();
-        // The first fetch that is held up skips, and that is not what this is about.
-        setup.engine.set_endless(Some("b"));
-        let skips = setup.consumer(&["b"], 1);
-        setup.settle().await;
-        setup.engine.set_endless(None);
-        setup.settle().await;
-        skips.abort();
+        let setup = Setup::that_has_skipped().await;
         let mut consumers = Vec::new();
         for list in [&["b", "a"][..], &["b", "c", "a"], &["b", "a", "d"], &["a"], &["a", "e"]] {
             consumers.push(setup.consumer(list, 1));
@@ -306,14 +297,7 @@ async fn what_is_said_to_a_list_that_hangs_is_passed_on() {
 /// Guards against a list that saw its first queue before the job came, hangs on its second one, and keeps the job.
 #[tokio::test(start_paused = true)]
 async fn what_is_said_of_the_first_queue_of_a_list_that_hangs_is_passed_on() {
-    let setup = Setup::new();
-    // The first fetch that is held up skips, and that is not what this is about.
-    setup.engine.set_endless(Some("b"));
-    let skips = setup.consumer(&["b"], 1);
-    setup.settle().await;
-    setup.engine.set_endless(None);
-    setup.settle().await;
-    skips.abort();
+    let setup = Setup::that_has_skipped().await;
     let first = setup.consumer(&["a", "b"], 1);
     setup.settle().await;
     let of_a = setup.consumer(&["a"], 1);
