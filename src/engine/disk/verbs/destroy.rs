@@ -43,10 +43,17 @@ impl Step for Destroy {
         let Some((after, ..)) = run.last().copied() else { return Ok(None) };
         for (seq, entry, _) in &run {
             state.txn.delete(Space::Ready, codec::list_key(&key, *seq));
-            if let Found::Record(record) = state.txn.job(&codec::job_key(&key, entry.id))?
-                && record.generation == entry.generation
-            {
-                state.forget(&queue, entry.id, &record)?;
+            let job = codec::job_key(&key, entry.id);
+            match state.txn.job(&job)? {
+                Found::Record(record) if record.generation == entry.generation => {
+                    state.forget(&queue, entry.id, &record)?;
+                }
+                // Nobody can tell whether it is another one's: it goes, as by an ack.
+                Found::Corrupt(_) => {
+                    state.leave_quarantine(&job);
+                    state.delete_job(&queue, job)?;
+                }
+                Found::Record(_) | Found::Nothing => {}
             }
         }
         if let Some(q) = state.queues.get_mut(&queue) {
