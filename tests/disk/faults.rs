@@ -288,25 +288,30 @@ async fn child_bad_sector() {
     fail(&dir, "pread", EIO, table.to_str().expect("UTF-8"), Some(len / 2));
     let engine = DiskEngine::open(disk_options(&path)).expect("it opens with a bad sector");
     let mut seen = drain(&engine, &q, LEN).await;
-    let quarantined = engine.quarantined().await.expect("listed");
-    assert!((1..=2).contains(&quarantined.len()), "one sector holds one job or two: {quarantined:?}");
-    assert_eq!(seen.len() + quarantined.len(), JOBS as usize, "every other job is handed out");
-    assert_eq!(gauge(&engine, "disk_quarantined_jobs").await, quarantined.len() as f64, "they are counted");
+    let bad: Vec<u64> = (0..JOBS).filter(|n| !seen.contains(n)).collect();
+    assert!(
+        (1..=2).contains(&bad.len()),
+        "one sector holds one job or two, every other is handed out: {bad:?}"
+    );
+    assert_eq!(gauge(&engine, "disk_quarantined_jobs").await, bad.len() as f64, "they are counted");
     publish(&engine, &q, JOBS..JOBS + 10, LEN).await;
     engine.close().await;
 
-    let listed = dormouse::engine::disk::quarantined(&path).expect("listed");
-    assert_eq!(listed, quarantined, "a tool lists them, too");
+    let told = repair(&path, false).expect("it can be judged");
+    for n in &bad {
+        let named = format!("job {} of {q} is in quarantine: ", id(*n));
+        assert!(told.notes.iter().any(|note| note.starts_with(&named)), "a repair lists them, too: {told}");
+    }
     // Over a restart they stay where they are, and are in nobody's way.
     let engine = DiskEngine::open(disk_options(&path)).expect("it opens again");
-    assert_eq!(engine.quarantined().await.expect("listed"), quarantined, "the quarantine lasts");
+    assert_eq!(gauge(&engine, "disk_quarantined_jobs").await, bad.len() as f64, "the quarantine lasts");
     seen.extend(drain(&engine, &q, LEN).await);
-    assert_eq!(seen.len() + quarantined.len(), JOBS as usize + 10, "the store goes on as before");
-    let one = quarantined[0].job.clone();
+    assert_eq!(seen.len() + bad.len(), JOBS as usize + 10, "the store goes on as before");
+    let one = job_ref(&q, bad[0]);
     let peeked = engine.inspect_stored(&one).await;
     assert!(matches!(peeked, Err(Error::Corrupt(_))), "a peek says what is wrong: {peeked:?}");
     engine.ack_job(one).await.expect("it can be acked");
-    assert_eq!(engine.quarantined().await.expect("listed").len(), quarantined.len() - 1, "and is gone then");
+    assert_eq!(gauge(&engine, "disk_quarantined_jobs").await, bad.len() as f64 - 1.0, "and is gone then");
     engine.close().await;
 }
 
@@ -645,7 +650,8 @@ fn damage(path: &Path, keyspace: &str) {
 #[tokio::test]
 async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
     const JOBS: u64 = 600;
-    for keyspace in ["ready", "delayed", "dead", "running"] {
+    let keyspaces = ["ready", "delayed", "dead", "running"];
+    for (keyspace, is_logged) in keyspaces.into_iter().flat_map(|of| [(of, false), (of, true)]) {
         let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
         let open =
             || DiskEngine::open(DiskOptions { sync: Sync::EverySecond, ..options(dir.path(), &clock) });
@@ -671,19 +677,26 @@ async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
             clock.advance(Duration::from_millis(20));
             while engine.pump().await.expect("pumped").moved > 0 {}
         }
+        if !is_logged {
+            // The files of the log are used again.
+            let other = queue("other");
+            publish(&engine, &other, 0..40, 1 << 20).await;
+            assert_eq!(drain(&engine, &other, 1 << 20).await.len(), 40, "acked");
+        }
         engine.close().await;
         damage(dir.path(), keyspace);
         assert!(
             open().is_err() || ["ready", "dead", "delayed"].contains(&keyspace),
             "{keyspace} is read at the start"
         );
-        let rebuilt = dormouse::engine::disk::rebuild_lists(dir.path()).expect("it can be rebuilt");
-        assert_eq!(rebuilt, JOBS, "jobs of the list {keyspace}");
-        assert_eq!(
-            dormouse::engine::disk::rebuild_lists(dir.path()).expect("nothing is wrong"),
-            0,
-            "not twice"
-        );
+        let told = repair(dir.path(), true).expect("it can be rebuilt");
+        let said = " jobs that stood in no list were put into one, with one try left";
+        let lost = told.notes.iter().find_map(|note| note.strip_suffix(said)?.parse().ok());
+        let lost: usize = lost.unwrap_or_else(|| panic!("entries of {keyspace} in one block: {told}"));
+        assert_eq!(lost == 0, is_logged, "the log has what is in the block of {keyspace}: {told}");
+        assert!(lost < JOBS as usize / 2, "entries of {keyspace} in one block: {told}");
+        let told = repair(dir.path(), true).expect("nothing is wrong");
+        assert_eq!((told.damage.len(), told.notes.len()), (0, 0), "not twice: {told}");
 
         let engine = open().unwrap_or_else(|e| panic!("{keyspace}: it should open: {e}"));
         let all: BTreeSet<u64> = (0..JOBS).collect();
@@ -701,15 +714,13 @@ async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
         clock.advance(hour);
         while engine.pump().await.expect("pumped").moved > 0 {}
         assert_eq!(drain(&engine, &delayed, 20).await, all, "after {keyspace} was rebuilt: delayed jobs");
-        // A running job whose list was lost is ready at once, any other after its ttr, and dead then.
+        // A running job whose entry was lost is ready at once, any other dead after its ttr.
         clock.advance(2 * hour);
         while engine.pump().await.expect("pumped").moved > 0 {}
-        if keyspace == "running" {
-            assert_eq!(drain(&engine, &running, 20).await, all, "running jobs are ready again");
-        } else {
-            let size = engine.dead_letter(&running).await.expect("read").jobs;
-            assert_eq!(size, JOBS, "after {keyspace} was rebuilt: jobs that ran");
-        }
+        let again = drain(&engine, &running, 20).await.len();
+        assert_eq!(again, if keyspace == "running" { lost } else { 0 }, "after {keyspace}: ready again");
+        let size = engine.dead_letter(&running).await.expect("read").jobs;
+        assert_eq!(size + again as u64, JOBS, "after {keyspace} was rebuilt: jobs that ran");
         engine.close().await;
     }
 }
@@ -730,8 +741,8 @@ async fn a_job_in_quarantine_does_not_keep_its_key() {
     let engine = open().expect("a record is read when it is needed");
     let seen = drain(&engine, &q, 20).await;
     let bad: Vec<u64> = (0..JOBS).filter(|n| !seen.contains(n)).collect();
-    let quarantined = engine.quarantined().await.expect("listed");
-    assert!(!bad.is_empty() && quarantined.len() == bad.len(), "{} of {bad:?}", quarantined.len());
+    let quarantined = gauge(&engine, "disk_quarantined_jobs").await;
+    assert!(!bad.is_empty() && quarantined == bad.len() as f64, "{quarantined} of {bad:?}");
     for n in &bad {
         let published = engine.publish(publication(&q, JOBS + n, Some(&key(*n)))).await.expect("published");
         let is_new = matches!(&published, Published::Done(placed) if placed[0].how == How::New);
@@ -741,7 +752,33 @@ async fn a_job_in_quarantine_does_not_keep_its_key() {
         let holder = engine.inspect_by_key(&q, &name).await.expect("answered").map(|view| view.id);
         assert_eq!(holder, Some(id(JOBS + n)), "the ack of job {n} leaves the key to the new one");
     }
-    assert_eq!(engine.quarantined().await.expect("listed"), [], "they were acked");
+    assert_eq!(gauge(&engine, "disk_quarantined_jobs").await, 0.0, "they were acked");
+    engine.close().await;
+}
+
+/// Guards against records that nothing leads to any more: no entry, and no row of the quarantine. They would stay for
+/// ever.
+#[tokio::test]
+async fn a_destroy_deletes_jobs_that_cannot_be_read() {
+    const JOBS: u64 = 600;
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let open = || DiskEngine::open(DiskOptions { sync: Sync::EverySecond, ..options(dir.path(), &clock) });
+    let q = queue("q");
+    let engine = open().expect("a new directory opens");
+    publish(&engine, &q, 0..JOBS, 20).await;
+    engine.close().await;
+    damage(dir.path(), "jobs");
+    let engine = open().expect("a record is read when it is needed");
+    let mut bad = 0;
+    for n in 0..JOBS {
+        bad += u64::from(engine.inspect_stored(&job_ref(&q, n)).await.is_err());
+    }
+    assert!((1..JOBS).contains(&bad), "{bad} of {JOBS} cannot be read");
+    engine.destroy(&q).await.expect("destroyed");
+    for n in 0..JOBS {
+        let found = engine.inspect_stored(&job_ref(&q, n)).await;
+        assert!(matches!(found, Ok(None)), "job {n} is gone: {found:?}");
+    }
     engine.close().await;
 }
 
@@ -761,11 +798,11 @@ async fn a_repair_rebuilds_the_list_of_keys_and_leaves_pauses() {
         engine.pause(&q, Pausing::UntilResumed).await.expect("paused");
         engine.close().await;
         damage(dir.path(), keyspace);
-        let told = dormouse::engine::disk::repair(dir.path(), false).expect("it can be judged");
+        let told = repair(dir.path(), false).expect("it can be judged");
         assert_eq!(told.damage.len(), 1, "the list {keyspace}: {told}");
-        let told = dormouse::engine::disk::repair(dir.path(), true).expect("it can be repaired");
+        let told = repair(dir.path(), true).expect("it can be repaired");
         assert!(told.accepted, "the list {keyspace}: {told}");
-        let told = dormouse::engine::disk::repair(dir.path(), false).expect("it can be judged");
+        let told = repair(dir.path(), false).expect("it can be judged");
         assert_eq!(told.damage, [""; 0], "the list {keyspace} is whole again: {told}");
         let engine = open().unwrap_or_else(|e| panic!("{keyspace}: it should open: {e}"));
         assert_eq!(take(&engine, &q, 9, TTR).await, [], "{keyspace}: the queue is paused still");

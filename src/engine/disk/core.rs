@@ -14,7 +14,6 @@ use super::state::{Windows, load};
 use super::step::Step;
 use super::store::mark::{Mark, OpenError};
 use super::store::{StoreLimits, open};
-use super::upkeep::quarantine::{ListQuarantine, Quarantined};
 use super::upkeep::space::FreeSpace;
 use super::upkeep::sweep::ShareStore;
 use super::upkeep::{self, Sweeper};
@@ -204,11 +203,6 @@ impl DiskEngine {
         let sweeper = Sweeper { store, handle, room, every: Duration::ZERO };
         // Dropped with the task, so that the store can close.
         tokio::task::spawn_blocking(move || sweeper.all()).await.map_err(Error::away)?
-    }
-
-    /// The jobs that cannot be read and are handed out to nobody.
-    pub async fn quarantined(&self) -> Result<Vec<Quarantined>> {
-        self.handle.ask(ListQuarantine).await
     }
 
     /// Every queue with its sizes, sorted.

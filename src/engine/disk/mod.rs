@@ -46,8 +46,6 @@ use self::store::mark;
 pub use self::store::mark::{FORMAT, OpenError};
 pub use self::store::open::{Look, look};
 pub use self::store::repair::RepairReport;
-pub use self::upkeep::quarantine::{Quarantined, quarantined};
-pub use self::upkeep::rebuild::rebuild_lists;
 pub use self::upkeep::repair::repair;
 use self::upkeep::sweep::ShareStore;
 use self::verbs::ack::Ack;

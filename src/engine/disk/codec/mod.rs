@@ -169,6 +169,11 @@ pub fn read_list_value(seq: u64, value: &[u8]) -> Result<(Entry, Millis)> {
     r.end().map(|()| (Entry { id, tries, generation, keyed }, since))
 }
 
+/// Since when the job of a [`list_value`] is there, if that says so: by the pool's clock, which has been there.
+pub fn read_list_time(value: &[u8]) -> Option<Micros> {
+    read_number(value.get(27..)?).ok()
+}
+
 /// `delayed` and `running`: when due, then the number.
 pub fn timer_key((due, seq): TimerKey) -> [u8; 16] {
     (u128::from(due) << 64 | u128::from(seq)).to_be_bytes()

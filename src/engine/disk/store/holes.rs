@@ -2,19 +2,19 @@
 //! such tables, and writes what can be read of them anew, so that they can be given up. For a store that nobody else
 //! uses, but for the looks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::RangeBounds;
 
-use lsm_tree::{AbstractTree, Guard, KeyRange, SeqNo, Slice, Table};
+use lsm_tree::{AbstractTree, KeyRange, SeqNo, Slice, Table};
 
 use super::durable::is_unreadable_io;
-use super::log::manifest::Manifest;
-use super::log::{self, group};
 use super::txn::Txn;
-use super::{Fatal, Space, Store, is_unreadable};
+use super::{Fatal, Space, Store, is_unreadable, or_walk};
 
 /// After so many blocks in a row that cannot be read a table is given up: its index may fail for ever.
 const BAD_BLOCKS: usize = 4096;
+/// At each of so many keys the filter is looked at, too. Its parts are for some thousands each.
+const FILTER_ASKED: usize = 256;
 
 /// A table with a hole, and which keys it may have.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Holed {
 
 /// Adds the keys of a range of a table that can be read. A walk over a keyspace ends at the first bad block, one over a
 /// table goes on behind it.
-pub fn add_keys(
+fn add_keys(
     table: &Table,
     range: impl RangeBounds<Slice> + Send,
     keys: &mut BTreeSet<Slice>,
@@ -53,11 +53,17 @@ pub fn add_keys(
     Ok(())
 }
 
-/// Whether a table has a hole. An error says nothing of what is stored.
+/// Whether a table has a hole, its filter counted. An error says nothing of what is stored.
 fn is_holed(table: &Table) -> std::io::Result<bool> {
-    for item in table.iter() {
-        match item {
-            Ok(_) => {}
+    // Whatever the hash is, the part of the filter that is for this key is read.
+    let ask = |key: &[u8]| table.get(key, SeqNo::MAX, 0).map(drop);
+    let items = table.iter().enumerate().map(|(n, item)| match item {
+        Ok(item) if n.is_multiple_of(FILTER_ASKED) => ask(&item.key.user_key),
+        item => item.map(drop),
+    });
+    for read in items.chain([ask(table.metadata.key_range.max())]) {
+        match read {
+            Ok(()) => {}
             Err(lsm_tree::Error::Io(e)) if !is_unreadable_io(&e) => return Err(e),
             Err(_) => return Ok(true),
         }
@@ -77,18 +83,19 @@ impl Store {
         Ok(holed)
     }
 
-    /// Which table it is that could not be merged for this reason, in words. Reads until there.
-    pub fn which_is_holed(&self, space: Space, reason: &str) -> String {
+    /// Which table it is that could not be merged for this reason, in words. Reads until there, or `gave_up`.
+    pub fn which_is_holed(&self, space: Space, reason: &str, gave_up: impl Fn() -> bool) -> String {
         let version = self.trees.of(space).current_version();
-        let found = version.iter_tables().find(|table| is_holed(table).unwrap_or(false));
+        let mut tables = version.iter_tables().take_while(|_| !gave_up());
+        let found = tables.find(|table| is_holed(table).unwrap_or(false));
         let which = found.map_or_else(|| "a table".to_owned(), |table| format!("table {}", table.id()));
         format!("keyspace {}: {which} has blocks that cannot be read: {reason}", space.name())
     }
 
     /// Writes anew what can be read of the entries that tables with holes may have, so that nothing is lost with these
     /// tables but what their holes have. One whose newest value may be in a hole is deleted, although an older value can
-    /// be read. Afterwards all is in tables, and the log is used again: before the first keyspace is written anew, what
-    /// [the log says](Store::write_logged) of all of them must be.
+    /// be read; what the log has of it was put into memory [at the open](super::open::open_locked). Afterwards all is in
+    /// tables, that of other keyspaces too, and the log is used again.
     pub fn rewrite(&self, space: Space, holed: &[Holed]) -> Result<(), Fatal> {
         let tree = self.trees.of(space);
         let mut keys: BTreeSet<Slice> = BTreeSet::new();
@@ -100,52 +107,14 @@ impl Store {
         }
         let mut txn = Txn::new(self.clone());
         for key in keys {
-            match tree.get(&key, SeqNo::MAX) {
-                Ok(Some(value)) => txn.put(space, key, value),
-                Ok(None) => txn.delete(space, key),
-                // A filter may be what does not read: a range asks none.
-                Err(e) if is_unreadable(&e) => {
-                    let read = tree.range(key.clone()..=key.clone(), SeqNo::MAX, None).next();
-                    match read.and_then(|item| item.into_inner().ok()) {
-                        Some((_, value)) => txn.put(space, key, value),
-                        None => txn.delete(space, key),
-                    }
-                }
+            match or_walk(tree, &key, SeqNo::MAX, tree.get(&key, SeqNo::MAX)) {
+                Ok(value) => txn.rewrite(space, key, value),
+                Err(e) if is_unreadable(&e) => txn.rewrite(space, key, None),
                 Err(e) => return Err(e.into()),
             }
             txn.relieve()?;
         }
         txn.settle(true)?;
         self.move_to_tables()
-    }
-
-    /// Writes anew what the log still says last of the keys that these tables may have: nothing is newer than that. It is
-    /// stored before the log is used again, so a repair that is killed in between loses none of it.
-    pub fn write_logged(&self, holes: &[(Space, Vec<Holed>)]) -> Result<(), Fatal> {
-        let dir = self.pool.join(log::DIR);
-        let mut logged = vec![BTreeMap::new(); holes.len()];
-        log::judge::judge_each(&dir, &Manifest::read(&dir)?, |_, group| {
-            for (of, key, value) in group::items(group).flatten() {
-                let is_of = |(space, holed): &(Space, Vec<Holed>)| {
-                    of == *space && holed.iter().any(|holed| holed.may_have(key))
-                };
-                if let Some(n) = holes.iter().position(is_of) {
-                    logged[n].insert(Slice::from(key), value.map(Slice::from));
-                }
-            }
-            Ok(())
-        })?;
-        let mut txn = Txn::new(self.clone());
-        for ((space, _), logged) in holes.iter().zip(logged) {
-            for (key, value) in logged {
-                match value {
-                    Some(value) => txn.put(*space, key, value),
-                    None => txn.delete(*space, key),
-                }
-                txn.relieve()?;
-            }
-        }
-        txn.settle(true)?;
-        Ok(())
     }
 }

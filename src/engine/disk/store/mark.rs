@@ -5,6 +5,7 @@ use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::durable::sync;
 
@@ -18,6 +19,11 @@ const MADE: &str = "made\n";
 const REPAIRING: &str = "repairing\n";
 /// What begins the line that an orderly close leaves. The last group follows.
 const CLOSED: &str = "closed ";
+
+/// How often a lock is tried that another process holds,
+const LOCK_TRIES: u32 = 5;
+/// and how long to wait in between.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why a directory cannot be opened. Each says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -152,10 +158,16 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let file = options.open(file).map_err(io)?;
-    file.try_lock().map_err(|e| match e {
-        TryLockError::WouldBlock => OpenError::Locked(path.to_owned()),
-        TryLockError::Error(e) => io(e),
-    })?;
+    let mut tries = 0;
+    while let Err(e) = file.try_lock() {
+        match e {
+            // `dormouse check` may hold it for a moment.
+            TryLockError::WouldBlock if tries < LOCK_TRIES => std::thread::sleep(LOCK_PAUSE),
+            TryLockError::WouldBlock => return Err(OpenError::Locked(path.to_owned())),
+            TryLockError::Error(e) => return Err(io(e)),
+        }
+        tries += 1;
+    }
     let mut bytes = Vec::new();
     (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
     let mut mark = Mark { file, said: Said::default(), was_closed: None };

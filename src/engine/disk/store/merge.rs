@@ -16,6 +16,8 @@ const LARGE: u64 = 64 << 20;
 const PRESSING: usize = 16;
 /// and at so many the store fails, since nobody will merge them: a clear end instead of reads that take ever longer.
 const TOO_MANY: usize = 26;
+/// A start waits for merges of keyspaces up to this size.
+const AT_A_START: u64 = 256 << 20;
 
 /// What came of a look at a keyspace.
 #[derive(Debug)]
@@ -56,19 +58,23 @@ impl Store {
     }
 
     /// Merges what waits so long that the store would fail at once. Answers why that cannot be done, if a table of it
-    /// cannot be read. For a start, which is refused then, with what is damaged and where.
+    /// cannot be read. For a start, which is refused then, with what is damaged and where. What takes long is left to those
+    /// who merge while the store serves.
     pub fn merge_overdue(&self) -> Option<String> {
         for (space, ..) in Space::ALL {
-            if self.too_many_unmerged(space) {
+            let is_due = || self.too_many_unmerged(space) && self.table_bytes(space) <= AT_A_START;
+            if is_due() {
                 tracing::info!(
                     keyspace = space.name(),
                     "merges what has waited too long, before anything is served"
                 );
             }
-            while self.too_many_unmerged(space) {
+            while is_due() {
                 match self.merge(space, |_| true) {
                     Ok(Merged::Some) => {}
-                    Ok(Merged::Unreadable(reason)) => return Some(self.which_is_holed(space, &reason)),
+                    Ok(Merged::Unreadable(reason)) => {
+                        return Some(self.which_is_holed(space, &reason, || false));
+                    }
                     // Whoever merges while the store serves meets the same.
                     _ => break,
                 }

@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use lsm_tree::Slice;
-use lsm_tree::{AbstractTree, Guard};
+use lsm_tree::{AbstractTree, AnyTree, Guard, SeqNo};
 use parking_lot::RwLock;
 
 use self::durable::{is_full, is_unreadable_io};
@@ -160,12 +160,17 @@ impl Store {
 
     /// Reads one key.
     pub fn get(&self, space: Space, key: &[u8]) -> Result<Option<Slice>, Fatal> {
-        Ok(self.trees.last(space, key)?)
+        Ok(self.last(space, key)?)
     }
 
     /// Reads a job's committed record.
     pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
-        Found::read(key, self.trees.last(Space::Jobs, key))
+        Found::read(key, self.last(Space::Jobs, key))
+    }
+
+    /// What the last commit left of a key.
+    fn last(&self, space: Space, key: &[u8]) -> lsm_tree::Result<Option<Slice>> {
+        or_walk(self.trees.of(space), key, SeqNo::MAX, self.trees.last(space, key))
     }
 
     /// Reads a number of `meta`.
@@ -214,7 +219,24 @@ impl Snapshot {
 
     /// Reads a job's record.
     pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
-        Found::read(key, self.0.trees.of(Space::Jobs).get(key, self.0.seqno))
+        let (tree, seqno) = (self.0.trees.of(Space::Jobs), self.0.seqno);
+        Found::read(key, or_walk(tree, key, seqno, tree.get(key, seqno)))
+    }
+}
+
+/// What was read of a key. Where that could not be read a walk is asked, which looks into no filter: a bad block of one
+/// harms nobody.
+fn or_walk(
+    tree: &AnyTree,
+    key: &[u8],
+    seqno: SeqNo,
+    read: lsm_tree::Result<Option<Slice>>,
+) -> lsm_tree::Result<Option<Slice>> {
+    match read {
+        Err(e) if is_unreadable(&e) => {
+            tree.range(key..=key, seqno, None).next().map(|found| Ok(found.into_inner()?.1)).transpose()
+        }
+        read => read,
     }
 }
 

@@ -5,6 +5,9 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
+use ahash::HashMap;
+use lsm_tree::{AbstractTree, SeqNo};
+
 use super::aside::Aside;
 use super::durable::{is_full, is_unreadable_io, sync};
 use super::log::group::{self, Item};
@@ -13,7 +16,7 @@ use super::log::manifest::Manifest;
 use super::log::{self, Log, start};
 use super::mark::{CUT_OFF, MARK, Mark, OpenError, Said, lock};
 use super::trees::{self, Trees, Written};
-use super::{Slice, Space, Store, StoreLimits, describe, tables};
+use super::{Slice, Space, Store, StoreLimits, describe, or_walk, tables};
 
 /// Where a copy is made that is sent away, in the pool's directory.
 pub const COPY: &str = "copy";
@@ -91,24 +94,30 @@ pub fn open(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError
     if mark.said().repairing {
         return Err(OpenError::Damaged(path.to_owned(), CUT_OFF.to_owned()));
     }
-    open_locked(path, limits, mark)
+    open_locked(path, limits, mark, false)
 }
 
-/// As [`open`], also while a repair has not ended: for who goes on with it.
-pub fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Store, Mark), OpenError> {
+/// As [`open`], also while a repair has not ended: for who goes on with it. With `mends` what does not read in tables is
+/// put into memory, as far as the log still has it.
+pub fn open_locked(
+    path: &Path,
+    limits: StoreLimits,
+    mut mark: Mark,
+    mends: bool,
+) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     remove_copy(path).map_err(io)?;
     if !mark.said().made {
         // Nobody was ever answered for what is in there.
         make(path, limits).map_err(io)?;
     }
-    let store = open_whole(path, limits, &mut mark)?;
+    let store = open_whole(path, limits, &mark, mends)?;
     mark.write_opened().map_err(io)?;
     Ok((store, mark))
 }
 
 /// Opens a store that was whole once, if nothing in it is damaged.
-pub fn open_whole(path: &Path, limits: StoreLimits, mark: &mut Mark) -> Result<Store, OpenError> {
+pub fn open_whole(path: &Path, limits: StoreLimits, mark: &Mark, mends: bool) -> Result<Store, OpenError> {
     let io = |e: std::io::Error| match e.kind() {
         ErrorKind::InvalidData => OpenError::Damaged(path.to_owned(), e.to_string()),
         _ => OpenError::Io(path.to_owned(), e),
@@ -128,7 +137,8 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &mut Mark) -> Result<S
         set_torn_aside(path, &manifest, &findings).map_err(io)?;
     }
     let again = mark.said().closed != Some(findings.last.number);
-    start::replay(&dir, &manifest, &findings, again, |number, group| fill(&trees, number, group))
+    let mut filler = Filler::new(&trees, &manifest, mends);
+    start::replay(&dir, &manifest, &findings, again, |number, group| filler.group(number, group))
         .map_err(io)?;
     trees.commit(findings.last.number, []);
     let log = Log::open(&dir, &manifest, &findings).map_err(io)?;
@@ -170,19 +180,49 @@ pub fn failed(path: &Path, e: lsm_tree::Error) -> OpenError {
     }
 }
 
-/// Puts the entries of a group of the log into memory, but for those that a table has.
-pub fn fill(trees: &Trees, number: u64, group: &[u8]) -> std::io::Result<()> {
-    let items: Option<Vec<Item<'_>>> = group::items(group).collect();
-    let items = items.ok_or_else(|| {
-        std::io::Error::new(ErrorKind::InvalidData, format!("group {number} cannot be read"))
-    })?;
-    let missing = items.into_iter().filter(|(space, ..)| !trees.had(*space, number));
-    let written = |(space, key, value): Item<'_>| {
-        // It may be there, of another group.
-        Written { space, key: Slice::from(key), value: value.map(Slice::from), is_new: false }
-    };
-    trees.commit(number, missing.map(written));
-    Ok(())
+/// Puts what the log has into memory, but for what tables have.
+pub struct Filler<'a> {
+    trees: &'a Trees,
+    /// The first group that is needed.
+    first: u64,
+    /// Of which keys the tables cannot be read, and of which they can. `None` where nobody mends that.
+    unread: Option<HashMap<(Space, Slice), bool>>,
+}
+
+impl<'a> Filler<'a> {
+    /// With `mends` it also puts what does not read in tables. To repeat that changes nothing: what came after it is
+    /// repeated, too.
+    pub fn new(trees: &'a Trees, manifest: &Manifest, mends: bool) -> Filler<'a> {
+        Filler { trees, first: manifest.first, unread: mends.then(HashMap::default) }
+    }
+
+    /// Puts the entries of the next group.
+    pub fn group(&mut self, number: u64, group: &[u8]) -> std::io::Result<()> {
+        let Filler { trees, first, unread } = self;
+        if number < *first && unread.is_none() {
+            return Ok(());
+        }
+        let items: Option<Vec<Item<'_>>> = group::items(group).collect();
+        let items = items.ok_or_else(|| {
+            std::io::Error::new(ErrorKind::InvalidData, format!("group {number} cannot be read"))
+        })?;
+        let is_missing = |(space, key, _): &Item<'_>| {
+            (number >= *first && !trees.had(*space, number))
+                || unread.as_mut().is_some_and(|unread| {
+                    // Once and for all: from then on memory has it.
+                    *unread.entry((*space, Slice::from(*key))).or_insert_with(|| {
+                        let tree = trees.of(*space);
+                        or_walk(tree, key, SeqNo::MAX, tree.get(key, SeqNo::MAX)).is_err()
+                    })
+                })
+        };
+        let written = |(space, key, value): Item<'_>| {
+            // It may be there, of another group.
+            Written { space, key: Slice::from(key), value: value.map(Slice::from), is_new: false }
+        };
+        trees.commit(number, items.into_iter().filter(is_missing).map(written));
+        Ok(())
+    }
 }
 
 /// Keeps a copy of what stands behind the end of a torn log, and clears it.
@@ -242,13 +282,16 @@ pub fn look(path: &Path) -> Result<Look, OpenError> {
         }
         Err(e) => return Err(io(e)),
     };
-    match file.try_lock_shared() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => return Ok(Look::InUse),
-        Err(TryLockError::Error(e)) => return Err(io(e)),
-    }
+    // Held for a moment only: a start need not wait for what is read here. Each start writes the mark.
+    let written = || match file.try_lock_shared() {
+        Ok(()) => file.metadata()?.modified().map(Some),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(e)) => Err(e),
+    };
+    let Some(before) = written().map_err(io)? else { return Ok(Look::InUse) };
     let mut bytes = Vec::new();
-    (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
+    let read = (&file).take(256).read_to_end(&mut bytes);
+    file.unlock().and(read).map_err(io)?;
     let said = Said::parse(path, &bytes)?;
     if said.repairing {
         return Err(OpenError::Damaged(path.to_owned(), CUT_OFF.to_owned()));
@@ -256,7 +299,11 @@ pub fn look(path: &Path) -> Result<Look, OpenError> {
     if !said.made {
         return Ok(Look::New);
     }
-    let judged = judge(path, said.closed).map_err(io)?;
+    let judged = judge(path, said.closed);
+    if written().map_err(io)? != Some(before) {
+        return Ok(Look::InUse);
+    }
+    let judged = judged.map_err(io)?;
     if judged.damage.is_empty() {
         Ok(Look::Whole)
     } else {
@@ -266,8 +313,29 @@ pub fn look(path: &Path) -> Result<Look, OpenError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::super::txn::Txn;
     use super::*;
+
+    /// Guards against a start that is refused, since somebody looks at the directory.
+    #[test]
+    fn a_look_keeps_no_start_out() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let _ = look(dir.path());
+                }
+            });
+            for n in 0..20 {
+                let opened = open(dir.path(), StoreLimits::OF_A_TOOL).map(drop);
+                is_over.fetch_or(n == 19 || opened.is_err(), Ordering::Relaxed);
+                opened.unwrap_or_else(|e| panic!("start {n}: {e}"));
+            }
+        });
+    }
 
     /// Guards against groups that are given up as a torn end of a log that is damaged.
     #[test]

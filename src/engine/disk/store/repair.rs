@@ -11,7 +11,7 @@ use super::log::group::FileHead;
 use super::log::manifest::Manifest;
 use super::log::{self, Log, slots};
 use super::mark::{CUT_OFF, FORMAT, MARK, Mark, OpenError, lock};
-use super::open::{self, Judged};
+use super::open::{self, Filler, Judged};
 use super::trees::{self, Trees};
 use super::txn::Txn;
 use super::{Fatal, Space, Store, StoreLimits, tables};
@@ -110,24 +110,28 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
 fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     let fatal = |Fatal(e)| OpenError::Damaged(path.to_owned(), e);
+    // The one before may have given tables up, and not have put what the log has of them into others.
+    let again = mark.said().repairing;
     mark.write_repairing(true).map_err(io)?;
     let mut aside = Aside::new(path).map_err(io)?;
     for space in &judged.trees {
         tables::mend(&path.join(trees::DIR).join(space.name()), &mut aside).map_err(io)?;
     }
     let mut trees = open::open_trees(path, StoreLimits::OF_A_TOOL)?;
+    let newest = trees.newest();
     // What was in the tables that are lost, the log may still have.
-    judged.trees.iter().for_each(|space| trees.lack(*space));
+    let lacking = Space::ALL.iter().map(|(space, ..)| *space);
+    lacking.filter(|space| again || judged.trees.contains(space)).for_each(|space| trees.lack(space));
     // Every group that is whole is put into tables, and the log begins anew.
     let old = path.join(log::DIR);
     let is_log_damaged = judged.log.as_ref().is_none_or(|(_, findings)| !findings.damage.is_empty());
-    if is_log_damaged || !judged.trees.is_empty() {
+    if is_log_damaged || !judged.trees.is_empty() || again {
         let (next, turn) = fill_from(&old, judged, &trees).map_err(io)?;
         trees.settle();
         for (space, _) in trees.all() {
             trees.flush(space, |_| Ok(())).map_err(|e| open::failed(path, e))?;
         }
-        let next = next.max(trees.newest() + 1);
+        let next = next.max(newest + 1);
         if old.exists() {
             aside.take(&old).map_err(io)?;
         }
@@ -136,7 +140,7 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     }
     drop(trees);
     mark.forget_close();
-    let store = open::open_whole(path, StoreLimits::OF_A_TOOL, mark)?;
+    let store = open::open_whole(path, StoreLimits::OF_A_TOOL, mark, false)?;
     raise_numbers(&store).map_err(fatal)?;
     drop(store);
     Ok(aside)
@@ -172,12 +176,14 @@ fn fill_from(dir: &Path, judged: &Judged, trees: &Trees) -> std::io::Result<(u64
     let undamaged = judged.log.as_ref().filter(|(_, findings)| findings.damage.is_empty());
     let high = undamaged.map_or(u64::MAX, |(_, findings)| findings.last.number);
     let mut last = manifest.synced.max(manifest.first);
+    // A table with a bad block is no damage yet, and the new log has nothing of what is in it.
+    let mut filler = Filler::new(trees, &manifest, true);
     log::judge::judge_each(dir, &manifest, |number, group| {
-        if !(manifest.first..=high).contains(&number) {
+        if number > high {
             return Ok(());
         }
         last = last.max(number);
-        open::fill(trees, number, group)
+        filler.group(number, group)
     })?;
     let turn = manifest.files.last().map_or(0, |(_, turn)| *turn);
     Ok((last + NUMBERS_LOST, turn + 1))

@@ -248,19 +248,8 @@ impl Trees {
         std::mem::take(&mut self.memory.lock().deleted)
     }
 
-    /// Forgets what a tree holds, in tables and in memtables. What stands in `recent` stays.
-    pub fn clear(&self, space: Space) -> lsm_tree::Result<()> {
-        let tree = self.of(space);
-        let _flushing = tree.get_flush_lock();
-        let mut memory = self.memory.lock();
-        tree.clear()?;
-        // The tree has a memtable of its own now, and what is put into the old one would be in none of its reads.
-        memory.active[space as usize] = Active::of(tree);
-        Ok(())
-    }
-
-    /// From now on nothing counts as being in the tables of a keyspace: some of them are lost, and the log may have what
-    /// was in them. To repeat groups that other tables have changes nothing.
+    /// From now on nothing counts as being in the tables of a keyspace: some of them may be lost, and the log may have
+    /// what was in them. To repeat groups that other tables have changes nothing.
     pub fn lack(&mut self, space: Space) {
         self.persisted[space as usize] = 0;
     }

@@ -78,6 +78,11 @@ impl Txn {
         self.batch.push(Written { space, key, value, is_new });
     }
 
+    /// Writes a key that may be there, or deletes it, in any keyspace.
+    pub fn rewrite(&mut self, space: Space, key: Slice, value: Option<Slice>) {
+        self.add(space, key, value, false);
+    }
+
     /// Deletes a key, there or not. For `jobs` use [`delete_job`](Txn::delete_job).
     pub fn delete(&mut self, space: Space, key: impl AsRef<[u8]>) {
         self.add(space, key.as_ref().into(), None, false);
@@ -111,7 +116,7 @@ impl Txn {
         if let Some(written) = self.jobs.get(key) {
             return Ok(written.as_ref().map_or(Found::Nothing, |value| Found::of(key, value)));
         }
-        let found = Found::read(key, self.store.trees.last(Space::Jobs, key))?;
+        let found = Found::read(key, self.store.last(Space::Jobs, key))?;
         let in_a_row = if matches!(found, Found::Corrupt(_)) { self.unreadable.get() + 1 } else { 0 };
         self.unreadable.set(in_a_row);
         if in_a_row >= UNREADABLE_IN_A_ROW {
@@ -153,7 +158,7 @@ impl Txn {
         let key = (space, key);
         match self.rows.get(&key) {
             Some(written) => Ok(written.clone()),
-            None => Ok(self.store.trees.last(space, &key.1)?),
+            None => Ok(self.store.last(space, &key.1)?),
         }
     }
 

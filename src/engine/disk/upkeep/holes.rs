@@ -1,6 +1,7 @@
-//! Gives up blocks that do not read of the keyspaces that are no lists and no settings, those of the jobs above all: what
-//! reads is written anew, and the tables are set aside. For a store that nobody has open.
+//! Gives up blocks of tables that do not read: what reads is written anew, and the tables are set aside. For a store that
+//! nobody has open.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::rebuild::{LISTS, entry};
@@ -12,13 +13,6 @@ use crate::engine::disk::store::repair::{RepairReport, raise_numbers};
 use crate::engine::disk::store::txn::Txn;
 use crate::engine::disk::store::{Fatal, Found, Space, Store, StoreLimits, open, tables, trees};
 
-/// The keyspaces that no rebuild makes anew.
-const OTHERS: [Space; 6] =
-    [Space::Jobs, Space::Meta, Space::Queues, Space::Quarantine, Space::Tokens, Space::Limits];
-
-/// An entry that leads to a job: its keyspace and key, and the key of the job.
-type Leads = (Space, Vec<u8>, Vec<u8>);
-
 /// Tables with holes, and of which keyspaces.
 #[derive(Debug, Default)]
 pub struct Holes(Vec<(Space, Vec<Holed>)>);
@@ -27,7 +21,7 @@ impl Holes {
     /// Looks for them. An error says nothing of what is stored.
     pub fn find(store: &Store) -> std::io::Result<Holes> {
         let mut holes = Vec::new();
-        for space in OTHERS {
+        for (space, ..) in Space::ALL {
             let holed = store.holed(space)?;
             if !holed.is_empty() {
                 holes.push((space, holed));
@@ -55,20 +49,16 @@ impl Holes {
         })
     }
 
-    /// Gives them up, and says what is lost. `damaged` are the lists that are to be rebuilt. A mark says meanwhile that a
-    /// repair was begun: one that was killed is done again, and finds the same tables, or one of them missing.
+    /// Gives them up. A mark says meanwhile that a repair was begun: one that was killed is done again, and finds the same
+    /// tables, or one of them missing.
     pub fn give_up(
         &self,
         path: &Path,
         (store, mut mark): (Store, Mark),
-        damaged: &[Space],
         report: &mut RepairReport,
     ) -> Result<(Store, Mark), OpenError> {
         let io = |e| OpenError::Io(path.to_owned(), e);
         let fatal = |Fatal(reason)| OpenError::Damaged(path.to_owned(), reason);
-        // Afterwards nothing tells their entries from those of jobs that were acked.
-        let gone = self.entries_of_unreadable(&store, damaged).map_err(fatal)?;
-        store.write_logged(&self.0).map_err(fatal)?;
         for (space, holed) in &self.0 {
             store.rewrite(*space, holed).map_err(fatal)?;
         }
@@ -80,64 +70,83 @@ impl Holes {
         }
         report.aside.extend(aside.moved().map(|(from, to)| (from.to_owned(), to.to_owned())));
         mark.forget_close();
-        let (store, mark) = open::open_locked(path, StoreLimits::OF_A_TOOL, mark)?;
-        self.tidy(&store, gone, report).map_err(fatal)?;
+        let (store, mark) = open::open_locked(path, StoreLimits::OF_A_TOOL, mark, false)?;
         if !self.of(Space::Meta).is_empty() {
             raise_numbers(&store).map_err(fatal)?;
         }
-        let others = self.0.iter().filter(|(space, _)| *space != Space::Jobs);
-        let lost = |(space, _): &(Space, _)| {
-            format!("what could not be read of the keyspace {} is lost", Space::name(*space))
-        };
-        report.notes.extend(others.map(lost));
+        // Jobs are named one by one, and lists are rebuilt.
+        let is_rebuilt = |space: Space| LISTS.contains(&space) || matches!(space, Space::Jobs | Space::Keys);
+        let lost = self
+            .0
+            .iter()
+            .filter(|(space, _)| !is_rebuilt(*space))
+            .map(|(space, _)| format!("what could not be read of the keyspace {} is lost", space.name()));
+        report.notes.extend(lost);
         Ok((store, mark))
     }
 
-    /// The entries of lists whose jobs lie in a hole.
-    fn entries_of_unreadable(&self, store: &Store, damaged: &[Space]) -> Result<Vec<Leads>, Fatal> {
+    /// Lists without holes that have entries which say nothing.
+    pub fn malformed(&self, store: &Store) -> Result<Vec<Space>, Fatal> {
         let mut found = Vec::new();
-        if self.of(Space::Jobs).is_empty() {
-            return Ok(found);
-        }
-        for list in LISTS.into_iter().filter(|list| !damaged.contains(list)) {
+        for list in self.lists() {
             for item in store.all(list) {
                 let (key, value) = item?;
-                let (prefix, entry) = entry(list, &key, &value)?;
-                let job = codec::job_key(prefix, entry.id);
-                let may_lie_there = self.of(Space::Jobs).iter().any(|holed| holed.may_have(&job));
-                if may_lie_there && matches!(store.job(&job)?, Found::Corrupt(_)) {
-                    found.push((list, key.to_vec(), job));
+                if entry(list, &key, &value).is_err() {
+                    found.push(list);
+                    break;
                 }
             }
         }
         Ok(found)
     }
 
-    /// Takes out of the lists and of the quarantine what is lost, and names it. A job of the quarantine that reads now
-    /// leaves it.
-    fn tidy(&self, store: &Store, mut gone: Vec<Leads>, report: &mut RepairReport) -> Result<(), Fatal> {
+    /// The lists that can be read.
+    fn lists(&self) -> impl Iterator<Item = Space> {
+        LISTS.into_iter().filter(|list| self.of(*list).is_empty())
+    }
+
+    /// The keys of the jobs that lie in a hole and stand in a list. Once they are given up, nothing tells their entries
+    /// from those of jobs that were acked.
+    pub fn jobs(&self, store: &Store) -> Result<BTreeSet<Vec<u8>>, Fatal> {
+        let mut found = BTreeSet::new();
         if self.of(Space::Jobs).is_empty() {
-            return Ok(());
+            return Ok(found);
         }
-        for row in store.all(Space::Quarantine) {
-            let key = row?.0.to_vec();
-            gone.push((Space::Quarantine, key.clone(), key));
+        for list in self.lists() {
+            for item in store.all(list) {
+                let (key, value) = item?;
+                let Ok((prefix, entry)) = entry(list, &key, &value) else { continue };
+                let job = codec::job_key(prefix, entry.id);
+                let may_lie_there = self.of(Space::Jobs).iter().any(|holed| holed.may_have(&job));
+                if may_lie_there && matches!(store.job(&job)?, Found::Corrupt(_)) {
+                    found.insert(job);
+                }
+            }
         }
-        let (mut txn, mut lost) = (Txn::new(store.clone()), 0u64);
-        for (space, key, job) in gone {
-            let found = store.job(&job)?;
-            if matches!(found, Found::Nothing) {
+        Ok(found)
+    }
+}
+
+/// Names which of these jobs are lost, and which of those in quarantine: these leave it. So does a job that reads now.
+pub fn tidy(store: &Store, mut jobs: BTreeSet<Vec<u8>>, report: &mut RepairReport) -> Result<(), Fatal> {
+    for row in store.all(Space::Quarantine) {
+        jobs.insert(row?.0.to_vec());
+    }
+    let (mut txn, mut lost) = (Txn::new(store.clone()), 0u64);
+    for job in jobs {
+        match store.job(&job)? {
+            Found::Corrupt(_) => continue,
+            Found::Record(_) => {}
+            Found::Nothing => {
                 let (id, queue) = codec::read_job_key(&job)?;
                 report.notes.push(format!("job {id} of {queue} is lost: its record could not be read"));
                 lost += 1;
-                txn.delete(space, key);
-            } else if space == Space::Quarantine && matches!(found, Found::Record(_)) {
-                txn.delete(space, key);
             }
-            txn.relieve()?;
         }
-        txn.settle(true)?;
-        report.notes.push(format!("{lost} jobs are lost, whose records could not be read"));
-        Ok(())
+        txn.delete(Space::Quarantine, job);
+        txn.relieve()?;
     }
+    txn.settle(true)?;
+    report.notes.push(format!("{lost} jobs are lost, whose records could not be read"));
+    Ok(())
 }

@@ -93,6 +93,9 @@ pub fn tend(store: &Store, stop: &Stop, poison: &Poison) {
     }
 }
 
+/// What to do about a table that cannot be read.
+const GIVE_UP: &str = "stop the server, and let `dormouse repair` say what is damaged";
+
 /// Keyspaces with a table that cannot be read, each with what is wrong: what is in it is left as it is.
 #[derive(Debug, Default)]
 struct Unreadable(Vec<(Space, String)>);
@@ -102,13 +105,12 @@ impl Unreadable {
         self.0.iter().find(|(of, _)| *of == space).map(|(_, what)| what.as_str())
     }
 
-    fn add(&mut self, store: &Store, space: Space, reason: &str) {
+    fn add(&mut self, store: &Store, space: Space, reason: &str, stop: &Stop) {
         if self.of(space).is_none() {
-            let what = store.which_is_holed(space, reason);
+            let what = store.which_is_holed(space, reason, || stop.is_stopped());
             tracing::error!(
                 what,
-                "a keyspace is merged no more, and the store fails when too much of it waits to be merged: stop the \
-                 server, and let `dormouse repair` say what is damaged"
+                "a keyspace is merged no more, and the store fails when too much of it waits to be merged: {GIVE_UP}"
             );
             self.0.push((space, what));
         }
@@ -144,7 +146,7 @@ pub fn merge(store: &Store, room: &FreeSpace, stop: &Stop, poison: &Poison) {
                 // Looked at again, after a while.
                 Some(Ok(Merged::NoRoom)) => pause = pause.max(SECOND),
                 Some(Ok(Merged::DiskFull)) => pause = FULL_PAUSE,
-                Some(Ok(Merged::Unreadable(reason))) => unreadable.add(store, space, &reason),
+                Some(Ok(Merged::Unreadable(reason))) => unreadable.add(store, space, &reason, stop),
                 Some(Err(Fatal(reason))) => {
                     poison.set(format!("a merge failed: {reason}"));
                     return;
@@ -152,7 +154,8 @@ pub fn merge(store: &Store, room: &FreeSpace, stop: &Stop, poison: &Poison) {
             }
             // It could not be merged.
             if store.too_many_unmerged(space) {
-                let why = unreadable.of(space).map(|what| format!(" ({what})")).unwrap_or_default();
+                let why =
+                    unreadable.of(space).map(|what| format!(" ({what}: {GIVE_UP})")).unwrap_or_default();
                 poison.set(format!("the tables of {space:?} could not be merged for too long{why}"));
                 return;
             }
@@ -196,7 +199,7 @@ impl Sweeper {
                     let began = Instant::now();
                     next_upkeep = began + self.every;
                     report = UpkeepReport::default();
-                    match self.work(&work.upkeep, &mut unreadable) {
+                    match self.work(&work.upkeep, &mut unreadable, stop) {
                         Ok(Some(compacted)) => report.compacted = compacted,
                         Ok(None) => next_upkeep += FULL_PAUSE,
                         Err(Fatal(e)) => {
@@ -281,7 +284,12 @@ impl Sweeper {
     }
 
     /// Does what the writer asks for. Answers what was compacted, and `None` when the disk was full.
-    fn work(&self, upkeep: &Upkeep, unreadable: &mut Unreadable) -> Result<Option<Vec<Space>>, Fatal> {
+    fn work(
+        &self,
+        upkeep: &Upkeep,
+        unreadable: &mut Unreadable,
+        stop: &Stop,
+    ) -> Result<Option<Vec<Space>>, Fatal> {
         let store = &self.store;
         // What is not in tables is not compacted: if the disk is slow, another time.
         if upkeep.write_out && store.write_out(WRITE_OUT)? == Tended::NotDone {
@@ -297,7 +305,7 @@ impl Sweeper {
                 Merged::Some | Merged::Nothing => compacted.push(*space),
                 Merged::NoRoom => {}
                 Merged::DiskFull => return Ok(None),
-                Merged::Unreadable(reason) => unreadable.add(store, *space, &reason),
+                Merged::Unreadable(reason) => unreadable.add(store, *space, &reason, stop),
             }
         }
         Ok(Some(compacted))

@@ -2,56 +2,20 @@
 //! such a job is taken out of the lists, and an entry here says which job it was, and why. Its record stays as it is,
 //! so that a peek at it says what is wrong; an ack deletes both.
 
-use std::path::Path;
-
-use crate::clock::Micros;
 use crate::engine::disk::codec::{self, Entry};
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Step, StepResult};
-use crate::engine::disk::store::mark::OpenError;
-use crate::engine::disk::store::open;
-use crate::engine::disk::store::{Fatal, Slice, Space, Store, StoreLimits};
+use crate::engine::disk::store::{Fatal, Slice, Space, Store};
 use crate::job::JobRef;
 use crate::name::Queue;
 
-/// A job whose record cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Quarantined {
-    pub job: JobRef,
-    /// How many tries it had left.
-    pub tries: u16,
-    /// What is wrong with its record.
-    pub reason: String,
-}
-
-/// All jobs in quarantine of the pool in `path`, which nobody has open.
-pub fn quarantined(path: &Path) -> Result<Vec<Quarantined>, OpenError> {
-    let (store, _mark) = open::open(path, StoreLimits::OF_A_TOOL)?;
-    list(&store).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
-}
-
-/// All jobs in quarantine, by id.
-pub fn list(store: &Store) -> Result<Vec<Quarantined>, Fatal> {
+/// All jobs in quarantine, by id, each with what is wrong with its record.
+pub fn list(store: &Store) -> Result<Vec<(JobRef, String)>, Fatal> {
     let read = |item: Result<(Slice, Slice), Fatal>| {
         let (key, value) = item?;
         let (id, queue) = codec::read_job_key(&key)?;
-        let (entry, reason) = codec::read_quarantined(&value)?;
-        Ok(Quarantined { job: JobRef { queue, id }, tries: entry.tries, reason })
+        Ok((JobRef { queue, id }, codec::read_quarantined(&value)?.1))
     };
     store.all(Space::Quarantine).map(read).collect()
-}
-
-/// Lists them all.
-pub struct ListQuarantine;
-
-impl Step for ListQuarantine {
-    type Reply = Vec<Quarantined>;
-    const MUST_LAST: bool = false;
-
-    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Vec<Quarantined>> {
-        state.txn.flush()?;
-        Ok(list(state.txn.store())?)
-    }
 }
 
 impl WriterState {

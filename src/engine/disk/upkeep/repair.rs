@@ -3,16 +3,16 @@
 
 use std::path::Path;
 
-use super::holes::Holes;
+use super::holes::{Holes, tidy};
 use super::quarantine;
-use super::rebuild::{SETTINGS, rebuild, unreadable};
+use super::rebuild::rebuild;
 use crate::engine::disk::store::mark::{self, OpenError};
 use crate::engine::disk::store::open;
 use crate::engine::disk::store::repair::{self as files, RepairReport};
 use crate::engine::disk::store::{Fatal, Space, StoreLimits};
 
 /// Judges the directory. Where its files are damaged it changes nothing but for `accept_loss`. Where they are not it
-/// opens the store, as a server does, and looks at the lists, at the settings and at the quarantine.
+/// opens the store, as a server does, and looks at every table, at the lists and at the quarantine.
 pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError> {
     let mut report = files::repair(path, accept_loss)?;
     if report.is_new || !report.opens() {
@@ -20,26 +20,23 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     }
     let fatal = |Fatal(reason)| OpenError::Damaged(path.to_owned(), reason);
     let io = |e| OpenError::Io(path.to_owned(), e);
-    let (mut store, mut mark) = open::open_locked(path, StoreLimits::OF_A_TOOL, mark::lock(path)?)?;
-    let damaged = unreadable(&store).map_err(io)?;
+    let (mut store, mut mark) =
+        open::open_locked(path, StoreLimits::OF_A_TOOL, mark::lock(path)?, accept_loss)?;
     let holes = Holes::find(&store).map_err(io)?;
-    let (settings, lists): (Vec<Space>, Vec<Space>) =
-        damaged.iter().partition(|space| SETTINGS.contains(space));
     report.damage.extend(holes.lines());
-    report.damage.extend(lists.iter().map(|list| format!("the list {list:?} cannot be read")));
-    report.damage.extend(settings.iter().map(|of| format!("the settings {of:?} cannot all be read")));
+    let malformed = holes.malformed(&store).map_err(fatal)?;
+    report.damage.extend(malformed.iter().map(|list| format!("entries of the list {list:?} say nothing")));
     if accept_loss && !report.damage.is_empty() {
         mark.write_repairing(true).map_err(io)?;
+        let jobs = holes.jobs(&store).map_err(fatal)?;
         if !holes.is_empty() {
-            (store, mark) = holes.give_up(path, (store, mark), &damaged, &mut report)?;
+            (store, mark) = holes.give_up(path, (store, mark), &mut report)?;
         }
-        let gaps = report.accepted || !holes.is_empty();
-        let jobs = rebuild(&store, &damaged, gaps).map_err(fatal)?;
+        tidy(&store, jobs, &mut report).map_err(fatal)?;
+        let rebuilt = rebuild(&store).map_err(fatal)?;
         mark.write_repairing(false).map_err(io)?;
         report.accepted = true;
-        report.notes.push(format!("{jobs} jobs that stood in no list were put into one, with one try left"));
-        let lost = settings.iter().map(|of| format!("settings {of:?} that could not be read are lost"));
-        report.notes.extend(lost);
+        report.notes.extend(rebuilt.notes());
     } else if let Some(number) = mark.was_closed() {
         // Nothing was written, so it is still closed as it was.
         mark.close(number).map_err(io)?;
@@ -47,10 +44,8 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     if !report.accepted && !holes.of(Space::Quarantine).is_empty() {
         return Ok(report);
     }
-    for job in quarantine::list(&store).map_err(fatal)? {
-        report
-            .notes
-            .push(format!("job {} of {} is in quarantine: {}", job.job.id, job.job.queue, job.reason));
+    for (job, reason) in quarantine::list(&store).map_err(fatal)? {
+        report.notes.push(format!("job {} of {} is in quarantine: {reason}", job.id, job.queue));
     }
     Ok(report)
 }
@@ -67,8 +62,10 @@ mod tests {
     use crate::engine::disk::codec::{self, QUOTA};
     use crate::engine::disk::state::tables::Table;
     use crate::engine::disk::state::{Windows, load};
+    use crate::engine::disk::store::aside::Aside;
     use crate::engine::disk::store::merge::Merged;
     use crate::engine::disk::store::txn::Txn;
+    use crate::engine::disk::store::{Found, tables};
     use crate::engine::disk::{DiskEngine, DiskOptions};
     use crate::engine::{Engine, SizeOf};
     use crate::job::{JobId, NewJob};
@@ -160,10 +157,12 @@ mod tests {
     async fn a_repair_that_was_cut_off_is_done_again() {
         let dir = pool_with_jobs().await;
         {
-            // A list was emptied, and its jobs were not put into it yet.
+            // A table of a list was given up, and its jobs were not put into it yet.
             let (store, mut mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
             mark.write_repairing(true).unwrap(); // nothing is wrong with the disk
-            store.clear(Space::Ready).unwrap(); // as above
+            let mut txn = Txn::new(store.clone());
+            store.all(Space::Ready).for_each(|entry| txn.delete(Space::Ready, entry.unwrap().0)); // as above
+            txn.settle(true).unwrap(); // as above
         }
         let refused = DiskEngine::open(options(dir.path())).map(drop);
         let says = refused.expect_err("nobody knows what it lacks").to_string();
@@ -188,6 +187,7 @@ mod tests {
         {
             let dir = pool_with_jobs().await;
             fill(dir.path(), space, kinds);
+            forget_log(dir.path());
             damage(dir.path(), space, None);
             assert!(loaded(dir.path(), table).is_err(), "{space:?}: the pool does not start");
             let told = repair(dir.path(), false).unwrap(); // it can be judged
@@ -209,8 +209,8 @@ mod tests {
         }
     }
 
-    /// Guards against settings that were put into the log, written out because they are many, and dropped with the table
-    /// that was damaged.
+    /// Guards against settings that were written anew, into several tables because they are many, and given up with the
+    /// table that was damaged.
     #[tokio::test]
     async fn many_settings_outlive_a_bad_block() {
         const LARGE: u64 = 3000;
@@ -225,6 +225,7 @@ mod tests {
             txn.settle(true).unwrap(); // nothing is wrong with the disk
             store.write_out(Duration::MAX).unwrap(); // as above
         }
+        forget_log(dir.path());
         damage(dir.path(), Space::Push, None);
         let told = repair(dir.path(), true).unwrap(); // it can be repaired
         assert!(told.accepted, "{told}");
@@ -270,21 +271,29 @@ mod tests {
     /// Guards against a repair that loses jobs of which the log has every byte.
     #[tokio::test]
     async fn jobs_of_a_table_that_is_lost_come_from_the_log() {
-        let dir = pool_with_jobs().await;
-        fill(dir.path(), Space::Push, &[b"s"]);
-        // A newer table stays. It has none of the jobs of the one that is lost.
-        let engine = DiskEngine::open(options(dir.path())).unwrap(); // it is whole
-        engine.publish(vec![job(JOBS)].into()).await.unwrap(); // nothing is wrong with the disk
-        engine.close().await;
-        fill(dir.path(), Space::Push, &[b"l"]);
-        damage(dir.path(), Space::Jobs, Some(b"tli"));
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted && told.damage[0].contains("keyspace jobs"), "{told}");
-        let told = repair(dir.path(), false).unwrap(); // it can be judged
-        assert_eq!(told.damage, [""; 0], "it is whole: {told}");
-        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // as above
-        assert_eq!(store.all(Space::Jobs).count() as u64, JOBS + 1, "jobs");
-        assert_eq!(store.all(Space::Push).count() as u64, 2 * ROWS, "rows of another keyspace");
+        for is_cut_off in [false, true] {
+            let dir = pool_with_jobs().await;
+            fill(dir.path(), Space::Push, &[b"s"]);
+            // A newer table stays. It has none of the jobs of the one that is lost.
+            let engine = DiskEngine::open(options(dir.path())).unwrap(); // it is whole
+            engine.publish(vec![job(JOBS)].into()).await.unwrap(); // nothing is wrong with the disk
+            engine.close().await;
+            fill(dir.path(), Space::Push, &[b"l"]);
+            damage(dir.path(), Space::Jobs, Some(b"tli"));
+            if is_cut_off {
+                // A repair was killed when the table was set aside, and the log was not read yet.
+                mark::lock(dir.path()).unwrap().write_repairing(true).unwrap(); // nobody has it open
+                let mut aside = Aside::new(dir.path()).unwrap(); // nothing is wrong with the disk
+                tables::mend(&dir.path().join("trees/jobs"), &mut aside).unwrap(); // as above
+            }
+            let told = repair(dir.path(), true).unwrap(); // it can be repaired
+            assert!(told.accepted && (is_cut_off || told.damage[0].contains("keyspace jobs")), "{told}");
+            let told = repair(dir.path(), false).unwrap(); // it can be judged
+            assert_eq!(told.damage, [""; 0], "it is whole: {told}");
+            let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // as above
+            assert_eq!(store.all(Space::Jobs).count() as u64, JOBS + 1, "jobs, cut off: {is_cut_off}");
+            assert_eq!(store.all(Space::Push).count() as u64, 2 * ROWS, "rows of another keyspace");
+        }
     }
 
     /// Guards against a job that is stored twice: who publishes an id above the newest one does not look for it.
@@ -317,12 +326,12 @@ mod tests {
         engine.close().await;
     }
 
-    /// Writes so much of another keyspace that no file of the log is left that has the jobs.
+    /// Writes so much of another keyspace that no file of the log is left that has what was written before.
     fn forget_log(pool: &Path) {
         let (store, _mark) = open::open(pool, StoreLimits::OF_A_TOOL).unwrap(); // it is whole
         let mut txn = Txn::new(store.clone());
         for round in 0..3u8 {
-            (0..10u8).for_each(|n| txn.put(Space::Push, [b's', round, n], vec![n; 1 << 20]));
+            (0..10u8).for_each(|n| txn.put(Space::Once, [b'k', round, n], vec![n; 1 << 20]));
             txn.settle(true).unwrap(); // nothing is wrong with the disk
             store.write_out(Duration::MAX).unwrap(); // as above
         }
@@ -518,14 +527,112 @@ mod tests {
         fill(dir.path(), Space::Quotas, &[b"u"]);
         damage(dir.path(), Space::Ready, None);
         damage(dir.path(), Space::Quotas, None);
-        let told = repair(dir.path(), true);
-        let again = repair(dir.path(), true);
-        let engine = DiskEngine::open(options(dir.path()));
-        let size = match &engine {
-            Ok(engine) => engine.size(&queue(), SizeOf::Ready).await.map(|size| size.jobs),
-            Err(e) => panic!("it should open: {e}; {told:?}; {again:?}"),
+        let told = repair(dir.path(), true).expect("one repair is enough");
+        assert!(told.accepted, "{told}");
+        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+        assert_eq!(ready, JOBS, "every job is ready: {told}");
+        engine.close().await;
+    }
+
+    /// Guards against entries, and rows of the quarantine, that count for ever, and stand for jobs which a repair that was
+    /// cut off has given up.
+    #[tokio::test]
+    async fn what_stands_for_a_job_that_is_lost_goes_also_when_a_repair_was_cut_off() {
+        let dir = pool_with_jobs().await;
+        {
+            // The tables with the jobs were set aside.
+            let (store, mut mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
+            mark.write_repairing(true).unwrap(); // nothing is wrong with the disk
+            let mut txn = Txn::new(store.clone());
+            for n in 0..7 {
+                let key = codec::job_key(&codec::queue_key(&queue()), job(n).id);
+                let entry = codec::Entry { id: job(n).id, tries: 1, generation: 1, keyed: false };
+                txn.put(Space::Quarantine, &key, codec::quarantined(&entry, "a bad sector"));
+                txn.delete_job(key);
+            }
+            txn.settle(true).unwrap(); // as above
+        }
+        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(told.accepted && told.to_string().contains("7 jobs are lost"), "{told}");
+        assert!(!told.to_string().contains("is in quarantine"), "{told}");
+        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+        assert_eq!(ready, JOBS - 7, "jobs that are there");
+        engine.close().await;
+    }
+
+    /// Guards against a damaged log that is begun anew before what it has of a bad block is read.
+    #[tokio::test]
+    async fn what_a_damaged_log_has_of_a_bad_block_is_kept() {
+        let dir = pool_with_jobs().await;
+        fill(dir.path(), Space::Push, &[b"s"]);
+        damage(dir.path(), Space::Jobs, None);
+        let log = dir.path().join("log/0");
+        let mut bytes = fs::read(&log).unwrap(); // it was written
+        let row = row(b"s", ROWS / 2).0;
+        let at =
+            bytes.windows(row.len()).position(|at| at == row).expect("the last group is in the first file");
+        bytes[at] ^= 0x55;
+        fs::write(&log, bytes).unwrap(); // as above
+        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(told.accepted && told.damage.iter().any(|line| line.contains("log/0")), "{told}");
+        assert!(told.to_string().contains("0 jobs are lost"), "{told}");
+        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        assert_eq!(engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs, JOBS, "jobs"); // as above
+        engine.close().await;
+    }
+
+    /// Guards against a table whose jobs all go into quarantine for one block that has none of them, and of which a repair
+    /// finds nothing wrong.
+    #[tokio::test]
+    async fn a_bad_filter_harms_no_job_and_is_mended() {
+        let dir = pool_with_jobs().await;
+        {
+            // A start reads the filters of the first level.
+            let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
+            store.write_out(Duration::MAX).unwrap(); // nothing is wrong with the disk
+            store.compact(Space::Jobs).unwrap(); // as above
+        }
+        forget_log(dir.path());
+        damage(dir.path(), Space::Jobs, Some(b"filter"));
+        let all_read = || {
+            let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // no start reads it
+            let key = |n| codec::job_key(&codec::queue_key(&queue()), job(n).id);
+            let reads = (0..JOBS).filter(|n| matches!(store.job(&key(*n)), Ok(Found::Record(_))));
+            assert_eq!(reads.count() as u64, JOBS, "jobs that read");
+            assert!(matches!(store.job(&key(JOBS)), Ok(Found::Nothing)), "a job that is not there");
         };
-        assert_eq!(size.ok(), Some(JOBS), "every job is ready: {told:?}");
-        assert!(told.is_ok(), "the first repair is enough: {told:?}");
+        all_read();
+        let told = repair(dir.path(), false).unwrap(); // it can be judged
+        assert!(!told.opens() && told.damage[0].starts_with("keyspace jobs: table "), "{told}");
+        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(told.accepted && told.to_string().contains("0 jobs are lost"), "{told}");
+        let told = repair(dir.path(), false).unwrap(); // it can be judged
+        assert_eq!(told.damage, [""; 0], "it is whole: {told}");
+        all_read();
+    }
+
+    /// Guards against a pool's clock that goes back, where it was ahead of the time of day: timers that are set then would
+    /// be due before such as were pumped.
+    #[tokio::test]
+    async fn the_clock_is_not_behind_what_was_pumped() {
+        const DELAY: Duration = Duration::from_secs(3600);
+        let (dir, clock) = (pool_with_jobs().await, Arc::new(ManualClock::new(1_000_000)));
+        let ahead = DiskOptions { upkeep: false, ..DiskOptions::new(dir.path(), clock.clone()) };
+        let engine = DiskEngine::open(ahead).unwrap(); // it is whole
+        let due = engine.now() + DELAY.as_millis() as u64;
+        engine.publish(vec![NewJob { delay: DELAY, ..job(JOBS) }].into()).await.unwrap(); // nothing is wrong with the disk
+        clock.advance(2 * DELAY);
+        assert_eq!(engine.pump().await.unwrap().moved, 1, "it was due"); // as above
+        engine.close().await;
+        fill(dir.path(), Space::Push, &[b"s"]);
+        fs::remove_dir_all(dir.path().join("trees/meta")).unwrap(); // it was made
+        fs::remove_dir_all(dir.path().join("log")).unwrap(); // as above
+        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(told.accepted, "{told}");
+        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        assert!(engine.now() >= due, "it is {}, and a job that was due at {due} is ready", engine.now());
+        engine.close().await;
     }
 }

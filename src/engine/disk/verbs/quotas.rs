@@ -236,7 +236,7 @@ mod tests {
         let state = load::load(store.clone(), options.clock.clone(), windows, None).unwrap(); // it reads
         let used = state.quotas.get(&queue.namespace).map(|of| (of.jobs, of.bytes, of.is_exact()));
         assert_eq!(used, Some((4, 3 + 6 + 8 + 10, true)), "one runs, one is ready, two are delayed");
-        rebuild::rebuild(&store, &[], true).unwrap(); // as above
+        rebuild::rebuild(&store).unwrap(); // as above
         let state = load::load(store, options.clock, windows, None).unwrap(); // as above
         assert!(state.quotas.is_empty(), "where jobs may be lost they are counted anew");
     }

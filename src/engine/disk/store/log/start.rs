@@ -29,7 +29,7 @@ pub fn clear_torn(
     Ok(())
 }
 
-/// Shows the groups of the log that are needed, one after the other. Each that the judge has found must be there.
+/// Shows the groups of the log, one after the other. Each that the judge has found must be there.
 ///
 /// `again` writes the bytes of each file in its place once more, synced. After an unclean end the system may show bytes
 /// that never reached the disk: when a sync has failed they stay in memory, and no later sync writes them.
@@ -55,9 +55,7 @@ pub fn replay(
                     format!("{}: group {number} of requests read once, and does not now", slots::name(*slot));
                 return Err(Error::new(ErrorKind::InvalidData, what));
             };
-            if number >= manifest.first {
-                each(number, &bytes[at..])?;
-            }
+            each(number, &bytes[at..])?;
             at = end;
         }
         if again {

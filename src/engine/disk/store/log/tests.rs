@@ -49,7 +49,7 @@ fn replayed(dir: &Path) -> Vec<u64> {
             assert_eq!(key, number.to_be_bytes(), "the group with this number");
             assert!(value.is_some_and(|value| value.iter().all(|byte| *byte == number as u8)), "its value");
         }
-        numbers.push(number);
+        numbers.extend(Some(number).filter(|number| *number >= manifest.first));
         Ok(())
     };
     replay(dir, &manifest, &findings, false, each).unwrap(); // nothing is wrong with the disk
