@@ -16,8 +16,8 @@ use crate::clock::{Millis, system_now};
 use crate::dispatch::Dispatcher;
 use crate::engine::{Engine, Pause, QueueSize, Stats};
 use crate::error::{Error, Result};
-use crate::history::need::{Need, Now, Pushed, Watch};
-use crate::history::{History, Of, Point};
+use crate::history::need::{Need, Now, Pushed, QueueWatch};
+use crate::history::{self, Of, Point};
 use crate::job::JobId;
 use crate::metrics::PoolMetrics;
 use crate::name::{Namespace, PoolName, Queue, QueueName};
@@ -80,7 +80,7 @@ pub struct Reading {
 
 /// The figures of one queue, or of all queues of a namespace together that are named after jobs.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct QueueRow {
     pub namespace: Namespace,
     /// `None`: those that are named after jobs.
     pub name: Option<QueueName>,
@@ -106,7 +106,7 @@ pub struct Row {
     pub worse: u64,
 }
 
-impl Row {
+impl QueueRow {
     fn key(&self) -> (&Namespace, Option<&QueueName>) {
         (&self.namespace, self.name.as_ref())
     }
@@ -134,7 +134,7 @@ pub struct Sample {
     /// When the store was read; `None` while it never was.
     pub at: Option<Millis>,
     /// By namespace and name.
-    pub rows: Arc<Vec<Row>>,
+    pub rows: Arc<Vec<QueueRow>>,
     /// How many queues there was no room for.
     pub left_out: usize,
     /// Delayed and running jobs of the whole store, and how long ago the earliest was due.
@@ -160,7 +160,7 @@ pub struct Sampler {
     dispatcher: Arc<Dispatcher>,
     metrics: Arc<PoolMetrics>,
     push: Arc<Push>,
-    history: Arc<History>,
+    history: Arc<history::History>,
     began: Began,
     latest: RwLock<Arc<Sample>>,
     /// What the next sample needs of those before.
@@ -175,7 +175,7 @@ struct Seen {
     counted: HashMap<Queue, Counted>,
     others: Counted,
     /// Queues at rest have none.
-    watched: HashMap<(Namespace, Option<QueueName>), Watch>,
+    watched: HashMap<(Namespace, Option<QueueName>), QueueWatch>,
 }
 
 /// What was counted of a queue.
@@ -224,7 +224,7 @@ impl Sampler {
         (engine, dispatcher): (Arc<dyn Engine>, Arc<Dispatcher>),
         metrics: Arc<PoolMetrics>,
         push: Arc<Push>,
-        history: Arc<History>,
+        history: Arc<history::History>,
         began: Began,
     ) -> Arc<Sampler> {
         let sample = Sample {
@@ -430,18 +430,18 @@ fn is_full(gauges: &[(&'static str, f64)]) -> bool {
 }
 
 /// The row of a queue, of rows in order.
-fn of<'a>(rows: &'a [Row], key: (&Namespace, Option<&QueueName>)) -> Option<&'a Row> {
+fn of<'a>(rows: &'a [QueueRow], key: (&Namespace, Option<&QueueName>)) -> Option<&'a QueueRow> {
     rows.binary_search_by(|row| row.key().cmp(&key)).ok().map(|at| &rows[at])
 }
 
 /// A row for each queue, in order, and what its head is known by. Beyond the bound those with the most jobs. And how many
 /// were left out.
-fn rows(queues: &[QueueSize]) -> (Vec<(Row, Option<u64>)>, usize) {
-    let mut of_jobs: BTreeMap<&Namespace, Row> = BTreeMap::new();
+fn rows(queues: &[QueueSize]) -> (Vec<(QueueRow, Option<u64>)>, usize) {
+    let mut of_jobs: BTreeMap<&Namespace, QueueRow> = BTreeMap::new();
     let mut rows = Vec::with_capacity(queues.len());
     for size in queues {
         let Queue { namespace, name } = &size.queue;
-        let row = |name| Row {
+        let row = |name| QueueRow {
             namespace: namespace.clone(),
             name,
             ready: size.ready,
@@ -477,7 +477,7 @@ fn rows(queues: &[QueueSize]) -> (Vec<(Row, Option<u64>)>, usize) {
     rows.extend(of_jobs.into_values().map(|row| (row, None)));
     let left_out = rows.len().saturating_sub(MOST_ROWS);
     if left_out > 0 {
-        let jobs = |row: &Row| row.ready + row.dead + row.delayed.unwrap_or(0) + row.running.unwrap_or(0);
+        let jobs = |row: &QueueRow| row.ready + row.dead + row.delayed.unwrap_or(0) + row.running.unwrap_or(0);
         rows.select_nth_unstable_by_key(MOST_ROWS, |(row, _)| std::cmp::Reverse(jobs(row)));
         rows.truncate(MOST_ROWS);
     }

@@ -109,7 +109,7 @@ impl Dispatcher {
             let Ok(_permit) = self.fetches.acquire().await else { return };
             let next = Next { dispatcher: &self, lists: std::mem::take(&mut others) };
             let Some(fetch) = self.begin(&queues) else { return };
-            let mut under_way = UnderWay { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
+            let mut under_way = FetchUnderWay { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
             let (ttrs, notified, began) = under_way
                 .fetch
                 .as_ref()
@@ -335,13 +335,13 @@ impl Drop for Next<'_> {
 }
 
 /// A fetch under way. If the engine panics, those that it was for get an error, and the list goes on.
-struct UnderWay<'a> {
+struct FetchUnderWay<'a> {
     dispatcher: &'a Arc<Dispatcher>,
     queues: &'a Wanted,
     fetch: Option<Fetch>,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for FetchUnderWay<'_> {
     fn drop(&mut self) {
         // A fetch that is dropped because the runtime ends has nobody to answer.
         if let Some(fetch) = self.fetch.take().filter(|_| std::thread::panicking()) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::stores::{StoreFailure, Stores};
+use super::stores::{StoreEnd, Stores};
 use crate::http::{self, AppState};
 use crate::process::tasks::{Failure, Tasks};
 use crate::pump;
@@ -73,10 +73,10 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
 
 /// Waits until a store fails for good. The server goes on without it while another pool is left, and otherwise ends,
 /// after a while in which it says why.
-async fn fails(store: String, failed: StoreFailure, pools_left: &AtomicUsize, failure: &Failure) {
+async fn fails(store: String, failed: StoreEnd, pools_left: &AtomicUsize, failure: &Failure) {
     let why = match failed {
-        StoreFailure::WithServer(failed) => failed.await,
-        StoreFailure::Alone(failed) => {
+        StoreEnd::WithServer(failed) => failed.await,
+        StoreEnd::Alone(failed) => {
             let why = failed.await;
             if pools_left.fetch_sub(1, Ordering::Relaxed) > 1 {
                 tracing::error!(store, why, "the store failed; the other pools go on");

@@ -38,7 +38,7 @@ use crate::process::notify;
 use crate::process::open_files::OpenFiles;
 use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
-use crate::process::version::Version;
+use crate::process::version::Build;
 use crate::push::encrypted::Encrypted;
 use crate::push::limits::PushShares;
 use crate::tls::{Identity, acceptor};
@@ -152,7 +152,7 @@ impl Server {
         let (admin_listener, admin) =
             listen(&config.admin_host, config.admin_port, "DORMOUSE_ADMIN_PORT").await?;
 
-        let (metrics, build) = (Arc::new(Metrics::default()), Version::current());
+        let (metrics, build) = (Arc::new(Metrics::default()), Build::current());
         metrics.began(build.version, build.build_commit, config.max_parked_polls);
         let failure = Failure::default();
         let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| Tasks::new(failure.clone()));
@@ -345,7 +345,7 @@ impl Server {
     async fn announce(&mut self, config: &Config, options: &Options) -> Result<(), ServerError> {
         let file = options.pid_file.as_deref().map(PidFile::write).transpose();
         self.pid_file = file.map_err(|e| ServerError::Failed(e.to_string()))?;
-        let Version { version, build_commit: commit, .. } = Version::current();
+        let Build { version, build_commit: commit, .. } = Build::current();
         let file = options.config_file.as_deref().map(|file| file.display().to_string());
         let file = file.unwrap_or_else(|| "none".into());
         tracing::info!(version, commit, config = file, api = %self.api, admin = %self.admin, "serving");

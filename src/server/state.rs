@@ -20,7 +20,7 @@ use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::backup::Backup;
 use crate::engine::{Engine, ScheduleBounds};
 use crate::fleet::Fleet;
-use crate::history::History;
+use crate::history;
 use crate::http::{
     About, AboutPool, AppState, BodyRoom, Cursors, Defaults, FailedLogins, MOST_SEARCHES, Most, PoolState,
     Readiness, TrustedProxies,
@@ -92,7 +92,7 @@ pub fn app_state(
         outage: stores.outages[name].clone(),
     });
     let push = Push::new(push_server, guard, pushed);
-    let history = Arc::new(History::new(config.history_memory.saturating_mul(1 << 20)));
+    let history = Arc::new(history::History::new(config.history_memory.saturating_mul(1 << 20)));
     let began = Began::now();
     let pool = |(name, (engine, dispatcher, ids)): (PoolName, (Arc<dyn Engine>, Arc<Dispatcher>, _))| {
         let outage = stores.outages[&name].clone();

@@ -28,14 +28,14 @@ const JOBS_BEGIN: &str = r#"{"jobs":["#;
 const LEAST_FIT: usize = 4;
 
 #[derive(Serialize)]
-struct QueuesReply<'a> {
+struct NamespaceReply<'a> {
     namespace: &'a str,
-    queues: Vec<QueueReply<'a>>,
+    queues: Vec<ListedQueue<'a>>,
     cursor: Option<String>,
 }
 
 #[derive(Serialize)]
-struct QueueReply<'a> {
+struct ListedQueue<'a> {
     queue: &'a str,
     ready: Option<u64>,
     delayed: Option<u64>,
@@ -49,9 +49,9 @@ struct QueueReply<'a> {
     paused_until: Option<Instant>,
 }
 
-impl<'a> From<&'a QueueView> for QueueReply<'a> {
-    fn from(view: &'a QueueView) -> QueueReply<'a> {
-        QueueReply {
+impl<'a> From<&'a QueueView> for ListedQueue<'a> {
+    fn from(view: &'a QueueView) -> ListedQueue<'a> {
+        ListedQueue {
             queue: view.queue.name.as_str(),
             ready: view.ready,
             delayed: view.delayed,
@@ -175,9 +175,9 @@ pub async fn queues(
     if bare && page.queues.is_empty() && page.next.is_none() {
         return Ok(reply::not_found().await);
     }
-    let reply = QueuesReply {
+    let reply = NamespaceReply {
         namespace: auth.namespace.as_str(),
-        queues: page.queues.iter().map(QueueReply::from).collect(),
+        queues: page.queues.iter().map(ListedQueue::from).collect(),
         cursor: state.cursors.seal(&list, page.next.map(|name| Cursor(name.as_str().to_owned()))).await?,
     };
     Ok(reply::json(StatusCode::OK, &reply))

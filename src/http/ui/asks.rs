@@ -10,7 +10,7 @@ use super::frame::{Command, Page, curl, curls};
 use super::rows::{STATES, trail};
 use super::sure::{Sure, page as asks};
 use super::text::{count, text};
-use super::visit::{Place, Visit};
+use super::visit::{PoolQueue, Visit};
 
 /// So many dead jobs are destroyed by one request, and more by a bulk action.
 pub const AT_ONCE: u64 = 1000;
@@ -25,7 +25,7 @@ const PAUSES: [(&str, &str); 6] = [
 ];
 
 /// The page that asks before something of a queue is done for good. `of` has what was selected.
-pub async fn asking(visit: &Visit, place: &Place, ask: &str, of: &Fields) -> Said<Page> {
+pub async fn asking(visit: &Visit, place: &PoolQueue, ask: &str, of: &Fields) -> Said<Page> {
     match ask {
         "cancel" => {
             let jobs: Vec<&str> = of.all("job").take(100).collect();
@@ -111,7 +111,7 @@ pub async fn asking(visit: &Visit, place: &Place, ask: &str, of: &Fields) -> Sai
 }
 
 /// The field for the name, without which nothing happens.
-fn name_field(visit: &Visit, place: &Place) -> Markup {
+fn name_field(visit: &Visit, place: &PoolQueue) -> Markup {
     html! {
         p {
             label for="name" { "Type the queue's name" } ": " b { (text(&place.queue)) } " "
@@ -120,7 +120,7 @@ fn name_field(visit: &Visit, place: &Place) -> Markup {
     }
 }
 
-async fn respawn_all(visit: &Visit, place: &Place, of: &Fields) -> Page {
+async fn respawn_all(visit: &Visit, place: &PoolQueue, of: &Fields) -> Page {
     let (reason, contains) = (of.get("reason"), of.get("contains"));
     let filtered = reason.is_some() || contains.is_some();
     let dead = Figures::read(visit, place).await.jobs("dead");
@@ -152,7 +152,7 @@ async fn respawn_all(visit: &Visit, place: &Place, of: &Fields) -> Page {
 }
 
 /// The body of a bulk action of this queue, on jobs that the fields' filter finds.
-fn order(place: &Place, action: &str, state: &str, of: &Fields) -> String {
+fn order(place: &PoolQueue, action: &str, state: &str, of: &Fields) -> String {
     let mut order = json!({
         "pool": place.pool, "namespace": place.namespace, "queue": place.queue, "action": action, "state": state,
     });
@@ -165,12 +165,12 @@ fn order(place: &Place, action: &str, state: &str, of: &Fields) -> String {
 }
 
 /// The command that cancels a job.
-fn cancel<'a>(place: &Place, job: &str) -> Command<'a> {
+fn cancel<'a>(place: &PoolQueue, job: &str) -> Command<'a> {
     ("DELETE", place.api(&format!("/job/{}", part(job)), &[]), None)
 }
 
 /// What can be done with a queue as a whole.
-pub fn actions(visit: &Visit, place: &Place, paused: bool) -> Markup {
+pub fn actions(visit: &Visit, place: &PoolQueue, paused: bool) -> Markup {
     let here = visit.fields.link(&[]);
     html! {
         div.actions {
@@ -204,12 +204,12 @@ pub fn actions(visit: &Visit, place: &Place, paused: bool) -> Markup {
 }
 
 /// Where a job for a queue is published.
-pub fn publish(place: &Place) -> String {
+pub fn publish(place: &PoolQueue) -> String {
     format!("publish/{}/{}?queue={}", part(&place.pool), part(&place.namespace), part(&place.queue))
 }
 
 /// What can be done with all dead jobs, or with those that the page is filtered by.
-pub fn of_all_dead(visit: &Visit, place: &Place) -> Markup {
+pub fn of_all_dead(visit: &Visit, place: &PoolQueue) -> Markup {
     let respawn = order(place, "respawn", "dead", &visit.fields);
     let delete = order(place, "delete", "dead", &Fields::default());
     let bulk = |order| ("POST", "/bulk".to_owned(), Some(order));
@@ -223,7 +223,7 @@ pub fn of_all_dead(visit: &Visit, place: &Place) -> Markup {
 }
 
 /// What can be done with the rows that are selected.
-pub fn selected(visit: &Visit, place: &Place, state: &str) -> Markup {
+pub fn selected(visit: &Visit, place: &PoolQueue, state: &str) -> Markup {
     let of_respawn = ("POST", place.api("/deadletter/respawn", &[]), Some("{\"jobs\":[\"ID\"]}"));
     let commands = [of_respawn, cancel(place, "ID")];
     // Only what is dead can be respawned.

@@ -10,7 +10,7 @@ use super::form::Filled;
 use super::frame::{Page, curl, curls};
 use super::home::back;
 use super::text::{cut, duration, number, text};
-use super::visit::{Place, Visit};
+use super::visit::{PoolQueue, Visit};
 use crate::http::operators::bulk::{BulkReply, BulksReply};
 
 /// For how long a queue's page tells of an action that has ended.
@@ -19,9 +19,9 @@ const TOLD: u64 = 600_000;
 const MOST: usize = 100;
 
 impl BulkReply {
-    fn place(&self) -> Place {
+    fn place(&self) -> PoolQueue {
         let BulkReply { pool, namespace, queue, .. } = self;
-        Place { pool: pool.clone(), namespace: namespace.clone(), queue: queue.clone() }
+        PoolQueue { pool: pool.clone(), namespace: namespace.clone(), queue: queue.clone() }
     }
 
     fn runs(&self) -> bool {
@@ -142,7 +142,7 @@ fn stop(visit: &Visit, action: &BulkReply) -> Markup {
 }
 
 /// What runs on one queue, or ran on it lately.
-pub fn of_queue(visit: &Visit, place: &Place, listed: &Said<BulksReply>) -> Markup {
+pub fn of_queue(visit: &Visit, place: &PoolQueue, listed: &Said<BulksReply>) -> Markup {
     let Ok(BulksReply { actions, .. }) = listed else { return html! {} };
     let lately = |action: &&BulkReply| action.ended.is_none_or(|at| at.0 + TOLD > visit.zone.now);
     html! {

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::ask::{Refusal, Said};
 use super::text::{count, number, text};
-use super::visit::{Place, Visit};
+use super::visit::{PoolQueue, Visit};
 use crate::http::operators::delays::{self, DelaysReply};
 
 /// How many steps are told apart.
@@ -31,13 +31,13 @@ pub struct Counted {
 }
 
 /// The unit that the page is asked for, or the usual one where few are delayed.
-fn unit(visit: &Visit, place: &Place) -> Option<&'static str> {
+fn unit(visit: &Visit, place: &PoolQueue) -> Option<&'static str> {
     let Some(asked) = visit.fields.get("due") else { return is_cheap(visit, place).then_some(UNITS[0].0) };
     UNITS.iter().find(|(unit, _)| *unit == asked).map(|(unit, _)| *unit)
 }
 
 /// Whether a count takes the store no time to speak of, as far as the last sample tells.
-fn is_cheap(visit: &Visit, place: &Place) -> bool {
+fn is_cheap(visit: &Visit, place: &PoolQueue) -> bool {
     let name = visit.state().pool_name(&place.pool).ok();
     let pool = name.and_then(|name| visit.state().pools.get(&name));
     let sample = pool.map(|pool| pool.sampler.latest());
@@ -45,7 +45,7 @@ fn is_cheap(visit: &Visit, place: &Place) -> bool {
 }
 
 /// The count, if the page is asked for it or it is cheap. Else the last one, if there is any.
-pub async fn read(visit: &Visit, place: &Place) -> Option<Counted> {
+pub async fn read(visit: &Visit, place: &PoolQueue) -> Option<Counted> {
     let query = |by: &str| format!("{}&by={by}&limit={STEPS}", place.query());
     let known = |by: &'static str| {
         Some(Counted { by, delays: Ok(delays::last(visit.state(), &query(by))?), behind: None })

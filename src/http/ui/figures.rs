@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::ask::{Refusal, Said};
 use super::rows::NOT_BY_QUEUE;
 use super::text::{known, number, unknown};
-use super::visit::{Place, Visit};
+use super::visit::{PoolQueue, Visit};
 use crate::http::operators::queues::{QueueReply, QueuesReply};
 
 #[derive(Debug, Deserialize)]
@@ -27,7 +27,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    pub async fn read(visit: &Visit, place: &Place) -> Figures {
+    pub async fn read(visit: &Visit, place: &PoolQueue) -> Figures {
         let ask = &visit.ask;
         let (listing, ready, dead) = tokio::join!(
             ask.get(format!("/queues?{}&limit=1", place.query())),

@@ -10,7 +10,7 @@ use super::assets::Assets;
 use super::text::{count, duration, text, typed, volatile};
 use super::visit::Visit;
 use crate::clock::Millis;
-use crate::process::version::Version;
+use crate::process::version::Build;
 use crate::time::Instant;
 
 /// A page without what is around it.
@@ -98,7 +98,7 @@ fn refusal_page(refusal: &Refusal) -> Page {
 /// The whole page.
 fn render(visit: &Visit, page: Page) -> Markup {
     let [style, script, icon] = Assets::names().map(|name| visit.to(&format!("assets/{name}")));
-    let version = Version::current().version;
+    let version = Build::current().version;
     let state = visit.state();
     html! {
         (DOCTYPE)

@@ -21,7 +21,7 @@ use super::push;
 use super::rows::trail;
 use super::sure::{Sure, page as asks};
 use super::text::{count, number, size, text, unknown, volatile};
-use super::visit::{Place, Visit};
+use super::visit::{PoolQueue, Visit};
 use crate::job::JobId;
 use crate::time::Instant;
 
@@ -60,7 +60,7 @@ impl Job {
 /// `GET /ui/jobs/:pool/:namespace/:queue/:id`
 pub async fn show(visit: Visit, Path(named): Path<Named>) -> Response {
     let Named { pool, namespace, queue, id } = named;
-    let place = Place { pool, namespace, queue };
+    let place = PoolQueue { pool, namespace, queue };
     if visit.fields.get("ask") == Some("cancel") {
         return visit.answer(Ok(asking(&visit, &place, &id)));
     }
@@ -85,14 +85,14 @@ pub async fn show(visit: Visit, Path(named): Path<Named>) -> Response {
 }
 
 /// What the queue is pushed to, if it is.
-async fn pushed(visit: &Visit, place: &Place) -> Said<Value> {
+async fn pushed(visit: &Visit, place: &PoolQueue) -> Said<Value> {
     visit.ask.get(push::push_route(place, "")).await
 }
 
 /// `POST /ui/jobs/:pool/:namespace/:queue/:id`
 pub async fn change(mut visit: Visit, Path(named): Path<Named>, Filled(form): Filled) -> Response {
     let Named { pool, namespace, queue, id } = named;
-    let place = Place { pool, namespace, queue };
+    let place = PoolQueue { pool, namespace, queue };
     let route = |rest: &str| place.api(&format!("/job/{}{rest}", part(&id)), &[]);
     let done = match (form.or_empty("do"), form.get("sure")) {
         ("respawn", _) => {
@@ -121,7 +121,7 @@ pub async fn change(mut visit: Visit, Path(named): Path<Named>, Filled(form): Fi
     }
 }
 
-fn asking(visit: &Visit, place: &Place, id: &str) -> Page {
+fn asking(visit: &Visit, place: &PoolQueue, id: &str) -> Page {
     asks(
         visit,
         trail(visit, place),
@@ -139,7 +139,7 @@ fn asking(visit: &Visit, place: &Place, id: &str) -> Page {
     )
 }
 
-fn page(visit: &Visit, place: &Place, (job, push): (Said<Job>, Said<Value>), how: Option<As>) -> Said<Page> {
+fn page(visit: &Visit, place: &PoolQueue, (job, push): (Said<Job>, Said<Value>), how: Option<As>) -> Said<Page> {
     let job = job?;
     let bytes = job.body();
     let body = html! {
@@ -154,7 +154,7 @@ fn page(visit: &Visit, place: &Place, (job, push): (Said<Job>, Said<Value>), how
     Ok(page.under(trail(visit, place)))
 }
 
-fn actions(visit: &Visit, place: &Place, job: &Job) -> Markup {
+fn actions(visit: &Visit, place: &PoolQueue, job: &Job) -> Markup {
     if !visit.may_change() {
         return html! {};
     }
@@ -171,7 +171,7 @@ fn actions(visit: &Visit, place: &Place, job: &Job) -> Markup {
 }
 
 /// How the job was pushed, as far as the queue's last attempts are of it.
-fn attempts(visit: &Visit, place: &Place, job: &Job, push: &Said<Value>) -> Markup {
+fn attempts(visit: &Visit, place: &PoolQueue, job: &Job, push: &Said<Value>) -> Markup {
     let push = match push {
         Ok(push) => push,
         Err(refusal) if refusal.status == StatusCode::NOT_FOUND => return html! {},

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::ask::{Refusal, Said};
 use super::text::{cut, duration, number, shortened, size, text, unknown, visible};
-use super::visit::{Place, Visit};
+use super::visit::{PoolQueue, Visit};
 use crate::time::Instant;
 
 /// How many jobs a page has.
@@ -44,7 +44,7 @@ pub struct Job {
 
 /// Reads a page of the list. A piece of it that is empty and has a cursor is not its end: the next is read while there is
 /// time.
-pub async fn read(visit: &Visit, place: &Place, state: &str) -> Said<JobList> {
+pub async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Said<JobList> {
     let mut all = JobList { cursor: visit.fields.get("cursor").map(str::to_owned), ..JobList::default() };
     loop {
         let mut query = vec![("state", state), ("limit", JOBS), ("data", "1")];
@@ -82,7 +82,7 @@ pub fn instant_of(state: &str) -> &'static str {
 /// The list. `selects`: its rows can be selected.
 pub fn list(
     visit: &Visit,
-    place: &Place,
+    place: &PoolQueue,
     state: &str,
     of: &Said<JobList>,
     total: &Markup,
@@ -134,7 +134,7 @@ pub fn list(
     }
 }
 
-fn row(visit: &Visit, place: &Place, job: &Job, selects: bool) -> Markup {
+fn row(visit: &Visit, place: &PoolQueue, job: &Job, selects: bool) -> Markup {
     let page = visit.to(&format!("jobs/{}/{}", place.path(), super::ask::part(&job.job_id)));
     html! {
         tr data-key=(job.job_id) {

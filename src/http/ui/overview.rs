@@ -10,7 +10,7 @@ use super::rows::{self, NOT_BY_QUEUE};
 use super::server::servers;
 use super::text::{duration, known, number, rate};
 use super::visit::{Visit, scheme};
-use crate::http::operators::queues::{HistoryReply, PoolReply, QueuesReply};
+use crate::http::operators::queues::{HistoryReply, SampleReply, QueuesReply};
 use crate::http::operators::servers::ServersReply;
 
 /// How many queues it shows.
@@ -59,10 +59,10 @@ fn page(
 }
 
 /// The sums of all pools.
-fn sums(pools: &[PoolReply]) -> Markup {
-    let sum = |of: fn(&PoolReply) -> u64| number(pools.iter().map(of).sum());
-    let all = |of: fn(&PoolReply) -> Option<u64>| pools.iter().map(of).sum::<Option<u64>>();
-    let rates = |of: fn(&PoolReply) -> f64| rate(pools.iter().map(of).sum());
+fn sums(pools: &[SampleReply]) -> Markup {
+    let sum = |of: fn(&SampleReply) -> u64| number(pools.iter().map(of).sum());
+    let all = |of: fn(&SampleReply) -> Option<u64>| pools.iter().map(of).sum::<Option<u64>>();
+    let rates = |of: fn(&SampleReply) -> f64| rate(pools.iter().map(of).sum());
     // A store that does not tell them apart knows both together.
     let timers = all(|pool| pool.sums.delayed.is_none().then_some(pool.timers));
     html! {

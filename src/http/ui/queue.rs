@@ -14,7 +14,7 @@ use super::overview::charts;
 use super::push::push_route;
 use super::rows::{self, STATES};
 use super::text::{number, text, typed};
-use super::visit::{Place, Visit};
+use super::visit::{PoolQueue, Visit};
 use super::{asks, bulk, dead, due};
 use crate::http::operators::bulk::BulksReply;
 use crate::http::operators::dead::ReasonsReply;
@@ -34,7 +34,7 @@ struct Read {
 }
 
 /// `GET /ui/queues/:pool/:namespace/:queue`
-pub async fn show(visit: Visit, Path(place): Path<Place>) -> Response {
+pub async fn show(visit: Visit, Path(place): Path<PoolQueue>) -> Response {
     let page = match visit.fields.get("ask") {
         Some(ask) => asks::asking(&visit, &place, ask, &visit.fields).await,
         None => page(&visit, &place).await,
@@ -49,7 +49,7 @@ fn state(visit: &Visit) -> Said<&'static str> {
     known.map(|(state, _)| *state).ok_or(Refusal::bad("a state is ready, delayed, running or dead"))
 }
 
-pub async fn page(visit: &Visit, place: &Place) -> Said<Page> {
+pub async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
     let state = state(visit)?;
     let read = read(visit, place, state).await;
     if let Some(refusal) = read.figures.refusal() {
@@ -63,7 +63,7 @@ pub async fn page(visit: &Visit, place: &Place) -> Said<Page> {
     })
 }
 
-async fn read(visit: &Visit, place: &Place, state: &str) -> Read {
+async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Read {
     let range = visit.fields.get("range").unwrap_or("hour");
     let ask = &visit.ask;
     let reasons = async {
@@ -82,7 +82,7 @@ async fn read(visit: &Visit, place: &Place, state: &str) -> Read {
     Read { figures, history, jobs, push, bulk, due, reasons }
 }
 
-fn body(visit: &Visit, place: &Place, state: &str, read: &Read) -> Markup {
+fn body(visit: &Visit, place: &PoolQueue, state: &str, read: &Read) -> Markup {
     let row = read.figures.row();
     html! {
         h1 { "Queue " (text(&place.name())) }
@@ -139,7 +139,7 @@ fn figures(visit: &Visit, read: &Read) -> Markup {
 }
 
 /// What is pushed, if it is.
-fn push(visit: &Visit, place: &Place, push: &Said<Value>) -> Markup {
+fn push(visit: &Visit, place: &PoolQueue, push: &Said<Value>) -> Markup {
     let page = visit.to(&format!("push/{}", place.path()));
     match push {
         Ok(push) => html! {
