@@ -387,6 +387,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "http::answer",
             "http::state",
             "http::request",
+            "http::jobs",
             "http::operators",
             "clock",
             "engine",

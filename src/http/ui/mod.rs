@@ -3,8 +3,8 @@
 //! logged and bounded where the JSON routes are, and no page has its own way into a store.
 //!
 //! A page is a function of plain values to markup. Nothing that comes from a job is markup: `text` makes text of it.
-//! Of `http` it imports `answer`, `state`, `request`, and of `operators` who has logged in, what queues have together,
-//! what was counted last, and which servers there are.
+//! Of `http` it imports `answer`, `state`, `request`, of `jobs` what is told of jobs, and of `operators` who has logged in,
+//! what queues have together, what was counted last, and which servers there are.
 
 mod answer;
 mod ask;

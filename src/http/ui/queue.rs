@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::ask::{Refusal, Said};
 use super::figures::Figures;
 use super::frame::Page;
-use super::jobs::{self, JobList};
+use super::jobs::{self, Jobs};
 use super::overview::charts;
 use super::push::push_route;
 use super::rows::{self, STATES};
@@ -24,7 +24,7 @@ use crate::http::operators::queues::{HistoryReply, QueueReply};
 struct Read {
     figures: Figures,
     history: Said<HistoryReply>,
-    jobs: Said<JobList>,
+    jobs: Said<Jobs>,
     push: Said<Value>,
     bulk: Said<BulksReply>,
     /// When jobs fall due, if the page is asked for it.
