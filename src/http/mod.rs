@@ -28,6 +28,7 @@ pub use self::answer::room::BodyRoom;
 pub use self::operators::servers::own_line;
 use self::operators::{audit, logins};
 pub use self::port::accept::{Bounds, listen, serve};
+pub use self::port::connection::Routes;
 use self::port::fast_path::Api;
 use self::port::middleware::Observe;
 pub use self::port::opening::Opening;

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::stores::{StoreEnd, Stores};
+use crate::admin::AdminStore;
 use crate::http::{self, AppState};
+use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
 use crate::pump;
 use crate::scheduler;
@@ -68,6 +70,18 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
     let stop = tasks.stopping().clone();
     tasks.spawn_essential("the checks of parked polls' tokens", async move {
         stop.run_until_cancelled(checks).await;
+    });
+}
+
+/// Asks the store of tokens, while it is away, until it is there again.
+pub fn ask_for_tokens(store: Arc<dyn AdminStore>, outage: Arc<Outage>, tasks: &Tasks) {
+    let stop = tasks.stopping().clone();
+    tasks.spawn_essential("the question whether an outage of the tokens is over", async move {
+        let ask = || {
+            let store = store.clone();
+            async move { store.check().await }
+        };
+        stop.run_until_cancelled(outage.ask_until_it_works(ask)).await;
     });
 }
 
