@@ -119,6 +119,34 @@ impl QueueRow {
             None => Of::Jobs(pool, namespace),
         }
     }
+
+    /// What its need is judged by. `head` tells its first ready job from others.
+    fn now(&self, head: Option<u64>) -> Now {
+        Now {
+            ready: self.ready,
+            dead: self.dead,
+            oldest: self.oldest,
+            paused: self.paused.is_some(),
+            pushed: match self.push {
+                None => Pushed::No,
+                Some(PushState::On | PushState::Paused) => Pushed::Yes,
+                Some(PushState::Open | PushState::Off | PushState::Locked) => Pushed::InTrouble,
+            },
+            head,
+        }
+    }
+
+    /// What its history keeps.
+    fn point(&self, counts: [u64; 4]) -> Point {
+        Point {
+            counts,
+            ready: self.ready,
+            dead: self.dead,
+            delayed: self.delayed,
+            running: self.running,
+            oldest: self.oldest.map(|age| age.as_millis() as u64 / 100),
+        }
+    }
 }
 
 /// A store that did not answer.
@@ -368,18 +396,7 @@ impl Sampler {
                 };
                 row.push = pushed.get(queue).copied();
             }
-            let state = Now {
-                ready: row.ready,
-                dead: row.dead,
-                oldest: row.oldest,
-                paused: row.paused.is_some(),
-                pushed: match row.push {
-                    None => Pushed::No,
-                    Some(PushState::On | PushState::Paused) => Pushed::Yes,
-                    Some(PushState::Open | PushState::Off | PushState::Locked) => Pushed::InTrouble,
-                },
-                head: *head,
-            };
+            let state = row.now(*head);
             // Another server may have seen them die.
             let row_before = of(&before.rows, row.key());
             let dead_before = row_before.map_or(0, |row| row.dead);
@@ -393,15 +410,7 @@ impl Sampler {
             if !watch.is_idle() {
                 seen.watched.insert(key, watch);
             }
-            let point = Point {
-                counts: since,
-                ready: row.ready,
-                dead: row.dead,
-                delayed: row.delayed,
-                running: row.running,
-                oldest: row.oldest.map(|age| age.as_millis() as u64 / 100),
-            };
-            readings.push((row.of(&self.pool), point));
+            readings.push((row.of(&self.pool), row.point(since)));
         }
         let beside = seen.others.count(self.metrics.counts_of_others(), from, now);
         all.lately.extend(&seen.others.lately);

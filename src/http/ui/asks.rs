@@ -26,87 +26,73 @@ const PAUSES: [(&str, &str); 6] = [
 
 /// The page that asks before something of a queue is done for good. `of` has what was selected.
 pub async fn asking(visit: &Visit, place: &PoolQueue, ask: &str, of: &Fields) -> Said<Page> {
-    match ask {
-        "cancel" => {
-            let jobs: Vec<&str> = of.all("job").take(100).collect();
-            if jobs.is_empty() {
-                return Err(Refusal::bad("no job was selected"));
+    let sure = match ask {
+        "cancel" => cancel_selected(visit, place, of)?,
+        "respawn-all" => respawn_all(visit, place, of).await,
+        "delete-dead" => delete_dead(visit, place).await,
+        "destroy" => destroy(visit, place, of).await,
+        _ => return Err(Refusal::bad("there is nothing to ask by that name")),
+    };
+    Ok(asks(visit, trail(visit, place), "Queues", sure))
+}
+
+fn cancel_selected<'a>(visit: &Visit, place: &PoolQueue, of: &'a Fields) -> Said<Sure<'a>> {
+    let jobs: Vec<&str> = of.all("job").take(100).collect();
+    if jobs.is_empty() {
+        return Err(Refusal::bad("no job was selected"));
+    }
+    let n = count(jobs.len() as u64, "job", "jobs");
+    let mut hidden = vec![("do", "cancel"), ("ask", "cancel")];
+    hidden.extend(jobs.iter().map(|job| ("job", *job)));
+    Ok(Sure {
+        title: format!("Cancel {n} of {}", place.name()),
+        what: html! {
+            p { "The " (n) " will be gone: nobody gets them, and they cannot be brought back." }
+            ul { @for job in &jobs { li { (text(job)) } } }
+        },
+        hidden,
+        more: html! {},
+        button: "Cancel",
+        curl: curls(visit, &jobs.iter().map(|job| cancel(place, job)).collect::<Vec<_>>()),
+    })
+}
+
+async fn delete_dead(visit: &Visit, place: &PoolQueue) -> Sure<'static> {
+    let dead = Figures::read(visit, place).await.jobs("dead");
+    let order = order(place, "delete", "dead", &Fields::default());
+    Sure {
+        title: format!("Delete the dead jobs of {}", place.name()),
+        what: html! { p { "All " (dead) " dead jobs will be gone, and cannot be brought back." } },
+        hidden: vec![("do", "delete-dead"), ("ask", "delete-dead")],
+        more: name_field(visit, place),
+        button: "Delete dead jobs",
+        curl: curl(visit, "POST", "/bulk", Some(&order)),
+    }
+}
+
+async fn destroy(visit: &Visit, place: &PoolQueue, of: &Fields) -> Sure<'static> {
+    let counts = Figures::read(visit, place).await;
+    let which = STATES.iter().filter(|(state, _)| *state != "running");
+    let chosen: Vec<&str> = of.all("which").collect();
+    // One bulk action runs on a queue at a time, so the dead ones go without.
+    let dead = place.api("/deadletter", &[("limit", &AT_ONCE.to_string())]);
+    let delayed = order(place, "cancel", "delayed", &Fields::default());
+    let bulk = ("POST", "/bulk".to_owned(), Some(&*delayed));
+    Sure {
+        title: format!("Destroy {}", place.name()),
+        what: html! { p { "The jobs of the states that are chosen will be gone, and cannot be brought back. Running jobs stay: their workers may finish them." } },
+        hidden: vec![("do", "destroy"), ("ask", "destroy")],
+        more: html! {
+            fieldset {
+                legend { "Which" }
+                @for (state, words) in which {
+                    p { label { input type="checkbox" name="which" value=(state) checked[chosen.contains(state)]; " " (words) ": " (counts.jobs(state)) } }
+                }
             }
-            let n = count(jobs.len() as u64, "job", "jobs");
-            let mut hidden = vec![("do", "cancel"), ("ask", "cancel")];
-            hidden.extend(jobs.iter().map(|job| ("job", *job)));
-            Ok(asks(
-                visit,
-                trail(visit, place),
-                "Queues",
-                Sure {
-                    title: format!("Cancel {n} of {}", place.name()),
-                    what: html! {
-                        p { "The " (n) " will be gone: nobody gets them, and they cannot be brought back." }
-                        ul { @for job in &jobs { li { (text(job)) } } }
-                    },
-                    hidden,
-                    more: html! {},
-                    button: "Cancel",
-                    curl: curls(visit, &jobs.iter().map(|job| cancel(place, job)).collect::<Vec<_>>()),
-                },
-            ))
-        }
-        "respawn-all" => Ok(respawn_all(visit, place, of).await),
-        "delete-dead" => {
-            let dead = Figures::read(visit, place).await.jobs("dead");
-            Ok(asks(
-                visit,
-                trail(visit, place),
-                "Queues",
-                Sure {
-                    title: format!("Delete the dead jobs of {}", place.name()),
-                    what: html! { p { "All " (dead) " dead jobs will be gone, and cannot be brought back." } },
-                    hidden: vec![("do", "delete-dead"), ("ask", "delete-dead")],
-                    more: name_field(visit, place),
-                    button: "Delete dead jobs",
-                    curl: curl(
-                        visit,
-                        "POST",
-                        "/bulk",
-                        Some(&order(place, "delete", "dead", &Fields::default())),
-                    ),
-                },
-            ))
-        }
-        "destroy" => {
-            let counts = Figures::read(visit, place).await;
-            let which = STATES.iter().filter(|(state, _)| *state != "running");
-            let chosen: Vec<&str> = of.all("which").collect();
-            Ok(asks(
-                visit,
-                trail(visit, place),
-                "Queues",
-                Sure {
-                    title: format!("Destroy {}", place.name()),
-                    what: html! { p { "The jobs of the states that are chosen will be gone, and cannot be brought back. Running jobs stay: their workers may finish them." } },
-                    hidden: vec![("do", "destroy"), ("ask", "destroy")],
-                    more: html! {
-                        fieldset {
-                            legend { "Which" }
-                            @for (state, words) in which {
-                                p { label { input type="checkbox" name="which" value=(state) checked[chosen.contains(state)]; " " (words) ": " (counts.jobs(state)) } }
-                            }
-                        }
-                        (name_field(visit, place))
-                    },
-                    button: "Destroy",
-                    curl: {
-                        // One bulk action runs on a queue at a time, so the dead ones go without.
-                        let dead = place.api("/deadletter", &[("limit", &AT_ONCE.to_string())]);
-                        let delayed = order(place, "cancel", "delayed", &Fields::default());
-                        let bulk = ("POST", "/bulk".to_owned(), Some(&*delayed));
-                        curls(visit, &[("DELETE", place.api("", &[]), None), ("DELETE", dead, None), bulk])
-                    },
-                },
-            ))
-        }
-        _ => Err(Refusal::bad("there is nothing to ask by that name")),
+            (name_field(visit, place))
+        },
+        button: "Destroy",
+        curl: curls(visit, &[("DELETE", place.api("", &[]), None), ("DELETE", dead, None), bulk]),
     }
 }
 
@@ -120,35 +106,30 @@ fn name_field(visit: &Visit, place: &PoolQueue) -> Markup {
     }
 }
 
-async fn respawn_all(visit: &Visit, place: &PoolQueue, of: &Fields) -> Page {
+async fn respawn_all<'a>(visit: &Visit, place: &PoolQueue, of: &'a Fields) -> Sure<'a> {
     let (reason, contains) = (of.get("reason"), of.get("contains"));
     let filtered = reason.is_some() || contains.is_some();
     let dead = Figures::read(visit, place).await.jobs("dead");
     let mut hidden = vec![("do", "respawn-all"), ("ask", "respawn-all")];
     hidden.extend(reason.map(|reason| ("reason", reason)));
     hidden.extend(contains.map(|contains| ("contains", contains)));
-    asks(
-        visit,
-        trail(visit, place),
-        "Queues",
-        Sure {
-            title: format!("Respawn all dead jobs of {}", place.name()),
-            what: html! {
-                p {
-                    @if filtered { "Of " (dead) " dead jobs those" } @else { "All " (dead) " dead jobs" }
-                    @if let Some(reason) = reason { " with the reason " q { (super::text::cut(reason)) } }
-                    @if let Some(contains) = contains { " that have " q { (super::text::cut(contains)) } }
-                    " will be ready again, and workers get them. The server does it in steps, and goes on when this page is closed."
-                }
-            },
-            hidden,
-            more: html! {
-                p { label for="tries" { "Tries" } " " input #tries name="tries" value=(visit.typed("tries", "1")) size="5" inputmode="numeric" autocomplete="off"; }
-            },
-            button: "Respawn all",
-            curl: curl(visit, "POST", "/bulk", Some(&order(place, "respawn", "dead", of))),
+    Sure {
+        title: format!("Respawn all dead jobs of {}", place.name()),
+        what: html! {
+            p {
+                @if filtered { "Of " (dead) " dead jobs those" } @else { "All " (dead) " dead jobs" }
+                @if let Some(reason) = reason { " with the reason " q { (super::text::cut(reason)) } }
+                @if let Some(contains) = contains { " that have " q { (super::text::cut(contains)) } }
+                " will be ready again, and workers get them. The server does it in steps, and goes on when this page is closed."
+            }
         },
-    )
+        hidden,
+        more: html! {
+            p { label for="tries" { "Tries" } " " input #tries name="tries" value=(visit.typed("tries", "1")) size="5" inputmode="numeric" autocomplete="off"; }
+        },
+        button: "Respawn all",
+        curl: curl(visit, "POST", "/bulk", Some(&order(place, "respawn", "dead", of))),
+    }
 }
 
 /// The body of a bulk action of this queue, on jobs that the fields' filter finds.
