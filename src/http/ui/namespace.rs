@@ -4,14 +4,14 @@ use axum::extract::Path;
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::ask::{Said, part};
-use super::form::query;
-use super::frame::Page;
+use super::page::ask::{Said, part};
+use super::page::form::query;
+use super::page::frame::Page;
 use super::overview::charts;
 use super::publish::PoolNamespace;
-use super::rows::{self, NOT_BY_QUEUE};
-use super::text::{known, number, rate, text, typed};
-use super::visit::Visit;
+use super::page::rows::{self, NOT_BY_QUEUE};
+use super::page::text::{known, number, rate, text, typed};
+use super::page::visit::Visit;
 use crate::http::operators::queues::{HistoryReply, QueuesReply};
 use crate::http::operators::sums::OfQueues;
 

@@ -3,13 +3,13 @@
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::ask::{Refusal, Said};
-use super::chart::{Line, chart};
-use super::frame::Page;
-use super::rows::{self, NOT_BY_QUEUE};
+use super::page::ask::{Refusal, Said};
+use super::page::chart::{Line, chart};
+use super::page::frame::Page;
+use super::page::rows::{self, NOT_BY_QUEUE};
 use super::server::servers;
-use super::text::{duration, known, number, rate};
-use super::visit::{Visit, scheme};
+use super::page::text::{duration, known, number, rate, text};
+use super::page::visit::{Visit, scheme};
 use crate::http::operators::queues::{HistoryReply, SampleReply, QueuesReply};
 use crate::http::operators::servers::ServersReply;
 
@@ -102,7 +102,7 @@ pub fn charts(visit: &Visit, history: Result<&HistoryReply, &Refusal>) -> Markup
     let of = match history {
         Ok(of) => of,
         Err(refusal) => {
-            return html! { p.trouble { "There are no charts: " (super::text::text(&refusal.text)) } };
+            return html! { p.trouble { "There are no charts: " (text(&refusal.text)) } };
         }
     };
     if !visit.state().history.is_kept() {

@@ -6,13 +6,13 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde::Deserialize;
 
-use super::answer::see_other;
-use super::ask::{Refusal, Said, Sent, part};
-use super::form::{Fields, Filled};
-use super::frame::{Page, curl};
-use super::rows::namespace_path;
-use super::text::text;
-use super::visit::{PoolQueue, Visit};
+use super::page::answer::see_other;
+use super::page::ask::{Refusal, Said, Sent, part};
+use super::page::form::{Fields, Filled};
+use super::page::frame::{Page, curl};
+use super::page::rows::namespace_path;
+use super::page::text::{text, volatile};
+use super::page::visit::{PoolQueue, Visit};
 use crate::random;
 
 /// The largest body of a form.
@@ -128,7 +128,7 @@ fn page(visit: &Visit, scope: &PoolNamespace) -> Page {
         p.note { "A real worker will get it, or the URL that the queue is pushed to." }
         @if visit.may_change() {
             form.fill method="post" data-asks="1" {
-                input type="hidden" name="mark" value=(super::text::volatile(&html! { (mark) }).0);
+                input type="hidden" name="mark" value=(volatile(&html! { (mark) }).0);
                 label for="queue" { "Queue" }
                 input #queue name="queue" value=(queue) required autocomplete="off" spellcheck="false";
                 label for="job-body" { "Body" }

@@ -5,12 +5,12 @@ use axum::response::Response;
 use maud::html;
 use serde_json::Value;
 
-use super::answer::see_other;
-use super::ask::{Refusal, Said, part};
-use super::frame::Page;
-use super::rows;
-use super::text::{count, text};
-use super::visit::{PoolQueue, Visit};
+use super::page::answer::see_other;
+use super::page::ask::{Refusal, Said, part};
+use super::page::frame::Page;
+use super::page::rows;
+use super::page::text::{count, text};
+use super::page::visit::{PoolQueue, Visit};
 use crate::engine::together;
 use crate::http::operators::queues::{QueueReply, QueuesReply};
 use crate::job::JobId;

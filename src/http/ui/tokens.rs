@@ -8,14 +8,14 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::json;
 
-use super::ask::{Refusal, Said, Sent, part};
-use super::form::{Fields, Filled};
-use super::frame::{Page, TOKEN, curl, curls};
+use super::page::ask::{Refusal, Said, Sent, part};
+use super::page::form::{Fields, Filled};
+use super::page::frame::{Page, TOKEN, curl, curls};
 use super::publish::PoolNamespace;
-use super::push::shown_once;
-use super::sure::{Sure, page as asks};
-use super::text::{cut, text, typed};
-use super::visit::Visit;
+use super::queue::push::shown_once;
+use super::page::sure::{Sure, page as asks};
+use super::page::text::{cut, text, typed, volatile};
+use super::page::visit::Visit;
 use crate::http::operators::tokens::{Limit, TokenLimit, TokensReply};
 use crate::name::Token;
 use crate::random;
@@ -224,7 +224,7 @@ fn limit(visit: &Visit, scope: &PoolNamespace, row: &TokenRow) -> Markup {
 }
 
 fn create(visit: &Visit) -> Markup {
-    let mark = super::text::volatile(&html! { (random::ulid().to_string()) }).0;
+    let mark = volatile(&html! { (random::ulid().to_string()) }).0;
     html! {
         @if visit.may_change() {
             h2 { "Create token" }

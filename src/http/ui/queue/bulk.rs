@@ -4,13 +4,13 @@ use axum::http::Method;
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::answer::see_other;
-use super::ask::{Refusal, Said, Sent, part};
-use super::form::Filled;
-use super::frame::{Page, curl, curls};
-use super::home::back;
-use super::text::{cut, duration, number, text};
-use super::visit::{PoolQueue, Visit};
+use crate::http::ui::page::answer::see_other;
+use crate::http::ui::page::ask::{Refusal, Said, Sent, part};
+use crate::http::ui::page::form::Filled;
+use crate::http::ui::page::frame::{Page, curl, curls};
+use crate::http::ui::home::back;
+use crate::http::ui::page::text::{cut, duration, number, text, volatile};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 use crate::http::operators::bulk::{BulkReply, BulksReply};
 
 /// For how long a queue's page tells of an action that has ended.
@@ -50,7 +50,7 @@ impl BulkReply {
         let took = if self.ended.is_some() {
             html! { (took) }
         } else {
-            super::text::volatile(&html! { (took) })
+            volatile(&html! { (took) })
         };
         html! {
             @if let (true, Some(total)) = (self.runs(), self.total.filter(|total| *total > 0)) {

@@ -3,10 +3,10 @@
 use maud::{Markup, html};
 use serde::Deserialize;
 
-use super::ask::{Refusal, Said};
-use super::rows::NOT_BY_QUEUE;
-use super::text::{known, number, unknown};
-use super::visit::{PoolQueue, Visit};
+use crate::http::ui::page::ask::{Refusal, Said};
+use crate::http::ui::page::rows::NOT_BY_QUEUE;
+use crate::http::ui::page::text::{known, number, unknown};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 use crate::http::operators::queues::{QueueReply, QueuesReply};
 
 #[derive(Debug, Deserialize)]

@@ -3,14 +3,14 @@
 use maud::{Markup, html};
 use serde_json::json;
 
-use super::ask::{Refusal, Said, part};
+use crate::http::ui::page::ask::{Refusal, Said, part};
 use super::figures::Figures;
-use super::form::Fields;
-use super::frame::{Command, Page, curl, curls};
-use super::rows::{STATES, trail};
-use super::sure::{Sure, page as asks};
-use super::text::{count, text};
-use super::visit::{PoolQueue, Visit};
+use crate::http::ui::page::form::Fields;
+use crate::http::ui::page::frame::{Command, Page, curl, curls};
+use crate::http::ui::page::rows::{STATES, trail};
+use crate::http::ui::page::sure::{Sure, page as asks};
+use crate::http::ui::page::text::{count, cut, text};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 
 /// So many dead jobs are destroyed by one request, and more by a bulk action.
 pub const AT_ONCE: u64 = 1000;
@@ -118,8 +118,8 @@ async fn respawn_all<'a>(visit: &Visit, place: &PoolQueue, of: &'a Fields) -> Su
         what: html! {
             p {
                 @if filtered { "Of " (dead) " dead jobs those" } @else { "All " (dead) " dead jobs" }
-                @if let Some(reason) = reason { " with the reason " q { (super::text::cut(reason)) } }
-                @if let Some(contains) = contains { " that have " q { (super::text::cut(contains)) } }
+                @if let Some(reason) = reason { " with the reason " q { (cut(reason)) } }
+                @if let Some(contains) = contains { " that have " q { (cut(contains)) } }
                 " will be ready again, and workers get them. The server does it in steps, and goes on when this page is closed."
             }
         },

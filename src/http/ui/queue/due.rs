@@ -7,9 +7,9 @@ use axum::http::StatusCode;
 use maud::{Markup, html};
 use tokio::time::timeout;
 
-use super::ask::{Refusal, Said};
-use super::text::{count, number, text};
-use super::visit::{PoolQueue, Visit};
+use crate::http::ui::page::ask::{Refusal, Said};
+use crate::http::ui::page::text::{count, number, text, volatile};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 use crate::http::operators::delays::{self, DelaysReply};
 
 /// How many steps are told apart.
@@ -101,7 +101,7 @@ fn shown(visit: &Visit, delays: &DelaysReply) -> Markup {
         number(*later),
     );
     html! {
-        p { (said) ". Counted " (super::text::volatile(&visit.zone.at(*now))) }
+        p { (said) ". Counted " (volatile(&visit.zone.at(*now))) }
         @if !buckets.is_empty() {
             figure.chart {
                 svg viewBox=(format!("0 0 {} {HEIGHT}", buckets.len() * 10)) preserveAspectRatio="none" role="img" aria-label=(said) {

@@ -7,17 +7,17 @@ use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer;
-use super::ask::{Refusal, Said, Sent, part};
-use super::body::{self, As};
-use super::form::Filled;
-use super::frame::{Page, curl, curls};
+use crate::http::ui::page::answer;
+use crate::http::ui::page::ask::{Refusal, Said, Sent, part};
+use crate::http::ui::page::body::{self, As};
+use crate::http::ui::page::form::Filled;
+use crate::http::ui::page::frame::{Page, curl, curls};
 use super::jobs::instant_of;
 use super::push;
-use super::rows::trail;
-use super::sure::{Sure, page as asks};
-use super::text::{count, number, size, text, unknown, volatile};
-use super::visit::{PoolQueue, Visit};
+use crate::http::ui::page::rows::trail;
+use crate::http::ui::page::sure::{Sure, page as asks};
+use crate::http::ui::page::text::{count, number, size, text, unknown, volatile};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 use crate::http::jobs::lists::VerboseJob;
 use crate::time::Instant;
 

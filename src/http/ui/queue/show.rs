@@ -6,15 +6,15 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::Value;
 
-use super::ask::{Refusal, Said};
+use crate::http::ui::page::ask::{Refusal, Said, part};
 use super::figures::Figures;
-use super::frame::Page;
+use crate::http::ui::page::frame::Page;
 use super::jobs::{self, Jobs};
-use super::overview::charts;
+use crate::http::ui::overview::charts;
 use super::push::push_route;
-use super::rows::{self, STATES};
-use super::text::{number, text, typed};
-use super::visit::{PoolQueue, Visit};
+use crate::http::ui::page::rows::{self, STATES};
+use crate::http::ui::page::text::{cut, number, text, typed};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 use super::{asks, bulk, dead, due};
 use crate::http::operators::bulk::BulksReply;
 use crate::http::operators::dead::ReasonsReply;
@@ -72,7 +72,7 @@ async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Read {
     };
     let (figures, history, jobs, push, bulk, reasons, due) = tokio::join!(
         Figures::read(visit, place),
-        ask.get(format!("/queues/history?{}&range={}", place.query(), super::ask::part(range))),
+        ask.get(format!("/queues/history?{}&range={}", place.query(), part(range))),
         jobs::read(visit, place, state),
         ask.get(push_route(place, "")),
         ask.get("/bulk"),
@@ -145,7 +145,7 @@ fn push(visit: &Visit, place: &PoolQueue, push: &Said<Value>) -> Markup {
         Ok(push) => html! {
             p.push {
                 a href=(page) { "Push" } " is " b { (text(push["state"].as_str().unwrap_or("–"))) } ": to "
-                (super::text::cut(push["url"].as_str().unwrap_or("–")))
+                (cut(push["url"].as_str().unwrap_or("–")))
             }
         },
         Err(refusal) if refusal.status == StatusCode::NOT_FOUND => html! {
@@ -183,7 +183,7 @@ fn filter(visit: &Visit, state: &str) -> Markup {
             button type="submit" { "Show" }
         }
         @if let Some(reason) = visit.fields.get("reason") {
-            p { "With the reason " q { (super::text::cut(reason)) } ". " a href=(visit.fields.link_anew(&[("reason", None)])) { "All reasons" } }
+            p { "With the reason " q { (cut(reason)) } ". " a href=(visit.fields.link_anew(&[("reason", None)])) { "All reasons" } }
         }
     }
 }

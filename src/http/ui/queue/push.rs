@@ -6,14 +6,14 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::{Map, Value};
 
-use super::ask::{Refusal, Said, Sent};
-use super::form::{Fields, Filled};
-use super::frame::{Page, curl, curls};
-use super::instant::instant;
-use super::rows::trail;
-use super::sure::{Sure, page as asks};
-use super::text::{count, cut, number, text, unknown};
-use super::visit::{PoolQueue, Visit};
+use crate::http::ui::page::ask::{Refusal, Said, Sent, part};
+use crate::http::ui::page::form::{Fields, Filled};
+use crate::http::ui::page::frame::{Page, curl, curls};
+use crate::http::ui::page::instant::instant;
+use crate::http::ui::page::rows::trail;
+use crate::http::ui::page::sure::{Sure, page as asks};
+use crate::http::ui::page::text::{count, cut, number, text, unknown, visible, visible_lines};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 use crate::random;
 
 /// What of an answer is the setting, beside its URL.
@@ -23,7 +23,7 @@ const SETTING: [&str; 10] =
 /// A route of the queue's push.
 pub fn push_route(place: &PoolQueue, rest: &str) -> String {
     let [pool, namespace, queue] =
-        [&place.pool, &place.namespace, &place.queue].map(|name| super::ask::part(name));
+        [&place.pool, &place.namespace, &place.queue].map(|name| part(name));
     format!("/push/{namespace}/{queue}{rest}?pool={pool}")
 }
 
@@ -111,7 +111,7 @@ async fn act(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<Done> {
 pub fn shown_once(what: &str, secret: &str) -> Markup {
     html! {
         p { (what) ". It is shown this once:" }
-        pre #once tabindex="0" { code { (super::text::visible(secret)) } }
+        pre #once tabindex="0" { code { (visible(secret)) } }
         p { button.copy type="button" data-copy="once" hidden { "Copy" } }
     }
 }
@@ -249,7 +249,7 @@ fn form(visit: &Visit, place: &PoolQueue, push: Option<&Value>) -> Markup {
     let usual = serde_json::to_string_pretty(&rest).unwrap_or_default();
     let url = push.and_then(|push| push["url"].as_str()).unwrap_or_default();
     if !visit.may_change() {
-        return html! { h2 { "Setting" } pre tabindex="0" { code { (super::text::visible_lines(&usual)) } } };
+        return html! { h2 { "Setting" } pre tabindex="0" { code { (visible_lines(&usual)) } } };
     }
     html! {
         h2 { "Setting" }
@@ -292,7 +292,7 @@ pub fn table(visit: &Visit, place: &PoolQueue, all: &[&Value]) -> Markup {
                 tbody { @for attempt in all { tr {
                     td { @if let Some(at) = instant(&attempt["time"]) { (visit.zone.at(at)) } }
                     td { @if let Some(id) = attempt["job_id"].as_str() {
-                        a href=(visit.to(&format!("jobs/{}/{}", place.path(), super::ask::part(id)))) { (text(id)) }
+                        a href=(visit.to(&format!("jobs/{}/{}", place.path(), part(id)))) { (text(id)) }
                     } }
                     td { @match attempt["status"].as_u64() { Some(status) => { (status) } None => { (unknown("no answer came")) } } }
                     td { (attempt["milliseconds"].as_u64().unwrap_or(0)) " ms" }

@@ -3,9 +3,9 @@
 use axum::http::StatusCode;
 use maud::{Markup, html};
 
-use super::ask::{Refusal, Said};
-use super::text::{cut, duration, number, shortened, size, text, unknown, visible};
-use super::visit::{PoolQueue, Visit};
+use crate::http::ui::page::ask::{Refusal, Said};
+use crate::http::ui::page::text::{count, cut, duration, number, shortened, size, text, unknown, visible, volatile};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 use crate::http::jobs::lists::{JobsReply, ListedJob};
 
 /// How many jobs a page has.
@@ -78,7 +78,7 @@ pub fn list(
         @if of.jobs.is_empty() {
             @match &of.cursor {
                 Some(_) if filtered => {}
-                Some(_) => { p { "Looked at " (super::text::count(of.scanned, "job", "jobs")) ", found none yet." } }
+                Some(_) => { p { "Looked at " (count(of.scanned, "job", "jobs")) ", found none yet." } }
                 None if filtered => {
                     p { "No job is so. " a href=(visit.fields.link_anew(&[("contains", None), ("reason", None)])) { "Show all" } "." }
                 }
@@ -141,7 +141,7 @@ fn row(visit: &Visit, place: &PoolQueue, job: &ListedJob<'_>, selects: bool) -> 
 pub fn ttl(seconds: u64) -> Markup {
     match seconds {
         0 => html! { "forever" },
-        seconds => super::text::volatile(&html! { (duration(seconds as f64)) }),
+        seconds => volatile(&html! { (duration(seconds as f64)) }),
     }
 }
 

@@ -5,12 +5,12 @@ use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::ask::{Refusal, Said, Sent, part};
+use crate::http::ui::page::ask::{Refusal, Said, Sent, part};
 use super::asks::{self, AT_ONCE};
-use super::form::{Fields, Filled};
-use super::queue;
-use super::text::count;
-use super::visit::{PoolQueue, Visit};
+use crate::http::ui::page::form::{Fields, Filled};
+use super::show;
+use crate::http::ui::page::text::count;
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 
 /// `POST /ui/queues/:pool/:namespace/:queue`
 pub async fn change(mut visit: Visit, Path(place): Path<PoolQueue>, Filled(form): Filled) -> Response {
