@@ -127,7 +127,10 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     async fn secret(&self, new: &[u8]) -> Result<Bytes>;
 
     /// The quotas of all namespaces, and a version that changes with each of them; `None` when it is `known`.
-    async fn quotas(&self, known: Option<QuotasVersion>) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>>;
+    async fn quotas(
+        &self,
+        known: Option<QuotasVersion>,
+    ) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>>;
 
     /// The quota of a namespace.
     async fn quota(&self, scope: &Scope) -> Result<Option<Quota>>;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{AdminStore, Scope, QuotasVersion};
+use super::{AdminStore, QuotasVersion, Scope};
 use crate::engine::{Engine, Quota, Quotas};
 use crate::error::Result;
 use crate::name::PoolName;

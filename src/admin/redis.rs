@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use redis::Cmd;
 
-use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord, QuotasVersion};
+use super::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
 use crate::engine::Quota;
 use crate::engine::redis::RedisAddress;
@@ -259,7 +259,10 @@ impl AdminStore for RedisAdmin {
         Ok(stored.into())
     }
 
-    async fn quotas(&self, known: Option<QuotasVersion>) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>> {
+    async fn quotas(
+        &self,
+        known: Option<QuotasVersion>,
+    ) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>> {
         // Read before the quotas: what changes meanwhile is read again next time.
         let version = version_of(&self.tables, QUOTAS).await?;
         if known == Some(version) {

@@ -133,7 +133,8 @@ pub(super) fn rows(queues: &[QueueSize]) -> (Vec<(QueueRow, Option<u64>)>, usize
     rows.extend(of_jobs.into_values().map(|row| (row, None)));
     let left_out = rows.len().saturating_sub(MOST_ROWS);
     if left_out > 0 {
-        let jobs = |row: &QueueRow| row.ready + row.dead + row.delayed.unwrap_or(0) + row.running.unwrap_or(0);
+        let jobs =
+            |row: &QueueRow| row.ready + row.dead + row.delayed.unwrap_or(0) + row.running.unwrap_or(0);
         rows.select_nth_unstable_by_key(MOST_ROWS, |(row, _)| std::cmp::Reverse(jobs(row)));
         rows.truncate(MOST_ROWS);
     }

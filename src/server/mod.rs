@@ -149,7 +149,8 @@ impl Server {
         let failure = Failure::default();
         let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| Tasks::new(failure.clone()));
         // Both answer while the stores open.
-        let open_ports = listeners.serve(&config, &files, (&tls, &trusted), &metrics, [&api_tasks, &admin_tasks]);
+        let open_ports =
+            listeners.serve(&config, &files, (&tls, &trusted), &metrics, [&api_tasks, &admin_tasks]);
 
         let mut stores = Stores::default();
         let outage = Outage::new("tokens and limits");

@@ -32,7 +32,8 @@ impl Listeners {
     /// Opens both, and says which they are.
     pub async fn open(config: &Config) -> Result<(Listeners, PortAddresses), ServerError> {
         let (api, api_address) = listen(&config.host, config.port, "DORMOUSE_PORT").await?;
-        let (admin, admin_address) = listen(&config.admin_host, config.admin_port, "DORMOUSE_ADMIN_PORT").await?;
+        let (admin, admin_address) =
+            listen(&config.admin_host, config.admin_port, "DORMOUSE_ADMIN_PORT").await?;
         Ok((Listeners { api, admin }, PortAddresses { api: api_address, admin: admin_address }))
     }
 

@@ -79,7 +79,8 @@ struct ServedPool {
 
 /// What the handlers use, and a dispatcher for each pool.
 pub fn app_state(parts: StateParts<'_>) -> AppState {
-    let StateParts { config, config_file, skip_verification, stores, served, zones, metrics, tasks, .. } = parts;
+    let StateParts { config, config_file, skip_verification, stores, served, zones, metrics, tasks, .. } =
+        parts;
     let ((store, push_store), outage) = (parts.admin_stores, parts.outage);
     let [memory, of_each] = [config.max_body_memory, config.max_body_memory_per_namespace]
         .map(|mebibytes| mebibytes.saturating_mul(1 << 20));

@@ -641,7 +641,8 @@ fn home_of(
 #[test]
 fn a_type_that_another_room_imports_has_its_name_for_itself() {
     let sources: Vec<Source> = sources("src", "rs").into_iter().filter(|s| s.path != "src/lib.rs").collect();
-    let types: BTreeMap<_, _> = sources.iter().map(|source| (module(&source.path), types_of(source))).collect();
+    let types: BTreeMap<_, _> =
+        sources.iter().map(|source| (module(&source.path), types_of(source))).collect();
     // With the name of its module before it a type may have any.
     let bare = |import: &Import| {
         let line = import.place.split_once(": ").map_or("", |(_, line)| line);
@@ -662,7 +663,11 @@ fn a_type_that_another_room_imports_has_its_name_for_itself() {
             known.entry(name.as_str()).or_default().entry(home).or_default().insert(part(&import.from));
         }
     }
-    assert!(known.len() > 200, "only {} types are imported: this test looks for the wrong words", known.len());
+    assert!(
+        known.len() > 200,
+        "only {} types are imported: this test looks for the wrong words",
+        known.len()
+    );
     let mut wrong = String::new();
     for (name, homes) in known.iter().filter(|(name, _)| !SHARED_NAMES.contains(name)) {
         let others = types.iter().filter(|(home, names)| names.contains(*name) && !homes.contains_key(*home));

@@ -208,7 +208,12 @@ pub async fn get(State(state): App, Path(id): Path<String>, shows: ShowsBodies) 
 }
 
 /// `DELETE /bulk/:id`
-pub async fn delete(State(state): App, Path(id): Path<String>, by: Author, shows: ShowsBodies) -> HandlerResult {
+pub async fn delete(
+    State(state): App,
+    Path(id): Path<String>,
+    by: Author,
+    shows: ShowsBodies,
+) -> HandlerResult {
     let progress = stop(&state, &by, &id).ok_or(NOT_FOUND)?;
     Ok(reply::json(StatusCode::OK, &shown(progress, shows)))
 }

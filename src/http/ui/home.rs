@@ -10,8 +10,8 @@ use super::page::ask::{Refusal, part};
 use super::page::form::Filled;
 use super::page::frame::Page;
 use super::page::instant::Zone;
-use super::refused::accepts_html;
 use super::page::visit::{Visit, ZONE_COOKIE};
+use super::refused::accepts_html;
 use crate::http::answer::reply;
 use crate::http::request::origin::Bare;
 

@@ -24,10 +24,10 @@ use std::sync::Arc;
 use axum::Router;
 
 pub use self::home::home;
-pub use self::refused::refusals_as_pages;
 use self::page::assets;
 use self::page::visit::Ui;
 use self::queue::{bulk, change, dead, job, push, show};
+pub use self::refused::refusals_as_pages;
 use crate::http::request::table::{Row, get, post, router, with_head};
 use crate::http::state::AppState;
 

@@ -7,10 +7,10 @@ use super::page::ask::{Refusal, Said};
 use super::page::chart::{Line, chart};
 use super::page::frame::Page;
 use super::page::rows::{self, NOT_BY_QUEUE};
-use super::server::servers;
 use super::page::text::{duration, known, number, rate, text};
 use super::page::visit::{Visit, scheme};
-use crate::http::operators::queues::{HistoryReply, SampleReply, QueuesReply};
+use super::server::servers;
+use crate::http::operators::queues::{HistoryReply, QueuesReply, SampleReply};
 use crate::http::operators::servers::ServersReply;
 
 /// How many queues it shows.

@@ -3,10 +3,10 @@
 use axum::response::Response;
 use maud::{Markup, html};
 
+use super::overview::empty;
 use super::page::ask::Said;
 use super::page::form::query;
 use super::page::frame::Page;
-use super::overview::empty;
 use super::page::rows;
 use super::page::text::typed;
 use super::page::visit::Visit;

@@ -53,8 +53,11 @@ async fn find(visit: &Visit) -> Said<Found> {
     match parts[..] {
         [id] if JobId::parse(id).is_some() => by_id(visit, id).await,
         [namespace, queue, x] => {
-            let place =
-                |pool: &str| PoolQueue { pool: pool.into(), namespace: namespace.into(), queue: queue.into() };
+            let place = |pool: &str| PoolQueue {
+                pool: pool.into(),
+                namespace: namespace.into(),
+                queue: queue.into(),
+            };
             let places: Vec<_> = visit.state().pools.keys().map(|pool| place(pool.as_str())).collect();
             in_queue(visit, &places, x).await
         }

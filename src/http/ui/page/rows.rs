@@ -9,7 +9,7 @@ use super::text::{count, duration, known, number, rate, text, unknown};
 use super::visit::{PoolQueue, Visit};
 use crate::history::need::Need;
 use crate::history::{Of, Range};
-use crate::http::operators::queues::{SampleReply, QueueReply, QueuesReply};
+use crate::http::operators::queues::{QueueReply, QueuesReply, SampleReply};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
 use crate::time::Instant;
 

@@ -3,8 +3,8 @@
 use maud::{Markup, html};
 use serde_json::json;
 
-use crate::http::ui::page::ask::{Refusal, Said, part};
 use super::figures::Figures;
+use crate::http::ui::page::ask::{Refusal, Said, part};
 use crate::http::ui::page::form::Fields;
 use crate::http::ui::page::frame::{Command, Page, curl, curls};
 use crate::http::ui::page::rows::{STATES, trail};

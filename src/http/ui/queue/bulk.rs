@@ -4,14 +4,14 @@ use axum::http::Method;
 use axum::response::Response;
 use maud::{Markup, html};
 
+use crate::http::operators::bulk::{BulkReply, BulksReply};
+use crate::http::ui::home::back;
 use crate::http::ui::page::answer::see_other;
 use crate::http::ui::page::ask::{Refusal, Said, Sent, part};
 use crate::http::ui::page::form::Filled;
 use crate::http::ui::page::frame::{Page, curl, curls};
-use crate::http::ui::home::back;
 use crate::http::ui::page::text::{cut, duration, number, text, volatile};
 use crate::http::ui::page::visit::{PoolQueue, Visit};
-use crate::http::operators::bulk::{BulkReply, BulksReply};
 
 /// For how long a queue's page tells of an action that has ended.
 const TOLD: u64 = 600_000;

@@ -5,10 +5,10 @@ use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use crate::http::ui::page::ask::{Refusal, Said, Sent, part};
 use super::asks::{self, AT_ONCE};
-use crate::http::ui::page::form::{Fields, Filled};
 use super::show;
+use crate::http::ui::page::ask::{Refusal, Said, Sent, part};
+use crate::http::ui::page::form::{Fields, Filled};
 use crate::http::ui::page::text::count;
 use crate::http::ui::page::visit::{PoolQueue, Visit};
 
@@ -20,7 +20,7 @@ pub async fn change(mut visit: Visit, Path(place): Path<PoolQueue>, Filled(form)
             visit.refuse(refusal, form.clone());
             let page = match form.get("ask") {
                 Some(ask) => asks::asking(&visit, &place, ask, &form).await,
-                None => queue::page(&visit, &place).await,
+                None => show::page(&visit, &place).await,
             };
             visit.answer(page)
         }

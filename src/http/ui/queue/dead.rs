@@ -3,13 +3,13 @@
 use axum::response::Response;
 use maud::{Markup, html};
 
+use crate::engine::together;
+use crate::http::operators::dead::{DeadQueue, DeadReply, ReasonReply, ReasonsReply};
 use crate::http::ui::page::ask::{Said, part};
 use crate::http::ui::page::form::query;
 use crate::http::ui::page::frame::Page;
 use crate::http::ui::page::text::{cut, known, number, shortened, text, typed, unknown};
 use crate::http::ui::page::visit::{PoolQueue, Visit};
-use crate::engine::together;
-use crate::http::operators::dead::{DeadQueue, DeadReply, ReasonReply, ReasonsReply};
 use crate::time::Instant;
 
 /// How many queues a page has: each is asked for its reasons.

@@ -7,10 +7,10 @@ use axum::http::StatusCode;
 use maud::{Markup, html};
 use tokio::time::timeout;
 
+use crate::http::operators::delays::{self, DelaysReply};
 use crate::http::ui::page::ask::{Refusal, Said};
 use crate::http::ui::page::text::{count, number, text, volatile};
 use crate::http::ui::page::visit::{PoolQueue, Visit};
-use crate::http::operators::delays::{self, DelaysReply};
 
 /// How many steps are told apart.
 const STEPS: usize = 60;

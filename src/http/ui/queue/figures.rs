@@ -3,11 +3,11 @@
 use maud::{Markup, html};
 use serde::Deserialize;
 
+use crate::http::operators::queues::{QueueReply, QueuesReply};
 use crate::http::ui::page::ask::{Refusal, Said};
 use crate::http::ui::page::rows::NOT_BY_QUEUE;
 use crate::http::ui::page::text::{known, number, unknown};
 use crate::http::ui::page::visit::{PoolQueue, Visit};
-use crate::http::operators::queues::{QueueReply, QueuesReply};
 
 #[derive(Debug, Deserialize)]
 struct Size {

@@ -7,18 +7,18 @@ use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::jobs::instant_of;
+use super::push;
+use crate::http::jobs::lists::VerboseJob;
 use crate::http::ui::page::answer;
 use crate::http::ui::page::ask::{Refusal, Said, Sent, part};
 use crate::http::ui::page::body::{self, As};
 use crate::http::ui::page::form::Filled;
 use crate::http::ui::page::frame::{Page, curl, curls};
-use super::jobs::instant_of;
-use super::push;
 use crate::http::ui::page::rows::trail;
 use crate::http::ui::page::sure::{Sure, page as asks};
 use crate::http::ui::page::text::{count, number, size, text, unknown, volatile};
 use crate::http::ui::page::visit::{PoolQueue, Visit};
-use crate::http::jobs::lists::VerboseJob;
 use crate::time::Instant;
 
 /// A job of a queue, as a path names it.
@@ -116,7 +116,12 @@ fn asking(visit: &Visit, place: &PoolQueue, id: &str) -> Page {
     )
 }
 
-fn page(visit: &Visit, place: &PoolQueue, (job, push): (Said<Job>, Said<Value>), how: Option<As>) -> Said<Page> {
+fn page(
+    visit: &Visit,
+    place: &PoolQueue,
+    (job, push): (Said<Job>, Said<Value>),
+    how: Option<As>,
+) -> Said<Page> {
     let job = job?;
     let id = job.job_id.to_string();
     let body = html! {

@@ -3,10 +3,12 @@
 use axum::http::StatusCode;
 use maud::{Markup, html};
 
-use crate::http::ui::page::ask::{Refusal, Said};
-use crate::http::ui::page::text::{count, cut, duration, number, shortened, size, text, unknown, visible, volatile};
-use crate::http::ui::page::visit::{PoolQueue, Visit};
 use crate::http::jobs::lists::{JobsReply, ListedJob};
+use crate::http::ui::page::ask::{Refusal, Said};
+use crate::http::ui::page::text::{
+    count, cut, duration, number, shortened, size, text, unknown, visible, volatile,
+};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 
 /// How many jobs a page has.
 const JOBS: &str = "50";

@@ -22,8 +22,7 @@ const SETTING: [&str; 10] =
 
 /// A route of the queue's push.
 pub fn push_route(place: &PoolQueue, rest: &str) -> String {
-    let [pool, namespace, queue] =
-        [&place.pool, &place.namespace, &place.queue].map(|name| part(name));
+    let [pool, namespace, queue] = [&place.pool, &place.namespace, &place.queue].map(|name| part(name));
     format!("/push/{namespace}/{queue}{rest}?pool={pool}")
 }
 

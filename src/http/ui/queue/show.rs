@@ -6,19 +6,19 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::Value;
 
-use crate::http::ui::page::ask::{Refusal, Said, part};
 use super::figures::Figures;
-use crate::http::ui::page::frame::Page;
 use super::jobs::{self, Jobs};
-use crate::http::ui::overview::charts;
 use super::push::push_route;
-use crate::http::ui::page::rows::{self, STATES};
-use crate::http::ui::page::text::{cut, number, text, typed};
-use crate::http::ui::page::visit::{PoolQueue, Visit};
 use super::{asks, bulk, dead, due};
 use crate::http::operators::bulk::BulksReply;
 use crate::http::operators::dead::ReasonsReply;
 use crate::http::operators::queues::{HistoryReply, QueueReply};
+use crate::http::ui::overview::charts;
+use crate::http::ui::page::ask::{Refusal, Said, part};
+use crate::http::ui::page::frame::Page;
+use crate::http::ui::page::rows::{self, STATES};
+use crate::http::ui::page::text::{cut, number, text, typed};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 
 /// What was read of a queue.
 struct Read {
