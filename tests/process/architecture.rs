@@ -672,10 +672,9 @@ fn a_type_that_another_room_imports_has_its_name_for_itself() {
     for (name, homes) in known.iter().filter(|(name, _)| !SHARED_NAMES.contains(name)) {
         let others = types.iter().filter(|(home, names)| names.contains(*name) && !homes.contains_key(*home));
         let met = others.filter(|(other, _)| homes.values().any(|parts| parts.contains(part(other))));
-        let met: Vec<String> = met.map(|(other, _)| other.join("::")).collect();
-        if homes.len() > 1 || !met.is_empty() {
-            let homes: Vec<String> = homes.keys().map(|home| home.join("::")).collect();
-            let _ = writeln!(wrong, "  {name} of {} meets that of {}", homes.join(", "), met.join(", "));
+        let all: Vec<String> = homes.keys().chain(met.map(|(other, _)| other)).map(|of| of.join("::")).collect();
+        if all.len() > 1 {
+            let _ = writeln!(wrong, "  {name} of {}", all.join(" and of "));
         }
     }
     assert!(wrong.is_empty(), "one word means one thing, but types meet that have the same name:\n{wrong}");
