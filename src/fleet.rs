@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(4);
 
 /// What a server says of itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Line {
+pub struct FleetLine {
     pub name: String,
     pub version: String,
     pub commit: String,
@@ -43,7 +43,7 @@ pub struct Seen {
     /// When the store was asked; `None` while it never was.
     pub at: Option<Millis>,
     /// By name. This server is one of them.
-    pub lines: Vec<Line>,
+    pub lines: Vec<FleetLine>,
     /// Why the store did not answer the last time.
     pub trouble: Option<String>,
 }
@@ -69,7 +69,7 @@ impl Fleet {
     }
 
     /// Says every five seconds what `line` answers, until it is stopped.
-    pub async fn run(self: Arc<Self>, line: impl Fn() -> Line + Send, stop: CancellationToken) {
+    pub async fn run(self: Arc<Self>, line: impl Fn() -> FleetLine + Send, stop: CancellationToken) {
         stop.run_until_cancelled(async {
             loop {
                 self.meet(&line()).await;
@@ -79,7 +79,7 @@ impl Fleet {
         .await;
     }
 
-    async fn meet(&self, own: &Line) {
+    async fn meet(&self, own: &FleetLine) {
         // Texts and numbers: there is nothing in it that JSON cannot say.
         let line = serde_json::to_vec(own).unwrap_or_default();
         let asked = timeout(PATIENCE, self.store.servers(&self.id, &line, LIVES)).await;
@@ -88,7 +88,7 @@ impl Fleet {
         *self.seen.write() = Arc::new(match answer {
             Ok(lines) => {
                 // A line of a newer server may be another one.
-                let mut lines: Vec<Line> =
+                let mut lines: Vec<FleetLine> =
                     lines.iter().filter_map(|line| serde_json::from_slice(line).ok()).collect();
                 lines.sort_by(|a, b| a.name.cmp(&b.name).then(a.started.cmp(&b.started)));
                 Seen { at: Some(system_now()), lines, trouble: None }

@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use ulid::Ulid;
 
 use crate::clock::Millis;
@@ -104,6 +104,13 @@ impl fmt::Display for JobId {
 impl Serialize for JobId {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         s.serialize_str(self.text(&mut [0; 27]))
+    }
+}
+
+impl<'de> Deserialize<'de> for JobId {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<JobId, D::Error> {
+        let text = String::deserialize(d)?;
+        JobId::parse(&text).ok_or_else(|| serde::de::Error::custom("no id of a job"))
     }
 }
 

@@ -12,7 +12,7 @@ use dormouse::config::{Config, DEFAULT_FILE, LogLevel, is_configured, is_service
 use dormouse::process::files;
 use dormouse::process::log;
 use dormouse::process::tasks::{Failure, Tasks};
-use dormouse::process::version::Version;
+use dormouse::process::version::Build;
 use dormouse::server::{self, Options, ServerError, Signal};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
@@ -186,7 +186,7 @@ fn main() -> ExitCode {
         None => {}
     }
     if args.version {
-        let Version { version, build_date, build_commit } = Version::current();
+        let Build { version, build_date, build_commit } = Build::current();
         println!("version: {version}\nbuilt at: {build_date}\ncommit: {build_commit}");
         return ExitCode::SUCCESS;
     }

@@ -12,7 +12,7 @@ use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord, Version};
+use super::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
 use crate::engine::Quota;
 use crate::engine::disk::{Change, DiskEngine, META_SECRET, QUOTA, Records, Table, put_short, take_short};
@@ -231,7 +231,10 @@ impl AdminStore for DiskAdmin {
         stored().ok_or_else(|| Error::corrupt("a secret is gone that was stored"))
     }
 
-    async fn quotas(&self, known: Option<Version>) -> Result<Option<(Version, Vec<(Scope, Quota)>)>> {
+    async fn quotas(
+        &self,
+        known: Option<QuotasVersion>,
+    ) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>> {
         let version = self.quotas.load(Ordering::Acquire);
         if known == Some(version) { Ok(None) } else { Ok(Some((version, self.all_quotas()?))) }
     }

@@ -37,7 +37,7 @@ pub struct TokenKey {
 }
 
 /// Changes with every change of a quota.
-pub type Version = u64;
+pub type QuotasVersion = u64;
 
 /// How many requests a token may make. As stored, and as the admin API shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,7 +127,10 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     async fn secret(&self, new: &[u8]) -> Result<Bytes>;
 
     /// The quotas of all namespaces, and a version that changes with each of them; `None` when it is `known`.
-    async fn quotas(&self, known: Option<Version>) -> Result<Option<(Version, Vec<(Scope, Quota)>)>>;
+    async fn quotas(
+        &self,
+        known: Option<QuotasVersion>,
+    ) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>>;
 
     /// The quota of a namespace.
     async fn quota(&self, scope: &Scope) -> Result<Option<Quota>>;

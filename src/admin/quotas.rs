@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{AdminStore, Scope, Version};
+use super::{AdminStore, QuotasVersion, Scope};
 use crate::engine::{Engine, Quota, Quotas};
 use crate::error::Result;
 use crate::name::PoolName;
@@ -118,7 +118,7 @@ impl QuotaManager {
     }
 
     /// Tells a store of its quotas, if one has changed.
-    async fn bring(&self, store: &Bounded, known: Option<Version>) -> Result<Version> {
+    async fn bring(&self, store: &Bounded, known: Option<QuotasVersion>) -> Result<QuotasVersion> {
         let asked = self.store.quotas(known).await;
         self.outage.report(&asked);
         let Some((version, all)) = asked? else { return Ok(known.unwrap_or_default()) };

@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use redis::Cmd;
 
-use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord, Version};
+use super::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
 use crate::engine::Quota;
 use crate::engine::redis::RedisAddress;
@@ -136,13 +136,13 @@ fn encode(limit: Limit) -> Result<String> {
 
 /// The version of a table that counts its changes in the field without a name. Each part counts its own, and none ever
 /// goes back, so their sum tells of every change.
-pub(crate) async fn version_of(tables: &Tables, key: &str) -> Result<Version> {
+pub(crate) async fn version_of(tables: &Tables, key: &str) -> Result<u64> {
     let parts = together::try_all(tables.parts().map(|part| async move {
         let mut cmd = redis::cmd("HGET");
         cmd.arg(tables.key(part, key)).arg("");
-        tables.query::<Option<Version>>(part, &cmd).await
+        tables.query::<Option<u64>>(part, &cmd).await
     }));
-    Ok(parts.await?.into_iter().flatten().fold(0, Version::wrapping_add))
+    Ok(parts.await?.into_iter().flatten().fold(0, u64::wrapping_add))
 }
 
 #[async_trait]
@@ -259,7 +259,10 @@ impl AdminStore for RedisAdmin {
         Ok(stored.into())
     }
 
-    async fn quotas(&self, known: Option<Version>) -> Result<Option<(Version, Vec<(Scope, Quota)>)>> {
+    async fn quotas(
+        &self,
+        known: Option<QuotasVersion>,
+    ) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>> {
         // Read before the quotas: what changes meanwhile is read again next time.
         let version = version_of(&self.tables, QUOTAS).await?;
         if known == Some(version) {

@@ -9,7 +9,7 @@ use super::program::{CommandError, Result, given, standard_input};
 #[derive(Subcommand)]
 pub enum PushCommand {
     /// Set how a queue is pushed. What is not given is at its default. Shows the secret the first time
-    Set(Box<Setting>),
+    Set(Box<PushSettingArgs>),
     /// What is set, its state, counts, and the last attempts
     Show(Target),
     /// Forget what is set, and the secret. Jobs stay
@@ -33,7 +33,7 @@ pub struct Target {
 }
 
 #[derive(Args)]
-pub struct Setting {
+pub struct PushSettingArgs {
     #[command(flatten)]
     target: Target,
     /// Where the jobs go; without it the whole setting is read from standard input, as JSON
@@ -71,7 +71,7 @@ pub struct Setting {
     on_dead: Option<String>,
 }
 
-impl Setting {
+impl PushSettingArgs {
     /// The JSON that the server takes.
     fn json(self) -> Result<Vec<u8>> {
         let Some(to) = self.to else { return standard_input() };

@@ -30,7 +30,7 @@ pub enum SchedulesCommand {
     /// What is set, what comes next, and what became of the last occurrences
     Show { name: String },
     /// Set a schedule. What is not given is at its default
-    Set(Box<Setting>),
+    Set(Box<ScheduleSettingArgs>),
     /// Forget a schedule. Its jobs stay
     Delete { name: String },
     /// Place nothing, until it is resumed
@@ -111,7 +111,7 @@ pub struct Preview {
 }
 
 #[derive(Args)]
-pub struct Setting {
+pub struct ScheduleSettingArgs {
     name: String,
     /// Where its jobs go; without it the whole setting is read from standard input, as JSON
     queue: Option<String>,
@@ -157,7 +157,7 @@ pub struct Setting {
     dry_run: bool,
 }
 
-impl Setting {
+impl ScheduleSettingArgs {
     /// The JSON that the server takes.
     fn json(self) -> Result<Vec<u8>> {
         let Some(queue) = self.queue else {

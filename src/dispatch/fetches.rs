@@ -109,7 +109,7 @@ impl Dispatcher {
             let Ok(_permit) = self.fetches.acquire().await else { return };
             let next = Next { dispatcher: &self, lists: std::mem::take(&mut others) };
             let Some(fetch) = self.begin(&queues) else { return };
-            let mut under_way = UnderWay { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
+            let mut under_way = FetchUnderWay { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
             let (ttrs, notified, began) = under_way
                 .fetch
                 .as_ref()
@@ -175,75 +175,90 @@ impl Dispatcher {
         if let Some((first, _)) = fetch.waiters.first() {
             lists.serves(queues, *first, false);
         }
-        // A list is removed by its own fetch, or while none is under way.
-        let Some(list) = lists.get(queues) else { return false };
+        let goes_on = match result {
+            Ok(consumed) => self.hand_out(&mut lists, queues, fetch, consumed),
+            Err(error) => self.fail(&mut lists, queues, &fetch, &error),
+        };
+        goes_on.unwrap_or(false)
+    }
+
+    /// The same, of a fetch that did not fail. `None`: the list was removed, by its own fetch, or while none was under way.
+    fn hand_out(
+        &self,
+        lists: &mut WaitLists,
+        queues: &Wanted,
+        fetch: Fetch,
+        Consumed { jobs, more }: Consumed,
+    ) -> Option<bool> {
+        let list = lists.get(queues)?;
         (list.serving, list.took_over) = (None, false);
-        match result {
-            Ok(Consumed { jobs, more }) => {
-                let full = jobs.len() >= fetch.ttrs.len();
-                list.skipping = more && !full;
-                let mut jobs = jobs.into_iter();
-                for (arrival, count) in fetch.waiters {
-                    let share: Vec<Job> = jobs.by_ref().take(count).collect();
-                    if share.is_empty() {
-                        break;
-                    }
-                    let delivery = self.delivery(share, list.is_registered());
-                    // If the waiter has left, or leaves now, the delivery is dropped and its jobs go back.
-                    if let Some(waiter) = list.remove(arrival) {
-                        let _ = waiter.send(Ok(delivery));
-                    }
-                }
-                if full || more {
-                    // There may be more jobs, for this list and for others. A list that is empty now wakes the
-                    // others when it is removed.
-                    list.stale = true;
-                    if list.is_registered() && !list.is_empty() {
-                        // Whoever waits longest is next, in this list or in another. Those that do not wait are
-                        // owed an answer by this list alone.
-                        let goes_on = list.anybody_impatient();
-                        (list.stale, list.fetching) = (goes_on, goes_on);
-                        lists.reorder(queues);
-                        self.start_fetches(lists.wake_others(queues));
-                        return goes_on;
-                    }
-                } else {
-                    list.looked |= fetch.registered;
-                    // The queues were empty at some moment after the fetch began.
-                    for waiter in list.remove_impatient(fetch.before) {
-                        let _ = waiter.send(Ok(self.nothing()));
-                    }
-                    if list.is_registered() {
-                        lists.reorder(queues);
-                        lists.narrow(queues, fetch.began);
-                    } else if !list.is_empty() {
-                        self.register(&mut lists, queues);
-                    }
-                }
+        let full = jobs.len() >= fetch.ttrs.len();
+        list.skipping = more && !full;
+        let mut jobs = jobs.into_iter();
+        for (arrival, count) in fetch.waiters {
+            let share: Vec<Job> = jobs.by_ref().take(count).collect();
+            if share.is_empty() {
+                break;
             }
-            Err(error) => {
-                list.looked = false;
-                // Who waits goes on waiting while there may be jobs where nobody could look.
-                let unseen = if let Error::Unseen(why, of) = &error { Some((*why, &of[..])) } else { None };
-                let failed = fetch.waiters.iter().filter(|_| unseen.is_none());
-                let failed: Vec<_> = failed.filter_map(|(arrival, _)| list.remove(*arrival)).collect();
-                for waiter in failed.into_iter().chain(list.remove_impatient(fetch.before)) {
-                    let _ = waiter.send(Err(ConsumeError::Store(error.clone())));
-                }
-                // Those that came meanwhile are answered by a fetch of their own.
-                list.stale |= list.anybody_impatient() || unseen.is_none() && !list.is_registered();
-                if list.is_registered() {
-                    lists.reorder(queues);
-                    self.notify_later(&mut lists, queues);
-                } else if unseen.is_some() && !list.is_empty() {
-                    self.register(&mut lists, queues);
-                }
-                if let Some((why, of)) = unseen {
-                    lists.could_not_look(queues, of, why);
-                }
+            let delivery = self.delivery(share, list.is_registered());
+            // If the waiter has left, or leaves now, the delivery is dropped and its jobs go back.
+            if let Some(waiter) = list.remove(arrival) {
+                let _ = waiter.send(Ok(delivery));
             }
         }
-        true
+        if full || more {
+            // There may be more jobs, for this list and for others. A list that is empty now wakes the others when it is
+            // removed.
+            list.stale = true;
+            if list.is_registered() && !list.is_empty() {
+                // Whoever waits longest is next, in this list or in another. Those that do not wait are owed an answer
+                // by this list alone.
+                let goes_on = list.anybody_impatient();
+                (list.stale, list.fetching) = (goes_on, goes_on);
+                lists.reorder(queues);
+                self.start_fetches(lists.wake_others(queues));
+                return Some(goes_on);
+            }
+            return Some(true);
+        }
+        list.looked |= fetch.registered;
+        // The queues were empty at some moment after the fetch began.
+        for waiter in list.remove_impatient(fetch.before) {
+            let _ = waiter.send(Ok(self.nothing()));
+        }
+        if list.is_registered() {
+            lists.reorder(queues);
+            lists.narrow(queues, fetch.began);
+        } else if !list.is_empty() {
+            self.register(lists, queues);
+        }
+        Some(true)
+    }
+
+    /// The same, of a fetch that failed.
+    fn fail(&self, lists: &mut WaitLists, queues: &Wanted, fetch: &Fetch, error: &Error) -> Option<bool> {
+        let list = lists.get(queues)?;
+        (list.serving, list.took_over) = (None, false);
+        list.looked = false;
+        // Who waits goes on waiting while there may be jobs where nobody could look.
+        let unseen = if let Error::Unseen(why, of) = error { Some((*why, &of[..])) } else { None };
+        let failed = fetch.waiters.iter().filter(|_| unseen.is_none());
+        let failed: Vec<_> = failed.filter_map(|(arrival, _)| list.remove(*arrival)).collect();
+        for waiter in failed.into_iter().chain(list.remove_impatient(fetch.before)) {
+            let _ = waiter.send(Err(ConsumeError::Store(error.clone())));
+        }
+        // Those that came meanwhile are answered by a fetch of their own.
+        list.stale |= list.anybody_impatient() || unseen.is_none() && !list.is_registered();
+        if list.is_registered() {
+            lists.reorder(queues);
+            self.notify_later(lists, queues);
+        } else if unseen.is_some() && !list.is_empty() {
+            self.register(lists, queues);
+        }
+        if let Some((why, of)) = unseen {
+            lists.could_not_look(queues, of, why);
+        }
+        Some(true)
     }
 
     /// From here on notifications come. One more fetch sees what came before.
@@ -335,13 +350,13 @@ impl Drop for Next<'_> {
 }
 
 /// A fetch under way. If the engine panics, those that it was for get an error, and the list goes on.
-struct UnderWay<'a> {
+struct FetchUnderWay<'a> {
     dispatcher: &'a Arc<Dispatcher>,
     queues: &'a Wanted,
     fetch: Option<Fetch>,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for FetchUnderWay<'_> {
     fn drop(&mut self) {
         // A fetch that is dropped because the runtime ends has nobody to answer.
         if let Some(fetch) = self.fetch.take().filter(|_| std::thread::panicking()) {

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::name::Queue;
 
 /// The number of a part of a store.
-pub type Part = u16;
+pub type PartNumber = u16;
 
 /// A store that lies on several nodes.
 #[async_trait]
@@ -29,16 +29,16 @@ pub trait Nodes: Send + Sync + fmt::Debug + 'static {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unusable {
     /// The node does not answer, and no other one has taken its place yet.
-    pub away: Vec<Part>,
+    pub away: Vec<PartNumber>,
     /// They are moved to another node.
-    pub moving: Vec<Part>,
+    pub moving: Vec<PartNumber>,
     /// Two nodes have jobs of them.
-    pub split: Vec<Part>,
+    pub split: Vec<PartNumber>,
 }
 
 impl Unusable {
     /// All of them, in order.
-    pub fn all(&self) -> Vec<Part> {
+    pub fn all(&self) -> Vec<PartNumber> {
         let mut all = [&self.away[..], &self.moving, &self.split].concat();
         all.sort_unstable();
         all
@@ -51,7 +51,7 @@ pub struct NodesView {
     /// What every key begins with.
     pub prefix: String,
     /// How many parts there are.
-    pub parts: Part,
+    pub parts: PartNumber,
     /// How many replicas must have what was asked before it is answered.
     pub wait_replicas: u16,
     pub nodes: Vec<NodeView>,
@@ -71,7 +71,7 @@ pub struct NodeView {
     /// Since when it is so, as far as this process knows.
     pub since: Millis,
     /// How many parts it has.
-    pub parts: Part,
+    pub parts: PartNumber,
     pub replicas: Option<u64>,
     pub used_memory: Option<u64>,
     /// How far its clock is ahead of the median of all, in microseconds.
@@ -84,7 +84,7 @@ pub struct NodeView {
 /// Where a queue lies.
 #[derive(Clone, Debug)]
 pub struct QueuePlaces {
-    pub home: Part,
+    pub home: PartNumber,
     /// It lies in all parts, and not at home alone.
     pub spread: bool,
     /// The parts that have jobs of it.
@@ -94,7 +94,7 @@ pub struct QueuePlaces {
 /// How many jobs of a queue one part has.
 #[derive(Clone, Debug)]
 pub struct JobsOfPart {
-    pub part: Part,
+    pub part: PartNumber,
     /// `host:port`; `None` when nobody has the part now.
     pub node: Option<String>,
     pub ready: u64,

@@ -75,7 +75,7 @@ pub struct Now {
 
 /// What was seen of a queue in the last minutes. A queue at rest needs none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Watch {
+pub struct QueueWatch {
     /// The job at the head, and since when it is there.
     head: Option<(u64, u64)>,
     /// The last count of ready jobs in each of the last minutes, one more than it was; 0 where it is not known. There is a
@@ -87,7 +87,7 @@ pub struct Watch {
     minute: u64,
 }
 
-impl Watch {
+impl QueueWatch {
     /// The queue is so at this second, and so many jobs have died since the reading before.
     pub fn see(&mut self, second: u64, now: &Now, died: u64) {
         let minute = second / 60;
@@ -162,7 +162,7 @@ mod tests {
 
     /// What a queue needs after these readings, one each ten seconds.
     fn after(readings: impl IntoIterator<Item = (Now, u64)>) -> Option<Need> {
-        let (mut watch, mut second, mut need) = (Watch::default(), 6_000_000, None);
+        let (mut watch, mut second, mut need) = (QueueWatch::default(), 6_000_000, None);
         for (now, died) in readings {
             watch.see(second, &now, died);
             need = watch.need(second, &now).0;
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_queue_at_rest_needs_no_watch() {
-        let mut watch = Watch::default();
+        let mut watch = QueueWatch::default();
         watch.see(6_000_000, &Now { dead: 4, ..Now::default() }, 0);
         assert!(watch.is_idle());
         watch.see(6_000_010, &now(1, Some(1)), 1);

@@ -1,9 +1,10 @@
 //! The two HTTP ports: their routers, and what the rest of the crate needs of them. Their routes stand in `routes.rs`.
-//! Only this folder knows axum. It names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens and limits through
-//! `admin`.
+//! Only this folder knows axum. It names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens
+//! and limits through `admin`.
 //!
-//! Imports run one way: `port → {schedules → jobs, ui → operators} → request → state → answer`. Each folder imports only
-//! of those that stand right of it, and the two in braces not of each other. Each folder's `mod.rs` says what it imports of them.
+//! Imports run one way: `port → {schedules, ui} → {jobs, operators} → request → state → answer`. Each folder imports only
+//! of those that stand right of it, and two in braces not of each other. Each folder's `mod.rs` says what it imports of
+//! them.
 
 mod answer;
 mod jobs;
@@ -27,6 +28,7 @@ pub use self::answer::room::BodyRoom;
 pub use self::operators::servers::own_line;
 use self::operators::{audit, logins};
 pub use self::port::accept::{Bounds, listen, serve};
+pub use self::port::connection::Routes;
 use self::port::fast_path::Api;
 use self::port::middleware::Observe;
 pub use self::port::opening::Opening;

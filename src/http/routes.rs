@@ -152,19 +152,19 @@ pub struct Route {
 
 /// All routes of both ports.
 pub fn all() -> Vec<Route> {
-    fn told<S>(port: &'static str, table: &[table::Row<S>]) -> Vec<Route> {
-        let told = |row: &table::Row<S>| {
+    fn routes_of<S>(port: &'static str, table: &[table::Row<S>]) -> Vec<Route> {
+        let of_row = |row: &table::Row<S>| {
             let pattern = row.pattern;
             row.methods().map(|(method, fast)| Route { port, method, pattern, fast }).collect::<Vec<_>>()
         };
-        table.iter().flat_map(told).collect()
+        table.iter().flat_map(of_row).collect()
     }
     [
-        told("public", &public()),
-        told("admin", &by_account(true)),
-        told("admin", &jobs_by_account()),
-        told("admin", &ui::pages()),
-        told("admin", &for_all(true)),
+        routes_of("public", &public()),
+        routes_of("admin", &by_account(true)),
+        routes_of("admin", &jobs_by_account()),
+        routes_of("admin", &ui::pages()),
+        routes_of("admin", &for_all(true)),
     ]
     .concat()
 }

@@ -5,22 +5,22 @@ use serde::Serialize;
 /// Version, commit and date of the build. The last two are `unknown` where the builder did not say them
 /// (`DORMOUSE_BUILD_COMMIT`, `DORMOUSE_BUILD_DATE` at compile time).
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Version {
+pub struct Build {
     pub build_commit: &'static str,
     pub build_date: &'static str,
     pub version: &'static str,
 }
 
-impl Version {
+impl Build {
     /// Of this binary.
-    pub const fn current() -> Version {
+    pub const fn current() -> Build {
         const fn or_unknown(said: Option<&'static str>) -> &'static str {
             match said {
                 Some(text) => text,
                 None => "unknown",
             }
         }
-        Version {
+        Build {
             build_commit: or_unknown(option_env!("DORMOUSE_BUILD_COMMIT")),
             build_date: or_unknown(option_env!("DORMOUSE_BUILD_DATE")),
             version: env!("CARGO_PKG_VERSION"),

@@ -13,7 +13,7 @@ use crate::engine::{
 use crate::error::{Error, Result};
 use crate::name::Queue;
 use crate::schedule::{
-    Became, Body, Cursor, Entry, Given, GivenUp, History, Progress, Setting, When, Zones, is_ended,
+    self, Became, Body, Entry, Given, GivenUp, History, Progress, Setting, When, Zones, is_ended,
 };
 
 /// A schedule as it was read.
@@ -120,7 +120,8 @@ impl Schedule {
         if let Ok(state) = PlacerState::read(&stored.progress, stored.landed) {
             let after = now.max(state.progress.cursor.after);
             is_paused = state.progress.is_paused(now);
-            (schedule.state.history, schedule.state.progress.cursor) = (state.history, Cursor::at(after));
+            (schedule.state.history, schedule.state.progress.cursor) =
+                (state.history, schedule::Cursor::at(after));
         }
         if given.paused.unwrap_or(is_paused) {
             schedule.state.progress = schedule.state.progress.pause(None);

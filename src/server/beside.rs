@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::stores::{StoreFailure, Stores};
+use super::stores::{StoreEnd, Stores};
+use crate::admin::AdminStore;
 use crate::http::{self, AppState};
+use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
 use crate::pump;
 use crate::scheduler;
@@ -71,12 +73,24 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
     });
 }
 
+/// Asks the store of tokens, while it is away, until it is there again.
+pub fn ask_for_tokens(store: Arc<dyn AdminStore>, outage: Arc<Outage>, tasks: &Tasks) {
+    let stop = tasks.stopping().clone();
+    tasks.spawn_essential("the question whether an outage of the tokens is over", async move {
+        let ask = || {
+            let store = store.clone();
+            async move { store.check().await }
+        };
+        stop.run_until_cancelled(outage.ask_until_it_works(ask)).await;
+    });
+}
+
 /// Waits until a store fails for good. The server goes on without it while another pool is left, and otherwise ends,
 /// after a while in which it says why.
-async fn fails(store: String, failed: StoreFailure, pools_left: &AtomicUsize, failure: &Failure) {
+async fn fails(store: String, failed: StoreEnd, pools_left: &AtomicUsize, failure: &Failure) {
     let why = match failed {
-        StoreFailure::WithServer(failed) => failed.await,
-        StoreFailure::Alone(failed) => {
+        StoreEnd::WithServer(failed) => failed.await,
+        StoreEnd::Alone(failed) => {
             let why = failed.await;
             if pools_left.fetch_sub(1, Ordering::Relaxed) > 1 {
                 tracing::error!(store, why, "the store failed; the other pools go on");

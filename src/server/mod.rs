@@ -6,6 +6,7 @@ mod beside;
 mod check;
 mod demo;
 mod error;
+mod ports;
 mod prepare;
 mod state;
 mod stores;
@@ -19,18 +20,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 pub use self::check::{check, check_stores};
 pub use self::error::ServerError;
+use self::ports::Listeners;
 use self::prepare::{Prepared, Tls, prepare};
-use self::state::{app_state, half_unless};
-use self::stores::{AdminStores, Patience, Stores, admin_store, open_stores};
+use self::state::{PushParts, StateParts, app_state};
+use self::stores::{Patience, Stores, admin_store, open_stores};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
-use crate::http::{self, AppState, Bounds, Opening, OwnNames, OwnUrl, Readiness};
+use crate::http::{AppState, Readiness};
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
@@ -38,10 +39,9 @@ use crate::process::notify;
 use crate::process::open_files::OpenFiles;
 use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
-use crate::process::version::Version;
+use crate::process::version::Build;
 use crate::push::encrypted::Encrypted;
 use crate::push::limits::PushShares;
-use crate::tls::{Identity, acceptor};
 
 /// How many connections the admin port takes.
 const MAX_ADMIN_CONNECTIONS: usize = 1024;
@@ -135,42 +135,22 @@ impl Server {
     /// Builds all of it, binds both ports, and begins to serve.
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
         let Prepared { keys, push: (guard, client), tls, trusted, zones } = prepare(&config)?;
-        let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
-        // Without an [AdminRedis], tokens in the default pool's cluster have connections of their own.
-        let admin =
-            config.admin_redis.as_ref().or(config.pool.get("default").filter(|pool| pool.path.is_none()));
-        let redises = config.pool.values().filter(|pool| pool.path.is_none()).chain(admin);
-        // A cluster counts as eight: as many connections as thirty masters have.
-        let redises = redises.map(|redis| if redis.cluster.is_empty() { 1 } else { 8 }).sum();
-        let most = (config.max_connections, MAX_ADMIN_CONNECTIONS, MAX_PUSH_CONNECTIONS);
-        let files = OpenFiles::divide(disks, redises, most.0, most.1, most.2).map_err(ServerError::Failed)?;
-        let client = client(files.push_connections.max(2));
-        // As many again may be kept for a while after their requests.
-        let push = (guard, client, PushShares::new((files.push_connections / 2).max(1)));
+        let files = divide_files(&config)?;
+        let push = PushParts {
+            guard,
+            client: client(files.push_connections.max(2)),
+            // As many again may be kept for a while after their requests.
+            connections: PushShares::new((files.push_connections / 2).max(1)),
+        };
         // Ports first: a second server on the same machine then fails before it touches a store.
-        let (api_listener, api) = listen(&config.host, config.port, "DORMOUSE_PORT").await?;
-        let (admin_listener, admin) =
-            listen(&config.admin_host, config.admin_port, "DORMOUSE_ADMIN_PORT").await?;
-
-        let (metrics, build) = (Arc::new(Metrics::default()), Version::current());
+        let (listeners, addresses) = Listeners::open(&config).await?;
+        let (metrics, build) = (Arc::new(Metrics::default()), Build::current());
         metrics.began(build.version, build.build_commit, config.max_parked_polls);
         let failure = Failure::default();
         let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| Tasks::new(failure.clone()));
-        let accept = |identity: &Option<Arc<Identity>>| identity.clone().map(acceptor);
         // Both answer while the stores open.
-        let (api_port, admin_port) = (Opening::default(), Opening::default());
-        let of_address = half_unless(config.max_connections_per_address, files.connections);
-        let bounds = |most, most_of_address| Bounds { most, most_of_address, trusted: trusted.clone() };
-        let of_port = metrics.port("public", files.connections);
-        let most = bounds(files.connections, of_address);
-        let (routes, of) = (api_port.clone(), api_tasks.clone());
-        let port = http::serve("public", api_listener, routes, most, accept(&tls.api), of_port, of);
-        api_tasks.spawn_essential("the public port", port);
-        let of_port = metrics.port("admin", files.admin_connections);
-        let most = bounds(files.admin_connections, half_unless(0, files.admin_connections));
-        let (routes, of) = (admin_port.clone(), admin_tasks.clone());
-        let port = http::serve("admin", admin_listener, routes, most, accept(&tls.admin), of_port, of);
-        admin_tasks.spawn_essential("the admin port", port);
+        let open_ports =
+            listeners.serve(&config, &files, (&tls, &trusted), &metrics, [&api_tasks, &admin_tasks]);
 
         let mut stores = Stores::default();
         let outage = Outage::new("tokens and limits");
@@ -188,55 +168,36 @@ impl Server {
                 return Err(error);
             }
         };
-        let push_store = Arc::new(Encrypted::new(push_store, keys.unwrap_or_default()));
-
-        let (asked, failing, stop) = (tokens.clone(), outage.clone(), tasks.stopping().clone());
-        tasks.spawn_essential("the question whether an outage of the tokens is over", async move {
-            let ask = || {
-                let store = asked.clone();
-                async move { store.check().await }
-            };
-            stop.run_until_cancelled(failing.ask_until_it_works(ask)).await;
-        });
-        let readiness = Readiness::new(failure.clone());
-        let store: AdminStores = (tokens, push_store);
-        let admin_state = (store, outage);
-        let state = app_state(
-            &config,
-            (options.skip_verification, options.config_file.as_ref().map(|file| file.display().to_string())),
-            &stores,
+        beside::ask_for_tokens(tokens.clone(), outage.clone(), &tasks);
+        let state = Arc::new(app_state(StateParts {
+            config: &config,
+            config_file: options.config_file.as_ref().map(|file| file.display().to_string()),
+            skip_verification: options.skip_verification,
+            stores: &stores,
             served,
-            admin_state,
-            metrics,
-            (readiness, trusted.clone()),
-            tasks.clone(),
+            admin_stores: (tokens, Arc::new(Encrypted::new(push_store, keys.unwrap_or_default()))),
+            outage,
             push,
-            &zones,
-            api.port(),
-        );
-        let state = Arc::new(state);
+            zones,
+            metrics,
+            readiness: Readiness::new(failure.clone()),
+            trusted,
+            tasks: tasks.clone(),
+            port: addresses.api.port(),
+        }));
         beside::begin(&state, stores, &tasks, &failure).await;
-        let names = |port: SocketAddr, configured: &str, accounts| {
-            let loopback = port.ip().to_canonical().is_loopback();
-            OwnNames { loopback, accounts, configured: configured.to_owned(), url: None }
-        };
-        api_port.open(http::api(state.clone(), names(api, &config.host, false)));
-        let names = names(admin, &config.admin_host, !config.accounts.is_empty());
-        let names = OwnNames { url: config.admin_url.as_deref().and_then(OwnUrl::parse), ..names };
-        admin_port.open(http::admin(state.clone(), names));
+        open_ports(&config, addresses, &state);
 
-        let drain_time = Duration::from_secs(config.drain_seconds);
-        // A pool that moves closes its two stores.
-        let engines = state.pools.values().map(|pool| pool.engine.clone()).collect();
         let mut server = Server {
-            api,
-            admin,
+            api: addresses.api,
+            admin: addresses.admin,
+            // A pool that moves closes its two stores.
+            engines: state.pools.values().map(|pool| pool.engine.clone()).collect(),
             state,
-            engines,
             api_tasks,
             admin_tasks,
             tasks,
-            drain_time,
+            drain_time: Duration::from_secs(config.drain_seconds),
             tls,
             failure,
             pid_file: None,
@@ -345,7 +306,7 @@ impl Server {
     async fn announce(&mut self, config: &Config, options: &Options) -> Result<(), ServerError> {
         let file = options.pid_file.as_deref().map(PidFile::write).transpose();
         self.pid_file = file.map_err(|e| ServerError::Failed(e.to_string()))?;
-        let Version { version, build_commit: commit, .. } = Version::current();
+        let Build { version, build_commit: commit, .. } = Build::current();
         let file = options.config_file.as_deref().map(|file| file.display().to_string());
         let file = file.unwrap_or_else(|| "none".into());
         tracing::info!(version, commit, config = file, api = %self.api, admin = %self.admin, "serving");
@@ -369,6 +330,18 @@ impl Server {
         notify::ready();
         Ok(())
     }
+}
+
+/// Divides the files that the process may have open.
+fn divide_files(config: &Config) -> Result<OpenFiles, ServerError> {
+    let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
+    // Without an [AdminRedis], tokens in the default pool's cluster have connections of their own.
+    let admin = config.admin_redis.as_ref().or(config.pool.get("default").filter(|pool| pool.path.is_none()));
+    let redises = config.pool.values().filter(|pool| pool.path.is_none()).chain(admin);
+    // A cluster counts as eight: as many connections as thirty masters have.
+    let redises = redises.map(|redis| if redis.cluster.is_empty() { 1 } else { 8 }).sum();
+    let most = (config.max_connections, MAX_ADMIN_CONNECTIONS, MAX_PUSH_CONNECTIONS);
+    OpenFiles::divide(disks, redises, most.0, most.1, most.2).map_err(ServerError::Failed)
 }
 
 /// What each pool serves from: its store, or both when it moves.
@@ -399,19 +372,6 @@ async fn close(engines: impl IntoIterator<Item = Arc<dyn Engine>>, patience: Dur
     if tokio::time::timeout(patience, closing.ended()).await.is_err() {
         tracing::warn!(stores = closing.len(), "stores did not close in time");
     }
-}
-
-/// Opens a port, and says which. `variable` is how to choose another one.
-async fn listen(
-    host: &str,
-    port: u16,
-    variable: &'static str,
-) -> Result<(TcpListener, SocketAddr), ServerError> {
-    let name = format!("{host}:{port}");
-    let listener = http::listen(&name).await;
-    let listener = listener.map_err(|e| ServerError::Bind(name, e, variable))?;
-    let address = listener.local_addr().map_err(|e| ServerError::Failed(e.to_string()))?;
-    Ok((listener, address))
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::backup::Backup;
 use crate::engine::{Engine, ScheduleBounds};
 use crate::fleet::Fleet;
-use crate::history::History;
+use crate::history;
 use crate::http::{
     About, AboutPool, AppState, BodyRoom, Cursors, Defaults, FailedLogins, MOST_SEARCHES, Most, PoolState,
     Readiness, TrustedProxies,
@@ -40,107 +40,107 @@ use crate::sampler::{Began, Sampler};
 use crate::schedule::Zones;
 use crate::scheduler::Scheduler;
 
+/// What of a server is there before its state.
+pub struct StateParts<'a> {
+    pub config: &'a Config,
+    pub config_file: Option<String>,
+    pub skip_verification: bool,
+    pub stores: &'a Stores,
+    /// What each pool serves from.
+    pub served: BTreeMap<PoolName, Arc<dyn Engine>>,
+    pub admin_stores: AdminStores,
+    /// Of these.
+    pub outage: Arc<Outage>,
+    pub push: PushParts,
+    pub zones: Arc<Zones>,
+    pub metrics: Arc<Metrics>,
+    pub readiness: Readiness,
+    pub trusted: Arc<TrustedProxies>,
+    pub tasks: Tasks,
+    /// The public port.
+    pub port: u16,
+}
+
+/// What push stands on: where it may call, by what, and over how many connections for each queue.
+pub struct PushParts {
+    pub guard: Arc<AddressGuard>,
+    pub client: Client,
+    pub connections: Arc<PushShares>,
+}
+
+/// A pool and who serves it.
+struct ServedPool {
+    name: PoolName,
+    engine: Arc<dyn Engine>,
+    dispatcher: Arc<Dispatcher>,
+    ids: Arc<JobIds>,
+    outage: Arc<Outage>,
+}
+
 /// What the handlers use, and a dispatcher for each pool.
-#[expect(clippy::too_many_arguments, reason = "each part of a server, once")]
-pub fn app_state(
-    config: &Config,
-    (skip_verification, config_file): (bool, Option<String>),
-    stores: &Stores,
-    served: BTreeMap<PoolName, Arc<dyn Engine>>,
-    ((store, push_store), outage): (AdminStores, Arc<Outage>),
-    metrics: Arc<Metrics>,
-    (readiness, trusted): (Readiness, Arc<TrustedProxies>),
-    tasks: Tasks,
-    (guard, client, connections): (Arc<AddressGuard>, Client, Arc<PushShares>),
-    zones: &Arc<Zones>,
-    port: u16,
-) -> AppState {
-    let polls = half_unless(config.max_parked_polls_per_namespace, config.max_parked_polls);
-    let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, polls));
+pub fn app_state(parts: StateParts<'_>) -> AppState {
+    let StateParts { config, config_file, skip_verification, stores, served, zones, metrics, tasks, .. } =
+        parts;
+    let ((store, push_store), outage) = (parts.admin_stores, parts.outage);
     let [memory, of_each] = [config.max_body_memory, config.max_body_memory_per_namespace]
         .map(|mebibytes| mebibytes.saturating_mul(1 << 20));
-    let bounds =
-        ScheduleBounds { of_namespace: config.max_schedules_per_namespace, of_pool: config.max_schedules };
     metrics.zone_database(zones.version());
     tracing::info!(version = zones.version(), "time zone database");
     let clock = Arc::new(SystemClock::default());
     let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks.clone());
-    let dispatcher =
-        |engine: &Arc<dyn Engine>| Dispatcher::start(engine.clone(), parked.clone(), tasks.failure().clone());
-    let parts = served.into_iter().map(|(name, engine)| {
-        let (dispatcher, ids) = (dispatcher(&engine), Arc::<JobIds>::default());
-        (name, (engine, dispatcher, ids))
+    let polls = half_unless(config.max_parked_polls_per_namespace, config.max_parked_polls);
+    let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, polls));
+    let served = served.into_iter().map(|(name, engine)| {
+        let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), tasks.failure().clone());
+        let outage = stores.outages[&name].clone();
+        ServedPool { name, engine, dispatcher, ids: Arc::default(), outage }
     });
-    let parts: BTreeMap<_, _> = parts.collect();
+    let served: Vec<ServedPool> = served.collect();
     let push_server = PushServer {
         store: push_store,
         outage: outage.clone(),
-        client: Arc::new(client),
+        client: Arc::new(parts.push.client),
         clock,
         name: random::ulid().to_string(),
         tasks: Tasks::new(tasks.failure().clone()),
         cut: CancellationToken::new(),
-        connections,
+        connections: parts.push.connections,
         memory: PushShares::new(MEMORY),
     };
-    let pushed = parts.iter().map(|(name, (engine, dispatcher, ids))| PushedPool {
-        name: name.clone(),
-        engine: engine.clone(),
-        dispatcher: dispatcher.clone(),
-        ids: ids.clone(),
-        metrics: metrics.engine.pool(name),
-        outage: stores.outages[name].clone(),
-    });
-    let push = Push::new(push_server, guard, pushed);
-    let history = Arc::new(History::new(config.history_memory.saturating_mul(1 << 20)));
+    let push = Push::new(push_server, parts.push.guard, served.iter().map(|pool| pushed(pool, &metrics)));
+    let history = Arc::new(history::History::new(config.history_memory.saturating_mul(1 << 20)));
     let began = Began::now();
-    let pool = |(name, (engine, dispatcher, ids)): (PoolName, (Arc<dyn Engine>, Arc<Dispatcher>, _))| {
-        let outage = stores.outages[&name].clone();
-        let counts = metrics.of_schedules(&name);
+    let bounds =
+        ScheduleBounds { of_namespace: config.max_schedules_per_namespace, of_pool: config.max_schedules };
+    let pool = |pool: ServedPool| {
+        let counts = metrics.of_schedules(&pool.name);
+        let (name, engine) = (pool.name.clone(), pool.engine.clone());
         let scheduler = Scheduler::new(name.clone(), engine.clone(), zones.clone(), bounds, counts);
-        let scheduler = Arc::new(scheduler);
-        let store = (engine.clone(), dispatcher.clone());
-        let of_engine = metrics.engine.pool(&name);
+        let (store, of_engine) = ((engine, pool.dispatcher.clone()), metrics.engine.pool(&name));
         let sampler = Sampler::new(name.clone(), store, of_engine, push.clone(), history.clone(), began);
-        let delays = Default::default();
-        let state =
-            PoolState { name: name.clone(), engine, dispatcher, outage, scheduler, sampler, delays, ids };
-        (name, Arc::new(state))
+        (name, Arc::new(pool.state(scheduler, sampler)))
     };
-    let pools: BTreeMap<_, _> = parts.into_iter().map(pool).collect();
-    let moves_to = |pool: &PoolName| config.pool[pool.as_str()].migrate_to.as_deref();
-    let bounded = stores.engines.iter().map(|(name, engine)| {
-        let own = [name].into_iter().filter(|name| moves_to(name).is_none());
-        let moving = stores.engines.keys().filter(|pool| moves_to(pool) == Some(name.as_str()));
-        (engine.clone(), own.chain(moving).cloned().collect())
-    });
     AppState {
-        pools,
+        pools: served.into_iter().map(pool).collect(),
         push,
         tokens: Arc::new(TokenManager::new(store.clone(), cache.clone())),
         cursors: Cursors::new(store.clone()),
         throttle: Throttle::new(store.clone(), cache, outage.clone()),
-        quotas: QuotaManager::new(store.clone(), outage, bounded),
-        defaults: Defaults {
-            ttl: config.ttl_second,
-            delay: config.delay_second,
-            tries: config.tries_num,
-            ttr: config.ttr_second,
-            timeout: config.timeout_second,
-        },
+        quotas: QuotaManager::new(store.clone(), outage, bounded(config, stores)),
+        defaults: defaults(config),
         metrics: metrics.clone(),
         times: KeptTimes::default(),
         about: about(config, config_file),
-        fleet: Fleet::new(store.clone()),
+        fleet: Fleet::new(store),
         bulk: Bulk::new(tasks.clone()),
         changes: Arc::default(),
         searches: Semaphore::new(MOST_SEARCHES),
         began,
         history,
-        server: format!("{}:{port}", machine()),
+        server: format!("{}:{}", machine(), parts.port),
         parked,
         parked_tokens: Arc::default(),
-        readiness,
+        readiness: parts.readiness,
         scrape: Arc::default(),
         skip_verification,
         accounts: config.accounts.clone(),
@@ -156,9 +156,49 @@ pub fn app_state(
         nodes: stores.nodes.clone(),
         failed_logins: FailedLogins::default(),
         access_log: AtomicBool::new(config.enable_access_log),
-        trusted_proxies: trusted,
+        trusted_proxies: parts.trusted,
         requests: AtomicUsize::new(0),
         tasks,
+    }
+}
+
+impl ServedPool {
+    fn state(self, scheduler: Scheduler, sampler: Arc<Sampler>) -> PoolState {
+        let ServedPool { name, engine, dispatcher, ids, outage } = self;
+        let (scheduler, delays) = (Arc::new(scheduler), Default::default());
+        PoolState { name, engine, dispatcher, outage, scheduler, sampler, delays, ids }
+    }
+}
+
+/// What push uses of a pool.
+fn pushed(pool: &ServedPool, metrics: &Metrics) -> PushedPool {
+    PushedPool {
+        name: pool.name.clone(),
+        engine: pool.engine.clone(),
+        dispatcher: pool.dispatcher.clone(),
+        ids: pool.ids.clone(),
+        metrics: metrics.engine.pool(&pool.name),
+        outage: pool.outage.clone(),
+    }
+}
+
+/// Each store that holds quotas, and whose: those of its own pool, unless that moves, and of pools that move to it.
+fn bounded(config: &Config, stores: &Stores) -> impl Iterator<Item = (Arc<dyn Engine>, Vec<PoolName>)> {
+    let moves_to = |pool: &PoolName| config.pool[pool.as_str()].migrate_to.as_deref();
+    stores.engines.iter().map(move |(name, engine)| {
+        let own = [name].into_iter().filter(|name| moves_to(name).is_none());
+        let moving = stores.engines.keys().filter(|pool| moves_to(pool) == Some(name.as_str()));
+        (engine.clone(), own.chain(moving).cloned().collect())
+    })
+}
+
+fn defaults(config: &Config) -> Defaults {
+    Defaults {
+        ttl: config.ttl_second,
+        delay: config.delay_second,
+        tries: config.tries_num,
+        ttr: config.ttr_second,
+        timeout: config.timeout_second,
     }
 }
 

@@ -44,13 +44,13 @@ const ADMIN_PREFIX: &str = "dormouse";
 pub type Failed = Pin<Box<dyn Future<Output = String> + Send>>;
 
 /// A store, who hears whether it can be used, and its end.
-type Opened = (Arc<dyn Engine>, Arc<Outage>, StoreFailure);
+type Opened = (Arc<dyn Engine>, Arc<Outage>, StoreEnd);
 
 /// The same of a Redis, and its nodes if it is a cluster.
 type OpenedRedis = (Opened, Option<Arc<dyn Nodes>>);
 
 /// How a store ends that fails for good.
-pub enum StoreFailure {
+pub enum StoreEnd {
     /// It serves nobody any more, and others go on.
     Alone(Failed),
     /// The server cannot go on either: a task of it has died.
@@ -67,7 +67,7 @@ pub struct Stores {
     /// Hears whether a store can be used.
     pub outages: BTreeMap<PoolName, Arc<Outage>>,
     /// What each store is called, and its end.
-    pub failures: Vec<(String, StoreFailure)>,
+    pub failures: Vec<(String, StoreEnd)>,
 }
 
 /// Until when stores are waited for.
@@ -140,7 +140,7 @@ pub async fn open_stores(
                 stores.disks.insert(name.clone(), disk.clone());
                 metrics.engine.pool(&name).on_disk(pool.min_free_disk.saturating_mul(1 << 20));
                 let poisoned = disk.clone();
-                let failed_for_good = StoreFailure::Alone(Box::pin(async move { poisoned.poisoned().await }));
+                let failed_for_good = StoreEnd::Alone(Box::pin(async move { poisoned.poisoned().await }));
                 (disk, Outage::new(format!("pool {name}")), failed_for_good)
             }
             None => {
@@ -176,13 +176,13 @@ async fn open_redis(
         Layout::Lmstfy => {
             let redis = RedisEngine::connect(address, name).await?;
             log_redis(name, pool, redis.version());
-            let failed = StoreFailure::WithServer(Box::pin(redis.failed()));
+            let failed = StoreEnd::WithServer(Box::pin(redis.failed()));
             ((redis.clone(), redis.outage(), failed), None)
         }
         Layout::Compact => {
             let redis = CompactEngine::connect(address, name, &compact_layout(name.as_str(), pool)).await?;
             log_redis(name, pool, redis.version());
-            let failed = StoreFailure::WithServer(Box::pin(redis.failed()));
+            let failed = StoreEnd::WithServer(Box::pin(redis.failed()));
             let nodes = redis.nodes();
             ((redis.clone(), redis.outage(), failed), nodes)
         }
@@ -228,7 +228,7 @@ pub async fn admin_store(
                 Ok(RedisAdmin::connect(&address, prefix, outage.clone(), tasks).await?)
             });
             let store = opened.await.map_err(|e| failed(&e))?;
-            let failed = StoreFailure::WithServer(Box::pin(store.failed()));
+            let failed = StoreEnd::WithServer(Box::pin(store.failed()));
             stores.failures.push(("tokens and limits".into(), failed));
             let push = RedisPush::new(&store);
             Ok((Arc::new(store), Arc::new(push)))

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord, Version};
+use dormouse::admin::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
 use dormouse::clock::{Clock, ManualClock, Millis};
 use dormouse::engine::Quota;
 use dormouse::error::{Error, Result};
@@ -40,7 +40,7 @@ struct Tables {
     counts: HashMap<(TokenKey, Direction), (u64, Millis)>,
     secret: Option<Bytes>,
     quotas: BTreeMap<Scope, Quota>,
-    quota_version: Version,
+    quota_version: QuotasVersion,
 }
 
 impl MemoryAdmin {
@@ -191,7 +191,10 @@ impl AdminStore for MemoryAdmin {
         self.call(|state, _| state.secret.get_or_insert_with(|| Bytes::copy_from_slice(new)).clone()).await
     }
 
-    async fn quotas(&self, known: Option<Version>) -> Result<Option<(Version, Vec<(Scope, Quota)>)>> {
+    async fn quotas(
+        &self,
+        known: Option<QuotasVersion>,
+    ) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>> {
         self.call(|state, _| {
             let all = || state.quotas.iter().map(|(scope, quota)| (scope.clone(), *quota)).collect();
             (known != Some(state.quota_version)).then(|| (state.quota_version, all()))

@@ -387,6 +387,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "http::answer",
             "http::state",
             "http::request",
+            "http::jobs",
             "http::operators",
             "clock",
             "engine",
@@ -603,6 +604,80 @@ fn files_do_not_import_each_other_in_circles() {
         }
     }
     assert!(graph.is_empty(), "files import each other in circles, by:\n{graph:#?}");
+}
+
+/// Names that several types may have. Each file's `Result` is the standard one with the error of its room.
+const SHARED_NAMES: &[&str] = &["Result"];
+
+/// The types that a file declares for others.
+fn types_of(source: &Source) -> BTreeSet<String> {
+    let declared = |line: &str| {
+        let line = match line.strip_prefix("pub(") {
+            Some(line) => line.split_once(") ")?.1,
+            None => line.strip_prefix("pub ").unwrap_or(line),
+        };
+        let rest = ["struct ", "enum ", "trait ", "type "].iter().find_map(|kind| line.strip_prefix(kind))?;
+        let end = rest.find(|c: char| !c.is_alphanumeric()).unwrap_or(rest.len());
+        Some(rest[..end].to_owned())
+    };
+    without_tests(&source.text).lines().filter_map(|line| declared(code(line))).collect()
+}
+
+/// The module that declares the type at the end of a path, which may be known by another module's `pub use` of it.
+fn home_of(
+    path: &[String],
+    types: &BTreeMap<Vec<String>, BTreeSet<String>>,
+    uses: &BTreeMap<Vec<String>, Vec<Vec<String>>>,
+) -> Option<Vec<String>> {
+    let (name, module) = path.split_last()?;
+    if types.get(module)?.contains(name) {
+        return Some(module.to_vec());
+    }
+    let passed_on = uses.get(module)?.iter().find(|to| to.last() == Some(name) && *to != path)?;
+    home_of(passed_on, types, uses)
+}
+
+/// Guards against a word that means one thing in the file where it is read and another in the file that it comes from.
+#[test]
+fn a_type_that_another_room_imports_has_its_name_for_itself() {
+    let sources: Vec<Source> = sources("src", "rs").into_iter().filter(|s| s.path != "src/lib.rs").collect();
+    let types: BTreeMap<_, _> =
+        sources.iter().map(|source| (module(&source.path), types_of(source))).collect();
+    // With the name of its module before it a type may have any.
+    let bare = |import: &Import| {
+        let line = import.place.split_once(": ").map_or("", |(_, line)| line);
+        line.starts_with("use ") || line.starts_with("pub") && line.contains(" use ")
+    };
+    let imported: Vec<Import> = sources.iter().flat_map(imports).filter(bare).collect();
+    let mut uses: BTreeMap<Vec<String>, Vec<Vec<String>>> = BTreeMap::new();
+    for import in &imported {
+        uses.entry(import.from.clone()).or_default().push(import.to.clone());
+    }
+    // By the name of a type, who declares it, and which other parts know it by that name alone.
+    let mut known: BTreeMap<&str, BTreeMap<Vec<String>, BTreeSet<&str>>> = BTreeMap::new();
+    for import in &imported {
+        if let Some(home) = home_of(&import.to, &types, &uses)
+            && let Some(name) = import.to.last()
+            && part(&home) != part(&import.from)
+        {
+            known.entry(name.as_str()).or_default().entry(home).or_default().insert(part(&import.from));
+        }
+    }
+    assert!(
+        known.len() > 200,
+        "only {} types are imported: this test looks for the wrong words",
+        known.len()
+    );
+    let mut wrong = String::new();
+    for (name, homes) in known.iter().filter(|(name, _)| !SHARED_NAMES.contains(name)) {
+        let others = types.iter().filter(|(home, names)| names.contains(*name) && !homes.contains_key(*home));
+        let met = others.filter(|(other, _)| homes.values().any(|parts| parts.contains(part(other))));
+        let all: Vec<String> = homes.keys().chain(met.map(|(other, _)| other)).map(|of| of.join("::")).collect();
+        if all.len() > 1 {
+            let _ = writeln!(wrong, "  {name} of {}", all.join(" and of "));
+        }
+    }
+    assert!(wrong.is_empty(), "one word means one thing, but types meet that have the same name:\n{wrong}");
 }
 
 #[test]

@@ -34,21 +34,21 @@ pub async fn run_and_wait(
     }
     let mut wait = redis::cmd("WAIT");
     wait.arg(want).arg(WAIT.as_millis() as u64);
-    script.run_with(connection, call, [mark(call), wait]).await
+    script.run_with(connection, call, [write_beside(call), wait]).await
 }
 
 /// A write beside the key that a call names. Since Redis 7.2 WAIT is for the last write of its connection: a call that
 /// writes nothing itself, since another one has done it a moment ago, would not be waited for.
-fn mark(call: &Cmd) -> Cmd {
+fn write_beside(call: &Cmd) -> Cmd {
     // EVALSHA, the script, how many keys, the guard.
     let mut key = match call.args_iter().nth(3) {
         Some(Arg::Simple(guard)) => guard.to_vec(),
         _ => Vec::new(),
     };
     key.push(b'~');
-    let mut mark = redis::cmd("SET");
-    mark.arg(key).arg("").arg("PX").arg(MARK.as_millis() as u64);
-    mark
+    let mut set = redis::cmd("SET");
+    set.arg(key).arg("").arg("PX").arg(MARK.as_millis() as u64);
+    set
 }
 
 impl Link {

@@ -23,7 +23,7 @@ struct DeadLetterReply<'a> {
 }
 
 #[derive(Serialize)]
-struct Respawned {
+struct RespawnReply {
     count: u64,
     msg: &'static str,
 }
@@ -64,7 +64,7 @@ pub async fn respawn(State(state): App, auth: Authorized, RawQuery(query): RawQu
     let ttl = params::respawn_ttl(query, &state.defaults)?;
     let oldest = Respawn::Oldest { limit, ttl };
     let count = auth.pool.engine.respawn(&auth.queue, oldest).await?.count;
-    Ok(reply::json(StatusCode::OK, &Respawned { count, msg: "respawned" }))
+    Ok(reply::json(StatusCode::OK, &RespawnReply { count, msg: "respawned" }))
 }
 
 /// `DELETE /api/:namespace/:queue/deadletter`

@@ -1,12 +1,15 @@
 //! Looking into a namespace and into a queue: its queues, its jobs by state, and one job by its id or its key; and
 //! cancelling a job by its key.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde::{Serialize, Serializer};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::engine::{By, Cursor, Detail, Engine, JobList, JobPage, MAX_LISTED, QueueView};
 use crate::http::answer::error::{ApiError, HandlerResult};
@@ -16,7 +19,7 @@ use crate::http::request::extract::{Authorized, AuthorizedKey, AuthorizedNamespa
 use crate::http::request::params::{self, Query};
 use crate::http::state::{App, AppState, MAX_ANSWER, MAX_JOB, PoolState};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView, Receipt};
-use crate::name::{JobKey, Queue, QueueName};
+use crate::name::{Queue, QueueName};
 use crate::search::{self, Filter, SearchPage};
 use crate::time::Instant;
 
@@ -28,14 +31,14 @@ const JOBS_BEGIN: &str = r#"{"jobs":["#;
 const LEAST_FIT: usize = 4;
 
 #[derive(Serialize)]
-struct QueuesReply<'a> {
+struct NamespaceReply<'a> {
     namespace: &'a str,
-    queues: Vec<QueueReply<'a>>,
+    queues: Vec<ListedQueue<'a>>,
     cursor: Option<String>,
 }
 
 #[derive(Serialize)]
-struct QueueReply<'a> {
+struct ListedQueue<'a> {
     queue: &'a str,
     ready: Option<u64>,
     delayed: Option<u64>,
@@ -49,9 +52,9 @@ struct QueueReply<'a> {
     paused_until: Option<Instant>,
 }
 
-impl<'a> From<&'a QueueView> for QueueReply<'a> {
-    fn from(view: &'a QueueView) -> QueueReply<'a> {
-        QueueReply {
+impl<'a> From<&'a QueueView> for ListedQueue<'a> {
+    fn from(view: &'a QueueView) -> ListedQueue<'a> {
+        ListedQueue {
             queue: view.queue.name.as_str(),
             ready: view.ready,
             delayed: view.delayed,
@@ -64,95 +67,110 @@ impl<'a> From<&'a QueueView> for QueueReply<'a> {
     }
 }
 
-#[derive(Serialize)]
-struct JobsReply<'a> {
-    jobs: Vec<ListedJob<'a>>,
-    cursor: Option<String>,
-    scanned: u64,
+/// What `GET Q/jobs` answers.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct JobsReply<'a> {
+    pub jobs: Vec<ListedJob<'a>>,
+    pub cursor: Option<String>,
+    pub scanned: u64,
     /// How many jobs a filter was held against.
     #[serde(skip_serializing_if = "Option::is_none")]
-    looked_at: Option<u64>,
+    pub looked_at: Option<u64>,
 }
 
 /// A job as a list shows it.
-#[derive(Serialize)]
-struct ListedJob<'a> {
-    job_id: JobId,
-    state: Option<&'static str>,
-    due_at: Option<Instant>,
-    published_at: Instant,
-    remain_tries: Option<u16>,
-    ttl: u64,
-    key: Option<&'a str>,
-    reason: Option<&'a str>,
-    size: u64,
-    #[serde(serialize_with = "some_base64", skip_serializing_if = "Option::is_none")]
-    data: Option<&'a [u8]>,
-    #[serde(skip_serializing_if = "Attributes::is_empty")]
-    attributes: &'a Attributes,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ListedJob<'a> {
+    pub job_id: JobId,
+    pub state: Option<Cow<'a, str>>,
+    pub due_at: Option<Instant>,
+    pub published_at: Instant,
+    pub remain_tries: Option<u16>,
+    pub ttl: u64,
+    pub key: Option<Cow<'a, str>>,
+    pub reason: Option<Cow<'a, str>>,
+    pub size: u64,
+    /// `None` when it is not shown.
+    #[serde(default, with = "some_base64", skip_serializing_if = "Option::is_none")]
+    pub data: Option<Cow<'a, [u8]>>,
+    #[serde(default, skip_serializing_if = "Attributes::is_empty")]
+    pub attributes: Cow<'a, Attributes>,
 }
 
 impl<'a> From<&'a JobView> for ListedJob<'a> {
     fn from(view: &'a JobView) -> ListedJob<'a> {
         ListedJob {
             job_id: view.id,
-            state: view.state.map(JobState::as_str),
+            state: state(view),
             due_at: view.due_at.map(Instant),
             published_at: Instant(view.id.published_at()),
             remain_tries: view.tries_left,
             ttl: reply::seconds_left(view.ttl),
-            key: view.key.as_ref().map(JobKey::as_str),
-            reason: view.reason.as_ref().map(|reason| reason.as_str()),
+            key: key(view),
+            reason: reason(view),
             size: view.size,
-            data: view.body.as_deref(),
-            attributes: &view.attributes,
+            data: view.body.as_deref().map(Cow::Borrowed),
+            attributes: Cow::Borrowed(&view.attributes),
         }
     }
 }
 
-/// A job with all that is known of it. Fields in the order of their names, as [`JobReply`] has them.
-#[derive(Serialize)]
-struct VerboseJob<'a> {
+/// A job with all that is known of it: what `GET J?verbose=1` answers. Fields in the order of their names, as [`JobReply`]
+/// has them.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct VerboseJob<'a> {
     /// `None` when there are none, and when they are not shown.
-    attributes: Option<&'a Attributes>,
+    pub attributes: Option<Cow<'a, Attributes>>,
     /// `None` when it is not shown.
-    #[serde(serialize_with = "some_base64")]
-    data: Option<&'a [u8]>,
-    due_at: Option<Instant>,
+    #[serde(with = "some_base64")]
+    pub data: Option<Cow<'a, [u8]>>,
+    pub due_at: Option<Instant>,
     elapsed_ms: u64,
-    job_id: JobId,
-    key: Option<&'a str>,
-    namespace: &'a str,
-    queue: &'a str,
-    reason: Option<&'a str>,
-    /// Only if it was asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job_id: JobId,
+    pub key: Option<Cow<'a, str>>,
+    namespace: Cow<'a, str>,
+    queue: Cow<'a, str>,
+    pub reason: Option<Cow<'a, str>>,
+    /// Only if it was asked for; pages never ask.
+    #[serde(skip_serializing_if = "Option::is_none", skip_deserializing)]
     receipt: Option<Option<Receipt>>,
-    remain_tries: Option<u16>,
+    pub remain_tries: Option<u16>,
     /// Only where the body is not shown.
     #[serde(skip_serializing_if = "Option::is_none")]
-    size: Option<u64>,
-    state: Option<&'static str>,
-    ttl: u64,
+    pub size: Option<u64>,
+    pub state: Option<Cow<'a, str>>,
+    pub ttl: u64,
 }
 
 fn verbose_job<'a>(queue: &'a Queue, view: &'a JobView, detail: Detail) -> VerboseJob<'a> {
     VerboseJob {
-        attributes: Some(&view.attributes).filter(|attributes| !attributes.is_empty()),
-        data: Some(view.body.as_deref().unwrap_or_default()),
+        attributes: Some(&view.attributes).filter(|attributes| !attributes.is_empty()).map(Cow::Borrowed),
+        data: Some(view.body.as_deref().unwrap_or_default().into()),
         due_at: view.due_at.map(Instant),
         elapsed_ms: view.elapsed.as_millis() as u64,
         job_id: view.id,
-        key: view.key.as_ref().map(JobKey::as_str),
-        namespace: queue.namespace.as_str(),
-        queue: queue.name.as_str(),
-        reason: view.reason.as_ref().map(|reason| reason.as_str()),
+        key: key(view),
+        namespace: queue.namespace.as_str().into(),
+        queue: queue.name.as_str().into(),
+        reason: reason(view),
         receipt: matches!(detail, Detail::HeldWith(_)).then_some(view.receipt),
         remain_tries: view.tries_left,
         size: None,
-        state: view.state.map(JobState::as_str),
+        state: state(view),
         ttl: reply::seconds_left(view.ttl),
     }
+}
+
+fn state(view: &JobView) -> Option<Cow<'_, str>> {
+    view.state.map(|state| state.as_str().into())
+}
+
+fn key(view: &JobView) -> Option<Cow<'_, str>> {
+    view.key.as_ref().map(|key| key.as_str().into())
+}
+
+fn reason(view: &JobView) -> Option<Cow<'_, str>> {
+    view.reason.as_ref().map(|reason| reason.as_str().into())
 }
 
 /// `GET /api/:namespace`. lmstfy's servers do not know this route. So as not to change what clients of lmstfy see where
@@ -175,9 +193,9 @@ pub async fn queues(
     if bare && page.queues.is_empty() && page.next.is_none() {
         return Ok(reply::not_found().await);
     }
-    let reply = QueuesReply {
+    let reply = NamespaceReply {
         namespace: auth.namespace.as_str(),
-        queues: page.queues.iter().map(QueueReply::from).collect(),
+        queues: page.queues.iter().map(ListedQueue::from).collect(),
         cursor: state.cursors.seal(&list, page.next.map(|name| Cursor(name.as_str().to_owned()))).await?,
     };
     Ok(reply::json(StatusCode::OK, &reply))
@@ -369,10 +387,20 @@ fn as_seconds<S: Serializer>(age: &Option<Duration>, s: S) -> Result<S::Ok, S::E
     }
 }
 
-fn some_base64<S: Serializer>(data: &Option<&[u8]>, s: S) -> Result<S::Ok, S::Error> {
-    match data {
-        Some(data) => reply::as_base64(data, s),
-        None => s.serialize_none(),
+/// A body, if it is shown.
+mod some_base64 {
+    use super::*;
+
+    pub fn serialize<S: Serializer>(data: &Option<Cow<'_, [u8]>>, s: S) -> Result<S::Ok, S::Error> {
+        match data {
+            Some(data) => reply::as_base64(data, s),
+            None => s.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Cow<'static, [u8]>>, D::Error> {
+        let decoded = Option::<String>::deserialize(d)?.map(|text| STANDARD.decode(text).map(Cow::Owned));
+        decoded.transpose().map_err(serde::de::Error::custom)
     }
 }
 

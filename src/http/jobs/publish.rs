@@ -19,7 +19,7 @@ use crate::http::request::attributes;
 use crate::http::request::batch::{self, MAX_BATCH, MAX_BULK};
 use crate::http::request::body::read_body;
 use crate::http::request::extract::Authorized;
-use crate::http::request::params::{self, Given, Life, Placement, Query};
+use crate::http::request::params::{self, GivenJob, Life, Placement, Query};
 use crate::http::state::idempotency::Repeatable;
 use crate::http::state::{App, AppState, MAX_JOB, PoolState};
 use crate::job::{Attributes, JobId, JobRef, NewJob};
@@ -29,7 +29,7 @@ use crate::time::Instant;
 const TOO_LARGE: &str = "body too large";
 
 #[derive(Serialize)]
-struct BulkReply {
+struct BulkPublishReply {
     job_ids: Vec<JobId>,
     msg: &'static str,
 }
@@ -132,7 +132,7 @@ pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request)
     let publication = Publication { jobs, replaces: None, once: once(&repeatable, &body) };
     let done = place(&auth.pool, publication).await?;
     let job_ids = done.placed.iter().map(|placed| placed.id).collect();
-    let response = done.answer(&BulkReply { job_ids, msg: PUBLISHED });
+    let response = done.answer(&BulkPublishReply { job_ids, msg: PUBLISHED });
     counted.commit();
     Ok(response)
 }
@@ -141,7 +141,7 @@ pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request)
 pub async fn publish_one(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
     let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
     let (head, body) = request.into_parts();
-    let given = Given::from_query(query(head.uri.query()));
+    let given = GivenJob::from_query(query(head.uri.query()));
     let placement = given.placement(auth.pool.engine.now(), &state.defaults)?;
     let attributes = attributes::from_headers(&head.headers)?;
     let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;

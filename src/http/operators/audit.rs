@@ -13,10 +13,10 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 use crate::admin::{Scope, TokenKey};
-use crate::bulk::Progress;
+use crate::bulk;
 use crate::http::request::extract::Labels;
 use crate::http::request::params::Query;
-use crate::http::request::peer::Client;
+use crate::http::request::peer::ClientIp;
 use crate::http::state::AppState;
 use crate::http::state::changes::Changes;
 use crate::process::log::AUDIT;
@@ -31,12 +31,12 @@ pub struct Account(pub String);
 
 /// Who sent a request: an account, or else the address that it came from. Writes down what was done.
 #[derive(Debug)]
-pub struct By {
+pub struct Author {
     name: String,
     changes: Arc<Changes>,
 }
 
-impl By {
+impl Author {
     /// The account, or the address.
     pub fn name(&self) -> &str {
         &self.name
@@ -71,7 +71,7 @@ impl By {
     }
 
     /// Logs that a bulk action was begun or stopped.
-    pub fn ordered(&self, done: &'static str, of: &Progress) {
+    pub fn ordered(&self, done: &'static str, of: &bulk::Progress) {
         let (pool, queue, action) =
             (of.order.pool.as_str(), of.order.queue.to_string(), of.order.action.as_str());
         tracing::info!(target: AUDIT, by = self.name, pool, queue, action, id = of.id, "{done}");
@@ -87,7 +87,7 @@ impl By {
 
 /// Around the job routes of the admin port: an account stands in place of a token, and each change is logged once it was
 /// done, or may have been.
-pub async fn of_jobs(by: By, request: Request, next: Next) -> Response {
+pub async fn of_jobs(by: Author, request: Request, next: Next) -> Response {
     if let Some(labels) = request.extensions().get::<Arc<Labels>>() {
         labels.needs_no_token();
     }
@@ -140,12 +140,12 @@ pub fn logins_failed(address: IpAddr, failed: u64) {
     tracing::info!(target: AUDIT, by = address.to_string(), failed, "logins failed");
 }
 
-impl FromRequestParts<Arc<AppState>> for By {
+impl FromRequestParts<Arc<AppState>> for Author {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<By, Infallible> {
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<Author, Infallible> {
         let account = parts.extensions.get::<Account>().map(|account| account.0.clone());
-        let client = || parts.extensions.get::<Client>().map(|client| client.0.to_string());
-        Ok(By { name: account.or_else(client).unwrap_or_default(), changes: state.changes.clone() })
+        let client = || parts.extensions.get::<ClientIp>().map(|client| client.0.to_string());
+        Ok(Author { name: account.or_else(client).unwrap_or_default(), changes: state.changes.clone() })
     }
 }

@@ -7,8 +7,8 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Number, json};
 
-use super::audit::By;
-use crate::bulk::{Action, BulkState, NotBegun, Order, Progress};
+use super::audit::Author;
+use crate::bulk::{self, Action, BulkState, NotBegun, Order};
 use crate::http::answer::error::{ApiError, HandlerResult, NameIn};
 use crate::http::answer::reply;
 use crate::http::request::body::read_body;
@@ -17,7 +17,7 @@ use crate::http::request::params::{self, Query};
 use crate::http::state::{App, AppState, PoolState};
 use crate::job::JobState;
 use crate::name::{Namespace, Queue, QueueName};
-use crate::sampler::Row;
+use crate::sampler::QueueRow;
 use crate::search::Filter;
 use crate::time::Instant;
 
@@ -29,7 +29,7 @@ const NOT_FOUND: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "no such bu
 /// empty it means jobs without one.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Given {
+pub struct GivenOrder {
     pub pool: Option<String>,
     pub namespace: String,
     pub queue: String,
@@ -53,7 +53,7 @@ pub struct Wanted {
 
 impl Wanted {
     /// What is given, read and checked. Who may not see bodies may not look for what is in them.
-    pub fn of(state: &AppState, given: Given, shows: ShowsBodies) -> Result<Wanted, ApiError> {
+    pub fn of(state: &AppState, given: GivenOrder, shows: ShowsBodies) -> Result<Wanted, ApiError> {
         let pool = state.pool_named(&given.pool.unwrap_or_default())?.clone();
         let namespace = Namespace::parse(&given.namespace);
         let namespace = namespace.map_err(|error| ApiError::bad_name(NameIn::Namespace, error))?;
@@ -88,10 +88,10 @@ impl Wanted {
 }
 
 /// Begins what is wanted.
-pub async fn begin(state: &AppState, by: &By, wanted: Wanted) -> Result<Progress, NotBegun> {
+pub async fn begin(state: &AppState, by: &Author, wanted: Wanted) -> Result<bulk::Progress, NotBegun> {
     let Wanted { pool, queue, action, filter } = wanted;
     let sample = pool.sampler.latest();
-    let is_it = |row: &&Row| row.namespace == queue.namespace && row.name.as_ref() == Some(&queue.name);
+    let is_it = |row: &&QueueRow| row.namespace == queue.namespace && row.name.as_ref() == Some(&queue.name);
     let row = sample.rows.iter().find(is_it);
     let known = match action.state() {
         JobState::Delayed => row.and_then(|row| row.delayed),
@@ -105,7 +105,7 @@ pub async fn begin(state: &AppState, by: &By, wanted: Wanted) -> Result<Progress
 }
 
 /// Stops one after the step that is under way.
-pub fn stop(state: &AppState, by: &By, id: &str) -> Option<Progress> {
+pub fn stop(state: &AppState, by: &Author, id: &str) -> Option<bulk::Progress> {
     let was_running = state.bulk.get(id)?.state == BulkState::Running;
     let progress = state.bulk.stop(id, by.name())?;
     if was_running {
@@ -142,7 +142,7 @@ pub struct BulkReply {
     pub ended: Option<Instant>,
 }
 
-fn shown(progress: Progress, ShowsBodies(shows): ShowsBodies) -> BulkReply {
+fn shown(progress: bulk::Progress, ShowsBodies(shows): ShowsBodies) -> BulkReply {
     let Order { pool, queue, action, filter, by } = progress.order;
     let (status, why) = match progress.state {
         BulkState::Running => ("running", None),
@@ -185,9 +185,9 @@ impl From<NotBegun> for ApiError {
 }
 
 /// `POST /bulk`
-pub async fn post(State(state): App, by: By, shows: ShowsBodies, request: Request) -> HandlerResult {
+pub async fn post(State(state): App, by: Author, shows: ShowsBodies, request: Request) -> HandlerResult {
     let body = read_body(request.into_body(), MAX_ORDER, "body too large", None).await?;
-    let given: Given = serde_json::from_slice(&body).map_err(|error| {
+    let given: GivenOrder = serde_json::from_slice(&body).map_err(|error| {
         let text = format!("the body should be JSON with namespace, queue and action: {error}");
         ApiError::detailed(StatusCode::BAD_REQUEST, text)
     })?;
@@ -208,7 +208,12 @@ pub async fn get(State(state): App, Path(id): Path<String>, shows: ShowsBodies) 
 }
 
 /// `DELETE /bulk/:id`
-pub async fn delete(State(state): App, Path(id): Path<String>, by: By, shows: ShowsBodies) -> HandlerResult {
+pub async fn delete(
+    State(state): App,
+    Path(id): Path<String>,
+    by: Author,
+    shows: ShowsBodies,
+) -> HandlerResult {
     let progress = stop(&state, &by, &id).ok_or(NOT_FOUND)?;
     Ok(reply::json(StatusCode::OK, &shown(progress, shows)))
 }

@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 
 use super::names;
-use crate::engine::nodes::{JobsOfPart, NodeView, NodesView, Part, QueuePlaces, Unusable};
+use crate::engine::nodes::{JobsOfPart, NodeView, NodesView, PartNumber, QueuePlaces, Unusable};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::params::Query;
@@ -18,12 +18,12 @@ use crate::time::Instant;
 pub struct ClusterReply {
     pub pool: String,
     pub prefix: String,
-    pub partitions: Part,
+    pub partitions: PartNumber,
     pub wait_replicas: u16,
     pub nodes: Vec<NodeReply>,
-    pub away: Vec<Part>,
-    pub moving: Vec<Part>,
-    pub split: Vec<Part>,
+    pub away: Vec<PartNumber>,
+    pub moving: Vec<PartNumber>,
+    pub split: Vec<PartNumber>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<PlacesReply>,
 }
@@ -34,7 +34,7 @@ pub struct NodeReply {
     pub addr: String,
     pub up: bool,
     pub since: Instant,
-    pub partitions: Part,
+    pub partitions: PartNumber,
     pub replicas: Option<u64>,
     pub used_memory: Option<u64>,
     pub clock_ms: Option<f64>,
@@ -44,14 +44,14 @@ pub struct NodeReply {
 /// Where a queue lies.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct PlacesReply {
-    home: Part,
+    home: PartNumber,
     spread: bool,
-    jobs: Vec<JobsReply>,
+    jobs: Vec<PartReply>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct JobsReply {
-    partition: Part,
+struct PartReply {
+    partition: PartNumber,
     node: Option<String>,
     ready: u64,
     delayed: u64,
@@ -100,7 +100,7 @@ fn node(of: NodeView) -> NodeReply {
 fn places_of(QueuePlaces { home, spread, jobs }: QueuePlaces) -> PlacesReply {
     let jobs = jobs.into_iter().map(|of| {
         let JobsOfPart { part, node, ready, delayed, running, dead } = of;
-        JobsReply { partition: part, node, ready, delayed, running, dead }
+        PartReply { partition: part, node, ready, delayed, running, dead }
     });
     PlacesReply { home, spread, jobs: jobs.collect() }
 }

@@ -21,7 +21,7 @@ use crate::http::request::params::{self, Query};
 use crate::http::state::{App, AppState};
 use crate::job::{JobState, Reason};
 use crate::name::{PoolName, Queue};
-use crate::sampler::Row;
+use crate::sampler::QueueRow;
 use crate::time::Instant;
 
 /// How many dead jobs are looked at for their reasons, and how long that may take.
@@ -56,14 +56,14 @@ pub struct DeadQueue {
 /// Queues with dead jobs, the newest death first: `limit` of them, behind the first `after`. And whether there are more.
 fn dead_queues(state: &AppState, asked: &Asked, after: usize, limit: usize) -> (Vec<DeadQueue>, bool) {
     let samples: Vec<_> = asked.samples(state);
-    let is_asked_for = |row: &Row| {
+    let is_asked_for = |row: &QueueRow| {
         row.dead > 0 && asked.namespace.as_ref().is_none_or(|namespace| row.namespace == *namespace)
     };
     let rows = samples.iter().flat_map(|(pool, sample)| sample.rows.iter().map(move |row| (pool, row)));
-    let mut rows: Vec<(&PoolName, &Row)> = rows.filter(|(_, row)| is_asked_for(row)).collect();
+    let mut rows: Vec<(&PoolName, &QueueRow)> = rows.filter(|(_, row)| is_asked_for(row)).collect();
     rows.sort_by(|(a_pool, a), (b_pool, b)| {
-        let order = |row: &Row| (Reverse(row.died_at), Reverse(row.dead));
-        let named = |row: &Row| (row.namespace.clone(), row.name.clone());
+        let order = |row: &QueueRow| (Reverse(row.died_at), Reverse(row.dead));
+        let named = |row: &QueueRow| (row.namespace.clone(), row.name.clone());
         order(a).cmp(&order(b)).then_with(|| a_pool.cmp(b_pool)).then_with(|| named(a).cmp(&named(b)))
     });
     let now = state.began.time() / 1000;

@@ -42,16 +42,16 @@ pub struct Bucket {
 pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
     let (pool, by, count) = asked(&state, Query(query.as_deref().unwrap_or_default()))?;
     let delays = pool.delays.count(&pool.engine, count, &state.tasks).await?;
-    Ok(reply::json(StatusCode::OK, &told(pool, by, &delays)))
+    Ok(reply::json(StatusCode::OK, &delays_reply(pool, by, &delays)))
 }
 
 /// What the route would have answered to this query when that was counted last.
 pub fn last(state: &AppState, query: &str) -> Option<DelaysReply> {
     let (pool, by, count) = asked(state, Query(query)).ok()?;
-    Some(told(pool, by, &*pool.delays.last(&count)?))
+    Some(delays_reply(pool, by, &*pool.delays.last(&count)?))
 }
 
-fn told(pool: &PoolState, by: &str, delays: &Delays) -> DelaysReply {
+fn delays_reply(pool: &PoolState, by: &str, delays: &Delays) -> DelaysReply {
     let Delays { now, overdue, ref steps, later, .. } = *delays;
     let bucket = |(from, count): (&u64, &u64)| Bucket { from: Instant(*from), count: *count };
     DelaysReply {

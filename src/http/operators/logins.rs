@@ -16,7 +16,7 @@ use super::roles::Role;
 use crate::http::answer::error::ApiError;
 use crate::http::answer::reply;
 use crate::http::request::extract::Labels;
-use crate::http::request::peer::Client;
+use crate::http::request::peer::ClientIp;
 use crate::http::state::{App, AppState};
 
 /// Refuses a request without a valid account, if accounts are configured. An address that has failed too often
@@ -27,7 +27,7 @@ pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> 
         return next.run(request).await;
     }
     if let Some(given) = request.headers().get(header::AUTHORIZATION) {
-        let address = request.extensions().get::<Client>().map(|client| client.0);
+        let address = request.extensions().get::<ClientIp>().map(|client| client.0);
         // Without an address there is no connection, and so no request.
         let address = address.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
         let allowed = state.failed_logins.begin(address);

@@ -14,7 +14,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::audit::By;
+use super::audit::Author;
 use crate::engine::nodes::NodesView;
 use crate::engine::{QueueSize, together};
 use crate::error::{Error, Result};
@@ -122,7 +122,7 @@ pub async fn pools(State(state): App) -> Response {
 
 /// `GET /version`
 pub async fn version() -> Response {
-    reply::indented(StatusCode::OK, &crate::process::version::Version::current())
+    reply::indented(StatusCode::OK, &crate::process::version::Build::current())
 }
 
 /// `GET /info?pool`: every namespace and its queues. An unknown pool has no answer, as in lmstfy.
@@ -258,7 +258,7 @@ pub async fn get_access_log(State(state): App) -> Response {
 }
 
 /// `POST /accesslog?status=enable|disable`
-pub async fn set_access_log(State(state): App, by: By, RawQuery(query): RawQuery) -> HandlerResult {
+pub async fn set_access_log(State(state): App, by: Author, RawQuery(query): RawQuery) -> HandlerResult {
     let enabled = match Query(query.as_deref().unwrap_or_default()).get("status").as_deref() {
         Some("enable") => true,
         Some("disable") => false,

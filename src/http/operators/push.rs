@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use serde_json::Value;
 
-use super::audit::By;
+use super::audit::Author;
 use crate::http::answer::error::{ApiError, HandlerResult, NameIn};
 use crate::http::answer::reply;
 use crate::http::request::body::read_body;
@@ -37,7 +37,7 @@ impl FromRequestParts<Arc<AppState>> for Pushed {
 }
 
 /// `PUT /push/:namespace/:queue?pool`
-pub async fn put(State(state): App, Pushed(key): Pushed, by: By, request: Request) -> HandlerResult {
+pub async fn put(State(state): App, Pushed(key): Pushed, by: Author, request: Request) -> HandlerResult {
     let body = read_body(request.into_body(), MAX_SETTING, "the setting is too large", None).await?;
     let given: Value = serde_json::from_slice(&body).map_err(|_| ApiError::bad("the body should be JSON"))?;
     let set = state.push.put(&key, &given).await?;
@@ -64,28 +64,28 @@ pub fn hide_answers(shown: &mut Value) {
 }
 
 /// `DELETE /push/:namespace/:queue?pool`
-pub async fn delete(State(state): App, Pushed(key): Pushed, by: By) -> HandlerResult {
+pub async fn delete(State(state): App, Pushed(key): Pushed, by: Author) -> HandlerResult {
     state.push.delete(&key).await?;
     by.pushed("push was deleted", &key);
     Ok(reply::no_content())
 }
 
 /// `POST /push/:namespace/:queue/pause?pool`
-pub async fn pause(State(state): App, Pushed(key): Pushed, by: By) -> HandlerResult {
+pub async fn pause(State(state): App, Pushed(key): Pushed, by: Author) -> HandlerResult {
     let set = state.push.pause(&key).await?;
     by.pushed("push was paused", &key);
     Ok(reply::json(StatusCode::OK, &set))
 }
 
 /// `POST /push/:namespace/:queue/resume?pool`
-pub async fn resume(State(state): App, Pushed(key): Pushed, by: By) -> HandlerResult {
+pub async fn resume(State(state): App, Pushed(key): Pushed, by: Author) -> HandlerResult {
     let set = state.push.resume(&key).await?;
     by.pushed("push was resumed", &key);
     Ok(reply::json(StatusCode::OK, &set))
 }
 
 /// `POST /push/:namespace/:queue/secret?pool`
-pub async fn new_secret(State(state): App, Pushed(key): Pushed, by: By) -> HandlerResult {
+pub async fn new_secret(State(state): App, Pushed(key): Pushed, by: Author) -> HandlerResult {
     let secret = state.push.new_secret(&key).await?;
     by.pushed("push got a new secret", &key);
     Ok(reply::json(StatusCode::OK, &secret))
@@ -96,7 +96,7 @@ pub async fn test(
     State(state): App,
     Pushed(key): Pushed,
     ShowsBodies(shows): ShowsBodies,
-    by: By,
+    by: Author,
 ) -> HandlerResult {
     let mut answer = state.push.test(&key).await?;
     by.pushed("push was tested", &key);

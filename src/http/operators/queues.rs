@@ -20,7 +20,7 @@ use crate::http::request::params::{self, Query};
 use crate::http::state::{App, AppState};
 use crate::name::{PoolName, Queue, QueueName};
 use crate::push::PushState;
-use crate::sampler::{Row, Sample};
+use crate::sampler::{QueueRow, Sample};
 use crate::time::Instant;
 
 /// What `GET /queues` answers. Pages read it too.
@@ -31,7 +31,7 @@ pub struct QueuesReply {
     pub sampled_at: Option<Instant>,
     pub since: Instant,
     /// Those that were asked for.
-    pub pools: Vec<PoolReply>,
+    pub pools: Vec<SampleReply>,
     /// Of all queues that were asked for.
     pub sums: OfQueues,
     pub queues: Vec<QueueReply>,
@@ -41,7 +41,7 @@ pub struct QueuesReply {
 
 /// How fresh a pool's figures are.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct PoolReply {
+pub struct SampleReply {
     pub pool: String,
     pub sampled_at: Option<Instant>,
     /// Seconds until it is read again.
@@ -85,11 +85,11 @@ pub struct QueueReply {
     pub worse: u64,
 }
 
-pub fn name(row: &Row) -> &str {
+pub fn name(row: &QueueRow) -> &str {
     row.name.as_ref().map_or(JOB_IDS, QueueName::as_str)
 }
 
-fn reply(pool: &PoolName, row: &Row) -> QueueReply {
+fn reply(pool: &PoolName, row: &QueueRow) -> QueueReply {
     let rate = |n: usize| row.rates.map(|rates| rounded(rates[n]));
     QueueReply {
         pool: pool.to_string(),
@@ -114,8 +114,8 @@ fn reply(pool: &PoolName, row: &Row) -> QueueReply {
     }
 }
 
-fn pool_reply(pool: &PoolName, sample: &Sample) -> PoolReply {
-    PoolReply {
+fn pool_reply(pool: &PoolName, sample: &Sample) -> SampleReply {
+    SampleReply {
         pool: pool.to_string(),
         sampled_at: sample.at.map(Instant),
         interval: rounded(sample.interval.as_secs_f64()),
@@ -159,7 +159,7 @@ const SORTS: [(&str, Sort); 9] = [
 
 impl Sort {
     /// Where a row stands: the smaller, the earlier. What is unknown comes last.
-    fn rank(self, row: &Row) -> (u64, u64) {
+    fn rank(self, row: &QueueRow) -> (u64, u64) {
         let most = |known: Option<u64>| (u64::from(known.is_none()), u64::MAX - known.unwrap_or(0));
         let rate = |n: usize| row.rates.map(|rates| (rates[n] * 1000.0) as u64);
         match self {
@@ -181,9 +181,9 @@ impl Sort {
 
 /// A row's place among all: its rank, then its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-struct Place((u64, u64), String, String, String);
+struct RowPlace((u64, u64), String, String, String);
 
-type Ranked<'a> = ((u64, u64), &'a PoolName, &'a Row);
+type Ranked<'a> = ((u64, u64), &'a PoolName, &'a QueueRow);
 
 /// By what a row's place is judged. Borrowed: a list of 10,000 queues compares some 30,000 times.
 fn place<'a>((rank, pool, row): &Ranked<'a>) -> ((u64, u64), &'a str, &'a str, &'a str) {
@@ -194,10 +194,10 @@ fn by_place(a: &Ranked<'_>, b: &Ranked<'_>) -> Ordering {
     place(a).cmp(&place(b))
 }
 
-impl Place {
-    fn of(ranked: &Ranked<'_>) -> Place {
+impl RowPlace {
+    fn of(ranked: &Ranked<'_>) -> RowPlace {
         let (rank, pool, namespace, name) = place(ranked);
-        Place(rank, pool.into(), namespace.into(), name.into())
+        RowPlace(rank, pool.into(), namespace.into(), name.into())
     }
 
     /// Whether it stands before this row.
@@ -218,7 +218,7 @@ struct ListAsked {
     sort: Sort,
     limit: usize,
     /// Where the list goes on.
-    after: Option<Place>,
+    after: Option<RowPlace>,
 }
 
 /// What a queue is to need so as to be shown.
@@ -268,12 +268,12 @@ fn listed(state: &AppState, asked: &ListAsked) -> QueuesReply {
     let ListAsked { of, part, queue, need, sort, limit, after } = asked;
     let samples = of.samples(state);
     let mut whole = String::new();
-    let mut has_part = |row: &Row, part: &str| {
+    let mut has_part = |row: &QueueRow, part: &str| {
         whole.clear();
         whole.extend([row.namespace.as_str(), "/", name(row)]);
         whole.contains(part)
     };
-    let mut is_asked_for = |row: &Row| {
+    let mut is_asked_for = |row: &QueueRow| {
         of.namespace.as_ref().is_none_or(|namespace| row.namespace == *namespace)
             && queue.as_ref().is_none_or(|queue| name(row) == queue)
             && part.as_ref().is_none_or(|part| has_part(row, part))
@@ -300,7 +300,7 @@ fn listed(state: &AppState, asked: &ListAsked) -> QueuesReply {
         pools: samples.iter().map(|(pool, sample)| pool_reply(pool, sample)).collect(),
         sums: sums.rounded(),
         queues: found.iter().map(|(_, pool, row)| reply(pool, row)).collect(),
-        cursor: found.last().filter(|_| more).map(|last| sealed(&Place::of(last))),
+        cursor: found.last().filter(|_| more).map(|last| sealed(&RowPlace::of(last))),
     }
 }
 
@@ -310,13 +310,13 @@ pub async fn list(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
     Ok(reply::json(StatusCode::OK, &listed(&state, &ListAsked::of(&state, query)?)))
 }
 
-fn sealed(place: &Place) -> String {
+fn sealed(place: &RowPlace) -> String {
     // Numbers and texts are JSON.
     URL_SAFE_NO_PAD.encode(serde_json::to_vec(place).unwrap_or_default())
 }
 
 /// The place that a cursor of [`listed`] names.
-fn opened(text: &str) -> Option<Place> {
+fn opened(text: &str) -> Option<RowPlace> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok()?).ok()
 }
 

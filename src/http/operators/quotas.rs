@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{FromRequest, Path, RawQuery, Request, State};
 use axum::http::{Method, StatusCode};
 
-use super::audit::By;
+use super::audit::Author;
 use super::names::namespace;
 use crate::admin::Scope;
 use crate::engine::Quota;
@@ -52,7 +52,7 @@ pub async fn put(
     Path(name): Path<String>,
     RawQuery(query): RawQuery,
     method: Method,
-    by: By,
+    by: Author,
     ValidQuota(quota): ValidQuota,
 ) -> HandlerResult {
     let scope = scope(&state, &name, query)?;
@@ -73,7 +73,7 @@ pub async fn remove(
     State(state): App,
     Path(name): Path<String>,
     RawQuery(query): RawQuery,
-    by: By,
+    by: Author,
 ) -> HandlerResult {
     let scope = scope(&state, &name, query)?;
     state.quotas.put(&scope, None, false).await?;

@@ -10,29 +10,29 @@ use serde::{Deserialize, Serialize};
 
 use super::roles::Role;
 use super::sums::rounded;
-use crate::fleet::Line;
+use crate::fleet::FleetLine;
 use crate::http::answer::error::HandlerResult;
 use crate::http::answer::reply;
 use crate::http::state::about::{About, AboutPool, Most};
-use crate::http::state::changes::Change;
+use crate::http::state::changes::OperatorChange;
 use crate::http::state::{App, AppState, PoolState};
 pub use crate::metrics::Took;
 use crate::metrics::{Process, Times};
 use crate::process::tasks::beside_the_runtime;
-use crate::process::version::Version;
+use crate::process::version::Build;
 use crate::sampler::Sample;
 use crate::time::Instant;
 
 /// What this server says to the others.
-pub fn own_line(state: &AppState) -> Line {
-    let Version { version, build_commit, .. } = Version::current();
+pub fn own_line(state: &AppState) -> FleetLine {
+    let Build { version, build_commit, .. } = Build::current();
     let samples: Vec<Arc<Sample>> = state.pools.values().map(|pool| pool.sampler.latest()).collect();
     let serves = !state.readiness.is_draining() && state.readiness.failure().is_none();
     let mut rates = [0.0; 4];
     for sample in &samples {
         rates.iter_mut().zip(sample.rates).for_each(|(sum, rate)| *sum += rate);
     }
-    Line {
+    FleetLine {
         name: state.server.clone(),
         version: version.to_owned(),
         commit: build_commit.to_owned(),
@@ -196,8 +196,8 @@ pub struct ChangeReply {
     pub of: String,
 }
 
-impl From<Change> for ChangeReply {
-    fn from(Change { at, by, action, pool, of }: Change) -> ChangeReply {
+impl From<OperatorChange> for ChangeReply {
+    fn from(OperatorChange { at, by, action, pool, of }: OperatorChange) -> ChangeReply {
         ChangeReply { at: Instant(at), by, action, pool, of }
     }
 }
@@ -225,7 +225,7 @@ fn pool_reply(about: &About, pool: &PoolState, times: Option<&Times>) -> PoolRep
 
 /// `GET /server`
 pub async fn server(State(state): App, role: Role) -> HandlerResult {
-    let Version { version, build_commit, .. } = Version::current();
+    let Build { version, build_commit, .. } = Build::current();
     let (own, about, used) = (own_line(&state), &state.about, state.history.used());
     let connections = state.metrics.connections().into_iter();
     let kept = state.clone();

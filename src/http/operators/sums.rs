@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::sampler::Row;
+use crate::sampler::QueueRow;
 
 /// Their jobs, and what happens to them.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -43,13 +43,13 @@ impl Default for Sums {
 
 impl Sums {
     /// Of all these.
-    pub fn of(rows: &[Row]) -> Sums {
+    pub fn of(rows: &[QueueRow]) -> Sums {
         let mut sums = Sums::default();
         rows.iter().for_each(|row| sums.add(row));
         sums
     }
 
-    fn add(&mut self, row: &Row) {
+    fn add(&mut self, row: &QueueRow) {
         let both = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
         self.ready += row.ready;
         self.delayed = both(self.delayed, row.delayed);
@@ -75,7 +75,7 @@ impl Sums {
 
 impl OfQueues {
     /// And this one.
-    pub fn add(&mut self, row: &Row) {
+    pub fn add(&mut self, row: &QueueRow) {
         self.queues += 1;
         self.sums.add(row);
     }

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::audit::By;
+use super::audit::Author;
 use super::names::namespace;
 pub use crate::admin::Limit;
 use crate::admin::limits::{LimitError, validate};
@@ -61,7 +61,7 @@ pub async fn list_tokens(
 pub async fn create_token(
     State(state): App,
     Path(namespace_text): Path<String>,
-    by: By,
+    by: Author,
     request: Request,
 ) -> HandlerResult {
     #[derive(Serialize)]
@@ -113,7 +113,7 @@ pub async fn create_token(
 pub async fn delete_token(
     State(state): App,
     Path((namespace, token)): Path<(String, String)>,
-    by: By,
+    by: Author,
 ) -> HandlerResult {
     let key = state.token_key(&namespace, &token)?;
     state.tokens.delete(&key).await?;
@@ -131,7 +131,7 @@ struct Revoked {
 }
 
 /// Deletes the one token of a scope that has this hash.
-pub async fn revoke_by_hash(state: &AppState, by: &By, scope: Scope, hash: &str) -> Result<(), ApiError> {
+pub async fn revoke_by_hash(state: &AppState, by: &Author, scope: Scope, hash: &str) -> Result<(), ApiError> {
     let tokens = state.tokens.list(&scope).await?;
     let mut found = tokens.keys().filter_map(|text| Token::new(text)).filter(|token| token.hash() == hash);
     let token = found.next().ok_or(ApiError::Refused(StatusCode::NOT_FOUND, "no token has this hash"))?;
@@ -151,7 +151,7 @@ pub async fn revoke_by_hash(state: &AppState, by: &By, scope: Scope, hash: &str)
 pub async fn revoke(
     State(state): App,
     Path(namespace_text): Path<String>,
-    by: By,
+    by: Author,
     request: Request,
 ) -> HandlerResult {
     let body = read_form(request).await?;
@@ -181,7 +181,7 @@ pub async fn put_limit(
     State(state): App,
     Path((namespace, token)): Path<(String, String)>,
     method: Method,
-    by: By,
+    by: Author,
     ValidLimit(limit): ValidLimit,
 ) -> HandlerResult {
     let key = state.token_key(&namespace, &token)?;
@@ -208,7 +208,7 @@ pub async fn put_limit(
 pub async fn remove_limit(
     State(state): App,
     Path((namespace, token)): Path<(String, String)>,
-    by: By,
+    by: Author,
 ) -> HandlerResult {
     let key = state.token_key(&namespace, &token)?;
     state.throttle.remove(&key).await?;

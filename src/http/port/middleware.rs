@@ -22,7 +22,7 @@ use crate::http::answer::error::{ApiError, OwnFault, StoreFailure};
 use crate::http::answer::reply;
 use crate::http::request::extract::Labels;
 use crate::http::request::origin::{ByOrigin, OriginCheck};
-use crate::http::request::peer::{Client, Peer};
+use crate::http::request::peer::{ClientIp, Peer};
 use crate::http::state::AppState;
 use crate::metrics::RouteMetrics;
 use crate::random;
@@ -81,7 +81,7 @@ where
         let peer = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
         if let Some(peer) = peer {
             let client = self.observe.state.trusted_proxies.client(peer, request.headers());
-            request.extensions_mut().insert(Client(client));
+            request.extensions_mut().insert(ClientIp(client));
         }
         self.observe.watch(
             request,

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 
 use super::attributes;
 use super::bounded::{Elements, Texts};
-use super::params::{Given, Placement};
+use super::params::{GivenJob, Placement};
 use crate::clock::Millis;
 use crate::engine::MAX_PUBLISH;
 use crate::http::answer::error::ApiError;
@@ -115,7 +115,7 @@ fn read_job(job: &RawValue, all: &Bytes, now: Millis, defaults: &Defaults) -> Re
         }
         raw => number(raw),
     };
-    let given = Given {
+    let given = GivenJob {
         delay: number(element.delay),
         at,
         at_ms: number(element.at_ms),

@@ -87,7 +87,7 @@ fn ttl(given: Option<&str>, delay: Duration, defaults: &Defaults) -> Result<Opti
 /// What one job of a publish may be given on the routes that lmstfy does not have: as texts, from a query or from a
 /// JSON object.
 #[derive(Debug, Default)]
-pub struct Given<'a> {
+pub struct GivenJob<'a> {
     pub delay: Option<Cow<'a, str>>,
     pub at: Option<Cow<'a, str>>,
     pub at_ms: Option<Cow<'a, str>>,
@@ -106,9 +106,9 @@ pub struct Placement {
     pub key: Option<(JobKey, OnConflict)>,
 }
 
-impl<'a> Given<'a> {
-    pub fn from_query(query: Query<'a>) -> Given<'a> {
-        Given {
+impl<'a> GivenJob<'a> {
+    pub fn from_query(query: Query<'a>) -> GivenJob<'a> {
+        GivenJob {
             delay: query.get("delay"),
             at: query.get("at"),
             at_ms: query.get("at_ms"),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     fn placement(query: &str) -> Result<Placement, ApiError> {
-        Given::from_query(Query(query)).placement(1_000_000, &DEFAULTS)
+        GivenJob::from_query(Query(query)).placement(1_000_000, &DEFAULTS)
     }
 
     #[test]

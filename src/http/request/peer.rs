@@ -42,7 +42,7 @@ pub struct Peer {
 
 /// Who sent a request: the peer, or whom a proxy that is trusted says.
 #[derive(Clone, Copy, Debug)]
-pub struct Client(pub IpAddr);
+pub struct ClientIp(pub IpAddr);
 
 impl Peer {
     /// Whether it is gone, as far as the kernel knows now. One system call.

@@ -24,9 +24,9 @@ use crate::http::request::bounded::Elements;
 use crate::http::request::extract::AuthorizedSet;
 use crate::http::request::params::Query;
 use crate::http::state::App;
-use crate::name::ScheduleName;
+use crate::name::{Namespace, ScheduleName};
 use crate::schedule::{Given, JobDefaults, MAX_SETTING, Refusal, Zones, quoted, shorten};
-use crate::scheduler::{Changed, Condition, NotChanged, Run};
+use crate::scheduler::{Changed, Condition, NotChanged, Run, Scheduler};
 
 /// The largest set.
 const MAX_SET: usize = 16 << 20;
@@ -61,12 +61,7 @@ pub async fn set(State(state): App, auth: AuthorizedSet, request: Request) -> Ha
     let there = scheduler.names(&auth.namespace).await?;
     let in_prefix = |name: &ScheduleName| name.as_str().starts_with(&prefix);
     let named: BTreeSet<&ScheduleName> = all.iter().map(|(name, _)| name).collect();
-    for (index, (name, given)) in all.iter().enumerate() {
-        let revision = there.get(name).copied();
-        if given.revision.is_some() && given.revision != revision {
-            return Err(at(index, name, NotChanged::Condition(revision)));
-        }
-    }
+    check_revisions(&all, &there)?;
     let goes: Vec<&ScheduleName> =
         there.keys().filter(|name| prune && in_prefix(name) && !named.contains(name)).collect();
     let new = all.iter().filter(|(name, _)| !there.contains_key(name)).count();
@@ -77,46 +72,78 @@ pub async fn set(State(state): App, auth: AuthorizedSet, request: Request) -> Ha
     if new as u64 > room + goes.len() as u64 {
         return Err(NotChanged::TooMany.into());
     }
-    let run = if dry { Run::Unasked } else { Run::Real };
     let mut done = Done { dry_run: dry, ..Done::default() };
+    let of = (&**scheduler, &auth.namespace);
     // What is removed makes room for what is new.
     let removed_first = new as u64 > room;
-    let id_of = |name: &ScheduleName| ScheduleId { namespace: auth.namespace.clone(), name: name.clone() };
-    let remove = async || -> Result<Vec<ScheduleName>, ApiError> {
-        let mut removed = Vec::new();
-        for name in &goes {
-            match if dry { Ok(()) } else { scheduler.delete(&id_of(name), &Condition::default()).await } {
-                Ok(()) | Err(NotChanged::NotFound) => removed.push((*name).clone()),
-                Err(why) => return Err(why.into()),
-            }
-        }
-        Ok(removed)
-    };
     if removed_first {
-        done.removed = remove().await?;
+        done.removed = remove(of, &goes, dry).await?;
     }
     for (n, some) in all.chunks(AT_A_TIME).enumerate() {
-        let changes = some.iter().map(async |(name, given)| {
-            let condition = Condition { revision: given.revision, ..Condition::default() };
-            scheduler.set(&id_of(name), given, &condition, run).await
-        });
-        for ((index, (name, _)), changed) in some.iter().enumerate().zip(together::all(changes).await) {
-            let (what, ..) = changed.map_err(|why| at(n * AT_A_TIME + index, name, why))?;
-            let names = match what {
-                Changed::Created => &mut done.created,
-                Changed::Changed => &mut done.changed,
-                Changed::Unchanged => &mut done.unchanged,
-            };
-            names.push(name.clone());
-        }
+        change(of, (n * AT_A_TIME, some), &mut done).await?;
     }
     if !removed_first {
-        done.removed = remove().await?;
+        done.removed = remove(of, &goes, dry).await?;
     }
     if !dry {
         counted.commit();
     }
     Ok(reply::json(StatusCode::OK, &done))
+}
+
+/// Whether each schedule that names a revision has it.
+fn check_revisions(
+    all: &[(ScheduleName, Given)],
+    there: &BTreeMap<ScheduleName, u64>,
+) -> Result<(), ApiError> {
+    for (index, (name, given)) in all.iter().enumerate() {
+        let revision = there.get(name).copied();
+        if given.revision.is_some() && given.revision != revision {
+            return Err(at(index, name, NotChanged::Condition(revision)));
+        }
+    }
+    Ok(())
+}
+
+/// Sets some of a namespace's schedules, of which the first is at `from` in the set, and notes what became of each.
+async fn change(
+    (scheduler, namespace): (&Scheduler, &Namespace),
+    (from, some): (usize, &[(ScheduleName, Given)]),
+    done: &mut Done,
+) -> Result<(), ApiError> {
+    let run = if done.dry_run { Run::Unasked } else { Run::Real };
+    let changes = some.iter().map(async |(name, given)| {
+        let condition = Condition { revision: given.revision, ..Condition::default() };
+        let id = ScheduleId { namespace: namespace.clone(), name: name.clone() };
+        scheduler.set(&id, given, &condition, run).await
+    });
+    for ((index, (name, _)), changed) in some.iter().enumerate().zip(together::all(changes).await) {
+        let (what, ..) = changed.map_err(|why| at(from + index, name, why))?;
+        let names = match what {
+            Changed::Created => &mut done.created,
+            Changed::Changed => &mut done.changed,
+            Changed::Unchanged => &mut done.unchanged,
+        };
+        names.push(name.clone());
+    }
+    Ok(())
+}
+
+/// Deletes those of a namespace's schedules that are still there. Answers all that are gone.
+async fn remove(
+    (scheduler, namespace): (&Scheduler, &Namespace),
+    goes: &[&ScheduleName],
+    dry: bool,
+) -> Result<Vec<ScheduleName>, ApiError> {
+    let mut removed = Vec::new();
+    for name in goes {
+        let id = ScheduleId { namespace: namespace.clone(), name: (*name).clone() };
+        match if dry { Ok(()) } else { scheduler.delete(&id, &Condition::default()).await } {
+            Ok(()) | Err(NotChanged::NotFound) => removed.push(id.name),
+            Err(why) => return Err(why.into()),
+        }
+    }
+    Ok(removed)
 }
 
 /// A set as it came.

@@ -11,7 +11,7 @@ const REMEMBERED: usize = 200;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct OperatorChange {
     pub at: Millis,
     /// An account, or an address.
     pub by: String,
@@ -23,19 +23,19 @@ pub struct Change {
 
 /// The last changes.
 #[derive(Debug, Default)]
-pub struct Changes(Mutex<VecDeque<Change>>);
+pub struct Changes(Mutex<VecDeque<OperatorChange>>);
 
 impl Changes {
     /// Something was changed now.
     pub fn add(&self, by: &str, action: &str, pool: &str, of: &str) {
         let [by, action, pool, of] = [by, action, pool, of].map(str::to_owned);
         let mut all = self.0.lock();
-        all.push_front(Change { at: system_now(), by, action, pool, of });
+        all.push_front(OperatorChange { at: system_now(), by, action, pool, of });
         all.truncate(REMEMBERED);
     }
 
     /// All that are remembered, the newest first.
-    pub fn list(&self) -> Vec<Change> {
+    pub fn list(&self) -> Vec<OperatorChange> {
         self.0.lock().iter().cloned().collect()
     }
 }

@@ -23,18 +23,18 @@ type RequestKey = (PoolName, Queue, IdempotencyKey);
 /// The keys of the requests that are under way in this process. A connection has one request at a time, so there are no
 /// more of them than connections.
 #[derive(Debug, Default)]
-pub struct UnderWay(Mutex<HashSet<RequestKey>>);
+pub struct KeysUnderWay(Mutex<HashSet<RequestKey>>);
 
 /// A request with a key. Until it is dropped, another one with this key is refused.
 #[derive(Debug)]
 pub struct Repeatable {
-    under_way: Arc<UnderWay>,
+    under_way: Arc<KeysUnderWay>,
     entry: RequestKey,
     /// A hash of everything but the body.
     head: u128,
 }
 
-impl UnderWay {
+impl KeysUnderWay {
     /// The request's key, if it has one. 400 if it is none; 409 while another request with this key is under way.
     pub fn begin(
         self: &Arc<Self>,
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_key_is_taken_until_its_request_ends() {
-        let under_way = Arc::new(UnderWay::default());
+        let under_way = Arc::new(KeysUnderWay::default());
         let pool = PoolName::default_pool();
         let request = request("PUT", "/api/ns/q", &[]);
         let begin = |name: &str| under_way.begin(&pool, &queue(name), &request);
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn equal_requests_have_equal_fingerprints_and_others_have_not() {
         let fingerprint = |method: &str, target: &str, headers: &[(&str, &str)], body: &str| {
-            let under_way = Arc::new(UnderWay::default());
+            let under_way = Arc::new(KeysUnderWay::default());
             let request = request(method, target, headers);
             let begun = under_way.begin(&PoolName::default_pool(), &queue("q"), &request);
             begun.expect("nobody has the key").expect("there is one").once(body.as_bytes()).fingerprint

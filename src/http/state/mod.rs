@@ -22,7 +22,7 @@ use self::changes::Changes;
 use self::cursors::Cursors;
 use self::delays::DelayCounts;
 use self::failed_logins::FailedLogins;
-use self::idempotency::UnderWay;
+use self::idempotency::KeysUnderWay;
 use self::parked_tokens::ParkedTokens;
 use self::proxies::TrustedProxies;
 use crate::admin::limits::Throttle;
@@ -35,7 +35,7 @@ use crate::engine::Engine;
 use crate::engine::backup::Backup;
 use crate::engine::nodes::Nodes;
 use crate::fleet::Fleet;
-use crate::history::History;
+use crate::history;
 use crate::http::answer::room::BodyRoom;
 use crate::job::JobIds;
 use crate::metrics::{KeptTimes, Metrics};
@@ -145,7 +145,7 @@ pub struct AppState {
     /// The time that samples go by.
     pub began: Began,
     /// What queues did lately.
-    pub history: Arc<History>,
+    pub history: Arc<history::History>,
     /// What operators call this server: its machine, and its public port.
     pub server: String,
     /// How many polls are parked, over all pools.
@@ -166,7 +166,7 @@ pub struct AppState {
     /// Bounds the memory that large bodies take together.
     pub body_room: BodyRoom,
     /// The publishes with an idempotency key that are under way.
-    pub under_way: Arc<UnderWay>,
+    pub under_way: Arc<KeysUnderWay>,
     /// The pools that copy themselves, each with its turn: one backup at a time.
     pub backups: BTreeMap<PoolName, Backups>,
     /// Those of the pools that are in a cluster.

@@ -5,13 +5,13 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use maud::html;
 
-use super::answer::see_other;
-use super::ask::{Refusal, part};
-use super::form::Filled;
-use super::frame::Page;
-use super::instant::Zone;
+use super::page::answer::see_other;
+use super::page::ask::{Refusal, part};
+use super::page::form::Filled;
+use super::page::frame::Page;
+use super::page::instant::Zone;
+use super::page::visit::{Visit, ZONE_COOKIE};
 use super::refused::accepts_html;
-use super::visit::{Visit, ZONE_COOKIE};
 use crate::http::answer::reply;
 use crate::http::request::origin::Bare;
 

@@ -3,49 +3,31 @@
 //! logged and bounded where the JSON routes are, and no page has its own way into a store.
 //!
 //! A page is a function of plain values to markup. Nothing that comes from a job is markup: `text` makes text of it.
-//! Of `http` it imports `answer`, `state`, `request`, and of `operators` who has logged in, what queues have together,
-//! what was counted last, and which servers there are.
+//! Of `http` it imports `answer`, `state`, `request`, of `jobs` what is told of jobs, and of `operators` who has logged in,
+//! what queues have together, what was counted last, and which servers there are.
 
-mod answer;
-mod ask;
-mod asks;
-mod assets;
-mod body;
-mod bulk;
-mod change;
-mod chart;
-mod dead;
-mod due;
-mod figures;
-mod form;
-mod frame;
 mod home;
-mod instant;
-mod job;
-mod jobs;
 mod namespace;
 mod overview;
+mod page;
 mod publish;
-mod push;
 mod queue;
 mod queues;
 mod refused;
-mod rows;
 mod schedules;
 mod search;
 mod server;
-mod sure;
-mod text;
 mod tokens;
-mod visit;
 
 use std::sync::Arc;
 
 use axum::Router;
 
 pub use self::home::home;
+use self::page::assets;
+use self::page::visit::Ui;
+use self::queue::{bulk, change, dead, job, push, show};
 pub use self::refused::refusals_as_pages;
-use self::visit::Ui;
 use crate::http::request::table::{Row, get, post, router, with_head};
 use crate::http::state::AppState;
 
@@ -63,7 +45,7 @@ pub fn pages() -> Vec<Row<Arc<Ui>>> {
         with_head("/ui/assets/{name}", [get(assets::get)]),
         with_head("/ui/zone", [post(home::zone)]),
         with_head("/ui/queues", [get(queues::show)]),
-        with_head("/ui/queues/{pool}/{namespace}/{queue}", [get(queue::show), post(change::change)]),
+        with_head("/ui/queues/{pool}/{namespace}/{queue}", [get(show::show), post(change::change)]),
         with_head("/ui/namespaces/{pool}/{namespace}", [get(namespace::show)]),
         with_head("/ui/publish/{pool}/{namespace}", [get(publish::show), post(publish::publish)]),
         with_head("/ui/push/{pool}/{namespace}/{queue}", [get(push::show), post(push::change)]),

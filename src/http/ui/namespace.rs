@@ -4,21 +4,21 @@ use axum::extract::Path;
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::ask::{Said, part};
-use super::form::query;
-use super::frame::Page;
 use super::overview::charts;
-use super::publish::Scope;
-use super::rows::{self, NOT_BY_QUEUE};
-use super::text::{known, number, rate, text, typed};
-use super::visit::Visit;
+use super::page::ask::{Said, part};
+use super::page::form::query;
+use super::page::frame::Page;
+use super::page::rows::{self, NOT_BY_QUEUE};
+use super::page::text::{known, number, rate, text, typed};
+use super::page::visit::Visit;
+use super::publish::PoolNamespace;
 use crate::http::operators::queues::{HistoryReply, QueuesReply};
 use crate::http::operators::sums::OfQueues;
 
 const QUEUES: &str = "50";
 
 /// `GET /ui/namespaces/:pool/:namespace`
-pub async fn show(visit: Visit, Path(scope): Path<Scope>) -> Response {
+pub async fn show(visit: Visit, Path(scope): Path<PoolNamespace>) -> Response {
     let make = async |basis: Option<u64>| {
         let given =
             ["q", "need", "sort", "cursor"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
@@ -35,7 +35,12 @@ pub async fn show(visit: Visit, Path(scope): Path<Scope>) -> Response {
     visit.answer_if_new(make).await
 }
 
-fn page(visit: &Visit, scope: &Scope, listing: Said<QueuesReply>, history: Said<HistoryReply>) -> Said<Page> {
+fn page(
+    visit: &Visit,
+    scope: &PoolNamespace,
+    listing: Said<QueuesReply>,
+    history: Said<HistoryReply>,
+) -> Said<Page> {
     let listing = listing?;
     let [pool, namespace] = [&scope.pool, &scope.namespace].map(|name| part(name));
     let pushed: Vec<_> = listing.queues.iter().filter(|row| row.push.is_some()).collect();

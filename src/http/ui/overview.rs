@@ -3,14 +3,14 @@
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::ask::{Refusal, Said};
-use super::chart::{Line, chart};
-use super::frame::Page;
-use super::rows::{self, NOT_BY_QUEUE};
+use super::page::ask::{Refusal, Said};
+use super::page::chart::{Line, chart};
+use super::page::frame::Page;
+use super::page::rows::{self, NOT_BY_QUEUE};
+use super::page::text::{duration, known, number, rate, text};
+use super::page::visit::{Visit, scheme};
 use super::server::servers;
-use super::text::{duration, known, number, rate};
-use super::visit::{Visit, scheme};
-use crate::http::operators::queues::{HistoryReply, PoolReply, QueuesReply};
+use crate::http::operators::queues::{HistoryReply, QueuesReply, SampleReply};
 use crate::http::operators::servers::ServersReply;
 
 /// How many queues it shows.
@@ -59,10 +59,10 @@ fn page(
 }
 
 /// The sums of all pools.
-fn sums(pools: &[PoolReply]) -> Markup {
-    let sum = |of: fn(&PoolReply) -> u64| number(pools.iter().map(of).sum());
-    let all = |of: fn(&PoolReply) -> Option<u64>| pools.iter().map(of).sum::<Option<u64>>();
-    let rates = |of: fn(&PoolReply) -> f64| rate(pools.iter().map(of).sum());
+fn sums(pools: &[SampleReply]) -> Markup {
+    let sum = |of: fn(&SampleReply) -> u64| number(pools.iter().map(of).sum());
+    let all = |of: fn(&SampleReply) -> Option<u64>| pools.iter().map(of).sum::<Option<u64>>();
+    let rates = |of: fn(&SampleReply) -> f64| rate(pools.iter().map(of).sum());
     // A store that does not tell them apart knows both together.
     let timers = all(|pool| pool.sums.delayed.is_none().then_some(pool.timers));
     html! {
@@ -102,7 +102,7 @@ pub fn charts(visit: &Visit, history: Result<&HistoryReply, &Refusal>) -> Markup
     let of = match history {
         Ok(of) => of,
         Err(refusal) => {
-            return html! { p.trouble { "There are no charts: " (super::text::text(&refusal.text)) } };
+            return html! { p.trouble { "There are no charts: " (text(&refusal.text)) } };
         }
     };
     if !visit.state().history.is_kept() {

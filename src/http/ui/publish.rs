@@ -6,13 +6,13 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde::Deserialize;
 
-use super::answer::see_other;
-use super::ask::{Refusal, Said, Sent, part};
-use super::form::{Fields, Filled};
-use super::frame::{Page, curl};
-use super::rows::namespace_path;
-use super::text::text;
-use super::visit::{Place, Visit};
+use super::page::answer::see_other;
+use super::page::ask::{Refusal, Said, Sent, part};
+use super::page::form::{Fields, Filled};
+use super::page::frame::{Page, curl};
+use super::page::rows::namespace_path;
+use super::page::text::{text, volatile};
+use super::page::visit::{PoolQueue, Visit};
 use crate::random;
 
 /// The largest body of a form.
@@ -20,12 +20,12 @@ const MOST: usize = 64 << 10;
 
 /// A pool's namespace, as paths name it.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Scope {
+pub struct PoolNamespace {
     pub pool: String,
     pub namespace: String,
 }
 
-impl Scope {
+impl PoolNamespace {
     pub fn path(&self) -> String {
         namespace_path(&self.pool, &self.namespace)
     }
@@ -41,14 +41,14 @@ impl Scope {
 }
 
 /// `GET /ui/publish/:pool/:namespace`
-pub async fn show(visit: Visit, Path(scope): Path<Scope>) -> Response {
+pub async fn show(visit: Visit, Path(scope): Path<PoolNamespace>) -> Response {
     visit.answer(Ok(page(&visit, &scope)))
 }
 
 /// `POST /ui/publish/:pool/:namespace`
-pub async fn publish(mut visit: Visit, Path(scope): Path<Scope>, Filled(form): Filled) -> Response {
-    let Scope { pool, namespace } = scope.clone();
-    let place = Place { pool, namespace, queue: form.or_empty("queue").to_owned() };
+pub async fn publish(mut visit: Visit, Path(scope): Path<PoolNamespace>, Filled(form): Filled) -> Response {
+    let PoolNamespace { pool, namespace } = scope.clone();
+    let place = PoolQueue { pool, namespace, queue: form.or_empty("queue").to_owned() };
     match send(&visit, &place, &form).await {
         Ok((id, done)) => {
             let to = visit.to(&format!("jobs/{}/{}?done={done}", place.path(), part(&id)));
@@ -64,7 +64,7 @@ pub async fn publish(mut visit: Visit, Path(scope): Path<Scope>, Filled(form): F
 }
 
 /// Publishes what the form says. Answers the job's id, and what became of it.
-async fn send(visit: &Visit, place: &Place, form: &Fields) -> Said<(String, &'static str)> {
+async fn send(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<(String, &'static str)> {
     if place.queue.is_empty() {
         return Err(Refusal::bad("the queue needs a name"));
     }
@@ -110,7 +110,7 @@ fn attributes(text: &str) -> Said<Vec<(String, Vec<u8>)>> {
     Ok(headers)
 }
 
-fn page(visit: &Visit, scope: &Scope) -> Page {
+fn page(visit: &Visit, scope: &PoolNamespace) -> Page {
     let typed = |name: &str, usual: &str| visit.typed(name, usual);
     let queue = typed("queue", visit.fields.or_empty("queue"));
     let mark = typed("mark", &random::ulid().to_string());
@@ -128,7 +128,7 @@ fn page(visit: &Visit, scope: &Scope) -> Page {
         p.note { "A real worker will get it, or the URL that the queue is pushed to." }
         @if visit.may_change() {
             form.fill method="post" data-asks="1" {
-                input type="hidden" name="mark" value=(super::text::volatile(&html! { (mark) }).0);
+                input type="hidden" name="mark" value=(volatile(&html! { (mark) }).0);
                 label for="queue" { "Queue" }
                 input #queue name="queue" value=(queue) required autocomplete="off" spellcheck="false";
                 label for="job-body" { "Body" }
@@ -148,7 +148,7 @@ fn page(visit: &Visit, scope: &Scope) -> Page {
                 textarea #attributes name="attributes" rows="2" placeholder="name: value" spellcheck="false" { "\n" (typed("attributes", "")) }
                 button type="submit" { "Publish a job" }
             }
-            @let example = Place { pool: scope.pool.clone(), namespace: scope.namespace.clone(), queue: if queue.is_empty() { "mail".into() } else { queue.clone() } };
+            @let example = PoolQueue { pool: scope.pool.clone(), namespace: scope.namespace.clone(), queue: if queue.is_empty() { "mail".into() } else { queue.clone() } };
             (curl(visit, "POST", &example.api("/jobs", &[("delay", "60")]), Some("to: ann")))
         } @else { p.note { "This account changes nothing." } }
     };

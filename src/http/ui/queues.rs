@@ -3,13 +3,13 @@
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::ask::Said;
-use super::form::query;
-use super::frame::Page;
 use super::overview::empty;
-use super::rows;
-use super::text::typed;
-use super::visit::Visit;
+use super::page::ask::Said;
+use super::page::form::query;
+use super::page::frame::Page;
+use super::page::rows;
+use super::page::text::typed;
+use super::page::visit::Visit;
 use crate::http::operators::queues::QueuesReply;
 
 /// How many queues a page has.

@@ -8,8 +8,8 @@ use axum::response::Response;
 use maud::{DOCTYPE, Markup, html};
 use serde_json::Value;
 
-use super::answer;
-use super::text::text;
+use super::page::answer;
+use super::page::text::text;
 use crate::http::request::origin::ByOrigin;
 
 /// The largest error that is read.

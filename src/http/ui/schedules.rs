@@ -6,14 +6,14 @@ use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::ask::{Refusal, Said, Sent, part};
-use super::form::{Fields, Filled};
-use super::frame::{Page, curl, curls};
-use super::instant::instant;
-use super::rows::namespace_path;
-use super::sure::{Sure, page as asks};
-use super::text::{cut, duration, number, text, typed, unknown};
-use super::visit::Visit;
+use super::page::ask::{Refusal, Said, Sent, part};
+use super::page::form::{Fields, Filled};
+use super::page::frame::{Page, curl, curls};
+use super::page::instant::instant;
+use super::page::rows::namespace_path;
+use super::page::sure::{Sure, page as asks};
+use super::page::text::{cut, duration, number, text, typed, unknown, volatile};
+use super::page::visit::Visit;
 use crate::engine::together;
 use crate::http::operators::queues::QueuesReply;
 
@@ -306,7 +306,7 @@ fn last(visit: &Visit, schedule: &Value) -> Markup {
 
 fn actions(visit: &Visit, pool: &str, namespace: &str, schedule: &Value) -> Markup {
     let name = schedule["name"].as_str().unwrap_or_default();
-    let mark = super::text::volatile(&html! { (crate::random::ulid().to_string()) }).0;
+    let mark = volatile(&html! { (crate::random::ulid().to_string()) }).0;
     let switch = if schedule["paused"] == true { "/resume" } else { "/pause" };
     let to = |rest: &str| {
         let (pool, namespace) = (part(pool), part(namespace));

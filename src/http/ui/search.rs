@@ -5,12 +5,12 @@ use axum::response::Response;
 use maud::html;
 use serde_json::Value;
 
-use super::answer::see_other;
-use super::ask::{Refusal, Said, part};
-use super::frame::Page;
-use super::rows;
-use super::text::{count, text};
-use super::visit::{Place, Visit};
+use super::page::answer::see_other;
+use super::page::ask::{Refusal, Said, part};
+use super::page::frame::Page;
+use super::page::rows;
+use super::page::text::{count, text};
+use super::page::visit::{PoolQueue, Visit};
 use crate::engine::together;
 use crate::http::operators::queues::{QueueReply, QueuesReply};
 use crate::job::JobId;
@@ -21,7 +21,7 @@ const AT_ONCE: usize = 32;
 
 /// `GET /ui/search`
 pub async fn show(visit: Visit) -> Response {
-    match look(&visit).await {
+    match find(&visit).await {
         Ok(Found::At(page)) => see_other(&visit.to(&page)),
         Ok(Found::Page(page)) => visit.answer(Ok(page)),
         Err(refusal) => visit.answer(Err(refusal)),
@@ -33,7 +33,7 @@ enum Found {
     Page(Page),
 }
 
-async fn look(visit: &Visit) -> Said<Found> {
+async fn find(visit: &Visit) -> Said<Found> {
     let wanted = visit.fields.or_empty("q").trim();
     if wanted.is_empty() {
         return Ok(Found::Page(Page::new(
@@ -53,8 +53,11 @@ async fn look(visit: &Visit) -> Said<Found> {
     match parts[..] {
         [id] if JobId::parse(id).is_some() => by_id(visit, id).await,
         [namespace, queue, x] => {
-            let place =
-                |pool: &str| Place { pool: pool.into(), namespace: namespace.into(), queue: queue.into() };
+            let place = |pool: &str| PoolQueue {
+                pool: pool.into(),
+                namespace: namespace.into(),
+                queue: queue.into(),
+            };
             let places: Vec<_> = visit.state().pools.keys().map(|pool| place(pool.as_str())).collect();
             in_queue(visit, &places, x).await
         }
@@ -62,13 +65,13 @@ async fn look(visit: &Visit) -> Said<Found> {
     }
 }
 
-fn place(path: &str) -> Option<Place> {
+fn place(path: &str) -> Option<PoolQueue> {
     let mut parts = path.split('/').map(str::to_owned);
-    Some(Place { pool: parts.next()?, namespace: parts.next()?, queue: parts.next()? })
+    Some(PoolQueue { pool: parts.next()?, namespace: parts.next()?, queue: parts.next()? })
 }
 
 /// A job by its id or its key, in queues of that name.
-async fn in_queue(visit: &Visit, places: &[Place], x: &str) -> Said<Found> {
+async fn in_queue(visit: &Visit, places: &[PoolQueue], x: &str) -> Said<Found> {
     for place in places {
         for what in ["job", "key"].into_iter().skip(usize::from(JobId::parse(x).is_none())) {
             let path = place.api(&format!("/{what}/{}", part(x)), &[("verbose", "1")]);
@@ -82,7 +85,7 @@ async fn in_queue(visit: &Visit, places: &[Place], x: &str) -> Said<Found> {
             }
         }
     }
-    let name = places.first().map(Place::name).unwrap_or_default();
+    let name = places.first().map(PoolQueue::name).unwrap_or_default();
     Err(Refusal::new(
         StatusCode::NOT_FOUND,
         format!("no job of {name} has the id or the key {x}. Those that are acked are gone"),
@@ -100,7 +103,7 @@ async fn by_id(visit: &Visit, id: &str) -> Said<Found> {
             // The second is over.
             Err(_) => break,
         };
-        let places: Vec<Place> = listing.queues.iter().filter_map(QueueReply::place).collect();
+        let places: Vec<PoolQueue> = listing.queues.iter().filter_map(QueueReply::place).collect();
         for some in places.chunks(AT_ONCE) {
             let found = together::all(some.iter().map(async |place| {
                 let path = place.api(&format!("/job/{}", part(id)), &[]);

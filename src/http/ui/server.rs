@@ -5,11 +5,11 @@ use axum::http::Method;
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::ask::{Refusal, Said, Sent, part};
-use super::form::Filled;
-use super::frame::{Page, curl};
-use super::text::{cut, duration, number, rate, size, text};
-use super::visit::Visit;
+use super::page::ask::{Refusal, Said, Sent, part};
+use super::page::form::Filled;
+use super::page::frame::{Page, curl};
+use super::page::text::{cut, duration, number, rate, size, text, unknown, volatile};
+use super::page::visit::Visit;
 use crate::engine::together;
 use crate::http::operators::cluster::ClusterReply;
 use crate::http::operators::servers::{
@@ -99,7 +99,7 @@ fn took(of: Option<&Took>) -> Markup {
             Some(Took { count, p50, p99, worst }) => {
                 "p50 " (end(*p50)) ", p99 " (end(*p99)) ", worst " (end(*worst)) ", of " (number(*count)) " since the start"
             }
-            None => (super::text::unknown("there was none since the start")),
+            None => (unknown("there was none since the start")),
         }
     }
 }
@@ -121,15 +121,15 @@ fn facts(visit: &Visit, server: &ServerReply) -> Markup {
             dt { "Zone database" } dd { (text(&server.zone_database)) }
             dt { "Ready" } dd { @if server.ready { "yes" } @else { "no" } }
             dt { "Accounts" } dd { @if server.asks_for_accounts { "asked for; your role: " (text(&server.role)) } @else { "none are configured" } }
-            dt { "Requests under way" } dd { (super::text::volatile(&html! { (number(server.requests)) })) }
+            dt { "Requests under way" } dd { (volatile(&html! { (number(server.requests)) })) }
             @for (port, ConnectionsReply { now, most }) in connections {
-                dt { "Connections of the " (port) " port" } dd { (super::text::volatile(&of_most(html! { (number(*now)) }, html! { (number(*most)) }))) }
+                dt { "Connections of the " (port) " port" } dd { (volatile(&of_most(html! { (number(*now)) }, html! { (number(*most)) }))) }
             }
             dt { "Waiting consumers" } dd { (of_most(html! { (number(server.waiting)) }, html! { (number(most.waiting as u64)) })) }
             dt { "Memory of large bodies" } dd { (of_most(html! { (size(server.body_bytes)) }, html! { (size(most.body_bytes as u64)) " each for requests and answers" })) }
-            dt { "Memory of the process" } dd { (super::text::volatile(&html! { (size(process.memory_bytes)) })) }
-            dt { "CPU since the start" } dd { (super::text::volatile(&html! { (duration(process.cpu_seconds as f64)) })) }
-            dt { "Open files" } dd { (super::text::volatile(&of_most(html! { (number(process.open_files)) }, html! { (number(process.most_files)) }))) }
+            dt { "Memory of the process" } dd { (volatile(&html! { (size(process.memory_bytes)) })) }
+            dt { "CPU since the start" } dd { (volatile(&html! { (duration(process.cpu_seconds as f64)) })) }
+            dt { "Open files" } dd { (volatile(&of_most(html! { (number(process.open_files)) }, html! { (number(process.most_files)) }))) }
             dt { "History: bytes" } dd { (size(history.bytes as u64)) }
             dt { "History: histories" } dd { (number(history.histories as u64)) }
             dt { "History: lost days" } dd { (number(history.lost_days)) }
@@ -179,20 +179,20 @@ fn of_pool(visit: &Visit, pool: &PoolReply, cluster: Option<&Said<ClusterReply>>
             @if let Some(free) = pool.figures.get(ROOM) {
                 dt { "Room on the disk" }
                 dd {
-                    (super::text::volatile(&html! { (size(free.max(0.0) as u64)) }))
+                    (volatile(&html! { (size(free.max(0.0) as u64)) }))
                     @if let Some(least) = pool.about.min_free_disk { "; below MinFreeDisk, " (size(least)) ", publishes are refused" }
                 }
             }
             @for (name, words) in TOLD {
-                @if let Some(n) = pool.figures.get(name) { dt { (words) } dd { (super::text::volatile(&amount(name, *n))) } }
+                @if let Some(n) = pool.figures.get(name) { dt { (words) } dd { (volatile(&amount(name, *n))) } }
             }
-            @if pool.about.kind == "disk" { dt { "Syncs" } dd { (super::text::volatile(&took(pool.sync.as_ref()))) } }
-            dt { "Lateness" } dd { (super::text::volatile(&took(pool.lateness.as_ref()))) }
+            @if pool.about.kind == "disk" { dt { "Syncs" } dd { (volatile(&took(pool.sync.as_ref()))) } }
+            dt { "Lateness" } dd { (volatile(&took(pool.lateness.as_ref()))) }
             dt { "Outages since the start" } dd { (number(pool.outages)) }
             dt { "Queues" } dd { (number(pool.queues)) }
             dt { "Delayed and running jobs" } dd { (number(pool.timers)) }
-            @if let Some(late) = pool.overdue { dt { "The earliest is late by" } dd { (super::text::volatile(&html! { (duration(late)) })) } }
-            @if let Some(at) = pool.sampled_at { dt { "Read" } dd { (super::text::volatile(&visit.zone.at(at))) } }
+            @if let Some(late) = pool.overdue { dt { "The earliest is late by" } dd { (volatile(&html! { (duration(late)) })) } }
+            @if let Some(at) = pool.sampled_at { dt { "Read" } dd { (volatile(&visit.zone.at(at))) } }
         }
         @match cluster {
             Some(Ok(cluster)) => (nodes(visit, pool, cluster)),
@@ -202,14 +202,14 @@ fn of_pool(visit: &Visit, pool: &PoolReply, cluster: Option<&Said<ClusterReply>>
         @if others().next().is_some() {
             details {
                 summary { "Figures of the store" }
-                dl.facts { @for (name, n) in others() { dt { (words(name)) } dd { (super::text::volatile(&amount(name, *n))) } } }
+                dl.facts { @for (name, n) in others() { dt { (words(name)) } dd { (volatile(&amount(name, *n))) } } }
             }
         }
     }
 }
 
 fn nodes(visit: &Visit, pool: &PoolReply, cluster: &ClusterReply) -> Markup {
-    let unknown = || super::text::unknown("the node does not say");
+    let unsaid = || unknown("the node does not say");
     html! {
         @for (parts, words) in [(&cluster.away, "away"), (&cluster.moving, "moving to another node"), (&cluster.split, "on two nodes")] {
             @if !parts.is_empty() { p.trouble { "Of " (number(cluster.partitions.into())) " partitions " (number(parts.len() as u64)) " are " (words) "." } }
@@ -223,10 +223,10 @@ fn nodes(visit: &Visit, pool: &PoolReply, cluster: &ClusterReply) -> Markup {
                     td { @if node.up { "well" } @else { b { "away" } } }
                     td { (visit.zone.at(node.since)) }
                     td { (number(node.partitions.into())) }
-                    td { @match node.replicas { Some(n) => (number(n)), None => (unknown()) } }
-                    td { @match node.used_memory { Some(n) => (super::text::volatile(&html! { (size(n)) })), None => (unknown()) } }
-                    td { @match node.clock_ms { Some(ms) => (super::text::volatile(&html! { (ms) " ms" })), None => (unknown()) } }
-                    td { @match &node.version { Some(version) => (text(version)), None => (unknown()) } }
+                    td { @match node.replicas { Some(n) => (number(n)), None => (unsaid()) } }
+                    td { @match node.used_memory { Some(n) => (volatile(&html! { (size(n)) })), None => (unsaid()) } }
+                    td { @match node.clock_ms { Some(ms) => (volatile(&html! { (ms) " ms" })), None => (unsaid()) } }
+                    td { @match &node.version { Some(version) => (text(version)), None => (unsaid()) } }
                 } } }
             }
         }

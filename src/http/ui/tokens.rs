@@ -8,14 +8,14 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::json;
 
-use super::ask::{Refusal, Said, Sent, part};
-use super::form::{Fields, Filled};
-use super::frame::{Page, TOKEN, curl, curls};
-use super::publish::Scope;
-use super::push::shown_once;
-use super::sure::{Sure, page as asks};
-use super::text::{cut, text, typed};
-use super::visit::Visit;
+use super::page::ask::{Refusal, Said, Sent, part};
+use super::page::form::{Fields, Filled};
+use super::page::frame::{Page, TOKEN, curl, curls};
+use super::page::sure::{Sure, page as asks};
+use super::page::text::{cut, text, typed, volatile};
+use super::page::visit::Visit;
+use super::publish::PoolNamespace;
+use super::queue::push::shown_once;
 use crate::http::operators::tokens::{Limit, TokenLimit, TokensReply};
 use crate::name::Token;
 use crate::random;
@@ -24,14 +24,14 @@ use crate::random;
 const MOST: usize = 100;
 
 /// A token as the page shows it.
-struct Row {
+struct TokenRow {
     hash: String,
     description: String,
     limit: Option<Limit>,
 }
 
 /// `GET /ui/tokens/:pool/:namespace`
-pub async fn show(visit: Visit, Path(scope): Path<Scope>) -> Response {
+pub async fn show(visit: Visit, Path(scope): Path<PoolNamespace>) -> Response {
     let page = match visit.fields.get("ask") {
         Some("revoke") => asking(&visit, &scope).await,
         _ => page(&visit, &scope).await,
@@ -40,7 +40,7 @@ pub async fn show(visit: Visit, Path(scope): Path<Scope>) -> Response {
 }
 
 /// `POST /ui/tokens/:pool/:namespace`
-pub async fn change(mut visit: Visit, Path(scope): Path<Scope>, Filled(form): Filled) -> Response {
+pub async fn change(mut visit: Visit, Path(scope): Path<PoolNamespace>, Filled(form): Filled) -> Response {
     match act(&visit, &scope, &form).await {
         Ok(Done::Said(code)) => visit.done(code),
         Ok(Done::Token(token)) => {
@@ -68,7 +68,7 @@ enum Done {
     Token(String),
 }
 
-async fn act(visit: &Visit, scope: &Scope, form: &Fields) -> Said<Done> {
+async fn act(visit: &Visit, scope: &PoolNamespace, form: &Fields) -> Said<Done> {
     let namespace = part(&scope.namespace);
     match form.or_empty("do") {
         "create" => {
@@ -107,7 +107,7 @@ async fn act(visit: &Visit, scope: &Scope, form: &Fields) -> Said<Done> {
 }
 
 /// All tokens of the namespace, with their pool before them, by their descriptions.
-async fn listed(visit: &Visit, scope: &Scope) -> Said<BTreeMap<String, String>> {
+async fn listed(visit: &Visit, scope: &PoolNamespace) -> Said<BTreeMap<String, String>> {
     let path = format!("/token/{}?pool={}", part(&scope.namespace), part(&scope.pool));
     Ok(visit.ask.get::<TokensReply>(path).await?.tokens)
 }
@@ -119,7 +119,7 @@ fn hash(token: &str) -> String {
 }
 
 /// The token with this hash.
-async fn token_of(visit: &Visit, scope: &Scope, wanted: &str) -> Said<String> {
+async fn token_of(visit: &Visit, scope: &PoolNamespace, wanted: &str) -> Said<String> {
     let all = listed(visit, scope).await?;
     let mut found = all.into_keys().filter(|token| hash(token) == wanted);
     match (found.next(), found.next()) {
@@ -132,7 +132,7 @@ async fn token_of(visit: &Visit, scope: &Scope, wanted: &str) -> Said<String> {
     }
 }
 
-async fn page(visit: &Visit, scope: &Scope) -> Said<Page> {
+async fn page(visit: &Visit, scope: &PoolNamespace) -> Said<Page> {
     let (all, limits) = tokio::join!(listed(visit, scope), visit.ask.get::<Vec<TokenLimit>>("/limits"));
     let all = all?;
     let limits: BTreeMap<String, Limit> = limits
@@ -147,11 +147,11 @@ async fn page(visit: &Visit, scope: &Scope) -> Said<Page> {
         })
         .unwrap_or_default();
     let total = all.len();
-    let mut rows: Vec<Row> = all
+    let mut rows: Vec<TokenRow> = all
         .into_iter()
         .map(|(token, description)| {
             let hash = hash(&token);
-            Row { limit: limits.get(&hash).copied(), hash, description }
+            TokenRow { limit: limits.get(&hash).copied(), hash, description }
         })
         .collect();
     rows.sort_by(|a, b| (&a.description, &a.hash).cmp(&(&b.description, &b.hash)));
@@ -168,7 +168,7 @@ async fn page(visit: &Visit, scope: &Scope) -> Said<Page> {
     Ok(page.under(scope.trail(visit)))
 }
 
-fn table(visit: &Visit, scope: &Scope, rows: &[Row]) -> Markup {
+fn table(visit: &Visit, scope: &PoolNamespace, rows: &[TokenRow]) -> Markup {
     html! {
         div.scroll role="region" aria-label="Tokens" tabindex="0" {
             table.jobs {
@@ -190,7 +190,7 @@ fn table(visit: &Visit, scope: &Scope, rows: &[Row]) -> Markup {
     }
 }
 
-fn limit(visit: &Visit, scope: &Scope, row: &Row) -> Markup {
+fn limit(visit: &Visit, scope: &PoolNamespace, row: &TokenRow) -> Markup {
     let any = |n: i64| if n > 0 { n.to_string() } else { "any".into() };
     let usual = row.limit.unwrap_or(Limit { read: 0, write: 0, interval: 60 });
     // The form that was refused is the one of this token.
@@ -224,7 +224,7 @@ fn limit(visit: &Visit, scope: &Scope, row: &Row) -> Markup {
 }
 
 fn create(visit: &Visit) -> Markup {
-    let mark = super::text::volatile(&html! { (random::ulid().to_string()) }).0;
+    let mark = volatile(&html! { (random::ulid().to_string()) }).0;
     html! {
         @if visit.may_change() {
             h2 { "Create token" }
@@ -238,7 +238,7 @@ fn create(visit: &Visit) -> Markup {
     }
 }
 
-async fn asking(visit: &Visit, scope: &Scope) -> Said<Page> {
+async fn asking(visit: &Visit, scope: &PoolNamespace) -> Said<Page> {
     let wanted = visit.fields.or_empty("hash");
     let all = listed(visit, scope).await?;
     let found = all.iter().find(|(token, _)| hash(token) == wanted);

@@ -67,20 +67,7 @@ pub fn load(
         must_sync: false,
     };
     state.load_used(&store)?;
-    for item in store.all(Space::Queues) {
-        let (key, value) = item?;
-        let queue = codec::read_queue_key(&key)?;
-        let low = state.next_seq();
-        let mut empty = state.queues.new_state(&queue, low);
-        empty.paused = codec::read_queue_value(&value)?;
-        if let Some(until) = empty.paused {
-            state.pauses.insert((until, queue.clone()));
-        }
-        if empty.paused.is_some() {
-            state.count_paused(&queue.namespace, 1);
-        }
-        state.queues.insert(queue, empty);
-    }
+    load_queues(&mut state, &store)?;
     load_lists(&mut state, &store, closed)?;
     for key in store.all(Space::Quarantine) {
         state.quarantine.insert(key?.0.to_vec());
@@ -92,6 +79,23 @@ pub fn load(
         state.queues.note_idle(&queue, now);
     }
     Ok(state)
+}
+
+/// Says which queues there are, and which of them are paused.
+fn load_queues(state: &mut WriterState, store: &Store) -> Result<(), Fatal> {
+    for item in store.all(Space::Queues) {
+        let (key, value) = item?;
+        let queue = codec::read_queue_key(&key)?;
+        let low = state.next_seq();
+        let mut empty = state.queues.new_state(&queue, low);
+        empty.paused = codec::read_queue_value(&value)?;
+        if let Some(until) = empty.paused {
+            state.pauses.insert((until, queue.clone()));
+            state.count_paused(&queue.namespace, 1);
+        }
+        state.queues.insert(queue, empty);
+    }
+    Ok(())
 }
 
 /// What the sweep is told of a queue of which nothing is known: all of it is to be looked at.

@@ -31,12 +31,12 @@ pub type Waiting = (u64, Entry, Millis);
 
 /// How many entries the windows of all queues hold together. Only the writer changes it.
 #[derive(Debug)]
-struct Held {
+struct EntriesInWindows {
     entries: AtomicUsize,
     budget: usize,
 }
 
-impl Held {
+impl EntriesInWindows {
     fn left(&self) -> usize {
         self.budget.saturating_sub(self.entries.load(Ordering::Relaxed))
     }
@@ -99,7 +99,7 @@ pub struct QueueState {
     /// Whether the queue waits in [`Queues::idle`].
     idle: bool,
     sweep: Sweeps,
-    held: Arc<Held>,
+    held: Arc<EntriesInWindows>,
     /// Entries of the window that are counted in `held`.
     counted: usize,
 }
@@ -111,7 +111,7 @@ impl Drop for QueueState {
 }
 
 impl QueueState {
-    fn new(queue: &Queue, low: u64, held: Arc<Held>) -> QueueState {
+    fn new(queue: &Queue, low: u64, held: Arc<EntriesInWindows>) -> QueueState {
         QueueState {
             key: queue_key(queue),
             window: VecDeque::new(),
@@ -295,7 +295,7 @@ pub struct Queues {
     names: BTreeSet<Queue>,
     /// How many of them each namespace has.
     of_namespace: HashMap<Namespace, u64>,
-    held: Arc<Held>,
+    held: Arc<EntriesInWindows>,
     /// Those of them to be swept, and when: each once.
     sweeps: BTreeSet<(Micros, Queue)>,
     /// Queues that were empty when they were put here, and since when.
@@ -305,7 +305,7 @@ pub struct Queues {
 impl Queues {
     /// None yet. Their windows may hold `budget` entries together, and a few of each queue beside them.
     pub fn new(budget: usize) -> Queues {
-        let held = Arc::new(Held { entries: AtomicUsize::new(0), budget });
+        let held = Arc::new(EntriesInWindows { entries: AtomicUsize::new(0), budget });
         Queues {
             all: HashMap::default(),
             names: BTreeSet::new(),

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::core::CompactCore;
 use super::keys;
-use crate::engine::nodes::{JobsOfPart, NodeView, Nodes, NodesView, Part, QueuePlaces, Unusable};
+use crate::engine::nodes::{JobsOfPart, NodeView, Nodes, NodesView, PartNumber, QueuePlaces, Unusable};
 use crate::engine::redis::cluster::{Cluster, Node, PartState};
 use crate::engine::redis::connection::fault::{Fault, NotBegun, Outcome};
 use crate::engine::redis::verbs::check::empty_write_of;
@@ -41,7 +41,7 @@ impl NodesOfPool {
     /// Whether any partition works.
     pub async fn check(&self) -> Result<()> {
         let nodes = self.ask().await;
-        let works = |part: Part| {
+        let works = |part: PartNumber| {
             let part = &self.cluster.parts.read()[usize::from(part)];
             let node = part.node.as_ref().and_then(|node| nodes.get(&*node.id));
             part.state == PartState::Whole && node.is_some_and(|(_, trouble)| trouble.is_none())
@@ -55,7 +55,7 @@ impl NodesOfPool {
 
     /// Each node that has partitions, asked whether it takes writes.
     async fn ask(&self) -> BTreeMap<String, (Arc<Node>, Trouble)> {
-        let mut first: BTreeMap<String, (Arc<Node>, Part)> = BTreeMap::new();
+        let mut first: BTreeMap<String, (Arc<Node>, PartNumber)> = BTreeMap::new();
         for (part, n) in self.cluster.parts.read().iter().zip(0..) {
             if let Some(node) = &part.node {
                 first.entry(node.id.to_string()).or_insert_with(|| (node.clone(), n));
@@ -68,7 +68,7 @@ impl NodesOfPool {
         together::all(asked).await.into_iter().collect()
     }
 
-    async fn trouble(&self, node: &Node, part: Part) -> Trouble {
+    async fn trouble(&self, node: &Node, part: PartNumber) -> Trouble {
         let write = empty_write_of(&keys::guard(self.core.partitions.base(part)));
         let answer: Outcome<u64> = match timeout(CHECK, node.link.shared.query(&write)).await {
             Ok(answer) => answer,
@@ -103,7 +103,7 @@ impl Nodes for NodesOfPool {
 
     async fn view(&self) -> NodesView {
         let nodes = self.ask().await;
-        let mut owned: BTreeMap<&str, Part> = BTreeMap::new();
+        let mut owned: BTreeMap<&str, PartNumber> = BTreeMap::new();
         let parts = self.cluster.parts.read().clone();
         for node in parts.iter().filter_map(|part| part.node.as_ref()) {
             *owned.entry(&node.id).or_default() += 1;

@@ -50,17 +50,17 @@ impl RedisCore {
     pub async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         let from = match &list.cursor {
             None => None,
-            Some(cursor) => match Place::read(&cursor.0, list.state) {
+            Some(cursor) => match ListPlace::read(&cursor.0, list.state) {
                 Some(place) => Some(place),
                 None => return Ok(None),
             },
         };
         let page = match (list.state, from) {
             (JobState::Ready | JobState::Dead, from) => {
-                let place = if let Some(Place::InList(place)) = from { place } else { InList::default() };
+                let place = if let Some(ListPlace::InList(place)) = from { place } else { InList::default() };
                 list_elements(&Elements { core: self, queue, list: &list }, &list, place).await?
             }
-            (_, Some(Place::InTimers(place))) => self.list_timers(queue, &list, place).await?,
+            (_, Some(ListPlace::InTimers(place))) => self.list_timers(queue, &list, place).await?,
             (..) => self.list_timers(queue, &list, InTimers::default()).await?,
         };
         Ok(Some(page))
@@ -329,7 +329,7 @@ fn cut_short() -> Fault {
 
 /// Where a list goes on.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ListPlace {
     InTimers(InTimers),
     InList(InList),
 }
@@ -435,9 +435,9 @@ impl InList {
     }
 }
 
-impl Place {
+impl ListPlace {
     /// Reads what was written for a list of this state.
-    pub fn read(cursor: &str, state: JobState) -> Option<Place> {
+    pub fn read(cursor: &str, state: JobState) -> Option<ListPlace> {
         let bytes = &bytes_of(cursor, MARK, state)?[..];
         if matches!(state, JobState::Delayed | JobState::Running) {
             let (length, bytes) = bytes.split_first()?;
@@ -446,7 +446,7 @@ impl Place {
             let score =
                 std::str::from_utf8(score).ok().filter(|score| score.parse().is_ok_and(f64::is_finite))?;
             let side = matches!(side, b'a' | b'b' | b'm').then(|| char::from(*side).to_string())?;
-            return Some(Place::InTimers(InTimers { score: score.to_owned(), side, end: end.to_vec() }));
+            return Some(ListPlace::InTimers(InTimers { score: score.to_owned(), side, end: end.to_vec() }));
         }
         let (passed, elements) = bytes.split_first_chunk()?;
         let passed = u64::from_be_bytes(*passed);
@@ -457,7 +457,7 @@ impl Place {
         let mut elements = elements.chunks(ELEMENT_BYTES).map(read_element);
         let last = elements.next()??;
         let next = elements.map(Option::flatten).collect::<Option<Vec<_>>>()?;
-        Some(Place::InList(InList { passed, last, next }))
+        Some(ListPlace::InList(InList { passed, last, next }))
     }
 }
 
@@ -481,24 +481,24 @@ mod tests {
             for state in [JobState::Ready, JobState::Dead] {
                 let cursor = place.write(state);
                 prop_assert!(cursor.0.len() <= 600, "{} characters", cursor.0.len());
-                prop_assert_eq!(Place::read(&cursor.0, state), Some(Place::InList(place.clone())));
-                prop_assert_eq!(Place::read(&cursor.0, JobState::Running), None);
+                prop_assert_eq!(ListPlace::read(&cursor.0, state), Some(ListPlace::InList(place.clone())));
+                prop_assert_eq!(ListPlace::read(&cursor.0, JobState::Running), None);
             }
             let place = InTimers { score: score.to_string(), side: "m".into(), end: end.to_vec() };
             let cursor = place.write(JobState::Delayed);
-            prop_assert_eq!(Place::read(&cursor.0, JobState::Delayed), Some(Place::InTimers(place)));
-            prop_assert_eq!(Place::read(&cursor.0, JobState::Running), None, "of another state");
+            prop_assert_eq!(ListPlace::read(&cursor.0, JobState::Delayed), Some(ListPlace::InTimers(place)));
+            prop_assert_eq!(ListPlace::read(&cursor.0, JobState::Running), None, "of another state");
         }
 
         #[test]
         fn other_text_is_no_place(bytes: Vec<u8>, cut in 0usize..60) {
             let place = InList { passed: 7, last: None, next: Vec::new() }.write(JobState::Dead).0;
             let short = &place[..cut.min(place.len() - 1)];
-            prop_assert_eq!(Place::read(short, JobState::Dead), None);
+            prop_assert_eq!(ListPlace::read(short, JobState::Dead), None);
             // Nothing panics.
             let mut all = tag_of(MARK, JobState::Delayed).to_vec();
             all.extend(bytes);
-            Place::read(&cursor_of(&all).0, JobState::Delayed);
+            ListPlace::read(&cursor_of(&all).0, JobState::Delayed);
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::clock::{Micros, Millis};
 use crate::engine::redis::connection::fault::Fault;
 use crate::engine::redis::reply::read;
 use crate::engine::redis::verbs::list_jobs::{
-    Element, InList, JobElements, ListElement, Place, bytes_of, cursor_of, list_elements, shown, tag_of,
+    Element, InList, JobElements, ListElement, ListPlace, bytes_of, cursor_of, list_elements, shown, tag_of,
 };
 use crate::engine::{Cursor, JobList, JobPage};
 use crate::error::Result;
@@ -140,8 +140,8 @@ impl CompactCore {
         if matches!(list.state, JobState::Ready | JobState::Dead) {
             let place = match &list.cursor {
                 None => InList::default(),
-                Some(cursor) => match Place::read(&cursor.0, list.state) {
-                    Some(Place::InList(place)) => place,
+                Some(cursor) => match ListPlace::read(&cursor.0, list.state) {
+                    Some(ListPlace::InList(place)) => place,
                     _ => return Ok(None),
                 },
             };

@@ -110,18 +110,7 @@ impl CompactCore {
         limit: usize,
     ) -> Result<QueuePage> {
         let paused = self.pauses_of(namespace).await?;
-        let names = together::try_all(self.partitions.all().map(async |partition| {
-            let mut cmd = self.call(&self.scripts.names, partition);
-            cmd.arg(namespace.as_str()).arg(after.map_or("", QueueName::as_str)).arg(limit + 1);
-            self.ask::<Vec<String>>(partition, Lane::Other, &self.scripts.names, cmd).await
-        }));
-        let mut queues: BTreeSet<Queue> = names
-            .await?
-            .into_iter()
-            .flatten()
-            .filter_map(|name| QueueName::parse_for_consume(&name).ok())
-            .map(|name| Queue { namespace: namespace.clone(), name })
-            .collect();
+        let mut queues = self.names_behind(namespace, after, limit + 1).await?;
         queues.extend(paused.keys().filter(|queue| after.is_none_or(|after| queue.name > *after)).cloned());
         let more = queues.len() > limit;
         let queues: Vec<Queue> = queues.into_iter().take(limit).collect();
@@ -133,60 +122,72 @@ impl CompactCore {
                 None => by_home.entry(self.partition_of(&queue)).or_default().push(queue),
             }
         }
-        let mut all = Vec::new();
-        for queue in spread {
+        let gathered = by_home.into_iter().map(|(home, queues)| self.views_at(home, queues, &paused));
+        let (views, more): (Vec<Vec<QueueView>>, Vec<Vec<Queue>>) =
+            together::try_all(gathered).await?.into_iter().unzip();
+        let mut all: Vec<QueueView> = views.into_iter().flatten().collect();
+        for queue in spread.into_iter().chain(more.into_iter().flatten()) {
             all.push(self.view_of_spread(queue, &paused).await?);
         }
-        let views = together::try_all(by_home.into_iter().map(async |(home, queues)| {
-            let base = self.partitions.base(home);
-            let now = self.now_in(home);
-            let mut asked = redis::pipe();
-            for queue in &queues {
-                asked.add_command(ask_figures(base, queue));
-            }
-            let records: Vec<StoredFigures> = self.query_all(home, &asked).await?;
-            // Their homes may tell that some are spread.
-            let (mut gathered, mut spread, mut all) = (Vec::new(), Vec::new(), Vec::new());
-            for (queue, record) in queues.into_iter().zip(records) {
-                match spread_since(&record) {
-                    Some(since) => {
-                        self.learn_spread(&queue, since);
-                        spread.push(queue);
-                    }
-                    None => {
-                        gathered.push(queue);
-                        all.push(figures(&record));
-                    }
-                }
-            }
-            let (queues, figures) = (gathered, all);
-            let since = together::try_all(queues.iter().zip(&figures).map(async |(queue, figures)| {
-                if figures.ready() > 0 { self.ready_since(home, queue).await } else { Ok(None) }
-            }));
-            let since = since.await?;
-            let mut views = Vec::new();
-            for ((queue, figures), since) in queues.into_iter().zip(figures).zip(since) {
-                let age = since.map(|since| Duration::from_millis(now.saturating_sub(since / 1000)));
-                views.push(QueueView {
-                    ready: Some(figures.ready()),
-                    delayed: Some(figures.delayed),
-                    running: Some(figures.running),
-                    dead: Some(figures.dead),
-                    oldest_ready_age: age,
-                    paused: paused.get(&queue).copied(),
-                    queue,
-                });
-            }
-            Outcome::Ok((views, spread))
+        all.sort_unstable_by(|a, b| a.queue.cmp(&b.queue));
+        Ok(QueuePage { queues: all, next })
+    }
+
+    /// The first queues of a namespace behind that name, so many of each partition.
+    async fn names_behind(
+        &self,
+        namespace: &Namespace,
+        after: Option<&QueueName>,
+        limit: usize,
+    ) -> Result<BTreeSet<Queue>> {
+        let names = together::try_all(self.partitions.all().map(async |partition| {
+            let mut cmd = self.call(&self.scripts.names, partition);
+            cmd.arg(namespace.as_str()).arg(after.map_or("", QueueName::as_str)).arg(limit);
+            self.ask::<Vec<String>>(partition, Lane::Other, &self.scripts.names, cmd).await
         }));
-        let (views, more): (Vec<Vec<QueueView>>, Vec<Vec<Queue>>) = views.await?.into_iter().unzip();
-        all.extend(views.into_iter().flatten());
-        for queue in more.into_iter().flatten() {
-            all.push(self.view_of_spread(queue, &paused).await?);
+        let names = names.await?.into_iter().flatten();
+        let names = names.filter_map(|name| QueueName::parse_for_consume(&name).ok());
+        Ok(names.map(|name| Queue { namespace: namespace.clone(), name }).collect())
+    }
+
+    /// What is shown of queues that have this home; and those of them that are spread, as their home tells.
+    async fn views_at(
+        &self,
+        home: Partition,
+        queues: Vec<Queue>,
+        paused: &BTreeMap<Queue, Pause>,
+    ) -> Outcome<(Vec<QueueView>, Vec<Queue>)> {
+        let base = self.partitions.base(home);
+        let now = self.now_in(home);
+        let mut asked = redis::pipe();
+        for queue in &queues {
+            asked.add_command(ask_figures(base, queue));
         }
-        let mut queues = all;
-        queues.sort_unstable_by(|a, b| a.queue.cmp(&b.queue));
-        Ok(QueuePage { queues, next })
+        let records: Vec<StoredFigures> = self.query_all(home, &asked).await?;
+        let (mut gathered, mut spread) = (Vec::new(), Vec::new());
+        for (queue, record) in queues.into_iter().zip(records) {
+            match spread_since(&record) {
+                Some(since) => {
+                    self.learn_spread(&queue, since);
+                    spread.push(queue);
+                }
+                None => gathered.push((queue, figures(&record))),
+            }
+        }
+        let since = together::try_all(gathered.iter().map(async |(queue, figures)| {
+            if figures.ready() > 0 { self.ready_since(home, queue).await } else { Ok(None) }
+        }));
+        let view = |((queue, figures), since): ((Queue, Figures), Option<Micros>)| QueueView {
+            ready: Some(figures.ready()),
+            delayed: Some(figures.delayed),
+            running: Some(figures.running),
+            dead: Some(figures.dead),
+            oldest_ready_age: since.map(|since| Duration::from_millis(now.saturating_sub(since / 1000))),
+            paused: paused.get(&queue).copied(),
+            queue,
+        };
+        let since = since.await?;
+        Ok((gathered.into_iter().zip(since).map(view).collect(), spread))
     }
 
     /// What is shown of a queue that is spread.

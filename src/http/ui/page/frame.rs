@@ -10,7 +10,7 @@ use super::assets::Assets;
 use super::text::{count, duration, text, typed, volatile};
 use super::visit::Visit;
 use crate::clock::Millis;
-use crate::process::version::Version;
+use crate::process::version::Build;
 use crate::time::Instant;
 
 /// A page without what is around it.
@@ -98,8 +98,6 @@ fn refusal_page(refusal: &Refusal) -> Page {
 /// The whole page.
 fn render(visit: &Visit, page: Page) -> Markup {
     let [style, script, icon] = Assets::names().map(|name| visit.to(&format!("assets/{name}")));
-    let version = Version::current().version;
-    let state = visit.state();
     html! {
         (DOCTYPE)
         html lang="en" data-now=(volatile_number(visit.zone.now)) {
@@ -116,31 +114,9 @@ fn render(visit: &Visit, page: Page) -> Markup {
                 script src=(script) defer {}
             }
             body data-root=(visit.to("")) {
-                a.skip href="#content" { "Skip to content" }
-                header.top {
-                    a.brand href=(visit.to("")) { "Dormouse" }
-                    nav aria-label="Pages" {
-                        ul {
-                            @for (name, to) in NAV {
-                                li { a href=(visit.to(to)) aria-current=[(page.nav == *name).then_some("page")] { (name) } }
-                            }
-                        }
-                    }
-                    form.search role="search" method="get" action=(visit.to("search")) {
-                        label for="search" { "Search" }
-                        input #search type="search" name="q" value=(typed(search_text(visit)))
-                            placeholder="namespace/queue/key" autocomplete="off" spellcheck="false";
-                    }
-                }
-                @if !page.trail.is_empty() {
-                    nav.trail aria-label="Where you are" {
-                        ol {
-                            @for (to, name) in &page.trail { li { a href=(to) { (name) } } }
-                        }
-                    }
-                }
+                (top(visit, &page))
                 main #content tabindex="-1" {
-                    @if state.readiness.is_draining() {
+                    @if visit.state().readiness.is_draining() {
                         p.trouble { "This server stops: it answers what has come, and ends." }
                     }
                     @if let Some(done) = visit.fields.get("done").and_then(said) {
@@ -151,34 +127,71 @@ fn render(visit: &Visit, page: Page) -> Markup {
                     }
                     (page.body)
                 }
-                footer.bottom {
-                    p {
-                        "Server " b { (text(&state.server)) } ", version " (version) ". "
-                        @match page.read_at {
-                            Some(at) => { span.read { "Figures of " (volatile(&visit.zone.ago(at))) ". " } }
-                            None => { span.read { "Read " (volatile(&visit.zone.at(Instant(visit.zone.now)))) ". " } }
-                        }
-                        @if let Some(each) = page.read_each {
-                            span.each { "They are read each " (duration(each)) ", since a reading takes long. " }
-                        }
-                        // The script shows it.
-                        span.gone { "The server does not answer now. " }
-                        a.refresh href=(visit.fields.link(&[])) { "Refresh" }
-                        span.live hidden { " " label { input type="checkbox" data-live="1"; " Live" } }
-                    }
-                    p { (who(visit)) }
-                    form.zone method="post" action=(visit.to("zone")) {
-                        input type="hidden" name="back" value=(asked_again(visit, "back", &visit.here));
-                        label for="zone" { "Zone" }
-                        input #zone name="tz" value=(asked_again(visit, "tz", &visit.zone.name)) size="18" autocomplete="off" spellcheck="false";
-                        button type="submit" { "Set" }
-                    }
-                    p.keys hidden {
-                        label { input type="checkbox" data-keys="1"; " Keys" }
-                        ": " kbd { "/" } " search, " kbd { "?" } " help, " kbd { "g" } " " kbd { "o" } " overview, "
-                        kbd { "g" } " " kbd { "q" } " queues, " kbd { "g" } " " kbd { "d" } " dead"
+                (bottom(visit, &page))
+            }
+        }
+    }
+}
+
+/// What stands above a page: the ways to the others.
+fn top(visit: &Visit, page: &Page) -> Markup {
+    html! {
+        a.skip href="#content" { "Skip to content" }
+        header.top {
+            a.brand href=(visit.to("")) { "Dormouse" }
+            nav aria-label="Pages" {
+                ul {
+                    @for (name, to) in NAV {
+                        li { a href=(visit.to(to)) aria-current=[(page.nav == *name).then_some("page")] { (name) } }
                     }
                 }
+            }
+            form.search role="search" method="get" action=(visit.to("search")) {
+                label for="search" { "Search" }
+                input #search type="search" name="q" value=(typed(search_text(visit)))
+                    placeholder="namespace/queue/key" autocomplete="off" spellcheck="false";
+            }
+        }
+        @if !page.trail.is_empty() {
+            nav.trail aria-label="Where you are" {
+                ol {
+                    @for (to, name) in &page.trail { li { a href=(to) { (name) } } }
+                }
+            }
+        }
+    }
+}
+
+/// What stands below a page: how fresh it is, who one is, the zone.
+fn bottom(visit: &Visit, page: &Page) -> Markup {
+    let version = Build::current().version;
+    html! {
+        footer.bottom {
+            p {
+                "Server " b { (text(&visit.state().server)) } ", version " (version) ". "
+                @match page.read_at {
+                    Some(at) => { span.read { "Figures of " (volatile(&visit.zone.ago(at))) ". " } }
+                    None => { span.read { "Read " (volatile(&visit.zone.at(Instant(visit.zone.now)))) ". " } }
+                }
+                @if let Some(each) = page.read_each {
+                    span.each { "They are read each " (duration(each)) ", since a reading takes long. " }
+                }
+                // The script shows it.
+                span.gone { "The server does not answer now. " }
+                a.refresh href=(visit.fields.link(&[])) { "Refresh" }
+                span.live hidden { " " label { input type="checkbox" data-live="1"; " Live" } }
+            }
+            p { (who(visit)) }
+            form.zone method="post" action=(visit.to("zone")) {
+                input type="hidden" name="back" value=(asked_again(visit, "back", &visit.here));
+                label for="zone" { "Zone" }
+                input #zone name="tz" value=(asked_again(visit, "tz", &visit.zone.name)) size="18" autocomplete="off" spellcheck="false";
+                button type="submit" { "Set" }
+            }
+            p.keys hidden {
+                label { input type="checkbox" data-keys="1"; " Keys" }
+                ": " kbd { "/" } " search, " kbd { "?" } " help, " kbd { "g" } " " kbd { "o" } " overview, "
+                kbd { "g" } " " kbd { "q" } " queues, " kbd { "g" } " " kbd { "d" } " dead"
             }
         }
     }

@@ -6,14 +6,14 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::{Map, Value};
 
-use super::ask::{Refusal, Said, Sent};
-use super::form::{Fields, Filled};
-use super::frame::{Page, curl, curls};
-use super::instant::instant;
-use super::rows::trail;
-use super::sure::{Sure, page as asks};
-use super::text::{count, cut, number, text, unknown};
-use super::visit::{Place, Visit};
+use crate::http::ui::page::ask::{Refusal, Said, Sent, part};
+use crate::http::ui::page::form::{Fields, Filled};
+use crate::http::ui::page::frame::{Page, curl, curls};
+use crate::http::ui::page::instant::instant;
+use crate::http::ui::page::rows::trail;
+use crate::http::ui::page::sure::{Sure, page as asks};
+use crate::http::ui::page::text::{count, cut, number, text, unknown, visible, visible_lines};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 use crate::random;
 
 /// What of an answer is the setting, beside its URL.
@@ -21,14 +21,13 @@ const SETTING: [&str; 10] =
     ["method", "headers", "timeout", "concurrency", "rate", "per", "retry", "ok_when", "format", "on_dead"];
 
 /// A route of the queue's push.
-pub fn push_route(place: &Place, rest: &str) -> String {
-    let [pool, namespace, queue] =
-        [&place.pool, &place.namespace, &place.queue].map(|name| super::ask::part(name));
+pub fn push_route(place: &PoolQueue, rest: &str) -> String {
+    let [pool, namespace, queue] = [&place.pool, &place.namespace, &place.queue].map(|name| part(name));
     format!("/push/{namespace}/{queue}{rest}?pool={pool}")
 }
 
 /// `GET /ui/push/:pool/:namespace/:queue`
-pub async fn show(visit: Visit, Path(place): Path<Place>) -> Response {
+pub async fn show(visit: Visit, Path(place): Path<PoolQueue>) -> Response {
     let page = match visit.fields.get("ask") {
         Some(ask) => asking(&visit, &place, ask),
         None => page(&visit, &place).await,
@@ -37,7 +36,7 @@ pub async fn show(visit: Visit, Path(place): Path<Place>) -> Response {
 }
 
 /// `POST /ui/push/:pool/:namespace/:queue`
-pub async fn change(mut visit: Visit, Path(place): Path<Place>, Filled(form): Filled) -> Response {
+pub async fn change(mut visit: Visit, Path(place): Path<PoolQueue>, Filled(form): Filled) -> Response {
     match act(&visit, &place, &form).await {
         Ok(Done::Said(code)) => visit.done(code),
         // Neither can be shown again.
@@ -66,7 +65,7 @@ enum Done {
     Once(&'static str, Markup),
 }
 
-async fn act(visit: &Visit, place: &Place, form: &Fields) -> Said<Done> {
+async fn act(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<Done> {
     let sure = form.get("sure") == Some("yes");
     let post =
         async |rest: &str| visit.ask.change(Method::POST, &push_route(place, rest), Sent::Nothing).await;
@@ -111,7 +110,7 @@ async fn act(visit: &Visit, place: &Place, form: &Fields) -> Said<Done> {
 pub fn shown_once(what: &str, secret: &str) -> Markup {
     html! {
         p { (what) ". It is shown this once:" }
-        pre #once tabindex="0" { code { (super::text::visible(secret)) } }
+        pre #once tabindex="0" { code { (visible(secret)) } }
         p { button.copy type="button" data-copy="once" hidden { "Copy" } }
     }
 }
@@ -145,7 +144,7 @@ fn setting(form: &Fields) -> Said<Value> {
     Ok(all.into())
 }
 
-fn asking(visit: &Visit, place: &Place, ask: &str) -> Said<Page> {
+fn asking(visit: &Visit, place: &PoolQueue, ask: &str) -> Said<Page> {
     let (title, what, button) = match ask {
         "secret" => (
             "New secret",
@@ -178,7 +177,7 @@ fn asking(visit: &Visit, place: &Place, ask: &str) -> Said<Page> {
     ))
 }
 
-async fn page(visit: &Visit, place: &Place) -> Said<Page> {
+async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
     let push = match visit.ask.get::<Value>(push_route(place, "")).await {
         Ok(push) => Some(push),
         Err(refusal) if refusal.status == StatusCode::NOT_FOUND => None,
@@ -215,7 +214,7 @@ fn state(visit: &Visit, push: &Value) -> Markup {
     }
 }
 
-fn actions(visit: &Visit, place: &Place, push: &Value) -> Markup {
+fn actions(visit: &Visit, place: &PoolQueue, push: &Value) -> Markup {
     if !visit.may_change() {
         return html! {};
     }
@@ -238,7 +237,7 @@ fn actions(visit: &Visit, place: &Place, push: &Value) -> Markup {
     }
 }
 
-fn form(visit: &Visit, place: &Place, push: Option<&Value>) -> Markup {
+fn form(visit: &Visit, place: &PoolQueue, push: Option<&Value>) -> Markup {
     let rest: Map<String, Value> = SETTING
         .iter()
         .filter_map(|name| {
@@ -249,7 +248,7 @@ fn form(visit: &Visit, place: &Place, push: Option<&Value>) -> Markup {
     let usual = serde_json::to_string_pretty(&rest).unwrap_or_default();
     let url = push.and_then(|push| push["url"].as_str()).unwrap_or_default();
     if !visit.may_change() {
-        return html! { h2 { "Setting" } pre tabindex="0" { code { (super::text::visible_lines(&usual)) } } };
+        return html! { h2 { "Setting" } pre tabindex="0" { code { (visible_lines(&usual)) } } };
     }
     html! {
         h2 { "Setting" }
@@ -271,7 +270,7 @@ pub fn attempts_of<'a>(push: &'a Value, of: Option<&str>) -> Vec<&'a Value> {
     all.iter().filter(|attempt| of.is_none_or(|id| attempt["job_id"] == id)).collect()
 }
 
-fn attempts(visit: &Visit, place: &Place, push: &Value) -> Markup {
+fn attempts(visit: &Visit, place: &PoolQueue, push: &Value) -> Markup {
     let all = attempts_of(push, None);
     html! {
         h2 { "Attempts" }
@@ -283,7 +282,7 @@ fn attempts(visit: &Visit, place: &Place, push: &Value) -> Markup {
 }
 
 /// Attempts in a table.
-pub fn table(visit: &Visit, place: &Place, all: &[&Value]) -> Markup {
+pub fn table(visit: &Visit, place: &PoolQueue, all: &[&Value]) -> Markup {
     html! {
         div.scroll role="region" aria-label="Attempts" tabindex="0" {
             table.jobs {
@@ -292,7 +291,7 @@ pub fn table(visit: &Visit, place: &Place, all: &[&Value]) -> Markup {
                 tbody { @for attempt in all { tr {
                     td { @if let Some(at) = instant(&attempt["time"]) { (visit.zone.at(at)) } }
                     td { @if let Some(id) = attempt["job_id"].as_str() {
-                        a href=(visit.to(&format!("jobs/{}/{}", place.path(), super::ask::part(id)))) { (text(id)) }
+                        a href=(visit.to(&format!("jobs/{}/{}", place.path(), part(id)))) { (text(id)) }
                     } }
                     td { @match attempt["status"].as_u64() { Some(status) => { (status) } None => { (unknown("no answer came")) } } }
                     td { (attempt["milliseconds"].as_u64().unwrap_or(0)) " ms" }

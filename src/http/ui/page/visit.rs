@@ -60,17 +60,17 @@ impl Ui {
 
 /// A pool's queue, as paths name it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-pub struct Place {
+pub struct PoolQueue {
     pub pool: String,
     pub namespace: String,
     pub queue: String,
 }
 
-impl Place {
+impl PoolQueue {
     /// `None` for those that stand for all that are named after jobs.
-    pub fn of_queue(pool: &str, namespace: &str, queue: &str) -> Option<Place> {
+    pub fn of_queue(pool: &str, namespace: &str, queue: &str) -> Option<PoolQueue> {
         let [pool, namespace, queue] = [pool, namespace, queue].map(str::to_owned);
-        (queue != JOB_IDS).then_some(Place { pool, namespace, queue })
+        (queue != JOB_IDS).then_some(PoolQueue { pool, namespace, queue })
     }
 
     /// The same as parts of a path.

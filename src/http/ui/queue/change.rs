@@ -5,22 +5,22 @@ use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::ask::{Refusal, Said, Sent, part};
 use super::asks::{self, AT_ONCE};
-use super::form::{Fields, Filled};
-use super::queue;
-use super::text::count;
-use super::visit::{Place, Visit};
+use super::show;
+use crate::http::ui::page::ask::{Refusal, Said, Sent, part};
+use crate::http::ui::page::form::{Fields, Filled};
+use crate::http::ui::page::text::count;
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 
 /// `POST /ui/queues/:pool/:namespace/:queue`
-pub async fn change(mut visit: Visit, Path(place): Path<Place>, Filled(form): Filled) -> Response {
+pub async fn change(mut visit: Visit, Path(place): Path<PoolQueue>, Filled(form): Filled) -> Response {
     match act(&visit, &place, &form).await {
         Ok(done) => visit.done(&done),
         Err(refusal) => {
             visit.refuse(refusal, form.clone());
             let page = match form.get("ask") {
                 Some(ask) => asks::asking(&visit, &place, ask, &form).await,
-                None => queue::page(&visit, &place).await,
+                None => show::page(&visit, &place).await,
             };
             visit.answer(page)
         }
@@ -28,7 +28,7 @@ pub async fn change(mut visit: Visit, Path(place): Path<Place>, Filled(form): Fi
 }
 
 /// Does what a form says. Answers what the page is to say.
-async fn act(visit: &Visit, place: &Place, form: &Fields) -> Said<String> {
+async fn act(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String> {
     let (ask, sure) = (&visit.ask, form.get("sure") == Some("yes"));
     match form.or_empty("do") {
         "pause" => {
@@ -68,7 +68,7 @@ async fn act(visit: &Visit, place: &Place, form: &Fields) -> Said<String> {
 }
 
 /// Cancels the jobs that were selected, one after the other. What is gone already is no error.
-async fn cancel(visit: &Visit, place: &Place, form: &Fields) -> Said<String> {
+async fn cancel(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String> {
     let mut done = 0;
     for job in form.all("job").take(100) {
         let path = place.api(&format!("/job/{}", part(job)), &[]);
@@ -89,7 +89,7 @@ async fn cancel(visit: &Visit, place: &Place, form: &Fields) -> Said<String> {
 /// Begins what the server does to all jobs of a state that a filter finds.
 async fn begin(
     visit: &Visit,
-    place: &Place,
+    place: &PoolQueue,
     action: &str,
     state: &str,
     form: &Fields,
@@ -111,7 +111,7 @@ async fn begin(
 }
 
 /// Whether the name of the queue was typed.
-fn named(place: &Place, form: &Fields) -> Said<()> {
+fn named(place: &PoolQueue, form: &Fields) -> Said<()> {
     let typed = form.or_empty("name").trim();
     if typed == place.queue || typed == place.name() {
         return Ok(());
@@ -123,7 +123,7 @@ fn named(place: &Place, form: &Fields) -> Said<()> {
 }
 
 /// Destroys the jobs of the states that were chosen.
-async fn destroy(visit: &Visit, place: &Place, form: &Fields) -> Said<String> {
+async fn destroy(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String> {
     named(place, form)?;
     let chosen: Vec<&str> = form.all("which").collect();
     if chosen.is_empty() {

@@ -3,11 +3,11 @@
 use maud::{Markup, html};
 use serde::Deserialize;
 
-use super::ask::{Refusal, Said};
-use super::rows::NOT_BY_QUEUE;
-use super::text::{known, number, unknown};
-use super::visit::{Place, Visit};
 use crate::http::operators::queues::{QueueReply, QueuesReply};
+use crate::http::ui::page::ask::{Refusal, Said};
+use crate::http::ui::page::rows::NOT_BY_QUEUE;
+use crate::http::ui::page::text::{known, number, unknown};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 
 #[derive(Debug, Deserialize)]
 struct Size {
@@ -27,7 +27,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    pub async fn read(visit: &Visit, place: &Place) -> Figures {
+    pub async fn read(visit: &Visit, place: &PoolQueue) -> Figures {
         let ask = &visit.ask;
         let (listing, ready, dead) = tokio::join!(
             ask.get(format!("/queues?{}&limit=1", place.query())),

@@ -3,13 +3,13 @@
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::ask::{Said, part};
-use super::form::query;
-use super::frame::Page;
-use super::text::{cut, known, number, shortened, text, typed, unknown};
-use super::visit::{Place, Visit};
 use crate::engine::together;
 use crate::http::operators::dead::{DeadQueue, DeadReply, ReasonReply, ReasonsReply};
+use crate::http::ui::page::ask::{Said, part};
+use crate::http::ui::page::form::query;
+use crate::http::ui::page::frame::Page;
+use crate::http::ui::page::text::{cut, known, number, shortened, text, typed, unknown};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 use crate::time::Instant;
 
 /// How many queues a page has: each is asked for its reasons.
@@ -18,8 +18,8 @@ const QUEUES: &str = "20";
 const REASONS: usize = 5;
 
 impl DeadQueue {
-    fn place(&self) -> Option<Place> {
-        Place::of_queue(&self.pool, &self.namespace, &self.queue)
+    fn place(&self) -> Option<PoolQueue> {
+        PoolQueue::of_queue(&self.pool, &self.namespace, &self.queue)
     }
 }
 
@@ -109,7 +109,7 @@ fn row(visit: &Visit, queue: &DeadQueue, reasons: Option<&ReasonsReply>) -> Mark
 }
 
 /// The commonest reasons, each with the way to its jobs and to their respawn.
-pub fn list(visit: &Visit, place: &Place, reasons: &ReasonsReply, most: usize) -> Markup {
+pub fn list(visit: &Visit, place: &PoolQueue, reasons: &ReasonsReply, most: usize) -> Markup {
     let page = visit.to(&format!("queues/{}?state=dead", place.path()));
     html! {
         ul.reasons {

@@ -6,25 +6,25 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::Value;
 
-use super::ask::{Refusal, Said};
 use super::figures::Figures;
-use super::frame::Page;
-use super::jobs::{self, JobList};
-use super::overview::charts;
+use super::jobs::{self, Jobs};
 use super::push::push_route;
-use super::rows::{self, STATES};
-use super::text::{number, text, typed};
-use super::visit::{Place, Visit};
 use super::{asks, bulk, dead, due};
 use crate::http::operators::bulk::BulksReply;
 use crate::http::operators::dead::ReasonsReply;
 use crate::http::operators::queues::{HistoryReply, QueueReply};
+use crate::http::ui::overview::charts;
+use crate::http::ui::page::ask::{Refusal, Said, part};
+use crate::http::ui::page::frame::Page;
+use crate::http::ui::page::rows::{self, STATES};
+use crate::http::ui::page::text::{cut, number, text, typed};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 
 /// What was read of a queue.
 struct Read {
     figures: Figures,
     history: Said<HistoryReply>,
-    jobs: Said<JobList>,
+    jobs: Said<Jobs>,
     push: Said<Value>,
     bulk: Said<BulksReply>,
     /// When jobs fall due, if the page is asked for it.
@@ -34,7 +34,7 @@ struct Read {
 }
 
 /// `GET /ui/queues/:pool/:namespace/:queue`
-pub async fn show(visit: Visit, Path(place): Path<Place>) -> Response {
+pub async fn show(visit: Visit, Path(place): Path<PoolQueue>) -> Response {
     let page = match visit.fields.get("ask") {
         Some(ask) => asks::asking(&visit, &place, ask, &visit.fields).await,
         None => page(&visit, &place).await,
@@ -49,7 +49,7 @@ fn state(visit: &Visit) -> Said<&'static str> {
     known.map(|(state, _)| *state).ok_or(Refusal::bad("a state is ready, delayed, running or dead"))
 }
 
-pub async fn page(visit: &Visit, place: &Place) -> Said<Page> {
+pub async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
     let state = state(visit)?;
     let read = read(visit, place, state).await;
     if let Some(refusal) = read.figures.refusal() {
@@ -63,7 +63,7 @@ pub async fn page(visit: &Visit, place: &Place) -> Said<Page> {
     })
 }
 
-async fn read(visit: &Visit, place: &Place, state: &str) -> Read {
+async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Read {
     let range = visit.fields.get("range").unwrap_or("hour");
     let ask = &visit.ask;
     let reasons = async {
@@ -72,7 +72,7 @@ async fn read(visit: &Visit, place: &Place, state: &str) -> Read {
     };
     let (figures, history, jobs, push, bulk, reasons, due) = tokio::join!(
         Figures::read(visit, place),
-        ask.get(format!("/queues/history?{}&range={}", place.query(), super::ask::part(range))),
+        ask.get(format!("/queues/history?{}&range={}", place.query(), part(range))),
         jobs::read(visit, place, state),
         ask.get(push_route(place, "")),
         ask.get("/bulk"),
@@ -82,7 +82,7 @@ async fn read(visit: &Visit, place: &Place, state: &str) -> Read {
     Read { figures, history, jobs, push, bulk, due, reasons }
 }
 
-fn body(visit: &Visit, place: &Place, state: &str, read: &Read) -> Markup {
+fn body(visit: &Visit, place: &PoolQueue, state: &str, read: &Read) -> Markup {
     let row = read.figures.row();
     html! {
         h1 { "Queue " (text(&place.name())) }
@@ -139,13 +139,13 @@ fn figures(visit: &Visit, read: &Read) -> Markup {
 }
 
 /// What is pushed, if it is.
-fn push(visit: &Visit, place: &Place, push: &Said<Value>) -> Markup {
+fn push(visit: &Visit, place: &PoolQueue, push: &Said<Value>) -> Markup {
     let page = visit.to(&format!("push/{}", place.path()));
     match push {
         Ok(push) => html! {
             p.push {
                 a href=(page) { "Push" } " is " b { (text(push["state"].as_str().unwrap_or("–"))) } ": to "
-                (super::text::cut(push["url"].as_str().unwrap_or("–")))
+                (cut(push["url"].as_str().unwrap_or("–")))
             }
         },
         Err(refusal) if refusal.status == StatusCode::NOT_FOUND => html! {
@@ -183,7 +183,7 @@ fn filter(visit: &Visit, state: &str) -> Markup {
             button type="submit" { "Show" }
         }
         @if let Some(reason) = visit.fields.get("reason") {
-            p { "With the reason " q { (super::text::cut(reason)) } ". " a href=(visit.fields.link_anew(&[("reason", None)])) { "All reasons" } }
+            p { "With the reason " q { (cut(reason)) } ". " a href=(visit.fields.link_anew(&[("reason", None)])) { "All reasons" } }
         }
     }
 }

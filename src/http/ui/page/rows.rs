@@ -6,10 +6,10 @@ use super::ask::part;
 use super::chart::spark;
 use super::frame::Page;
 use super::text::{count, duration, known, number, rate, text, unknown};
-use super::visit::{Place, Visit};
+use super::visit::{PoolQueue, Visit};
 use crate::history::need::Need;
 use crate::history::{Of, Range};
-use crate::http::operators::queues::{PoolReply, QueueReply, QueuesReply};
+use crate::http::operators::queues::{QueueReply, QueuesReply, SampleReply};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
 use crate::time::Instant;
 
@@ -42,8 +42,8 @@ impl Page {
 
 impl QueueReply {
     /// Where its page is, if it has one.
-    pub fn place(&self) -> Option<Place> {
-        Place::of_queue(&self.pool, &self.namespace, &self.queue)
+    pub fn place(&self) -> Option<PoolQueue> {
+        PoolQueue::of_queue(&self.pool, &self.namespace, &self.queue)
     }
 
     /// Which need it has, as a class of the style sheet.
@@ -174,7 +174,7 @@ pub fn namespace_path(pool: &str, namespace: &str) -> String {
 }
 
 /// The way from the overview to a queue.
-pub fn trail(visit: &Visit, place: &Place) -> Vec<(String, Markup)> {
+pub fn trail(visit: &Visit, place: &PoolQueue) -> Vec<(String, Markup)> {
     let namespace = visit.to(&namespace_path(&place.pool, &place.namespace));
     let name = match visit.many_pools() {
         true => html! { (text(&place.pool)) "/" (text(&place.namespace)) },
@@ -216,7 +216,7 @@ fn last_hour(visit: &Visit, row: &QueueReply) -> Vec<Option<f64>> {
 }
 
 /// A line for each pool whose store does not answer or is full, or that is not shown as a whole.
-pub fn troubles(visit: &Visit, pools: &[PoolReply]) -> Markup {
+pub fn troubles(visit: &Visit, pools: &[SampleReply]) -> Markup {
     html! {
         @for pool in pools {
             @if let Some(why) = &pool.trouble {

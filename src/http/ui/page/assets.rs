@@ -32,9 +32,9 @@ fn asset(stem: &str, end: &str, content: &'static str, kind: &'static str) -> As
 }
 
 static ASSETS: LazyLock<Assets> = LazyLock::new(|| Assets {
-    style: asset("style", "css", include_str!("assets/style.css"), "text/css; charset=utf-8"),
-    script: asset("script", "js", include_str!("assets/script.js"), "text/javascript; charset=utf-8"),
-    icon: asset("icon", "svg", include_str!("assets/icon.svg"), "image/svg+xml"),
+    style: asset("style", "css", include_str!("../assets/style.css"), "text/css; charset=utf-8"),
+    script: asset("script", "js", include_str!("../assets/script.js"), "text/javascript; charset=utf-8"),
+    icon: asset("icon", "svg", include_str!("../assets/icon.svg"), "image/svg+xml"),
 });
 
 impl Assets {

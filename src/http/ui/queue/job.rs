@@ -1,28 +1,24 @@
 //! One job: where it is, what is known of it, and its body.
 
-use std::collections::BTreeMap;
-
 use axum::extract::Path;
 use axum::http::{Method, StatusCode};
 use axum::response::Response;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer;
-use super::ask::{Refusal, Said, Sent, part};
-use super::body::{self, As};
-use super::form::Filled;
-use super::frame::{Page, curl, curls};
 use super::jobs::instant_of;
 use super::push;
-use super::rows::trail;
-use super::sure::{Sure, page as asks};
-use super::text::{count, number, size, text, unknown, volatile};
-use super::visit::{Place, Visit};
-use crate::job::JobId;
+use crate::http::jobs::lists::VerboseJob;
+use crate::http::ui::page::answer;
+use crate::http::ui::page::ask::{Refusal, Said, Sent, part};
+use crate::http::ui::page::body::{self, As};
+use crate::http::ui::page::form::Filled;
+use crate::http::ui::page::frame::{Page, curl, curls};
+use crate::http::ui::page::rows::trail;
+use crate::http::ui::page::sure::{Sure, page as asks};
+use crate::http::ui::page::text::{count, number, size, text, unknown, volatile};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 use crate::time::Instant;
 
 /// A job of a queue, as a path names it.
@@ -34,45 +30,26 @@ pub struct Named {
     id: String,
 }
 
-/// What `GET J?verbose=1` answers.
-#[derive(Debug, Deserialize)]
-pub struct Job {
-    job_id: String,
-    attributes: Option<BTreeMap<String, String>>,
-    data: Option<String>,
-    /// Where the body is not shown, how large it is.
-    #[serde(default)]
-    size: Option<u64>,
-    due_at: Option<Instant>,
-    key: Option<String>,
-    reason: Option<String>,
-    remain_tries: Option<u32>,
-    state: Option<String>,
-    ttl: u64,
-}
-
-impl Job {
-    fn body(&self) -> Option<Vec<u8>> {
-        STANDARD.decode(self.data.as_ref()?).ok()
-    }
-}
+type Job = VerboseJob<'static>;
 
 /// `GET /ui/jobs/:pool/:namespace/:queue/:id`
 pub async fn show(visit: Visit, Path(named): Path<Named>) -> Response {
     let Named { pool, namespace, queue, id } = named;
-    let place = Place { pool, namespace, queue };
+    let place = PoolQueue { pool, namespace, queue };
     if visit.fields.get("ask") == Some("cancel") {
         return visit.answer(Ok(asking(&visit, &place, &id)));
     }
     let job = visit.ask.get::<Job>(place.api(&format!("/job/{}", part(&id)), &[("verbose", "1")])).await;
     let how = match visit.fields.get("as") {
-        Some("raw") => match job.as_ref().ok().map(Job::body) {
-            Some(Some(bytes)) => return answer::download(&format!("{id}.bin"), bytes),
-            Some(None) => {
+        Some("raw") => match job {
+            Ok(Job { data: Some(bytes), .. }) => {
+                return answer::download(&format!("{id}.bin"), bytes.into_owned());
+            }
+            Ok(_) => {
                 let refusal = Refusal::new(StatusCode::FORBIDDEN, "the body is not shown to this account");
                 return visit.answer(Err(refusal));
             }
-            None => None,
+            Err(_) => None,
         },
         Some(given) => match body::ALL.iter().find(|(name, ..)| *name == given) {
             Some((.., how)) => Some(*how),
@@ -85,14 +62,14 @@ pub async fn show(visit: Visit, Path(named): Path<Named>) -> Response {
 }
 
 /// What the queue is pushed to, if it is.
-async fn pushed(visit: &Visit, place: &Place) -> Said<Value> {
+async fn pushed(visit: &Visit, place: &PoolQueue) -> Said<Value> {
     visit.ask.get(push::push_route(place, "")).await
 }
 
 /// `POST /ui/jobs/:pool/:namespace/:queue/:id`
 pub async fn change(mut visit: Visit, Path(named): Path<Named>, Filled(form): Filled) -> Response {
     let Named { pool, namespace, queue, id } = named;
-    let place = Place { pool, namespace, queue };
+    let place = PoolQueue { pool, namespace, queue };
     let route = |rest: &str| place.api(&format!("/job/{}{rest}", part(&id)), &[]);
     let done = match (form.or_empty("do"), form.get("sure")) {
         ("respawn", _) => {
@@ -121,7 +98,7 @@ pub async fn change(mut visit: Visit, Path(named): Path<Named>, Filled(form): Fi
     }
 }
 
-fn asking(visit: &Visit, place: &Place, id: &str) -> Page {
+fn asking(visit: &Visit, place: &PoolQueue, id: &str) -> Page {
     asks(
         visit,
         trail(visit, place),
@@ -139,26 +116,31 @@ fn asking(visit: &Visit, place: &Place, id: &str) -> Page {
     )
 }
 
-fn page(visit: &Visit, place: &Place, (job, push): (Said<Job>, Said<Value>), how: Option<As>) -> Said<Page> {
+fn page(
+    visit: &Visit,
+    place: &PoolQueue,
+    (job, push): (Said<Job>, Said<Value>),
+    how: Option<As>,
+) -> Said<Page> {
     let job = job?;
-    let bytes = job.body();
+    let id = job.job_id.to_string();
     let body = html! {
-        h1 { "Job " (text(&job.job_id)) }
-        (facts(visit, &job, bytes.as_deref()))
+        h1 { "Job " (text(&id)) }
+        (facts(visit, &job))
         (actions(visit, place, &job))
         (attempts(visit, place, &job, &push))
         h2 { "Body" }
-        (show_body(visit, &job, bytes.as_deref(), how))
+        (show_body(visit, &job, how))
     };
-    let page = Page::new(format!("Job {} of {}", job.job_id, place.name()), "Queues", body);
+    let page = Page::new(format!("Job {id} of {}", place.name()), "Queues", body);
     Ok(page.under(trail(visit, place)))
 }
 
-fn actions(visit: &Visit, place: &Place, job: &Job) -> Markup {
+fn actions(visit: &Visit, place: &PoolQueue, job: &Job) -> Markup {
     if !visit.may_change() {
         return html! {};
     }
-    let path = |rest: &str| place.api(&format!("/job/{}{rest}", part(&job.job_id)), &[]);
+    let path = |rest: &str| place.api(&format!("/job/{}{rest}", job.job_id), &[]);
     html! {
         form.actions method="post" action=(visit.fields.link(&[])) {
             @if job.state.as_deref() == Some("dead") { button type="submit" name="do" value="respawn" { "Respawn" } }
@@ -171,7 +153,7 @@ fn actions(visit: &Visit, place: &Place, job: &Job) -> Markup {
 }
 
 /// How the job was pushed, as far as the queue's last attempts are of it.
-fn attempts(visit: &Visit, place: &Place, job: &Job, push: &Said<Value>) -> Markup {
+fn attempts(visit: &Visit, place: &PoolQueue, job: &Job, push: &Said<Value>) -> Markup {
     let push = match push {
         Ok(push) => push,
         Err(refusal) if refusal.status == StatusCode::NOT_FOUND => return html! {},
@@ -180,7 +162,7 @@ fn attempts(visit: &Visit, place: &Place, job: &Job, push: &Said<Value>) -> Mark
         }
     };
     let of_queue = push::attempts_of(push, None).len() as u64;
-    let own = push::attempts_of(push, Some(&job.job_id));
+    let own = push::attempts_of(push, Some(&job.job_id.to_string()));
     html! {
         h2 { "Attempts" }
         @if own.is_empty() {
@@ -192,9 +174,9 @@ fn attempts(visit: &Visit, place: &Place, job: &Job, push: &Said<Value>) -> Mark
     }
 }
 
-fn facts(visit: &Visit, job: &Job, bytes: Option<&[u8]>) -> Markup {
+fn facts(visit: &Visit, job: &Job) -> Markup {
     let state = job.state.as_deref();
-    let published = JobId::parse(&job.job_id).map(|id| Instant(id.published_at()));
+    let bytes = job.data.as_ref().map(|bytes| bytes.len() as u64).or(job.size);
     html! {
         dl.facts {
             dt { "State" }
@@ -202,7 +184,7 @@ fn facts(visit: &Visit, job: &Job, bytes: Option<&[u8]>) -> Markup {
                 Some(state) => { b class=(format!("state {state}")) { (state) } }
                 None => { (unknown("this store does not know it")) }
             } }
-            @if let Some(at) = published { dt { "Published" } dd { (visit.zone.at(at)) } }
+            dt { "Published" } dd { (visit.zone.at(Instant(job.job_id.published_at()))) }
             @if let (Some(at), Some(state)) = (job.due_at, state) { dt { (instant_of(state)) } dd { (visit.zone.at(at)) } }
             @if job.ttl > 0 {
                 dt { "Its ttl ends" }
@@ -215,11 +197,11 @@ fn facts(visit: &Visit, job: &Job, bytes: Option<&[u8]>) -> Markup {
             } }
             @if let Some(key) = &job.key { dt { "Key" } dd { (text(key)) } }
             @if let Some(reason) = &job.reason { dt { "Reason" } dd.text { (text(reason)) } }
-            @for (name, value) in job.attributes.iter().flatten() {
+            @for (name, value) in job.attributes.iter().flat_map(|all| all.iter()) {
                 dt { "Attribute " (text(name)) } dd.text { (text(value)) }
             }
             dt { "Size" }
-            dd { @match bytes.map(|bytes| bytes.len() as u64).or(job.size) {
+            dd { @match bytes {
                 Some(bytes) => { (size(bytes)) }
                 None => { (unknown("the server does not say")) }
             } }
@@ -227,9 +209,9 @@ fn facts(visit: &Visit, job: &Job, bytes: Option<&[u8]>) -> Markup {
     }
 }
 
-fn show_body(visit: &Visit, job: &Job, bytes: Option<&[u8]>, how: Option<As>) -> Markup {
-    let Some(bytes) = bytes else {
-        return html! { p.note { "The body of job " (text(&job.job_id)) " is not shown to this account." } };
+fn show_body(visit: &Visit, job: &Job, how: Option<As>) -> Markup {
+    let Some(bytes) = job.data.as_deref() else {
+        return html! { p.note { "The body of job " (text(&job.job_id.to_string())) " is not shown to this account." } };
     };
     let how = how.unwrap_or_else(|| As::guess(bytes));
     html! {

@@ -17,7 +17,7 @@ use tower::ServiceExt;
 use crate::http::answer::error::StoreFailure;
 use crate::http::operators::audit::Account;
 use crate::http::request::extract::Labels;
-use crate::http::request::peer::Client;
+use crate::http::request::peer::ClientIp;
 
 /// The largest answer that is read: a page of jobs with their bodies has 8 MiB of them, in base64.
 const MOST: usize = 16 << 20;
@@ -54,7 +54,7 @@ pub type Said<T> = Result<T, Refusal>;
 pub struct Asker {
     routes: Router,
     labels: Option<Arc<Labels>>,
-    client: Option<Client>,
+    client: Option<ClientIp>,
     account: Option<Account>,
     authorization: Option<HeaderValue>,
     /// What has not been said by then is left out.
@@ -77,7 +77,7 @@ impl Asker {
         Asker {
             routes: routes.clone(),
             labels: parts.extensions.get::<Arc<Labels>>().cloned(),
-            client: parts.extensions.get::<Client>().copied(),
+            client: parts.extensions.get::<ClientIp>().copied(),
             account: parts.extensions.get::<Account>().cloned(),
             authorization: parts.headers.get(header::AUTHORIZATION).cloned(),
             until: Mutex::new(until),

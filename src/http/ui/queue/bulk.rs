@@ -4,14 +4,14 @@ use axum::http::Method;
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::answer::see_other;
-use super::ask::{Refusal, Said, Sent, part};
-use super::form::Filled;
-use super::frame::{Page, curl, curls};
-use super::home::back;
-use super::text::{cut, duration, number, text};
-use super::visit::{Place, Visit};
 use crate::http::operators::bulk::{BulkReply, BulksReply};
+use crate::http::ui::home::back;
+use crate::http::ui::page::answer::see_other;
+use crate::http::ui::page::ask::{Refusal, Said, Sent, part};
+use crate::http::ui::page::form::Filled;
+use crate::http::ui::page::frame::{Page, curl, curls};
+use crate::http::ui::page::text::{cut, duration, number, text, volatile};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 
 /// For how long a queue's page tells of an action that has ended.
 const TOLD: u64 = 600_000;
@@ -19,9 +19,9 @@ const TOLD: u64 = 600_000;
 const MOST: usize = 100;
 
 impl BulkReply {
-    fn place(&self) -> Place {
+    fn place(&self) -> PoolQueue {
         let BulkReply { pool, namespace, queue, .. } = self;
-        Place { pool: pool.clone(), namespace: namespace.clone(), queue: queue.clone() }
+        PoolQueue { pool: pool.clone(), namespace: namespace.clone(), queue: queue.clone() }
     }
 
     fn runs(&self) -> bool {
@@ -50,7 +50,7 @@ impl BulkReply {
         let took = if self.ended.is_some() {
             html! { (took) }
         } else {
-            super::text::volatile(&html! { (took) })
+            volatile(&html! { (took) })
         };
         html! {
             @if let (true, Some(total)) = (self.runs(), self.total.filter(|total| *total > 0)) {
@@ -142,7 +142,7 @@ fn stop(visit: &Visit, action: &BulkReply) -> Markup {
 }
 
 /// What runs on one queue, or ran on it lately.
-pub fn of_queue(visit: &Visit, place: &Place, listed: &Said<BulksReply>) -> Markup {
+pub fn of_queue(visit: &Visit, place: &PoolQueue, listed: &Said<BulksReply>) -> Markup {
     let Ok(BulksReply { actions, .. }) = listed else { return html! {} };
     let lately = |action: &&BulkReply| action.ended.is_none_or(|at| at.0 + TOLD > visit.zone.now);
     html! {

@@ -2,6 +2,9 @@
 //! them, and fed to the history. The only reader of a store's [`Stats`] beside `GET /info`. Never in the way of a
 //! request: a look at the last sample takes no lock for longer than it takes to clone an `Arc`.
 
+mod counts;
+mod rows;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +15,19 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
+use self::counts::{Counted, seconds};
+pub use self::rows::QueueRow;
+use self::rows::{of, rows};
 use crate::clock::{Millis, system_now};
 use crate::dispatch::Dispatcher;
-use crate::engine::{Engine, Pause, QueueSize, Stats};
+use crate::engine::{Engine, Pause, Stats};
 use crate::error::{Error, Result};
-use crate::history::need::{Need, Now, Pushed, Watch};
-use crate::history::{History, Of, Point};
-use crate::job::JobId;
+use crate::history::need::QueueWatch;
+use crate::history::{self, Point};
 use crate::metrics::PoolMetrics;
 use crate::name::{Namespace, PoolName, Queue, QueueName};
 use crate::process::tasks::beside_the_runtime;
-use crate::push::{Push, PushState};
+use crate::push::Push;
 
 /// How often a store is read.
 const STEP: Duration = Duration::from_secs(10);
@@ -36,16 +41,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub const CHECK_TIME: Duration = Duration::from_secs(1);
 /// A reading that is younger is good enough for a scrape.
 const YOUNG: Duration = Duration::from_secs(5);
-/// How many queues a sample tells apart.
-const MOST_ROWS: usize = 100_000;
-/// Rates are those of so many seconds.
-const RATES: u64 = 60;
-
-/// Seconds of a time in milliseconds.
-fn seconds(at: Millis) -> u64 {
-    at / 1000
-}
-
 /// What all samplers of a server go by: the time of day at its start, and the time that has passed since. It never
 /// goes back.
 #[derive(Clone, Copy, Debug)]
@@ -78,49 +73,6 @@ pub struct Reading {
     pub paused: Option<Arc<BTreeMap<Queue, Pause>>>,
 }
 
-/// The figures of one queue, or of all queues of a namespace together that are named after jobs.
-#[derive(Clone, Debug)]
-pub struct Row {
-    pub namespace: Namespace,
-    /// `None`: those that are named after jobs.
-    pub name: Option<QueueName>,
-    pub ready: u64,
-    pub dead: u64,
-    /// `None` where the store does not know them.
-    pub delayed: Option<u64>,
-    pub running: Option<u64>,
-    pub oldest: Option<Duration>,
-    /// Published, handed out, acked, and died: jobs a second at this server over the last minute. `None` where they are
-    /// not counted by queue.
-    pub rates: Option<[f64; 4]>,
-    /// How many consumers of this server wait.
-    pub waiting: u64,
-    /// When this server handed out a job last, to a sample's length.
-    pub handed_out: Option<Millis>,
-    /// When jobs of it were seen to die last, to a sample's length.
-    pub died_at: Option<Millis>,
-    pub paused: Option<Pause>,
-    pub push: Option<PushState>,
-    pub need: Option<Need>,
-    /// Among rows with the same need the one with more is worse.
-    pub worse: u64,
-}
-
-impl Row {
-    fn key(&self) -> (&Namespace, Option<&QueueName>) {
-        (&self.namespace, self.name.as_ref())
-    }
-
-    /// Whose history it is.
-    pub fn of(&self, pool: &PoolName) -> Of {
-        let (pool, namespace) = (pool.clone(), self.namespace.clone());
-        match self.name.clone() {
-            Some(name) => Of::Queue(pool, Queue { namespace, name }),
-            None => Of::Jobs(pool, namespace),
-        }
-    }
-}
-
 /// A store that did not answer.
 #[derive(Clone, Debug)]
 pub struct Trouble {
@@ -134,7 +86,7 @@ pub struct Sample {
     /// When the store was read; `None` while it never was.
     pub at: Option<Millis>,
     /// By namespace and name.
-    pub rows: Arc<Vec<Row>>,
+    pub rows: Arc<Vec<QueueRow>>,
     /// How many queues there was no room for.
     pub left_out: usize,
     /// Delayed and running jobs of the whole store, and how long ago the earliest was due.
@@ -160,7 +112,7 @@ pub struct Sampler {
     dispatcher: Arc<Dispatcher>,
     metrics: Arc<PoolMetrics>,
     push: Arc<Push>,
-    history: Arc<History>,
+    history: Arc<history::History>,
     began: Began,
     latest: RwLock<Arc<Sample>>,
     /// What the next sample needs of those before.
@@ -175,46 +127,7 @@ struct Seen {
     counted: HashMap<Queue, Counted>,
     others: Counted,
     /// Queues at rest have none.
-    watched: HashMap<(Namespace, Option<QueueName>), Watch>,
-}
-
-/// What was counted of a queue.
-#[derive(Debug, Default)]
-struct Counted {
-    counts: [u64; 4],
-    /// What was counted in the last minute: from when, until when, how much.
-    lately: Vec<(u64, u64, [u64; 4])>,
-    handed_out: Option<Millis>,
-}
-
-impl Counted {
-    /// The counters are so now, and were read at `before`. Answers what was counted since.
-    fn count(&mut self, counts: [u64; 4], before: u64, now: Millis) -> [u64; 4] {
-        let mut since = counts;
-        since.iter_mut().zip(self.counts).for_each(|(count, old)| *count = count.saturating_sub(old));
-        self.counts = counts;
-        if since[1] > 0 {
-            self.handed_out = Some(now);
-        }
-        self.lately.retain(|(_, until, _)| until + RATES > seconds(now));
-        if since != [0; 4] {
-            self.lately.push((before, seconds(now), since));
-        } else if self.lately.is_empty() {
-            // Most of many queues are at rest.
-            self.lately = Vec::new();
-        }
-        since
-    }
-
-    /// At this second, of a server that began then.
-    fn rates(&self, began: u64, now: u64) -> [f64; 4] {
-        let from = self.lately.iter().map(|(from, ..)| *from).min().unwrap_or(now);
-        // A queue that rested for a part of the minute counts for all of it.
-        let known = now.saturating_sub(began).clamp(1, RATES);
-        let time = now.saturating_sub(from).max(known) as f64;
-        let sum = |n: usize| self.lately.iter().map(|(.., counts)| counts[n]).sum::<u64>() as f64;
-        std::array::from_fn(|n| sum(n) / time)
-    }
+    watched: HashMap<(Namespace, Option<QueueName>), QueueWatch>,
 }
 
 impl Sampler {
@@ -224,7 +137,7 @@ impl Sampler {
         (engine, dispatcher): (Arc<dyn Engine>, Arc<Dispatcher>),
         metrics: Arc<PoolMetrics>,
         push: Arc<Push>,
-        history: Arc<History>,
+        history: Arc<history::History>,
         began: Began,
     ) -> Arc<Sampler> {
         let sample = Sample {
@@ -368,18 +281,7 @@ impl Sampler {
                 };
                 row.push = pushed.get(queue).copied();
             }
-            let state = Now {
-                ready: row.ready,
-                dead: row.dead,
-                oldest: row.oldest,
-                paused: row.paused.is_some(),
-                pushed: match row.push {
-                    None => Pushed::No,
-                    Some(PushState::On | PushState::Paused) => Pushed::Yes,
-                    Some(PushState::Open | PushState::Off | PushState::Locked) => Pushed::InTrouble,
-                },
-                head: *head,
-            };
+            let state = row.now(*head);
             // Another server may have seen them die.
             let row_before = of(&before.rows, row.key());
             let dead_before = row_before.map_or(0, |row| row.dead);
@@ -393,15 +295,7 @@ impl Sampler {
             if !watch.is_idle() {
                 seen.watched.insert(key, watch);
             }
-            let point = Point {
-                counts: since,
-                ready: row.ready,
-                dead: row.dead,
-                delayed: row.delayed,
-                running: row.running,
-                oldest: row.oldest.map(|age| age.as_millis() as u64 / 100),
-            };
-            readings.push((row.of(&self.pool), point));
+            readings.push((row.of(&self.pool), row.point(since)));
         }
         let beside = seen.others.count(self.metrics.counts_of_others(), from, now);
         all.lately.extend(&seen.others.lately);
@@ -429,110 +323,9 @@ fn is_full(gauges: &[(&'static str, f64)]) -> bool {
     of("disk_full") > 0.0 || most > 0.0 && of("used_mem_bytes") >= most
 }
 
-/// The row of a queue, of rows in order.
-fn of<'a>(rows: &'a [Row], key: (&Namespace, Option<&QueueName>)) -> Option<&'a Row> {
-    rows.binary_search_by(|row| row.key().cmp(&key)).ok().map(|at| &rows[at])
-}
-
-/// A row for each queue, in order, and what its head is known by. Beyond the bound those with the most jobs. And how many
-/// were left out.
-fn rows(queues: &[QueueSize]) -> (Vec<(Row, Option<u64>)>, usize) {
-    let mut of_jobs: BTreeMap<&Namespace, Row> = BTreeMap::new();
-    let mut rows = Vec::with_capacity(queues.len());
-    for size in queues {
-        let Queue { namespace, name } = &size.queue;
-        let row = |name| Row {
-            namespace: namespace.clone(),
-            name,
-            ready: size.ready,
-            dead: size.dead,
-            delayed: size.delayed,
-            running: size.running,
-            oldest: size.oldest_ready,
-            rates: None,
-            waiting: 0,
-            handed_out: None,
-            died_at: None,
-            paused: None,
-            push: None,
-            need: None,
-            worse: 0,
-        };
-        if JobId::parse(name.as_str()).is_none() {
-            rows.push((row(Some(name.clone())), size.head));
-            continue;
-        }
-        let both = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
-        match of_jobs.get_mut(namespace) {
-            None => _ = of_jobs.insert(namespace, row(None)),
-            Some(sum) => {
-                sum.ready += size.ready;
-                sum.dead += size.dead;
-                sum.delayed = both(sum.delayed, size.delayed);
-                sum.running = both(sum.running, size.running);
-                sum.oldest = sum.oldest.max(size.oldest_ready);
-            }
-        }
-    }
-    rows.extend(of_jobs.into_values().map(|row| (row, None)));
-    let left_out = rows.len().saturating_sub(MOST_ROWS);
-    if left_out > 0 {
-        let jobs = |row: &Row| row.ready + row.dead + row.delayed.unwrap_or(0) + row.running.unwrap_or(0);
-        rows.select_nth_unstable_by_key(MOST_ROWS, |(row, _)| std::cmp::Reverse(jobs(row)));
-        rows.truncate(MOST_ROWS);
-    }
-    rows.sort_unstable_by(|(a, _), (b, _)| a.key().cmp(&b.key()));
-    (rows, left_out)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn size(namespace: &str, name: &str, ready: u64) -> QueueSize {
-        QueueSize {
-            queue: Queue {
-                namespace: Namespace::parse(namespace).expect("a literal"),
-                name: QueueName::parse_for_consume(name).expect("a name"),
-            },
-            ready,
-            dead: 1,
-            delayed: Some(2),
-            running: None,
-            oldest_ready: Some(Duration::from_secs(ready)),
-            head: Some(7),
-        }
-    }
-
-    /// Guards against a page of ten thousand queues that are gone when it is read.
-    #[test]
-    fn queues_that_are_named_after_jobs_are_one_row_a_namespace() {
-        let id = |n: u64| JobId::from_parts(n, 1, 0, false).to_string();
-        let queues = [size("a", &id(1), 1), size("a", &id(2), 5), size("a", "mail", 9), size("b", &id(3), 2)];
-        let (rows, left_out) = rows(&queues);
-        let shown: Vec<_> = rows
-            .iter()
-            .map(|(row, head)| {
-                (row.namespace.as_str(), row.name.as_ref().map(QueueName::as_str), row.ready, *head)
-            })
-            .collect();
-        let expected = [("a", None, 6, None), ("a", Some("mail"), 9, Some(7)), ("b", None, 2, None)];
-        assert_eq!((shown.as_slice(), left_out), (expected.as_slice(), 0));
-        let sum = &rows[0].0;
-        assert_eq!(
-            (sum.dead, sum.delayed, sum.running, sum.oldest),
-            (2, Some(4), None, Some(Duration::from_secs(5)))
-        );
-    }
-
-    #[test]
-    fn the_smallest_are_left_out_and_counted() {
-        let queues: Vec<_> = (0..MOST_ROWS + 3).map(|n| size("ns", &format!("q{n}"), n as u64)).collect();
-        let (rows, left_out) = rows(&queues);
-        assert_eq!((rows.len(), left_out), (MOST_ROWS, 3));
-        assert!(rows.is_sorted_by(|(a, _), (b, _)| a.key() < b.key()), "by name");
-        assert!(rows.iter().all(|(row, _)| row.ready >= 3), "the three smallest are left out");
-    }
 
     /// Guards against a store that refuses each publish, and of which nobody is told.
     #[test]
@@ -547,24 +340,5 @@ mod tests {
         ] {
             assert_eq!(is_full(gauges), full, "{gauges:?}");
         }
-    }
-
-    #[test]
-    fn rates_are_those_of_the_last_minute() {
-        let mut counted = Counted::default();
-        let at = |second: u64| (1_000_000 + second) * 1000;
-        for second in (10..=120).step_by(10) {
-            let count = 5 * second;
-            let since = counted.count([count, 0, 0, 0], 1_000_000 + second - 10, at(second));
-            assert_eq!(since, [50, 0, 0, 0]);
-        }
-        assert_eq!(counted.rates(1_000_000, 1_000_120)[0], 5.0);
-        let (mut early, quarter) = (Counted::default(), at(15));
-        early.count([30, 0, 0, 0], 1_000_000, quarter);
-        assert_eq!(early.rates(1_000_000, 1_000_015)[0], 2.0, "a server that began a moment ago");
-        counted.count([600, 0, 0, 0], 1_000_120, at(150));
-        assert_eq!(counted.rates(1_000_000, 1_000_150)[0], 2.5, "half a minute of nothing");
-        counted.count([600, 1, 0, 0], 1_000_150, at(300));
-        assert_eq!((counted.rates(1_000_000, 1_000_300)[0], counted.handed_out), (0.0, Some(at(300))));
     }
 }

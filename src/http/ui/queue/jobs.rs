@@ -1,58 +1,36 @@
 //! The list of a queue's jobs in one state.
 
 use axum::http::StatusCode;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use maud::{Markup, html};
-use serde::Deserialize;
 
-use super::ask::{Refusal, Said};
-use super::text::{cut, duration, number, shortened, size, text, unknown, visible};
-use super::visit::{Place, Visit};
-use crate::time::Instant;
+use crate::http::jobs::lists::{JobsReply, ListedJob};
+use crate::http::ui::page::ask::{Refusal, Said};
+use crate::http::ui::page::text::{
+    count, cut, duration, number, shortened, size, text, unknown, visible, volatile,
+};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 
 /// How many jobs a page has.
 const JOBS: &str = "50";
 /// How much of a body a row shows, in characters.
 const SHOWN: usize = 100;
-/// Base64 of more bytes than these characters take.
-const ENOUGH: usize = SHOWN * 4 / 3 * 4;
+/// More bytes than these characters take.
+const ENOUGH: usize = SHOWN * 4;
 
-/// What `GET Q/jobs` answers.
-#[derive(Debug, Default, Deserialize)]
-pub struct JobList {
-    pub jobs: Vec<Job>,
-    pub cursor: Option<String>,
-    #[serde(default)]
-    pub scanned: u64,
-    #[serde(default)]
-    pub looked_at: Option<u64>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Job {
-    pub job_id: String,
-    pub due_at: Option<Instant>,
-    pub published_at: Instant,
-    pub remain_tries: Option<u32>,
-    pub ttl: u64,
-    pub key: Option<String>,
-    pub reason: Option<String>,
-    pub size: u64,
-    pub data: Option<String>,
-}
+/// A page of the list.
+pub type Jobs = JobsReply<'static>;
 
 /// Reads a page of the list. A piece of it that is empty and has a cursor is not its end: the next is read while there is
 /// time.
-pub async fn read(visit: &Visit, place: &Place, state: &str) -> Said<JobList> {
-    let mut all = JobList { cursor: visit.fields.get("cursor").map(str::to_owned), ..JobList::default() };
+pub async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Said<Jobs> {
+    let mut all = Jobs { cursor: visit.fields.get("cursor").map(str::to_owned), ..Jobs::default() };
     loop {
         let mut query = vec![("state", state), ("limit", JOBS), ("data", "1")];
         query.extend(
             ["contains", "reason"].into_iter().filter_map(|name| Some((name, visit.fields.get(name)?))),
         );
         query.extend(all.cursor.as_deref().map(|cursor| ("cursor", cursor)));
-        let next = visit.ask.get::<JobList>(place.api("/jobs", &query)).await;
+        let next = visit.ask.get::<Jobs>(place.api("/jobs", &query)).await;
         let next = match next {
             Ok(next) => next,
             // What was looked at until now counts.
@@ -82,9 +60,9 @@ pub fn instant_of(state: &str) -> &'static str {
 /// The list. `selects`: its rows can be selected.
 pub fn list(
     visit: &Visit,
-    place: &Place,
+    place: &PoolQueue,
     state: &str,
-    of: &Said<JobList>,
+    of: &Said<Jobs>,
     total: &Markup,
     selects: bool,
 ) -> Markup {
@@ -102,7 +80,7 @@ pub fn list(
         @if of.jobs.is_empty() {
             @match &of.cursor {
                 Some(_) if filtered => {}
-                Some(_) => { p { "Looked at " (super::text::count(of.scanned, "job", "jobs")) ", found none yet." } }
+                Some(_) => { p { "Looked at " (count(of.scanned, "job", "jobs")) ", found none yet." } }
                 None if filtered => {
                     p { "No job is so. " a href=(visit.fields.link_anew(&[("contains", None), ("reason", None)])) { "Show all" } "." }
                 }
@@ -134,14 +112,15 @@ pub fn list(
     }
 }
 
-fn row(visit: &Visit, place: &Place, job: &Job, selects: bool) -> Markup {
-    let page = visit.to(&format!("jobs/{}/{}", place.path(), super::ask::part(&job.job_id)));
+fn row(visit: &Visit, place: &PoolQueue, job: &ListedJob<'_>, selects: bool) -> Markup {
+    let id = job.job_id.to_string();
+    let page = visit.to(&format!("jobs/{}/{id}", place.path()));
     html! {
-        tr data-key=(job.job_id) {
+        tr data-key=(id) {
             @if selects {
-                td { input type="checkbox" name="job" value=(job.job_id) aria-label=(format!("Select {}", job.job_id)) form="selected"; }
+                td { input type="checkbox" name="job" value=(id) aria-label=(format!("Select {id}")) form="selected"; }
             }
-            th.id scope="row" { a href=(page) { (text(&job.job_id)) } }
+            th.id scope="row" { a href=(page) { (text(&id)) } }
             td { @if let Some(key) = &job.key { (cut(key)) } }
             td { (visit.zone.at(job.published_at)) }
             td { @match job.due_at {
@@ -164,16 +143,15 @@ fn row(visit: &Visit, place: &Place, job: &Job, selects: bool) -> Markup {
 pub fn ttl(seconds: u64) -> Markup {
     match seconds {
         0 => html! { "forever" },
-        seconds => super::text::volatile(&html! { (duration(seconds as f64)) }),
+        seconds => volatile(&html! { (duration(seconds as f64)) }),
     }
 }
 
 /// The beginning of a body.
-fn preview(job: &Job) -> Markup {
+fn preview(job: &ListedJob<'_>) -> Markup {
     let Some(data) = &job.data else { return unknown("it is not shown to this account") };
     let begin = data.get(..ENOUGH).unwrap_or(data);
-    let bytes = STANDARD.decode(begin).unwrap_or_default();
-    let (shown, more) = begin_of(&bytes);
+    let (shown, more) = begin_of(begin);
     html! { bdi { (visible(&shown)) } @if more || begin.len() < data.len() { "…" } }
 }
 

@@ -7,10 +7,10 @@ use axum::http::StatusCode;
 use maud::{Markup, html};
 use tokio::time::timeout;
 
-use super::ask::{Refusal, Said};
-use super::text::{count, number, text};
-use super::visit::{Place, Visit};
 use crate::http::operators::delays::{self, DelaysReply};
+use crate::http::ui::page::ask::{Refusal, Said};
+use crate::http::ui::page::text::{count, number, text, volatile};
+use crate::http::ui::page::visit::{PoolQueue, Visit};
 
 /// How many steps are told apart.
 const STEPS: usize = 60;
@@ -31,13 +31,13 @@ pub struct Counted {
 }
 
 /// The unit that the page is asked for, or the usual one where few are delayed.
-fn unit(visit: &Visit, place: &Place) -> Option<&'static str> {
+fn unit(visit: &Visit, place: &PoolQueue) -> Option<&'static str> {
     let Some(asked) = visit.fields.get("due") else { return is_cheap(visit, place).then_some(UNITS[0].0) };
     UNITS.iter().find(|(unit, _)| *unit == asked).map(|(unit, _)| *unit)
 }
 
 /// Whether a count takes the store no time to speak of, as far as the last sample tells.
-fn is_cheap(visit: &Visit, place: &Place) -> bool {
+fn is_cheap(visit: &Visit, place: &PoolQueue) -> bool {
     let name = visit.state().pool_name(&place.pool).ok();
     let pool = name.and_then(|name| visit.state().pools.get(&name));
     let sample = pool.map(|pool| pool.sampler.latest());
@@ -45,7 +45,7 @@ fn is_cheap(visit: &Visit, place: &Place) -> bool {
 }
 
 /// The count, if the page is asked for it or it is cheap. Else the last one, if there is any.
-pub async fn read(visit: &Visit, place: &Place) -> Option<Counted> {
+pub async fn read(visit: &Visit, place: &PoolQueue) -> Option<Counted> {
     let query = |by: &str| format!("{}&by={by}&limit={STEPS}", place.query());
     let known = |by: &'static str| {
         Some(Counted { by, delays: Ok(delays::last(visit.state(), &query(by))?), behind: None })
@@ -101,7 +101,7 @@ fn shown(visit: &Visit, delays: &DelaysReply) -> Markup {
         number(*later),
     );
     html! {
-        p { (said) ". Counted " (super::text::volatile(&visit.zone.at(*now))) }
+        p { (said) ". Counted " (volatile(&visit.zone.at(*now))) }
         @if !buckets.is_empty() {
             figure.chart {
                 svg viewBox=(format!("0 0 {} {HEIGHT}", buckets.len() * 10)) preserveAspectRatio="none" role="img" aria-label=(said) {

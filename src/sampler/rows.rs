@@ -1,0 +1,193 @@
+//! The rows of a sample: one for each queue, and one for all of a namespace that are named after jobs.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::clock::Millis;
+use crate::engine::{Pause, QueueSize};
+use crate::history::need::{Need, Now, Pushed};
+use crate::history::{Of, Point};
+use crate::job::JobId;
+use crate::name::{Namespace, PoolName, Queue, QueueName};
+use crate::push::PushState;
+
+/// How many queues a sample tells apart.
+const MOST_ROWS: usize = 100_000;
+
+/// The figures of one queue, or of all queues of a namespace together that are named after jobs.
+#[derive(Clone, Debug)]
+pub struct QueueRow {
+    pub namespace: Namespace,
+    /// `None`: those that are named after jobs.
+    pub name: Option<QueueName>,
+    pub ready: u64,
+    pub dead: u64,
+    /// `None` where the store does not know them.
+    pub delayed: Option<u64>,
+    pub running: Option<u64>,
+    pub oldest: Option<Duration>,
+    /// Published, handed out, acked, and died: jobs a second at this server over the last minute. `None` where they are
+    /// not counted by queue.
+    pub rates: Option<[f64; 4]>,
+    /// How many consumers of this server wait.
+    pub waiting: u64,
+    /// When this server handed out a job last, to a sample's length.
+    pub handed_out: Option<Millis>,
+    /// When jobs of it were seen to die last, to a sample's length.
+    pub died_at: Option<Millis>,
+    pub paused: Option<Pause>,
+    pub push: Option<PushState>,
+    pub need: Option<Need>,
+    /// Among rows with the same need the one with more is worse.
+    pub worse: u64,
+}
+
+impl QueueRow {
+    pub(super) fn key(&self) -> (&Namespace, Option<&QueueName>) {
+        (&self.namespace, self.name.as_ref())
+    }
+
+    /// Whose history it is.
+    pub fn of(&self, pool: &PoolName) -> Of {
+        let (pool, namespace) = (pool.clone(), self.namespace.clone());
+        match self.name.clone() {
+            Some(name) => Of::Queue(pool, Queue { namespace, name }),
+            None => Of::Jobs(pool, namespace),
+        }
+    }
+
+    /// What its need is judged by. `head` tells its first ready job from others.
+    pub(super) fn now(&self, head: Option<u64>) -> Now {
+        Now {
+            ready: self.ready,
+            dead: self.dead,
+            oldest: self.oldest,
+            paused: self.paused.is_some(),
+            pushed: match self.push {
+                None => Pushed::No,
+                Some(PushState::On | PushState::Paused) => Pushed::Yes,
+                Some(PushState::Open | PushState::Off | PushState::Locked) => Pushed::InTrouble,
+            },
+            head,
+        }
+    }
+
+    /// What its history keeps.
+    pub(super) fn point(&self, counts: [u64; 4]) -> Point {
+        Point {
+            counts,
+            ready: self.ready,
+            dead: self.dead,
+            delayed: self.delayed,
+            running: self.running,
+            oldest: self.oldest.map(|age| age.as_millis() as u64 / 100),
+        }
+    }
+}
+
+/// The row of a queue, of rows in order.
+pub(super) fn of<'a>(rows: &'a [QueueRow], key: (&Namespace, Option<&QueueName>)) -> Option<&'a QueueRow> {
+    rows.binary_search_by(|row| row.key().cmp(&key)).ok().map(|at| &rows[at])
+}
+
+/// A row for each queue, in order, and what its head is known by. Beyond the bound those with the most jobs. And how many
+/// were left out.
+pub(super) fn rows(queues: &[QueueSize]) -> (Vec<(QueueRow, Option<u64>)>, usize) {
+    let mut of_jobs: BTreeMap<&Namespace, QueueRow> = BTreeMap::new();
+    let mut rows = Vec::with_capacity(queues.len());
+    for size in queues {
+        let Queue { namespace, name } = &size.queue;
+        let row = |name| QueueRow {
+            namespace: namespace.clone(),
+            name,
+            ready: size.ready,
+            dead: size.dead,
+            delayed: size.delayed,
+            running: size.running,
+            oldest: size.oldest_ready,
+            rates: None,
+            waiting: 0,
+            handed_out: None,
+            died_at: None,
+            paused: None,
+            push: None,
+            need: None,
+            worse: 0,
+        };
+        if JobId::parse(name.as_str()).is_none() {
+            rows.push((row(Some(name.clone())), size.head));
+            continue;
+        }
+        let both = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
+        match of_jobs.get_mut(namespace) {
+            None => _ = of_jobs.insert(namespace, row(None)),
+            Some(sum) => {
+                sum.ready += size.ready;
+                sum.dead += size.dead;
+                sum.delayed = both(sum.delayed, size.delayed);
+                sum.running = both(sum.running, size.running);
+                sum.oldest = sum.oldest.max(size.oldest_ready);
+            }
+        }
+    }
+    rows.extend(of_jobs.into_values().map(|row| (row, None)));
+    let left_out = rows.len().saturating_sub(MOST_ROWS);
+    if left_out > 0 {
+        let jobs =
+            |row: &QueueRow| row.ready + row.dead + row.delayed.unwrap_or(0) + row.running.unwrap_or(0);
+        rows.select_nth_unstable_by_key(MOST_ROWS, |(row, _)| std::cmp::Reverse(jobs(row)));
+        rows.truncate(MOST_ROWS);
+    }
+    rows.sort_unstable_by(|(a, _), (b, _)| a.key().cmp(&b.key()));
+    (rows, left_out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size(namespace: &str, name: &str, ready: u64) -> QueueSize {
+        QueueSize {
+            queue: Queue {
+                namespace: Namespace::parse(namespace).expect("a literal"),
+                name: QueueName::parse_for_consume(name).expect("a name"),
+            },
+            ready,
+            dead: 1,
+            delayed: Some(2),
+            running: None,
+            oldest_ready: Some(Duration::from_secs(ready)),
+            head: Some(7),
+        }
+    }
+
+    /// Guards against a page of ten thousand queues that are gone when it is read.
+    #[test]
+    fn queues_that_are_named_after_jobs_are_one_row_a_namespace() {
+        let id = |n: u64| JobId::from_parts(n, 1, 0, false).to_string();
+        let queues = [size("a", &id(1), 1), size("a", &id(2), 5), size("a", "mail", 9), size("b", &id(3), 2)];
+        let (rows, left_out) = rows(&queues);
+        let shown: Vec<_> = rows
+            .iter()
+            .map(|(row, head)| {
+                (row.namespace.as_str(), row.name.as_ref().map(QueueName::as_str), row.ready, *head)
+            })
+            .collect();
+        let expected = [("a", None, 6, None), ("a", Some("mail"), 9, Some(7)), ("b", None, 2, None)];
+        assert_eq!((shown.as_slice(), left_out), (expected.as_slice(), 0));
+        let sum = &rows[0].0;
+        assert_eq!(
+            (sum.dead, sum.delayed, sum.running, sum.oldest),
+            (2, Some(4), None, Some(Duration::from_secs(5)))
+        );
+    }
+
+    #[test]
+    fn the_smallest_are_left_out_and_counted() {
+        let queues: Vec<_> = (0..MOST_ROWS + 3).map(|n| size("ns", &format!("q{n}"), n as u64)).collect();
+        let (rows, left_out) = rows(&queues);
+        assert_eq!((rows.len(), left_out), (MOST_ROWS, 3));
+        assert!(rows.is_sorted_by(|(a, _), (b, _)| a.key() < b.key()), "by name");
+        assert!(rows.iter().all(|(row, _)| row.ready >= 3), "the three smallest are left out");
+    }
+}
