@@ -4,7 +4,8 @@
 -- ARGV    #queues, their names; rows of jobs of one queue in one bucket, the same job one behind the other: the queue, the
 --         bucket, how many, 1 = they come with receipts; per job of a row: its tail; with receipts also the receipt's due time
 --         in us ('' = none), its tries
--- returns {bytes that were forgotten, jobs of those, number of each job whose receipt does not hold any more, from 0 ...}
+-- returns {bytes that were forgotten, jobs of those, number of each job whose receipt does not hold any more, from 0, and
+--         -1 less the number of each that is not there ...}
 -- bound   100 jobs (the caller's)
 local count, answer, n, bytes, forgotten = tonumber(ARGV[1]), {0, 0}, 0, 0, 0
 local a, running, find, remove = 2 + count, {}, nil, nil
@@ -48,6 +49,8 @@ while a < #ARGV do
         end
       end
       if is_stale then answer[#answer + 1] = n else bytes, forgotten, last = bytes + size, forgotten + 1, field end
+    elseif not value then
+      answer[#answer + 1] = -1 - n
     end
     n = n + 1
   end

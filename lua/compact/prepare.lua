@@ -9,9 +9,10 @@ local id, args = ARGV[1], {}
 for i = 4, #ARGV do args[i - 3] = ARGV[i] end
 local answer = publish(args, true, id)
 if answer[2] ~= 'would' then return answer end
+local judged = table.remove(answer)
 local stored = table.remove(answer)
 local locks = table.remove(answer)
-call('SET', base .. 'P' .. id, cmsgpack.pack({ARGV[2], string.format('%.0f', now), locks, args, stored}))
+call('SET', base .. 'P' .. id, cmsgpack.pack({ARGV[2], string.format('%.0f', now), locks, args, stored, judged}))
 call('ZADD', base .. 'W', now_ms + ARGV[3], id)
 for _, lock in ipairs(locks) do call('SET', base .. 'L' .. lock, id) end
 -- For as long as the part is kept.

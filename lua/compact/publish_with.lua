@@ -15,7 +15,8 @@
 --         job that has its key}; {now, 'taken'}: one of its ids is stored already; {now, 'ended'}: a value that was stored
 --         before has ended; {now, 'needs', jobs, bytes, queues}: more than it may add; {now, 'spread'}: a queue is, and
 --         was not said to be; {now, 'busy'}: a publish that is not shown yet has one of its keys; as `done` {now, 'would',
---         .., {its keys}, {where values were stored before}} if it only looks. What became of a job is n (new), d
+--         .., {its keys}, {where values were stored before}, n, d or r for each job} if it only looks; `judged` has those
+--         letters of a part that was looked at before, and they stand. What became of a job is n (new), d
 --         (duplicate) or r (it has replaced another one); due time in 7 bytes (0 = not known); its id; of r the id of the replaced job. An id is its length in one
 --         byte, and a place, or x and what was told as other
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's)
@@ -74,10 +75,12 @@ end
 
 -- Look before the first write.
 local by_bucket, taken = {}, false
-for _, job in ipairs(calls[1]) do
+for i, job in ipairs(calls[1]) do
   local q = queue_of(job.name)
-  job.q = q
-  if job.staged and call('EXISTS', base .. 'x' .. job.place .. job.name) == 0 then return {now, 'ended'} end
+  job.q, job.was = q, judged and sub(judged, i, i)
+  if job.staged and job.was ~= 'd' and call('EXISTS', base .. 'x' .. job.place .. job.name) == 0 then
+    return {now, 'ended'}
+  end
   if q.number then
     local bucket = sub(job.place, 1, 3)
     local all = by_bucket[bucket] or {fields = {}, places = {}, queues = {}}
@@ -104,6 +107,8 @@ local needs = {0, 0, 0}
 for i, job in ipairs(calls[1]) do
   if job.conflict == 'duplicate' then
     job.how, job.told, job.due = 'd', 'x' .. job.other, tonumber(job.other_due)
+  elseif job.was == 'd' then
+    job.how = 'd'
   elseif job.key ~= '' then
     local lock = call('GET', base .. 'L' .. job.name .. '/' .. job.key)
     if lock and lock ~= own then return {now, 'busy'} end
@@ -111,7 +116,10 @@ for i, job in ipairs(calls[1]) do
     local holder = place and find(job.q, place)
     local has = holder and holder.state ~= DEAD and not (gone and gone.place == place and gone.q == job.q)
       and details_of(holder) == job.key
-    if has then
+    if has and job.was then
+      -- Nobody got the key meanwhile: this one had it then. It goes if that was told and it does not run by now.
+      job.holder, job.removes = holder, job.was == 'r' and state_of(holder) ~= 'running'
+    elseif has then
       if job.conflict == 'fail' then return answer('conflict', i - 1, place) end
       local state = state_of(holder)
       if job.conflict == 'keep' then
@@ -156,7 +164,7 @@ local function due_of(job, later)
 end
 
 if looks then
-  local outcome, locks, stored, later = {}, {}, {}, 0
+  local outcome, locks, stored, hows, later = {}, {}, {}, {}, 0
   for i, job in ipairs(calls[1]) do
     local due = job.due
     if job.how ~= 'd' then
@@ -166,10 +174,11 @@ if looks then
     end
     if job.delay > 0 and job.at == 0 then later = later + 1 end
     local told = job.told or job.place
-    outcome[i] = (job.how or 'n') .. pack('>I7', due or 0) .. char(#told) .. told
+    hows[i] = job.how or 'n'
+    outcome[i] = hows[i] .. pack('>I7', due or 0) .. char(#told) .. told
       .. (job.told_gone and char(#job.told_gone) .. job.told_gone or '')
   end
-  return {now, 'would', table.concat(outcome), needs[1], needs[2], needs[3], locks, stored}
+  return {now, 'would', table.concat(outcome), needs[1], needs[2], needs[3], locks, stored, table.concat(hows)}
 end
 
 local sets, ready, set, fars, over, delayed = {}, {}, {}, {}, {}, 0

@@ -15,15 +15,17 @@ elseif what == 'ask' then
 end
 local kept = call('GET', held)
 if not kept then return {now, 'gone'} end
-local first, from, locks, args, stored = unpack(cmsgpack.unpack(kept))
+local first, from, locks, args, stored, judged = unpack(cmsgpack.unpack(kept))
 if what == 'whose' then return {now, 'held', first} end
 local answer = {now, 'dropped'}
 if what ~= 'drop' then
-  answer = publish(args, nil, id, ARGV[3], tonumber(from))
+  answer = publish(args, nil, id, ARGV[3], tonumber(from), judged)
   -- A week: so long a part may be away.
   if what == 'decide' and answer[2] == 'done' then call('SET', done, 1, 'PX', 604800000) end
-elseif stored then
-  for _, value in ipairs(stored) do call('UNLINK', value) end
+end
+-- Values that were stored for it before have no end since it is kept.
+if answer[2] ~= 'done' then
+  for _, value in ipairs(stored or {}) do call('UNLINK', value) end
 end
 call('DEL', held)
 call('ZREM', base .. 'W', id)

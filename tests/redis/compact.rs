@@ -19,25 +19,11 @@ use dormouse::name::{JobKey, PoolName, Queue};
 use redis::Value;
 
 use crate::common::*;
+use crate::support::compact_scripts::CompactScripts;
 use crate::support::engine_ext::EngineExt;
 use crate::support::notified::Notified;
 use crate::support::redis_server::RedisServer;
 
-/// What stands before scripts.
-const PREAMBLES: [&str; 12] = [
-    "base",
-    "queue",
-    "number",
-    "value",
-    "job",
-    "change",
-    "view",
-    "delay",
-    "rank",
-    "pieces",
-    "new_queue",
-    "spreading",
-];
 const HOUR: Duration = Duration::from_secs(3600);
 /// What the keys of the only partition of a pool `p` begin with.
 const BASE: &str = "p{8YG}";
@@ -235,7 +221,8 @@ fn explode(redis: &mut redis::Connection, now_ms: u64) {
 fn script(name: &str) -> String {
     let lua = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua");
     let read = |path: &str| std::fs::read_to_string(lua.join(path)).expect("a script");
-    let parts = PREAMBLES.map(|part| read(&format!("compact/{part}.lua"))).concat();
+    let parts = CompactScripts::read().preambles;
+    let parts: String = parts.iter().map(|part| read(&format!("compact/{part}.lua"))).collect();
     let lazy = "local function jobs() return find, remove, die end\n\
                 local function pieces() return add_name, remove_name end\n";
     read("clock.lua") + &parts + lazy + &read(&format!("compact/{name}.lua"))
@@ -562,6 +549,21 @@ async fn another_server_hears_of_a_job() {
     assert_eq!(take(&other, &q, HOUR).await.len(), 1);
 }
 
+/// Guards against a task for each pause that anybody asks for, which waits for as long as that lasts.
+#[tokio::test]
+async fn long_pauses_leave_no_tasks() {
+    let server = RedisServer::start();
+    let engine = open_with(&server, 4).await.expect("it is there");
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    for n in 0..200 {
+        let q = queue(&format!("q{}", n % 100));
+        engine.pause_for(&q, Some(HOUR + Duration::from_secs(n))).await.expect("paused");
+        assert!(take(&engine, &q, HOUR).await.is_empty());
+    }
+    assert!(tasks() < before + 20, "{} tasks, {before} before", tasks());
+}
+
 /// Guards against room that is lost or won where queues of a namespace lie in several partitions.
 #[tokio::test]
 async fn a_quota_holds_over_partitions_and_servers() {
@@ -658,13 +660,7 @@ async fn every_script_refuses_in_a_moving_slot_and_changes_nothing() {
     let guard = format!("{BASE}!");
     let slot: u64 = redis::cmd("CLUSTER").arg("KEYSLOT").arg(&guard).query(from).expect("a slot");
     assert_eq!(slot, 8192, "the middle of all slots");
-    let lua = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/compact");
-    let scripts: Vec<String> = std::fs::read_dir(lua)
-        .expect("a directory")
-        .map(|entry| entry.expect("a file").file_name().into_string().expect("a name"))
-        .filter_map(|name| name.strip_suffix(".lua").map(str::to_owned))
-        .filter(|name| !PREAMBLES.contains(&&**name))
-        .collect();
+    let scripts = CompactScripts::read().scripts;
     assert!(scripts.len() > 15, "{scripts:?}");
     let run = |redis: &mut redis::Connection, name: &str| -> redis::RedisResult<Value> {
         let mut cmd = redis::cmd("EVAL");

@@ -18,6 +18,7 @@ mod verbs;
 
 #[path = "../support"]
 mod support {
+    pub mod compact_scripts;
     pub mod consume;
     pub mod engine_ext;
     pub mod notified;

@@ -5,10 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, SpreadRules};
-use dormouse::engine::{Beside, Engine, NewId, Once, Publication, Published};
+use dormouse::engine::{
+    Beside, Engine, NewId, Once, Publication, Published, ScheduleBounds, ScheduleId, SchedulePut,
+    ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen, Stepped,
+};
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Attributes, Job, JobIds, JobRef, NewJob};
-use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
+use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue, ScheduleName};
 
 use crate::common::{TTR, queue};
 use crate::support::engine_ext::EngineExt;
@@ -18,8 +21,16 @@ use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
 
 async fn open(address: RedisAddress, prefix: &str, wait_replicas: u16) -> Arc<CompactEngine> {
-    let layout =
-        CompactLayout { prefix: prefix.into(), partitions: 8, wait_replicas, spread: SpreadRules::default() };
+    open_with(address, prefix, wait_replicas, SpreadRules::default()).await
+}
+
+async fn open_with(
+    address: RedisAddress,
+    prefix: &str,
+    wait_replicas: u16,
+    spread: SpreadRules,
+) -> Arc<CompactEngine> {
+    let layout = CompactLayout { prefix: prefix.into(), partitions: 8, wait_replicas, spread };
     CompactEngine::connect(address, &PoolName::default_pool(), &layout).await.expect("it is there")
 }
 
@@ -246,4 +257,121 @@ async fn what_a_master_took_that_was_cut_off_is_lost_unless_a_replica_was_waited
 async fn running(engine: &CompactEngine, queue: &Queue) -> u64 {
     let page = engine.list_queues(&queue.namespace, None, 10).await.expect("it answers");
     page.queues.iter().filter_map(|view| view.running).sum()
+}
+
+/// The slot of the partition that the jobs of a queue are made for.
+fn slot_of(engine: &CompactEngine, queue: &Queue) -> u16 {
+    let bytes = job(engine, queue, "").id.to_bytes();
+    (u16::from_be_bytes([bytes[9], bytes[10]]) >> 4) * 2048 + 1024
+}
+
+/// Guards against a replica that hangs and stops queues whose jobs lie on other masters; and against what was answered
+/// meanwhile and is not there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_hangs_stops_the_part_of_its_master_alone() {
+    let cluster = RedisCluster::start();
+    let rules = SpreadRules { spread: vec!["*/all".into()], ..SpreadRules::default() };
+    let engine = open_with(cluster.address(), "p", 1, rules).await;
+    let on_first = |queue: &Queue| cluster.master_of(slot_of(&engine, queue)).0 == 0;
+    let find = |there: bool| (0..).map(|n| queue(&format!("q{n}"))).find(|queue| on_first(queue) == there);
+    let (here, elsewhere) = (find(true).expect("there is one"), find(false).expect("there is one"));
+    let queues = [queue("all"), here, elsewhere];
+    until("replicas are in step", async || {
+        let mut well = true;
+        for queue in &queues {
+            well &= put(&engine, queue, "before").await.is_ok();
+        }
+        well
+    })
+    .await;
+    for queue in &queues {
+        for job in take(&engine, queue).await.expect("they are there") {
+            ack(&engine, &job).await.expect("acked");
+        }
+    }
+    let id: String = cluster.tell(0, &["CLUSTER", "MYID"]);
+    let stalled = cluster.servers[cluster.replica_of(&id)].stall();
+    let hung = Instant::now();
+    // Each queue by itself: what was answered, what may be stored, how often nothing was done, and the longest call.
+    let calls = queues.each_ref().map(|queue| {
+        let (engine, queue) = (engine.clone(), queue.clone());
+        tokio::spawn(async move {
+            let (mut stored, mut unsure, mut few) = (Vec::new(), Vec::new(), 0);
+            let (mut taken, mut longest) = (Vec::new(), Duration::ZERO);
+            for n in 0_u64.. {
+                if hung.elapsed() > Duration::from_secs(5) {
+                    break;
+                }
+                let (body, began) = (n.to_string(), Instant::now());
+                match put(&engine, &queue, &body).await {
+                    Ok(()) => stored.push(body),
+                    Err(Error::Away(_)) => unsure.push(body),
+                    Err(Error::Unreachable(Unreachable::FewReplicas)) => few += 1,
+                    Err(error) => panic!("{queue}: {error}"),
+                }
+                longest = longest.max(began.elapsed());
+                taken.extend(bodies(&take(&engine, &queue).await.expect("hand-overs do not wait")));
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            (stored, unsure, few, taken, longest)
+        })
+    });
+    let mut told = Vec::new();
+    for call in calls {
+        told.push(call.await.expect("it does not panic"));
+    }
+    drop(stalled);
+    for (queue, (stored, unsure, few, taken, longest)) in queues.iter().zip(told) {
+        println!("{queue}: {} stored, {} unsure, {few} refused, {longest:?}", stored.len(), unsure.len());
+        let lost: Vec<_> = stored.iter().filter(|body| !taken.contains(body)).collect();
+        assert!(lost.is_empty(), "{queue}: {lost:?} were answered");
+        let refused: Vec<_> =
+            taken.iter().filter(|body| !stored.contains(body) && !unsure.contains(body)).collect();
+        assert!(refused.is_empty(), "{queue}: {refused:?} were refused, and nothing was done");
+        match () {
+            () if *queue == queues[0] => {
+                assert!(
+                    stored.len() > 50 && few == 0,
+                    "others take it: {} stored, {few} refused",
+                    stored.len()
+                );
+                assert!(unsure.len() <= 2, "{unsure:?} were on their way when it was not known");
+            }
+            () if *queue == queues[1] => {
+                assert!(few > 50 && !unsure.is_empty(), "{few} refused, {unsure:?} were waited for");
+            }
+            () => {
+                assert_eq!((unsure.len(), few), (0, 0), "nothing changes");
+                assert!(longest < Duration::from_secs(1), "nobody waits: {longest:?}");
+            }
+        }
+    }
+    until("it has caught up", async || put(&engine, &queues[1], "after").await.is_ok()).await;
+}
+
+/// Guards against a schedule that goes on and cannot be found, since a failover has forgotten its name.
+#[tokio::test]
+async fn the_name_of_a_schedule_is_had_by_replicas_too() {
+    let master = RedisServer::start_with(None, &["--repl-diskless-sync-delay", "0"]);
+    let _replica = RedisServer::start_with(None, &["--replicaof", "127.0.0.1", &master.port.to_string()]);
+    let (engine, queue) = (open(master.address(), "p", 1).await, queue("q"));
+    until("the replica is in step", async || put(&engine, &queue, "x").await.is_ok()).await;
+    let mut redis = master.connection();
+    let marks: Vec<Vec<u8>> = redis::cmd("KEYS").arg("p{*}!~").query(&mut redis).expect("keys");
+    let _: u64 = redis::cmd("DEL").arg(&marks).query(&mut redis).expect("deleted");
+    let setting = ScheduleSetting { queue: queue.name.clone(), text: "t".into(), body: "b".into() };
+    let bounds = ScheduleBounds { of_namespace: 9, of_pool: 9 };
+    let plain = SchedulePut::plain(ScheduleState::On, Some(1), "p".into(), None);
+    let then = ScheduleThen::Put(Box::new(SchedulePut { setting: Some(setting), bounds, ..plain }));
+    let name = ScheduleName::parse("s").expect("a name");
+    let id = ScheduleId { namespace: queue.namespace.clone(), name };
+    let made = engine.step_schedule(ScheduleStep { id, expected: None, then }).await;
+    assert!(matches!(made, Ok(Stepped::Done { .. })), "{made:?}");
+    // The names of a namespace's schedules, and what is written there when replicas are waited for.
+    let names: Vec<String> = redis::cmd("KEYS").arg("p{*}zshop").query(&mut redis).expect("keys");
+    let mark = names[0].replace("zshop", "!~");
+    let is_there: u64 = redis::cmd("EXISTS").arg(&mark).query(&mut redis).expect("it answers");
+    assert_eq!(is_there, 1, "{mark}");
+    let homes: Vec<String> = redis::cmd("KEYS").arg("p{*}sshop/s").query(&mut redis).expect("keys");
+    assert_ne!(homes[0].replace("sshop/s", "!~"), mark, "the schedule itself is in another partition");
 }

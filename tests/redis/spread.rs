@@ -13,9 +13,9 @@ use dormouse::engine::{
     Release, Released, Respawn, Revival, ScheduleBounds, ScheduleId, SchedulePut, ScheduleSetting,
     ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, Touched,
 };
-use dormouse::error::Error;
+use dormouse::error::{Error, Unreachable};
 use dormouse::job::{Attributes, JobId, JobIds, JobRef, JobState, NewJob};
-use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue, QueueList, ScheduleName};
+use dormouse::name::{IdempotencyKey, JobKey, Namespace, PoolName, Queue, QueueList, ScheduleName};
 use tokio::time::sleep;
 
 use crate::common::{TTR, queue, within};
@@ -909,4 +909,301 @@ async fn large_bodies_of_a_batch_stay_until_its_parts_are_shown_or_dropped() {
     .await;
     assert_eq!(keys_of_kind(&server, b'x').len(), 0, "nothing is left of it");
     assert_eq!(other.ready(&q).await.expect("counted"), 0);
+}
+
+/// An engine whose connections to the Redis go through a proxy.
+async fn open_through(proxy: &Proxy, spread: &str) -> Arc<CompactEngine> {
+    let address = RedisAddress { addrs: vec![proxy.addr()], ..RedisAddress::default() };
+    open_with(address, SpreadRules { spread: vec![spread.into()], ..SpreadRules::default() }).await
+}
+
+/// Waits for something where nothing can be awaited.
+fn wait_for<T>(what: impl Future<Output = T>) -> T {
+    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(what))
+}
+
+/// Guards against a job that is stored although its producer was told that another one has its key: that one goes between
+/// the look at all parts of a batch and the step that shows them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_batch_was_told_of_a_key_stands_although_its_holder_goes_meanwhile() {
+    let server = RedisServer::start();
+    let (other, q) = (open_spread(server.address()).await, queue("q"));
+    let proxy = Proxy::start(server.addr()).await;
+    let engine = open_through(&proxy, "*/*").await;
+    let keyed = |key: &str| placing(&engine, &q, key.to_owned(), Some((key, OnConflict::Keep)));
+    for held_decides in [false, true] {
+        let held = format!("held-{held_decides}");
+        let is_elsewhere =
+            |key: &String| partition_in(&keyed(key).job.id) != partition_in(&keyed(&held).job.id);
+        let free =
+            (0..).map(|n| format!("free-{held_decides}-{n}")).find(is_elsewhere).expect("there is one");
+        let theirs = placing(&other, &q, "theirs".into(), Some((held.as_str(), OnConflict::Fail)));
+        let holder = JobRef { queue: q.clone(), id: theirs.job.id };
+        let done = other.publish(Publication { jobs: vec![theirs], replaces: None, once: None }).await;
+        assert!(matches!(done, Ok(Published::Done(_))), "{done:?}");
+        let (to_ack, job) = (other.clone(), holder.clone());
+        proxy.before("\r\ndecide\r\n", move || wait_for(to_ack.ack_job(job.clone())).expect("acked"));
+        let mut keys = [&free, &held];
+        if held_decides {
+            keys.reverse();
+        }
+        let jobs = keys.map(|key| keyed(key)).into();
+        let done = engine.publish(Publication { jobs, replaces: None, once: None }).await;
+        let Ok(Published::Done(placed)) = done else { panic!("{done:?}") };
+        let of_held = &placed[usize::from(!held_decides)];
+        assert_eq!((of_held.how, of_held.id), (How::Duplicate, holder.id), "it was there");
+        assert!(other.inspect_job(&holder).await.expect("looked at").is_none(), "and is acked by now");
+        assert_eq!(take_all(&other, &q).await, [free], "what was told to be new");
+    }
+}
+
+/// Guards against a batch that fails, and leaves its large bodies for ever, since one of its queues is spread between look and
+/// show.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_is_published_although_one_of_its_queues_is_spread_meanwhile() {
+    let server = RedisServer::start();
+    let (other, proxy) = (open_spread(server.address()).await, Proxy::start(server.addr()).await);
+    let (engine, all, late) = (open_through(&proxy, "*/all").await, queue("all"), queue("late"));
+    let large = || "x".repeat(600_000);
+    // The home of the first one decides.
+    let mut jobs = vec![placing(&engine, &late, large(), None), placing(&engine, &late, large(), None)];
+    let home = partition_in(&jobs[0].job.id);
+    let keyed = |key: &str| placing(&engine, &all, "small".into(), Some((key, OnConflict::Fail)));
+    let keys = (0..).map(|n| format!("k{n}"));
+    let key = keys.into_iter().find(|key| partition_in(&keyed(key).job.id) != home).expect("there is one");
+    jobs.push(keyed(&key));
+    let (to_spread, name, was) = (other.clone(), late.clone(), AtomicBool::new(false));
+    proxy.before("\r\ndecide\r\n", move || {
+        if !was.swap(true, Ordering::SeqCst) {
+            wait_for(put(&to_spread, &name, "spreads it"));
+        }
+    });
+    let done = engine.publish(Publication { jobs, replaces: None, once: None }).await;
+    assert!(matches!(&done, Ok(Published::Done(placed)) if placed.len() == 3), "{done:?}");
+    assert_eq!(keys_of_kind(&server, b'x').len(), 2, "the bodies of two jobs");
+    let sizes = async |queue: &Queue| {
+        let mut sizes: Vec<usize> = take_all(&other, queue).await.iter().map(String::len).collect();
+        sizes.sort_unstable();
+        sizes
+    };
+    assert_eq!(sizes(&late).await, [10, 600_000, 600_000]);
+    assert_eq!(sizes(&all).await, [5]);
+}
+
+/// Guards against acks of queues in other partitions that wait behind one of a job that is gone, which may lie at home while
+/// home is moved; and behind the room of a quota that is counted in a partition which is moved.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ack_that_needs_another_partition_holds_up_no_others() {
+    let cluster = RedisCluster::start_of(3, 0);
+    let rules = SpreadRules { spread: vec!["*/all".into()], ..SpreadRules::default() };
+    let (engine, all) = (open_with(cluster.address(), rules).await, queue("all"));
+    let quota = Quota { jobs: 1000, bytes: 0, queues: 0 };
+    let quotas: Quotas = [(all.namespace.clone(), quota)].into();
+    engine.set_quotas(&quotas).await.expect("set");
+    // Where the namespace is counted.
+    let counts = (0..3).find_map(|server| {
+        let keys: Vec<String> = cluster.tell(server, &["KEYS", "p{*}lshop"]);
+        Some(cluster.tell::<u16>(0, &["CLUSTER", "KEYSLOT", keys.first()?.as_str()]))
+    });
+    let counts = counts.expect("it is counted somewhere");
+    engine.set_quotas(&Quotas::default()).await.expect("set");
+
+    let home_of = |q: &Queue| partition_in(&of_schedule(&engine, q, "x").job.id);
+    for n in 0..40 {
+        put(&engine, &all, n).await;
+    }
+    let take = async |q: &Queue, count| {
+        let jobs = engine.consume(&q.clone().into(), &vec![TTR; count]).await.expect("consumed").jobs;
+        jobs.into_iter().map(|job| JobRef { queue: q.clone(), id: job.id }).collect::<Vec<_>>()
+    };
+    let taken = take(&all, 40).await;
+    let is_apart = |job: &&JobRef| {
+        let partition = partition_in(&job.id);
+        partition != home_of(&all) && partition != counts / 2048
+    };
+    let gone = taken.iter().find(is_apart).expect("some are").clone();
+    engine.ack_job(gone.clone()).await.expect("acked");
+    let here = partition_in(&gone.id);
+    let ours = (0..).map(|n| queue(&format!("q{n}"))).find(|q| home_of(q) == here).expect("there is one");
+    let namespace = Namespace::parse("theirs").expect("a name");
+    let theirs = (0..).map(|n| Queue { namespace: namespace.clone(), ..queue(&format!("q{n}")) });
+    let theirs = theirs.into_iter().find(|q| home_of(q) == here).expect("there is one");
+    // While this slot moves that ack waits, and those of the other queue in its partition do not.
+    let moving = async |slot: u16, waits: JobRef| {
+        put(&engine, &theirs, "x").await;
+        let other = take(&theirs, 1).await.remove(0);
+        let from = cluster.master_of(slot).0;
+        let to = (from + 1) % 3;
+        cluster.begin_move(slot, to);
+        let waiting = tokio::spawn({
+            let engine = engine.clone();
+            async move { engine.ack_job(waits).await }
+        });
+        sleep(Duration::from_millis(300)).await;
+        assert!(!waiting.is_finished(), "it waits");
+        let began = Instant::now();
+        engine.ack_job(other).await.expect("acked");
+        assert!(began.elapsed() < Duration::from_secs(1), "the other one waited for {:?}", began.elapsed());
+        let waited = waiting.await.expect("it does not panic");
+        for server in [from, to] {
+            cluster.tell::<()>(server, &["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
+        }
+        waited
+    };
+    let unseen = moving(home_of(&all) * 2048 + 1024, gone).await;
+    assert!(matches!(unseen, Err(Error::Unreachable(Unreachable::Moving))), "it may lie there: {unseen:?}");
+    put(&engine, &ours, "x").await;
+    let counted = take(&ours, 1).await.remove(0);
+    engine.set_quotas(&quotas).await.expect("set");
+    moving(counts, counted).await.expect("it is acked: the count is corrected later");
+}
+
+/// Guards against a queue that stops, or loses jobs, while one of its parts is moved; and against a consume that never ends,
+/// since the list of ready jobs can be read until it has moved, and no script begins there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spread_queue_goes_on_while_one_of_its_parts_is_moved() {
+    let cluster = RedisCluster::start_of(3, 0);
+    let (engine, q) = (open_spread(cluster.address()).await, queue("q"));
+    for n in 0..40 {
+        put(&engine, &q, n).await;
+    }
+    let (moved, slot) = (3, 3 * 2048 + 1024);
+    let to = (cluster.master_of(slot).0 + 1) % 3;
+    cluster.begin_move(slot, to);
+    let mut longest = Duration::ZERO;
+    for n in 40..80 {
+        let began = Instant::now();
+        put(&engine, &q, n).await;
+        longest = longest.max(began.elapsed());
+    }
+    assert!(longest < Duration::from_secs(1), "others take it: {longest:?}");
+    let keyed = |key: &str| placing(&engine, &q, "keyed".into(), Some((key, OnConflict::Fail)));
+    let key = (0..).map(|n| format!("k{n}")).find(|key| partition_in(&keyed(key).job.id) == moved);
+    let keyed = vec![keyed(&key.expect("there is one"))];
+    let stays = engine.publish(Publication { jobs: keyed, replaces: None, once: None });
+    let others = async {
+        let mut bodies = Vec::new();
+        loop {
+            match engine.consume(&q.clone().into(), &[TTR; 100]).await {
+                Ok(some) => bodies.extend(some.jobs.iter().map(|job| job.body.clone())),
+                Err(error) => return (bodies, error),
+            }
+        }
+    };
+    let (stays, (mut bodies, unseen)) = tokio::join!(stays, within("it is told so", others));
+    assert!(matches!(stays, Err(Error::Unreachable(Unreachable::Moving))), "{stays:?}");
+    assert!(
+        matches!(&unseen, Error::Unseen(Unreachable::Moving, queues) if *queues == [q.clone()]),
+        "{unseen:?}"
+    );
+    assert!((40..80).contains(&bodies.len()), "{} jobs of the others", bodies.len());
+    cluster.move_keys(slot, to, 1);
+    cluster.end_move(slot, to);
+    until("the rest is there", async || {
+        let some = engine.consume(&q.clone().into(), &[TTR; 100]).await;
+        bodies.extend(some.iter().flat_map(|some| &some.jobs).map(|job| job.body.clone()));
+        bodies.len() >= 80
+    })
+    .await;
+    let mut all: Vec<u32> = bodies
+        .iter()
+        .map(|body| std::str::from_utf8(body).expect("text").parse().expect("a number"))
+        .collect();
+    all.sort_unstable();
+    assert_eq!(all, (0..80).collect::<Vec<_>>(), "each once");
+}
+
+/// Guards against jobs that are lost or done twice, and requests that are answered in two ways, when a queue is spread while
+/// publishes with keys, batches and safe repeats are under way on two servers, and workers consume and ack.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_or_done_twice_when_a_queue_is_spread_under_load() {
+    let cluster = RedisCluster::start_of(3, 0);
+    let (mut engines, q) = (Vec::new(), queue("q"));
+    for at in [200, 0] {
+        engines.push(open_with(cluster.address(), SpreadRules { at, ..SpreadRules::default() }).await);
+    }
+    let publishing = Arc::new(AtomicBool::new(true));
+    let workers: Vec<_> = (0..6)
+        .map(|n| {
+            let (engine, q, publishing) = (engines[n % 2].clone(), q.clone(), publishing.clone());
+            tokio::spawn(async move {
+                let mut done = Vec::new();
+                loop {
+                    let goes_on = publishing.load(Ordering::SeqCst);
+                    let some = engine.consume(&q.clone().into(), &[TTR; 4]).await.expect("consumed");
+                    for job in &some.jobs {
+                        let name = JobRef { queue: q.clone(), id: job.id };
+                        engine.ack_job(name).await.expect("acked");
+                        done.push(String::from_utf8_lossy(&job.body).into_owned());
+                    }
+                    if some.jobs.is_empty() && !some.more && !goes_on {
+                        return done;
+                    }
+                    sleep(Duration::from_millis(5)).await;
+                }
+            })
+        })
+        .collect();
+    let producers: Vec<_> = (0..8)
+        .map(|producer| {
+            let (engines, q) = (engines.clone(), q.clone());
+            tokio::spawn(async move {
+                let mut told = Vec::new();
+                for n in 0..60 {
+                    let body = format!("{producer}-{n}");
+                    let (one, other) = (&engines[producer % 2], &engines[(producer + 1) % 2]);
+                    match n % 3 {
+                        0 => {
+                            put(one, &q, &body).await;
+                            told.push(body);
+                        }
+                        1 => {
+                            // Both ask the same at the same time; every other one has a key.
+                            let ask = |engine: &Arc<CompactEngine>| {
+                                let key = IdempotencyKey::new(body.as_bytes()).expect("a key");
+                                let keyed = (n % 2 == 0).then_some((&*body, OnConflict::Fail));
+                                let jobs = vec![placing(engine, &q, body.clone(), keyed)];
+                                let once = Some(Once { key, fingerprint: [1; 16] });
+                                let engine = engine.clone();
+                                async move { engine.publish(Publication { jobs, replaces: None, once }).await }
+                            };
+                            let answers = tokio::join!(ask(one), ask(other));
+                            let id = |answer: dormouse::error::Result<Published>| match answer {
+                                Ok(Published::Done(placed) | Published::Replay(placed)) => placed[0].id,
+                                other => panic!("{body}: {other:?}"),
+                            };
+                            assert_eq!(id(answers.0), id(answers.1), "{body}: one answer for both");
+                            told.push(body);
+                        }
+                        _ => {
+                            let bodies: Vec<String> = (0..4).map(|k| format!("{body}-{k}")).collect();
+                            let jobs = bodies
+                                .iter()
+                                .map(|body| placing(one, &q, body.clone(), Some((body.as_str(), OnConflict::Fail))));
+                            let jobs = Publication { jobs: jobs.collect(), replaces: None, once: None };
+                            let done = one.publish(jobs).await;
+                            assert!(matches!(done, Ok(Published::Done(_))), "{body}: {done:?}");
+                            told.extend(bodies);
+                        }
+                    }
+                }
+                told
+            })
+        })
+        .collect();
+    let (mut told, mut done) = (Vec::new(), Vec::new());
+    for producer in producers {
+        told.extend(within("all is published", producer).await.expect("it does not panic"));
+    }
+    publishing.store(false, Ordering::SeqCst);
+    for worker in workers {
+        done.extend(within("all is consumed", worker).await.expect("it does not panic"));
+    }
+    let records: usize =
+        (0..3).map(|server| cluster.tell::<Vec<String>>(server, &["KEYS", "p{*}qshop/q"]).len()).sum();
+    assert_eq!(records, 8, "it was spread meanwhile");
+    told.sort_unstable();
+    done.sort_unstable();
+    assert_eq!(told.len(), 8 * 20 * 6, "each request was answered");
+    assert_eq!(done, told, "each job was handed out once");
 }

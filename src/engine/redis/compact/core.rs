@@ -31,6 +31,9 @@ use crate::job::JobRef;
 use crate::name::{Namespace, Queue};
 use crate::process::tasks::Tasks;
 
+/// The end of a pause is waited for from so many milliseconds before it on.
+const LOOKED_AGAIN: Millis = 3000;
+
 /// What a pool is on.
 #[derive(Debug)]
 pub enum Place {
@@ -269,9 +272,11 @@ impl CompactCore {
         self.common.notifiers.notify(queue);
     }
 
-    /// Has its notifiers told when a pause ends by itself.
+    /// Has its notifiers told when a pause ends by itself. One that lasts for longer is told of again: who waits looks at
+    /// what is ready once a second. So nobody keeps a task here for as long as a pause may last.
     pub fn notify_at(self: &Arc<Self>, queue: &Queue, until: Millis) {
-        if self.pauses_end.lock().insert(queue.clone(), until) == Some(until) {
+        let left = until.saturating_sub(self.now_in(self.partition_of(queue)));
+        if left > LOOKED_AGAIN || self.pauses_end.lock().insert(queue.clone(), until) == Some(until) {
             return;
         }
         let (core, queue) = (self.clone(), queue.clone());

@@ -36,7 +36,7 @@ macro_rules! part {
     (function "publish_with") => {
         concat!(
             part!(before "publish_with"),
-            part!(line "local function publish(ARGV, looks, own, told_all, from)"),
+            part!(line "local function publish(ARGV, looks, own, told_all, from, judged)"),
             part!(file "publish_with"),
             part!(line "end"),
         )
@@ -88,7 +88,7 @@ scripts! {
     publish: file "queue" file "spreading" file "horizon"
         line "local function jobs()" file "value" file "job" line "return find, remove end"
         line "local function pieces()" file "pieces" file "new_queue" line "return give_number end";
-    publish_with: line "local looks, own, told_all, from" before "publish_with";
+    publish_with: line "local looks, own, told_all, from, judged" before "publish_with";
     pump: file "queue" file "number" file "value"
         line "local function jobs()" file "job" file "change" line "return find, remove, die end"
         line "local function pieces()" file "pieces" line "return add_name, remove_name end";

@@ -20,7 +20,8 @@ use crate::random;
 const SPREAD_HOME: u32 = u32::MAX - 1;
 const SPREAD: u32 = u32::MAX;
 
-/// How long a partition takes what is published, from its first batch on, while others are under way; and how many jobs.
+/// How long a partition takes what is published, from its first batch on, while others are under way; and how many jobs: the
+/// batch with which it has so many is taken whole, as is what waits for it by then.
 /// So who publishes one after the other publishes to a partition each, and under load batches stay as large as those of a
 /// gathered queue, as do those of the consumes and acks that come behind: with a partition for each batch masters took
 /// half as much again for them.
@@ -207,18 +208,20 @@ impl Spreading {
         UnderWay(self)
     }
 
-    /// It is the next one's turn that can take a batch; if none can, the next one's.
-    pub fn pass(&self, can_take: impl Fn(Partition) -> bool) {
-        self.pass_on(&mut self.turn.lock(), can_take);
+    /// It is the next one's turn that can take a batch, which is answered; if none can, the next one's.
+    pub fn pass(&self, can_take: impl Fn(Partition) -> bool) -> Option<Partition> {
+        self.pass_on(&mut self.turn.lock(), can_take)
     }
 
-    fn pass_on(&self, turn: &mut Turn, can_take: impl Fn(Partition) -> bool) {
+    fn pass_on(&self, turn: &mut Turn, can_take: impl Fn(Partition) -> bool) -> Option<Partition> {
         let count = u32::from(self.partitions.count());
         // An odd step comes by every one of a power of two, and this one is to another master each time.
         let step = (count * 3 / 8) | 1;
         let nth = |n: u32| ((u32::from(turn.partition) + n * step) % count) as Partition;
-        let next = (1..count).map(nth).find(|next| can_take(*next)).unwrap_or_else(|| nth(1));
-        *turn = Turn { partition: next, begun: None, jobs: 0 };
+        // Last of all the one whose turn it was.
+        let next = (1..=count).map(nth).find(|next| can_take(*next));
+        *turn = Turn { partition: next.unwrap_or_else(|| nth(1)), begun: None, jobs: 0 };
+        next
     }
 }
 
@@ -306,6 +309,27 @@ mod tests {
         let turn = spreading.turn(can_take);
         drop(spreading.taken((turn + 1) % 4, SLICE_JOBS, can_take));
         assert_eq!(spreading.turn(can_take), turn, "it was not that one's turn");
+    }
+
+    /// Guards against a publish that looks at every partition once for each of them, while the others wait for their turn.
+    #[test]
+    fn who_finds_none_that_can_take_a_batch_is_told_so_after_one_look_at_each() {
+        let spreading = Spreading::new(SpreadRules::default(), Arc::new(Partitions::new("p", 64)));
+        let (before, looks) = (spreading.turn(|_| true), AtomicUsize::new(0));
+        let none = |_: Partition| {
+            looks.fetch_add(1, Ordering::Relaxed);
+            false
+        };
+        assert_eq!(spreading.pass(none), None);
+        assert_eq!(looks.into_inner(), 64, "each is looked at once");
+        assert_ne!(spreading.turn(|_| true), before, "the next publish begins with another one");
+        for _ in 0..2 {
+            assert_eq!(
+                spreading.pass(|partition| partition == before),
+                Some(before),
+                "it alone can, and goes on"
+            );
+        }
     }
 
     /// Guards against batches of a job or two, each to a partition of its own, while many publish; and against a partition

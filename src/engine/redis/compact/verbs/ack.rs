@@ -9,6 +9,7 @@ use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::{BUCKET_BYTES, place_of};
+use super::super::steps::Usage;
 use crate::engine::batch::{self, Call, Reply};
 use crate::engine::redis::batches::{self, MAX_WAITING, serve};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
@@ -19,6 +20,34 @@ use crate::name::{Namespace, Queue};
 
 /// Acks of one namespace if that has a quota, and those of all others.
 type Part = (Option<Namespace>, Vec<JobRef>, Vec<Reply<()>>);
+
+/// What became of acks in a partition.
+struct Forgotten {
+    bytes: i64,
+    count: i64,
+    /// Their places among what was asked: those whose receipt does not hold any more, and those that are not there.
+    stale: Vec<usize>,
+    missing: Vec<usize>,
+}
+
+impl Forgotten {
+    /// What the script answers. `order` has the places of its jobs.
+    fn read(answer: &[i64], order: &[usize]) -> Option<Forgotten> {
+        let [bytes, count, numbers @ ..] = answer else { return None };
+        let mut of = Forgotten { bytes: *bytes, count: *count, stale: Vec::new(), missing: Vec::new() };
+        for number in numbers {
+            let (list, n) =
+                if *number < 0 { (&mut of.missing, -1 - number) } else { (&mut of.stale, *number) };
+            list.push(*order.get(usize::try_from(n).ok()?)?);
+        }
+        Some(of)
+    }
+
+    /// The room that they had.
+    fn room(&self) -> Usage {
+        [self.count, self.bytes, 0]
+    }
+}
 
 impl CompactCore {
     /// Acks a job, together with others of its partition.
@@ -36,7 +65,7 @@ impl CompactCore {
     }
 
     /// Acks the jobs of a batch, and answers each call.
-    async fn ack_batch(self: &Arc<Self>, home: Partition, batch: Vec<Call<JobRef, ()>>) {
+    async fn ack_batch(self: &Arc<Self>, named: Partition, batch: Vec<Call<JobRef, ()>>) {
         let mut parts: Vec<Part> = Vec::new();
         for (job, reply) in batch.into_iter().map(Call::split) {
             let namespace = &job.queue.namespace;
@@ -52,53 +81,74 @@ impl CompactCore {
         let parts = parts.into_iter().map(async |(counted, jobs, replies)| {
             self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
             jobs.iter().for_each(|job| _ = self.common.handed_out.remove(&job.id));
-            let outcome = self.forget_all(home, &jobs).await;
-            if let (Some(namespace), Ok((bytes, count))) = (&counted, &outcome) {
-                self.give_room(namespace, [*count, *bytes, 0]).await;
-            }
-            for reply in replies {
-                // A caller that has left needs no answer.
-                let _ = reply.send(outcome.clone().map(drop).map_err(Fault::into));
+            let outcome = self.forget_all(named, Lane::HandOver, &jobs).await;
+            match outcome {
+                Ok(forgotten) => self.answer_acks(named, counted, (jobs, replies), forgotten),
+                Err(fault) => answer_all(replies, Err(fault)),
             }
         });
         together::all(parts).await;
     }
 
-    /// Forgets jobs that lie in this partition if they are not at home.
-    async fn forget_all(&self, named: Partition, jobs: &[JobRef]) -> Outcome<(i64, i64)> {
-        let (mut bytes, mut count) = self.forget(named, Lane::HandOver, jobs).await?;
-        if count == jobs.len() as i64 {
-            return Ok((bytes, count));
-        }
-        let mut elsewhere: BTreeMap<Partition, Vec<JobRef>> = BTreeMap::new();
-        for job in jobs {
+    /// Answers acks that were carried out where the ids say. Those that are not there may lie at home. What is to be done in
+    /// other partitions is done in tasks of its own: the next batch does not wait for them.
+    fn answer_acks(
+        self: &Arc<Self>,
+        named: Partition,
+        counted: Option<Namespace>,
+        (jobs, replies): (Vec<JobRef>, Vec<Reply<()>>),
+        forgotten: Forgotten,
+    ) {
+        let mut elsewhere: BTreeMap<Partition, (Vec<JobRef>, Vec<Reply<()>>)> = BTreeMap::new();
+        let mut done = Vec::with_capacity(replies.len());
+        for (n, (job, reply)) in jobs.into_iter().zip(replies).enumerate() {
             let home = self.partition_of(&job.queue);
-            if home != named {
-                elsewhere.entry(home).or_default().push(job.clone());
+            if home == named || !forgotten.missing.contains(&n) {
+                done.push(reply);
+                continue;
+            }
+            let (jobs, replies) = elsewhere.entry(home).or_default();
+            jobs.push(job);
+            replies.push(reply);
+        }
+        match &counted {
+            None => answer_all(done, Ok(())),
+            Some(namespace) => {
+                let (core, namespace, room) = (self.clone(), namespace.clone(), forgotten.room());
+                self.tasks.spawn(async move {
+                    core.give_room(&namespace, room).await;
+                    answer_all(done, Ok(()));
+                });
             }
         }
-        for (home, jobs) in elsewhere {
-            let (of_bytes, of_count) = self.forget(home, Lane::HandOver, &jobs).await?;
-            (bytes, count) = (bytes + of_bytes, count + of_count);
+        for (home, (jobs, replies)) in elsewhere {
+            let (core, counted) = (self.clone(), counted.clone());
+            self.tasks.spawn(async move {
+                let outcome = core.forget_all(home, Lane::HandOver, &jobs).await;
+                if let (Some(namespace), Ok(forgotten)) = (&counted, &outcome) {
+                    core.give_room(namespace, forgotten.room()).await;
+                }
+                answer_all(replies, outcome.map(drop));
+            });
         }
-        Ok((bytes, count))
     }
 
-    /// Forgets jobs. Answers how many bytes they had, and how many there were.
-    pub async fn forget(&self, home: Partition, lane: Lane, jobs: &[JobRef]) -> Outcome<(i64, i64)> {
-        let of = jobs.iter().map(|job| (&job.queue, &job.id, None));
-        let answer: Vec<i64> = self.ask(home, lane, &self.scripts.ack, self.ack_call(home, of).0).await?;
-        match answer[..] {
-            [bytes, count, ..] => Ok((bytes, count)),
-            _ => Err(Fault::unreadable("ack")),
-        }
+    /// Forgets jobs that lie in this partition.
+    async fn forget_all(&self, home: Partition, lane: Lane, jobs: &[JobRef]) -> Outcome<Forgotten> {
+        let call = self.ack_call(home, jobs.iter().map(|job| (&job.queue, &job.id, None)));
+        self.send_acks(home, lane, call).await
+    }
+
+    /// The same, for who needs not know which of them were there.
+    pub async fn forget(&self, home: Partition, lane: Lane, jobs: &[JobRef]) -> Outcome<()> {
+        self.forget_all(home, lane, jobs).await.map(drop)
     }
 
     /// Waits until replicas have all that was done there before, where the pool asks for that: by an ack of nothing.
     pub async fn replicas_have_all(&self, partition: Partition) -> Outcome<()> {
         match self.common.wait_replicas {
             0 => Ok(()),
-            _ => self.forget(partition, Lane::Other, &[]).await.map(drop),
+            _ => self.forget(partition, Lane::Other, &[]).await,
         }
     }
 
@@ -115,12 +165,13 @@ impl CompactCore {
         let (mut stale, mut done) = (HashSet::new(), 0);
         for (partition, of) in parts {
             let acked = async {
-                let (count, of_part) = self.ack_in(partition, queue, &of).await?;
-                if partition != home && count + of_part.len() < of.len() {
-                    let left: Vec<_> = of.iter().filter(|(id, _)| !of_part.contains(id)).copied().collect();
-                    stale.extend(self.ack_in(home, queue, &left).await?.1);
+                let Forgotten { stale: of_part, missing, .. } = self.ack_in(partition, queue, &of).await?;
+                if partition != home && !missing.is_empty() {
+                    let left: Vec<_> = missing.iter().map(|n| of[*n]).collect();
+                    let at_home = self.ack_in(home, queue, &left).await?;
+                    stale.extend(at_home.stale.iter().map(|n| left[*n].0));
                 }
-                stale.extend(of_part);
+                stale.extend(of_part.iter().map(|n| of[*n].0));
                 Outcome::Ok(())
             };
             acked.await.map_err(|fault| Error::from(fault).after(done))?;
@@ -129,39 +180,46 @@ impl CompactCore {
         Ok(jobs.iter().map(|(id, _)| *id).filter(|id| stale.contains(id)).collect())
     }
 
-    /// Those that lie there. How many were forgotten, and those whose receipt does not hold any more.
+    /// Acks those that lie there.
     async fn ack_in(
         &self,
         partition: Partition,
         queue: &Queue,
         jobs: &[(JobId, Option<Receipt>)],
-    ) -> Outcome<(usize, Vec<JobId>)> {
-        let of = jobs.iter().map(|(id, receipt)| (queue, id, *receipt));
-        let (call, ids) = self.ack_call(partition, of);
-        let answer: Vec<i64> = self.ask(partition, Lane::HandOver, &self.scripts.ack, call).await?;
-        let [bytes, count, stale @ ..] = &answer[..] else { return Err(Fault::unreadable("ack")) };
-        self.freed(queue, [*count, *bytes, 0]).await;
-        let id = |n: &i64| usize::try_from(*n).ok().and_then(|n| ids.get(n)).copied();
-        let stale: Option<Vec<JobId>> = stale.iter().map(id).collect();
-        Ok((*count as usize, stale.ok_or_else(|| Fault::unreadable("ack"))?))
+    ) -> Outcome<Forgotten> {
+        let call = self.ack_call(partition, jobs.iter().map(|(id, receipt)| (queue, id, *receipt)));
+        let forgotten = self.send_acks(partition, Lane::HandOver, call).await?;
+        self.freed(queue, forgotten.room()).await;
+        Ok(forgotten)
     }
 
-    /// A call, and the jobs in the order in which it names them: those of one queue in one bucket stand together, and what is
-    /// named twice one behind the other.
+    async fn send_acks(
+        &self,
+        home: Partition,
+        lane: Lane,
+        (call, order): (Cmd, Vec<usize>),
+    ) -> Outcome<Forgotten> {
+        let answer: Vec<i64> = self.ask(home, lane, &self.scripts.ack, call).await?;
+        Forgotten::read(&answer, &order).ok_or_else(|| Fault::unreadable("ack"))
+    }
+
+    /// A call, and in which order it names the jobs: those of one queue in one bucket stand together, and what is named twice
+    /// one behind the other.
     fn ack_call<'a>(
         &self,
         home: Partition,
         jobs: impl Iterator<Item = (&'a Queue, &'a JobId, Option<Receipt>)>,
-    ) -> (Cmd, Vec<JobId>) {
+    ) -> (Cmd, Vec<usize>) {
         let mut queues: Vec<&Queue> = Vec::new();
         let mut jobs: Vec<Acked> = jobs
-            .map(|(queue, id, receipt)| {
+            .enumerate()
+            .map(|(n, (queue, id, receipt))| {
                 let known = queues.iter().position(|other| *other == queue);
                 let queue = known.unwrap_or_else(|| {
                     queues.push(queue);
                     queues.len() - 1
                 });
-                Acked { queue: queue + 1, place: place_of(home, id), id: *id, receipt }
+                Acked { queue: queue + 1, place: place_of(home, id), n, receipt }
             })
             .collect();
         jobs.sort_by(|a, b| a.row().cmp(&b.row()).then_with(|| a.place.cmp(&b.place)));
@@ -181,7 +239,7 @@ impl CompactCore {
                 }
             }
         }
-        (cmd, jobs.into_iter().map(|job| job.id).collect())
+        (cmd, jobs.into_iter().map(|job| job.n).collect())
     }
 }
 
@@ -190,7 +248,8 @@ struct Acked {
     /// From 1.
     queue: usize,
     place: Vec<u8>,
-    id: JobId,
+    /// Its place among what was asked.
+    n: usize,
     receipt: Option<Receipt>,
 }
 
@@ -198,5 +257,12 @@ impl Acked {
     /// Its queue and its bucket.
     fn row(&self) -> (usize, &[u8]) {
         (self.queue, &self.place[..BUCKET_BYTES]) // every place begins with it
+    }
+}
+
+/// Gives all callers this answer. Who has left needs none.
+fn answer_all(replies: Vec<Reply<()>>, outcome: Outcome<()>) {
+    for reply in replies {
+        let _ = reply.send(outcome.clone().map_err(Fault::into));
     }
 }

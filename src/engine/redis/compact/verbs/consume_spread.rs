@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::super::core::CompactCore;
 use super::super::heads::Choice;
+use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::spread::SpreadQueue;
 use super::consume::Fetched;
@@ -84,7 +85,7 @@ impl CompactCore {
                         consumed.more |= !seen.failed.is_empty();
                         return Ok(consumed);
                     }
-                    self.wait_for(queue, spread, &mut seen).await?;
+                    self.wait_for(queue, &mut seen).await?;
                     continue;
                 }
             };
@@ -163,20 +164,17 @@ impl CompactCore {
         }
     }
 
-    /// Nothing was found, and some could not be asked: waits for these, as any call does. A consumer that waits goes on
-    /// waiting when they cannot be asked then either.
-    async fn wait_for(&self, queue: &Queue, spread: &SpreadQueue, seen: &mut Seen) -> Result<()> {
+    /// Nothing was found, and some could not be asked: waits for these, as any call does. They are asked by the key that
+    /// nobody ever writes: while a slot moves a list that is still there can be read, and no script begins. A consumer that
+    /// waits goes on waiting when they cannot be asked then either.
+    async fn wait_for(&self, queue: &Queue, seen: &mut Seen) -> Result<()> {
         let failed: Vec<Partition> = std::mem::take(&mut seen.failed).into_keys().collect();
-        let question = spread.heads.lock().asks();
-        for (partition, head) in self.ready_heads(queue, &failed).await {
-            let head = head.map_err(|fault| match Error::from(fault) {
+        let guard = |partition| redis::Cmd::exists(keys::guard(self.partitions.base(partition)));
+        for (_, told) in self.query_each::<u8>(&failed, guard).await {
+            told.map_err(|fault| match Error::from(fault) {
                 Error::Unreachable(why) => Error::Unseen(why, vec![queue.clone()]),
                 error => error,
             })?;
-            spread.heads.lock().seen(partition, head, self.now_in(partition) * 1000, question);
-            if head.is_none() {
-                seen.empty.insert(partition);
-            }
         }
         Ok(())
     }

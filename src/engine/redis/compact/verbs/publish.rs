@@ -16,7 +16,7 @@ use super::super::place::place_of;
 use super::super::steps::Usage;
 use super::publish_call::{Answer, BUSY, LOOK, Stored, Tried, encode, queues_of, read_answer};
 use crate::clock::{Micros, Millis};
-use crate::engine::batch::{self, Call};
+use crate::engine::batch::{self, BatchSize, Call, Caller};
 use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS, Plain, answer_each, serve};
 use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::connector::Connection;
@@ -32,6 +32,9 @@ use crate::engine::{How, Placed, Placing, Publication, Published};
 use crate::error::{Error, Result};
 use crate::job::JobRef;
 use crate::name::Queue;
+
+/// Publications that wait for one call.
+type Batch<Req> = Vec<Call<Req, Published>>;
 
 /// Forgets jobs of an answer that came too late.
 type TakingBack = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -66,20 +69,23 @@ impl CompactCore {
         publication: Publication,
     ) -> Result<Published> {
         self.ready(home, Lane::Publish(0)).await?;
-        let begin = || {
-            let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-            serve(
-                calls,
-                &self.tasks,
-                ("a task that publishes", PUBLISHERS),
-                self,
-                move |core, own, batch| async move {
-                    core.publish_batch(home, own, false, batch).await;
-                },
-            );
-            caller
-        };
+        let begin = || self.publisher(home, false, |batch| batch);
         self.publishes.call(home, Plain(publication), begin).await
+    }
+
+    /// Begins the tasks that publish to a partition what waits for it. `on_their_way` has those of a batch that go there.
+    pub fn publisher<Req: BatchSize + Send + 'static>(
+        self: &Arc<Self>,
+        home: Partition,
+        spread: bool,
+        on_their_way: fn(Batch<Req>) -> Batch<Plain>,
+    ) -> Caller<Req, Published> {
+        let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
+        let tasks = ("a task that publishes", PUBLISHERS);
+        serve(calls, &self.tasks, tasks, self, move |core, own, batch| async move {
+            core.publish_batch(home, own, spread, on_their_way(batch)).await;
+        });
+        caller
     }
 
     /// The job that is replaced lies in another partition: it goes after the new one is stored. HTTP names one queue.
@@ -241,7 +247,7 @@ impl CompactCore {
         home: Partition,
         own: usize,
         spread: bool,
-        batch: Vec<Call<Plain, Published>>,
+        batch: Batch<Plain>,
     ) {
         let (calls, replies) = calls_to_send(batch);
         if calls.is_empty() {

@@ -91,8 +91,7 @@ impl CompactCore {
                 refused => {
                     self.drop_parts(id, &parts).await;
                     return match refused? {
-                        Err(Answer::Busy) => Ok(Tried::Busy),
-                        Err(answer) => answered(part, answer).map(Tried::Published),
+                        Err(answer) => self.answered(part, answer).await,
                         Ok(_) => Err(unreadable().into()), // taken above
                     };
                 }
@@ -127,13 +126,9 @@ impl CompactCore {
                     self.drop_parts(id, others).await;
                     Err(Error::Overloaded)
                 }
-                Ok(Answer::Busy) => {
-                    self.drop_parts(id, others).await;
-                    Ok(Tried::Busy)
-                }
                 Ok(answer) => {
                     self.drop_parts(id, others).await;
-                    answered(first, answer).map(Tried::Published)
+                    self.answered(first, answer).await
                 }
                 // It may have been decided: whoever pumps the others asks.
                 Err(fault) => Err(fault.into()),
@@ -262,17 +257,26 @@ impl CompactCore {
             _ => Ok(()),
         }
     }
-}
 
-/// What the refusal of a part says of the whole.
-fn answered(part: &Part, answer: Answer) -> Result<Published> {
-    match answer {
-        Answer::Unchanged(Published::Conflict { index, id }) => {
-            Ok(Published::Conflict { index: part.of.get(index).copied().unwrap_or(index), id })
+    /// What the refusal of a part says of the whole.
+    async fn answered(&self, part: &Part, answer: Answer) -> Result<Tried> {
+        match answer {
+            Answer::Unchanged(Published::Conflict { index, id }) => {
+                let index = part.of.get(index).copied().unwrap_or(index);
+                Ok(Tried::Published(Published::Conflict { index, id }))
+            }
+            Answer::Unchanged(published) => Ok(Tried::Published(published)),
+            Answer::Busy => Ok(Tried::Busy),
+            Answer::Spread => {
+                // Which of its queues is known from then on.
+                for of in &part.publication.jobs {
+                    self.is_spread(&of.job.queue).await?;
+                }
+                Ok(Tried::Busy)
+            }
+            Answer::Taken => Err(id_taken()),
+            Answer::Ended => Err(Error::away("the values were stored too slowly")),
+            _ => Err(unreadable().into()),
         }
-        Answer::Unchanged(published) => Ok(published),
-        Answer::Taken => Err(id_taken()),
-        Answer::Ended => Err(Error::away("the values were stored too slowly")),
-        _ => Err(unreadable().into()),
     }
 }

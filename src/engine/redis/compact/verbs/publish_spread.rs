@@ -15,8 +15,6 @@ use super::super::partitions::Partition;
 use super::publish_call::{BUSY, LOOK, Tried};
 use super::publish_parts::Part;
 use super::spread::SLOW;
-use crate::engine::batch;
-use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS, serve};
 use crate::engine::redis::reply::id_taken;
 use crate::engine::redis::verbs::publish::{check, is_plain};
 use crate::engine::{Beside, How, NewId, OnConflict, Placed, Placing, Publication, Published};
@@ -107,8 +105,12 @@ impl CompactCore {
                     Tried::Elsewhere(_) => {}
                 }
             }
-            self.spreading.pass(|partition| self.can_take(partition));
-            partition = self.spreading.turn(|partition| self.can_take(partition));
+            let Some(next) = self.spreading.pass(|partition| self.can_take(partition)) else {
+                // None can take it now: this one is waited for.
+                left = 1;
+                continue;
+            };
+            partition = next;
             for Placing { job, .. } in &mut publication.jobs {
                 job.id = self.new_id(partition, job);
             }
@@ -123,19 +125,7 @@ impl CompactCore {
         publication: Publication,
     ) -> Result<Published> {
         self.try_link(partition, Lane::Publish(0)).map_err(Error::Unreachable)?;
-        let begin = || {
-            let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-            serve(
-                calls,
-                &self.tasks,
-                ("a task that publishes", PUBLISHERS),
-                self,
-                move |core, own, batch| async move {
-                    core.publish_batch(partition, own, true, Movable::take_all(batch)).await;
-                },
-            );
-            caller
-        };
+        let begin = || self.publisher(partition, true, Movable::take_all);
         let taken = Taken::default();
         let movable = Movable::new(publication, taken.clone());
         let mut call = pin!(self.spread_publishes.call(partition, movable, begin));

@@ -126,6 +126,10 @@ impl CompactCore {
         cmd.arg(id.name.as_str()).arg(wanted).arg(&mark).arg(bounds.of_namespace).arg(u8::from(dry));
         let (now, home, floor, mark): (u64, i64, u64, String) = self.ask_names(&id.namespace, cmd).await?;
         let Ok(home) = Partition::try_from(home) else { return Ok(Stepped::TooMany) };
+        if !dry {
+            // A schedule whose name a failover forgot would go on, and nobody would find it.
+            self.replicas_have_all(self.partitions.of_namespace(&id.namespace)).await?;
+        }
         if home != wanted && step.queue().is_some() {
             return Err(Error::refused("the name of a new schedule that has a job lies elsewhere"));
         }
@@ -321,6 +325,7 @@ impl CompactCore {
         let mut cmd = self.name_call(&id.namespace, "move");
         cmd.arg(id.name.as_str()).arg(home).arg(to).arg(version.revision);
         let _: (u64, u8) = self.ask_names(&id.namespace, cmd).await?;
+        self.replicas_have_all(self.partitions.of_namespace(&id.namespace)).await?;
         let leaves = ScheduleStep { id: id.clone(), expected: Some(version), then: ScheduleThen::Delete };
         self.send_step(Addressed { moves_on: true, ..Addressed::plain(home, leaves) }).await.map(drop)
     }
