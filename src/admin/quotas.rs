@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{AdminStore, QuotasVersion, Scope};
-use crate::engine::{Engine, Quota, Quotas};
+use crate::engine::{Engine, Quota, Quotas, together};
 use crate::error::Result;
 use crate::name::PoolName;
 use crate::outage::Outage;
@@ -31,6 +31,22 @@ pub struct Bounded {
     /// How many changes this server has made, its start included, and how many of them are in force on it.
     made: watch::Sender<u64>,
     in_force: watch::Sender<u64>,
+}
+
+impl Bounded {
+    /// A quota may have changed. Answers which change of this server it is.
+    fn is_to_be_told(&self) -> u64 {
+        self.made.send_modify(|made| *made += 1);
+        let made = *self.made.borrow();
+        self.changed.notify_one();
+        made
+    }
+
+    /// Returns once so many changes are in force.
+    async fn has_heard(&self, made: u64) {
+        // Its sender lives as long as this.
+        let _ = self.in_force.subscribe().wait_for(|done| *done >= made).await;
+    }
 }
 
 /// The quotas of all namespaces.
@@ -70,14 +86,12 @@ impl QuotaManager {
     /// is one. In force on this server when it answers, if its store counts within a second; on others within a second.
     pub async fn put(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool> {
         let put = self.store.put_quota(scope, quota, if_none).await;
-        for store in self.stores.iter().filter(|store| store.pools.contains(&scope.pool)) {
-            // Also after an error: it may have been done.
-            store.made.send_modify(|made| *made += 1);
-            let made = *store.made.borrow();
-            store.changed.notify_one();
-            if put.is_ok() {
-                let _ = timeout(IN_FORCE, store.in_force.subscribe().wait_for(|done| *done >= made)).await;
-            }
+        // Also after an error: it may have been done.
+        let of_pool = self.stores.iter().filter(|store| store.pools.contains(&scope.pool));
+        let told: Vec<(&Bounded, u64)> = of_pool.map(|store| (store, store.is_to_be_told())).collect();
+        if put.is_ok() {
+            let heard = told.into_iter().map(|(store, made)| store.has_heard(made));
+            let _ = timeout(IN_FORCE, together::all(heard)).await;
         }
         put
     }
@@ -110,8 +124,7 @@ impl QuotaManager {
     pub async fn begun(&self) {
         let begun = async {
             for store in &self.stores {
-                // Its sender lives as long as this.
-                let _ = store.in_force.subscribe().wait_for(|done| *done > 0).await;
+                store.has_heard(1).await;
             }
         };
         let _ = timeout(IN_FORCE, begun).await;

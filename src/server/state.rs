@@ -96,6 +96,7 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
         ServedPool { name, engine, dispatcher, ids: Arc::default(), outage }
     });
     let served: Vec<ServedPool> = served.collect();
+    let placers = placers(config, &served);
     let push_server = PushServer {
         store: push_store,
         outage: outage.clone(),
@@ -115,7 +116,8 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
     let pool = |pool: ServedPool| {
         let counts = metrics.of_schedules(&pool.name);
         let (name, engine) = (pool.name.clone(), pool.engine.clone());
-        let scheduler = Scheduler::new(name.clone(), engine.clone(), zones.clone(), bounds, counts);
+        let places = placers[&name].clone();
+        let scheduler = Scheduler::new(name.clone(), places, zones.clone(), bounds, counts);
         let (store, of_engine) = ((engine, pool.dispatcher.clone()), metrics.engine.pool(&name));
         let sampler = Sampler::new(name.clone(), store, of_engine, push.clone(), history.clone(), began);
         (name, Arc::new(pool.state(scheduler, sampler)))
@@ -182,13 +184,27 @@ fn pushed(pool: &ServedPool, metrics: &Metrics) -> PushedPool {
     }
 }
 
-/// Each store that holds quotas, and whose: those of its own pool, unless that moves, and of pools that move to it.
+/// Where a pool moves to.
+fn moves_to<'a>(config: &'a Config, pool: &PoolName) -> Option<&'a str> {
+    config.pool[pool.as_str()].migrate_to.as_deref()
+}
+
+/// What each pool's schedules are placed by. In the store that a pool moves to are that pool's too: whoever places them
+/// there must know the jobs of both stores.
+fn placers(config: &Config, served: &[ServedPool]) -> BTreeMap<PoolName, Arc<dyn Engine>> {
+    let placer = |pool: &ServedPool| {
+        let moving = served.iter().find(|other| moves_to(config, &other.name) == Some(pool.name.as_str()));
+        (pool.name.clone(), moving.unwrap_or(pool).engine.clone())
+    };
+    served.iter().map(placer).collect()
+}
+
+/// Each store that holds quotas, and whose: those of its own pool, and of pools that move to it. Also one that is
+/// drained: servers of an earlier round publish to it still.
 fn bounded(config: &Config, stores: &Stores) -> impl Iterator<Item = (Arc<dyn Engine>, Vec<PoolName>)> {
-    let moves_to = |pool: &PoolName| config.pool[pool.as_str()].migrate_to.as_deref();
     stores.engines.iter().map(move |(name, engine)| {
-        let own = [name].into_iter().filter(|name| moves_to(name).is_none());
-        let moving = stores.engines.keys().filter(|pool| moves_to(pool) == Some(name.as_str()));
-        (engine.clone(), own.chain(moving).cloned().collect())
+        let moving = stores.engines.keys().filter(|pool| moves_to(config, pool) == Some(name.as_str()));
+        (engine.clone(), [name].into_iter().chain(moving).cloned().collect())
     })
 }
 
@@ -213,7 +229,7 @@ fn about(config: &Config, config_file: Option<String>) -> About {
             let kind = if pool.master_name.is_some() { "sentinels" } else { "redis" };
             (kind, pool.addr.clone().unwrap_or_default())
         };
-        let min_free_disk = pool.path.is_some().then_some(pool.min_free_disk << 20);
+        let min_free_disk = pool.path.is_some().then(|| pool.min_free_disk.saturating_mul(1 << 20));
         let kind = kind.to_owned();
         let about = AboutPool { kind, address, min_free_disk, migrates_to: pool.migrate_to.clone() };
         Some((PoolName::parse(name).ok()?, about))

@@ -10,6 +10,7 @@ use crate::support::client::{Response, send};
 use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer};
+use crate::support::wait::until;
 
 /// Two stores of jobs, and one of tokens.
 struct Pools {
@@ -264,6 +265,81 @@ async fn servers_of_two_rounds_serve_side_by_side() {
         }
         one = other;
     }
+}
+
+/// A schedule of the namespace, as the server shows it.
+async fn schedule(server: &TestServer, token: &str) -> Response {
+    server.get(token, "/api/ns/_schedules/tick").await
+}
+
+async fn set_schedule(server: &TestServer, token: &str, overlap: &str) {
+    let setting = serde_json::json!({ "queue": "ticks", "every": 1, "text": "x", "overlap": overlap });
+    let request = server.api("PUT", "/api/ns/_schedules/tick", token).body(setting.to_string());
+    send(request).await.expect(201);
+}
+
+/// Guards against schedules that no server places any more, since those of one round have moved them there, and those of
+/// the other one back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_schedule_outlives_servers_of_two_rounds() {
+    let pools = Pools::new(Store::redis(), Store::redis());
+    let rounds = [(&pools.to, Some(&pools.from)), (&pools.from, Some(&pools.to)), (&pools.to, None)];
+    let mut one = pools.before().await;
+    let token = one.token("ns").await;
+    set_schedule(&one, &token, "allow").await;
+    let tick = async |server: &TestServer, what: &str| {
+        let job = server.get(&token, "/api/ns/ticks?timeout=10").await;
+        assert_eq!(job.status, 200, "{what}: a job a second: {job:?}");
+        send(server.api("DELETE", &format!("/api/ns/ticks/job/{}", job.job_id()), &token)).await.expect(204);
+    };
+    for (round, (of, to)) in rounds.into_iter().enumerate() {
+        let other = pools.server(of, to).await;
+        for server in [&one, &other, &one, &other] {
+            tick(server, &format!("round {}, of two servers", round + 1)).await;
+        }
+        one.stop().await;
+        one = other;
+        let shown = until_status(200, async || schedule(&one, &token).await).await;
+        assert_eq!(shown.json["state"], "on", "round {}: {shown:?}", round + 1);
+        // What was ready before says nothing.
+        send(one.api("DELETE", "/api/ns/ticks", &token)).await.expect(204);
+        for _ in 0..2 {
+            tick(&one, &format!("round {}", round + 1)).await;
+        }
+    }
+}
+
+/// Guards against a job of a schedule that is placed beside one that lives, since that one is in the other store.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_schedule_skips_for_a_job_of_the_old_store_no_placer_places() {
+    let pools = Pools::new(Store::redis(), Store::redis());
+    let server = pools.before().await;
+    let token = server.token("ns").await;
+    set_schedule(&server, &token, "skip").await;
+    until("its first job is there", async || server.size("/api/ns/ticks").await == 1).await;
+    server.stop().await;
+    let server = pools.moving().await;
+    let skipped = async || schedule(&server, &token).await.json["counts"]["skipped"].as_u64().unwrap_or(0);
+    let before = skipped().await;
+    until("some more were due", async || skipped().await >= before + 3).await;
+    assert_eq!(server.size("/api/ns/ticks").await, 1, "the first one lives");
+}
+
+/// Guards against a namespace that a server of the first round lets publish beyond its quota, since one of the second round
+/// has said that the store has none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quota_holds_at_servers_of_two_rounds() {
+    let pools = Pools::new(Store::redis(), Store::redis());
+    let first = pools.server(&pools.to, Some(&pools.from)).await;
+    let token = first.token("ns").await;
+    send(first.admin("PUT", "/quota/ns").body(r#"{"jobs":1}"#)).await.expect(200);
+    first.put(&token, "/api/ns/q", "x").await.expect(201);
+    first.put(&token, "/api/ns/q", "y").await.expect(507);
+    let second = pools.server(&pools.from, Some(&pools.to)).await;
+    first.put(&token, "/api/ns/q", "y").await.expect(507);
+    // Its publishes go to the other store, which has room for one.
+    second.put(&token, "/api/ns/q", "y").await.expect(201);
+    second.put(&token, "/api/ns/q", "z").await.expect(507);
 }
 
 /// A server whose pool moves from this Redis to a directory, with its tokens in a third place.

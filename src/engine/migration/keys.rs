@@ -9,6 +9,12 @@ use crate::error::Result;
 use crate::job::{JobId, JobRef, JobState, Receipt};
 use crate::name::Queue;
 
+/// Whether something was stored. What is stored stays, whatever becomes of the rest: an error would make the caller
+/// publish it once more.
+fn is_done(published: &Published) -> bool {
+    matches!(published, Published::Done(_))
+}
+
 /// What the old store says to a publish.
 pub enum Before {
     /// It was done already, or a job has its key.
@@ -24,13 +30,13 @@ impl TwoStores {
             Before::Answered(published) => return Ok(published),
             Before::Goes(go) => go,
         };
-        // The new store forgets the job that is replaced if it has it, in one step with the publish.
-        let published = self.new.publish(publication).await?;
-        if let Published::Done(_) = published {
-            // What is stored stays, whatever becomes of the rest: an error would make the caller publish it once more.
-            self.ack_old(go).await;
+        if go.is_empty() {
+            return self.new.publish(publication).await;
         }
-        Ok(published)
+        // The new store forgets the job that is replaced if it has it, in one step with the publish. A caller that leaves
+        // meanwhile leaves nothing half done.
+        let new = self.new.clone();
+        self.then_ack_old(go, async move { new.publish(publication).await }, is_done).await
     }
 
     /// Looks up in the old store what a publish needs to know of it: what was done already, and who has its keys.

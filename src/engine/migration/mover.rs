@@ -2,15 +2,19 @@
 //! from then on nobody places it there. Then it is written to the new one, and at last its mark says that it has arrived. A
 //! move that was cut off is finished by whoever looks next. The mark stays, so that a server that knows the old store
 //! alone says where the schedule is not.
+//!
+//! **There and back.** A schedule may come back to a store that has its mark: a pool moves back, or servers of two rounds
+//! serve side by side, of which one moves it there and the other one back. It takes the place of its mark. What a server
+//! that began later has moved away is left where it is for a while: else the two would move it again and again.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::patience::{OldState, late};
 use crate::clock::Millis;
@@ -18,7 +22,7 @@ use crate::engine::{
     DueList, Engine, ScheduleBounds, ScheduleId, ScheduleList, SchedulePut, ScheduleSetting, ScheduleState,
     ScheduleStep, ScheduleThen, Stepped, StoredSchedule, together,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::process::tasks::Tasks;
 
 /// How many move at a time.
@@ -27,6 +31,12 @@ const AT_A_TIME: usize = 64;
 const ON_ITS_WAY: Millis = (1 << 53) - 1;
 /// How long what is due waits for the old store once all have moved.
 const GLANCE: Duration = Duration::from_millis(5);
+/// For how long a schedule is left in the old store that a server which began later has moved there.
+const LEFT_THERE: Duration = Duration::from_secs(600);
+/// How soon the old store is looked through again when all that it has is left there.
+const REST: Duration = Duration::from_secs(60);
+/// After how long a schedule on its way is taken for one whose move was cut off, by who is to move it the other way.
+const CUT_OFF: Duration = Duration::from_secs(1);
 /// What moves is no new schedule to the pool.
 const ALL: ScheduleBounds = ScheduleBounds { of_namespace: ON_ITS_WAY, of_pool: ON_ITS_WAY };
 
@@ -44,6 +54,21 @@ pub struct Mover {
     is_away: AtomicBool,
     /// A look into the old store that nobody waits for any more. Answers whether something has moved.
     under_way: Mutex<Option<JoinHandle<Result<bool>>>>,
+    /// The new store's time of day at the first look.
+    began: OnceLock<Millis>,
+    /// All that the old store has was left there: until when it is not looked through.
+    rests_until: parking_lot::Mutex<Option<Instant>>,
+}
+
+/// What became of a schedule that may be in the old store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Settled {
+    /// The old store has none of that name, or its mark.
+    NotThere,
+    /// It is left there.
+    Left,
+    /// It has moved, or somebody else has done something with it.
+    Moved,
 }
 
 impl Mover {
@@ -56,7 +81,14 @@ impl Mover {
             done: AtomicBool::new(false),
             is_away: AtomicBool::new(false),
             under_way: Mutex::default(),
+            began: OnceLock::new(),
+            rests_until: parking_lot::Mutex::default(),
         }
+    }
+
+    /// The new store's time of day is this.
+    pub fn hear(&self, now: Millis) {
+        self.began.get_or_init(|| now);
     }
 
     /// Whether the old store did not answer when it was last looked at.
@@ -91,6 +123,9 @@ impl Mover {
     /// Moves what is left in the old store. Answers whether there was something.
     pub async fn move_all(&self) -> Result<bool> {
         let _one = self.one.lock().await;
+        if self.rests_until.lock().is_some_and(|until| Instant::now() < until) {
+            return Ok(false);
+        }
         let moved = self.move_left().await;
         self.is_away.store(moved.is_err(), Ordering::Relaxed);
         moved
@@ -99,42 +134,88 @@ impl Mover {
     /// Until a walk through all finds none.
     async fn move_left(&self) -> Result<bool> {
         let mut has_moved = false;
-        while self.walk().await? {
+        loop {
+            let (moved, left) = self.walk().await?;
+            *self.rests_until.lock() = (left && !moved).then(|| Instant::now() + REST);
+            if !moved {
+                self.done.store(true, Ordering::Relaxed);
+                return Ok(has_moved);
+            }
             has_moved = true;
         }
-        self.done.store(true, Ordering::Relaxed);
-        Ok(has_moved)
     }
 
-    async fn walk(&self) -> Result<bool> {
-        let (mut found, mut from) = (false, None);
+    /// Answers whether some have moved, and whether some were left.
+    async fn walk(&self) -> Result<(bool, bool)> {
+        let (mut moved, mut left, mut from) = (false, false, None);
         loop {
             let part = DueList::Ever { from, limit: AT_A_TIME };
-            let left = self.state.ask(self.old.due_schedules(part)).await?;
-            for some in left.schedules.chunks(AT_A_TIME) {
-                found = true;
-                together::try_all(some.iter().map(|of| self.settle(&of.id))).await?;
+            let there = self.state.ask(self.old.due_schedules(part)).await?;
+            for some in there.schedules.chunks(AT_A_TIME) {
+                let settled = together::try_all(some.iter().map(|of| self.settle(&of.id))).await?;
+                moved |= settled.iter().any(|settled| *settled != Settled::Left);
+                left |= settled.contains(&Settled::Left);
             }
-            from = left.more;
+            from = there.more;
             if from.is_none() {
-                return Ok(found);
+                return Ok((moved, left));
             }
         }
     }
 
-    /// Moves one, if it is in the old store.
+    /// Moves one, if it is in the old store. Where neither store has it the mark of an earlier move goes: the name is free.
     pub async fn move_one(&self, id: &ScheduleId) -> Result<()> {
         let _one = self.one.lock().await;
-        self.settle(id).await
+        if self.settle(id).await? != Settled::NotThere {
+            return Ok(());
+        }
+        let (there, _) = self.in_new(id).await?;
+        let Some(mark) = there.filter(has_arrived) else { return Ok(()) };
+        if self.in_old(id).await?.is_none() {
+            let step =
+                ScheduleStep { id: id.clone(), expected: Some(mark.version), then: ScheduleThen::Delete };
+            self.new.step_schedule(step).await?;
+        }
+        Ok(())
     }
 
-    /// From here on the old store has no schedule of that name, or says that it has arrived.
-    async fn settle(&self, id: &ScheduleId) -> Result<()> {
-        let Some(schedule) = self.in_old(id).await? else { return Ok(()) };
+    /// From here on the old store has no schedule of that name, or says that it has arrived, unless it is left there.
+    async fn settle(&self, id: &ScheduleId) -> Result<Settled> {
+        let Some((schedule, went)) = self.in_old(id).await? else { return Ok(Settled::NotThere) };
+        if has_arrived(&schedule) {
+            return Ok(Settled::NotThere);
+        }
+        // Read while the old store has it: what a mark stands for is known so.
+        let (there, now) = self.in_new(id).await?;
+        if schedule.state != ScheduleState::Moved {
+            if there.as_ref().is_some_and(|mark| self.is_left(mark, now)) {
+                return Ok(Settled::Left);
+            }
+            if there.as_ref().is_some_and(is_on_its_way) {
+                sleep(CUT_OFF).await;
+                let (still, _) = self.in_new(id).await?;
+                if still != there {
+                    return Ok(Settled::Moved); // somebody has finished it
+                }
+            }
+        } else if self.in_old(id).await?.map(|(still, _)| still.version) != Some(schedule.version) {
+            return Ok(Settled::Moved); // somebody was faster
+        }
         // Until the next walk finds none. An error or the end of a request may prevent its last mark: deleted then, it would
         // come from the old store again.
         self.done.store(false, Ordering::Relaxed);
-        self.move_schedule(schedule).await
+        self.move_schedule(schedule, there, went).await.map(|()| Settled::Moved)
+    }
+
+    /// Whether this is the mark of one that was moved away from the new store just now, by a server that began after this
+    /// one.
+    fn is_left(&self, mark: &StoredSchedule, now: Millis) -> bool {
+        let gone = std::str::from_utf8(&mark.progress).ok().and_then(|text| text.parse::<Millis>().ok());
+        let (Some(began), Some(gone), true) = (self.began.get(), gone, has_arrived(mark)) else {
+            return false;
+        };
+        // A time of day that was set back says nothing.
+        gone > *began && now.checked_sub(gone).is_some_and(|ago| ago < LEFT_THERE.as_millis() as Millis)
     }
 
     /// Deletes one in the new store. Nothing of it comes from the old one after that.
@@ -154,17 +235,29 @@ impl Mover {
         Ok(stepped)
     }
 
-    async fn in_old(&self, id: &ScheduleId) -> Result<Option<StoredSchedule>> {
+    /// The record of that name in the old store, and that store's time of day.
+    async fn in_old(&self, id: &ScheduleId) -> Result<Option<(StoredSchedule, Millis)>> {
         let list = ScheduleList::One(id.name.clone());
-        let found = self.state.ask(self.old.list_schedules(&id.namespace, list)).await?.schedules;
-        Ok(found.into_iter().next())
+        let page = self.state.ask(self.old.list_schedules(&id.namespace, list)).await?;
+        Ok(page.schedules.into_iter().next().map(|found| (found, page.now)))
     }
 
-    /// Takes a schedule from where it is on its way. Who was faster has done it, or the next look does.
-    async fn move_schedule(&self, mut schedule: StoredSchedule) -> Result<()> {
-        if has_arrived(&schedule) {
-            return Ok(());
-        }
+    /// The same of the new store.
+    async fn in_new(&self, id: &ScheduleId) -> Result<(Option<StoredSchedule>, Millis)> {
+        let list = ScheduleList::One(id.name.clone());
+        let page = self.new.list_schedules(&id.namespace, list).await?;
+        Ok((page.schedules.into_iter().next(), page.now))
+    }
+
+    /// Takes a schedule from where it is on its way. Who was faster has done it, or the next look does. `there` is what the
+    /// new store had while the old one had the schedule: its mark of an earlier time gives way. It went at `went`, by the
+    /// old store's time of day.
+    async fn move_schedule(
+        &self,
+        mut schedule: StoredSchedule,
+        there: Option<StoredSchedule>,
+        went: Millis,
+    ) -> Result<()> {
         let put = |next, setting, schedule: &StoredSchedule| SchedulePut {
             setting,
             revision: Some(schedule.version.revision),
@@ -187,22 +280,42 @@ impl Mover {
             ..put(Some(0), Some(schedule.setting.clone()), &schedule)
         };
         let then = ScheduleThen::Put(Box::new(arrives));
-        self.new.step_schedule(ScheduleStep { id: schedule.id.clone(), expected: None, then }).await?;
-        // Nothing of it is left but its name.
+        let expected = there.filter(|there| there.state == ScheduleState::Moved).map(|mark| mark.version);
+        let step = ScheduleStep { id: schedule.id.clone(), expected, then };
+        match self.new.step_schedule(step).await? {
+            Stepped::Done { .. } => {}
+            // It is there: somebody was faster, or the new store has one of that name. Or it was deleted there meanwhile.
+            Stepped::Stale => {
+                let (there, _) = self.in_new(&schedule.id).await?;
+                if there.as_ref().is_some_and(has_arrived) {
+                    return Ok(()); // it was there, and has left
+                }
+            }
+            _ => return Err(Error::refused("the store that the pool moves to takes no schedule")),
+        }
+        // Nothing of it is left but its name, and when it went.
         let empty = ScheduleSetting { text: Bytes::new(), body: Bytes::new(), ..schedule.setting.clone() };
-        let mark = SchedulePut { progress: Bytes::new(), landed: None, ..put(None, Some(empty), &schedule) };
+        let mark = put(None, Some(empty), &schedule);
+        let mark = SchedulePut { progress: went.to_string().into(), landed: None, ..mark };
         in_old(&schedule, mark).await.map(drop)
     }
 
     /// Forgets that a schedule has moved.
     async fn forget_mark(&self, id: &ScheduleId) -> Result<()> {
-        let Some(mark) = self.in_old(id).await?.filter(has_arrived) else { return Ok(()) };
+        let found = self.in_old(id).await?.map(|(found, _)| found);
+        let Some(mark) = found.filter(has_arrived) else { return Ok(()) };
         let then = ScheduleThen::Delete;
         let step = ScheduleStep { id: id.clone(), expected: Some(mark.version), then };
         self.state.ask(self.old.step_schedule(step)).await.map(drop)
     }
 }
 
-fn has_arrived(schedule: &StoredSchedule) -> bool {
+/// Whether it is elsewhere by now: this is its mark.
+pub fn has_arrived(schedule: &StoredSchedule) -> bool {
     schedule.state == ScheduleState::Moved && schedule.next.is_none()
+}
+
+/// Whether a move of it has begun, and not ended.
+fn is_on_its_way(schedule: &StoredSchedule) -> bool {
+    schedule.state == ScheduleState::Moved && schedule.next.is_some()
 }

@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::patience::{OldState, late};
 use super::stores::TwoStores;
-use crate::engine::{Consumed, Engine};
+use crate::engine::{Consumed, Engine, together};
 use crate::error::{Error, Result};
 use crate::job::{Job, JobRef};
 use crate::name::QueueList;
+use crate::process::tasks::Tasks;
 
 /// How often an owed ack is tried.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
@@ -61,19 +63,50 @@ impl TwoStores {
         }
     }
 
-    /// Acks in the old store, all at the same time, now or later.
-    pub async fn ack_old(&self, jobs: Vec<JobRef>) {
-        let patience = self.state.patience();
-        let acks = jobs.into_iter().map(|job| {
-            let old = self.old.clone();
-            self.tasks.spawn(async move {
-                let acked = timeout(patience, old.ack(&job.queue, &[(job.id, None)])).await;
-                (job, acked.unwrap_or_else(|_| Err(late())))
-            })
+    /// Does `step`, and acks these jobs in the old store if it is done, now or later; both also when nobody waits for it
+    /// any more.
+    pub async fn then_ack_old<T: Send + 'static>(
+        &self,
+        jobs: Vec<JobRef>,
+        step: impl Future<Output = Result<T>> + Send + 'static,
+        is_done: impl FnOnce(&T) -> bool + Send + 'static,
+    ) -> Result<T> {
+        let acks = OldAcks::of(self);
+        let both = self.tasks.spawn(async move {
+            let stepped = step.await?;
+            if is_done(&stepped) {
+                acks.ack(jobs).await;
+            }
+            Ok(stepped)
         });
-        for ack in acks.collect::<Vec<_>>() {
-            if let Ok((job, Err(error))) = ack.await {
-                self.owe(job, &error);
+        both.await.map_err(Error::away)?
+    }
+}
+
+/// Acks in the old store of what was replaced in the new one.
+struct OldAcks {
+    old: Arc<dyn Engine>,
+    state: Arc<OldState>,
+    tasks: Tasks,
+    owed: Arc<Semaphore>,
+}
+
+impl OldAcks {
+    fn of(stores: &TwoStores) -> OldAcks {
+        let TwoStores { old, state, tasks, owed, .. } = stores;
+        OldAcks { old: old.clone(), state: state.clone(), tasks: tasks.clone(), owed: owed.clone() }
+    }
+
+    /// All at the same time, now or later.
+    async fn ack(&self, jobs: Vec<JobRef>) {
+        let patience = self.state.patience();
+        let acks = jobs.iter().map(|job| async move {
+            let acked = timeout(patience, self.old.ack(&job.queue, &[(job.id, None)])).await;
+            acked.unwrap_or_else(|_| Err(late()))
+        });
+        for (job, acked) in jobs.iter().zip(together::all(acks).await) {
+            if let Err(error) = acked {
+                self.owe(job.clone(), &error);
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::keys::Before;
+use super::mover::has_arrived;
 use super::patience::{LOOK_AGAIN, late};
 use super::stores::TwoStores;
 use crate::engine::{
@@ -36,18 +37,19 @@ impl TwoStores {
                 Before::Goes(go) => go,
             };
         }
-        let stepped = self.new.step_schedule(step).await?;
-        if let Stepped::Done { .. } = stepped {
-            self.ack_old(go).await;
+        if go.is_empty() {
+            return self.new.step_schedule(step).await;
         }
-        Ok(stepped)
+        let new = self.new.clone();
+        let is_done = |stepped: &Stepped| matches!(stepped, Stepped::Done { .. });
+        self.then_ack_old(go, async move { new.step_schedule(step).await }, is_done).await
     }
 
     /// Of the new store, once all have moved.
     pub async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
         if let ScheduleList::One(name) = &list {
             let page = self.new.list_schedules(namespace, list.clone()).await?;
-            if !page.schedules.is_empty() {
+            if page.schedules.first().is_some_and(|found| !has_arrived(found)) {
                 return Ok(page);
             }
             self.mover.move_one(&ScheduleId { namespace: namespace.clone(), name: name.clone() }).await?;
@@ -66,6 +68,7 @@ impl TwoStores {
             Ok(true) => self.new.due_schedules(list).await?,
             _ => due?,
         };
+        self.mover.hear(due.now);
         let look = if moved.is_ok() { LOOK } else { LOOK_AGAIN };
         Ok(DueSchedules { next: due.next.min(look), ..due })
     }

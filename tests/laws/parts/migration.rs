@@ -624,6 +624,21 @@ async fn a_republish_goes_on_without_the_old_store_and_acks_there_later() {
     .await;
 }
 
+/// Guards against a job that comes once more since the client of its republish has left.
+#[tokio::test(start_paused = true)]
+async fn a_republish_whose_caller_leaves_is_done_to_its_end() {
+    let pools = Move::new().await;
+    let old = pools.put(0, "old").await;
+    let again = job(&queue("a"), "again").make(&pools.stages[1]);
+    pools.old.set(State::Hangs);
+    let left = tokio::time::timeout(PATIENCE / 2, pools.pool.republish(old.name(), again)).await;
+    assert!(left.is_err(), "it waits for the old store: {left:?}");
+    tokio::time::sleep(2 * PATIENCE).await;
+    pools.old.set(State::Up);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(ok("consume", pools.consume(9).await), ["again"], "the other one is acked");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_ack_of_the_new_stores_job_needs_no_old_store() {
     without_the_old(&BOTH, async |pools, state| {
@@ -947,6 +962,102 @@ async fn overlap_counts_jobs_of_the_old_store() {
             }
             _ => panic!("{what}"),
         }
+    }
+}
+
+/// Guards against a schedule that is in neither store once a pool has moved back, since its mark is there.
+#[tokio::test]
+async fn a_schedule_comes_back_with_a_pool_that_moves_back() {
+    let pool = Move::new().await;
+    let before = pool.schedule("s").await;
+    assert_eq!(due(&*pool.pool).await.len(), 1, "it moves");
+    for (from, to) in [(&pool.new, &pool.old), (&pool.old, &pool.new)] {
+        let moves = moving(from, to).await;
+        let came = due(&*moves).await;
+        assert_eq!(came.len(), 1, "it moves again: {came:?}");
+        let came = &came[0];
+        assert_eq!((came.version.revision, came.landed), (before.version.revision, before.landed));
+        assert_eq!((&came.setting, &came.progress), (&before.setting, &before.progress));
+        let mark = read(&**from, "s").await.expect("its mark stays");
+        assert_eq!((mark.state, mark.next), (ScheduleState::Moved, None), "{mark:?}");
+        assert_eq!(due(&**to).await.len(), 1, "once");
+    }
+}
+
+/// Guards against a name that nobody can use any more, since one store says that its schedule is in the other.
+#[tokio::test]
+async fn the_name_of_a_schedule_that_was_deleted_after_its_move_is_free_when_the_pool_moves_back() {
+    let pool = Move::new().await;
+    pool.schedule("s").await;
+    assert_eq!(due(&*pool.pool).await.len(), 1, "it moves");
+    // By a server that knows the new store alone.
+    let there = read(&*pool.new, "s").await.expect("it has arrived");
+    let delete = ScheduleStep { id: there.id, expected: Some(there.version), then: ScheduleThen::Delete };
+    assert!(matches!(pool.new.step_schedule(delete).await, Ok(Stepped::Done { .. })), "it goes");
+    let back = moving(&pool.new, &pool.old).await;
+    assert_eq!(read(&*back, "s").await, None, "neither store has it");
+    let then = ScheduleThen::Put(Box::new(schedules::new(None)));
+    let new = ScheduleStep { id: schedules::schedule("s"), expected: None, then };
+    assert!(matches!(back.step_schedule(new).await, Ok(Stepped::Done { .. })), "it is made anew");
+}
+
+/// Guards against servers of two rounds that move a schedule to and fro, or lose it between them.
+#[tokio::test(start_paused = true)]
+async fn a_schedule_stays_where_the_server_that_began_later_has_moved_it() {
+    let pool = Move::new().await;
+    let stage: &dyn Stage = &pool.stages[0];
+    // Of the first round: publishes go to the old store.
+    let earlier = moving(&pool.new, &pool.old).await;
+    pool.schedule("s").await;
+    assert_eq!(due(&*earlier).await.len(), 1, "it is where it was");
+    for look in 0..5 {
+        stage.pass(Duration::from_secs(1)).await;
+        assert_eq!(due(&*pool.pool).await.len(), 1, "look {look}: it has moved");
+        assert_eq!(due(&*earlier).await, [], "look {look}: it is left there");
+    }
+    let there = read(&*pool.new, "s").await.expect("it is there");
+    assert_ne!(there.state, ScheduleState::Moved, "{there:?}");
+    // The later one is gone: a schedule that nobody places must not stay so.
+    stage.pass(Duration::from_secs(600)).await;
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(due(&*earlier).await.len(), 1, "it moves back");
+}
+
+/// Guards against a schedule that is taken for one whose move was cut off while it is under way.
+#[tokio::test(start_paused = true)]
+async fn a_schedule_on_its_way_is_let_arrive_by_who_moves_the_other_way() {
+    for is_cut_off in [false, true] {
+        let pool = Move::new().await;
+        let back = moving(&pool.new, &pool.old).await;
+        due(&*back).await;
+        let before = pool.schedule("s").await;
+        let stage: &dyn Stage = &pool.stages[0];
+        stage.pass(Duration::from_secs(1)).await;
+        // Found, read, marked and written: all but the last mark.
+        pool.old.set_calls_left(Some(3)).await;
+        due(&*pool.pool).await;
+        assert!(read(&*pool.new, "s").await.is_some(), "it was written");
+        pool.old.set_calls_left(None).await;
+        let other = pool.pool.clone();
+        let arrives = tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            if !is_cut_off {
+                due(&*other).await;
+            }
+        });
+        due(&*back).await;
+        arrives.await.expect("it does not panic");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        due(&*back).await;
+        let [old, new] = [read(&*pool.old, "s").await, read(&*pool.new, "s").await];
+        let [old, new] = [old, new].map(|found| found.expect("a schedule or its mark"));
+        let (there, mark) = if is_cut_off { (old, new) } else { (new, old) };
+        assert_eq!((mark.state, mark.next), (ScheduleState::Moved, None), "cut off: {is_cut_off}: {mark:?}");
+        assert_eq!(
+            (there.state, there.setting),
+            (ScheduleState::On, before.setting),
+            "cut off: {is_cut_off}"
+        );
     }
 }
 
