@@ -92,6 +92,10 @@ impl Engine for Metered {
         self.inner.make_id(ids, of)
     }
 
+    fn id_at_home(&self, queue: &Queue, id: JobId) -> JobId {
+        self.inner.id_at_home(queue, id)
+    }
+
     async fn publish(&self, publication: Publication) -> Result<Published> {
         let replaces = publication.replaces.clone();
         let queue_and_delayed =

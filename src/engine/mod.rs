@@ -119,6 +119,12 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
         ids.make(self.now(), of.delay_seconds(), of.versioned)
     }
 
+    /// The id of a schedule's job, of one that says nothing of a store: a store that has several parts writes into it where
+    /// such a job of this queue lies. The same each time.
+    fn id_at_home(&self, _queue: &Queue, id: JobId) -> JobId {
+        id
+    }
+
     /// Stores the jobs of a [`Publication`], and forgets the one that it replaces: everything in one step, or nothing.
     /// Looks first whether the call was done already ([`Published::Replay`], [`Published::Mismatch`]), then for ids that
     /// are stored already and for keys that it uses twice, which fail the whole call, then for keys that must not be

@@ -1,11 +1,13 @@
 //! The acks of what was delivered, on a task of its own: one call at a time, and what comes meanwhile goes with the
-//! next. So a slow ack holds no slot.
+//! next. So a slow ack holds no slot. What could not be acked waits beside what comes: it may lie in a part of the store
+//! that is away.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 
 use super::shared::{AGAIN, PushedQueue};
 use crate::engine::MAX_NAMED;
@@ -57,29 +59,46 @@ async fn ack(
     mut delivered: mpsc::UnboundedReceiver<ToAck>,
     waiting: Arc<AtomicUsize>,
 ) {
-    let mut jobs = Vec::with_capacity(MAX_NAMED);
-    while delivered.recv_many(&mut jobs, MAX_NAMED).await > 0 {
-        let count = jobs.len();
-        while !jobs.is_empty() {
-            let named: Vec<_> = jobs.iter().map(|(id, receipt, _)| (*id, Some(*receipt))).collect();
-            let acked = queue.pool.engine.ack(&queue.key.queue, &named).await;
-            queue.pool.outage.report(&acked);
-            match acked {
-                Ok(late) => {
-                    if !late.is_empty() {
-                        tracing::debug!(queue = %queue.key, count = late.len(), "delivered after their ttr");
-                    }
-                    jobs.clear();
-                }
-                // What is not acked in time is sent once more: the receiver knows it by its id.
-                Err(Error::Closed) => jobs.clear(),
-                Err(_) => {
-                    sleep(AGAIN).await;
-                    let now = Instant::now();
-                    jobs.retain(|(_, _, until)| now < *until);
-                }
+    let (mut jobs, mut left): (Vec<ToAck>, VecDeque<ToAck>) =
+        (Vec::with_capacity(MAX_NAMED), VecDeque::new());
+    let (mut again, mut goes_on) = (Instant::now(), true);
+    while goes_on || !left.is_empty() {
+        tokio::select! {
+            biased;
+            () = sleep_until(again), if !left.is_empty() => {
+                jobs.extend(left.drain(..left.len().min(MAX_NAMED)));
             }
+            count = delivered.recv_many(&mut jobs, MAX_NAMED), if goes_on => goes_on = count > 0,
         }
-        waiting.fetch_sub(count, Ordering::Relaxed);
+        if jobs.is_empty() {
+            continue;
+        }
+        let count = jobs.len();
+        if ack_all(&queue, &jobs).await {
+            jobs.clear();
+        } else {
+            let now = Instant::now();
+            // What is not acked in time is sent once more: the receiver knows it by its id.
+            jobs.retain(|(_, _, until)| now < *until);
+            again = now + AGAIN;
+        }
+        waiting.fetch_sub(count - jobs.len(), Ordering::Relaxed);
+        left.extend(jobs.drain(..));
+    }
+}
+
+/// Acks jobs. Answers whether none of them need be tried again.
+async fn ack_all(queue: &PushedQueue, jobs: &[ToAck]) -> bool {
+    let named: Vec<_> = jobs.iter().map(|(id, receipt, _)| (*id, Some(*receipt))).collect();
+    let acked = queue.pool.engine.ack(&queue.key.queue, &named).await;
+    queue.pool.outage.report(&acked);
+    match acked {
+        Ok(late) => {
+            if !late.is_empty() {
+                tracing::debug!(queue = %queue.key, count = late.len(), "delivered after their ttr");
+            }
+            true
+        }
+        Err(error) => matches!(error, Error::Closed),
     }
 }

@@ -190,7 +190,10 @@ impl Sending {
     /// What follows a failed attempt. Answers whether the job has died.
     async fn failed(&self, attempt: u64, failed: &Failed) -> bool {
         if self.probe && failed.sign == Sign::Down && !failed.never {
-            return self.release(failed.retry_after.unwrap_or_default(), Tries::Restore, None).await;
+            // The endpoint may be down for this job alone: then the next probe is another one's.
+            let behind = if failed.was_sent { SHORTEST_RETRY } else { Duration::ZERO };
+            let pause = failed.retry_after.unwrap_or_default().max(behind);
+            return self.release(pause, Tries::Restore, None).await;
         }
         if failed.never || self.job.tries_left == 0 {
             self.tell_of_death(attempt, failed).await;

@@ -138,6 +138,7 @@ impl Plan {
                     reason: fault.to_string(),
                     // An address that is forbidden is as good as an unknown host.
                     sign: Sign::Down,
+                    was_sent: fault.was_sent(),
                     ..Failed::default()
                 });
             }
@@ -147,7 +148,8 @@ impl Plan {
             let retry_after = answer.headers.get(RETRY_AFTER).and_then(|value| retry_after(value, now));
             let never = answer.headers.get("dormouse-retry");
             let never = never.is_some_and(|value| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"no"));
-            Verdict::Failed(Failed { reason, sign, status: Some(answer.status), slow, retry_after, never })
+            let (status, was_sent) = (Some(answer.status), true);
+            Verdict::Failed(Failed { reason, sign, was_sent, status, slow, retry_after, never })
         };
         match answer.status {
             200..=299 => match self.not_ok(answer) {
@@ -213,6 +215,8 @@ pub struct Failed {
     pub reason: String,
     pub status: Option<u16>,
     pub sign: Sign,
+    /// The request may have reached the endpoint: the job may be the reason.
+    pub was_sent: bool,
     /// The endpoint asks for fewer requests.
     pub slow: bool,
     pub retry_after: Option<Duration>,

@@ -70,7 +70,7 @@ pub struct History {
 }
 
 impl History {
-    /// Adds one. Missed ones for the same reason become one entry with those just before. Those of an entry that is not
+    /// Adds one. Missed ones become one entry with those just before, with the last reason. Those of an entry that is not
     /// counted add [`MOST_COUNTED`] to the counts: so many there were at least.
     pub fn add(&mut self, mut entry: Entry) {
         *self.counts.entry(entry.outcome).or_default() += u64::from(entry.count.unwrap_or(MOST_COUNTED));

@@ -21,8 +21,8 @@ pub fn jitter(name: &ScheduleName, due: Millis, most: Millis) -> Millis {
 
 /// The id of an occurrence's job, the same whenever it is placed: its time is the due time, its delay is none, and the
 /// bits between come from the names of the namespace and the schedule and from the occurrence's identity, which by the
-/// clock is the local time. It is versioned, since the job has attributes. Every store takes it: the compact layout finds
-/// a job by its queue's home, whatever partition an id names.
+/// clock is the local time. It is versioned, since the job has attributes. A store of several parts writes into it where the
+/// job lies.
 pub fn job_id(namespace: &Namespace, name: &ScheduleName, occurrence: &Occurrence) -> JobId {
     let mut hash = Xxh3::new();
     for text in [namespace.as_str(), name.as_str()] {

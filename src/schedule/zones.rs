@@ -93,8 +93,10 @@ impl Zones {
         };
         let zone = zone.ok_or(NoZone::Unknown)?;
         match zone.iana_name() {
-            Some(own) if own != name => Err(NoZone::Case(own.to_owned())),
-            _ => Ok(zone),
+            Some(own) if own == name => Ok(zone),
+            Some(own) => Err(NoZone::Case(own.to_owned())),
+            // `Etc/Unknown`, which jiff knows and no database has.
+            None => Err(NoZone::Unknown),
         }
     }
 }

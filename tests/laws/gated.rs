@@ -39,6 +39,8 @@ pub struct Gated<E> {
     unseen: AtomicBool,
     panics: AtomicBool,
     ack_panics: AtomicBool,
+    /// The job that cannot be acked.
+    unreachable: Mutex<Option<JobId>>,
     silent: AtomicBool,
     state: watch::Sender<State>,
     /// After so many calls each fails; none: they go on.
@@ -80,6 +82,7 @@ impl<E: Engine> Gated<E> {
             unseen: AtomicBool::new(false),
             panics: AtomicBool::new(false),
             ack_panics: AtomicBool::new(false),
+            unreachable: Mutex::default(),
             silent: AtomicBool::new(false),
             state: watch::Sender::new(State::Up),
             calls_left: Mutex::new(None),
@@ -175,6 +178,11 @@ impl<E: Engine> Gated<E> {
         self.ack_panics.store(true, Ordering::SeqCst);
     }
 
+    /// Acks fail that name this job, from now on: it lies in a part that is away. Those of the same call are done.
+    pub async fn set_unreachable(&self, job: Option<JobId>) {
+        *self.unreachable.lock().await = job;
+    }
+
     /// Whether consumes panic from now on.
     pub fn set_panics(&self, panics: bool) {
         self.panics.store(panics, Ordering::SeqCst);
@@ -195,6 +203,10 @@ impl<E: Engine> Engine for Gated<E> {
 
     fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
         self.inner.make_id(ids, of)
+    }
+
+    fn id_at_home(&self, queue: &Queue, id: JobId) -> JobId {
+        self.inner.id_at_home(queue, id)
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
@@ -264,7 +276,15 @@ impl<E: Engine> Engine for Gated<E> {
     async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         self.up().await?;
         assert!(!self.ack_panics.swap(false, Ordering::SeqCst), "the test says so");
-        self.inner.ack(queue, jobs).await
+        let unreachable = *self.unreachable.lock().await;
+        let there: Vec<_> = jobs.iter().filter(|(id, _)| Some(*id) != unreachable).copied().collect();
+        if there.len() == jobs.len() {
+            return self.inner.ack(queue, jobs).await;
+        }
+        if !there.is_empty() {
+            self.inner.ack(queue, &there).await?;
+        }
+        Err(Error::away("the test says so"))
     }
 
     async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {

@@ -346,6 +346,13 @@ pub async fn steps_fail_alone(s: &dyn Stage) {
 pub async fn what_is_due_is_told_the_earliest_first(s: &dyn Stage) {
     assert_eq!(s.due(10).await.schedules, [], "there is none");
     let now = s.due(1).await.now;
+    // Somebody else is about to place it, and then it is due again.
+    let (late, _) = s.stepped(&schedule("late"), None, new(Some(PAST))).await;
+    let list = DueList::Within(10, std::time::Duration::from_secs(60));
+    let due = ok("due_schedules", s.engine().due_schedules(list).await);
+    assert_eq!(due.schedules, [], "due for longer");
+    assert!(ms(due.next) <= 1000, "it is not slept through: {:?}", due.next);
+    s.delete_schedule(&schedule("late"), Some(late)).await;
     for (name, next) in
         [("c", Some(now - 1)), ("a", Some(PAST)), ("never", None), ("b", Some(PAST + 1)), ("far", Some(FAR))]
     {

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::receiver::{Answer as Scripted, Receiver};
@@ -10,6 +11,8 @@ use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
 use crate::support::wait::until;
+use dormouse::engine::Engine;
+use dormouse::engine::observer::Observer;
 use dormouse::name::{Namespace, PoolName, Queue, QueueName};
 use dormouse::push::address::AddressGuard;
 use dormouse::push::client::{Client, ConnectFault, EndpointAnswer, Resolve, Send};
@@ -544,6 +547,45 @@ async fn a_store_of_push_keeps_what_it_is_given_on_disk() {
     let (engine, dir) = crate::support::disk_store::open_disk(clock);
     let store = DiskPush::new(&engine).expect("it can be read");
     a_store_of_push_keeps_what_it_is_given(&store).await;
+    drop(dir);
+}
+
+/// How often the disk was told to keep what was written.
+#[derive(Debug, Default)]
+struct Syncs(AtomicUsize);
+
+impl Observer for Syncs {
+    fn synced(&self, _: Duration, _: usize) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn published_together(&self, _: usize) {}
+    fn acked_together(&self, _: usize) {}
+    fn waited(&self, _: Duration) {}
+    fn died(&self, _: &Queue, _: u64) {}
+    fn redelivered(&self, _: &Queue, _: u64) {}
+    fn expired(&self, _: u64) {}
+}
+
+/// Guards against reports that wait for each other's syncs: with very many pushed queues what is shown would be old, and a
+/// change of a setting would wait behind all of them.
+#[tokio::test]
+async fn reports_of_many_queues_share_their_syncs() {
+    let clock = std::sync::Arc::new(dormouse::clock::SystemClock::default());
+    let (engine, dir) = crate::support::disk_store::open_disk(clock);
+    let store = DiskPush::new(&engine).expect("it can be read");
+    let keys: Vec<PushKey> = (0..64).map(|n| pushed(&format!("q{n}"))).collect();
+    for key in &keys {
+        assert!(store.swap(key, None, Some("a setting".into())).await.expect("it answers"));
+    }
+    let syncs = Arc::new(Syncs::default());
+    engine.observe(syncs.clone());
+    let told = |key| store.report(key, PushReport { delivered: 1, ..PushReport::default() });
+    for done in dormouse::engine::together::all(keys.iter().map(told)).await {
+        done.expect("it answers");
+    }
+    let syncs = syncs.0.load(Ordering::SeqCst);
+    assert!(syncs < 32, "{syncs} for 64 reports");
     drop(dir);
 }
 

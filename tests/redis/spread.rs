@@ -731,18 +731,31 @@ async fn a_job_that_came_back_goes_when_its_key_goes_to_another_partition() {
 }
 
 /// Guards against a schedule that places nothing, and a job that no worker can end, while a node is away that has nothing of
-/// their queue: the id of such a job names any partition.
+/// their queue: the id that an earlier version has given such a job names any partition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jobs_of_schedules_need_no_partition_but_the_home_of_their_queue() {
+    needs_its_home_alone(SpreadRules::default(), |_, _, id| id).await;
+}
+
+/// The same of a queue that is spread, where each job is looked for in the partition that its id names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_of_schedules_need_their_home_alone_in_a_queue_that_is_spread() {
+    let rules = SpreadRules { spread: vec!["*/*".into()], ..SpreadRules::default() };
+    needs_its_home_alone(rules, |engine, q, id| engine.id_at_home(q, id)).await;
+}
+
+/// Has a schedule place a job, and does with it all that a worker does, while a node is away that has nothing of the queue.
+async fn needs_its_home_alone(rules: SpreadRules, id_of: impl Fn(&CompactEngine, &Queue, JobId) -> JobId) {
     let mut cluster = RedisCluster::start_of(3, 0);
-    let engine = open_with(cluster.address(), SpreadRules::default()).await;
+    let engine = open_with(cluster.address(), rules).await;
     let server_of = |partition: u16| cluster.master_of(partition * 2048 + 1024).0;
     let away = (0..8).find(|partition| server_of(*partition) == 0).expect("it has some");
     let home_of = |q: &Queue| partition_in(&of_schedule(&engine, q, "k").job.id);
     let q =
         (0..).map(|n| queue(&format!("q{n}"))).find(|q| server_of(home_of(q)) != 0).expect("there is one");
-    let mut ours = of_schedule(&engine, &q, "k");
-    ours.job.id = JobId::from_parts(1_700_000_000_000, u64::from(away) << 12, 0, true);
+    let mut ours = Placing { key: None, ..of_schedule(&engine, &q, "k") };
+    let made_of_names = JobId::from_parts(1_700_000_000_000, u64::from(away) << 12, 0, true);
+    ours.job.id = id_of(&engine, &q, made_of_names);
     let job = JobRef { queue: q.clone(), id: ours.job.id };
     let set = step(&engine, &q, None, None).await;
     cluster.servers[0].kill();
@@ -769,6 +782,32 @@ async fn jobs_of_schedules_need_no_partition_but_the_home_of_their_queue() {
     assert!(engine.inspect_job(&job).await.expect("looked at").is_none());
     // Of a job that is gone too.
     engine.ack_job(job).await.expect("acked");
+}
+
+/// Guards against a part that is away, and for which others forget none of theirs: who acks would work on all again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ack_of_many_is_done_where_it_can_be() {
+    let mut cluster = RedisCluster::start_of(3, 0);
+    let (engine, q) = (open_spread(cluster.address()).await, queue("q"));
+    for n in 0..64 {
+        put(&engine, &q, n).await;
+    }
+    let jobs = engine.consume(&q.clone().into(), &[TTR; 64]).await.expect("consumed").jobs;
+    let server_of = |id: &JobId| cluster.master_of(partition_in(id) * 2048 + 1024).0;
+    let (away, there): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| server_of(&job.id) == 0);
+    assert!(!away.is_empty() && there.len() > 1, "some lie in each: {} and {}", away.len(), there.len());
+    cluster.servers[0].kill();
+    let named: Vec<_> = away.iter().chain(&there).map(|job| (job.id, Some(job.proof()))).collect();
+    let acked = engine.ack(&q, &named).await;
+    assert!(
+        matches!(&acked, Err(Error::Partly { done, .. }) if *done == there.len() as u64),
+        "{acked:?} of {}",
+        there.len()
+    );
+    for job in there {
+        let job = JobRef { queue: q.clone(), id: job.id };
+        assert!(engine.inspect_job(&job).await.expect("looked at").is_none(), "{job:?} is there");
+    }
 }
 
 /// Guards against a conflict that is told to who repeats a request that was done: the key has gone on to another job since.

@@ -136,6 +136,10 @@ impl Engine for Migration {
         self.stores.new.make_id(ids, of)
     }
 
+    fn id_at_home(&self, queue: &Queue, id: JobId) -> JobId {
+        self.stores.new.id_at_home(queue, id)
+    }
+
     async fn publish(&self, publication: Publication) -> Result<Published> {
         self.stores.publish(publication).await
     }

@@ -55,6 +55,13 @@ pub enum ConnectFault {
     Broken(String),
 }
 
+impl ConnectFault {
+    /// Whether the request may have reached the endpoint.
+    pub fn was_sent(&self) -> bool {
+        matches!(self, ConnectFault::TimeOut(_) | ConnectFault::Broken(_))
+    }
+}
+
 /// Finds the addresses of a name. A trait, so that tests can be the DNS.
 #[async_trait]
 pub trait Resolve: Send + Sync + fmt::Debug + 'static {

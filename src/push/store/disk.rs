@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::{BufMut, Bytes};
 use parking_lot::Mutex;
 
-use super::leases::{Begun, LEASE_TURNS, Leased, millis};
+use super::leases::{Begun, Leased, TURNS, millis};
 use super::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
 use crate::engine::disk::{self, Change, DiskEngine, Table, put_short, take_short};
 use crate::error::{Error, Result};
@@ -28,10 +28,22 @@ const LONGEST_PER: Duration = Duration::from_secs(3600);
 pub struct DiskPush {
     rows: disk::Records,
     memory: Mutex<Memory>,
-    /// Held by whoever changes a record or a report.
-    turn: tokio::sync::Mutex<()>,
-    /// Held by whoever leases a queue: which of them, its name says.
-    lease_turns: [tokio::sync::Mutex<()>; LEASE_TURNS],
+    /// Held by whoever changes the record or the report of a queue: which of them, the queue says. Those of others share
+    /// the write.
+    turns: Turns,
+    /// Held by whoever leases a queue, likewise.
+    lease_turns: Turns,
+}
+
+type Turns = [tokio::sync::Mutex<()>; TURNS];
+
+fn turns() -> Turns {
+    std::array::from_fn(|_| tokio::sync::Mutex::default())
+}
+
+/// The turn of the queue that a row is about.
+async fn turn_of<'a>(turns: &'a Turns, row: &[u8]) -> tokio::sync::MutexGuard<'a, ()> {
+    turns[xxhash_rust::xxh3::xxh3_64(row) as usize % TURNS].lock().await
 }
 
 /// What is in memory only.
@@ -80,8 +92,8 @@ impl DiskPush {
         let push = DiskPush {
             rows: engine.records(),
             memory: Mutex::default(),
-            turn: tokio::sync::Mutex::default(),
-            lease_turns: std::array::from_fn(|_| tokio::sync::Mutex::default()),
+            turns: turns(),
+            lease_turns: turns(),
         };
         push.all_records()?;
         Ok(push)
@@ -136,8 +148,8 @@ impl PushStore for DiskPush {
     }
 
     async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
-        // One change at a time, so that nothing comes between the look and the change.
-        let _turn = self.turn.lock().await;
+        // One change of a queue at a time, so that nothing comes between the look and the change.
+        let _turn = turn_of(&self.turns, &row(RECORD, key)).await;
         if self.record(key).await? != old {
             return Ok(false);
         }
@@ -155,8 +167,7 @@ impl PushStore for DiskPush {
         let lent_row = row(LENT, key);
         // One lease of a queue at a time, so that its rows are written in the order in which they were made. Leases of
         // other queues do not wait for a write.
-        let turn = xxhash_rust::xxh3::xxh3_64(&lent_row) as usize % LEASE_TURNS;
-        let _turn = self.lease_turns[turn].lock().await;
+        let _turn = turn_of(&self.lease_turns, &lent_row).await;
         let (report, now, pool_now) = (self.stored_report(key)?, self.rows.now(), self.rows.pool_now());
         let (grant, begun) = {
             let mut memory = self.memory.lock();
@@ -192,7 +203,7 @@ impl PushStore for DiskPush {
     }
 
     async fn report(&self, key: &PushKey, report: PushReport) -> Result<()> {
-        let _turn = self.turn.lock().await;
+        let _turn = turn_of(&self.turns, &row(RECORD, key)).await;
         if self.record(key).await?.is_none() {
             return Ok(()); // deleted meanwhile
         }

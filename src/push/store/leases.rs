@@ -15,8 +15,8 @@ pub(super) type Begun = (u32, Millis);
 /// For how long ahead it is stored that requests may be begun: so seldom is a row written.
 const AHEAD: Duration = Duration::from_secs(60);
 
-/// So many queues' leases may be written side by side.
-pub(super) const LEASE_TURNS: usize = 64;
+/// So many queues' leases may be written side by side, and so many queues' records and reports.
+pub(super) const TURNS: usize = 64;
 
 pub(super) fn millis(time: Duration) -> Millis {
     time.as_millis() as Millis

@@ -220,6 +220,65 @@ async fn an_answer_to_a_probe_closes_the_breaker_also_when_it_is_no_success() {
     assert!(stage.view(&bad).await.is_none(), "those behind it are delivered");
 }
 
+/// Guards against an ack that waits for a part of the store that is away, and holds up those of all other jobs until their
+/// ttr: they would be sent again.
+#[tokio::test(start_paused = true)]
+async fn an_ack_that_cannot_be_done_holds_up_no_other() {
+    let stage = PushStage::new(json!({})).await;
+    stage.push.pause(&stage.key).await.expect("it pauses");
+    let away = stage.publish("away", 9).await;
+    stage.engine.set_unreachable(Some(away.id)).await;
+    stage.push.resume(&stage.key).await.expect("it resumes");
+    sleep(SECOND).await;
+    for n in 0..5 {
+        let job = stage.publish(&n.to_string(), 9).await;
+        sleep(SECOND).await;
+        assert!(stage.view(&job).await.is_none(), "job {n} is acked");
+    }
+    assert!(stage.view(&away).await.is_some(), "it is not");
+    stage.engine.set_unreachable(None).await;
+    sleep(SECOND).await;
+    assert!(stage.view(&away).await.is_none(), "it is tried again");
+    assert_eq!(stage.endpoint.arrived().len(), 6, "each was sent once");
+}
+
+/// Guards against jobs that the endpoint never answers and that hold up all others behind an open breaker: each probe would
+/// be the same job, whose try comes back.
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_is_not_answered_goes_behind_the_others() {
+    for fault in [None, Some(503)] {
+        let stage = PushStage::new(json!({"concurrency": 1, "timeout": 1, "retry": [3600]})).await;
+        stage.endpoint.does(move |arrived| match (arrived.body.as_str(), fault) {
+            ("good", _) => (Duration::ZERO, answer(200, &[], "")),
+            (_, Some(status)) => (Duration::ZERO, answer(status, &[], "")),
+            (_, None) => (MINUTE, answer(200, &[], "")),
+        });
+        for _ in 0..12 {
+            stage.publish("bad", 3).await;
+        }
+        let good = stage.publish("good", 3).await;
+        sleep(30 * SECOND).await;
+        assert!(stage.view(&good).await.is_none(), "it is delivered: {fault:?}");
+        let before = stage.endpoint.arrived().iter().position(|arrived| arrived.body == "good");
+        assert_eq!(before, Some(10 + 2), "ten, and a probe for each of the other two: {fault:?}");
+    }
+}
+
+/// Guards against an order that is lost while nobody listens: no job can be the reason for that.
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_finds_nobody_stays_in_front() {
+    let stage = PushStage::new(json!({"concurrency": 1, "retry": [3600]})).await;
+    stage.endpoint.does(|_| (Duration::ZERO, refused()));
+    for n in 0..14 {
+        stage.publish(&n.to_string(), 3).await;
+    }
+    sleep(10 * SECOND).await;
+    stage.endpoint.says(200, &[], "");
+    sleep(MINUTE).await;
+    let order: Vec<String> = stage.endpoint.arrived().into_iter().map(|arrived| arrived.body).collect();
+    assert_eq!(order[order.len() - 4..], ["10", "11", "12", "13"], "{order:?}");
+}
+
 /// Guards against more requests than slots, and against slots that stay unused.
 #[tokio::test(start_paused = true)]
 async fn as_many_requests_are_in_flight_as_there_are_slots() {

@@ -119,7 +119,8 @@ impl Step for ReadDue {
         }
         let next = match state.schedules.due(from).nth(schedules.len()).map(|(due, _)| due) {
             Some(due) => Duration::from_millis(due.saturating_sub(now)).min(LOOK),
-            None if schedules.is_empty() => LONG,
+            // One that is due for longer is another's to do, and then it is due again.
+            None if state.schedules.due(0).next().is_none() => LONG,
             None => LOOK,
         };
         let (counts, by) = (state.schedules.counts(), state.schedules.by.clone());

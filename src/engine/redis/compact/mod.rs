@@ -283,6 +283,10 @@ impl Engine for CompactEngine {
         self.core.buckets.make_id(self.core.now_in(partition), partition, &of)
     }
 
+    fn id_at_home(&self, queue: &Queue, id: JobId) -> JobId {
+        self.core.partitions.with_partition(&id, self.core.partition_of(queue))
+    }
+
     async fn publish(&self, publication: Publication) -> Result<Published> {
         let published = self.open()?.publish(publication).await;
         if let Err(Error::Unreachable(_)) = &published {

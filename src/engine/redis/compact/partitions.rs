@@ -98,6 +98,16 @@ impl Partitions {
         (u16::from_be_bytes([bytes[9], bytes[10]]) >> 4) % self.count()
     }
 
+    /// The id that names this partition, and is the same otherwise. It keeps as much as it can of the twelve bits that are
+    /// the partition's: of a schedule's job they are part of a hash.
+    pub fn with_partition(&self, id: &JobId, partition: Partition) -> JobId {
+        let mut bytes = id.to_bytes();
+        let mixed = u16::from_be_bytes([bytes[9], bytes[10]]);
+        let named = (mixed >> 4) / self.count() * self.count() + partition;
+        [bytes[9], bytes[10]] = (named << 4 | mixed & 0xf).to_be_bytes();
+        JobId::from_bytes(bytes, id.is_versioned())
+    }
+
     /// The part that a text names: the highest bits of its hash.
     pub fn of(&self, text: &[u8]) -> Partition {
         let hash = u128::from(xxh3_64(text)) * self.bases.len() as u128;
@@ -190,6 +200,21 @@ mod tests {
             }
             let slots: Vec<u16> = tags.iter().map(|tag| slot_of(tag)).collect();
             assert_eq!(Partitions::new("p", count).slots(), slots);
+        }
+    }
+
+    #[test]
+    fn an_id_names_the_partition_that_is_written_into_it_and_keeps_the_rest() {
+        for power in 0..=12 {
+            let partitions = Partitions::new("p", 1 << power);
+            for bytes in [[0; 16], [0xff; 16], [0x5a; 16]] {
+                for partition in [0, partitions.count() / 2, partitions.count() - 1] {
+                    let id = JobId::from_bytes(bytes, true);
+                    let named = partitions.with_partition(&id, partition);
+                    assert_eq!(partitions.of_id(&named), partition, "{id} of {} partitions", 1 << power);
+                    assert_eq!(partitions.with_partition(&named, partitions.of_id(&id)), id, "nothing else");
+                }
+            }
         }
     }
 

@@ -162,20 +162,29 @@ impl CompactCore {
             .into_iter()
             .zip(jobs)
             .for_each(|(partition, job)| parts.entry(partition).or_default().push(*job));
-        let (mut stale, mut done) = (HashSet::new(), 0);
-        for (partition, of) in parts {
-            let acked = async {
-                let Forgotten { stale: of_part, missing, .. } = self.ack_in(partition, queue, &of).await?;
-                if partition != home && !missing.is_empty() {
-                    let left: Vec<_> = missing.iter().map(|n| of[*n]).collect();
-                    let at_home = self.ack_in(home, queue, &left).await?;
-                    stale.extend(at_home.stale.iter().map(|n| left[*n].0));
+        // One that is away keeps no other from forgetting its own.
+        let asked = parts.into_iter().map(async |(partition, of)| {
+            let Forgotten { stale, missing, .. } = self.ack_in(partition, queue, &of).await?;
+            let mut stale: Vec<JobId> = stale.iter().map(|n| of[*n].0).collect();
+            if partition != home && !missing.is_empty() {
+                let left: Vec<_> = missing.iter().map(|n| of[*n]).collect();
+                let at_home = self.ack_in(home, queue, &left).await?;
+                stale.extend(at_home.stale.iter().map(|n| left[*n].0));
+            }
+            Outcome::Ok((of.len() as u64, stale))
+        });
+        let (mut stale, mut done, mut failed) = (HashSet::new(), 0, None);
+        for acked in together::all(asked).await {
+            match acked {
+                Ok((count, of_part)) => {
+                    done += count;
+                    stale.extend(of_part);
                 }
-                stale.extend(of_part.iter().map(|n| of[*n].0));
-                Outcome::Ok(())
-            };
-            acked.await.map_err(|fault| Error::from(fault).after(done))?;
-            done += of.len() as u64;
+                Err(fault) => failed = failed.or(Some(fault)),
+            }
+        }
+        if let Some(fault) = failed {
+            return Err(Error::from(fault).after(done));
         }
         Ok(jobs.iter().map(|(id, _)| *id).filter(|id| stale.contains(id)).collect())
     }

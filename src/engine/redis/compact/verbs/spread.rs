@@ -53,8 +53,8 @@ impl CompactCore {
     }
 
     /// The partition in which a job of this id lies if it is not at home: home itself, if the queue is gathered. An id of
-    /// another store, and that of a schedule's job, names any partition: who asks that one would wait for a node that has
-    /// nothing of the queue.
+    /// another store, and that which an earlier version has given the job of a schedule, names any partition: who asks that
+    /// one would wait for a node that has nothing of the queue.
     pub async fn partition_named(&self, queue: &Queue, id: &JobId) -> Outcome<Partition> {
         let named = self.partitions_named(queue, [id]).await?;
         Ok(named.first().copied().unwrap_or_else(|| self.partition_of(queue)))
