@@ -89,7 +89,7 @@ table! {
         /// Dormouse's own. Run on a Redis that can lose jobs (no append-only file, or one that evicts keys).
         "AllowUnsafeRedis" allow_unsafe_redis: bool = false;
         /// Dormouse's own. How many consumers may wait in long polls, over all pools; beyond it: 503. One that waits for
-        /// many queues counts once for each ten.
+        /// many queues counts once for each ten, one with a long head once more for each 8 KiB.
         "MaxParkedPolls" max_parked_polls: usize = 100_000, in 1..=MOST;
         /// Dormouse's own. How many of them may wait for queues of one namespace; beyond it: 503. 0 is half of
         /// `MaxParkedPolls`.

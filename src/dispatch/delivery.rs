@@ -3,11 +3,15 @@
 
 use std::sync::Arc;
 
+use ahash::HashMap;
 use bytes::Bytes;
-use tokio::sync::{mpsc, oneshot};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::engine::{Engine, MAX_CONSUME};
 use crate::job::Job;
+use crate::name::Namespace;
+use crate::process::tasks::Tasks;
 
 /// Jobs for one consumer. If it is dropped before they are taken, they go back to the head of their queue.
 #[derive(Debug)]
@@ -73,10 +77,13 @@ enum Message {
 pub(super) struct GiveBack(mpsc::UnboundedSender<Message>);
 
 impl GiveBack {
-    /// The sending side, and the task that gives back. The task ends when the last clone is dropped.
-    pub fn new(engine: Arc<dyn Engine>) -> (GiveBack, impl Future<Output = ()> + Send) {
+    /// The sending side. What gives back is one of these tasks, and ends when the last clone is dropped.
+    pub fn start(engine: Arc<dyn Engine>, tasks: &Tasks) -> GiveBack {
         let (sender, receiver) = mpsc::unbounded_channel();
-        (GiveBack(sender), run(engine, receiver))
+        let lanes =
+            Arc::new(Lanes { engine, tasks: tasks.clone(), behind: Mutex::default(), idle: Notify::new() });
+        tasks.spawn_essential("giving jobs back", lanes.run(receiver));
+        GiveBack(sender)
     }
 
     /// Returns when everything that was dropped before has been given back.
@@ -89,32 +96,103 @@ impl GiveBack {
     }
 }
 
-/// What waits goes back in one call of the engine.
-async fn run(engine: Arc<dyn Engine>, mut receiver: mpsc::UnboundedReceiver<Message>) {
-    while let Some(first) = receiver.recv().await {
-        let (mut jobs, mut flushed) = (Vec::new(), Vec::new());
-        let mut next = Some(first);
-        while let Some(message) = next {
-            match message {
-                Message::Jobs(more) => jobs.extend(more),
-                Message::Flush(done) => flushed.push(done),
+/// What gives jobs back: one call of the engine at a time for each namespace. A store may have parts, of which one is
+/// away: a call for it is tried again for long, and jobs of other namespaces go back meanwhile.
+#[derive(Debug)]
+struct Lanes {
+    engine: Arc<dyn Engine>,
+    tasks: Tasks,
+    /// The namespaces that a call is under way for, each with what waits behind it.
+    behind: Mutex<HashMap<Namespace, Vec<Job>>>,
+    /// Told when there is one namespace less.
+    idle: Notify,
+}
+
+impl Lanes {
+    /// What waits of a namespace goes back in one call of the engine.
+    async fn run(self: Arc<Self>, mut receiver: mpsc::UnboundedReceiver<Message>) {
+        while let Some(first) = receiver.recv().await {
+            let (mut jobs, mut flushed) = (HashMap::<Namespace, Vec<Job>>::default(), Vec::new());
+            let (mut next, mut count) = (Some(first), 0);
+            while let Some(message) = next {
+                match message {
+                    Message::Jobs(more) => {
+                        count += more.len();
+                        // They are of one list of queues, and so of one namespace.
+                        if let Some(job) = more.first() {
+                            jobs.entry(job.queue.namespace.clone()).or_default().extend(more);
+                        }
+                    }
+                    Message::Flush(done) => flushed.push(done),
+                }
+                next = if count < MAX_CONSUME { receiver.try_recv().ok() } else { None };
             }
-            next = if jobs.len() < MAX_CONSUME { receiver.try_recv().ok() } else { None };
+            jobs.into_iter().for_each(|(namespace, jobs)| self.enter(namespace, jobs));
+            if !flushed.is_empty() {
+                self.empty().await;
+            }
+            for done in flushed {
+                // Whoever asked may have stopped waiting.
+                let _ = done.send(());
+            }
         }
-        let count = jobs.len();
-        if count > 0
-            && let Err(error) = engine.give_back(jobs).await
-        {
-            tracing::warn!(
-                %error,
-                count,
-                "jobs of consumers that left could not be given back; they come back after their ttr"
-            );
+    }
+
+    /// Jobs of this namespace are to go back.
+    fn enter(self: &Arc<Self>, namespace: Namespace, jobs: Vec<Job>) {
+        let mut behind = self.behind.lock();
+        if let Some(waiting) = behind.get_mut(&namespace) {
+            waiting.extend(jobs);
+            return;
         }
-        for done in flushed {
-            // Whoever asked may have stopped waiting.
-            let _ = done.send(());
+        behind.insert(namespace.clone(), Vec::new());
+        let lane = Lane { lanes: self.clone(), namespace };
+        self.tasks.spawn(lane.give_back(jobs));
+    }
+
+    /// Returns when no call is under way.
+    async fn empty(&self) {
+        while !self.behind.lock().is_empty() {
+            self.idle.notified().await;
         }
+    }
+}
+
+/// The calls for one namespace.
+struct Lane {
+    lanes: Arc<Lanes>,
+    namespace: Namespace,
+}
+
+impl Lane {
+    async fn give_back(self, mut jobs: Vec<Job>) {
+        loop {
+            let count = jobs.len();
+            if let Err(error) = self.lanes.engine.give_back(jobs).await {
+                tracing::warn!(
+                    %error,
+                    count,
+                    "jobs of consumers that left could not be given back; they come back after their ttr"
+                );
+            }
+            let mut behind = self.lanes.behind.lock();
+            let Some(waiting) = behind.get_mut(&self.namespace).filter(|waiting| !waiting.is_empty()) else {
+                behind.remove(&self.namespace);
+                return;
+            };
+            let rest = waiting.split_off(waiting.len().min(MAX_CONSUME));
+            jobs = std::mem::replace(waiting, rest);
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.lanes.behind.lock().remove(&self.namespace);
+            self.lanes.tasks.failure().report("giving jobs back panicked".into());
+        }
+        self.lanes.idle.notify_one();
     }
 }
 

@@ -10,13 +10,13 @@ use std::time::Duration;
 use std::vec::IntoIter;
 
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::delivery::{Delivery, GiveBack};
 use super::parked_polls::ParkedPolls;
 use super::request::{ConsumeError, Wanted};
+use super::turns::{Turn, Turns};
 use super::wait_lists::{Fetch, HELD_UP, WaitLists};
 use super::weights::WeightShares;
 use crate::engine::notifier::Notifier;
@@ -28,9 +28,6 @@ use crate::process::tasks::{Failure, Tasks};
 
 /// How long after a failed fetch its queues are notified again.
 const RETRY: Duration = Duration::from_secs(1);
-/// How many fetches may be under way. Others wait for one to end, first come, first served, while more waiters
-/// join their lists.
-const MAX_FETCHES: usize = 256;
 
 /// One pool's dispatcher.
 #[derive(Debug)]
@@ -41,13 +38,13 @@ pub struct Dispatcher {
     /// How many queues are waited for: lets a notification return without the lock while nobody waits.
     pub(super) waited_for: AtomicUsize,
     pub(super) give_back: GiveBack,
-    fetches: Semaphore,
+    turns: Turns,
     /// Which queue is next, of each list with weights.
     shares: WeightShares,
     pub(super) closing: CancellationToken,
     /// Fetches and retries, so that a stop can wait for them.
     pub(super) tasks: Tasks,
-    /// The task that gives jobs back.
+    /// Those that give jobs back.
     pub(super) giving_back: Tasks,
     this: Weak<Dispatcher>,
 }
@@ -55,16 +52,15 @@ pub struct Dispatcher {
 impl Dispatcher {
     /// A dispatcher over `engine`, in the current runtime. A task of it that dies is reported to `failure`.
     pub fn start(engine: Arc<dyn Engine>, parked: Arc<ParkedPolls>, failure: Failure) -> Arc<Dispatcher> {
-        let (give_back, run) = GiveBack::new(engine.clone());
         let giving_back = Tasks::new(failure.clone());
-        giving_back.spawn_essential("giving jobs back", run);
+        let give_back = GiveBack::start(engine.clone(), &giving_back);
         let dispatcher = Arc::new_cyclic(|this| Dispatcher {
             engine,
             parked,
             lists: Mutex::default(),
             waited_for: AtomicUsize::new(0),
             give_back,
-            fetches: Semaphore::new(MAX_FETCHES),
+            turns: Turns::default(),
             shares: WeightShares::default(),
             closing: CancellationToken::new(),
             tasks: Tasks::new(failure),
@@ -105,8 +101,7 @@ impl Dispatcher {
     /// Once it has asked the store it starts the `others`.
     async fn fetch(self: Arc<Self>, queues: Wanted, mut others: IntoIter<Wanted>) {
         loop {
-            // Nobody closes the semaphore.
-            let Ok(_permit) = self.fetches.acquire().await else { return };
+            let Some(mut turn) = self.turns.take(queues.queues.namespace()).await else { return };
             let next = Next { dispatcher: &self, lists: std::mem::take(&mut others) };
             let Some(fetch) = self.begin(&queues) else { return };
             let mut under_way = FetchUnderWay { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
@@ -119,7 +114,7 @@ impl Dispatcher {
                 None => self.engine.consume(&queues.queues, ttrs),
                 Some(weights) => Box::pin(self.shares.consume(&*self.engine, &queues, weights, ttrs)),
             };
-            let result = self.in_time(&queues, began, next.after(call)).await;
+            let result = self.in_time(&queues, began, &mut turn, next.after(call)).await;
             if let Some(fetch) = under_way.fetch.take()
                 && !self.end(&queues, fetch, result)
             {
@@ -128,17 +123,28 @@ impl Dispatcher {
         }
     }
 
-    /// The call's answer. If it takes long, one of the queues may be why, and jobs of the others are left to other lists.
-    async fn in_time<T>(&self, queues: &Wanted, began: u64, call: impl Future<Output = T>) -> T {
-        if queues.queues.names().len() < 2 {
-            // Whoever else waits for its one queue would be held up too.
+    /// The call's answer. If it takes long, another fetch may have its turn; and one of the queues may be why, so jobs of
+    /// the others are left to other lists.
+    async fn in_time<T>(
+        &self,
+        queues: &Wanted,
+        began: u64,
+        turn: &mut Turn<'_>,
+        call: impl Future<Output = T>,
+    ) -> T {
+        // Whoever else waits for the one queue of a list would be held up too.
+        let has_others = queues.queues.names().len() > 1;
+        if !has_others && !turn.can_be_given_back() {
             return call.await;
         }
         let mut call = pin!(call);
         match timeout(HELD_UP + Duration::from_millis(1), &mut call).await {
             Ok(answer) => answer,
             Err(_) => {
-                self.start_fetches(self.lists.lock().pass_on(queues, began));
+                turn.give_back();
+                if has_others {
+                    self.start_fetches(self.lists.lock().pass_on(queues, began));
+                }
                 call.await
             }
         }

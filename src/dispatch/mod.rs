@@ -35,14 +35,20 @@
 //! and to a list that has no second queue in common with it. After one that failed the queues are notified again after a
 //! second.
 //!
+//! **One namespace does not hold up others.** So many fetches are under way at a time. Where most of these places are
+//! taken, a fetch that takes longer than a moment gives its place back, and each namespace has a bound of its own
+//! ([`turns`]).
+//!
 //! **No job is burned.** A fetch runs as a task of its own, so a consumer that leaves cannot drop a call that has
-//! taken jobs. The jobs travel in a [`Delivery`], which gives them back to the engine when nobody takes them.
+//! taken jobs. The jobs travel in a [`Delivery`], which gives them back to the engine when nobody takes them: those of
+//! each namespace by themselves.
 
 mod by_arrival;
 mod delivery;
 mod fetches;
 mod parked_polls;
 mod request;
+mod turns;
 mod wait_lists;
 mod weights;
 
@@ -87,12 +93,12 @@ impl Dispatcher {
 
     async fn serve(self: Arc<Self>, request: Request, counts: bool) -> ConsumeResult {
         let patient = !request.timeout.is_zero();
-        let parked = patient && counts;
-        if parked {
-            self.parked.enter(&request.queues)?;
+        let places = if patient && counts { request.places() } else { 0 };
+        if places > 0 {
+            self.parked.enter(request.queues.namespace(), places)?;
         }
         let deadline = Instant::now() + request.timeout.min(LONGEST_POLL);
-        let mut waiting = self.arrive(request, patient, parked);
+        let mut waiting = self.arrive(request, patient, places);
         let outcome = if patient {
             match timeout_at(deadline, &mut waiting.outcome).await {
                 Ok(outcome) => outcome,
@@ -118,7 +124,13 @@ impl Dispatcher {
         if self.waited_for.load(Ordering::Relaxed) == 0 {
             return HashMap::default();
         }
-        self.lists.lock().polls()
+        // There may be half a million names, so they are gathered without the lock.
+        let polls = self.lists.lock().polls();
+        let mut by_queue: HashMap<Queue, u64> = HashMap::default();
+        for (queues, waiting) in &polls {
+            queues.queues().for_each(|queue| *by_queue.entry(queue).or_default() += waiting);
+        }
+        by_queue
     }
 
     /// Answers every parked consumer with nothing, now, and lets nobody wait from here on. Those that a fetch is
@@ -152,7 +164,7 @@ impl Dispatcher {
     }
 
     /// Puts a consumer into its wait list, and makes the list fetch if it has to.
-    fn arrive(self: &Arc<Self>, request: Request, patient: bool, parked: bool) -> Waiting {
+    fn arrive(self: &Arc<Self>, request: Request, patient: bool, places: usize) -> Waiting {
         let Request { queues, weights, count, ttr, .. } = request;
         let (sender, outcome) = oneshot::channel();
         let mut lists = self.lists.lock();
@@ -162,7 +174,7 @@ impl Dispatcher {
         let patient = patient && !lists.closed;
         let (queues, list) = lists.get_or_insert(Wanted::new(queues, weights));
         let may_be_next = list.is_empty() || list.serving.is_some();
-        list.push(arrival, (count, ttr), (patient, parked), sender);
+        list.push(arrival, (count, ttr), (patient, places > 0), sender);
         // A registered list that is not stale knows that its queues are empty, or that another list was notified:
         // a patient consumer just waits. One that does not wait must not rely on notifications, which may be a
         // moment late for the jobs of other servers.
@@ -177,7 +189,7 @@ impl Dispatcher {
         if start {
             self.start_fetch(queues.clone());
         }
-        Waiting { dispatcher: self.clone(), queues, arrival, parked, outcome, left: false }
+        Waiting { dispatcher: self.clone(), queues, arrival, places, outcome, left: false }
     }
 }
 
@@ -186,8 +198,8 @@ struct Waiting {
     dispatcher: Arc<Dispatcher>,
     queues: Wanted,
     arrival: u64,
-    /// It counts as a parked poll.
-    parked: bool,
+    /// Those that it takes as a parked poll; 0 if it is none.
+    places: usize,
     outcome: oneshot::Receiver<ConsumeResult>,
     left: bool,
 }
@@ -198,8 +210,8 @@ impl Waiting {
         if std::mem::replace(&mut self.left, true) {
             return None;
         }
-        if self.parked {
-            self.dispatcher.parked.leave(&self.queues.queues);
+        if self.places > 0 {
+            self.dispatcher.parked.leave(self.queues.queues.namespace(), self.places);
         }
         let mut lists = self.dispatcher.lists.lock();
         let unseen = lists.unseen(&self.queues);

@@ -3,8 +3,8 @@
 use ahash::HashMap;
 use parking_lot::Mutex;
 
-use super::request::{ConsumeError, places};
-use crate::name::{Namespace, QueueList};
+use super::request::ConsumeError;
+use crate::name::Namespace;
 
 /// Counts parked polls, over all pools. Namespaces of the same name in several pools count as one.
 #[derive(Debug)]
@@ -39,9 +39,8 @@ impl ParkedPolls {
         self.count.lock().places
     }
 
-    /// Counts one more, or refuses it.
-    pub(super) fn enter(&self, queues: &QueueList) -> Result<(), ConsumeError> {
-        let (namespace, places) = (queues.namespace(), places(queues));
+    /// Counts one more, which takes so many places, or refuses it.
+    pub(super) fn enter(&self, namespace: &Namespace, places: usize) -> Result<(), ConsumeError> {
         let mut count = self.count.lock();
         if count.places >= self.most {
             return Err(ConsumeError::TooMany(self.most));
@@ -58,9 +57,8 @@ impl ParkedPolls {
         Ok(())
     }
 
-    /// One that entered is parked no more.
-    pub(super) fn leave(&self, queues: &QueueList) {
-        let (namespace, places) = (queues.namespace(), places(queues));
+    /// One that entered with so many is parked no more.
+    pub(super) fn leave(&self, namespace: &Namespace, places: usize) {
         let mut count = self.count.lock();
         count.polls -= 1;
         count.places -= places;

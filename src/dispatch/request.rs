@@ -34,15 +34,27 @@ pub struct Request {
     pub ttr: Duration,
     /// How long to wait for the first job; zero is not at all.
     pub timeout: Duration,
+    /// Bytes that its connection keeps of the request while it waits; 0 where there is none.
+    pub head: usize,
 }
 
 /// With so many queues a list counts once. Each queue that it names takes memory: so many of the longest names take about
 /// as much as a poll of one queue.
 const OF_ONE_PLACE: usize = 10;
+/// A head of so many bytes is no more than its connection's buffer has room for anyway. One that is longer counts once more
+/// for each so many.
+const HEAD_OF_ONE_PLACE: usize = 8 << 10;
 
 /// How often a list counts against bounds that are there for its memory.
 pub fn places(queues: &QueueList) -> usize {
     queues.names().len().div_ceil(OF_ONE_PLACE)
+}
+
+impl Request {
+    /// How often it counts while it waits.
+    pub(super) fn places(&self) -> usize {
+        places(&self.queues) + self.head.saturating_sub(1) / HEAD_OF_ONE_PLACE
+    }
 }
 
 /// What the waiters of one list have asked for. Shared: each queue of the list refers to it, and each waiter.

@@ -344,16 +344,11 @@ impl WaitLists {
         self.by_queue.len()
     }
 
-    /// How many long polls wait for each queue.
-    pub fn polls(&self) -> HashMap<Queue, u64> {
-        let mut polls: HashMap<Queue, u64> = HashMap::default();
-        for (queues, list) in &self.by_list {
-            let waiting = list.waiters.values().filter(|waiter| waiter.polls).count() as u64;
-            for queue in queues.queues().filter(|_| waiting > 0) {
-                *polls.entry(queue).or_default() += waiting;
-            }
-        }
-        polls
+    /// The lists that long polls wait in, and how many.
+    pub fn polls(&self) -> Vec<(Wanted, u64)> {
+        let count = |list: &WaitList| list.waiters.values().filter(|waiter| waiter.polls).count() as u64;
+        let polls = self.by_list.iter().map(|(queues, list)| (queues.clone(), count(list)));
+        polls.filter(|(_, waiting)| *waiting > 0).collect()
     }
 
     pub fn waited_for(&self) -> Vec<Queue> {

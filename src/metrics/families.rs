@@ -120,7 +120,7 @@ families! {
         /// Requests refused by a token's limit; the token is shown as a hash.
         rate_limit: IntCounterVec =
             "infra_lmstfy_http_rate_limit", &["pool", "namespace", "token", "action"];
-        /// Consumers waiting in long polls. One that waits for many queues counts once for each ten.
+        /// Consumers waiting in long polls. One that waits for many queues counts once for each ten, one with a long head once more for each 8 KiB.
         parked_polls: IntGauge = "dormouse_parked_polls", &[];
         /// The most consumers that may wait in long polls.
         parked_polls_limit: IntGauge = "dormouse_parked_polls_limit", &[];

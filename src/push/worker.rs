@@ -220,6 +220,7 @@ impl Worker {
             count: count as u16, // MOST_CONSUMED at most
             ttr: self.plan.ttr(),
             timeout: POLL,
+            head: 0,
         };
         let delivery = Box::pin(self.queue.pool.dispatcher.consume_for_server(request));
         Consuming { count, probe, delivery }

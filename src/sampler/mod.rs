@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use self::counts::{Counted, seconds};
 pub use self::rows::QueueRow;
 use self::rows::{of, rows};
-use crate::clock::{Millis, system_now};
+use crate::clock::{Began, Millis};
 use crate::dispatch::Dispatcher;
 use crate::engine::{Engine, Pause, Stats};
 use crate::error::{Error, Result};
@@ -41,30 +41,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub const CHECK_TIME: Duration = Duration::from_secs(1);
 /// A reading that is younger is good enough for a scrape.
 const YOUNG: Duration = Duration::from_secs(5);
-/// What all samplers of a server go by: the time of day at its start, and the time that has passed since. It never
-/// goes back.
-#[derive(Clone, Copy, Debug)]
-pub struct Began {
-    wall: Millis,
-    at: Instant,
-}
-
-impl Began {
-    /// Now.
-    pub fn now() -> Began {
-        Began { wall: system_now(), at: Instant::now() }
-    }
-
-    /// When that was.
-    pub fn wall(&self) -> Millis {
-        self.wall
-    }
-
-    /// What time it is.
-    pub fn time(&self) -> Millis {
-        self.wall + self.at.elapsed().as_millis() as u64
-    }
-}
 
 /// What a store said when it was read. `None`: it did not answer.
 #[derive(Clone, Debug, Default)]
@@ -259,7 +235,7 @@ impl Sampler {
         let now = self.began.time();
         let before = self.latest();
         let (mut rows, left_out) = rows(&stats.queues);
-        let from = seconds(before.at.unwrap_or(self.began.wall));
+        let from = seconds(before.at.unwrap_or(self.began.wall()));
         let mut readings = Vec::with_capacity(rows.len());
         let mut watched = std::mem::take(&mut seen.watched);
         let mut all = Counted::default();
@@ -270,7 +246,7 @@ impl Sampler {
                 if let Some(counts) = self.metrics.counts(queue) {
                     let counted = seen.counted.entry(queue.clone()).or_default();
                     since = counted.count(counts, from, now);
-                    row.rates = Some(counted.rates(seconds(self.began.wall), seconds(now)));
+                    row.rates = Some(counted.rates(seconds(self.began.wall()), seconds(now)));
                     row.handed_out = counted.handed_out;
                     all.lately.extend(&counted.lately);
                 }
@@ -308,7 +284,7 @@ impl Sampler {
             overdue: stats.overdue,
             gauges: Arc::new(stats.gauges.clone()),
             full_since: is_full(&stats.gauges).then(|| before.full_since.unwrap_or(now)),
-            rates: all.rates(seconds(self.began.wall), seconds(now)),
+            rates: all.rates(seconds(self.began.wall()), seconds(now)),
             interval: (began.elapsed() * SHARE).clamp(STEP, LONGEST),
             trouble: None,
         };

@@ -14,7 +14,7 @@ use crate::admin::limits::Throttle;
 use crate::admin::quotas::QuotaManager;
 use crate::admin::tokens::TokenManager;
 use crate::bulk::Bulk;
-use crate::clock::SystemClock;
+use crate::clock::{Began, SystemClock};
 use crate::config::{Config, PoolConfig};
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::backup::Backup;
@@ -36,7 +36,7 @@ use crate::push::client::Client;
 use crate::push::limits::PushShares;
 use crate::push::shared::{MEMORY, PushServer, PushedPool};
 use crate::random;
-use crate::sampler::{Began, Sampler};
+use crate::sampler::Sampler;
 use crate::schedule::Zones;
 use crate::scheduler::Scheduler;
 

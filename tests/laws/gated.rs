@@ -47,6 +47,8 @@ pub struct Gated<E> {
     calls_left: Mutex<Option<usize>>,
     /// So many steps of schedules are refused.
     refused_steps: AtomicUsize,
+    /// Consumes of this namespace hang, and what gives its jobs back.
+    hung_namespace: watch::Sender<Option<String>>,
     /// Steps of schedules whose job goes to this queue hang.
     hung_queue: watch::Sender<Option<String>>,
     /// Walks through all schedules hang.
@@ -87,6 +89,7 @@ impl<E: Engine> Gated<E> {
             state: watch::Sender::new(State::Up),
             calls_left: Mutex::new(None),
             refused_steps: AtomicUsize::new(0),
+            hung_namespace: watch::Sender::default(),
             hung_queue: watch::Sender::default(),
             walks_hang: watch::Sender::default(),
         }
@@ -161,6 +164,17 @@ impl<E: Engine> Gated<E> {
     /// those before it.
     pub fn set_endless(&self, queue: Option<&str>) {
         self.endless.send_replace(queue.map(str::to_owned));
+    }
+
+    /// Consumes of this namespace do not return from now on, nor does what gives its jobs back, until it is another one.
+    pub fn hang_namespace(&self, namespace: Option<&str>) {
+        self.hung_namespace.send_replace(namespace.map(str::to_owned));
+    }
+
+    async fn hangs_no_more(&self, namespace: &Namespace) {
+        let hangs = |hung: &Option<String>| hung.as_deref() == Some(namespace.as_str());
+        // The sender is in this engine, so there is no error.
+        let _ = self.hung_namespace.subscribe().wait_for(|hung| !hangs(hung)).await;
     }
 
     /// Whether consumes fail from now on.
@@ -249,6 +263,7 @@ impl<E: Engine> Engine for Gated<E> {
         }
         // The sender is in this engine, so there is no error.
         let _ = self.endless.subscribe().wait_for(|queue| !endless(queue)).await;
+        self.hangs_no_more(queues.namespace()).await;
         let under_way = self.under_way.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_under_way.fetch_max(under_way, Ordering::SeqCst);
         let result = self.inner.consume(queues, ttrs).await;
@@ -270,6 +285,9 @@ impl<E: Engine> Engine for Gated<E> {
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         self.up().await?;
+        for job in &jobs {
+            self.hangs_no_more(&job.queue.namespace).await;
+        }
         self.inner.give_back(jobs).await
     }
 

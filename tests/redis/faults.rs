@@ -256,8 +256,14 @@ async fn a_consumer_that_left_loses_nothing() {
     engine.publish((0..50).map(|n| small(&q, n)).collect::<Vec<_>>().into()).await.expect("published");
     let mut taken = 0;
     for _ in 0..50 {
-        let request =
-            Request { queues: q.clone().into(), weights: None, count: 1, ttr: TTR, timeout: Duration::ZERO };
+        let request = Request {
+            queues: q.clone().into(),
+            weights: None,
+            count: 1,
+            ttr: TTR,
+            timeout: Duration::ZERO,
+            head: 0,
+        };
         // Leaves somewhere between sending and being answered.
         let poll = tokio::time::timeout(Duration::from_micros(200), dispatcher.consume(request)).await;
         taken += poll.map_or(0, |delivery| delivery.expect("the Redis is there").take().len());

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::common::{ended, poll};
+use crate::support::client::send;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store};
 use crate::support::wait::TIMEOUT;
@@ -93,6 +94,31 @@ async fn a_poll_of_many_queues_takes_more_than_one_place_of_its_namespace() {
     let id = server.put(&token, "/api/ns/many-99", "x").await.expect(201).job_id();
     assert_eq!(ended(many).await.expect(200).job_id(), id, "it waits for each of its queues");
     server.until_parked(4).await;
+}
+
+/// Guards against a tenant that takes the memory of all with headers: a connection keeps the room for the head of its poll.
+#[tokio::test]
+async fn a_poll_with_a_long_head_takes_more_than_one_place() {
+    let store = Store::disk();
+    let toml = format!("MaxParkedPolls = 8\nMaxParkedPollsPerNamespace = 6\n{}", store.toml());
+    let server = TestServer::start(&toml, store).await;
+    let token = server.token("ns").await;
+    let with = |queue: &str, bytes: usize| {
+        let request = server.api("GET", &format!("/api/ns/{queue}?timeout=20"), &token);
+        tokio::spawn(send(request.header("X-Filler", "x".repeat(bytes))))
+    };
+    let _short = with("short", 7_000);
+    server.until_parked(1).await;
+    let long = with("long", 40_000);
+    server.until_parked(6).await;
+    let refused = server.get(&token, "/api/ns/q?timeout=1").await.expect(503);
+    assert_eq!(refused.says(), "too many consumers of this namespace are waiting, please retry later");
+    let limits = send(server.admin("GET", "/server")).await.expect(200);
+    let told = ["/waiting", "/waiting_places", "/most/waiting"].map(|of| limits.json.pointer(of).cloned());
+    assert_eq!(told, [2, 6, 8].map(|n| Some(n.into())), "consumers, their places, and the most");
+    server.put(&token, "/api/ns/long", "x").await.expect(201);
+    ended(long).await.expect(200);
+    server.until_parked(1).await;
 }
 
 #[tokio::test]

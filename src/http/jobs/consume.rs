@@ -28,16 +28,17 @@ const LOOK_AFTER: Duration = Duration::from_millis(5);
 
 /// `GET /api/:namespace/:queue[,:queue]*`
 ///
-/// Takes the parts of the request instead of the request, so that a waiting consumer keeps only what it needs.
+/// Takes the parts of the request instead of the request, so that a waiting consumer keeps only what it needs; and how many
+/// bytes its head has.
 pub async fn consume(
     state: Arc<AppState>,
     auth: AuthorizedConsume,
     peer: Peer,
-    query: Option<String>,
+    (query, head): (Option<String>, usize),
 ) -> HandlerResult {
     let counted = admitted(&state, &auth.key, auth.record, Direction::Read).await?;
     let query = Query(query.as_deref().unwrap_or_default());
-    let (request, receipts) = params::consume(query, auth.queues, &state.defaults)?;
+    let (request, receipts) = params::consume(query, auth.queues, head, &state.defaults)?;
     let (form, patient) = (Form { array: request.count > 1, receipts }, !request.timeout.is_zero());
     let token = (patient && !state.skip_verification).then(|| state.parked_tokens.enter(&auth.key));
     let consume = Box::pin(auth.pool.dispatcher.consume(request));

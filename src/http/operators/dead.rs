@@ -75,7 +75,7 @@ fn dead_queues(state: &AppState, asked: &Asked, after: usize, limit: usize) -> (
             namespace: row.namespace.to_string(),
             queue: name(row).to_owned(),
             dead: row.dead,
-            last_died: row.died_at.map(Instant),
+            last_died: row.died_at.map(|at| Instant(state.shown(at))),
             died_in_hour: since.map(|_| died),
         }
     });

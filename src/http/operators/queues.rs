@@ -89,7 +89,7 @@ pub fn name(row: &QueueRow) -> &str {
     row.name.as_ref().map_or(JOB_IDS, QueueName::as_str)
 }
 
-fn reply(pool: &PoolName, row: &QueueRow) -> QueueReply {
+fn reply(state: &AppState, pool: &PoolName, row: &QueueRow) -> QueueReply {
     let rate = |n: usize| row.rates.map(|rates| rounded(rates[n]));
     QueueReply {
         pool: pool.to_string(),
@@ -105,7 +105,7 @@ fn reply(pool: &PoolName, row: &QueueRow) -> QueueReply {
         acked: rate(2),
         died: rate(3),
         waiting: row.waiting,
-        last_handed_out: row.handed_out.map(Instant),
+        last_handed_out: row.handed_out.map(|at| Instant(state.shown(at))),
         paused: row.paused.is_some(),
         paused_until: row.paused.and_then(|pause| pause.until).map(Instant),
         push: row.push,
@@ -114,14 +114,14 @@ fn reply(pool: &PoolName, row: &QueueRow) -> QueueReply {
     }
 }
 
-fn pool_reply(pool: &PoolName, sample: &Sample) -> SampleReply {
+fn pool_reply(state: &AppState, pool: &PoolName, sample: &Sample) -> SampleReply {
     SampleReply {
         pool: pool.to_string(),
-        sampled_at: sample.at.map(Instant),
+        sampled_at: sample.at.map(|at| Instant(state.shown(at))),
         interval: rounded(sample.interval.as_secs_f64()),
         trouble: sample.trouble.as_ref().map(|trouble| trouble.why.to_string()),
-        trouble_since: sample.trouble.as_ref().map(|trouble| Instant(trouble.since)),
-        full_since: sample.full_since.map(Instant),
+        trouble_since: sample.trouble.as_ref().map(|trouble| Instant(state.shown(trouble.since))),
+        full_since: sample.full_since.map(|since| Instant(state.shown(since))),
         queues: sample.rows.len() as u64,
         left_out: sample.left_out as u64,
         timers: sample.timers,
@@ -295,11 +295,15 @@ fn listed(state: &AppState, asked: &ListAsked) -> QueuesReply {
     found.sort_unstable_by(by_place);
     QueuesReply {
         server: state.server.clone(),
-        sampled_at: samples.iter().filter_map(|(_, sample)| sample.at).min().map(Instant),
-        since: Instant(state.began.wall()),
-        pools: samples.iter().map(|(pool, sample)| pool_reply(pool, sample)).collect(),
+        sampled_at: samples
+            .iter()
+            .filter_map(|(_, sample)| sample.at)
+            .min()
+            .map(|at| Instant(state.shown(at))),
+        since: Instant(state.shown(state.began.wall())),
+        pools: samples.iter().map(|(pool, sample)| pool_reply(state, pool, sample)).collect(),
         sums: sums.rounded(),
-        queues: found.iter().map(|(_, pool, row)| reply(pool, row)).collect(),
+        queues: found.iter().map(|(_, pool, row)| reply(state, pool, row)).collect(),
         cursor: found.last().filter(|_| more).map(|last| sealed(&RowPlace::of(last))),
     }
 }
@@ -385,9 +389,10 @@ pub async fn history(State(state): App, RawQuery(query): RawQuery) -> HandlerRes
     let age = |point: &Option<Point>| Some(point.as_ref()?.oldest? as f64 / 10.0);
     let reply = HistoryReply {
         server: state.server.clone(),
-        from: Instant((now / step + 1 - range.steps()) * step * 1000),
+        // A machine whose clock was never set may be in 1970.
+        from: Instant(state.shown((now / step + 1).saturating_sub(range.steps()) * step * 1000)),
         step,
-        since: since.map(|second| Instant(second * 1000)),
+        since: since.map(|second| Instant(state.shown(second * 1000))),
         entered: rate(0),
         out: rate(1),
         acked: rate(2),
@@ -399,4 +404,19 @@ pub async fn history(State(state): App, RawQuery(query): RawQuery) -> HandlerRes
         oldest_ready_age: points.iter().map(age).collect(),
     };
     Ok(reply::json(StatusCode::OK, &reply))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against a list of queues with long names that tells a cursor, and then refuses it.
+    #[test]
+    fn the_cursor_of_the_longest_names_is_taken() {
+        let name = "n".repeat(crate::name::MAX_NAME);
+        let place = RowPlace((u64::MAX, u64::MAX), name.clone(), name.clone(), name);
+        let query = format!("cursor={}", sealed(&place));
+        let (_, cursor) = params::page(Query(&query), 1).expect("it is a cursor");
+        assert_eq!(cursor.and_then(|Cursor(text)| opened(&text)), Some(place));
+    }
 }

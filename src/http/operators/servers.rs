@@ -13,7 +13,7 @@ use super::sums::rounded;
 use crate::fleet::FleetLine;
 use crate::http::answer::error::HandlerResult;
 use crate::http::answer::reply;
-use crate::http::state::about::{About, AboutPool, Most};
+use crate::http::state::about::{AboutPool, Most};
 use crate::http::state::changes::OperatorChange;
 use crate::http::state::{App, AppState, PoolState};
 pub use crate::metrics::Took;
@@ -36,7 +36,7 @@ pub fn own_line(state: &AppState) -> FleetLine {
         name: state.server.clone(),
         version: version.to_owned(),
         commit: build_commit.to_owned(),
-        started: state.began.wall(),
+        started: state.shown(state.began.wall()),
         admin_url: state.about.admin_url.clone(),
         ready: serves && samples.iter().all(|sample| sample.trouble.is_none()),
         rates: rates.map(rounded),
@@ -141,6 +141,8 @@ pub struct ServerReply {
     pub connections: BTreeMap<String, ConnectionsReply>,
     pub requests: u64,
     pub waiting: u64,
+    /// As `most.waiting` counts those that wait.
+    pub waiting_places: u64,
     /// That large bodies take, of requests and of answers.
     pub body_bytes: u64,
     pub process: Process,
@@ -202,18 +204,18 @@ impl From<OperatorChange> for ChangeReply {
     }
 }
 
-fn pool_reply(about: &About, pool: &PoolState, times: Option<&Times>) -> PoolReply {
-    let sample = pool.sampler.latest();
+fn pool_reply(state: &AppState, pool: &PoolState, times: Option<&Times>) -> PoolReply {
+    let (sample, about) = (pool.sampler.latest(), &state.about);
     let trouble = sample.trouble.as_ref();
     PoolReply {
         pool: pool.name.to_string(),
         about: about.pools.get(&pool.name).cloned().unwrap_or_default(),
         up: !pool.outage.is_on() && trouble.is_none(),
         outages: pool.outage.count(),
-        sampled_at: sample.at.map(Instant),
+        sampled_at: sample.at.map(|at| Instant(state.shown(at))),
         trouble: trouble.map(|trouble| trouble.why.to_string()),
-        trouble_since: trouble.map(|trouble| Instant(trouble.since)),
-        full_since: sample.full_since.map(Instant),
+        trouble_since: trouble.map(|trouble| Instant(state.shown(trouble.since))),
+        full_since: sample.full_since.map(|since| Instant(state.shown(since))),
         queues: (sample.rows.len() + sample.left_out) as u64,
         timers: sample.timers,
         overdue: sample.overdue.map(|late| late.as_millis() as f64 / 1000.0),
@@ -232,12 +234,12 @@ pub async fn server(State(state): App, role: Role) -> HandlerResult {
     let times = move || kept.times.of(&kept.metrics.engine, std::time::Instant::now());
     let (times, process) = beside_the_runtime(move || (times(), Process::now())).await;
     let zones = state.pools.values().next().map_or("", |pool| pool.scheduler.zones.version());
-    let pools = state.pools.values().map(|pool| pool_reply(about, pool, times.get(&pool.name)));
+    let pools = state.pools.values().map(|pool| pool_reply(&state, pool, times.get(&pool.name)));
     let reply = ServerReply {
         server: state.server.clone(),
         version: version.to_owned(),
         build_commit: build_commit.to_owned(),
-        started: Instant(state.began.wall()),
+        started: Instant(state.shown(state.began.wall())),
         config_file: about.config_file.clone(),
         admin_url: about.admin_url.clone(),
         dashboard: about.dashboard,
@@ -251,6 +253,7 @@ pub async fn server(State(state): App, role: Role) -> HandlerResult {
         connections: connections.map(|(port, (now, most))| (port, ConnectionsReply { now, most })).collect(),
         requests: state.requests.load(Ordering::Relaxed) as u64,
         waiting: own.waiting,
+        waiting_places: state.parked.places() as u64,
         body_bytes: state.body_room.taken() as u64,
         process,
         history: HistoryReply {

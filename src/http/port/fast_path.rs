@@ -130,10 +130,17 @@ fn consume(
     let query = parts.uri.query().map(str::to_owned);
     async move {
         let auth = AuthorizedConsume::of(queues?, head(&parts, &labels), &state).await?;
-        // A consumer that waits keeps no headers.
+        let bytes = bytes_of(&parts);
+        // A consumer that waits keeps no headers. Its connection keeps the buffer that they came in.
         drop(parts);
-        consume::consume(state, auth, peer, query).await
+        consume::consume(state, auth, peer, (query, bytes)).await
     }
+}
+
+/// How many bytes a head has, about.
+fn bytes_of(head: &Parts) -> usize {
+    let uri = head.uri.path().len() + head.uri.query().map_or(0, str::len);
+    head.headers.iter().fold(uri, |sum, (name, value)| sum + name.as_str().len() + value.len())
 }
 
 fn head<'a>(parts: &'a Parts, labels: &'a Labels) -> Head<'a> {

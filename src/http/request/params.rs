@@ -218,8 +218,9 @@ pub fn page(query: Query<'_>, limit: usize) -> Result<(usize, Option<Cursor>), A
     Ok((limit, cursor.transpose()?))
 }
 
-/// The longest cursor: 640 bytes of a store's that moves, sealed.
-const MAX_CURSOR: usize = 900;
+/// The longest cursor: a row's place among all queues, with a pool, a namespace and a queue of the longest names. One of a
+/// store that moves, 640 bytes which are sealed, is shorter.
+const MAX_CURSOR: usize = 1200;
 /// The largest body of an ack or a respawn of many: the longest ids and receipts, and room around them.
 pub const MAX_NAMES: usize = 64 << 10;
 /// The largest weight of a queue.
@@ -238,10 +239,12 @@ fn weights(query: Query<'_>, queues: &QueueList) -> Result<Option<Weights>, ApiE
     }
 }
 
-/// `ttr`, `timeout`, `count`, `weights`, and whether the jobs are shown with their receipts.
+/// `ttr`, `timeout`, `count`, `weights`, and whether the jobs are shown with their receipts; of a request whose head has so
+/// many bytes.
 pub fn consume(
     query: Query<'_>,
     queues: QueueList,
+    head: usize,
     defaults: &Defaults,
 ) -> Result<(dispatch::Request, bool), ApiError> {
     let ttr: u32 = query.number("ttr", defaults.ttr, "invalid ttr")?;
@@ -253,7 +256,7 @@ pub fn consume(
     let [ttr, timeout] = [ttr, timeout].map(|seconds| Duration::from_secs(u64::from(seconds)));
     let receipts = flag(query, "receipt", false, "invalid receipt")?;
     let weights = weights(query, &queues)?;
-    Ok((dispatch::Request { queues, weights, count, ttr, timeout }, receipts))
+    Ok((dispatch::Request { queues, weights, count, ttr, timeout, head }, receipts))
 }
 
 /// The `limit` of a request to a dead letter: 1 if it is not given. 0 is refused.
@@ -308,7 +311,7 @@ mod tests {
             assert!(life(Query(bad), &DEFAULTS).is_err(), "{bad} should be refused");
         }
         for bad in ["count=0", "count=101", "count=65536", "count="] {
-            assert!(consume(Query(bad), queues(), &DEFAULTS).is_err(), "{bad} should be refused");
+            assert!(consume(Query(bad), queues(), 0, &DEFAULTS).is_err(), "{bad} should be refused");
         }
     }
 
@@ -394,7 +397,7 @@ mod tests {
         let of = |query: &str| page(Query(query), 20).map(|(limit, cursor)| (limit, cursor.map(|c| c.0)));
         assert_eq!(of("").expect("it is fine"), (20, None));
         assert_eq!(of("limit=100&cursor=a-_9").expect("it is fine"), (100, Some("a-_9".to_owned())));
-        let long = format!("cursor={}", "a".repeat(901));
+        let long = format!("cursor={}", "a".repeat(MAX_CURSOR + 1));
         for bad in ["limit=0", "limit=101", "limit=", "cursor=", "cursor=%20", "cursor=a/b", &long] {
             assert!(of(bad).is_err(), "{bad} should be refused");
         }
@@ -410,7 +413,7 @@ mod tests {
         #[test]
         fn no_query_panics(query in ".*") {
             let _ = (life(Query(&query), &DEFAULTS), limit(Query(&query)));
-            let _ = (consume(Query(&query), queues(), &DEFAULTS), revival(Query(&query), &DEFAULTS));
+            let _ = (consume(Query(&query), queues(), 0, &DEFAULTS), revival(Query(&query), &DEFAULTS));
             let _ = (placement(&query), page(Query(&query), 1), receipt(Query(&query)));
         }
     }

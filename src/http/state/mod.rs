@@ -29,6 +29,7 @@ use crate::admin::limits::Throttle;
 use crate::admin::quotas::QuotaManager;
 use crate::admin::tokens::TokenManager;
 use crate::bulk::Bulk;
+use crate::clock::{Began, Millis, system_now};
 use crate::config::{Secret, ShowBodies};
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
@@ -43,7 +44,7 @@ use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
 use crate::push::Push;
-use crate::sampler::{Began, Sampler};
+use crate::sampler::Sampler;
 use crate::scheduler::Scheduler;
 
 /// The largest job, in bytes.
@@ -142,7 +143,7 @@ pub struct AppState {
     pub changes: Arc<Changes>,
     /// Turns of searches for what is in jobs.
     pub searches: Semaphore,
-    /// The time that samples go by.
+    /// The time that samples go by. What is shown of it is told as [`shown`](AppState::shown) says.
     pub began: Began,
     /// What queues did lately.
     pub history: Arc<history::History>,
@@ -180,4 +181,22 @@ pub struct AppState {
     pub requests: AtomicUsize,
     /// Where handlers start tasks that outlive their request.
     pub tasks: Tasks,
+}
+
+impl AppState {
+    /// What time of day it is, to whoever looks at this server. The time of a pool on disk does not go back: when the
+    /// machine's clock was set back it is ahead, and the instants of its jobs are.
+    pub fn now(&self) -> Millis {
+        let on_disk = |name| {
+            let about = self.about.pools.get(name);
+            about.is_some_and(|about| about.kind == "disk" && about.migrates_to.is_none())
+        };
+        let pools = self.pools.values().filter(|pool| on_disk(&pool.name));
+        pools.map(|pool| pool.engine.now()).fold(system_now(), Millis::max)
+    }
+
+    /// When that was which was seen at this time of [`began`](AppState::began).
+    pub fn shown(&self, time: Millis) -> Millis {
+        self.began.of_day(time, self.now())
+    }
 }

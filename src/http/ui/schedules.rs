@@ -187,6 +187,9 @@ async fn page(visit: &Visit) -> Said<Page> {
     let body = html! {
         h1 { "Schedules" }
         (filter(visit))
+        @if visit.fields.get("namespace").is_none() {
+            p { "Shown are those of namespaces that have queues. Name a namespace to see those of one that has none yet." }
+        }
         @if partly { p.note { "Not all are shown: name a namespace." } }
         @if let Some(Refusal { status, text: why }) = &trouble {
             p.trouble { "The list is not there now, or not all of it (" (status.as_u16()) "): " (text(why)) }

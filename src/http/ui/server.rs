@@ -125,7 +125,8 @@ fn facts(visit: &Visit, server: &ServerReply) -> Markup {
             @for (port, ConnectionsReply { now, most }) in connections {
                 dt { "Connections of the " (port) " port" } dd { (volatile(&of_most(html! { (number(*now)) }, html! { (number(*most)) }))) }
             }
-            dt { "Waiting consumers" } dd { (of_most(html! { (number(server.waiting)) }, html! { (number(most.waiting as u64)) })) }
+            dt { "Waiting consumers" } dd { (number(server.waiting)) }
+            dt { "Places that they take" } dd { (of_most(html! { (number(server.waiting_places)) }, html! { (number(most.waiting as u64)) })) }
             dt { "Memory of large bodies" } dd { (of_most(html! { (size(server.body_bytes)) }, html! { (size(most.body_bytes as u64)) " each for requests and answers" })) }
             dt { "Memory of the process" } dd { (volatile(&html! { (size(process.memory_bytes)) })) }
             dt { "CPU since the start" } dd { (volatile(&html! { (duration(process.cpu_seconds as f64)) })) }

@@ -12,7 +12,7 @@ use super::page::ask::{Refusal, Said, Sent, part};
 use super::page::form::{Fields, Filled};
 use super::page::frame::{Page, TOKEN, curl, curls};
 use super::page::sure::{Sure, page as asks};
-use super::page::text::{cut, text, typed, volatile};
+use super::page::text::{cut, text, typed, unknown, volatile};
 use super::page::visit::Visit;
 use super::publish::PoolNamespace;
 use super::queue::push::shown_once;
@@ -27,7 +27,7 @@ const MOST: usize = 100;
 struct TokenRow {
     hash: String,
     description: String,
-    limit: Option<Limit>,
+    limit: Said<Option<Limit>>,
 }
 
 /// `GET /ui/tokens/:pool/:namespace`
@@ -135,23 +135,21 @@ async fn token_of(visit: &Visit, scope: &PoolNamespace, wanted: &str) -> Said<St
 async fn page(visit: &Visit, scope: &PoolNamespace) -> Said<Page> {
     let (all, limits) = tokio::join!(listed(visit, scope), visit.ask.get::<Vec<TokenLimit>>("/limits"));
     let all = all?;
-    let limits: BTreeMap<String, Limit> = limits
-        .as_ref()
-        .map(|limits| {
-            let own = limits.iter().filter(|of| of.namespace == scope.namespace);
-            let of_pool = |token: &str| match token.split_once(':') {
-                Some((pool, _)) => pool == scope.pool,
-                None => scope.pool == "default",
-            };
-            own.filter(|of| of_pool(&of.token)).map(|of| (hash(&of.token), of.limiter)).collect()
-        })
-        .unwrap_or_default();
+    let limits: Said<BTreeMap<String, Limit>> = limits.map(|limits| {
+        let own = limits.iter().filter(|of| of.namespace == scope.namespace);
+        let of_pool = |token: &str| match token.split_once(':') {
+            Some((pool, _)) => pool == scope.pool,
+            None => scope.pool == "default",
+        };
+        own.filter(|of| of_pool(&of.token)).map(|of| (hash(&of.token), of.limiter)).collect()
+    });
     let total = all.len();
     let mut rows: Vec<TokenRow> = all
         .into_iter()
         .map(|(token, description)| {
             let hash = hash(&token);
-            TokenRow { limit: limits.get(&hash).copied(), hash, description }
+            let limit = limits.as_ref().map(|limits| limits.get(&hash).copied()).map_err(Refusal::clone);
+            TokenRow { limit, hash, description }
         })
         .collect();
     rows.sort_by(|a, b| (&a.description, &a.hash).cmp(&(&b.description, &b.hash)));
@@ -192,7 +190,8 @@ fn table(visit: &Visit, scope: &PoolNamespace, rows: &[TokenRow]) -> Markup {
 
 fn limit(visit: &Visit, scope: &PoolNamespace, row: &TokenRow) -> Markup {
     let any = |n: i64| if n > 0 { n.to_string() } else { "any".into() };
-    let usual = row.limit.unwrap_or(Limit { read: 0, write: 0, interval: 60 });
+    let set = row.limit.as_ref().ok().copied().flatten();
+    let usual = set.unwrap_or(Limit { read: 0, write: 0, interval: 60 });
     // The form that was refused is the one of this token.
     let refused = visit.refused.as_ref().map(|(_, fields)| fields);
     let refused = refused.filter(|of| of.get("do") == Some("limit") && of.get("hash") == Some(&*row.hash));
@@ -202,9 +201,10 @@ fn limit(visit: &Visit, scope: &PoolNamespace, row: &TokenRow) -> Markup {
         html! { label for=(id) { (label) } " " input id=(id) name=(name) value=(value) size="6" inputmode="numeric" autocomplete="off"; " " }
     };
     html! {
-        @match row.limit {
-            Some(Limit { read, write, interval }) => { (any(write)) " publishes, " (any(read)) " consumes in " (interval) " s" }
-            None => { "none" }
+        @match &row.limit {
+            Ok(Some(Limit { read, write, interval })) => { (any(*write)) " publishes, " (any(*read)) " consumes in " (interval) " s" }
+            Ok(None) => { "none" }
+            Err(refusal) => (unknown(&refusal.text)),
         }
         @if visit.may_change() {
             details open[refused.is_some()] {
@@ -213,7 +213,7 @@ fn limit(visit: &Visit, scope: &PoolNamespace, row: &TokenRow) -> Markup {
                     input type="hidden" name="hash" value=(row.hash);
                     (field("write", "Publishes", usual.write)) (field("read", "Consumes", usual.read)) (field("interval", "Interval", usual.interval))
                     button type="submit" name="do" value="limit" { "Set limit" } " "
-                    @if row.limit.is_some() { button type="submit" name="do" value="unlimit" { "Remove limit" } }
+                    @if set.is_some() { button type="submit" name="do" value="unlimit" { "Remove limit" } }
                 }
                 @let path = format!("/token/{}/{TOKEN}/limit", part(&scope.namespace));
                 @let limit = json!({ "read": usual.read, "write": usual.write, "interval": usual.interval }).to_string();

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::gated::Gated;
-use crate::stage::{Draft, Stage, VirtualStage, bodies, job, manual_clock, ok, queue, queue_list};
+use crate::stage::{Draft, Stage, VirtualStage, bodies, job, manual_clock, ok, queue, queue_in, queue_list};
 use crate::support::model::ModelEngine;
 use dormouse::dispatch::{ConsumeError, Delivery, Dispatcher, ParkedPolls, Request, Weights};
 use dormouse::engine::Engine;
 use dormouse::engine::notifier::Notifier;
 use dormouse::error::Error;
-use dormouse::name::QueueList;
+use dormouse::name::{Queue, QueueList};
 use dormouse::process::tasks::Failure;
 use tokio::task::JoinHandle;
 
@@ -72,14 +72,15 @@ impl Setup {
     fn consumer_for(&self, queues: &[&str], count: u16, timeout: Duration) -> JoinHandle<Vec<String>> {
         let (dispatcher, queues) = (self.dispatcher.clone(), queue_list(queues));
         tokio::spawn(async move {
-            let delivery =
-                dispatcher.consume(Request { queues, weights: None, count, ttr: TTR, timeout }).await;
+            let delivery = dispatcher
+                .consume(Request { queues, weights: None, count, ttr: TTR, timeout, head: 0 })
+                .await;
             bodies(&delivery.expect("the store is well").take())
         })
     }
 
     async fn poll(&self, queues: QueueList, timeout: Duration) -> Result<Delivery, ConsumeError> {
-        self.dispatcher.consume(Request { queues, weights: None, count: 1, ttr: TTR, timeout }).await
+        self.dispatcher.consume(Request { queues, weights: None, count: 1, ttr: TTR, timeout, head: 0 }).await
     }
 
     /// Lets every task run until all of them wait.
@@ -97,7 +98,7 @@ impl Setup {
 
 /// A poll of queue `a`.
 fn request(count: u16, ttr: Duration) -> Request {
-    Request { queues: queue_list(&["a"]), weights: None, count, ttr, timeout: POLL }
+    Request { queues: queue_list(&["a"]), weights: None, count, ttr, timeout: POLL, head: 0 }
 }
 
 #[tokio::test(start_paused = true)]
@@ -591,6 +592,26 @@ async fn a_poll_of_many_queues_counts_once_for_each_ten_of_them() {
     );
 }
 
+/// Guards against heads of 64 KiB, for each of which a connection keeps as much while its poll waits.
+#[tokio::test(start_paused = true)]
+async fn a_poll_with_a_long_head_counts_once_more_for_each_8_kib() {
+    for (queues, head, places) in
+        [(1, 0, 1), (1, 300, 1), (1, 8192, 1), (1, 8193, 2), (1, 65_536, 8), (10, 16_384, 2), (11, 16_385, 4)]
+    {
+        let setup = Setup::with_room(9);
+        let names: Vec<String> = (0..queues).map(|i| format!("q-{i}")).collect();
+        let names = queue_list(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        let dispatcher = setup.dispatcher.clone();
+        let request = Request { queues: names, head, ..request(1, TTR) };
+        let poll = tokio::spawn(async move { dispatcher.consume(request).await });
+        setup.parked(1).await;
+        assert_eq!(setup.parked.places(), places, "places of a poll of {queues} queues with {head} bytes");
+        poll.abort();
+        setup.parked(0).await;
+        assert_eq!(setup.parked.places(), 0, "a poll of {queues} queues with {head} bytes has left");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_failed_fetch_is_told_and_the_wait_list_goes_on() {
     let setup = Setup::new();
@@ -712,6 +733,55 @@ async fn a_store_that_is_back_is_not_asked_for_all_wait_lists_at_once_and_nobody
         LISTS / 1000,
         "and all are woken as before"
     );
+}
+
+/// Guards against jobs that go back to a part of a store that is away, and hold up those of others.
+#[tokio::test(start_paused = true)]
+async fn jobs_that_cannot_go_back_keep_no_others_from_it() {
+    let setup = Setup::new();
+    let [hangs, goes_on] = [queue("a"), queue_in("other", "a")];
+    setup.publish([job(&hangs, "x"), job(&goes_on, "y")]).await;
+    let deliver = async |queue: &Queue| {
+        let delivery = setup.poll(queue.clone().into(), Duration::ZERO).await.expect("the store is well");
+        assert_eq!(delivery.jobs().len(), 1, "a job of {queue}");
+        delivery
+    };
+    let [first, second] = [deliver(&hangs).await, deliver(&goes_on).await];
+    setup.engine.hang_namespace(Some("ns"));
+    drop(first);
+    setup.settle().await;
+    drop(second);
+    setup.settle().await;
+    deliver(&goes_on).await.take();
+    setup.engine.hang_namespace(None);
+    setup.settle().await;
+    deliver(&hangs).await.take();
+}
+
+/// Guards against a tenant of many queues on a node that hangs, whose fetches take the turns of all namespaces.
+#[tokio::test(start_paused = true)]
+async fn fetches_of_one_namespace_that_hang_keep_no_other_one_waiting() {
+    const LISTS: usize = 2_000;
+    let setup = Setup::new();
+    setup.engine.hang_namespace(Some("ns"));
+    let hung: Vec<_> = (0..LISTS).map(|i| setup.consumer(&[&format!("q-{i}")], 1)).collect();
+    setup.parked(LISTS).await;
+    for n in 0..10 {
+        let other = queue_in("other", &format!("q-{n}"));
+        setup.publish([job(&other, "x")]).await;
+        let began = tokio::time::Instant::now();
+        let got = setup.poll(other.into(), POLL).await.expect("the store is well");
+        assert_eq!(bodies(&got.take()), ["x"], "what another namespace has is handed out");
+        let took = began.elapsed();
+        assert!(took < Duration::from_millis(200), "it waited {took:?} for the turns of others");
+    }
+    let hanging = setup.engine.fetches() - setup.engine.handed_out();
+    assert!(hanging <= 256, "{hanging} calls of one namespace hang at a time");
+    setup.engine.hang_namespace(None);
+    setup.publish((0..LISTS).map(|i| job(&queue(&format!("q-{i}")), "y"))).await;
+    for (n, consumer) in hung.into_iter().enumerate() {
+        assert_eq!(consumer.await.expect("no panic"), ["y"], "what list {n} got when it hung no more");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -854,8 +924,14 @@ impl Setup {
     /// What one consume of a, b and c gets.
     async fn weighted(&self, weights: &[u16], count: u16, timeout: Duration) -> Vec<String> {
         let queues = queue_list(&["a", "b", "c"]);
-        let request =
-            Request { queues, weights: Some(Weights::new(weights.to_vec())), count, ttr: TTR, timeout };
+        let request = Request {
+            queues,
+            weights: Some(Weights::new(weights.to_vec())),
+            count,
+            ttr: TTR,
+            timeout,
+            head: 0,
+        };
         bodies(&self.dispatcher.consume(request).await.expect("the store is well").take())
     }
 }

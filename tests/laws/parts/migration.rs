@@ -791,7 +791,7 @@ async fn a_poll_gets_a_job_of_the_new_store_while_the_old_one_hangs() {
     let dispatcher = Dispatcher::start(pools.pool.clone(), parked, Failure::default());
     pools.old.set(State::Hangs);
     let timeout = Duration::from_secs(30);
-    let request = Request { queues: queue_list(&["a"]), weights: None, count: 1, ttr: TTR, timeout };
+    let request = Request { queues: queue_list(&["a"]), weights: None, count: 1, ttr: TTR, timeout, head: 0 };
     let poll = tokio::spawn(dispatcher.consume(request));
     tokio::time::sleep(Duration::from_millis(500)).await;
     pools.put(1, "new").await;

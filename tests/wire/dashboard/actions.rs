@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::{browse, dead_job, submit};
 use crate::support::client::send;
-use crate::support::servers::{Store, TestServer, on_each_store};
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
 
 async fn a_queue_is_paused_and_resumed(store: Store) {
     let server = TestServer::on(store).await;
@@ -214,6 +215,17 @@ async fn push_is_set_and_turned_off() {
         .says("not pushed");
 }
 
+/// Guards against a token that seems to have no limit while limits cannot be read.
+#[tokio::test]
+async fn a_limit_that_cannot_be_read_is_not_none() {
+    let redis = RedisServer::start();
+    let server = TestServer::start(&redis_toml(&redis), ()).await;
+    server.token("shop").await;
+    browse(&server, "tokens/default/shop").await.expect(200).says("none");
+    let _: () = redis::Commands::set(&mut redis.connection(), "__throttler_keys__", "x").expect("SET");
+    browse(&server, "tokens/default/shop").await.expect(200).says("–").says_not("none");
+}
+
 #[tokio::test]
 async fn schedules_are_shown_and_changed() {
     let server = TestServer::on_disk().await;
@@ -222,6 +234,11 @@ async fn schedules_are_shown_and_changed() {
     let setting = r#"{"queue":"reports","cron":"30 2 * * *","zone":"Europe/Berlin","text":"sales"}"#;
     let put = server.api("PUT", "/api/shop/_schedules/nightly", &token).body(setting);
     send(put).await.expect(201);
+    // Its queue is there only once it has placed a job.
+    server.sampled().await;
+    browse(&server, "schedules").await.expect(200).says("Name a namespace to see those of one that has none");
+    let named = browse(&server, "schedules?namespace=shop").await.expect(200);
+    named.says("nightly").says_not("Name a namespace");
     server.put(&token, "/api/shop/reports", "x").await.expect(201);
     server.sampled().await;
     let all = browse(&server, "schedules").await.expect(200);

@@ -169,9 +169,11 @@ impl Visit {
             return None;
         }
         let mut hash = DefaultHasher::new();
-        let step = self.zone.now / 1000 / Range::Hour.step();
+        let step = state.began.time() / 1000 / Range::Hour.step();
         let draining = state.readiness.is_draining();
-        (state.began.wall(), step, draining, &self.root, &self.here, self.fields.link(&[])).hash(&mut hash);
+        // It is another one when the clock was set.
+        (state.shown(state.began.wall()), step, draining, &self.root, &self.here, self.fields.link(&[]))
+            .hash(&mut hash);
         (self.ask.account(), self.host(), &self.zone.name).hash(&mut hash);
         for pool in state.pools.values() {
             let sample = pool.sampler.latest();
@@ -210,7 +212,7 @@ impl FromRequestParts<Arc<Ui>> for Visit {
         let depth = pattern.strip_prefix("/ui/").unwrap_or_default().matches('/').count();
         let fields = Fields::parse(parts.uri.query().unwrap_or_default());
         let path = parts.uri.path().strip_prefix("/ui/").unwrap_or_default();
-        let now = ui.state.began.time();
+        let now = ui.state.now();
         let asked = fields.get("tz").map(str::to_owned).or_else(|| zone_of(&parts.headers));
         let zone =
             asked.and_then(|name| Zone::named(&name, now)).or_else(|| Zone::named(&ui.state.about.zone, now));

@@ -45,7 +45,7 @@ async fn page(visit: &Visit) -> Said<Page> {
         @if listed.queues.is_empty() && ["namespace", "pool"].iter().any(|name| visit.fields.get(name).is_some()) {
             p { "No queue that is so has dead jobs. " a href="?" { "Show all" } "." }
         } @else if listed.queues.is_empty() {
-            p { "No queue has dead jobs, as of the last sample. This server has looked since " (visit.zone.at(Instant(visit.state().began.wall()))) "." }
+            p { "No queue has dead jobs, as of the last sample. This server has looked since " (visit.zone.at(Instant(visit.state().shown(visit.state().began.wall())))) "." }
         } @else { (table(visit, &listed.queues, &reasons)) }
         @if let Some(cursor) = &listed.cursor {
             p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(cursor))])) { "Next" } }

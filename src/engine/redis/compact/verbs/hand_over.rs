@@ -12,7 +12,7 @@ use crate::clock::Micros;
 use crate::engine::redis::connection::fault::Fault;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::verbs::give_back::{STEP, until_given};
-use crate::engine::{Held, Release, Released, Touched, Tries};
+use crate::engine::{Held, Release, Released, Touched, Tries, together};
 use crate::error::Result;
 use crate::job::{Job, JobRef, Reason, Receipt};
 use crate::name::Queue;
@@ -111,8 +111,8 @@ impl CompactCore {
         })
     }
 
-    /// Each to the head of its queue, in the order given. What can be given back at once is, before a part that is away is
-    /// tried again.
+    /// Each to the head of its queue, in the order given. What can be given back at once is, before the parts that are away
+    /// are tried again, all at the same time.
     pub async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         // The last one goes first, so that the first one ends at the very head.
         let mut jobs: Vec<&Job> = jobs.iter().rev().collect();
@@ -132,11 +132,8 @@ impl CompactCore {
                 away.push((named, part));
             }
         }
-        let mut outcome = Ok(());
-        for (named, part) in away {
-            outcome = outcome.and(self.give_back_part(named, &part, true).await);
-        }
-        outcome
+        let again = away.iter().map(|(named, part)| self.give_back_part(*named, part, true));
+        together::try_all(again).await.map(drop)
     }
 
     /// Jobs whose ids name this partition; again and again if that is asked for.
