@@ -674,7 +674,8 @@ fn a_type_that_another_room_imports_has_its_name_for_itself() {
     for (name, homes) in known.iter().filter(|(name, _)| !SHARED_NAMES.contains(name)) {
         let others = types.iter().filter(|(home, names)| names.contains(*name) && !homes.contains_key(*home));
         let met = others.filter(|(other, _)| homes.values().any(|parts| parts.contains(part(other))));
-        let all: Vec<String> = homes.keys().chain(met.map(|(other, _)| other)).map(|of| of.join("::")).collect();
+        let all: Vec<String> =
+            homes.keys().chain(met.map(|(other, _)| other)).map(|of| of.join("::")).collect();
         if all.len() > 1 {
             let _ = writeln!(wrong, "  {name} of {}", all.join(" and of "));
         }
