@@ -63,9 +63,11 @@ async fn ack(
         (Vec::with_capacity(MAX_NAMED), VecDeque::new());
     let (mut again, mut goes_on) = (Instant::now(), true);
     while goes_on || !left.is_empty() {
+        let mut is_again = left.is_empty();
         tokio::select! {
             biased;
             () = sleep_until(again), if !left.is_empty() => {
+                is_again = true;
                 jobs.extend(left.drain(..left.len().min(MAX_NAMED)));
             }
             count = delivered.recv_many(&mut jobs, MAX_NAMED), if goes_on => goes_on = count > 0,
@@ -80,7 +82,10 @@ async fn ack(
             let now = Instant::now();
             // What is not acked in time is sent once more: the receiver knows it by its id.
             jobs.retain(|(_, _, until)| now < *until);
-            again = now + AGAIN;
+            // New ones that fail all the time keep those that were left from no try.
+            if is_again {
+                again = now + AGAIN;
+            }
         }
         waiting.fetch_sub(count - jobs.len(), Ordering::Relaxed);
         left.extend(jobs.drain(..));
