@@ -378,6 +378,8 @@ impl CompactCore {
         if !self.has_schedules.load(Relaxed) {
             let key = self.partitions.schedules_key();
             let _: Value = self.query(0, redis::cmd("SET").arg(key).arg(1)).await?;
+            // Without it no server looks for schedules.
+            self.replicas_have_all(0).await?;
             self.has_schedules.store(true, Relaxed);
         }
         Ok(())
