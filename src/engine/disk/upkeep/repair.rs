@@ -508,6 +508,28 @@ mod tests {
         }
     }
 
+    /// Guards against a repair that passes over groups which the log still has, since the table that is lost now had them.
+    #[tokio::test]
+    async fn jobs_of_a_table_that_is_lost_come_also_from_groups_that_were_needed_no_more() {
+        let dir = pool_with_jobs().await;
+        let gone = job(3);
+        {
+            let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
+            store.write_out(Duration::MAX).unwrap(); // nothing is wrong with the disk
+            let mut txn = Txn::new(store.clone());
+            txn.delete_job(codec::job_key(&codec::queue_key(&queue()), gone.id));
+            txn.settle(true).unwrap(); // as above
+            store.rewrite(Space::Jobs, &[]).unwrap(); // as above
+        }
+        damage(dir.path(), Space::Jobs, Some(b"tli"));
+        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(told.accepted && told.damage[0].contains("keyspace jobs"), "{told}");
+        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+        assert_eq!(ready, JOBS - 1, "every job that the log has, but for the one that was deleted: {told}");
+        engine.close().await;
+    }
+
     /// Guards against jobs that are said to be ready since 1970, and an alert for each of their queues.
     #[tokio::test]
     async fn a_job_of_a_rebuilt_list_is_no_older_than_itself() {
