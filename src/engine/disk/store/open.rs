@@ -207,7 +207,8 @@ impl<'a> Filler<'a> {
             std::io::Error::new(ErrorKind::InvalidData, format!("group {number} cannot be read"))
         })?;
         let is_missing = |(space, key, _): &Item<'_>| {
-            (number >= *first && !trees.had(*space, number))
+            // What stands before the first group that is needed was in tables, of which some may be lost.
+            ((number >= *first || trees.lacks(*space)) && !trees.had(*space, number))
                 || unread.as_mut().is_some_and(|unread| {
                     // Once and for all: from then on memory has it.
                     *unread.entry((*space, Slice::from(*key))).or_insert_with(|| {

@@ -141,7 +141,10 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     drop(trees);
     mark.forget_close();
     let store = open::open_whole(path, StoreLimits::OF_A_TOOL, mark, false)?;
-    raise_numbers(&store).map_err(fatal)?;
+    // Where `meta` does not read, whoever gives that up raises them afterwards.
+    if store.holed(Space::Meta).map_err(io)?.is_empty() {
+        raise_numbers(&store).map_err(fatal)?;
+    }
     drop(store);
     Ok(aside)
 }

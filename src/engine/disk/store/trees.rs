@@ -69,6 +69,8 @@ pub struct Trees {
     committed: AtomicU64,
     /// Up to which number each keyspace's tables had everything when they were opened.
     persisted: [SeqNo; SPACES],
+    /// Which keyspaces have lost tables since then.
+    lacking: [bool; SPACES],
     /// How many reads of earlier moments there are.
     reads: AtomicUsize,
     /// Held while a tree's tables are merged or compacted: see [`merging`](Trees::merging).
@@ -176,6 +178,7 @@ impl Trees {
             trees,
             memory: Mutex::new(memory),
             persisted,
+            lacking: [false; SPACES],
             written_out: Condvar::new(),
             committed: AtomicU64::new(0),
             reads: AtomicUsize::new(0),
@@ -251,7 +254,12 @@ impl Trees {
     /// From now on nothing counts as being in the tables of a keyspace: some of them may be lost, and the log may have
     /// what was in them. To repeat groups that other tables have changes nothing.
     pub fn lack(&mut self, space: Space) {
-        self.persisted[space as usize] = 0;
+        self.lacking[space as usize] = true;
+    }
+
+    /// Whether it may be that tables of a keyspace are lost.
+    pub fn lacks(&self, space: Space) -> bool {
+        self.lacking[space as usize]
     }
 
     /// To be held while tables of a keyspace are merged, and until then: [`forgettable`](Trees::forgettable) tells of
@@ -267,7 +275,7 @@ impl Trees {
 
     /// Whether the tables of a keyspace had the entries of a group when they were opened.
     pub fn had(&self, space: Space, group: u64) -> bool {
-        seqno(group) <= self.persisted[space as usize]
+        !self.lacks(space) && seqno(group) <= self.persisted[space as usize]
     }
 
     /// Waits until no memtable is much too full, or `gave_up`.

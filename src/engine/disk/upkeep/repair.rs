@@ -483,6 +483,53 @@ mod tests {
         }
     }
 
+    /// Guards against a repair that is refused for ever: one that was cut off, or that finds other damage too, read numbers
+    /// that stood in a bad block before it gave the block up.
+    #[tokio::test]
+    async fn a_bad_block_of_meta_stops_no_repair_of_something_else() {
+        for is_cut_off in [false, true] {
+            let dir = pool_with_jobs().await;
+            forget_log(dir.path());
+            damage(dir.path(), Space::Meta, Some(b"data"));
+            match is_cut_off {
+                true => mark::lock(dir.path()).unwrap().write_repairing(true).unwrap(), // nobody has it open
+                false => damage(dir.path(), Space::Ready, Some(b"tli")),
+            }
+            let told = repair(dir.path(), true).expect("it can be repaired");
+            assert!(told.accepted && told.to_string().contains("keyspace meta is lost"), "{told}");
+            let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+            let again = engine.publish(vec![job(JOBS - 1)].into()).await;
+            assert!(again.is_err(), "a job of this id is stored: {again:?}");
+            engine.publish(vec![job(JOBS)].into()).await.unwrap(); // nothing is wrong with the disk
+            engine.close().await;
+            let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it was repaired
+            let ready = store.all(Space::Ready).count() as u64;
+            assert_eq!(ready, JOBS + 1, "each job has an entry of its own, cut off: {is_cut_off}");
+        }
+    }
+
+    /// Guards against a repair that passes over groups which the log still has, since the table that is lost now had them.
+    #[tokio::test]
+    async fn jobs_of_a_table_that_is_lost_come_also_from_groups_that_were_needed_no_more() {
+        let dir = pool_with_jobs().await;
+        let gone = job(3);
+        {
+            let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
+            store.write_out(Duration::MAX).unwrap(); // nothing is wrong with the disk
+            let mut txn = Txn::new(store.clone());
+            txn.delete_job(codec::job_key(&codec::queue_key(&queue()), gone.id));
+            txn.settle(true).unwrap(); // as above
+            store.rewrite(Space::Jobs, &[]).unwrap(); // as above
+        }
+        damage(dir.path(), Space::Jobs, Some(b"tli"));
+        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(told.accepted && told.damage[0].contains("keyspace jobs"), "{told}");
+        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+        assert_eq!(ready, JOBS - 1, "every job that the log has, but for the one that was deleted: {told}");
+        engine.close().await;
+    }
+
     /// Guards against jobs that are said to be ready since 1970, and an alert for each of their queues.
     #[tokio::test]
     async fn a_job_of_a_rebuilt_list_is_no_older_than_itself() {
