@@ -73,6 +73,11 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     let mut mass = driver.mass(if size == Size::Large { 90 } else { 5 }).await;
     driver.other(20).everyday(40).await;
     if size == Size::Large {
+        // Upkeep tells nobody when tables have what files of the log held.
+        let began = Instant::now();
+        while log_files(&root) > 6 && began.elapsed() < PATIENCE {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         // By now files of the log are needed no more.
         mass.extend(driver.mass(28).await);
     }
@@ -113,6 +118,11 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
 
 /// How long a recording waits for a compaction.
 const PATIENCE: Duration = Duration::from_secs(12);
+
+/// How many files the log has.
+fn log_files(root: &Path) -> usize {
+    std::fs::read_dir(root.join("pool/log")).expect("a store has a log").count()
+}
 
 /// Whether this is a table.
 fn is_table(path: &Path) -> bool {
