@@ -107,6 +107,18 @@ mod tests {
         dir
     }
 
+    /// Repairs a pool, accepts what is lost, and opens it.
+    fn repaired(pool: &Path) -> Arc<DiskEngine> {
+        let told = repair(pool, true).unwrap(); // it can be repaired
+        assert!(told.accepted, "{told}");
+        DiskEngine::open(options(pool)).expect("it was repaired")
+    }
+
+    /// How many jobs are ready.
+    async fn ready(engine: &DiskEngine) -> u64 {
+        engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs // nothing is wrong with the disk
+    }
+
     /// Rows that do not compress, so that they fill several blocks.
     fn row(kind: &[u8], n: u64) -> (Vec<u8>, [u8; 16]) {
         let noise = n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -262,7 +274,7 @@ mod tests {
             let told = repair(dir.path(), true).unwrap(); // it can be repaired
             assert!(told.accepted, "{part}: {told}");
             let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
-            let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+            let ready = ready(&engine).await;
             assert_eq!(ready, JOBS, "{part}: jobs that are in their list again");
             engine.close().await;
         }
@@ -303,9 +315,7 @@ mod tests {
         fill(dir.path(), Space::Push, &[b"s"]);
         fs::remove_dir_all(dir.path().join("trees/meta")).unwrap(); // it was made
         fs::remove_dir_all(dir.path().join("log")).unwrap(); // as above
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted, "{told}");
-        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        let engine = repaired(dir.path());
         let again = engine.publish(vec![job(JOBS - 1)].into()).await;
         assert!(again.is_err(), "a job of this id is stored: {again:?}");
         engine.close().await;
@@ -318,10 +328,8 @@ mod tests {
         forget_log(dir.path());
         damage(dir.path(), Space::Ready, None);
         damage(dir.path(), Space::Jobs, None);
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted, "{told}");
-        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
-        let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+        let engine = repaired(dir.path());
+        let ready = ready(&engine).await;
         assert!((JOBS / 2..JOBS).contains(&ready), "{ready} jobs of {JOBS} can be read, and are ready");
         engine.close().await;
     }
@@ -365,7 +373,7 @@ mod tests {
             assert!(matches!(compacted, Merged::Some), "it is merged again: {compacted:?}");
         }
         let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
-        let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+        let ready = ready(&engine).await;
         assert_eq!(ready, JOBS - lost, "what is lost stands in no list");
         engine.close().await;
     }
@@ -437,10 +445,8 @@ mod tests {
             says.contains("keyspace jobs: table ") && says.contains("dormouse repair --accept-loss"),
             "{says}"
         );
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted, "{told}");
-        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
-        let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+        let engine = repaired(dir.path());
+        let ready = ready(&engine).await;
         assert!((JOBS / 2..JOBS).contains(&ready), "{ready} jobs of {JOBS}");
         let got = engine.publish(vec![job(JOBS + 1)].into()).await;
         assert!(got.is_ok(), "it serves: {got:?}");
@@ -475,7 +481,7 @@ mod tests {
                 "{told}"
             );
             let engine = DiskEngine::open(options(dir.path())).unwrap_or_else(|e| panic!("{name}: {e}"));
-            let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+            let ready = ready(&engine).await;
             assert_eq!(ready, JOBS, "{name}: jobs stay");
             let got = engine.publish(vec![job(JOBS + 1)].into()).await;
             assert!(got.is_ok(), "{name}: it serves: {got:?}");
@@ -525,7 +531,7 @@ mod tests {
         let told = repair(dir.path(), true).unwrap(); // it can be repaired
         assert!(told.accepted && told.damage[0].contains("keyspace jobs"), "{told}");
         let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
-        let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+        let ready = ready(&engine).await;
         assert_eq!(ready, JOBS - 1, "every job that the log has, but for the one that was deleted: {told}");
         engine.close().await;
     }
@@ -538,9 +544,7 @@ mod tests {
         for lost in ["trees/meta", "trees/ready", "log"] {
             fs::remove_dir_all(dir.path().join(lost)).unwrap(); // it was made
         }
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted, "{told}");
-        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        let engine = repaired(dir.path());
         let queues = engine.sizes().await.unwrap(); // nothing is wrong with the disk
         let ages: Vec<_> = queues.iter().map(|of| (of.ready, of.oldest_ready)).collect();
         assert_eq!(ages, [(JOBS, Some(Duration::ZERO))], "jobs, and for how long the first is ready");
@@ -556,9 +560,7 @@ mod tests {
             fill(dir.path(), Space::Push, &[b"s"]);
             fs::remove_dir_all(dir.path().join("trees/meta")).unwrap(); // it was made
             fs::remove_dir_all(dir.path().join("log")).unwrap(); // as above
-            let told = repair(dir.path(), true).unwrap(); // it can be repaired
-            assert!(told.accepted, "{told}");
-            let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+            let engine = repaired(dir.path());
             let jobs: Vec<_> = (0..60).map(|n| job(round * JOBS + n)).collect();
             engine.publish(jobs.into()).await.unwrap(); // nothing is wrong with the disk
             engine.close().await;
@@ -577,7 +579,7 @@ mod tests {
         let told = repair(dir.path(), true).expect("one repair is enough");
         assert!(told.accepted, "{told}");
         let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
-        let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+        let ready = ready(&engine).await;
         assert_eq!(ready, JOBS, "every job is ready: {told}");
         engine.close().await;
     }
@@ -604,7 +606,7 @@ mod tests {
         assert!(told.accepted && told.to_string().contains("7 jobs are lost"), "{told}");
         assert!(!told.to_string().contains("is in quarantine"), "{told}");
         let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
-        let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+        let ready = ready(&engine).await;
         assert_eq!(ready, JOBS - 7, "jobs that are there");
         engine.close().await;
     }
@@ -676,9 +678,7 @@ mod tests {
         fill(dir.path(), Space::Push, &[b"s"]);
         fs::remove_dir_all(dir.path().join("trees/meta")).unwrap(); // it was made
         fs::remove_dir_all(dir.path().join("log")).unwrap(); // as above
-        let told = repair(dir.path(), true).unwrap(); // it can be repaired
-        assert!(told.accepted, "{told}");
-        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        let engine = repaired(dir.path());
         assert!(engine.now() >= due, "it is {}, and a job that was due at {due} is ready", engine.now());
         engine.close().await;
     }
