@@ -18,6 +18,7 @@ mod delivery;
 pub mod encrypted;
 pub mod limits;
 pub mod names;
+mod ok_when;
 mod record;
 pub mod setting;
 pub mod shared;
@@ -30,7 +31,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -43,15 +43,13 @@ use self::address::AddressGuard;
 use self::delivery::{Plan, Verdict};
 use self::record::{BOTH_SIGN, PushRecord, Switch};
 use self::setting::Setting;
-use self::shared::{PushServer, PushedPool};
+use self::shared::{LOOK, PushServer, PushedPool, PushedQueue};
 use self::sign::SigningSecret;
 use self::store::{PushKey, PushRecords, Version};
 use crate::error::{Error, LOCKED};
 use crate::name::{PoolName, Queue, QueueName};
 use crate::random;
 
-/// How often the store is asked for changes: every server knows of one within a second.
-const LOOK: Duration = Duration::from_millis(500);
 /// Through how many queues `on_dead` may lead.
 const MAX_ON_DEAD: usize = 16;
 
@@ -146,6 +144,7 @@ impl Push {
                 known = None; // it is started again
             }
             known = stop.run_until_cancelled(self.refresh(known)).await.flatten();
+            self.divide();
             // Early or late, it looks again.
             let _ = stop.run_until_cancelled(timeout(LOOK, self.changed.notified())).await;
         }
@@ -217,9 +216,6 @@ impl Push {
         let mut workers = self.workers.lock();
         let there: HashSet<&PushKey> = records.all.iter().map(|(key, _)| key).collect();
         workers.retain(|key, _| there.contains(key));
-        let here = records.all.iter().filter(|(key, _)| self.pools.contains_key(&key.pool)).count();
-        self.server.connections.divide(here);
-        self.server.memory.divide(here);
         for (key, bytes) in records.all {
             // Another server may have more pools.
             let Some(pool) = self.pools.get(&key.pool) else { continue };
@@ -242,12 +238,20 @@ impl Push {
                 None => {
                     let (plan, plans) = watch::channel(plan);
                     let down = Arc::new(AtomicBool::new(false));
-                    let of = (self.server.clone(), pool.clone(), key.clone());
-                    let task = self.server.tasks.spawn(worker::run(of, plans, down.clone()));
+                    let queue = PushedQueue::new(self.server.clone(), pool.clone(), key.clone());
+                    let run = worker::run(Arc::new(queue), plans, down.clone());
+                    let task = self.server.tasks.spawn(run);
                     workers.insert(key, Running { plan, record: bytes, down, task });
                 }
             }
         }
+    }
+
+    /// Divides what the queues share. Again and again: what one holds beyond its part comes back with time.
+    fn divide(&self) {
+        let queues = self.workers.lock().len();
+        self.server.connections.divide(queues);
+        self.server.memory.divide(queues);
     }
 
     /// The pushed queues of a pool.
