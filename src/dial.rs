@@ -165,9 +165,17 @@ mod tests {
         let (outcome, times) = tried("10.0.0.1:1 10.0.0.2:1 10.0.0.3:1 10.0.0.4:4", 10).await;
         assert_eq!((outcome.ok(), times), (Some(4), vec![(1, 0), (1, 250), (1, 500), (4, 750)]));
         let (outcome, times) = tried("10.0.0.1:2 10.0.0.2:2 10.0.0.3:4", 10).await;
-        assert_eq!((outcome.ok(), times), (Some(4), vec![(2, 0), (2, 0), (4, 0)]), "a refusal is not waited for");
+        assert_eq!(
+            (outcome.ok(), times),
+            (Some(4), vec![(2, 0), (2, 0), (4, 0)]),
+            "a refusal is not waited for"
+        );
         let (outcome, times) = tried("10.0.0.1:3 10.0.0.2:1", 10).await;
-        assert_eq!((outcome.ok(), times), (Some(3), vec![(3, 0), (1, 250)]), "the first one goes on meanwhile");
+        assert_eq!(
+            (outcome.ok(), times),
+            (Some(3), vec![(3, 0), (1, 250)]),
+            "the first one goes on meanwhile"
+        );
         let (outcome, times) = tried("10.0.0.1:4 10.0.0.2:5", 10).await;
         assert_eq!((outcome.ok(), times), (Some(4), vec![(4, 0)]), "no other is tried");
     }

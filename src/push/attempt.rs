@@ -120,7 +120,13 @@ impl Sending {
         drop(answer);
         let told = |delivered: u64, failed: u64, dead: u64| {
             let attempts = vec![told];
-            self.queue.report.lock().add(PushReport { delivered, failed, dead, attempts, delivered_ago: None });
+            self.queue.report.lock().add(PushReport {
+                delivered,
+                failed,
+                dead,
+                attempts,
+                delivered_ago: None,
+            });
         };
         match verdict {
             Verdict::Delivered => {

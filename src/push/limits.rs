@@ -186,7 +186,11 @@ mod tests {
         let alone = shares.join();
         shares.divide(1);
         let all = take_all(&shares, &alone);
-        assert_eq!((all.len(), shares.room(&alone)), (32, 0), "all but what is kept for queues that hold nothing");
+        assert_eq!(
+            (all.len(), shares.room(&alone)),
+            (32, 0),
+            "all but what is kept for queues that hold nothing"
+        );
         drop((all, alone));
         let parts: Vec<Part> = (0..7).map(|_| shares.join()).collect();
         shares.divide(7);
@@ -232,7 +236,8 @@ mod tests {
         let _most = shares.take(&alone, 9).expect("a part is ten");
         let other = shares.join();
         shares.divide(2);
-        let _its = [10, 11].map(|many| shares.take(&other, many).expect("its part, and what is for whoever comes"));
+        let _its =
+            [10, 11].map(|many| shares.take(&other, many).expect("its part, and what is for whoever comes"));
         assert!(shares.take(&alone, 2).is_none(), "one is left of its part");
         let _last = shares.take(&alone, 1).expect("the last one");
         let new = shares.join();

@@ -190,7 +190,8 @@ impl<'a> Walk<'a> {
     /// Skips a number, or `true`, `false`, `null`.
     fn skip_word(&mut self) {
         let rest = self.text.as_bytes().iter().skip(self.at);
-        self.at += rest.take_while(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte)).count().max(1);
+        self.at +=
+            rest.take_while(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte)).count().max(1);
     }
 }
 
@@ -249,11 +250,22 @@ mod tests {
             let why = unmet("/code", json!(0), &format!("{{\"code\":{other}}}")).expect("another value");
             assert!(why.contains("another"), "{why}: {other:.200}");
         }
-        for body in ["", "\u{feff}", "ok", "{\"code\":0", "{\"code\":0}}", "{\"code\":0,}", "{code:0}", "\u{feff}\u{feff}0"] {
+        for body in [
+            "",
+            "\u{feff}",
+            "ok",
+            "{\"code\":0",
+            "{\"code\":0}}",
+            "{\"code\":0,}",
+            "{code:0}",
+            "\u{feff}\u{feff}0",
+        ] {
             let why = unmet("/code", json!(0), body).expect("no JSON");
             assert!(why.contains("not JSON"), "{why}: {body:?}");
         }
-        assert!(OkWhen { pointer: "/a".into(), equals: json!(0) }.unmet(b"{\"a\":0,\"b\":\"\xFF\"}").is_some());
+        assert!(
+            OkWhen { pointer: "/a".into(), equals: json!(0) }.unmet(b"{\"a\":0,\"b\":\"\xFF\"}").is_some()
+        );
     }
 
     /// Guards against large numbers that are equal to their neighbours, and against small ones that are not to themselves.

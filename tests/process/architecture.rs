@@ -212,13 +212,14 @@ fn keys_of_redis_are_made_in_one_file_per_store() {
 const PARTS: &[(&str, &[&str])] = &[
     ("clock", &[]),
     ("random", &["clock"]),
+    ("readable", &[]),
     ("name", &[]),
     ("error", &["name"]),
     ("outage", &["error"]),
     ("job", &["clock", "name", "random"]),
     ("time", &["clock"]),
     ("schedule", &["clock", "job", "name", "time"]),
-    ("config", &["name"]),
+    ("config", &["name", "readable"]),
     ("dial", &[]),
     ("tls", &[]),
     ("process", &["config"]),
@@ -410,6 +411,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "name",
             "process",
             "random",
+            "readable",
             "time",
         ],
     ),
@@ -466,7 +468,7 @@ const PARTS: &[(&str, &[&str])] = &[
         ],
     ),
     ("main", &["cli", "server", "config", "process", "process::tasks"]),
-    ("cli", &["dial", "tls"]),
+    ("cli", &["dial", "readable", "tls"]),
     ("token-cli", &["cli"]),
 ];
 

@@ -286,7 +286,11 @@ async fn a_full_redis_is_drained_by_push() {
     pushed.admin("DELETE", "/push/ns/q", "").await.expect(204);
     pushed.admin("GET", "/push/ns/q", "").await.expect(404);
     let new = json!({"url": receiver.url("/")});
-    assert_eq!(pushed.admin("PUT", "/push/ns/q", new.clone()).await.status, 500, "a new setting needs memory");
+    assert_eq!(
+        pushed.admin("PUT", "/push/ns/q", new.clone()).await.status,
+        500,
+        "a new setting needs memory"
+    );
     redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).exec(conn).expect("CONFIG SET");
     pushed.admin("PUT", "/push/ns/q", new).await.expect(200);
 }

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 
 use super::leases::{Begun, Leased, TURNS, millis};
 use super::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
-use crate::engine::disk::{self, Change, DiskEngine, Table, put_short, take_short};
 use crate::clock::Millis;
+use crate::engine::disk::{self, Change, DiskEngine, Table, put_short, take_short};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
 
