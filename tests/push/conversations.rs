@@ -514,6 +514,19 @@ async fn a_store_of_push_keeps_what_it_is_given(store: &dyn PushStore) {
     assert_eq!((seen.delivered, seen.failed, seen.dead), (30, 60, 90));
     let times: Vec<u64> = seen.attempts.iter().map(|attempt| attempt.time).collect();
     assert_eq!(times, (10..30).collect::<Vec<_>>(), "the last 20, the latest last");
+    // The last delivery counts, whoever tells of it first.
+    let age = async || {
+        let lease = Lease { server: "a".into(), time: Duration::from_secs(9), ..Lease::default() };
+        store.lease(&key, lease).await.expect("it answers").delivered_ago
+    };
+    assert_eq!(age().await, None, "nobody has told when");
+    for seconds in [30, 10, 20] {
+        let delivered_ago = Some(Duration::from_secs(seconds));
+        let report = PushReport { delivered: 1, delivered_ago, ..PushReport::default() };
+        store.report(&key, report).await.expect("it answers");
+    }
+    let age = age().await.expect("it was told");
+    assert!((9..20).contains(&age.as_secs()), "the last one was ten seconds ago, not {age:?}");
     assert!(swap(&two, &None).await, "it is deleted");
     store.report(&key, PushReport { delivered: 1, ..PushReport::default() }).await.expect("it answers");
     assert_eq!(store.seen(&key).await.expect("it answers"), Default::default(), "with what was seen");

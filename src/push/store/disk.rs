@@ -219,7 +219,9 @@ impl PushStore for DiskPush {
         }
         if let Some(ago) = report.delivered_ago {
             let at = self.rows.now().saturating_sub(millis(ago));
-            self.memory.lock().delivered.insert(key.clone(), at);
+            let mut memory = self.memory.lock();
+            let last = memory.delivered.entry(key.clone()).or_default();
+            *last = at.max(*last);
         }
         let mut all = self.stored_report(key)?;
         all.add(report);

@@ -360,7 +360,7 @@ impl PushStage {
     /// Sets another queue.
     pub async fn set_of(&self, key: &PushKey, mut setting: Value) -> std::result::Result<Value, PushError> {
         setting["url"] = json!("https://shop.example/jobs");
-        self.push.put(key, &setting).await
+        self.push.put(key, &setting).await.map(|set| serde_json::to_value(set).expect("it is JSON"))
     }
 
     /// Publishes a job that lives forever.
@@ -399,7 +399,8 @@ impl PushStage {
 
     /// What an operator sees.
     pub async fn shown(&self) -> Value {
-        self.push.get(&self.key).await.expect("it is pushed")
+        let seen = self.push.get(&self.key).await.expect("it is pushed");
+        serde_json::to_value(seen).expect("it is JSON")
     }
 
     /// Since the beginning.
