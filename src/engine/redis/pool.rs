@@ -15,7 +15,7 @@ use super::layout::script_call::ScriptCall;
 use super::layout::scripts::Scripts;
 use super::link::{Common, Lane, Link};
 use super::pauses::Pauses;
-use crate::clock::{Micros, Millis};
+use crate::clock::Micros;
 use crate::engine::next_due::NextDue;
 use crate::error::{Error, Result};
 use crate::process::tasks::Tasks;
@@ -152,10 +152,6 @@ impl Pool {
     /// The clock of a partition's node, by which all of the partition is due.
     pub fn now_micros(&self, partition: Partition) -> Micros {
         self.place.link(partition).map_or(0, |link| link.clock.now_micros())
-    }
-
-    pub fn now(&self, partition: Partition) -> Millis {
-        self.now_micros(partition) / 1000
     }
 
     /// The node of a partition answered with its time to a call that was sent then.
