@@ -2,6 +2,7 @@
 //! attempt, so a call can be sent again as long as no Redis has begun it.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Arg, Cmd, ErrorKind, RedisResult, ServerErrorKind, ToRedisArgs, Value};
@@ -15,6 +16,8 @@ pub struct ScriptCall {
     source: Arc<Source>,
     /// Replicas are to have what it did, where the pool asks for that.
     lasts: bool,
+    /// When its caller made it: the time it has counts from there.
+    arrived: Instant,
     /// What every key of its partition begins with.
     base: Arc<str>,
     /// A key that nobody writes: a node that migrates the slot rejects the call before it starts.
@@ -27,7 +30,19 @@ impl ScriptCall {
     /// A call in the partition with this base. Every base but the empty one comes with a guard.
     pub fn new(source: Arc<Source>, lasts: bool, base: &Arc<str>) -> ScriptCall {
         let guard = (!base.is_empty()).then(|| format!("{base}!"));
-        ScriptCall { source, lasts, base: base.clone(), guard, keys: Cmd::new(), args: Cmd::new() }
+        let (arrived, base) = (Instant::now(), base.clone());
+        ScriptCall { source, lasts, arrived, base, guard, keys: Cmd::new(), args: Cmd::new() }
+    }
+
+    /// Sets when its caller made it, which is now unless this is called.
+    pub fn arrived_at(&mut self, arrived: Instant) -> &mut ScriptCall {
+        self.arrived = arrived;
+        self
+    }
+
+    /// When its caller made it.
+    pub fn arrived(&self) -> Instant {
+        self.arrived
     }
 
     /// The next key.

@@ -3,6 +3,7 @@
 //! when it is due. What comes with receipts goes one call at a time.
 
 use crate::engine::batch::Call;
+use crate::engine::redis::batches::arrival_of;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
@@ -15,10 +16,12 @@ use crate::name::Queue;
 impl RedisCore {
     /// Acks the jobs of a batch, and answers each call.
     pub async fn ack_batch(&self, batch: Vec<Call<JobRef, ()>>) {
+        let arrived = arrival_of(&batch);
         let (jobs, replies): (Vec<_>, Vec<_>) = batch.into_iter().map(Call::split).unzip();
         self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
         let tries = |job: &JobRef| self.common.handed_out.tries(&job.id);
-        let call = self.forget(jobs.iter().map(|job| (job, tries(job))));
+        let mut call = self.forget(jobs.iter().map(|job| (job, tries(job))));
+        call.arrived_at(arrived);
         let outcome: Outcome<u64> = self.run(Lane::HandOver, &call).await;
         if outcome.is_ok() {
             jobs.iter().for_each(|job| _ = self.common.handed_out.remove(&job.id));

@@ -65,12 +65,13 @@ pub fn handed_out(cells: Vec<Value>, queues: &[Queue]) -> impl Iterator<Item = O
 impl RedisCore {
     /// Hands out a job for each ttr. Jobs of an answer that comes too late are given back.
     pub async fn consume(self: &Arc<Self>, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        let arrived = Instant::now();
         let queues = self.not_paused(queues).await?;
         if queues.is_empty() {
             return Ok(Consumed::default());
         }
         let mut call = self.call(&self.scripts.consume);
-        call.key(&self.keys.timer_set);
+        call.arrived_at(arrived).key(&self.keys.timer_set);
         for queue in &queues {
             call.key(self.keys.ready(queue));
         }
@@ -97,7 +98,7 @@ impl RedisCore {
         asked: usize,
         call: ScriptCall,
     ) -> Outcome<Consumed> {
-        let connection = link.connection(Lane::Consume).await?;
+        let (connection, arrived) = (link.connection(Lane::Consume).await?, call.arrived());
         let (core, through, mut redis) = (self.clone(), link.clone(), patient(&connection));
         let queues = queues.clone();
         let exchange = async move {
@@ -111,7 +112,7 @@ impl RedisCore {
                 link.told_nobody(late.jobs, async |jobs| core.give_back(jobs).await).await
             })
         };
-        link.exchange(&connection, exchange, late).await
+        link.exchange(&connection, arrived, exchange, late).await
     }
 
     fn read_consumed(

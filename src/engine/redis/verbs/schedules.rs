@@ -9,10 +9,11 @@ use redis::{Arg, Cmd, Value};
 use super::publish::{answer_of_publish, check, read_placed, unreadable};
 use crate::clock::Millis;
 use crate::engine::batch::{BatchSize, Call};
-use crate::engine::redis::batches::carry_all;
+use crate::engine::redis::batches::{arrival_of, carry_all};
 use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::fields::Fields;
 use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::read;
@@ -62,12 +63,14 @@ impl RedisCore {
         own: usize,
         batch: Vec<Call<ScheduleStep, Option<Stepped>>>,
     ) {
-        carry_all(batch, |steps| self.carry_steps(own, steps)).await;
+        let arrived = arrival_of(&batch);
+        carry_all(batch, |steps| self.carry_steps(own, arrived, steps)).await;
     }
 
     async fn carry_steps(
         self: &Arc<Self>,
         own: usize,
+        arrived: Instant,
         steps: Arc<Vec<ScheduleStep>>,
     ) -> Result<Vec<Result<Option<Stepped>>>> {
         let mut call = self.call(&self.scripts.step_schedule);
@@ -82,15 +85,19 @@ impl RedisCore {
             call.key(job_keys).arg(job_args);
             new.push(job.map(|job| job.new).unwrap_or_default());
         }
+        call.arrived_at(arrived);
         // Whoever is told of an error looks again before the next step: nothing need be taken back.
         let clock = Instant::now();
         let lane = Lane::Publish(own + 1);
         let reply: Vec<Value> = ask!(self.attempts(lane), |link| async {
-            let mut connection = link.connection(lane).await?;
-            let reply = link.send(&mut connection.redis, &call).await;
-            Ok(redis::from_redis_value(
-                reply.inspect_err(|fault| link.connections.report(&connection, fault))?,
-            )?)
+            let connection = link.connection(lane).await?;
+            let exchange = {
+                let (through, mut redis, call) = (link.clone(), patient(&connection), call.clone());
+                async move { through.send(&mut redis, &call).await }
+            };
+            let late = || None::<fn(Value) -> std::future::Ready<()>>;
+            let reply = link.exchange(&connection, arrived, exchange, late).await?;
+            Ok(redis::from_redis_value(reply)?)
         })
         .map_err(Error::from)?;
         let Some((now, told)) = reply.split_first().filter(|(_, told)| told.len() == steps.len()) else {

@@ -14,7 +14,7 @@ use self::script::{PublishStep, Stored};
 pub use self::script::{PublishOutcome, answer_of_publish, jobs_of, read_placed, unreadable};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{Call, Reply};
-use crate::engine::redis::batches::{Plain, answer_each, bytes_of};
+use crate::engine::redis::batches::{Plain, answer_each, arrival_of, bytes_of};
 use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::connection::open::Connection;
@@ -116,28 +116,30 @@ impl RedisCore {
             let Some((once, first)) = once else { return Err(error) };
             return self.recall(&first.job.queue, once).await?.ok_or(error);
         }
-        let mut answers = self.publish_together(Lane::Other, &[publication]).await?;
+        let mut answers = self.publish_together(Lane::Other, Instant::now(), &[publication]).await?;
         answers.pop().unwrap_or_else(|| Err(unreadable().into()))
     }
 
     /// Publishes a batch, on the connection of this number if that is up, and answers each call.
     pub async fn publish_batch(self: &Arc<Self>, own: usize, batch: Vec<Call<Plain, Published>>) {
+        let arrived = arrival_of(&batch);
         let (calls, replies) = calls_to_send(batch);
         if !calls.is_empty() {
-            answer_each(replies, self.publish_together(Lane::Publish(own), &calls).await);
+            answer_each(replies, self.publish_together(Lane::Publish(own), arrived, &calls).await);
         }
     }
 
-    /// Publishes several plain calls, or one call of any kind. Where some key has the wrong type they go one by one, so
-    /// that only those suffer that name it.
+    /// Publishes several plain calls, or one call of any kind. The oldest arrived at `arrived`. Where some key has the
+    /// wrong type they go one by one, so that only those suffer that name it.
     async fn publish_together(
         self: &Arc<Self>,
         lane: Lane,
+        arrived: Instant,
         calls: &[Publication],
     ) -> Result<Vec<Result<Published>>> {
         let jobs = calls.iter().map(|call| call.jobs.len()).sum();
         self.common.observers.tell(|observer| observer.published_together(jobs));
-        if let Some(answers) = self.publish_once(lane, calls).await? {
+        if let Some(answers) = self.publish_once(lane, arrived, calls).await? {
             return Ok(answers);
         }
         let (mut answers, mut away) = (Vec::with_capacity(calls.len()), None);
@@ -147,7 +149,7 @@ impl RedisCore {
                 answers.push(Err(Error::clone(error)));
                 continue;
             }
-            answers.push(match self.publish_once(lane, std::slice::from_ref(call)).await {
+            answers.push(match self.publish_once(lane, arrived, std::slice::from_ref(call)).await {
                 Ok(Some(mut answer)) => answer.pop().unwrap_or_else(|| Err(unreadable().into())),
                 Ok(None) => Err(wrong_type()),
                 Err(error) => {
@@ -163,6 +165,7 @@ impl RedisCore {
     async fn publish_once(
         self: &Arc<Self>,
         lane: Lane,
+        mut arrived: Instant,
         calls: &[Publication],
     ) -> Result<Option<Vec<Result<Published>>>> {
         // A call with more bytes than fit is alone in its batch. Its values are stored once, whichever node they are on
@@ -170,16 +173,18 @@ impl RedisCore {
         let mut staged = None;
         loop {
             let answered: Outcome<Answered> = ask!(self.attempts(lane), |link| {
-                self.publish_through(&link, lane, calls, &mut staged)
+                self.publish_through(&link, lane, &mut arrived, calls, &mut staged)
             });
             match answered? {
                 (_, PublishOutcome::SetAside(index), _) => {
                     let job = jobs_of(calls).nth(index).ok_or_else(unreadable)?;
                     self.finish_set_aside(&job.queue).await?;
+                    arrived = Instant::now(); // its caller has waited for each of the steps before
                 }
                 (_, PublishOutcome::WrongType, _) => return Ok(None),
                 (_, PublishOutcome::Unchanged(published), _) => return Ok(Some(vec![Ok(published)])),
                 (now, PublishOutcome::Stored { refused, jobs }, new) => {
+                    self.common.outage.has_room();
                     self.remember_names(new, calls, &refused);
                     return Ok(Some(self.tell_of_all(calls, refused, jobs, now)));
                 }
@@ -192,6 +197,7 @@ impl RedisCore {
         self: &Arc<Self>,
         link: &Arc<Link>,
         lane: Lane,
+        arrived: &mut Instant,
         calls: &[Publication],
         staged: &mut Option<bool>,
     ) -> Outcome<Answered> {
@@ -199,7 +205,12 @@ impl RedisCore {
         if staged.is_none() {
             let stored = self.stage(link, &connection, calls).await;
             match stored.inspect_err(|fault| link.connections.report(&connection, fault))? {
-                Ok(is_staged) => *staged = Some(is_staged),
+                Ok(is_staged) => {
+                    if is_staged {
+                        *arrived = Instant::now(); // its caller has waited for each of the steps before
+                    }
+                    *staged = Some(is_staged);
+                }
                 Err(refused) => {
                     let refused = HashMap::from([(0, refused)]);
                     return Ok((0, PublishOutcome::Stored { refused, jobs: Vec::new() }, Vec::new()));
@@ -211,7 +222,8 @@ impl RedisCore {
             [call] if !is_plain(call) => self.keyed_step(call, is_staged),
             calls => self.plain_step(calls, is_staged),
         };
-        let step = step.map_err(|e| Fault::refused(e.to_string()))?;
+        let mut step = step.map_err(|e| Fault::refused(e.to_string()))?;
+        step.call.arrived_at(*arrived);
         self.send_step(link, &connection, calls, step).await
     }
 
@@ -225,6 +237,7 @@ impl RedisCore {
     ) -> Outcome<Answered> {
         let sent = Instant::now();
         let PublishStep { call, new, plain } = step;
+        let arrived = call.arrived();
         let exchange = {
             let (through, mut redis) = (link.clone(), patient(connection));
             async move { PublishOutcome::read(through.send(&mut redis, &call).await?, plain) }
@@ -237,7 +250,7 @@ impl RedisCore {
                 }
             })
         };
-        let (now, outcome) = link.exchange(connection, exchange, late).await?;
+        let (now, outcome) = link.exchange(connection, arrived, exchange, late).await?;
         link.clock.learn(sent, now);
         Ok((now, outcome, new))
     }
@@ -342,10 +355,7 @@ impl RedisCore {
                 call.key(keys.last()).arg(&value[..]);
                 jobs = rest;
             }
-            let reply = match connection.while_kept(link.send(redis, &call)).await {
-                Some(reply) => reply,
-                None => Err(Fault::away("no answer in time")),
-            };
+            let reply = link.send(redis, &call).await;
             match reply.and_then(|reply| Ok(redis::from_redis_value::<(u64, u8)>(reply)?)) {
                 Ok((_, 0)) => stored.extend(keys),
                 Ok(_) => {
