@@ -259,7 +259,7 @@ const PARTS: &[(&str, &[&str])] = &[
         ],
     ),
     ("push::store", &["clock", "error", "name"]),
-    ("push::store::disk", &["push::store", "clock", "error", "name", "engine::disk"]),
+    ("push::store::disk", &["push::store", "error", "name", "engine::disk"]),
     ("push::store::redis", &["push::store", "admin::redis", "clock", "engine::redis", "error", "name"]),
     ("fleet", &["admin", "clock", "error", "random"]),
     ("search", &["engine", "error", "job", "name"]),
@@ -834,8 +834,14 @@ fn every_script_opens_with_keys_argv_returns_and_bound() {
     let (mut wrong, compact) = (String::new(), CompactScripts::read().preambles);
     for script in sources("lua", "lua") {
         // The preambles stand before other scripts and are none themselves.
-        let preambles =
-            ["lua/base.lua", "lua/clock.lua", "lua/details.lua", "lua/forget.lua", "lua/quotas.lua", "lua/schedules.lua"];
+        let preambles = [
+            "lua/base.lua",
+            "lua/clock.lua",
+            "lua/details.lua",
+            "lua/forget.lua",
+            "lua/quotas.lua",
+            "lua/schedules.lua",
+        ];
         let is_compact = |name: &String| script.path == format!("lua/compact/{name}.lua");
         if preambles.contains(&&*script.path) || compact.iter().any(is_compact) {
             continue;

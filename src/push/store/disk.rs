@@ -11,7 +11,6 @@ use parking_lot::Mutex;
 
 use super::leases::{Begun, Leased, TURNS, millis};
 use super::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
-use crate::clock::Millis;
 use crate::engine::disk::{self, Change, DiskEngine, Table, put_short, take_short};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
@@ -54,8 +53,9 @@ struct Memory {
     version: Version,
     /// Who holds what of each queue.
     leased: HashMap<PushKey, Leased>,
-    /// When an attempt has delivered last, of each queue that is pushed.
-    delivered: HashMap<PushKey, Millis>,
+    /// When an attempt has delivered last, of each queue that is pushed. By the engine's clock, which begins with the
+    /// process: what is told may be older.
+    delivered: HashMap<PushKey, i64>,
 }
 
 /// Reads what [`Leased::row`] has said; nothing where it cannot be read.
@@ -197,7 +197,7 @@ impl PushStore for DiskPush {
             }
             (grant, begun, memory.delivered.get(key).copied())
         };
-        let delivered_ago = delivered.map(|at| Duration::from_millis(now.saturating_sub(at)));
+        let delivered_ago = delivered.map(|at| Duration::from_millis((now as i64).abs_diff(at)));
         if let Some(begun) = begun {
             let change = match begun.0 {
                 0 => Change::Delete,
@@ -218,9 +218,9 @@ impl PushStore for DiskPush {
             return Ok(()); // deleted meanwhile
         }
         if let Some(ago) = report.delivered_ago {
-            let at = self.rows.now().saturating_sub(millis(ago));
+            let at = self.rows.now() as i64 - millis(ago) as i64;
             let mut memory = self.memory.lock();
-            let last = memory.delivered.entry(key.clone()).or_default();
+            let last = memory.delivered.entry(key.clone()).or_insert(at);
             *last = at.max(*last);
         }
         let mut all = self.stored_report(key)?;
