@@ -26,7 +26,7 @@ pub struct PushShares {
     /// The even part of each queue.
     part: AtomicUsize,
     /// The queues, the oldest first.
-    queues: Mutex<Vec<Weak<Held>>>,
+    queues: Mutex<Vec<Weak<HeldShare>>>,
 }
 
 impl PushShares {
@@ -98,10 +98,10 @@ impl PushShares {
 
 /// What one queue holds.
 #[derive(Clone, Debug, Default)]
-pub struct Part(Arc<Held>);
+pub struct Part(Arc<HeldShare>);
 
 #[derive(Debug, Default)]
-struct Held {
+struct HeldShare {
     /// Of what is divided evenly.
     even: AtomicUsize,
     /// The most that it may hold of that.

@@ -21,12 +21,6 @@ pub const MAX_WAITING: usize = 16_384;
 /// with more bytes goes alone.
 pub const PUBLISHES: BatchLimit = BatchLimit { items: MAX_PUBLISH, bytes: 1 << 20 };
 
-/// How many tasks share what publishes, as many as a link has connections for them: one batch is made while the Redis works
-/// on another. A large bulk on one of them delays nobody on the other. More make smaller batches, which cost the Redis
-/// more, and with one alone everybody waits behind a large bulk. Measured with 64 callers: two cost within a tenth of what
-/// one costs and answer as fast or faster; four cost a fifth more and gain nothing.
-pub const PUBLISHERS: usize = 2;
-
 /// A publication that shares a script call with others.
 #[derive(Debug)]
 pub struct Plain(pub Publication);

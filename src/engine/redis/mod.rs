@@ -68,8 +68,9 @@ use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
-use batches::{MAX_WAITING, PUBLISHERS, serve};
+use batches::{MAX_WAITING, serve};
 use layout::keys::Keys;
+use link::PUBLISHERS;
 use verbs::check::{OLDEST, first_check};
 use verbs::{pause, quotas};
 

@@ -17,13 +17,14 @@ use super::super::steps::Usage;
 use super::publish_call::{Answer, BUSY, LOOK, Stored, Tried, encode, queues_of, read_answer};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{self, BatchSize, Call, Caller};
-use crate::engine::redis::batches::{self, MAX_WAITING, PUBLISHERS, Plain, answer_each, serve};
+use crate::engine::redis::batches::{self, MAX_WAITING, Plain, answer_each, serve};
 use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::connector::Connection;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::link::Link;
+use crate::engine::redis::link::PUBLISHERS;
 use crate::engine::redis::reply::id_taken;
 use crate::engine::redis::verbs::publish::{
     MAX_VALUES, STAGED, calls_to_send, check, is_plain, names_to_take_back, unreadable,
