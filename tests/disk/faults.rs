@@ -690,7 +690,7 @@ async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
             "{keyspace} is read at the start"
         );
         let told = repair(dir.path(), true).expect("it can be rebuilt");
-        let said = " jobs that stood in no list were put into one, with one try left";
+        let said = " jobs missing from all lists were added to one, with one try left";
         let lost = told.notes.iter().find_map(|note| note.strip_suffix(said)?.parse().ok());
         let lost: usize = lost.unwrap_or_else(|| panic!("entries of {keyspace} in one block: {told}"));
         assert_eq!(lost == 0, is_logged, "the log has what is in the block of {keyspace}: {told}");

@@ -128,7 +128,7 @@ pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
 }
 
 /// Message about a store whose repair did not finish.
-pub const CUT_OFF: &str = "a repair of it was cut off";
+pub const CUT_OFF: &str = "a repair was interrupted: run it again";
 
 /// Creates the directory and locks it.
 pub fn lock(path: &Path) -> Result<Mark, OpenError> {
@@ -198,7 +198,7 @@ impl Said {
             Some(_) => {}
         }
         let damaged =
-            || OpenError::Damaged(path.to_owned(), format!("the file {MARK} is not what was written"));
+            || OpenError::Damaged(path.to_owned(), format!("the file {MARK} is corrupt"));
         let (made, rest) = match rest.strip_prefix(MADE) {
             Some(rest) => (true, rest),
             // A start was interrupted while it wrote this line.

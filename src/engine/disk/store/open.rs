@@ -78,7 +78,7 @@ pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
         Err(e) => {
             let what = match e.kind() {
                 ErrorKind::NotFound => "is missing",
-                ErrorKind::InvalidData => "is not what was written",
+                ErrorKind::InvalidData => "is corrupt",
                 _ if is_unreadable_io(&e) => "cannot be read",
                 _ => return Err(e),
             };
@@ -150,7 +150,7 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &Mark, mends: bool) ->
 pub fn behind(trees: &Trees, findings: &Findings) -> Option<String> {
     let (tables, last) = (trees.newest(), findings.last.number);
     (tables > last)
-        .then(|| format!("tables have group {tables} of requests, and the log ends with group {last}"))
+        .then(|| format!("tables have group {tables}, but the log ends with group {last}"))
 }
 
 /// Creates an empty store. Moves aside the remains of an interrupted creation.

@@ -52,7 +52,7 @@ fn judge(dir: &Path) -> Result<()> {
     let list = format!("its list of tables, v{version},");
     let bytes = read_whole(&dir.join(format!("v{version}")), &list)?;
     if xxh3_128(&bytes) != checksum {
-        return Err(invalid(format!("{list} is not what was written")));
+        return Err(invalid(format!("{list} is corrupt")));
     }
     let tables = tables(&bytes).map_err(|e| invalid(format!("{list} cannot be read: {e}")))?;
     let there: BTreeSet<String> = names_in(&dir.join(TABLES))?.into_iter().collect();
@@ -180,7 +180,7 @@ fn levels(mut section: &[u8]) -> Result<Levels> {
 /// Returns the sections of a list.
 fn sections(list: &[u8]) -> Result<Vec<(&[u8], Vec<u8>)>> {
     if !has_whole_toc(Cursor::new(list))? {
-        return Err(invalid("its list of parts is not what was written"));
+        return Err(invalid("its list of parts is corrupt"));
     }
     let reader = sfa::Reader::from_reader(&mut Cursor::new(list)).map_err(invalid)?;
     let bytes = |section: &sfa::TocEntry| {
@@ -195,7 +195,7 @@ fn sections(list: &[u8]) -> Result<Vec<(&[u8], Vec<u8>)>> {
 fn tables(list: &[u8]) -> Result<Vec<(u64, usize)>> {
     let sections = sections(list)?;
     let named = sections.iter().find(|(_, name)| name == TABLES.as_bytes());
-    let (section, _) = named.ok_or_else(|| invalid("no tables stand in it"))?;
+    let (section, _) = named.ok_or_else(|| invalid("it has no section of tables"))?;
     let levels = levels(section)?;
     let tables = levels
         .iter()

@@ -173,14 +173,14 @@ impl Reader {
             let Range { start, end } = problem.groups;
             // The index comes from this list.
             let at = format!(
-                "{}: what stands from byte {} on",
+                "{}: data from byte {} on",
                 name(manifest.files[problem.file].0),
                 problem.start
             );
             let lost = match end.min(self.synced + 1).saturating_sub(start) {
-                0 => "no group of requests is known to be in it".to_owned(),
-                1 => format!("group {start} of requests is in it, which was on the disk"),
-                n => format!("{n} groups of requests are in it, {start} to {}", start + n - 1),
+                0 => "no synced group is known to be in it".to_owned(),
+                1 => format!("it contains group {start}, which was synced"),
+                n => format!("it contains {n} groups, {start} to {}", start + n - 1),
             };
             findings.damage.push(format!("{at} cannot be read; {lost}"));
         }

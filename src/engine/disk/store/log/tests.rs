@@ -177,8 +177,8 @@ fn what_was_not_synced_may_be_torn_and_what_was_synced_is_damaged() {
         let found = if findings.damage.is_empty() { Ok(findings.last.number) } else { Err(()) };
         assert_eq!(found, expected, "{synced} synced, the third damaged: {findings:?}");
         if expected.is_err() {
-            let lost = "cannot be read; group 3 of requests is in it, which was on the disk";
-            let lost = format!("log/0: what stands from byte {} on {lost}", ends[1]);
+            let lost = "cannot be read; it contains group 3, which was synced";
+            let lost = format!("log/0: data from byte {} on {lost}", ends[1]);
             assert_eq!(findings.damage, [lost], "what is damaged");
             continue;
         }
