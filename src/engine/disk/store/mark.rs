@@ -197,8 +197,7 @@ impl Said {
             Some(older) if older < FORMAT => return Err(OpenError::Older(path.to_owned(), older)),
             Some(_) => {}
         }
-        let damaged =
-            || OpenError::Damaged(path.to_owned(), format!("the file {MARK} is corrupt"));
+        let damaged = || OpenError::Damaged(path.to_owned(), format!("the file {MARK} is corrupt"));
         let (made, rest) = match rest.strip_prefix(MADE) {
             Some(rest) => (true, rest),
             // A start was interrupted while it wrote this line.

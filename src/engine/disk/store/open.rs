@@ -149,8 +149,7 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &Mark, mends: bool) ->
 /// Describes the corruption if tables have groups that the log has lost.
 pub fn behind(trees: &Trees, findings: &Findings) -> Option<String> {
     let (tables, last) = (trees.newest(), findings.last.number);
-    (tables > last)
-        .then(|| format!("tables have group {tables}, but the log ends with group {last}"))
+    (tables > last).then(|| format!("tables have group {tables}, but the log ends with group {last}"))
 }
 
 /// Creates an empty store. Moves aside the remains of an interrupted creation.

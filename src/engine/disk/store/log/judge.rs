@@ -172,11 +172,7 @@ impl Reader {
         for problem in self.problems.iter().filter(|problem| !is_end(problem) || !is_torn(problem)) {
             let Range { start, end } = problem.groups;
             // The index comes from this list.
-            let at = format!(
-                "{}: data from byte {} on",
-                name(manifest.files[problem.file].0),
-                problem.start
-            );
+            let at = format!("{}: data from byte {} on", name(manifest.files[problem.file].0), problem.start);
             let lost = match end.min(self.synced + 1).saturating_sub(start) {
                 0 => "no synced group is known to be in it".to_owned(),
                 1 => format!("it contains group {start}, which was synced"),
