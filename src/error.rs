@@ -85,6 +85,11 @@ pub enum Error {
     Partly { done: u64, why: Arc<Error> },
 }
 
+/// Source of an [`Error::Refused`] of a store that is out of memory.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+struct OutOfMemory(Box<dyn StdError + Send + Sync>);
+
 impl Error {
     /// Creates [`Error::Away`] from `source`.
     pub fn away(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
@@ -103,6 +108,16 @@ impl Error {
     /// Creates [`Error::Refused`] from `source`.
     pub fn refused(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
         Error::Refused(source.into().into())
+    }
+
+    /// Creates an [`Error::Refused`] of a store that is out of memory.
+    pub fn out_of_memory(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+        Error::refused(OutOfMemory(source.into()))
+    }
+
+    /// Returns whether the store is out of memory. No effect; stored jobs can still be consumed and acked.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Error::Refused(source) if source.is::<OutOfMemory>())
     }
 
     /// Creates [`Error::Corrupt`] from `source`.

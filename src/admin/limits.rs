@@ -76,7 +76,8 @@ impl Throttle {
         Arc::new(Throttle { store, cache, outage })
     }
 
-    /// Admits or refuses a request. Fails if the store fails: a request that cannot be counted is not admitted. If the
+    /// Admits or refuses a request. If the store is out of memory, the limit is not enforced, so that its jobs can be
+    /// consumed. Fails if the store fails in another way: a request that cannot be counted is not admitted. If the
     /// future is dropped, the request may stay counted until the interval ends.
     pub async fn admit(self: &Arc<Self>, key: &TokenKey, direction: Direction) -> Result<Admission> {
         let limit = self.cache.get(key).await?.limit;
@@ -118,7 +119,12 @@ impl Throttle {
         let count = count.unwrap_or_else(|_| Err(Error::away("a request was not counted in time")));
         self.outage.report(&count);
         Ok(match count? {
+            Count::NotCounted => {
+                self.outage.full(&"OOM: limits are not enforced");
+                Admission::Admitted(Pass { counted: None })
+            }
             Count::Counted(ends) => {
+                self.outage.has_room();
                 let (throttle, key) = (self.clone(), key.clone());
                 let counted = Counted { throttle, key, direction, ends };
                 Admission::Admitted(Pass { counted: Some(Box::new(counted)) })

@@ -74,6 +74,8 @@ pub enum Direction {
 /// Result of counting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
+    /// The store is out of memory and could not count it. Nothing was changed.
+    NotCounted,
     /// It was below the limit. Its counter ends at this time of the store's clock.
     Counted(Millis),
     /// The limit was reached, and nothing was changed. Its counter ends after this time: more than zero, and at most

@@ -1,5 +1,6 @@
 //! Metrics of a pool: the steps of its store, its queues, and push.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -19,6 +20,9 @@ pub(super) const OTHER: &str = "(other)";
 /// Queue shared by all queues named after a job. There is one for each job that a producer waits for (fire and wait),
 /// and they are short-lived.
 pub(super) const JOB_ID: &str = "(job id)";
+
+/// Maximum number of changed queues to record. Further changes appear in the next sample.
+const MOST_CHANGED: usize = 64;
 
 /// Returns whether a queue is named after a job.
 pub(super) fn is_job_id(queue: &Queue) -> bool {
@@ -110,6 +114,8 @@ pub struct PoolMetrics {
     of_jobs: OnceLock<Arc<QueueSeries>>,
     /// Shared by the queues beyond the limit.
     others: OnceLock<Arc<QueueSeries>>,
+    /// Queues whose statistics changed abruptly since the last sample: paused, respawned, destroyed, or jobs died.
+    changed: Mutex<BTreeSet<Queue>>,
 }
 
 /// Series of one operation. lmstfy's two are split by success.
@@ -175,7 +181,21 @@ impl PoolMetrics {
             queues: RwLock::default(),
             of_jobs: OnceLock::new(),
             others: OnceLock::new(),
+            changed: Mutex::default(),
         }
+    }
+
+    /// Records that the statistics of a queue in the last sample are outdated.
+    pub fn changed(&self, queue: &Queue) {
+        let mut changed = self.changed.lock();
+        if changed.len() < MOST_CHANGED && !is_job_id(queue) {
+            changed.insert(queue.clone());
+        }
+    }
+
+    /// Removes and returns the queues that have changed.
+    pub fn take_changed(&self) -> BTreeSet<Queue> {
+        std::mem::take(&mut self.changed.lock())
     }
 
     /// Marks the pool as a disk pool that refuses publishes below `min_free` free bytes.
@@ -216,6 +236,7 @@ impl PoolMetrics {
     /// Counts jobs that died.
     pub fn died(&self, queue: &Queue, jobs: u64) {
         self.series(queue).dead.inc_by(jobs);
+        self.changed(queue);
     }
 
     /// Counts jobs that are ready again because the ttr of their delivery has ended.

@@ -3,6 +3,7 @@
 //! reading the last sample only clones an `Arc` under a lock.
 
 mod counts;
+mod refresh;
 mod rows;
 
 use std::collections::BTreeMap;
@@ -63,6 +64,8 @@ pub struct Sample {
     pub at: Option<Millis>,
     /// Sorted by namespace and name.
     pub rows: Arc<Vec<QueueRow>>,
+    /// Number of times that rows were refreshed since the store was read.
+    pub refreshed: u64,
     /// Number of queues omitted because of the limit.
     pub left_out: usize,
     /// Delayed and running jobs of the whole store, and how long the earliest has been overdue.
@@ -105,6 +108,8 @@ struct Seen {
     others: Counted,
     /// Idle queues have no entry.
     watched: HashMap<(Namespace, Option<QueueName>), QueueWatch>,
+    /// Queues that were refreshed since the last sample, and when.
+    refreshed: Vec<(Queue, Instant)>,
 }
 
 impl Sampler {
@@ -120,6 +125,7 @@ impl Sampler {
         let sample = Sample {
             at: None,
             rows: Arc::default(),
+            refreshed: 0,
             left_out: 0,
             timers: 0,
             overdue: None,
@@ -279,6 +285,7 @@ impl Sampler {
         self.history.add(seconds(now), &self.pool, readings, &Point { counts: beside, ..Point::default() });
         let sample = Sample {
             at: Some(now),
+            refreshed: 0,
             rows: Arc::new(rows.into_iter().map(|(row, _)| row).collect()),
             left_out,
             timers: stats.timers,
@@ -290,6 +297,9 @@ impl Sampler {
             trouble: None,
         };
         *self.latest.write() = Arc::new(sample);
+        // What this reading has of them may be older.
+        let newer = seen.refreshed.drain(..).filter(|(_, at)| *at > began);
+        newer.for_each(|(queue, _)| self.metrics.changed(&queue));
     }
 }
 
