@@ -311,7 +311,11 @@ async fn child_bad_sector() {
     let peeked = engine.inspect_stored(&one).await;
     assert!(matches!(peeked, Err(Error::Corrupt(_))), "a peek reports the corruption: {peeked:?}");
     engine.ack_job(one).await.expect("it can be acked");
-    assert_eq!(gauge(&engine, "disk_quarantined_jobs").await, bad.len() as f64 - 1.0, "and has left quarantine");
+    assert_eq!(
+        gauge(&engine, "disk_quarantined_jobs").await,
+        bad.len() as f64 - 1.0,
+        "and has left quarantine"
+    );
     engine.close().await;
 }
 
@@ -542,7 +546,8 @@ async fn child_full_at_the_start() {
     publish(&engine, &q, 0..10, 100).await;
     engine.close().await;
     fail(&dir, "write", ENOSPC, "manifest.new", None);
-    let engine = DiskEngine::open(disk_options(&path)).expect("a store on a full disk must open, to be drained");
+    let engine =
+        DiskEngine::open(disk_options(&path)).expect("a store on a full disk must open, to be drained");
     assert_eq!(drain(&engine, &q, 100).await.len(), 10, "jobs of a full disk");
     heal(&dir);
     engine.close().await;
