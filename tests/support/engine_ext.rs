@@ -42,7 +42,7 @@ pub trait EngineExt: Engine {
         self.inspect(&job.queue, By::Id(job.id), Detail::All).await
     }
 
-    /// A job by its id as it is stored, in the form in which lmstfy shows it: with no tries left.
+    /// Returns a stored job by id as shown by lmstfy: with no tries left.
     async fn inspect_stored(&self, job: &JobRef) -> Result<Option<Job>> {
         let view = self.inspect(&job.queue, By::Id(job.id), Detail::Stored).await?;
         Ok(view.map(|view| {
@@ -116,7 +116,7 @@ pub trait EngineExt: Engine {
 
 impl<E: Engine + ?Sized> EngineExt for E {}
 
-/// What a release does to the try of its hand-over.
+/// Effect of a release on the try.
 pub fn tries(restore: bool) -> Tries {
     if restore { Tries::Restore } else { Tries::Spend }
 }

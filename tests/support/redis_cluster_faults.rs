@@ -2,7 +2,7 @@
 
 use super::redis_cluster::{RedisCluster, cli};
 
-/// A node as another one sees it.
+/// A node as seen by another one.
 #[derive(Clone, Debug)]
 pub struct ClusterNode {
     pub id: String,
@@ -38,7 +38,7 @@ impl RedisCluster {
     pub fn master_of(&self, slot: u16) -> (usize, String) {
         let nodes = self.nodes();
         let has = |node: &&ClusterNode| node.slots.iter().any(|(a, b)| (*a..=*b).contains(&slot));
-        let node = nodes.iter().find(|node| node.is_master && has(node)).expect("somebody has the slot");
+        let node = nodes.iter().find(|node| node.is_master && has(node)).expect("a node has the slot");
         (self.server_at(node.port), node.id.clone())
     }
 
@@ -101,7 +101,7 @@ impl RedisCluster {
         moved
     }
 
-    /// Gives a slot whose keys have moved to its new master, and tells all masters.
+    /// Assigns a slot whose keys have moved to its new master, on all masters.
     pub fn end_move(&self, slot: u16, to: usize) {
         let id: String = self.tell(to, &["CLUSTER", "MYID"]);
         let (from, _) = self.master_of(slot);
