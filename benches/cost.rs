@@ -1,7 +1,7 @@
 //! Processor time of operations by process, compared with that of any request: nginx's constant 201 on the same
 //! connections. Rounds alternate, so that a machine that becomes slower affects all equally; the table shows medians.
 //! Also the cost of a quota, the growth of cost with connections, queues and a backlog, a server at half of its maximum
-//! rate, and over many minutes (`SOAK=20`). docs/performance.md says how to run it.
+//! rate, and over many minutes (`SOAK=20`). docs/benchmarks.md says how to run it.
 
 mod support;
 
