@@ -32,7 +32,7 @@ pub struct JobId {
 }
 
 impl JobId {
-    /// Creates an id from its parts, of which `unique` and `at` are truncated to 48 bits (until the year 10889).
+    /// Creates an id from its parts. `unique` and `at` are truncated to 48 bits (until the year 10889).
     pub fn from_parts(at: Millis, unique: u64, delay_seconds: u32, versioned: bool) -> JobId {
         const LOW_48: u64 = (1 << 48) - 1;
         let ulid = (u128::from(at & LOW_48) << 80)
@@ -182,7 +182,7 @@ pub struct Job {
     pub elapsed: Duration,
     /// When it became ready, as far as the store knows: the end of its delay, ttr, or release.
     pub due: Millis,
-    /// Deliveries left after this one (consume), or in total (peek at a queue's head).
+    /// Deliveries left after the current one (consume), or in total (peek at a queue's head).
     pub tries_left: u16,
     /// Identifies this delivery to the engine; 0 if the job was only read. Needed by [`give_back`]. Engines never use
     /// the highest bit: see [`Job::FROM_NEW`].

@@ -30,14 +30,14 @@ use crate::error::{Error, Result};
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
 
-/// Age from which an entry is refreshed.
+/// Age of an entry beyond which it is refreshed.
 pub const FRESH: Duration = Duration::from_millis(500);
-/// Age up to which an entry is used while it is refreshed.
+/// Maximum age of an entry that is used while it is refreshed.
 pub const STALE: Duration = Duration::from_secs(1);
-/// Time for which a token stays accepted during an outage of the store, counted from when it was last confirmed. Tokens
+/// How long a token stays accepted during an outage of the store, counted from when it was last confirmed. Tokens
 /// cannot be deleted during an outage either.
 pub const GRACE: Duration = Duration::from_secs(3600);
-/// Time for which a request with a token accepted within [`GRACE`] waits for the store.
+/// Timeout of the store for a request with a token accepted within [`GRACE`].
 pub const PATIENCE: Duration = Duration::from_millis(200);
 /// Approximate number of entries.
 const MOST_KEPT: usize = 100_000;

@@ -34,7 +34,7 @@ pub struct DiskAdmin {
 #[derive(Debug, Default)]
 struct Counters {
     all: HashMap<(TokenKey, Direction), Counter>,
-    /// Number of counters at which expired ones are removed.
+    /// Number of counters that triggers the removal of expired ones.
     clean_at: usize,
 }
 

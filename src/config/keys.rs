@@ -103,7 +103,7 @@ table! {
         /// Dormouse's own. Memory for bodies of requests, in MiB, and the same again for bodies of replies; beyond it
         /// requests wait, then get 503. Bodies up to 16 KiB are not counted.
         "MaxBodyMemory" max_body_memory: usize = 512, in 1..=MOST;
-        /// Dormouse's own. Share of `MaxBodyMemory` that one namespace may use. 0 is half of `MaxBodyMemory`.
+        /// Dormouse's own. Share of `MaxBodyMemory` for a single namespace. 0 is half of `MaxBodyMemory`.
         "MaxBodyMemoryPerNamespace" max_body_memory_per_namespace: usize = 0;
         /// Dormouse's own. Networks of proxies trusted to set `X-Forwarded-For`, such as `["10.0.0.0/8"]`. In a
         /// variable, separated by commas.
@@ -148,9 +148,9 @@ table! {
         "AdminTLSCert" admin_tls_cert: Option<PathBuf> = None;
         /// Dormouse's own. Like `TLSKey`, for the admin port.
         "AdminTLSKey" admin_tls_key: Option<PathBuf> = None;
-        /// Dormouse's own. Seconds for which the server keeps serving after a stop signal, while `/ready` fails.
+        /// Dormouse's own. Seconds of further service after a stop signal, while `/ready` fails.
         "DrainSeconds" drain_seconds: u64 = 0, in 0..=300;
-        /// Dormouse's own. Seconds for which the server waits at the start for stores that do not respond.
+        /// Dormouse's own. Seconds to wait at the start for stores that do not respond.
         "WaitForStore" wait_for_store: u64 = 0, in 0..=3600;
     } {
         /// Users of the admin port. If there are any, its routes for tokens, limits, quotas, push and the access log
@@ -264,7 +264,7 @@ pub enum PushHttps {
     Only,
 }
 
-/// Who may see job bodies on the admin port.
+/// Accounts that see job bodies on the admin port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ShowBodies {
     #[default]

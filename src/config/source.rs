@@ -235,7 +235,7 @@ impl Users {
             named.push(user.to_ascii_lowercase());
         }
         for user in named {
-            // In the order of names, so the password comes before its file.
+            // In the order of names, so the password precedes its file.
             let other = self.given.get(&user).filter(|other| matches!(other.place, Place::Variable(_)));
             match other {
                 Some(other) if is_file => return Err(both(other, &given)),

@@ -13,7 +13,7 @@ pub struct ByArrival {
     /// All entries, once there has been more than one. Never empty.
     #[expect(
         clippy::box_collection,
-        reason = "each queue has two, mostly `None`, and an unboxed map is three times as large"
+        reason = "each queue has two, mostly `None`, and an unboxed map takes three times the space"
     )]
     many: Option<Box<BTreeMap<u64, Wanted>>>,
 }

@@ -119,7 +119,7 @@ impl Lanes {
                 match message {
                     Message::Jobs(more) => {
                         count += more.len();
-                        // A delivery's jobs come from one list of queues, hence from one namespace.
+                        // A delivery has jobs of one list of queues, hence of one namespace.
                         if let Some(job) = more.first() {
                             jobs.entry(job.queue.namespace.clone()).or_default().extend(more);
                         }

@@ -35,7 +35,7 @@ pub struct Dispatcher {
     engine: Arc<dyn Engine>,
     pub(super) parked: Arc<ParkedPolls>,
     pub(super) lists: Mutex<WaitLists>,
-    /// Number of queues with waiters. Lets a notification return without taking the lock while there are none.
+    /// Number of queues with waiters. While it is 0, a notification returns without taking the lock.
     pub(super) waited_for: AtomicUsize,
     pub(super) give_back: GiveBack,
     turns: Turns,
@@ -333,7 +333,7 @@ impl Notifier for Dispatcher {
 
 type StoreCall<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Lists to start after another one. Dropped when that one has called the store, has nothing to fetch, or has panicked.
+/// Lists to start after another list has called the store. Dropped then, or if it has nothing to fetch or panics.
 struct Next<'a> {
     dispatcher: &'a Dispatcher,
     lists: IntoIter<Wanted>,

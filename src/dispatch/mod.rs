@@ -72,7 +72,7 @@ const LONGEST_POLL: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl Dispatcher {
     /// Returns up to `count` jobs from the first queue of the list that has any, waiting up to `timeout` for the first.
-    /// The delivery is empty if there was none. Dropping the future leaves the wait list.
+    /// The delivery is empty if none arrived. Dropping the future leaves the wait list.
     pub fn consume(
         self: &Arc<Self>,
         request: Request,
@@ -203,7 +203,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Leaves the wait list. Returns why the last fetch could not read the whole store, if that was so.
+    /// Leaves the wait list. Returns an error if the last fetch could not read the whole store.
     fn leave(&mut self) -> Option<Unreachable> {
         if std::mem::replace(&mut self.left, true) {
             return None;

@@ -26,7 +26,7 @@ pub enum ConsumeError {
 pub struct Request {
     /// Queues in order of priority, unless there are weights.
     pub queues: QueueList,
-    /// Proportions in which the queues are served while they have jobs.
+    /// Relative shares of the queues while they have jobs.
     pub weights: Option<Weights>,
     /// Maximum number of jobs, from 1 to 100.
     pub count: u16,
@@ -38,7 +38,7 @@ pub struct Request {
     pub head: usize,
 }
 
-/// Queues per slot. Each queue name takes memory: ten of the longest take about as much as a poll of one queue.
+/// Queues per slot. Each queue name takes memory: ten of maximum length take about the memory of a poll of one queue.
 const OF_ONE_PLACE: usize = 10;
 /// Bytes of request head per slot. The first 8 KiB fit the connection's buffer and are free.
 const HEAD_OF_ONE_PLACE: usize = 8 << 10;

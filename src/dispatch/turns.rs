@@ -64,7 +64,7 @@ impl Turns {
         match own.clone().try_acquire_owned() {
             Ok(of_namespace) => turn.of_namespace = Some(of_namespace),
             Err(_) => {
-                // Other namespaces must not wait behind this one.
+                // Other namespaces must not wait for this namespace.
                 turn.of_all = None;
                 turn.of_namespace = Some(own.acquire_owned().await.ok()?);
                 turn.of_all = Some(self.free.acquire().await.ok()?);
@@ -84,7 +84,7 @@ impl Turn<'_> {
         self.of_namespace.is_some()
     }
 
-    /// Lets another fetch start because this one is slow.
+    /// Lets another fetch start in place of a slow one.
     pub fn give_back(&mut self) {
         if self.can_be_given_back()
             && self.of_all.is_some()

@@ -1,4 +1,4 @@
-//! Wait lists: who waits for which queues, and which list a notification goes to. Plain data under the dispatcher's
+//! Wait lists: waiters by queue, and the choice of the list to notify. Plain data under the dispatcher's
 //! lock; starts no tasks and makes no calls.
 
 use std::collections::hash_map::Entry;
@@ -108,7 +108,7 @@ pub struct Fetch {
     pub notified: bool,
     /// Whether the list was registered when the fetch began.
     pub registered: bool,
-    /// Moment at which the fetch began.
+    /// Start of the fetch, as a moment.
     pub began: u64,
 }
 
@@ -139,7 +139,7 @@ impl WaitList {
         arrivals.into_iter().filter_map(|arrival| self.remove(arrival)).collect()
     }
 
-    /// Removes all waiters not served by the fetch in flight. The others will not wait for another one.
+    /// Removes all waiters not served by the fetch in flight. The others will not wait for a second fetch.
     pub fn close(&mut self) -> Vec<oneshot::Sender<ConsumeResult>> {
         let after = self.serving.map_or(0, |(last, _)| last + 1);
         let rest = self.waiters.split_off(&after);
@@ -409,7 +409,7 @@ impl WaitLists {
         }
     }
 
-    /// Returns why these queues are not known to be empty, if that is so.
+    /// Returns an error if these queues are not known to be empty.
     pub fn unseen(&self, queues: &Wanted) -> Option<Unreachable> {
         queues.queues().find_map(|queue| self.by_queue.get(&queue)?.unseen)
     }

@@ -1,4 +1,4 @@
-//! Weighted consumes: the order in which each engine call reads the queues, so that queues with jobs are served in
+//! Weighted consumes: the order of reading the queues in each engine call, so that queues with jobs are served in
 //! proportion to their weights.
 //!
 //! This is start-time fair queueing. Each queue of a list has a *pass*: the work it has received, divided by its

@@ -92,7 +92,7 @@ pub struct Used {
     pub lost_days: u64,
 }
 
-/// Fixed size of a track: the track, its name and its table slot, with half as much again for spare capacity.
+/// Fixed size of a track: the track, its name and its table slot, plus 50 % for spare capacity.
 const ENTRY: usize = (size_of::<Of>() + size_of::<Track>() + 1) * 3 / 2;
 
 impl History {

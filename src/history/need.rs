@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Number of minutes in which deaths count.
+/// Number of past minutes whose deaths count.
 const DYING: usize = 10;
-/// Number of minutes over each of which ready jobs must have risen.
+/// Number of past minutes during which ready jobs must have risen each minute.
 const GROWING: usize = 5;
-/// Time for which the same job must be at the head of a queue without consumers.
+/// Minimum time that one job stays at the head of a queue without consumers.
 const NOBODY: Duration = Duration::from_secs(300);
-/// Age from which the oldest ready job is late.
+/// Age of the oldest ready job beyond which it is late.
 const LATE: Duration = Duration::from_secs(60);
 
 /// Why a queue needs attention, most severe first.
@@ -76,7 +76,7 @@ pub struct Now {
 /// The last minutes of a queue. Not kept for an idle queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueWatch {
-    /// The job at the head, and the second since which it is there.
+    /// The job at the head, and the second of its arrival there.
     head: Option<(u64, u64)>,
     /// The last number of ready jobs in each of the last minutes, plus one; 0 if unknown. Saturates at u32, to save
     /// memory over many queues.

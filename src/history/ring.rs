@@ -231,7 +231,7 @@ impl<const STEP: u64, const SLOTS: u64> Ring<STEP, SLOTS> {
         self.bytes.shrink_to(self.bytes.len() + self.bytes.len() / 8);
     }
 
-    /// Returns the known points, newest first, each with the second at which its step begins.
+    /// Returns the known points, newest first, each with the first second of its step.
     pub fn newest_first(&self) -> impl Iterator<Item = (u64, Point)> + '_ {
         let mut slot = self.newest + 1;
         let points = self.runs().flat_map(|run| (0..run.count).map(move |n| run.at(n, STEP)));
@@ -241,7 +241,7 @@ impl<const STEP: u64, const SLOTS: u64> Ring<STEP, SLOTS> {
         })
     }
 
-    /// Returns the second at which the newest step begins.
+    /// Returns the first second of the newest step.
     pub fn newest(&self) -> Option<u64> {
         (!self.bytes.is_empty()).then_some(self.newest * STEP)
     }

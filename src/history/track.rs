@@ -6,7 +6,7 @@ use super::ring::Ring;
 /// Seconds per step, and number of steps.
 pub const FINE: (u64, u64) = (10, 360);
 pub const COARSE: (u64, u64) = (60, 1440);
-/// Factor by which earlier activity decays with each reading, for finding the quietest queues.
+/// Decay of earlier activity per reading, for finding the quietest queues.
 const FADES: f32 = 0.98;
 
 /// History of one subject.

@@ -4,7 +4,6 @@
 //!
 //! `DISK_FLIPS=200` tries that many flips per store, and removes every file even of the largest store;
 //! `DISK_FLIPS_SEED=7` changes the random seed.
-//! store; `DISK_FLIPS_SEED=7` draws others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt;

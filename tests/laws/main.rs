@@ -1,14 +1,13 @@
 //! The contract of every store: one function per law, over a [`Stage`] (or an [`AdminStage`]) with an empty store. The
 //! lists below are complete; a law in no list does not compile. stages.rs runs them on every engine, wrapper and admin
 //! store.
-//! them on every engine, wrapper and admin store.
+//!
 //! - `laws!(name, constructor)` creates one test per law of an engine. The constructor is an async function without
 //!   arguments that returns an `impl Stage`.
 //! - `laws!(name, constructor, virtual_time)` adds the laws that need a manual clock.
 //! - `laws!(name, constructor, verbs)` adds the laws of the verbs that lmstfy does not have.
 //! - `laws_together!(name, constructor, keep, verbs)` creates one test of all of them, for stages on one store.
 //! - `admin_laws!(name, constructor)` creates one test per law of an admin store, and `admin_laws_together!(name,
-//!   constructor, keep)` one of all.
 //!   constructor, keep)` one of all.
 //!
 //! Laws read results through the `Engine` and `AdminStore` traits only, so they are independent of how data is stored.

@@ -282,7 +282,6 @@ impl dyn Stage + '_ {
         ok("inspect_by_key", self.engine().inspect_by_key(queue, &job_key(key)).await)
     }
 
-    /// Everything that is known of a job.
     /// Returns the receipt of a job that runs with `tries_left`.
     pub async fn receipt(&self, job: &impl Named, tries_left: u16) -> Option<Receipt> {
         let JobRef { queue, id } = job.name();

@@ -25,15 +25,15 @@ use crate::name::Namespace;
 
 /// Bodies up to this size are not counted.
 pub const SMALL: usize = 16 * 1024;
-/// Replies with more bytes of jobs than this are counted. Those with several jobs are streamed.
+/// Replies with more bytes of jobs than this are counted. Replies with several jobs are streamed.
 pub const LARGE_ANSWER: usize = 64 * 1024;
 /// Unit of body memory in bytes.
 const UNIT: usize = 64 * 1024;
-/// Time for which a request waits for memory. Meanwhile its sender is not read from.
+/// Timeout of a request for memory. Meanwhile its sender is not read from.
 const WAIT: Duration = Duration::from_secs(30);
-/// Time for which a reply waits for memory. Its jobs are already delivered, and their `ttr` runs.
+/// Timeout of a reply for memory. Its jobs are already delivered, and their `ttr` runs.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
-/// Time for which one body may hold the reserve while another namespace waits for it.
+/// Maximum time that one body holds the reserve while another namespace waits for it.
 const TURN: Duration = Duration::from_secs(10);
 
 /// The limit on body memory is reached.

@@ -41,7 +41,7 @@ pub async fn read_body(
     let mut whole = BytesMut::new();
     // Set at the first wait. Most bodies arrive with their head, without a wait.
     let mut end = None;
-    // While the body uses body memory: the time by which how many bytes must have arrived.
+    // While the body uses body memory: a deadline, and the number of bytes that must have arrived by then.
     let mut due: Option<(Instant, usize)> = None;
     loop {
         let frame = match poll_fn(|cx| Poll::Ready(Pin::new(&mut body).poll_frame(cx))).await {

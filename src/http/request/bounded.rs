@@ -1,4 +1,4 @@
-//! JSON arrays and objects of which only a limited number of elements is kept: a request may have millions, which would
+//! JSON arrays and objects that keep a limited number of elements: a request may have millions, which would
 //! take many times the memory of their text. The rest is counted.
 
 use std::collections::BTreeMap;

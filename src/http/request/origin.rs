@@ -88,7 +88,7 @@ impl OwnUrl {
         Some(OwnUrl { scheme, authority, path: uri.path().trim_end_matches('/').to_owned() })
     }
 
-    /// Removes its path from requests of which the proxy has not done so.
+    /// Removes its path from a request, unless the proxy has done so.
     pub fn strip(&self, request: &mut Request) {
         let uri = request.uri_mut();
         let rest = uri.path().strip_prefix(&self.path).filter(|_| !self.path.is_empty());

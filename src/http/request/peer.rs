@@ -1,8 +1,7 @@
 //! The client's end of a connection: its address, and whether it is still connected.
 //!
 //! A peer is *gone* when it has closed its connection, or only its writing side: the kernel reports both by the same
-//! packet, and nearly every client that sends it has disconnected. Unread bytes do not hide that.
-//! packet, and nearly everybody who sends it has left. Bytes that it sent before do not hide that.
+//! packet, and nearly all clients that send it have disconnected. Unread bytes do not hide that.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -7,7 +7,6 @@
 //!
 //! `POWER_CUTS=5000` tries that many cuts of each recording instead of a few; `POWER_CUTS_SEED=7` changes the random
 //! seed; `POWER_CUTS_KEEP=dir` keeps the first directories that were refused or judged wrong. Needs `strace`.
-//! refused or judged wrong. Needs `strace`.
 
 mod disk;
 mod judge;

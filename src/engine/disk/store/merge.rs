@@ -12,9 +12,9 @@ use super::{Fatal, Space, Store, describe, is_unreadable};
 /// Upper bound on the free space required for a merge. Its tables may be larger, but on a disk that fills up most of
 /// their entries are already deleted, and merging frees that space.
 const LARGE: u64 = 64 << 20;
-/// Number of unmerged runs from which a merge is done without checking free space.
+/// Number of unmerged runs beyond which a merge does not check free space.
 const PRESSING: usize = 16;
-/// Number of unmerged runs at which the store fails: a clear end instead of ever slower reads.
+/// Number of unmerged runs that makes the store fail: a clear end instead of ever slower reads.
 const TOO_MANY: usize = 26;
 /// Keyspaces up to this size are merged before a start completes.
 const AT_A_START: u64 = 256 << 20;

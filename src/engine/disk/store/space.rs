@@ -58,7 +58,7 @@ impl Space {
         matches!(self, Space::Delayed | Space::Running | Space::Ready | Space::Dead)
     }
 
-    /// Returns the size at which its memtable is flushed.
+    /// Returns the size of its memtable that triggers a flush.
     pub fn memtable(self) -> u64 {
         Space::ALL[self as usize].2
     }

@@ -8,7 +8,6 @@
 //! lsm-tree numbers its lists of tables from the counter it is given, and reads through the newest list with a number
 //! below that of the read. Here each tree counts its lists from 0, and entries have numbers above [`BASE`]. So every
 //! read uses the newest list, and an older list, with its memtables and tables, is dropped as soon as no read holds it.
-//! as soon as no read holds it.
 
 use std::fmt;
 use std::path::Path;
@@ -37,7 +36,7 @@ pub const DIR: &str = "trees";
 const BASE: SeqNo = 1 << 32;
 /// Multiple of its size that a memtable may reach while the previous one is flushed. Beyond it commits wait.
 const WAITING: u64 = 3;
-/// Interval at which a waiting commit checks whether to give up.
+/// Interval of a waiting commit's checks whether to give up.
 const WAITING_CHECK: Duration = Duration::from_millis(10);
 
 /// Resource limits of an open store.

@@ -39,7 +39,7 @@ pub struct Txn {
 /// This many consecutive unreadable records are not a bad sector: the disk has failed.
 const UNREADABLE_IN_A_ROW: u32 = 4096;
 
-/// Size from which a batch is flushed early. Bounds memory, does not affect atomicity: see [`Txn::relieve`].
+/// Size of a batch beyond which it is flushed early. Bounds memory, does not affect atomicity: see [`Txn::relieve`].
 const BATCH_BYTES: usize = 8 << 20;
 /// Capacity kept for rows and jobs that a batch reads back.
 const KEPT: usize = 1 << 8;

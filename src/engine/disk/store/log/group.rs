@@ -8,7 +8,6 @@
 //!
 //! `number` is stored XOR the pool's number, which producers do not know. So no job body can be crafted full of
 //! apparent group headers, each of which would make a search read the rest of the file.
-//! search would take for those of groups, and read the rest of the file for each.
 
 use std::ops::RangeInclusive;
 
