@@ -35,7 +35,7 @@ pub struct Bounded {
 
 impl Bounded {
     /// Records that a quota may have changed. Returns the number of the change.
-    fn is_to_be_told(&self) -> u64 {
+    fn record_change(&self) -> u64 {
         self.made.send_modify(|made| *made += 1);
         let made = *self.made.borrow();
         self.changed.notify_one();
@@ -43,7 +43,7 @@ impl Bounded {
     }
 
     /// Waits until the change is in effect.
-    async fn has_heard(&self, made: u64) {
+    async fn wait_until_applied(&self, made: u64) {
         // Its sender lives as long as `self`.
         let _ = self.in_force.subscribe().wait_for(|done| *done >= made).await;
     }
@@ -89,10 +89,10 @@ impl QuotaManager {
         let put = self.store.put_quota(scope, quota, if_none).await;
         // After an error too, since the change may have been made.
         let of_pool = self.stores.iter().filter(|store| store.pools.contains(&scope.pool));
-        let told: Vec<(&Bounded, u64)> = of_pool.map(|store| (store, store.is_to_be_told())).collect();
+        let changes: Vec<(&Bounded, u64)> = of_pool.map(|store| (store, store.record_change())).collect();
         if put.is_ok() {
-            let heard = told.into_iter().map(|(store, made)| store.has_heard(made));
-            let _ = timeout(IN_FORCE, together::all(heard)).await;
+            let applied = changes.into_iter().map(|(store, made)| store.wait_until_applied(made));
+            let _ = timeout(IN_FORCE, together::all(applied)).await;
         }
         put
     }
@@ -100,13 +100,13 @@ impl QuotaManager {
     /// Keeps the quotas of one store up to date. Never returns.
     pub async fn keep_applied(&self, store: usize) {
         let store = &self.stores[store];
-        let (mut known, mut told) = (None, Instant::now());
+        let (mut known, mut sent) = (None, Instant::now());
         loop {
-            if told.elapsed() >= AGAIN {
-                (known, told) = (None, Instant::now());
+            if sent.elapsed() >= AGAIN {
+                (known, sent) = (None, Instant::now());
             }
             let made = *store.made.borrow();
-            match self.bring(store, known).await {
+            match self.send_quotas(store, known).await {
                 Ok(version) => {
                     known = Some(version);
                     store.in_force.send_replace(made);
@@ -125,14 +125,14 @@ impl QuotaManager {
     pub async fn begun(&self) {
         let begun = async {
             for store in &self.stores {
-                store.has_heard(1).await;
+                store.wait_until_applied(1).await;
             }
         };
         let _ = timeout(IN_FORCE, begun).await;
     }
 
     /// Sends a store its quotas, if any has changed.
-    async fn bring(&self, store: &Bounded, known: Option<QuotasVersion>) -> Result<QuotasVersion> {
+    async fn send_quotas(&self, store: &Bounded, known: Option<QuotasVersion>) -> Result<QuotasVersion> {
         let asked = self.store.quotas(known).await;
         self.outage.report(&asked);
         let Some((version, all)) = asked? else { return Ok(known.unwrap_or_default()) };

@@ -105,8 +105,8 @@ impl Dispatcher {
             let Some(mut turn) = self.turns.take(queues.queues.namespace()).await else { return };
             let next = Next { dispatcher: &self, lists: std::mem::take(&mut others) };
             let Some(fetch) = self.begin(&queues) else { return };
-            let mut under_way = FetchUnderWay { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
-            let (ttrs, notified, began) = under_way
+            let mut in_flight = FetchInFlight { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
+            let (ttrs, notified, began) = in_flight
                 .fetch
                 .as_ref()
                 .map_or((&[][..], false, 0), |fetch| (&fetch.ttrs, fetch.notified, fetch.began));
@@ -116,7 +116,7 @@ impl Dispatcher {
                 Some(weights) => Box::pin(self.shares.consume(&*self.engine, &queues, weights, ttrs)),
             };
             let result = self.in_time(&queues, began, &mut turn, next.after(call)).await;
-            if let Some(fetch) = under_way.fetch.take()
+            if let Some(fetch) = in_flight.fetch.take()
                 && !self.end(&queues, fetch, result)
             {
                 return;
@@ -358,13 +358,13 @@ impl Drop for Next<'_> {
 }
 
 /// A fetch in flight. If the engine panics, its waiters get an error and the list fetches again.
-struct FetchUnderWay<'a> {
+struct FetchInFlight<'a> {
     dispatcher: &'a Arc<Dispatcher>,
     queues: &'a Wanted,
     fetch: Option<Fetch>,
 }
 
-impl Drop for FetchUnderWay<'_> {
+impl Drop for FetchInFlight<'_> {
     fn drop(&mut self) {
         // If it is dropped because the runtime ends, there is nothing to answer.
         if let Some(fetch) = self.fetch.take().filter(|_| std::thread::panicking()) {

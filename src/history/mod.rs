@@ -137,7 +137,7 @@ impl History {
         for (of, point) in kept.busiest(readings) {
             kept.add(of, second, &point, roomy);
         }
-        kept.forget_silent(second);
+        kept.remove_silent(second);
         kept.bound_queues();
         if kept.bytes > self.most {
             kept.make_room(self.most / 100 * (100 - ROOM));
@@ -214,7 +214,7 @@ impl Kept {
     }
 
     /// Removes subjects without readings for a day, since they no longer exist.
-    fn forget_silent(&mut self, second: u64) {
+    fn remove_silent(&mut self, second: u64) {
         let day = COARSE.0 * COARSE.1;
         let silent = |(of, track): (&Of, &Track)| (track.last() + day < second).then(|| of.clone());
         let silent: Vec<Of> = self.tracks.iter().filter_map(silent).collect();

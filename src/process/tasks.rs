@@ -40,7 +40,7 @@ impl Failure {
 pub struct StopSignal {
     token: CancellationToken,
     /// Set before `token` is cancelled.
-    told: Arc<AtomicBool>,
+    stopped: Arc<AtomicBool>,
 }
 
 impl StopSignal {
@@ -53,8 +53,8 @@ impl StopSignal {
             if let Poll::Ready(done) = Pin::new(&mut *work).poll(cx) {
                 return Poll::Ready(Some(done));
             }
-            // Once registered, the token wakes this task, and `told` is set by then.
-            let asks = !std::mem::replace(&mut registered, true) || self.told.load(Ordering::Acquire);
+            // Once registered, the token wakes this task, and `stopped` is set by then.
+            let asks = !std::mem::replace(&mut registered, true) || self.stopped.load(Ordering::Acquire);
             if asks && cancelled.as_mut().poll(cx).is_ready() { Poll::Ready(None) } else { Poll::Pending }
         })
         .await
@@ -107,7 +107,7 @@ impl Tasks {
 
     /// Tells the tasks to stop, without waiting for them.
     pub fn stop(&self) {
-        self.stop.told.store(true, Ordering::Release);
+        self.stop.stopped.store(true, Ordering::Release);
         self.stop.token.cancel();
         self.tracker.close();
     }

@@ -379,7 +379,7 @@ mod tests {
             }
         }
         assert_eq!(state.queues.get(&queue).map(|queue| queue.ready), Some(0), "it has expired");
-        stop.tell();
+        stop.signal();
         drop(calls);
         assert!(thread.join().is_ok(), "the sweeper stops without a panic");
     }

@@ -103,7 +103,7 @@ mod tests {
         assert!(reason.contains("a group of calls has taken longer than 50ms"), "it says: {reason:?}");
         drop(work);
         assert!(told_of.recv_timeout(Duration::from_secs(10)).is_ok(), "`failed` was not called");
-        stop.tell();
+        stop.signal();
         assert!(thread.join().is_ok(), "the watch thread stops without a panic");
     }
 }

@@ -12,27 +12,27 @@ use super::poison::Poison;
 /// Stop signal for all threads of an engine.
 #[derive(Debug, Default)]
 pub struct Stop {
-    told: Mutex<bool>,
+    stopped: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Stop {
     /// Sends the signal.
-    pub fn tell(&self) {
-        *self.told.lock() = true;
+    pub fn signal(&self) {
+        *self.stopped.lock() = true;
         self.changed.notify_all();
     }
 
     /// Returns whether the signal was sent.
     pub fn is_stopped(&self) -> bool {
-        *self.told.lock()
+        *self.stopped.lock()
     }
 
     /// Waits up to `time` for the signal. Returns whether it was sent.
     pub fn stopped_within(&self, time: Duration) -> bool {
-        let mut told = self.told.lock();
-        self.changed.wait_while_for(&mut told, |told| !*told, time);
-        *told
+        let mut stopped = self.stopped.lock();
+        self.changed.wait_while_for(&mut stopped, |stopped| !*stopped, time);
+        *stopped
     }
 }
 
@@ -77,7 +77,7 @@ mod tests {
     fn reason_after(name: &'static str, told: bool, body: fn()) -> Option<String> {
         let (stop, poison) = (Arc::<Stop>::default(), Arc::<Poison>::default());
         if told {
-            stop.tell();
+            stop.signal();
         }
         let thread = spawn(name, &stop, &poison, body).unwrap(); // the machine has room for a thread
         let _ = thread.join();
@@ -112,7 +112,7 @@ mod tests {
             let stop = stop.clone();
             move || stop.stopped_within(Duration::from_secs(3600))
         });
-        stop.tell();
+        stop.signal();
         let told = thread.unwrap().join(); // the machine has room for a thread
         assert!(matches!(told, Ok(true)), "after a stop the wait returned {told:?}");
     }
