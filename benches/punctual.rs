@@ -146,7 +146,7 @@ fn print_cpu(bench: &Bench, meter: &support::proc::Meter, jobs: usize) -> Outcom
     Ok(())
 }
 
-/// Publishes bulks whose jobs are due within the second after `instant`. Answers how many.
+/// Publishes bulks whose jobs are due within the second after `instant`. Returns how many.
 async fn fill(api: &Target, wanted: usize, instant: Instant) -> Outcome<usize> {
     const BULK: usize = 64;
     const CONNECTIONS: usize = 16;

@@ -95,7 +95,7 @@ fn whole(read: &[u8]) -> Option<usize> {
     (read.len() >= end + length).then_some(end + length)
 }
 
-/// Pushes a queue of the attacker. Answers the status.
+/// Pushes a queue of the attacker. Returns the status.
 async fn push(server: &Server, queue: &str, url: &str, more: &str) -> Outcome<u16> {
     let setting = format!(r#"{{"url":"{url}"{more}}}"#);
     let request = server.admin.put(&format!("/push/bench/{queue}"), setting.as_bytes());

@@ -135,7 +135,7 @@ struct World {
     engine: Arc<DiskEngine>,
     /// Hand-overs, as the engine and as the model gave them.
     running: Vec<(Job, Job)>,
-    /// Receipts of hand-overs, of both.
+    /// Receipts of deliveries, of both.
     held: Vec<(JobRef, Receipt, Receipt)>,
 }
 
@@ -197,7 +197,7 @@ impl World {
         engine
     }
 
-    /// One of the latest hand-overs, which may be over.
+    /// Returns one of the latest deliveries, which may have ended.
     fn held(&self, back: usize) -> Option<(JobRef, Receipt, Receipt)> {
         self.held.iter().rev().nth(back).cloned()
     }

@@ -33,8 +33,8 @@ fn producers(s: &dyn Stage, q: &Queue) -> (Vec<NewJob>, JoinSet<()>) {
     (all, tasks)
 }
 
-/// One consumer: takes until the producers are done and nothing is ready. It gives its first `leaves` hand-overs
-/// back, as when its client went away, and acks the rest, which it answers.
+/// Consumes until the producers are done and nothing is ready. Returns its first `leaves` deliveries to the queue, like a
+/// client that disconnects, acks the rest, and returns those.
 async fn consumer(
     engine: Arc<dyn Engine>,
     q: Queue,

@@ -82,8 +82,8 @@ pub async fn giving_back_twice_does_nothing_more(s: &dyn Stage) {
     assert_eq!(twice[0].tries_left, 2, "three tries, one in use");
 }
 
-/// Guards against a late give-back that takes a job away from the consumer that runs it now. Both hand-overs
-/// may fall into one millisecond and have the same ttr.
+/// Guards against a late return that takes a job from its current consumer. Both deliveries may fall into one
+/// millisecond and have the same ttr.
 pub async fn an_old_receipt_does_not_take_the_job_from_its_new_consumer(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "job").tries(3)).await;

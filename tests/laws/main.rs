@@ -97,7 +97,7 @@ macro_rules! laws_together {
     };
 }
 
-/// The same of queues that are spread: but for the laws of order that order.txt names.
+/// Like `laws_together!`, for spread queues: without the laws of order listed in order.txt.
 macro_rules! spread_laws_together {
     ($module:ident, $stage:expr, $keep:expr, $goes_ahead:expr) => {
         mod $module {

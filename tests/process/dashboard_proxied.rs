@@ -145,7 +145,7 @@ impl Outside {
         self.resolved(base, location.unwrap_or_else(|| panic!("where to? {}", answer.head)))
     }
 
-    /// Follows every link of every page, each page once. Answers their paths.
+    /// Follows every link of every page, each page once. Returns their paths.
     fn crawl(&self) -> BTreeSet<String> {
         let start = format!("{}/ui/", self.url);
         let (mut seen, mut next) = (BTreeSet::new(), VecDeque::from([(start, "document")]));

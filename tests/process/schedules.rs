@@ -263,7 +263,7 @@ async fn another(redises: &Sentinels, than: usize) {
     }
 }
 
-/// Lets each fault happen to the Redis in turn until `stop`, each when all is well again. Answers how often each did.
+/// Lets each fault happen to the Redis in turn until `stop`, each when all is well again. Returns how often each did.
 async fn torment(mut redises: Sentinels, stop: Arc<AtomicBool>) -> (Sentinels, BTreeMap<Fault, usize>) {
     let mut happened: BTreeMap<Fault, usize> = BTreeMap::new();
     for fault in Fault::ALL.into_iter().cycle() {

@@ -70,14 +70,14 @@ pub trait EngineExt: Engine {
         self.size(queue, SizeOf::Dead).await
     }
 
-    /// Respawns the oldest. Answers how many.
+    /// Respawns the oldest. Returns how many.
     async fn respawn_oldest(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
         let respawned = self.respawn(queue, Respawn::Oldest { limit, ttl }).await?;
         assert_eq!(respawned.each, [], "none was named");
         Ok(respawned.count)
     }
 
-    /// Respawns by id. Answers what became of each.
+    /// Respawns by id. Returns the outcome of each.
     async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
         let respawned = self.respawn(queue, Respawn::Jobs(jobs, revival)).await?;
         let done = respawned.each.iter().filter(|revived| matches!(revived, Revived::Done { .. })).count();

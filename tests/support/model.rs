@@ -306,7 +306,7 @@ impl Jobs {
         self.jobs.retain(|_, stored| !stored.expired(now) || (timers_stay && stored.state.due().is_some()));
     }
 
-    /// Answers when it is due.
+    /// Returns when it is due.
     fn place(&mut self, job: NewJob, due: Millis, key: Option<JobKey>, now: Millis) -> Millis {
         let due = due.max(now);
         let state =

@@ -86,7 +86,7 @@ impl RedisCluster {
         self.tell::<()>(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
     }
 
-    /// Moves every n-th key of a slot. Answers how many.
+    /// Moves every n-th key of a slot. Returns how many.
     pub fn move_keys(&self, slot: u16, to: usize, every: usize) -> usize {
         let (from, _) = self.master_of(slot);
         let keys: Vec<Vec<u8>> = self.tell(from, &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "100000"]);

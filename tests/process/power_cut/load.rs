@@ -404,7 +404,7 @@ impl Driver {
         }
     }
 
-    /// So many megabytes in ready jobs, many small ones and then large ones. Answers them.
+    /// Publishes megabytes of ready jobs, many small ones and then large ones. Returns them.
     pub async fn mass(&mut self, megabytes: usize) -> Vec<Sent> {
         let mut sent = Vec::new();
         for _ in 0..16 {

@@ -294,7 +294,7 @@ struct Report {
 }
 
 impl Report {
-    /// Adds one. Answers whether something is wrong.
+    /// Adds one. Returns whether something is wrong.
     fn add(&mut self, cut: Cut, is_promised: bool, verdict: Verdict) -> bool {
         self.cuts += 1;
         let findings = match verdict {

@@ -91,7 +91,7 @@ impl Page {
     }
 }
 
-/// Reads all elements below a node, in order. Answers the text of it.
+/// Reads all elements below a node, in order. Returns their text.
 fn read(node: &Handle, elements: &mut Vec<Element>) -> String {
     let at = elements.len();
     let is_element = match &node.data {
