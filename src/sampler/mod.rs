@@ -40,7 +40,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Timeout of a store's health check.
 pub const CHECK_TIME: Duration = Duration::from_secs(1);
-/// Age up to which a reading is reused for a scrape.
+/// Maximum age of a reading that is reused for a scrape.
 const YOUNG: Duration = Duration::from_secs(5);
 
 /// Result of reading a store; `None` if it did not reply.
@@ -60,7 +60,7 @@ pub struct Trouble {
 /// The latest statistics of a pool.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// Time at which the store was read; `None` if never.
+    /// Time of the last reading; `None` if never.
     pub at: Option<Millis>,
     /// Sorted by namespace and name.
     pub rows: Arc<Vec<QueueRow>>,
@@ -297,7 +297,7 @@ impl Sampler {
             trouble: None,
         };
         *self.latest.write() = Arc::new(sample);
-        // What this reading has of them may be older.
+        // This reading may have older values of them.
         let newer = seen.refreshed.drain(..).filter(|(_, at)| *at > began);
         newer.for_each(|(queue, _)| self.metrics.changed(&queue));
     }

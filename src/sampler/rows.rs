@@ -43,7 +43,7 @@ pub struct QueueRow {
 }
 
 impl QueueRow {
-    /// Returns a row of which nothing is known yet.
+    /// Returns a row without statistics.
     pub(super) fn new(namespace: Namespace, name: Option<QueueName>) -> QueueRow {
         QueueRow {
             namespace,
@@ -77,7 +77,7 @@ impl QueueRow {
         }
     }
 
-    /// Returns the state from which its need is derived. `head` identifies its first ready job.
+    /// Returns the state that determines its need. `head` identifies its first ready job.
     pub(super) fn now(&self, head: Option<u64>) -> Now {
         Now {
             ready: self.ready,
