@@ -1,6 +1,6 @@
-//! Tokens and limits on local disk, in the directory of the default pool. Reads are from memory; each change
-//! is on disk before it is answered. Counters are in memory only and begin anew with the process. Knows the
-//! bytes of a token and of a limit (docs/disk-format.md draws them); where they lie is the disk engine's.
+//! Tokens and limits in the directory of the default disk pool. Reads are from memory; each change is on disk before it
+//! is acknowledged. Counters are in memory only and start anew with the process. Defines the encoding of tokens and
+//! limits (docs/disk-format.md has drawings); the disk engine decides where they are stored.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,17 +24,17 @@ use crate::name::{Namespace, PoolName, Token};
 pub struct DiskAdmin {
     records: Records,
     counters: Mutex<Counters>,
-    /// Grows with every change of a quota.
+    /// Incremented by every change of a quota.
     quotas: AtomicU64,
-    /// What servers say of themselves, and until when. A directory has one server, so it needs no disk.
+    /// What servers publish about themselves, with expiry. A directory has one server, so this is not stored.
     servers: Mutex<BTreeMap<String, (Instant, Bytes)>>,
 }
 
-/// How often each token was used in its current interval.
+/// Requests per token in the current interval.
 #[derive(Debug, Default)]
 struct Counters {
     all: HashMap<(TokenKey, Direction), Counter>,
-    /// When there are so many, those that have ended are thrown out.
+    /// Number of counters that triggers the removal of expired ones.
     clean_at: usize,
 }
 
@@ -44,7 +44,7 @@ struct Counter {
     ends: Millis,
 }
 
-/// Fewer counters than this are never cleaned.
+/// Minimum number of counters for a cleanup.
 const FEW: usize = 1024;
 
 impl Counters {
@@ -57,7 +57,7 @@ impl Counters {
 }
 
 impl DiskAdmin {
-    /// Fails when what is stored cannot be read.
+    /// Fails if the stored data is unreadable.
     pub fn new(engine: &DiskEngine) -> Result<DiskAdmin> {
         let admin = DiskAdmin {
             records: engine.records(),
@@ -90,7 +90,7 @@ impl DiskAdmin {
     }
 }
 
-/// Pool and namespace with their lengths: how the keys of all tokens of a scope begin.
+/// Returns the common prefix of the keys of a scope's tokens: pool and namespace with their lengths.
 fn scope_key(scope: &Scope) -> Vec<u8> {
     let mut out = Vec::new();
     for name in [scope.pool.as_str(), scope.namespace.as_str()] {
@@ -99,7 +99,7 @@ fn scope_key(scope: &Scope) -> Vec<u8> {
     out
 }
 
-/// The key of `tokens` and `limits`: the scope, then the token.
+/// Returns the key in `tokens` and `limits`: the scope, then the token.
 fn key_of(key: &TokenKey) -> Bytes {
     let mut out = scope_key(&key.scope);
     out.put_slice(key.token.reveal().as_bytes());
@@ -116,7 +116,7 @@ fn read_scope(key: &mut &[u8]) -> Option<Scope> {
     Some(Scope { pool, namespace: Namespace::parse(take_short(key).ok()?).ok()? })
 }
 
-/// Reads [`key_of`]. The error does not show the key: it may be a secret.
+/// Reads [`key_of`]. The error does not show the key, which may contain a secret.
 fn read_key(mut key: &[u8]) -> Result<TokenKey> {
     let mut read = || {
         let scope = read_scope(&mut key)?;
@@ -125,7 +125,7 @@ fn read_key(mut key: &[u8]) -> Result<TokenKey> {
     read().ok_or_else(|| Error::corrupt("a token's key cannot be read"))
 }
 
-/// The value of `limits`: read, write, interval.
+/// Returns the value in `limits`: read, write, interval.
 fn limit_value(limit: Limit) -> Bytes {
     let mut out = Vec::with_capacity(24);
     for number in [limit.read, limit.write, limit.interval] {
@@ -228,7 +228,7 @@ impl AdminStore for DiskAdmin {
             return Ok(stored);
         }
         self.records.change(vec![add]).await?;
-        stored().ok_or_else(|| Error::corrupt("a secret is gone that was stored"))
+        stored().ok_or_else(|| Error::corrupt("a stored secret is missing"))
     }
 
     async fn quotas(
@@ -252,7 +252,7 @@ impl AdminStore for DiskAdmin {
                 Some(value) => Change::Put(value.into()),
             };
         let changed = self.records.change(vec![(Table::Quotas, quota_key(scope), change)]).await;
-        // After an error too: the change may have happened.
+        // After an error too, since the change may have been made.
         self.quotas.fetch_add(1, Ordering::AcqRel);
         changed
     }

@@ -109,13 +109,13 @@ fn keyed() -> impl Strategy<Value = Keyed> {
         .prop_map(|(id, key, at, ttl, tries)| Keyed { id, key, at, ttl, tries })
 }
 
-/// The name of a request, and what it is.
+/// Generates an idempotency key and a request.
 fn once() -> impl Strategy<Value = Option<(u8, u8)>> {
     prop::option::weighted(0.3, (0u8..3, 0u8..2))
 }
 
-/// What is known of a job, as far as the engine must know it. Since when a job is ready or dead it is told by ids,
-/// which are all of one time here.
+/// Returns the fields that the engine must know. The time since which a job is ready or dead comes from ids, which all
+/// have the same time here.
 fn known(view: &JobView, model: &JobView) -> JobView {
     let knows = matches!(model.state, Some(JobState::Delayed | JobState::Running));
     let (due_at, tries_left) =
@@ -135,7 +135,7 @@ struct World {
     engine: Arc<DiskEngine>,
     /// Hand-overs, as the engine and as the model gave them.
     running: Vec<(Job, Job)>,
-    /// Receipts of hand-overs, of both.
+    /// Receipts of deliveries, of both.
     held: Vec<(JobRef, Receipt, Receipt)>,
 }
 
@@ -186,7 +186,7 @@ impl World {
         (answered(engine), answered(model))
     }
 
-    /// Asks both, who must answer the same.
+    /// Calls both, which must reply equally.
     async fn agree<T: PartialEq + Debug>(
         &self,
         what: &str,
@@ -197,7 +197,7 @@ impl World {
         engine
     }
 
-    /// One of the latest hand-overs, which may be over.
+    /// Returns one of the latest deliveries, which may have ended.
     fn held(&self, back: usize) -> Option<(JobRef, Receipt, Receipt)> {
         self.held.iter().rev().nth(back).cloned()
     }
@@ -327,7 +327,7 @@ impl World {
             Step::AckMany { queue: q, jobs, back } => {
                 let q = queue(QUEUES[*q]);
                 let Some((_, ours, model)) = self.held(*back) else { return };
-                // A receipt of a job that is not this one is no good.
+                // A receipt of another job is invalid.
                 let of = |n: u64, receipt: Receipt, with: bool| {
                     let last = self.held.iter().rev().find(|(job, ..)| *job == job_ref(&q, n));
                     let own = |(_, ours, model): &(JobRef, Receipt, Receipt)| (*ours, *model);
@@ -404,7 +404,7 @@ impl World {
         }
     }
 
-    /// Compares what the lists say of one queue.
+    /// Compares the lists of one queue.
     async fn look(&self, q: &Queue) {
         for key in KEYS.map(job_key) {
             let find =

@@ -1,5 +1,5 @@
-//! An admin store in memory that counts what it is asked, fails when told to, and can be held in the middle of
-//! a question; and the stage on which the laws of admin stores are played.
+//! An in-memory admin store that counts its calls, can fail, and can be held during a call; and the stage for laws of
+//! admin stores.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -71,7 +71,8 @@ impl MemoryAdmin {
         self.gate.write().await
     }
 
-    /// Holds the answers of `look_up` until the guard is dropped: the store has made them, nobody receives them.
+    /// Holds the replies of `look_up` until the guard is dropped: the store has created them, but callers do not
+    /// receive them.
     pub async fn hold_answers(&self) -> RwLockWriteGuard<'_, ()> {
         self.answers.write().await
     }

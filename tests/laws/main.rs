@@ -1,17 +1,16 @@
-//! What every store keeps: one function per law, over a [`Stage`] (or an [`AdminStage`]) with an empty store.
-//! The lists below are the whole of it; a law that is in no list is an error of the compiler. stages.rs runs
-//! them on every engine, wrapper and admin store.
+//! The contract of every store: one function per law, over a [`Stage`] (or an [`AdminStage`]) with an empty store. The
+//! lists below are complete; a law in no list does not compile. stages.rs runs them on every engine, wrapper and admin
+//! store.
 //!
-//! - `laws!(name, constructor)` makes one test for each law of an engine. The constructor is an async function
-//!   without arguments that answers an `impl Stage`.
-//! - `laws!(name, constructor, virtual_time)` adds those that need a clock which is turned by hand.
-//! - `laws!(name, constructor, verbs)` adds those of the verbs that lmstfy does not have.
-//! - `laws_together!(name, constructor, keep, verbs)` makes one test of all of them, for stages on one store.
-//! - `admin_laws!(name, constructor)` makes one test for each law of an admin store, and `admin_laws_together!(name,
+//! - `laws!(name, constructor)` creates one test per law of an engine. The constructor is an async function without
+//!   arguments that returns an `impl Stage`.
+//! - `laws!(name, constructor, virtual_time)` adds the laws that need a manual clock.
+//! - `laws!(name, constructor, verbs)` adds the laws of the verbs that lmstfy does not have.
+//! - `laws_together!(name, constructor, keep, verbs)` creates one test of all of them, for stages on one store.
+//! - `admin_laws!(name, constructor)` creates one test per law of an admin store, and `admin_laws_together!(name,
 //!   constructor, keep)` one of all.
 //!
-//! Laws read results through the `Engine` and `AdminStore` traits only, so they know nothing of how a store keeps
-//! what it has.
+//! Laws read results through the `Engine` and `AdminStore` traits only, so they are independent of how data is stored.
 //!
 //! [`Stage`]: crate::stage::Stage
 //! [`AdminStage`]: crate::admin_stage::AdminStage
@@ -98,7 +97,7 @@ macro_rules! laws_together {
     };
 }
 
-/// The same of queues that are spread: but for the laws of order that order.txt names.
+/// Like `laws_together!`, for spread queues: without the laws of order listed in order.txt.
 macro_rules! spread_laws_together {
     ($module:ident, $stage:expr, $keep:expr, $goes_ahead:expr) => {
         mod $module {

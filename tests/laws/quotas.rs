@@ -73,19 +73,18 @@ pub async fn what_would_be_more_bytes_is_refused(s: &dyn Stage) {
     refused(publish(s, [job(&q, "x")]).await, "bytes", "one byte more again");
 }
 
-/// Guards against a queue that is made all the same, and against one that is there and gets no more jobs.
+/// Guards against creating a queue beyond the quota, and against refusing jobs for an existing one.
 pub async fn what_would_be_more_queues_is_refused(s: &dyn Stage) {
     set(s, Quota { queues: 2, ..NONE }).await;
     ok("two of two", publish(s, ["a", "b"].map(|name| job(&queue(name), name))).await);
-    ok("one that is there", publish(s, [job(&queue("a"), "a")]).await);
+    ok("an existing queue", publish(s, [job(&queue("a"), "a")]).await);
     refused(publish(s, [job(&queue("c"), "c")]).await, "queues", "a third");
     refused(place(s, vec![job(&queue("c"), "c").key("key")], None).await, "queues", "a third");
     ok("of another namespace", publish(s, [job(&queue_in("other", "c"), "c")]).await);
-    assert_eq!(s.drain(&queue("c")).await, [""; 0], "what was refused");
+    assert_eq!(s.drain(&queue("c")).await, [""; 0], "refused jobs");
 }
 
-/// Guards against jobs that stop counting when they are handed out or die, and against anything but a publish that is
-/// refused.
+/// Guards against jobs that stop counting when they are delivered or die, and against refusing anything but a publish.
 pub async fn jobs_count_in_every_state_and_everything_else_goes_on(s: &dyn Stage) {
     let q = queue("q");
     s.put_all(["dead", "running", "ready"].map(|body| job(&q, body))).await;
@@ -112,21 +111,21 @@ pub async fn jobs_count_in_every_state_and_everything_else_goes_on(s: &dyn Stage
     refused(publish(s, [job(&q, "x")]).await, "jobs", "beside the delayed one");
 }
 
-/// Guards against what is counted as if the job that goes was still there.
+/// Guards against counting as if the replaced job still existed.
 pub async fn what_replaces_a_job_counts_by_the_difference(s: &dyn Stage) {
     let q = queue("q");
     set(s, Quota { jobs: 2, bytes: 100, ..NONE }).await;
     let old = ok("publish", publish(s, [job(&q, [1; 50])]).await).remove(0);
     ok("with a key", place(s, vec![job(&q, [2; 50]).key("key")], None).await);
     let new = job(&q, [3; 50]).make(s);
-    ok("republish of as much", s.engine().republish(old.name(), new.clone()).await);
+    ok("republish of the same size", s.engine().republish(old.name(), new.clone()).await);
     let larger = job(&q, [4; 51]).make(s);
     refused(s.engine().republish(new.name(), larger).await, "bytes", "republish of a byte more");
-    assert!(s.find(&new).await.is_some(), "the old job of a republish that was refused is there");
+    assert!(s.find(&new).await.is_some(), "the old job of a refused republish still exists");
     refused(
         s.engine().republish(old.name(), job(&q, "").make(s)).await,
         "jobs",
-        "republish of a job that is gone",
+        "republish of a deleted job",
     );
     ok("the same with a key", place(s, vec![job(&q, [5; 50])], Some(new.name())).await);
     let keep = ok("a duplicate", place(s, vec![job(&q, [6; 99]).key("key")], None).await);
@@ -141,7 +140,7 @@ pub async fn what_replaces_a_job_counts_by_the_difference(s: &dyn Stage) {
     assert!(matches!(fail, Published::Conflict { .. }), "{fail:?}");
 }
 
-/// Guards against a repeat that is told of a quota although it is done.
+/// Guards against a quota error for a repeated request that has been executed.
 pub async fn a_repeat_is_not_refused(s: &dyn Stage) {
     let q = queue("q");
     set(s, Quota { jobs: 1, ..NONE }).await;
@@ -158,10 +157,10 @@ pub async fn a_repeat_is_not_refused(s: &dyn Stage) {
     let acked = s.take_one(&q, LONG).await;
     ok("ack", s.engine().ack_job(JobRef { queue: q.clone(), id: acked.id }).await);
     let after = ok("a request that was refused", s.engine().publish(call("two")).await);
-    assert!(matches!(after, Published::Done(_)), "what was refused was not remembered: {after:?}");
+    assert!(matches!(after, Published::Done(_)), "a refused request was not recorded: {after:?}");
 }
 
-/// Guards against a batch larger than one step of the store, of which a part stays or counts.
+/// Guards against a batch larger than one step of the store of which a part is stored or counted.
 pub async fn a_large_batch_is_refused_as_a_whole(s: &dyn Stage) {
     let q = queue("q");
     set(s, Quota { bytes: 3 << 20, ..NONE }).await;
@@ -185,5 +184,5 @@ pub async fn the_last_quotas_count(s: &dyn Stage) {
     ok("none any more", s.engine().set_quotas(&Quotas::new()).await);
     ok("without a quota", publish(s, (0..9).map(|n| job(&q, n.to_string()))).await);
     set(s, Quota { jobs: 11, ..NONE }).await;
-    refused(publish(s, [job(&q, "x")]).await, "jobs", "what was stored without a quota counts");
+    refused(publish(s, [job(&q, "x")]).await, "jobs", "jobs stored without a quota count");
 }

@@ -1,7 +1,7 @@
-//! The random steps of [`random`](super::random) by the verbs that lmstfy does not have.
+//! The random steps of [`random`](super::random) with the verbs that lmstfy does not have.
 //!
-//! Where a store may not know (since when a job is ready, how many tries a ready one has left), what it says must be
-//! right, and it may say nothing.
+//! If a store may not know a value (since when a job is ready, how many tries a ready one has left), it must be right
+//! or absent.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const STEPS: usize = 2500;
 const REAL_STEPS: usize = 400;
 const KEYS: [&str; 3] = ["k", "kk", "l"];
 
-/// Guards against what nobody thought of.
+/// Guards against unforeseen differences.
 pub async fn random_verbs_agree_with_the_model(s: &dyn Stage) {
     let steps = if s.differences().virtual_time { STEPS } else { REAL_STEPS };
     compare_with_model(s, 0x5eed, steps, true).await;
@@ -35,7 +35,7 @@ pub async fn random_verbs_agree_with_the_model(s: &dyn Stage) {
             assert_eq!(s.list(&q, state, 100).await, [], "all {state:?} jobs of {q} were acked");
         }
         for key in KEYS {
-            assert_eq!(s.holder(&q, key).await, None, "nobody is left to have {key} in {q}");
+            assert_eq!(s.holder(&q, key).await, None, "no job is left with {key} in {q}");
         }
     }
 }
@@ -56,7 +56,7 @@ impl Run<'_> {
         }
     }
 
-    /// One of the latest hand-overs. Most stand no more.
+    /// Returns one of the latest deliveries, which has usually ended.
     fn any_held(&mut self) -> (JobRef, Receipt, Receipt) {
         match self.held.len() as u64 {
             0 => {
@@ -226,7 +226,7 @@ impl Run<'_> {
         if self.virtual_time { same("pause", ours, models).map(drop) } else { Ok(()) }
     }
 
-    /// A step of a schedule, from its version or from another one; each store counts revisions in its own way.
+    /// Steps a schedule from its version or another one; each store counts revisions in its own way.
     async fn schedule(&mut self, engine: &dyn Engine) -> Result<(), String> {
         let namespace = if self.random.below(3) == 0 { "b" } else { "a" };
         let id = schedules::schedule_in(namespace, &format!("s{}", self.random.below(4)));
@@ -332,7 +332,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Compares all that can be looked at.
+    /// Compares everything readable.
     pub(super) async fn look(&mut self, engine: &dyn Engine, q: &Queue) -> Result<(), String> {
         let job = self.any_published();
         self.log.push(format!("look at {q} and {job:?}"));

@@ -1,7 +1,6 @@
 //! The laws on every engine, every wrapper and every admin store. The lists of laws are in main.rs.
 //!
-//! On the models, which other tests stand on, they show that the laws can be kept, and that the models are what
-//! they claim to be.
+//! On the models, used by other tests, they show that the laws are consistent and that the models conform to them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -25,8 +24,7 @@ use dormouse::name::PoolName;
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
-/// What is different about a Redis: its own clock, sizes that count what is acked or expired, and other
-/// servers that write to it.
+/// Differences of Redis: its own clock, sizes that include acked or expired jobs, and other servers that write to it.
 const REDIS: Differences = Differences {
     virtual_time: false,
     exact_sizes: false,
@@ -44,7 +42,7 @@ fn virtual_disk() -> (Arc<DiskEngine>, Arc<ManualClock>, TempDir) {
     (engine, clock, dir)
 }
 
-/// What is different about a disk: sizes may count what is acked or expired until it is swept.
+/// Differences of disk: sizes may include acked or expired jobs until they are swept.
 fn disk_stage(
     engine: Arc<dyn Engine>,
     clock: Arc<ManualClock>,
@@ -80,7 +78,7 @@ async fn redis() -> impl Stage {
     RealStage::new(engine, REDIS, server)
 }
 
-/// Every queue is spread, and a job may be handed out before one that has been ready for so much longer elsewhere.
+/// Spreads every queue; a job may be delivered up to `ahead` before one that has been ready longer elsewhere.
 fn everything(ahead: Duration) -> SpreadRules {
     SpreadRules { spread: vec!["*/*".into()], ahead, ..SpreadRules::default() }
 }
@@ -102,7 +100,7 @@ async fn compact() -> impl Stage {
     RealStage::new(engine, REDIS, server)
 }
 
-/// Every queue in eight partitions, of which none goes ahead of the others.
+/// Creates a stage with every queue in eight partitions, none of which may go ahead.
 async fn spread_over_8() -> impl Stage {
     let (engine, server) = open_compact_with(8, everything(Duration::ZERO)).await;
     RealStage::new(engine, REDIS, server)

@@ -1,5 +1,4 @@
-//! Holds the sentences of the documentation about who may use whom (docs/design.md, "Map"),
-//! and the form that every module and script has.
+//! Checks the documented rules on imports (docs/design.md, "Map"), and the form of every module and script.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -52,7 +51,7 @@ fn without_tests(text: &str) -> &str {
     text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default()
 }
 
-/// Whether `word` stands in `line` by itself, not as a part of a longer word.
+/// Returns whether `line` contains `word` as a whole word.
 fn has_word(line: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {
@@ -190,8 +189,8 @@ fn keys_of_redis_are_made_in_one_file_per_store() {
         |line| prefixes.iter().any(|prefix| line.contains(prefix)),
     );
     let mut wrong = String::new();
-    // The pump alone meets queues that its caller cannot name: they stand in the timer's members. What counts tells by
-    // its key whose a job is.
+    // Only the pump meets queues that its caller cannot name, in the timer's members. Counters are keyed by the owner
+    // of a job.
     for script in sources("lua", "lua")
         .into_iter()
         .filter(|script| !["lua/pump.lua", "lua/quotas.lua"].contains(&&*script.path))
@@ -472,10 +471,10 @@ const PARTS: &[(&str, &[&str])] = &[
     ("token-cli", &["cli"]),
 ];
 
-/// Imports that break the rules, and why they are there for now. One that is no longer there must leave the list.
+/// Imports that break the rules, with the reason. One that no longer exists must be removed.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[];
 
-/// One path of a source that leads to another place in the crate.
+/// A path in a source that refers to another module of the crate.
 struct Import {
     from: Vec<String>,
     to: Vec<String>,
@@ -488,10 +487,10 @@ fn module(path: &str) -> Vec<String> {
     path.split('/').filter(|part| !["mod", "lib"].contains(part)).map(str::to_owned).collect()
 }
 
-/// Every path in a file that begins with `crate`, `self`, `super`, `dormouse` or the name of a child module, made
-/// absolute. Also those in braces, and those that are used without an import.
+/// Returns every path in a file that begins with `crate`, `self`, `super`, `dormouse` or the name of a child module,
+/// made absolute. Includes those in braces and those used without an import.
 fn imports(source: &Source) -> Vec<Import> {
-    /// Reads one path or brace group from the front of `text`, and answers what follows it.
+    /// Reads one path or brace group from the front of `text`, and returns the rest.
     fn read<'a>(text: &'a str, path: &[String], found: &mut Vec<Vec<String>>) -> &'a str {
         let text = text.trim_start();
         if let Some(mut rest) = text.strip_prefix('{') {
@@ -503,7 +502,7 @@ fn imports(source: &Source) -> Vec<Import> {
                     None => return rest,
                     Some(_) => {
                         let after = read(rest, path, found);
-                        // What is neither a name nor a group, such as `*` or `as x`, is skipped.
+                        // Skips anything but a name or a group, such as `*` or `as x`.
                         rest = if after.len() < rest.len() { after } else { &rest[1..] };
                     }
                 }
@@ -604,8 +603,7 @@ fn files_do_not_import_each_other_in_circles() {
     }
     let seen: usize = graph.values().map(BTreeMap::len).sum();
     assert!(seen > 500, "only {seen} imports between files: this test looks for the wrong words");
-    // Takes files away that import nothing that is left, and files that nothing that is left imports. What remains
-    // stands in circles.
+    // Removes files that import no remaining file, and files that no remaining file imports. The rest forms cycles.
     loop {
         let before = graph.len();
         let imported: BTreeSet<String> = graph.values().flat_map(|to| to.keys().cloned()).collect();
@@ -622,10 +620,10 @@ fn files_do_not_import_each_other_in_circles() {
     assert!(graph.is_empty(), "files import each other in circles, by:\n{graph:#?}");
 }
 
-/// Names that several types may have. Each file's `Result` is the standard one with the error of its room.
+/// Names that several types may have. Each file's `Result` is the standard one with its module's error.
 const SHARED_NAMES: &[&str] = &["Result"];
 
-/// The types that a file declares for others.
+/// Returns the types that a file exports.
 fn types_of(source: &Source) -> BTreeSet<String> {
     let declared = |line: &str| {
         let line = match line.strip_prefix("pub(") {
@@ -653,7 +651,7 @@ fn home_of(
     home_of(passed_on, types, uses)
 }
 
-/// Guards against a word that means one thing in the file where it is read and another in the file that it comes from.
+/// Guards against a type name with different meanings in the file that uses it and the file that declares it.
 #[test]
 fn a_type_that_another_room_imports_has_its_name_for_itself() {
     let sources: Vec<Source> = sources("src", "rs").into_iter().filter(|s| s.path != "src/lib.rs").collect();
@@ -669,7 +667,7 @@ fn a_type_that_another_room_imports_has_its_name_for_itself() {
     for import in &imported {
         uses.entry(import.from.clone()).or_default().push(import.to.clone());
     }
-    // By the name of a type, who declares it, and which other parts know it by that name alone.
+    // By the name of a type: its declaring modules, and the modules that use it by that name alone.
     let mut known: BTreeMap<&str, BTreeMap<Vec<String>, BTreeSet<&str>>> = BTreeMap::new();
     for import in &imported {
         if let Some(home) = home_of(&import.to, &types, &uses)
@@ -794,7 +792,7 @@ fn paths_that_documents_and_comments_name_are_there() {
             }
         }
     }
-    assert!(wrong.is_empty(), "documents and comments name what is not there:\n{wrong}");
+    assert!(wrong.is_empty(), "documents and comments name missing paths:\n{wrong}");
     assert!(seen > 100, "only {seen} paths: this test looks for the wrong words");
 }
 
@@ -815,7 +813,7 @@ fn tests_that_documents_name_are_there() {
     }
     let (mut wrong, mut seen) = (String::new(), 0);
     for Source { path, text } in sources("docs", "md") {
-        // Who names a test says in which file it is.
+        // A reference to a test must name its file.
         for (i, line) in text.lines().enumerate().filter(|(_, line)| line.contains(".rs")) {
             for word in line.split('`').skip(1).step_by(2).filter(|word| is_test(word)) {
                 seen += 1;
@@ -833,7 +831,7 @@ fn tests_that_documents_name_are_there() {
 fn every_script_opens_with_keys_argv_returns_and_bound() {
     let (mut wrong, compact) = (String::new(), CompactScripts::read().preambles);
     for script in sources("lua", "lua") {
-        // The preambles stand before other scripts and are none themselves.
+        // Preambles precede other scripts and are not scripts themselves.
         let preambles = [
             "lua/base.lua",
             "lua/clock.lua",

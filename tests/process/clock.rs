@@ -1,5 +1,5 @@
-//! Processes whose time of day is set while they run. What the clocks do in virtual time is in the tests of
-//! src/engine/disk/state/clock.rs and of src/engine/redis/clock.rs.
+//! Processes whose time of day is set while they run. Behavior in virtual time is tested in
+//! src/engine/disk/state/clock.rs and src/engine/redis/clock.rs.
 
 use std::time::{Duration, Instant};
 
@@ -60,13 +60,13 @@ impl Server {
 #[tokio::test]
 async fn a_disk_pool_goes_on_when_the_clock_is_set_back() {
     let server = Server::start("[Pool.default]\nPath = \"jobs\"\n").await;
-    // Each is set from what was set before. The last but one is before 1970 or near it.
+    // Each step is relative to the previous. The last but one is before 1970 or near it.
     for seconds in [-1, -HOUR, -2 * HOUR, -10 * 365 * 24 * HOUR, -55 * 365 * 24 * HOUR, -HOUR] {
         let took = server.delayed_over_a_step(seconds).await;
         let expected = Duration::from_secs(2)..Duration::from_secs(2) + LATE;
         assert!(expected.contains(&took), "a delay of 2 s took {took:?} with the clock at {seconds} s");
     }
-    // A hand-over ends too.
+    // A delivery ends too.
     server.call("PUT", "q?tries=2").await.expect(201);
     server.call("GET", "q?ttr=1").await.expect(200);
     server.clock.set(-3 * HOUR);
@@ -81,7 +81,7 @@ async fn a_disk_pool_follows_a_clock_that_is_set_ahead() {
     let began = Instant::now();
     server.call("GET", "far?timeout=20").await.expect(200);
     assert!(began.elapsed() < LATE, "the pump noticed after {:?}", began.elapsed());
-    // Back again: what comes from here on has its whole delay.
+    // Back to normal: from here on delays are complete.
     let took = server.delayed_over_a_step(0).await;
     assert!(took >= Duration::from_secs(2), "a delay of 2 s took {took:?}");
 }
@@ -124,7 +124,7 @@ async fn a_redis_pool_goes_on_when_the_clock_of_its_redis_is_set() {
     let mut ids = Vec::new();
     for seconds in [0, -5, -HOUR, -2 * HOUR, HOUR, -24 * HOUR] {
         clock.set(seconds);
-        // The first answer tells the server of the step.
+        // The first reply informs the server of the step.
         server.put(&token, "/api/ns/q", "at once").await.expect(201);
         let job = server.get(&token, "/api/ns/q?timeout=20&ttr=1000000").await.expect(200);
         ids.push(job.job_id());

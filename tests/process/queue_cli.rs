@@ -1,4 +1,4 @@
-//! `dormouse queue` against a real server process: what it asks for, what it prints, how it ends.
+//! `dormouse queue` against a real server process: its requests, output and exit codes.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -335,7 +335,7 @@ async fn trouble_is_one_line_and_an_exit_code() {
     }
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port");
     let ended = with(&["-n", "ns", "list"], &[("DORMOUSE_URL", &format!("http://{free}"))]);
-    assert_eq!((ended.code, ended.err.lines().count()), (1, 1), "nobody listens: {ended:?}");
+    assert_eq!((ended.code, ended.err.lines().count()), (1, 1), "no server listens: {ended:?}");
     assert!(ended.err.contains("cannot reach"), "{ended:?}");
     for args in [&["-n", "ns"][..], &["peek"], &["respawn", "q"], &["respawn", "q", "id", "--oldest", "1"]] {
         let ended = with(args, &[]);
@@ -364,7 +364,7 @@ async fn schedules_from_a_repository() {
             "created app.nightly\ncreated app.tick\nunchanged 0\n",
             "dormouse: 2 schedules of the server differ from the file\n"
         ),
-        "a dry run of what is not there"
+        "a dry run of a missing schedule"
     );
     assert_eq!(sync(&["--prune", "--prefix", "app."]).code, 0);
     let done = sync(&["--dry-run"]);
@@ -374,7 +374,7 @@ async fn schedules_from_a_repository() {
     write(&listed);
     let same = sync(&["--dry-run", "--prune"]);
     assert_eq!((same.code, same.out.as_str()), (0, "unchanged 2\n"), "{same:?}");
-    // One is edited, one left out, and somebody else has one too.
+    // One is edited, one omitted, and another user has one too.
     let other = stand.queue(&["schedules", "set", "other", "mail", "--every", "3600.5"]);
     assert_eq!((other.code, other.err.as_str()), (0, ""), "{other:?}");
     listed["schedules"][0]["cron"] = json!("0 3 * * *");
@@ -512,11 +512,11 @@ fn help_shows_every_command_and_an_example() {
         "Examples:",
     ];
     for wanted in wanted {
-        assert!(help.out.contains(wanted), "--help does not tell of {wanted}:\n{}", help.out);
+        assert!(help.out.contains(wanted), "--help does not mention {wanted}:\n{}", help.out);
     }
 }
 
-/// Guards against an operator who needs a token for each namespace, and against jobs of a reason that were not meant.
+/// Guards against needing a token for each namespace, and against affecting jobs with another reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_night_on_call_over_all_namespaces() {
     let stand = Stand::start().await;

@@ -1,6 +1,6 @@
-//! A Redis that stalls and goes on (a fork, a slow disk, a suspended machine) while publishers and impatient
-//! consumers are at work. What was asked for in vain during the stall must not be done after it: no job is burned
-//! for a consumer that has left, no publish is stored that was answered 5xx, no acked job comes again.
+//! A Redis that stalls and continues (a fork, a slow disk, a suspended machine) under load from publishers and
+//! impatient consumers. Calls that failed during the stall must not take effect after it: no job is delivered to a
+//! consumer that has left, no publish answered with 5xx is stored, no acked job is redelivered.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -19,9 +19,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// Jobs with one try: a burned one is never seen again.
+/// Jobs with one try: one lost to a stall is never seen again.
 const ONCE: &str = "once";
-/// Jobs with many tries and a short ttr: what was not acked comes again.
+/// Jobs with many tries and a short ttr: those not acked are redelivered.
 const AGAIN: &str = "again";
 const CONSUMERS: usize = 200;
 const PUBLISHERS: usize = 20;
@@ -31,26 +31,26 @@ const BACKLOG: usize = 3_000;
 const WORK: Duration = Duration::from_millis(300);
 /// The ttr of [`AGAIN`].
 const TTR: Duration = Duration::from_secs(2);
-/// A publisher waits for its answer whatever happens.
+/// Timeout of publishers, which always get a reply.
 const PATIENT: Duration = Duration::from_secs(20);
-/// The longest that draining may take. Only jobs that nobody gets let it pass.
+/// Maximum time for draining, exceeded only if jobs are not delivered.
 const DRAIN: Duration = Duration::from_secs(100);
 
-/// How long the Redis stalls, and how long a consumer waits for an answer.
+/// Duration of the stall, and timeout of consumers.
 #[derive(Clone, Copy)]
 struct Stall {
     lasts: Duration,
     patience: Duration,
 }
 
-/// Who was told what. A job is known by its body.
+/// Replies by job, identified by its body.
 #[derive(Default)]
 struct Told {
-    /// The status of each publish; 0 where no answer came.
+    /// Status of each publish; 0 without a reply.
     published: HashMap<String, u16>,
-    /// When its consumer had all of the answer, for each time that it was handed out.
+    /// When its consumer had the complete reply, for each delivery.
     delivered: HashMap<String, Vec<Instant>>,
-    /// When the first 204 came.
+    /// When the first 204 arrived.
     acked: HashMap<String, Instant>,
     /// The first answer of each verb to a request that began after the stall.
     resumed: BTreeMap<&'static str, Duration>,
@@ -63,15 +63,15 @@ struct Fleet {
     told: Mutex<Told>,
     number: AtomicUsize,
     publishing: AtomicBool,
-    /// Consumers work no more: they only take and ack.
+    /// Consumers only consume and ack.
     draining: AtomicBool,
     consuming: AtomicBool,
     over: Mutex<Option<Instant>>,
 }
 
 impl Fleet {
-    /// Sends a request on a connection of its own. `None` when no whole answer came in time; an answer that was
-    /// there when the time was up counts as one that came.
+    /// Sends a request on its own connection. `None` if no complete reply arrived in time; a reply present at the
+    /// timeout counts.
     async fn ask(&self, method: &str, path: &str, body: &str, patience: Duration) -> Option<(u16, Vec<u8>)> {
         let head = format!(
             "{method} /api/ns/{path} HTTP/1.1\r\nHost: x\r\nX-Token: {}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
@@ -91,7 +91,7 @@ impl Fleet {
         };
         let answered = tokio::time::timeout(patience, talk).await;
         if answered.is_err() {
-            // What has arrived by now has been delivered: a real client may well have seen it.
+            // Bytes that have arrived by now count as delivered: a real client may have read them.
             while stream.try_read_buf(&mut read).is_ok_and(|more| more > 0) {}
         }
         whole(&read)
@@ -144,7 +144,7 @@ impl Fleet {
             // Never longer than the consumer's own patience, so that only the stall makes consumers leave.
             let timeout = timeout.min(self.patience.as_secs().saturating_sub(1) as usize);
             let asked = Instant::now();
-            // Those that ask for other queues besides wait apart, and are fetched for at the same time.
+            // Consumers with additional queues are in other wait lists, which fetch concurrently.
             let besides =
                 if number.is_multiple_of(3) { format!(",empty{}", number % 5) } else { String::new() };
             let path = format!("{queue}{besides}?ttr={ttr}&timeout={timeout}&count={count}");
@@ -232,7 +232,7 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
     }
     let publishers: Vec<_> = (0..PUBLISHERS).map(|_| tokio::spawn(fleet.clone().publisher())).collect();
     let consumers: Vec<_> = (0..CONSUMERS).map(|n| tokio::spawn(fleet.clone().consumer(n))).collect();
-    // Everybody is at work.
+    // All consumers are active.
     crate::support::wait::until("every consumer had a job", async || fleet.deliveries() > CONSUMERS).await;
     let stalled = redis.stall();
     tokio::time::sleep(stall.lasts).await;
@@ -244,8 +244,8 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
         publisher.await.expect("no panic");
     }
     fleet.draining.store(true, Ordering::SeqCst);
-    // Until nothing is ready, and no timer is left by which a job could come again. A busy machine takes long for that,
-    // and may hand out nothing for seconds. The timer of a job that was burned stays, so the figures tell of it.
+    // Until nothing is ready and no timer is left that could redeliver a job. A busy machine takes long for that, and
+    // may deliver nothing for seconds. The timer of a lost job stays, so the counts include it.
     let (began, conn) = (Instant::now(), &mut redis.connection());
     let mut left = || -> (u64, u64, u64) {
         let mut lengths = redis::pipe();
@@ -298,7 +298,12 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
         again.len(),
         told.resumed,
     );
-    assert!(burned.is_empty(), "{} jobs were handed to nobody, such as {:?}", burned.len(), burned.first());
+    assert!(
+        burned.is_empty(),
+        "{} jobs were delivered to no consumer, such as {:?}",
+        burned.len(),
+        burned.first()
+    );
     assert!(
         stored.is_empty(),
         "{} publishes were answered 5xx and stored, such as {:?}",

@@ -76,15 +76,15 @@ struct Jobs {
     /// The last order number given at the tail of any queue or dead letter; `head` is the last given at a head.
     tail: i64,
     head: i64,
-    /// The last hand-over.
+    /// The last delivery.
     receipt: u64,
-    /// How many timers were armed.
+    /// Number of timers armed.
     armed: u64,
     /// When the last pump said that the next job is due; `None` is never.
     announced: Option<Millis>,
-    /// What was done with an idempotency key, and until when that is known.
+    /// Results of requests with idempotency keys, and their expiry.
     done: BTreeMap<(Queue, IdempotencyKey), (Millis, Fingerprint, Vec<Placed>)>,
-    /// Until when a queue is paused; `None` until it is resumed.
+    /// End of a queue's pause; `None` until it is resumed.
     paused: BTreeMap<Queue, Option<Millis>>,
     quotas: Quotas,
     schedules: BTreeMap<ScheduleId, StoredSchedule>,
@@ -181,7 +181,7 @@ impl Stored {
         self.key = None;
     }
 
-    /// Whether the hand-over of this receipt still stands.
+    /// Returns whether the delivery of this receipt is current.
     fn is_held(&self, receipt: Receipt, now: Millis) -> bool {
         matches!(self.state, State::Running { due, receipt: of } if of == receipt.hand_over && due > now)
     }
@@ -301,12 +301,12 @@ impl Jobs {
         self.tail
     }
 
-    /// Forgets what has expired: nobody can tell whether that happened at its instant or just now.
+    /// Deletes what has expired: whether that happened at its instant or just now makes no difference.
     fn expire(&mut self, now: Millis, timers_stay: bool) {
         self.jobs.retain(|_, stored| !stored.expired(now) || (timers_stay && stored.state.due().is_some()));
     }
 
-    /// Answers when it is due.
+    /// Returns when it is due.
     fn place(&mut self, job: NewJob, due: Millis, key: Option<JobKey>, now: Millis) -> Millis {
         let due = due.max(now);
         let state =
@@ -327,7 +327,7 @@ impl Jobs {
         })
     }
 
-    /// The job whose hand-over this is.
+    /// Returns the job with this delivery.
     fn held(&mut self, job: &JobRef, receipt: Receipt, now: Millis) -> Held<&mut Stored> {
         match self.jobs.get_mut(&(job.queue.clone(), job.id)).filter(|stored| !stored.expired(now)) {
             None => Held::NotFound,
@@ -415,7 +415,7 @@ impl ModelEngine {
     }
 }
 
-/// What the cursor of a list of jobs in this state says.
+/// Parses the cursor of a list of jobs in this state.
 fn read_cursor(cursor: &Cursor, state: JobState) -> Option<(Millis, i64)> {
     let (due, order) = cursor.0.strip_prefix(state.as_str())?.strip_prefix('-')?.split_once('-')?;
     Some((due.parse().ok()?, order.parse().ok()?))
@@ -723,7 +723,7 @@ impl Engine for ModelEngine {
             let stored = state.get(queue, *id);
             let was_delayed = matches!(stored.state, State::Delayed { .. });
             if stored.tries > 0 {
-                // It became ready when it was due; when the pump came by does not matter to it.
+                // It became ready when it was due, regardless of when the pump ran.
                 stored.since = stored.state.due().unwrap_or(now);
                 stored.state = State::Ready { order };
                 if !was_delayed {

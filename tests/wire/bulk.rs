@@ -5,7 +5,7 @@ use crate::support::servers::{Store, TestServer, on_each_store};
 use crate::support::wait::until;
 use serde_json::{Value, json};
 
-/// Buries so many jobs, with this reason.
+/// Buries `count` jobs with this reason.
 async fn bury(server: &TestServer, token: &str, count: usize, reason: &str) {
     for n in 0..count {
         server.put(token, "/api/ns/q?tries=1", &format!("body {n} of {reason}")).await.expect(201);
@@ -93,8 +93,7 @@ async fn an_order_that_makes_no_sense_is_refused() {
     assert_eq!(all["actions"], json!([]), "nothing was begun");
 }
 
-/// Guards against two that do the same to one queue, against one that nobody can stop, and against a stop that loses
-/// jobs.
+/// Guards against two equal actions on one queue, an action that cannot be stopped, and a stop that loses jobs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_action_is_alone_on_its_queue_and_can_be_stopped() {
     let server = TestServer::on_disk().await;

@@ -1,5 +1,5 @@
-//! Conversations in raw HTTP: what old clients and SDKs send, what nobody should, and what must get an answer
-//! all the same.
+//! Conversations in raw HTTP: requests of old clients and SDKs, invalid ones, and ones that must nevertheless be
+//! answered.
 
 use std::io::{Read, Write};
 
@@ -187,7 +187,7 @@ async fn a_head_that_is_too_large_or_not_http_gets_4xx_and_no_hang() {
         let begin = bytes.get(..40.min(bytes.len())).unwrap_or_default();
         assert!((400..500).contains(&status(&answer)), "{begin:?} got {answer:?}");
     }
-    // 60 KB of query are fine for HTTP, and a token for nobody.
+    // 60 KB of query are valid HTTP, but not a valid token.
     let fits = "a".repeat(60_000);
     let path = format!("/api/ns/q?token={fits}");
     send(server.api("GET", &path, "")).await.expect(401);

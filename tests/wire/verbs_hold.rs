@@ -12,7 +12,7 @@ async fn post(server: &TestServer, token: &str, path: &str, body: impl ToString)
     send(server.api("POST", path, token).body(body.to_string())).await
 }
 
-/// A job that was handed out with its receipt.
+/// A delivered job with its receipt.
 struct Hold {
     path: String,
     receipt: String,
@@ -39,7 +39,7 @@ impl Hold {
     }
 }
 
-/// Publishes a job of so many tries, and consumes it.
+/// Publishes a job with `tries`, and consumes it.
 async fn held(server: &TestServer, token: &str, tries: u16) -> Hold {
     server.put(token, &format!("/api/ns/q?tries={tries}"), "x").await.expect(201);
     next(server, token).await
@@ -56,7 +56,7 @@ async fn shown(server: &TestServer, token: &str, path: &str) -> Value {
     server.get(token, &format!("{path}?verbose=1")).await.expect(200).json
 }
 
-/// That the receipt is not valid any more, for any of the verbs.
+/// Checks that the receipt is no longer valid for any verb.
 async fn not_yours(server: &TestServer, token: &str, hold: &Hold) {
     for verb in ["touch", "release", "bury"] {
         let refused = post(server, token, &hold.to(verb), "").await;
@@ -150,7 +150,7 @@ async fn not_now(store: Store) {
     let later = post(&server, &token, &format!("{}&delay=600.5", again.to("release")), "").await.expect(200);
     let job = shown(&server, &token, &hold.path).await;
     assert_eq!((&job["state"], &job["due_at"]), (&json!("delayed"), &later.json["due_at"]), "{}", later.text);
-    assert_eq!(job["reason"], json!("the printer is out of paper"), "no reason leaves the last one");
+    assert_eq!(job["reason"], json!("the printer is out of paper"), "without a reason the last one is kept");
 }
 
 async fn a_release_without_tries_left_is_dead_unless_it_gives_its_try_back(store: Store) {
@@ -221,7 +221,7 @@ async fn a_hand_over_whose_ttr_is_over_is_nobodys(store: Store) {
     let late = server.get(&token, "/api/ns/q?receipt=1&ttr=1").await.expect(200);
     let late = Hold::of(&late.json);
     let next = next(&server, &token).await;
-    assert_eq!(next.path, late.path, "it came back");
+    assert_eq!(next.path, late.path, "it was redelivered");
     not_yours(&server, &token, &late).await;
     send(server.api("DELETE", &next.ack(), &token)).await.expect(204);
 }
@@ -269,7 +269,7 @@ async fn many_are_acked_each_by_itself(store: Store) {
     server.get(&token, &format!("/api/ns/q/job/{}", b.0)).await.expect(200);
 }
 
-/// Guards against an answer that says of a job what nobody has looked for.
+/// Guards against reporting a job as missing without having searched for it.
 #[tokio::test]
 async fn a_respawn_says_how_far_it_has_looked() {
     let redis = RedisServer::start();

@@ -12,7 +12,7 @@ async fn post(server: &TestServer, token: &str, path: &str, body: &str) -> Respo
     send(server.api("POST", path, token).body(body.to_owned())).await
 }
 
-/// The fields of an object, in the order in which they stand.
+/// Returns the fields of an object in their order.
 #[track_caller]
 fn fields(text: &str) -> Vec<String> {
     let object: serde_json::Map<String, Value> = serde_json::from_str(text).expect("an object");
@@ -101,7 +101,7 @@ async fn the_queues_of_a_namespace_are_listed_with_what_is_in_them(store: Store)
         send(server.api(method, "/api/ns", &token)).await.expect(404);
     }
     let empty = server.token("empty").await;
-    // To whom gives no parameters a namespace without queues is what it is to lmstfy: no route.
+    // Without parameters, a namespace without queues is an unknown route, as in lmstfy.
     assert_eq!(server.get(&empty, "/api/empty").await.expect(404).says(), "api not found");
     let none = server.get(&empty, "/api/empty?limit=100").await.expect(200);
     assert_eq!(none.text, r#"{"namespace":"empty","queues":[],"cursor":null}"#);
@@ -210,8 +210,8 @@ async fn cursors(server: &TestServer, token: &str, list: &str) -> Vec<String> {
     }
 }
 
-/// Guards against cursors that a client makes up: a place among the timers of all queues, and how many were looked at
-/// from there, told when other namespaces' jobs are due.
+/// Guards against forged cursors: a position among the timers of all queues and the number of jobs scanned would reveal
+/// when other namespaces' jobs are due.
 async fn a_cursor_is_good_for_its_own_list_and_tells_nothing(store: Store) {
     let server = TestServer::start(&store.toml(), ()).await;
     let (token, other) = (server.token("ns").await, server.token("other").await);
@@ -228,7 +228,7 @@ async fn a_cursor_is_good_for_its_own_list_and_tells_nothing(store: Store) {
     }
     let delayed = &of_lists[0].1;
     assert_eq!(delayed.len(), 2, "a cursor behind each but the last: {delayed:?}");
-    assert_eq!(delayed[0].len(), delayed[1].len(), "its length says nothing of what stands there");
+    assert_eq!(delayed[0].len(), delayed[1].len(), "its length reveals nothing about its content");
     for (list, cursors) in &of_lists {
         for cursor in cursors {
             for (another, token) in lists
@@ -269,7 +269,7 @@ async fn a_cursor_is_good_for_its_own_list_and_tells_nothing(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
     let page = server.get(&token, &format!("{list}limit=1&cursor={cursor}")).await.expect(200);
-    assert_eq!(jobs(&page).len(), 1, "the list goes on: {}", page.text);
+    assert_eq!(jobs(&page).len(), 1, "the list continues: {}", page.text);
 }
 
 /// Guards against an answer of a hundred megabytes.

@@ -237,7 +237,7 @@ impl DiskEngine {
 
     /// Tells all threads to end; the writer serves first what waits already.
     pub(super) fn end(&self) {
-        self.stop.tell();
+        self.stop.signal();
         self.handle.wake();
     }
 }

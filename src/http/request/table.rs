@@ -1,5 +1,5 @@
-//! A table of routes: a row for each pattern, with the methods that it has and who answers them. Routers are built from
-//! tables, and from nothing else, so tests read there which routes a port has.
+//! A table of routes: a row per pattern, with its methods and handlers. Routers are built from tables only, so that
+//! tests can read a port's routes from them.
 
 use axum::Router;
 use axum::handler::Handler;
@@ -14,37 +14,37 @@ pub struct Row<S> {
     others: Others,
 }
 
-/// Puts a handler beside those that a pattern has.
+/// Adds a handler to those of a pattern.
 type Add<S> = Box<dyn FnOnce(MethodRouter<S>) -> MethodRouter<S>>;
 
-/// A method with its handler. `None`: the fast path answers it, before the router is asked.
+/// A method with its handler; `None` if the fast path answers it.
 pub struct On<S> {
     method: &'static str,
     add: Option<Add<S>>,
 }
 
-/// What is said to a method that is not in the row.
+/// Reply to methods not in the row.
 enum Others {
-    /// 404, as lmstfy says.
+    /// 404, as in lmstfy.
     NotFound,
-    /// The same, but a HEAD is answered as the GET.
+    /// 404, but HEAD is answered like GET.
     NotFoundButHead,
-    /// Another row of this pattern says it, which has another guard.
+    /// Another row of this pattern, with another guard, decides.
     AnotherRow,
 }
 
-/// All other methods are answered 404, as lmstfy does. HEAD is one of them: axum would run the GET handler for it, and a
-/// HEAD of a queue would consume a job and send it to nobody.
+/// Creates a row that answers all other methods with 404, as in lmstfy, including HEAD: axum would run the GET handler
+/// for it, and a HEAD of a queue would consume a job and discard it.
 pub fn only<S, const N: usize>(pattern: &'static str, methods: [On<S>; N]) -> Row<S> {
     Row { pattern, methods: methods.into(), others: Others::NotFound }
 }
 
-/// As [`only`], but for HEAD: some balancers ask by it, and browsers of pages.
+/// Like [`only`], but answers HEAD, which some balancers, and browsers of pages, use.
 pub fn with_head<S, const N: usize>(pattern: &'static str, methods: [On<S>; N]) -> Row<S> {
     Row { pattern, methods: methods.into(), others: Others::NotFoundButHead }
 }
 
-/// For a pattern that stands in another row too.
+/// Creates a row for a pattern that is in another row too.
 pub fn beside<S, const N: usize>(pattern: &'static str, methods: [On<S>; N]) -> Row<S> {
     Row { pattern, methods: methods.into(), others: Others::AnotherRow }
 }
@@ -65,7 +65,7 @@ pub fn delete<H: Handler<T, S>, T: 'static, S: Shared>(handler: H) -> On<S> {
     on("DELETE", MethodFilter::DELETE, handler)
 }
 
-/// A method that the fast path answers.
+/// A method answered by the fast path.
 pub fn fast<S>(method: &'static str) -> On<S> {
     On { method, add: None }
 }
@@ -78,12 +78,12 @@ fn on<H: Handler<T, S>, T: 'static, S: Shared>(
     On { method, add: Some(Box::new(move |all| all.on(filter, handler))) }
 }
 
-/// What handlers may share.
+/// State shared by handlers.
 pub trait Shared: Clone + Send + Sync + 'static {}
 
 impl<S: Clone + Send + Sync + 'static> Shared for S {}
 
-/// The router that answers what is in the table.
+/// Builds the router of a table.
 pub fn router<S: Shared>(table: Vec<Row<S>>) -> Router<S> {
     table.into_iter().fold(Router::new(), |router, row| {
         let added = row.methods.into_iter().filter_map(|on| on.add);
@@ -98,7 +98,7 @@ pub fn router<S: Shared>(table: Vec<Row<S>>) -> Router<S> {
 }
 
 impl<S> Row<S> {
-    /// The methods that it answers, and whether the fast path does.
+    /// Returns the methods that it answers, and whether the fast path does.
     pub fn methods(&self) -> impl Iterator<Item = (&'static str, bool)> {
         let gets = self.methods.iter().any(|on| on.method == "GET");
         let head = gets && matches!(self.others, Others::NotFoundButHead);

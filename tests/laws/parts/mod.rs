@@ -1,5 +1,5 @@
-//! What the parts that stand on a store keep: the dispatcher, a pool that moves, the counters,
-//! push, tokens, limits, quotas. In virtual time, without a server.
+//! Contracts of the components above a store: the dispatcher, migrating pools, metrics, push, tokens, rate limits,
+//! quotas. In virtual time, without a server.
 
 mod dispatch;
 mod late;

@@ -1,4 +1,4 @@
-//! What is done to all jobs of a state; who may look, and at what.
+//! Bulk actions on jobs in a state, and read-only access.
 
 use serde_json::json;
 
@@ -125,7 +125,7 @@ async fn destroying_wants_the_name(store: Store) {
     assert_eq!(server.size("/api/shop/r/deadletter").await, 1);
     submit(&server, dead, &delete("r")).await.expect(200).says("It is begun");
     done(&server).await;
-    until("they are gone", async || server.size("/api/shop/r/deadletter").await == 0).await;
+    until("they are deleted", async || server.size("/api/shop/r/deadletter").await == 0).await;
 }
 
 on_each_store!(three_clicks_bring_dead_jobs_back, destroying_wants_the_name);
@@ -151,7 +151,7 @@ async fn many_dead_jobs_go_apart_from_the_delayed_ones() {
     };
     let page = submit(&server, queue, &of(&["delayed", "dead"])).await.expect(400);
     page.says("Not done: 1,001 dead jobs are too many").says("Nothing was done");
-    assert_eq!(page.field("name"), "q", "what was typed comes back");
+    assert_eq!(page.field("name"), "q", "the input is kept");
     let checked = page.all("input").filter(|field| field.get("checked").is_some());
     assert_eq!(checked.filter_map(|field| field.get("value")).collect::<Vec<_>>(), ["delayed", "dead"]);
     assert_eq!(server.size("/api/shop/q/deadletter").await, 1001);
@@ -205,7 +205,7 @@ async fn the_server_tells_of_itself() {
     submit(&server, "server", &[("do", "explode")]).await.expect(400);
 }
 
-/// Guards against a viewer who changes something, and against bodies that are shown to who should not see them.
+/// Guards against a viewer who changes something, and against bodies shown without permission.
 #[tokio::test]
 async fn who_may_look_finds_no_forms_and_no_bodies() {
     let store = Store::disk();
@@ -278,7 +278,7 @@ async fn the_dashboard_can_be_turned_off() {
     send(server.admin("GET", "/queues")).await.expect(200);
 }
 
-/// Guards against a proxy behind which forms are refused, and commands that lead past it.
+/// Guards against rejecting forms behind a proxy, and commands that bypass it.
 #[tokio::test]
 async fn the_outer_address_is_ours_and_the_zone_is_set() {
     let store = Store::disk();

@@ -123,7 +123,7 @@ async fn a_body_is_shown_as_it_was_published() {
     browse(&server, &format!("queues/default/shop/q{next}")).await.expect(200).says("59 <b>&‹U+202E›");
 }
 
-/// Guards against pages that browsers keep, put into frames, or let run what is not ours.
+/// Guards against pages that browsers cache, frame, or let run foreign scripts.
 #[tokio::test]
 async fn every_answer_has_its_headers() {
     let server = TestServer::on_disk().await;
@@ -310,7 +310,7 @@ async fn a_full_store_is_told() {
     browse(&server, "server").await.expect(200).says("Its store is full").says("below MinFreeDisk");
 }
 
-/// Guards against a page that hangs with its store, is blank, or shows nothing of what was known.
+/// Guards against a page that hangs with its store, is blank, or hides the last known statistics.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_is_away_leaves_the_last_figures() {
     let mut redis = RedisServer::start();
@@ -366,7 +366,7 @@ async fn an_unknown_address_is_a_page() {
     assert!(answer.text.starts_with('{'), "{}", answer.text);
 }
 
-/// Guards against a list that begins anew, without a word, where a link was cut.
+/// Guards against a list that silently restarts after a truncated link.
 #[tokio::test]
 async fn a_wrong_cursor_is_refused_on_every_page() {
     let server = TestServer::on_disk().await;
