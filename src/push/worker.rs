@@ -12,7 +12,7 @@
 //! jobs go back with their tries.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -58,8 +58,8 @@ struct Worker {
     breaker: Breaker,
     /// Since when the endpoint is down, while the breaker says so.
     down_since: Millis,
-    /// The same for others: whether it is down.
-    down: Arc<AtomicBool>,
+    /// The same for others: 0 while it is not.
+    down: Arc<AtomicU64>,
     slow_down: SlowDown,
     window: Window,
     slots: Slots,
@@ -78,7 +78,7 @@ struct Worker {
 pub async fn run(
     (server, pool, key): (Arc<PushServer>, Arc<PushedPool>, PushKey),
     mut plans: watch::Receiver<Arc<Plan>>,
-    down: Arc<AtomicBool>,
+    down: Arc<AtomicU64>,
 ) {
     let plan = plans.borrow_and_update().clone();
     let stop = server.tasks.stopping().clone();
@@ -303,7 +303,7 @@ impl Worker {
         if self.breaker.is_down() {
             self.down_since = self.queue.server.now();
             self.queue.metrics.breaker_open.inc();
-            self.down.store(true, Ordering::Relaxed);
+            self.down.store(self.down_since, Ordering::Relaxed);
             tracing::warn!(
                 pool,
                 queue,
@@ -311,7 +311,7 @@ impl Worker {
             );
         } else {
             self.queue.metrics.breaker_open.dec();
-            self.down.store(false, Ordering::Relaxed);
+            self.down.store(0, Ordering::Relaxed);
             tracing::info!(pool, queue, "push: the endpoint answers again");
         }
     }
@@ -320,7 +320,7 @@ impl Worker {
     fn reset_breaker(&mut self) {
         if self.breaker.reset() {
             self.queue.metrics.breaker_open.dec();
-            self.down.store(false, Ordering::Relaxed);
+            self.down.store(0, Ordering::Relaxed);
         }
     }
 

@@ -237,6 +237,7 @@ impl Sampler {
     /// Makes a sample of what the store said.
     fn see(&self, stats: &Stats, paused: Option<&BTreeMap<Queue, Pause>>, began: Instant) {
         let (waiting, pushed) = (self.dispatcher.waiting(), self.push.states(&self.pool));
+        let failing = self.push.failing_since(&self.pool);
         let mut seen = self.seen.lock();
         let now = self.began.time();
         let before = self.latest();
@@ -262,6 +263,7 @@ impl Sampler {
                     None => of(&before.rows, row.key()).and_then(|row| row.paused),
                 };
                 row.push = pushed.get(queue).copied();
+                row.push_failing_since = failing.get(queue).copied();
             }
             let state = row.now(*head);
             // Another server may have seen them die.
