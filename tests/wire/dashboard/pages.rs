@@ -330,12 +330,10 @@ async fn a_store_that_is_away_leaves_the_last_figures() {
         let page = browse(&server, path).await.expect(200);
         let took = began.elapsed();
         assert!(took < Duration::from_millis(1500), "{path}: {took:?}");
-        page.says("The store of pool default does not answer")
-            .says("since")
-            .says("What is shown of it is of");
+        page.says("The store of pool default does not answer").says("since").says("Its figures are from");
     }
     let queue = browse(&server, "queues/default/shop/q").await;
-    queue.says("Ready 1").says("The list is not there now (50");
+    queue.says("Ready 1").says("The list is not available (50");
     submit(&server, "queues/default/shop/q", &[("do", "resume")]).await.says("Not done:");
 }
 

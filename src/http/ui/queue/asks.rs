@@ -71,7 +71,7 @@ async fn delete_dead(visit: &Visit, place: &PoolQueue) -> Sure<'static> {
     let order = order(place, "delete", "dead", &Fields::default());
     Sure {
         title: format!("Delete the dead jobs of {}", place.name()),
-        what: html! { p { "Deletes all " (dead) " dead jobs. They cannot be brought back." } },
+        what: html! { p { "All " (dead) " dead jobs will be deleted. They cannot be brought back." } },
         hidden: vec![("do", "delete-dead"), ("ask", "delete-dead")],
         more: name_field(visit, place),
         button: "Delete dead jobs",
