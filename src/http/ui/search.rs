@@ -289,7 +289,7 @@ fn jobs(visit: &Visit, wanted: &str, found: &InJobs, of_key: usize) -> Markup {
                             th.id scope="row" { a href=(visit.to(&format!("jobs/{}/{id}", place.path()))) title=(id) { (id) } }
                             td { @if let Some(key) = &job.key { (cut(key)) } }
                             td { span class=(format!("badge state-{state}")) { (state) } }
-                            td.body { div.two { (preview(job)) } }
+                            td.body { div.few { (preview(job)) } }
                         }
                     } }
                 }

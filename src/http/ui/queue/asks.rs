@@ -263,7 +263,7 @@ pub fn selected(visit: &Visit, place: &PoolQueue, state: &str) -> Markup {
         _ => None,
     };
     let commands: Vec<Command<'_>> = first.into_iter().chain([cancel(place, "ID")]).collect();
-    html! {
+    html! { div.row {
         form #selected .actions method="post" action=(visit.fields.link(&[])) {
             input type="hidden" name="state" value=(state);
             label hidden data-all="1" { input type="checkbox" data-all="1" autocomplete="off"; " All on this page" }
@@ -275,7 +275,7 @@ pub fn selected(visit: &Visit, place: &PoolQueue, state: &str) -> Markup {
             button.danger type="submit" name="ask" value="cancel" formmethod="get" { (verb(state)) }
         }
         (curls(visit, &commands))
-    }
+    } }
 }
 
 /// The commands that do what can be done with the queue. That of a pause follows the duration that is selected.

@@ -152,9 +152,9 @@ fn row(visit: &Visit, place: &PoolQueue, job: &ListedJob<'_>, (selects, reasons)
             td.n { (ttl(job.ttl)) }
             td.n { (size(job.size)) }
             @if reasons {
-                td { @if job.reason.is_some() || is_dead { div.two { (reason(job.reason.as_deref())) } } }
+                td { @if job.reason.is_some() || is_dead { div.few { (reason(job.reason.as_deref())) } } }
             }
-            td.body { div.two { (preview(job)) } }
+            td.body { div.few { (preview(job)) } }
         }
     }
 }

@@ -117,8 +117,11 @@ fn body(visit: &Visit, place: &PoolQueue, state: &str, read: &Read) -> Markup {
                 }
             }
         }
-        (filter(visit, state))
-        @if visit.may_change() { (asks::of_all(visit, place, state, read.figures.count(state))) }
+        div.row {
+            (filter(visit, state))
+            @if visit.may_change() { (asks::of_all(visit, place, state, read.figures.count(state))) }
+        }
+        (filtered(visit))
         @let selects = visit.may_change() && state != "running" && read.jobs.as_ref().is_ok_and(|list| !list.jobs.is_empty());
         @if selects { (asks::selected(visit, place, state)) }
         (jobs::list(visit, place, state, &read.jobs, &read.figures.jobs(state), selects))
@@ -214,7 +217,13 @@ fn filter(visit: &Visit, state: &str) -> Markup {
             @if let Some(reason) = reason { input type="hidden" name="reason" value=(typed(reason)); }
             button type="submit" { "Show" }
         }
-        @if let Some(reason) = reason {
+    }
+}
+
+/// The reason that the list is filtered by, if it is.
+fn filtered(visit: &Visit) -> Markup {
+    html! {
+        @if let Some(reason) = visit.fields.text("reason") {
             p { "Only jobs with the reason " b { (dead::reason(Some(reason))) } ". " a href=(visit.fields.link_anew(&[("reason", None)])) { "All reasons" } }
         }
     }
