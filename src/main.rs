@@ -131,6 +131,7 @@ enum Command {
     },
     /// Print the completions of a shell
     Completions {
+        /// The shell
         #[arg(value_enum)]
         shell: Shell,
     },
