@@ -65,7 +65,7 @@ const heading = (page) => page.locator("h1").innerText();
 
 let checked = 0;
 // The pictures of docs/dashboard.md.
-const PICTURES = ["overview-light-1280", "dead-dark-1280", "overview-light-390"];
+const PICTURES = ["overview-light-1280", "dead-light-1280", "server-dark-1280"];
 const LOOKS = ["light", "dark"].flatMap((colorScheme) => [1440, 1280, 390].map((width) => ({ colorScheme, width })));
 
 // Holds what a page shows now to axe and to its width, and takes its picture.
