@@ -238,6 +238,7 @@ impl Sampler {
     /// Makes a sample of the store's statistics.
     fn see(&self, stats: &Stats, paused: Option<&BTreeMap<Queue, Pause>>, began: Instant) {
         let (waiting, pushed) = (self.dispatcher.waiting(), self.push.states(&self.pool));
+        let failing = self.push.failing_since(&self.pool);
         let mut seen = self.seen.lock();
         let now = self.began.time();
         let before = self.latest();
@@ -263,6 +264,7 @@ impl Sampler {
                     None => of(&before.rows, row.key()).and_then(|row| row.paused),
                 };
                 row.push = pushed.get(queue).copied();
+                row.push_failing_since = failing.get(queue).copied();
             }
             let state = row.now(*head);
             // They may have died through another server.

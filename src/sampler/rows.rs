@@ -37,6 +37,8 @@ pub struct QueueRow {
     pub died_at: Option<Millis>,
     pub paused: Option<Pause>,
     pub push: Option<PushState>,
+    /// Since when its endpoint does not respond to this server.
+    pub push_failing_since: Option<Millis>,
     pub need: Option<Need>,
     /// Orders rows with the same need, most severe highest.
     pub worse: u64,
@@ -59,6 +61,7 @@ impl QueueRow {
             died_at: None,
             paused: None,
             push: None,
+            push_failing_since: None,
             need: None,
             worse: 0,
         }

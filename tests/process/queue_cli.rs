@@ -309,7 +309,7 @@ async fn trouble_is_one_line_and_an_exit_code() {
         (&["-n", "ns", "list"], 1, "401 Unauthorized: token not found"),
         (&["-n", "ns", "--token", "wrong", "list"], 1, "401 Unauthorized: invalid token"),
         (&["-n", "n.s", "list"], 1, "400 Bad Request: namespace name contains forbidden characters"),
-        (&["-n", "ns", "--token", &stand.token, "publish", "q", "x", "--delay", "soon"], 1, "invalid delay"),
+        (&["-n", "ns", "--token", &stand.token, "publish", "q", "x", "--delay", "soon"], 2, "--delay"),
         (
             &["-n", "ns", "--token", &stand.token, "peek", "q", "--job", "x"],
             1,
@@ -397,7 +397,7 @@ async fn schedules_from_a_repository() {
     let rows = words(&table.out);
     assert_eq!(rows[0], ["SCHEDULE", "QUEUE", "WHEN", "ZONE", "STATE", "NEXT", "LAST"], "{table:?}");
     assert_eq!(rows[1][..7], ["app.nightly", "mail", "0", "3", "*", "*", "*"], "{table:?}");
-    assert_eq!(rows[2][..7], ["other", "mail", "every", "3600.5", "s", "UTC", "on"], "{table:?}");
+    assert_eq!(rows[2][..7], ["other", "mail", "every", "1", "h", "UTC", "on"], "{table:?}");
     assert_eq!(rows.len(), 3, "{table:?}");
 }
 
@@ -477,7 +477,7 @@ async fn a_schedule_by_hand() {
         (&["set", "x", "--cron", "@daily"], 2),
         (&["set", "x", "q", "--cron", "@daily", "--every", "5"], 2),
         (&["set", "x", "q", "--cron", "@daily", "--attribute", "a"], 2),
-        (&["set", "x", "q", "--every", "soon"], 1),
+        (&["set", "x", "q", "--every", "soon"], 2),
         (&["preview"], 1),
         (&["preview", "-n", "ns", "--every", "5"], 1),
     ] {
@@ -586,4 +586,66 @@ async fn a_night_on_call_over_all_namespaces() {
         let ended = operator(args);
         assert_eq!((ended.code, ended.out.as_str()), (code, ""), "{args:?}: {ended:?}");
     }
+}
+
+/// What a worker does, by hand, and what an operator does with one job.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_are_consumed_acked_and_cancelled() {
+    let stand = Stand::start().await;
+    let none = stand.queue(&["consume", "work"]);
+    assert_eq!((none.code, none.out.as_str()), (1, ""), "{none:?}");
+    assert!(none.err.contains("no job of ns/work is ready"), "{none:?}");
+    stand.json(&["publish", "work", "first", "--tries", "3"]);
+    let job = stand.json(&["consume", "work", "--ttr", "5m", "--timeout", "5s"]);
+    let (id, receipt) = (job["job_id"].as_str().expect("an id"), job["receipt"].as_str().expect("a receipt"));
+    let stale = stand.queue(&["ack", "work", id, "--receipt", "AAEAAAAAAAMAAg"]);
+    assert_eq!(stale.code, 1, "{stale:?}");
+    let acked = stand.json(&["ack", "work", id, "--receipt", receipt]);
+    assert_eq!(acked, json!({"acked": 1, "stale": []}));
+    assert_eq!(stand.queue(&["peek", "work", "--job", id]).code, 1, "it is gone");
+
+    // A table shows the body and durations as people read them.
+    stand.json(&["publish", "work", "to ann", "--ttl", "2h"]);
+    let shown = stand.queue(&["consume", "work"]);
+    let ttl = ["2 h", "1 h 59 min"].iter().any(|ttl| shown.out.contains(ttl));
+    assert!(shown.out.contains("to ann") && ttl, "{shown:?}");
+
+    for (args, publish) in [
+        (vec!["cancel", "later"], vec!["publish", "later", "x", "--delay", "1d"]),
+        (
+            vec!["cancel", "later", "--key", "order-7"],
+            vec!["publish", "later", "x", "--delay", "2h", "--key", "order-7"],
+        ),
+    ] {
+        let published = stand.json(&publish);
+        let id = published["job_id"].as_str().expect("an id");
+        let args: Vec<&str> = if args.len() == 2 { [&args[..], &[id]].concat() } else { args };
+        assert_eq!(stand.json(&args), json!({"cancelled": 1}), "{args:?}");
+        assert_eq!(stand.queue(&["peek", "later", "--job", id]).code, 1, "{args:?}: it is gone");
+    }
+    let wrong = stand.queue(&["publish", "work", "x", "--delay", "5 minutes"]);
+    assert!(wrong.code == 2 && wrong.err.contains("use seconds, or 5m, 2h, 1d"), "{wrong:?}");
+}
+
+/// Guards against a first start that needs a second tool, or curl, for a token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_are_created_listed_and_deleted() {
+    let stand = Stand::start().await;
+    let token = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dormouse"));
+        command.arg("token").args(args).env_clear().env("DORMOUSE_ADMIN", &stand.admin);
+        run(command, "")
+    };
+    let made = token(&["new", "-n", "shop", "-D", "the mailer"]);
+    let secret = made.out.trim().to_owned();
+    assert!(made.code == 0 && made.err.is_empty() && secret.len() >= 20, "the token alone: {made:?}");
+    let mut publish = dormouse(&["publish", "mail", "to ann"]);
+    publish.env("DORMOUSE_URL", &stand.url).env("DORMOUSE_TOKEN", &secret).env("DORMOUSE_NAMESPACE", "shop");
+    assert_eq!(run(publish, "").code, 0, "it opens the namespace");
+    let listed = token(&["list", "-n", "shop"]);
+    assert!(listed.out.contains(&secret) && listed.out.contains("the mailer"), "{listed:?}");
+    assert_eq!(token(&["delete", "-n", "shop", &secret]).code, 0);
+    assert!(!token(&["list", "-n", "shop"]).out.contains(&secret), "it is gone");
+    let missing = token(&["new"]);
+    assert!(missing.code == 2 && missing.err.contains("--namespace"), "{missing:?}");
 }

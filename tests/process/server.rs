@@ -617,3 +617,23 @@ async fn open_doors_are_said_at_the_start() {
         assert!(warned.iter().zip(&says).all(|(line, says)| line.contains(says)), "{says:?} in {warned:?}");
     }
 }
+
+/// Guards against a first try in another place that needs a configuration file.
+#[tokio::test]
+async fn flags_name_the_ports_and_the_directory_of_a_first_try() {
+    let dir = dir();
+    // Flags replace variables: this one would be refused.
+    let env = [("DORMOUSE_ADMIN_PORT", "nonsense")];
+    let args = ["--port", "0", "--admin-port=0", "--data", "mine"];
+    let mut process = Process::start(dir.path(), &args, &env);
+    let admin = process.address("admin");
+    process.line_with(&format!("dashboard       http://{admin}/ui/"));
+    assert!(dir.path().join("mine").is_dir() && !dir.path().join("dormouse-data").exists());
+    let (_, list) = call(Method::GET, &format!("http://{admin}/token/demo"), "", "").await;
+    assert_eq!(list["tokens"].as_object().map(serde_json::Map::len), Some(1), "a token for demo: {list}");
+    for (args, says) in [(["--port", "70000"], "--port"), (["--data", "~/jobs"], "~ is not expanded")] {
+        let ended = Process::start(dir.path(), &args, &[]).ended();
+        assert_eq!(ended.status.code(), Some(2), "{}", ended.said);
+        assert!(ended.said.contains(says), "{args:?}: {}", ended.said);
+    }
+}

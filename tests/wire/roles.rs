@@ -71,6 +71,7 @@ const ROUTES: &[(&str, May)] = &[
     ("/ui/publish/{pool}/{namespace}", May::Get),
     ("/ui/push/{pool}/{namespace}/{queue}", May::Get),
     ("/ui/schedules", May::Get),
+    ("/ui/schedules/edit", May::Get),
     ("/ui/bulk", May::Get),
     ("/ui/dead", May::Get),
     ("/ui/server", May::Get),

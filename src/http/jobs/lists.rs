@@ -273,9 +273,9 @@ fn fit_beside(bytes: usize) -> Option<usize> {
     Some(MAX_ANSWER.saturating_sub(bytes) / MAX_JOB).filter(|fit| *fit >= LEAST_FIT)
 }
 
-/// The filter of a query. A parameter without a value is none, as forms send it.
+/// The filter of a query. An empty `contains` is none, as forms send it; an empty `reason` selects jobs without one.
 fn asked_filter(query: Query<'_>, shows: bool) -> Result<Filter, ApiError> {
-    let given = |key| query.get(key).filter(|text| !text.is_empty()).map(|text| text.into_owned());
+    let given = |key| query.get(key).map(|text| text.into_owned());
     params::filter(given("contains"), given("reason"), shows)
 }
 

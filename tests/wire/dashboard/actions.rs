@@ -54,10 +54,10 @@ async fn dead_jobs_are_respawned_and_cancelled(store: Store) {
     assert_eq!(server.size("/api/shop/q/deadletter").await, 2);
     let asks =
         browse(&server, &format!("{dead}&ask=cancel&job={}&job={}", jobs[1], jobs[2])).await.expect(200);
-    asks.says("Cancel 2 jobs of shop/q").says(&jobs[1]);
+    asks.says("Delete 2 jobs of shop/q").says(&jobs[1]);
     assert_eq!(asks.link("Back"), "?state=dead");
     let sure = [("do", "cancel"), ("sure", "yes"), ("job", &*jobs[1]), ("job", &*jobs[2])];
-    submit(&server, dead, &sure).await.expect(200).says("2 jobs were cancelled.");
+    submit(&server, dead, &sure).await.expect(200).says("2 jobs were deleted.");
     for job in &jobs[1..] {
         browse(&server, &format!("jobs/default/shop/q/{job}")).await.expect(404);
     }
