@@ -6,6 +6,7 @@
 mod parts;
 mod record;
 mod schedules;
+mod settings;
 
 use std::ops::RangeBounds;
 
@@ -18,6 +19,7 @@ pub use self::schedules::{
     META_REVISION, Progress, progress, progress_key, progress_keys, read_progress, read_progress_key,
     read_setting, setting, setting_key,
 };
+pub use self::settings::{read_record_key, read_record_value, record_key, record_keys, record_value};
 use crate::clock::{Micros, Millis};
 use crate::engine::{Fingerprint, Placed};
 use crate::job::JobId;
@@ -29,8 +31,6 @@ pub const META_SEQ: &[u8] = b"seq";
 pub const META_CLOCK: &[u8] = b"clock";
 /// The name of the id in `meta` above which no stored job's is.
 pub const META_NEWEST: &[u8] = b"newest";
-/// The name of the secret in `meta` that seals cursors.
-pub const META_SECRET: &[u8] = b"secret";
 /// Numbers begin here: far above what giving back counts down from it.
 pub const FIRST_SEQ: u64 = 1 << 48;
 
