@@ -14,7 +14,6 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Millis;
@@ -122,10 +121,6 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// stays as it is: the one meant has ended. The counter does not go below zero.
     async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()>;
 
-    /// The secret that all servers of this store share: the one that is stored, or `new`, which is stored where there
-    /// is none.
-    async fn secret(&self, new: &[u8]) -> Result<Bytes>;
-
     /// The quotas of all namespaces, and a version that changes with each of them; `None` when it is `known`.
     async fn quotas(
         &self,
@@ -138,10 +133,6 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// Stores a quota, or deletes it: `None`. With `if_none` only where there is none: `false`, and nothing changes,
     /// when there is one.
     async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool>;
-
-    /// Writes down what a server says of itself, under an id of its own, which is gone after `lives`; answers what all
-    /// servers have said that are there.
-    async fn servers(&self, id: &str, line: &[u8], lives: Duration) -> Result<Vec<Bytes>>;
 
     /// Whether the store answers.
     async fn check(&self) -> Result<()>;

@@ -17,7 +17,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use redis::Cmd;
 
 use super::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
@@ -34,10 +33,6 @@ use crate::process::tasks::Tasks;
 
 /// The hash of all limits.
 const LIMITS: &str = "__throttler_keys__";
-/// The secret that all servers share. lmstfy has no such key.
-const SECRET: &str = "dormouse/secret";
-/// The hash of what servers say of themselves. lmstfy has no such key.
-const SERVERS: &str = "dormouse/servers";
 /// The hash of all quotas. The field without a name changes with every change.
 const QUOTAS: &str = "dormouse/quotas";
 
@@ -251,14 +246,6 @@ impl AdminStore for RedisAdmin {
         Ok(())
     }
 
-    async fn secret(&self, new: &[u8]) -> Result<Bytes> {
-        let mut both = redis::pipe();
-        let key = self.tables.key(0, SECRET);
-        both.cmd("SET").arg(&key).arg(new).arg("NX").ignore().cmd("GET").arg(&key);
-        let (stored,): (Vec<u8>,) = self.tables.query_all(0, &both).await?;
-        Ok(stored.into())
-    }
-
     async fn quotas(
         &self,
         known: Option<QuotasVersion>,
@@ -298,14 +285,6 @@ impl AdminStore for RedisAdmin {
         call.arg(format!("{}/{}", scope.pool, scope.namespace));
         call.arg(value.unwrap_or_default()).arg(u8::from(if_none));
         Ok(self.tables.run(part, script, &call).await?)
-    }
-
-    async fn servers(&self, id: &str, line: &[u8], lives: Duration) -> Result<Vec<Bytes>> {
-        let script = &self.scripts.servers;
-        let mut call = self.tables.call(script, 0, [self.tables.key(0, SERVERS)]);
-        call.arg(id).arg(line).arg(lives.as_millis() as u64);
-        let lines: Vec<Vec<u8>> = self.tables.run(0, script, &call).await?;
-        Ok(lines.into_iter().map(Bytes::from).collect())
     }
 
     async fn check(&self) -> Result<()> {
