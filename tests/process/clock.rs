@@ -21,7 +21,8 @@ struct Server {
     api: String,
     admin: String,
     token: String,
-    process: Process,
+    /// `None` only while it is restarted.
+    process: Option<Process>,
     dir: TempDir,
 }
 
@@ -32,7 +33,7 @@ impl Server {
         let mut process = Server::process(&clock, &dir);
         let (api, admin) = (process.address("api"), process.address("admin"));
         let token = create_token(&admin, "ns").await;
-        Server { clock, api, admin, token, process, dir }
+        Server { clock, api, admin, token, process: Some(process), dir }
     }
 
     fn process(clock: &Faketime, dir: &TempDir) -> Process {
@@ -43,10 +44,13 @@ impl Server {
 
     /// Kills it, sets its clock, and starts it again on what it had.
     fn restart(&mut self, seconds: i64) {
-        self.process.signal("KILL");
+        if let Some(process) = self.process.take() {
+            process.kill();
+        }
         self.clock.set(seconds);
-        self.process = Server::process(&self.clock, &self.dir);
-        (self.api, self.admin) = (self.process.address("api"), self.process.address("admin"));
+        let mut process = Server::process(&self.clock, &self.dir);
+        (self.api, self.admin) = (process.address("api"), process.address("admin"));
+        self.process = Some(process);
     }
 
     /// Hands out what is ready in a queue, and returns when each job was due by its schedule, in milliseconds.
