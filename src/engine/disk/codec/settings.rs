@@ -51,7 +51,8 @@ mod tests {
             let row = record_key(&key);
             prop_assert!(record_keys().contains(&row));
             prop_assert_eq!(read_record_key(&row), Ok(&key[..]));
-            prop_assert_eq!(read_record_value(&record_value(version, &value)), Ok((version, &value[..])));
+            let of = record_value(version, &value);
+            prop_assert_eq!(read_record_value(&of), Ok((version, &value[..])));
             let _ = (read_record_key(&value), read_record_value(&key));
         }
     }
