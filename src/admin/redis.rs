@@ -233,8 +233,9 @@ impl AdminStore for RedisAdmin {
         call.arg(most).arg(millis);
         let ends: i64 = self.tables.run(part, script, &call).await?;
         Ok(match Millis::try_from(ends) {
-            Ok(ends) if ends > 0 => Count::Counted(ends),
-            _ => Count::Full(Duration::from_millis(ends.unsigned_abs().max(1))),
+            Ok(0) => Count::NotCounted,
+            Ok(ends) => Count::Counted(ends),
+            Err(_) => Count::Full(Duration::from_millis(ends.unsigned_abs().max(1))),
         })
     }
 
