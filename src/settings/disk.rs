@@ -10,7 +10,9 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Changes, Counted, MAX_CHANGES, Page, Put, Record, SCAN_BYTES, SettingsStore, Version};
+use super::{
+    Counted, MAX_CHANGES, Page, Put, Record, SCAN_BYTES, SettingChanges, SettingVersion, SettingsStore,
+};
 use crate::engine::disk::{DiskEngine, Records};
 use crate::error::{Error, Result};
 
@@ -45,7 +47,7 @@ impl DiskSettings {
     }
 }
 
-fn record((version, value): (Version, Bytes)) -> Record {
+fn record((version, value): (SettingVersion, Bytes)) -> Record {
     Record { version, value }
 }
 
@@ -62,7 +64,7 @@ impl SettingsStore for DiskSettings {
         }
     }
 
-    async fn put(&self, key: &str, value: Option<Bytes>, expected: Option<Version>) -> Result<Put> {
+    async fn put(&self, key: &str, value: Option<Bytes>, expected: Option<SettingVersion>) -> Result<Put> {
         if let Some(kept) = self.kept(key) {
             if expected != Some(kept.version) {
                 return Ok(Put::Differs(Some(kept)));
@@ -95,13 +97,13 @@ impl SettingsStore for DiskSettings {
         Ok(Page { records: all.into_iter().take(limit).collect(), more })
     }
 
-    async fn changes(&self, prefix: &str, since: Version) -> Result<Changes> {
+    async fn changes(&self, prefix: &str, since: SettingVersion) -> Result<SettingChanges> {
         let (version, keys) = self.records.setting_changes(since, MAX_CHANGES).await?;
         let keys = keys.filter(|_| since > 0).map(|keys| {
             let of_prefix = keys.into_iter().filter(|key| key.starts_with(prefix.as_bytes()));
             of_prefix.map(text).collect::<Result<_>>()
         });
-        Ok(Changes { version, keys: keys.transpose()? })
+        Ok(SettingChanges { version, keys: keys.transpose()? })
     }
 
     async fn keep(&self, key: &str, value: Bytes, ttl: Duration) -> Result<()> {

@@ -31,20 +31,20 @@ pub const CHANGES_KEPT: usize = 20_000;
 
 /// Grows with every change of a store and is never used twice, also when a Redis has lost its newest writes. 0 comes
 /// before all.
-pub type Version = u64;
+pub type SettingVersion = u64;
 
 /// A value, and the change that wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub value: Bytes,
-    pub version: Version,
+    pub version: SettingVersion,
 }
 
 /// What became of a [`SettingsStore::put`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Put {
     /// It is done: the version of the record now, or of its deletion.
-    Done(Version),
+    Done(SettingVersion),
     /// The record is another one than was expected. Nothing has changed.
     Differs(Option<Record>),
 }
@@ -60,15 +60,15 @@ pub struct Page {
 
 /// What has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Changes {
+pub struct SettingChanges {
     /// Where to go on: all changes up to this version are told.
-    pub version: Version,
+    pub version: SettingVersion,
     /// The keys that were put or deleted, in the order of the changes, some perhaps more than once. `None`: all may have
     /// changed, since too much has happened or the store has lost its newest writes.
     pub keys: Option<Vec<String>>,
 }
 
-impl Changes {
+impl SettingChanges {
     /// Whether nothing has changed.
     pub fn is_empty(&self) -> bool {
         self.keys.as_ref().is_some_and(Vec::is_empty)
@@ -106,7 +106,7 @@ pub trait SettingsStore: Send + Sync + fmt::Debug + 'static {
 
     /// Puts a record, or deletes it (`None`), if the version of what is there is `expected`; `None` expects that nothing is
     /// there. Durable once it is answered.
-    async fn put(&self, key: &str, value: Option<Bytes>, expected: Option<Version>) -> Result<Put>;
+    async fn put(&self, key: &str, value: Option<Bytes>, expected: Option<SettingVersion>) -> Result<Put>;
 
     /// Returns the records whose keys begin with `prefix`, in the order of their keys, behind `after`: up to `limit`, 1 to
     /// [`MAX_SCAN`].
@@ -114,7 +114,7 @@ pub trait SettingsStore: Send + Sync + fmt::Debug + 'static {
 
     /// Returns the keys with this prefix that were put or deleted after the change `since`; all, if that is 0. Costs next to
     /// nothing when nothing has changed.
-    async fn changes(&self, prefix: &str, since: Version) -> Result<Changes>;
+    async fn changes(&self, prefix: &str, since: SettingVersion) -> Result<SettingChanges>;
 
     /// Puts a record that is gone after `ttl`, whatever is there, unless it is kept again. It is no change: see
     /// [`scan`](SettingsStore::scan) for such records. Need not survive a restart.

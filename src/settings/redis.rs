@@ -11,7 +11,8 @@ use bytes::Bytes;
 use redis::{FromRedisValue, Value};
 
 use super::{
-    CHANGES_KEPT, Changes, Counted, MAX_CHANGES, Page, Put, Record, SCAN_BYTES, SettingsStore, Version,
+    CHANGES_KEPT, Counted, MAX_CHANGES, Page, Put, Record, SCAN_BYTES, SettingChanges, SettingVersion,
+    SettingsStore,
 };
 use crate::admin::redis::RedisAdmin;
 use crate::engine::redis::layout::scripts::{Script, Scripts};
@@ -73,7 +74,7 @@ impl SettingsStore for RedisSettings {
         record(version, value)
     }
 
-    async fn put(&self, key: &str, value: Option<Bytes>, expected: Option<Version>) -> Result<Put> {
+    async fn put(&self, key: &str, value: Option<Bytes>, expected: Option<SettingVersion>) -> Result<Put> {
         let script = &self.scripts.put_setting;
         let mut call = self.call(script, ["", "/names", "/changes"]);
         let expected = expected.map(|version| version.to_string()).unwrap_or_default();
@@ -106,7 +107,7 @@ impl SettingsStore for RedisSettings {
         Ok(Page { records, more })
     }
 
-    async fn changes(&self, prefix: &str, since: Version) -> Result<Changes> {
+    async fn changes(&self, prefix: &str, since: SettingVersion) -> Result<SettingChanges> {
         let script = &self.scripts.setting_changes;
         let mut call = self.call(script, ["", "/changes"]);
         call.arg(since).arg(MAX_CHANGES);
@@ -117,7 +118,7 @@ impl SettingsStore for RedisSettings {
         let is_all: bool = read(next()?)?;
         let keys = told.map(read::<String>).filter(|key| !matches!(key, Ok(key) if !key.starts_with(prefix)));
         let keys = if is_all { None } else { Some(keys.collect::<Result<_>>()?) };
-        Ok(Changes { version, keys })
+        Ok(SettingChanges { version, keys })
     }
 
     async fn keep(&self, key: &str, value: Bytes, ttl: Duration) -> Result<()> {

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use dormouse::settings::{Changes, Counted, MAX_CHANGES, MAX_SCAN, Put, Record, SettingsStore, Version};
+use dormouse::settings::{
+    Counted, MAX_CHANGES, MAX_SCAN, Put, Record, SettingChanges, SettingVersion, SettingsStore,
+};
 
 use crate::settings_stage::SettingsStage;
 use crate::stage::ok;
@@ -16,13 +18,13 @@ async fn get(s: &SettingsStage, key: &str) -> Option<Record> {
     ok("get", s.store().get(key).await)
 }
 
-async fn try_put(s: &SettingsStage, key: &str, value: Option<&str>, expected: Option<Version>) -> Put {
+async fn try_put(s: &SettingsStage, key: &str, value: Option<&str>, expected: Option<SettingVersion>) -> Put {
     let value = value.map(|value| Bytes::copy_from_slice(value.as_bytes()));
     ok("put", s.store().put(key, value, expected).await)
 }
 
 /// Puts what must be done.
-async fn put(s: &SettingsStage, key: &str, value: &str, expected: Option<Version>) -> Version {
+async fn put(s: &SettingsStage, key: &str, value: &str, expected: Option<SettingVersion>) -> SettingVersion {
     match try_put(s, key, Some(value), expected).await {
         Put::Done(version) => version,
         Put::Differs(there) => {
@@ -31,7 +33,7 @@ async fn put(s: &SettingsStage, key: &str, value: &str, expected: Option<Version
     }
 }
 
-async fn delete(s: &SettingsStage, key: &str, expected: Version) -> Version {
+async fn delete(s: &SettingsStage, key: &str, expected: SettingVersion) -> SettingVersion {
     match try_put(s, key, None, Some(expected)).await {
         Put::Done(version) => version,
         Put::Differs(there) => {
@@ -40,7 +42,7 @@ async fn delete(s: &SettingsStage, key: &str, expected: Version) -> Version {
     }
 }
 
-async fn changes(s: &SettingsStage, prefix: &str, since: Version) -> Changes {
+async fn changes(s: &SettingsStage, prefix: &str, since: SettingVersion) -> SettingChanges {
     ok("changes", s.store().changes(prefix, since).await)
 }
 
@@ -187,7 +189,7 @@ pub async fn changes_are_told_in_order(s: &SettingsStage) {
     let told = changes(s, "a/", first).await;
     assert_eq!(told.keys, Some(vec!["a/1".to_owned(), "a/2".to_owned()]), "since the second");
     assert_eq!(changes(s, "b/", first).await.keys, Some(vec!["b/1".to_owned()]), "of another prefix");
-    let none = Changes { version: told.version, keys: Some(Vec::new()) };
+    let none = SettingChanges { version: told.version, keys: Some(Vec::new()) };
     assert_eq!(changes(s, "a/", told.version).await, none, "nothing since");
     assert!(none.is_empty() && told.version > two, "{none:?} after {two}");
     assert!(empty.keys.is_none_or(|keys| keys.is_empty()), "an empty store names nothing");

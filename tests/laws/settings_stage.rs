@@ -9,7 +9,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use dormouse::error::Result;
-use dormouse::settings::{Changes, Counted, MAX_CHANGES, Page, Put, Record, SettingsStore, Version};
+use dormouse::settings::{
+    Counted, MAX_CHANGES, Page, Put, Record, SettingChanges, SettingVersion, SettingsStore,
+};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -19,9 +21,9 @@ pub struct MemorySettings(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    version: Version,
+    version: SettingVersion,
     records: BTreeMap<String, (Record, Option<Instant>)>,
-    log: Vec<(Version, String)>,
+    log: Vec<(SettingVersion, String)>,
     counters: HashMap<String, (u64, Instant)>,
 }
 
@@ -38,7 +40,7 @@ impl SettingsStore for MemorySettings {
         Ok(self.0.lock().get(key))
     }
 
-    async fn put(&self, key: &str, value: Option<Bytes>, expected: Option<Version>) -> Result<Put> {
+    async fn put(&self, key: &str, value: Option<Bytes>, expected: Option<SettingVersion>) -> Result<Put> {
         let mut state = self.0.lock();
         let there = state.get(key);
         if there.as_ref().map(|record| record.version) != expected {
@@ -69,16 +71,16 @@ impl SettingsStore for MemorySettings {
         Ok(Page { records, more })
     }
 
-    async fn changes(&self, prefix: &str, since: Version) -> Result<Changes> {
+    async fn changes(&self, prefix: &str, since: SettingVersion) -> Result<SettingChanges> {
         let state = self.0.lock();
         if since != state.version && (since == 0 || since > state.version) {
-            return Ok(Changes { version: state.version, keys: None });
+            return Ok(SettingChanges { version: state.version, keys: None });
         }
         let some: Vec<_> =
             state.log.iter().filter(|(version, _)| *version > since).take(MAX_CHANGES).collect();
         let version = some.last().map_or(since, |(version, _)| *version);
         let keys = some.into_iter().map(|(_, key)| key.clone()).filter(|key| key.starts_with(prefix));
-        Ok(Changes { version, keys: Some(keys.collect()) })
+        Ok(SettingChanges { version, keys: Some(keys.collect()) })
     }
 
     async fn keep(&self, key: &str, value: Bytes, ttl: Duration) -> Result<()> {

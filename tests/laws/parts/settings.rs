@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dormouse::settings::redis::RedisSettings;
-use dormouse::settings::{Put, SettingsStore, Version};
+use dormouse::settings::{Put, SettingVersion, SettingsStore};
 use tokio::time::timeout;
 
 use crate::stage::ok;
@@ -21,7 +21,12 @@ async fn open(redis: &RedisServer) -> Arc<RedisSettings> {
     Arc::new(RedisSettings::new(&*open_admin_redis(redis).await))
 }
 
-async fn put(store: &RedisSettings, key: &str, value: Option<&str>, expected: Option<Version>) -> Version {
+async fn put(
+    store: &RedisSettings,
+    key: &str,
+    value: Option<&str>,
+    expected: Option<SettingVersion>,
+) -> SettingVersion {
     let value = value.map(|value| Bytes::copy_from_slice(value.as_bytes()));
     match ok("put", store.put(key, value, expected).await) {
         Put::Done(version) => version,

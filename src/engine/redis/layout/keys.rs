@@ -106,7 +106,8 @@ impl Keys {
 
     /// What became of a publish that is safe to repeat.
     pub fn once(&self, queue: &Queue, key: &IdempotencyKey) -> Vec<u8> {
-        let mut bytes = format!("{}dormouse/once/{}/{}/", self.base, queue.namespace, queue.name).into_bytes();
+        let mut bytes =
+            format!("{}dormouse/once/{}/{}/", self.base, queue.namespace, queue.name).into_bytes();
         bytes.extend(key.as_bytes());
         bytes
     }

@@ -185,7 +185,12 @@ impl Source {
 impl Script {
     /// A script of this text.
     pub fn new(text: &'static str) -> Script {
-        Script { plain: Source::new(text).into(), counting: None, counts: AtomicBool::new(false), lasts: false }
+        Script {
+            plain: Source::new(text).into(),
+            counting: None,
+            counts: AtomicBool::new(false),
+            lasts: false,
+        }
     }
 
     fn counting(self, text: &'static str) -> Script {

@@ -74,8 +74,7 @@ impl RedisCore {
                     cmd.arg(keys::member(queue, receipt.tries_left, id)).arg(receipt.hand_over);
                 }
                 None => {
-                    let member =
-                        self.common.handed_out.tries(id).map(|tries| keys::member(queue, tries, id));
+                    let member = self.common.handed_out.tries(id).map(|tries| keys::member(queue, tries, id));
                     cmd.arg(member.unwrap_or_default()).arg("");
                 }
             }

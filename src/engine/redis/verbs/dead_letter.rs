@@ -42,7 +42,9 @@ impl RedisCore {
         let (mut unseen, mut done) = (self.dead_size(queue).await?, 0);
         while unseen > 0 && done < limit {
             let mut cmd = self.call(script);
-            cmd.key(self.keys.dead(queue)).arg(self.keys.job_prefix(queue)).arg(STEP.min(unseen).min(limit - done));
+            cmd.key(self.keys.dead(queue))
+                .arg(self.keys.job_prefix(queue))
+                .arg(STEP.min(unseen).min(limit - done));
             let step = self.run(Lane::Other, &cmd).await;
             let (taken, deleted): (u64, u64) = step.map_err(|e| Error::from(e).after(done))?;
             done += deleted;

@@ -44,8 +44,7 @@ impl RedisCore {
             let began = Instant::now();
             let mut cmd = self.call(&self.scripts.count_timers);
             cmd.key(&self.keys.timer_set).arg(&prefix).arg(count.step).arg(&from).arg(read).arg(PIECE);
-            let (now, next, next_read, told, whole): Counted =
-                self.run(Lane::Other, &cmd).await?;
+            let (now, next, next_read, told, whole): Counted = self.run(Lane::Other, &cmd).await?;
             let delays = delays.get_or_insert_with(|| Delays::new(now / 1000));
             add(delays, &told, count);
             add_whole(delays, &whole, count)?;

@@ -66,7 +66,10 @@ impl RedisCore {
     pub async fn inspect(&self, job: &JobRef, held_with: Option<u16>) -> Result<Option<JobView>> {
         let JobRef { queue, id } = job;
         let mut cmd = self.call(&self.scripts.inspect);
-        cmd.key(&self.keys.timer_set).key(self.keys.job(queue, id)).key(self.keys.ready(queue)).key(self.keys.dead(queue));
+        cmd.key(&self.keys.timer_set)
+            .key(self.keys.job(queue, id))
+            .key(self.keys.ready(queue))
+            .key(self.keys.dead(queue));
         cmd.key(self.keys.details(queue, id)).arg(keys::member_prefix(queue)).arg(id.to_string());
         cmd.arg(held_with.map_or(-1, i32::from));
         let reply: Vec<Value> = self.run(Lane::Other, &cmd).await?;

@@ -47,8 +47,7 @@ impl RedisCore {
             cmd.arg(micros(time));
         }
         let sent = std::time::Instant::now();
-        let (now, until, before, after): (u64, i64, u64, u64) =
-            self.run(Lane::Other, &cmd).await?;
+        let (now, until, before, after): (u64, i64, u64, u64) = self.run(Lane::Other, &cmd).await?;
         self.learn(sent, now);
         let Ok(until) = Millis::try_from(until) else { return Err(Error::TooManyPaused(MAX_PAUSED)) };
         let pause = Pause { until: (until > 0).then_some(until) };
@@ -64,8 +63,7 @@ impl RedisCore {
             cmd.arg(keys::group(queue));
         }
         let sent = std::time::Instant::now();
-        let (now, before, after, ended): (u64, u64, u64, Vec<bool>) =
-            self.run(Lane::Other, &cmd).await?;
+        let (now, before, after, ended): (u64, u64, u64, Vec<bool>) = self.run(Lane::Other, &cmd).await?;
         self.learn(sent, now);
         Ok((Versions { now, before, after }, ended))
     }
@@ -192,8 +190,7 @@ pub async fn run(core: Arc<RedisCore>) {
     let end = async {
         loop {
             let first = pauses.known.read().ends.first().map(|(until, _)| *until);
-            let rest =
-                first.map_or(ASK, |until| Duration::from_millis(until.saturating_sub(core.now())));
+            let rest = first.map_or(ASK, |until| Duration::from_millis(until.saturating_sub(core.now())));
             // The least pause bounds what a clock costs that is behind the Redis's.
             let rest = sleep(rest.clamp(Duration::from_millis(1), ASK));
             let over = tokio::select! {

@@ -139,7 +139,10 @@ impl RedisCore {
     pub async fn list_schedules(&self, namespace: &Namespace, list: &ScheduleList) -> Result<SchedulePage> {
         let (from, to, limit, bodies) = bounds_of(list);
         let mut cmd = self.call(&self.scripts.list_schedules);
-        cmd.key(self.keys.schedules_of(namespace)).arg(self.keys.schedule_prefix(namespace)).arg(from).arg(to);
+        cmd.key(self.keys.schedules_of(namespace))
+            .arg(self.keys.schedule_prefix(namespace))
+            .arg(from)
+            .arg(to);
         cmd.arg(limit).arg(u8::from(bodies)).arg(MOST_BYTES);
         let sent = Instant::now();
         let reply: Vec<Value> = self.run(Lane::Other, &cmd).await?;

@@ -10,8 +10,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::script::{PublishStep, Stored};
 pub use self::script::{PublishOutcome, answer_of_publish, jobs_of, read_placed, unreadable};
+use self::script::{PublishStep, Stored};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{Call, Reply};
 use crate::engine::redis::batches::{Plain, answer_each, arrival_of, bytes_of};
