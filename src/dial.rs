@@ -184,7 +184,7 @@ mod tests {
     async fn families_take_turns_and_every_address_has_one_in_time() {
         let (outcome, times) = tried("[2001:db8::1]:1 [2001:db8::2]:1 10.0.0.1:4", 10).await;
         assert_eq!((outcome.ok(), times), (Some(4), vec![(1, 0), (4, 250)]));
-        let many = format!("{} 10.0.0.9:4", vec!["10.0.0.1:1"; 9].join(" "));
+        let many = format!("{} 10.0.0.9:4", ["10.0.0.1:1"; 9].join(" "));
         let (outcome, times) = tried(&many, 1).await;
         assert_eq!(outcome.ok(), Some(4), "ten addresses within a second: {times:?}");
     }

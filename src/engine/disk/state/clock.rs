@@ -12,7 +12,7 @@
 //!
 //! It never goes back, neither while the store is open nor over a restart: a timer that is set is due later than every
 //! timer that was pumped, and ids grow by it. Instants that callers give and get are in the time of day
-//! ([`to_day`](PoolClock::to_day), [`from_day`](PoolClock::from_day)).
+//! ([`to_day`](PoolClock::to_day), [`at_time_of_day`](PoolClock::at_time_of_day)).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -114,7 +114,7 @@ impl PoolClock {
     }
 
     /// What this clock shows when the time of day is `at`, or a moment later.
-    pub fn from_day(&self, at: Millis) -> Micros {
+    pub fn at_time_of_day(&self, at: Millis) -> Micros {
         at.saturating_add(self.ahead()).saturating_mul(1000)
     }
 
@@ -223,7 +223,7 @@ mod tests {
             let machine = Arc::new(ManualClock::new(START));
             let pool = PoolClock::new(machine.clone(), machine.wall_micros() + micros);
             let at = START + 5_000;
-            let due = pool.from_day(at);
+            let due = pool.at_time_of_day(at);
             assert_eq!(pool.to_day(due), at, "{micros} us ahead");
             machine.advance(Duration::from_micros(5_000_000 - 1001));
             assert!(pool.now_micros() < due, "{micros} us ahead: due more than a millisecond too early");

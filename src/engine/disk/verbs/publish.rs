@@ -187,7 +187,7 @@ impl WriterState {
             how = placed.how;
         }
         let due = match at {
-            Some(at) => self.clock.from_day(at).max(now),
+            Some(at) => self.clock.at_time_of_day(at).max(now),
             None => now.saturating_add(micros(job.delay)),
         };
         let id = job.id;
