@@ -63,7 +63,7 @@ impl JobId {
         JobId { ulid: u128::from_be_bytes(bytes), versioned }
     }
 
-    /// Returns the time of the publish, by the clock of the pool.
+    /// When the job was published, by the clock of its pool. [`JobView::published_at`] is the time of day.
     pub fn published_at(self) -> Millis {
         (self.ulid >> 80) as Millis
     }
@@ -304,6 +304,8 @@ pub struct JobView {
     pub ttl: Option<Duration>,
     /// Time since the publish; 0 if clocks disagree.
     pub elapsed: Duration,
+    /// When it was published, by the store's time of day.
+    pub published_at: Millis,
     pub key: Option<JobKey>,
     /// The last reason given.
     pub reason: Option<Reason>,
@@ -325,6 +327,7 @@ impl From<Job> for JobView {
             receipt: None,
             ttl: job.ttl,
             elapsed: job.elapsed,
+            published_at: job.id.published_at(),
             key: None,
             reason: None,
             size: job.body.len() as u64,

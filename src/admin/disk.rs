@@ -10,12 +10,11 @@ use ahash::HashMap;
 use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;
-use tokio::time::Instant;
 
 use super::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
 use crate::engine::Quota;
-use crate::engine::disk::{Change, DiskEngine, META_SECRET, QUOTA, Records, Table, put_short, take_short};
+use crate::engine::disk::{Change, DiskEngine, QUOTA, Records, Table, put_short, take_short};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
 
@@ -26,8 +25,6 @@ pub struct DiskAdmin {
     counters: Mutex<Counters>,
     /// Incremented by every change of a quota.
     quotas: AtomicU64,
-    /// What servers publish about themselves, with expiry. A directory has one server, so this is not stored.
-    servers: Mutex<BTreeMap<String, (Instant, Bytes)>>,
 }
 
 /// Requests per token in the current interval.
@@ -59,12 +56,8 @@ impl Counters {
 impl DiskAdmin {
     /// Fails if the stored data is unreadable.
     pub fn new(engine: &DiskEngine) -> Result<DiskAdmin> {
-        let admin = DiskAdmin {
-            records: engine.records(),
-            counters: Mutex::default(),
-            quotas: AtomicU64::default(),
-            servers: Mutex::default(),
-        };
+        let admin =
+            DiskAdmin { records: engine.records(), counters: Mutex::default(), quotas: AtomicU64::default() };
         admin.records.read(Table::Tokens, |rows| rows.keys().try_for_each(|key| read_key(key).map(drop)))?;
         admin.all_limits()?;
         admin.all_quotas()?;
@@ -220,17 +213,6 @@ impl AdminStore for DiskAdmin {
         Ok(())
     }
 
-    async fn secret(&self, new: &[u8]) -> Result<Bytes> {
-        let row = Bytes::from_static(META_SECRET);
-        let add = (Table::Secret, row.clone(), Change::Add(Bytes::copy_from_slice(new)));
-        let stored = || self.records.read(Table::Secret, |rows| rows.get(&row).cloned());
-        if let Some(stored) = stored() {
-            return Ok(stored);
-        }
-        self.records.change(vec![add]).await?;
-        stored().ok_or_else(|| Error::corrupt("a stored secret is missing"))
-    }
-
     async fn quotas(
         &self,
         known: Option<QuotasVersion>,
@@ -255,13 +237,6 @@ impl AdminStore for DiskAdmin {
         // After an error too, since the change may have been made.
         self.quotas.fetch_add(1, Ordering::AcqRel);
         changed
-    }
-
-    async fn servers(&self, id: &str, line: &[u8], lives: Duration) -> Result<Vec<Bytes>> {
-        let (now, mut servers) = (Instant::now(), self.servers.lock());
-        servers.insert(id.to_owned(), (now + lives, Bytes::copy_from_slice(line)));
-        servers.retain(|_, (until, _)| *until > now);
-        Ok(servers.values().map(|(_, line)| line.clone()).collect())
     }
 
     async fn check(&self) -> Result<()> {

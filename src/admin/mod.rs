@@ -14,7 +14,6 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Millis;
@@ -124,10 +123,7 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// Does nothing if that counter has ended.
     async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()>;
 
-    /// Returns the secret shared by all servers of this store, after storing `new` if there is none.
-    async fn secret(&self, new: &[u8]) -> Result<Bytes>;
-
-    /// Returns the quotas of all namespaces and their version, or `None` if the version is `known`.
+    /// The quotas of all namespaces, and a version that changes with each of them; `None` when it is `known`.
     async fn quotas(
         &self,
         known: Option<QuotasVersion>,
@@ -140,10 +136,6 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// one.
     async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool>;
 
-    /// Publishes a server's line about itself under its id, until `lives` has passed. Returns the current lines of all
-    /// servers.
-    async fn servers(&self, id: &str, line: &[u8], lives: Duration) -> Result<Vec<Bytes>>;
-
-    /// Checks that the store replies.
+    /// Whether the store answers.
     async fn check(&self) -> Result<()>;
 }

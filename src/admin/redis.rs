@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use redis::Cmd;
 
 use super::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
@@ -33,11 +32,7 @@ use crate::process::tasks::Tasks;
 
 /// Hash of all limits.
 const LIMITS: &str = "__throttler_keys__";
-/// Secret shared by all servers. Not used by lmstfy.
-const SECRET: &str = "dormouse/secret";
-/// Hash of the servers' lines about themselves. Not used by lmstfy.
-const SERVERS: &str = "dormouse/servers";
-/// Hash of all quotas. The field without a name changes with every change.
+/// The hash of all quotas. The field without a name changes with every change.
 const QUOTAS: &str = "dormouse/quotas";
 
 /// Admin store of a fleet.
@@ -252,19 +247,6 @@ impl AdminStore for RedisAdmin {
         Ok(())
     }
 
-    async fn secret(&self, new: &[u8]) -> Result<Bytes> {
-        let key = self.tables.key(0, SECRET);
-        // A full Redis refuses the SET also where there is one.
-        let stored: Option<Vec<u8>> = self.tables.query(0, redis::cmd("GET").arg(&key)).await?;
-        if let Some(stored) = stored {
-            return Ok(stored.into());
-        }
-        let mut both = redis::pipe();
-        both.cmd("SET").arg(&key).arg(new).arg("NX").ignore().cmd("GET").arg(&key);
-        let (stored,): (Vec<u8>,) = self.tables.query_all(0, &both).await?;
-        Ok(stored.into())
-    }
-
     async fn quotas(
         &self,
         known: Option<QuotasVersion>,
@@ -304,14 +286,6 @@ impl AdminStore for RedisAdmin {
         call.arg(format!("{}/{}", scope.pool, scope.namespace));
         call.arg(value.unwrap_or_default()).arg(u8::from(if_none));
         Ok(self.tables.run(part, script, &call).await?)
-    }
-
-    async fn servers(&self, id: &str, line: &[u8], lives: Duration) -> Result<Vec<Bytes>> {
-        let script = &self.scripts.servers;
-        let mut call = self.tables.call(script, 0, [self.tables.key(0, SERVERS)]);
-        call.arg(id).arg(line).arg(lives.as_millis() as u64);
-        let lines: Vec<Vec<u8>> = self.tables.run(0, script, &call).await?;
-        Ok(lines.into_iter().map(Bytes::from).collect())
     }
 
     async fn check(&self) -> Result<()> {

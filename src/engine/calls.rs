@@ -192,7 +192,7 @@ impl From<Vec<NewJob>> for Publication {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placing {
     pub job: NewJob,
-    /// When it is due by the store's clock, in place of the job's `delay`; a time that has passed is now.
+    /// When it is due by the store's time of day, in place of the job's `delay`; a time that has passed is now.
     pub at: Option<Millis>,
     /// Its key, and what to do when another job has it.
     pub key: Option<(JobKey, OnConflict)>,

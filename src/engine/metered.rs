@@ -88,6 +88,10 @@ impl Engine for Metered {
         self.inner.now()
     }
 
+    fn time_of_day(&self) -> Millis {
+        self.inner.time_of_day()
+    }
+
     fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
         self.inner.make_id(ids, of)
     }

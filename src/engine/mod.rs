@@ -20,8 +20,9 @@
 //! - **Atomic.** A step happens as a whole or not at all, for every observer and across `kill -9`.
 //! - **Durable.** What was answered with `Ok` survives the process (and, where the store syncs, the machine).
 //! - **Never blocks.** Nothing here waits for a job; parking consumers is the dispatcher's work.
-//! - **One clock.** Delays, ttl and ttr count by [`Engine::now`]'s clock, the store's, and to the
-//!   millisecond at least. A job is never handed out early.
+//! - **One clock.** Delays, ttl and ttr count by [`Engine::now`]'s clock, the store's, and to the millisecond at least. A
+//!   job is never handed out early. Instants that a method takes or returns are in the store's
+//!   [time of day](Engine::time_of_day).
 //! - **Order.** A queue is first in, first out. Jobs due at the same time become ready in the order in which
 //!   their timers were set: delayed ones in publish order, running ones in the order they were handed out.
 //! - **TTL.** A job whose ttl has ended is never handed out or peeked, and its space comes back. A dead job
@@ -111,6 +112,12 @@ pub const REMEMBERED: Duration = Duration::from_secs(600);
 pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// The store's clock, as well as it is known without asking: ids are made and ages told from it.
     fn now(&self) -> Millis;
+
+    /// Returns the time of day of the store's machine, as well as it is known without asking. It differs from
+    /// [`now`](Engine::now) where that never goes back and this was set back.
+    fn time_of_day(&self) -> Millis {
+        self.now()
+    }
 
     /// The id of a job that is about to be published to this queue: due after `delay`, with a body of so many bytes. A
     /// store that has several parts writes into it where the job will lie, and finds the job by that. `ids` are the

@@ -30,6 +30,9 @@ use crate::process::tasks::Tasks;
 use crate::push::store::PushStore;
 use crate::push::store::disk::DiskPush;
 use crate::push::store::redis::RedisPush;
+use crate::settings::SettingsStore;
+use crate::settings::disk::DiskSettings;
+use crate::settings::redis::RedisSettings;
 use crate::tls::ClientTls;
 
 /// How long after it has not answered a store is asked again.
@@ -197,8 +200,8 @@ fn log_redis(name: &PoolName, of: &PoolConfig, redis_version: Option<&str>) {
     tracing::info!(pool, kind = "redis", layout, addr, redis_version, "pool");
 }
 
-/// In one store: tokens and limits, and what push keeps.
-pub type AdminStores = (Arc<dyn AdminStore>, Arc<dyn PushStore>);
+/// In one store: tokens and limits, what push keeps, and settings.
+pub type AdminStores = (Arc<dyn AdminStore>, Arc<dyn PushStore>, Arc<dyn SettingsStore>);
 
 /// The Redis or cluster that `[AdminRedis]` names, or else the default pool's directory or cluster.
 pub async fn admin_store(
@@ -230,13 +233,13 @@ pub async fn admin_store(
             let store = opened.await.map_err(|e| failed(&e))?;
             let failed = StoreEnd::WithServer(Box::pin(store.failed()));
             stores.failures.push(("tokens and limits".into(), failed));
-            let push = RedisPush::new(&store);
-            Ok((Arc::new(store), Arc::new(push)))
+            let (push, settings) = (RedisPush::new(&store), RedisSettings::new(&store));
+            Ok((Arc::new(store), Arc::new(push), Arc::new(settings)))
         }
         (None, Some(disk)) => {
             let store = DiskAdmin::new(disk).map_err(|e| failed(&e))?;
             let push = DiskPush::new(disk).map_err(|e| failed(&e))?;
-            Ok((Arc::new(store), Arc::new(push)))
+            Ok((Arc::new(store), Arc::new(push), Arc::new(DiskSettings::new(disk))))
         }
         (None, None) => Err(failed(&"tokens need a place: add Addr = \"host:port\"")),
     }

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use dormouse::admin::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
 use dormouse::clock::{Clock, ManualClock, Millis};
 use dormouse::engine::Quota;
@@ -38,7 +37,6 @@ struct Tables {
     limits: BTreeMap<TokenKey, Limit>,
     /// The count, and when its counter ends.
     counts: HashMap<(TokenKey, Direction), (u64, Millis)>,
-    secret: Option<Bytes>,
     quotas: BTreeMap<Scope, Quota>,
     quota_version: QuotasVersion,
 }
@@ -188,10 +186,6 @@ impl AdminStore for MemoryAdmin {
         .await
     }
 
-    async fn secret(&self, new: &[u8]) -> Result<Bytes> {
-        self.call(|state, _| state.secret.get_or_insert_with(|| Bytes::copy_from_slice(new)).clone()).await
-    }
-
     async fn quotas(
         &self,
         known: Option<QuotasVersion>,
@@ -219,11 +213,6 @@ impl AdminStore for MemoryAdmin {
             }
         })
         .await
-    }
-
-    async fn servers(&self, _: &str, line: &[u8], _: Duration) -> Result<Vec<Bytes>> {
-        // Laws of it are played on real stores alone.
-        Ok(vec![Bytes::copy_from_slice(line)])
     }
 
     async fn check(&self) -> Result<()> {

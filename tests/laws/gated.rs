@@ -216,6 +216,10 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.now()
     }
 
+    fn time_of_day(&self) -> Millis {
+        self.inner.time_of_day()
+    }
+
     fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
         self.inner.make_id(ids, of)
     }

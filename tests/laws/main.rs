@@ -2,12 +2,13 @@
 //! lists below are complete; a law in no list does not compile. stages.rs runs them on every engine, wrapper and admin
 //! store.
 //!
-//! - `laws!(name, constructor)` creates one test per law of an engine. The constructor is an async function without
-//!   arguments that returns an `impl Stage`.
-//! - `laws!(name, constructor, virtual_time)` adds the laws that need a manual clock.
-//! - `laws!(name, constructor, verbs)` adds the laws of the verbs that lmstfy does not have.
-//! - `laws_together!(name, constructor, keep, verbs)` creates one test of all of them, for stages on one store.
-//! - `admin_laws!(name, constructor)` creates one test per law of an admin store, and `admin_laws_together!(name,
+//! - `laws!(name, constructor)` makes one test for each law of an engine. The constructor is an async function
+//!   without arguments that answers an `impl Stage`.
+//! - `laws!(name, constructor, virtual_time)` adds those that need a clock which is turned by hand.
+//! - `laws!(name, constructor, verbs)` adds those of the verbs that lmstfy does not have.
+//! - `laws_together!(name, constructor, keep, verbs)` makes one test of all of them, for stages on one store.
+//! - `settings_laws!(name, constructor)` makes one test for each law of a settings store.
+//! - `admin_laws!(name, constructor)` makes one test for each law of an admin store, and `admin_laws_together!(name,
 //!   constructor, keep)` one of all.
 //!
 //! Laws read results through the `Engine` and `AdminStore` traits only, so they are independent of how data is stored.
@@ -38,6 +39,7 @@ mod random_verbs;
 mod republish;
 mod revive;
 mod schedules;
+mod settings;
 mod store;
 mod timers;
 mod ttl;
@@ -47,6 +49,7 @@ mod admin_stage;
 mod gated;
 mod jobs;
 mod parts;
+mod settings_stage;
 mod stage;
 mod stages;
 mod together;
@@ -423,6 +426,39 @@ macro_rules! admin_law_list {
     };
 }
 
+/// The laws that every settings store keeps, for the macro `$run`.
+macro_rules! settings_law_list {
+    ($run:ident, $stage:expr) => {
+        $crate::$run! { $stage;
+            settings {
+                a_record_is_read_as_it_was_put,
+                a_put_from_another_version_changes_nothing,
+                versions_grow_and_are_never_used_twice,
+                of_many_that_change_one_record_none_is_lost,
+                records_are_scanned_by_key,
+                a_page_of_large_records_is_bounded,
+                changes_are_told_in_order,
+                many_changes_are_told_in_parts,
+                a_kept_record_ends,
+                a_counter_counts_up_to_its_bound,
+                a_dropped_put_happened_or_did_not,
+            }
+        }
+    };
+}
+
+/// One test per law of settings stores on the stage that `$stage().await` builds.
+macro_rules! settings_laws {
+    ($module:ident, $stage:expr) => {
+        mod $module {
+            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            use super::*;
+
+            $crate::settings_law_list! { law_tests, $stage }
+        }
+    };
+}
+
 /// One test per law of admin stores on the stage that `$stage().await` builds.
 macro_rules! admin_laws {
     ($module:ident, $stage:expr) => {
@@ -487,5 +523,5 @@ macro_rules! law_plays {
 
 pub(crate) use {
     admin_law_list, admin_laws, admin_laws_together, law_list, law_plays, law_tests, laws, laws_together,
-    more_laws, spread_laws_together,
+    more_laws, settings_law_list, settings_laws, spread_laws_together,
 };

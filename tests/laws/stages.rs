@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::admin_stage::{AdminStage, MemoryAdmin};
+use crate::settings_stage::{MemorySettings, SettingsStage};
 use crate::stage::{Differences, RealStage, Stage, VirtualStage, manual_clock};
 use crate::support::disk_store::open_disk;
 use crate::support::model::ModelEngine;
@@ -21,6 +22,8 @@ use dormouse::engine::migration::Migration;
 use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisEngine, SpreadRules};
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
+use dormouse::settings::disk::DiskSettings;
+use dormouse::settings::redis::RedisSettings;
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
@@ -255,6 +258,27 @@ async fn admin_cluster() -> AdminStage {
     AdminStage::new(store, None, cluster)
 }
 
+async fn settings_model() -> SettingsStage {
+    SettingsStage::new(Arc::new(MemorySettings::default()), ())
+}
+
+async fn settings_disk() -> SettingsStage {
+    let (engine, dir) = open_disk(Arc::new(SystemClock::default()));
+    SettingsStage::new(Arc::new(DiskSettings::new(&engine)), (engine, dir))
+}
+
+async fn settings_redis() -> SettingsStage {
+    let redis = RedisServer::start();
+    let admin = crate::support::redis_admin::open_admin_redis(&redis).await;
+    SettingsStage::new(Arc::new(RedisSettings::new(&admin)), redis)
+}
+
+async fn settings_cluster() -> SettingsStage {
+    let cluster = shared_cluster().await;
+    let admin = crate::support::redis_admin::open_admin(&cluster.address(), &next_prefix()).await;
+    SettingsStage::new(Arc::new(RedisSettings::new(&admin)), cluster)
+}
+
 crate::laws!(on_model, model, virtual_time, verbs);
 crate::laws!(on_disk, disk, virtual_time, verbs);
 crate::laws!(on_disk_metered, metered_disk, virtual_time, verbs);
@@ -279,6 +303,10 @@ crate::laws_together!(migrating_cluster_to_compact, cluster_to_compact, shared_c
 crate::laws_together!(migrating_disk_to_cluster, disk_to_cluster, shared_cluster().await, verbs);
 crate::laws_together!(migrating_cluster_to_disk, cluster_to_disk, shared_cluster().await, verbs);
 crate::laws_together!(migrating_cluster_to_cluster, cluster_to_cluster, shared_cluster().await, verbs);
+crate::settings_laws!(settings_on_model, settings_model);
+crate::settings_laws!(settings_on_disk, settings_disk);
+crate::settings_laws!(settings_on_redis, settings_redis);
+crate::settings_laws!(settings_on_cluster, settings_cluster);
 crate::admin_laws!(admin_on_model, admin_model);
 crate::admin_laws!(admin_on_disk, admin_disk);
 crate::admin_laws!(admin_on_redis, admin_redis);

@@ -93,6 +93,8 @@ fn only_the_server_names_a_concrete_engine() {
             "src/admin/redis.rs",
             "src/push/store/disk.rs",
             "src/push/store/redis.rs",
+            "src/settings/disk.rs",
+            "src/settings/redis.rs",
         ],
         |line| {
             ["DiskEngine", "RedisEngine", "CompactEngine", "RedisAdmin"]
@@ -129,11 +131,13 @@ fn only_a_server_and_two_clients_know_hyper() {
 #[test]
 fn only_the_redis_stores_know_redis() {
     hold(
-        "only src/engine/redis and the stores of src/admin and src/push know the Redis client",
-        &["src/engine/redis/", "src/admin/redis.rs", "src/push/store/redis.rs"],
+        "only src/engine/redis and the stores of src/admin, src/push and src/settings know the Redis client",
+        &["src/engine/redis/", "src/admin/redis.rs", "src/push/store/redis.rs", "src/settings/redis.rs"],
         |line| {
             line.contains("redis::")
-                && !["engine", "admin", "store"].iter().any(|of| line.contains(&format!("{of}::redis::")))
+                && !["engine", "admin", "store", "settings"]
+                    .iter()
+                    .any(|of| line.contains(&format!("{of}::redis::")))
         },
     );
 }
@@ -185,7 +189,12 @@ fn keys_of_redis_are_made_in_one_file_per_store() {
         ["\"j/", "\"q/", "\"d/", "\"m/", "\"tk/", "\"l/", "\"timer_set", "\"__throttler", "\"dormouse/"];
     hold(
         "keys of Redis are made in one file of each store",
-        &["src/engine/redis/layout/keys.rs", "src/admin/redis.rs", "src/push/store/redis.rs"],
+        &[
+            "src/engine/redis/layout/keys.rs",
+            "src/admin/redis.rs",
+            "src/push/store/redis.rs",
+            "src/settings/redis.rs",
+        ],
         |line| prefixes.iter().any(|prefix| line.contains(prefix)),
     );
     let mut wrong = String::new();
@@ -260,7 +269,10 @@ const PARTS: &[(&str, &[&str])] = &[
     ("push::store", &["clock", "error", "name"]),
     ("push::store::disk", &["push::store", "error", "name", "engine::disk"]),
     ("push::store::redis", &["push::store", "admin::redis", "clock", "engine::redis", "error", "name"]),
-    ("fleet", &["admin", "clock", "error", "random"]),
+    ("settings", &["error"]),
+    ("settings::disk", &["settings", "engine::disk", "error"]),
+    ("settings::redis", &["settings", "admin::redis", "engine::redis", "error"]),
+    ("fleet", &["clock", "error", "random", "settings"]),
     ("search", &["engine", "error", "job", "name"]),
     ("bulk", &["clock", "engine", "error", "job", "name", "process::tasks", "random", "search"]),
     ("history", &["name"]),
@@ -316,6 +328,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "push",
             "sampler",
             "scheduler",
+            "settings",
             "random",
         ],
     ),
@@ -464,6 +477,9 @@ const PARTS: &[(&str, &[&str])] = &[
             "sampler",
             "schedule",
             "scheduler",
+            "settings",
+            "settings::disk",
+            "settings::redis",
         ],
     ),
     ("main", &["cli", "server", "config", "process", "process::tasks"]),
@@ -839,6 +855,7 @@ fn every_script_opens_with_keys_argv_returns_and_bound() {
             "lua/forget.lua",
             "lua/quotas.lua",
             "lua/schedules.lua",
+            "lua/settings.lua",
         ];
         let is_compact = |name: &String| script.path == format!("lua/compact/{name}.lua");
         if preambles.contains(&&*script.path) || compact.iter().any(is_compact) {

@@ -166,6 +166,7 @@ impl Stored {
             receipt: None,
             ttl: job.ttl,
             elapsed: job.elapsed,
+            published_at: job.id.published_at(),
             key: self.key.clone(),
             reason: self.reason.clone(),
             size: job.body.len() as u64,

@@ -186,7 +186,7 @@ impl DiskEngine {
 
     /// Tables in the same directory, for tokens and limits.
     pub(crate) fn records(&self) -> Records {
-        Records { handle: self.handle.clone(), tables: self.tables.clone() }
+        Records { handle: self.handle.clone(), room: self.room.clone(), tables: self.tables.clone() }
     }
 
     /// Returns when the store is poisoned, and says why: a write or a sync has failed, or a thread has died. What is on

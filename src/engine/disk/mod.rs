@@ -40,7 +40,7 @@ use self::core::FAILED_PATIENCE;
 pub use self::options::{DiskOptions, Sync};
 #[doc(hidden)]
 pub use self::raw::RawStore;
-pub(crate) use self::records::{Change, META_SECRET, QUOTA, Records, Table, put_short, take_short};
+pub(crate) use self::records::{Change, QUOTA, Records, Table, put_short, take_short};
 use self::step::Progress;
 use self::store::mark;
 pub use self::store::mark::{FORMAT, OpenError};
@@ -97,6 +97,10 @@ impl Backup for DiskEngine {
 impl Engine for DiskEngine {
     fn now(&self) -> Millis {
         self.handle.clock.now()
+    }
+
+    fn time_of_day(&self) -> Millis {
+        self.handle.clock.time_of_day()
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
@@ -246,8 +250,8 @@ impl Engine for DiskEngine {
 
     async fn delays(&self, count: &DelayCount) -> Result<Delays> {
         let store = self.handle.ask(ShareStore).await?;
-        let (count, now, stop) = (count.clone(), self.handle.clock.now_micros(), self.stop.clone());
-        let counted = self.counts.beside(&self.handle, move || delays::count(&store, &count, now, &stop));
+        let (count, clock, stop) = (count.clone(), self.handle.clock.clone(), self.stop.clone());
+        let counted = self.counts.beside(&self.handle, move || delays::count(&store, &count, &clock, &stop));
         counted.await?.ok_or(Error::Closed)
     }
 

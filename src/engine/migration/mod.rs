@@ -132,6 +132,10 @@ impl Engine for Migration {
         self.stores.new.now()
     }
 
+    fn time_of_day(&self) -> Millis {
+        self.stores.new.time_of_day()
+    }
+
     fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
         self.stores.new.make_id(ids, of)
     }

@@ -103,7 +103,7 @@ impl<'a> From<&'a JobView> for ListedJob<'a> {
             job_id: view.id,
             state: state(view),
             due_at: view.due_at.map(Instant),
-            published_at: Instant(view.id.published_at()),
+            published_at: Instant(view.published_at),
             remain_tries: view.tries_left,
             ttl: reply::seconds_left(view.ttl),
             key: key(view),
@@ -125,7 +125,7 @@ pub struct VerboseJob<'a> {
     #[serde(with = "some_base64")]
     pub data: Option<Cow<'a, [u8]>>,
     pub due_at: Option<Instant>,
-    elapsed_ms: u64,
+    pub elapsed_ms: u64,
     pub job_id: JobId,
     pub key: Option<Cow<'a, str>>,
     namespace: Cow<'a, str>,

@@ -9,5 +9,6 @@ mod push;
 mod push_stage;
 mod quotas;
 mod scheduler;
+mod settings;
 mod throttle;
 mod tokens;

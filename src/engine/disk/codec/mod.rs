@@ -6,6 +6,7 @@
 mod parts;
 mod record;
 mod schedules;
+mod settings;
 
 use std::ops::RangeBounds;
 
@@ -18,6 +19,7 @@ pub use self::schedules::{
     META_REVISION, Progress, progress, progress_key, progress_keys, read_progress, read_progress_key,
     read_setting, setting, setting_key,
 };
+pub use self::settings::{read_record_key, read_record_value, record_key, record_keys, record_value};
 use crate::clock::{Micros, Millis};
 use crate::engine::{Fingerprint, Placed};
 use crate::job::JobId;
@@ -29,9 +31,7 @@ pub const META_SEQ: &[u8] = b"seq";
 pub const META_CLOCK: &[u8] = b"clock";
 /// Key in `meta` of an upper bound on the ids of stored jobs.
 pub const META_NEWEST: &[u8] = b"newest";
-/// Key in `meta` of the secret that seals cursors.
-pub const META_SECRET: &[u8] = b"secret";
-/// First sequence number: far above the numbers that returned jobs count down from it.
+/// Numbers begin here: far above what giving back counts down from it.
 pub const FIRST_SEQ: u64 = 1 << 48;
 
 /// Returns the prefix of all keys of a queue. No queue's prefix is a prefix of another's, since lengths come first.

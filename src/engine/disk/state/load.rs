@@ -9,6 +9,7 @@ use super::clock::PoolClock;
 use super::garbage::Garbage;
 use super::queues::Queues;
 use super::schedules::Schedules;
+use super::settings::Settings;
 use super::tables::Tables;
 use super::timers::Timers;
 use super::{Windows, WriterState, count, summary};
@@ -61,6 +62,7 @@ pub fn load(
         once_from: 0,
         quotas: Default::default(),
         schedules: Schedules::load(&store)?,
+        settings: Settings::load(&store, clock_mark)?,
         quarantine: Default::default(),
         to_notify: Default::default(),
         observers: Arc::default(),

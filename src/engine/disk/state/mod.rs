@@ -10,6 +10,7 @@ pub mod load;
 pub mod queues;
 pub mod quotas;
 pub mod schedules;
+pub mod settings;
 pub mod summary;
 pub mod tables;
 pub mod timers;
@@ -27,6 +28,7 @@ use self::garbage::{Garbage, Live, Upkeep};
 use self::queues::{QueueState, Queues, Waiting};
 use self::quotas::{QuotaCount, QuotaUse};
 use self::schedules::Schedules;
+use self::settings::Settings;
 use self::tables::Tables;
 use self::timers::Timers;
 use crate::clock::{Micros, Millis};
@@ -96,6 +98,7 @@ pub struct WriterState {
     /// Namespaces with a quota.
     pub quotas: HashMap<Namespace, QuotaUse>,
     pub schedules: Schedules,
+    pub settings: Settings,
     /// The keys of the jobs that are in quarantine.
     pub quarantine: HashSet<Vec<u8>>,
     /// Queues that got ready jobs in this group: their consumers are told of it after the commit.

@@ -46,7 +46,7 @@ impl Step for Touch {
         let Some(entry) = state.stop_running(&job) else { return Ok(Held::NotYours) };
         let (due, hand_over) = (now.saturating_add(micros(ttr)), state.next_seq());
         state.start_ttr((due, hand_over), &job.queue, entry);
-        Ok(Held::Done(Touched { receipt: Receipt { hand_over, ..receipt }, until: due / 1000 }))
+        Ok(Held::Done(Touched { receipt: Receipt { hand_over, ..receipt }, until: state.clock.to_day(due) }))
     }
 }
 
@@ -77,7 +77,7 @@ impl Step for GiveUp {
             }
             state.push_ready_first(&job.queue, entry, expires, now);
         }
-        Ok(Held::Done(Released::Back { tries_left: entry.tries, due_at: due / 1000 }))
+        Ok(Held::Done(Released::Back { tries_left: entry.tries, due_at: state.clock.to_day(due) }))
     }
 }
 

@@ -11,6 +11,7 @@ use super::inspect::view;
 use crate::clock::{Micros, Millis};
 use crate::engine::disk::codec::{self, Entry, TimerKey};
 use crate::engine::disk::state::WriterState;
+use crate::engine::disk::state::clock::PoolClock;
 use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::{Fatal, Found, Space, Store};
 use crate::engine::disk::writer::handle::Handle;
@@ -50,8 +51,8 @@ impl Lists {
         let Some(start) = handle.ask(FindStart { queue: queue.clone(), state: list.state }).await? else {
             return Ok(Some(JobPage::default()));
         };
-        let now = handle.clock.now_micros();
-        read(handle, permit, move || start.page(&list, after, now)).await.map(Some)
+        let clock = handle.clock.clone();
+        read(handle, permit, move || start.page(&list, after, &clock)).await.map(Some)
     }
 
     /// Reads what is no list, beside the writer too.
@@ -186,8 +187,8 @@ impl Step for FindStart {
 }
 
 impl Start {
-    fn page(&self, list: &JobList, after: Option<Place>, now: Micros) -> Result<JobPage, Fatal> {
-        let snapshot = self.store.snapshot();
+    fn page(&self, list: &JobList, after: Option<Place>, clock: &PoolClock) -> Result<JobPage, Fatal> {
+        let (snapshot, now) = (self.store.snapshot(), clock.now_micros());
         let (space, end) = match self.state {
             JobState::Delayed => (Space::Delayed, vec![u8::MAX; 17]),
             JobState::Running => (Space::Running, vec![u8::MAX; 17]),
@@ -222,7 +223,7 @@ impl Start {
             if record.generation == entry.generation && !record.expired(now) {
                 let tries = if self.state == JobState::Dead { 0 } else { entry.tries };
                 let place = (Some(self.state), Some(due_at), Some(tries));
-                page.jobs.push(view(entry.id, record, place, list.bodies, now));
+                page.jobs.push(view(entry.id, record, place, list.bodies, (now, clock)));
             }
         }
         Ok(page)

@@ -20,4 +20,5 @@ pub mod pump;
 pub mod quotas;
 pub mod respawn_jobs;
 pub mod schedules;
+pub mod settings;
 pub mod stats;

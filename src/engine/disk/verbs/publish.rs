@@ -187,12 +187,12 @@ impl WriterState {
             how = placed.how;
         }
         let due = match at {
-            Some(at) => at.saturating_mul(1000).max(now),
+            Some(at) => self.clock.at_time_of_day(at).max(now),
             None => now.saturating_add(micros(job.delay)),
         };
         let id = job.id;
         self.place(job, due, key.map(|(key, _)| key), now);
-        Ok(Placed { id, due_at: Some(due / 1000), how })
+        Ok(Placed { id, due_at: Some(self.clock.to_day(due)), how })
     }
 
     /// Stores a job whose id and key nobody has. It is ready at once if it is due now.

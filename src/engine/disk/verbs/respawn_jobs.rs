@@ -80,6 +80,6 @@ impl WriterState {
         } else {
             self.push_ready(queue, seq, entry, Some(now));
         }
-        Ok((Revived::Done { due_at: due / 1000 }, bytes))
+        Ok((Revived::Done { due_at: self.clock.to_day(due) }, bytes))
     }
 }

@@ -61,10 +61,15 @@ pub struct Scripts {
     pub recount: Script,
     pub recounted: Script,
     pub put_quota: Script,
-    pub servers: Script,
     pub step_schedule: Script,
     pub list_schedules: Script,
     pub due_schedules: Script,
+    pub get_setting: Script,
+    pub put_setting: Script,
+    pub scan_settings: Script,
+    pub setting_changes: Script,
+    pub keep_setting: Script,
+    pub count_setting: Script,
     pub push_swap: Script,
     pub push_lease: Script,
     pub push_report: Script,
@@ -82,8 +87,8 @@ macro_rules! part {
 
 /// A script without a deadline. lua/clock.lua is not put before it.
 macro_rules! without_clock {
-    ($name:literal) => {
-        Script::new(part!($name))
+    ($($name:literal),+) => {
+        Script::new(concat!($(part!($name)),+))
     };
 }
 
@@ -143,10 +148,15 @@ impl Default for Scripts {
             recount: with_clock!("recount"),
             recounted: with_clock!("recounted"),
             put_quota: without_clock!("put_quota"),
-            servers: without_clock!("servers"),
             step_schedule: counted!("forget", "details", [publish "publish_with"], "schedules", "step_schedule"),
             list_schedules: with_clock!("schedules", "list_schedules"),
             due_schedules: with_clock!("schedules", "due_schedules"),
+            get_setting: without_clock!("settings", "get_setting"),
+            put_setting: without_clock!("settings", "put_setting"),
+            scan_settings: without_clock!("settings", "scan_settings"),
+            setting_changes: without_clock!("settings", "setting_changes"),
+            keep_setting: without_clock!("settings", "keep_setting"),
+            count_setting: without_clock!("count_setting"),
             push_swap: without_clock!("push_swap"),
             push_lease: without_clock!("push_lease"),
             push_report: without_clock!("push_report"),

@@ -223,7 +223,7 @@ fn facts(visit: &Visit, job: &Job) -> Markup {
                 Some(state) => (state),
                 None => (unknown("this store does not know it")),
             } }
-            dt { "Published" } dd { (visit.zone.at(Instant(job.job_id.published_at()))) }
+            dt { "Published" } dd { (volatile(&visit.zone.at(Instant(visit.zone.now.saturating_sub(job.elapsed_ms))))) }
             @if let (Some(at), Some(state)) = (job.due_at, state) { dt { (instant_of(state)) } dd { (visit.zone.at(at)) } }
             @if job.ttl > 0 {
                 dt { "TTL ends" }
