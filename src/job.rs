@@ -162,7 +162,7 @@ pub struct NewJob {
     pub attributes: Attributes,
     /// How long the job lives, counted from the publish; `None` is forever.
     pub ttl: Option<Duration>,
-    /// How long it sleeps before it is ready. Not longer than `ttl`.
+    /// How long it sleeps before it is ready. Shorter than `ttl`.
     pub delay: Duration,
     /// How many times it may be handed out.
     pub tries: NonZeroU16,

@@ -332,6 +332,7 @@ macro_rules! more_laws {
                 release_notifies,
                 a_release_without_tries_left_is_death,
                 a_delayed_release_waits,
+                a_release_beyond_the_ttl_is_death,
                 a_released_job_does_not_come_back_after_its_old_ttr,
                 a_released_job_is_found_in_every_state,
                 a_buried_job_is_dead,

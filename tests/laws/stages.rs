@@ -32,7 +32,11 @@ const REDIS: Differences = Differences {
     exact_sizes: false,
     horizon: Some(Duration::from_secs(1)),
     slack: Duration::from_millis(10),
+    complete: true,
 };
+
+/// What is different about a Redis in the compact layout.
+const COMPACT: Differences = Differences { complete: false, ..REDIS };
 
 fn metered(engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
     Arc::new(Metered::new(engine, &PoolName::default_pool(), &Metrics::default()))
@@ -99,18 +103,18 @@ async fn open_compact_with(partitions: u16, spread: SpreadRules) -> (Arc<Compact
 
 async fn compact() -> impl Stage {
     let (engine, server) = open_compact(1).await;
-    RealStage::new(engine, REDIS, server)
+    RealStage::new(engine, COMPACT, server)
 }
 
 /// Every queue in eight partitions, of which none goes ahead of the others.
 async fn spread_over_8() -> impl Stage {
     let (engine, server) = open_compact_with(8, everything(Duration::ZERO)).await;
-    RealStage::new(engine, REDIS, server)
+    RealStage::new(engine, COMPACT, server)
 }
 
 async fn compact_of_8() -> impl Stage {
     let (engine, server) = open_compact(8).await;
-    RealStage::new(engine, REDIS, server)
+    RealStage::new(engine, COMPACT, server)
 }
 
 /// The cluster that every stage on one has in common.
@@ -144,13 +148,13 @@ async fn open_cluster_with(spread: SpreadRules) -> (Arc<CompactEngine>, Arc<Redi
 
 async fn cluster() -> impl Stage {
     let (engine, cluster) = open_cluster().await;
-    RealStage::new(engine, REDIS, cluster)
+    RealStage::new(engine, COMPACT, cluster)
 }
 
 /// Every queue over all masters, as servers have it.
 async fn cluster_spread() -> impl Stage {
     let (engine, cluster) = open_cluster_with(everything(Duration::from_secs(1))).await;
-    RealStage::new(engine, REDIS, cluster)
+    RealStage::new(engine, COMPACT, cluster)
 }
 
 async fn moving(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Arc<dyn Engine> {
@@ -180,57 +184,57 @@ async fn disk_to_redis() -> impl Stage {
 
 async fn redis_to_compact() -> impl Stage {
     let ((old, server), (new, new_server)) = (open_redis().await, open_compact(8).await);
-    RealStage::new(moving(old, new).await, REDIS, (server, new_server))
+    RealStage::new(moving(old, new).await, COMPACT, (server, new_server))
 }
 
 async fn compact_to_redis() -> impl Stage {
     let ((old, server), (new, new_server)) = (open_compact(8).await, open_redis().await);
-    RealStage::new(moving(old, new).await, REDIS, (server, new_server))
+    RealStage::new(moving(old, new).await, COMPACT, (server, new_server))
 }
 
 async fn compact_to_disk() -> impl Stage {
     let ((old, server), (new, dir)) = (open_compact(1).await, open_disk(Arc::new(SystemClock::default())));
-    RealStage::new(moving(old, new).await, REDIS, (server, dir))
+    RealStage::new(moving(old, new).await, COMPACT, (server, dir))
 }
 
 async fn disk_to_compact() -> impl Stage {
     let ((old, dir), (new, server)) = (open_disk(Arc::new(SystemClock::default())), open_compact(1).await);
-    RealStage::new(moving(old, new).await, REDIS, (server, dir))
+    RealStage::new(moving(old, new).await, COMPACT, (server, dir))
 }
 
 async fn redis_to_cluster() -> impl Stage {
     let ((old, server), (new, cluster)) = (open_redis().await, open_cluster().await);
-    RealStage::new(moving(old, new).await, REDIS, (server, cluster))
+    RealStage::new(moving(old, new).await, COMPACT, (server, cluster))
 }
 
 async fn cluster_to_redis() -> impl Stage {
     let ((old, cluster), (new, server)) = (open_cluster().await, open_redis().await);
-    RealStage::new(moving(old, new).await, REDIS, (cluster, server))
+    RealStage::new(moving(old, new).await, COMPACT, (cluster, server))
 }
 
 async fn compact_to_cluster() -> impl Stage {
     let ((old, server), (new, cluster)) = (open_compact(1).await, open_cluster().await);
-    RealStage::new(moving(old, new).await, REDIS, (server, cluster))
+    RealStage::new(moving(old, new).await, COMPACT, (server, cluster))
 }
 
 async fn cluster_to_compact() -> impl Stage {
     let ((old, cluster), (new, server)) = (open_cluster().await, open_compact(1).await);
-    RealStage::new(moving(old, new).await, REDIS, (cluster, server))
+    RealStage::new(moving(old, new).await, COMPACT, (cluster, server))
 }
 
 async fn disk_to_cluster() -> impl Stage {
     let ((old, dir), (new, cluster)) = (open_disk(Arc::new(SystemClock::default())), open_cluster().await);
-    RealStage::new(moving(old, new).await, REDIS, (dir, cluster))
+    RealStage::new(moving(old, new).await, COMPACT, (dir, cluster))
 }
 
 async fn cluster_to_disk() -> impl Stage {
     let ((old, cluster), (new, dir)) = (open_cluster().await, open_disk(Arc::new(SystemClock::default())));
-    RealStage::new(moving(old, new).await, REDIS, (cluster, dir))
+    RealStage::new(moving(old, new).await, COMPACT, (cluster, dir))
 }
 
 async fn cluster_to_cluster() -> impl Stage {
     let ((old, cluster), (new, _)) = (open_cluster().await, open_cluster().await);
-    RealStage::new(moving(old, new).await, REDIS, cluster)
+    RealStage::new(moving(old, new).await, COMPACT, cluster)
 }
 
 async fn admin_model() -> AdminStage {

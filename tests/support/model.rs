@@ -543,12 +543,12 @@ impl Engine for ModelEngine {
             stored.reason = Some(reason);
         }
         stored.tries += u16::from(release.tries == Tries::Restore);
-        if stored.tries == 0 || release.tries == Tries::Forfeit {
+        let due_at = now + ms(release.delay);
+        if stored.tries == 0 || release.tries == Tries::Forfeit || stored.expired(due_at) {
             stored.die(tail, now);
             return Ok(Held::Done(Released::Dead));
         }
         (stored.armed, stored.since) = (armed, now);
-        let due_at = now + ms(release.delay);
         stored.state =
             if due_at == now { State::Ready { order: head } } else { State::Delayed { due: due_at } };
         let released = Released::Back { tries_left: stored.tries, due_at };

@@ -290,6 +290,20 @@ async fn a_respawn_says_how_far_it_has_looked() {
     assert_eq!(refused.json["error"], "the job is not dead", "it has looked at all");
 }
 
+/// Guards against a worker that is told when a job comes back which never does.
+async fn a_release_beyond_the_ttl_is_dead_with_its_reason(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    server.put(&token, "/api/ns/q?tries=9&ttl=60", "x").await.expect(201);
+    let hold = next(&server, &token).await;
+    let path = format!("{}&delay=90", hold.to("release"));
+    let released = post(&server, &token, &path, "the mail server is away").await.expect(200);
+    assert_eq!(released.json, json!({"msg": "dead"}));
+    let job = shown(&server, &token, &hold.path).await;
+    assert_eq!((&job["state"], &job["reason"]), (&json!("dead"), &json!("the mail server is away")), "{job}");
+    assert_eq!(server.size("/api/ns/q/deadletter").await, 1);
+}
+
 async fn the_dead_are_respawned_by_id(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -314,7 +328,7 @@ async fn the_dead_are_respawned_by_id(store: Store) {
     for path in ["/api/ns/q/job/01ARZ3NDEKTSV4RRFFQ69G5FAV/respawn", "/api/ns/q/job/x/respawn"] {
         assert_eq!(post(&server, &token, path, "").await.expect(404).says(), "job not found");
     }
-    for bad in ["tries=0", "tries=x", "delay=x", "ttl=x", "delay=2&ttl=1"] {
+    for bad in ["tries=0", "tries=x", "delay=x", "ttl=x", "delay=2&ttl=1", "delay=2&ttl=2"] {
         post(&server, &token, &format!("{}/respawn?{bad}", dead[1]), "").await.expect(400);
     }
 
@@ -338,6 +352,7 @@ on_each_store!(
     without_a_receipt_or_with_a_bad_reason_nothing_happens,
     a_hand_over_whose_ttr_is_over_is_nobodys,
     many_are_acked_each_by_itself,
+    a_release_beyond_the_ttl_is_dead_with_its_reason,
     the_dead_are_respawned_by_id,
 );
 

@@ -102,6 +102,7 @@ async fn a_publish_that_is_refused_says_why_and_stores_nothing(store: Store) {
         ("at_ms=1&at=2", "only one of delay, at and at_ms can be given"),
         ("ttl=-1", "invalid ttl"),
         ("delay=1.5&ttl=1.499", "ttl is shorter than delay"),
+        ("delay=1.5&ttl=1.5", "ttl equals delay: the job would expire when it is due"),
         ("tries=x", "invalid tries"),
         ("tries=0", "tries shouldn't be zero"),
         ("key=", "invalid key"),

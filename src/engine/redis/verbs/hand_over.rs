@@ -58,20 +58,21 @@ impl RedisCore {
         cmd.arg(tries_left).arg(micros(delay)).arg(reason.as_ref().map_or("", Reason::as_str));
         cmd.arg(&keys::BASES);
         let sent = self.clock.begin();
-        let (now, due): (u64, i64) = self.run(&self.hand_overs, &self.scripts.release, cmd).await?;
+        let (now, due, dead): (u64, i64, bool) =
+            self.run(&self.hand_overs, &self.scripts.release, cmd).await?;
         self.clock.learn(sent, now);
         let held = held(due)?;
         if let Held::Done(due) = held {
             self.common.handed_out.release(*id, due);
-            match (tries_left, delay.is_zero()) {
-                (0, _) => {}
-                (_, true) => self.common.notifiers.notify(queue),
-                (_, false) => self.next_due.stored(due),
+            match (dead, delay.is_zero()) {
+                (true, _) => {}
+                (false, true) => self.common.notifiers.notify(queue),
+                (false, false) => self.next_due.stored(due),
             }
         }
-        Ok(map(held, |due| match tries_left {
-            0 => Released::Dead,
-            tries_left => Released::Back { tries_left, due_at: due / 1000 },
+        Ok(map(held, |due| match dead {
+            true => Released::Dead,
+            false => Released::Back { tries_left, due_at: due / 1000 },
         }))
     }
 }
