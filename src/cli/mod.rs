@@ -6,6 +6,7 @@ mod backup;
 mod client;
 mod operators;
 mod program;
+mod promote;
 mod push;
 mod schedules;
 mod session;
@@ -31,6 +32,7 @@ Examples:
   dormouse queue -n shop publish mail 'to ann' --delay 1.5   or the body on standard input
   dormouse queue -n shop pause mail --for 600                hand out nothing for ten minutes
   dormouse queue -n shop respawn mail --oldest 10            give dead jobs another try
+  dormouse queue -n shop promote mail --key order-7          a delayed job is ready now
   dormouse queue -n shop purge mail --yes                    forget the ready jobs
   dormouse queue list --need any                             of all namespaces those that need somebody
   dormouse queue -n shop dead mail                           why jobs died, with counts
@@ -112,7 +114,9 @@ enum QueueCommand {
         time: Option<String>,
     },
     /// End a pause
-    Resume { queue: String },
+    Resume {
+        queue: String,
+    },
     /// Make dead jobs ready again
     Respawn {
         queue: String,
@@ -140,6 +144,7 @@ enum QueueCommand {
         #[command(flatten)]
         of: operators::OfPool,
     },
+    Promote(promote::PromoteArgs),
     /// Forget the ready jobs of a queue. Delayed, running and dead ones stay
     Purge {
         queue: String,
@@ -261,6 +266,7 @@ impl Session {
             QueueCommand::Respawn { queue, jobs, oldest: None, tries, delay, ttl, .. } => {
                 self.respawn(&queue, &jobs, &[("tries", tries), ("delay", delay), ("ttl", ttl)])
             }
+            QueueCommand::Promote(args) => self.promote(args),
             QueueCommand::Purge { queue, yes } => self.purge(&queue, yes),
             QueueCommand::Push(command) => self.push(command),
             QueueCommand::Schedules(command) => command.run(self),

@@ -371,6 +371,16 @@ pub enum Revived {
     NotFound,
 }
 
+/// What became of a job that was to be promoted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promoted {
+    /// It is ready.
+    Done,
+    /// It is in this state; `None` where the store cannot find out with a bounded piece of work. Nothing has changed.
+    NotDelayed(Option<JobState>),
+    NotFound,
+}
+
 /// How long a queue is to be paused from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pausing {

@@ -12,8 +12,8 @@ use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, How, JobList, JobPage, NewId, Once, Pause,
-    Pausing, Placing, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn,
-    Respawned, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    Pausing, Placing, Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released,
+    Respawn, Respawned, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -179,6 +179,10 @@ impl Engine for Metered {
         let is_fetched = found.is_some() && matches!(by, By::Id(_));
         self.metrics.counters.pool_get_jobs.inc_by(u64::from(is_fetched));
         Ok(found)
+    }
+
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
+        self.step(Operation::Promote, self.inner.promote(queue, by)).await
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {

@@ -74,8 +74,9 @@ use async_trait::async_trait;
 
 pub use self::calls::{
     Beside, By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, NewId, OnConflict, Once,
-    Pause, Pausing, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota,
-    Quotas, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
+    Pause, Pausing, Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize,
+    QueueView, Quota, Quotas, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats,
+    Touched, Tries,
 };
 use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;
@@ -178,6 +179,9 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// A job by its id or by its key, in whatever state, with its body, and with as much as was asked for.
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>>;
+
+    /// Makes a delayed job ready at once, behind those that are ready. Its ttl, tries and key stay.
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted>;
 
     /// A part of a queue's jobs in one state, in the order in which they will come; dead ones in the order in which
     /// they died. Work and answer of one call are bounded, however many jobs there are. Over the calls of one list a

@@ -53,6 +53,7 @@ operations! {
     Release = "release",
     Peek = "peek",
     Inspect = "inspect",
+    Promote = "promote",
     ListJobs = "list_jobs",
     Size = "size",
     Destroy = "destroy",

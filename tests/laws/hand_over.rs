@@ -295,7 +295,11 @@ pub async fn a_release_beyond_the_ttl_is_death(s: &dyn Stage) {
             let held = s.take_one(&q, LONG).await;
             let release = Release { delay, tries: tries(restore_try), reason: reason("not now") };
             let released = done("release", s.release(&held, held.proof(), release).await);
-            assert_eq!(released == Released::Dead, dies, "{name}, restore_try is {restore_try}: {released:?}");
+            assert_eq!(
+                released == Released::Dead,
+                dies,
+                "{name}, restore_try is {restore_try}: {released:?}"
+            );
             let view = s.view(&stored).await;
             let state = if dies { JobState::Dead } else { JobState::Delayed };
             assert_eq!(view.state, Some(state), "{name}: {view:?}");

@@ -32,6 +32,7 @@ mod notifier;
 mod once;
 mod pause;
 mod peek;
+mod promote;
 mod publish;
 mod quotas;
 mod random;
@@ -382,6 +383,14 @@ macro_rules! more_laws {
                 steps_are_counted_by_their_placers,
                 a_schedule_follows_its_queue,
                 a_dropped_step_happened_or_did_not,
+            }
+            promote {
+                a_promoted_job_is_ready_behind_the_others,
+                a_promoted_job_comes_once,
+                only_delayed_jobs_are_promoted,
+                a_job_is_promoted_by_its_key,
+                a_released_job_can_be_promoted,
+                promote_notifies,
             }
             closing {
                 after_close_every_verb_says_closed,

@@ -13,10 +13,10 @@ use dormouse::engine::notifier::{Notifier, Notifiers};
 use dormouse::engine::observer::{Observer, Observers};
 use dormouse::engine::{
     By, Consumed, Cursor, Detail, DueList, DueSchedules, Engine, Fingerprint, Held, How, JobList, JobPage,
-    Landed, MAX_PAUSED, OnConflict, Once, Pause, Pausing, Placed, Placing, Publication, Published, Pumped,
-    QueuePage, QueueSize, QueueView, Quotas, REMEMBERED, Release, Released, Respawn, Respawned, Revived,
-    ScheduleId, ScheduleList, SchedulePage, ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen,
-    ScheduleVersion, Size, SizeOf, Stats, Stepped, StoredSchedule, Touched, Tries,
+    Landed, MAX_PAUSED, OnConflict, Once, Pause, Pausing, Placed, Placing, Promoted, Publication, Published,
+    Pumped, QueuePage, QueueSize, QueueView, Quotas, REMEMBERED, Release, Released, Respawn, Respawned,
+    Revived, ScheduleId, ScheduleList, SchedulePage, ScheduleSetting, ScheduleState, ScheduleStep,
+    ScheduleThen, ScheduleVersion, Size, SizeOf, Stats, Stepped, StoredSchedule, Touched, Tries,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
@@ -582,6 +582,24 @@ impl Engine for ModelEngine {
             };
             JobView { receipt, ..detail.of(stored.view(now, true)) }
         }))
+    }
+
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
+        let (mut state, now) = self.open()?;
+        let order = state.next_tail();
+        let found = match by {
+            By::Id(id) => state.find(&JobRef { queue: queue.clone(), id }, now),
+            By::Key(key) => state.holder(queue, key, now),
+        };
+        let Some(id) = found.map(|stored| stored.job.id) else { return Ok(Promoted::NotFound) };
+        let stored = state.get(queue, id);
+        if !matches!(stored.state, State::Delayed { .. }) {
+            return Ok(Promoted::NotDelayed(Some(stored.state.name())));
+        }
+        (stored.state, stored.since) = (State::Ready { order }, now);
+        drop(state);
+        self.notifiers.notify(queue);
+        Ok(Promoted::Done)
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {

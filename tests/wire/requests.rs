@@ -253,8 +253,12 @@ async fn a_job_whose_ttl_equals_its_delay_is_delivered(store: Store) {
         let bulk = server.put(&token, &format!("/api/ns/q/bulk{query}"), "[1,2]").await.expect(201);
         let again = format!("/api/ns/q/job/{one}{query}");
         let again = server.put(&token, &again, "again").await.expect(201).job_id();
-        let mut expected: Vec<String> =
-            bulk.json["job_ids"].as_array().into_iter().flatten().filter_map(|id| id.as_str().map(str::to_owned)).collect();
+        let mut expected: Vec<String> = bulk.json["job_ids"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|id| id.as_str().map(str::to_owned))
+            .collect();
         expected.push(again);
         let mut got = Vec::new();
         for _ in 0..3 {

@@ -60,6 +60,7 @@ use self::verbs::keys::{CancelKey, Recall};
 use self::verbs::list_queues::ListQueues;
 use self::verbs::pause::{Paused, SetPause};
 use self::verbs::peek::Peek;
+use self::verbs::promote::Promote;
 use self::verbs::publish::Publish;
 use self::verbs::pump::Pump;
 use self::verbs::quotas::SetQuotas;
@@ -72,8 +73,8 @@ use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
-    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
-    SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched, Tries,
+    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
+    ScheduleList, SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched, Tries,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -165,6 +166,11 @@ impl Engine for DiskEngine {
             By::Id(id) => self.handle.ask(Inspect { job: JobRef { queue, id }, detail }).await,
             By::Key(key) => self.handle.ask(InspectKey { queue, key: key.clone(), detail }).await,
         }
+    }
+
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
+        self.room.rewrite(0)?;
+        self.handle.ask(Promote { queue: queue.clone(), job: by.into() }).await
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {

@@ -60,8 +60,8 @@ use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
-    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
-    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
+    ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};
@@ -214,6 +214,10 @@ impl Engine for RedisEngine {
             (By::Id(id), Detail::Stored) => core.inspect_stored(&JobRef { queue: queue.clone(), id }).await,
             (By::Id(id), _) => core.inspect(&JobRef { queue: queue.clone(), id }, detail.held_with()).await,
         }
+    }
+
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
+        self.open()?.promote(queue, by).await
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {

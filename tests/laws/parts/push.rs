@@ -191,7 +191,11 @@ async fn a_pause_beyond_the_ttl_kills_at_once_and_on_dead_is_told() {
         let dead = stage.view(&short).await.expect("dead jobs stay");
         let reason = dead.reason.as_ref().map(|reason| reason.as_str().to_owned());
         let expected = format!("attempt 1: status {status}");
-        assert_eq!((dead.state, reason), (Some(JobState::Dead), Some(expected.clone())), "{what} of {status}");
+        assert_eq!(
+            (dead.state, reason),
+            (Some(JobState::Dead), Some(expected.clone())),
+            "{what} of {status}"
+        );
         let waits = stage.view(&long).await.expect("it lives").state;
         assert_eq!(waits, Some(JobState::Delayed), "{what} of {status} within the ttl");
         let told = stage.take("failed").await;

@@ -361,13 +361,7 @@ impl PushStage {
     }
 
     /// Publishes a job with this ttl.
-    pub async fn publish_for(
-        &self,
-        key: &PushKey,
-        body: &str,
-        tries: u16,
-        ttl: Option<Duration>,
-    ) -> JobRef {
+    pub async fn publish_for(&self, key: &PushKey, body: &str, tries: u16, ttl: Option<Duration>) -> JobRef {
         let (id, queue) = (self.ids.make(self.engine.now(), 0, false), key.queue.clone());
         let job = NewJob {
             queue: queue.clone(),

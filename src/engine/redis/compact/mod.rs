@@ -60,8 +60,8 @@ use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
-    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
-    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
+    ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -339,6 +339,11 @@ impl Engine for CompactEngine {
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
         let found = self.open()?.inspect(queue, by, detail.held_with()).await?;
         Ok(found.map(|view| detail.of(view)))
+    }
+
+    async fn promote(&self, _: &Queue, _: By<'_>) -> Result<Promoted> {
+        self.open()?;
+        Err(Error::refused("a job cannot be promoted in the compact layout yet"))
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {

@@ -33,6 +33,7 @@ impl BulkReply {
         let verb = match &*self.action {
             "respawn" => "Respawn",
             "delete" => "Delete",
+            "promote" => "Make ready the",
             "cancel" => "Cancel",
             other => other,
         };
