@@ -19,6 +19,17 @@ use crate::random;
 /// Headers that travel with a job: lower-case name to value.
 pub type Attributes = BTreeMap<String, String>;
 
+/// Whether a header can have this name behind its prefix: push sends attributes as headers.
+pub fn is_attribute_name(name: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !name.is_empty() && name.bytes().all(is_part)
+}
+
+/// Whether a header can have this value.
+pub fn is_attribute_value(value: &str) -> bool {
+    value.bytes().all(|byte| byte == b'\t' || !byte.is_ascii_control())
+}
+
 /// The digit before the ULID of a job whose stored form carries attributes.
 const VERSION_WITH_ATTRIBUTES: u8 = b'1';
 

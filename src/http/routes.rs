@@ -88,7 +88,7 @@ pub fn by_account(has_backup: bool) -> Vec<Row> {
         only("/push/{namespace}/{queue}/resume", [post(push::resume)]),
         only("/push/{namespace}/{queue}/secret", [post(push::new_secret)]),
         only("/push/{namespace}/{queue}/test", [post(push::test)]),
-        only("/accesslog", [post(operations::set_access_log)]),
+        only("/accesslog", [post(operations::set_access_log)]).beside(&["GET"]),
         only("/info/delays", [get(delays::show)]),
         only("/cluster", [get(cluster::show)]),
         only("/backup", [if has_backup { get(backup::get) } else { get(backup::refused) }]),
