@@ -221,6 +221,8 @@ table! {
         "Spread" spread: Vec<String> = Vec::new();
         /// Dormouse's own. Queues that this server never spreads, in the same form. It wins.
         "Ordered" ordered: Vec<String> = Vec::new();
+        /// Dormouse's own. Seconds after its death after which a dead job goes; 0: never.
+        "DeadLetterTTL" dead_letter_ttl: u64 = 0, in 0..=MAX_TTL;
         /// The pool that publishes go to, while this one is drained.
         "MigrateTo" migrate_to: Option<String> = None;
         /// Dormouse's own. A directory that this pool keeps its jobs in.
@@ -249,10 +251,12 @@ impl PoolConfig {
 
     /// Whether a key belongs to stores that are a Redis.
     pub(super) fn of_a_redis(key: &str) -> bool {
-        key != "MigrateTo" && !PoolConfig::of_a_directory(key)
+        !["MigrateTo", "DeadLetterTTL"].contains(&key) && !PoolConfig::of_a_directory(key)
     }
 }
 
+/// The longest age, as the longest `ttl`: 136 years.
+const MAX_TTL: u64 = u32::MAX as u64;
 /// The largest number that TOML has.
 const MOST: u64 = i64::MAX as u64;
 /// The most parts that a pool has: each needs a slot of its own in a cluster, with room to spread.

@@ -162,7 +162,7 @@ impl Config {
                     ));
                 }
                 if let Some(layout) =
-                    ["Layout", "Partitions", "Prefix", "WaitReplicas", "SpreadAt", "Spread", "Ordered"]
+                    ["Layout", "Partitions", "Prefix", "WaitReplicas", "SpreadAt", "Spread", "Ordered", "DeadLetterTTL"]
                         .into_iter()
                         .find_map(|key| given.get(key))
                 {
@@ -425,6 +425,9 @@ impl PoolConfig {
         }
         if self.wait_replicas > 0 && !compact {
             return wrong("WaitReplicas", "it belongs to Layout = \"compact\"");
+        }
+        if self.dead_letter_ttl > 0 && compact {
+            return wrong("DeadLetterTTL", "the compact layout has none: leave it out");
         }
         for (key, queues) in [("Spread", &self.spread), ("Ordered", &self.ordered)] {
             if !compact && !queues.is_empty() {

@@ -6,6 +6,7 @@
 //!   without arguments that answers an `impl Stage`.
 //! - `laws!(name, constructor, virtual_time)` adds those that need a clock which is turned by hand.
 //! - `laws!(name, constructor, verbs)` adds those of the verbs that lmstfy does not have.
+//! - `laws_of!(name, constructor, part)` makes one test for each law of a part that needs stages of its own: `dead_age`.
 //! - `laws_together!(name, constructor, keep, verbs)` makes one test of all of them, for stages on one store.
 //! - `admin_laws!(name, constructor)` makes one test for each law of an admin store, and `admin_laws_together!(name,
 //!   constructor, keep)` one of all.
@@ -22,6 +23,7 @@ mod closing;
 mod concurrency;
 mod consume;
 mod dead;
+mod dead_age;
 mod give_back;
 mod hand_over;
 mod instants;
@@ -76,6 +78,18 @@ macro_rules! laws {
 
             $crate::law_list! { law_tests, $stage }
             $($crate::more_laws! { law_tests, $more, $stage })*
+        }
+    };
+}
+
+/// One test per law of a part, on a stage that is made for it.
+macro_rules! laws_of {
+    ($module:ident, $stage:expr, $part:ident) => {
+        mod $module {
+            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            use super::*;
+
+            $crate::more_laws! { law_tests, $part, $stage }
         }
     };
 }
@@ -284,6 +298,16 @@ macro_rules! more_laws {
             instants {
                 nothing_happens_one_millisecond_before,
                 a_job_is_there_until_its_last_millisecond,
+            }
+        }
+    };
+    ($run:ident, dead_age, $stage:expr) => {
+        $crate::$run! { $stage;
+            dead_age {
+                a_dead_job_goes_after_its_age,
+                every_death_has_an_age,
+                a_respawned_job_has_its_own_ttl,
+                only_the_dead_have_an_age,
             }
         }
     };
@@ -497,6 +521,6 @@ macro_rules! law_plays {
 }
 
 pub(crate) use {
-    admin_law_list, admin_laws, admin_laws_together, law_list, law_plays, law_tests, laws, laws_together,
+    admin_law_list, admin_laws, admin_laws_together, law_list, law_plays, law_tests, laws, laws_of, laws_together,
     more_laws, spread_laws_together,
 };

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::admin_stage::{AdminStage, MemoryAdmin};
+use crate::dead_age::AGE;
 use crate::stage::{Differences, RealStage, Stage, VirtualStage, manual_clock};
 use crate::support::disk_store::open_disk;
 use crate::support::model::ModelEngine;
@@ -16,7 +17,7 @@ use crate::support::redis_server::RedisServer;
 use dormouse::admin::disk::DiskAdmin;
 use dormouse::clock::{ManualClock, SystemClock};
 use dormouse::engine::Engine;
-use dormouse::engine::disk::DiskEngine;
+use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::Migration;
 use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisEngine, SpreadRules};
@@ -77,6 +78,25 @@ async fn open_redis() -> (Arc<RedisEngine>, RedisServer) {
     let redis = RedisServer::start();
     let engine = RedisEngine::connect(redis.address(), &PoolName::default_pool()).await;
     (engine.expect("the Redis answers"), redis)
+}
+
+async fn model_with_dead_age() -> impl Stage {
+    let clock = manual_clock();
+    let mut model = ModelEngine::new(clock.clone());
+    model.dead_ttl = Some(AGE);
+    VirtualStage::new(Arc::new(model), clock, ())
+}
+
+async fn disk_with_dead_age() -> impl Stage {
+    let (clock, dir) = (manual_clock(), TempDir::new().expect("a temporary directory"));
+    let options = DiskOptions { dead_ttl: AGE, ..DiskOptions::new(dir.path().join("jobs"), clock.clone()) };
+    disk_stage(DiskEngine::open(options).expect("an empty directory opens"), clock, dir)
+}
+
+async fn redis_with_dead_age() -> impl Stage {
+    let redis = RedisServer::start();
+    let engine = RedisEngine::connect_with(redis.address(), &PoolName::default_pool(), AGE).await;
+    RealStage::new(engine.expect("the Redis answers"), REDIS, redis)
 }
 
 async fn redis() -> impl Stage {
@@ -265,6 +285,9 @@ crate::laws!(on_model, model, virtual_time, verbs);
 crate::laws!(on_disk, disk, virtual_time, verbs);
 crate::laws!(on_disk_metered, metered_disk, virtual_time, verbs);
 crate::laws!(on_redis, redis, verbs);
+crate::laws_of!(on_model_with_dead_age, model_with_dead_age, dead_age);
+crate::laws_of!(on_disk_with_dead_age, disk_with_dead_age, dead_age);
+crate::laws_of!(on_redis_with_dead_age, redis_with_dead_age, dead_age);
 crate::laws!(on_compact, compact, verbs);
 crate::laws!(on_compact_of_8, compact_of_8, verbs);
 crate::spread_laws_together!(on_compact_spread, spread_over_8, (), false);

@@ -66,6 +66,8 @@ pub struct ModelEngine {
     pub expired_timers_stay: bool,
     /// How many due jobs one pump moves.
     pub pump: usize,
+    /// For how long dead jobs are kept; `None` is forever.
+    pub dead_ttl: Option<Duration>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -174,10 +176,10 @@ impl Stored {
         }
     }
 
-    fn die(&mut self, order: i64, now: Millis) {
+    fn die(&mut self, order: i64, now: Millis, dead_ttl: Option<Duration>) {
         self.state = State::Dead { order };
         self.since = now;
-        self.expires = None;
+        self.expires = dead_ttl.map(|ttl| now + ms(ttl));
         self.key = None;
     }
 
@@ -394,6 +396,7 @@ impl ModelEngine {
             armed: Notify::new(),
             expired_timers_stay: false,
             pump: 500,
+            dead_ttl: None,
         }
     }
 
@@ -545,7 +548,7 @@ impl Engine for ModelEngine {
         stored.tries += u16::from(release.tries == Tries::Restore);
         let due_at = now + ms(release.delay);
         if stored.tries == 0 || release.tries == Tries::Forfeit || stored.expired(due_at) {
-            stored.die(tail, now);
+            stored.die(tail, now, self.dead_ttl);
             return Ok(Held::Done(Released::Dead));
         }
         (stored.armed, stored.since) = (armed, now);
@@ -751,7 +754,7 @@ impl Engine for ModelEngine {
                 state.jobs.remove(&(queue.clone(), *id));
                 self.observers.tell(|observer| observer.expired(1));
             } else {
-                stored.die(order, now);
+                stored.die(order, now, self.dead_ttl);
                 self.observers.tell(|observer| observer.died(queue, 1));
             }
         }

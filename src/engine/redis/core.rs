@@ -4,6 +4,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use tokio::sync::Mutex;
 
@@ -38,6 +39,8 @@ pub(crate) struct RedisCore {
     /// When a pump has begun that last, in microseconds.
     pub(super) looked_for_dropped: AtomicU64,
     pub(super) quotas: Counting,
+    /// For how long dead jobs are kept; zero: forever.
+    pub(super) dead_ttl: Duration,
 }
 
 impl Deref for RedisCore {

@@ -93,6 +93,15 @@ impl RedisEngine {
     /// Connects, and begins the engine's tasks. `Away` or `Refused` when the Redis cannot be used now; once
     /// connected, the engine outlives any outage.
     pub async fn connect(address: RedisAddress, name: &PoolName) -> Result<Arc<RedisEngine>> {
+        RedisEngine::connect_with(address, name, Duration::ZERO).await
+    }
+
+    /// The same; jobs that die from now on are kept for `dead_ttl`, or forever if it is zero.
+    pub async fn connect_with(
+        address: RedisAddress,
+        name: &PoolName,
+        dead_ttl: Duration,
+    ) -> Result<Arc<RedisEngine>> {
         let mut opened = Link::open(&address, name, keys::Ready, 0).await?;
         let link = opened.link.clone();
         first_check(&link, &mut opened.first, OLDEST).await?;
@@ -112,6 +121,7 @@ impl RedisEngine {
             far_looks: Mutex::default(),
             looked_for_dropped: AtomicU64::default(),
             quotas: Counting::default(),
+            dead_ttl,
         });
         let guards = opened.keep();
         link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));

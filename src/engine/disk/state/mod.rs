@@ -61,6 +61,8 @@ pub struct Windows {
     pub delayed: usize,
     /// How long an empty queue is remembered.
     pub idle: Duration,
+    /// For how long dead jobs are kept; zero: forever.
+    pub dead: Duration,
 }
 
 /// Everything that the writer thread reads and changes.
@@ -86,6 +88,9 @@ pub struct WriterState {
     pub garbage: Garbage,
     /// Pauses that end by themselves, the earliest first.
     pub pauses: BTreeSet<(Micros, Queue)>,
+    /// When the oldest dead job of a queue goes, where dead jobs have an age; the earliest first. Too early of a queue whose
+    /// oldest dead job has left.
+    pub dead_ends: BTreeSet<(Micros, Queue)>,
     /// How many queues of a namespace are paused; only those that have some.
     pub paused: HashMap<Namespace, usize>,
     /// Keys of jobs, and requests that are remembered. Not exact where a record could not be read.

@@ -90,6 +90,8 @@ pub struct QueueState {
     pub dead: u64,
     /// No dead entry has a lower number.
     pub dead_from: u64,
+    /// Whether the queue stands in [`WriterState::dead_ends`](super::WriterState::dead_ends).
+    pub ages: bool,
     /// Delayed and running jobs.
     pub timers: u64,
     /// Running jobs.
@@ -121,6 +123,7 @@ impl QueueState {
             ready: 0,
             dead: 0,
             dead_from: 0,
+            ages: false,
             timers: 0,
             running: 0,
             paused: None,

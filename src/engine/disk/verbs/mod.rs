@@ -4,6 +4,7 @@
 
 pub mod ack;
 pub mod consume;
+pub mod dead_age;
 pub mod dead_letter;
 pub mod delays;
 pub mod destroy;

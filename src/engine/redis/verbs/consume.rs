@@ -80,6 +80,7 @@ impl RedisCore {
         for run in ttrs.chunk_by(|a, b| a == b) {
             call.arg(run.len()).arg(micros(run[0])); // a run has at least one element
         }
+        call.arg(self.dead_ttl.as_millis() as u64);
         let connection = self.consumes.connection().await?;
         let (core, mut redis, asked) = (self.clone(), patient(&connection), ttrs.len());
         let exchange = async move {

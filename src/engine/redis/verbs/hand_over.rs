@@ -56,7 +56,7 @@ impl RedisCore {
         cmd.arg(keys::member(queue, receipt.tries_left, id)).arg(receipt.hand_over);
         cmd.arg(keys::member_prefix(queue)).arg(keys::group(queue)).arg(id.to_string());
         cmd.arg(tries_left).arg(micros(delay)).arg(reason.as_ref().map_or("", Reason::as_str));
-        cmd.arg(&keys::BASES);
+        cmd.arg(self.dead_ttl.as_millis() as u64).arg(&keys::BASES);
         let sent = self.clock.begin();
         let (now, due, dead): (u64, i64, bool) =
             self.run(&self.hand_overs, &self.scripts.release, cmd).await?;
