@@ -152,6 +152,13 @@ enum QueueCommand {
         #[arg(long)]
         yes: bool,
     },
+    /// Forget a queue: its name and all of its jobs but those that run
+    Forget {
+        queue: String,
+        /// Yes, forget it
+        #[arg(long)]
+        yes: bool,
+    },
     /// Send the jobs of a queue to a URL
     #[command(subcommand)]
     Push(push::PushCommand),
@@ -268,6 +275,7 @@ impl Session {
             }
             QueueCommand::Promote(args) => self.promote(args),
             QueueCommand::Purge { queue, yes } => self.purge(&queue, yes),
+            QueueCommand::Forget { queue, yes } => self.forget(&queue, yes),
             QueueCommand::Push(command) => self.push(command),
             QueueCommand::Schedules(command) => command.run(self),
             QueueCommand::Operate(command) => self.operate(command),
@@ -336,6 +344,19 @@ impl Session {
         }
         self.client.send(self.at(queue).delete())?;
         let done = json!({"msg": "purged"});
+        self.show(&done, || show::fields(&done));
+        Ok(())
+    }
+
+    fn forget(&self, queue: &str, yes: bool) -> Result<()> {
+        if !yes {
+            return Err(CommandError::Usage(format!(
+                "this forgets {}/{queue} and all of its jobs but those that run; repeat it with --yes",
+                self.namespace
+            )));
+        }
+        self.client.send(self.at(queue).delete().with([("forget", Some("1".to_owned()))]))?;
+        let done = json!({"msg": "forgotten"});
         self.show(&done, || show::fields(&done));
         Ok(())
     }

@@ -197,6 +197,12 @@ impl Engine for Metered {
         self.step(Operation::Destroy, self.inner.destroy(queue)).await
     }
 
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        self.step(Operation::ForgetQueue, self.inner.forget_queue(queue)).await?;
+        self.metrics.forget(queue);
+        Ok(())
+    }
+
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
         let respawned = self.step(Operation::Respawn, self.inner.respawn(queue, which)).await;
         let done = match &respawned {

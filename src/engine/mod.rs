@@ -55,6 +55,7 @@ pub mod batch;
 mod calls;
 pub mod delays;
 pub mod disk;
+pub mod forget;
 pub mod metered;
 pub mod migration;
 mod next_due;
@@ -197,6 +198,11 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// bounded steps, each atomic. A call of several steps that ends early, here and below, says so with
     /// [`Partly`](crate::error::Error::Partly).
     async fn destroy(&self, queue: &Queue) -> Result<()>;
+
+    /// Forgets the name of a queue, so that no list shows it; one that has ready or dead jobs keeps its name, and one that
+    /// has delayed jobs may. Running jobs go on. A job that is stored, or that comes back, may bring the name back.
+    /// [`forget`](forget::forget) empties the queue before.
+    async fn forget_queue(&self, queue: &Queue) -> Result<()>;
 
     /// Makes dead jobs ready or delayed again: the oldest ones, in bounded steps, each atomic; or by id, each in an
     /// atomic step of its own, with bounded work for each, however many dead jobs there are.

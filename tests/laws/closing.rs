@@ -39,6 +39,7 @@ pub async fn after_close_every_verb_says_closed(s: &dyn Stage) {
     closed("inspect", engine.inspect_job(&name).await);
     if s.differences().complete {
         closed("promote", engine.promote(&q, By::Id(held.id)).await);
+        closed("forget_queue", engine.forget_queue(&q).await);
         closed("promote by key", engine.promote(&q, By::Key(&key)).await);
     }
     let list = JobList { state: JobState::Ready, limit: 1, cursor: None, bodies: false };

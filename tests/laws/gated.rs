@@ -345,6 +345,11 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.destroy(queue).await
     }
 
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        self.up().await?;
+        self.inner.forget_queue(queue).await
+    }
+
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
         self.up().await?;
         self.inner.respawn(queue, which).await

@@ -24,6 +24,7 @@ mod concurrency;
 mod consume;
 mod dead;
 mod dead_age;
+mod forget;
 mod give_back;
 mod hand_over;
 mod instants;
@@ -415,6 +416,11 @@ macro_rules! more_laws {
                 a_job_is_promoted_by_its_key,
                 a_released_job_can_be_promoted,
                 promote_notifies,
+            }
+            forget {
+                a_forgotten_queue_is_in_no_list,
+                running_jobs_outlive_their_queue,
+                the_name_of_a_queue_in_use_stays,
             }
             closing {
                 after_close_every_verb_says_closed,

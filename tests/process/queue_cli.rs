@@ -216,6 +216,16 @@ async fn delayed_jobs_are_made_ready_by_id_or_by_key() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_queue_is_forgotten() {
+    let stand = Stand::start().await;
+    stand.json(&["publish", "q", "x", "--delay", "600"]);
+    let unsure = stand.queue(&["forget", "q"]);
+    assert!(unsure.code == 2 && unsure.err.contains("--yes"), "{unsure:?}");
+    assert_eq!(stand.json(&["forget", "q", "--yes"]), json!({"msg": "forgotten"}));
+    assert_eq!(stand.json(&["list"])["queues"], json!([]), "it is in no list");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_list_goes_on_over_the_pages() {
     let stand = Stand::start().await;
     let url = format!("{}/api/ns/q/bulk", stand.url);
@@ -521,6 +531,7 @@ fn help_shows_every_command_and_an_example() {
         "respawn",
         "promote",
         "purge",
+        "forget",
         "push",
         "schedules",
         "history",

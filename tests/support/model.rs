@@ -655,6 +655,15 @@ impl Engine for ModelEngine {
         Ok(())
     }
 
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        let (mut state, now) = self.open()?;
+        let holds = |stored: &Stored| stored.job.queue == *queue && !matches!(stored.state, State::Running { .. });
+        if !state.jobs.values().any(holds) && !state.is_paused(queue, now) {
+            state.queues.remove(queue);
+        }
+        Ok(())
+    }
+
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
         let (mut state, now) = self.open()?;
         let (ids, delay, tries, ttl) = match which {

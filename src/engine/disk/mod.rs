@@ -53,6 +53,7 @@ use self::verbs::consume::Consume;
 use self::verbs::dead_letter::{DeleteDead, RespawnOldest};
 use self::verbs::delays;
 use self::verbs::destroy::{Destroy, Rest};
+use self::verbs::forget_queue::ForgetQueue;
 use self::verbs::give_back::GiveBack;
 use self::verbs::hand_over::{GiveUp, Touch};
 use self::verbs::inspect::{Inspect, InspectKey};
@@ -191,6 +192,10 @@ impl Engine for DiskEngine {
                 return Ok(());
             }
         }
+    }
+
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        self.handle.ask(ForgetQueue(queue.clone())).await
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {

@@ -219,6 +219,11 @@ impl Engine for Migration {
         self.stores.new.destroy(queue).await.map_err(Error::away)
     }
 
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        self.stores.old.forget_queue(queue).await?;
+        self.stores.new.forget_queue(queue).await.map_err(Error::away)
+    }
+
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
         let TwoStores { old, new, .. } = &self.stores;
         let Respawned { count, mut each } = old.respawn(queue, which).await?;

@@ -95,6 +95,11 @@ impl RecordedQueues {
         self.0.get(queue).is_some_and(|recorded| recorded.elapsed() <= REMEMBERED)
     }
 
+    /// The queue's name was deleted.
+    pub fn remove(&self, queue: &Queue) {
+        self.0.remove(queue);
+    }
+
     /// The queue's name was recorded.
     pub fn add(&self, queue: Queue) {
         self.0.insert(queue, Instant::now());

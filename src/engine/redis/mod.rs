@@ -242,6 +242,10 @@ impl Engine for RedisEngine {
         self.open()?.destroy(queue).await
     }
 
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        self.open()?.forget_queue(queue).await
+    }
+
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
         let core = self.open()?;
         match which {

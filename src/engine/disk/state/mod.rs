@@ -150,13 +150,20 @@ impl WriterState {
         }
     }
 
-    /// The queue, made and written down if it is new.
+    /// The queue, made and written down if it is new or was forgotten.
     pub fn queue(&mut self, queue: &Queue) -> &mut QueueState {
-        if self.queues.get(queue).is_none() {
-            let low = self.next_seq();
-            let state = self.queues.new_state(queue, low);
-            self.txn.put(Space::Queues, &state.key, []);
-            self.queues.insert(queue.clone(), state);
+        match self.queues.get(queue) {
+            Some(state) if state.listed => {}
+            Some(state) => {
+                self.txn.put(Space::Queues, &state.key, []);
+                self.queues.relist(queue);
+            }
+            None => {
+                let low = self.next_seq();
+                let state = self.queues.new_state(queue, low);
+                self.txn.put(Space::Queues, &state.key, []);
+                self.queues.insert(queue.clone(), state);
+            }
         }
         self.queues.get_mut(queue).expect("it was inserted, if it was not there")
     }
@@ -412,7 +419,8 @@ impl WriterState {
 
     /// Sets the timer of a job that was handed out.
     pub fn start_ttr(&mut self, timer: TimerKey, queue: &Queue, entry: Entry) {
-        let state = self.queue(queue);
+        // Its job is of this queue. A touch does not bring back a queue that was forgotten.
+        let state = self.queues.get_mut(queue).expect("the queue of a job is there");
         state.timers += 1;
         state.running += 1;
         let value = codec::timer_value(&state.key, &entry);

@@ -100,6 +100,8 @@ pub struct QueueState {
     pub paused: Option<Micros>,
     /// Whether the queue waits in [`Queues::idle`].
     idle: bool,
+    /// Whether lists show it. One that was forgotten while jobs of it run is not shown.
+    pub listed: bool,
     sweep: Sweeps,
     held: Arc<EntriesInWindows>,
     /// Entries of the window that are counted in `held`.
@@ -128,6 +130,7 @@ impl QueueState {
             running: 0,
             paused: None,
             idle: false,
+            listed: true,
             sweep: Sweeps::default(),
             held,
             counted: 0,
@@ -409,11 +412,42 @@ impl Queues {
         self.all.get_key_value(&queue).map_or(queue, |(kept, _)| kept.clone())
     }
 
-    /// Adds one.
-    pub fn insert(&mut self, queue: Queue, state: QueueState) -> &mut QueueState {
+    /// From now on lists do not show this one. It is there still.
+    pub fn unlist(&mut self, queue: &Queue) {
+        if let Some(state) = self.all.get_mut(queue) {
+            state.listed = false;
+        }
+        self.remove_name(queue);
+    }
+
+    /// The opposite of [`unlist`](Queues::unlist).
+    pub fn relist(&mut self, queue: &Queue) {
+        if let Some(state) = self.all.get_mut(queue) {
+            state.listed = true;
+            self.add_name(queue);
+        }
+    }
+
+    fn add_name(&mut self, queue: &Queue) {
         if self.names.insert(queue.clone()) {
             *self.of_namespace.entry(queue.namespace.clone()).or_default() += 1;
         }
+    }
+
+    fn remove_name(&mut self, queue: &Queue) {
+        if self.names.remove(queue)
+            && let Some(count) = self.of_namespace.get_mut(&queue.namespace)
+        {
+            *count -= 1; // it was counted when its name came
+            if *count == 0 {
+                self.of_namespace.remove(&queue.namespace);
+            }
+        }
+    }
+
+    /// Adds one.
+    pub fn insert(&mut self, queue: Queue, state: QueueState) -> &mut QueueState {
+        self.add_name(&queue);
         self.all.entry(queue).or_insert(state)
     }
 
@@ -464,14 +498,7 @@ impl Queues {
             return Some(None);
         }
         self.sweeps.remove(&(state.sweep.listed, queue.clone()));
-        if self.names.remove(&queue)
-            && let Some(count) = self.of_namespace.get_mut(&queue.namespace)
-        {
-            *count -= 1; // it was counted when its name came
-            if *count == 0 {
-                self.of_namespace.remove(&queue.namespace);
-            }
-        }
+        self.remove_name(&queue);
         Some(self.all.remove(&queue))
     }
 }

@@ -8,6 +8,7 @@ pub mod dead_age;
 pub mod dead_letter;
 pub mod delays;
 pub mod destroy;
+pub mod forget_queue;
 pub mod give_back;
 pub mod hand_over;
 pub mod inspect;

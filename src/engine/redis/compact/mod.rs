@@ -358,6 +358,11 @@ impl Engine for CompactEngine {
         self.open()?.destroy(queue).await
     }
 
+    async fn forget_queue(&self, _: &Queue) -> Result<()> {
+        self.open()?;
+        Err(Error::refused("a queue cannot be forgotten in the compact layout yet"))
+    }
+
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
         let core = self.open()?;
         match which {

@@ -43,6 +43,18 @@ impl RedisCore {
         }
     }
 
+    /// Forgets the name of a queue that has no ready and no dead jobs. Another server that has recorded the name lately
+    /// does not record it again for a minute.
+    pub async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        let (namespace, name) = (&queue.namespace, &queue.name);
+        let mut cmd = self.scripts.forget_queue.call(5);
+        cmd.arg(keys::queues_of(namespace)).arg(keys::index_of(namespace)).arg(keys::NAMESPACES);
+        cmd.arg(keys::ready(queue)).arg(keys::dead(queue)).arg(name.as_str()).arg(namespace.as_str());
+        let _: u8 = self.run(&self.shared, &self.scripts.forget_queue, cmd).await?;
+        self.recorded_queues.remove(queue);
+        Ok(())
+    }
+
     /// Has a task [finish](RedisCore::finish_dropped) what others have left.
     pub fn spawn_finisher(self: &Arc<RedisCore>) {
         let core = self.clone();
