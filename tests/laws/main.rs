@@ -273,6 +273,8 @@ macro_rules! law_list {
                 jobs_count_in_every_state_and_everything_else_goes_on,
                 what_replaces_a_job_counts_by_the_difference,
                 a_repeat_is_not_refused,
+                a_duplicate_that_is_remembered_is_refused_when_the_quota_is_used_up,
+                schedules_count_towards_the_bytes,
                 a_large_batch_is_refused_as_a_whole,
                 the_last_quotas_count,
             }

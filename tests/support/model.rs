@@ -263,6 +263,11 @@ impl Jobs {
             placed.push(Placed { id, due_at, how });
         }
         self.keep_to_quotas(before)?;
+        if placed.iter().all(|placed| placed.how == How::Duplicate)
+            && let Some((queue, _)) = &done
+        {
+            self.admit_beside(&queue.namespace, 1)?;
+        }
         if let (Some(once), Some(done)) = (once, done) {
             self.done.insert(done, (now + ms(REMEMBERED), once.fingerprint, placed.clone()));
         }
@@ -277,11 +282,7 @@ impl Jobs {
     /// Goes back to how it was, if a namespace has more than its quota now, and more than it had.
     fn keep_to_quotas(&mut self, before: Option<Jobs>) -> Result<()> {
         let Some(before) = before else { return Ok(()) };
-        let used = |jobs: &Jobs, namespace: &Namespace| {
-            let of = || jobs.jobs.values().filter(|stored| stored.job.queue.namespace == *namespace);
-            let queues = jobs.queues.keys().filter(|queue| queue.namespace == *namespace).count();
-            [of().count(), of().map(|stored| stored.job.body.len()).sum(), queues]
-        };
+        let used = Jobs::used;
         for (namespace, quota) in &self.quotas {
             let bounds = [("jobs", quota.jobs), ("bytes", quota.bytes), ("queues", quota.queues)];
             let now = used(self, namespace).into_iter().zip(used(&before, namespace));
@@ -296,6 +297,28 @@ impl Jobs {
             }
         }
         Ok(())
+    }
+
+    /// How many jobs, bytes and queues a namespace has.
+    fn used(&self, namespace: &Namespace) -> [usize; 3] {
+        let of = || self.jobs.values().filter(|stored| stored.job.queue.namespace == *namespace);
+        let queues = self.queues.keys().filter(|queue| queue.namespace == *namespace).count();
+        let schedules = self.schedules.values().filter(|schedule| schedule.id.namespace == *namespace);
+        let beside: usize = schedules.map(|schedule| schedule.setting.bytes()).sum();
+        [of().count(), of().map(|stored| stored.job.body.len()).sum::<usize>() + beside, queues]
+    }
+
+    /// Whether so many bytes that are no job's may be stored.
+    fn admit_beside(&self, namespace: &Namespace, bytes: usize) -> Result<()> {
+        let Some(quota) = self.quotas.get(namespace).filter(|_| bytes > 0) else { return Ok(()) };
+        let [jobs, used, _] = self.used(namespace).map(|used| used as u64);
+        if quota.jobs > 0 && jobs >= quota.jobs {
+            Err(Error::OverQuota("jobs"))
+        } else if quota.bytes > 0 && used + bytes as u64 > quota.bytes {
+            Err(Error::OverQuota("bytes"))
+        } else {
+            Ok(())
+        }
     }
 
     fn next_tail(&mut self) -> i64 {
@@ -918,6 +941,8 @@ impl Engine for ModelEngine {
             return Ok(Stepped::TooMany);
         }
         let version = ScheduleVersion { revision: revision_now, step };
+        let bytes_before = before.as_ref().map_or(0, |before| before.setting.bytes());
+        state.admit_beside(&id.namespace, setting.bytes().saturating_sub(bytes_before))?;
         if put.dry {
             return Ok(Stepped::Done { version, landed: None });
         }

@@ -23,6 +23,8 @@ pub const USED_TURN: &str = "dormouse/used/turn";
 pub const SCHEDULES: &str = "dormouse/schedules";
 /// Sorted set of the schedules, as `namespace/name`: when they are due.
 pub const DUE: &str = "dormouse/due";
+/// Hash of how many bytes the schedules of each namespace take.
+pub const SCHEDULE_BYTES: &str = "dormouse/schedule-bytes";
 /// What the keys of schedules begin with, for scripts that put `namespace/name` behind it.
 pub const SCHEDULE_BASE: &str = "dormouse/schedule/";
 /// A key that nobody makes: the empty write of a health check goes there and leaves nothing.

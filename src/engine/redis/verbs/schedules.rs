@@ -84,8 +84,8 @@ impl RedisCore {
             args.extend(job_args);
             new.push(job.map(|Step { new, .. }| new).unwrap_or_default());
         }
-        let mut cmd = self.scripts.step_schedule.call(2 + all_keys.len());
-        cmd.arg(keys::SCHEDULES).arg(keys::DUE).arg(all_keys).arg(args);
+        let mut cmd = self.scripts.step_schedule.call(3 + all_keys.len());
+        cmd.arg(keys::SCHEDULES).arg(keys::DUE).arg(keys::SCHEDULE_BYTES).arg(all_keys).arg(args);
         let [first, second] = &self.publish_connections;
         let connection =
             first_up(if own == 0 { [second, first] } else { [first, second] }).await.map_err(Error::from)?;
