@@ -23,6 +23,7 @@ pub mod process;
 pub mod pump;
 pub mod push;
 pub mod random;
+pub mod readable;
 pub mod sampler;
 pub mod schedule;
 pub mod scheduler;

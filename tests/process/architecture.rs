@@ -202,13 +202,14 @@ fn keys_of_redis_are_made_in_one_file_per_store() {
 const PARTS: &[(&str, &[&str])] = &[
     ("clock", &[]),
     ("random", &["clock"]),
+    ("readable", &[]),
     ("name", &[]),
     ("error", &["name"]),
     ("outage", &["error"]),
     ("job", &["clock", "name", "random"]),
     ("time", &["clock"]),
     ("schedule", &["clock", "job", "name", "time"]),
-    ("config", &["name"]),
+    ("config", &["name", "readable"]),
     ("tls", &[]),
     ("process", &["config"]),
     ("process::tasks", &[]),
@@ -398,6 +399,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "name",
             "process",
             "random",
+            "readable",
             "time",
         ],
     ),
@@ -454,7 +456,7 @@ const PARTS: &[(&str, &[&str])] = &[
         ],
     ),
     ("main", &["cli", "server", "config", "process", "process::tasks"]),
-    ("cli", &["tls"]),
+    ("cli", &["readable", "tls"]),
     ("token-cli", &["cli"]),
 ];
 

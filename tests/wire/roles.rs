@@ -77,6 +77,7 @@ const ROUTES: &[(&str, May)] = &[
     ("/ui/dead", May::Get),
     ("/ui/server", May::Get),
     ("/ui/search", May::Get),
+    ("/ui/{*unknown}", May::Get),
     ("/ui/tokens/{pool}/{namespace}", May::Nothing),
     ("/ui/jobs/{pool}/{namespace}/{queue}/{id}", May::Get),
     ("/", May::All),
