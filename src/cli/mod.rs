@@ -356,8 +356,7 @@ impl Session {
         }
         self.client.send(self.at(queue).delete().with([("forget", Some("1".to_owned()))]))?;
         let done = json!({"msg": "forgotten"});
-        self.show(&done, || show::fields(&done));
-        Ok(())
+        self.show(&done, || show::fields(&done))
     }
 
     /// Speaks to the admin port.
