@@ -426,9 +426,6 @@ impl PoolConfig {
         if self.wait_replicas > 0 && !compact {
             return wrong("WaitReplicas", "it belongs to Layout = \"compact\"");
         }
-        if self.dead_letter_ttl > 0 && compact {
-            return wrong("DeadLetterTTL", "the compact layout has none: leave it out");
-        }
         for (key, queues) in [("Spread", &self.spread), ("Ordered", &self.ordered)] {
             if !compact && !queues.is_empty() {
                 return wrong(key, "it belongs to Layout = \"compact\"");

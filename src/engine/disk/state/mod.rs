@@ -7,6 +7,7 @@ mod count;
 pub mod garbage;
 pub mod keys;
 pub mod load;
+mod names;
 pub mod queues;
 pub mod quotas;
 pub mod schedules;
