@@ -75,6 +75,9 @@ impl WriterState {
     /// The same of one queue. Answers how many.
     pub fn end_dead_of(&mut self, queue: &Queue, limit: usize, now: Micros) -> Result<usize, Fatal> {
         let mut ended = 0;
+        if self.windows.dead.is_zero() {
+            return Ok(0);
+        }
         for (seq, entry, since) in self.oldest_dead(queue, limit)? {
             if self.end_of_dead(since.saturating_mul(1000)).is_none_or(|ends| ends > now) {
                 break;
