@@ -161,10 +161,18 @@ impl Config {
                         "Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
                     ));
                 }
-                if let Some(layout) =
-                    ["Layout", "Partitions", "Prefix", "WaitReplicas", "SpreadAt", "Spread", "Ordered", "DeadLetterTTL"]
-                        .into_iter()
-                        .find_map(|key| given.get(key))
+                if let Some(layout) = [
+                    "Layout",
+                    "Partitions",
+                    "Prefix",
+                    "WaitReplicas",
+                    "SpreadAt",
+                    "Spread",
+                    "Ordered",
+                    "DeadLetterTTL",
+                ]
+                .into_iter()
+                .find_map(|key| given.get(key))
                 {
                     return Err(layout.wrong("it belongs to pools; tokens and limits have one layout"));
                 }

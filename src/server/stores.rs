@@ -175,7 +175,8 @@ async fn open_redis(
 ) -> crate::error::Result<OpenedRedis> {
     Ok(match pool.layout() {
         Layout::Lmstfy => {
-            let redis = RedisEngine::connect_with(address, name, Duration::from_secs(pool.dead_letter_ttl)).await?;
+            let redis =
+                RedisEngine::connect_with(address, name, Duration::from_secs(pool.dead_letter_ttl)).await?;
             log_redis(name, pool, redis.version());
             let failed = StoreEnd::WithServer(Box::pin(redis.failed()));
             ((redis.clone(), redis.outage(), failed), None)

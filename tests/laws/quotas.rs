@@ -212,7 +212,8 @@ pub async fn schedules_count_towards_the_bytes(s: &dyn Stage) {
     let less = ok("less is fine", engine.step_schedule(step("a", Some(version), 50)).await);
     let Stepped::Done { version, .. } = less else { panic!("{less:?}") };
     ok("10 more", publish(s, [job(&q, vec![b'x'; 10])]).await);
-    let gone = ScheduleStep { id: schedules::schedule("a"), expected: Some(version), then: ScheduleThen::Delete };
+    let gone =
+        ScheduleStep { id: schedules::schedule("a"), expected: Some(version), then: ScheduleThen::Delete };
     ok("delete", engine.step_schedule(gone).await);
     ok("what a deleted schedule had", publish(s, [job(&q, vec![b'x'; 50])]).await);
     refused(publish(s, [job(&q, "x")]).await, "bytes", "a byte more");

@@ -822,8 +822,14 @@ fn every_script_opens_with_keys_argv_returns_and_bound() {
     let (mut wrong, compact) = (String::new(), CompactScripts::read().preambles);
     for script in sources("lua", "lua") {
         // The preambles stand before other scripts and are none themselves.
-        let preambles =
-            ["lua/clock.lua", "lua/dead.lua", "lua/details.lua", "lua/forget.lua", "lua/quotas.lua", "lua/schedules.lua"];
+        let preambles = [
+            "lua/clock.lua",
+            "lua/dead.lua",
+            "lua/details.lua",
+            "lua/forget.lua",
+            "lua/quotas.lua",
+            "lua/schedules.lua",
+        ];
         let is_compact = |name: &String| script.path == format!("lua/compact/{name}.lua");
         if preambles.contains(&&*script.path) || compact.iter().any(is_compact) {
             continue;

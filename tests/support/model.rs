@@ -680,7 +680,8 @@ impl Engine for ModelEngine {
 
     async fn forget_queue(&self, queue: &Queue) -> Result<()> {
         let (mut state, now) = self.open()?;
-        let holds = |stored: &Stored| stored.job.queue == *queue && !matches!(stored.state, State::Running { .. });
+        let holds =
+            |stored: &Stored| stored.job.queue == *queue && !matches!(stored.state, State::Running { .. });
         if !state.jobs.values().any(holds) && !state.is_paused(queue, now) {
             state.queues.remove(queue);
         }

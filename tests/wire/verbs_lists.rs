@@ -351,7 +351,10 @@ async fn a_forgotten_queue_is_nowhere(store: Store) {
     assert_eq!(refused.says(), "invalid forget");
     send(server.api("DELETE", "/api/ns/old?forget=1", &token)).await.expect(204);
     for (place, text) in told().await {
-        assert!(!text.contains("\"old\"") && text.contains("\"kept\""), "{place} has only the other:\n{text}");
+        assert!(
+            !text.contains("\"old\"") && text.contains("\"kept\""),
+            "{place} has only the other:\n{text}"
+        );
     }
     let left = server.get(&token, "/api/ns/old/jobs?state=delayed").await.expect(200);
     assert_eq!(left.json["jobs"], json!([]), "its jobs are gone");

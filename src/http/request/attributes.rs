@@ -30,9 +30,11 @@ pub fn from_headers(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError>
     bounded(attributes).map(Some)
 }
 
-const NO_NAME: ApiError =
-    ApiError::bad("invalid attribute: a name is made of letters, digits and !#$%&'*+-.^_`|~, as that of a header");
-const NO_VALUE: ApiError = ApiError::bad("invalid attribute: a value has no control characters, as that of a header");
+const NO_NAME: ApiError = ApiError::bad(
+    "invalid attribute: a name is made of letters, digits and !#$%&'*+-.^_`|~, as that of a header",
+);
+const NO_VALUE: ApiError =
+    ApiError::bad("invalid attribute: a value has no control characters, as that of a header");
 
 /// Those of a JSON object, under the same rules, but that what no header could carry is refused: push sends attributes
 /// as headers. `None` when there is none.

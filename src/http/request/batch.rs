@@ -181,7 +181,9 @@ mod tests {
         assert_eq!(jobs, [&b"\"\xff\xfe\""[..], b"{\"a\": \"x\xe9\"}", b"1"], "byte for byte");
         let jobs = split("[\"\u{e4}\", 2]".as_bytes()).expect("UTF-8");
         assert_eq!(jobs, ["\"\u{e4}\"".as_bytes(), b"2"]);
-        for bad in [&b"[\xff]"[..], b"\xff[1]", b"[1,\xff 2]", b"[\"\\\xff\"]", b"[\"\xff]", b"[\"\x01\xff\"]"] {
+        for bad in
+            [&b"[\xff]"[..], b"\xff[1]", b"[1,\xff 2]", b"[\"\\\xff\"]", b"[\"\xff]", b"[\"\x01\xff\"]"]
+        {
             assert!(split_bulk(&Bytes::from_static(bad)).is_err(), "{bad:?} is no JSON");
         }
     }

@@ -250,7 +250,8 @@ mod tests {
         engine.close().await;
         drop(engine);
         let (store, _mark) = open::open(&options.path, StoreLimits::OF_A_TOOL).unwrap(); // closed just now
-        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO, dead: Duration::ZERO };
+        let windows =
+            Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO, dead: Duration::ZERO };
         let state = load::load(store.clone(), options.clock.clone(), windows, None).unwrap(); // it reads
         let used = state.quotas.get(&queue.namespace).map(|of| (of.jobs, of.bytes, of.is_exact()));
         assert_eq!(used, Some((4, 3 + 6 + 8 + 10, true)), "one runs, one is ready, two are delayed");
@@ -276,7 +277,8 @@ mod tests {
             txn.put(Space::Quotas, key, value);
         }
         txn.settle(false).unwrap(); // here and below nothing is wrong with the disk
-        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO, dead: Duration::ZERO };
+        let windows =
+            Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO, dead: Duration::ZERO };
         let mut state = load::load(store.clone(), Arc::new(ManualClock::new(0)), windows, None).unwrap();
         assert_eq!(state.quotas.keys().collect::<Vec<_>>(), [&good], "the others are counted anew");
         state.txn.settle(false).unwrap();
