@@ -180,7 +180,8 @@ pub async fn a_duplicate_that_is_remembered_is_refused_when_the_quota_is_used_up
     for (quota, what) in [(Quota { jobs: 1, ..NONE }, "jobs"), (Quota { bytes: 1, ..NONE }, "bytes")] {
         set(s, Quota { jobs: 2, bytes: 2, queues: 0 }).await;
         ok("publish", s.engine().publish(call(Some("first"))).await);
-        let room = ok("a duplicate while there is room", s.engine().publish(call(Some("second"))).await);
+        let second = format!("second, {what}");
+        let room = ok("a duplicate while there is room", s.engine().publish(call(Some(&second))).await);
         assert!(matches!(room, Published::Done(_)), "{room:?}");
         set(s, quota).await;
         refused(s.engine().publish(call(Some("third"))).await, what, "a duplicate that is remembered");
