@@ -2,7 +2,7 @@
 //! 201 on the same connections. Rounds take turns, so that a machine that becomes slower does so for everybody;
 //! the table shows medians. What a quota adds. And how the cost grows with connections, queues and a backlog; what a server does at half
 //! of its top rate, and over many minutes (`SOAK=20`).
-//! docs/performance.md says how to run it.
+//! docs/benchmarks.md says how to run it.
 
 mod support;
 

@@ -7,6 +7,8 @@
 -- bound   about as many keys as the caller says
 local turn = call('GET', KEYS[2])
 if turn ~= ARGV[1] and (turn or ARGV[3] ~= '0') then return {} end
+-- A full Redis refuses SET as the first write.
+call('DEL', KEYS[2])
 call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 local part, found, pattern = call('SCAN', ARGV[3], 'MATCH', ARGV[5] .. '*', 'COUNT', ARGV[4]), {}, '^' .. ARGV[5] .. '([^/]*)/'
 for arg = 6, #ARGV do found[ARGV[arg]] = {0, 0} end

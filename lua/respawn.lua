@@ -18,9 +18,11 @@ for i = #dead, 1, -1 do
     ready[#ready + 1] = struct.pack('<HH', 1, #id) .. id
   end
 end
--- The push comes first: if it is refused, nothing has happened.
-if #ready > 0 then call('LPUSH', KEYS[2], unpack(ready)) end
+-- A ready list of another type fails here, before anything has changed. The pop comes first, since it frees memory: a
+-- full Redis refuses a push as the first write.
+call('LLEN', KEYS[2])
 if seen > 0 then call('RPOP', KEYS[1], seen) end
+if #ready > 0 then call('LPUSH', KEYS[2], unpack(ready)) end
 for i = 1, #keys do
   if ARGV[4] == '0' then call('PERSIST', keys[i]) else call('PEXPIRE', keys[i], ARGV[4]) end
   -- The job has lost its key when it died.

@@ -20,6 +20,8 @@ if not call('LPOS', KEYS[1], element, 'RANK', -1, 'MAXLEN', look) then
   end
   from = 1
 end
+-- First, since it frees memory: a full Redis refuses other first writes.
+call('LREM', KEYS[1], from, element)
 local due = now
 if delay > 0 then
   due = now + delay
@@ -28,7 +30,6 @@ if delay > 0 then
 else
   call('LPUSH', KEYS[2], struct.pack('<HH', tries, #id) .. id)
 end
-call('LREM', KEYS[1], from, element)
 if ARGV[5] == '0' then call('PERSIST', KEYS[4]) else call('PEXPIRE', KEYS[4], ARGV[5]) end
 drop_key({ARGV[8], ARGV[9], ARGV[10]}, ARGV[7], id)
 return {now, 'done', due, delay > 0 and 0 or 1}

@@ -5,6 +5,8 @@
 -- bound   a field for each server that was there within that time
 local call, time = redis.call, redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- First, since a full Redis refuses other first writes.
+call('HDEL', KEYS[1], ARGV[1])
 call('HSET', KEYS[1], ARGV[1], (now + ARGV[3]) .. ' ' .. ARGV[1] .. ' ' .. ARGV[2])
 call('PEXPIRE', KEYS[1], ARGV[3])
 local lines = {}

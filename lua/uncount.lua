@@ -8,6 +8,9 @@ local call, time = redis.call, redis.call('TIME')
 local count = tonumber(call('GET', KEYS[1]) or 0)
 if not count or count <= 0 then return 0 end
 -- A counter of the next interval ends a whole interval later. Rounding makes a difference of a millisecond.
-local ends = time[1] * 1000 + math.floor(time[2] / 1000) + call('PTTL', KEYS[1])
+local left = call('PTTL', KEYS[1])
+local ends = time[1] * 1000 + math.floor(time[2] / 1000) + left
 if math.abs(ends - tonumber(ARGV[1])) > 100 then return 0 end
+-- Changes nothing. A full Redis refuses DECR as a script's first write, and takes this one.
+call('PEXPIRE', KEYS[1], left)
 return call('DECR', KEYS[1])

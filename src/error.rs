@@ -85,6 +85,11 @@ pub enum Error {
     Partly { done: u64, why: Arc<Error> },
 }
 
+/// The source of an [`Error::Refused`] that says that the store has no memory left.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+struct OutOfMemory(Box<dyn StdError + Send + Sync>);
+
 impl Error {
     /// The store is away, because of `source`.
     pub fn away(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
@@ -103,6 +108,16 @@ impl Error {
     /// The store refused, because of `source`.
     pub fn refused(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
         Error::Refused(source.into().into())
+    }
+
+    /// The store refused because it has no memory left, as `source` says.
+    pub fn out_of_memory(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+        Error::refused(OutOfMemory(source.into()))
+    }
+
+    /// Whether the store has no memory left. Nothing happened, and what is stored can be handed out and acked.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Error::Refused(source) if source.is::<OutOfMemory>())
     }
 
     /// The store holds what cannot be read, because of `source`.

@@ -1,7 +1,7 @@
 //! Dormouse: a delayed task queue server. Jobs sleep until they are due, are handed to exactly one worker at a
 //! time, and come back if the worker dies. It speaks lmstfy's HTTP API.
 //!
-//! docs/design.md has the words, the map of the folders and who may import whom; tests/process/architecture.rs holds
+//! docs/design.md has the terms, the map of the folders and who may import whom; tests/process/architecture.rs holds
 //! it. src/engine/mod.rs is the contract of a store.
 
 pub mod admin;
@@ -23,6 +23,7 @@ pub mod process;
 pub mod pump;
 pub mod push;
 pub mod random;
+pub mod readable;
 pub mod sampler;
 pub mod schedule;
 pub mod scheduler;

@@ -168,7 +168,10 @@ fn load(file: Option<&Path>) -> Result<(Config, bool, String), String> {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse_from(args());
+    let args: Args = match cli::parse("dormouse", args()) {
+        Ok(args) => args,
+        Err(code) => return code,
+    };
     match args.command {
         Some(Command::Queue(args)) => return cli::run(*args),
         Some(Command::Backup(args)) => {
@@ -177,8 +180,10 @@ fn main() -> ExitCode {
         }
         Some(Command::Man { dir }) => return man(&dir),
         Some(Command::Completions { shell }) => {
-            clap_complete::generate(shell, &mut Args::command(), "dormouse", &mut std::io::stdout());
-            return ExitCode::SUCCESS;
+            // Into memory: clap_complete panics if it cannot write.
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "dormouse", &mut text);
+            return cli::print(&String::from_utf8_lossy(&text));
         }
         Some(Command::Health) => return cli::health(),
         Some(Command::Repair { accept_loss, dir }) => return repair(&dir, accept_loss),
@@ -187,8 +192,7 @@ fn main() -> ExitCode {
     }
     if args.version {
         let Build { version, build_date, build_commit } = Build::current();
-        println!("version: {version}\nbuilt at: {build_date}\ncommit: {build_commit}");
-        return ExitCode::SUCCESS;
+        return cli::print(&format!("version: {version}\nbuilt at: {build_date}\ncommit: {build_commit}\n"));
     }
     files::keep_private();
     let config_file = configured(args.config);
@@ -266,12 +270,12 @@ fn check(file: Option<PathBuf>, stores: bool) -> ExitCode {
     if let Err(error) = server::check(&config) {
         return fail(2, &error);
     }
-    print!("{}", config.in_force());
+    let mut text = config.in_force().to_string();
     for warning in config.warnings() {
-        eprintln!("dormouse: warning: {warning}");
+        cli::complain(&format!("dormouse: warning: {warning}"));
     }
     if !stores {
-        return ExitCode::SUCCESS;
+        return cli::print(&text);
     }
     let runtime = match Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -279,17 +283,18 @@ fn check(file: Option<PathBuf>, stores: bool) -> ExitCode {
     };
     let asked = runtime.block_on(server::check_stores(&config));
     runtime.shutdown_background();
-    let mut code = ExitCode::SUCCESS;
+    let mut failed = false;
     for (store, answer) in asked {
         match answer {
-            Ok(says) => println!("# {store}: {says}"),
+            Ok(says) => text.push_str(&format!("# {store}: {says}\n")),
             Err(error) => {
-                eprintln!("dormouse: {store}: {error}");
-                code = ExitCode::FAILURE;
+                cli::complain(&format!("dormouse: {store}: {error}"));
+                failed = true;
             }
         }
     }
-    code
+    let printed = cli::print(&text);
+    if failed { ExitCode::FAILURE } else { printed }
 }
 
 /// Exit code 0 if the directory opens, 1 if it does not.
@@ -297,8 +302,8 @@ fn repair(dir: &Path, accept_loss: bool) -> ExitCode {
     files::keep_private();
     match server::repair(dir, accept_loss) {
         Ok(report) => {
-            print!("{report}");
-            ExitCode::from(u8::from(!report.opens()))
+            let printed = cli::print(&report.to_string());
+            if report.opens() { printed } else { ExitCode::FAILURE }
         }
         Err(error) => fail(1, &error),
     }
@@ -331,6 +336,5 @@ fn signals(logs: log::Logs) -> std::io::Result<mpsc::Receiver<Signal>> {
 }
 
 fn fail(code: u8, error: &dyn std::fmt::Display) -> ExitCode {
-    eprintln!("dormouse: {error}");
-    ExitCode::from(code)
+    cli::fail("dormouse", code, error)
 }

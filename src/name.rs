@@ -94,6 +94,24 @@ impl QueueName {
         QueueName("-".into())
     }
 
+    /// Returns the name directly before this one in their order: a list that begins behind it begins with this queue.
+    /// `None` for the first name.
+    pub fn just_before(&self) -> Option<QueueName> {
+        let (last, rest) = self.0.as_bytes().split_last().expect("a name is not empty");
+        let rest = std::str::from_utf8(rest).expect("a name is ASCII");
+        let before = match last {
+            b'-' => return (!rest.is_empty()).then(|| QueueName(rest.into())),
+            b'0' => '-',
+            b'A' => '9',
+            b'_' => 'Z',
+            b'a' => '_',
+            other => char::from(other - 1),
+        };
+        // The longest that begins so is the last of them.
+        let name = format!("{rest}{before}");
+        Some(QueueName(format!("{name:z<MAX_NAME$}").into()))
+    }
+
     /// A queue to consume from, which may begin with `_`: lmstfy allows that here and nowhere else.
     pub fn parse_for_consume(s: &str) -> Result<QueueName, NameError> {
         check(s).map(QueueName)
@@ -276,6 +294,24 @@ impl From<Queue> for QueueList {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_name_stands_between_a_name_and_the_one_just_before_it() {
+        let name = |text: &str| QueueName::parse_for_consume(text).expect("a name");
+        for text in ["a", "mail", "A", "0", "_", "x-", "x0", "xA", "x_", "xa", "zz", "-a"] {
+            let before = name(text).just_before().expect("it is not the first");
+            assert!(before < name(text), "{before} < {text}");
+            assert!(QueueName::parse_for_consume(before.as_str()).is_ok(), "{before} is a name");
+            // All short names, and the longest of each first letters.
+            let letters = "-0159AKZ_akmz";
+            let short = letters.chars().map(|c| format!("{}{c}", &text[..text.len() - 1]));
+            let longer = short.clone().flat_map(|s| letters.chars().map(move |c| format!("{s}{c}")));
+            for other in short.chain(longer).map(|text| name(&text)) {
+                assert!(other <= before || other >= name(text), "{other} is between {before} and {text}");
+            }
+        }
+        assert_eq!(QueueName::first().just_before(), None);
+    }
 
     #[test]
     fn names_are_letters_digits_dash_and_underscore() {

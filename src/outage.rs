@@ -1,6 +1,6 @@
 //! The time in which a store cannot be used: one log line when it begins, one when it has ended, however many
-//! requests and tasks notice. Everybody who uses a store reports to the same [`Outage`] what came of it. Knows
-//! no store.
+//! requests and tasks notice. Everybody who uses a store reports to the same [`Outage`] what came of it. The same for
+//! the time in which a store has no memory left: then it stores nothing new, and is drained. Knows no store.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -25,13 +25,21 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Outage {
     store: String,
-    /// Whether `state` holds one, so that the usual report takes no lock.
-    on: AtomicBool,
-    state: Mutex<Option<Failing>>,
-    /// How many there were.
+    away: Episodes,
+    /// The times in which it has no memory left.
+    full: Episodes,
+    /// How many outages there were.
     count: AtomicU64,
     /// Notified when one begins.
     began: Notify,
+}
+
+/// Times in which something fails, one after the other.
+#[derive(Debug, Default)]
+struct Episodes {
+    /// Whether `state` holds one, so that the usual report takes no lock.
+    on: AtomicBool,
+    state: Mutex<Option<Failing>>,
 }
 
 #[derive(Debug)]
@@ -43,12 +51,55 @@ struct Failing {
     first_request: Option<String>,
 }
 
+impl Episodes {
+    /// Something failed. Returns whether this begins one.
+    fn failed(&self, request_id: Option<&str>) -> bool {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        if let Some(failing) = &mut *state {
+            failing.last = now;
+            failing.failures += 1;
+            if failing.first_request.is_none() {
+                failing.first_request = request_id.map(str::to_owned);
+            }
+            return false;
+        }
+        let first_request = request_id.map(str::to_owned);
+        *state = Some(Failing { since: now, last: now, failures: 1, first_request });
+        self.on.store(true, Ordering::Relaxed);
+        true
+    }
+
+    /// It works. Returns the episode that this ends: the last failure is [`SETTLED`] ago.
+    fn works(&self) -> Option<Failing> {
+        if !self.is_on() {
+            return None;
+        }
+        let mut state = self.state.lock();
+        if state.as_ref().is_none_or(|failing| failing.last.elapsed() < SETTLED) {
+            return None;
+        }
+        self.on.store(false, Ordering::Relaxed);
+        state.take()
+    }
+
+    fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+}
+
+impl Failing {
+    fn seconds(&self) -> u64 {
+        self.last.duration_since(self.since).as_secs()
+    }
+}
+
 impl Outage {
     /// No outage yet. `store` is what the log calls it.
     pub fn new(store: impl Into<String>) -> Arc<Outage> {
-        let (on, state, began) = (AtomicBool::new(false), Mutex::default(), Notify::new());
-        let count = AtomicU64::default();
-        Arc::new(Outage { store: store.into(), on, state, count, began })
+        let (away, full) = (Episodes::default(), Episodes::default());
+        let (count, began) = (AtomicU64::default(), Notify::new());
+        Arc::new(Outage { store: store.into(), away, full, count, began })
     }
 
     /// How many outages there were since the start, with one that goes on.
@@ -62,50 +113,52 @@ impl Outage {
     }
 
     /// It did not do what a request asked for.
-    pub fn failed_request(&self, error: &dyn Display, request_id: &str) {
-        self.failed_for(error, Some(request_id));
+    pub fn failed_request(&self, error: &Error, request_id: &str) {
+        if error.is_out_of_memory() {
+            self.full_for(error, Some(request_id));
+        } else {
+            self.failed_for(error, Some(request_id));
+        }
     }
 
     fn failed_for(&self, error: &dyn Display, request_id: Option<&str>) {
-        let now = Instant::now();
-        let mut state = self.state.lock();
-        match &mut *state {
-            Some(failing) => {
-                failing.last = now;
-                failing.failures += 1;
-                if failing.first_request.is_none() {
-                    failing.first_request = request_id.map(str::to_owned);
-                }
-            }
-            None => {
-                *state = Some(Failing {
-                    since: now,
-                    last: now,
-                    failures: 1,
-                    first_request: request_id.map(str::to_owned),
-                });
-                self.on.store(true, Ordering::Relaxed);
-                self.count.fetch_add(1, Ordering::Relaxed);
-                self.began.notify_one();
-                tracing::error!(store = self.store, request_id, %error, "the store cannot be used");
-            }
+        if self.away.failed(request_id) {
+            self.count.fetch_add(1, Ordering::Relaxed);
+            self.began.notify_one();
+            tracing::error!(store = self.store, request_id, %error, "the store cannot be used");
         }
     }
 
     /// The store did what it was asked.
     pub fn works(&self) {
-        if !self.on.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut state = self.state.lock();
-        if let Some(Failing { since, last, failures, first_request }) = &*state
-            && last.elapsed() >= SETTLED
-        {
-            let seconds = last.duration_since(*since).as_secs();
-            let request_id = first_request.as_deref();
+        if let Some(failing) = self.away.works() {
+            let (failures, seconds) = (failing.failures, failing.seconds());
+            let request_id = failing.first_request.as_deref();
             tracing::info!(store = self.store, failures, seconds, request_id, "the store can be used again");
-            *state = None;
-            self.on.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The store has no memory left for what it was to store. That is no outage: it does all else.
+    pub fn full(&self, error: &dyn Display) {
+        self.full_for(error, None);
+    }
+
+    fn full_for(&self, error: &dyn Display, request_id: Option<&str>) {
+        if self.full.failed(request_id) {
+            tracing::error!(
+                store = self.store,
+                request_id,
+                %error,
+                "the store is full: it stores nothing new, and hands out what it has"
+            );
+        }
+    }
+
+    /// The store had memory for something new.
+    pub fn has_room(&self) {
+        if let Some(failing) = self.full.works() {
+            let (refused, seconds) = (failing.failures, failing.seconds());
+            tracing::info!(store = self.store, refused, seconds, "the store has room again");
         }
     }
 
@@ -124,6 +177,7 @@ impl Outage {
                 | Error::Unseen(..),
             ) => {}
             Err(Error::Partly { why, .. }) => self.report::<()>(&Err((**why).clone())),
+            Err(error) if error.is_out_of_memory() => self.full(error),
             Err(error) => self.failed(error),
         }
     }
@@ -142,7 +196,7 @@ impl Outage {
 
     /// Whether there is one now.
     pub fn is_on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
+        self.away.is_on()
     }
 }
 
@@ -176,6 +230,26 @@ mod tests {
         outage.report::<()>(&Err(Error::Closed));
         outage.report::<()>(&Err(Error::Full { free: 0, least: 1 }));
         assert!(!outage.is_on(), "none of them says anything about the store");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_without_memory_is_full_and_not_away() {
+        let outage = Outage::new("pool default");
+        let error = Error::out_of_memory("OOM command not allowed when used memory > 'maxmemory'.");
+        assert_eq!(
+            error.to_string(),
+            "the store refused: OOM command not allowed when used memory > 'maxmemory'."
+        );
+        outage.report::<()>(&Err(error.clone()));
+        outage.failed_request(&error, "r1");
+        assert!(!outage.is_on() && outage.full.is_on(), "it hands out what it has");
+        outage.has_room();
+        assert!(outage.full.is_on(), "what is acked makes room for a moment");
+        sleep(SETTLED).await;
+        outage.report(&Ok(()));
+        assert!(outage.full.is_on(), "a consume needs no room");
+        outage.has_room();
+        assert!(!outage.full.is_on(), "it took something new, and nothing was refused for {SETTLED:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -25,7 +25,7 @@ import (
 const patience = 30 * time.Second
 
 // serve is a double behind a port, and the environment of programs that use it.
-func serve(t *testing.T) (*dormouse.Client, []string) {
+func serve(t *testing.T) (client *dormouse.Client, url string, env []string) {
 	t.Helper()
 	double := dormousetest.New()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -44,7 +44,7 @@ func serve(t *testing.T) (*dormouse.Client, []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return client, append(os.Environ(),
+	return client, server.URL, append(os.Environ(),
 		"DORMOUSE_URL="+server.URL, "DORMOUSE_NAMESPACE=demo", "DORMOUSE_TOKEN=TOKEN",
 		"GOPROXY=off", "GOFLAGS=-mod=mod", "GOWORK=off")
 }
@@ -155,24 +155,13 @@ func TestEachBlockOfThePageRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, env := serve(t)
+	_, url, env := serve(t)
 	ctx := context.Background()
 	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(page), -1)
 	var declared, calls strings.Builder
-	whole := 0
 	for i, block := range blocks {
-		text := block[1]
+		text := strings.ReplaceAll(block[1], "http://127.0.0.1:7777", url)
 		switch {
-		case strings.HasPrefix(text, "package main"):
-			whole++
-			published, err := client.Publish(ctx, "mail", []byte("to ann"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			until(t, env, published.JobID+": to ann", build(t, env, map[string]string{"main.go": text}))
-			if _, err := client.Get(ctx, "mail", published.JobID); err == nil {
-				t.Error("the worker at the head of the page did not ack its job")
-			}
 		case strings.HasPrefix(text, "func "):
 			declared.WriteString("\n" + text)
 		default:
@@ -181,8 +170,8 @@ func TestEachBlockOfThePageRuns(t *testing.T) {
 			fmt.Fprintf(&calls, "\tcall(%d, block%d)\n", i, i)
 		}
 	}
-	if whole != 1 || len(blocks) < 12 {
-		t.Fatalf("%d blocks, of which %d are whole programs", len(blocks), whole)
+	if len(blocks) < 9 {
+		t.Fatalf("only %d blocks: this test looks for the wrong words", len(blocks))
 	}
 	main := prelude + declared.String() + `
 func call(n int, block func(context.Context, *dormouse.Client, *dormouse.Worker) error) {
@@ -251,7 +240,7 @@ func main() {
 
 // The module of the example is built from an empty directory, offline, with a replace.
 func TestTheExampleBuildsOffline(t *testing.T) {
-	client, env := serve(t)
+	client, _, env := serve(t)
 	source, err := os.ReadFile("example/main.go")
 	if err != nil {
 		t.Fatal(err)

@@ -78,7 +78,8 @@ impl Throttle {
         Arc::new(Throttle { store, cache, outage })
     }
 
-    /// Admits a request or refuses it. Errors when the store fails: without a count nothing is admitted. If the
+    /// Admits a request or refuses it. A store without memory counts nothing, and the limit is not enforced: what is
+    /// stored must be drained. Errors when the store fails in another way: without a count nothing is admitted. If the
     /// future is dropped, the request may stay counted until the interval ends.
     pub async fn admit(self: &Arc<Self>, key: &TokenKey, direction: Direction) -> Result<Admission> {
         let limit = self.cache.get(key).await?.limit;
@@ -120,7 +121,12 @@ impl Throttle {
         let count = count.unwrap_or_else(|_| Err(Error::away("a request was not counted in time")));
         self.outage.report(&count);
         Ok(match count? {
+            Count::NotCounted => {
+                self.outage.full(&"OOM: limits are not enforced");
+                Admission::Admitted(Pass { counted: None })
+            }
             Count::Counted(ends) => {
+                self.outage.has_room();
                 let (throttle, key) = (self.clone(), key.clone());
                 let counted = Counted { throttle, key, direction, ends };
                 Admission::Admitted(Pass { counted: Some(Box::new(counted)) })

@@ -74,6 +74,8 @@ pub enum Direction {
 /// What became of a request that was to be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
+    /// The store has no memory left to count it, and nothing has changed.
+    NotCounted,
     /// It was below the limit. Its counter ends then, by the store's own clock.
     Counted(Millis),
     /// It was not, and nothing has changed. Its counter ends so much later: more than zero, and not more than the

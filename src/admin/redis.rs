@@ -238,8 +238,9 @@ impl AdminStore for RedisAdmin {
         call.arg(most).arg(millis);
         let ends: i64 = self.tables.run(part, script, &call).await?;
         Ok(match Millis::try_from(ends) {
-            Ok(ends) if ends > 0 => Count::Counted(ends),
-            _ => Count::Full(Duration::from_millis(ends.unsigned_abs().max(1))),
+            Ok(0) => Count::NotCounted,
+            Ok(ends) => Count::Counted(ends),
+            Err(_) => Count::Full(Duration::from_millis(ends.unsigned_abs().max(1))),
         })
     }
 
@@ -252,8 +253,13 @@ impl AdminStore for RedisAdmin {
     }
 
     async fn secret(&self, new: &[u8]) -> Result<Bytes> {
-        let mut both = redis::pipe();
         let key = self.tables.key(0, SECRET);
+        // A full Redis refuses the SET also where there is one.
+        let stored: Option<Vec<u8>> = self.tables.query(0, redis::cmd("GET").arg(&key)).await?;
+        if let Some(stored) = stored {
+            return Ok(stored.into());
+        }
+        let mut both = redis::pipe();
         both.cmd("SET").arg(&key).arg(new).arg("NX").ignore().cmd("GET").arg(&key);
         let (stored,): (Vec<u8>,) = self.tables.query_all(0, &both).await?;
         Ok(stored.into())

@@ -2,9 +2,12 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use dormouse::cli;
 use dormouse::cli::tokens::{TokenArgs, run};
 
 fn main() -> ExitCode {
-    run(&TokenArgs::parse())
+    match cli::parse::<TokenArgs>("token-cli", std::env::args_os()) {
+        Ok(args) => run(&args),
+        Err(code) => code,
+    }
 }

@@ -60,8 +60,7 @@ pub fn backup(BackupArgs { pool, to }: BackupArgs) -> Result<()> {
         let _ = fs::remove_dir_all(&part);
     }
     let (files, bytes) = done.map_err(failed)?;
-    print_line(&format!("{files} files with {bytes} bytes are in {}", to.display()));
-    Ok(())
+    print_line(&format!("{files} files with {bytes} bytes are in {}", to.display()))
 }
 
 /// What a directory is called until it is whole.

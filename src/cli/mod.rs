@@ -21,6 +21,7 @@ use serde_json::json;
 pub use self::backup::BackupArgs;
 use self::client::{ApiClient, HttpCall};
 use self::program::{CommandError, Result, admin_url, exit_code, print_line, standard_input};
+pub use self::program::{complain, fail, parse};
 use self::session::{PAGE, ServerArgs, Session};
 
 /// Looks into queues and sets them right, through a server's public port.
@@ -188,6 +189,11 @@ pub fn run(args: QueueArgs) -> ExitCode {
     exit_code("dormouse", session.and_then(|session| session.run(args.command)))
 }
 
+/// Prints a command's output, and returns the exit code: 1 if it could not be written.
+pub fn print(text: &str) -> ExitCode {
+    exit_code("dormouse", program::print(text))
+}
+
 /// Takes a copy of a pool.
 pub fn backup(args: BackupArgs) -> ExitCode {
     exit_code("dormouse", backup::backup(args))
@@ -205,10 +211,7 @@ pub fn health() -> ExitCode {
         }
     };
     match ask() {
-        Ok(()) => {
-            print_line("ready");
-            ExitCode::SUCCESS
-        }
+        Ok(()) => exit_code("dormouse", print_line("ready")),
         Err(CommandError::Usage(why) | CommandError::NotDone(why)) => {
             exit_code("dormouse", Err(CommandError::NotDone(why)))
         }
@@ -277,30 +280,27 @@ impl Session {
     fn list(&self, limit: Option<usize>) -> Result<()> {
         let call = HttpCall::get().to("api").to(&self.namespace);
         let queues = self.pages(&call, "queues", limit.unwrap_or(usize::MAX))?;
-        self.show(&json!({"namespace": self.namespace, "queues": queues}), || show::queues(&queues));
-        Ok(())
+        self.show(&json!({"namespace": self.namespace, "queues": queues}), || show::queues(&queues))
     }
 
     fn peek(&self, queue: &str, state: ListedState, limit: usize, data: bool) -> Result<()> {
         let state = state.to_possible_value().map(|value| value.get_name().to_owned());
         let query = [("state", state), ("data", data.then(|| "1".to_owned()))];
         let jobs = self.pages(&self.at(queue).to("jobs").with(query), "jobs", limit)?;
-        self.show(&json!({"jobs": jobs}), || show::jobs(&jobs, data));
-        Ok(())
+        self.show(&json!({"jobs": jobs}), || show::jobs(&jobs, data))
     }
 
     fn look_at(&self, queue: &str, job: &str) -> Result<()> {
         let call = self.at(queue).to("job").to(job).with([("verbose", Some("1".to_owned()))]);
         let job = self.client.json(call)?;
-        self.show(&job, || show::fields(&job));
-        Ok(())
+        self.show(&job, || show::fields(&job))
     }
 
     fn push(&self, command: push::PushCommand) -> Result<()> {
         let client = self.admin_client()?;
         let call = command.call(&self.namespace)?;
         let answer = client.json_or_nothing(call)?.unwrap_or_else(|| json!({"msg": "deleted"}));
-        self.show(&answer, || show::fields(&answer));
+        self.show(&answer, || show::fields(&answer))?;
         match answer["ok"].as_bool() {
             Some(false) => Err(CommandError::NotDone("the endpoint did not take the test".to_owned())),
             _ => Ok(()),
@@ -317,7 +317,7 @@ impl Session {
             missing.extend(answer["missing"].as_array().cloned().unwrap_or_default());
         }
         let all = json!({"respawned": respawned, "missing": missing});
-        self.show(&all, || show::fields(&all));
+        self.show(&all, || show::fields(&all))?;
         match missing.len() {
             0 => Ok(()),
             some => {
@@ -336,8 +336,7 @@ impl Session {
         }
         self.client.send(self.at(queue).delete())?;
         let done = json!({"msg": "purged"});
-        self.show(&done, || show::fields(&done));
-        Ok(())
+        self.show(&done, || show::fields(&done))
     }
 
     /// Speaks to the admin port.

@@ -99,8 +99,7 @@ impl Session {
         let call =
             HttpCall::get().to("queues").with([("need", need), ("namespace", self.namespace_if_given())]);
         let queues = self.pages_of(&self.admin_client()?, &call, "queues", limit)?;
-        self.show(&json!({"queues": queues}), || show::needs(&queues));
-        Ok(())
+        self.show(&json!({"queues": queues}), || show::needs(&queues))
     }
 
     pub fn operate(&self, command: OperatorCommand) -> Result<()> {
@@ -113,34 +112,29 @@ impl Session {
                     ("range", word(range)),
                 ]);
                 let past = self.admin_client()?.json(call)?;
-                self.show(&past, || show::history(&past, limit));
-                Ok(())
+                self.show(&past, || show::history(&past, limit))
             }
             OperatorCommand::Dead { queue: None, of } => {
                 let query = [("pool", of.pool), ("namespace", self.namespace_if_given())];
                 let call = HttpCall::get().to("dead").with(query);
                 let queues = self.pages_of(&self.admin_client()?, &call, "queues", usize::MAX)?;
-                self.show(&json!({"queues": queues}), || show::dead(&queues));
-                Ok(())
+                self.show(&json!({"queues": queues}), || show::dead(&queues))
             }
             OperatorCommand::Dead { queue, of } => {
                 let query = [("pool", of.pool), ("namespace", self.namespace_if_given()), ("queue", queue)];
                 let reasons =
                     self.admin_client()?.json(HttpCall::get().to("dead").to("reasons").with(query))?;
-                self.show(&reasons, || show::reasons(&reasons));
-                Ok(())
+                self.show(&reasons, || show::reasons(&reasons))
             }
             OperatorCommand::Destroy { queue, state, yes, of } => self.destroy(&queue, &state, yes, of),
             OperatorCommand::Bulk { id: None, .. } => {
                 let all = self.admin_client()?.json(HttpCall::get().to("bulk"))?;
-                self.show(&all, || show::actions(all["actions"].as_array().map_or(&[], Vec::as_slice)));
-                Ok(())
+                self.show(&all, || show::actions(all["actions"].as_array().map_or(&[], Vec::as_slice)))
             }
             OperatorCommand::Bulk { id: Some(id), stop } => {
                 let call = HttpCall::get().to("bulk").to(&id);
                 let action = self.admin_client()?.json(if stop { call.delete() } else { call })?;
-                self.show(&action, || show::fields(&action));
-                Ok(())
+                self.show(&action, || show::fields(&action))
             }
         }
     }
@@ -151,7 +145,7 @@ impl Session {
         order.extend(given.into_iter().map(|(key, value)| (key.to_owned(), value)));
         order.insert("action".to_owned(), json!("respawn"));
         let action = self.order(queue, order, &of)?;
-        self.show(&action, || show::fields(&action));
+        self.show(&action, || show::fields(&action))?;
         done(&action)
     }
 
@@ -172,7 +166,7 @@ impl Session {
             order.insert("state".to_owned(), json!(word(*state)));
             actions.push(self.order(queue, order, &of)?);
         }
-        self.show(&json!({"actions": actions}), || show::actions(&actions));
+        self.show(&json!({"actions": actions}), || show::actions(&actions))?;
         actions.iter().try_for_each(done)
     }
 

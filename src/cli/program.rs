@@ -1,7 +1,8 @@
 //! What every command needs beside HTTP: how it fails and which exit code says so, its options from the environment,
 //! standard input and output. Knows no command.
 
-use std::io::{IsTerminal, Read, Write};
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -15,19 +16,39 @@ pub enum CommandError {
 
 pub type Result<T> = std::result::Result<T, CommandError>;
 
-/// Says why a command of `program` was not done.
+/// Reports why a command of `program` failed, and returns its exit code.
 pub fn exit_code(program: &str, result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(CommandError::Usage(what)) => {
-            eprintln!("{program}: {what}");
-            ExitCode::from(2)
-        }
-        Err(CommandError::NotDone(why)) => {
-            eprintln!("{program}: {why}");
-            ExitCode::FAILURE
-        }
+        Err(CommandError::Usage(what)) => fail(program, 2, &what),
+        Err(CommandError::NotDone(why)) => fail(program, 1, &why),
     }
+}
+
+/// Writes an error to standard error, and returns the exit code.
+pub fn fail(program: &str, code: u8, error: &dyn std::fmt::Display) -> ExitCode {
+    complain(&format!("{program}: {error}"));
+    ExitCode::from(code)
+}
+
+/// Writes a line to standard error. If that fails there is nowhere left to report it.
+pub fn complain(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Parses a command line. On an error, and for `--help`, prints what clap says and returns the exit code.
+pub fn parse<T: clap::Parser>(
+    program: &str,
+    args: impl IntoIterator<Item = OsString>,
+) -> std::result::Result<T, ExitCode> {
+    T::try_parse_from(args).map_err(|error| {
+        let text = error.render().to_string();
+        if error.use_stderr() {
+            complain(text.trim_end());
+            return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
+        }
+        exit_code(program, print(&text))
+    })
 }
 
 /// An option, or else a variable of the environment. What is empty is not given.
@@ -56,9 +77,9 @@ pub fn admin_url(said: Option<String>) -> Result<String> {
 }
 
 pub fn standard_input() -> Result<Vec<u8>> {
-    let mut input = std::io::stdin();
+    let mut input = io::stdin();
     if input.is_terminal() {
-        eprintln!("dormouse: reading the body from the terminal; end it with Ctrl-D");
+        complain("dormouse: reading the body from the terminal; end it with Ctrl-D");
     }
     let mut body = Vec::new();
     input.read_to_end(&mut body).map_err(|e| CommandError::NotDone(format!("standard input: {e}")))?;
@@ -69,10 +90,19 @@ pub fn given_file(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|e| CommandError::Usage(format!("{}: {e}", path.display())))
 }
 
-/// Prints a text with one line end; prints nothing if the text is empty. It is no error if nobody reads it.
-pub fn print_line(text: &str) {
+/// Prints a text with one line end; prints nothing if the text is empty.
+pub fn print_line(text: &str) -> Result<()> {
     let text = text.trim_end();
-    if !text.is_empty() {
-        let _gone = writeln!(std::io::stdout(), "{text}");
+    if text.is_empty() { Ok(()) } else { print(&format!("{text}\n")) }
+}
+
+/// Writes `text` to standard output. A reader that has closed the pipe has read what it wanted, which is no error.
+pub fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(CommandError::NotDone(format!("standard output: {error}")))
+        }
+        _ => Ok(()),
     }
 }

@@ -37,7 +37,7 @@ impl Session {
             }
         }
         let all = json!({"promoted": promoted, "refused": refused});
-        self.show(&all, || show::fields(&all));
+        self.show(&all, || show::fields(&all))?;
         match refused.len() {
             0 => Ok(()),
             some => {

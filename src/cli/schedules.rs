@@ -223,25 +223,21 @@ impl SchedulesCommand {
                 let call =
                     all().with([("prefix", prefix), ("queue", queue), ("state", state), ("data", data)]);
                 let schedules = session.pages(&call, "schedules", limit.unwrap_or(usize::MAX))?;
-                session.show(&json!({ "schedules": schedules }), || show::schedules(&schedules));
-                Ok(())
+                session.show(&json!({ "schedules": schedules }), || show::schedules(&schedules))
             }
             Command::Show { name } => {
                 let schedule = session.client.json(all().to(&name))?;
-                session.show(&schedule, || show::schedule(&schedule));
-                Ok(())
+                session.show(&schedule, || show::schedule(&schedule))
             }
             Command::Set(setting) => {
                 let call = all().to(&setting.name).with([("dry_run", flag(setting.dry_run))]);
                 let answer = session.client.json(call.put_body(setting.json()?))?;
-                session.show(&answer, || show::schedule(&answer));
-                Ok(())
+                session.show(&answer, || show::schedule(&answer))
             }
             Command::Delete { name } => {
                 session.client.send(all().to(&name).delete())?;
                 let done = json!({"msg": "deleted"});
-                session.show(&done, || show::fields(&done));
-                Ok(())
+                session.show(&done, || show::fields(&done))
             }
             Command::Pause { name, time } => {
                 session.answer(all().to(&name).to("pause").post("").with([("for", time)]))
@@ -274,8 +270,7 @@ impl Preview {
         ];
         let call = HttpCall::get().to("api").to(namespace).to("_schedules").to("_preview");
         let answer = session.client.json(call.with(query))?;
-        session.show(&answer, || show::instants(&answer["next"]));
-        Ok(())
+        session.show(&answer, || show::instants(&answer["next"]))
     }
 }
 
@@ -283,7 +278,7 @@ impl Preview {
 fn sync(session: &Session, call: HttpCall, file: &Path) -> Result<()> {
     let set = if file == Path::new("-") { standard_input()? } else { given_file(file)? };
     let answer = session.client.json(call.put_body(set))?;
-    session.show(&answer, || show::differences(&answer));
+    session.show(&answer, || show::differences(&answer))?;
     let differences = || ["created", "changed", "removed"].iter().filter_map(|what| answer[what].as_array());
     match differences().map(Vec::len).sum() {
         0 => Ok(()),

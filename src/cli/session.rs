@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::client::{ApiClient, HttpCall};
 use super::program::{CommandError, Result, given, print_line};
 use super::show;
+use crate::readable::visible_json;
 
 /// How many jobs or queues one page of the server has at most, and how many jobs one request may name.
 pub const PAGE: usize = 100;
@@ -83,14 +84,13 @@ impl Session {
     /// Shows what the server says.
     pub fn answer(&self, call: HttpCall) -> Result<()> {
         let answer = self.client.json(call)?;
-        self.show(&answer, || show::fields(&answer));
-        Ok(())
+        self.show(&answer, || show::fields(&answer))
     }
 
-    pub fn show(&self, json: &Value, table: impl FnOnce() -> String) {
+    pub fn show(&self, json: &Value, table: impl FnOnce() -> String) -> Result<()> {
         match self.output {
             Output::Table => print_line(&table()),
-            Output::Json => print_line(&json.to_string()),
+            Output::Json => print_line(&visible_json(&json.to_string())),
         }
     }
 

@@ -1,4 +1,5 @@
-//! Answers as tables. What jobs contain is shown without control characters, which could drive the terminal.
+//! Answers as tables. Control and direction characters of jobs are made visible: they could drive the terminal, or show
+//! another text than is there.
 
 use std::ops::Range;
 
@@ -6,6 +7,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use unicode_width::UnicodeWidthStr;
+
+use crate::readable::{shortened, visible};
 
 /// How much of a body or a reason is shown, in characters.
 const MOST: usize = 60;
@@ -177,14 +180,9 @@ pub fn fields(object: &Value) -> String {
     table(&rows, 0..0)
 }
 
-/// A text on one line, without control characters, and not too long.
+/// Returns a text on one line, with hidden characters made visible, and cut if it is long.
 pub fn one_line(text: &str) -> String {
-    let mut line: String =
-        text.chars().take(MOST * 4).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-    if text.chars().nth(MOST * 4).is_some() {
-        line.push('…');
-    }
-    line
+    cut_at(text, MOST * 4)
 }
 
 /// A line for each row, and each column as wide as its widest cell. Those of `right` are numbers, which end together.
@@ -220,11 +218,16 @@ fn body(data: &Value) -> String {
 }
 
 fn cut(text: &str) -> String {
-    let mut cut = one_line(&text.chars().take(MOST).collect::<String>());
-    if text.chars().nth(MOST).is_some() {
-        cut.push('…');
+    cut_at(text, MOST)
+}
+
+fn cut_at(text: &str, most: usize) -> String {
+    let (short, more) = shortened(text, most);
+    let mut line = visible(short).into_owned();
+    if more {
+        line.push('…');
     }
-    cut
+    line
 }
 
 #[cfg(test)]
@@ -248,11 +251,12 @@ mod tests {
     /// Guards against a job whose text moves the cursor or sets the title of the terminal of who looks at it.
     #[test]
     fn what_a_job_contains_does_not_drive_the_terminal() {
-        let odd = "\u{1b}]0;title\u{7}\r\n\u{9b}2J";
+        let odd = "\u{1b}]0;title\u{7}\r\n\u{9b}2J\u{202e}txt.exe";
         let job = json!({"job_id": "1", "reason": odd, "key": odd, "data": STANDARD.encode(odd)});
         let text = jobs(&[job], true);
         let controls = text.chars().filter(|c| c.is_control() && *c != '\n').count();
         assert_eq!((controls, text.lines().count()), (0, 2), "one head and one job: {text:?}");
+        assert!(!text.contains('\u{202e}') && text.contains("‹U+202E›txt.exe"), "{text:?}");
     }
 
     #[test]

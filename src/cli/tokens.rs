@@ -7,6 +7,7 @@ use clap::Parser;
 
 use super::client::{ApiClient, Header, HttpCall, basic_auth};
 use super::program::{CommandError, Result, exit_code, given, print_line};
+use crate::readable::visible_json;
 
 /// Holds `user:password` when `-u` is not given.
 const AUTH_ENV: &str = "DORMOUSE_ADMIN_AUTH";
@@ -79,7 +80,8 @@ fn ask(args: &TokenArgs) -> Result<()> {
     let host = address(args)?;
     let client = ApiClient::new(&format!("http://{host}"), authorization(args)?)?;
     let (status, answer) = client.exchange(plan(args)?)?;
-    print_line(if status.is_success() && args.delete && answer.is_empty() { "ok" } else { &answer });
+    let deleted = status.is_success() && args.delete && answer.is_empty();
+    print_line(&if deleted { "ok".into() } else { visible_json(&answer) })?;
     if status.is_success() { Ok(()) } else { Err(CommandError::NotDone(format!("{host} answered {status}"))) }
 }
 

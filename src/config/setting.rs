@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use toml::Value;
 
+use crate::readable::{is_hidden, shortened, visible};
+
 /// One line that says what to change.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -91,9 +93,9 @@ impl Given {
     }
 }
 
-/// A text without characters that end a line.
+/// Returns a text on one line, with hidden characters made visible, and cut if it is long.
 fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
+    visible(shortened(text, 200).0).into_owned()
 }
 
 /// A text as TOML writes it.
@@ -102,10 +104,9 @@ pub fn quoted(text: &str) -> String {
     for c in text.chars() {
         match c {
             '"' | '\\' => quoted.extend(['\\', c]),
-            c if c.is_control() => {
-                // Writing to a text does not fail.
-                let _ = write!(quoted, "\\u{:04X}", u32::from(c));
-            }
+            // Writing to a text does not fail.
+            c if is_hidden(c) && u32::from(c) > 0xffff => _ = write!(quoted, "\\U{:08X}", u32::from(c)),
+            c if is_hidden(c) => _ = write!(quoted, "\\u{:04X}", u32::from(c)),
             c => quoted.push(c),
         }
     }
@@ -210,7 +211,14 @@ impl Setting for String {
 
 impl Setting for PathBuf {
     fn read(given: &Given, range: Option<RangeInclusive<u64>>) -> Result<PathBuf, ConfigError> {
-        String::read(given, range).map(PathBuf::from)
+        let path = String::read(given, range)?;
+        // Only shells expand it: here it would become a directory called `~`.
+        if path.starts_with('~') {
+            return Err(
+                given.wrong("~ is not expanded: write the whole path, or ./~ for a file of that name")
+            );
+        }
+        Ok(PathBuf::from(path))
     }
 
     fn show(&self) -> Option<String> {

@@ -2,6 +2,8 @@
 //! nobody waits for a timer. On Redis a batch is one script call. The writer of a disk pool is a thread, whose calls
 //! wait in a mailbox of their own; it shares the bounds of this file. Knows nothing of what a call does.
 
+use std::time::Instant;
+
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::{Error, Result};
@@ -35,6 +37,8 @@ pub trait BatchSize {
 #[derive(Debug)]
 pub struct Call<Req, Rep> {
     pub request: Req,
+    /// When the caller made the call.
+    pub arrived: Instant,
     reply: oneshot::Sender<Result<Rep>>,
 }
 
@@ -46,7 +50,7 @@ impl<Req, Rep> Call<Req, Rep> {
 
     /// The same call with another request.
     pub fn map<Other>(self, request: impl FnOnce(Req) -> Other) -> Call<Other, Rep> {
-        Call { request: request(self.request), reply: self.reply }
+        Call { request: request(self.request), arrived: self.arrived, reply: self.reply }
     }
 }
 
@@ -93,7 +97,7 @@ impl<Req, Rep> Caller<Req, Rep> {
     /// nobody serves it any more.
     pub async fn call(&self, request: Req) -> Result<Rep> {
         let (reply, answer) = oneshot::channel();
-        self.calls.try_send(Call { request, reply }).map_err(|e| match e {
+        self.calls.try_send(Call { request, arrived: Instant::now(), reply }).map_err(|e| match e {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::Closed,
         })?;

@@ -124,7 +124,9 @@ impl Engine for Metered {
     }
 
     async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
-        self.step(Operation::CancelKey, self.inner.cancel_key(queue, key)).await
+        let cancelled = self.step(Operation::CancelKey, self.inner.cancel_key(queue, key)).await;
+        self.metrics.changed(queue);
+        cancelled
     }
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
@@ -194,7 +196,9 @@ impl Engine for Metered {
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
-        self.step(Operation::Destroy, self.inner.destroy(queue)).await
+        let destroyed = self.step(Operation::Destroy, self.inner.destroy(queue)).await;
+        self.metrics.changed(queue);
+        destroyed
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
@@ -206,17 +210,22 @@ impl Engine for Metered {
         };
         self.metrics.counters.deadletter_respawn_jobs.inc_by(done);
         self.batch(Operation::Respawn, done as usize);
+        self.metrics.changed(queue);
         respawned
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
-        let deleted = self.step(Operation::DeleteDead, self.inner.delete_dead(queue, limit)).await?;
+        let deleted = self.step(Operation::DeleteDead, self.inner.delete_dead(queue, limit)).await;
+        self.metrics.changed(queue);
+        let deleted = deleted?;
         self.batch(Operation::DeleteDead, deleted as usize);
         Ok(deleted)
     }
 
     async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
-        self.step(Operation::Pause, self.inner.pause(queue, pausing)).await
+        let paused = self.step(Operation::Pause, self.inner.pause(queue, pausing)).await;
+        self.metrics.changed(queue);
+        paused
     }
 
     async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {

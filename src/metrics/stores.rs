@@ -1,5 +1,6 @@
 //! What is counted of a pool: the steps of its store, its queues, and those of them that are pushed. Knows no engine.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -19,6 +20,9 @@ pub(super) const OTHER: &str = "(other)";
 /// The queue that all queues share whose names are job ids. There is one for each job that its producer waits for
 /// (fire and wait), and none of them lives long.
 pub(super) const JOB_ID: &str = "(job id)";
+
+/// Upper bound on the changed queues that are remembered. What changes beyond it is in the next sample.
+const MOST_CHANGED: usize = 64;
 
 /// Whether a queue is named after a job.
 pub(super) fn is_job_id(queue: &Queue) -> bool {
@@ -111,6 +115,8 @@ pub struct PoolMetrics {
     of_jobs: OnceLock<Arc<QueueSeries>>,
     /// Of the queues that there was no room for.
     others: OnceLock<Arc<QueueSeries>>,
+    /// Queues whose figures changed at once since they were sampled: paused, respawned, destroyed, or jobs died.
+    changed: Mutex<BTreeSet<Queue>>,
 }
 
 /// What is told of one operation. lmstfy's two are told apart by how the step went: well, or not.
@@ -176,7 +182,21 @@ impl PoolMetrics {
             queues: RwLock::default(),
             of_jobs: OnceLock::new(),
             others: OnceLock::new(),
+            changed: Mutex::default(),
         }
+    }
+
+    /// Records that the figures of a queue are no longer those of the last sample.
+    pub fn changed(&self, queue: &Queue) {
+        let mut changed = self.changed.lock();
+        if changed.len() < MOST_CHANGED && !is_job_id(queue) {
+            changed.insert(queue.clone());
+        }
+    }
+
+    /// Removes and returns the queues that have changed.
+    pub fn take_changed(&self) -> BTreeSet<Queue> {
+        std::mem::take(&mut self.changed.lock())
     }
 
     /// The pool is on a disk, and refuses publishes when so few bytes are free.
@@ -217,6 +237,7 @@ impl PoolMetrics {
     /// Jobs of a queue died.
     pub fn died(&self, queue: &Queue, jobs: u64) {
         self.series(queue).dead.inc_by(jobs);
+        self.changed(queue);
     }
 
     /// Jobs of a queue are ready again, since the ttr of their hand-over has ended.

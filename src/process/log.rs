@@ -47,11 +47,7 @@ pub fn setup(
     backtrace: LogLevel,
 ) -> io::Result<Logs> {
     let (errors, access) = match dir {
-        Some(dir) => {
-            let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-            made.map_err(|e| io::Error::new(e.kind(), format!("the directory {}: {e}", dir.display())))?;
-            (Sink::file(dir.join("error.log"))?, Sink::file(dir.join("access.log"))?)
-        }
+        Some(dir) => (Sink::file(dir.join("error.log"))?, Sink::file(dir.join("access.log"))?),
         None => (Sink::Stderr, Sink::Stderr),
     };
     let (level, backtrace) = (as_level(level), as_level(backtrace));
@@ -125,7 +121,11 @@ impl Sink {
     }
 }
 
+/// Opens a log file, and creates it and its directory if they are missing: an operator may have deleted both.
 fn open(path: &Path) -> io::Result<File> {
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    created.map_err(|e| io::Error::new(e.kind(), format!("the directory {}: {e}", dir.display())))?;
     OpenOptions::new()
         .create(true)
         .append(true)

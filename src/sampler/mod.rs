@@ -3,6 +3,7 @@
 //! request: a look at the last sample takes no lock for longer than it takes to clone an `Arc`.
 
 mod counts;
+mod refresh;
 mod rows;
 
 use std::collections::BTreeMap;
@@ -63,6 +64,8 @@ pub struct Sample {
     pub at: Option<Millis>,
     /// By namespace and name.
     pub rows: Arc<Vec<QueueRow>>,
+    /// How often rows were refreshed since the store was read.
+    pub refreshed: u64,
     /// How many queues there was no room for.
     pub left_out: usize,
     /// Delayed and running jobs of the whole store, and how long ago the earliest was due.
@@ -104,6 +107,8 @@ struct Seen {
     others: Counted,
     /// Queues at rest have none.
     watched: HashMap<(Namespace, Option<QueueName>), QueueWatch>,
+    /// Queues that were refreshed since the last sample, and when.
+    refreshed: Vec<(Queue, Instant)>,
 }
 
 impl Sampler {
@@ -119,6 +124,7 @@ impl Sampler {
         let sample = Sample {
             at: None,
             rows: Arc::default(),
+            refreshed: 0,
             left_out: 0,
             timers: 0,
             overdue: None,
@@ -278,6 +284,7 @@ impl Sampler {
         self.history.add(seconds(now), &self.pool, readings, &Point { counts: beside, ..Point::default() });
         let sample = Sample {
             at: Some(now),
+            refreshed: 0,
             rows: Arc::new(rows.into_iter().map(|(row, _)| row).collect()),
             left_out,
             timers: stats.timers,
@@ -289,6 +296,9 @@ impl Sampler {
             trouble: None,
         };
         *self.latest.write() = Arc::new(sample);
+        // What this reading has of them may be older.
+        let newer = seen.refreshed.drain(..).filter(|(_, at)| *at > began);
+        newer.for_each(|(queue, _)| self.metrics.changed(&queue));
     }
 }
 

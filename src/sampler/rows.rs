@@ -43,6 +43,27 @@ pub struct QueueRow {
 }
 
 impl QueueRow {
+    /// Returns a row of which nothing is known yet.
+    pub(super) fn new(namespace: Namespace, name: Option<QueueName>) -> QueueRow {
+        QueueRow {
+            namespace,
+            name,
+            ready: 0,
+            dead: 0,
+            delayed: None,
+            running: None,
+            oldest: None,
+            rates: None,
+            waiting: 0,
+            handed_out: None,
+            died_at: None,
+            paused: None,
+            push: None,
+            need: None,
+            worse: 0,
+        }
+    }
+
     pub(super) fn key(&self) -> (&Namespace, Option<&QueueName>) {
         (&self.namespace, self.name.as_ref())
     }
@@ -87,7 +108,15 @@ impl QueueRow {
 
 /// The row of a queue, of rows in order.
 pub(super) fn of<'a>(rows: &'a [QueueRow], key: (&Namespace, Option<&QueueName>)) -> Option<&'a QueueRow> {
-    rows.binary_search_by(|row| row.key().cmp(&key)).ok().map(|at| &rows[at])
+    position(rows, key).ok().map(|at| &rows[at])
+}
+
+/// Returns where the row of a queue is, or where it would be inserted.
+pub(super) fn position(
+    rows: &[QueueRow],
+    key: (&Namespace, Option<&QueueName>),
+) -> std::result::Result<usize, usize> {
+    rows.binary_search_by(|row| row.key().cmp(&key))
 }
 
 /// A row for each queue, in order, and what its head is known by. Beyond the bound those with the most jobs. And how many
@@ -98,21 +127,12 @@ pub(super) fn rows(queues: &[QueueSize]) -> (Vec<(QueueRow, Option<u64>)>, usize
     for size in queues {
         let Queue { namespace, name } = &size.queue;
         let row = |name| QueueRow {
-            namespace: namespace.clone(),
-            name,
             ready: size.ready,
             dead: size.dead,
             delayed: size.delayed,
             running: size.running,
             oldest: size.oldest_ready,
-            rates: None,
-            waiting: 0,
-            handed_out: None,
-            died_at: None,
-            paused: None,
-            push: None,
-            need: None,
-            worse: 0,
+            ..QueueRow::new(namespace.clone(), name)
         };
         if JobId::parse(name.as_str()).is_none() {
             rows.push((row(Some(name.clone())), size.head));

@@ -1,6 +1,7 @@
 //! What a server that was started without a configuration prints: where it listens, and commands to try, with a
 //! token for the namespace `demo`.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 
 use super::error::ServerError;
@@ -29,7 +30,9 @@ pub fn print(api: SocketAddr, admin: SocketAddr, pool: &PoolConfig, token: &str)
         Some(path) => std::path::absolute(path).unwrap_or(path.into()).display().to_string(),
         None => "the Redis of pool default".into(),
     };
-    println!(
+    // Nobody may read it, and the server serves all the same.
+    let _ = write!(
+        std::io::stdout(),
         "\
 Dormouse {version} is up.
   API             http://{api}

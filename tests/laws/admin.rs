@@ -34,6 +34,7 @@ async fn count(
             assert!(!left.is_zero() && left <= interval, "a counter of {interval:?} ends in {left:?}");
             None
         }
+        Count::NotCounted => panic!("no store of these laws is full"),
     }
 }
 

@@ -202,13 +202,14 @@ fn keys_of_redis_are_made_in_one_file_per_store() {
 const PARTS: &[(&str, &[&str])] = &[
     ("clock", &[]),
     ("random", &["clock"]),
+    ("readable", &[]),
     ("name", &[]),
     ("error", &["name"]),
     ("outage", &["error"]),
     ("job", &["clock", "name", "random"]),
     ("time", &["clock"]),
     ("schedule", &["clock", "job", "name", "time"]),
-    ("config", &["name"]),
+    ("config", &["name", "readable"]),
     ("tls", &[]),
     ("process", &["config"]),
     ("process::tasks", &[]),
@@ -398,6 +399,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "name",
             "process",
             "random",
+            "readable",
             "time",
         ],
     ),
@@ -454,7 +456,7 @@ const PARTS: &[(&str, &[&str])] = &[
         ],
     ),
     ("main", &["cli", "server", "config", "process", "process::tasks"]),
-    ("cli", &["tls"]),
+    ("cli", &["readable", "tls"]),
     ("token-cli", &["cli"]),
 ];
 
@@ -744,8 +746,8 @@ fn is_path(word: &str) -> bool {
     let roots = ["src/", "tests/", "benches/", "docs/", "lua/", "config/", "deploy/"];
     let names =
         roots.iter().any(|root| word.starts_with(root)) || word.ends_with(".rs") || word.ends_with(".lua");
-    // A pattern names no file; the other is a file of lsm-tree.
-    names && !word.contains(['*', '{', ':']) && word != "version/persist.rs"
+    // A pattern names no file; the others are a file of lsm-tree, and one that docs/clients/rust.md has the reader make.
+    names && !word.contains(['*', '{', ':']) && !["version/persist.rs", "src/bin/publish.rs"].contains(&word)
 }
 
 #[test]

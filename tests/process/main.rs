@@ -5,6 +5,7 @@ mod access_list;
 mod architecture;
 mod backup;
 mod balancer;
+mod cli_output;
 mod clock;
 mod commands;
 mod config_files;

@@ -69,6 +69,21 @@ const ROWS: &[Row] = &[
         &[],
         "[Pool.default] Path = \"jobs\" is around LogDir = \"jobs/logs\": each pool needs a directory of its own",
     ),
+    (
+        "LogDir = '~/logs'\n$DISK",
+        &[],
+        "LogDir = \"~/logs\": ~ is not expanded: write the whole path, or ./~ for a file of that name",
+    ),
+    (
+        "[Pool.default]\nPath = '~ann'",
+        &[],
+        "[Pool.default] Path = \"~ann\": ~ is not expanded: write the whole path, or ./~ for a file of that name",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_SECRET_KEY_FILE", "~/keys")],
+        "DORMOUSE_SECRET_KEY_FILE=~/keys: ~ is not expanded: write the whole path, or ./~ for a file of that name",
+    ),
     ("LogDir = 7.5\n$DISK", &[], "LogDir = 7.5: a text is wanted"),
     (
         "Port = 7001\nAdminPort = 7001\n$DISK",

@@ -464,7 +464,7 @@ async fn a_full_redis_refuses_publishes_and_can_be_drained() {
         let full = engine.publish(vec![new_job(&engine, &q, "more", delay)].into()).await;
         assert!(matches!(full, Err(Error::Refused(_))), "{full:?}");
     }
-    assert!(engine.check().await.is_err(), "it says so");
+    engine.check().await.expect("consumers are still sent to a full Redis");
     let taken = take(&engine, &q, HOUR).await;
     assert_eq!(taken.len(), 1, "the ready one");
     engine.ack_job(JobRef { queue: q.clone(), id: taken[0].id }).await.expect("acked");

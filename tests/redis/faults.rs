@@ -177,7 +177,7 @@ async fn a_full_redis_refuses_the_whole_call_and_can_be_drained() {
     assert!(why.to_string().contains("OOM"), "the reason should be told: {why}");
     let after: Vec<String> = conn.keys("*").expect("KEYS");
     assert_eq!(after.len(), keys.len(), "nothing of it was stored: {after:?}");
-    assert!(matches!(engine.check().await, Err(Error::Refused(_))), "a check says so");
+    engine.check().await.expect("consumers are still sent to a full Redis");
 
     engine.pump().await.expect("a full Redis still pumps");
     let got = take(&engine, &q, 9).await.expect("and hands out");

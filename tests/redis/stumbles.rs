@@ -231,6 +231,48 @@ async fn calls_that_were_given_up_while_the_redis_stalled_do_not_happen_when_it_
     assert_eq!(left[0].id, id(1), "what was given back is at the head");
 }
 
+/// Guards against a publish whose deadline counts from when it is sent, and not from its arrival: one that waited behind
+/// others was sent on the second connection with four seconds of its own, its caller was told of an error when that
+/// connection was given up a moment later, and the Redis stored it when it went on.
+#[tokio::test]
+async fn no_publish_begins_after_its_caller_was_answered() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    all_work(&engine).await; // the Redis knows the scripts from here on
+    let stalled = server.stall();
+    let began = Instant::now();
+    let mut calls = tokio::task::JoinSet::new();
+    // The first two keep both tasks that publish. The others arrive until just before the Redis goes on.
+    for n in 1..=32 {
+        let (engine, q) = (engine.clone(), q.clone());
+        // What replaces a job is not taken back, so whatever begins stays.
+        let replaces = (n > 2).then(|| JobRef { queue: q.clone(), id: id(9_000) });
+        let jobs = vec![Placing::from(job(&q, id(n), "x"))];
+        let publication = Publication { jobs, replaces, once: None };
+        tokio::time::sleep_until((began + Duration::from_millis(100 + 200 * (n - 1))).into()).await;
+        calls.spawn(async move {
+            let asked = Instant::now();
+            let answer = engine.publish(publication).await;
+            (n, answer.is_ok(), asked.elapsed())
+        });
+    }
+    tokio::time::sleep_until((began + Duration::from_secs(7)).into()).await;
+    drop(stalled);
+    let answers = within("answers", calls.join_all()).await;
+    let failed: Vec<u64> = answers.iter().filter(|(_, stored, _)| !stored).map(|(n, ..)| *n).collect();
+    assert!(failed.contains(&3), "the third came to a Redis that stalled for 6.5 s: {answers:?}");
+    let slowest = answers.iter().map(|(.., waited)| *waited).max();
+    assert!(
+        slowest < Some(Duration::from_millis(6500)),
+        "each is answered 5 s after its arrival: {answers:?}"
+    );
+    all_work(&engine).await;
+    // What waited in the sockets has been read by now: it lay before these calls.
+    let stored = |n: &u64| server.connection().exists(format!("j/shop/orders/{}", id(*n))).expect("EXISTS");
+    let both: Vec<u64> = failed.into_iter().filter(stored).collect();
+    assert!(both.is_empty(), "answered with an error, and stored when the Redis went on: {both:?}");
+}
+
 #[tokio::test]
 async fn what_was_done_before_the_answers_got_stuck_is_taken_back_when_they_come() {
     let server = RedisServer::start();
@@ -299,10 +341,10 @@ async fn calls_that_go_one_by_one_end_with_their_connection() {
     assert_eq!(stored.len(), 1, "what was answered with an error is not stored: {stored:?}");
 }
 
-/// Guards against a batch that waits for a time-out of its own on the connection of the other task, which is about to
-/// time out as well.
+/// Guards against a publish that waits for a time-out of its own behind those of others, and against one that is sent
+/// when its caller is about to be answered.
 #[tokio::test]
-async fn a_batch_on_the_connection_of_the_other_task_ends_with_it() {
+async fn a_publish_that_waited_too_long_is_answered_and_not_sent() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     let (engine, q) = (engine_through(&proxy).await, queue("orders"));
@@ -330,13 +372,13 @@ async fn a_batch_on_the_connection_of_the_other_task_ends_with_it() {
         let answer = within("answered", publish).await.expect("no panic");
         assert!(matches!(answer, Err(Error::Away(_))), "no answer came, but {answer:?}");
     }
-    let sent: u64 = conn.llen("q/shop/orders").expect("LLEN");
-    assert_eq!(sent, 3, "the third was sent when the first had timed out, on the connection of the second");
     let third = tokio::time::timeout(Duration::from_secs(2), third).await;
     let answer = third.expect("it waits no longer than the second").expect("no panic");
-    assert!(matches!(answer, Err(Error::Away(_))), "no answer came, but {answer:?}");
+    assert!(matches!(answer, Err(Error::Away(_))), "both tasks hung, but {answer:?}");
+    let sent: u64 = conn.llen("q/shop/orders").expect("LLEN");
+    assert_eq!(sent, 2, "the third was too old when the first had timed out");
     proxy.set_answers(Answers::Pass);
-    within("all three are taken back", async {
+    within("both are taken back", async {
         while !conn.keys::<_, Vec<String>>("j/shop/orders/*").expect("KEYS").is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use crate::common::until_status;
-use crate::support::client::send;
+use crate::support::client::{Response, create_token, job_id, request, send};
 use crate::support::complaints::complaints;
 use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{TestServer, redis_toml};
 use crate::support::wait::TIMEOUT;
+use parking_lot::Mutex;
 use reqwest::Client;
 use tempfile::TempDir;
 
@@ -242,4 +243,119 @@ async fn scrapes_ask_all_pools_at_the_same_time() {
         "three scrapes of three pools took {:?}",
         began.elapsed()
     );
+}
+
+/// What is done with a job of a full Redis.
+const ENDS: [&str; 8] = ["ack", "fenced ack", "touch", "release", "put off", "bury", "many", "leave"];
+
+/// Guards against a full Redis that nobody can empty: a limit that cannot be counted, a lease that cannot be moved, a
+/// script whose first write needs memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_redis_is_drained_by_every_verb_and_says_so_in_one_line() {
+    let (dir, redis) = (TempDir::new().expect("a temporary directory"), RedisServer::start());
+    std::fs::write(dir.path().join("c.toml"), redis_toml(&redis)).expect("a file");
+    let mut process = Process::start(dir.path(), &["-c", "c.toml", "-bt", "error"], &[]);
+    let (api, admin) = (process.address("api"), process.address("admin"));
+    let token = create_token(&admin, "ns").await;
+    let operate = |method: &str, path: &str| request(method, &format!("http://{admin}{path}"), "");
+    let ask = |method: &str, path: &str| request(method, &format!("http://{api}/api/ns/{path}"), &token);
+    let limit = r#"{"read":1000000,"write":1000000,"interval":600}"#;
+    send(operate("POST", &format!("/token/ns/{token}/limit")).body(limit)).await.expect(201);
+    // With a quota other scripts run, which count what they delete.
+    send(operate("PUT", "/quota/ns").body(r#"{"jobs":100000}"#)).await.expect(200);
+    for n in 0..40 {
+        let bodies: Vec<String> = (0..10).map(|i| format!("{}", 10 * n + i)).collect();
+        let tries = 1 + n % 3;
+        let path = format!("q/bulk?tries={tries}&delay={}", n % 2);
+        send(ask("PUT", &path).body(format!("[{}]", bodies.join(",")))).await.expect(201);
+    }
+    // Its counters go, so the first request of each kind needs memory.
+    let conn = &mut redis.connection();
+    let counters: Vec<String> = redis::cmd("KEYS").arg("l/*").query(conn).expect("KEYS");
+    let _: u64 = redis::cmd("DEL").arg(counters).query(conn).expect("DEL");
+    let memory = |most: u32| {
+        redis::cmd("CONFIG")
+            .arg("SET")
+            .arg("maxmemory")
+            .arg(most)
+            .exec(&mut redis.connection())
+            .expect("CONFIG SET");
+    };
+    memory(1);
+    send(ask("PUT", "q").body("x")).await.expect(500);
+    send(operate("GET", "/ready")).await.expect(200);
+    let left = || -> Vec<u64> {
+        let mut lengths = redis::pipe();
+        lengths.cmd("LLEN").arg("q/ns/q").cmd("ZCARD").arg("timer_set");
+        lengths.query(&mut redis.connection()).expect("LLEN and ZCARD")
+    };
+    let failed = Mutex::new(Vec::new());
+    let done = |what: &'static str, answer: &Response, well: &[u16]| {
+        if !well.contains(&answer.status) {
+            failed.lock().push(format!("{what}: {} {}", answer.status, answer.text));
+        }
+    };
+    let worker = async |first: usize| {
+        for n in first.. {
+            let poll = send(ask("GET", "q?ttr=1&receipt=1&count=2")).await;
+            done("consume", &poll, &[200, 404]);
+            if poll.status != 200 && left() == [0, 0] {
+                return;
+            }
+            for (i, job) in poll.json.as_array().into_iter().flatten().enumerate() {
+                let (id, receipt) = (job_id(job), job["receipt"].as_str().unwrap_or_default());
+                let what = ENDS[(n + i) % ENDS.len()];
+                let held = |verb: &str, rest: &str| {
+                    ask("POST", &format!("q/job/{id}/{verb}?receipt={receipt}{rest}"))
+                };
+                let call = match what {
+                    "ack" => ask("DELETE", &format!("q/job/{id}")),
+                    "fenced ack" => ask("DELETE", &format!("q/job/{id}?receipt={receipt}")),
+                    "touch" => held("touch", "&ttr=1"),
+                    "release" => held("release", ""),
+                    "put off" => held("release", "&delay=1&reason=later"),
+                    "bury" => held("bury", "&reason=bad"),
+                    "many" => ask("POST", "q/ack")
+                        .body(format!(r#"{{"jobs":[{{"id":"{id}","receipt":"{receipt}"}}]}}"#)),
+                    _ => continue,
+                };
+                // On a busy machine the ttr may be over.
+                done(what, &send(call).await, &[200, 204, 404, 409]);
+            }
+            tokio::time::sleep(Duration::from_millis(if poll.status == 404 { 20 } else { 0 })).await;
+        }
+    };
+    let workers = async { tokio::join!(worker(0), worker(2), worker(5), worker(7)) };
+    tokio::time::timeout(TIMEOUT, workers).await.expect("it is drained");
+    let dead = send(ask("GET", "q/deadletter")).await.expect(200);
+    assert!(dead.json["deadletter_size"].as_u64() > Some(20), "some were buried: {}", dead.text);
+    let head = dead.json["deadletter_head"].as_str().unwrap_or_default();
+    done("respawn of one", &send(ask("POST", &format!("q/job/{head}/respawn"))).await, &[200]);
+    done("respawn", &send(ask("PUT", "q/deadletter?limit=10")).await, &[200]);
+    let back = send(ask("GET", "q?ttr=60&count=11")).await;
+    done("consume", &back, &[200]);
+    assert_eq!(back.json.as_array().map(Vec::len), Some(11), "what was respawned: {}", back.text);
+    done("deletion of dead jobs", &send(ask("DELETE", "q/deadletter?limit=10000")).await, &[204]);
+    done("destroy", &send(ask("DELETE", "q")).await, &[204]);
+    let failed = failed.into_inner();
+    assert!(failed.is_empty(), "{} requests failed, such as {:?}", failed.len(), failed.first());
+    memory(0);
+    // Since the last refusal three seconds have to pass.
+    until_status(201, async || send(ask("PUT", "q").body("x")).await).await;
+    let process = tokio::task::spawn_blocking(move || {
+        process.signal("TERM");
+        process.ended()
+    });
+    let said = process.await.expect("no panic").said;
+    let worse = complaints(&said);
+    let full = |store: &str| {
+        worse.iter().filter(|line| line.contains("the store is full") && line.contains(store)).count()
+    };
+    assert_eq!(
+        (full("pool default"), full("tokens and limits")),
+        (1, 1),
+        "a line for each:\n{}",
+        worse.join("\n")
+    );
+    assert_eq!(worse.len(), 2, "and nothing else:\n{}", worse.join("\n"));
 }

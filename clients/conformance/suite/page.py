@@ -1,4 +1,4 @@
-"""The page of what held: docs/clients/scenarios.md, of which each run that is asked for it writes its own part."""
+"""The page of results, clients/conformance/scenarios.md. A run with --page writes its own part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from .registry import SCENARIOS
 from .server import ROOT
 
-PAGE = ROOT / "docs" / "clients" / "scenarios.md"
+PAGE = ROOT / "clients" / "conformance" / "scenarios.md"
 TITLES = {"go": "Go", "python": "Python", "rust": "Rust", "typescript": "TypeScript"}
 HEAD = """# What holds in which language
 
@@ -22,7 +22,7 @@ $ clients/conformance/run --liar --of python --page
 PARTS = {
     "scenarios": (
         "Scenario by language",
-        "Each line is a sentence of [the contract](../clients.md), and the scenario that holds the libraries to it.",
+        "Each line is a sentence of [the contract](../../docs/clients.md), and the scenario that holds the libraries to it.",
     ),
     "breaks": (
         "Which scenario has seen which break",

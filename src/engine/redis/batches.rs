@@ -2,9 +2,12 @@
 //! answered.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::sync::Mutex;
 
+use super::connection::fault::Fault;
+use super::in_time::SEND_WITHIN;
 use crate::engine::batch::{BatchLimit, BatchSize, Call, Calls, Reply};
 use crate::engine::{MAX_PUBLISH, Publication};
 use crate::error::{Error, Result};
@@ -53,8 +56,8 @@ impl BatchSize for JobRef {
 }
 
 /// Starts `count` tasks that take batches, each one after the other, and have `carry` answer each call of them, with this
-/// core; it is told which task it works for. Once `tasks` are told to end no more calls are taken; these end when those
-/// that waited are answered.
+/// core; it is told which task it works for. Calls that have waited for [`SEND_WITHIN`] are answered with an error instead.
+/// Once `tasks` are told to end no more calls are taken; these end when those that waited are answered.
 pub fn serve<Req, Rep, Core, Carried>(
     calls: Calls<Req, Rep>,
     tasks: &Tasks,
@@ -85,10 +88,27 @@ pub fn serve<Req, Rep, Core, Carried>(
                     batch = next => batch,
                 };
                 let Some(batch) = batch else { return };
-                carry(core.clone(), own, batch).await;
+                let batch = refuse_late(batch);
+                if !batch.is_empty() {
+                    carry(core.clone(), own, batch).await;
+                }
             }
         });
     }
+}
+
+/// Answers calls that have waited too long to be sent, and returns the others.
+fn refuse_late<Req, Rep>(batch: Vec<Call<Req, Rep>>) -> Vec<Call<Req, Rep>> {
+    let (late, in_time): (Vec<_>, Vec<_>) =
+        batch.into_iter().partition(|call| call.arrived.elapsed() >= SEND_WITHIN);
+    let replies = late.into_iter().map(|call| call.split().1).collect();
+    answer_each(replies, Err(Fault::too_late().into()));
+    in_time
+}
+
+/// Arrival of a batch: that of its oldest call, so that no call begins after its caller was answered.
+pub fn arrival_of<Req, Rep>(batch: &[Call<Req, Rep>]) -> Instant {
+    batch.iter().map(|call| call.arrived).min().unwrap_or_else(Instant::now)
 }
 
 /// Gives each caller its answer, or all of them the error.

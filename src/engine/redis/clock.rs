@@ -49,12 +49,12 @@ impl RedisClock {
         );
     }
 
-    /// When that Redis's clock will be `after` from now. This follows a clock that was set back too: a deadline
+    /// What that Redis's clock will say at `moment`. This follows a clock that was set back too: a deadline
     /// that is too late would let calls begin that nobody waits for.
-    pub fn in_a_while(&self, after: Duration) -> Micros {
+    pub fn at_moment(&self, moment: Instant) -> Micros {
         match self.offset.load(Ordering::Relaxed) {
             i64::MIN => NEVER,
-            offset => (offset + (self.base.elapsed() + after).as_micros() as i64).max(0) as u64,
+            offset => (offset + moment.duration_since(self.base).as_micros() as i64).max(0) as u64,
         }
     }
 
@@ -89,12 +89,12 @@ mod tests {
     #[test]
     fn a_time_to_come_follows_a_clock_that_was_set_also_backward() {
         let clock = RedisClock::new();
-        assert_eq!(clock.in_a_while(MS(1)), NEVER, "nothing is known yet");
+        assert_eq!(clock.at_moment(Instant::now()), NEVER, "nothing is known yet");
         let hour = 3_600_000_000;
         for at in [2 * hour, 9 * hour, hour] {
             let sent = clock.begin();
             clock.learn(sent, at);
-            let told = clock.in_a_while(MS(4000));
+            let told = clock.at_moment(Instant::now() + MS(4000));
             let expected = at + 4_000_000;
             assert!((expected..expected + 1_000_000).contains(&told), "{told} is not 4 s after {at}");
         }

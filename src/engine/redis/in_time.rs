@@ -1,9 +1,13 @@
-//! Calls of the scripts that have a deadline, and answers that come after their caller has stopped waiting.
+//! Deadlines of script calls, and replies that come after their caller has stopped waiting.
 //!
 //! A Redis that stalls (a fork, a slow disk, a stopped process) reads the calls that wait for it when it goes on,
-//! long after their callers were answered with an error. So each call says when it is too late to begin, by the
-//! Redis's own clock: a script that comes later does nothing (lua/clock.lua). [`BEGIN_WITHIN`] is shorter than a
-//! caller waits, by the time that a script, its answer and an error of the estimated clock may take.
+//! long after their callers were answered with an error. So each call carries a deadline by the Redis's own clock:
+//! a script that begins later does nothing (lua/clock.lua).
+//!
+//! Both times count from the *arrival* of a call, not from when it is sent or sent again: the deadline is
+//! [`BEGIN_WITHIN`] later, and the caller is answered with an error [`RESPONSE_TIMEOUT`] later, never before. The
+//! difference covers the script, its reply and the error of the estimated clock. So no call begins after its caller
+//! was answered. A call that has waited for [`SEND_WITHIN`] is not sent at all.
 //!
 //! That leaves the calls that the Redis carried out just before it stalled. Their answers still come when it goes
 //! on. Who called listens for them, and takes back what nobody was told of.
@@ -12,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Arg, Cmd, FromRedisValue, RedisResult, Value};
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
 use super::clock::RedisClock;
 use super::connection::connector::{Connection, RESPONSE_TIMEOUT};
@@ -22,8 +26,11 @@ use super::layout::scripts::Script;
 use super::link::Link;
 use super::waits::run_and_wait;
 
-/// How long after it was sent a script may still begin.
+/// How long after its call arrived a script may still begin.
 const BEGIN_WITHIN: Duration = Duration::from_secs(4);
+/// How long after it arrived a call may still be sent. One that is sent later has less than a second to begin, and so
+/// would those that share its batch.
+pub const SEND_WITHIN: Duration = Duration::from_secs(3);
 /// A call that was refused as late although it was sent this shortly ago met another clock than the one that is
 /// known: the Redis's clock was set, or another Redis is the master now. It is sent once more.
 const CLOCK_WAS_SET: Duration = Duration::from_secs(1);
@@ -38,17 +45,18 @@ pub fn patient(connection: &Connection) -> MultiplexedConnection {
     redis
 }
 
-/// Runs a call of a script that has a deadline, which is put behind the call's arguments. Answers how many replicas have
-/// it too, if some are waited for.
+/// Runs a call of a script, which arrived at `arrived`, with its deadline behind the call's arguments. Returns the reply,
+/// and how many replicas have the write if `replicas` are waited for.
 async fn run_by(
     clock: &RedisClock,
     connection: &mut MultiplexedConnection,
     script: &Script,
     mut call: Cmd,
+    arrived: Instant,
     replicas: u64,
 ) -> RedisResult<(Value, u64)> {
     let sent = Instant::now();
-    call.arg(clock.in_a_while(BEGIN_WITHIN));
+    call.arg(clock.at_moment(arrived + BEGIN_WITHIN));
     let answer = run_and_wait(script, connection, &call, replicas).await;
     let Some(now) = answer.as_ref().err().and_then(late_at) else { return answer };
     clock.learn(sent, now);
@@ -63,20 +71,27 @@ async fn run_by(
             again.arg(arg);
         }
     }
-    again.arg(clock.in_a_while(BEGIN_WITHIN));
+    again.arg(clock.at_moment(arrived + BEGIN_WITHIN));
     run_and_wait(script, connection, &again, replicas).await
 }
 
+fn may_be_sent(arrived: Instant) -> Outcome<()> {
+    if arrived.elapsed() < SEND_WITHIN { Ok(()) } else { Err(Fault::too_late()) }
+}
+
 impl Link {
-    /// Runs a call of a script that has a deadline. Where the pool asks for that, replicas have it when this answers.
+    /// Runs a call of a script that arrived at `arrived`. Where the pool asks for that, replicas have the write when
+    /// this returns.
     pub async fn run_script(
         &self,
         connection: &mut MultiplexedConnection,
         script: &Script,
         call: Cmd,
+        arrived: Instant,
     ) -> Outcome<Value> {
+        may_be_sent(arrived)?;
         let (want, sent) = (self.replicas_for(script)?, Instant::now());
-        let (answer, have) = run_by(&self.clock, connection, script, call, want).await?;
+        let (answer, have) = run_by(&self.clock, connection, script, call, arrived, want).await?;
         self.replicas_have(want, have, sent)?;
         Ok(answer)
     }
@@ -88,27 +103,32 @@ impl Link {
         script: &Script,
         call: Cmd,
     ) -> Outcome<T> {
-        self.run_made(connection, script, || call).await
+        self.run_made(connection, script, Instant::now(), || call).await
     }
 
-    /// The same for a call that is not made while there is no connection, since what it takes is gone then.
+    /// The same for a call that arrived at `arrived`, and is not made unless it is sent, since what it takes is gone then.
     pub async fn run_made<T: FromRedisValue>(
         &self,
         connection: &SharedConnection,
         script: &Script,
+        arrived: Instant,
         call: impl FnOnce() -> Cmd,
     ) -> Outcome<T> {
-        let answer = connection.with(async |redis| self.run_script(redis, script, call()).await).await?;
+        let run = async |redis: &mut MultiplexedConnection| {
+            may_be_sent(arrived)?;
+            self.run_script(redis, script, call(), arrived).await
+        };
+        let answer = connection.with(run).await?;
         Ok(redis::from_redis_value(answer)?)
     }
 
-    /// The outcome of an exchange on this [`patient`] connection. When there is none within [`RESPONSE_TIMEOUT`] its
-    /// caller is told so. If `late` makes something, somebody listens on, and it deals with an answer that comes all
-    /// the same. The connection is kept open meanwhile, though others leave it. Nothing is done when it breaks before
-    /// the answer comes. On a borrowed connection its caller is told so already when the connection is given up.
+    /// The outcome of an exchange on this [`patient`] connection, for a call that arrived at `arrived`: `Away` when there
+    /// is none [`RESPONSE_TIMEOUT`] later. If `late` returns a function, that deals with a reply that comes all the
+    /// same; the connection is kept open meanwhile, even if others give it up. Nothing is done when it breaks first.
     pub async fn exchange<T, S, L>(
         &self,
         connection: &Connection,
+        arrived: Instant,
         exchange: impl Future<Output = Outcome<T>> + Send + 'static,
         late: impl FnOnce() -> Option<L>,
     ) -> Outcome<T>
@@ -118,9 +138,10 @@ impl Link {
         S: Future<Output = ()> + Send,
     {
         let mut exchange = Box::pin(exchange);
-        let outcome = match timeout(RESPONSE_TIMEOUT, connection.while_kept(&mut exchange)).await {
-            Ok(Some(outcome)) => outcome,
-            Ok(None) | Err(_) => {
+        let end = arrived + RESPONSE_TIMEOUT;
+        let outcome = match timeout_at(end.into(), &mut exchange).await {
+            Ok(outcome) => outcome,
+            Err(_) => {
                 if let Some(late) = late() {
                     self.listen(connection, exchange, late);
                 }
@@ -202,7 +223,9 @@ mod tests {
         let script = &Scripts::default().pump;
         let mut call = script.call(0);
         call.arg("one").arg("two");
-        let answer = run_by(&clock, &mut connection, script, call, 0).await.map(|(answer, _)| answer);
+        let arrived = Instant::now();
+        let answer =
+            run_by(&clock, &mut connection, script, call, arrived, 0).await.map(|(answer, _)| answer);
         drop(connection);
         driver.await.expect("no panic");
         (answer, server.await.expect("no panic"))

@@ -22,10 +22,13 @@ mod tokens;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::http::StatusCode;
+use axum::response::Response;
 
 pub use self::home::home;
+use self::page::ask::Refusal;
 use self::page::assets;
-use self::page::visit::Ui;
+use self::page::visit::{Ui, Visit};
 use self::queue::{bulk, change, dead, job, push, show};
 pub use self::refused::refusals_as_pages;
 use crate::http::request::table::{Row, get, post, router, with_head};
@@ -35,6 +38,11 @@ use crate::http::state::AppState;
 pub fn routes<S: Clone + Send + Sync + 'static>(state: Arc<AppState>, json: Router) -> Router<S> {
     let ui = Arc::new(Ui::new(state, json));
     router(pages()).with_state(ui)
+}
+
+/// `GET` of an address that has no page.
+async fn missing(visit: Visit) -> Response {
+    visit.answer(Err(Refusal::new(StatusCode::NOT_FOUND, refused::NO_PAGE)))
 }
 
 /// The patterns of the pages. As on all routes: 404 to methods that are not there.
@@ -55,6 +63,7 @@ pub fn pages() -> Vec<Row<Arc<Ui>>> {
         with_head("/ui/server", [get(server::show), post(server::change)]),
         with_head("/ui/search", [get(search::show)]),
         with_head("/ui/tokens/{pool}/{namespace}", [get(tokens::show), post(tokens::change)]),
+        with_head("/ui/{*unknown}", [get(missing)]),
         with_head("/ui/jobs/{pool}/{namespace}/{queue}/{id}", [get(job::show), post(job::change)]),
     ]
 }

@@ -12,17 +12,21 @@ use super::page::answer;
 use super::page::text::text;
 use crate::http::request::origin::ByOrigin;
 
+/// Why an address below `/ui/` has no page.
+pub const NO_PAGE: &str = "there is no such page";
 /// The largest error that is read.
 const MOST: usize = 64 << 10;
 /// By these a server knows where a request comes from, and which name it asks.
 const NAMES: [&str; 4] = ["Host", "Origin", "Sec-Fetch-Site", "Sec-Fetch-Dest"];
 
-/// Around all routes of the port: what a browser asked of the pages, and was refused, it gets as a page.
+/// Around all routes of the port: turns errors of pages into pages. Those that a page did not answer itself are JSON:
+/// refusals before a page was looked for, and methods that a page does not have.
 pub async fn refusals_as_pages(request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    let is_page =
-        ["/", "/ui"].contains(&path) || path.starts_with("/ui/") && !path.starts_with("/ui/assets/");
-    if !is_page || !accepts_html(request.headers()) {
+    let is_below = path.starts_with("/ui/");
+    let is_page = ["/", "/ui"].contains(&path) || is_below && !path.starts_with("/ui/assets/");
+    let wants_page = is_page && accepts_html(request.headers());
+    if !wants_page && !is_below {
         return next.run(request).await;
     }
     let asked = request.headers().clone();
@@ -31,14 +35,17 @@ pub async fn refusals_as_pages(request: Request, next: Next) -> Response {
     let is_error = status.is_client_error() || status.is_server_error();
     let kind = response.headers().get(header::CONTENT_TYPE);
     let is_html = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
-    // What is not there is an error of lmstfy's, also to browsers.
-    if !is_error || is_html || status == StatusCode::NOT_FOUND {
+    let is_unknown = status == StatusCode::NOT_FOUND;
+    // At the root of the port what is not there is lmstfy's error, also to browsers.
+    let stays = if is_unknown { !is_below } else { !wants_page };
+    if !is_error || is_html || stays {
         return response;
     }
     let (mut parts, body) = response.into_parts();
     let bytes = to_bytes(body, MOST).await.unwrap_or_default();
     let said: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     let why = said["error"].as_str().or(said["msg"].as_str()).unwrap_or_default();
+    let why = if is_unknown { NO_PAGE } else { why };
     let by_origin = parts.extensions.get::<ByOrigin>().is_some();
     let id = said["request_id"].as_str().filter(|_| status.is_server_error());
     let page = page(status, why, id, by_origin.then_some(&asked));
@@ -60,6 +67,7 @@ fn page(status: StatusCode, why: &str, id: Option<&str>, asked: Option<&HeaderMa
     let title = match status.as_u16() {
         401 => "Who are you?",
         403 => "Not allowed",
+        404 => "Not found",
         429 => "Too often",
         400..=499 => "That cannot be done",
         _ => "That did not work",

@@ -44,7 +44,8 @@ struct Found {
 #[derive(Default)]
 struct Read {
     found: Vec<Found>,
-    cursor: Option<String>,
+    /// A link to the next page.
+    next: Option<String>,
     /// There are more, or may be.
     partly: bool,
     /// Why a store has not said all.
@@ -146,11 +147,15 @@ async fn listed(visit: &Visit) -> Said<Read> {
         scopes.dedup();
     }
     partly |= scopes.len() > NAMESPACES;
+    // The cursor of one namespace leads to none of the others.
+    if fields.get("cursor").is_some() && scopes.len() != 1 {
+        return Err(Refusal::bad("invalid cursor: name the namespace that it is of"));
+    }
     let mut read = Read { partly, ..Read::default() };
     for (pool, namespace) in scopes.iter().take(NAMESPACES) {
         let mut path = format!("/api/{}/_schedules?pool={}&limit={SCHEDULES}", part(namespace), part(pool));
         for name in ["queue", "state", "cursor"] {
-            if let Some(value) = fields.get(name).filter(|_| name != "cursor" || scopes.len() == 1) {
+            if let Some(value) = fields.get(name) {
                 path.push_str(&format!("&{name}={}", part(value)));
             }
         }
@@ -163,9 +168,12 @@ async fn listed(visit: &Visit) -> Said<Read> {
             }
             Err(refusal) => return Err(refusal),
         };
-        // The cursor of one of several namespaces leads to none of the others.
         read.partly |= listed.cursor.is_some() && scopes.len() > 1;
-        read.cursor = listed.cursor.filter(|_| scopes.len() == 1);
+        let cursor = listed.cursor.filter(|_| scopes.len() == 1);
+        let of = |cursor: &String| {
+            fields.link(&[("pool", Some(pool)), ("namespace", Some(namespace)), ("cursor", Some(cursor))])
+        };
+        read.next = cursor.as_ref().map(of);
         let own = listed.schedules.into_iter();
         read.found.extend(own.map(|schedule| Found {
             pool: pool.clone(),
@@ -182,7 +190,7 @@ async fn listed(visit: &Visit) -> Said<Read> {
 }
 
 async fn page(visit: &Visit) -> Said<Page> {
-    let Read { found, cursor, partly, trouble } = read(visit).await?;
+    let Read { found, next, partly, trouble } = read(visit).await?;
     let filtered = ["namespace", "queue", "state"].iter().any(|name| visit.fields.get(name).is_some());
     let body = html! {
         h1 { "Schedules" }
@@ -196,7 +204,7 @@ async fn page(visit: &Visit) -> Said<Page> {
         }
         @if found.is_empty() && trouble.is_none() {
             @if filtered { p { a href="?" { "Show all schedules" } } }
-            @if cursor.is_some() { p { "Looked at some " (number(LOOKED_AT)) " schedules, found none yet." } }
+            @if next.is_some() { p { "Looked at some " (number(LOOKED_AT)) " schedules, found none yet." } }
             @else if partly { p { "Found none where it was looked." } }
             @else if visit.fields.get("cursor").is_some() { p { "There are no more." } }
             @else {
@@ -204,9 +212,7 @@ async fn page(visit: &Visit) -> Said<Page> {
                 (curl(visit, "PUT", "/api/demo/_schedules/nightly", Some("{\"queue\":\"reports\",\"cron\":\"30 2 * * *\",\"text\":\"sales\"}")))
             }
         } @else if !found.is_empty() { (table(visit, &found)) }
-        @if let Some(cursor) = cursor {
-            p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(&cursor))])) { "Next" } }
-        }
+        @if let Some(next) = next { p { a.next rel="next" href=(next) { "Next" } } }
     };
     Ok(Page::new("Schedules", "Schedules", body))
 }

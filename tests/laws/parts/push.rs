@@ -201,6 +201,7 @@ async fn a_pause_beyond_the_ttl_kills_at_once_and_on_dead_is_told() {
         let told = stage.take("failed").await;
         assert_eq!(told.len(), 1, "{what} of {status}: one job died: {told:?}");
         assert_eq!(told[0]["job_id"], json!(short.id.to_string()), "{what} of {status}: {told:?}");
+        sleep(10 * SECOND).await;
         assert_eq!(stage.shown().await["counts"]["dead"], 1, "{what} of {status}");
     }
 }

@@ -2,6 +2,7 @@
 
 mod actions;
 mod bulk;
+mod fresh;
 mod hostile;
 mod page;
 mod pages;

@@ -212,7 +212,6 @@ async fn a_browser_is_led_to_the_dashboard_and_a_program_is_not() {
         ("/ui", "*/*", 303, "ui/"),
         ("/", "*/*", 404, ""),
         ("/", "application/json", 404, ""),
-        ("/ui/nope", "text/html", 404, ""),
     ] {
         let (status, headers, text) = unfollowed(&server, path, accept).await;
         let location = headers.get("location").map_or("", |to| to.to_str().expect("text"));
@@ -232,7 +231,7 @@ async fn one_zone_is_shown_and_kept() {
     let queue = "queues/default/shop/q";
     browse(&server, queue).await.expect(200).says(" UTC ");
     let page = browse(&server, &format!("{queue}?tz=Asia/Tokyo")).await.expect(200);
-    page.says(" JST ").says_not(" UTC ");
+    page.says("+09:00 Asia/Tokyo").says_not(" UTC ");
     assert_eq!(page.link("Refresh"), "?tz=Asia%2FTokyo", "the page's own address has its zone");
     let client =
         reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().expect("a client");
@@ -244,7 +243,7 @@ async fn one_zone_is_shown_and_kept() {
     assert!(cookie.starts_with("dormouse-zone=Asia%2FTokyo;") && !cookie.contains("ath="), "{cookie}");
     let kept =
         server.admin("GET", &format!("/ui/{queue}")).header("Cookie", "a=b; dormouse-zone=Asia%2FTokyo");
-    assert!(send(kept).await.expect(200).text.contains(" JST<"));
+    assert!(send(kept).await.expect(200).text.contains("+09:00 Asia/Tokyo<"));
     let refused = submit(&server, "zone", &[("tz", "Mars/Base"), ("back", "queues")]).await.expect(400);
     refused.says("no such time zone");
     assert_eq!((refused.field("tz"), refused.field("back")), ("Mars/Base".into(), "queues".into()));
@@ -337,4 +336,66 @@ async fn a_store_that_is_away_leaves_the_last_figures() {
     let queue = browse(&server, "queues/default/shop/q").await;
     queue.says("Ready 1").says("The list is not there now (50");
     submit(&server, "queues/default/shop/q", &[("do", "resume")]).await.says("Not done:");
+}
+
+/// Guards against bare JSON, without the headers of pages, where a link is out of date.
+#[tokio::test]
+async fn an_unknown_address_is_a_page() {
+    let server = TestServer::on_disk().await;
+    for path in ["nothing", "queues/default/shop", "queues/default/shop/q/more/and/more", "assets/old.css"] {
+        let page = browse(&server, path).await.expect(404);
+        page.says("Not found").says("there is no such page");
+        let policy = page.header("content-security-policy");
+        assert!(policy.starts_with("default-src 'none'"), "{path}: {policy:?}");
+        assert_eq!(page.header("x-content-type-options"), "nosniff", "{path}");
+        if !path.starts_with("assets") {
+            let overview = page.link("Dormouse");
+            let ups = path.matches('/').count();
+            assert_eq!(overview, if ups == 0 { "./".into() } else { "../".repeat(ups) }, "{path}");
+        }
+    }
+    // Also to programs, and for methods that a page does not have.
+    for (method, path) in [("GET", "/ui/nothing"), ("POST", "/ui/queues"), ("DELETE", "/ui/nothing")] {
+        let answer = send(server.admin(method, path)).await.expect(404);
+        let kind = answer.headers.get("content-type").and_then(|kind| kind.to_str().ok());
+        assert_eq!(kind, Some("text/html; charset=utf-8"), "{method} {path}: {}", answer.text);
+        assert!(answer.headers.contains_key("content-security-policy"), "{method} {path}");
+    }
+    // At the root of the port it stays lmstfy's.
+    let answer = send(server.admin("GET", "/nothing").header("Accept", "text/html")).await.expect(404);
+    assert!(answer.text.starts_with('{'), "{}", answer.text);
+}
+
+/// Guards against a list that begins anew, without a word, where a link was cut.
+#[tokio::test]
+async fn a_wrong_cursor_is_refused_on_every_page() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("shop").await;
+    server.put(&token, "/api/shop/q", "x").await.expect(201);
+    server.sampled().await;
+    for path in [
+        "queues?cursor=x",
+        "namespaces/default/shop?cursor=x",
+        "queues/default/shop/q?cursor=x",
+        "dead?cursor=x",
+        "schedules?cursor=x",
+        "schedules?namespace=shop&cursor=x",
+        "schedules?namespace=nobody&cursor=x",
+    ] {
+        browse(&server, path).await.expect(400).says("cursor");
+    }
+}
+
+/// Guards against `CST`, which is Shanghai and Chicago, and others.
+#[tokio::test]
+async fn times_name_their_zone() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("shop").await;
+    let id = server.put(&token, "/api/shop/q?delay=600", "x").await.expect(201).job_id();
+    let job = format!("jobs/default/shop/q/{id}");
+    let shanghai = browse(&server, &format!("{job}?tz=Asia/Shanghai")).await.expect(200);
+    shanghai.says("+08:00 Asia/Shanghai").says_not("CST");
+    let chicago = browse(&server, &format!("{job}?tz=America/Chicago")).await.expect(200);
+    chicago.says("America/Chicago").says_not("CST");
+    browse(&server, &job).await.expect(200).says(" UTC");
 }

@@ -20,6 +20,8 @@ pub struct Fault {
     pub not_master: bool,
     /// The call has not begun, and why: in a cluster it may be sent again.
     pub not_begun: Option<NotBegun>,
+    /// The server has no memory left.
+    pub out_of_memory: bool,
     source: Option<RedisError>,
 }
 
@@ -49,7 +51,15 @@ pub enum NotBegun {
 
 impl Fault {
     fn new(kind: Kind, reconnect: bool, text: impl Into<String>) -> Fault {
-        Fault { text: text.into(), kind, reconnect, not_master: false, not_begun: None, source: None }
+        Fault {
+            text: text.into(),
+            kind,
+            reconnect,
+            not_master: false,
+            not_begun: None,
+            out_of_memory: false,
+            source: None,
+        }
     }
 
     /// The same, saying which server.
@@ -71,6 +81,11 @@ impl Fault {
     /// It was carried out, and may not last.
     pub fn unsure(text: impl Into<String>) -> Fault {
         Fault::new(Kind::Away, false, text)
+    }
+
+    /// A call that has waited too long to be sent: its caller is about to be answered.
+    pub fn too_late() -> Fault {
+        Fault::new(Kind::Away, false, "the call has waited too long, and was not sent")
     }
 
     /// A call that needs a connection finds none.
@@ -113,6 +128,7 @@ impl From<Fault> for Error {
     fn from(fault: Fault) -> Error {
         match fault.kind {
             Kind::Away => Error::away(fault),
+            Kind::Refused if fault.out_of_memory => Error::out_of_memory(fault),
             Kind::Refused => Error::refused(fault),
             Kind::Corrupt => Error::corrupt(fault),
             Kind::Closed => Error::Closed,
@@ -158,7 +174,8 @@ impl From<RedisError> for Fault {
             "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | READONLY => Some(NotBegun::NotServed),
             _ => None,
         };
-        Fault { text, kind, reconnect, not_master, not_begun, source: Some(e) }
+        let out_of_memory = code == "OOM";
+        Fault { text, kind, reconnect, not_master, not_begun, out_of_memory, source: Some(e) }
     }
 }
 
@@ -300,6 +317,7 @@ mod tests {
                 assert_eq!(fault.to_string(), format!("{code} {detail}"), "the text of {fault:?}");
                 assert_eq!((fault.reconnect, fault.not_master), (reconnect, reconnect), "{fault:?}");
                 assert!(fault.is_refusal(), "the server answered: {fault:?}");
+                assert_eq!(Error::from(fault.clone()).is_out_of_memory(), code == "OOM", "{fault:?}");
             }
         }
         let wrong_type = reply("ERR", &format!("{CALL} WRONGTYPE {TYPE}"));

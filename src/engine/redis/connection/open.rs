@@ -58,8 +58,6 @@ pub struct Connection {
     pub redis: MultiplexedConnection,
     /// Cancelled when the connection breaks, also while nobody uses it, and when its server is to be left.
     pub lost: CancellationToken,
-    /// It is another task's.
-    borrowed: bool,
     _open: Arc<DropGuard>,
 }
 
@@ -98,28 +96,6 @@ pub struct Opener {
 impl Connection {
     pub async fn query<T: FromRedisValue>(&mut self, cmd: &Cmd) -> Outcome<T> {
         Ok(cmd.query_async(&mut self.redis).await?)
-    }
-
-    /// The same connection, for a task whose own is down.
-    pub fn borrow(self) -> Connection {
-        Connection { borrowed: true, ..self }
-    }
-
-    /// What comes of an exchange. `None` when the connection is borrowed, and is given up before the answer comes.
-    pub async fn while_kept<T>(&self, exchange: impl Future<Output = T>) -> Option<T> {
-        let given_up = async {
-            if !self.borrowed {
-                return std::future::pending().await;
-            }
-            self.lost.cancelled().await;
-            // It may have been left, and not given up.
-            sleep(LAST_ANSWERS).await;
-        };
-        tokio::select! {
-            biased;
-            outcome = exchange => Some(outcome),
-            () = given_up => None,
-        }
     }
 }
 
@@ -189,7 +165,7 @@ impl Opener {
             }
             breaks.cancel();
         });
-        Ok(Connection { redis, lost, borrowed: false, _open: open })
+        Ok(Connection { redis, lost, _open: open })
     }
 
     /// The first of the name's addresses that takes a connection. None of them can use up the others' time.

@@ -137,10 +137,10 @@ impl SharedConnection {
     }
 }
 
-/// The first of these connections that is up: the task's own, or one that it borrows. Waits for its own when none is.
+/// The first of these connections that is up: the task's own, or the other one. Waits for its own when none is.
 pub async fn first_up([own, other]: [&SharedConnection; 2]) -> Outcome<Connection> {
     let up = |shared: &SharedConnection| shared.state.borrow().connection().ok();
-    match up(own).or_else(|| up(other).map(Connection::borrow)) {
+    match up(own).or_else(|| up(other)) {
         Some(connection) => Ok(connection),
         None => own.connection().await,
     }

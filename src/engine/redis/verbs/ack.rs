@@ -2,9 +2,12 @@
 //! remembers it names them, others are looked for (lua/forget.lua). A member that stays behind is dropped by the pump
 //! when it is due. What comes with receipts goes one call at a time.
 
+use std::time::Instant;
+
 use redis::Cmd;
 
 use crate::engine::batch::Call;
+use crate::engine::redis::batches::arrival_of;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
@@ -15,10 +18,11 @@ use crate::name::Queue;
 impl RedisCore {
     /// Acks the jobs of a batch, and answers each call.
     pub async fn ack_batch(&self, batch: Vec<Call<JobRef, ()>>) {
+        let arrived = arrival_of(&batch);
         let (jobs, replies): (Vec<_>, Vec<_>) = batch.into_iter().map(Call::split).unzip();
         self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
         let call = || self.forget(jobs.iter().map(|job| (job, self.common.handed_out.remove(&job.id))));
-        let outcome: Outcome<u64> = self.run_made(&self.hand_overs, &self.scripts.ack, call).await;
+        let outcome: Outcome<u64> = self.run_made(&self.hand_overs, &self.scripts.ack, arrived, call).await;
         for reply in replies {
             // A caller that has left needs no answer.
             let _ = reply.send(outcome.clone().map(drop).map_err(Fault::into));
@@ -47,7 +51,8 @@ impl RedisCore {
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
         let call = || self.ack_call(queue, jobs);
-        let stale: Vec<usize> = self.run_made(&self.hand_overs, &self.scripts.ack_many, call).await?;
+        let stale: Vec<usize> =
+            self.run_made(&self.hand_overs, &self.scripts.ack_many, Instant::now(), call).await?;
         let stale: Option<Vec<JobId>> = stale.iter().map(|n| jobs.get(*n).map(|(id, _)| *id)).collect();
         Ok(stale.ok_or_else(|| Fault::unreadable("ack_many"))?)
     }

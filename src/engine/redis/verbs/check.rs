@@ -29,9 +29,9 @@ pub async fn first_check(link: &Link, connection: &mut Connection, oldest: (u32,
 }
 
 impl Link {
-    /// Whether the server would take a job: a write of nothing, which it refuses as it would refuse a job
-    /// (out of memory, read-only, cannot save) and which leaves nothing behind. And whether every connection is
-    /// up: requests use others than this write, and those may still be down when the Redis is back.
+    /// Whether the server takes writes that need no memory (it is no replica, it can save): one that is full is to be
+    /// drained. And whether every connection is up: requests use others than this write, and those may still be down
+    /// when the Redis is back.
     pub async fn check(&self) -> Result<()> {
         let _: u64 = self.shared.query(&empty_write()).await?;
         self.connections.retry_now();
@@ -39,15 +39,15 @@ impl Link {
     }
 }
 
-/// A write of nothing: it is refused as a job would be, and leaves nothing behind.
+/// A write of nothing: it is refused as every write would be, and leaves nothing behind. A full Redis takes it.
 pub fn empty_write() -> Cmd {
     empty_write_of(keys::CHECK)
 }
 
 /// The same to a key of the caller's.
 pub fn empty_write_of(key: &str) -> Cmd {
-    let mut cmd = redis::cmd("SETRANGE");
-    cmd.arg(key).arg(0).arg("");
+    let mut cmd = redis::cmd("DEL");
+    cmd.arg(key);
     cmd
 }
 

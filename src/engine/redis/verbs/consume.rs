@@ -2,7 +2,7 @@
 //! are pipelined.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use redis::{FromRedisValue, Value};
@@ -62,6 +62,7 @@ pub fn handed_out(cells: Vec<Value>, queues: &[Queue]) -> impl Iterator<Item = O
 impl RedisCore {
     /// Hands out a job for each ttr. Jobs of an answer that comes too late are given back.
     pub async fn consume(self: &Arc<Self>, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        let arrived = Instant::now();
         let queues = self.not_paused(queues).await?;
         if queues.is_empty() {
             return Ok(Consumed::default());
@@ -84,7 +85,7 @@ impl RedisCore {
         let (core, mut redis, asked) = (self.clone(), patient(&connection), ttrs.len());
         let exchange = async move {
             let sent = core.clock.begin();
-            let reply = core.run_script(&mut redis, &core.scripts.consume, call).await?;
+            let reply = core.run_script(&mut redis, &core.scripts.consume, call, arrived).await?;
             core.read_consumed(reply, &queues, asked, sent)
         };
         let late = || {
@@ -93,7 +94,7 @@ impl RedisCore {
                 core.told_nobody(late.jobs, async |jobs| core.give_back(jobs).await).await
             })
         };
-        Ok(self.exchange(&connection, exchange, late).await?)
+        Ok(self.exchange(&connection, arrived, exchange, late).await?)
     }
 
     fn read_consumed(
@@ -101,7 +102,7 @@ impl RedisCore {
         reply: Value,
         queues: &[Queue],
         asked: usize,
-        sent: std::time::Instant,
+        sent: Instant,
     ) -> Outcome<Consumed> {
         let (now, garbage, more, not_lists, died, cells): ConsumeAnswer = redis::from_redis_value(reply)?;
         self.clock.learn(sent, now);

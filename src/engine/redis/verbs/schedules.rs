@@ -2,14 +2,14 @@
 //! are due.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::{Arg, Cmd, Value};
 
 use super::publish::{Step, answer_of_publish, check, read_placed, unreadable};
 use crate::clock::Millis;
 use crate::engine::batch::{BatchSize, Call};
-use crate::engine::redis::batches::carry_all;
+use crate::engine::redis::batches::{arrival_of, carry_all};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::connection::shared::first_up;
 use crate::engine::redis::core::RedisCore;
@@ -62,12 +62,14 @@ impl RedisCore {
         own: usize,
         batch: Vec<Call<ScheduleStep, Option<Stepped>>>,
     ) {
-        carry_all(batch, |steps| self.carry_steps(own, steps)).await;
+        let arrived = arrival_of(&batch);
+        carry_all(batch, |steps| self.carry_steps(own, arrived, steps)).await;
     }
 
     async fn carry_steps(
         self: &Arc<Self>,
         own: usize,
+        arrived: Instant,
         steps: Arc<Vec<ScheduleStep>>,
     ) -> Result<Vec<Result<Option<Stepped>>>> {
         let (mut all_keys, mut args): (Vec<Vec<u8>>, Vec<Vec<u8>>) = (Vec::new(), Vec::new());
@@ -92,12 +94,13 @@ impl RedisCore {
         let clock = self.clock.begin();
         let exchange = {
             let (core, mut redis) = (self.clone(), connection.redis.clone());
-            async move { core.run_script(&mut redis, &core.scripts.step_schedule, cmd).await }
+            async move { core.run_script(&mut redis, &core.scripts.step_schedule, cmd, arrived).await }
         };
         // Whoever is told of an error looks again before the next step: nothing need be taken back.
         let late = || None::<fn(Value) -> std::future::Ready<()>>;
-        let reply: Vec<Value> = redis::from_redis_value(self.exchange(&connection, exchange, late).await?)
-            .map_err(|e| Error::from(Fault::from(e)))?;
+        let reply: Vec<Value> =
+            redis::from_redis_value(self.exchange(&connection, arrived, exchange, late).await?)
+                .map_err(|e| Error::from(Fault::from(e)))?;
         let Some((now, told)) = reply.split_first().filter(|(_, told)| told.len() == steps.len()) else {
             return Err(unreadable().into());
         };

@@ -71,7 +71,8 @@
     if (s < 60) return s + " s";
     if (s < 3600) return two(Math.floor(s / 60), "min", s % 60, "s", s < 600);
     if (s < 86400) return two(Math.floor(s / 3600), "h", Math.floor(s / 60) % 60, "min", true);
-    return two(Math.floor(s / 86400), "d", Math.floor(s / 3600) % 24, "h", s < 864000);
+    const hours = Math.floor(s / 3600) % 24, minutes = Math.floor(s / 60) % 60;
+    return two(Math.floor(s / 86400), "d", hours || minutes, hours ? "h" : "min", s < 864000);
   }
   function age() {
     const now = Date.now() + ahead;

@@ -10,6 +10,8 @@ use axum::response::Response;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::answer::guarded;
+use super::ask::Refusal;
+use super::visit::Visit;
 use crate::http::answer::reply;
 
 /// A file of the dashboard.
@@ -46,10 +48,10 @@ impl Assets {
 }
 
 /// `GET /ui/assets/:name`
-pub async fn get(Path(name): Path<String>) -> Response {
+pub async fn get(visit: Visit, Path(name): Path<String>) -> Response {
     let Assets { style, script, icon } = &*ASSETS;
     let Some(asset) = [style, script, icon].into_iter().find(|asset| asset.name == name) else {
-        return reply::not_found().await;
+        return visit.answer(Err(Refusal::new(StatusCode::NOT_FOUND, "there is no such page")));
     };
     let mut response = reply::with_body(StatusCode::OK, asset.kind.clone(), Body::from(asset.content));
     let forever = HeaderValue::from_static("public, max-age=31536000, immutable");

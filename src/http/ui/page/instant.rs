@@ -39,10 +39,12 @@ impl Zone {
         i64::try_from(at).ok().and_then(|at| Timestamp::from_millisecond(at).ok()).unwrap_or(Timestamp::MAX)
     }
 
-    /// As the zone's clock shows it, with the zone.
+    /// Returns the date and time on the zone's clock, with the zone's name: abbreviations are ambiguous, `CST` is
+    /// Shanghai and Chicago. Where clocks are set back an hour comes twice, so other zones than UTC have the offset too.
     pub fn clock(&self, at: Millis) -> String {
         let shown = Zone::timestamp(at).to_zoned(self.zone.clone());
-        shown.strftime("%Y-%m-%d %H:%M:%S %Z").to_string()
+        let form = if self.name == "UTC" { "%Y-%m-%d %H:%M:%S" } else { "%Y-%m-%d %H:%M:%S%:z" };
+        format!("{} {}", shown.strftime(form), self.name)
     }
 
     /// The time of day alone, for the axis of a chart.
@@ -84,7 +86,7 @@ mod tests {
     fn instants_name_their_zone() {
         let at = 1_795_442_400_000; // 2026-11-23T14:00:00Z
         let zone = Zone::named("Europe/Berlin", at + 61_000).expect("a zone");
-        assert_eq!(zone.clock(at), "2026-11-23 15:00:00 CET");
+        assert_eq!(zone.clock(at), "2026-11-23 15:00:00+01:00 Europe/Berlin");
         let shown = zone.at(Instant(at)).0;
         assert!(shown.contains("datetime=\"2026-11-23T14:00:00Z\""), "{shown}");
         assert!(shown.contains("1 min 1 s ago"), "{shown}");

@@ -7,25 +7,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{FromRequestParts, MatchedPath};
+use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, Method, header};
 use axum::response::Response;
 use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::answer;
 use super::ask::{Asker, Refusal, part};
 use super::form::Fields;
 use super::instant::Zone;
+use crate::engine::together;
 use crate::history::Range;
 use crate::http::operators::names::JOB_IDS;
 use crate::http::state::AppState;
+use crate::name::{Namespace, Queue, QueueName};
 
 /// How long a page may take to ask, so that it is there within a second.
 const PATIENCE: Duration = Duration::from_millis(900);
+/// How long a page may wait for the figures of queues that have changed.
+const REFRESH: Duration = Duration::from_millis(300);
 /// The page's one cookie: the zone that its reader has chosen.
 pub const ZONE_COOKIE: &str = "dormouse-zone";
 /// How many forms are remembered that were sent.
@@ -71,6 +75,12 @@ impl PoolQueue {
     pub fn of_queue(pool: &str, namespace: &str, queue: &str) -> Option<PoolQueue> {
         let [pool, namespace, queue] = [pool, namespace, queue].map(str::to_owned);
         (queue != JOB_IDS).then_some(PoolQueue { pool, namespace, queue })
+    }
+
+    /// Returns the queue, if its names are valid.
+    fn parsed(&self) -> Option<Queue> {
+        let namespace = Namespace::parse(&self.namespace).ok()?;
+        Some(Queue { namespace, name: QueueName::parse_for_consume(&self.queue).ok()? })
     }
 
     /// The same as parts of a path.
@@ -119,6 +129,15 @@ pub struct Visit {
 impl Visit {
     pub fn state(&self) -> &AppState {
         &self.ui.state
+    }
+
+    /// Reads the figures of a queue now, as far as its store answers in time.
+    pub async fn refresh(&self, place: &PoolQueue) {
+        let (pool, queue) = (self.state().pool_named(&place.pool), place.parsed());
+        if let (Ok(pool), Some(queue)) = (pool, queue) {
+            // What is late is in the next sample.
+            let _ = timeout(REFRESH, pool.sampler.refresh(Some(&queue))).await;
+        }
     }
 
     /// Whether who asks may change something.
@@ -178,7 +197,7 @@ impl Visit {
         for pool in state.pools.values() {
             let sample = pool.sampler.latest();
             let trouble = sample.trouble.as_ref().map(|trouble| (trouble.since, &trouble.why));
-            (sample.at, sample.full_since, trouble).hash(&mut hash);
+            (sample.at, sample.refreshed, sample.full_since, trouble).hash(&mut hash);
         }
         Some(hash.finish())
     }
@@ -208,10 +227,13 @@ impl FromRequestParts<Arc<Ui>> for Visit {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, ui: &Arc<Ui>) -> Result<Visit, Infallible> {
-        let pattern = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
-        let depth = pattern.strip_prefix("/ui/").unwrap_or_default().matches('/').count();
         let fields = Fields::parse(parts.uri.query().unwrap_or_default());
         let path = parts.uri.path().strip_prefix("/ui/").unwrap_or_default();
+        // As browsers count it, which resolve relative links.
+        let depth = path.matches('/').count();
+        if parts.method != Method::POST {
+            ui.state.refresh_samples().await;
+        }
         let now = ui.state.now();
         let asked = fields.get("tz").map(str::to_owned).or_else(|| zone_of(&parts.headers));
         let zone =
@@ -228,6 +250,16 @@ impl FromRequestParts<Arc<Ui>> for Visit {
             headers: parts.headers.clone(),
             refused: None,
         })
+    }
+}
+
+impl AppState {
+    /// Reads the queues again that have changed since the last samples. A store that does not answer soon is not waited
+    /// for.
+    async fn refresh_samples(&self) {
+        let pools = self.pools.values().map(|pool| pool.sampler.refresh(None));
+        // What is late is in the next sample.
+        let _ = timeout(REFRESH, together::all(pools)).await;
     }
 }
 

@@ -28,6 +28,7 @@ pub struct Figures {
 
 impl Figures {
     pub async fn read(visit: &Visit, place: &PoolQueue) -> Figures {
+        visit.refresh(place).await;
         let ask = &visit.ask;
         let (listing, ready, dead) = tokio::join!(
             ask.get(format!("/queues?{}&limit=1", place.query())),

@@ -2,6 +2,7 @@
 
 use axum::http::StatusCode;
 use maud::{Markup, html};
+use tokio::time::{Instant, sleep};
 
 use crate::http::jobs::lists::{JobsReply, ListedJob};
 use crate::http::ui::page::ask::{Refusal, Said};
@@ -20,6 +21,10 @@ const ENOUGH: usize = SHOWN * 4;
 /// A page of the list.
 pub type Jobs = JobsReply<'static>;
 
+/// How many times as long as the store took to read an empty piece the page rests before the next one: the timers of all
+/// other queues may lie between the jobs of this one, and reading on must not keep the store from its work.
+const REST: u32 = 4;
+
 /// Reads a page of the list. A piece of it that is empty and has a cursor is not its end: the next is read while there is
 /// time.
 pub async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Said<Jobs> {
@@ -30,7 +35,9 @@ pub async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Said<Jobs> {
             ["contains", "reason"].into_iter().filter_map(|name| Some((name, visit.fields.get(name)?))),
         );
         query.extend(all.cursor.as_deref().map(|cursor| ("cursor", cursor)));
+        let began = Instant::now();
         let next = visit.ask.get::<Jobs>(place.api("/jobs", &query)).await;
+        let took = began.elapsed();
         let next = match next {
             Ok(next) => next,
             // What was looked at until now counts.
@@ -44,6 +51,7 @@ pub async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Said<Jobs> {
         if !all.jobs.is_empty() || all.cursor.is_none() {
             return Ok(all);
         }
+        sleep(REST * took).await;
     }
 }
 

@@ -55,6 +55,12 @@ pub async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
     if let Some(refusal) = read.figures.refusal() {
         return Err(refusal.clone());
     }
+    // A wrong cursor or filter. One that this account may not use is refused in the place of the list.
+    if let Err(refusal) = &read.jobs
+        && refusal.status == StatusCode::BAD_REQUEST
+    {
+        return Err(refusal.clone());
+    }
     let page = Page::new(format!("Queue {}", place.name()), "Queues", body(visit, place, state, &read));
     let page = page.under(rows::trail(visit, place));
     Ok(match &read.figures.listing {

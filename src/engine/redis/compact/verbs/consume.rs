@@ -140,12 +140,13 @@ impl CompactCore {
         asked: usize,
         call: Cmd,
     ) -> Outcome<Fetched> {
+        let arrived = link.clock.begin();
         let connection = link.connection(Lane::Consume).await?;
         let (core, through, mut redis) = (self.clone(), link.clone(), patient(&connection));
         let queues = queues.clone();
         let exchange = async move {
             let sent = through.clock.begin();
-            let reply = through.run_script(&mut redis, &core.scripts.consume, call).await?;
+            let reply = through.run_script(&mut redis, &core.scripts.consume, call, arrived).await?;
             core.read_consumed(home, &through, reply, &queues, asked, sent)
         };
         let late = || {
@@ -154,7 +155,7 @@ impl CompactCore {
                 link.told_nobody(late.consumed.jobs, async |jobs| core.give_back(jobs).await).await
             })
         };
-        link.exchange(&connection, exchange, late).await
+        link.exchange(&connection, arrived, exchange, late).await
     }
 
     fn read_consumed(

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use redis::{Cmd, Value};
+use redis::Cmd;
 use tokio::time::{Instant, sleep};
 
 use super::super::core::{CompactCore, Lane};
@@ -337,7 +337,7 @@ impl CompactCore {
             let (core, through, mut redis) = (self.clone(), link.clone(), patient(connection));
             let queues: Vec<Queue> = queues_of(calls).into_iter().cloned().collect();
             async move {
-                let answer = through.run_script(&mut redis, &core.scripts.publish, cmd).await?;
+                let answer = through.run_script(&mut redis, &core.scripts.publish, cmd, sent).await?;
                 let answer: Vec<i64> = redis::from_redis_value(answer)?;
                 let (now, refused) = answer.split_first().ok_or_else(unreadable)?;
                 if refused == [-1] {
@@ -354,7 +354,7 @@ impl CompactCore {
             }
         };
         let late = || self.take_back_later(home, calls, |(_, refused): (Micros, Vec<usize>)| refused);
-        let (now, refused) = link.exchange(connection, exchange, late).await?;
+        let (now, refused) = link.exchange(connection, sent, exchange, late).await?;
         link.clock.learn(sent, now);
         Ok((now, refused))
     }
@@ -373,7 +373,7 @@ impl CompactCore {
         let exchange = {
             let (core, through, mut redis) = (self.clone(), link.clone(), patient(connection));
             async move {
-                let answer = through.run_script(&mut redis, &core.scripts.publish_with, cmd).await?;
+                let answer = through.run_script(&mut redis, &core.scripts.publish_with, cmd, sent).await?;
                 read_answer(home, jobs, answer)
             }
         };
@@ -382,7 +382,7 @@ impl CompactCore {
             _ => vec![0],
         };
         let late = || self.take_back_later(home, std::slice::from_ref(call), refused);
-        let (now, answer, dues) = link.exchange(connection, exchange, late).await?;
+        let (now, answer, dues) = link.exchange(connection, sent, exchange, late).await?;
         link.clock.learn(sent, now);
         if let Answer::Done(placed, _) = &answer {
             for ((placing, placed), due) in call.jobs.iter().zip(placed).zip(dues) {
@@ -448,11 +448,7 @@ impl CompactCore {
                 let job = &call.jobs[*n].job;
                 step.arg(keys::name(&job.queue)).arg(place_of(home, &job.id)).arg(&values[*n].0[..]);
             }
-            let reply = link.run_script(redis, &self.scripts.stage, step);
-            let reply: Outcome<Value> = match connection.while_kept(reply).await {
-                Some(reply) => reply,
-                None => Err(Fault::away("no answer in time")),
-            };
+            let reply = link.run_script(redis, &self.scripts.stage, step, link.clock.begin()).await;
             if let Err(fault) = reply {
                 link.connections.report(connection, &fault);
                 return Err(fault);

@@ -8,7 +8,7 @@ mod script;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::Cmd;
 
@@ -16,7 +16,7 @@ use self::script::{ScriptAnswer, Stored, placed_plain, read_keyed, read_plain};
 pub use self::script::{Step, answer_of_publish, jobs_of, read_placed, unreadable};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{Call, Reply};
-use crate::engine::redis::batches::{Plain, bytes_of};
+use crate::engine::redis::batches::{Plain, arrival_of, bytes_of};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::connection::open::Connection;
 use crate::engine::redis::connection::shared::first_up;
@@ -121,14 +121,16 @@ impl RedisCore {
             let Some((once, first)) = once else { return Err(error) };
             return self.recall(&first.job.queue, once).await?.ok_or(error);
         }
+        let arrived = Instant::now();
         let connection = self.shared.connection().await?;
         let mut answer = None;
-        self.carry(&connection, &[publication], &mut |told| answer = Some(told)).await;
+        self.carry(&connection, arrived, &[publication], &mut |told| answer = Some(told)).await;
         answer.unwrap_or_else(|| Err(unreadable().into()))
     }
 
     /// Publishes a batch, on the connection of this number if that is up, and answers each call.
     pub async fn publish_batch(self: &Arc<Self>, own: usize, batch: Vec<Call<Plain, Published>>) {
+        let arrived = arrival_of(&batch);
         let (calls, replies) = calls_to_send(batch);
         if calls.is_empty() {
             return;
@@ -140,18 +142,26 @@ impl RedisCore {
         };
         let [first, second] = &self.publish_connections;
         match first_up(if own == 0 { [first, second] } else { [second, first] }).await {
-            Ok(connection) => self.carry(&connection, &calls, answer).await,
+            Ok(connection) => self.carry(&connection, arrived, &calls, answer).await,
             Err(fault) => answer_all(&calls, &fault.into(), answer),
         }
     }
 
-    /// Carries several plain calls, or one call of any kind, and answers each.
-    async fn carry(self: &Arc<Self>, connection: &Connection, calls: &[Publication], answer: Answer<'_>) {
+    /// Carries several plain calls, or one call of any kind, and answers each. The oldest arrived at `arrived`.
+    async fn carry(
+        self: &Arc<Self>,
+        connection: &Connection,
+        arrived: Instant,
+        calls: &[Publication],
+        answer: Answer<'_>,
+    ) {
         let jobs = calls.iter().map(|call| call.jobs.len()).sum();
         self.common.observers.tell(|observer| observer.published_together(jobs));
-        match self.carry_together(connection, calls, answer).await {
+        match self.carry_together(connection, arrived, calls, answer).await {
             Ok(Carried::Answered) => {}
-            Ok(Carried::WrongType) if calls.len() > 1 => self.carry_each(connection, calls, answer).await,
+            Ok(Carried::WrongType) if calls.len() > 1 => {
+                self.carry_each(connection, arrived, calls, answer).await
+            }
             Ok(Carried::WrongType) => answer(Err(wrong_type())),
             Err(e) => answer_all(calls, &e, answer),
         }
@@ -162,6 +172,7 @@ impl RedisCore {
     async fn carry_each(
         self: &Arc<Self>,
         connection: &Connection,
+        arrived: Instant,
         calls: &[Publication],
         answer: Answer<'_>,
     ) {
@@ -171,7 +182,7 @@ impl RedisCore {
                 let end = end.unwrap_or_else(|| Fault::away("the connection was lost").into());
                 return answer_all(&calls[i..], &end, answer);
             }
-            match self.carry_together(connection, std::slice::from_ref(call), answer).await {
+            match self.carry_together(connection, arrived, std::slice::from_ref(call), answer).await {
                 Ok(Carried::Answered) => {}
                 Ok(Carried::WrongType) => answer(Err(wrong_type())),
                 Err(e) => {
@@ -186,6 +197,7 @@ impl RedisCore {
     async fn carry_together(
         self: &Arc<Self>,
         connection: &Connection,
+        mut arrived: Instant,
         calls: &[Publication],
         answer: Answer<'_>,
     ) -> Result<Carried> {
@@ -196,7 +208,12 @@ impl RedisCore {
                 answer(Err(id_taken()));
                 return Ok(Carried::Answered);
             }
-            staged => staged == Staged::Yes,
+            Staged::Yes => {
+                // Its caller has waited for each of the steps before, so this one has its own time.
+                arrived = Instant::now();
+                true
+            }
+            Staged::No => false,
         };
         let mut step = match calls {
             [call] if !is_plain(call) => self.keyed_step(call, staged)?,
@@ -205,10 +222,11 @@ impl RedisCore {
         let (now, outcome) = loop {
             // Only a keyed one is sent more than once.
             let cmd = if step.plain { std::mem::take(&mut step.cmd) } else { step.cmd.clone() };
-            match self.send(connection, calls, step.plain, cmd).await? {
+            match self.send(connection, arrived, calls, step.plain, cmd).await? {
                 (_, ScriptAnswer::SetAside(index)) => {
                     let job = jobs_of(calls).nth(index).ok_or_else(unreadable)?;
                     self.finish_set_aside(&job.queue).await?;
+                    arrived = Instant::now(); // as above
                 }
                 answered => break answered,
             }
@@ -223,6 +241,7 @@ impl RedisCore {
             ScriptAnswer::WrongType => return Ok(Carried::WrongType),
             ScriptAnswer::SetAside(_) => return Err(unreadable().into()), // not what the loop ends with
         };
+        self.common.outage.has_room();
         self.remember_names(step.new, calls, &refused);
         let (mut placed, mut delays) = (placed.map(Vec::into_iter), step.delays.into_iter());
         let mut next = |job: &NewJob| match &mut placed {
@@ -250,6 +269,7 @@ impl RedisCore {
     async fn send(
         self: &Arc<Self>,
         connection: &Connection,
+        arrived: Instant,
         calls: &[Publication],
         plain: bool,
         cmd: Cmd,
@@ -259,9 +279,9 @@ impl RedisCore {
             let (core, mut redis) = (self.clone(), patient(connection));
             async move {
                 if plain {
-                    read_plain(core.run_script(&mut redis, &core.scripts.publish, cmd).await?)
+                    read_plain(core.run_script(&mut redis, &core.scripts.publish, cmd, arrived).await?)
                 } else {
-                    read_keyed(core.run_script(&mut redis, &core.scripts.publish_with, cmd).await?)
+                    read_keyed(core.run_script(&mut redis, &core.scripts.publish_with, cmd, arrived).await?)
                 }
             }
         };
@@ -273,7 +293,7 @@ impl RedisCore {
                 }
             })
         };
-        let (now, answer) = self.exchange(connection, exchange, late).await?;
+        let (now, answer) = self.exchange(connection, arrived, exchange, late).await?;
         self.clock.learn(sent, now);
         Ok((now, answer))
     }
@@ -379,11 +399,7 @@ impl RedisCore {
             values.iter().for_each(|value| {
                 call.arg(&value[..]);
             });
-            let reply = self.run_script(redis, &self.scripts.stage, call);
-            let reply = match connection.while_kept(reply).await {
-                Some(reply) => reply,
-                None => Err(Fault::away("no answer in time")),
-            };
+            let reply = self.run_script(redis, &self.scripts.stage, call, Instant::now()).await;
             match reply.and_then(|reply| Ok(redis::from_redis_value::<(u64, u8)>(reply)?)) {
                 Ok((_, 0)) => stored.extend(keys),
                 Ok(_) => {
@@ -402,7 +418,7 @@ impl RedisCore {
             // By a script that counts. They have no timers.
             let mut call = self.scripts.ack.call(1 + stored.len());
             call.arg(keys::TIMER_SET).arg(stored).arg(0);
-            let _ = self.run_script(redis, &self.scripts.ack, call).await;
+            let _ = self.run_script(redis, &self.scripts.ack, call, Instant::now()).await;
         }
         result
     }
