@@ -69,7 +69,7 @@ for list = 1, lists do
               jobs[n + 5], jobs[n + 6] = call('PTTL', keys[i]), value
               if tries > 1024 then
                 -- See find_timer of details.lua.
-                local details = 'dormouse/details/' .. string.sub(keys[i], 3)
+                local details = base .. 'dormouse/details/' .. string.sub(keys[i], #base + 3)
                 local keyed = redis.pcall('HEXISTS', details, 'tries') == 1
                 if keyed then redis.pcall('HSET', details, 'tries', tries - 1) end
               end

@@ -65,22 +65,24 @@ local function key_of(job, details)
 end
 
 -- Whether a destroy has set jobs of a queue aside: one that has no timer may be among them, and then it has no key.
-local function has_set_aside(group) return call('EXISTS', 'dormouse/dropped/' .. group) == 1 end
+local function has_set_aside(group) return call('EXISTS', base .. 'dormouse/dropped/' .. group) == 1 end
 
--- Ends what binds a job, by its ns/queue and id, to its key. `bases` are what the keys of jobs, of details and of
--- producers' keys begin with.
-local function drop_key(bases, group, id)
-  local details = bases[2] .. group .. '/' .. id
+-- What the keys of jobs, of details and of producers' keys begin with; ns/queue/.. follows.
+local job_base, details_base, key_base = base .. 'j/', base .. 'dormouse/details/', base .. 'dormouse/key/'
+
+-- Ends what binds a job, by its ns/queue and id, to its key.
+local function drop_key(group, id)
+  local details = details_base .. group .. '/' .. id
   local key = call('HGET', details, 'key')
   if not key then return end
-  local record = bases[3] .. group .. '/' .. key
+  local record = key_base .. group .. '/' .. key
   if call('GET', record) == id then call('DEL', record) end
   call('HDEL', details, 'key', 'tries', 'until')
 end
 
--- Writes details of the job `name`, ns/queue/id, and looks after older ones. `bases` as for drop_key.
-local function add_details(list, bases, name, ...)
-  local details = bases[2] .. name
+-- Writes details of the job `name`, ns/queue/id, and looks after older ones.
+local function add_details(list, name, ...)
+  local details = details_base .. name
   local known = call('EXISTS', details) == 1
   call('HSET', details, ...)
   if known then return end
@@ -88,11 +90,11 @@ local function add_details(list, bases, name, ...)
   for _ = 1, 2 do
     local old = call('RPOP', list)
     if not old then break end
-    if call('EXISTS', bases[1] .. old) == 1 then
+    if call('EXISTS', job_base .. old) == 1 then
       call('LPUSH', list, old)
     else
-      drop_key(bases, string.match(old, '^(.*)/(.*)$'))
-      call('UNLINK', bases[2] .. old)
+      drop_key(string.match(old, '^(.*)/(.*)$'))
+      call('UNLINK', details_base .. old)
     end
   end
 end

@@ -10,7 +10,7 @@ local function forget_timers(timer_set, keys)
   for _, to in ipairs({1, 7, 63, 255}) do
     local rest = {}
     for _, key in ipairs(keys) do
-      local namespace, queue, id = string.match(key, '^j/([^/]*)/([^/]*)/(.*)$')
+      local namespace, queue, id = string.match(string.sub(key, #base + 1), '^j/([^/]*)/([^/]*)/(.*)$')
       local head = struct.pack('<H', #namespace) .. namespace .. struct.pack('<H', #queue) .. queue
       local tail, names = struct.pack('<H', #id) .. id, {}
       for tries = from, to do names[#names + 1] = head .. struct.pack('<H', tries) .. tail end

@@ -13,8 +13,7 @@
 --         be due together
 --         staged = 1: stage.lua has stored the values of all jobs; replaced: timer member of the job that is replaced, if
 --         there is one ('' = not known); fingerprint, if it is safe to repeat; remembered: ms that the record is kept; forever:
---         ms that are forever; job_base, details_base, key_base: what the keys of jobs, of details and of producers' keys
---         begin with
+--         ms that are forever
 -- returns {now, 'done' or 'replay', what became of the jobs}: a line for each of new|duplicate|replaced, id, due time
 --         in us ('' = not known), id of the replaced job; {now, 'mismatch'}; {now, 'conflict', job from 0, id of the
 --         job that has its key}; {now, 'taken'}: an id is stored already; {now, 'ended'}: a value that was stored
@@ -25,7 +24,6 @@
 --         timers of the job that is replaced
 local args = cmsgpack.unpack(ARGV[1])
 local lists, jobs, staged = args.lists, args.jobs, args.staged
-local bases = {args.job_base, args.details_base, args.key_base}
 local names, record, with_details, job_keys = 2 + #lists + #jobs, nil, KEYS[#KEYS], {}
 local replaced_key = args.replaced and KEYS[names]
 if args.replaced then names = names + 1 end
@@ -86,13 +84,13 @@ end
 -- Look at the keys before the first write.
 for i, job in ipairs(jobs) do
   if job.key then
-    job.record = bases[3] .. job.group .. '/' .. job.key
+    job.record = key_base .. job.group .. '/' .. job.key
     if job.conflict == 'duplicate' then job.how, job.due = 'duplicate', job.other_due end
     local holder = not job.how and call('GET', job.record)
     if holder then
       job.holder = holder
-      job.holder_key = bases[1] .. job.group .. '/' .. holder
-      job.holder_details = bases[2] .. job.group .. '/' .. holder
+      job.holder_key = job_base .. job.group .. '/' .. holder
+      job.holder_details = details_base .. job.group .. '/' .. holder
       if job.holder_key ~= replaced_key and key_of(job.holder_key, job.holder_details) then
         local tries = tonumber(call('HGET', job.holder_details, 'tries') or 1023)
         local found, _, member = find_timer(KEYS[1], job.member, holder, tries)
@@ -170,7 +168,7 @@ for i, job in ipairs(jobs) do
     call('SET', job.record, job.id)
     local ends = string.format('%.0f', math.floor(now / 1000) + job.ttl)
     call('PEXPIREAT', job_keys[i], ends)
-    add_details(with_details, bases, job.group .. '/' .. job.id, 'key', job.key, 'tries', job.tries, 'until', ends)
+    add_details(with_details, job.group .. '/' .. job.id, 'key', job.key, 'tries', job.tries, 'until', ends)
   end
 end
 if replaced_key then

@@ -67,7 +67,7 @@ if n > 0 then
     local group, left, id, entry = read(due[i])
     if group then
       k = k + 1
-      keys[k], groups[k], tries[k], entries[k], whole[k] = 'j/' .. group .. '/' .. id, group, left, entry, due[i]
+      keys[k], groups[k], tries[k], entries[k], whole[k] = base .. 'j/' .. group .. '/' .. id, group, left, entry, due[i]
       again[k] = left > 0 and ran(scores[i]) and 1 or 0
     else
       garbage = garbage + 1
@@ -77,10 +77,10 @@ if n > 0 then
   local lists, order = {}, {}
   for i = 1, live > 0 and k or 0 do
     if live == k or call('EXISTS', keys[i]) == 1 then
-      local list, entry = 'q/' .. groups[i], entries[i]
+      local list, entry = base .. 'q/' .. groups[i], entries[i]
       if tries[i] == 0 then
         end_life(keys[i], dead_ttl)
-        list, entry = 'd/' .. groups[i], '\1\0' .. string.sub(entry, 3)
+        list, entry = base .. 'd/' .. groups[i], '\1\0' .. string.sub(entry, 3)
       end
       local l = lists[list]
       if not l then

@@ -5,12 +5,15 @@
 -- ARGV    server, ms for which the answer stands (0 = it leaves), slots in all, slots that it wants, slots that it
 --         holds, rate (0 = no limit), per in ms, rate that it holds, requests in flight, since when its breaker is open
 --         in ms (0 = closed)
--- returns {slots, rate, attempts that have failed so far, and that have delivered, 1 = nobody else pushes the queue}
+-- returns {slots, rate, attempts that have failed so far, ms since the last one delivered (-1 = none did), 1 = nobody
+--         else pushes the queue}
 -- bound   as many servers as ask
 local call, time = redis.call, redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local me, stands, slots, wants = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local holds, rate, per, rate_held = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+-- First a write that takes no memory: a Redis that is full refuses only the first write of a script. Jobs must go out.
+call('PEXPIRE', KEYS[1], stands + per + 60000)
 
 -- An even part of `total` for the server `me`; nobody gets more than it wants. Where there is less than one for each,
 -- those whose breaker is open go without: what they hold would do nothing.
@@ -75,5 +78,6 @@ call('HSET', KEYS[1], me, cjson.encode({
 }))
 if stands == 0 and lent_until <= now then call('HDEL', KEYS[1], me) end
 call('PEXPIRE', KEYS[1], stands + per + 60000)
-local counts = call('HMGET', KEYS[2], 'failed', 'delivered')
-return {answer[1], answer[2], tonumber(counts[1] or 0), tonumber(counts[2] or 0), #want_slots == 1 and 1 or 0}
+local counts = call('HMGET', KEYS[2], 'failed', 'delivered_at')
+local ago = counts[2] and math.max(0, now - counts[2]) or -1
+return {answer[1], answer[2], tonumber(counts[1] or 0), ago, #want_slots == 1 and 1 or 0}

@@ -1,13 +1,22 @@
 -- Adds to what is known of a pushed queue, unless it is no longer pushed.
 -- KEYS    records | the queue's counts | its attempts
--- ARGV    the field of the queue, delivered, failed, dead, how many attempts are kept, then attempts as JSON, the
---         latest last
+-- ARGV    the field of the queue, delivered, failed, dead, ms since an attempt has delivered (-1 = none did), how many
+--         attempts are kept, then attempts as JSON, the latest last
 -- returns nothing
 -- bound   as many attempts as are kept
 local call = redis.call
 if call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return end
+-- First a write that takes no memory: a Redis that is full refuses only the first write of a script.
+call('LTRIM', KEYS[3], 0, ARGV[6] - 1)
 for i, name in ipairs({'delivered', 'failed', 'dead'}) do
   if ARGV[1 + i] ~= '0' then call('HINCRBY', KEYS[2], name, ARGV[1 + i]) end
 end
-for i = 6, #ARGV do call('LPUSH', KEYS[3], ARGV[i]) end
-call('LTRIM', KEYS[3], 0, ARGV[5] - 1)
+if ARGV[5] ~= '-1' then
+  local time = call('TIME')
+  local at = time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[5]
+  if at > tonumber(call('HGET', KEYS[2], 'delivered_at') or 0) then
+    call('HSET', KEYS[2], 'delivered_at', string.format('%.0f', at))
+  end
+end
+for i = 7, #ARGV do call('LPUSH', KEYS[3], ARGV[i]) end
+call('LTRIM', KEYS[3], 0, ARGV[6] - 1)

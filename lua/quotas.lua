@@ -1,8 +1,8 @@
--- Stands behind lua/clock.lua, and around a script that stores or deletes jobs, while a namespace of the pool has a quota.
+-- Stands behind lua/base.lua, and around a script that stores or deletes jobs, while a namespace of the pool has a quota.
 -- What such a script SETs, DELs and UNLINKs of jobs' keys by `call` changes the figures of their namespaces in one hash.
 -- Per namespace with a quota it has: name -> most jobs, bytes and queues (0 = no bound), name/jobs and name/bytes -> what
 -- there is. A script that publishes asks `quotas.admit` before its first write, when it knows all that it will do.
-local used_key, plain, known = 'dormouse/used', call, {}
+local used_key, plain, known = base .. 'dormouse/used', call, {}
 -- Keys of jobs that go, whose room was given to others.
 local credited = {}
 
@@ -13,11 +13,11 @@ local function namespace_called(name)
     local row = plain('HMGET', used_key, name, name .. '/jobs', name .. '/bytes')
     local jobs, bytes, queues = string.match(row[1] or '', '^(%d+) (%d+) (%d+)$')
     known[name] = jobs and {
-      most = {tonumber(jobs), tonumber(bytes), tonumber(queues)}, names = 'm/ns/' .. name, new = {}, new_queues = 0,
+      most = {tonumber(jobs), tonumber(bytes), tonumber(queues)}, names = base .. 'm/ns/' .. name, new = {}, new_queues = 0,
       has = {tonumber(row[2]) or 0, math.max(tonumber(row[3]) or 0, 0)}, changes = {0, 0},
     } or false
     if jobs then
-      local of_schedules = tonumber(plain('HGET', 'dormouse/schedule-bytes', name)) or 0
+      local of_schedules = tonumber(plain('HGET', base .. 'dormouse/schedule-bytes', name)) or 0
       known[name].has[2] = known[name].has[2] + math.max(of_schedules, 0)
     end
   end
@@ -26,7 +26,7 @@ end
 
 -- The namespace of a job's key, if it has a quota, and the queue.
 local function namespace_of(key)
-  local name, queue = string.match(key, '^j/([^/]*)/([^/]*)/')
+  local name, queue = string.match(string.sub(key, #base + 1), '^j/([^/]*)/([^/]*)/')
   if not name then return end
   return namespace_called(name), queue
 end
@@ -118,7 +118,7 @@ end
 
 -- Whether a queue's name may be added to this hash: not when its first publish was refused.
 function quotas.may_name(names, queue)
-  local name = string.match(names, '^m/ns/(.*)$')
+  local name = string.match(string.sub(names, #base + 1), '^m/ns/(.*)$')
   local namespace = name and known[name]
   return not namespace or namespace.new[queue] or plain('HEXISTS', namespace.names, queue) == 1
 end

@@ -1,7 +1,7 @@
 -- Counts a part of all keys, for one server at a time.
 -- KEYS    what lua/quotas.lua keeps | who counts
 -- ARGV    who calls, ms for which the turn is his, cursor (0 takes the turn, if it is nobody's), about how many keys to look
---         at, what the keys of jobs begin with, names of namespaces
+--         at, names of namespaces
 -- returns {}: it is somebody else's turn; or {cursor, per namespace: jobs and bytes of this part, jobs and bytes as they
 --         are written down now}
 -- bound   about as many keys as the caller says
@@ -10,15 +10,15 @@ if turn ~= ARGV[1] and (turn or ARGV[3] ~= '0') then return {} end
 -- A full Redis refuses SET as the first write.
 call('DEL', KEYS[2])
 call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
-local part, found, pattern = call('SCAN', ARGV[3], 'MATCH', ARGV[5] .. '*', 'COUNT', ARGV[4]), {}, '^' .. ARGV[5] .. '([^/]*)/'
-for arg = 6, #ARGV do found[ARGV[arg]] = {0, 0} end
+local part, found = call('SCAN', ARGV[3], 'MATCH', base .. 'j/*', 'COUNT', ARGV[4]), {}
+for arg = 5, #ARGV do found[ARGV[arg]] = {0, 0} end
 for _, key in ipairs(part[2]) do
-  local of = found[string.match(key, pattern)]
+  local of = found[string.match(string.sub(key, #base + 1), '^j/([^/]*)/')]
   local size = of and redis.pcall('STRLEN', key)
   if type(size) == 'number' then of[1], of[2] = of[1] + 1, of[2] + size end
 end
 local answer = {part[1]}
-for arg = 6, #ARGV do
+for arg = 5, #ARGV do
   local name, of = ARGV[arg], found[ARGV[arg]]
   local now = call('HMGET', KEYS[1], name .. '/jobs', name .. '/bytes')
   for _, number in ipairs({of[1], of[2], tonumber(now[1]) or 0, tonumber(now[2]) or 0}) do answer[#answer + 1] = number end

@@ -1,8 +1,7 @@
 -- Ends a hand-over that still stands: the job is ready again at the head of its queue, delayed, or dead.
 -- KEYS    timer_set | job key | ready list | dead letter | list of jobs with details
 -- ARGV    exact timer member, its due time in us, prefix of the queue's timer members, ns/queue, id, tries that the job
---         has now (0 = it is dead), delay in us, reason ('' = none), ms that a dead job lives (0 = forever), what the keys of jobs,
---         of details and of producers' keys begin with
+--         has now (0 = it is dead), delay in us, reason ('' = none), ms that a dead job lives (0 = forever)
 -- returns {now, when the job is due, in us, 1 = it is dead}; 0 in place of the time: the hand-over is over, -1: there is no
 --         such job, -2: the list is of another type. Then nothing has changed.
 -- A job whose ttl ends before it would be due again dies, too.
@@ -31,6 +30,6 @@ if type(pushed) == 'table' then
   return {now, -2, 0}
 end
 if ARGV[8] ~= '' then
-  add_details(KEYS[5], {ARGV[10], ARGV[11], ARGV[12]}, ARGV[4] .. '/' .. id, 'reason', ARGV[8])
+  add_details(KEYS[5], ARGV[4] .. '/' .. id, 'reason', ARGV[8])
 end
 return {now, back, dies and 1 or 0}

@@ -1,17 +1,16 @@
 -- Makes the oldest dead jobs ready again, each with one try.
 -- KEYS    dead letter | ready list
--- ARGV    ns/queue, how many to look at, how many to respawn, new ttl in ms (0 = forever), what the keys of jobs, of
---         details and of producers' keys begin with
+-- ARGV    ns/queue, how many to look at, how many to respawn, new ttl in ms (0 = forever)
 -- returns {how many were looked at, how many are ready again}
 -- bound   250 looked at (the caller's)
-local group, look, most, bases = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), {ARGV[5], ARGV[6], ARGV[7]}
+local group, look, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local dead = call('LRANGE', KEYS[1], -look, -1)
 local keys, ready, ids, seen = {}, {}, {}, 0
 for i = #dead, 1, -1 do
   if #ready == most then break end
   seen = seen + 1
   local id = string.sub(dead[i], 5)
-  local key = bases[1] .. group .. '/' .. id
+  local key = job_base .. group .. '/' .. id
   if id ~= '' and call('EXISTS', key) == 1 then
     keys[#keys + 1] = key
     ids[#ids + 1] = id
@@ -26,6 +25,6 @@ if #ready > 0 then call('LPUSH', KEYS[2], unpack(ready)) end
 for i = 1, #keys do
   if ARGV[4] == '0' then call('PERSIST', keys[i]) else call('PEXPIRE', keys[i], ARGV[4]) end
   -- The job has lost its key when it died.
-  drop_key(bases, group, ids[i])
+  drop_key(group, ids[i])
 end
 return {seen, #ready}

@@ -1,7 +1,7 @@
 -- Makes one dead job ready or delayed again.
 -- KEYS    dead letter | ready list | timer_set | job key
 -- ARGV    id, how many elements to look at from either end, tries, delay in us, new ttl in ms (0 = forever), prefix of
---         the queue's timer members, ns/queue, what the keys of jobs, of details and of producers' keys begin with
+--         the queue's timer members, ns/queue
 -- returns {now, 'done', due time in us, 1 = ready}, {now, 'alive'}, {now, 'gone'}, {now, 'absent'}: not dead, which
 --         took a look at all that are; {now, 'far'}: not near either end; {now, 'type'}: a key is not of the type that
 --         it must be. Nothing has changed but for 'done'.
@@ -31,5 +31,5 @@ else
   call('LPUSH', KEYS[2], struct.pack('<HH', tries, #id) .. id)
 end
 if ARGV[5] == '0' then call('PERSIST', KEYS[4]) else call('PEXPIRE', KEYS[4], ARGV[5]) end
-drop_key({ARGV[8], ARGV[9], ARGV[10]}, ARGV[7], id)
+drop_key(ARGV[7], id)
 return {now, 'done', due, delay > 0 and 0 or 1}

@@ -1,4 +1,4 @@
--- Stands behind lua/clock.lua, or lua/compact/base.lua, before each script of schedules, in either layout. A schedule is a
+-- Stands behind lua/base.lua, or lua/compact/base.lua, before each script of schedules, in either layout. A schedule is a
 -- hash: revision, step, state, next, queue, text, body, progress, landed; and to, while it moves to another partition. One that
 -- was deleted, or moved on, leaves its last revision there for a day, as gone: so what was cut off in the middle of a move is not taken up.
 local ROW = {'revision', 'step', 'state', 'next', 'queue', 'text', 'progress', 'landed', 'to'}

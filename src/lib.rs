@@ -9,6 +9,7 @@ pub mod bulk;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod dial;
 pub mod dispatch;
 pub mod engine;
 pub mod error;

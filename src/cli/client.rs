@@ -16,11 +16,12 @@ use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, utf8_percent_encode};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::lookup_host;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 use super::program::{CommandError, Result};
+use crate::dial;
 use crate::tls::{ClientTls, system_roots};
 
 /// How long the server may take to answer.
@@ -28,6 +29,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long it may take until an answer begins that is long, and how long it may pause.
 const LONG: Duration = Duration::from_secs(600);
 const PAUSE: Duration = Duration::from_secs(60);
+/// How long one of the server's addresses may take to be reached.
+const CONNECT: Duration = Duration::from_secs(10);
 /// The longest answer that is read, in bytes: a page of jobs with their bodies, or hundreds of thousands of tokens.
 const MAX_ANSWER: usize = 64 << 20;
 
@@ -270,7 +273,8 @@ impl ApiClient {
     }
 
     async fn connect(&self) -> std::result::Result<Box<dyn Io>, Box<dyn Error + Send + Sync>> {
-        let stream = TcpStream::connect(&self.address).await?;
+        let addresses: Vec<_> = lookup_host(&self.address).await?.collect();
+        let stream = dial::connect(&addresses, CONNECT).await.map_err(|e| e.error)?;
         if !self.tls {
             return Ok(Box::new(stream));
         }

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::acks::Acks;
 use super::breaker::Sign;
 use super::delivery::{self, Failed, Plan, Verdict};
 use super::limits::TakenShare;
-use super::shared::{AGAIN, PushedQueue};
+use super::shared::{AGAIN, LOOK, PushedQueue};
 use super::store::{Attempt, PushReport};
 use crate::engine::{
     Beside, By, Detail, Fingerprint, Held, NewId, Once, Publication, Release, Released, Tries,
@@ -29,6 +29,11 @@ const AGAIN_OVER_QUOTA: Duration = Duration::from_secs(5);
 const NUMBER: Duration = Duration::from_secs(2);
 /// How many times the job of an `on_dead` may be handed out. It lives forever.
 const TRIES_OF_DEAD: std::num::NonZeroU16 = std::num::NonZeroU16::new(10).expect("ten is not zero");
+
+/// How long other servers take to see a change of a record, twice over.
+const SEEN: Duration = LOOK.saturating_mul(2);
+/// How long before the end of its hand-over a job is given back that waits for something else.
+const GIVE_BACK: Duration = Duration::from_secs(3);
 
 /// A request is over, or what becomes of it is known.
 #[derive(Clone, Copy, Debug)]
@@ -115,19 +120,27 @@ impl Sending {
         drop(answer);
         let told = |delivered: u64, failed: u64, dead: u64| {
             let attempts = vec![told];
-            self.queue.report.lock().add(PushReport { delivered, failed, dead, attempts });
+            self.queue.report.lock().add(PushReport {
+                delivered,
+                failed,
+                dead,
+                attempts,
+                delivered_ago: None,
+            });
         };
         match verdict {
             Verdict::Delivered => {
                 acks.add(self.job.id, self.job.proof(), self.began + self.plan.ttr());
                 slot.end(|ended| (ended.success, ended.sign) = (true, Sign::Answers));
                 self.queue.metrics.delivered.inc();
+                *self.queue.delivered.lock() = Some(Instant::now());
                 told(1, 0, 0);
             }
             Verdict::Gone => {
                 slot.end(|ended| (ended.gone, ended.sign) = (Some(self.plan.revision), Sign::Answers));
                 self.queue.metrics.gone.inc();
                 told(0, 1, 0);
+                self.until_off_is_known().await;
                 self.release(Duration::ZERO, Tries::Restore, None).await;
             }
             Verdict::Failed(failed) => {
@@ -181,6 +194,20 @@ impl Sending {
             // Better sent with a wrong number than not at all.
             Ok(Ok(None) | Err(_)) | Err(_) => 1,
         }
+    }
+
+    /// Waits until it is stored that push is off, and until other servers have seen it: they would take the job and call
+    /// the endpoint once more. Not so long that the job's hand-over ends, which would cost its try.
+    async fn until_off_is_known(&self) {
+        let known = async {
+            let mut turned_off = self.queue.turned_off.subscribe();
+            let is_stored = turned_off.wait_for(|revision| *revision >= self.plan.revision).await.is_ok();
+            if is_stored && !self.queue.alone.load(Ordering::Relaxed) {
+                sleep(SEEN).await;
+            }
+        };
+        let until = self.began + self.plan.ttr() - GIVE_BACK;
+        let _ = self.queue.server.cut.run_until_cancelled(timeout_at(until, known)).await;
     }
 
     fn job_ref(&self) -> JobRef {

@@ -9,8 +9,6 @@ use tokio::time::Instant;
 const ROW: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// What other servers tell so soon after a failure here may be of the time before it.
-const TOLD_LATE: Duration = Duration::from_secs(5);
 /// A probe that is due begins within this time, if there is a job and a slot for it.
 const PROBED: Duration = Duration::from_secs(2);
 /// The concurrency is whole again when nothing has told to be slow for so long.
@@ -52,8 +50,6 @@ struct Open {
     probing: bool,
     /// When an attempt has failed last.
     failed: Instant,
-    /// How many attempts of all servers had delivered a while after that; `None` until a server has told.
-    delivered: Option<u64>,
     /// The endpoint has answered another server since, and this one has had nothing to probe with.
     answers_others: bool,
 }
@@ -69,15 +65,13 @@ impl Breaker {
         self.open.as_ref().is_some_and(|open| !open.answers_others)
     }
 
-    /// So many attempts of all servers have delivered. Answers whether that ends what [`is_down`](Breaker::is_down)
-    /// says. This server still probes first: it may be its own network that is broken.
-    pub fn learn_delivered(&mut self, now: Instant, delivered: u64) -> bool {
+    /// The last attempt of any server that delivered ended so long ago. Returns whether that ends what
+    /// [`is_down`](Breaker::is_down) says. This server still probes first: it may be its own network that is broken.
+    pub fn learn_delivered(&mut self, now: Instant, ago: Option<Duration>) -> bool {
         let Some(open) = &mut self.open else { return false };
-        if now < open.failed + TOLD_LATE || open.delivered.is_none() {
-            open.delivered = Some(delivered);
-        }
+        let delivered = ago.and_then(|ago| now.checked_sub(ago));
         let idle = !open.probing && now >= open.next + PROBED;
-        let ends = idle && Some(delivered) > open.delivered && !open.answers_others;
+        let ends = idle && delivered > Some(open.failed) && !open.answers_others;
         open.answers_others |= ends;
         ends
     }
@@ -129,7 +123,6 @@ impl Breaker {
                     next: now + FIRST_PAUSE,
                     probing: false,
                     failed: now,
-                    delivered: None,
                     answers_others: false,
                 });
                 true
@@ -247,5 +240,27 @@ mod tests {
         assert_eq!(slow_down.limit(50), 1, "one is always left");
         assert_eq!(slow_down.tick(now + 200 * SECOND), None);
         assert_eq!(slow_down.limit(50), 50, "whole again after a minute of peace");
+    }
+
+    /// Guards against a server that shows `open` for good: another one has delivered everything while it was told of
+    /// nothing, right after its last failure.
+    #[test]
+    fn what_another_server_delivers_after_the_last_failure_ends_the_open_state() {
+        let (mut breaker, began) = (Breaker::default(), Instant::now());
+        let failed = began + SECOND;
+        let opened = (0..ROW).filter(|_| breaker.ended(failed, false, Sign::Down)).count();
+        assert_eq!(opened, 1, "it opens once");
+        let ago = |now: Instant, at: Instant| Some(now.duration_since(at));
+        let later = failed + 10 * SECOND;
+        assert!(!breaker.learn_delivered(later, None), "nobody has delivered anything");
+        assert!(!breaker.learn_delivered(later, ago(later, began)), "that was before the failure");
+        let delivered = failed + SECOND / 10;
+        let soon = failed + SECOND;
+        assert!(!breaker.learn_delivered(soon, ago(soon, delivered)), "a probe may begin by itself");
+        assert!(breaker.learn_delivered(later, ago(later, delivered)), "it has nothing to probe with");
+        assert!((!breaker.is_down()) && breaker.is_open(), "not down, and it probes first");
+        assert!(!breaker.learn_delivered(later, ago(later, delivered)), "once");
+        breaker.probing();
+        assert!(breaker.ended(later + SECOND, true, Sign::Down), "down again by its own probe");
     }
 }

@@ -1,80 +1,141 @@
 //! How many requests one server may begin in any stretch of time, and what all of its queues share. Knows no job.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// What all queues share: connections, memory. One half is divided evenly among the queues, the other half is for
-/// whoever comes first. So one queue alone may have everything, and slow endpoints leave each other queue its part. A
-/// job that is larger than a part may take from the parts of others, one of each queue at a time.
+/// What all queues share: connections, memory. One half is divided evenly among the queues. A quarter is kept for
+/// queues that hold nothing, one share of each at a time. The rest is for whoever comes first. So one queue alone may have
+/// three quarters, and slow endpoints leave each other queue its part. A job that is larger than a part may take from the parts of
+/// others, one of each queue at a time.
+///
+/// Requests that are under way cannot be taken back. When a queue is added, those before it may hold more than their new
+/// part. Until they have given it back the parts of the queues before are filled first, and the new one begins with what
+/// is kept for those that hold nothing.
 #[derive(Debug)]
 pub struct PushShares {
     even: Arc<Semaphore>,
     all_even: usize,
+    for_idle: Arc<Semaphore>,
     first_come: Arc<Semaphore>,
-    queues: AtomicUsize,
+    /// The even part of each queue.
+    part: AtomicUsize,
+    /// The queues, the oldest first.
+    queues: Mutex<Vec<Weak<Held>>>,
 }
 
 impl PushShares {
     pub fn new(all: usize) -> Arc<PushShares> {
-        let all_even = all / 2;
-        let (even, first_come) = (Semaphore::new(all_even), Semaphore::new(all - all_even));
-        let queues = AtomicUsize::new(1);
-        Arc::new(PushShares { even: Arc::new(even), all_even, first_come: Arc::new(first_come), queues })
+        let (all_even, for_idle) = (all / 2, all / 4);
+        let semaphore = |permits| Arc::new(Semaphore::new(permits));
+        Arc::new(PushShares {
+            even: semaphore(all_even),
+            all_even,
+            for_idle: semaphore(for_idle),
+            first_come: semaphore(all - all_even - for_idle),
+            part: AtomicUsize::new(all_even.max(1)),
+            queues: Mutex::default(),
+        })
     }
 
-    /// So many queues share it from now on.
+    /// Returns what one more queue holds, which is nothing yet. It has an even part after the next
+    /// [`divide`](PushShares::divide).
+    pub fn join(&self) -> Part {
+        let part = Part::default();
+        self.queues.lock().push(Arc::downgrade(&part.0));
+        part
+    }
+
+    /// Divides the even half among so many queues. Called again and again: what queues hold beyond their parts comes back
+    /// with time.
     pub fn divide(&self, queues: usize) {
-        self.queues.store(queues.max(1), Ordering::Relaxed);
+        let part = (self.all_even / queues.max(1)).max(1);
+        self.part.store(part, Ordering::Relaxed);
+        let mut queues = self.queues.lock();
+        queues.retain(|queue| queue.strong_count() > 0);
+        let queues: Vec<_> = queues.iter().filter_map(Weak::upgrade).collect();
+        let held: Vec<_> = queues.iter().map(|queue| queue.even.load(Ordering::Relaxed)).collect();
+        let mut left = self.all_even.saturating_sub(held.iter().sum());
+        for (queue, held) in queues.iter().zip(held) {
+            let more = part.saturating_sub(held).min(left);
+            left -= more;
+            queue.most_even.store(held.min(part) + more, Ordering::Relaxed);
+        }
     }
 
     /// How many more a queue may take.
     pub fn room(&self, of: &Part) -> usize {
         let even = self.left(of).min(self.even.available_permits());
-        even + self.first_come.available_permits()
+        let room = even + self.first_come.available_permits();
+        if of.is_idle() { room.max(self.for_idle.available_permits().min(1)) } else { room }
     }
 
     /// How many of its even part a queue does not hold.
     fn left(&self, of: &Part) -> usize {
-        let part = (self.all_even / self.queues.load(Ordering::Relaxed)).max(1);
-        part.saturating_sub(of.0.load(Ordering::Relaxed))
+        of.0.most_even.load(Ordering::Relaxed).saturating_sub(of.0.even.load(Ordering::Relaxed))
     }
 
     /// Takes so many; nothing where there are not enough. A queue that holds nothing of its even part may take more than
-    /// that: a part may be smaller than a job.
+    /// that if the part is smaller.
     pub fn take(&self, of: &Part, many: usize) -> Option<TakenShare> {
         let count = u32::try_from(many).ok()?;
-        if (many <= self.left(of) || of.0.load(Ordering::Relaxed) == 0)
-            && let Ok(permit) = self.even.clone().try_acquire_many_owned(count)
+        let is_large = many > self.part.load(Ordering::Relaxed) && of.0.even.load(Ordering::Relaxed) == 0;
+        let take = |from: &Arc<Semaphore>| from.clone().try_acquire_many_owned(count).ok();
+        if (many <= self.left(of) || is_large)
+            && let Some(permit) = take(&self.even)
         {
-            of.0.fetch_add(many, Ordering::Relaxed);
-            return Some(TakenShare { _permit: permit, even: Some((of.clone(), many)) });
+            return Some(TakenShare::new(permit, of, many));
         }
-        let permit = self.first_come.clone().try_acquire_many_owned(count).ok()?;
-        Some(TakenShare { _permit: permit, even: None })
+        let permit = take(&self.first_come).or_else(|| take(&self.for_idle).filter(|_| of.is_idle()))?;
+        Some(TakenShare::new(permit, of, 0))
     }
 }
 
-/// What one queue holds of what is divided evenly.
+/// What one queue holds.
 #[derive(Clone, Debug, Default)]
-pub struct Part(Arc<AtomicUsize>);
+pub struct Part(Arc<Held>);
+
+#[derive(Debug, Default)]
+struct Held {
+    /// Of what is divided evenly.
+    even: AtomicUsize,
+    /// The most that it may hold of that.
+    most_even: AtomicUsize,
+    /// How many shares it has taken, wherever they are from.
+    shares: AtomicUsize,
+}
+
+impl Part {
+    fn is_idle(&self) -> bool {
+        self.0.shares.load(Ordering::Relaxed) == 0
+    }
+}
 
 /// What was taken of [`PushShares`], until it is dropped.
 #[derive(Debug)]
 pub struct TakenShare {
     _permit: OwnedSemaphorePermit,
-    even: Option<(Part, usize)>,
+    of: Part,
+    even: usize,
+}
+
+impl TakenShare {
+    fn new(permit: OwnedSemaphorePermit, of: &Part, even: usize) -> TakenShare {
+        of.0.even.fetch_add(even, Ordering::Relaxed);
+        of.0.shares.fetch_add(1, Ordering::Relaxed);
+        TakenShare { _permit: permit, of: of.clone(), even }
+    }
 }
 
 impl Drop for TakenShare {
     fn drop(&mut self) {
-        if let Some((of, many)) = &self.even {
-            of.0.fetch_sub(*many, Ordering::Relaxed);
-        }
+        self.of.0.even.fetch_sub(self.even, Ordering::Relaxed);
+        self.of.0.shares.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -114,33 +175,77 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    /// Takes as many as there are.
+    fn take_all(shares: &PushShares, part: &Part) -> Vec<TakenShare> {
+        std::iter::from_fn(|| shares.take(part, 1)).collect()
+    }
+
     #[test]
-    fn one_queue_may_have_all_and_many_leave_each_its_part() {
-        let (shares, alone) = (PushShares::new(42), Part::default());
-        let all: Vec<_> = std::iter::from_fn(|| shares.take(&alone, 1)).collect();
-        assert_eq!((all.len(), shares.room(&alone)), (42, 0));
-        drop(all);
-        shares.divide(7);
-        let parts: Vec<Part> = (0..7).map(|_| Part::default()).collect();
-        let take = |part: &Part| std::iter::from_fn(|| shares.take(part, 1)).collect::<Vec<_>>();
-        let slow: Vec<_> = parts[..6].iter().map(take).collect();
-        let sizes: Vec<usize> = slow.iter().map(Vec::len).collect();
-        assert_eq!(sizes, [24, 3, 3, 3, 3, 3], "three each, and 21 for the first");
-        assert_eq!(take(&parts[6]).len(), 3, "the seventh has its part");
+    fn one_queue_may_have_most_and_many_leave_each_its_part() {
         let shares = PushShares::new(42);
+        let alone = shares.join();
+        shares.divide(1);
+        let all = take_all(&shares, &alone);
+        assert_eq!(
+            (all.len(), shares.room(&alone)),
+            (32, 0),
+            "all but what is kept for queues that hold nothing"
+        );
+        drop((all, alone));
+        let parts: Vec<Part> = (0..7).map(|_| shares.join()).collect();
+        shares.divide(7);
+        let slow: Vec<_> = parts[..6].iter().map(|part| take_all(&shares, part)).collect();
+        let sizes: Vec<usize> = slow.iter().map(Vec::len).collect();
+        assert_eq!(sizes, [14, 3, 3, 3, 3, 3], "three each, and 11 for the first");
+        assert_eq!(take_all(&shares, &parts[6]).len(), 3, "the seventh has its part");
+    }
+
+    /// Guards against queues that are added, and fill the part of one that was there before them.
+    #[test]
+    fn queues_that_are_added_while_others_hold_much_take_no_part_of_an_older_one() {
+        let shares = PushShares::new(42);
+        let old = shares.join();
+        let mut slow: Vec<(Part, Vec<TakenShare>)> = Vec::new();
+        for queues in 2..9 {
+            let part = shares.join();
+            shares.divide(queues);
+            let taken = take_all(&shares, &part);
+            assert!(!taken.is_empty(), "queue {queues} begins at once");
+            assert!(shares.room(&old) >= 21 / queues, "beside {queues} queues: {}", shares.room(&old));
+            slow.push((part, taken));
+        }
+        assert_eq!(take_all(&shares, &old).len(), 2, "its part: of 21 among eight");
+        // The first of them gives back what it has, and has its part like all others.
+        slow[0].1.clear();
+        shares.divide(8);
+        for (n, (part, taken)) in slow.iter_mut().enumerate() {
+            taken.extend(take_all(&shares, part));
+            assert!(taken.len() >= 2, "queue {n} has {}", taken.len());
+        }
+    }
+
+    #[test]
+    fn what_is_larger_than_a_part_is_taken_once() {
+        let shares = PushShares::new(42);
+        let alone = shares.join();
         shares.divide(100);
         let large = shares.take(&alone, 21).expect("more than its part, which is one");
-        assert_eq!(shares.room(&alone), 21, "no more of it");
+        assert_eq!(shares.room(&alone), 11, "no more of the even half");
         drop(large);
         shares.divide(2);
         let _most = shares.take(&alone, 9).expect("a part is ten");
-        let other = Part::default();
+        let other = shares.join();
+        shares.divide(2);
         let _its =
-            [10, 21].map(|many| shares.take(&other, many).expect("its part, and the half for whoever comes"));
+            [10, 11].map(|many| shares.take(&other, many).expect("its part, and what is for whoever comes"));
         assert!(shares.take(&alone, 2).is_none(), "one is left of its part");
-        shares.take(&alone, 1).expect("the last one");
+        let _last = shares.take(&alone, 1).expect("the last one");
+        let new = shares.join();
+        assert_eq!(shares.room(&new), 1, "it holds nothing");
+        let _first = shares.take(&new, 5).expect("what is kept for such a queue");
+        assert_eq!((shares.room(&new), shares.take(&new, 1).is_none()), (0, true), "once");
         let shares = PushShares::new(42);
-        assert!(shares.take(&alone, 22).is_none(), "more than either half");
+        assert!(shares.take(&shares.join(), 22).is_none(), "more than any part of it");
     }
 
     #[test]

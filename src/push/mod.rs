@@ -18,9 +18,11 @@ mod delivery;
 pub mod encrypted;
 pub mod limits;
 pub mod names;
+mod ok_when;
 mod record;
 pub mod setting;
 pub mod shared;
+pub mod shown;
 mod sign;
 mod slots;
 pub mod store;
@@ -30,11 +32,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -43,15 +44,14 @@ use self::address::AddressGuard;
 use self::delivery::{Plan, Verdict};
 use self::record::{BOTH_SIGN, PushRecord, Switch};
 use self::setting::Setting;
-use self::shared::{PushServer, PushedPool};
+use self::shared::{LOOK, PushServer, PushedPool, PushedQueue};
+use self::shown::{NewSecret, SeenPush, ShownPush, Tested};
 use self::sign::SigningSecret;
 use self::store::{PushKey, PushRecords, Version};
 use crate::error::{Error, LOCKED};
 use crate::name::{PoolName, Queue, QueueName};
 use crate::random;
 
-/// How often the store is asked for changes: every server knows of one within a second.
-const LOOK: Duration = Duration::from_millis(500);
 /// Through how many queues `on_dead` may lead.
 const MAX_ON_DEAD: usize = 16;
 
@@ -146,6 +146,7 @@ impl Push {
                 known = None; // it is started again
             }
             known = stop.run_until_cancelled(self.refresh(known)).await.flatten();
+            self.divide();
             // Early or late, it looks again.
             let _ = stop.run_until_cancelled(timeout(LOOK, self.changed.notified())).await;
         }
@@ -217,9 +218,6 @@ impl Push {
         let mut workers = self.workers.lock();
         let there: HashSet<&PushKey> = records.all.iter().map(|(key, _)| key).collect();
         workers.retain(|key, _| there.contains(key));
-        let here = records.all.iter().filter(|(key, _)| self.pools.contains_key(&key.pool)).count();
-        self.server.connections.divide(here);
-        self.server.memory.divide(here);
         for (key, bytes) in records.all {
             // Another server may have more pools.
             let Some(pool) = self.pools.get(&key.pool) else { continue };
@@ -242,12 +240,20 @@ impl Push {
                 None => {
                     let (plan, plans) = watch::channel(plan);
                     let down = Arc::new(AtomicBool::new(false));
-                    let of = (self.server.clone(), pool.clone(), key.clone());
-                    let task = self.server.tasks.spawn(worker::run(of, plans, down.clone()));
+                    let queue = PushedQueue::new(self.server.clone(), pool.clone(), key.clone());
+                    let run = worker::run(Arc::new(queue), plans, down.clone());
+                    let task = self.server.tasks.spawn(run);
                     workers.insert(key, Running { plan, record: bytes, down, task });
                 }
             }
         }
+    }
+
+    /// Divides what the queues share. Again and again: what one holds beyond its part comes back with time.
+    fn divide(&self) {
+        let queues = self.workers.lock().len();
+        self.server.connections.divide(queues);
+        self.server.memory.divide(queues);
     }
 
     /// The pushed queues of a pool.
@@ -270,7 +276,7 @@ impl Push {
 
     /// Sets how a queue is pushed. The secret is kept, and one that is paused stays so. Answers what is in force, with
     /// the secret if it is new.
-    pub async fn put(&self, key: &PushKey, given: &Value) -> Result<Value> {
+    pub async fn put(&self, key: &PushKey, given: &Value) -> Result<ShownPush> {
         let setting = Setting::parse(given, &key.queue.name).map_err(PushError::Bad)?;
         if let Some(why) = setting.refused(&self.guard) {
             return Err(PushError::Bad(why));
@@ -314,40 +320,19 @@ impl Push {
             Ok(Some(record))
         };
         let record = self.change(key, change).await?.ok_or(PushError::NotFound)?;
-        let mut shown = show(key, &record);
-        if new {
-            shown["secret"] = json!(record.secret.reveal());
-        }
-        Ok(shown)
+        let shown = ShownPush::new(key, &record);
+        Ok(if new { shown.with_secret(record.secret.reveal()) } else { shown })
     }
 
     /// What is set, and what was seen.
-    pub async fn get(&self, key: &PushKey) -> Result<Value> {
+    pub async fn get(&self, key: &PushKey) -> Result<SeenPush> {
         let bytes = self.server.store.record(key).await?.ok_or(PushError::NotFound)?;
         let seen = self.server.store.seen(key).await?;
-        let mut shown = match encrypted::locked(&bytes) {
-            Some(mut record) => shown(key, record["setting"].take(), json!("locked"), Value::Null, LOCKED),
-            None => show(key, &record::read(key, &bytes)?),
+        let push = match encrypted::locked(&bytes) {
+            Some(mut record) => ShownPush::locked(key, record["setting"].take()),
+            None => ShownPush::new(key, &record::read(key, &bytes)?),
         };
-        if let ("on", Some(since)) = (shown["state"].as_str().unwrap_or_default(), seen.open) {
-            shown["state"] = json!("open");
-            shown["since"] = json!(delivery::time(since));
-            shown["why"] = json!("the endpoint is down; nothing but probes is sent until it answers");
-        }
-        let report = &seen.report;
-        shown["counts"] = json!({
-            "delivered": report.delivered,
-            "failed": report.failed,
-            "dead": report.dead,
-            "in_flight": seen.in_flight,
-        });
-        let attempts = report.attempts.iter().rev().map(|attempt| {
-            let mut shown = json!(attempt);
-            shown["time"] = json!(delivery::time(attempt.time));
-            shown
-        });
-        shown["attempts"] = attempts.collect();
-        Ok(shown)
+        Ok(SeenPush::new(push, seen))
     }
 
     /// Forgets what is set, and the secret. Jobs stay. Forgetting what is not there is fine.
@@ -362,16 +347,16 @@ impl Push {
     }
 
     /// Sends nothing until it is resumed.
-    pub async fn pause(&self, key: &PushKey) -> Result<Value> {
+    pub async fn pause(&self, key: &PushKey) -> Result<ShownPush> {
         self.switch(key, Switch::Paused, "an operator paused it").await
     }
 
     /// Ends a pause, and what a 410 has begun.
-    pub async fn resume(&self, key: &PushKey) -> Result<Value> {
+    pub async fn resume(&self, key: &PushKey) -> Result<ShownPush> {
         self.switch(key, Switch::On, "an operator resumed it").await
     }
 
-    async fn switch(&self, key: &PushKey, switch: Switch, why: &str) -> Result<Value> {
+    async fn switch(&self, key: &PushKey, switch: Switch, why: &str) -> Result<ShownPush> {
         let now = self.server.now();
         let mut as_it_is = None;
         let change = |old: Read| -> Result<Option<PushRecord>> {
@@ -384,11 +369,11 @@ impl Push {
         };
         let record = self.change(key, change).await?;
         let record = record.or(as_it_is).ok_or(PushError::NotFound)?;
-        Ok(show(key, &record))
+        Ok(ShownPush::new(key, &record))
     }
 
     /// Makes a new secret. The one before signs too, for a day.
-    pub async fn new_secret(&self, key: &PushKey) -> Result<Value> {
+    pub async fn new_secret(&self, key: &PushKey) -> Result<NewSecret> {
         let (now, secret) = (self.server.now(), SigningSecret::random());
         let until = now + BOTH_SIGN.as_millis() as u64;
         let change = |old: Read| -> Result<Option<PushRecord>> {
@@ -397,11 +382,11 @@ impl Push {
             Ok(Some(PushRecord { secret: secret.clone(), old_secret, revision: old.revision + 1, ..old }))
         };
         let record = self.change(key, change).await?.ok_or(PushError::NotFound)?;
-        Ok(json!({"secret": record.secret.reveal(), "both_sign_until": delivery::time(until)}))
+        Ok(NewSecret { secret: record.secret.reveal().to_owned(), both_sign_until: delivery::time(until) })
     }
 
     /// Sends one signed request that is no job's, and answers what came back.
-    pub async fn test(&self, key: &PushKey) -> Result<Value> {
+    pub async fn test(&self, key: &PushKey) -> Result<Tested> {
         let bytes = self.server.store.record(key).await?.ok_or(PushError::NotFound)?;
         let record = record::read(key, &bytes)?;
         let corrupt = |why: String| Error::corrupt(format!("{key}: {why}"));
@@ -416,13 +401,13 @@ impl Push {
             Verdict::Failed(failed) => Some(failed.reason),
             Verdict::Gone => Some("status 410".to_owned()),
         };
-        Ok(json!({
-            "ok": reason.is_none(),
-            "status": answer.as_ref().ok().map(|answer| answer.status),
-            "reason": reason,
-            "milliseconds": began.elapsed().as_millis() as u64,
-            "answer": answer.is_ok().then(|| delivery::shown(&answer)),
-        }))
+        Ok(Tested {
+            ok: reason.is_none(),
+            status: answer.as_ref().ok().map(|answer| answer.status),
+            reason,
+            milliseconds: began.elapsed().as_millis() as u64,
+            answer: answer.is_ok().then(|| delivery::shown(&answer)),
+        })
     }
 
     /// Why the queue of `key` may not have this `on_dead`: what is set of others leads back to it. Two settings that
@@ -458,21 +443,4 @@ impl Push {
         self.changed.notify_one();
         changed
     }
-}
-
-/// What an operator sees of a record: no value of a header, and no secret.
-fn show(key: &PushKey, record: &PushRecord) -> Value {
-    let since = json!(delivery::time(record.since));
-    shown(key, record.setting.to_json(false), json!(record.switch), since, &record.why)
-}
-
-fn shown(key: &PushKey, setting: Value, state: Value, since: Value, why: &str) -> Value {
-    let mut shown = setting;
-    shown["pool"] = json!(key.pool.as_str());
-    shown["namespace"] = json!(key.queue.namespace.as_str());
-    shown["queue"] = json!(key.queue.name.as_str());
-    shown["state"] = state;
-    shown["since"] = since;
-    shown["why"] = json!(why);
-    shown
 }

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use url::{Host, Url};
 
 use super::address::AddressGuard;
+use super::ok_when::{MAX_PARTS, OkWhen};
 use crate::name::QueueName;
 
 /// The largest setting, in bytes.
@@ -24,13 +25,6 @@ const MAX_RATE: u64 = 100_000;
 const MAX_PER: u64 = 3600;
 const DEFAULT_RETRY: [f64; 5] = [5.0, 30.0, 300.0, 1800.0, 7200.0];
 const FIELDS: &str = "url method headers timeout concurrency rate per retry ok_when format on_dead";
-
-/// What beside a 2xx makes a delivery good.
-#[derive(Clone, Debug, PartialEq)]
-pub struct OkWhen {
-    pub pointer: String,
-    pub equals: Value,
-}
 
 /// How a pushed queue is delivered. Its `Debug` shows no value of a header.
 #[derive(Clone, PartialEq)]
@@ -242,6 +236,9 @@ fn ok_when(given: &Map<String, Value>) -> Result<Option<OkWhen>, String> {
     if !(pointer.is_empty() || pointer.starts_with('/')) {
         return Err("ok_when: the pointer should be empty or begin with /".into());
     }
+    if pointer.matches('/').count() > MAX_PARTS {
+        return Err(format!("ok_when: the pointer should have {MAX_PARTS} parts at most"));
+    }
     Ok(Some(OkWhen { pointer: pointer.to_owned(), equals: equals.clone() }))
 }
 
@@ -301,7 +298,10 @@ mod tests {
             ("rate", json!([-1])),
             ("per", json!([0])),
             ("retry", json!([[], [-1], ["5"]])),
-            ("ok_when", json!([{"pointer": "code", "equals": 0}, {"pointer": "/code"}])),
+            (
+                "ok_when",
+                json!([{"pointer": "code", "equals": 0}, {"pointer": "/code"}, {"pointer": "/a".repeat(101), "equals": 0}]),
+            ),
             ("format", json!(["xml"])),
             ("on_dead", json!(["a/b", "mail"])),
         ] {

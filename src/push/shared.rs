@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::client;
@@ -27,6 +28,8 @@ use crate::random;
 
 /// The pause before what has failed is tried again.
 pub const AGAIN: Duration = Duration::from_millis(250);
+/// How often the store is asked for changes: every server knows of one within a second.
+pub const LOOK: Duration = Duration::from_millis(500);
 /// How much memory bodies and answers in flight may take over all queues, in KiB.
 pub const MEMORY: usize = 256 << 10;
 
@@ -99,6 +102,10 @@ pub struct PushedQueue {
     pub metrics: PushSeries,
     /// What was not told to the store yet.
     pub report: Mutex<PushReport>,
+    /// When an attempt has delivered last, on this server.
+    pub delivered: Mutex<Option<Instant>>,
+    /// The revision of the record for which it is stored that the endpoint has said 410, or was tried in vain.
+    pub turned_off: watch::Sender<u64>,
     /// How many attempts have failed, on any server.
     pub failed: AtomicU64,
     /// The store knows that attempts fail.
@@ -116,11 +123,13 @@ impl PushedQueue {
             name: format!("{}-{}", server.name, random::ulid()).into(),
             metrics: pool.metrics.pushed(&key.queue),
             report: Mutex::default(),
+            delivered: Mutex::default(),
+            turned_off: watch::Sender::new(0),
             failed: AtomicU64::new(0),
             failure_told: OnceCell::new(),
             alone: AtomicBool::new(false),
-            connections: Part::default(),
-            memory: Part::default(),
+            connections: server.connections.join(),
+            memory: server.memory.join(),
             server,
             pool,
             key,

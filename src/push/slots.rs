@@ -151,10 +151,11 @@ async fn lease<F: Future<Output = Option<Grant>>>(
 
 /// Tells the store what became of deliveries. What could not be told is told with the next.
 async fn report(queue: &PushedQueue) {
-    let report = std::mem::take(&mut *queue.report.lock());
+    let mut report = std::mem::take(&mut *queue.report.lock());
     if report == PushReport::default() {
         return;
     }
+    report.delivered_ago = queue.delivered.lock().map(|at| at.elapsed());
     let told = queue.server.store.report(&queue.key, report.clone()).await;
     queue.server.outage.report(&told);
     if told.is_err() {

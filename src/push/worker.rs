@@ -24,9 +24,9 @@ use super::breaker::{Breaker, Gate, SlowDown};
 use super::delivery::Plan;
 use super::limits::Window;
 use super::record::{PushRecord, Switch};
-use super::shared::{AGAIN, MEMORY, PushServer, PushedPool, PushedQueue};
+use super::shared::{AGAIN, MEMORY, PushedQueue};
 use super::slots::{self, Demand, LEASE, Slots};
-use super::store::{Lease, PushKey};
+use super::store::Lease;
 use crate::clock::Millis;
 use crate::dispatch::{self, ConsumeError, Delivery};
 use crate::error::{Error, Result};
@@ -75,14 +75,9 @@ struct Worker {
 
 /// Runs the worker of a queue until nobody can tell it a plan any more or the tasks are stopped, and all of its requests
 /// have ended.
-pub async fn run(
-    (server, pool, key): (Arc<PushServer>, Arc<PushedPool>, PushKey),
-    mut plans: watch::Receiver<Arc<Plan>>,
-    down: Arc<AtomicBool>,
-) {
+pub async fn run(queue: Arc<PushedQueue>, mut plans: watch::Receiver<Arc<Plan>>, down: Arc<AtomicBool>) {
     let plan = plans.borrow_and_update().clone();
-    let stop = server.tasks.stopping().clone();
-    let queue = Arc::new(PushedQueue::new(server, pool, key));
+    let stop = queue.server.tasks.stopping().clone();
     let (tell, mut ends) = mpsc::unbounded_channel();
     let (demand, mut slots) = slots::start(&queue);
     let mut worker = Worker {
@@ -342,7 +337,7 @@ impl Worker {
     /// The store has answered to a lease.
     fn take_slots(&mut self, slots: Slots) {
         self.slots = slots;
-        if self.breaker.learn_delivered(Instant::now(), slots.grant.delivered) {
+        if self.breaker.learn_delivered(Instant::now(), slots.grant.delivered_ago) {
             self.breaker_changed();
         }
     }
@@ -386,6 +381,11 @@ impl Worker {
 
 /// The endpoint has said 410: nobody calls it until an operator says so. Not if the record was changed since.
 async fn turn_off(queue: Arc<PushedQueue>, revision: u64) {
+    store_off(&queue, revision).await;
+    queue.turned_off.send_replace(revision);
+}
+
+async fn store_off(queue: &PushedQueue, revision: u64) {
     loop {
         let now = queue.server.now();
         let change = |record: Result<Option<PushRecord>>| -> Result<Option<PushRecord>> {

@@ -1,6 +1,8 @@
 //! Where push may call: forbidden addresses however they are written and whatever names lead to them, certificates,
 //! and a proxy. nginx speaks TLS here, tinyproxy is the proxy.
 
+use std::time::Duration;
+
 use crate::pushed::{LOCAL, Pushed, verifies};
 use crate::receiver::{Answer, Receiver};
 use crate::support::certificates::Authority;
@@ -12,6 +14,8 @@ use crate::tinyproxy::Tinyproxy;
 use crate::tls::nginx_before;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::timeout;
 
 /// Hosts that a URL may name and that are none of the public network. A PUT refuses each with 400.
 const WRITTEN: [&str; 48] = [
@@ -232,6 +236,43 @@ async fn names_that_hang_take_few_threads_and_hold_up_nobody_else() {
     pushed.set("good", json!({"url": format!("http://good.test:{port}/")})).await;
     let job = pushed.publish("good", "", "x").await;
     pushed.until_gone("good", &job).await;
+}
+
+/// A listener that takes no connection more: what is sent to it is dropped.
+async fn drops_packets(at: &str) -> (TcpListener, Vec<TcpStream>) {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind(at.parse().expect("an address")).unwrap_or_else(|e| panic!("{at} can be bound: {e}"));
+    let (listener, mut full) = (socket.listen(1).expect("it listens"), Vec::new());
+    let to = listener.local_addr().expect("it is bound");
+    while let Ok(Ok(stream)) = timeout(Duration::from_millis(300), TcpStream::connect(to)).await {
+        full.push(stream);
+        assert!(full.len() < 100, "its backlog is full at last");
+    }
+    (listener, full)
+}
+
+/// Guards against a name whose first address drops packets: the attempt would end before the second one is tried.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_that_drops_packets_holds_up_none_that_answers() {
+    let receiver = Receiver::start_at("127.0.0.2:0").await;
+    let port = receiver.addr().port();
+    let _full = drops_packets(&format!("127.0.0.3:{port}")).await;
+    let names: [(&str, &[&str]); 2] =
+        [("two.test", &["127.0.0.3,127.0.0.2"]), ("forbidden.test", &["127.0.0.3,127.0.0.1"])];
+    let faked = match Faked::start(&names, "PushAllow = [\"127.0.0.2/31\"]\n").await {
+        Ok(faked) => faked,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let pushed = &faked.pushed;
+    pushed.set("q", json!({"url": format!("http://two.test:{port}/"), "timeout": 5})).await;
+    let id = pushed.publish("q", "tries=1", "x").await;
+    pushed.until_gone("q", &id).await;
+    // Every address is judged before one of them is called.
+    let forbidden = Receiver::start_at(&format!("127.0.0.1:{port}")).await;
+    pushed.set("forbidden", json!({"url": format!("http://forbidden.test:{port}/"), "timeout": 2})).await;
+    let id = pushed.publish("forbidden", "tries=1", "x").await;
+    pushed.until_job("forbidden", &id, "dead").await;
+    assert_eq!((forbidden.count(), forbidden.connections()), (0, 0), "called, or connected to");
 }
 
 /// An endpoint that may be called sends push to one that may not.

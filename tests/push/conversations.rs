@@ -506,13 +506,27 @@ async fn a_store_of_push_keeps_what_it_is_given(store: &dyn PushStore) {
     for n in 0..30 {
         let attempt =
             Attempt { job_id: n.to_string(), time: n, status: None, milliseconds: 1, answer: "é".into() };
-        let report = PushReport { delivered: 1, failed: 2, dead: 3, attempts: vec![attempt] };
+        let report =
+            PushReport { delivered: 1, failed: 2, dead: 3, attempts: vec![attempt], delivered_ago: None };
         store.report(&key, report).await.expect("it answers");
     }
     let seen = store.seen(&key).await.expect("it answers").report;
     assert_eq!((seen.delivered, seen.failed, seen.dead), (30, 60, 90));
     let times: Vec<u64> = seen.attempts.iter().map(|attempt| attempt.time).collect();
     assert_eq!(times, (10..30).collect::<Vec<_>>(), "the last 20, the latest last");
+    // The last delivery counts, whoever tells of it first.
+    let age = async || {
+        let lease = Lease { server: "a".into(), time: Duration::from_secs(9), ..Lease::default() };
+        store.lease(&key, lease).await.expect("it answers").delivered_ago
+    };
+    assert_eq!(age().await, None, "nobody has told when");
+    for seconds in [30, 10, 20] {
+        let delivered_ago = Some(Duration::from_secs(seconds));
+        let report = PushReport { delivered: 1, delivered_ago, ..PushReport::default() };
+        store.report(&key, report).await.expect("it answers");
+    }
+    let age = age().await.expect("it was told");
+    assert!((9..20).contains(&age.as_secs()), "the last one was ten seconds ago, not {age:?}");
     assert!(swap(&two, &None).await, "it is deleted");
     store.report(&key, PushReport { delivered: 1, ..PushReport::default() }).await.expect("it answers");
     assert_eq!(store.seen(&key).await.expect("it answers"), Default::default(), "with what was seen");
@@ -747,19 +761,22 @@ async fn kept_connections_are_bounded_over_all_endpoints_and_make_room() {
     }
     let ports: Vec<u16> = receivers.iter().map(|receiver| receiver.addr().port()).collect();
     let client = client_of(&["127.0.0.1"], vec![vec![receivers[0].addr()]], 4);
-    let (began, mut most) = (Instant::now(), 0);
+    let mut most = 0;
     for round in 0..2 {
         for receiver in &receivers {
             let answer = call(&client, &receiver.url("/"), false).await;
             assert_eq!(answer.expect("an answer").status, 200, "round {round}");
             // What makes room is closed by a task of its own, which may not have run yet.
-            until("what makes room is closed", async || connections_to(&ports) <= 4).await;
-            most = most.max(connections_to(&ports));
+            let mut open = 0;
+            until("what makes room is closed", async || {
+                open = connections_to(&ports);
+                open <= 4
+            })
+            .await;
+            most = most.max(open);
         }
     }
     assert_eq!(most, 4, "connections at most");
-    let took = began.elapsed();
-    assert!(took < Duration::from_secs(10), "60 requests to 30 endpoints over 4 connections took {took:?}");
     let last = &receivers[29];
     let before = last.connections();
     call(&client, &last.url("/"), false).await.expect("an answer");

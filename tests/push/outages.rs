@@ -257,6 +257,70 @@ async fn pushes_go_on_when_the_store_of_settings_is_back() {
     assert_eq!(bodies, ["before", "while it is away", "after"]);
 }
 
+/// Guards against a Redis that is full and can be drained by nobody: a lease that cannot be renewed ends after ten seconds,
+/// and nothing would be sent any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_redis_is_drained_by_push() {
+    const JOBS: usize = 50;
+    let redis = RedisServer::start();
+    let toml = format!("{LOCAL}{}", redis_toml(&redis));
+    let pushed = Pushed::by(TestServer::start(&toml, ()).await).await;
+    let receiver = Receiver::start().await;
+    // One after the other, for longer than a lease stands.
+    receiver.answer(|_| Answer::status(200).after(Duration::from_millis(300)));
+    pushed.push_to(&receiver, "q", json!({"concurrency": 1})).await;
+    pushed.admin("POST", "/push/ns/q/pause", "").await.expect(200);
+    for n in 0..JOBS {
+        pushed.publish("q", "", &n.to_string()).await;
+    }
+    let conn = &mut redis.connection();
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(1).exec(conn).expect("CONFIG SET");
+    let refused = pushed.api("PUT", "/api/ns/other", "x").await;
+    assert_eq!(refused.status, 500, "it is full: {refused:?}");
+    // What is there can be changed, or an operator could not even begin.
+    pushed.admin("POST", "/push/ns/q/resume", "").await.expect(200);
+    until("all jobs are delivered", async || receiver.count() >= JOBS && pushed.size("q").await == 0).await;
+    until("counts are told", async || pushed.shown("q").await["counts"]["delivered"] == JOBS).await;
+    assert_eq!(receiver.count(), JOBS, "each was sent once");
+    // What the endpoint says of itself is stored, and what is set can be deleted.
+    pushed.admin("DELETE", "/push/ns/q", "").await.expect(204);
+    pushed.admin("GET", "/push/ns/q", "").await.expect(404);
+    let new = json!({"url": receiver.url("/")});
+    assert_eq!(
+        pushed.admin("PUT", "/push/ns/q", new.clone()).await.status,
+        500,
+        "a new setting needs memory"
+    );
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).exec(conn).expect("CONFIG SET");
+    pushed.admin("PUT", "/push/ns/q", new).await.expect(200);
+}
+
+/// Guards against a server that calls an endpoint with the job that another one gave back after a 410.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_410_no_other_server_calls_the_endpoint_with_the_job() {
+    let redis = RedisServer::start();
+    let toml = format!("{LOCAL}{}", redis_toml(&redis));
+    let (a, b) = (TestServer::start(&toml, ()).await, TestServer::start(&toml, ()).await);
+    let (a, b) = (Pushed::by(a).await, Pushed::by(b).await);
+    let receiver = Receiver::start().await;
+    a.push_to(&receiver, "q", json!({"concurrency": 2})).await;
+    // Both push, and know of each other.
+    for pushed in [&a, &b, &a, &b] {
+        let id = pushed.publish("q", "", "first").await;
+        pushed.until_gone("q", &id).await;
+        tokio::time::sleep(Duration::from_millis(600)).await;
+    }
+    receiver.answer(|_| Answer::status(410));
+    let id = a.publish("q", "tries=2", "gone").await;
+    a.until_state("q", "off").await;
+    let job = a.until_job("q", &id, "ready").await;
+    assert_eq!(job["remain_tries"], json!(2), "it costs no try: {job}");
+    b.until_state("q", "off").await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    let times = deliveries(&receiver).get("gone").copied();
+    assert_eq!(times, Some(1), "requests with the job");
+}
+
 /// Between the answer and the ack a server dies: the job is sent again, with the same id, after its ttr.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_whose_ack_was_lost_is_sent_again_with_its_id() {

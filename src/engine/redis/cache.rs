@@ -5,9 +5,10 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use quick_cache::sync::{Cache, DefaultLifecycle};
-use quick_cache::{DefaultHashBuilder, OptionsBuilder, UnitWeighter};
+use quick_cache::{DefaultHashBuilder, Equivalent, OptionsBuilder, UnitWeighter};
 use tokio::time::Instant;
 
+use super::cluster::Partition;
 use crate::clock::{Micros, Millis};
 use crate::job::JobId;
 use crate::name::Queue;
@@ -79,9 +80,19 @@ const MAX_QUEUES: usize = 65_536;
 /// How long they are remembered: afterwards each is recorded once more, in case that somebody deleted it.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// The queues whose names this process has recorded in the Redis lately, each with when.
+/// The queues whose names this process has recorded in a partition lately, each with when.
 #[derive(Debug)]
-pub struct RecordedQueues(Cache<Queue, Instant>);
+pub struct RecordedQueues(Cache<(Partition, Queue), Instant>);
+
+/// Such a key, without a copy of the queue's name.
+#[derive(Hash)]
+struct Place<'a>(Partition, &'a Queue);
+
+impl Equivalent<(Partition, Queue)> for Place<'_> {
+    fn equivalent(&self, (partition, queue): &(Partition, Queue)) -> bool {
+        self.0 == *partition && self.1 == queue
+    }
+}
 
 impl Default for RecordedQueues {
     fn default() -> RecordedQueues {
@@ -91,18 +102,18 @@ impl Default for RecordedQueues {
 
 impl RecordedQueues {
     /// Whether the queue's name need not be recorded.
-    pub fn has(&self, queue: &Queue) -> bool {
-        self.0.get(queue).is_some_and(|recorded| recorded.elapsed() <= REMEMBERED)
+    pub fn has(&self, partition: Partition, queue: &Queue) -> bool {
+        self.0.get(&Place(partition, queue)).is_some_and(|recorded| recorded.elapsed() <= REMEMBERED)
     }
 
     /// The queue's name was deleted.
-    pub fn remove(&self, queue: &Queue) {
-        self.0.remove(queue);
+    pub fn remove(&self, partition: Partition, queue: &Queue) {
+        self.0.remove(&Place(partition, queue));
     }
 
     /// The queue's name was recorded.
-    pub fn add(&self, queue: Queue) {
-        self.0.insert(queue, Instant::now());
+    pub fn add(&self, partition: Partition, queue: Queue) {
+        self.0.insert((partition, queue), Instant::now());
     }
 }
 
@@ -145,11 +156,12 @@ mod tests {
             name: QueueName::parse("q").expect("a name"),
         };
         let recorded = RecordedQueues::default();
-        assert!(!recorded.has(&queue), "it was never recorded");
-        recorded.add(queue.clone());
+        assert!(!recorded.has(0, &queue), "it was never recorded");
+        recorded.add(0, queue.clone());
+        assert!(!recorded.has(1, &queue), "only there");
         tokio::time::advance(REMEMBERED).await;
-        assert!(recorded.has(&queue), "it was, a minute ago");
+        assert!(recorded.has(0, &queue), "it was, a minute ago");
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert!(!recorded.has(&queue), "somebody may have deleted it");
+        assert!(!recorded.has(0, &queue), "somebody may have deleted it");
     }
 }

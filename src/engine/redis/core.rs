@@ -1,36 +1,41 @@
-//! What the engine in lmstfy's layout, its verbs and its tasks have in common: the link to the Redis, and what this
-//! process remembers.
+//! One partition: its keys, and what this process remembers of it. The verbs are methods of it. What all partitions share is
+//! in the [`Pool`].
 
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use redis::{Cmd, FromRedisValue, Pipeline};
 use tokio::sync::Mutex;
 
 use super::batches::Plain;
-use super::cache::RecordedQueues;
+use super::cluster::Partition;
+use super::connection::fault::Outcome;
+use super::connection::shared::Field;
 use super::copies::Copies;
-use super::counting::Counting;
-use super::layout::scripts::Scripts;
-use super::link::Link;
-use super::pauses::Pauses;
+use super::layout::keys::Keys;
+use super::layout::script_call::ScriptCall;
+use super::layout::scripts::Script;
+use super::link::Lane;
+use super::pool::{Attempts, Pool};
+use crate::clock::{Micros, Millis};
 use crate::engine::batch::Caller;
-use crate::engine::next_due::NextDue;
 use crate::engine::{Published, ScheduleStep, Stepped};
+use crate::job::JobRef;
+use crate::name::Queue;
 
-/// What the engine and its tasks have in common.
+/// A partition of a pool.
 #[derive(Debug)]
 pub(crate) struct RedisCore {
-    pub(super) link: Arc<Link>,
+    pub(super) pool: Arc<Pool>,
+    pub(super) partition: Partition,
+    pub(super) keys: Keys,
     /// Publications that share script calls.
     pub(super) publishes: Caller<Plain, Published>,
+    pub(super) acks: Caller<JobRef, ()>,
     /// Steps of schedules that share script calls. `None`: something must be deleted first.
     pub(super) steps: Caller<ScheduleStep, Option<Stepped>>,
-    pub(super) scripts: Scripts,
-    pub(super) next_due: NextDue,
-    pub(super) recorded_queues: RecordedQueues,
-    pub(super) pauses: Pauses,
     pub(super) copies: Copies,
     /// Held by who finishes destroys of others.
     pub(super) finishing: Mutex<()>,
@@ -38,15 +43,93 @@ pub(crate) struct RedisCore {
     pub(super) far_looks: Mutex<Option<tokio::time::Instant>>,
     /// When a pump has begun that last, in microseconds.
     pub(super) looked_for_dropped: AtomicU64,
-    pub(super) quotas: Counting,
     /// For how long dead jobs are kept; zero: forever.
     pub(super) dead_ttl: Duration,
 }
 
 impl Deref for RedisCore {
-    type Target = Link;
+    type Target = Pool;
 
-    fn deref(&self) -> &Link {
-        &self.link
+    fn deref(&self) -> &Pool {
+        &self.pool
+    }
+}
+
+impl RedisCore {
+    /// A call of a script, without keys and arguments yet.
+    pub fn call(&self, script: &Script) -> ScriptCall {
+        script.call_in(self.keys.base())
+    }
+
+    /// The attempts to have a call executed.
+    pub fn attempts(&self, lane: Lane) -> Attempts<'_> {
+        self.place.attempts(self.partition, lane)
+    }
+
+    /// Runs a call.
+    pub async fn run<T: FromRedisValue>(&self, lane: Lane, call: &ScriptCall) -> Outcome<T> {
+        self.pool.run(self.partition, lane, call).await
+    }
+
+    /// A command that may be executed twice.
+    pub async fn query<T: FromRedisValue>(&self, cmd: &Cmd) -> Outcome<T> {
+        self.query_on(Lane::Other, cmd).await
+    }
+
+    /// The same on another connection.
+    pub async fn query_on<T: FromRedisValue>(&self, lane: Lane, cmd: &Cmd) -> Outcome<T> {
+        self.pool.query(self.partition, lane, cmd).await
+    }
+
+    /// Several of them in one round trip.
+    pub async fn query_all<T: FromRedisValue>(&self, asked: &Pipeline) -> Outcome<T> {
+        self.pool.query_all(self.partition, asked).await
+    }
+
+    /// Reads a whole hash in steps: the Redis serves others in between. A field that changes meanwhile may be met twice.
+    pub async fn scan(
+        &self,
+        lane: Lane,
+        key: &str,
+        mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send,
+    ) -> Outcome<()> {
+        let mut cursor = 0;
+        loop {
+            let (next, fields) = self.pool.scan_step(self.partition, lane, key, cursor).await?;
+            fields.into_iter().for_each(|(field, value)| each(field, value));
+            if next == 0 {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+
+    /// One step of it, and where the next one goes on. It begins and ends with 0.
+    pub async fn scan_step(&self, key: &str, cursor: u64) -> Outcome<(u64, Vec<Field>)> {
+        self.pool.scan_step(self.partition, Lane::Other, key, cursor).await
+    }
+
+    /// This process has stored a job that is due then.
+    pub fn stored(&self, due: Micros) {
+        self.next_due.stored(due);
+    }
+
+    /// The queue may have ready jobs here: tells consumers.
+    pub fn tell_ready(&self, queue: &Queue) {
+        self.common.notifiers.notify(queue);
+    }
+
+    /// The partition's clock.
+    pub fn now_micros(&self) -> Micros {
+        self.pool.now_micros(self.partition)
+    }
+
+    pub fn now(&self) -> Millis {
+        self.now_micros() / 1000
+    }
+
+    /// The Redis answered with its time to a call that was sent then.
+    pub fn learn(&self, sent: Instant, now: Micros) {
+        self.pool.learn(self.partition, sent, now);
     }
 }

@@ -22,9 +22,10 @@ use super::clock::RedisClock;
 use super::connection::connector::{Connection, RESPONSE_TIMEOUT};
 use super::connection::fault::{Fault, Outcome, late_at};
 use super::connection::shared::SharedConnection;
+use super::layout::script_call::ScriptCall;
 use super::layout::scripts::Script;
 use super::link::Link;
-use super::waits::run_and_wait;
+use super::waits::{call_and_wait, run_and_wait};
 
 /// How long after its call arrived a script may still begin.
 const BEGIN_WITHIN: Duration = Duration::from_secs(4);
@@ -75,11 +76,48 @@ async fn run_by(
     run_and_wait(script, connection, &again, replicas).await
 }
 
+/// Runs a call. Returns how many replicas have it too, if some are waited for.
+async fn run_call(
+    clock: &RedisClock,
+    connection: &mut MultiplexedConnection,
+    call: &ScriptCall,
+    replicas: u64,
+) -> RedisResult<(Value, u64)> {
+    let (sent, begin_by) = (Instant::now(), call.arrived() + BEGIN_WITHIN);
+    let answer = call_and_wait(connection, call, clock.at_moment(begin_by), replicas).await;
+    let Some(now) = answer.as_ref().err().and_then(late_at) else { return answer };
+    clock.learn(sent, now);
+    if sent.elapsed() > CLOCK_WAS_SET {
+        return answer;
+    }
+    // Nothing has happened, so this is no second time.
+    call_and_wait(connection, call, clock.at_moment(begin_by), replicas).await
+}
+
 fn may_be_sent(arrived: Instant) -> Outcome<()> {
     if arrived.elapsed() < SEND_WITHIN { Ok(()) } else { Err(Fault::too_late()) }
 }
 
 impl Link {
+    /// Runs a call. Where the pool asks for that, replicas have it when this returns.
+    pub async fn send(&self, connection: &mut MultiplexedConnection, call: &ScriptCall) -> Outcome<Value> {
+        may_be_sent(call.arrived())?;
+        let (want, sent) = (self.replicas_for(call.lasts())?, Instant::now());
+        let (answer, have) = run_call(&self.clock, connection, call, want).await?;
+        self.replicas_have(want, have, sent)?;
+        Ok(answer)
+    }
+
+    /// The same on a shared connection.
+    pub async fn ask<T: FromRedisValue>(
+        &self,
+        connection: &SharedConnection,
+        call: &ScriptCall,
+    ) -> Outcome<T> {
+        let answer = connection.with(async |redis| self.send(redis, call).await).await?;
+        Ok(redis::from_redis_value(answer)?)
+    }
+
     /// Runs a call of a script that arrived at `arrived`. Where the pool asks for that, replicas have the write when
     /// this returns.
     pub async fn run_script(
@@ -90,7 +128,7 @@ impl Link {
         arrived: Instant,
     ) -> Outcome<Value> {
         may_be_sent(arrived)?;
-        let (want, sent) = (self.replicas_for(script)?, Instant::now());
+        let (want, sent) = (self.replicas_for(script.lasts())?, Instant::now());
         let (answer, have) = run_by(&self.clock, connection, script, call, arrived, want).await?;
         self.replicas_have(want, have, sent)?;
         Ok(answer)

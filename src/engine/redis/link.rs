@@ -19,7 +19,7 @@ use super::connection::status::Connections;
 use super::replicas::Replicas;
 use crate::engine::notifier::Notifiers;
 use crate::engine::observer::Observers;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::Job;
 use crate::name::{PoolName, Queue};
 use crate::outage::Outage;
@@ -217,11 +217,6 @@ impl Link {
         }
     }
 
-    /// `Closed` once the engine is closing.
-    pub fn is_open(&self) -> Result<()> {
-        if self.connections.closing.is_cancelled() { Err(Error::Closed) } else { Ok(()) }
-    }
-
     /// Jobs were handed out too late to tell anybody: they are given back.
     pub async fn told_nobody(&self, jobs: Vec<Job>, give_back: impl AsyncFnOnce(Vec<Job>) -> Result<()>) {
         let count = jobs.len();
@@ -238,12 +233,6 @@ impl Link {
     /// later. One that cannot be made is no reason to stop.
     pub async fn connected(&self) {
         let _ = self.connections.all_up(FIRST_CONNECTIONS).await;
-    }
-
-    /// Waits until a task has died that the engine cannot do without, and says which.
-    pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
-        let failure = self.common.failure.clone();
-        async move { failure.reported().await.to_owned() }
     }
 
     /// Ends all tasks in their order, and every connection.

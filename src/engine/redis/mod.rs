@@ -4,7 +4,8 @@
 //! - `connection/`: how connections are made, kept and shared, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
 //! - `verbs/`: a file for each step, named as on disk.
-//! - `link`: what does not depend on the layout; `core`: what verbs and tasks have in common; `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`: what this
+//! - `link`: the connections to one node; `pool`: what all partitions share, and the entry point for calls; `core`: one
+//!   partition; `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`: what this
 //!   process remembers; `batches`: which calls share a script call.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `replicas`, `waits`: which replicas are in step, and whether they have what was asked.
@@ -30,6 +31,7 @@ pub(crate) mod layout;
 mod link;
 mod look;
 mod pauses;
+mod pool;
 mod replicas;
 mod reply;
 mod safety;
@@ -53,9 +55,8 @@ pub use look::look;
 pub use safety::{Unsafe, check_safety};
 
 use crate::clock::Millis;
-use crate::engine::batch::{self, Caller};
+use crate::engine::batch;
 use crate::engine::delays::{DelayCount, Delays};
-use crate::engine::next_due::NextDue;
 use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
@@ -68,25 +69,21 @@ use crate::job::{Job, JobId, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
 use batches::{MAX_WAITING, PUBLISHERS, serve};
-use cache::RecordedQueues;
-use layout::keys;
-use layout::scripts::Scripts;
+use layout::keys::Keys;
 use verbs::check::{OLDEST, first_check};
 use verbs::{pause, quotas};
 
 use self::copies::Copies;
 use self::core::RedisCore;
-use self::counting::Counting;
 use self::link::Link;
-use self::pauses::Pauses;
+use self::pool::{Place, Pool};
 
 /// A pool of jobs on a Redis.
 #[derive(Debug)]
 pub struct RedisEngine {
     core: Arc<RedisCore>,
-    acks: Caller<JobRef, ()>,
-    /// Ends the tasks of an engine that is dropped without `close`.
-    _closing: [DropGuard; 2],
+    /// Ends the tasks of an engine that is dropped without `close`: its own first.
+    _closing: [DropGuard; 3],
 }
 
 impl RedisEngine {
@@ -102,33 +99,33 @@ impl RedisEngine {
         name: &PoolName,
         dead_ttl: Duration,
     ) -> Result<Arc<RedisEngine>> {
-        let mut opened = Link::open(&address, name, keys::Ready, 0).await?;
+        let mut opened = Link::open(&address, name, Keys::default(), 0).await?;
         let link = opened.link.clone();
         first_check(&link, &mut opened.first, OLDEST).await?;
         let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let (acks, ack_calls) = batch::channel(MAX_WAITING, batches::ACKS);
         let (steps, step_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
+        let pool = Arc::new(Pool::new(link.common.clone(), Place::One(link.clone())));
+        let tasks = &pool.tasks.clone();
         let core = Arc::new(RedisCore {
-            link: link.clone(),
+            pool,
+            partition: 0,
+            keys: Keys::default(),
             publishes,
+            acks,
             steps,
-            scripts: Scripts::default(),
-            next_due: NextDue::default(),
-            recorded_queues: RecordedQueues::default(),
-            pauses: Pauses::default(),
             copies: Copies::default(),
             finishing: Mutex::default(),
             far_looks: Mutex::default(),
             looked_for_dropped: AtomicU64::default(),
-            quotas: Counting::default(),
             dead_ttl,
         });
-        let guards = opened.keep();
+        let [of_link, of_keepers] = opened.keep();
+        let guards = [tasks.stopping().clone().drop_guard(), of_link, of_keepers];
         link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
-        link.tasks.spawn_essential("the watch of pauses", pause::run(core.clone()));
-        link.tasks.spawn_essential("the count of namespaces with a quota", quotas::run(core.clone()));
+        tasks.spawn_essential("the watch of pauses", pause::run(core.clone()));
+        tasks.spawn_essential("the count of namespaces with a quota", quotas::run(core.clone()));
         core.spawn_finisher();
-        let tasks = &link.tasks;
         serve(
             publish_calls,
             tasks,
@@ -146,7 +143,7 @@ impl RedisEngine {
             core.step_schedules(own, batch).await;
         });
         link.connected().await;
-        Ok(Arc::new(RedisEngine { core, acks, _closing: guards }))
+        Ok(Arc::new(RedisEngine { core, _closing: guards }))
     }
 
     /// The version of the Redis, if it says.
@@ -162,7 +159,8 @@ impl RedisEngine {
     /// Waits until a task has died that the engine cannot do without, and says which. Calls to such an engine
     /// may be answered with [`Closed`](crate::error::Error::Closed).
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
-        self.core.failed()
+        let failure = self.core.common.failure.clone();
+        async move { failure.reported().await.to_owned() }
     }
 
     /// What does the work, unless the engine is closing.
@@ -174,7 +172,7 @@ impl RedisEngine {
 #[async_trait]
 impl Engine for RedisEngine {
     fn now(&self) -> Millis {
-        self.core.clock.now()
+        self.core.now()
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
@@ -199,7 +197,7 @@ impl Engine for RedisEngine {
 
     async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         if let [(id, None)] = jobs {
-            self.acks.call(JobRef { queue: queue.clone(), id: *id }).await?;
+            self.open()?.acks.call(JobRef { queue: queue.clone(), id: *id }).await?;
             return Ok(Vec::new());
         }
         self.open()?.ack(queue, jobs).await
@@ -315,7 +313,9 @@ impl Engine for RedisEngine {
     }
 
     fn watch(&self, queue: &Queue) {
-        self.core.watch.arm([queue.clone()]);
+        if let Some(link) = self.core.place.link(self.core.partition) {
+            link.watch.arm([queue.clone()]);
+        }
     }
 
     fn observe(&self, observer: Arc<dyn Observer>) {
@@ -323,10 +323,15 @@ impl Engine for RedisEngine {
     }
 
     async fn check(&self) -> Result<()> {
-        self.open()?.check().await
+        match &self.open()?.place {
+            Place::One(link) => link.check().await,
+            Place::Cluster(_) => Ok(()),
+        }
     }
 
     async fn close(&self) {
-        self.core.link.close().await;
+        self.core.tasks.stop();
+        self.core.tasks.ended().await;
+        self.core.place.close().await;
     }
 }

@@ -2,8 +2,6 @@
 
 use parking_lot::Mutex;
 
-use super::layout::scripts::Script;
-
 /// A replica that was not heard of for so many seconds is not in step. Each tells once a second what it has.
 const HEARD: u64 = 3;
 
@@ -31,11 +29,6 @@ impl Replicas {
     /// How many are waited for.
     pub fn want(&self) -> u16 {
         self.want
-    }
-
-    /// How many are waited for after a call of this script.
-    pub fn wanted_for(&self, script: &Script) -> u64 {
-        if script.lasts() { self.want.into() } else { 0 }
     }
 
     /// Whether fewer are in step than are waited for.

@@ -10,8 +10,10 @@ use redis::{Arg, Cmd, RedisResult, Value};
 use tokio::time::sleep;
 
 use super::connection::fault::{Fault, Outcome};
+use super::layout::script_call::ScriptCall;
 use super::layout::scripts::Script;
 use super::link::Link;
+use crate::clock::Micros;
 use crate::error::Unreachable;
 
 /// How long replicas may take to have what was asked.
@@ -37,6 +39,25 @@ pub async fn run_and_wait(
     script.run_with(connection, call, [write_beside(call), wait]).await
 }
 
+/// Runs a call, and WAIT behind it if replicas are waited for: returns how many have it.
+pub async fn call_and_wait(
+    connection: &mut MultiplexedConnection,
+    call: &ScriptCall,
+    deadline: Micros,
+    want: u64,
+) -> RedisResult<(Value, u64)> {
+    if want == 0 {
+        return Ok((call.run(connection, deadline).await?, 0));
+    }
+    // Since Redis 7.2 WAIT is for the last write of its connection: a call that writes nothing itself, since another one
+    // has done it a moment ago, would not be waited for.
+    let mut set = redis::cmd("SET");
+    set.arg(call.mark()).arg("").arg("PX").arg(MARK.as_millis() as u64);
+    let mut wait = redis::cmd("WAIT");
+    wait.arg(want).arg(WAIT.as_millis() as u64);
+    call.run_with(connection, deadline, [set, wait]).await
+}
+
 /// A write beside the key that a call names. Since Redis 7.2 WAIT is for the last write of its connection: a call that
 /// writes nothing itself, since another one has done it a moment ago, would not be waited for.
 fn write_beside(call: &Cmd) -> Cmd {
@@ -52,9 +73,9 @@ fn write_beside(call: &Cmd) -> Cmd {
 }
 
 impl Link {
-    /// How many replicas a call of this script is to wait for. It is refused when there are too few: nothing was done.
-    pub fn replicas_for(&self, script: &Script) -> Outcome<u64> {
-        let want = self.replicas.wanted_for(script);
+    /// How many replicas a call is to wait for, if it lasts. It is refused when there are too few: nothing was done.
+    pub fn replicas_for(&self, lasts: bool) -> Outcome<u64> {
+        let want = if lasts { self.replicas.want().into() } else { 0 };
         if want > 0 && self.replicas.are_few() {
             return Err(Fault::part(Unreachable::FewReplicas));
         }

@@ -49,18 +49,9 @@ pub async fn put(State(state): App, Pushed(key): Pushed, by: Author, request: Re
 pub async fn get(State(state): App, Pushed(key): Pushed, ShowsBodies(shows): ShowsBodies) -> HandlerResult {
     let mut shown = state.push.get(&key).await?;
     if !shows {
-        hide_answers(&mut shown);
+        shown.hide_answers();
     }
     Ok(reply::json(StatusCode::OK, &shown))
-}
-
-/// Takes out what the endpoint answered: to some it is not shown.
-pub fn hide_answers(shown: &mut Value) {
-    let attempts = shown["attempts"].as_array_mut().into_iter().flatten();
-    attempts.for_each(|attempt| attempt["answer"] = Value::Null);
-    if shown.get("answer").is_some() {
-        shown["answer"] = Value::Null;
-    }
 }
 
 /// `DELETE /push/:namespace/:queue?pool`
@@ -98,10 +89,10 @@ pub async fn test(
     ShowsBodies(shows): ShowsBodies,
     by: Author,
 ) -> HandlerResult {
-    let mut answer = state.push.test(&key).await?;
+    let mut tested = state.push.test(&key).await?;
     by.pushed("push was tested", &key);
     if !shows {
-        hide_answers(&mut answer);
+        tested.answer = None;
     }
-    Ok(reply::json(StatusCode::OK, &answer))
+    Ok(reply::json(StatusCode::OK, &tested))
 }

@@ -30,10 +30,11 @@ use tower::{Service, service_fn};
 use url::Url;
 
 use super::places::{ConnectionPlace, Places};
+use crate::dial;
 use crate::push::address::AddressGuard;
 use crate::tls;
 
-/// How long one address of several may take to be reached.
+/// How long it may take to reach one of a host's addresses, and how long a handshake.
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// Why there was no answer. Its text is shown to operators, and holds no header.
@@ -121,7 +122,7 @@ impl Connector {
         let addresses = self.resolve(host, port).await?;
         let place = self.places.take().await;
         let tcp = match &self.proxy {
-            None => reach(&addresses).await?,
+            None => reach(&self.places, &addresses).await?,
             Some(proxy) => self.through(proxy, secure.then_some(&to)).await?,
         };
         let proxied = self.proxy.is_some() && !secure;
@@ -164,15 +165,23 @@ impl Connector {
         }
     }
 
+    /// Connects to a proxy, which is not judged: the configuration names it.
+    async fn reach_proxy(self, proxy: Uri) -> Result<TcpStream, ConnectFault> {
+        let (host, port) = (proxy.host().unwrap_or_default(), proxy.port_u16().unwrap_or(80));
+        let found = self.resolver.resolve(host.trim_matches(['[', ']']), port).await;
+        let found = found.map_err(|error| ConnectFault::Proxy(format!("{host}: {error}")))?;
+        reach(&self.places, &found).await.map_err(|fault| ConnectFault::Proxy(fault.to_string()))
+    }
+
     /// A connection to the proxy; with `to` one through it.
     async fn through(&self, proxy: &Proxy, to: Option<&Uri>) -> Result<TcpStream, ConnectFault> {
-        let resolver = self.resolver.clone();
-        let Some(to) = to else { return dial(resolver, proxy.uri.clone()).await };
-        let dial = service_fn(move |proxy| {
-            let dial = dial(resolver.clone(), proxy);
-            async move { dial.await.map(TokioIo::new) }
+        let Some(to) = to else { return self.clone().reach_proxy(proxy.uri.clone()).await };
+        let connector = self.clone();
+        let reach = service_fn(move |proxy| {
+            let reach = connector.clone().reach_proxy(proxy);
+            async move { reach.await.map(TokioIo::new) }
         });
-        let mut tunnel = Tunnel::new(proxy.uri.clone(), dial);
+        let mut tunnel = Tunnel::new(proxy.uri.clone(), reach);
         if let Some(auth) = &proxy.auth {
             tunnel = tunnel.with_auth(auth.clone());
         }
@@ -182,29 +191,18 @@ impl Connector {
     }
 }
 
-/// Connects to the first address that answers.
-async fn reach(addresses: &[SocketAddr]) -> Result<TcpStream, ConnectFault> {
-    let mut last = ConnectFault::Connect("no address".into());
-    for address in addresses {
-        match timeout(CONNECT, TcpStream::connect(address)).await {
-            Ok(Ok(tcp)) => {
-                // Without it the requests would wait for acknowledgements; where it fails they do.
-                let _ = tcp.set_nodelay(true);
-                return Ok(tcp);
-            }
-            Ok(Err(error)) => last = ConnectFault::Connect(format!("{address}: {error}")),
-            Err(_) => last = ConnectFault::Connect(format!("{address}: no connection in time")),
-        }
-    }
-    Err(last)
-}
-
-/// Connects to a proxy, which is not judged: the configuration names it.
-async fn dial(resolver: Arc<dyn Resolve>, proxy: Uri) -> Result<TcpStream, ConnectFault> {
-    let (host, port) = (proxy.host().unwrap_or_default(), proxy.port_u16().unwrap_or(80));
-    let found = resolver.resolve(host.trim_matches(['[', ']']), port).await;
-    let found = found.map_err(|error| ConnectFault::Proxy(format!("{host}: {error}")))?;
-    reach(&found).await.map_err(|fault| ConnectFault::Proxy(fault.to_string()))
+/// Connects to one of these addresses. The first attempt has the connection's own place. While another one is under way
+/// it has one too: each is an open file.
+async fn reach(places: &Arc<Places>, addresses: &[SocketAddr]) -> Result<TcpStream, ConnectFault> {
+    let connect = |address: SocketAddr| async move {
+        let is_first = addresses.first() == Some(&address);
+        let _place = if is_first { None } else { Some(places.take().await) };
+        let tcp = TcpStream::connect(address).await?;
+        // Without it the requests would wait for acknowledgements; where it fails they do.
+        let _ = tcp.set_nodelay(true);
+        Ok(tcp)
+    };
+    dial::race(addresses, CONNECT, connect).await.map_err(|error| ConnectFault::Connect(error.to_string()))
 }
 
 impl Service<Uri> for Connector {

@@ -115,3 +115,24 @@ impl Drop for ConnectionPlace {
         self.places.taken.lock().remove(&self.number);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against a request that waits until a connection that nobody uses is closed for its age.
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_nobody_uses_makes_room_at_once() {
+        let places = Arc::new(Places::new(2));
+        let (in_use, kept) = (places.take().await, places.take().await);
+        in_use.used.written();
+        kept.used.written();
+        kept.used.read(kept.used.answered());
+        let mut next = Box::pin(places.take());
+        assert!(timeout(CLOSE_AGAIN / 2, &mut next).await.is_err(), "both are open");
+        timeout(CLOSE_AGAIN, kept.used.closed()).await.expect("the one that nobody uses is closed");
+        drop(kept);
+        timeout(CLOSE_AGAIN, next).await.expect("there is room");
+        assert!(!in_use.used.close.is_cancelled(), "the other one is in use");
+    }
+}

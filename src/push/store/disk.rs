@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::leases::{Begun, Leased, TURNS, millis};
 use super::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
+use crate::clock::Millis;
 use crate::engine::disk::{self, Change, DiskEngine, Table, put_short, take_short};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
@@ -53,6 +54,8 @@ struct Memory {
     version: Version,
     /// Who holds what of each queue.
     leased: HashMap<PushKey, Leased>,
+    /// When an attempt has delivered last, of each queue that is pushed.
+    delivered: HashMap<PushKey, Millis>,
 }
 
 /// Reads what [`Leased::row`] has said; nothing where it cannot be read.
@@ -153,13 +156,19 @@ impl PushStore for DiskPush {
         if self.record(key).await? != old {
             return Ok(false);
         }
+        let is_end = new.is_none();
         let changes = match new {
             Some(new) => vec![(Table::Push, row(RECORD, key), Change::Put(new))],
             None => [RECORD, REPORT].map(|kind| (Table::Push, row(kind, key), Change::Delete)).into(),
         };
         let changed = self.rows.change(changes).await;
+        let mut memory = self.memory.lock();
         // After an error too: the change may have happened.
-        self.memory.lock().version += 1;
+        memory.version += 1;
+        if is_end {
+            memory.delivered.remove(key);
+        }
+        drop(memory);
         changed.map(|_| true)
     }
 
@@ -169,7 +178,7 @@ impl PushStore for DiskPush {
         // other queues do not wait for a write.
         let _turn = turn_of(&self.lease_turns, &lent_row).await;
         let (report, now, pool_now) = (self.stored_report(key)?, self.rows.now(), self.rows.pool_now());
-        let (grant, begun) = {
+        let (grant, begun, delivered) = {
             let mut memory = self.memory.lock();
             let leased = memory.leased.entry(key.clone()).or_default();
             if leased.stored.is_none() {
@@ -186,8 +195,9 @@ impl PushStore for DiskPush {
             if leased.workers.is_empty() {
                 memory.leased.remove(key);
             }
-            (grant, begun)
+            (grant, begun, memory.delivered.get(key).copied())
         };
+        let delivered_ago = delivered.map(|at| Duration::from_millis(now.saturating_sub(at)));
         if let Some(begun) = begun {
             let change = match begun.0 {
                 0 => Change::Delete,
@@ -199,13 +209,19 @@ impl PushStore for DiskPush {
                 leased.stored = Some(begun);
             }
         }
-        Ok(Grant { failed: report.failed, delivered: report.delivered, ..grant })
+        Ok(Grant { failed: report.failed, delivered_ago, ..grant })
     }
 
     async fn report(&self, key: &PushKey, report: PushReport) -> Result<()> {
         let _turn = turn_of(&self.turns, &row(RECORD, key)).await;
         if self.record(key).await?.is_none() {
             return Ok(()); // deleted meanwhile
+        }
+        if let Some(ago) = report.delivered_ago {
+            let at = self.rows.now().saturating_sub(millis(ago));
+            let mut memory = self.memory.lock();
+            let last = memory.delivered.entry(key.clone()).or_default();
+            *last = at.max(*last);
         }
         let mut all = self.stored_report(key)?;
         all.add(report);

@@ -83,8 +83,8 @@ pub struct Grant {
     pub rate: u32,
     /// How many attempts have failed so far, on all servers.
     pub failed: u64,
-    /// How many have delivered, likewise.
-    pub delivered: u64,
+    /// How long ago the last attempt ended that delivered, on any server; `None` if that is not known.
+    pub delivered_ago: Option<Duration>,
     /// Nobody else pushes the queue.
     pub alone: bool,
 }
@@ -112,6 +112,10 @@ pub struct PushReport {
     pub dead: u64,
     /// The latest last; [`ATTEMPTS_KEPT`] at most.
     pub attempts: Vec<Attempt>,
+    /// How long ago the last of the delivered ones ended. The store turns it into an instant of its own clock, since those
+    /// of servers differ.
+    #[serde(skip)]
+    pub delivered_ago: Option<Duration>,
 }
 
 impl PushReport {
@@ -120,6 +124,7 @@ impl PushReport {
         self.delivered += more.delivered;
         self.failed += more.failed;
         self.dead += more.dead;
+        self.delivered_ago = more.delivered_ago.or(self.delivered_ago);
         self.attempts.extend(more.attempts);
         let extra = self.attempts.len().saturating_sub(ATTEMPTS_KEPT);
         self.attempts.drain(..extra);

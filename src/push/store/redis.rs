@@ -1,11 +1,13 @@
 //! What push shares, in the Redis of tokens and limits. lmstfy has none of these keys:
 //!
 //! `dormouse/push` hash `pool/ns/queue` → the record, and a field without a name that changes with every change;
-//! `dormouse/push/{pool}/{ns}/{queue}/counts` hash of `delivered`, `failed`, `dead`; `…/attempts` list of JSON, the
+//! `dormouse/push/{pool}/{ns}/{queue}/counts` hash of `delivered`, `failed`, `dead`, and `delivered_at`
+//! (when the last attempt delivered, in ms by the Redis's clock); `…/attempts` list of JSON, the
 //! latest at the left; `…/servers` hash server → JSON of what it holds, which expires a while after the last server. In a
 //! cluster what concerns a namespace is in one slot, the records of its queues too.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -116,13 +118,15 @@ impl PushStore for RedisPush {
 
     async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant> {
         let script = &self.scripts.push_lease;
-        let millis = |time: std::time::Duration| time.as_millis() as u64;
+        let millis = |time: Duration| time.as_millis() as u64;
         let (part, mut call) = self.call(script, key, [key_of(key, "servers"), key_of(key, "counts")]);
         call.arg(&*lease.server).arg(millis(lease.time)).arg(lease.slots).arg(lease.wants).arg(lease.holds);
         call.arg(lease.rate).arg(millis(lease.per)).arg(lease.rate_held).arg(lease.in_flight);
         call.arg(lease.open.unwrap_or(0));
-        let (slots, rate, failed, delivered, alone) = self.tables.run(part, script, &call).await?;
-        Ok(Grant { slots, rate, failed, delivered, alone })
+        let (slots, rate, failed, ago, alone): (_, _, _, i64, _) =
+            self.tables.run(part, script, &call).await?;
+        let delivered_ago = u64::try_from(ago).ok().map(Duration::from_millis);
+        Ok(Grant { slots, rate, failed, delivered_ago, alone })
     }
 
     async fn report(&self, key: &PushKey, report: PushReport) -> Result<()> {
@@ -130,7 +134,8 @@ impl PushStore for RedisPush {
         let keys = [PUSH.to_owned(), key_of(key, "counts"), key_of(key, "attempts")];
         let (part, mut call) = self.call(script, key, keys);
         call.arg(key.to_string());
-        call.arg(report.delivered).arg(report.failed).arg(report.dead).arg(ATTEMPTS_KEPT);
+        call.arg(report.delivered).arg(report.failed).arg(report.dead);
+        call.arg(report.delivered_ago.map_or(-1, |ago| ago.as_millis() as i64)).arg(ATTEMPTS_KEPT);
         for attempt in &report.attempts {
             call.arg(serde_json::to_vec(attempt).map_err(Error::refused)?);
         }
@@ -160,7 +165,8 @@ impl PushStore for RedisPush {
         )?;
         let [delivered, failed, dead] = counts.map(Option::unwrap_or_default);
         let attempts = attempts.iter().rev().filter_map(|text| serde_json::from_slice(text).ok()).collect();
-        let mut seen = Seen { report: PushReport { delivered, failed, dead, attempts }, ..Seen::default() };
+        let report = PushReport { delivered, failed, dead, attempts, delivered_ago: None };
+        let mut seen = Seen { report, ..Seen::default() };
         let servers = servers.iter().filter_map(|text| serde_json::from_slice::<ServerLease>(text).ok());
         for server in servers.filter(|server| server.expires > (seconds * 1000) as f64) {
             seen.in_flight += server.in_flight as u64;

@@ -52,7 +52,7 @@ impl Clock for RuntimeClock {
 
 /// What push shares, in maps, for one server.
 #[derive(Debug, Default)]
-pub struct MemoryPush(Mutex<Kept>, AtomicBool, AtomicBool, AtomicBool);
+pub struct MemoryPush(Mutex<Kept>, AtomicBool, AtomicBool, AtomicBool, AtomicBool);
 
 impl MemoryPush {
     /// From now on another server pushes the queues too.
@@ -63,6 +63,11 @@ impl MemoryPush {
     /// From now on no lease is answered, or each is again.
     pub fn leases_fail(&self, fail: bool) {
         self.2.store(fail, Ordering::Relaxed);
+    }
+
+    /// From now on no record can be changed, or each can again.
+    pub fn swaps_fail(&self, fail: bool) {
+        self.4.store(fail, Ordering::Relaxed);
     }
 
     /// The next lease panics.
@@ -86,6 +91,7 @@ struct Kept {
     version: Version,
     records: HashMap<PushKey, Bytes>,
     seen: HashMap<PushKey, Seen>,
+    delivered: HashMap<PushKey, Instant>,
     rate_held: Option<u32>,
     workers: HashSet<Arc<str>>,
 }
@@ -103,6 +109,9 @@ impl PushStore for MemoryPush {
     }
 
     async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
+        if self.4.load(Ordering::Relaxed) {
+            return Err(Error::away("the test says so"));
+        }
         let mut kept = self.0.lock();
         if kept.records.get(key) != old.as_ref() {
             return Ok(false);
@@ -123,15 +132,19 @@ impl PushStore for MemoryPush {
         if self.2.load(Ordering::Relaxed) {
             return Err(Error::Overloaded);
         }
+        let delivered_ago = kept.delivered.get(key).map(Instant::elapsed);
         let seen = kept.seen.entry(key.clone()).or_default();
         (seen.in_flight, seen.open) = (u64::from(lease.in_flight), lease.open);
         let (report, alone) = (&seen.report, !self.1.load(Ordering::Relaxed));
-        let (failed, delivered) = (report.failed, report.delivered);
-        Ok(Grant { slots: lease.slots, rate: lease.rate, failed, delivered, alone })
+        Ok(Grant { slots: lease.slots, rate: lease.rate, failed: report.failed, delivered_ago, alone })
     }
 
     async fn report(&self, key: &PushKey, report: PushReport) -> Result<()> {
-        self.0.lock().seen.entry(key.clone()).or_default().report.add(report);
+        let mut kept = self.0.lock();
+        if let Some(ago) = report.delivered_ago {
+            kept.delivered.insert(key.clone(), Instant::now() - ago);
+        }
+        kept.seen.entry(key.clone()).or_default().report.add(report);
         Ok(())
     }
 
@@ -347,7 +360,7 @@ impl PushStage {
     /// Sets another queue.
     pub async fn set_of(&self, key: &PushKey, mut setting: Value) -> std::result::Result<Value, PushError> {
         setting["url"] = json!("https://shop.example/jobs");
-        self.push.put(key, &setting).await
+        self.push.put(key, &setting).await.map(|set| serde_json::to_value(set).expect("it is JSON"))
     }
 
     /// Publishes a job that lives forever.
@@ -391,7 +404,8 @@ impl PushStage {
 
     /// What an operator sees.
     pub async fn shown(&self) -> Value {
-        self.push.get(&self.key).await.expect("it is pushed")
+        let seen = self.push.get(&self.key).await.expect("it is pushed");
+        serde_json::to_value(seen).expect("it is JSON")
     }
 
     /// Since the beginning.

@@ -20,11 +20,12 @@ use super::spread::Spreading;
 use super::steps::{Addressed, Told};
 use crate::clock::{Micros, Millis};
 use crate::engine::redis::batches::Plain;
-use crate::engine::redis::cluster::{self, Cluster, ask};
+use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::scripts::Script;
 pub use crate::engine::redis::link::Lane;
 use crate::engine::redis::link::{Common, Link};
+pub use crate::engine::redis::pool::{Attempts, Place};
 use crate::engine::{Published, Quotas};
 use crate::error::{Result, Unreachable};
 use crate::job::JobRef;
@@ -33,37 +34,6 @@ use crate::process::tasks::Tasks;
 
 /// The end of a pause is waited for from so many milliseconds before it on.
 const LOOKED_AGAIN: Millis = 3000;
-
-/// What a pool is on.
-#[derive(Debug)]
-pub enum Place {
-    One(Arc<Link>),
-    Cluster(Arc<Cluster>),
-}
-
-/// The attempts to have a call carried out.
-pub enum Attempts<'a> {
-    One(&'a Arc<Link>),
-    Cluster(cluster::Attempts<'a>),
-}
-
-impl Attempts<'_> {
-    /// The Redis for the next one.
-    pub async fn next(&mut self) -> Outcome<Arc<Link>> {
-        match self {
-            Attempts::One(link) => Ok(link.clone()),
-            Attempts::Cluster(attempts) => attempts.next().await,
-        }
-    }
-
-    /// What came of it; `None` when there is to be another one.
-    pub fn outcome<T>(&mut self, answer: Outcome<T>) -> Option<Outcome<T>> {
-        match self {
-            Attempts::One(_) => Some(answer),
-            Attempts::Cluster(attempts) => attempts.outcome(answer),
-        }
-    }
-}
 
 /// What the engine and its tasks have in common.
 #[derive(Debug)]

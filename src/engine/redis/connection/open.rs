@@ -18,6 +18,7 @@ use tokio_util::either::Either;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::fault::{Fault, Outcome};
+use crate::dial;
 use crate::process::tasks::Tasks;
 use crate::tls::{ClientTls, is_refusal};
 
@@ -168,22 +169,9 @@ impl Opener {
         Ok(Connection { redis, lost, _open: open })
     }
 
-    /// The first of the name's addresses that takes a connection. None of them can use up the others' time.
     async fn reach(&self, to: &HostPort) -> RedisResult<TcpStream> {
         let addresses: Vec<_> = lookup_host((to.host.as_str(), to.port)).await?.collect();
-        let each = self.connect_timeout / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-        for address in addresses {
-            match timeout(each, TcpStream::connect(address)).await {
-                Ok(Ok(stream)) => {
-                    stream.set_nodelay(true)?;
-                    return Ok(stream);
-                }
-                Ok(Err(e)) => last = e,
-                Err(late) => last = late.into(),
-            }
-        }
-        Err(RedisError::from(last))
+        dial::connect(&addresses, self.connect_timeout).await.map_err(|e| RedisError::from(e.error))
     }
 }
 

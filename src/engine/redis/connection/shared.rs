@@ -22,7 +22,7 @@ const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 const SCAN_STEP: usize = 500;
 
 /// A field of a hash, and its value.
-type Field = (Vec<u8>, Vec<u8>);
+pub type Field = (Vec<u8>, Vec<u8>);
 
 /// What calls find.
 #[derive(Clone, Debug)]

@@ -3,129 +3,162 @@
 //! but those that begin with `dormouse/` are lmstfy's: both kinds of server read and write these bytes at the same
 //! time, so they never change. Knows no connection. (Keys of tokens and limits are made in admin/redis.rs.)
 
+use std::sync::Arc;
+
 use crate::clock::Micros;
 use crate::engine::ScheduleId;
 use crate::engine::redis::link::ReadyLists;
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
-/// The one sorted set of a database: delayed and running jobs of all queues.
-pub const TIMER_SET: &str = "timer_set";
-/// Hash of known namespaces.
-pub const NAMESPACES: &str = "m/ns";
-/// Set of the queues, as `namespace/queue`, whose ready list is set aside.
-pub const DROPPED: &str = "dormouse/dropped";
-/// Hash of what namespaces with a quota may have, and what they have.
-pub const USED: &str = "dormouse/used";
-/// Who counts what they have.
-pub const USED_TURN: &str = "dormouse/used/turn";
-/// Hash of how many schedules are in each state, and the highest revision of a deleted one.
-pub const SCHEDULES: &str = "dormouse/schedules";
-/// Sorted set of the schedules, as `namespace/name`: when they are due.
-pub const DUE: &str = "dormouse/due";
-/// Hash of how many bytes the schedules of each namespace take.
-pub const SCHEDULE_BYTES: &str = "dormouse/schedule-bytes";
-/// What the keys of schedules begin with, for scripts that put `namespace/name` behind it.
-pub const SCHEDULE_BASE: &str = "dormouse/schedule/";
 /// A key that nobody makes: the empty write of a health check goes there and leaves nothing.
 pub const CHECK: &str = "dormouse/check";
-/// Hash of the paused queues, as `namespace/queue`: until when, in milliseconds, or 0. The field without a name changes
-/// with every change.
-pub const PAUSED: &str = "dormouse/paused";
-/// List of the jobs that have details, as `namespace/queue/id`, the one that was looked at longest ago at the right.
-pub const WITH_DETAILS: &str = "dormouse/details";
-/// What the keys of jobs, of details and of producers' keys begin with, for scripts that put `namespace/queue/..`
-/// behind it.
-pub const BASES: [&str; 3] = ["j/", "dormouse/details/", "dormouse/key/"];
 
-pub fn job(queue: &Queue, id: &JobId) -> String {
-    format!("j/{}/{}/{id}", queue.namespace, queue.name)
+/// The keys of one partition. All of them begin with its base, which is empty on a single Redis.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    base: Arc<str>,
+    /// The sorted set of delayed and running jobs of all queues.
+    pub timer_set: String,
+    /// Hash of known namespaces.
+    pub namespaces: String,
+    /// Set of the queues, as `namespace/queue`, whose ready list is set aside.
+    pub dropped: String,
+    /// Hash of the quotas of namespaces, and what they use.
+    pub used: String,
+    /// Which server counts what they use.
+    pub used_turn: String,
+    /// Hash of how many schedules are in each state, and the highest revision of a deleted one.
+    pub schedules: String,
+    /// Hash of how many bytes the schedules of each namespace take.
+    pub schedule_bytes: String,
+    /// Sorted set of the schedules, as `namespace/name`: when they are due.
+    pub due: String,
+    /// Hash of the paused queues, as `namespace/queue`: until when, in milliseconds, or 0. The field without a name
+    /// changes with every change.
+    pub paused: String,
+    /// List of the jobs that have details, as `namespace/queue/id`, the one that was looked at longest ago at the right.
+    pub with_details: String,
+    /// What the keys of schedules begin with, for scripts that append `namespace/name`.
+    pub schedule_base: String,
 }
 
-/// What the keys of a queue's jobs begin with: scripts put the id behind it. Never a key by itself.
-pub fn job_prefix(queue: &Queue) -> String {
-    format!("j/{}/{}/", queue.namespace, queue.name)
+/// Those of a single Redis: lmstfy's, byte for byte.
+impl Default for Keys {
+    fn default() -> Keys {
+        Keys::new("")
+    }
 }
 
-/// The list of ready jobs: the newest at the left, the oldest at the right.
-pub fn ready(queue: &Queue) -> String {
-    format!("q/{}/{}", queue.namespace, queue.name)
+impl Keys {
+    pub fn new(base: &str) -> Keys {
+        let key = |name: &str| format!("{base}{name}");
+        Keys {
+            timer_set: key("timer_set"),
+            namespaces: key("m/ns"),
+            dropped: key("dormouse/dropped"),
+            used: key("dormouse/used"),
+            used_turn: key("dormouse/used/turn"),
+            schedules: key("dormouse/schedules"),
+            schedule_bytes: key("dormouse/schedule-bytes"),
+            due: key("dormouse/due"),
+            paused: key("dormouse/paused"),
+            with_details: key("dormouse/details"),
+            schedule_base: key("dormouse/schedule/"),
+            base: base.into(),
+        }
+    }
+
+    pub fn base(&self) -> &Arc<str> {
+        &self.base
+    }
+
+    pub fn job(&self, queue: &Queue, id: &JobId) -> String {
+        format!("{}j/{}/{}/{id}", self.base, queue.namespace, queue.name)
+    }
+
+    /// What the keys of a queue's jobs begin with: scripts append the id. Never a key by itself.
+    pub fn job_prefix(&self, queue: &Queue) -> String {
+        format!("{}j/{}/{}/", self.base, queue.namespace, queue.name)
+    }
+
+    /// The list of ready jobs: the newest at the left, the oldest at the right.
+    pub fn ready(&self, queue: &Queue) -> String {
+        format!("{}q/{}/{}", self.base, queue.namespace, queue.name)
+    }
+
+    /// The dead letter, in the same order.
+    pub fn dead(&self, queue: &Queue) -> String {
+        format!("{}d/{}/{}", self.base, queue.namespace, queue.name)
+    }
+
+    /// Where a list stands aside while its jobs are deleted in steps. Not lmstfy's, and not in its way.
+    pub fn set_aside(&self, queue: &Queue) -> String {
+        format!("{}/{}/{}", self.dropped, queue.namespace, queue.name)
+    }
+
+    /// Hash of what is kept of a job beside its value: the key that its producer gave it, a worker's reason.
+    pub fn details(&self, queue: &Queue, id: &JobId) -> String {
+        format!("{}/{}/{}/{id}", self.with_details, queue.namespace, queue.name)
+    }
+
+    /// The id of the job that a producer's key names.
+    pub fn job_key(&self, queue: &Queue, key: &JobKey) -> String {
+        format!("{}dormouse/key/{}/{}/{key}", self.base, queue.namespace, queue.name)
+    }
+
+    /// What became of a publish that is safe to repeat.
+    pub fn once(&self, queue: &Queue, key: &IdempotencyKey) -> Vec<u8> {
+        let mut bytes =
+            format!("{}dormouse/once/{}/{}/", self.base, queue.namespace, queue.name).into_bytes();
+        bytes.extend(key.as_bytes());
+        bytes
+    }
+
+    /// Hash of a schedule.
+    pub fn schedule(&self, id: &ScheduleId) -> String {
+        format!("{}{id}", self.schedule_base)
+    }
+
+    /// What the keys of a namespace's schedules begin with: scripts append the name.
+    pub fn schedule_prefix(&self, namespace: &Namespace) -> String {
+        format!("{}{namespace}/", self.schedule_base)
+    }
+
+    /// Sorted set of the names of a namespace's schedules, all with the score 0.
+    pub fn schedules_of(&self, namespace: &Namespace) -> String {
+        format!("{}/{namespace}", self.schedules)
+    }
+
+    /// Sorted set of the queues in [`queues_of`](Keys::queues_of), all with the score 0: in the order of their names.
+    pub fn index_of(&self, namespace: &Namespace) -> String {
+        format!("{}dormouse/queues/{namespace}", self.base)
+    }
+
+    /// Hash of the known queues of a namespace.
+    pub fn queues_of(&self, namespace: &Namespace) -> String {
+        format!("{}/{namespace}", self.namespaces)
+    }
+
+    /// The queue that a ready list's key names, when it is one.
+    pub fn queue_of_ready(&self, key: &[u8]) -> Option<Queue> {
+        queue_of_group(key.strip_prefix(self.base.as_bytes())?.strip_prefix(b"q/")?)
+    }
 }
 
-/// Tells ready lists from other keys.
-#[derive(Debug)]
-pub struct Ready;
-
-impl ReadyLists for Ready {
+impl ReadyLists for Keys {
     fn keys_of(&self, queue: &Queue) -> Vec<Vec<u8>> {
-        vec![ready(queue).into_bytes()]
+        vec![self.ready(queue).into_bytes()]
     }
 
     fn queue_of(&self, key: &[u8]) -> Option<Queue> {
-        queue_of_ready(key)
+        self.queue_of_ready(key)
     }
-}
-
-/// The dead letter, in the same order.
-pub fn dead(queue: &Queue) -> String {
-    format!("d/{}/{}", queue.namespace, queue.name)
-}
-
-/// Where a list stands aside while its jobs are deleted in steps. Not lmstfy's, and not in its way.
-pub fn set_aside(queue: &Queue) -> String {
-    format!("dormouse/dropped/{}/{}", queue.namespace, queue.name)
 }
 
 /// `namespace/queue`, for sets of queues.
 pub fn group(queue: &Queue) -> String {
     format!("{}/{}", queue.namespace, queue.name)
-}
-
-/// Hash of what is kept of a job beside its value: the key that its producer gave it, a worker's reason.
-pub fn details(queue: &Queue, id: &JobId) -> String {
-    format!("dormouse/details/{}/{}/{id}", queue.namespace, queue.name)
-}
-
-/// The id of the job that a producer's key names.
-pub fn job_key(queue: &Queue, key: &JobKey) -> String {
-    format!("dormouse/key/{}/{}/{key}", queue.namespace, queue.name)
-}
-
-/// What became of a publish that is safe to repeat.
-pub fn once(queue: &Queue, key: &IdempotencyKey) -> Vec<u8> {
-    let mut bytes = format!("dormouse/once/{}/{}/", queue.namespace, queue.name).into_bytes();
-    bytes.extend(key.as_bytes());
-    bytes
-}
-
-/// Hash of a schedule.
-pub fn schedule(id: &ScheduleId) -> String {
-    format!("{SCHEDULE_BASE}{id}")
-}
-
-/// What the keys of a namespace's schedules begin with: scripts put the name behind it.
-pub fn schedule_prefix(namespace: &Namespace) -> String {
-    format!("{SCHEDULE_BASE}{namespace}/")
-}
-
-/// Sorted set of the names of a namespace's schedules, all with the score 0.
-pub fn schedules_of(namespace: &Namespace) -> String {
-    format!("{SCHEDULES}/{namespace}")
-}
-
-/// Sorted set of the queues in [`queues_of`], all with the score 0: in the order of their names.
-pub fn index_of(namespace: &Namespace) -> String {
-    format!("dormouse/queues/{namespace}")
-}
-
-/// Hash of the known queues of a namespace.
-pub fn queues_of(namespace: &Namespace) -> String {
-    format!("{NAMESPACES}/{namespace}")
-}
-
-/// The queue that a ready list's key names, when it is one.
-pub fn queue_of_ready(key: &[u8]) -> Option<Queue> {
-    queue_of_group(key.strip_prefix(b"q/")?)
 }
 
 /// The queue that `namespace/queue` names, when it is one.
@@ -301,13 +334,16 @@ mod tests {
         #[test]
         fn a_ready_key_names_its_queue(ns in "[-_A-Za-z0-9]{1,255}", q in "[-_A-Za-z0-9]{1,255}") {
             let queue = queue(&ns, &q);
-            prop_assert_eq!(queue_of_ready(ready(&queue).as_bytes()), Some(queue));
+            for keys in [Keys::default(), Keys::new("p{tag}")] {
+                prop_assert_eq!(keys.queue_of_ready(keys.ready(&queue).as_bytes()), Some(queue.clone()));
+            }
         }
 
         #[test]
         fn other_keys_name_none(key in prop::collection::vec(any::<u8>(), 0..40)) {
-            if let Some(queue) = queue_of_ready(&key) {
-                prop_assert_eq!(ready(&queue).into_bytes(), key);
+            let keys = Keys::default();
+            if let Some(queue) = keys.queue_of_ready(&key) {
+                prop_assert_eq!(keys.ready(&queue).into_bytes(), key);
             }
         }
     }

@@ -1,27 +1,31 @@
 //! The scripts of lua/, and the only place that sends one to a Redis. What each of them takes, returns and may do
 //! at most stands at its head. Who calls a script builds its keys and arguments; nothing is known of them here.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Arg, Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
 use ring::digest;
 
+use super::script_call::ScriptCall;
+
 /// One script and its name on the server.
 #[derive(Debug)]
 pub struct Script {
-    plain: Source,
+    plain: Arc<Source>,
     /// The same, which counts what it stores and deletes.
-    counting: Option<Source>,
+    counting: Option<Arc<Source>>,
     counts: AtomicBool,
     /// What it has changed must outlive the Redis, where a pool asks for that.
     lasts: bool,
 }
 
+/// The text of a script, and its name on the server.
 #[derive(Debug)]
-struct Source {
-    text: &'static str,
-    sha: String,
+pub struct Source {
+    pub text: &'static str,
+    pub sha: String,
 }
 
 /// All of them.
@@ -86,11 +90,11 @@ macro_rules! without_clock {
     };
 }
 
-/// A script of a pool, which has a deadline by the Redis's clock: lua/clock.lua is put before it, and then what else it
-/// stands on. It is called with [`Link::run_script`](crate::engine::redis::link::Link::run_script).
+/// A script of a pool, which has a deadline by the Redis's clock and a base: lua/clock.lua and lua/base.lua are put before
+/// it, and then what else it stands on.
 macro_rules! with_clock {
     ($($part:tt),+) => {
-        Script::new(concat!(part!("clock"), $(part!($part)),+))
+        Script::new(concat!(part!("clock"), part!("base"), $(part!($part)),+))
     };
 }
 
@@ -100,6 +104,7 @@ macro_rules! counted {
     ($($part:tt),+) => {
         with_clock!($($part),+).counting(concat!(
             part!("clock"),
+            part!("base"),
             part!("quotas"),
             "local function script()\n",
             $(part!($part),)+
@@ -176,11 +181,16 @@ impl Source {
 impl Script {
     /// A script of this text.
     pub fn new(text: &'static str) -> Script {
-        Script { plain: Source::new(text), counting: None, counts: AtomicBool::new(false), lasts: false }
+        Script {
+            plain: Source::new(text).into(),
+            counting: None,
+            counts: AtomicBool::new(false),
+            lasts: false,
+        }
     }
 
     fn counting(self, text: &'static str) -> Script {
-        Script { counting: Some(Source::new(text)), ..self }
+        Script { counting: Some(Source::new(text).into()), ..self }
     }
 
     /// From now on replicas are waited for, where a pool asks for that.
@@ -190,6 +200,12 @@ impl Script {
 
     pub fn lasts(&self) -> bool {
         self.lasts
+    }
+
+    /// A call of a pool's script in the partition with this base.
+    pub fn call_in(&self, base: &Arc<str>) -> ScriptCall {
+        let counting = self.counting.as_ref().filter(|_| self.counts.load(Ordering::Relaxed));
+        ScriptCall::new(counting.unwrap_or(&self.plain).clone(), self.lasts, base)
     }
 
     /// A call with that many keys; keys come first, then arguments.
@@ -203,7 +219,7 @@ impl Script {
     /// What a call runs.
     fn source(&self, call: &Cmd) -> &'static str {
         let counting = self.counting.as_ref();
-        let is_called = |source: &&Source| matches!(call.args_iter().nth(1), Some(Arg::Simple(sha)) if sha == source.sha.as_bytes());
+        let is_called = |source: &&Arc<Source>| matches!(call.args_iter().nth(1), Some(Arg::Simple(sha)) if sha == source.sha.as_bytes());
         counting.filter(is_called).unwrap_or(&self.plain).text
     }
 

@@ -9,11 +9,14 @@ use redis::{FromRedisValue, Value};
 
 use crate::clock::Micros;
 use crate::engine::Consumed;
+use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::in_time::patient;
+use crate::engine::redis::layout::script_call::ScriptCall;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::layout::{keys, value};
+use crate::engine::redis::link::{Lane, Link};
 use crate::error::Result;
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
@@ -67,35 +70,50 @@ impl RedisCore {
         if queues.is_empty() {
             return Ok(Consumed::default());
         }
-        let mut call = self.scripts.consume.call(1 + 2 * queues.len());
-        call.arg(keys::TIMER_SET);
+        let mut call = self.call(&self.scripts.consume);
+        call.arrived_at(arrived).key(&self.keys.timer_set);
         for queue in &queues {
-            call.arg(keys::ready(queue));
+            call.key(self.keys.ready(queue));
         }
         for queue in &queues {
-            call.arg(keys::dead(queue));
+            call.key(self.keys.dead(queue));
         }
         for queue in &queues {
-            call.arg(keys::job_prefix(queue)).arg(keys::member_prefix(queue));
+            call.arg(self.keys.job_prefix(queue)).arg(keys::member_prefix(queue));
         }
         for run in ttrs.chunk_by(|a, b| a == b) {
             call.arg(run.len()).arg(micros(run[0])); // a run has at least one element
         }
         call.arg(self.dead_ttl.as_millis() as u64);
-        let connection = self.consumes.connection().await?;
-        let (core, mut redis, asked) = (self.clone(), patient(&connection), ttrs.len());
+        let (queues, asked) = (Arc::new(queues), ttrs.len());
+        let consumed = ask!(self.attempts(Lane::Consume), |link| {
+            self.consume_from(&link, &queues, asked, call.clone())
+        });
+        Ok(consumed?)
+    }
+
+    async fn consume_from(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        queues: &Arc<Vec<Queue>>,
+        asked: usize,
+        call: ScriptCall,
+    ) -> Outcome<Consumed> {
+        let (connection, arrived) = (link.connection(Lane::Consume).await?, call.arrived());
+        let (core, through, mut redis) = (self.clone(), link.clone(), patient(&connection));
+        let queues = queues.clone();
         let exchange = async move {
-            let sent = core.clock.begin();
-            let reply = core.run_script(&mut redis, &core.scripts.consume, call, arrived).await?;
+            let sent = Instant::now();
+            let reply = through.send(&mut redis, &call).await?;
             core.read_consumed(reply, &queues, asked, sent)
         };
         let late = || {
-            let core = self.clone();
+            let (core, link) = (self.clone(), link.clone());
             Some(async move |late: Consumed| {
-                core.told_nobody(late.jobs, async |jobs| core.give_back(jobs).await).await
+                link.told_nobody(late.jobs, async |jobs| core.give_back(jobs).await).await
             })
         };
-        Ok(self.exchange(&connection, arrived, exchange, late).await?)
+        link.exchange(&connection, arrived, exchange, late).await
     }
 
     fn read_consumed(
@@ -106,7 +124,7 @@ impl RedisCore {
         sent: Instant,
     ) -> Outcome<Consumed> {
         let (now, garbage, more, not_lists, died, cells): ConsumeAnswer = redis::from_redis_value(reply)?;
-        self.clock.learn(sent, now);
+        self.learn(sent, now);
         if garbage > 0 {
             tracing::warn!(pool = &*self.common.pool, garbage, "dropped list elements that are not jobs");
         }
@@ -136,7 +154,7 @@ impl RedisCore {
             }
         }
         if earliest < u64::MAX {
-            self.next_due.stored(earliest);
+            self.stored(earliest);
         }
         // What was handed out goes to whoever asked. Otherwise nobody can say that there is nothing.
         if let (true, Some(queue)) = (jobs.is_empty(), not_lists.first().and_then(|n| queue_at(queues, *n))) {

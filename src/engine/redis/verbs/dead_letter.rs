@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::ttl_millis;
+use crate::engine::redis::link::Lane;
 use crate::error::{Error, Result};
 use crate::name::Queue;
 
@@ -20,14 +21,13 @@ impl RedisCore {
         let script = &self.scripts.respawn;
         let (mut unseen, mut done) = (self.dead_size(queue).await?, 0);
         while unseen > 0 && done < limit {
-            let mut cmd = script.call(2);
-            cmd.arg(keys::dead(queue)).arg(keys::ready(queue)).arg(keys::group(queue));
+            let mut cmd = self.call(script);
+            cmd.key(self.keys.dead(queue)).key(self.keys.ready(queue)).arg(keys::group(queue));
             cmd.arg(STEP.min(unseen)).arg(STEP.min(limit - done)).arg(ttl.map_or(0, ttl_millis));
-            cmd.arg(&keys::BASES);
-            let step = self.run(&self.shared, script, cmd).await;
+            let step = self.run(Lane::Other, &cmd).await;
             let (seen, respawned): (u64, u64) = step.map_err(|e| Error::from(e).after(done))?;
             if respawned > 0 {
-                self.common.notifiers.notify(queue);
+                self.tell_ready(queue);
             }
             done += respawned;
             if seen == 0 {
@@ -43,9 +43,11 @@ impl RedisCore {
         let script = &self.scripts.delete_dead;
         let (mut unseen, mut done) = (self.dead_size(queue).await?, 0);
         while unseen > 0 && done < limit {
-            let mut cmd = script.call(1);
-            cmd.arg(keys::dead(queue)).arg(keys::job_prefix(queue)).arg(STEP.min(unseen).min(limit - done));
-            let step = self.run(&self.shared, script, cmd).await;
+            let mut cmd = self.call(script);
+            cmd.key(self.keys.dead(queue))
+                .arg(self.keys.job_prefix(queue))
+                .arg(STEP.min(unseen).min(limit - done));
+            let step = self.run(Lane::Other, &cmd).await;
             let (taken, deleted): (u64, u64) = step.map_err(|e| Error::from(e).after(done))?;
             done += deleted;
             if taken == 0 {
@@ -63,15 +65,12 @@ impl RedisCore {
             return Ok(());
         }
         for _ in 0..MOST_TRIMS {
-            let mut cmd = self.scripts.trim_dead.call(queues.len());
-            for queue in queues {
-                cmd.arg(keys::dead(queue));
-            }
+            let mut cmd = self.call(&self.scripts.trim_dead);
             cmd.arg(STEP);
             for queue in queues {
-                cmd.arg(keys::job_prefix(queue));
+                cmd.key(self.keys.dead(queue)).arg(self.keys.job_prefix(queue));
             }
-            let dropped: u64 = self.run(&self.shared, &self.scripts.trim_dead, cmd).await?;
+            let dropped: u64 = self.run(Lane::Other, &cmd).await?;
             if dropped < STEP {
                 break;
             }
@@ -80,6 +79,6 @@ impl RedisCore {
     }
 
     async fn dead_size(&self, queue: &Queue) -> Result<u64> {
-        Ok(self.shared.query(redis::cmd("LLEN").arg(keys::dead(queue))).await?)
+        Ok(self.query(redis::cmd("LLEN").arg(self.keys.dead(queue))).await?)
     }
 }

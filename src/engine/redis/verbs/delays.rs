@@ -9,6 +9,7 @@ use crate::engine::delays::{DelayCount, DelayedOf, Delays, Rests};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
+use crate::engine::redis::link::Lane;
 use crate::error::Result;
 
 /// How many timers one script call reads: a millisecond or two of the Redis.
@@ -41,10 +42,9 @@ impl RedisCore {
         let mut rests = Rests::default();
         loop {
             let began = Instant::now();
-            let mut cmd = self.scripts.count_timers.call(1);
-            cmd.arg(keys::TIMER_SET).arg(&prefix).arg(count.step).arg(&from).arg(read).arg(PIECE);
-            let (now, next, next_read, told, whole): Counted =
-                self.run(&self.shared, &self.scripts.count_timers, cmd).await?;
+            let mut cmd = self.call(&self.scripts.count_timers);
+            cmd.key(&self.keys.timer_set).arg(&prefix).arg(count.step).arg(&from).arg(read).arg(PIECE);
+            let (now, next, next_read, told, whole): Counted = self.run(Lane::Other, &cmd).await?;
             let delays = delays.get_or_insert_with(|| Delays::new(now / 1000));
             add(delays, &told, count);
             add_whole(delays, &whole, count)?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
+use crate::engine::redis::link::Lane;
 use crate::error::{Error, Result};
 use crate::name::Queue;
 
@@ -28,10 +29,10 @@ impl RedisCore {
         let script = &self.scripts.destroy;
         let mut moved = !ready;
         loop {
-            let mut cmd = script.call(3);
-            cmd.arg(keys::ready(queue)).arg(keys::set_aside(queue)).arg(keys::DROPPED);
-            cmd.arg(keys::group(queue)).arg(keys::job_prefix(queue)).arg(u8::from(!moved));
-            let (now, left): (u8, u64) = match self.run(&self.shared, script, cmd).await {
+            let mut cmd = self.call(script);
+            cmd.key(self.keys.ready(queue)).key(self.keys.set_aside(queue)).key(&self.keys.dropped);
+            cmd.arg(keys::group(queue)).arg(self.keys.job_prefix(queue)).arg(u8::from(!moved));
+            let (now, left): (u8, u64) = match self.run(Lane::Other, &cmd).await {
                 // What is set aside is nobody's any more, and pumps go on.
                 Err(_) if ready && moved => return Ok(()),
                 answer => answer?,
@@ -47,11 +48,12 @@ impl RedisCore {
     /// does not record it again for a minute.
     pub async fn forget_queue(&self, queue: &Queue) -> Result<()> {
         let (namespace, name) = (&queue.namespace, &queue.name);
-        let mut cmd = self.scripts.forget_queue.call(5);
-        cmd.arg(keys::queues_of(namespace)).arg(keys::index_of(namespace)).arg(keys::NAMESPACES);
-        cmd.arg(keys::ready(queue)).arg(keys::dead(queue)).arg(name.as_str()).arg(namespace.as_str());
-        let _: u8 = self.run(&self.shared, &self.scripts.forget_queue, cmd).await?;
-        self.recorded_queues.remove(queue);
+        let mut cmd = self.call(&self.scripts.forget_queue);
+        cmd.key(self.keys.queues_of(namespace)).key(self.keys.index_of(namespace)).key(&self.keys.namespaces);
+        cmd.key(self.keys.ready(queue)).key(self.keys.dead(queue));
+        cmd.arg(name.as_str()).arg(namespace.as_str());
+        let _: u8 = self.run(Lane::Other, &cmd).await?;
+        self.recorded_queues.remove(self.partition, queue);
         Ok(())
     }
 
@@ -59,7 +61,7 @@ impl RedisCore {
     pub fn spawn_finisher(self: &Arc<RedisCore>) {
         let core = self.clone();
         self.tasks.spawn(async move {
-            core.connections.closing.run_until_cancelled(core.finish_dropped()).await;
+            core.tasks.stopping().run_until_cancelled(core.finish_dropped()).await;
         });
     }
 
@@ -74,8 +76,8 @@ impl RedisCore {
         let Ok(_one) = self.finishing.try_lock() else { return };
         let finish = async {
             let mut cmd = redis::cmd("SRANDMEMBER");
-            cmd.arg(keys::DROPPED).arg(MAX_UNFINISHED);
-            let groups: Vec<Vec<u8>> = self.shared.query(&cmd).await?;
+            cmd.arg(&self.keys.dropped).arg(MAX_UNFINISHED);
+            let groups: Vec<Vec<u8>> = self.query(&cmd).await?;
             for queue in groups.iter().filter_map(|group| keys::queue_of_group(group)) {
                 self.drop_list(&queue, false).await?;
             }

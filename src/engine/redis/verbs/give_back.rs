@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
+use crate::engine::redis::link::Lane;
 use crate::error::Result;
 use crate::job::Job;
 
@@ -49,13 +50,13 @@ impl RedisCore {
                     lists.push(&job.queue);
                 }
             }
-            let mut cmd = self.scripts.give_back.call(1 + lists.len() + step.len());
-            cmd.arg(keys::TIMER_SET);
+            let mut cmd = self.call(&self.scripts.give_back);
+            cmd.key(&self.keys.timer_set);
             for queue in &lists {
-                cmd.arg(keys::ready(queue));
+                cmd.key(self.keys.ready(queue));
             }
             for job in step {
-                cmd.arg(keys::job(&job.queue, &job.id));
+                cmd.key(self.keys.job(&job.queue, &job.id));
             }
             cmd.arg(lists.len());
             for job in step {
@@ -64,10 +65,10 @@ impl RedisCore {
                 cmd.arg(keys::member(&job.queue, job.tries_left, &job.id)).arg(job.receipt);
                 cmd.arg(keys::element(job.tries_left.saturating_add(1), &job.id));
             }
-            let give = || self.run(&self.hand_overs, &self.scripts.give_back, cmd.clone());
-            let _: u64 = until_given(&self.connections.closing, give).await?;
+            let give = || self.run(Lane::HandOver, &cmd);
+            let _: u64 = until_given(self.tasks.stopping(), give).await?;
             for queue in lists {
-                self.common.notifiers.notify(queue);
+                self.tell_ready(queue);
             }
         }
         Ok(())

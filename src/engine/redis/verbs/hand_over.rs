@@ -1,15 +1,14 @@
 //! What the holder of a hand-over may do with it: touch and release. The proof is the timer: its member has the
 //! tries in its name, and its score is the due time of this very hand-over.
 
-use std::time::Duration;
-
-use redis::Cmd;
+use std::time::{Duration, Instant};
 
 use crate::clock::Micros;
 use crate::engine::redis::connection::fault::Fault;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::micros;
+use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::wrong_type;
 use crate::engine::{Held, Release, Released, Touched, Tries};
 use crate::error::Result;
@@ -23,18 +22,18 @@ const WRONG_TYPE: i64 = -2;
 impl RedisCore {
     /// The ttr ends `ttr` from now.
     pub async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
-        let mut cmd = self.scripts.touch.call(2);
-        cmd.arg(keys::TIMER_SET).arg(keys::job(&job.queue, &job.id));
+        let mut cmd = self.call(&self.scripts.touch);
+        cmd.key(&self.keys.timer_set).key(self.keys.job(&job.queue, &job.id));
         cmd.arg(keys::member(&job.queue, receipt.tries_left, &job.id))
             .arg(receipt.hand_over)
             .arg(micros(ttr));
-        let sent = self.clock.begin();
-        let (now, due): (u64, i64) = self.run(&self.hand_overs, &self.scripts.touch, cmd).await?;
-        self.clock.learn(sent, now);
+        let sent = Instant::now();
+        let (now, due): (u64, i64) = self.run(Lane::HandOver, &cmd).await?;
+        self.learn(sent, now);
         let held = held(due)?;
         if let Held::Done(due) = held {
             self.common.handed_out.touch(job.id, receipt.tries_left, due);
-            self.next_due.stored(due);
+            self.stored(due);
         }
         Ok(map(held, |due| Touched {
             receipt: Receipt { hand_over: due, tries_left: receipt.tries_left },
@@ -50,24 +49,23 @@ impl RedisCore {
             Tries::Restore => receipt.tries_left.saturating_add(1),
             Tries::Forfeit => 0,
         };
-        let mut cmd: Cmd = self.scripts.release.call(5);
-        cmd.arg(keys::TIMER_SET).arg(keys::job(queue, id)).arg(keys::ready(queue)).arg(keys::dead(queue));
-        cmd.arg(keys::WITH_DETAILS);
+        let mut cmd = self.call(&self.scripts.release);
+        cmd.key(&self.keys.timer_set).key(self.keys.job(queue, id));
+        cmd.key(self.keys.ready(queue)).key(self.keys.dead(queue)).key(&self.keys.with_details);
         cmd.arg(keys::member(queue, receipt.tries_left, id)).arg(receipt.hand_over);
         cmd.arg(keys::member_prefix(queue)).arg(keys::group(queue)).arg(id.to_string());
         cmd.arg(tries_left).arg(micros(delay)).arg(reason.as_ref().map_or("", Reason::as_str));
-        cmd.arg(self.dead_ttl.as_millis() as u64).arg(&keys::BASES);
-        let sent = self.clock.begin();
-        let (now, due, dead): (u64, i64, bool) =
-            self.run(&self.hand_overs, &self.scripts.release, cmd).await?;
-        self.clock.learn(sent, now);
+        cmd.arg(self.dead_ttl.as_millis() as u64);
+        let sent = Instant::now();
+        let (now, due, dead): (u64, i64, bool) = self.run(Lane::HandOver, &cmd).await?;
+        self.learn(sent, now);
         let held = held(due)?;
         if let Held::Done(due) = held {
             self.common.handed_out.release(*id, due);
             match (dead, delay.is_zero()) {
                 (true, _) => {}
-                (false, true) => self.common.notifiers.notify(queue),
-                (false, false) => self.next_due.stored(due),
+                (false, true) => self.tell_ready(queue),
+                (false, false) => self.stored(due),
             }
         }
         Ok(map(held, |due| match dead {

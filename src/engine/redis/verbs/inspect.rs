@@ -8,6 +8,7 @@ use crate::engine::Detail;
 use crate::engine::redis::connection::fault::Fault;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::{keys, value};
+use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::{key_of, read, reason_of};
 use crate::error::Result;
 use crate::job::{JobRef, JobState, JobView, Receipt};
@@ -16,19 +17,19 @@ use crate::name::{JobKey, Queue};
 impl RedisCore {
     /// A job by its id, as it is stored.
     pub async fn inspect_stored(&self, job: &JobRef) -> Result<Option<JobView>> {
-        let key = keys::job(&job.queue, &job.id);
+        let key = self.keys.job(&job.queue, &job.id);
         let mut both = redis::pipe();
         both.cmd("GET").arg(&key).cmd("PTTL").arg(&key);
-        let (stored, ttl): (Option<Bytes>, i64) = self.shared.query_all(&both).await?;
+        let (stored, ttl): (Option<Bytes>, i64) = self.query_all(&both).await?;
         // Its ttl may end between the two.
         let (Some(stored), -1..) = (stored, ttl) else { return Ok(None) };
-        value::job(&job.queue, job.id, stored, ttl, self.clock.now_micros()).map(|job| Some(job.into()))
+        value::job(&job.queue, job.id, stored, ttl, self.now_micros()).map(|job| Some(job.into()))
     }
 
     pub async fn inspect_key(&self, queue: &Queue, key: &JobKey, detail: Detail) -> Result<Option<JobView>> {
         let mut both = redis::pipe();
-        both.cmd("GET").arg(keys::job_key(queue, key)).cmd("EXISTS").arg(keys::set_aside(queue));
-        let (id, set_aside): (Option<Vec<u8>>, bool) = self.shared.query_all(&both).await?;
+        both.cmd("GET").arg(self.keys.job_key(queue, key)).cmd("EXISTS").arg(self.keys.set_aside(queue));
+        let (id, set_aside): (Option<Vec<u8>>, bool) = self.query_all(&both).await?;
         let Some(id) = id.and_then(|id| keys::job_id(&id)) else { return Ok(None) };
         // It may be among those that a destroy has set aside.
         if set_aside {
@@ -46,9 +47,9 @@ impl RedisCore {
 
     /// A job as it is stored, if it has this key. Does not look for its place.
     async fn stored_with_key(&self, job: &JobRef, key: &JobKey) -> Result<Option<JobView>> {
-        let mut cmd = self.scripts.describe.call(2);
-        cmd.arg(keys::job(&job.queue, &job.id)).arg(keys::details(&job.queue, &job.id)).arg(1);
-        let reply: Vec<Value> = self.run(&self.shared, &self.scripts.describe, cmd).await?;
+        let mut cmd = self.call(&self.scripts.describe);
+        cmd.key(self.keys.job(&job.queue, &job.id)).key(self.keys.details(&job.queue, &job.id)).arg(1);
+        let reply: Vec<Value> = self.run(Lane::Other, &cmd).await?;
         let [now, ttl, _, has, _, stored] = reply.as_slice() else {
             return Err(Fault::unreadable("describe").into());
         };
@@ -64,11 +65,14 @@ impl RedisCore {
     /// both ends of a long list. The receipt that is valid now, if the job runs with so many tries left.
     pub async fn inspect(&self, job: &JobRef, held_with: Option<u16>) -> Result<Option<JobView>> {
         let JobRef { queue, id } = job;
-        let mut cmd = self.scripts.inspect.call(5);
-        cmd.arg(keys::TIMER_SET).arg(keys::job(queue, id)).arg(keys::ready(queue)).arg(keys::dead(queue));
-        cmd.arg(keys::details(queue, id)).arg(keys::member_prefix(queue)).arg(id.to_string());
+        let mut cmd = self.call(&self.scripts.inspect);
+        cmd.key(&self.keys.timer_set)
+            .key(self.keys.job(queue, id))
+            .key(self.keys.ready(queue))
+            .key(self.keys.dead(queue));
+        cmd.key(self.keys.details(queue, id)).arg(keys::member_prefix(queue)).arg(id.to_string());
         cmd.arg(held_with.map_or(-1, i32::from));
-        let reply: Vec<Value> = self.run(&self.shared, &self.scripts.inspect, cmd).await?;
+        let reply: Vec<Value> = self.run(Lane::Other, &cmd).await?;
         let [now, ttl, stored, key, reason, what, more @ ..] = reply.as_slice() else {
             return Ok(None);
         };

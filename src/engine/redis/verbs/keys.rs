@@ -4,6 +4,7 @@
 use super::publish::read_placed;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
+use crate::engine::redis::link::Lane;
 use crate::engine::{Once, Published};
 use crate::error::{Error, Result};
 use crate::name::{JobKey, Queue};
@@ -11,8 +12,8 @@ use crate::name::{JobKey, Queue};
 impl RedisCore {
     /// What became of a call that is safe to repeat, if it is remembered.
     pub async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
-        let record = keys::once(queue, &once.key);
-        let done: Option<Vec<u8>> = self.shared.query(redis::cmd("GET").arg(record)).await?;
+        let record = self.keys.once(queue, &once.key);
+        let done: Option<Vec<u8>> = self.query(redis::cmd("GET").arg(record)).await?;
         let Some(done) = done else { return Ok(None) };
         let Some(lines) = done.strip_prefix(&once.fingerprint) else { return Ok(Some(Published::Mismatch)) };
         let placed = std::str::from_utf8(lines).ok().and_then(read_placed);
@@ -22,12 +23,11 @@ impl RedisCore {
 
     /// Forgets the job that has this key.
     pub async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
-        let [jobs, details, _] = keys::BASES;
-        let mut cmd = self.scripts.cancel_key.call(2);
-        cmd.arg(keys::TIMER_SET).arg(keys::job_key(queue, key));
-        cmd.arg(keys::group(queue)).arg(keys::member_prefix(queue)).arg(jobs).arg(details);
+        let mut cmd = self.call(&self.scripts.cancel_key);
+        cmd.key(&self.keys.timer_set).key(self.keys.job_key(queue, key));
+        cmd.arg(keys::group(queue)).arg(keys::member_prefix(queue));
         loop {
-            match self.run::<i64>(&self.shared, &self.scripts.cancel_key, cmd.clone()).await? {
+            match self.run::<i64>(Lane::Other, &cmd).await? {
                 -1 => self.finish_set_aside(queue).await?,
                 cancelled => return Ok(cancelled == 1),
             }

@@ -19,6 +19,7 @@ use crate::clock::{Micros, Millis};
 use crate::engine::redis::connection::fault::Fault;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::{keys, value};
+use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::{key_of, read, reason_of};
 use crate::engine::{Cursor, JobList, JobPage};
 use crate::error::Result;
@@ -74,11 +75,11 @@ impl RedisCore {
         // timers others have must not show.
         let mut full = false;
         for _ in 0..TIMER_PIECES {
-            let mut cmd = self.scripts.scan_timers.call(1);
-            cmd.arg(keys::TIMER_SET).arg(&prefix).arg(PIECE);
+            let mut cmd = self.call(&self.scripts.scan_timers);
+            cmd.key(&self.keys.timer_set).arg(&prefix).arg(PIECE);
             cmd.arg(&place.score).arg(&place.side).arg(&place.end);
             let (score, side, end, cells): (String, String, Vec<u8>, Vec<Value>) =
-                self.run(&self.shared, &self.scripts.scan_timers, cmd).await?;
+                self.run(Lane::Other, &cmd).await?;
             let mut entries = Vec::new();
             for cell in cells.chunks_exact(2) {
                 let (score, end): (String, Vec<u8>) = (read(&cell[0])?, read(&cell[1])?);
@@ -122,7 +123,7 @@ impl RedisCore {
     pub async fn elements(&self, key: &str, from: u64, to: u64) -> Result<Vec<Vec<u8>>> {
         let mut cmd = redis::cmd("LRANGE");
         cmd.arg(key).arg(-(to.min(i64::MAX as u64) as i64)).arg(-(from as i64) - 1);
-        let mut elements: Vec<Vec<u8>> = self.shared.query(&cmd).await?;
+        let mut elements: Vec<Vec<u8>> = self.query(&cmd).await?;
         elements.reverse();
         Ok(elements)
     }
@@ -135,15 +136,15 @@ impl RedisCore {
         list: &JobList,
         entries: impl ExactSizeIterator<Item = &'a ListElement> + Clone,
     ) -> Result<Vec<Option<JobView>>> {
-        let mut cmd = self.scripts.describe.call(2 * entries.len());
+        let mut cmd = self.call(&self.scripts.describe);
         for entry in entries.clone() {
-            cmd.arg(keys::job(queue, &entry.id)).arg(keys::details(queue, &entry.id));
+            cmd.key(self.keys.job(queue, &entry.id)).key(self.keys.details(queue, &entry.id));
         }
         for entry in entries.clone() {
             // The size of a versioned job's body stands in its value.
             cmd.arg(u8::from(list.bodies || entry.id.is_versioned()));
         }
-        let reply: Vec<Value> = self.run(&self.shared, &self.scripts.describe, cmd).await?;
+        let reply: Vec<Value> = self.run(Lane::Other, &cmd).await?;
         let (now, cells) = reply.split_first().ok_or_else(cut_short)?;
         let now: u64 = read(now)?;
         if cells.is_empty() {
@@ -228,7 +229,7 @@ struct Elements<'a> {
 impl JobElements for Elements<'_> {
     async fn elements(&self, from: u64, to: u64) -> Result<Vec<Vec<u8>>> {
         let Elements { core, queue, list } = self;
-        let key = if list.state == JobState::Dead { keys::dead(queue) } else { keys::ready(queue) };
+        let key = if list.state == JobState::Dead { core.keys.dead(queue) } else { core.keys.ready(queue) };
         core.elements(&key, from, to).await
     }
 

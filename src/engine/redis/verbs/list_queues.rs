@@ -9,7 +9,6 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::engine::redis::core::RedisCore;
-use crate::engine::redis::layout::keys;
 use crate::engine::{QueuePage, QueueView};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueName};
@@ -35,12 +34,12 @@ impl RedisCore {
 
     /// Returns when the index has all names that the hash had at the time of the call.
     async fn wait_for_names(self: &Arc<Self>, namespace: &Namespace) -> Result<()> {
-        let (hash, index) = (keys::queues_of(namespace), keys::index_of(namespace));
+        let (hash, index) = (self.keys.queues_of(namespace), self.keys.index_of(namespace));
         let mut sizes = redis::pipe();
         sizes.cmd("HLEN").arg(&hash).cmd("ZCARD").arg(&index);
         // A copy that was under way before may miss a name that came before this call. The next one does not.
         for _ in 0..2 {
-            let (named, indexed): (u64, u64) = self.shared.query_all(&sizes).await?;
+            let (named, indexed): (u64, u64) = self.query_all(&sizes).await?;
             if indexed >= named {
                 return Ok(());
             }
@@ -56,18 +55,18 @@ impl RedisCore {
     /// Copies names from the hash into the index, in steps.
     async fn copy_names(&self, namespace: &Namespace) -> Result<()> {
         let _turn = self.copies.turn().await;
-        let (hash, index) = (keys::queues_of(namespace), keys::index_of(namespace));
+        let (hash, index) = (self.keys.queues_of(namespace), self.keys.index_of(namespace));
         let mut scan = Some(0);
         while let Some(from) = scan {
             self.is_open()?;
-            let (next, fields) = self.shared.scan_step(&hash, from).await?;
+            let (next, fields) = self.scan_step(&hash, from).await?;
             if !fields.is_empty() {
                 let mut add = redis::cmd("ZADD");
                 add.arg(&index);
                 for (name, _) in &fields {
                     add.arg(0).arg(name);
                 }
-                let _: u64 = self.shared.query(&add).await?;
+                let _: u64 = self.query(&add).await?;
             }
             scan = (next > 0).then_some(next);
         }
@@ -80,11 +79,11 @@ impl RedisCore {
         after: Option<&QueueName>,
         limit: usize,
     ) -> Result<QueuePage> {
-        let index = keys::index_of(namespace);
+        let index = self.keys.index_of(namespace);
         let mut cmd = redis::cmd("ZRANGEBYLEX");
         cmd.arg(&index).arg(after.map_or_else(|| "-".to_owned(), |after| format!("({after}"))).arg("+");
         cmd.arg("LIMIT").arg(0).arg(limit + 1);
-        let names: Vec<Vec<u8>> = self.shared.query(&cmd).await?;
+        let names: Vec<Vec<u8>> = self.query(&cmd).await?;
         let indexed = names.len();
         let mut queues: Vec<Queue> = names
             .iter()
@@ -102,12 +101,12 @@ impl RedisCore {
         self.trim_dead(&queues).await?;
         let mut figures = redis::pipe();
         for queue in &queues {
-            figures.cmd("LLEN").arg(keys::ready(queue)).cmd("LLEN").arg(keys::dead(queue));
-            figures.cmd("HEXISTS").arg(keys::queues_of(namespace)).arg(queue.name.as_str());
+            figures.cmd("LLEN").arg(self.keys.ready(queue)).cmd("LLEN").arg(self.keys.dead(queue));
+            figures.cmd("HEXISTS").arg(self.keys.queues_of(namespace)).arg(queue.name.as_str());
         }
         let figures = if queues.is_empty() { Vec::new() } else { self.figures(&figures).await? };
         let next = queues.last().filter(|_| more).map(|queue| queue.name.clone());
-        let now = self.clock.now();
+        let now = self.now();
         let mut page = QueuePage { queues: Vec::with_capacity(queues.len()), next };
         let mut gone = Vec::new();
         for (queue, figures) in queues.into_iter().zip(figures.chunks_exact(3)) {
@@ -133,7 +132,7 @@ impl RedisCore {
             for name in &gone {
                 forget.arg(name.as_str());
             }
-            let _: u64 = self.shared.query(&forget).await?;
+            let _: u64 = self.query(&forget).await?;
         }
         Ok(page)
     }

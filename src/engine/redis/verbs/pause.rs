@@ -18,6 +18,7 @@ use crate::clock::Millis;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::micros;
+use crate::engine::redis::link::Lane;
 use crate::engine::redis::pauses::{REMEMBERED, Versions};
 use crate::engine::{MAX_PAUSED, Pause, Pausing};
 use crate::error::{Error, Result};
@@ -36,19 +37,18 @@ impl RedisCore {
             Pausing::Resumed => {
                 let (versions, _) = self.end(std::slice::from_ref(queue), false).await?;
                 self.pauses.change(queue, None, versions);
-                self.common.notifiers.notify(queue);
+                self.tell_ready(queue);
                 return Ok(None);
             }
         };
-        let mut cmd = self.scripts.pause.call(1);
-        cmd.arg(keys::PAUSED).arg(keys::group(queue)).arg(MAX_PAUSED);
+        let mut cmd = self.call(&self.scripts.pause);
+        cmd.key(&self.keys.paused).arg(keys::group(queue)).arg(MAX_PAUSED);
         if let Some(time) = time {
             cmd.arg(micros(time));
         }
-        let sent = self.clock.begin();
-        let (now, until, before, after): (u64, i64, u64, u64) =
-            self.run(&self.shared, &self.scripts.pause, cmd).await?;
-        self.clock.learn(sent, now);
+        let sent = std::time::Instant::now();
+        let (now, until, before, after): (u64, i64, u64, u64) = self.run(Lane::Other, &cmd).await?;
+        self.learn(sent, now);
         let Ok(until) = Millis::try_from(until) else { return Err(Error::TooManyPaused(MAX_PAUSED)) };
         let pause = Pause { until: (until > 0).then_some(until) };
         self.pauses.change(queue, Some(pause), Versions { now, before, after });
@@ -57,22 +57,21 @@ impl RedisCore {
 
     /// Ends pauses; with `only_if_over` those whose time is over. Says of each queue whether it is not paused now.
     async fn end(&self, queues: &[Queue], only_if_over: bool) -> Result<(Versions, Vec<bool>)> {
-        let mut cmd = self.scripts.resume.call(1);
-        cmd.arg(keys::PAUSED).arg(u8::from(only_if_over));
+        let mut cmd = self.call(&self.scripts.resume);
+        cmd.key(&self.keys.paused).arg(u8::from(only_if_over));
         for queue in queues {
             cmd.arg(keys::group(queue));
         }
-        let sent = self.clock.begin();
-        let (now, before, after, ended): (u64, u64, u64, Vec<bool>) =
-            self.run(&self.shared, &self.scripts.resume, cmd).await?;
-        self.clock.learn(sent, now);
+        let sent = std::time::Instant::now();
+        let (now, before, after, ended): (u64, u64, u64, Vec<bool>) = self.run(Lane::Other, &cmd).await?;
+        self.learn(sent, now);
         Ok((Versions { now, before, after }, ended))
     }
 
     /// Every queue that is paused now. Asks the Redis.
     pub async fn all_paused(&self) -> Result<BTreeMap<Queue, Pause>> {
         self.ask_for_pauses().await?;
-        let now = self.clock.now();
+        let now = self.now();
         let mut paused = self.pauses.known.read().paused.clone();
         paused.retain(|_, pause| pause.lasts(now));
         Ok(paused)
@@ -82,14 +81,14 @@ impl RedisCore {
     pub async fn not_paused(&self, queues: &QueueList) -> Result<Vec<Queue>> {
         let queues = queues.queues();
         if self.pauses.believed() {
-            let now = self.clock.now();
+            let now = self.now();
             return Ok(queues.filter(|queue| self.pauses.of(queue, now).is_none()).collect());
         }
         let queues: Vec<Queue> = queues.collect();
         let mut cmd = redis::cmd("HMGET");
-        cmd.arg(keys::PAUSED).arg(queues.iter().map(keys::group).collect::<Vec<_>>());
-        let paused: Vec<Option<Vec<u8>>> = self.consumes.query(&cmd).await?;
-        let now = self.clock.now();
+        cmd.arg(&self.keys.paused).arg(queues.iter().map(keys::group).collect::<Vec<_>>());
+        let paused: Vec<Option<Vec<u8>>> = self.query_on(Lane::Consume, &cmd).await?;
+        let now = self.now();
         let lasts = |until: Vec<u8>| read_pause(&until).is_some_and(|pause| pause.lasts(now));
         let found = queues.into_iter().zip(paused);
         Ok(found.filter(|(_, until)| !until.clone().is_some_and(lasts)).map(|(queue, _)| queue).collect())
@@ -104,7 +103,7 @@ impl RedisCore {
     async fn ask_for_pauses(&self) -> Result<()> {
         let asked = Instant::now();
         let version: Option<Vec<u8>> =
-            self.consumes.query(redis::cmd("HGET").arg(keys::PAUSED).arg("")).await?;
+            self.query_on(Lane::Consume, redis::cmd("HGET").arg(&self.keys.paused).arg("")).await?;
         let version = version.and_then(|text| std::str::from_utf8(&text).ok()?.parse().ok()).unwrap_or(0);
         let same = {
             let mut known = self.pauses.known.write();
@@ -126,7 +125,7 @@ impl RedisCore {
                 known.replace(version, paused, asked)
             };
             self.pauses.earlier.notify_one();
-            resumed.iter().for_each(|queue| self.common.notifiers.notify(queue));
+            resumed.iter().for_each(|queue| self.tell_ready(queue));
         }
         Ok(())
     }
@@ -136,14 +135,14 @@ impl RedisCore {
         let each = |queue: Vec<u8>, until: Vec<u8>| {
             paused.extend(keys::queue_of_group(&queue).zip(read_pause(&until)));
         };
-        self.consumes.scan(keys::PAUSED, each).await?;
+        self.scan(Lane::Consume, &self.keys.paused, each).await?;
         Ok(paused)
     }
 
     /// Ends the pauses whose time is over: notifies of their queues, and forgets them, here and in the Redis. Other
     /// servers do the same, so this is no change that they have to hear of. Answers whether they have all ended.
     async fn end_pauses(&self) -> Result<bool> {
-        let now = self.clock.now();
+        let now = self.now();
         let ended: Vec<Queue> = {
             let known = self.pauses.known.read();
             let over = known.ends.iter().take_while(|(until, _)| *until <= now).take(MOST_ENDED);
@@ -152,7 +151,7 @@ impl RedisCore {
         if ended.is_empty() {
             return Ok(true);
         }
-        ended.iter().for_each(|queue| self.common.notifiers.notify(queue));
+        ended.iter().for_each(|queue| self.tell_ready(queue));
         let (versions, over) = self.end(&ended, true).await?;
         let mut known = self.pauses.known.write();
         for (queue, _) in ended.iter().zip(&over).filter(|(_, over)| **over) {
@@ -179,7 +178,7 @@ fn read_pause(until: &[u8]) -> Option<Pause> {
 
 /// The task that learns of pauses, and ends them.
 pub async fn run(core: Arc<RedisCore>) {
-    let (pauses, closing) = (&core.pauses, core.connections.closing.clone());
+    let (pauses, closing) = (&core.pauses, core.tasks.stopping().clone());
     let ask = async {
         loop {
             let next = Instant::now() + ASK;
@@ -191,8 +190,7 @@ pub async fn run(core: Arc<RedisCore>) {
     let end = async {
         loop {
             let first = pauses.known.read().ends.first().map(|(until, _)| *until);
-            let rest =
-                first.map_or(ASK, |until| Duration::from_millis(until.saturating_sub(core.clock.now())));
+            let rest = first.map_or(ASK, |until| Duration::from_millis(until.saturating_sub(core.now())));
             // The least pause bounds what a clock costs that is behind the Redis's.
             let rest = sleep(rest.clamp(Duration::from_millis(1), ASK));
             let over = tokio::select! {

@@ -6,6 +6,7 @@ use redis::{FromRedisValue, Value};
 use crate::engine::redis::connection::fault::Fault;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::{keys, value};
+use crate::engine::redis::link::Lane;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::name::Queue;
@@ -20,9 +21,9 @@ impl RedisCore {
         let script = &self.scripts.peek;
         let mut skip = 0_i64;
         for _ in 0..MAX_CALLS {
-            let mut cmd = script.call(1);
-            cmd.arg(keys::ready(queue)).arg(keys::job_prefix(queue)).arg(skip);
-            let mut reply: Vec<Value> = self.run(&self.shared, script, cmd).await?;
+            let mut cmd = self.call(script);
+            cmd.key(self.keys.ready(queue)).arg(self.keys.job_prefix(queue)).arg(skip);
+            let mut reply: Vec<Value> = self.run(Lane::Other, &cmd).await?;
             if reply.len() == 6 {
                 let (now, _, id, tries, ttl, stored): (u64, i64, Vec<u8>, u16, i64, Bytes) =
                     FromRedisValue::from_redis_value(Value::Array(reply)).map_err(Fault::from)?;

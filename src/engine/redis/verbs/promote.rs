@@ -1,8 +1,11 @@
 //! Promote: makes a delayed job ready before its time. One step: what a producer's key names is looked up before it, and
 //! the step finds out whether the job still has the key.
 
+use std::time::Instant;
+
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
+use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::wrong_type;
 use crate::engine::{By, Detail, Promoted};
 use crate::error::{Error, Result};
@@ -18,25 +21,25 @@ impl RedisCore {
         let (id, key) = match by {
             By::Id(id) => (id, ""),
             By::Key(key) => {
-                let record = keys::job_key(queue, key);
-                let id: Option<Vec<u8>> = self.shared.query(redis::cmd("GET").arg(record)).await?;
+                let record = self.keys.job_key(queue, key);
+                let id: Option<Vec<u8>> = self.query(redis::cmd("GET").arg(record)).await?;
                 let Some(id) = id.and_then(|id| keys::job_id(&id)) else { return Ok(Promoted::NotFound) };
                 (id, key.as_str())
             }
         };
-        let script = &self.scripts.promote;
         for _ in 0..ATTEMPTS {
-            let mut cmd = script.call(4);
-            cmd.arg(keys::TIMER_SET).arg(keys::job(queue, &id)).arg(keys::ready(queue));
-            cmd.arg(keys::details(queue, &id)).arg(keys::member_prefix(queue)).arg(id.to_string()).arg(key);
+            let mut cmd = self.call(&self.scripts.promote);
+            cmd.key(&self.keys.timer_set).key(self.keys.job(queue, &id));
+            cmd.key(self.keys.ready(queue)).key(self.keys.details(queue, &id));
+            cmd.arg(keys::member_prefix(queue)).arg(id.to_string()).arg(key);
             cmd.arg(last_second_of_lmstfy(&id));
-            let sent = self.clock.begin();
-            let (now, what): (u64, String) = self.run(&self.shared, script, cmd).await?;
-            self.clock.learn(sent, now);
+            let sent = Instant::now();
+            let (now, what): (u64, String) = self.run(Lane::Other, &cmd).await?;
+            self.learn(sent, now);
             match &*what {
                 "ready" => {
                     self.common.handed_out.release(id, now);
-                    self.common.notifiers.notify(queue);
+                    self.tell_ready(queue);
                     return Ok(Promoted::Done);
                 }
                 "gone" => return Ok(Promoted::NotFound),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::Value;
 
@@ -11,7 +11,7 @@ use crate::engine::Pumped;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
-use crate::engine::redis::link::Link;
+use crate::engine::redis::link::{Common, Lane};
 use crate::error::Result;
 
 /// How many jobs one script call moves. Larger batches gain nothing, and the Redis serves nobody else meanwhile.
@@ -20,19 +20,19 @@ const BATCH: usize = 200;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// What the script says: now, how many left the timer, how long until the next, garbage, how many were put off, the
-/// queues that got ready jobs, and what [`Link::tell_ended`] reads.
+/// queues that got ready jobs, and what [`Common::tell_ended`] reads.
 type PumpAnswer = (u64, usize, i64, u64, u64, Vec<Vec<u8>>, Vec<Value>);
 
 impl RedisCore {
     /// Moves due jobs. Once a second it has a look for destroys that were not finished.
     pub async fn pump(self: &Arc<RedisCore>) -> Result<Pumped> {
-        let mut cmd = self.scripts.pump.call(1);
-        cmd.arg(keys::TIMER_SET).arg(BATCH).arg(self.dead_ttl.as_millis() as u64);
+        let mut cmd = self.call(&self.scripts.pump);
+        cmd.key(&self.keys.timer_set).arg(BATCH).arg(self.dead_ttl.as_millis() as u64);
         self.next_due.pump_begins();
-        let sent = self.clock.begin();
+        let sent = Instant::now();
         let (now, moved, next, garbage, put_off, ready, ended): PumpAnswer =
-            self.run(&self.pumps, &self.scripts.pump, cmd).await?;
-        self.clock.learn(sent, now);
+            self.run(Lane::Pump, &cmd).await?;
+        self.learn(sent, now);
         if self.looked_for_dropped.load(Ordering::Relaxed).abs_diff(now) >= 1_000_000 {
             self.looked_for_dropped.store(now, Ordering::Relaxed);
             self.spawn_finisher();
@@ -47,7 +47,7 @@ impl RedisCore {
                 "put off jobs whose queue's key is not a list"
             );
         }
-        self.tell_ended(ended)?;
+        self.common.tell_ended(ended)?;
         for queue in ready.iter().filter_map(|group| keys::queue_of_group(group)) {
             self.common.notifiers.notify(&queue);
         }
@@ -57,14 +57,14 @@ impl RedisCore {
     }
 }
 
-impl Link {
+impl Common {
     /// What a pump says of hand-overs that have ended: per queue how many jobs are ready again, and how many died.
     pub fn tell_ended(&self, ended: Vec<Value>) -> Outcome<()> {
         for of in ended.chunks_exact(3) {
             let (name, again, died): (Vec<u8>, u64, u64) =
                 redis::from_redis_value(Value::Array(of.to_vec()))?;
             let Some(queue) = keys::queue_of_group(&name) else { continue };
-            self.common.observers.tell(|observer| {
+            self.observers.tell(|observer| {
                 observer.redelivered(&queue, again);
                 observer.died(&queue, died);
             });

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::engine::Quotas;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::core::RedisCore;
-use crate::engine::redis::layout::keys;
+use crate::engine::redis::link::Lane;
 use crate::error::Result;
 use crate::name::Namespace;
 
@@ -55,12 +55,12 @@ impl RedisCore {
         self.scripts.count(!quotas.is_empty());
         let mut new = 0;
         for chunk in most.iter().collect::<Vec<_>>().chunks(CHUNK) {
-            let mut call = self.scripts.set_quotas.call(1);
-            call.arg(keys::USED);
+            let mut call = self.call(&self.scripts.set_quotas);
+            call.key(&self.keys.used);
             for (name, most) in chunk {
                 call.arg(name).arg(most);
             }
-            new += self.run::<u64>(&self.shared, &self.scripts.set_quotas, call).await?;
+            new += self.run::<u64>(Lane::Other, &call).await?;
         }
         let counted = quotas.iter().filter(|(_, quota)| quota.counts_jobs()).map(|(name, _)| name.clone());
         let counted: Vec<Namespace> = counted.collect();
@@ -84,7 +84,7 @@ impl RedisCore {
     async fn namespaces_with_quota(&self) -> Outcome<Vec<String>> {
         let mut names = Vec::new();
         let each = |field, _| names.extend(String::from_utf8(field).ok().filter(|name| !name.contains('/')));
-        self.shared.scan(keys::USED, each).await?;
+        self.scan(Lane::Other, &self.keys.used, each).await?;
         Ok(names)
     }
 
@@ -96,13 +96,14 @@ impl RedisCore {
         let mut all: Vec<([f64; 2], Option<Used>)> = vec![([0.0; 2], None); namespaces.len()];
         loop {
             let began = Instant::now();
-            let mut call = self.scripts.recount.call(2);
-            call.arg(keys::USED).arg(keys::USED_TURN).arg(&self.quotas.server).arg(TURN.as_millis() as u64);
-            call.arg(cursor).arg(PART).arg(keys::BASES[0]);
+            let mut call = self.call(&self.scripts.recount);
+            call.key(&self.keys.used).key(&self.keys.used_turn);
+            call.arg(&self.quotas.server).arg(TURN.as_millis() as u64);
+            call.arg(cursor).arg(PART);
             for name in namespaces {
                 call.arg(name.as_str());
             }
-            let answer: Vec<i128> = self.run(&self.shared, &self.scripts.recount, call).await?;
+            let answer: Vec<i128> = self.run(Lane::Other, &call).await?;
             let Some((next, of_each)) = answer.split_first() else { return Ok(false) };
             let (of_each, []) = of_each.as_chunks::<4>() else { return Err(Fault::unreadable("recount")) };
             for ((estimate, last), of) in all.iter_mut().zip(of_each) {
@@ -122,15 +123,15 @@ impl RedisCore {
             }
             sleep((began.elapsed() * REST).clamp(LEAST_REST, MOST_REST)).await;
         }
-        let mut call = self.scripts.recounted.call(2);
-        call.arg(keys::USED).arg(keys::USED_TURN).arg(&self.quotas.server);
+        let mut call = self.call(&self.scripts.recounted);
+        call.key(&self.keys.used).key(&self.keys.used_turn).arg(&self.quotas.server);
         for (name, (estimate, last)) in namespaces.iter().zip(all) {
             call.arg(name.as_str());
             for (estimate, last) in estimate.iter().zip(last.unwrap_or_default()) {
                 call.arg(estimate.round() as i64 - last);
             }
         }
-        self.run(&self.shared, &self.scripts.recounted, call).await
+        self.run(Lane::Other, &call).await
     }
 }
 
@@ -160,5 +161,5 @@ pub async fn run(core: Arc<RedisCore>) {
             pause = if woken { SOON } else { PAUSE }.max(began.elapsed() * 3);
         }
     };
-    core.connections.closing.run_until_cancelled(count).await;
+    core.tasks.stopping().run_until_cancelled(count).await;
 }

@@ -10,6 +10,7 @@ use crate::engine::redis::connection::fault::Fault;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
+use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::{read, wrong_type};
 use crate::engine::{Revival, Revived};
 use crate::error::{Error, Result};
@@ -81,24 +82,25 @@ impl RedisCore {
         revival: Revival,
     ) -> Result<(Revived, bool)> {
         let script = &self.scripts.respawn_job;
-        let mut cmd = script.call(4);
-        cmd.arg(keys::dead(queue)).arg(keys::ready(queue)).arg(keys::TIMER_SET).arg(keys::job(queue, id));
+        let mut cmd = self.call(script);
+        cmd.key(self.keys.dead(queue)).key(self.keys.ready(queue));
+        cmd.key(&self.keys.timer_set).key(self.keys.job(queue, id));
         cmd.arg(id.to_string()).arg(reach).arg(revival.tries.get()).arg(micros(revival.delay));
         cmd.arg(revival.ttl.map_or(0, ttl_millis)).arg(keys::member_prefix(queue));
-        cmd.arg(keys::group(queue)).arg(&keys::BASES);
-        let sent = self.clock.begin();
-        let reply: Vec<Value> = self.run(&self.shared, script, cmd).await?;
+        cmd.arg(keys::group(queue));
+        let sent = std::time::Instant::now();
+        let reply: Vec<Value> = self.run(Lane::Other, &cmd).await?;
         let [now, what, more @ ..] = reply.as_slice() else {
             return Err(Fault::unreadable("respawn_job").into());
         };
-        self.clock.learn(sent, read(now)?);
+        self.learn(sent, read(now)?);
         Ok(match (&*read::<String>(what)?, more) {
             ("done", [due, ready]) => {
                 let due: u64 = read(due)?;
                 if read(ready)? {
-                    self.common.notifiers.notify(queue);
+                    self.tell_ready(queue);
                 } else {
-                    self.next_due.stored(due);
+                    self.stored(due);
                 }
                 (Revived::Done { due_at: due / 1000 }, false)
             }

@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 
 use redis::{Arg, Cmd, Value};
 
-use super::publish::{Step, answer_of_publish, check, read_placed, unreadable};
+use super::publish::{answer_of_publish, check, read_placed, unreadable};
 use crate::clock::Millis;
 use crate::engine::batch::{BatchSize, Call};
 use crate::engine::redis::batches::{arrival_of, carry_all};
-use crate::engine::redis::connection::fault::{Fault, Outcome};
-use crate::engine::redis::connection::shared::first_up;
+use crate::engine::redis::cluster::ask;
+use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::fields::Fields;
-use crate::engine::redis::layout::keys;
+use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::read;
 use crate::engine::{
     Cursor, DueList, DueSchedules, How, Landed, Placed, ScheduleId, ScheduleList, SchedulePage,
@@ -72,39 +73,37 @@ impl RedisCore {
         arrived: Instant,
         steps: Arc<Vec<ScheduleStep>>,
     ) -> Result<Vec<Result<Option<Stepped>>>> {
-        let (mut all_keys, mut args): (Vec<Vec<u8>>, Vec<Vec<u8>>) = (Vec::new(), Vec::new());
+        let mut call = self.call(&self.scripts.step_schedule);
+        call.key(&self.keys.schedules).key(&self.keys.due).key(&self.keys.schedule_bytes);
         // Queues whose names the job of each step records.
         let mut new = Vec::with_capacity(steps.len());
         for step in &*steps {
             let job = step.job().map(|job| self.keyed_step(job, false)).transpose()?;
-            let (job_keys, job_args) = job.as_ref().map_or_else(Default::default, |job| split(&job.cmd));
-            all_keys.extend(
-                [keys::schedule(&step.id), keys::schedules_of(&step.id.namespace)].map(String::into_bytes),
-            );
-            args.push(fields_of(step, (job_keys.len(), job_args.len()), landed_line).to_arg());
-            all_keys.extend(job_keys);
-            args.extend(job_args);
-            new.push(job.map(|Step { new, .. }| new).unwrap_or_default());
+            let (job_keys, job_args) = job.as_ref().map_or_else(Default::default, |job| job.call.parts());
+            call.key(self.keys.schedule(&step.id)).key(self.keys.schedules_of(&step.id.namespace));
+            call.arg(fields_of(step, (job_keys.len(), job_args.len()), landed_line).to_arg());
+            call.key(job_keys).arg(job_args);
+            new.push(job.map(|job| job.new).unwrap_or_default());
         }
-        let mut cmd = self.scripts.step_schedule.call(3 + all_keys.len());
-        cmd.arg(keys::SCHEDULES).arg(keys::DUE).arg(keys::SCHEDULE_BYTES).arg(all_keys).arg(args);
-        let [first, second] = &self.publish_connections;
-        let connection =
-            first_up(if own == 0 { [second, first] } else { [first, second] }).await.map_err(Error::from)?;
-        let clock = self.clock.begin();
-        let exchange = {
-            let (core, mut redis) = (self.clone(), connection.redis.clone());
-            async move { core.run_script(&mut redis, &core.scripts.step_schedule, cmd, arrived).await }
-        };
+        call.arrived_at(arrived);
         // Whoever is told of an error looks again before the next step: nothing need be taken back.
-        let late = || None::<fn(Value) -> std::future::Ready<()>>;
-        let reply: Vec<Value> =
-            redis::from_redis_value(self.exchange(&connection, arrived, exchange, late).await?)
-                .map_err(|e| Error::from(Fault::from(e)))?;
+        let clock = Instant::now();
+        let lane = Lane::Publish(own + 1);
+        let reply: Vec<Value> = ask!(self.attempts(lane), |link| async {
+            let connection = link.connection(lane).await?;
+            let exchange = {
+                let (through, mut redis, call) = (link.clone(), patient(&connection), call.clone());
+                async move { through.send(&mut redis, &call).await }
+            };
+            let late = || None::<fn(Value) -> std::future::Ready<()>>;
+            let reply = link.exchange(&connection, arrived, exchange, late).await?;
+            Ok(redis::from_redis_value(reply)?)
+        })
+        .map_err(Error::from)?;
         let Some((now, told)) = reply.split_first().filter(|(_, told)| told.len() == steps.len()) else {
             return Err(unreadable().into());
         };
-        self.clock.learn(clock, read(now)?);
+        self.learn(clock, read(now)?);
         let told = steps.iter().zip(&new).zip(told);
         told.map(|((step, new), told)| Ok(self.told_of(step, new, told)?)).collect()
     }
@@ -117,8 +116,8 @@ impl RedisCore {
             ("done", [revision, number, _, landed]) => {
                 let landed = read_landed(&read::<Vec<u8>>(landed)?)?;
                 if landed.is_some() {
-                    new.iter().for_each(|queue| self.recorded_queues.add(queue.clone()));
-                    step.queue().iter().for_each(|queue| self.common.notifiers.notify(queue));
+                    new.iter().for_each(|queue| self.recorded_queues.add(self.partition, queue.clone()));
+                    step.queue().iter().for_each(|queue| self.tell_ready(queue));
                 }
                 Stepped::Done {
                     version: ScheduleVersion { revision: read(revision)?, step: read(number)? },
@@ -139,14 +138,17 @@ impl RedisCore {
     /// A page of a namespace's schedules.
     pub async fn list_schedules(&self, namespace: &Namespace, list: &ScheduleList) -> Result<SchedulePage> {
         let (from, to, limit, bodies) = bounds_of(list);
-        let mut cmd = self.scripts.list_schedules.call(1);
-        cmd.arg(keys::schedules_of(namespace)).arg(keys::schedule_prefix(namespace)).arg(from).arg(to);
+        let mut cmd = self.call(&self.scripts.list_schedules);
+        cmd.key(self.keys.schedules_of(namespace))
+            .arg(self.keys.schedule_prefix(namespace))
+            .arg(from)
+            .arg(to);
         cmd.arg(limit).arg(u8::from(bodies)).arg(MOST_BYTES);
-        let sent = self.clock.begin();
-        let reply: Vec<Value> = self.run(&self.shared, &self.scripts.list_schedules, cmd).await?;
+        let sent = Instant::now();
+        let reply: Vec<Value> = self.run(Lane::Other, &cmd).await?;
         let [now, more, rows @ ..] = &reply[..] else { return Err(unreadable().into()) };
         let now: u64 = read(now)?;
-        self.clock.learn(sent, now);
+        self.learn(sent, now);
         let id_of =
             |name: &str| Some(ScheduleId { namespace: namespace.clone(), name: ScheduleName::parse(name)? });
         let row = |row: &Value| Ok(read_row(row, id_of, read_landed)?.stored);
@@ -158,14 +160,14 @@ impl RedisCore {
 
     /// The schedules that are due.
     pub async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
-        let mut cmd = self.scripts.due_schedules.call(2);
-        cmd.arg(keys::DUE).arg(keys::SCHEDULES).arg(keys::SCHEDULE_BASE);
+        let mut cmd = self.call(&self.scripts.due_schedules);
+        cmd.key(&self.keys.due).key(&self.keys.schedules).arg(&self.keys.schedule_base);
         let from = if let DueList::Ever { from, .. } = &list { from.as_ref() } else { None };
-        args_of_due(&mut cmd, &list, from.map(|Cursor(at)| &**at));
-        let sent = self.clock.begin();
-        let reply: Vec<Value> = self.run(&self.pumps, &self.scripts.due_schedules, cmd).await?;
+        cmd.arg(&args_of_due(&list, from.map(|Cursor(at)| &**at)));
+        let sent = Instant::now();
+        let reply: Vec<Value> = self.run(Lane::Pump, &cmd).await?;
         let Due { list, scan, .. } = read_due(&reply, read_landed)?;
-        self.clock.learn(sent, list.now * 1000);
+        self.learn(sent, list.now * 1000);
         Ok(DueSchedules { more: scan.map(Cursor), ..list })
     }
 }
@@ -192,13 +194,13 @@ pub fn id_of_member(member: &str) -> Option<ScheduleId> {
 }
 
 /// What lua/due_schedules.lua takes to say which. `from` is where a scan of all goes on.
-pub fn args_of_due(cmd: &mut Cmd, list: &DueList, from: Option<&str>) {
-    let is_scan = matches!(list, DueList::Ever { .. });
-    cmd.arg(list.limit()).arg(if is_scan { from.unwrap_or("0") } else { "" }).arg(MOST_BYTES);
-    match list {
-        DueList::Within(_, time) => cmd.arg(time.as_millis() as u64),
-        DueList::Now(_) | DueList::Ever { .. } => cmd.arg(""),
+pub fn args_of_due(list: &DueList, from: Option<&str>) -> [String; 4] {
+    let from = if let DueList::Ever { .. } = list { from.unwrap_or("0") } else { "" };
+    let within = match list {
+        DueList::Within(_, time) => time.as_millis().to_string(),
+        DueList::Now(_) | DueList::Ever { .. } => String::new(),
     };
+    [list.limit().to_string(), from.to_owned(), MOST_BYTES.to_string(), within]
 }
 
 /// What lua/due_schedules.lua answers.

@@ -5,10 +5,11 @@ use std::time::Duration;
 use redis::{FromRedisValue, Pipeline, RedisResult, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
-use crate::engine::redis::link::Link;
+use crate::engine::redis::link::{Lane, Link};
 use crate::engine::{QueueSize, Size, SizeOf, Stats};
 use crate::error::Result;
 use crate::name::{Namespace, Queue, QueueName};
@@ -43,23 +44,23 @@ impl RedisCore {
     /// How many elements the ready list has; or the dead letter, and the id of its oldest.
     pub async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
         if of == SizeOf::Ready {
-            let jobs = self.shared.query(redis::cmd("LLEN").arg(keys::ready(queue))).await?;
+            let jobs = self.query(redis::cmd("LLEN").arg(self.keys.ready(queue))).await?;
             return Ok(Size { jobs, head: None });
         }
         self.trim_dead(std::slice::from_ref(queue)).await?;
-        let key = keys::dead(queue);
+        let key = self.keys.dead(queue);
         let mut both = redis::pipe();
         both.cmd("LLEN").arg(&key).cmd("LINDEX").arg(&key).arg(-1);
-        let (jobs, head): (u64, Option<Vec<u8>>) = self.shared.query_all(&both).await?;
+        let (jobs, head): (u64, Option<Vec<u8>>) = self.query_all(&both).await?;
         Ok(Size { jobs, head: head.and_then(|element| keys::id_of_element(&element)) })
     }
 
     /// Every known queue. Names that are none, which another program left, are passed over.
     async fn queues(&self) -> Result<Vec<Queue>> {
         let mut queues = Vec::new();
-        for namespace in self.fields(keys::NAMESPACES).await? {
+        for namespace in self.fields(&self.keys.namespaces).await? {
             let Ok(namespace) = Namespace::parse(&namespace) else { continue };
-            for name in self.fields(&keys::queues_of(&namespace)).await? {
+            for name in self.fields(&self.keys.queues_of(&namespace)).await? {
                 if let Ok(name) = QueueName::parse_for_consume(&name) {
                     queues.push(Queue { namespace: namespace.clone(), name });
                 }
@@ -74,7 +75,7 @@ impl RedisCore {
     /// The names of the fields of a hash.
     async fn fields(&self, key: &str) -> Result<Vec<String>> {
         let mut fields = Vec::new();
-        self.shared.scan(key, |field, _| fields.extend(String::from_utf8(field))).await?;
+        self.scan(Lane::Other, key, |field, _| fields.extend(String::from_utf8(field))).await?;
         Ok(fields)
     }
 
@@ -82,19 +83,19 @@ impl RedisCore {
     pub async fn stats(&self) -> Result<Stats> {
         let queues = self.queues().await?;
         let mut of_timers = redis::pipe();
-        of_timers.cmd("ZCARD").arg(keys::TIMER_SET);
-        of_timers.cmd("ZRANGE").arg(keys::TIMER_SET).arg(0).arg(0).arg("WITHSCORES");
-        let (timers, first): (u64, Vec<Value>) = self.shared.query_all(&of_timers).await?;
+        of_timers.cmd("ZCARD").arg(&self.keys.timer_set);
+        of_timers.cmd("ZRANGE").arg(&self.keys.timer_set).arg(0).arg(0).arg("WITHSCORES");
+        let (timers, first): (u64, Vec<Value>) = self.query_all(&of_timers).await?;
         let mut sizes = Vec::with_capacity(queues.len());
         for chunk in queues.chunks(CHUNK) {
             self.trim_dead(chunk).await?;
             let (mut lens, mut heads) = (redis::pipe(), redis::pipe());
             for queue in chunk {
-                lens.cmd("LLEN").arg(keys::ready(queue)).cmd("LLEN").arg(keys::dead(queue));
-                heads.cmd("LINDEX").arg(keys::ready(queue)).arg(-1);
+                lens.cmd("LLEN").arg(self.keys.ready(queue)).cmd("LLEN").arg(self.keys.dead(queue));
+                heads.cmd("LINDEX").arg(self.keys.ready(queue)).arg(-1);
             }
             let (lens, heads) = (self.figures(&lens).await?, self.figures::<Option<Vec<u8>>>(&heads).await?);
-            let now = self.clock.now();
+            let now = self.now();
             let age = |element: &Option<Vec<u8>>| {
                 let id = keys::id_of_element(element.as_ref()?)?;
                 Some(Duration::from_millis(now.saturating_sub(id.first_due())))
@@ -110,21 +111,19 @@ impl RedisCore {
                 head: head.as_deref().map(xxh3_64),
             }));
         }
-        let overdue = first_due(&first).and_then(|due| self.clock.now_micros().checked_sub(due));
+        let overdue = first_due(&first).and_then(|due| self.now_micros().checked_sub(due));
         let overdue = overdue.filter(|late| *late > 0).map(Duration::from_micros);
-        Ok(Stats { timers, overdue, queues: sizes, gauges: self.gauges().await })
+        Ok(Stats { timers, overdue, queues: sizes, gauges: self.place.gauges().await })
     }
 
     /// Answers each of which is of a list, of which the key may be of another type.
     pub async fn figures<T: FromRedisValue + Default>(&self, asked: &Pipeline) -> Outcome<Vec<T>> {
         let mut asked = asked.clone();
         asked.ignore_errors();
-        self.shared
-            .with(async |conn| {
-                let answers: Vec<RedisResult<T>> = asked.query_async(conn).await?;
-                answers.into_iter().map(of_a_list).collect()
-            })
-            .await
+        ask!(self.attempts(Lane::Other), |link| link.shared.with(async |conn| {
+            let answers: Vec<RedisResult<T>> = asked.query_async(conn).await?;
+            answers.into_iter().map(of_a_list).collect()
+        }))
     }
 }
 

@@ -32,7 +32,7 @@ const QUEUES: u64 = 2;
 
 /// What one script call says: now, how many left the timers, how long until the next, the queues that got ready jobs
 /// and since when the first of them is, jobs and bytes that have ended, queues that were forgotten, the same for each namespace, and what
-/// [`Link::tell_ended`](crate::engine::redis::link::Link::tell_ended) reads; for how long another server has the lease; how
+/// [`Common::tell_ended`](crate::engine::redis::link::Common::tell_ended) reads; for how long another server has the lease; how
 /// many queues were spread that are at home there, parts of publishes that wait for too long, and whether more jobs have
 /// ended.
 type PumpAnswer = (
@@ -119,9 +119,7 @@ impl CompactCore {
         for id in staged {
             self.settle_later(partition, id);
         }
-        if let Some(link) = self.link(partition) {
-            link.tell_ended(ended)?;
-        }
+        self.common.tell_ended(ended)?;
         for (name, since) in ready {
             if let Some(queue) = queue_of_group(&name) {
                 self.tell_ready(partition, &queue, since);

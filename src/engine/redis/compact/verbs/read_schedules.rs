@@ -204,7 +204,7 @@ impl CompactCore {
     /// Those of a partition.
     async fn due_in(&self, home: Partition, list: &DueList, from: Option<&str>) -> Outcome<Due> {
         let mut cmd = self.call(&self.scripts.due_schedules, home);
-        args_of_due(&mut cmd, list, from);
+        cmd.arg(&args_of_due(list, from));
         let sent = Instant::now();
         let reply: Vec<Value> = self.ask(home, Lane::Pump, &self.scripts.due_schedules, cmd).await?;
         let due = read_due(&reply, |bytes| read_landed(home, bytes))?;

@@ -10,19 +10,18 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::Cmd;
-
-use self::script::{ScriptAnswer, Stored, placed_plain, read_keyed, read_plain};
-pub use self::script::{Step, answer_of_publish, jobs_of, read_placed, unreadable};
+pub use self::script::{PublishOutcome, answer_of_publish, jobs_of, read_placed, unreadable};
+use self::script::{PublishStep, Stored};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{Call, Reply};
-use crate::engine::redis::batches::{Plain, arrival_of, bytes_of};
+use crate::engine::redis::batches::{Plain, answer_each, arrival_of, bytes_of};
+use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::connection::open::Connection;
-use crate::engine::redis::connection::shared::first_up;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::in_time::patient;
-use crate::engine::redis::layout::{keys, value};
+use crate::engine::redis::layout::value;
+use crate::engine::redis::link::{Lane, Link};
 use crate::engine::redis::reply::{id_taken, wrong_type};
 use crate::engine::{How, Placed, Placing, Publication, Published};
 use crate::error::{Error, Result};
@@ -37,13 +36,6 @@ pub const STAGED: Duration = Duration::from_secs(600);
 /// No job is due later, in the year 2255: Lua's numbers are exact so far, with room to count on. HTTP asks for 136
 /// years at most.
 pub const LATEST: Millis = ((1 << 53) - (1 << 30)) / 1000;
-
-/// Takes the answers to several calls, one after the other, in the order of the calls.
-pub type Answer<'a> = &'a mut (dyn FnMut(Result<Published>) + Send);
-
-pub fn answer_all(calls: &[Publication], error: &Error, answer: Answer<'_>) {
-    calls.iter().for_each(|_| answer(Err(error.clone())));
-}
 
 pub fn is_plain(publication: &Publication) -> bool {
     publication.once.is_none() && publication.jobs.iter().all(|job| job.key.is_none() && job.at.is_none())
@@ -101,6 +93,9 @@ pub fn calls_to_send(batch: Vec<Call<Plain, Published>>) -> (Vec<Publication>, V
     (calls, replies)
 }
 
+/// What a node answers to a publish: when, the outcome, and the queues whose names it has recorded.
+type Answered = (Micros, PublishOutcome, Vec<Queue>);
+
 impl RedisCore {
     /// Stores what a publication has, all of it or nothing.
     pub async fn publish(self: &Arc<Self>, publication: Publication) -> Result<Published> {
@@ -121,181 +116,143 @@ impl RedisCore {
             let Some((once, first)) = once else { return Err(error) };
             return self.recall(&first.job.queue, once).await?.ok_or(error);
         }
-        let arrived = Instant::now();
-        let connection = self.shared.connection().await?;
-        let mut answer = None;
-        self.carry(&connection, arrived, &[publication], &mut |told| answer = Some(told)).await;
-        answer.unwrap_or_else(|| Err(unreadable().into()))
+        let mut answers = self.publish_together(Lane::Other, Instant::now(), &[publication]).await?;
+        answers.pop().unwrap_or_else(|| Err(unreadable().into()))
     }
 
     /// Publishes a batch, on the connection of this number if that is up, and answers each call.
     pub async fn publish_batch(self: &Arc<Self>, own: usize, batch: Vec<Call<Plain, Published>>) {
         let arrived = arrival_of(&batch);
         let (calls, replies) = calls_to_send(batch);
-        if calls.is_empty() {
-            return;
-        }
-        let mut replies = replies.into_iter();
-        let answer: Answer<'_> = &mut |told| {
-            // A caller that has left needs no answer.
-            let _ = replies.next().map(|reply| reply.send(told));
-        };
-        let [first, second] = &self.publish_connections;
-        match first_up(if own == 0 { [first, second] } else { [second, first] }).await {
-            Ok(connection) => self.carry(&connection, arrived, &calls, answer).await,
-            Err(fault) => answer_all(&calls, &fault.into(), answer),
+        if !calls.is_empty() {
+            answer_each(replies, self.publish_together(Lane::Publish(own), arrived, &calls).await);
         }
     }
 
-    /// Carries several plain calls, or one call of any kind, and answers each. The oldest arrived at `arrived`.
-    async fn carry(
+    /// Publishes several plain calls, or one call of any kind. The oldest arrived at `arrived`. Where some key has the
+    /// wrong type they go one by one, so that only those suffer that name it.
+    async fn publish_together(
         self: &Arc<Self>,
-        connection: &Connection,
+        lane: Lane,
         arrived: Instant,
         calls: &[Publication],
-        answer: Answer<'_>,
-    ) {
+    ) -> Result<Vec<Result<Published>>> {
         let jobs = calls.iter().map(|call| call.jobs.len()).sum();
         self.common.observers.tell(|observer| observer.published_together(jobs));
-        match self.carry_together(connection, arrived, calls, answer).await {
-            Ok(Carried::Answered) => {}
-            Ok(Carried::WrongType) if calls.len() > 1 => {
-                self.carry_each(connection, arrived, calls, answer).await
-            }
-            Ok(Carried::WrongType) => answer(Err(wrong_type())),
-            Err(e) => answer_all(calls, &e, answer),
+        if let Some(answers) = self.publish_once(lane, arrived, calls).await? {
+            return Ok(answers);
         }
-    }
-
-    /// One by one, so that only those suffer that have the key of a wrong type. What comes after the end of the
-    /// connection is not sent: each call would wait for as long as the one with which it ended.
-    async fn carry_each(
-        self: &Arc<Self>,
-        connection: &Connection,
-        arrived: Instant,
-        calls: &[Publication],
-        answer: Answer<'_>,
-    ) {
-        let mut end = None;
-        for (i, call) in calls.iter().enumerate() {
-            if connection.lost.is_cancelled() {
-                let end = end.unwrap_or_else(|| Fault::away("the connection was lost").into());
-                return answer_all(&calls[i..], &end, answer);
+        let (mut answers, mut away) = (Vec::with_capacity(calls.len()), None);
+        for call in calls {
+            // Each call would wait for as long as the one that found the Redis away.
+            if let Some(error) = &away {
+                answers.push(Err(Error::clone(error)));
+                continue;
             }
-            match self.carry_together(connection, arrived, std::slice::from_ref(call), answer).await {
-                Ok(Carried::Answered) => {}
-                Ok(Carried::WrongType) => answer(Err(wrong_type())),
-                Err(e) => {
-                    answer(Err(e.clone()));
-                    end = connection.lost.is_cancelled().then_some(e);
+            answers.push(match self.publish_once(lane, arrived, std::slice::from_ref(call)).await {
+                Ok(Some(mut answer)) => answer.pop().unwrap_or_else(|| Err(unreadable().into())),
+                Ok(None) => Err(wrong_type()),
+                Err(error) => {
+                    away = matches!(error, Error::Away(_)).then(|| error.clone());
+                    Err(error)
                 }
-            }
+            });
         }
+        Ok(answers)
     }
 
-    /// In one script call. Answers all calls or, when it fails or some key has the wrong type, none.
-    async fn carry_together(
+    /// Publishes in one script call. `None`: some key has the wrong type, so nothing was stored.
+    async fn publish_once(
         self: &Arc<Self>,
-        connection: &Connection,
+        lane: Lane,
         mut arrived: Instant,
         calls: &[Publication],
-        answer: Answer<'_>,
-    ) -> Result<Carried> {
-        // A call with more bytes than fit is alone in its batch.
-        let staged = self.stage(connection, calls).await;
-        let staged = match staged.inspect_err(|fault| self.connections.report(connection, fault))? {
-            Staged::Taken => {
-                answer(Err(id_taken()));
-                return Ok(Carried::Answered);
-            }
-            Staged::Yes => {
-                // Its caller has waited for each of the steps before, so this one has its own time.
-                arrived = Instant::now();
-                true
-            }
-            Staged::No => false,
-        };
-        let mut step = match calls {
-            [call] if !is_plain(call) => self.keyed_step(call, staged)?,
-            calls => self.plain_step(calls, staged)?,
-        };
-        let (now, outcome) = loop {
-            // Only a keyed one is sent more than once.
-            let cmd = if step.plain { std::mem::take(&mut step.cmd) } else { step.cmd.clone() };
-            match self.send(connection, arrived, calls, step.plain, cmd).await? {
-                (_, ScriptAnswer::SetAside(index)) => {
+    ) -> Result<Option<Vec<Result<Published>>>> {
+        // A call with more bytes than fit is alone in its batch. Its values are stored once, whichever node they are on
+        // when the call itself is sent.
+        let mut staged = None;
+        loop {
+            let answered: Outcome<Answered> = ask!(self.attempts(lane), |link| {
+                self.publish_through(&link, lane, &mut arrived, calls, &mut staged)
+            });
+            match answered? {
+                (_, PublishOutcome::SetAside(index), _) => {
                     let job = jobs_of(calls).nth(index).ok_or_else(unreadable)?;
                     self.finish_set_aside(&job.queue).await?;
-                    arrived = Instant::now(); // as above
+                    arrived = Instant::now(); // its caller has waited for each of the steps before
                 }
-                answered => break answered,
-            }
-        };
-        let (mut refused, placed) = match outcome {
-            ScriptAnswer::Stored { refused, placed } => (refused, placed),
-            ScriptAnswer::Unchanged(published) => {
-                answer(Ok(published));
-                return Ok(Carried::Answered);
-            }
-            ScriptAnswer::Ended => return Err(Error::away("the values were stored too slowly")),
-            ScriptAnswer::WrongType => return Ok(Carried::WrongType),
-            ScriptAnswer::SetAside(_) => return Err(unreadable().into()), // not what the loop ends with
-        };
-        self.common.outage.has_room();
-        self.remember_names(step.new, calls, &refused);
-        let (mut placed, mut delays) = (placed.map(Vec::into_iter), step.delays.into_iter());
-        let mut next = |job: &NewJob| match &mut placed {
-            Some(placed) => placed.next(),
-            None => Some(placed_plain(job, &mut delays, now)),
-        };
-        for (i, call) in calls.iter().enumerate() {
-            match refused.remove(&i) {
-                Some(error) => {
-                    call.jobs.iter().for_each(|placing| _ = next(&placing.job));
-                    answer(Err(error));
-                }
-                None => {
-                    if let Some(old) = &call.replaces {
-                        self.common.handed_out.remove(&old.id);
-                    }
-                    answer(Ok(Published::Done(self.tell_of(call, &mut next, now))));
+                (_, PublishOutcome::WrongType, _) => return Ok(None),
+                (_, PublishOutcome::Unchanged(published), _) => return Ok(Some(vec![Ok(published)])),
+                (now, PublishOutcome::Stored { refused, jobs }, new) => {
+                    self.common.outage.has_room();
+                    self.remember_names(new, calls, &refused);
+                    return Ok(Some(self.tell_of_all(calls, refused, jobs, now)));
                 }
             }
         }
-        Ok(Carried::Answered)
+    }
+
+    /// One attempt of it, through this node. `staged`: whether the values were stored before, once that is known.
+    async fn publish_through(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        lane: Lane,
+        arrived: &mut Instant,
+        calls: &[Publication],
+        staged: &mut Option<bool>,
+    ) -> Outcome<Answered> {
+        let connection = link.connection(lane).await?;
+        if staged.is_none() {
+            let stored = self.stage(link, &connection, calls).await;
+            match stored.inspect_err(|fault| link.connections.report(&connection, fault))? {
+                Ok(is_staged) => {
+                    if is_staged {
+                        *arrived = Instant::now(); // its caller has waited for each of the steps before
+                    }
+                    *staged = Some(is_staged);
+                }
+                Err(refused) => {
+                    let refused = HashMap::from([(0, refused)]);
+                    return Ok((0, PublishOutcome::Stored { refused, jobs: Vec::new() }, Vec::new()));
+                }
+            }
+        }
+        let is_staged = *staged == Some(true);
+        let step = match calls {
+            [call] if !is_plain(call) => self.keyed_step(call, is_staged),
+            calls => self.plain_step(calls, is_staged),
+        };
+        let mut step = step.map_err(|e| Fault::refused(e.to_string()))?;
+        step.call.arrived_at(*arrived);
+        self.send_step(link, &connection, calls, step).await
     }
 
     /// One call of the script. What may be taken back is, when the Redis says too late that it has stored it.
-    async fn send(
+    async fn send_step(
         self: &Arc<Self>,
+        link: &Arc<Link>,
         connection: &Connection,
-        arrived: Instant,
         calls: &[Publication],
-        plain: bool,
-        cmd: Cmd,
-    ) -> Outcome<(Micros, ScriptAnswer)> {
-        let sent = self.clock.begin();
+        step: PublishStep,
+    ) -> Outcome<Answered> {
+        let sent = Instant::now();
+        let PublishStep { call, new, plain } = step;
+        let arrived = call.arrived();
         let exchange = {
-            let (core, mut redis) = (self.clone(), patient(connection));
-            async move {
-                if plain {
-                    read_plain(core.run_script(&mut redis, &core.scripts.publish, cmd, arrived).await?)
-                } else {
-                    read_keyed(core.run_script(&mut redis, &core.scripts.publish_with, cmd, arrived).await?)
-                }
-            }
+            let (through, mut redis) = (link.clone(), patient(connection));
+            async move { PublishOutcome::read(through.send(&mut redis, &call).await?, plain) }
         };
         let late = || {
             let (core, calls) = (self.clone(), names_to_take_back(calls));
-            (!calls.is_empty()).then_some(async move |(_, answer)| {
-                if let ScriptAnswer::Stored { refused, .. } = answer {
+            (!calls.is_empty()).then_some(async move |(_, outcome)| {
+                if let PublishOutcome::Stored { refused, .. } = outcome {
                     core.take_back(calls, &refused).await;
                 }
             })
         };
-        let (now, answer) = self.exchange(connection, arrived, exchange, late).await?;
-        self.clock.learn(sent, now);
-        Ok((now, answer))
+        let (now, outcome) = link.exchange(connection, arrived, exchange, late).await?;
+        link.clock.learn(sent, now);
+        Ok((now, outcome, new))
     }
 
     /// Forgets jobs of calls that were not refused, since their callers were told that they are not stored.
@@ -306,30 +263,46 @@ impl RedisCore {
             return;
         }
         let call = self.forget(jobs.iter().map(|(job, tries)| (job, Some(*tries))));
-        let taken_back: Outcome<u64> = self.run(&self.shared, &self.scripts.ack, call).await;
+        let taken_back: Outcome<u64> = self.run(Lane::Other, &call).await;
         if let Err(fault) = taken_back {
             let (pool, count) = (&*self.common.pool, jobs.len());
             tracing::warn!(pool, count, "jobs are stored that were answered with an error: {fault}");
         }
     }
 
-    /// Tells consumers and the pump of what was stored. `next` says what became of the call's next job.
-    fn tell_of(
+    /// What each call is answered. Consumers and the pump are told of what was stored.
+    fn tell_of_all(
         &self,
-        call: &Publication,
-        next: &mut impl FnMut(&NewJob) -> Option<Stored>,
+        calls: &[Publication],
+        mut refused: HashMap<usize, Error>,
+        jobs: Vec<Stored>,
         now: Micros,
-    ) -> Vec<Placed> {
+    ) -> Vec<Result<Published>> {
+        let mut jobs = jobs.into_iter();
+        let answer = |(i, call): (usize, &Publication)| {
+            let of_call: Vec<Stored> = jobs.by_ref().take(call.jobs.len()).collect();
+            if let Some(error) = refused.remove(&i) {
+                return Err(error);
+            }
+            if let Some(old) = &call.replaces {
+                self.common.handed_out.remove(&old.id);
+            }
+            Ok(Published::Done(self.tell_of(call, of_call, now)))
+        };
+        calls.iter().enumerate().map(answer).collect()
+    }
+
+    /// Tells consumers and the pump of the jobs of a call.
+    fn tell_of(&self, call: &Publication, jobs: Vec<Stored>, now: Micros) -> Vec<Placed> {
         let mut notified: Option<&Queue> = None;
         let mut all = Vec::with_capacity(call.jobs.len());
-        for Placing { job, .. } in &call.jobs {
-            let Some((placed, due)) = next(job) else { break };
+        for (Placing { job, .. }, (placed, due)) in call.jobs.iter().zip(jobs) {
             match due {
                 _ if placed.how == How::Duplicate => {}
-                Some(due) if due > now => self.next_due.stored(due),
+                Some(due) if due > now => self.stored(due),
                 _ if notified == Some(&job.queue) => {}
                 _ => {
-                    self.common.notifiers.notify(&job.queue);
+                    self.tell_ready(&job.queue);
                     notified = Some(&job.queue);
                 }
             }
@@ -345,44 +318,32 @@ impl RedisCore {
                 !refused.contains_key(&i) && call.jobs.iter().any(|placing| placing.job.queue == queue)
             };
             if refused.is_empty() || calls.iter().enumerate().any(stored) {
-                self.recorded_queues.add(queue);
+                self.recorded_queues.add(self.partition, queue);
             }
         }
     }
-}
 
-/// What became of calls that were sent together.
-enum Carried {
-    Answered,
-    /// Some key has the wrong type, so nothing was stored, and none is answered.
-    WrongType,
-}
-
-/// What became of the values of a call before the call itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Staged {
-    /// They fit into one script call.
-    No,
-    Yes,
-    /// An id is stored already.
-    Taken,
-}
-
-impl RedisCore {
-    /// Stores the values of a call that is too large for one script call, under their keys: nobody knows their ids
-    /// yet. When this process ends in between, they end by themselves.
-    async fn stage(&self, connection: &Connection, calls: &[Publication]) -> Outcome<Staged> {
+    /// Stores the values of a call that is too large for one script call, under their keys: nobody knows their ids yet.
+    /// When this process ends in between, they end by themselves. Returns whether it did, or why the call is refused.
+    async fn stage(
+        &self,
+        link: &Link,
+        connection: &Connection,
+        calls: &[Publication],
+    ) -> Outcome<Result<bool>> {
         let alone = matches!(calls, [call] if call.jobs.len() == 1);
         if alone || jobs_of(calls).map(bytes_of).sum::<usize>() <= MAX_VALUES {
-            return Ok(Staged::No);
+            return Ok(Ok(false));
         }
         let redis = &mut connection.redis.clone();
         let mut stored = Vec::new();
-        let mut result = Ok(Staged::Yes);
+        let mut result = Ok(Ok(true));
         let jobs: Vec<&NewJob> = jobs_of(calls).collect();
         let mut jobs = &jobs[..];
         while !jobs.is_empty() {
-            let (mut size, mut keys, mut values) = (0, Vec::new(), Vec::new());
+            let (mut size, mut keys) = (0, Vec::new());
+            let mut call = self.call(&self.scripts.stage);
+            call.arg(STAGED.as_millis() as u64);
             while let Some((job, rest)) = jobs.split_first() {
                 let value = value::encode(&job.id, &job.body, &job.attributes);
                 let value = value.map_err(|e| Fault::refused(e.to_string()))?;
@@ -390,20 +351,15 @@ impl RedisCore {
                     break;
                 }
                 size += value.len();
-                keys.push(keys::job(&job.queue, &job.id));
-                values.push(value);
+                keys.push(self.keys.job(&job.queue, &job.id));
+                call.key(keys.last()).arg(&value[..]);
                 jobs = rest;
             }
-            let mut call = self.scripts.stage.call(keys.len());
-            call.arg(&keys).arg(STAGED.as_millis() as u64);
-            values.iter().for_each(|value| {
-                call.arg(&value[..]);
-            });
-            let reply = self.run_script(redis, &self.scripts.stage, call, Instant::now()).await;
+            let reply = link.send(redis, &call).await;
             match reply.and_then(|reply| Ok(redis::from_redis_value::<(u64, u8)>(reply)?)) {
                 Ok((_, 0)) => stored.extend(keys),
                 Ok(_) => {
-                    result = Ok(Staged::Taken);
+                    result = Ok(Err(id_taken()));
                     break;
                 }
                 Err(fault) => {
@@ -414,11 +370,11 @@ impl RedisCore {
         }
         // What cannot be removed now ends by itself.
         let there = !result.as_ref().is_err_and(|fault| fault.reconnect);
-        if !matches!(result, Ok(Staged::Yes)) && !stored.is_empty() && there {
+        if !matches!(result, Ok(Ok(true))) && !stored.is_empty() && there {
             // By a script that counts. They have no timers.
-            let mut call = self.scripts.ack.call(1 + stored.len());
-            call.arg(keys::TIMER_SET).arg(stored).arg(0);
-            let _ = self.run_script(redis, &self.scripts.ack, call, Instant::now()).await;
+            let mut call = self.call(&self.scripts.ack);
+            call.key(&self.keys.timer_set).key(stored).arg(0);
+            let _ = link.send(redis, &call).await;
         }
         result
     }

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use redis::{Cmd, Value};
+use redis::Value;
 
 use crate::clock::Micros;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::fields::Fields;
+use crate::engine::redis::layout::script_call::ScriptCall;
 use crate::engine::redis::layout::scripts::Script;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
 use crate::engine::redis::layout::{keys, value};
@@ -22,22 +23,21 @@ use crate::name::Queue;
 pub type Stored = (Placed, Option<Micros>);
 
 /// A script call, and what its answer is read with.
-pub struct Step {
-    pub plain: bool,
-    pub cmd: Cmd,
+pub struct PublishStep {
+    pub call: ScriptCall,
     /// The queues whose names it records.
     pub new: Vec<Queue>,
-    /// Of each delayed job of a plain one: how long after the call it is due.
-    pub delays: Vec<Micros>,
+    /// Of each job of a plain one, in order: its id, and how long after the call it is due if it is delayed. `None`: it is
+    /// no plain one.
+    pub plain: Option<Vec<(JobId, Option<Micros>)>>,
 }
 
-pub enum ScriptAnswer {
-    /// All but the refused calls are stored. A plain one says no more.
-    Stored { refused: HashMap<usize, Error>, placed: Option<Vec<Stored>> },
-    /// The only call is answered so, and nothing has changed.
+/// What became of the publications of one script call.
+pub enum PublishOutcome {
+    /// All but the refused ones are stored. Has every job, if it is known what became of any.
+    Stored { refused: HashMap<usize, Error>, jobs: Vec<Stored> },
+    /// The only one is answered so, and nothing has changed.
     Unchanged(Published),
-    /// A value that was stored before has ended.
-    Ended,
     /// A key has the wrong type, so nothing was stored.
     WrongType,
     /// What a destroy has set aside of the queue of this job must be deleted first.
@@ -51,24 +51,26 @@ pub fn jobs_of(calls: &[Publication]) -> impl Iterator<Item = &NewJob> {
 
 impl RedisCore {
     /// The call of lua/publish.lua. Values that are stored already are not sent again, here and below.
-    pub fn plain_step(&self, calls: &[Publication], staged: bool) -> Result<Step> {
+    pub fn plain_step(&self, calls: &[Publication], staged: bool) -> Result<PublishStep> {
         let (lists, list_of) = lists_of(calls);
         let new = self.new_queues(&lists);
         let replaced = || calls.iter().enumerate().filter_map(|(i, call)| Some((i, call.replaces.as_ref()?)));
-        let mut cmd = begin(&self.scripts.publish, &lists, list_of.len(), calls, &new, 0);
+        let mut cmd = self.begin(&self.scripts.publish, &lists, calls, &new);
         cmd.arg(lists.len()).arg(list_of.len()).arg(replaced().count()).arg(u8::from(staged));
         let call_of = calls.iter().enumerate().flat_map(|(i, call)| call.jobs.iter().map(move |_| i));
-        let (mut in_order, mut delays) = (InOrder::default(), Vec::new());
+        let (mut in_order, mut plain) = (InOrder::default(), Vec::with_capacity(list_of.len()));
         for ((job, list), call) in jobs_of(calls).zip(list_of).zip(call_of) {
             let (tries, ttl) = (job.tries.get(), job.ttl.map_or(0, ttl_millis));
+            let mut due_after = None;
             if job.delay.is_zero() {
                 cmd.arg(call).arg(list).arg(ttl).arg(0).arg(keys::element(tries, &job.id));
             } else {
                 let member = keys::member(&job.queue, tries, &job.id);
                 let delay = micros(job.delay) + in_order.later(list, &member);
                 cmd.arg(call).arg(0).arg(ttl).arg(delay).arg(member);
-                delays.push(delay);
+                due_after = Some(delay);
             }
+            plain.push((job.id, due_after));
             let value =
                 if staged { Bytes::new() } else { value::encode(&job.id, &job.body, &job.attributes)? };
             cmd.arg(&value[..]);
@@ -79,22 +81,19 @@ impl RedisCore {
         for queue in &new {
             cmd.arg(queue.namespace.as_str()).arg(queue.name.as_str());
         }
-        Ok(Step { plain: true, cmd, new, delays })
+        Ok(PublishStep { call: cmd, new, plain: Some(plain) })
     }
 
     /// The call of lua/publish_with.lua.
-    pub fn keyed_step(&self, call: &Publication, staged: bool) -> Result<Step> {
+    pub fn keyed_step(&self, call: &Publication, staged: bool) -> Result<PublishStep> {
         let calls = std::slice::from_ref(call);
         let (lists, list_of) = lists_of(calls);
         let new = self.new_queues(&lists);
         let once = call.once.as_ref().zip(call.jobs.first());
-        let more = 1 + usize::from(once.is_some());
-        let mut cmd = begin(&self.scripts.publish_with, &lists, list_of.len(), calls, &new, more);
-        cmd.arg(keys::WITH_DETAILS);
-        let [job_base, details_base, key_base] = keys::BASES;
+        let mut cmd = self.begin(&self.scripts.publish_with, &lists, calls, &new);
+        cmd.key(&self.keys.with_details);
         let mut args = Fields::default();
         args.number("forever", value::FOREVER);
-        args.text("job_base", job_base).text("details_base", details_base).text("key_base", key_base);
         if staged {
             args.number("staged", 1);
         }
@@ -102,7 +101,7 @@ impl RedisCore {
             args.text("replaced", self.known_timer(old));
         }
         if let Some((once, first)) = once {
-            cmd.arg(keys::once(&first.job.queue, &once.key));
+            cmd.key(self.keys.once(&first.job.queue, &once.key));
             args.text("fingerprint", once.fingerprint).number("remembered", REMEMBERED.as_millis() as u64);
         }
         let list = |queue: &&Queue| {
@@ -126,12 +125,37 @@ impl RedisCore {
         for job in jobs_of(calls).filter(|_| !staged) {
             cmd.arg(&value::encode(&job.id, &job.body, &job.attributes)?[..]);
         }
-        Ok(Step { plain: false, cmd, new, delays: Vec::new() })
+        Ok(PublishStep { call: cmd, new, plain: None })
+    }
+
+    /// The call of a script, with the keys that both scripts begin with.
+    fn begin(&self, script: &Script, lists: &[&Queue], calls: &[Publication], new: &[Queue]) -> ScriptCall {
+        let mut call = self.call(script);
+        call.key(&self.keys.timer_set);
+        for queue in lists {
+            call.key(self.keys.ready(queue));
+        }
+        for job in jobs_of(calls) {
+            call.key(self.keys.job(&job.queue, &job.id));
+        }
+        for old in calls.iter().filter_map(|call| call.replaces.as_ref()) {
+            call.key(self.keys.job(&old.queue, &old.id));
+        }
+        for Queue { namespace, .. } in new {
+            call.key(&self.keys.namespaces);
+            call.key(self.keys.queues_of(namespace)).key(self.keys.index_of(namespace));
+        }
+        call
     }
 
     /// Those of these queues whose names are not known to be recorded.
     fn new_queues(&self, lists: &[&Queue]) -> Vec<Queue> {
-        lists.iter().filter(|queue| !self.recorded_queues.has(queue)).copied().cloned().collect()
+        lists
+            .iter()
+            .filter(|queue| !self.recorded_queues.has(self.partition, queue))
+            .copied()
+            .cloned()
+            .collect()
     }
 
     /// The timer member of a job that is to be replaced, if this process knows it.
@@ -152,33 +176,6 @@ fn lists_of(calls: &[Publication]) -> (Vec<&Queue>, Vec<usize>) {
         })
     }));
     (lists, list_of)
-}
-
-/// The call of a script, with the keys that both scripts begin with. `more` keys are to follow.
-fn begin(
-    script: &Script,
-    lists: &[&Queue],
-    jobs: usize,
-    calls: &[Publication],
-    new: &[Queue],
-    more: usize,
-) -> Cmd {
-    let replaced = || calls.iter().filter_map(|call| call.replaces.as_ref());
-    let mut cmd = script.call(1 + lists.len() + jobs + replaced().count() + 3 * new.len() + more);
-    cmd.arg(keys::TIMER_SET);
-    for queue in lists {
-        cmd.arg(keys::ready(queue));
-    }
-    for job in jobs_of(calls) {
-        cmd.arg(keys::job(&job.queue, &job.id));
-    }
-    for old in replaced() {
-        cmd.arg(keys::job(&old.queue, &old.id));
-    }
-    for Queue { namespace, .. } in new {
-        cmd.arg(keys::NAMESPACES).arg(keys::queues_of(namespace)).arg(keys::index_of(namespace));
-    }
-    cmd
 }
 
 /// A job as lua/publish_with.lua takes it.
@@ -235,68 +232,79 @@ pub fn unreadable() -> Fault {
     Fault::unreadable("publish")
 }
 
-/// What lua/publish.lua answers.
-pub fn read_plain(reply: Value) -> Outcome<(Micros, ScriptAnswer)> {
+impl PublishOutcome {
+    /// What the script answers, and when. `plain` has the jobs of a plain one.
+    pub fn read(
+        reply: Value,
+        plain: Option<Vec<(JobId, Option<Micros>)>>,
+    ) -> Outcome<(Micros, PublishOutcome)> {
+        match plain {
+            Some(jobs) => read_plain(reply, jobs),
+            None => read_keyed(reply),
+        }
+    }
+}
+
+/// Values that were stored before have ended.
+fn too_slow() -> Fault {
+    Fault::away("the values were stored too slowly")
+}
+
+/// What lua/publish.lua answers. It does not say what became of each job: a delayed one is due at an even microsecond.
+fn read_plain(reply: Value, jobs: Vec<(JobId, Option<Micros>)>) -> Outcome<(Micros, PublishOutcome)> {
     let refusal = |refused: &u64| {
         let error = if *refused < 1000 { id_taken() } else { over_quota(refused / 1000) };
         ((refused % 1000) as usize, error)
     };
-    let answer = match &redis::from_redis_value::<Vec<u64>>(reply)?[..] {
-        [now, 0, refused @ ..] => {
-            (*now, ScriptAnswer::Stored { refused: refused.iter().map(refusal).collect(), placed: None })
-        }
-        [now, 1, ..] => (*now, ScriptAnswer::WrongType),
-        [now, 2, ..] => (*now, ScriptAnswer::Ended),
+    let (now, refused) = match &redis::from_redis_value::<Vec<u64>>(reply)?[..] {
+        [now, 0, refused @ ..] => (*now, refused.iter().map(refusal).collect()),
+        [now, 1, ..] => return Ok((*now, PublishOutcome::WrongType)),
+        [_, 2, ..] => return Err(too_slow()),
         _ => return Err(unreadable()),
     };
-    Ok(answer)
-}
-
-/// What became of a job of a plain call, which lua/publish.lua does not say. Takes the delay of a delayed one, which is
-/// due at an even microsecond.
-pub fn placed_plain(job: &NewJob, delays: &mut impl Iterator<Item = Micros>, now: Micros) -> Stored {
-    let delay = if job.delay.is_zero() { None } else { delays.next() };
-    let due = delay.map_or(now, |delay| (now + delay).next_multiple_of(2));
-    (Placed { id: job.id, due_at: Some(due / 1000), how: How::New }, Some(due))
+    let stored = |(id, delay): (JobId, Option<Micros>)| {
+        let due = delay.map_or(now, |delay| (now + delay).next_multiple_of(2));
+        (Placed { id, due_at: Some(due / 1000), how: How::New }, Some(due))
+    };
+    Ok((now, PublishOutcome::Stored { refused, jobs: jobs.into_iter().map(stored).collect() }))
 }
 
 /// What lua/publish_with.lua answers.
-pub fn read_keyed(reply: Value) -> Outcome<(Micros, ScriptAnswer)> {
+fn read_keyed(reply: Value) -> Outcome<(Micros, PublishOutcome)> {
     let reply: Vec<Value> = redis::from_redis_value(reply)?;
     let [now, what, rest @ ..] = &reply[..] else { return Err(unreadable()) };
     let first = || rest.first().ok_or_else(unreadable);
     let placed = || read_placed(&read::<String>(first()?)?).ok_or_else(unreadable);
-    let refused =
-        |error| ScriptAnswer::Stored { refused: HashMap::from([(0, error)]), placed: Some(Vec::new()) };
-    let answer = match &*read::<String>(what)? {
-        "done" => ScriptAnswer::Stored { refused: HashMap::new(), placed: Some(placed()?) },
-        "replay" => ScriptAnswer::Unchanged(Published::Replay(
+    let refused = |error| PublishOutcome::Stored { refused: HashMap::from([(0, error)]), jobs: Vec::new() };
+    let outcome = match &*read::<String>(what)? {
+        "done" => PublishOutcome::Stored { refused: HashMap::new(), jobs: placed()? },
+        "replay" => PublishOutcome::Unchanged(Published::Replay(
             placed()?.into_iter().map(|(placed, _)| placed).collect(),
         )),
-        "mismatch" => ScriptAnswer::Unchanged(Published::Mismatch),
+        "mismatch" => PublishOutcome::Unchanged(Published::Mismatch),
         "conflict" => {
             let id: String = read(rest.get(1).ok_or_else(unreadable)?)?;
             let id = JobId::parse(&id).ok_or_else(unreadable)?;
-            ScriptAnswer::Unchanged(Published::Conflict { index: read(first()?)?, id })
+            PublishOutcome::Unchanged(Published::Conflict { index: read(first()?)?, id })
         }
         "taken" => refused(id_taken()),
         "quota" => refused(over_quota(read(first()?)?)),
-        "ended" => ScriptAnswer::Ended,
-        "type" => ScriptAnswer::WrongType,
-        "set_aside" => ScriptAnswer::SetAside(read(first()?)?),
+        "ended" => return Err(too_slow()),
+        "type" => PublishOutcome::WrongType,
+        "set_aside" => PublishOutcome::SetAside(read(first()?)?),
         _ => return Err(unreadable()),
     };
-    Ok((read(now)?, answer))
+    Ok((read(now)?, outcome))
 }
 
 /// What a publication that has stored nothing is answered, by the words of lua/publish_with.lua.
 pub fn answer_of_publish(what: &str, rest: &[Value]) -> Outcome<Result<Published>> {
     let reply = [&[Value::Int(0), Value::SimpleString(what.into())][..], rest].concat();
     match read_keyed(Value::Array(reply))?.1 {
-        ScriptAnswer::Unchanged(published) => Ok(Ok(published)),
-        ScriptAnswer::Stored { mut refused, .. } => Ok(Err(refused.remove(&0).ok_or_else(unreadable)?)),
-        ScriptAnswer::WrongType => Ok(Err(wrong_type())),
-        ScriptAnswer::Ended | ScriptAnswer::SetAside(_) => Err(unreadable()),
+        PublishOutcome::Unchanged(published) => Ok(Ok(published)),
+        PublishOutcome::Stored { mut refused, .. } => Ok(Err(refused.remove(&0).ok_or_else(unreadable)?)),
+        PublishOutcome::WrongType => Ok(Err(wrong_type())),
+        PublishOutcome::SetAside(_) => Err(unreadable()),
     }
 }
 

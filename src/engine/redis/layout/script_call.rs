@@ -1,0 +1,151 @@
+//! One call of a script: which script, with which keys and arguments, and how it is sent. The deadline is added for each
+//! attempt, so a call can be sent again as long as no Redis has begun it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Arg, Cmd, ErrorKind, RedisResult, ServerErrorKind, ToRedisArgs, Value};
+
+use super::scripts::Source;
+use crate::clock::Micros;
+
+/// A call of a script.
+#[derive(Clone, Debug)]
+pub struct ScriptCall {
+    source: Arc<Source>,
+    /// Replicas are to have what it did, where the pool asks for that.
+    lasts: bool,
+    /// When its caller made it: the time it has counts from there.
+    arrived: Instant,
+    /// What every key of its partition begins with.
+    base: Arc<str>,
+    /// A key that nobody writes: a node that migrates the slot rejects the call before it starts.
+    guard: Option<String>,
+    keys: Cmd,
+    args: Cmd,
+}
+
+impl ScriptCall {
+    /// A call in the partition with this base. Every base but the empty one comes with a guard.
+    pub fn new(source: Arc<Source>, lasts: bool, base: &Arc<str>) -> ScriptCall {
+        let guard = (!base.is_empty()).then(|| format!("{base}!"));
+        let (arrived, base) = (Instant::now(), base.clone());
+        ScriptCall { source, lasts, arrived, base, guard, keys: Cmd::new(), args: Cmd::new() }
+    }
+
+    /// Sets when its caller made it, which is now unless this is called.
+    pub fn arrived_at(&mut self, arrived: Instant) -> &mut ScriptCall {
+        self.arrived = arrived;
+        self
+    }
+
+    /// When its caller made it.
+    pub fn arrived(&self) -> Instant {
+        self.arrived
+    }
+
+    /// The next key.
+    pub fn key(&mut self, key: impl ToRedisArgs) -> &mut ScriptCall {
+        self.keys.arg(key);
+        self
+    }
+
+    /// The next argument, or several.
+    pub fn arg(&mut self, arg: impl ToRedisArgs) -> &mut ScriptCall {
+        self.args.arg(arg);
+        self
+    }
+
+    /// Whether replicas are waited for.
+    pub fn lasts(&self) -> bool {
+        self.lasts
+    }
+
+    /// The keys and the arguments, for a script that contains this one.
+    pub fn parts(&self) -> (Vec<&[u8]>, Vec<&[u8]>) {
+        (args_of(&self.keys).collect(), args_of(&self.args).collect())
+    }
+
+    /// The command. The script does nothing once its Redis's clock is past the deadline.
+    fn command(&self, deadline: Micros) -> Cmd {
+        let (keys, args) = (self.keys.args_iter().len(), self.args.args_iter().len());
+        let bytes: usize = args_of(&self.keys).chain(args_of(&self.args)).map(<[u8]>::len).sum();
+        let mut cmd = Cmd::with_capacity(keys + args + 6, bytes + 128);
+        cmd.arg("EVALSHA").arg(&self.source.sha).arg(keys + usize::from(self.guard.is_some()));
+        args_of(&self.keys).for_each(|key| _ = cmd.arg(key));
+        self.guard.iter().for_each(|guard| _ = cmd.arg(guard));
+        args_of(&self.args).for_each(|arg| _ = cmd.arg(arg));
+        cmd.arg(&*self.base).arg(deadline);
+        cmd
+    }
+
+    /// Runs it. A server that does not know the script (it was restarted, or its scripts were flushed) has run nothing,
+    /// so it is told the script and asked once more.
+    pub async fn run(&self, conn: &mut MultiplexedConnection, deadline: Micros) -> RedisResult<Value> {
+        let cmd = self.command(deadline);
+        match conn.send_packed_command(&cmd).await.and_then(Value::extract_error) {
+            Err(e) if is_unknown(&e) => {
+                self.load(conn).await?;
+                conn.send_packed_command(&cmd).await.and_then(Value::extract_error)
+            }
+            answer => answer,
+        }
+    }
+
+    /// The same, and two other commands behind it in the same write: returns what it answers, and what the last one does.
+    pub async fn run_with(
+        &self,
+        conn: &mut MultiplexedConnection,
+        deadline: Micros,
+        [then, last]: [Cmd; 2],
+    ) -> RedisResult<(Value, u64)> {
+        let mut all = redis::pipe();
+        all.add_command(self.command(deadline)).add_command(then).add_command(last);
+        loop {
+            let mut answers = conn.send_packed_commands(&all, 0, 3).await?.into_iter();
+            let mut answer = || answers.next().unwrap_or(Value::Nil).extract_error();
+            let (of_script, _, last) = (answer(), answer(), answer());
+            match of_script {
+                Err(e) if is_unknown(&e) => self.load(conn).await?,
+                of_script => return Ok((of_script?, redis::from_redis_value(last?)?)),
+            }
+        }
+    }
+
+    /// A key in the slot of the call, for a write beside it that replicas can be waited for by.
+    pub fn mark(&self) -> String {
+        format!("{}dormouse/waited", self.base)
+    }
+
+    async fn load(&self, conn: &mut MultiplexedConnection) -> RedisResult<()> {
+        redis::cmd("SCRIPT").arg("LOAD").arg(self.source.text).exec_async(conn).await
+    }
+}
+
+fn args_of(cmd: &Cmd) -> impl Iterator<Item = &[u8]> {
+    cmd.args_iter().filter_map(|arg| if let Arg::Simple(arg) = arg { Some(arg) } else { None })
+}
+
+fn is_unknown(e: &redis::RedisError) -> bool {
+    e.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scripts::Scripts;
+    use super::*;
+
+    fn words(base: &str) -> Vec<String> {
+        let base: Arc<str> = base.into();
+        let mut call = Scripts::default().touch.call_in(&base);
+        call.key("k1").arg(7).key("k2").arg("a");
+        args_of(&call.command(99)).skip(2).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+    }
+
+    #[test]
+    fn a_call_ends_with_its_base_and_its_deadline() {
+        assert_eq!(words(""), ["2", "k1", "k2", "7", "a", "", "99"], "a single Redis has no guard");
+        assert_eq!(words("p{x}"), ["3", "k1", "k2", "p{x}!", "7", "a", "p{x}", "99"]);
+    }
+}

@@ -1,0 +1,146 @@
+//! What operators see of a pushed queue: the JSON of the admin port's routes. No value of a header, and no secret but one
+//! that is new.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::PushState;
+use super::delivery;
+use super::record::{PushRecord, Switch};
+use super::store::{Attempt, PushKey, Seen};
+use crate::clock::Millis;
+use crate::error::LOCKED;
+
+/// A setting and its state.
+#[derive(Clone, Debug, Serialize)]
+pub struct ShownPush {
+    /// As an operator wrote it, with null for each value of a header.
+    #[serde(flatten)]
+    setting: Value,
+    pool: String,
+    namespace: String,
+    queue: String,
+    state: PushState,
+    /// `None` if this server cannot read the record.
+    since: Option<String>,
+    why: String,
+    /// Of a setting that is new.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    secret: Option<String>,
+}
+
+impl ShownPush {
+    pub fn new(key: &PushKey, record: &PushRecord) -> ShownPush {
+        let state = match record.switch {
+            Switch::On => PushState::On,
+            Switch::Paused => PushState::Paused,
+            Switch::Off => PushState::Off,
+        };
+        let since = Some(delivery::time(record.since));
+        ShownPush::of(key, record.setting.to_json(false), state, since, &record.why)
+    }
+
+    /// Of a record that no key of this server opens: its setting as it is stored.
+    pub fn locked(key: &PushKey, setting: Value) -> ShownPush {
+        ShownPush::of(key, setting, PushState::Locked, None, LOCKED)
+    }
+
+    fn of(key: &PushKey, setting: Value, state: PushState, since: Option<String>, why: &str) -> ShownPush {
+        ShownPush {
+            setting,
+            pool: key.pool.to_string(),
+            namespace: key.queue.namespace.to_string(),
+            queue: key.queue.name.to_string(),
+            state,
+            since,
+            why: why.to_owned(),
+            secret: None,
+        }
+    }
+
+    /// The same with its secret, which is shown once.
+    pub fn with_secret(self, secret: &str) -> ShownPush {
+        ShownPush { secret: Some(secret.to_owned()), ..self }
+    }
+
+    /// The same while the breaker of a server is open, if jobs are to be sent at all.
+    fn with_open(self, since: Option<Millis>) -> ShownPush {
+        match (self.state, since) {
+            (PushState::On, Some(since)) => ShownPush {
+                state: PushState::Open,
+                since: Some(delivery::time(since)),
+                why: "the endpoint is down; nothing but probes is sent until it answers".into(),
+                ..self
+            },
+            _ => self,
+        }
+    }
+}
+
+/// The same with what became of deliveries, on all servers.
+#[derive(Clone, Debug, Serialize)]
+pub struct SeenPush {
+    #[serde(flatten)]
+    push: ShownPush,
+    counts: Counts,
+    /// The latest first.
+    attempts: Vec<ShownAttempt>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Counts {
+    delivered: u64,
+    failed: u64,
+    dead: u64,
+    in_flight: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct ShownAttempt {
+    job_id: String,
+    time: String,
+    status: Option<u16>,
+    milliseconds: u64,
+    /// `None` for viewers that may not see bodies.
+    answer: Option<String>,
+}
+
+impl SeenPush {
+    pub fn new(push: ShownPush, seen: Seen) -> SeenPush {
+        let Seen { report, in_flight, open } = seen;
+        let counts =
+            Counts { delivered: report.delivered, failed: report.failed, dead: report.dead, in_flight };
+        let shown = |Attempt { job_id, time, status, milliseconds, answer }| ShownAttempt {
+            job_id,
+            time: delivery::time(time),
+            status,
+            milliseconds,
+            answer: Some(answer),
+        };
+        let attempts = report.attempts.into_iter().rev().map(shown).collect();
+        SeenPush { push: push.with_open(open), counts, attempts }
+    }
+
+    /// Takes out what the endpoint has answered: to some it is not shown.
+    pub fn hide_answers(&mut self) {
+        self.attempts.iter_mut().for_each(|attempt| attempt.answer = None);
+    }
+}
+
+/// What came of a test request.
+#[derive(Clone, Debug, Serialize)]
+pub struct Tested {
+    pub ok: bool,
+    pub status: Option<u16>,
+    /// Why it would have failed as an attempt.
+    pub reason: Option<String>,
+    pub milliseconds: u64,
+    pub answer: Option<String>,
+}
+
+/// A new secret. The one before it signs until then too.
+#[derive(Clone, Debug, Serialize)]
+pub struct NewSecret {
+    pub secret: String,
+    pub both_sign_until: String,
+}
