@@ -255,6 +255,9 @@ impl PoolConfig {
     }
 }
 
+/// Keys that only pools of jobs have, and not the store of tokens.
+pub(super) const OF_JOBS: [&str; 8] =
+    ["Layout", "Partitions", "Prefix", "WaitReplicas", "SpreadAt", "Spread", "Ordered", "DeadLetterTTL"];
 /// The longest age, as the longest `ttl`: 136 years.
 const MAX_TTL: u64 = u32::MAX as u64;
 /// The largest number that TOML has.
