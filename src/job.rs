@@ -19,7 +19,18 @@ use crate::random;
 /// Headers stored with a job: lower-case name to value.
 pub type Attributes = BTreeMap<String, String>;
 
-/// Digit before the ULID of a job whose stored form has attributes.
+/// Whether a header can have this name behind its prefix: push sends attributes as headers.
+pub fn is_attribute_name(name: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !name.is_empty() && name.bytes().all(is_part)
+}
+
+/// Whether a header can have this value.
+pub fn is_attribute_value(value: &str) -> bool {
+    value.bytes().all(|byte| byte == b'\t' || !byte.is_ascii_control())
+}
+
+/// The digit before the ULID of a job whose stored form carries attributes.
 const VERSION_WITH_ATTRIBUTES: u8 = b'1';
 
 /// A job's id in lmstfy's format: a ULID whose 16 bytes are 6 of milliseconds since the epoch (big-endian), 6 that
@@ -162,7 +173,7 @@ pub struct NewJob {
     pub attributes: Attributes,
     /// Time to live from the publish; `None` is forever.
     pub ttl: Option<Duration>,
-    /// Time until the job is ready. Not longer than `ttl`.
+    /// How long it sleeps before it is ready. Shorter than `ttl`.
     pub delay: Duration,
     /// Maximum number of deliveries.
     pub tries: NonZeroU16,

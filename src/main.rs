@@ -244,6 +244,9 @@ fn main() -> ExitCode {
     if !links.is_empty() {
         tracing::info!(variables = links, "the variables of Kubernetes' service links are no configuration");
     }
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
     let options =
         Options { skip_verification: args.skip_verification, demo, pid_file: args.pid_file, config_file };
     let mut runtime = Builder::new_multi_thread();
@@ -303,6 +306,9 @@ fn check(file: Option<PathBuf>, stores: bool) -> ExitCode {
         return fail(2, &error);
     }
     let mut text = config.in_force().to_string();
+    for warning in config.warnings() {
+        cli::complain(&format!("dormouse: warning: {warning}"));
+    }
     if !stores {
         return cli::print(&text);
     }

@@ -1,6 +1,6 @@
-//! Actions on all jobs of a queue that match a filter: respawn, delete, cancel. Each is a task that works in small
-//! steps and leaves the store idle nine tenths of the time. It ends after visiting as many jobs as there were at the
-//! start, when it is stopped, or when the server stops, but never within a step.
+//! Actions on all jobs of a queue that a filter finds: respawn, delete, promote, cancel. Each is a task that works in small steps
+//! and leaves the store nine tenths of the time. It ends when it has looked at as many jobs as there were at its
+//! beginning, when it is stopped, or when the server stops; never within a step. Knows no HTTP.
 
 mod order;
 mod work;

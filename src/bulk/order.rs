@@ -12,7 +12,9 @@ pub enum Action {
     Respawn(Revival),
     /// Delete dead jobs.
     Delete,
-    /// Delete jobs in this state.
+    /// Delayed ones are due now.
+    Promote,
+    /// Those in this state are forgotten.
     Cancel(JobState),
 }
 
@@ -21,6 +23,7 @@ impl Action {
     pub fn state(self) -> JobState {
         match self {
             Action::Respawn(_) | Action::Delete => JobState::Dead,
+            Action::Promote => JobState::Delayed,
             Action::Cancel(state) => state,
         }
     }
@@ -29,6 +32,7 @@ impl Action {
         match self {
             Action::Respawn(_) => "respawn",
             Action::Delete => "delete",
+            Action::Promote => "promote",
             Action::Cancel(_) => "cancel",
         }
     }

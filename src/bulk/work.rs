@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::order::{Action, Order};
-use crate::engine::{Cursor, Engine, JobList, MAX_LISTED, Respawn, Revival, Revived};
+use crate::engine::{By, Cursor, Engine, JobList, MAX_LISTED, Promoted, Respawn, Revival, Revived};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobState};
 use crate::search;
@@ -97,6 +97,14 @@ impl Work {
                     |of: fn(&Revived) -> bool| each.iter().filter(|revived| of(revived)).count() as u64;
                 let far = count(|revived| matches!(revived, Revived::OutOfReach));
                 (count(|revived| matches!(revived, Revived::Done { .. })), far)
+            }
+            Action::Promote => {
+                let mut done = 0;
+                for id in &found {
+                    let promoted = self.engine.promote(queue, By::Id(*id)).await;
+                    done += u64::from(promoted.map_err(|error| error.after(done))? == Promoted::Done);
+                }
+                (done, 0)
             }
             Action::Delete | Action::Cancel(_) => {
                 let jobs: Vec<_> = found.iter().map(|id| (*id, None)).collect();

@@ -8,6 +8,7 @@ mod durations;
 mod jobs;
 mod operators;
 mod program;
+mod promote;
 mod push;
 mod schedules;
 mod session;
@@ -39,6 +40,7 @@ Examples:
   dormouse queue -n shop cancel mail --key order-7           delete a job that should not be done any more
   dormouse queue -n shop pause mail --for 10m                hand out nothing for ten minutes
   dormouse queue -n shop respawn mail --oldest 10            give dead jobs another try
+  dormouse queue -n shop promote mail --key order-7          a delayed job is ready now
   dormouse queue -n shop purge mail --yes                    forget the ready jobs
   dormouse queue list --need any                             of all namespaces those that need somebody
   dormouse queue -n shop dead mail                           why jobs died, with counts
@@ -157,11 +159,19 @@ enum QueueCommand {
         #[command(flatten)]
         of: operators::OfPool,
     },
+    Promote(promote::PromoteArgs),
     /// Forget the ready jobs of a queue. Delayed, running and dead ones stay
     Purge {
         /// The queue to purge
         queue: String,
         /// Yes, forget them
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Forget a queue: its name and all of its jobs but those that run
+    Forget {
+        queue: String,
+        /// Yes, forget it
         #[arg(long)]
         yes: bool,
     },
@@ -282,7 +292,9 @@ impl Session {
                 self.respawn(&queue, &jobs, &[("tries", tries), ("delay", delay), ("ttl", ttl)])
             }
             QueueCommand::Work(command) => self.work(command),
+            QueueCommand::Promote(args) => self.promote(args),
             QueueCommand::Purge { queue, yes } => self.purge(&queue, yes),
+            QueueCommand::Forget { queue, yes } => self.forget(&queue, yes),
             QueueCommand::Push(command) => self.push(command),
             QueueCommand::Schedules(command) => command.run(self),
             QueueCommand::Operate(command) => self.operate(command),
@@ -348,6 +360,18 @@ impl Session {
         }
         self.client.send(self.at(queue).delete())?;
         let done = json!({"msg": "purged"});
+        self.show(&done, || show::fields(&done))
+    }
+
+    fn forget(&self, queue: &str, yes: bool) -> Result<()> {
+        if !yes {
+            return Err(CommandError::Usage(format!(
+                "this forgets {}/{queue} and all of its jobs but those that run; repeat it with --yes",
+                self.namespace
+            )));
+        }
+        self.client.send(self.at(queue).delete().with([("forget", Some("1".to_owned()))]))?;
+        let done = json!({"msg": "forgotten"});
         self.show(&done, || show::fields(&done))
     }
 

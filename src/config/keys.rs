@@ -220,7 +220,9 @@ table! {
         "Spread" spread: Vec<String> = Vec::new();
         /// Dormouse's own. Queues that this server never spreads, in the same form. It wins.
         "Ordered" ordered: Vec<String> = Vec::new();
-        /// Pool that receives publishes while this one is drained.
+        /// Dormouse's own. Seconds after its death after which a dead job goes; 0: never.
+        "DeadLetterTTL" dead_letter_ttl: u64 = 0, in 0..=MAX_TTL;
+        /// The pool that publishes go to, while this one is drained.
         "MigrateTo" migrate_to: Option<String> = None;
         /// Dormouse's own. Directory of a disk pool.
         "Path" path: Option<PathBuf> = None;
@@ -247,11 +249,16 @@ impl PoolConfig {
 
     /// Returns whether a key applies to Redis pools only.
     pub(super) fn of_a_redis(key: &str) -> bool {
-        key != "MigrateTo" && !PoolConfig::of_a_directory(key)
+        !["MigrateTo", "DeadLetterTTL"].contains(&key) && !PoolConfig::of_a_directory(key)
     }
 }
 
-/// Largest number in TOML.
+/// Keys that only pools of jobs have, and not the store of tokens.
+pub(super) const OF_JOBS: [&str; 8] =
+    ["Layout", "Partitions", "Prefix", "WaitReplicas", "SpreadAt", "Spread", "Ordered", "DeadLetterTTL"];
+/// The longest age, as the longest `ttl`: 136 years.
+const MAX_TTL: u64 = u32::MAX as u64;
+/// The largest number that TOML has.
 const MOST: u64 = i64::MAX as u64;
 /// Maximum number of partitions: each needs a slot of its own in a cluster, with room to spread.
 const MAX_PARTITIONS: u16 = 4096;

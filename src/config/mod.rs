@@ -10,6 +10,7 @@ mod service_links;
 mod setting;
 mod source;
 mod validate;
+mod warnings;
 
 use std::path::Path;
 

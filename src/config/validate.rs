@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::keys::{Config, Layout, PoolConfig};
+use super::keys::{Config, Layout, OF_JOBS, PoolConfig};
 use super::places::{problem, resolved};
 use super::setting::{ConfigError, Given, quoted};
 use super::source::{Section, Sources};
@@ -161,11 +161,7 @@ impl Config {
                         "Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
                     ));
                 }
-                if let Some(layout) =
-                    ["Layout", "Partitions", "Prefix", "WaitReplicas", "SpreadAt", "Spread", "Ordered"]
-                        .into_iter()
-                        .find_map(|key| given.get(key))
-                {
+                if let Some(layout) = OF_JOBS.into_iter().find_map(|key| given.get(key)) {
                     return Err(layout.wrong("it belongs to pools; tokens and limits have one layout"));
                 }
                 admin.validate("[AdminRedis]", given)

@@ -56,6 +56,7 @@ pub mod batch;
 mod calls;
 pub mod delays;
 pub mod disk;
+pub mod forget;
 pub mod metered;
 pub mod migration;
 mod next_due;
@@ -75,8 +76,9 @@ use async_trait::async_trait;
 
 pub use self::calls::{
     Beside, By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, NewId, OnConflict, Once,
-    Pause, Pausing, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota,
-    Quotas, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
+    Pause, Pausing, Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize,
+    QueueView, Quota, Quotas, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats,
+    Touched, Tries,
 };
 use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;
@@ -186,6 +188,9 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// A job by its id or by its key, in whatever state, with its body, and with as much as was asked for.
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>>;
 
+    /// Makes a delayed job ready at once, behind those that are ready. Its ttl, tries and key stay.
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted>;
+
     /// A part of a queue's jobs in one state, in the order in which they will come; dead ones in the order in which
     /// they died. Work and answer of one call are bounded, however many jobs there are. Over the calls of one list a
     /// job that is in this state all the while is shown once. A running one that is touched meanwhile has another place:
@@ -200,6 +205,11 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// bounded steps, each atomic. A call of several steps that ends early, here and below, says so with
     /// [`Partly`](crate::error::Error::Partly).
     async fn destroy(&self, queue: &Queue) -> Result<()>;
+
+    /// Forgets the name of a queue, so that no list shows it; one that has ready or dead jobs keeps its name, and one that
+    /// has delayed jobs may. Running jobs go on. A job that is stored, or that comes back, may bring the name back.
+    /// [`forget`](forget::forget) empties the queue before.
+    async fn forget_queue(&self, queue: &Queue) -> Result<()>;
 
     /// Makes dead jobs ready or delayed again: the oldest ones, in bounded steps, each atomic; or by id, each in an
     /// atomic step of its own, with bounded work for each, however many dead jobs there are.

@@ -305,9 +305,19 @@ const PARTS: usize = 64;
 
 impl<B: MetricVecBuilder> Parted<MetricVec<B>> {
     pub(super) fn with_label_values(&self, labels: &[&str]) -> B::M {
+        self.part(labels).with_label_values(labels)
+    }
+
+    /// The series is not shown any more. Whoever holds it counts on for nobody.
+    pub(super) fn remove_label_values(&self, labels: &[&str]) {
+        // It may not be there.
+        let _ = self.part(labels).remove_label_values(labels);
+    }
+
+    fn part(&self, labels: &[&str]) -> &MetricVec<B> {
         let mut hash = DefaultHasher::new();
         labels.hash(&mut hash);
-        self.0[hash.finish() as usize % PARTS].with_label_values(labels)
+        &self.0[hash.finish() as usize % PARTS]
     }
 }
 

@@ -57,9 +57,11 @@ operations! {
     Release = "release",
     Peek = "peek",
     Inspect = "inspect",
+    Promote = "promote",
     ListJobs = "list_jobs",
     Size = "size",
     Destroy = "destroy",
+    ForgetQueue = "forget_queue",
     Respawn = "respawn",
     DeleteDead = "delete_dead",
     Pause = "pause",
@@ -320,6 +322,28 @@ impl PoolMetrics {
     /// Creates the series of a queue.
     pub fn knows(&self, queue: &Queue) {
         self.series(queue);
+    }
+
+    /// The queue was forgotten: its series are not shown any more. What push counts of it stays.
+    pub fn forget(&self, queue: &Queue) {
+        if self.queues.write().remove(queue).is_none() {
+            return;
+        }
+        self.named.lock().remove(queue);
+        let labels = [self.pool.as_str(), queue.namespace.as_str(), queue.name.as_str()];
+        let stores = &self.stores;
+        for counters in [
+            &stores.publish_queue_jobs,
+            &stores.consume_queue_jobs,
+            &stores.dead_jobs,
+            &stores.redelivered_jobs,
+            &stores.released_jobs,
+        ] {
+            counters.remove_label_values(&labels);
+        }
+        for histograms in [&stores.lateness, &stores.job_elapsed_ms, &stores.job_ack_elapsed_ms] {
+            histograms.remove_label_values(&labels);
+        }
     }
 
     fn labels<'a>(&'a self, series: &'a QueueSeries) -> [&'a str; 3] {

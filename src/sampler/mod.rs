@@ -175,8 +175,23 @@ impl Sampler {
         self.ask(PATIENCE, &mut last).await;
     }
 
-    /// Reads for a scrape: returns whether the store is usable, and its statistics, within `patience`. Reuses a recent
-    /// reading.
+    /// A queue was forgotten: no sample and no scrape shows it until the store does. Waits for a reading under way, which may
+    /// have met the queue.
+    pub async fn forget(&self, queue: &Queue) {
+        let mut last = self.last.lock().await;
+        last.1 = None;
+        let mut seen = self.seen.lock();
+        seen.counted.remove(queue);
+        seen.watched.remove(&(queue.namespace.clone(), Some(queue.name.clone())));
+        let mut latest = self.latest.write();
+        let is_other =
+            |row: &&QueueRow| row.namespace != queue.namespace || row.name.as_ref() != Some(&queue.name);
+        let rows: Vec<QueueRow> = latest.rows.iter().filter(is_other).cloned().collect();
+        *latest = Arc::new(Sample { rows: Arc::new(rows), ..Sample::clone(&latest) });
+    }
+
+    /// For a scrape: whether the store can be used, and its figures, which may take `patience`. Where they were read a
+    /// moment ago it is not asked for them again.
     pub async fn scrape(self: &Arc<Self>, patience: Duration) -> (bool, Reading) {
         let end = Instant::now() + patience;
         let figures = async {

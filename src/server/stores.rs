@@ -130,6 +130,7 @@ pub async fn open_stores(
                     min_free: pool.min_free_disk.saturating_mul(1 << 20),
                     disk_timeout: Duration::from_secs(pool.disk_timeout),
                     cache: pool.block_cache.saturating_mul(1 << 20),
+                    dead_ttl: Duration::from_secs(pool.dead_letter_ttl),
                     ready_budget: pool.ready_memory.saturating_mul(1 << 20) / READY_JOB,
                     ..DiskOptions::new(path, Arc::new(SystemClock::default()))
                 };
@@ -177,7 +178,8 @@ async fn open_redis(
 ) -> crate::error::Result<OpenedRedis> {
     Ok(match pool.layout() {
         Layout::Lmstfy => {
-            let redis = RedisEngine::connect(address, name).await?;
+            let redis =
+                RedisEngine::connect_with(address, name, Duration::from_secs(pool.dead_letter_ttl)).await?;
             log_redis(name, pool, redis.version());
             let failed = StoreEnd::WithServer(Box::pin(redis.failed()));
             ((redis.clone(), redis.outage(), failed), None)

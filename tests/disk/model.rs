@@ -12,7 +12,7 @@ use crate::support::model::ModelEngine;
 use dormouse::clock::ManualClock;
 use dormouse::engine::disk::DiskEngine;
 use dormouse::engine::{
-    Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published, QueuePage,
+    By, Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published, QueuePage,
     QueueView, Release, Revival,
 };
 use dormouse::error::Result;
@@ -38,6 +38,7 @@ enum Step {
     Bury { back: usize, reason: bool },
     AckMany { queue: usize, jobs: Vec<(u64, bool)>, back: usize },
     Cancel { queue: usize, key: usize },
+    Promote { queue: usize, id: u64, key: Option<usize> },
     RespawnJobs { queue: usize, ids: Vec<u64>, tries: u16, delay: u64, ttl: Option<u64> },
     Pause { queue: usize, time: Option<u64> },
     Resume { queue: usize },
@@ -88,6 +89,8 @@ fn steps() -> impl Strategy<Value = Step> {
         2 => (q.clone(), prop::collection::vec((0..IDS, any::<bool>()), 1..4), 0usize..6)
             .prop_map(|(queue, jobs, back)| Step::AckMany { queue, jobs, back }),
         2 => (q.clone(), 0..KEYS.len()).prop_map(|(queue, key)| Step::Cancel { queue, key }),
+        4 => (q.clone(), 0..IDS, prop::option::weighted(0.3, 0..KEYS.len()))
+            .prop_map(|(queue, id, key)| Step::Promote { queue, id, key }),
         2 => (q.clone(), prop::collection::vec(0..IDS, 1..4), 1u16..4, delay(), ttl())
             .prop_map(|(queue, ids, tries, delay, ttl)| Step::RespawnJobs { queue, ids, tries, delay, ttl }),
         1 => (q.clone(), prop::option::of(1u64..40)).prop_map(|(queue, time)| Step::Pause { queue, time }),
@@ -344,6 +347,11 @@ impl World {
             Step::Cancel { queue: q, key } => {
                 let (q, key) = (queue(QUEUES[*q]), job_key(KEYS[*key]));
                 self.agree("cancel_key", async |e| e.cancel_key(&q, &key).await).await;
+            }
+            Step::Promote { queue: q, id: n, key } => {
+                let (q, key) = (queue(QUEUES[*q]), key.map(|key| job_key(KEYS[key])));
+                let by = key.as_ref().map_or(By::Id(id(*n)), By::Key);
+                self.agree("promote", async |e| e.promote(&q, by).await).await;
             }
             Step::RespawnJobs { queue: q, ids, tries, delay, ttl } => {
                 let (q, ids): (_, Vec<_>) = (queue(QUEUES[*q]), ids.iter().map(|n| id(*n)).collect());

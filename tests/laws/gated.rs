@@ -13,8 +13,8 @@ use dormouse::engine::notifier::Notifier;
 use dormouse::engine::observer::Observer;
 use dormouse::engine::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
-    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
-    SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched,
+    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
+    ScheduleList, SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched,
 };
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -330,6 +330,11 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.inspect(queue, by, detail).await
     }
 
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
+        self.up().await?;
+        self.inner.promote(queue, by).await
+    }
+
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         self.up().await?;
         self.inner.list_jobs(queue, list).await
@@ -343,6 +348,11 @@ impl<E: Engine> Engine for Gated<E> {
     async fn destroy(&self, queue: &Queue) -> Result<()> {
         self.up().await?;
         self.inner.destroy(queue).await
+    }
+
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        self.up().await?;
+        self.inner.forget_queue(queue).await
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {

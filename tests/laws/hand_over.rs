@@ -283,7 +283,50 @@ pub async fn a_released_job_does_not_come_back_after_its_old_ttr(s: &dyn Stage) 
     assert_eq!((s.take(&q, 9, LONG).await, s.dead(&q).await), (vec![], 1), "nothing is left");
 }
 
-/// Guards against a released job that can no longer be acked, or is redelivered after its ack.
+/// Guards against a job that vanishes: its ttl ends before it is due again, and nobody hears of it.
+pub async fn a_release_beyond_the_ttl_is_death(s: &dyn Stage) {
+    if !s.differences().complete {
+        return;
+    }
+    let q = queue("q");
+    for restore_try in [false, true] {
+        for (name, delay, dies) in [("beyond", LONG, true), ("within", SHORT, false)] {
+            let stored = s.put(job(&q, name).tries(9).ttl(LONG)).await;
+            let held = s.take_one(&q, LONG).await;
+            let release = Release { delay, tries: tries(restore_try), reason: reason("not now") };
+            let released = done("release", s.release(&held, held.proof(), release).await);
+            assert_eq!(
+                released == Released::Dead,
+                dies,
+                "{name}, restore_try is {restore_try}: {released:?}"
+            );
+            let view = s.view(&stored).await;
+            let state = if dies { JobState::Dead } else { JobState::Delayed };
+            assert_eq!(view.state, Some(state), "{name}: {view:?}");
+            assert_eq!(view.reason, reason("not now"), "{name}: {view:?}");
+            is_not_mine(s, &held, held.proof(), "it was released").await;
+            s.ack(&stored).await;
+        }
+    }
+    // A job that lives forever waits for as long as it is told, and one that is ready at once need not wait.
+    s.put(job(&q, "forever").tries(9)).await;
+    let held = s.take_one(&q, LONG).await;
+    let released = done("release", s.release(&held, held.proof(), later(LONG * 1000)).await);
+    assert!(matches!(released, Released::Back { tries_left: 8, .. }), "{released:?}");
+    s.put(job(&q, "now").tries(9).ttl(LONG)).await;
+    let held = s.take_one(&q, LONG).await;
+    let released = done("release", s.release(&held, held.proof(), Release::default()).await);
+    assert!(matches!(released, Released::Back { tries_left: 8, .. }), "{released:?}");
+    let r = queue("r");
+    s.place(job(&r, "keyed").tries(9).ttl(LONG).key("k")).await;
+    let held = s.take_one(&r, LONG).await;
+    let released = done("release", s.release(&held, held.proof(), later(LONG)).await);
+    assert_eq!(released, Released::Dead);
+    assert_eq!(s.holder(&r, "k").await, None, "a dead job has no key");
+    assert_eq!(ok("respawn", s.engine().respawn_oldest(&r, 9, None).await), 1, "and can be respawned");
+}
+
+/// Guards against a job that was released and cannot be acked any more, or comes all the same.
 pub async fn a_released_job_is_found_in_every_state(s: &dyn Stage) {
     for state in ["ready", "delayed", "due", "dead"] {
         let q = queue(state);

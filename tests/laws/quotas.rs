@@ -5,12 +5,14 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use dormouse::engine::{
-    How, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release, Revival, Tries,
+    How, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release, Revival, SchedulePut,
+    ScheduleSetting, ScheduleStep, ScheduleThen, Stepped, Tries,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{JobRef, NewJob};
 use dormouse::name::IdempotencyKey;
 
+use crate::schedules;
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 
@@ -160,7 +162,66 @@ pub async fn a_repeat_is_not_refused(s: &dyn Stage) {
     assert!(matches!(after, Published::Done(_)), "a refused request was not recorded: {after:?}");
 }
 
-/// Guards against a batch larger than one step of the store of which a part is stored or counted.
+/// Guards against a namespace that is full, and has thousands of calls remembered that store no job.
+pub async fn a_duplicate_that_is_remembered_is_refused_when_the_quota_is_used_up(s: &dyn Stage) {
+    if !s.differences().complete {
+        return;
+    }
+    let q = queue("q");
+    let call = |once: Option<&str>| Publication {
+        jobs: vec![job(&q, "a").key_or("k", OnConflict::Keep).placing(s)],
+        replaces: None,
+        once: once.map(|name| Once {
+            key: IdempotencyKey::new(name.as_bytes()).expect("a name"),
+            fingerprint: [1; 16],
+        }),
+    };
+    for (quota, what) in [(Quota { jobs: 1, ..NONE }, "jobs"), (Quota { bytes: 1, ..NONE }, "bytes")] {
+        set(s, Quota { jobs: 2, bytes: 2, queues: 0 }).await;
+        ok("publish", s.engine().publish(call(Some("first"))).await);
+        let second = format!("second, {what}");
+        let room = ok("a duplicate while there is room", s.engine().publish(call(Some(&second))).await);
+        assert!(matches!(room, Published::Done(_)), "{room:?}");
+        set(s, quota).await;
+        refused(s.engine().publish(call(Some("third"))).await, what, "a duplicate that is remembered");
+        let free = ok("a duplicate that is not remembered", s.engine().publish(call(None)).await);
+        assert!(matches!(free, Published::Done(_)), "{free:?}");
+        let again = ok("a repeat", s.engine().publish(call(Some("first"))).await);
+        assert!(matches!(again, Published::Replay(_)), "{again:?}");
+    }
+}
+
+/// Guards against schedules of 64 KiB each, of which a namespace has as many as it likes.
+pub async fn schedules_count_towards_the_bytes(s: &dyn Stage) {
+    if !s.differences().complete {
+        return;
+    }
+    let (q, engine) = (queue("q"), s.engine());
+    let step = |name: &str, expected, bytes: usize| {
+        let setting = ScheduleSetting { body: vec![b'x'; bytes].into(), ..schedules::setting("q", "") };
+        let put = SchedulePut { setting: Some(setting), ..schedules::put(None) };
+        ScheduleStep { id: schedules::schedule(name), expected, then: ScheduleThen::Put(Box::new(put)) }
+    };
+    set(s, Quota { bytes: 100, ..NONE }).await;
+    let first = ok("60 of 100", engine.step_schedule(step("a", None, 60)).await);
+    let Stepped::Done { version, .. } = first else { panic!("{first:?}") };
+    refused(engine.step_schedule(step("b", None, 41)).await, "bytes", "101 of 100");
+    refused(publish(s, [job(&q, vec![b'x'; 41])]).await, "bytes", "a job and a schedule");
+    ok("a job of 40", publish(s, [job(&q, vec![b'x'; 40])]).await);
+    refused(engine.step_schedule(step("a", Some(version), 61)).await, "bytes", "one more");
+    let less = ok("less is fine", engine.step_schedule(step("a", Some(version), 50)).await);
+    let Stepped::Done { version, .. } = less else { panic!("{less:?}") };
+    ok("10 more", publish(s, [job(&q, vec![b'x'; 10])]).await);
+    let gone =
+        ScheduleStep { id: schedules::schedule("a"), expected: Some(version), then: ScheduleThen::Delete };
+    ok("delete", engine.step_schedule(gone).await);
+    ok("what a deleted schedule had", publish(s, [job(&q, vec![b'x'; 50])]).await);
+    refused(publish(s, [job(&q, "x")]).await, "bytes", "a byte more");
+    set(s, Quota { jobs: 1, ..NONE }).await;
+    refused(engine.step_schedule(step("c", None, 1)).await, "jobs", "a schedule where the jobs are used up");
+}
+
+/// Guards against a batch larger than one step of the store, of which a part stays or counts.
 pub async fn a_large_batch_is_refused_as_a_whole(s: &dyn Stage) {
     let q = queue("q");
     set(s, Quota { bytes: 3 << 20, ..NONE }).await;

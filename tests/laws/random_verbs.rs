@@ -6,8 +6,9 @@
 use std::time::Duration;
 
 use dormouse::engine::{
-    DueList, Engine, Held, OnConflict, Once, Placed, Placing, Publication, Published, Release, Revival,
-    ScheduleList, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
+    By, DueList, Engine, Held, OnConflict, Once, Placed, Placing, Promoted, Publication, Published, Release,
+    Revival, ScheduleList, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped,
+    StoredSchedule,
 };
 use dormouse::job::{JobId, JobRef, JobState, JobView, Reason, Receipt};
 use dormouse::name::{IdempotencyKey, Queue};
@@ -40,6 +41,11 @@ pub async fn random_verbs_agree_with_the_model(s: &dyn Stage) {
     }
 }
 
+/// What a store that need not know a job's state answers, with the model's state.
+fn told(ours: Promoted, models: Promoted) -> Promoted {
+    if ours == Promoted::NotDelayed(None) && models != Promoted::Done { models } else { ours }
+}
+
 impl Run<'_> {
     pub(super) async fn verb(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
         match self.random.below(20) {
@@ -49,6 +55,7 @@ impl Run<'_> {
             11 => self.bury(engine).await,
             12 | 13 => self.ack_many(engine, q).await,
             14 => self.cancel(engine, q).await,
+            15 if self.s.differences().complete && self.random.below(2) == 0 => self.promote(engine, q).await,
             15 => self.respawn_jobs(engine, q).await,
             16 => self.pause(engine, q).await,
             17 => self.schedule(engine).await,
@@ -194,6 +201,20 @@ impl Run<'_> {
         self.log.push(format!("cancel {key} of {q}"));
         let cancelled = ok("cancel_key", engine.cancel_key(&q, &key).await);
         same("cancel_key", cancelled, ok("cancel_key", self.model.cancel_key(&q, &key).await)).map(drop)
+    }
+
+    async fn promote(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
+        let key = job_key(KEYS[self.random.below(KEYS.len() as u64) as usize]);
+        let delayed = self.s.list(&q, JobState::Delayed, 100).await;
+        let (job, any) = (self.any_published().id, self.random.below(1 + delayed.len() as u64) as usize);
+        let by = match self.random.below(3) {
+            0 => By::Key(&key),
+            _ => By::Id(delayed.get(any).map_or(job, |view| view.id)),
+        };
+        self.log.push(format!("promote {by:?} of {q}"));
+        let ours = ok("promote", engine.promote(&q, by).await);
+        let models = ok("promote", self.model.promote(&q, by).await);
+        same("promote", told(ours, models), models).map(drop)
     }
 
     async fn respawn_jobs(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {

@@ -851,6 +851,7 @@ fn every_script_opens_with_keys_argv_returns_and_bound() {
         let preambles = [
             "lua/base.lua",
             "lua/clock.lua",
+            "lua/dead.lua",
             "lua/details.lua",
             "lua/forget.lua",
             "lua/quotas.lua",

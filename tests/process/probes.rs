@@ -286,6 +286,14 @@ async fn a_check_asks_stores_and_makes_nothing() {
         "it was read only"
     );
 
+    let equal = "TTLSecond = 5\nDelaySecond = 5\n";
+    write(dir.path(), &format!("{equal}{toml}"));
+    let warned = check(dir.path());
+    let said = String::from_utf8_lossy(&warned.stderr).into_owned();
+    assert_eq!(warned.status.code(), Some(0), "a warning is no error: {warned:?}");
+    assert!(said.contains("warning: TTLSecond = 5 is not longer than DelaySecond = 5"), "{said}");
+    assert_eq!(String::from_utf8_lossy(&good.stderr), "", "and else it says nothing");
+
     write(dir.path(), &toml.replace("Layout", "Partitions = 4\nLayout"));
     let wrong = check(dir.path());
     assert_eq!(wrong.status.code(), Some(1), "{wrong:?}");

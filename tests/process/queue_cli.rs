@@ -194,6 +194,38 @@ async fn dead_jobs_are_respawned_by_id_or_by_age() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn delayed_jobs_are_made_ready_by_id_or_by_key() {
+    let stand = Stand::start().await;
+    let mut ids = Vec::new();
+    for args in [&["--delay", "600"][..], &["--delay", "600", "--key", "7/a"], &[]] {
+        let args = [&["publish", "q", "x"][..], args].concat();
+        ids.push(stand.json(&args)["job_id"].as_str().expect("an id").to_owned());
+    }
+    assert_eq!(stand.json(&["promote", "q", &ids[0]]), json!({"promoted": 1, "refused": []}));
+    assert_eq!(stand.json(&["promote", "q", "--key", "7/a"]), json!({"msg": "ready"}));
+    let shown = stand.json(&["peek", "q", "--job", &ids[1]]);
+    assert_eq!((&shown["state"], &shown["key"]), (&json!("ready"), &json!("7/a")), "{shown}");
+    let some = stand.queue(&["promote", "q", &ids[2], "nonsense", "-o", "json"]);
+    assert_eq!(some.code, 1, "neither is delayed: {some:?}");
+    assert!(some.err.contains("2 of 2 jobs are not delayed or not there"), "{some:?}");
+    let said: Value = serde_json::from_str(&some.out).expect("JSON");
+    assert_eq!(said, json!({"promoted": 0, "refused": [ids[2], "nonsense"]}));
+    let none = stand.queue(&["promote", "q", "--key", "nobody"]);
+    assert_eq!((none.code, none.err.contains("no job has this key")), (1, true), "{none:?}");
+    assert_eq!(stand.queue(&["promote", "q"]).code, 2, "which jobs?");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_is_forgotten() {
+    let stand = Stand::start().await;
+    stand.json(&["publish", "q", "x", "--delay", "600"]);
+    let unsure = stand.queue(&["forget", "q"]);
+    assert!(unsure.code == 2 && unsure.err.contains("--yes"), "{unsure:?}");
+    assert_eq!(stand.json(&["forget", "q", "--yes"]), json!({"msg": "forgotten"}));
+    assert_eq!(stand.json(&["list"])["queues"], json!([]), "it is in no list");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_list_goes_on_over_the_pages() {
     let stand = Stand::start().await;
     let url = format!("{}/api/ns/q/bulk", stand.url);
@@ -497,7 +529,9 @@ fn help_shows_every_command_and_an_example() {
         "pause",
         "resume",
         "respawn",
+        "promote",
         "purge",
+        "forget",
         "push",
         "schedules",
         "history",

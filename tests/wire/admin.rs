@@ -16,6 +16,9 @@ async fn two_pools() -> TestServer {
     TestServer::start(&toml, (default, other)).await
 }
 
+/// Of one that no header can carry.
+const NO_TOKEN: &str = "invalid token: it is printable ASCII, without blanks at its ends";
+
 async fn create(server: &TestServer, query: &str) -> Response {
     send(server.admin("POST", &format!("/token/ns?{query}"))).await
 }
@@ -82,6 +85,10 @@ async fn a_token_that_is_refused_says_why_and_is_not_made() {
         ("description=x&token=nope:a-token-of-twenty-characters", "the pool was not exists"),
         ("description=x&token=nineteen-characters", "the user token was too short"),
         ("description=x&token=other:", "the user token was too short"),
+        ("description=x&token=a-token-of-twenty%0Dcharacters", NO_TOKEN),
+        ("description=x&token=a-token-of-twenty-charact%C3%A9rs", NO_TOKEN),
+        ("description=x&token=%20a-token-of-twenty-characters", NO_TOKEN),
+        ("description=x&token=other:a-token-of-twenty%00characters", NO_TOKEN),
         ("description=x&token=a-token-of-twenty-characters", "the token has already existed"),
     ];
     for (query, says) in cases {

@@ -152,7 +152,9 @@ pub async fn made(server: &TestServer, port: &str, name: &str, id: &str) -> Made
     let namespace = format!("{port}-{name}");
     let token = server.token(&namespace).await;
     let api = |method: &str, path: &str| server.api(method, &format!("/api/{namespace}{path}"), &token);
-    let placed = send(api("POST", "/mail/jobs?tries=3&key=ann").body("good morning")).await.expect(201);
+    let delay = if id.starts_with("promote") { 60 } else { 0 };
+    let place = format!("/mail/jobs?tries=3&key=ann&delay={delay}");
+    let placed = send(api("POST", &place).body("good morning")).await.expect(201);
     let (job_id, mut receipt) = (placed.job_id(), "AAEAAAAAAAMAAg".to_owned());
     match id {
         "touch" | "release" | "bury" | "respawnJob" | "respawnJobs" => {

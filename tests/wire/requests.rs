@@ -243,6 +243,48 @@ async fn a_republish_of_an_unknown_job_counts_as_a_publish(store: Store) {
 
 on_each_store!(republish_validates_first_and_is_one_step, a_republish_of_an_unknown_job_counts_as_a_publish,);
 
+/// Guards against a delayed job that expires when it is due, so that it is answered with 201 and never delivered.
+async fn a_job_whose_ttl_equals_its_delay_is_delivered(store: Store) {
+    let keys = format!("TTLSecond = 1\nDelaySecond = 1\n{}", store.toml());
+    let server = TestServer::start(&keys, store).await;
+    let token = server.token("ns").await;
+    for query in ["", "?delay=1&ttl=1", "?ttl=1"] {
+        let one = server.put(&token, &format!("/api/ns/q{query}"), "one").await.expect(201).job_id();
+        let bulk = server.put(&token, &format!("/api/ns/q/bulk{query}"), "[1,2]").await.expect(201);
+        let again = format!("/api/ns/q/job/{one}{query}");
+        let again = server.put(&token, &again, "again").await.expect(201).job_id();
+        let mut expected: Vec<String> = bulk.json["job_ids"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|id| id.as_str().map(str::to_owned))
+            .collect();
+        expected.push(again);
+        let mut got = Vec::new();
+        for _ in 0..3 {
+            let job = server.get(&token, "/api/ns/q?timeout=10&ttr=100").await.expect(200);
+            let ttl = job.json["ttl"].as_u64().unwrap_or(0);
+            assert!((50..=60).contains(&ttl), "it lives for a minute after it is due: {}", job.text);
+            got.push(job.job_id());
+        }
+        assert_eq!(got, expected, "all are delivered with {query:?}");
+    }
+    // The routes that lmstfy does not have refuse it.
+    for (path, body) in [
+        ("/api/ns/q/jobs?delay=5&ttl=5", "x"),
+        ("/api/ns/q/jobs?ttl=1", "x"),
+        ("/api/ns/q/jobs/batch", r#"[{"text":"x","delay":0.5,"ttl":0.5}]"#),
+    ] {
+        let refused = send(server.api("POST", path, &token).body(body)).await.expect(400);
+        assert_eq!(refused.says(), "ttl equals delay: the job would expire when it is due", "{path}");
+    }
+    // A ttl that is not given begins when the job is due.
+    send(server.api("POST", "/api/ns/q/jobs", &token).body("x")).await.expect(201);
+    server.get(&token, "/api/ns/q?timeout=10").await.expect(200);
+}
+
+on_each_store!(a_job_whose_ttl_equals_its_delay_is_delivered);
+
 async fn a_producer_can_wait_on_a_queue_named_after_its_job(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;

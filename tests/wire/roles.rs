@@ -50,6 +50,8 @@ const ROUTES: &[(&str, May)] = &[
     ("/api/{namespace}/{queue}/size", May::Get),
     ("/api/{namespace}/{queue}/jobs", May::Get),
     ("/api/{namespace}/{queue}/key/{key}", May::Get),
+    ("/api/{namespace}/{queue}/key/{key}/promote", May::Nothing),
+    ("/api/{namespace}/{queue}/job/{job_id}/promote", May::Nothing),
     ("/api/{namespace}/{queue}/job/{job_id}/respawn", May::Nothing),
     ("/api/{namespace}/{queue}/deadletter", May::Get),
     ("/api/{namespace}/{queue}/deadletter/respawn", May::Nothing),

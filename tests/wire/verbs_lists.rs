@@ -326,7 +326,64 @@ async fn verbose_shows_what_a_job_is_doing_whichever_route_published_it(store: S
     }
 }
 
+/// Guards against the name of a queue that nobody uses any more, which stays in lists and metrics.
+async fn a_forgotten_queue_is_nowhere(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    for queue in ["old", "kept"] {
+        server.put(&token, &format!("/api/ns/{queue}"), "x").await.expect(201);
+        server.put(&token, &format!("/api/ns/{queue}?delay=600"), "later").await.expect(201);
+    }
+    let job = server.get(&token, "/api/ns/old?ttr=600").await.expect(200).job_id();
+    send(server.api("DELETE", &format!("/api/ns/old/job/{job}"), &token)).await.expect(204);
+    server.sampled().await;
+    let told = async || {
+        let queues = server.get(&token, "/api/ns").await.expect(200).text;
+        let info = send(server.admin("GET", "/info")).await.expect(200).text;
+        let sample = send(server.admin("GET", "/queues")).await.expect(200).text;
+        let metrics = send(server.admin("GET", "/metrics")).await.expect(200).text;
+        [("GET /api/ns", queues), ("/info", info), ("/queues", sample), ("/metrics", metrics)]
+    };
+    for (place, text) in told().await {
+        assert!(text.contains("\"old\"") && text.contains("\"kept\""), "{place} has both:\n{text}");
+    }
+    let refused = send(server.api("DELETE", "/api/ns/old?forget=yes", &token)).await.expect(400);
+    assert_eq!(refused.says(), "invalid forget");
+    send(server.api("DELETE", "/api/ns/old?forget=1", &token)).await.expect(204);
+    for (place, text) in told().await {
+        assert!(
+            !text.contains("\"old\"") && text.contains("\"kept\""),
+            "{place} has only the other:\n{text}"
+        );
+    }
+    let left = server.get(&token, "/api/ns/old/jobs?state=delayed").await.expect(200);
+    assert_eq!(left.json["jobs"], json!([]), "its jobs are gone");
+    server.put(&token, "/api/ns/old", "again").await.expect(201);
+    assert!(server.get(&token, "/api/ns").await.text.contains("\"old\""), "a publish brings it back");
+    // By account, and without forgetting.
+    send(server.admin("DELETE", "/api/ns/old?forget=0")).await.expect(204);
+    assert!(server.get(&token, "/api/ns").await.text.contains("\"old\""), "a destroy keeps the name");
+    send(server.admin("DELETE", "/api/ns/old?forget=1")).await.expect(204);
+    assert!(!server.get(&token, "/api/ns").await.text.contains("\"old\""), "it is forgotten");
+}
+
+/// Guards against an age of dead jobs that is configured and does nothing.
+async fn dead_jobs_go_after_the_configured_age(store: Store) {
+    let toml = store.toml().replace("[Pool.default]\n", "[Pool.default]\nDeadLetterTTL = 2\n");
+    let server = TestServer::start(&toml, store).await;
+    let token = server.token("ns").await;
+    server.put(&token, "/api/ns/q?tries=1&ttl=0", "x").await.expect(201);
+    let job = server.get(&token, "/api/ns/q?ttr=1").await.expect(200).job_id();
+    until("it is dead", async || server.size("/api/ns/q/deadletter").await == 1).await;
+    until("it is gone", async || server.size("/api/ns/q/deadletter").await == 0).await;
+    server.get(&token, &format!("/api/ns/q/job/{job}")).await.expect(404);
+    let dead = server.get(&token, "/api/ns/q/jobs?state=dead").await.expect(200);
+    assert_eq!(dead.json["jobs"], json!([]));
+}
+
 on_each_store!(
+    a_forgotten_queue_is_nowhere,
+    dead_jobs_go_after_the_configured_age,
     the_queues_of_a_namespace_are_listed_with_what_is_in_them,
     the_jobs_of_a_queue_are_listed_by_state_in_the_order_in_which_they_come,
     a_list_in_pages_shows_each_job_once,

@@ -102,6 +102,7 @@ async fn a_publish_that_is_refused_says_why_and_stores_nothing(store: Store) {
         ("at_ms=1&at=2", "only one of delay, at and at_ms can be given"),
         ("ttl=-1", "invalid ttl"),
         ("delay=1.5&ttl=1.499", "ttl is shorter than delay"),
+        ("delay=1.5&ttl=1.5", "ttl equals delay: the job would expire when it is due"),
         ("tries=x", "invalid tries"),
         ("tries=0", "tries shouldn't be zero"),
         ("key=", "invalid key"),
@@ -213,6 +214,10 @@ async fn a_batch_is_all_or_none_and_each_job_its_own(store: Store) {
     assert_eq!(server.size("/api/ns/q").await, 1, "only `new` was added");
 }
 
+const NO_NAME: &str =
+    "invalid attribute: a name is made of letters, digits and !#$%&'*+-.^_`|~, as that of a header";
+const NO_VALUE: &str = "invalid attribute: a value has no control characters, as that of a header";
+
 async fn a_bad_element_of_a_batch_is_named_and_nothing_is_stored(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -238,6 +243,12 @@ async fn a_bad_element_of_a_batch_is_named_and_nothing_is_stored(store: Store) {
         (json!({"text": "x", "key": "first"}), "two jobs with one key"),
         (json!({"text": "x", "attributes": attributes}), "too many attributes, cannot exceed 16"),
         (json!({"text": "x", "attributes": none}), "too many attributes, cannot exceed 16"),
+        (json!({"text": "x", "attributes": {"a b": "v"}}), NO_NAME),
+        (json!({"text": "x", "attributes": {"a:b": "v"}}), NO_NAME),
+        (json!({"text": "x", "attributes": {"\u{e4}": "v"}}), NO_NAME),
+        (json!({"text": "x", "attributes": {"a\r": "v"}}), NO_NAME),
+        (json!({"text": "x", "attributes": {"a": "v\r\nX: y"}}), NO_VALUE),
+        (json!({"text": "x", "attributes": {"a": "v\0"}}), NO_VALUE),
     ] {
         let body = json!([{"text": "fine", "key": "first"}, bad]).to_string();
         let refused = post(&server, &token, batch, &body).await.expect(400);

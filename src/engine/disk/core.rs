@@ -120,6 +120,7 @@ impl DiskEngine {
             ready_budget: options.ready_budget,
             delayed: options.delayed_window.max(1),
             idle: options.forget_queues_after,
+            dead: options.dead_ttl,
         };
         let state = load::load(store.clone(), options.clock, windows, closed)
             .map_err(|e| OpenError::Damaged(options.path.clone(), e.0))?;

@@ -53,6 +53,7 @@ use self::verbs::consume::Consume;
 use self::verbs::dead_letter::{DeleteDead, RespawnOldest};
 use self::verbs::delays;
 use self::verbs::destroy::{Destroy, Rest};
+use self::verbs::forget_queue::ForgetQueue;
 use self::verbs::give_back::GiveBack;
 use self::verbs::hand_over::{GiveUp, Touch};
 use self::verbs::inspect::{Inspect, InspectKey};
@@ -60,6 +61,7 @@ use self::verbs::keys::{CancelKey, Recall};
 use self::verbs::list_queues::ListQueues;
 use self::verbs::pause::{Paused, SetPause};
 use self::verbs::peek::Peek;
+use self::verbs::promote::Promote;
 use self::verbs::publish::Publish;
 use self::verbs::pump::Pump;
 use self::verbs::quotas::SetQuotas;
@@ -72,8 +74,8 @@ use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
-    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
-    SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched, Tries,
+    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
+    ScheduleList, SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched, Tries,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -171,6 +173,11 @@ impl Engine for DiskEngine {
         }
     }
 
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
+        self.room.rewrite(0)?;
+        self.handle.ask(Promote { queue: queue.clone(), job: by.into() }).await
+    }
+
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         self.lists.jobs(&self.handle, queue, list).await
     }
@@ -189,6 +196,10 @@ impl Engine for DiskEngine {
                 return Ok(());
             }
         }
+    }
+
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        self.handle.ask(ForgetQueue(queue.clone())).await
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {

@@ -369,7 +369,7 @@ pub async fn cancel_key(auth: AuthorizedKey) -> HandlerResult {
     }
 }
 
-const NO_KEY: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "no job has this key");
+pub const NO_KEY: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "no job has this key");
 
 /// How much of a job is to be told.
 fn detail(query: Option<&str>) -> Result<Detail, ApiError> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use axum::http::{HeaderMap, HeaderName};
 
 use crate::http::answer::error::ApiError;
-use crate::job::Attributes;
+use crate::job::{Attributes, is_attribute_name, is_attribute_value};
 
 /// Header that requests versioned jobs.
 const VERSIONED: HeaderName = HeaderName::from_static("enable-job-version");
@@ -30,10 +30,23 @@ pub fn from_headers(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError>
     bounded(attributes).map(Some)
 }
 
-/// Reads attributes from a JSON object, under the same rules; `None` if it has none.
+const NO_NAME: ApiError = ApiError::bad(
+    "invalid attribute: a name is made of letters, digits and !#$%&'*+-.^_`|~, as that of a header",
+);
+const NO_VALUE: ApiError =
+    ApiError::bad("invalid attribute: a value has no control characters, as that of a header");
+
+/// Those of a JSON object, under the same rules, but that what no header could carry is refused: push sends attributes
+/// as headers. `None` when there is none.
 pub fn from_json(given: &BTreeMap<String, String>) -> Result<Option<Attributes>, ApiError> {
     let mut attributes = Attributes::new();
     for (name, value) in given {
+        if !name.is_empty() && !is_attribute_name(name) {
+            return Err(NO_NAME);
+        }
+        if !is_attribute_value(value) {
+            return Err(NO_VALUE);
+        }
         add(&mut attributes, &name.to_lowercase(), value);
     }
     Ok(Some(bounded(attributes)?).filter(|attributes| !attributes.is_empty()))

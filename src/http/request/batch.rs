@@ -39,13 +39,24 @@ pub async fn reading<T: Send + 'static>(len: usize, read: impl FnOnce() -> T + S
     if len <= LARGE { read() } else { beside_the_runtime(read).await }
 }
 
-/// Splits a bulk into jobs, each as its raw JSON text.
+/// The jobs of a bulk, each as its raw JSON text. As in lmstfy, texts in it need not be UTF-8.
 pub fn split_bulk(body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
-    let jobs = elements(body)?;
+    if std::str::from_utf8(body).is_ok() {
+        return split(body, body);
+    }
+    // Bytes beyond ASCII mean nothing to the structure, and stand in texts only.
+    split(&body.iter().map(|byte| if byte.is_ascii() { *byte } else { b'?' }).collect::<Vec<u8>>(), body)
+}
+
+/// The jobs of a bulk, found in `text` and cut out of `body`, which is as long.
+fn split(text: &[u8], body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
+    let jobs = elements(text)?;
     if jobs.iter().any(|job| job.get().len() > MAX_JOB) {
         return Err(TOO_LARGE);
     }
-    Ok(jobs.iter().map(|job| body.slice_ref(job.get().as_bytes())).collect())
+    // Each is a part of `text`.
+    let begin = |job: &RawValue| job.get().as_ptr() as usize - text.as_ptr() as usize;
+    Ok(jobs.iter().map(|job| body.slice(begin(job)..begin(job) + job.get().len())).collect())
 }
 
 #[derive(Debug)]
@@ -161,6 +172,21 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    /// Guards against a bulk that is cut in other places than it was parsed.
+    #[test]
+    fn a_bulk_need_not_be_utf_8() {
+        let split = |body: &'static [u8]| split_bulk(&Bytes::from_static(body));
+        let jobs = split(b"[ \"\xff\xfe\", {\"a\": \"x\xe9\"},1 ]").expect("texts may have any bytes");
+        assert_eq!(jobs, [&b"\"\xff\xfe\""[..], b"{\"a\": \"x\xe9\"}", b"1"], "byte for byte");
+        let jobs = split("[\"\u{e4}\", 2]".as_bytes()).expect("UTF-8");
+        assert_eq!(jobs, ["\"\u{e4}\"".as_bytes(), b"2"]);
+        for bad in
+            [&b"[\xff]"[..], b"\xff[1]", b"[1,\xff 2]", b"[\"\\\xff\"]", b"[\"\xff]", b"[\"\x01\xff\"]"]
+        {
+            assert!(split_bulk(&Bytes::from_static(bad)).is_err(), "{bad:?} is no JSON");
+        }
+    }
 
     #[tokio::test]
     async fn a_large_body_is_read_while_the_runtime_goes_on() {

@@ -53,7 +53,11 @@ pub struct Life {
     pub tries: NonZeroU16,
 }
 
-/// Reads `delay`, `ttl` and `tries`, in lmstfy's order of checks.
+/// Time for which a job of lmstfy's routes lives after it is due, if its ttl equals its delay. lmstfy delivers such a job,
+/// because its pump runs up to a second early.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// `delay`, `ttl`, `tries` of lmstfy's routes, checked in lmstfy's order.
 pub fn life(query: Query<'_>, defaults: &Defaults) -> Result<Life, ApiError> {
     let delay: u32 = query.number("delay", defaults.delay, "invalid delay")?;
     let ttl: u32 = query.number("ttl", defaults.ttl, "invalid ttl")?;
@@ -61,10 +65,13 @@ pub fn life(query: Query<'_>, defaults: &Defaults) -> Result<Life, ApiError> {
         return Err(SHORT_TTL);
     }
     let tries = tries(query.get("tries").as_deref(), defaults.tries)?;
-    Ok(Life { delay: Duration::from_secs(u64::from(delay)), ttl: seconds(u64::from(ttl)), tries })
+    let grace = if ttl == delay { GRACE } else { Duration::ZERO };
+    let ttl = seconds(u64::from(ttl)).map(|ttl| ttl + grace);
+    Ok(Life { delay: Duration::from_secs(u64::from(delay)), ttl, tries })
 }
 
 const SHORT_TTL: ApiError = ApiError::bad("ttl is shorter than delay");
+const NO_TIME: ApiError = ApiError::bad("ttl equals delay: the job would expire when it is due");
 
 fn tries(given: Option<&str>, or: u16) -> Result<NonZeroU16, ApiError> {
     let tries: u16 = given.map_or(Some(or), time::digits).ok_or(ApiError::bad("invalid tries"))?;
@@ -80,6 +87,7 @@ fn ttl(given: Option<&str>, delay: Duration, defaults: &Defaults) -> Result<Opti
     match ttl {
         Duration::ZERO => Ok(None),
         ttl if ttl < delay => Err(SHORT_TTL),
+        ttl if ttl == delay => Err(NO_TIME),
         ttl => Ok(Some(ttl)),
     }
 }
@@ -302,6 +310,27 @@ mod tests {
         assert_eq!((life.delay, life.ttl), (Duration::from_secs(7), None));
     }
 
+    /// Guards against a delayed job that expires at the instant it is due, and is never delivered.
+    #[test]
+    fn a_ttl_that_equals_the_delay_leaves_time_to_deliver() {
+        let lives = |query: &str, defaults: &Defaults| {
+            let life = life(Query(query), defaults).unwrap_or_else(|e| panic!("{query} is valid: {e:?}"));
+            life.ttl.map(|ttl| ttl.as_secs())
+        };
+        for (query, expected) in [
+            ("delay=5&ttl=5", Some(65)),
+            ("delay=4294967295&ttl=4294967295", Some(4_294_967_355)),
+            ("delay=5&ttl=6", Some(6)),
+            ("delay=0&ttl=0", None),
+            ("delay=5&ttl=0", None),
+        ] {
+            assert_eq!(lives(query, &DEFAULTS), expected, "{query}");
+        }
+        let equal = Defaults { ttl: 7, delay: 7, ..DEFAULTS };
+        assert_eq!(lives("", &equal), Some(67), "both are the configured ones");
+        assert_eq!(lives("delay=3&ttl=3", &equal), Some(63), "neither is");
+    }
+
     #[test]
     fn what_is_not_digits_is_no_number() {
         for bad in
@@ -349,6 +378,8 @@ mod tests {
             "at=9999-01-01T00:00:00Z",
             "at_ms=1.5",
             "delay=2&ttl=1.999",
+            "delay=2&ttl=2",
+            "at_ms=1002000&ttl=2",
             "ttl=",
             "tries=0",
             "tries=1.0",

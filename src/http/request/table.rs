@@ -1,8 +1,12 @@
 //! A table of routes: a row per pattern, with its methods and handlers. Routers are built from tables only, so that
 //! tests can read a port's routes from them.
 
+use std::collections::BTreeSet;
+
 use axum::Router;
 use axum::handler::Handler;
+use axum::http::HeaderValue;
+use axum::http::header::ALLOW;
 use axum::routing::{MethodFilter, MethodRouter};
 
 use crate::http::answer::reply;
@@ -12,6 +16,8 @@ pub struct Row<S> {
     pub pattern: &'static str,
     methods: Vec<On<S>>,
     others: Others,
+    /// Methods that another row of this pattern answers.
+    elsewhere: &'static [&'static str],
 }
 
 /// Adds a handler to those of a pattern.
@@ -36,17 +42,17 @@ enum Others {
 /// Creates a row that answers all other methods with 404, as in lmstfy, including HEAD: axum would run the GET handler
 /// for it, and a HEAD of a queue would consume a job and discard it.
 pub fn only<S, const N: usize>(pattern: &'static str, methods: [On<S>; N]) -> Row<S> {
-    Row { pattern, methods: methods.into(), others: Others::NotFound }
+    Row { pattern, methods: methods.into(), others: Others::NotFound, elsewhere: &[] }
 }
 
 /// Like [`only`], but answers HEAD, which some balancers, and browsers of pages, use.
 pub fn with_head<S, const N: usize>(pattern: &'static str, methods: [On<S>; N]) -> Row<S> {
-    Row { pattern, methods: methods.into(), others: Others::NotFoundButHead }
+    Row { pattern, methods: methods.into(), others: Others::NotFoundButHead, elsewhere: &[] }
 }
 
 /// Creates a row for a pattern that is in another row too.
 pub fn beside<S, const N: usize>(pattern: &'static str, methods: [On<S>; N]) -> Row<S> {
-    Row { pattern, methods: methods.into(), others: Others::AnotherRow }
+    Row { pattern, methods: methods.into(), others: Others::AnotherRow, elsewhere: &[] }
 }
 
 pub fn get<H: Handler<T, S>, T: 'static, S: Shared>(handler: H) -> On<S> {
@@ -86,11 +92,18 @@ impl<S: Clone + Send + Sync + 'static> Shared for S {}
 /// Builds the router of a table.
 pub fn router<S: Shared>(table: Vec<Row<S>>) -> Router<S> {
     table.into_iter().fold(Router::new(), |router, row| {
+        // axum knows neither the methods of the fast path nor that a HEAD is refused.
+        let allowed = HeaderValue::from_str(&row.allowed()).expect("names of methods are ASCII");
+        let refuse = move || async move {
+            let mut response = reply::not_found().await;
+            response.headers_mut().insert(ALLOW, allowed);
+            response
+        };
         let added = row.methods.into_iter().filter_map(|on| on.add);
         let methods = added.fold(MethodRouter::new(), |methods, add| add(methods));
         let methods = match row.others {
-            Others::NotFound => methods.head(reply::not_found).fallback(reply::not_found),
-            Others::NotFoundButHead => methods.fallback(reply::not_found),
+            Others::NotFound => methods.head(refuse.clone()).fallback(refuse),
+            Others::NotFoundButHead => methods.fallback(refuse),
             Others::AnotherRow => methods,
         };
         router.route(row.pattern, methods)
@@ -98,7 +111,19 @@ pub fn router<S: Shared>(table: Vec<Row<S>>) -> Router<S> {
 }
 
 impl<S> Row<S> {
-    /// Returns the methods that it answers, and whether the fast path does.
+    /// Another row of this pattern answers these methods.
+    pub fn beside(self, elsewhere: &'static [&'static str]) -> Row<S> {
+        Row { elsewhere, ..self }
+    }
+
+    /// The value of `Allow`.
+    fn allowed(&self) -> String {
+        let methods = self.methods().map(|(method, _)| method).chain(self.elsewhere.iter().copied());
+        let methods: BTreeSet<&str> = methods.collect();
+        methods.into_iter().collect::<Vec<_>>().join(", ")
+    }
+
+    /// The methods that it answers, and whether the fast path does.
     pub fn methods(&self) -> impl Iterator<Item = (&'static str, bool)> {
         let gets = self.methods.iter().any(|on| on.method == "GET");
         let head = gets && matches!(self.others, Others::NotFoundButHead);

@@ -177,6 +177,59 @@ async fn the_queue_of_on_dead_is_told_of_each_job_that_dies() {
     assert_eq!(counts, json!({"delivered": 0, "failed": 4, "dead": 3, "in_flight": 0}));
 }
 
+/// Guards against a job that vanishes untold, because its ttl ends before its next attempt.
+#[tokio::test(start_paused = true)]
+async fn a_pause_beyond_the_ttl_kills_at_once_and_on_dead_is_told() {
+    let slow: &[(&str, &str)] = &[("retry-after", "3600")];
+    for (what, status, headers, retry) in
+        [("back-off", 500, &[][..], 3600), ("Retry-After", 503, slow, 1), ("Retry-After", 429, slow, 1)]
+    {
+        let stage = PushStage::new(json!({"retry": [retry], "on_dead": "failed"})).await;
+        stage.endpoint.says(status, headers, "");
+        let short = stage.publish_for(&stage.key, "short", 9, Some(10 * MINUTE)).await;
+        let long = stage.publish_for(&stage.key, "long", 9, Some(120 * MINUTE)).await;
+        sleep(SECOND).await;
+        let dead = stage.view(&short).await.expect("dead jobs stay");
+        let reason = dead.reason.as_ref().map(|reason| reason.as_str().to_owned());
+        let expected = format!("attempt 1: status {status}");
+        assert_eq!(
+            (dead.state, reason),
+            (Some(JobState::Dead), Some(expected.clone())),
+            "{what} of {status}"
+        );
+        let waits = stage.view(&long).await.expect("it lives").state;
+        assert_eq!(waits, Some(JobState::Delayed), "{what} of {status} within the ttl");
+        let told = stage.take("failed").await;
+        assert_eq!(told.len(), 1, "{what} of {status}: one job died: {told:?}");
+        assert_eq!(told[0]["job_id"], json!(short.id.to_string()), "{what} of {status}: {told:?}");
+        sleep(10 * SECOND).await;
+        assert_eq!(stage.shown().await["counts"]["dead"], 1, "{what} of {status}");
+    }
+}
+
+/// Guards against a probe whose job vanishes, although a probe costs no try.
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_is_told_to_come_back_after_the_ttl_dies() {
+    let stage = PushStage::new(json!({"on_dead": "failed"})).await;
+    stage.endpoint.does(|_| (Duration::ZERO, refused()));
+    for n in 0..11 {
+        stage.publish(&n.to_string(), 30).await;
+    }
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(stage.shown().await["state"], "open");
+    let before = stage.endpoint.arrived().len();
+    stage.endpoint.says(503, &[("retry-after", "86400")], "");
+    let key = stage.key.clone();
+    let job = stage.publish_for(&key, "short", 30, Some(60 * MINUTE)).await;
+    sleep(30 * MINUTE).await;
+    assert!(stage.endpoint.arrived().len() > before, "probes are sent");
+    let view = stage.view(&job).await.expect("its ttl has not ended, and it is not gone untold");
+    assert_eq!(view.state, Some(JobState::Dead), "{view:?}");
+    assert!(view.reason.is_some(), "it says why: {view:?}");
+    let told = stage.take("failed").await;
+    assert_eq!(told.iter().filter(|one| one["job_id"] == json!(job.id.to_string())).count(), 1, "{told:?}");
+}
+
 /// Guards against an outage that burns the tries of the jobs that come during it.
 #[tokio::test(start_paused = true)]
 async fn an_outage_of_a_minute_kills_no_job_and_is_left_in_peace() {

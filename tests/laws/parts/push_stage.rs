@@ -370,13 +370,18 @@ impl PushStage {
 
     /// The same to another queue.
     pub async fn publish_to(&self, key: &PushKey, body: &str, tries: u16) -> JobRef {
+        self.publish_for(key, body, tries, None).await
+    }
+
+    /// Publishes a job with this ttl.
+    pub async fn publish_for(&self, key: &PushKey, body: &str, tries: u16, ttl: Option<Duration>) -> JobRef {
         let (id, queue) = (self.ids.make(self.engine.now(), 0, false), key.queue.clone());
         let job = NewJob {
             queue: queue.clone(),
             id,
             body: Bytes::copy_from_slice(body.as_bytes()),
             attributes: Default::default(),
-            ttl: None,
+            ttl,
             delay: Duration::ZERO,
             tries: NonZeroU16::new(tries).expect("not zero"),
         };

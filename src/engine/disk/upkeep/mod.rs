@@ -337,7 +337,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
         let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
         let clock = Arc::new(ManualClock::new(1_000_000));
-        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::from_secs(600) };
+        let windows = Windows {
+            ready: 9,
+            ready_budget: 9,
+            delayed: 9,
+            idle: Duration::from_secs(600),
+            dead: Duration::ZERO,
+        };
         let mut state = load::load(store.clone(), clock.clone(), windows, None).unwrap(); // it is whole
         let queue =
             Queue { namespace: Namespace::parse("ns").unwrap(), name: QueueName::parse("q").unwrap() }; // names

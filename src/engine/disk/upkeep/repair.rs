@@ -158,7 +158,8 @@ mod tests {
     /// Returns the rows of an operators' table after a start.
     fn loaded(pool: &Path, table: Table) -> Result<Vec<Vec<u8>>, Fatal> {
         let (store, _mark) = open::open(pool, StoreLimits::OF_A_TOOL).unwrap(); // the log is whole
-        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO };
+        let windows =
+            Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO, dead: Duration::ZERO };
         let state = load::load(store, Arc::new(ManualClock::new(0)), windows, None)?;
         assert!(state.quotas.is_empty(), "usage is counted anew");
         let tables = state.tables.lock();

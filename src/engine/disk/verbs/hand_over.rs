@@ -61,11 +61,11 @@ impl Step for GiveUp {
         let (has_reason, expires) = (release.reason.is_some(), record.expires);
         record.reason = release.reason.or(record.reason);
         entry.tries = entry.tries.saturating_add(u16::from(release.tries == Tries::Restore));
-        if release.tries == Tries::Forfeit || entry.tries == 0 {
+        let due = now.saturating_add(micros(release.delay));
+        if release.tries == Tries::Forfeit || entry.tries == 0 || record.expired(due) {
             state.move_to_dead_letter(&job.queue, entry, record, now)?;
             return Ok(Held::Done(Released::Dead));
         }
-        let due = now.saturating_add(micros(release.delay));
         if due > now {
             let timer = (due, state.next_seq());
             record.location = Location::Delayed(timer);

@@ -35,8 +35,13 @@ impl Step for Inspect {
     fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Option<JobView>> {
         let job = self.job;
         match state.txn.job(&state.job_key(&job.queue, job.id))? {
-            Found::Record(record) if record.expired(now) => Ok(None),
-            Found::Record(record) => Ok(Some(state.view_in(self.detail, &job, record, now)?)),
+            Found::Record(mut record) => {
+                state.set_end_of_dead(&job.queue, &mut record)?;
+                if record.expired(now) {
+                    return Ok(None);
+                }
+                Ok(Some(state.view_in(self.detail, &job, record, now)?))
+            }
             Found::Nothing => Ok(None),
             Found::Corrupt(reason) => Err(WriterState::corrupt(&job.queue, job.id, &reason).into()),
         }

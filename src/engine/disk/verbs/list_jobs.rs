@@ -3,12 +3,13 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::inspect::view;
-use crate::clock::{Micros, Millis};
+use crate::clock::{Micros, Millis, micros};
 use crate::engine::disk::codec::{self, Entry, TimerKey};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::state::clock::PoolClock;
@@ -163,6 +164,8 @@ struct Start {
     state: JobState,
     /// No entry stands before it.
     first: Place,
+    /// For how long dead jobs are kept; zero: forever.
+    dead_ttl: Duration,
 }
 
 impl Step for FindStart {
@@ -182,7 +185,8 @@ impl Step for FindStart {
             JobState::Dead => Some(Place::Number(queue.dead_from)),
         };
         let (store, prefix) = (state.txn.store().clone(), queue.key.clone());
-        Ok(first.map(|first| Start { store, prefix, state: self.state, first }))
+        let dead_ttl = state.windows.dead;
+        Ok(first.map(|first| Start { store, prefix, state: self.state, first, dead_ttl }))
     }
 }
 
@@ -218,7 +222,10 @@ impl Start {
             reads += 1;
             page.scanned += 1;
             let job = codec::job_key(&self.prefix, entry.id);
-            let Found::Record(record) = snapshot.job(&job)? else { continue };
+            let Found::Record(mut record) = snapshot.job(&job)? else { continue };
+            if self.state == JobState::Dead && !self.dead_ttl.is_zero() {
+                record.expires = Some(due_at.saturating_mul(1000).saturating_add(micros(self.dead_ttl)));
+            }
             bytes += record.body.len();
             if record.generation == entry.generation && !record.expired(now) {
                 let tries = if self.state == JobState::Dead { 0 } else { entry.tries };

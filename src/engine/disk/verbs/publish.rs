@@ -92,7 +92,12 @@ impl Step for Publish {
                 !plans.iter().any(|(index, plan)| *index == at && matches!(plan, Plan::Duplicate { .. }))
             };
             let stored = jobs.iter().enumerate().filter(|(at, _)| is_stored(*at));
+            let stores_none = stored.clone().next().is_none();
             state.admit(stored.map(|(_, placing)| &placing.job), &all_gone)?;
+            if let Some((_, queue)) = once.as_ref().filter(|_| stores_none) {
+                // It is remembered all the same.
+                state.admit_beside(&queue.namespace, 1)?;
+            }
         }
         // From here on everything is written, and nothing fails but the disk.
         for job in &gone {

@@ -34,6 +34,7 @@ impl BulkReply {
         let verb = match &*self.action {
             "respawn" => "Respawn",
             "delete" => "Delete",
+            "promote" => "Make ready the",
             "cancel" => "Cancel",
             "promote" => "Make due now:",
             other => other,
