@@ -170,6 +170,7 @@ enum QueueCommand {
     },
     /// Forget a queue: its name and all of its jobs but those that run
     Forget {
+        /// The queue to forget
         queue: String,
         /// Yes, forget it
         #[arg(long)]

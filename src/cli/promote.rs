@@ -11,6 +11,7 @@ use super::show;
 /// Make delayed jobs ready now
 #[derive(Args)]
 pub struct PromoteArgs {
+    /// The queue of the delayed jobs
     queue: String,
     /// Which jobs
     #[arg(required_unless_present = "key")]

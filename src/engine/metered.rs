@@ -188,7 +188,9 @@ impl Engine for Metered {
     }
 
     async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
-        self.step(Operation::Promote, self.inner.promote(queue, by)).await
+        let promoted = self.step(Operation::Promote, self.inner.promote(queue, by)).await;
+        self.metrics.changed(queue);
+        promoted
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
