@@ -1,6 +1,6 @@
-//! A pool on a Redis Cluster of three masters with a replica each, beside one Redis in lmstfy's layout: what jobs take,
-//! who waits and how long, what happens when a master dies and when a fourth one comes, and how far a job of a queue that
-//! is spread overtakes another. All nodes share this machine. docs/benchmarks.md says how to run it.
+//! A pool on a Redis Cluster of three masters with a replica each, compared with one Redis in lmstfy's layout: memory
+//! per job, waiting times, the death of a master, the addition of a fourth, and how far a job of a spread queue
+//! overtakes another. All nodes share this machine. docs/benchmarks.md says how to run it.
 
 mod support;
 
@@ -99,7 +99,7 @@ fn scattered(n: usize) -> usize {
 async fn memory(bench: &Bench, store: Store) -> Outcome {
     let used = |setup: &Setup| setup.info_of_masters("memory", "used_memory");
     let million = bench.size(1_000_000, 20_000);
-    // A queue that is spread is one queue: that is what it is for.
+    // The spread load has a single queue, which is the purpose of spreading.
     let (delayed, ready): (Batch, Batch) = if store == Store::Spread {
         (|_| ("large".into(), |n| 120 + scattered(n) % DAY), |_| ("large".into(), |_| 0))
     } else {
@@ -147,7 +147,7 @@ async fn memory(bench: &Bench, store: Store) -> Outcome {
     Ok(())
 }
 
-/// One job that is due tomorrow in each of so many queues.
+/// Publishes one job that is due tomorrow to each of `queues` queues.
 async fn one_each(api: &Target, queues: usize) -> Outcome {
     load::send(api, 4 * CONNECTIONS, queues, 201, |api, n| {
         api.put(&format!("/api/bench/one-{n}?delay=86400"), BODY.as_bytes())
@@ -217,7 +217,7 @@ async fn due(bench: &Bench, store: Store) -> Outcome {
         load::end(set).await?;
     }
     ledger.lateness(bench);
-    // Why, if it is late. Those of scripts are among them.
+    // The reason, if it is late. Calls by scripts are included.
     for name in ["evalsha", "exists", "lindex"] {
         let count = after.remove(name).unwrap_or(0) - before.get(name).unwrap_or(&0);
         bench.figure(&format!("{name} of the masters for a job"), count as f64 / jobs as f64, "");
@@ -314,7 +314,7 @@ async fn killed(bench: &Bench, store: Store) -> Outcome {
     Ok(())
 }
 
-/// What requests met, and which jobs were published and handed out.
+/// Results of requests, and jobs published and delivered.
 #[derive(Default)]
 struct Met {
     longest: Spread,
@@ -377,7 +377,7 @@ async fn grow(bench: &Bench, store: Store) -> Outcome {
     Ok(())
 }
 
-/// Publishes, takes and acks, about 30 times a second; after the stop takes what is left.
+/// Publishes, consumes and acks about 30 times a second; after the stop drains the queue.
 async fn cycles(target: Target, first: usize, met: Arc<Mutex<Met>>, stop: CancellationToken) -> Outcome {
     let (mut client, mut n) = (target.connect().await?, first);
     loop {
@@ -435,7 +435,7 @@ async fn all_queues(setup: &Setup) -> Outcome<Vec<Value>> {
 /// When a job was sent and its publish answered; when the consume that brought it was sent, and answered.
 type Seen = [Instant; 4];
 
-/// The most that a job was handed out before another one that had been there for longer, and was still waiting then.
+/// Measures by how much a job was delivered before another one that had been ready for longer and was still waiting.
 async fn overtake(bench: &Bench) -> Outcome {
     let setup = two(Store::Spread).await?;
     let jobs = bench.size(200_000, 4000);
@@ -476,7 +476,7 @@ async fn overtake(bench: &Bench) -> Outcome {
         let (began, answered) = sent.get(n).copied().flatten().ok_or("a job that nobody has published")?;
         all.push([began, answered, asked, came]);
     }
-    // By when its consume was sent: whoever stands behind was still waiting when an answer came before that.
+    // By the time its consume was sent: later entries were still waiting when an earlier reply arrived.
     all.sort_by_key(|[_, _, asked, _]| *asked);
     let mut oldest_after: Vec<Instant> = all.iter().map(|[_, answered, ..]| *answered).collect();
     for i in (0..oldest_after.len().saturating_sub(1)).rev() {
@@ -493,8 +493,8 @@ async fn overtake(bench: &Bench) -> Outcome {
     Ok(())
 }
 
-/// Every fault, three times: what was lost, what came again after its ack, and the longest time without a 201 for a queue
-/// that is spread, one that is at home where the fault is, and one that is not.
+/// Every fault, three times: jobs lost, jobs redelivered after their ack, and the longest time without a 201 for a
+/// spread queue, one with its home at the fault, and one elsewhere.
 async fn faults(bench: &Bench, wait: u16) -> Outcome {
     bench.note(format_args!(
         "| fault | jobs | lost | again after the ack | without a 201: spread | gathered there | elsewhere |"
@@ -598,7 +598,7 @@ async fn fleet(bench: &Bench) -> Outcome {
     let (tokens, one, six) = (RedisServer::start(), RedisServer::start(), RedisCluster::start());
     let addrs: Vec<String> = six.servers[..3].iter().map(|node| format!("\"{}\"", node.addr())).collect();
     let redis = format!("Addr = \"{}\"\n", one.addr());
-    // The same prefix whatever the pool is called in a round.
+    // The same prefix, whatever the pool is called in a round.
     let cluster =
         format!("Cluster = [{}]\nPrefix = \"jobs\"\nSpread = [\"bench/spread\"]\n", addrs.join(", "));
     let tokens = format!("[AdminRedis]\nAddr = \"{}\"\n", tokens.addr());
@@ -626,7 +626,7 @@ async fn fleet(bench: &Bench) -> Outcome {
             _ => {}
         }
         for _ in 0..2 {
-            // As a load balancer does: a server gets no more requests before it is stopped.
+            // Like a load balancer: a server gets no more requests before it is stopped.
             servers.push(Server::start(&round, &[]).await?);
             let old = servers.remove(0);
             load.go_to(targets(&servers));

@@ -1,8 +1,7 @@
-//! What an operation costs, in processor time of each process, beside what a request costs at all: nginx's constant
-//! 201 on the same connections. Rounds take turns, so that a machine that becomes slower does so for everybody;
-//! the table shows medians. What a quota adds. And how the cost grows with connections, queues and a backlog; what a server does at half
-//! of its top rate, and over many minutes (`SOAK=20`).
-//! docs/benchmarks.md says how to run it.
+//! Processor time of operations by process, compared with that of any request: nginx's constant 201 on the same
+//! connections. Rounds alternate, so that a machine that becomes slower affects all equally; the table shows medians.
+//! Also the cost of a quota, the growth of cost with connections, queues and a backlog, a server at half of its maximum
+//! rate, and over many minutes (`SOAK=20`). docs/benchmarks.md says how to run it.
 
 mod support;
 
@@ -28,7 +27,7 @@ const BODY: &[u8; 100] =
     b"a job of exactly one hundred bytes, as many are: an id, a kind, and a few numbers {1,2,3,4,5,6,7,89}";
 const BULK: usize = 64;
 const BATCH: usize = 100;
-/// Long enough that no job comes back while it is measured.
+/// Long enough that no job is redelivered during the measurement.
 const TTR: &str = "ttr=3600";
 
 fn main() -> ExitCode {
@@ -114,8 +113,7 @@ impl Load {
 
     /// The queue of a connection's n-th turn. Connections begin far from each other.
     fn queue(self, connection: usize, n: usize) -> String {
-        // Cycles have queues of their own: each connection takes one job for one that it put, so there is one for
-        // everybody.
+        // Cycles have queues of their own: each connection consumes one job per publish, so there is one for each.
         let name = match self.step {
             Step::Cycle => "cycle",
             Step::Life => "life",
@@ -154,7 +152,7 @@ async fn table(bench: &Bench, connections: usize, stores_of: &[Store]) -> Outcom
         units.push(unit);
         note(&mut costs, "nginx", Step::Constant, &floor, unit);
         for (store, setup, clients) in &mut stores {
-            // The batch takes what the publishes left.
+            // The batch consumes the remaining jobs.
             for step in [Step::Publish, Step::Cycle, Step::Bulk, Step::Batch] {
                 let cost = measure(setup.processes(), clients, Load::of(step), time).await?;
                 note(&mut costs, &store.to_string(), step, &cost, unit);
@@ -166,10 +164,10 @@ async fn table(bench: &Bench, connections: usize, stores_of: &[Store]) -> Outcom
     Ok(())
 }
 
-/// What tells apart why a job on a cluster costs another processor time than one on a Redis in lmstfy's layout: the layout,
-/// partitions, nodes, replicas, a queue that is spread. Beside the processor time stands what does not depend on who else
-/// is on the machine: scripts and commands of all masters for an operation, and bytes that a replica and the append-only
-/// file get.
+/// Separates the reasons why a job on a cluster costs other processor time than one on a Redis in lmstfy's layout: the
+/// layout, partitions, nodes, replicas, spreading. Besides processor time, prints values that are independent of the
+/// machine's load: scripts and commands of all masters per operation, and bytes sent to replicas and the append-only
+/// file.
 async fn causes(bench: &Bench) -> Outcome {
     const COMPACT: &str = "Layout = \"compact\"";
     let (parts, spread) = ("Partitions = 64\nOrdered = [\"*/*\"]", "Spread = [\"*/*\"]");
@@ -222,7 +220,7 @@ async fn causes(bench: &Bench) -> Outcome {
     Ok(())
 }
 
-/// What the masters of a setup have done.
+/// Returns the work of a setup's masters.
 fn done(setup: &Setup) -> Outcome<[(&'static str, f64); 3]> {
     let (mut scripts, mut commands) = (0, 0);
     for master in setup.masters() {
@@ -308,7 +306,7 @@ async fn measure(
     Ok(Cost { rate: done as f64 / took.as_secs_f64(), done, spread, processor })
 }
 
-/// Takes the connections back when they are done, with what they have met together.
+/// Waits for the connections' tasks. Returns the connections and merges their measurements.
 async fn gather(mut tasks: JoinSet<Outcome<(Client, Spread)>>, clients: &mut Vec<Client>) -> Outcome<Spread> {
     let mut spread = Spread::default();
     while let Some(ended) = tasks.join_next().await {
@@ -430,7 +428,7 @@ async fn growth(bench: &Bench, store: Store) -> Outcome {
     grown(bench, &name, &nginx, &setup, &mut clients, 1).await
 }
 
-/// So many turns in all, divided among the connections; each turn goes to the next queue.
+/// Runs `turns` turns in total, divided among the connections; each turn uses the next queue.
 async fn turns(clients: &mut Vec<Client>, load: Load, turns: usize) -> Outcome {
     let (next, mut tasks) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
     for mut client in clients.drain(..) {
@@ -458,7 +456,7 @@ async fn grown(
     queues: usize,
 ) -> Outcome {
     let time = bench.seconds(2.0, 0.2);
-    // New ones: nginx closes what is idle for long.
+    // New connections, since nginx closes idle ones.
     let mut constant = connect(&nginx.target(), CONNECTIONS[0]).await?;
     let mut costs: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for _ in 0..bench.size(3, 1) {

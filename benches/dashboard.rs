@@ -1,5 +1,5 @@
-//! What the dashboard costs: each page with ten thousand queues and millions of jobs, twenty pages that are open, the
-//! sampler alone, and an action on a million dead jobs beside other requests. docs/benchmarks.md says how to run it.
+//! Cost of the dashboard: each page with ten thousand queues and millions of jobs, twenty open pages, the sampler
+//! alone, and an action on a million dead jobs beside other requests. docs/benchmarks.md says how to run it.
 
 mod support;
 
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 const BULK: usize = 64;
 const CONNECTIONS: usize = 16;
 const LONG: Duration = Duration::from_secs(900);
-/// So many queues stand in the pages.
+/// Number of queues on the pages.
 const QUEUES: usize = 10_000;
 
 fn main() -> ExitCode {
@@ -46,7 +46,7 @@ fn many() -> String {
     format!("[{}]", [job; BULK].join(","))
 }
 
-/// One job in each of many queues, and so many delayed ones in the first.
+/// Publishes one job to each of `queues` queues, and `delayed` delayed ones to the first.
 async fn fill(setup: &Setup, queues: usize, delayed: usize) -> Outcome {
     let api = &setup.first().api;
     load::send(api, CONNECTIONS, queues, 201, |api, n| {
@@ -85,7 +85,7 @@ async fn publishes(target: Target, per_second: f64, stop: CancellationToken) -> 
     Ok(all)
 }
 
-/// The pages, by what they are called in the table.
+/// Returns the pages by their names in the table.
 fn paths(id: &str) -> Vec<(&'static str, String)> {
     let queue = "default/bench/queue-0";
     [
@@ -114,7 +114,7 @@ fn etag(answer: &Answer) -> Option<String> {
     headers.find(|(name, _)| name.eq_ignore_ascii_case("etag")).map(|(_, tag)| tag.to_owned())
 }
 
-/// Asks for a page so often; how long it took, how large it was, and its ETag.
+/// Requests a page `times` times. Returns the latency, the size, and the ETag.
 async fn ask(client: &mut Client, path: &str, times: usize) -> Outcome<(Spread, usize, Option<String>)> {
     let (mut met, mut size, mut tag) = (Spread::default(), 0, None);
     for _ in 0..times {
@@ -149,7 +149,7 @@ async fn pages(bench: &Bench, store: Store) -> Outcome {
     let paths = paths(id["job_id"].as_str().ok_or("a publish answers an id")?);
     tokio::time::sleep(bench.seconds(21.0, 11.0)).await;
     let times = bench.size(100, 5);
-    // Processor time is told page by page while nothing else is asked; the clock's while publishes are.
+    // Processor time is measured page by page on an otherwise idle server; latency during publishes.
     let base = {
         let (before, time) = (cpu(server.pid())?, bench.seconds(20.0, 2.0));
         tokio::time::sleep(time).await;
@@ -266,7 +266,7 @@ async fn looking(
     load::all(tasks).await
 }
 
-/// What the server takes while nobody looks, by the number of queues.
+/// Measures the idle server's processor time by the number of queues.
 async fn sampler(bench: &Bench, store: Store) -> Outcome {
     for queues in [100, bench.size(QUEUES, 500), bench.size(100_000, 1000)] {
         let setup = Setup::one(store).await?;

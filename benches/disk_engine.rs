@@ -1,9 +1,10 @@
-//! What the disk engine does in a second, and what it costs: `cargo bench --bench disk_engine [-- SECTION..]`.
-//! Sections: publish, everysec, cycle, delayed, large, paced, queues, rest, verbs, list. `DELAYED=10000000` changes how many jobs
-//! `delayed` stores, `DELAYED_BODY=20` of how many bytes. `full` fills the small disk that `FULL` names a directory on, and drains it. Each prints thousands of operations a second, CPU
-//! microseconds an operation (this process, user and system), and bytes on disk. Bounded: each section does a
-//! fixed amount of work. `rest` also waits to see what upkeep leaves on disk, and what it costs. `verbs` is what the
-//! verbs cost that lmstfy does not have, `list` how long publishes take while a list walks through a million jobs.
+//! Throughput and cost of the disk engine: `cargo bench --bench disk_engine [-- SECTION..]`. Sections: publish,
+//! everysec, cycle, delayed, large, paced, queues, rest, verbs, list. `DELAYED=10000000` sets the number of jobs that
+//! `delayed` stores, `DELAYED_BODY=20` their size in bytes. `full` fills the small disk on which `FULL` names a
+//! directory, and drains it. Each section prints thousands of operations a second, processor microseconds per operation
+//! (this process, user and system), and bytes on disk. Each does a fixed amount of work. `rest` also waits to see what
+//! upkeep leaves on disk, and its cost. `verbs` measures the verbs that lmstfy does not have, `list` publish latency
+//! while a list walks through a million jobs.
 
 #[path = "support/disk.rs"]
 mod disk;
@@ -24,11 +25,11 @@ use dormouse::job::{Job, JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, Queue, QueueName};
 use parking_lot::Mutex;
 
-/// What is measured unless something is asked for.
+/// Sections measured by default.
 const SECTIONS: [&str; 10] =
     ["publish", "everysec", "cycle", "delayed", "large", "paced", "queues", "rest", "verbs", "list"];
 
-/// What is free on the disk of a directory, in MB.
+/// Returns the free space on a directory's disk in MB.
 fn free_mb(path: &Path) -> u64 {
     let disk = rustix::fs::statvfs(path).expect("the disk says how much is free");
     (disk.f_bavail * disk.f_frsize) >> 20
@@ -47,7 +48,7 @@ async fn measure(name: &str, path: &Path, ops: u64, work: impl Future<Output = (
     );
 }
 
-/// Publishes a job, consumes one of the same queue and acks it, so many times.
+/// Publishes a job, consumes one from the same queue and acks it, `ops` times.
 fn cycles(engine: &Arc<DiskEngine>, maker: Arc<Maker>, ops: u64) -> impl Future<Output = ()> + use<> {
     let engine = engine.clone();
     many(ops, move |n| {
@@ -144,7 +145,7 @@ impl Filler {
         Filler(command.spawn().expect("this program runs"))
     }
 
-    /// Waits until the child has measured its work, and prints what it says.
+    /// Waits until the child has finished its measurement, and prints its output.
     fn filled(&mut self) {
         let mut line = String::new();
         let said = self.0.stdout.take().expect("piped");
@@ -222,8 +223,8 @@ async fn drain(engine: &Arc<DiskEngine>, path: &Path, name: &str, jobs: u64, cou
     assert_eq!(left.load(Ordering::Relaxed), 0, "every job was handed out and acked");
 }
 
-/// Publishes, consumes and acks `jobs` of `body` bytes while a tenth of them stand in the queues, drains these,
-/// and then looks for a minute at what is left on disk.
+/// Publishes, consumes and acks `jobs` of `body` bytes with a tenth of them in the queues, drains these, and then
+/// watches for a minute what is left on disk.
 async fn rest(jobs: u64, body: usize) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path();
@@ -255,7 +256,7 @@ fn publication(job: NewJob, key: Option<&str>, once: Option<&str>) -> Publicatio
     Publication { jobs: vec![Placing { job, at: None, key }], replaces: None, once }
 }
 
-/// What each verb costs, beside the plain ones.
+/// Cost of each verb, compared with the plain ones.
 async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
     const OPS: u64 = 200_000;
     let maker = Arc::new(Maker::new(100));
@@ -300,7 +301,7 @@ async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
     let work = many(share / 100, move |n| {
         let (engine, held) = (e.clone(), h.clone());
         async move {
-            // Those that are not of the first one's queue are not there for it, which costs as much.
+            // Jobs of other queues than the first are unknown there, which costs as much.
             let hundred = &held[at(100 * n, 1)..at(100 * n + 100, 1)];
             for of in hundred.chunk_by(|a, b| a.queue == b.queue) {
                 let jobs: Vec<_> = of.iter().map(|job| (job.id, Some(job.proof()))).collect();
@@ -343,7 +344,7 @@ async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
     measure("verbs: bury", path, share, work).await;
 }
 
-/// How long publishes take while nobody, or a walk by cursor, reads the million jobs of another queue.
+/// Publish latency while the million jobs of another queue are, or are not, read by cursor.
 async fn list(engine: &Arc<DiskEngine>, state: JobState) {
     const JOBS: usize = 1_000_000;
     let (maker, q) = (Arc::new(Maker::new(100)), queue(0));

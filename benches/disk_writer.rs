@@ -1,7 +1,8 @@
-//! What the writer of the disk engine costs, how long it makes others wait, and how soon a directory is open:
-//! `cargo bench --bench disk_writer [-- SECTION..]`. Asks the engine alone, so each store is measured alike.
-//! - `stalls`: 32 callers publish, consume and ack, as fast as they are answered, for `STALLS_SECONDS=40` beside a
-//!   million delayed jobs, with each kind of sync: how long calls take, processor time by thread, bytes written.
+//! Cost of the disk engine's writer, waiting times it causes, and the time to open a directory: `cargo bench --bench
+//! disk_writer [-- SECTION..]`. Calls the engine only, so all stores are measured alike.
+//!
+//! - `stalls`: 32 callers publish, consume and ack as fast as possible for `STALLS_SECONDS=40` with a million delayed
+//!   jobs, with each kind of sync: latency, processor time by thread, bytes written.
 //! - `opening`: `DELAYED=1000000` jobs of `DELAYED_BODY=20` bytes over a day, closed and opened; 100,000 more, killed
 //!   and opened: seconds, bytes on disk, memory.
 
@@ -25,7 +26,7 @@ const LOAD: usize = 32;
 /// Delayed jobs beside them.
 const BACKLOG: u64 = 1_000_000;
 const KINDS: [&str; 3] = ["publish", "consume", "ack"];
-/// Seconds of which the worst is told.
+/// Seconds per window, of which the worst is reported.
 const WINDOW: u64 = 10;
 
 /// A number from the environment.
@@ -65,7 +66,7 @@ impl Met {
         Met { times: [times(), times(), times()], worst: vec![[0; 3]; seconds.div_ceil(WINDOW) as usize] }
     }
 
-    /// Waits for a call, and counts it to the seconds in which it was made.
+    /// Waits for a call, and records it in the window in which it was made.
     async fn timed<T>(&mut self, kind: usize, began: Instant, call: impl Future<Output = T>) -> T {
         let (asked, window) = (Instant::now(), (began.elapsed().as_secs() / WINDOW) as usize);
         let answer = call.await;

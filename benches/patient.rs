@@ -92,7 +92,7 @@ async fn crowd(bench: &Bench, store: Store, queues: usize, job: fn(usize) -> Job
     load::end(parked).await
 }
 
-/// What the processes do while nothing happens.
+/// Work of the processes while nothing happens.
 async fn quiet(bench: &Bench, setup: &Setup, time: Duration) -> Outcome {
     let counts = || setup.redis.as_ref().map(command_counts).transpose();
     let (before, meter) = (counts()?, Meter::start(setup.processes())?);
@@ -172,7 +172,7 @@ async fn across(bench: &Bench) -> Outcome {
     load::end(live).await
 }
 
-/// Jobs stored as a lmstfy beside us stores them: the body, then a plain LPUSH that tells nobody.
+/// Jobs stored as by an lmstfy server: the body, then a plain LPUSH without a notification.
 async fn pushed(bench: &Bench) -> Outcome {
     let setup = Setup::one(Store::Redis).await?;
     let redis = setup.redis.as_ref().ok_or("a setup on Redis has one")?;

@@ -146,7 +146,7 @@ fn print_cpu(bench: &Bench, meter: &support::proc::Meter, jobs: usize) -> Outcom
     Ok(())
 }
 
-/// Publishes bulks whose jobs are due within the second after `instant`. Answers how many.
+/// Publishes bulks whose jobs are due within the second after `instant`. Returns how many.
 async fn fill(api: &Target, wanted: usize, instant: Instant) -> Outcome<usize> {
     const BULK: usize = 64;
     const CONNECTIONS: usize = 16;
@@ -220,8 +220,8 @@ async fn skew(bench: &Bench) -> Outcome {
     Ok(())
 }
 
-/// How far a server's clock is ahead of ours, in seconds, by the `Date` of its answer. Both are told as the
-/// second of the day that shows it; midnight is left to the next run.
+/// Returns by how many seconds a server's clock is ahead of ours, from the `Date` of a reply. Both as the second of the
+/// day; runs across midnight must be repeated.
 async fn clock_off(api: &Target) -> Outcome<i64> {
     let answer = api.connect().await?.call(&api.bare("GET", "/ping")).await?;
     let date =

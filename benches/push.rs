@@ -1,5 +1,5 @@
-//! What push delivers and what it costs, beside workers that poll in the same run; how soon a due job's request
-//! arrives; and what an endpoint that is down for a minute costs. docs/benchmarks.md says how to run it.
+//! Throughput and cost of push, compared with polling workers in the same run; the delay from due to request; and the
+//! cost of an endpoint that is down for a minute. docs/benchmarks.md says how to run it.
 
 mod support;
 

@@ -18,9 +18,9 @@ use tokio::task::JoinSet;
 
 /// What is promised.
 const BOUND: f64 = 2.0;
-/// After the cause is gone, verbs are asked for so long; a verb that has not resumed by then has not resumed.
+/// Time for which verbs are tried after the cause has ended; a verb that has not resumed by then counts as not resumed.
 const LONGEST: Duration = Duration::from_secs(15);
-/// No probe waits longer for its answer.
+/// Timeout of each probe.
 const PATIENCE: Duration = Duration::from_secs(8);
 /// Between two probes of a verb.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -33,7 +33,7 @@ enum Fault {
     ClientsKilled,
     Readonly,
     HandedOver,
-    /// By REPLICAOF, which breaks off no call, while nobody asks for anything but jobs: no other verb tells.
+    /// By REPLICAOF, which interrupts no call, while only jobs are requested, so that no other verb notices.
     HandedOverConsuming,
     NoReplicas,
     MisConf,
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// What is asked: the verb, the request, and which answers mean that the store took part.
+/// Probes: the verb, the request, and the statuses that mean that the store took part.
 fn verbs(api: &Target, admin: &Target) -> Vec<(&'static str, Target, Vec<u8>, &'static [u16])> {
     let id = "01ARZ3NDEKTSV4RRFFQ69G5FAV";
     let put = |path: &str| api.put(path, b"x");
@@ -99,12 +99,12 @@ fn verbs(api: &Target, admin: &Target) -> Vec<(&'static str, Target, Vec<u8>, &'
     ]
 }
 
-/// What one verb met.
+/// Results of one verb.
 #[derive(Default)]
 struct Met {
     /// Failures while the fault lasted.
     refused: usize,
-    /// When it worked for the first time, asked after the cause was gone.
+    /// Time of the first success after the cause has ended.
     worked: Option<Instant>,
     /// The last failure after that moment.
     failed: Option<Instant>,
@@ -344,7 +344,7 @@ impl Proxy {
         listener.set_nonblocking(true)?;
         let (addr, to) = (listener.local_addr()?.to_string(), Arc::new(Mutex::new(to)));
         let current = to.clone();
-        // On a thread of its own, since starting a server blocks this one. It ends with the benchmark.
+        // On a separate thread, since starting a server blocks this one. It ends with the benchmark.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         std::thread::spawn(move || runtime.block_on(forward(listener, current)));
         Ok(Proxy { addr, to })

@@ -1,9 +1,9 @@
-//! What the Redis engine's calls cost the Redis: `cargo bench --bench redis_engine [-- SECTION..]`. Sections:
-//! calls, longest (how long one script keeps the Redis busy), pump (a million due jobs),
-//! idle (10,000 watched queues and nothing else), busy (a watched queue that changes all the time), verbs (keyed
-//! publishes, touches, releases, acks of a hundred), lists (a walk through a million jobs, and publishes meanwhile), memory
-//! and turns (both layouts: bytes of a job; processor time of the Redis and of this process, in turns). Each does a fixed
-//! amount of work, on Redis servers of its own; `JOBS` says how many jobs memory stores, `LAYOUT` which layouts, `ROUNDS` how many turns there are.
+//! Cost of the Redis engine's calls for the Redis: `cargo bench --bench redis_engine [-- SECTION..]`. Sections: calls,
+//! longest (how long one script blocks the Redis), pump (a million due jobs), idle (10,000 watched queues and nothing
+//! else), busy (a watched queue that changes all the time), verbs (keyed publishes, touches, releases, acks of a
+//! hundred), lists (a walk through a million jobs, and publishes meanwhile), memory and turns (both layouts: bytes per
+//! job; processor time of the Redis and of this process, alternating). Each does a fixed amount of work on its own
+//! Redis servers; `JOBS` sets the number of jobs for memory, `LAYOUT` the layouts, `ROUNDS` the number of turns.
 
 #[allow(dead_code)] // only attached here
 #[path = "../tests/support/notified.rs"]
@@ -51,7 +51,7 @@ fn cpu(server: &RedisServer) -> f64 {
     (read("used_cpu_user") + read("used_cpu_sys")) * 1e6
 }
 
-/// Runs `JOBS` calls from so many callers and prints what they took.
+/// Runs `JOBS` calls from `callers` callers and prints their cost.
 async fn phase<F, Fut>(what: &str, server: &RedisServer, callers: usize, call: F)
 where
     F: Fn(usize) -> Fut + Clone + Send + 'static,
@@ -159,7 +159,7 @@ async fn idle() {
     }
 }
 
-/// Stores so many jobs, 64 a call.
+/// Stores `jobs` jobs, 64 per call.
 async fn fill(engine: &RedisEngine, q: &Queue, jobs: usize, delay: Duration) {
     let ids = JobIds::default();
     let body = Bytes::from(vec![b'x'; 100]);
@@ -362,7 +362,7 @@ async fn verbs() {
             }
         })
         .await;
-        // Their receipts are over: others come.
+        // Their receipts have ended, so others are created.
         fill(&engine, &q, count, Duration::ZERO).await;
         let mut held = Vec::new();
         while held.len() < count {
@@ -461,7 +461,7 @@ async fn lists() {
     engine.close().await;
 }
 
-/// The layouts that are compared, each with what its Redis is told beside the usual.
+/// The layouts compared, with additional settings of their Redis.
 const LAYOUTS: [(&str, &[&str]); 4] = [
     ("lmstfy", &[]),
     ("compact, 1 partition", &["--hash-max-listpack-value", "1100"]),
@@ -495,7 +495,7 @@ fn job_of(engine: &dyn Engine, ids: &JobIds, queue: &Queue, delay: Duration) -> 
     }
 }
 
-/// Memory that the server uses for what it holds.
+/// Returns the memory that the server uses for its data.
 fn used_memory(server: &RedisServer) -> f64 {
     let info: redis::InfoDict =
         redis::cmd("INFO").arg("memory").query(&mut server.connection()).expect("INFO");
@@ -581,7 +581,7 @@ async fn turn(engine: &Arc<dyn Engine>, what: &str, each: usize) {
                         wanted -= 1;
                     }
                     if wanted > 0 {
-                        // As many as became due are there for as many callers, a while later.
+                        // The number that became due is there, a while later.
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
                 }

@@ -1,5 +1,5 @@
-//! Schedules: ten thousand that are due in the same millisecond, and what others pay for that; what many cost that are not
-//! due; two servers on one Redis that are killed again and again. docs/benchmarks.md says how to run it.
+//! Schedules: ten thousand due in the same millisecond, and the effect on others; the cost of many idle ones; two
+//! servers on one Redis that are killed repeatedly. docs/benchmarks.md says how to run it.
 
 mod support;
 
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 /// So many are in one set.
 const SET: usize = 5000;
-/// Schedules that nobody is to bound.
+/// Settings without limits on schedules.
 const UNBOUNDED: [(&str, &str); 2] =
     [("DORMOUSE_MAXSCHEDULESPERNAMESPACE", "1000000"), ("DORMOUSE_MAXSCHEDULES", "1000000")];
 
@@ -37,7 +37,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Puts so many schedules, in sets.
+/// Stores `count` schedules, in sets.
 async fn put_all(api: &Target, count: usize, setting: impl Fn(usize) -> Value) -> Outcome {
     let mut client = api.connect().await?;
     for from in (0..count).step_by(SET) {
@@ -78,7 +78,7 @@ fn percentile(sorted: &[f64], part: f64) -> f64 {
     sorted.get(at.min(sorted.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }
 
-/// Publishes one after the other, and tells how long each took and when it began.
+/// Publishes sequentially, and returns the start and latency of each.
 async fn publishes(api: Target, stop: CancellationToken) -> Outcome<Vec<(u64, f64)>> {
     let (mut client, mut took) = (api.connect().await?, Vec::new());
     while !stop.is_cancelled() {

@@ -1,5 +1,5 @@
-//! What one tenant's readers that do not read, and bulks that do not end, take from the server, and what another tenant
-//! notices of them. docs/benchmarks.md says how to run it.
+//! Resources that one tenant's unread replies and unfinished bulks use, and their effect on another tenant.
+//! docs/benchmarks.md says how to run it.
 
 mod support;
 
@@ -21,13 +21,13 @@ use tokio::time::{sleep, sleep_until};
 const MIB: usize = 1 << 20;
 /// How many connections the attacker has.
 const CONNECTIONS: usize = 60;
-/// How often the other tenant does each of what it does.
+/// Interval of each of the other tenant's requests.
 const PACE: Duration = Duration::from_millis(50);
-/// Its jobs: larger than what takes no room.
+/// Size of its jobs: large enough to be counted as body memory.
 const BODY: usize = 48 * 1024;
-/// How often the server is looked at.
+/// Interval of measuring the server.
 const LOOK: Duration = Duration::from_millis(50);
-/// A connection that was refused begins again after this.
+/// Pause before a refused connection is retried.
 const AGAIN: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {
@@ -45,10 +45,10 @@ fn main() -> ExitCode {
     })
 }
 
-/// What each connection of the attacker does.
+/// Behavior of each of the attacker's connections.
 #[derive(Clone, Copy)]
 enum Attack {
-    /// Gets this, and reads nothing of it, or a byte now and then.
+    /// Requests this, and reads nothing of it, or a byte now and then.
     Reads(&'static str, Option<Duration>),
     /// Sends a bulk, but not its end.
     Sends,
@@ -108,10 +108,10 @@ async fn token(server: &Server, namespace: &str) -> Outcome<Target> {
 const VERBS: [&str; 3] = ["publish", "consume", "list"];
 const CONSUME_VERB: usize = 1;
 
-/// What the other tenant saw.
+/// Results of the other tenant.
 #[derive(Default)]
 struct Seen {
-    /// Of each verb.
+    /// By verb.
     times: [Spread; 3],
     asked: usize,
     /// With 5xx, or cut off.
@@ -157,7 +157,7 @@ async fn tenant(api: &Target, time: Duration) -> Outcome<Seen> {
     Ok(seen)
 }
 
-/// Acks the jobs that were handed out.
+/// Acks the delivered jobs.
 async fn ack(client: &mut Client, jobs: &[u8]) -> Outcome {
     let jobs: Vec<Consumed> = serde_json::from_slice(jobs)?;
     for job in jobs {
@@ -169,7 +169,7 @@ async fn ack(client: &mut Client, jobs: &[u8]) -> Outcome {
 /// One connection after the other.
 async fn attacker(greedy: Target, attack: Attack) {
     loop {
-        // Whatever ends it.
+        // However it ends.
         let _ = match attack {
             Attack::Reads(path, pace) => read(&greedy, path, pace).await,
             Attack::Sends => send(&greedy).await,
@@ -202,7 +202,7 @@ async fn read(target: &Target, path: &str, pace: Option<Duration>) -> std::io::R
                     }
                 }
                 None => {
-                    // Nothing tells of the end of a connection while bytes of it are unread: so it is looked for.
+                    // There is no event for the end of a connection with unread bytes, so it is polled.
                     sleep(AGAIN).await;
                     if stream.ready(tokio::io::Interest::READABLE).await?.is_read_closed() {
                         break;
@@ -229,7 +229,7 @@ async fn send(target: &Target) -> std::io::Result<()> {
     stream.read_exact(&mut [0]).await.map(drop)
 }
 
-/// What the server took at its worst.
+/// Maximum resource usage of the server.
 #[derive(Debug, Default)]
 struct Worst {
     /// KB.

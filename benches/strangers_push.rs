@@ -1,5 +1,5 @@
-//! What other tenants notice while one tenant's pushes take what they can: very many endpoints, names that hang, slow
-//! endpoints, a circle of `on_dead`. One server on a disk. `--seconds 600` makes each attack last ten minutes.
+//! Effect on other tenants while one tenant's pushes use all they can: very many endpoints, hanging names, slow
+//! endpoints, a cycle of `on_dead`. One server on a disk. `--seconds 600` runs each attack for ten minutes.
 //! docs/benchmarks.md says how to run it.
 
 mod support;
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// What an endpoint does: how long it takes, and what it says.
+/// Behavior of an endpoint: its delay and its reply.
 #[derive(Clone, Copy)]
 struct Does {
     takes: Duration,
@@ -95,15 +95,15 @@ fn whole(read: &[u8]) -> Option<usize> {
     (read.len() >= end + length).then_some(end + length)
 }
 
-/// Pushes a queue of the attacker. Answers the status.
+/// Pushes a queue of the attacker. Returns the status.
 async fn push(server: &Server, queue: &str, url: &str, more: &str) -> Outcome<u16> {
     let setting = format!(r#"{{"url":"{url}"{more}}}"#);
     let request = server.admin.put(&format!("/push/bench/{queue}"), setting.as_bytes());
     Ok(server.admin.connect().await?.call(&request).await?.status)
 }
 
-/// Publishes to the attacker's queues in turn, `each` jobs of this size at a time, so many times a second, until it is
-/// dropped. Where the pool refuses, it goes on.
+/// Publishes to the attacker's queues in turn, `each` jobs of `size` bytes at a time, `per_second` times a second,
+/// until dropped. Continues when the pool refuses.
 async fn flood(api: Target, queues: Vec<String>, each: usize, size: usize, per_second: f64) -> Outcome {
     let mut client = api.connect().await?;
     let bodies = vec!["x".repeat(size); each];
@@ -117,7 +117,7 @@ async fn flood(api: Target, queues: Vec<String>, each: usize, size: usize, per_s
     Ok(())
 }
 
-/// What the tenant has seen: milliseconds of each request, by its kind.
+/// Results of the tenant: milliseconds of each request, by kind.
 type Seen = Arc<Mutex<[Vec<f64>; 3]>>;
 const KINDS: [&str; 3] = ["publish", "consume", "list"];
 
@@ -185,7 +185,7 @@ fn percentile(times: &mut [f64], of: f64) -> f64 {
     times.get(at.min(times.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }
 
-/// The tenant alone, then beside the attack: prints what it saw and the worst of the server.
+/// Runs the tenant alone, then during the attack: prints its results and the server's maximum resource usage.
 async fn measure(
     bench: &Bench,
     server: &Server,

@@ -1,5 +1,5 @@
-//! How much goes through, over HTTP, and what it costs: operations a second and processor time per operation
-//! of each process, with 64 kept-alive connections. docs/benchmarks.md says how to run it.
+//! Throughput over HTTP, and its cost: operations a second and processor time per operation of each process, with 64
+//! kept-alive connections. docs/benchmarks.md says how to run it.
 
 mod support;
 
@@ -19,7 +19,7 @@ use support::{Outcome, report};
 use tokio::task::JoinSet;
 
 const CONNECTIONS: usize = 64;
-/// Jobs are taken for long enough that none comes back while it is measured.
+/// Long enough that no job is redelivered during the measurement.
 const TTR: &str = "ttr=3600";
 
 fn main() -> ExitCode {
@@ -121,9 +121,9 @@ async fn once(client: &mut Client, step: Step, taken: &Mutex<VecDeque<String>>) 
             }
         }
         Step::Cycle => {
-            // A queue of its own, so that what the other steps left does not count.
+            // A separate queue, so that the remains of other steps do not count.
             client.publish("cycle", "tries=3", BODY).await?;
-            // Each connection takes one for one that it put, so there is one for everybody.
+            // Each connection consumes one job per publish, so there is one for each.
             let job = client.consume("cycle", TTR).await?.ok_or("a published job is gone")?;
             client.ack("cycle", &job.job_id).await.map(|()| true)
         }

@@ -1,7 +1,7 @@
 -- Hands out ready jobs from one list of queues: pops, skips jobs that are gone, sets the ttr timers, reads.
 -- KEYS    timer_set | ready lists, the first is served first | their dead letters
 -- ARGV    per ready list: prefix of its job keys, prefix of its timer members
---         per run of jobs with the same ttr: how many, ttr in us
+--         per run of jobs with the same ttr: how many, ttr in us; ms that a dead job lives (0 = forever)
 -- returns {now, elements that were garbage, 1 = there may be more jobs, {ready lists of another type}, {per job that
 --         died, since it had no tries left: ready list},
 --         {per job: ready list, id, tries left, due in us, ttl left in ms (-1 = forever), value}}
@@ -9,7 +9,7 @@
 local MAX_POPPED, MAX_BYTES, STEP, SKIP_STEP = 1000, 2097152, 32, 250
 local lists = (#KEYS - 1) / 2
 local run = 2 * lists + 1
-local left_in_run, wanted = tonumber(ARGV[run]), 0
+local left_in_run, wanted, dead_ttl = tonumber(ARGV[run]), 0, tonumber(table.remove(ARGV))
 for i = run, #ARGV, 2 do wanted = wanted + tonumber(ARGV[i]) end
 local popped, bytes, garbage, more = 0, 0, 0, 0
 local other_types, died, jobs, timers = {}, {}, {}, {}
@@ -49,7 +49,7 @@ for list = 1, lists do
             local tries, t = struct.unpack('<H', element), #timers
             if tries == 0 then
               -- No tries left, and nobody has acked it: it is dead.
-              call('PERSIST', keys[i])
+              end_life(keys[i], dead_ttl)
               local pushed = redis.pcall('LPUSH', KEYS[1 + lists + list], struct.pack('<HH', 1, #id) .. id)
               if type(pushed) == 'table' then
                 -- The dead letter is of another type: the pump tries again in a minute.

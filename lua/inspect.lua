@@ -18,12 +18,12 @@ if tries >= 0 then found = call('ZSCORE', KEYS[1], ARGV[1] .. struct.pack('<HH',
 -- Few tries first: the other names cost 0.3 ms.
 if not found then found, tries = find_timer(KEYS[1], ARGV[1], id, 31) end
 if found then return answer('timer', tries, found) end
--- A dead job lives forever.
-if ttl == -1 then
+local function is_dead()
   local element = struct.pack('<HH', 1, #id) .. id
-  if call('LPOS', KEYS[4], element, 'RANK', -1, 'MAXLEN', 10000)
-    or call('LPOS', KEYS[4], element, 'MAXLEN', 10000) then return answer('dead') end
+  return call('LPOS', KEYS[4], element, 'RANK', -1, 'MAXLEN', 10000) or call('LPOS', KEYS[4], element, 'MAXLEN', 10000)
 end
+-- A dead job lives forever, where dead jobs have no age.
+if ttl == -1 and is_dead() then return answer('dead') end
 -- To compare costs a tenth of what it costs to read. Few jobs have more than four tries left.
 for n = 1, 4 do
   local element = struct.pack('<HH', n, #id) .. id
@@ -38,4 +38,5 @@ for _, range in ipairs({{-100, -1}, {0, 99}}) do
 end
 found, tries = find_timer(KEYS[1], ARGV[1], id, tonumber(details[2] or 1023))
 if found then return answer('timer', tries, found) end
+if ttl ~= -1 and is_dead() then return answer('dead') end
 return answer('unknown')

@@ -2,13 +2,14 @@
 -- job is gone are dropped. A score without a fraction is lmstfy's, which has cut the fraction off: it is due a
 -- second later, so that no job is early.
 -- KEYS    timer_set
--- ARGV    how many at most
+-- ARGV    how many at most, ms that a dead job lives (0 = forever)
 -- returns {now, how many left the timer, us until the next is due (-1 = none), members that were garbage,
 --         members put off because their list has another type, {ns/queue that got ready jobs}, {per ns/queue with some:
 --         name, jobs whose hand-over has ended and that are ready again, jobs that died}}
 -- bound   200 members (the caller's)
 local t, byte = KEYS[1], string.byte
 local second, most = string.format('%.0f', math.floor(now / 1000000)), tonumber(ARGV[1])
+local dead_ttl = tonumber(ARGV[2])
 -- Members of the range, and behind them their scores: delayed jobs are due at even microseconds and running ones at odd
 -- ones, which tells those that come again.
 local function read_due(from, to, limit, due, scores)
@@ -78,7 +79,7 @@ if n > 0 then
     if live == k or call('EXISTS', keys[i]) == 1 then
       local list, entry = base .. 'q/' .. groups[i], entries[i]
       if tries[i] == 0 then
-        call('PERSIST', keys[i])
+        end_life(keys[i], dead_ttl)
         list, entry = base .. 'd/' .. groups[i], '\1\0' .. string.sub(entry, 3)
       end
       local l = lists[list]

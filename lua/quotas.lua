@@ -6,19 +6,29 @@ local used_key, plain, known = base .. 'dormouse/used', call, {}
 -- Keys of jobs that go, whose room was given to others.
 local credited = {}
 
--- The namespace of a job's key, if it has a quota, and the queue.
-local function namespace_of(key)
-  local name, queue = string.match(string.sub(key, #base + 1), '^j/([^/]*)/([^/]*)/')
-  if not name then return end
+-- The namespace of this name, if it has a quota. Of its bytes those of its schedules are a part, which stand in a hash of
+-- their own: only our servers change them.
+local function namespace_called(name)
   if known[name] == nil then
     local row = plain('HMGET', used_key, name, name .. '/jobs', name .. '/bytes')
     local jobs, bytes, queues = string.match(row[1] or '', '^(%d+) (%d+) (%d+)$')
     known[name] = jobs and {
       most = {tonumber(jobs), tonumber(bytes), tonumber(queues)}, names = base .. 'm/ns/' .. name, new = {}, new_queues = 0,
-      has = {tonumber(row[2]) or 0, tonumber(row[3]) or 0}, changes = {0, 0},
+      has = {tonumber(row[2]) or 0, math.max(tonumber(row[3]) or 0, 0)}, changes = {0, 0},
     } or false
+    if jobs then
+      local of_schedules = tonumber(plain('HGET', base .. 'dormouse/schedule-bytes', name)) or 0
+      known[name].has[2] = known[name].has[2] + math.max(of_schedules, 0)
+    end
   end
-  return known[name] or nil, queue
+  return known[name] or nil
+end
+
+-- The namespace of a job's key, if it has a quota, and the queue.
+local function namespace_of(key)
+  local name, queue = string.match(string.sub(key, #base + 1), '^j/([^/]*)/([^/]*)/')
+  if not name then return end
+  return namespace_called(name), queue
 end
 
 -- Bytes of a stored value; nothing when there is none.
@@ -92,6 +102,18 @@ function quotas.admit(keys, sizes, gone, staged)
     namespace.new_queues = namespace.new_queues + need[3]
   end
   for key in pairs(goes) do credited[key] = true end
+end
+
+-- Takes room for so many bytes that are no job's: of a schedule, or of the record of a publish that stores no job. Where the
+-- jobs are used up there is none. Answers as `admit` does.
+function quotas.admit_beside(name, bytes)
+  local namespace = namespace_called(name)
+  if not namespace then return end
+  local most, has = namespace.most, namespace.has
+  if bytes <= 0 then return end
+  if most[1] > 0 and has[1] >= most[1] then return 1 end
+  if most[2] > 0 and has[2] + bytes > most[2] then return 2 end
+  has[2] = has[2] + bytes
 end
 
 -- Whether a queue's name may be added to this hash: not when its first publish was refused.

@@ -1,20 +1,23 @@
 -- Ends a hand-over that still stands: the job is ready again at the head of its queue, delayed, or dead.
 -- KEYS    timer_set | job key | ready list | dead letter | list of jobs with details
 -- ARGV    exact timer member, its due time in us, prefix of the queue's timer members, ns/queue, id, tries that the job
---         has now (0 = it is dead), delay in us, reason ('' = none)
--- returns {now, when the job is due, in us}; 0 instead: the hand-over is over, -1: there is no such job, -2: the list
---         is of another type. Then nothing has changed.
+--         has now (0 = it is dead), delay in us, reason ('' = none), ms that a dead job lives (0 = forever)
+-- returns {now, when the job is due, in us, 1 = it is dead}; 0 in place of the time: the hand-over is over, -1: there is no
+--         such job, -2: the list is of another type. Then nothing has changed.
+-- A job whose ttl ends before it would be due again dies, too.
 -- bound   one job
-if call('EXISTS', KEYS[2]) == 0 then return {now, -1} end
+local left = call('PTTL', KEYS[2])
+if left == -2 then return {now, -1, 0} end
 local due, armed = tonumber(ARGV[2]), call('ZSCORE', KEYS[1], ARGV[1])
-if due <= now or not armed or tonumber(armed) ~= tonumber(score(due)) then return {now, 0} end
+if due <= now or not armed or tonumber(armed) ~= tonumber(score(due)) then return {now, 0, 0} end
 local id, tries, delay, back = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), now
+local dies = tries == 0 or left >= 0 and delay >= left * 1000 and delay > 0
 -- First, since it frees memory: a full Redis would refuse other first writes.
 call('ZREM', KEYS[1], ARGV[1])
 local pushed
-if tries == 0 then
+if dies then
   pushed = redis.pcall('LPUSH', KEYS[4], struct.pack('<HH', 1, #id) .. id)
-  if type(pushed) == 'number' then call('PERSIST', KEYS[2]) end
+  if type(pushed) == 'number' then end_life(KEYS[2], tonumber(ARGV[9])) end
 elseif delay > 0 then
   back = now + delay
   back = back + back % 2
@@ -24,9 +27,9 @@ else
 end
 if type(pushed) == 'table' then
   call('ZADD', KEYS[1], armed, ARGV[1])
-  return {now, -2}
+  return {now, -2, 0}
 end
 if ARGV[8] ~= '' then
   add_details(KEYS[5], ARGV[4] .. '/' .. id, 'reason', ARGV[8])
 end
-return {now, back}
+return {now, back, dies and 1 or 0}

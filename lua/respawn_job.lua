@@ -9,8 +9,8 @@
 local id, look, tries, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local ttl = call('PTTL', KEYS[4])
 if ttl == -2 then return {now, 'gone'} end
--- What has an expiry lives.
-if ttl ~= -1 then return {now, 'alive'} end
+-- What has an expiry and a timer lives. What has an expiry alone is ready, or dead where dead jobs have an age.
+if ttl ~= -1 and find_timer(KEYS[3], ARGV[6], id, 31) then return {now, 'alive'} end
 local ready, timer_set = call('TYPE', KEYS[2]).ok, call('TYPE', KEYS[3]).ok
 if ready ~= 'none' and ready ~= 'list' or timer_set ~= 'none' and timer_set ~= 'zset' then return {now, 'type'} end
 local element, from = struct.pack('<HH', 1, #id) .. id, -1

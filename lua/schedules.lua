@@ -11,7 +11,14 @@ local function row_of(key, name, body)
   if row[1] then return {name, unpack(row, 1, 10)} end
 end
 
--- Takes a step. `keys`: figures, due, schedule, and in lmstfy's layout names. `publish` stores its job, if it has one.
+-- Bytes of a schedule's setting, as it is stored.
+local function setting_bytes(key)
+  local stored = call('HMGET', key, 'text', 'body')
+  return #(stored[1] or '') + #(stored[2] or '')
+end
+
+-- Takes a step. `keys`: figures, due, schedule, and in lmstfy's layout names and bytes: a hash of how many bytes the
+-- schedules of each namespace take. `publish` stores its job, if it has one.
 local function take_step(step, keys, publish)
   local time = math.floor(now / 1000)
   local held = call('HMGET', keys.schedule, 'revision', 'step', 'state', 'to', 'gone')
@@ -23,6 +30,9 @@ local function take_step(step, keys, publish)
   end
   if step.delete then
     if not revision then return {'stale'} end
+    if keys.bytes then
+      call('HINCRBY', keys.bytes, string.match(step.member, '^[^/]*'), -setting_bytes(keys.schedule))
+    end
     call('DEL', keys.schedule)
     if not step.moves_on then
       local gone = tonumber(call('HGET', keys.figures, 'gone')) or 0
@@ -44,6 +54,12 @@ local function take_step(step, keys, publish)
     if all >= step.of_pool or keys.names and call('ZCARD', keys.names) >= step.of_namespace then return {'many'} end
     gone = math.max(gone, tonumber(call('HGET', keys.figures, 'gone')) or 0)
   end
+  local namespace, more = string.match(step.member, '^[^/]*'), 0
+  if step.text and keys.bytes then
+    more = #step.text + #step.body - setting_bytes(keys.schedule)
+    local used_up = quotas and quotas.admit_beside(namespace, more)
+    if used_up then return {'quota', used_up} end
+  end
   if step.dry then
     local new = step.text and (revision or gone) + 1 or revision
     return {'done', text_of(new), text_of(new == revision and done + 1 or 0), text_of(time), ''}
@@ -59,6 +75,7 @@ local function take_step(step, keys, publish)
   call('HSET', keys.schedule, 'revision', text_of(new), 'step', text_of(next_step), 'state', step.state,
     'next', step.next and text_of(step.next) or '', 'progress', step.progress, 'landed', landed)
   if step.text then call('HSET', keys.schedule, 'queue', step.queue, 'text', step.text, 'body', step.body) end
+  if more ~= 0 then call('HINCRBY', keys.bytes, namespace, more) end
   if not revision then
     if held[5] then
       call('PERSIST', keys.schedule)

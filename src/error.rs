@@ -1,34 +1,34 @@
-//! What can go wrong behind the edge, in the store's own terms. No HTTP here: http/answer/error.rs maps these to
-//! statuses. Bad input is not among them: it never gets past the edge.
+//! Errors of stores. http/answer/error.rs maps them to status codes. Bad input is rejected at the edge and not
+//! represented here.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
 
 use crate::name::Queue;
 
-/// The source that an error keeps. Shared, since one failed batch answers many calls.
+/// Source of an error. Shared, since one failed batch fails many calls.
 pub type Source = Arc<dyn StdError + Send + Sync>;
 
-/// The text of [`Error::Locked`].
+/// Text of [`Error::Locked`].
 pub const LOCKED: &str = "the secret and the values of headers are encrypted with a key that this server does not \
                           have: see SecretKeyFile";
 
-/// Why a part of a store cannot be used now.
+/// Why a part of a store is unavailable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.text())]
 pub enum Unreachable {
-    /// Its node does not answer, and no other node has taken its place yet.
+    /// Its node does not respond, and no other node has taken over yet.
     Away,
     /// It is being moved to another node.
     Moving,
-    /// Two nodes have jobs of it: a node died while it was moved.
+    /// Two nodes have jobs of it: a node died during a move.
     Split,
-    /// Fewer of its node's replicas are in step than must have what is asked.
+    /// Fewer of its node's replicas are in sync than the settings require.
     FewReplicas,
 }
 
 impl Unreachable {
-    /// What callers are told.
+    /// Returns the message for clients.
     pub const fn text(self) -> &'static str {
         match self {
             Unreachable::Away => "this part of the pool cannot be reached",
@@ -39,64 +39,64 @@ impl Unreachable {
     }
 }
 
-/// Why a store did not do what it was asked. Cheap to clone. Its text is one line without secrets.
+/// Why a store call failed. Cheap to clone. Its text is one line without secrets.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// The store did not answer, or not in time. What was asked may or may not have happened.
+    /// The store did not respond in time. The call may or may not have taken effect.
     #[error("the store is away: {0}")]
     Away(#[source] Source),
-    /// The store answered, and refused: out of memory, read-only, wrong version. Nothing happened.
+    /// The store refused the call: out of memory, read-only, wrong version. No effect.
     #[error("the store refused: {0}")]
     Refused(#[source] Source),
-    /// What the store holds is not what was written, or not what this version can read.
+    /// Stored data is corrupt, or not readable by this version.
     #[error("the store holds what cannot be read: {0}")]
     Corrupt(#[source] Source),
-    /// A write or a sync failed earlier, so the store no longer answers for anything. Nothing happened.
+    /// A write or sync failed earlier, so the store fails every call. No effect.
     #[error("the store has failed and takes no more requests: {0}")]
     Poisoned(String),
-    /// The disk is almost full, so the store takes nothing new. Nothing happened. What is stored can be handed out
-    /// and acked, which makes room.
+    /// The disk is almost full, so the store accepts no new data. No effect. Stored jobs can still be consumed and
+    /// acked, which frees space.
     #[error("the disk is almost full: {free} bytes are free, and this needs {least} free bytes")]
     Full { free: u64, least: u64 },
-    /// What is stored is encrypted with a key that this server does not have. Nothing happened.
+    /// Stored data is encrypted with a key that this server does not have. No effect.
     #[error("{LOCKED}")]
     Locked,
-    /// What would be stored is more than the quota of its namespace leaves: of jobs, bytes or queues. Nothing happened.
+    /// The write would exceed the namespace's quota of jobs, bytes or queues. No effect.
     #[error("the quota of the namespace is used up: {0}")]
     OverQuota(&'static str),
-    /// As many queues of the namespace are paused as may be. Nothing happened.
+    /// The limit on paused queues of the namespace is reached. No effect.
     #[error("too many queues of the namespace are paused (at most {0})")]
     TooManyPaused(usize),
-    /// The part of the store that the call needs cannot be used now, while others go on. Nothing happened.
+    /// The part of the store needed by the call is unavailable. No effect.
     #[error("{0}")]
     Unreachable(Unreachable),
-    /// A consume has found no job in the parts of its queue that can be used, and others cannot: nobody can say that there is
-    /// none in these. Nothing happened.
+    /// A consume found no job in the available parts of its queues, and others are unavailable, so it is unknown
+    /// whether they are empty. No effect.
     #[error("{0}")]
     Unseen(Unreachable, Vec<Queue>),
-    /// Too many requests wait for the store already. Nothing happened.
+    /// Too many requests are waiting for the store. No effect.
     #[error("too many requests wait for the store")]
     Overloaded,
-    /// The store was closed: the server is going down. Nothing happened.
+    /// The store was closed for shutdown. No effect.
     #[error("the store is closed")]
     Closed,
-    /// A call of several steps has ended early: so many jobs were dealt with before.
+    /// A call with several steps failed after processing `done` jobs.
     #[error("after {done} jobs: {why}")]
     Partly { done: u64, why: Arc<Error> },
 }
 
-/// The source of an [`Error::Refused`] that says that the store has no memory left.
+/// Source of an [`Error::Refused`] of a store that is out of memory.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 struct OutOfMemory(Box<dyn StdError + Send + Sync>);
 
 impl Error {
-    /// The store is away, because of `source`.
+    /// Creates [`Error::Away`] from `source`.
     pub fn away(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
         Error::Away(source.into().into())
     }
 
-    /// The same, of a call that had dealt with so many jobs before.
+    /// Adds that the call had processed `done` jobs before.
     pub fn after(self, done: u64) -> Error {
         match self {
             why if done == 0 => why,
@@ -105,26 +105,26 @@ impl Error {
         }
     }
 
-    /// The store refused, because of `source`.
+    /// Creates [`Error::Refused`] from `source`.
     pub fn refused(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
         Error::Refused(source.into().into())
     }
 
-    /// The store refused because it has no memory left, as `source` says.
+    /// Creates an [`Error::Refused`] of a store that is out of memory.
     pub fn out_of_memory(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
         Error::refused(OutOfMemory(source.into()))
     }
 
-    /// Whether the store has no memory left. Nothing happened, and what is stored can be handed out and acked.
+    /// Returns whether the store is out of memory. No effect; stored jobs can still be consumed and acked.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Error::Refused(source) if source.is::<OutOfMemory>())
     }
 
-    /// The store holds what cannot be read, because of `source`.
+    /// Creates [`Error::Corrupt`] from `source`.
     pub fn corrupt(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
         Error::Corrupt(source.into().into())
     }
 }
 
-/// What engines and the admin store answer.
+/// Result of engines and admin stores.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

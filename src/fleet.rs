@@ -1,4 +1,4 @@
-//! The servers that share a store of tokens. Each writes a line of itself there every five seconds, which is gone after
+//! The servers that share settings. Each writes a line of itself there every five seconds, which is gone after
 //! fifteen, and reads those of the others. Nobody leads, and nothing is decided by it: it is for people who look.
 
 use std::sync::Arc;
@@ -9,14 +9,16 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::AdminStore;
 use crate::clock::{Millis, system_now};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::random;
+use crate::settings::{self, MAX_SCAN, SettingsStore};
 
 /// How often a server writes its line, and how long it stays.
 const STEP: Duration = Duration::from_secs(5);
 const LIVES: Duration = Duration::from_secs(15);
+/// What the keys of the lines begin with.
+const PREFIX: &str = "servers/";
 /// How long the store may take.
 const PATIENCE: Duration = Duration::from_secs(4);
 
@@ -51,7 +53,7 @@ pub struct Seen {
 /// The lines of all servers.
 #[derive(Debug)]
 pub struct Fleet {
-    store: Arc<dyn AdminStore>,
+    store: Arc<dyn SettingsStore>,
     /// Two servers may have the same name.
     id: String,
     seen: RwLock<Arc<Seen>>,
@@ -59,7 +61,7 @@ pub struct Fleet {
 
 impl Fleet {
     /// Asks nothing yet.
-    pub fn new(store: Arc<dyn AdminStore>) -> Arc<Fleet> {
+    pub fn new(store: Arc<dyn SettingsStore>) -> Arc<Fleet> {
         Arc::new(Fleet { store, id: random::ulid().to_string(), seen: RwLock::default() })
     }
 
@@ -79,17 +81,31 @@ impl Fleet {
         .await;
     }
 
+    /// Writes this server's line, and returns those of all.
+    async fn exchange(&self, line: Vec<u8>) -> Result<Vec<settings::Record>> {
+        self.store.keep(&format!("{PREFIX}{}", self.id), line.into(), LIVES).await?;
+        let (mut lines, mut after): (Vec<settings::Record>, Option<String>) = (Vec::new(), None);
+        loop {
+            let page = self.store.scan(PREFIX, after.as_deref(), MAX_SCAN).await?;
+            after = page.records.last().map(|(key, _)| key.clone()).or(after);
+            lines.extend(page.records.into_iter().map(|(_, line)| line));
+            if !page.more {
+                return Ok(lines);
+            }
+        }
+    }
+
     async fn meet(&self, own: &FleetLine) {
         // Texts and numbers: there is nothing in it that JSON cannot say.
         let line = serde_json::to_vec(own).unwrap_or_default();
-        let asked = timeout(PATIENCE, self.store.servers(&self.id, &line, LIVES)).await;
+        let asked = timeout(PATIENCE, self.exchange(line)).await;
         let answer = asked.unwrap_or_else(|_| Err(Error::away("it does not answer")));
         let before = self.seen();
         *self.seen.write() = Arc::new(match answer {
             Ok(lines) => {
                 // A line of a newer server may be another one.
                 let mut lines: Vec<FleetLine> =
-                    lines.iter().filter_map(|line| serde_json::from_slice(line).ok()).collect();
+                    lines.iter().filter_map(|line| serde_json::from_slice(&line.value).ok()).collect();
                 lines.sort_by(|a, b| a.name.cmp(&b.name).then(a.started.cmp(&b.started)));
                 Seen { at: Some(system_now()), lines, trouble: None }
             }

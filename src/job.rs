@@ -1,4 +1,4 @@
-//! A job, its id, and what is stored with it. Plain values: no store, no HTTP.
+//! Jobs, their ids, and the data stored with them. Plain values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,15 +16,26 @@ use crate::clock::Millis;
 use crate::name::{JobKey, Queue};
 use crate::random;
 
-/// Headers that travel with a job: lower-case name to value.
+/// Headers stored with a job: lower-case name to value.
 pub type Attributes = BTreeMap<String, String>;
+
+/// Whether a header can have this name behind its prefix: push sends attributes as headers.
+pub fn is_attribute_name(name: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !name.is_empty() && name.bytes().all(is_part)
+}
+
+/// Whether a header can have this value.
+pub fn is_attribute_value(value: &str) -> bool {
+    value.bytes().all(|byte| byte == b'\t' || !byte.is_ascii_control())
+}
 
 /// The digit before the ULID of a job whose stored form carries attributes.
 const VERSION_WITH_ATTRIBUTES: u8 = b'1';
 
-/// A job's id, as lmstfy makes it: a ULID whose 16 bytes are 6 of milliseconds since the epoch (big-endian),
-/// 6 that tell ids of one millisecond apart, and 4 of the delay in seconds (little-endian). An id in the
-/// versioned form has a `1` before the 26 characters; the stored job then carries attributes.
+/// A job's id in lmstfy's format: a ULID whose 16 bytes are 6 of milliseconds since the epoch (big-endian), 6 that
+/// distinguish ids of one millisecond, and 4 of the delay in seconds (little-endian). A versioned id has a `1` before
+/// the 26 characters; its stored job has attributes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId {
     ulid: u128,
@@ -32,7 +43,7 @@ pub struct JobId {
 }
 
 impl JobId {
-    /// From the parts; `unique` keeps its low 48 bits, `at` its low 48 bits (until the year 10889).
+    /// Creates an id from its parts. `unique` and `at` are truncated to 48 bits (until the year 10889).
     pub fn from_parts(at: Millis, unique: u64, delay_seconds: u32, versioned: bool) -> JobId {
         const LOW_48: u64 = (1 << 48) - 1;
         let ulid = (u128::from(at & LOW_48) << 80)
@@ -41,8 +52,8 @@ impl JobId {
         JobId { ulid, versioned }
     }
 
-    /// Reads 26 characters of canonical ULID, or 27 with the version digit in front. No server, ours or lmstfy's,
-    /// has given out any other text as an id.
+    /// Parses 26 characters of canonical ULID, or 27 with the version digit in front. Neither Dormouse nor lmstfy has
+    /// issued other ids.
     pub fn parse(s: &str) -> Option<JobId> {
         let (versioned, text) = match s.len() {
             26 => (false, s),
@@ -50,11 +61,11 @@ impl JobId {
             _ => return None,
         };
         let ulid = Ulid::from_string(text).ok()?;
-        // The decoder accepts lower case; ids in the stores are upper case.
+        // The decoder accepts lower case; stored ids are upper case.
         (ulid.to_string() == text).then_some(JobId { ulid: ulid.0, versioned })
     }
 
-    /// The 16 bytes, without the version.
+    /// Returns the 16 bytes, without the version.
     pub fn to_bytes(self) -> [u8; 16] {
         self.ulid.to_be_bytes()
     }
@@ -63,22 +74,22 @@ impl JobId {
         JobId { ulid: u128::from_be_bytes(bytes), versioned }
     }
 
-    /// When the job was published, by the clock of its pool.
+    /// When the job was published, by the clock of its pool. [`JobView::published_at`] is the time of day.
     pub fn published_at(self) -> Millis {
         (self.ulid >> 80) as Millis
     }
 
-    /// The delay it was published with, in whole seconds.
+    /// Returns the delay of the publish in whole seconds.
     pub fn delay_seconds(self) -> u32 {
         (self.ulid as u32).swap_bytes()
     }
 
-    /// When its delay ends.
+    /// Returns the end of the delay.
     pub fn first_due(self) -> Millis {
         self.published_at() + 1000 * Millis::from(self.delay_seconds())
     }
 
-    /// Whether the stored form carries attributes.
+    /// Returns whether the stored form has attributes.
     pub fn is_versioned(self) -> bool {
         self.versioned
     }
@@ -87,7 +98,7 @@ impl JobId {
 impl JobId {
     pub fn text(self, buffer: &mut [u8; 27]) -> &str {
         buffer[0] = VERSION_WITH_ATTRIBUTES;
-        // A ULID takes 26 bytes, so this cannot fail.
+        // A ULID has 26 characters, so this cannot fail.
         Ulid(self.ulid).array_to_str((&mut buffer[1..]).try_into().expect("26 bytes"));
         let from = usize::from(!self.versioned);
         std::str::from_utf8(&buffer[from..]).expect("base 32 is ASCII")
@@ -100,7 +111,7 @@ impl fmt::Display for JobId {
     }
 }
 
-/// As its text.
+/// Serializes as text.
 impl Serialize for JobId {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         s.serialize_str(self.text(&mut [0; 27]))
@@ -120,13 +131,13 @@ impl fmt::Debug for JobId {
     }
 }
 
-/// How far the clock may fall behind the newest id before ids follow it back, in milliseconds. Until then the time in
-/// an id stands still, and with it the age that is told of a job. Two Redises of a failover are mostly closer.
+/// How far the clock may be behind the newest id, in milliseconds, before ids follow it back. Until then the time in
+/// new ids, and thus the age of jobs, stands still. Clocks of two Redis servers of a failover usually differ by less.
 const MOST_BEHIND: Millis = 1000;
 
-/// Makes ids that grow: later calls give larger ids, also within one millisecond and when the clock goes back by up
-/// to a second. A clock that goes back further begins anew with smaller ids. The clock of a pool on disk never
-/// goes back. One per pool, since the time in an id is the pool's.
+/// Creates increasing ids, also within one millisecond and when the clock goes back by up to a second. If the clock
+/// goes back further, ids start again from the smaller time. The clock of a disk pool never goes back. One per pool,
+/// since the time in an id is the pool's.
 #[derive(Debug)]
 pub struct JobIds {
     last: Mutex<(Millis, u64)>,
@@ -139,11 +150,11 @@ impl Default for JobIds {
 }
 
 impl JobIds {
-    /// A new id for a job published at `now`.
+    /// Returns a new id for a job published at `now`.
     pub fn make(&self, now: Millis, delay_seconds: u32, versioned: bool) -> JobId {
         let mut last = self.last.lock();
         if now > last.0 || last.0 - now > MOST_BEHIND {
-            // 47 random bits: the top bit is free, so that counting up cannot overflow within a millisecond.
+            // 47 random bits: the top bit stays free, so that counting cannot overflow within a millisecond.
             let random = u64::from_le_bytes(random::bytes()) & ((1 << 47) - 1);
             *last = (now, random);
         } else {
@@ -158,17 +169,17 @@ pub struct NewJob {
     pub queue: Queue,
     pub id: JobId,
     pub body: Bytes,
-    /// Kept only when the id is versioned.
+    /// Stored only if the id is versioned.
     pub attributes: Attributes,
-    /// How long the job lives, counted from the publish; `None` is forever.
+    /// Time to live from the publish; `None` is forever.
     pub ttl: Option<Duration>,
-    /// How long it sleeps before it is ready. Not longer than `ttl`.
+    /// How long it sleeps before it is ready. Shorter than `ttl`.
     pub delay: Duration,
-    /// How many times it may be handed out.
+    /// Maximum number of deliveries.
     pub tries: NonZeroU16,
 }
 
-/// A job that was read, or handed to a consumer.
+/// A job that was read or delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     pub queue: Queue,
@@ -176,48 +187,48 @@ pub struct Job {
     pub body: Bytes,
     /// Empty unless the id is versioned.
     pub attributes: Attributes,
-    /// What is left of its life; `None` is forever.
+    /// Remaining time to live; `None` is forever.
     pub ttl: Option<Duration>,
-    /// Since it was published; 0 when clocks disagree.
+    /// Time since the publish; 0 if clocks disagree.
     pub elapsed: Duration,
-    /// When it became ready, as far as the store knows: the end of its delay, of a ttr, or of a release.
+    /// When it became ready, as far as the store knows: the end of its delay, ttr, or release.
     pub due: Millis,
-    /// How many times it may be handed out after this one (consume), or still (peek of a queue's head).
+    /// Deliveries left after the current one (consume), or in total (peek at a queue's head).
     pub tries_left: u16,
-    /// Which hand-over this is, in the engine's own terms; 0 when it was only read. [`give_back`] needs it. The highest
-    /// bit is never the engine's: see [`Job::FROM_NEW`].
+    /// Identifies this delivery to the engine; 0 if the job was only read. Needed by [`give_back`]. Engines never use
+    /// the highest bit: see [`Job::FROM_NEW`].
     ///
     /// [`give_back`]: crate::engine::Engine::give_back
     pub receipt: u64,
 }
 
 impl Job {
-    /// In `receipt`: the new store of a pool that moves has handed the job out. Not a part of the proof, which is good
-    /// for the store alone too, before the move and after it.
+    /// Flag in `receipt`: the target store of a migrating pool delivered the job. Not part of the receipt given to
+    /// clients, which stays valid for that store before and after the migration.
     pub const FROM_NEW: u64 = 1 << 63;
 
-    /// The proof of this hand-over.
+    /// Returns the receipt for clients.
     pub fn proof(&self) -> Receipt {
         Receipt { hand_over: self.receipt & !Job::FROM_NEW, tries_left: self.tries_left }
     }
 }
 
-/// Proves that a hand-over is one's own. Engines alone know what is in it; others pass it on as text.
+/// Proves ownership of a delivery. Opaque outside the engines; clients see it as text.
 ///
-/// It costs nothing to make. `hand_over` tells the hand-overs of one job apart, in the terms of its engine, and needs
-/// 63 bits at most. `tries_left` is what the job had after it was handed out: on a Redis it is part of the name of the
-/// job's timer.
+/// It is free to create. `hand_over` distinguishes the deliveries of one job, in at most 63 bits with engine-specific
+/// meaning. `tries_left` is the number of deliveries left after this one; on Redis it is part of the name of the job's
+/// timer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Receipt {
     pub hand_over: u64,
     pub tries_left: u16,
 }
 
-/// Bytes of a receipt: the hand-over, then the tries.
+/// Bytes of a receipt: `hand_over`, then the tries.
 const RECEIPT_BYTES: usize = 10;
 
 impl Receipt {
-    /// Reads what `Display` writes, and nothing else.
+    /// Parses exactly what `Display` writes.
     pub fn parse(s: &str) -> Option<Receipt> {
         let bytes: [u8; RECEIPT_BYTES] = URL_SAFE_NO_PAD.decode(s).ok()?.try_into().ok()?;
         let (hand_over, tries) = bytes.split_first_chunk()?;
@@ -227,7 +238,7 @@ impl Receipt {
 }
 
 impl fmt::Display for Receipt {
-    /// 14 URL-safe characters.
+    /// Writes 14 URL-safe characters.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut bytes = [0; RECEIPT_BYTES];
         bytes[..8].copy_from_slice(&self.hand_over.to_be_bytes());
@@ -236,14 +247,14 @@ impl fmt::Display for Receipt {
     }
 }
 
-/// As its text.
+/// Serializes as text.
 impl Serialize for Receipt {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         s.collect_str(self)
     }
 }
 
-/// What a job is doing.
+/// State of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum JobState {
     Delayed,
@@ -269,15 +280,15 @@ impl JobState {
     }
 }
 
-/// Why a worker gave a job up, in its own words: 1 to [`Reason::MOST`] bytes of text.
+/// A worker's text saying why it released or buried a job: 1 to [`Reason::MOST`] bytes.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Reason(Box<str>);
 
 impl Reason {
-    /// The longest, in bytes.
+    /// Maximum length in bytes.
     pub const MOST: usize = 4096;
 
-    /// `None` for none, and for too much of it.
+    /// Returns `None` if the text is empty or too long.
     pub fn new(s: &str) -> Option<Reason> {
         (1..=Reason::MOST).contains(&s.len()).then(|| Reason(s.into()))
     }
@@ -287,34 +298,36 @@ impl Reason {
     }
 }
 
-/// What is known of a job.
+/// Description of a job; fields that were not requested are `None`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JobView {
     pub id: JobId,
-    /// `None` when the store cannot find out with a bounded piece of work, or was not asked.
+    /// `None` if the store cannot determine it with bounded work, or it was not requested.
     pub state: Option<JobState>,
-    /// Delayed: when it becomes ready. Running: when its ttr ends. Ready or dead: when it became so, `None` where that
-    /// is not known.
+    /// Delayed: when it becomes ready. Running: when its ttr ends. Ready or dead: when it became so, or `None` if
+    /// unknown.
     pub due_at: Option<Millis>,
-    /// How many times it may still be handed out; 0 when it is dead. `None` where that is not known.
+    /// Deliveries left; 0 if dead, `None` if unknown.
     pub tries_left: Option<u16>,
-    /// The receipt that is valid now, where it was asked for.
+    /// The current receipt, if requested.
     pub receipt: Option<Receipt>,
-    /// What is left of its life; `None` is forever.
+    /// Remaining time to live; `None` is forever.
     pub ttl: Option<Duration>,
-    /// Since it was published; 0 when clocks disagree.
+    /// Time since the publish; 0 if clocks disagree.
     pub elapsed: Duration,
+    /// When it was published, by the store's time of day.
+    pub published_at: Millis,
     pub key: Option<JobKey>,
-    /// The last that was given.
+    /// The last reason given.
     pub reason: Option<Reason>,
     pub size: u64,
-    /// `None` when it was not asked for.
+    /// `None` if not requested.
     pub body: Option<Bytes>,
-    /// Empty unless the id is versioned and the body was asked for.
+    /// Empty unless the id is versioned and the body was requested.
     pub attributes: Attributes,
 }
 
-/// What a job is stored with.
+/// Takes the stored fields.
 impl From<Job> for JobView {
     fn from(job: Job) -> JobView {
         JobView {
@@ -325,6 +338,7 @@ impl From<Job> for JobView {
             receipt: None,
             ttl: job.ttl,
             elapsed: job.elapsed,
+            published_at: job.id.published_at(),
             key: None,
             reason: None,
             size: job.body.len() as u64,
@@ -334,7 +348,7 @@ impl From<Job> for JobView {
     }
 }
 
-/// Names a stored job.
+/// Identifies a stored job.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct JobRef {
     pub queue: Queue,

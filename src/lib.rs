@@ -30,5 +30,6 @@ pub mod schedule;
 pub mod scheduler;
 pub mod search;
 pub mod server;
+pub mod settings;
 pub mod time;
 pub mod tls;

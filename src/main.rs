@@ -51,6 +51,8 @@ Environment:
 
 Examples:
   dormouse                                        a first try: keeps its jobs in ./dormouse-data, prints what to try
+  dormouse --port 7070 --data /tmp/jobs           the same with another port and directory
+  dormouse token new -n shop                      a token for the namespace shop
   dormouse check -c /etc/dormouse/config.toml --stores
                                                   would it start?
   dormouse -c /etc/dormouse/config.toml           start
@@ -78,9 +80,18 @@ struct Args {
     /// Configuration file (TOML) [default: conf/config.toml, if it is there]
     #[arg(short = 'c', long = "config", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Print the version
+    /// Print the version, with the commit and its date
     #[arg(short = 'v', long = "version")]
     version: bool,
+    /// The public port, whatever the configuration says
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+    /// The admin port, with the dashboard, whatever the configuration says
+    #[arg(long, value_name = "PORT")]
+    admin_port: Option<u16>,
+    /// The directory that the default pool keeps its jobs in [default: ./dormouse-data]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
     /// Do not check tokens, for development only: any token opens every namespace, and so does no token (-sv)
     #[arg(long = "sv")]
     skip_verification: bool,
@@ -96,6 +107,7 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     Queue(Box<cli::QueueArgs>),
+    Token(cli::token::TokenCommands),
     Backup(cli::BackupArgs),
     /// Ask a server whether it is ready: exit code 0 if it is, 1 if not
     ///
@@ -119,6 +131,7 @@ enum Command {
     },
     /// Print the completions of a shell
     Completions {
+        /// The shell
         #[arg(value_enum)]
         shell: Shell,
     },
@@ -156,10 +169,27 @@ fn configured(file: Option<PathBuf>) -> Option<PathBuf> {
     file.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()))
 }
 
-/// The configuration, whether nothing configures this server, and the names of service links.
-fn load(file: Option<&Path>) -> Result<(Config, bool, String), String> {
-    let env = variables().map_err(|variable| format!("the variable {variable} is not UTF-8"))?;
+/// What flags say in place of variables.
+fn flags(args: &Args) -> Result<Vec<(&'static str, String)>, String> {
+    let data = args.data.as_deref().map(|dir| dir.to_str().ok_or("--data is not UTF-8")).transpose()?;
+    if data.is_some_and(|dir| dir.starts_with('~')) {
+        return Err("--data: ~ is not expanded behind a =: write the whole path".to_owned());
+    }
+    let given = [
+        ("DORMOUSE_PORT", args.port.map(|port| port.to_string())),
+        ("DORMOUSE_ADMIN_PORT", args.admin_port.map(|port| port.to_string())),
+        ("DORMOUSE_POOL_DEFAULT_PATH", data.map(str::to_owned)),
+    ];
+    Ok(given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect())
+}
+
+/// The configuration, whether nothing configures this server, and the names of service links. `flags` replace variables.
+fn load(file: Option<&Path>, flags: Vec<(&'static str, String)>) -> Result<(Config, bool, String), String> {
+    let mut env = variables().map_err(|variable| format!("the variable {variable} is not UTF-8"))?;
+    // Flags are for a first try, too.
     let demo = file.is_none() && !is_configured(&env);
+    env.retain(|(name, _)| flags.iter().all(|(flag, _)| flag != name));
+    env.extend(flags.into_iter().map(|(name, value)| (name.to_owned(), value)));
     let links: Vec<&str> =
         env.iter().filter(|(k, v)| is_service_link(k, v)).map(|(k, _)| k.as_str()).collect();
     let links = links.join(" ");
@@ -172,7 +202,12 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
+    let flags = match flags(&args) {
+        Ok(flags) => flags,
+        Err(error) => return fail(2, &error),
+    };
     match args.command {
+        Some(Command::Token(args)) => return cli::token::run(args),
         Some(Command::Queue(args)) => return cli::run(*args),
         Some(Command::Backup(args)) => {
             files::keep_private();
@@ -196,7 +231,7 @@ fn main() -> ExitCode {
     }
     files::keep_private();
     let config_file = configured(args.config);
-    let (config, demo, links) = match load(config_file.as_deref()) {
+    let (config, demo, links) = match load(config_file.as_deref(), flags) {
         Ok(loaded) => loaded,
         Err(error) => return fail(2, &error),
     };
@@ -208,6 +243,9 @@ fn main() -> ExitCode {
     log::log_panics();
     if !links.is_empty() {
         tracing::info!(variables = links, "the variables of Kubernetes' service links are no configuration");
+    }
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
     }
     let options =
         Options { skip_verification: args.skip_verification, demo, pid_file: args.pid_file, config_file };
@@ -260,7 +298,7 @@ fn man(dir: &Path) -> ExitCode {
 /// Exit code 0 if a start would succeed, as far as the configuration can tell, 2 if it is wrong; 1 if a store cannot be
 /// used.
 fn check(file: Option<PathBuf>, stores: bool) -> ExitCode {
-    let config = match load(configured(file).as_deref()) {
+    let config = match load(configured(file).as_deref(), Vec::new()) {
         Ok((config, ..)) => config,
         Err(error) => return fail(2, &error),
     };
@@ -268,6 +306,9 @@ fn check(file: Option<PathBuf>, stores: bool) -> ExitCode {
         return fail(2, &error);
     }
     let mut text = config.in_force().to_string();
+    for warning in config.warnings() {
+        cli::complain(&format!("dormouse: warning: {warning}"));
+    }
     if !stores {
         return cli::print(&text);
     }

@@ -1,5 +1,5 @@
-//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName`, `ScheduleName`, `JobKey`, `IdempotencyKey` or
-//! `Token` that exists is valid, so no other module checks its characters. Knows nothing of HTTP or of any store.
+//! Validated names. A `Namespace`, `QueueName`, `PoolName`, `ScheduleName`, `JobKey`, `IdempotencyKey` or `Token` is
+//! always valid, so no other module checks its characters.
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-/// The longest namespace or queue name, in bytes: storage formats keep the length in one byte.
+/// Maximum length of a namespace or queue name in bytes: storage formats keep the length in one byte.
 pub const MAX_NAME: usize = 255;
 
-/// Why a string is not a name.
+/// Why a string is not a valid name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     #[error("too long: at most {MAX_NAME} bytes")]
@@ -69,19 +69,19 @@ name!(
     QueueName
 );
 name!(
-    /// A store that jobs live in, as named by `[Pool.<name>]` in the configuration.
+    /// A store of jobs, as named by `[Pool.<name>]` in the configuration.
     PoolName
 );
 
 impl Namespace {
-    /// Errors when `s` is empty, longer than [`MAX_NAME`], or has other characters than `[-_A-Za-z0-9]`.
+    /// Fails if `s` is empty, longer than [`MAX_NAME`], or has characters other than `[-_A-Za-z0-9]`.
     pub fn parse(s: &str) -> Result<Namespace, NameError> {
         check(s).map(Namespace)
     }
 }
 
 impl QueueName {
-    /// A queue that jobs may be published to. Errors as [`Namespace::parse`] does, and for a leading `_`.
+    /// Parses the name of a queue to publish to. Fails like [`Namespace::parse`], and for a leading `_`.
     pub fn parse(s: &str) -> Result<QueueName, NameError> {
         if s.len() <= MAX_NAME && s.starts_with('_') {
             return Err(NameError::Forbidden);
@@ -89,13 +89,13 @@ impl QueueName {
         check(s).map(QueueName)
     }
 
-    /// No name stands before it in their order.
+    /// Returns the first name in sort order.
     pub fn first() -> QueueName {
         QueueName("-".into())
     }
 
-    /// Returns the name directly before this one in their order: a list that begins behind it begins with this queue.
-    /// `None` for the first name.
+    /// Returns the name directly before this one in sort order, so that a list continued after it begins with this
+    /// queue. `None` for the first name.
     pub fn just_before(&self) -> Option<QueueName> {
         let (last, rest) = self.0.as_bytes().split_last().expect("a name is not empty");
         let rest = std::str::from_utf8(rest).expect("a name is ASCII");
@@ -107,12 +107,12 @@ impl QueueName {
             b'a' => '_',
             other => char::from(other - 1),
         };
-        // The longest that begins so is the last of them.
+        // The longest name with this prefix sorts last.
         let name = format!("{rest}{before}");
         Some(QueueName(format!("{name:z<MAX_NAME$}").into()))
     }
 
-    /// A queue to consume from, which may begin with `_`: lmstfy allows that here and nowhere else.
+    /// Parses the name of a queue to consume from, which may begin with `_`: lmstfy allows that here only.
     pub fn parse_for_consume(s: &str) -> Result<QueueName, NameError> {
         check(s).map(QueueName)
     }
@@ -130,28 +130,28 @@ impl Serialize for ScheduleName {
 }
 
 impl ScheduleName {
-    /// The longest, in bytes.
+    /// Maximum length in bytes.
     pub const MOST: usize = 100;
 
-    /// 1 to 100 of `[-_.A-Za-z0-9]`, the first of them neither `_` nor `.`. `None` for any other text.
+    /// Parses 1 to 100 of `[-_.A-Za-z0-9]`, not starting with `_` or `.`. Returns `None` for any other text.
     pub fn parse(s: &str) -> Option<ScheduleName> {
         let fits = (1..=ScheduleName::MOST).contains(&s.len()) && !s.starts_with(['_', '.']);
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
         (fits && s.bytes().all(plain)).then(|| ScheduleName(s.into()))
     }
 
-    /// No name stands before it in their order.
+    /// Returns the first name in sort order.
     pub fn first() -> ScheduleName {
         ScheduleName("-".into())
     }
 }
 
-/// A producer's own name for a job in its queue: 1 to 255 bytes of printable ASCII without blanks.
+/// A producer's name for a job, unique in its queue: 1 to 255 bytes of printable ASCII without blanks.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct JobKey(Arc<str>);
 
 impl JobKey {
-    /// `None` for any other text.
+    /// Returns `None` for any other text.
     pub fn parse(s: &str) -> Option<JobKey> {
         let fits = (1..=MAX_NAME).contains(&s.len()) && s.bytes().all(|b| b.is_ascii_graphic());
         fits.then(|| JobKey(s.into()))
@@ -168,12 +168,12 @@ impl fmt::Display for JobKey {
     }
 }
 
-/// Names a request, so that its repetition is known: any 1 to 255 bytes.
+/// Identifies a request, so that a repetition is recognized: any 1 to 255 bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct IdempotencyKey(Arc<[u8]>);
 
 impl IdempotencyKey {
-    /// `None` for none, and for more than 255 bytes.
+    /// Returns `None` for an empty value and for more than 255 bytes.
     pub fn new(bytes: &[u8]) -> Option<IdempotencyKey> {
         (1..=MAX_NAME).contains(&bytes.len()).then(|| IdempotencyKey(bytes.into()))
     }
@@ -183,10 +183,10 @@ impl IdempotencyKey {
     }
 }
 
-/// The name of the pool of every token without a `pool:` prefix.
+/// Pool of every token without a `pool:` prefix.
 pub const DEFAULT_POOL: &str = "default";
 
-/// A map of pools is asked with a text.
+/// Allows lookups in a map of pools by text.
 impl Borrow<str> for PoolName {
     fn borrow(&self) -> &str {
         &self.0
@@ -194,39 +194,39 @@ impl Borrow<str> for PoolName {
 }
 
 impl PoolName {
-    /// The pool of every token without a `pool:` prefix.
+    /// Returns the pool of every token without a `pool:` prefix.
     pub fn default_pool() -> PoolName {
         PoolName(DEFAULT_POOL.into())
     }
 
-    /// Errors as [`Namespace::parse`] does.
+    /// Fails like [`Namespace::parse`].
     pub fn parse(s: &str) -> Result<PoolName, NameError> {
         check(s).map(PoolName)
     }
 
-    /// Whether this is the pool of tokens without a prefix.
+    /// Returns whether this is the pool of tokens without a prefix.
     pub fn is_default(&self) -> bool {
         &*self.0 == DEFAULT_POOL
     }
 }
 
-/// A token's secret part, without the pool. Its `Debug` does not show it, so that no log can.
+/// A token's secret part, without the pool. `Debug` does not show it, so that it cannot be logged.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(Arc<str>);
 
 impl Token {
-    /// Any text that is not empty.
+    /// Accepts any non-empty text.
     pub fn new(s: &str) -> Option<Token> {
         if s.is_empty() { None } else { Some(Token(s.into())) }
     }
 
-    /// The secret itself: for the store and for the answer to its owner, never for a log.
+    /// Returns the secret: for the store and for the reply to its owner, never for a log.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// Eight hex digits that tell tokens apart in logs and metrics, the same in every process. They do not give
-    /// the token away.
+    /// Returns eight hex digits that identify the token in logs and metrics, the same in every process, without
+    /// revealing it.
     pub fn hash(&self) -> String {
         format!("{:08x}", xxhash_rust::xxh3::xxh3_64(self.0.as_bytes()) as u32)
     }
@@ -251,7 +251,7 @@ impl fmt::Display for Queue {
     }
 }
 
-/// One or more queues of one namespace. The first has priority.
+/// One or more queues of one namespace, in order of priority.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct QueueList {
     namespace: Namespace,
@@ -259,7 +259,7 @@ pub struct QueueList {
 }
 
 impl QueueList {
-    /// `None` when there is no name. A name given twice counts where it stood first.
+    /// Returns `None` if there is no name. Duplicates after the first are dropped.
     pub fn new(namespace: Namespace, names: impl IntoIterator<Item = QueueName>) -> Option<QueueList> {
         let mut list: Vec<QueueName> = names.into_iter().collect();
         if list.len() > 1 {
@@ -269,17 +269,17 @@ impl QueueList {
         if list.is_empty() { None } else { Some(QueueList { namespace, names: list.into() }) }
     }
 
-    /// The namespace of all of them.
+    /// Returns their namespace.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 
-    /// The names, in the order of their priority. Never empty.
+    /// Returns the names in order of priority. Never empty.
     pub fn names(&self) -> &[QueueName] {
         &self.names
     }
 
-    /// The queues, in the order of their priority.
+    /// Returns the queues in order of priority.
     pub fn queues(&self) -> impl Iterator<Item = Queue> + '_ {
         self.names.iter().map(|name| Queue { namespace: self.namespace.clone(), name: name.clone() })
     }
@@ -337,7 +337,7 @@ mod tests {
         let list = QueueList::new(namespace(), ["b", "a", "b", "c", "a"].map(name)).expect("not empty");
         assert_eq!(list.names(), ["b", "a", "c"].map(name), "in the order of their first places");
         assert_eq!(QueueList::new(namespace(), []), None, "a list without a name");
-        // Twice the names in twice the time: a search for each name among those before it would take minutes.
+        // Guards against quadratic time: searching the previous names for each name would take minutes.
         let many = (0..300_000).map(|i| name(&format!("{i}")));
         assert_eq!(QueueList::new(namespace(), many).map(|list| list.names().len()), Some(300_000));
     }

@@ -1,5 +1,4 @@
-//! Looks for jobs of a queue by what is in them. What one search reads is bounded in jobs, bytes and time; a cursor says
-//! where the next one goes on. Asks a store, and knows no HTTP.
+//! Searches a queue's jobs by content. Each search is bounded in jobs, bytes and time; a cursor continues it.
 
 use std::time::Duration;
 
@@ -11,21 +10,21 @@ use crate::error::Result;
 use crate::job::JobView;
 use crate::name::Queue;
 
-/// One search ends after so many jobs, so many bytes of bodies, or so much time.
+/// Limits of one search: jobs, bytes of bodies, and time.
 const MOST_JOBS: u64 = 10_000;
 const MOST_BYTES: u64 = 32 << 20;
 const MOST_TIME: Duration = Duration::from_millis(200);
-/// So many bytes of bodies are in memory at a time, and so many are kept of what was found, if no job is larger.
+/// Bytes of bodies in memory at a time, and of results kept, unless a single job is larger.
 const PIECE: u64 = 4 << 20;
-/// The longest text that is looked for, in bytes.
+/// Maximum length of the text to search for, in bytes.
 pub const LONGEST: usize = 1024;
 
-/// Which jobs. Empty: all.
+/// Condition for jobs; empty matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// A part of the body, the key, an attribute or the reason.
+    /// Substring of the body, key, an attribute or the reason.
     pub contains: Option<String>,
-    /// The whole reason. Empty: those without one.
+    /// The complete reason. An empty string matches jobs without one.
     pub reason: Option<String>,
 }
 
@@ -39,7 +38,7 @@ impl Filter {
         self.reason.as_deref().is_none_or(|wanted| reason == wanted)
     }
 
-    /// Whether it finds this job, which has its body if `contains` is asked for.
+    /// Returns whether the job matches. Its body must be loaded if `contains` is set.
     pub fn finds(&self, job: &JobView) -> bool {
         let contains = |text: &str| {
             let finder = memmem::Finder::new(text);
@@ -53,17 +52,17 @@ impl Filter {
     }
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SearchPage {
     pub jobs: Vec<JobView>,
-    /// Where to go on; `None` at the end of the queue.
+    /// Cursor to continue from; `None` at the end of the queue.
     pub cursor: Option<Cursor>,
     pub looked_at: u64,
 }
 
-/// Looks through a part of a queue's jobs for those that the filter finds: up to `list.limit`. With `list.bodies` they
-/// have their bodies. `None` when the cursor is not one of this list.
+/// Searches part of a queue for up to `list.limit` matching jobs, with bodies if `list.bodies`. Returns `None` if the
+/// cursor does not belong to this list.
 pub async fn search(
     engine: &dyn Engine,
     queue: &Queue,
@@ -101,7 +100,7 @@ fn of_body(job: &JobView) -> u64 {
     job.body.as_ref().map_or(0, |body| body.len() as u64)
 }
 
-/// A page in which the filter finds no more than so many jobs.
+/// Returns a page with at most `wanted` matching jobs.
 async fn page_with(
     engine: &dyn Engine,
     queue: &Queue,
@@ -112,17 +111,18 @@ async fn page_with(
     let Some(page) = page(engine, queue, filter, list.clone()).await? else { return Ok(None) };
     let mut found = page.jobs.iter().enumerate().filter(|(_, job)| filter.finds(job));
     let Some((beyond, _)) = found.nth(wanted) else { return Ok(Some(page)) };
-    // A cursor stands behind a page, never within: the page is read again up to there.
+    // A cursor is always at the end of a page, so the page is read again up to there.
     let shorter = JobList { limit: beyond.max(1), ..list.clone() };
     let Some(page) = self::page(engine, queue, filter, shorter).await? else { return Ok(None) };
     if page.jobs.iter().filter(|job| filter.finds(job)).count() <= wanted {
         return Ok(Some(page));
     }
-    // Jobs have come and gone meanwhile. In as many as are wanted there are no more.
+    // Jobs have changed meanwhile. A page of `wanted` jobs cannot have more matches.
     self::page(engine, queue, filter, JobList { limit: wanted, ..list }).await
 }
 
-/// A page of jobs with all that the filter looks at. Its bodies take [`PIECE`] bytes at most, or it is one job.
+/// Returns a page with the fields that the filter needs. Its bodies have at most [`PIECE`] bytes, or it is a single
+/// job.
 pub async fn page(
     engine: &dyn Engine,
     queue: &Queue,
@@ -134,7 +134,7 @@ pub async fn page(
         return engine.list_jobs(queue, bare).await;
     }
     let Some(page) = engine.list_jobs(queue, bare).await? else { return Ok(None) };
-    // Only jobs with the reason need to be looked into.
+    // Only jobs with the reason need their bodies checked.
     if !page.jobs.iter().any(|job| filter.has_reason(job)) {
         return Ok(Some(page));
     }

@@ -68,7 +68,7 @@ pub struct Client {
     rest: Vec<u8>,
 }
 
-/// What came back.
+/// A reply.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -115,7 +115,7 @@ impl Client {
         self.expect(201, &request).await
     }
 
-    /// Consumes one job; `None` when there was none.
+    /// Consumes one job; `None` if there is none.
     pub async fn consume(&mut self, queue: &str, query: &str) -> Outcome<Option<Consumed>> {
         let request = self.target.bare("GET", &format!("/api/bench/{queue}?{query}"));
         let answer = self.call(&request).await?;
@@ -128,7 +128,7 @@ impl Client {
         }
     }
 
-    /// Consumes up to as many jobs as the query says in `count`.
+    /// Consumes up to `count` jobs, as given in the query.
     pub async fn consume_many(&mut self, queue: &str, query: &str) -> Outcome<Vec<Consumed>> {
         let request = self.target.bare("GET", &format!("/api/bench/{queue}?{query}"));
         Ok(serde_json::from_slice(&self.expect(200, &request).await?.body)?)

@@ -1,5 +1,4 @@
-//! A disk engine without a server around it: how the benchmarks open it, what they put into it, and what it takes of
-//! the machine.
+//! A disk engine without a server: how the benchmarks open and fill it, and its resource usage.
 #![allow(dead_code)] // each benchmark compiles all of this and calls some of it
 
 use std::collections::BTreeMap;
@@ -16,7 +15,7 @@ use dormouse::job::{Attributes, JobIds, NewJob};
 use dormouse::name::{Namespace, Queue, QueueName};
 use hdrhistogram::Histogram;
 
-/// Concurrent callers, each of which waits for its answer before it asks again.
+/// Number of concurrent callers, each of which waits for its reply before the next call.
 pub const CALLERS: usize = 64;
 pub const QUEUES: usize = 16;
 
@@ -68,7 +67,7 @@ pub fn cpu() -> Duration {
 pub fn threads() -> BTreeMap<String, u64> {
     let mut ticks = BTreeMap::new();
     for task in std::fs::read_dir("/proc/self/task").expect("Linux shows a process its threads").flatten() {
-        // One that has just ended has no times any more.
+        // A thread that has just ended has no times.
         let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
         let Some((front, rest)) = stat.rsplit_once(')') else { continue };
         let name = front.split_once('(').map_or("", |(_, name)| name).to_owned();
@@ -78,7 +77,7 @@ pub fn threads() -> BTreeMap<String, u64> {
     ticks
 }
 
-/// Bytes that this process gave to the system to write, and those of them that went on to a disk.
+/// Returns the bytes written by this process, and the part that reached a disk.
 pub fn written() -> [u64; 2] {
     let io = std::fs::read_to_string("/proc/self/io").expect("Linux shows a process its own bytes");
     ["wchar: ", "write_bytes: "].map(|name| {
@@ -142,7 +141,7 @@ where
     }
 }
 
-/// Microseconds, up to a minute: beyond its highest value a histogram would record that one.
+/// Histogram of microseconds up to a minute; higher values are recorded as its maximum.
 pub fn times() -> Histogram<u64> {
     Histogram::new_with_max(60_000_000, 3).expect("three digits of a minute fit")
 }

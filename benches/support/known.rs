@@ -1,5 +1,6 @@
-//! A load whose jobs are all known: publishers and consumers that go on whatever happens, and afterwards what was lost, what
-//! came again after its ack, and for how long nobody could publish. It runs in a thread of its own.
+//! A load whose jobs are all recorded: publishers and consumers that continue through faults, and afterwards the jobs
+//! lost, the jobs redelivered after their ack, and the longest time without a successful publish. Runs on its own
+//! thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,10 +18,10 @@ const PUBLISHERS: usize = 4;
 const CONSUMERS: usize = 4;
 /// Between two publishes of a publisher, and after a connection that broke.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A hand-over lasts so long; and after it what comes again has come.
+/// Time to run of each delivery, and the time within which all redeliveries have happened.
 const TTR: Duration = Duration::from_secs(4);
 const AGAIN: Duration = Duration::from_secs(6);
-/// How long what is left may take.
+/// Maximum time for draining.
 const DRAIN: Duration = Duration::from_secs(30);
 
 /// The load.
@@ -41,10 +42,10 @@ struct Shared {
     requests: AtomicUsize,
 }
 
-/// What is known of a queue.
+/// Results of a queue, as recorded.
 #[derive(Default)]
 struct Line {
-    /// When a publish was answered with 201.
+    /// Times of publishes answered with 201.
     good: Vec<Instant>,
     published: BTreeSet<usize>,
     seen: BTreeSet<usize>,
@@ -52,7 +53,7 @@ struct Line {
     again: usize,
 }
 
-/// What came of a queue.
+/// Summary of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Came {
     pub published: usize,
@@ -91,7 +92,7 @@ impl Known {
         *self.shared.targets.lock() = targets;
     }
 
-    /// Publishes nothing more, and waits until all was handed out, and what comes again too.
+    /// Stops publishing, and waits until everything was delivered, including redeliveries.
     pub fn end(self) -> Outcome<(Vec<Came>, String)> {
         self.shared.publishes.store(false, Ordering::SeqCst);
         let stopped = Instant::now();

@@ -55,7 +55,7 @@ impl Ledger {
         self.jobs.lock().iter().filter(|entry| entry.received.len() >= times).count()
     }
 
-    /// Waits until every job was received this often, or `patience` is over.
+    /// Waits until every job was received `times` times, or `patience` has passed.
     pub async fn complete(&self, times: usize, patience: Duration) {
         let end = Instant::now() + patience;
         let all = self.jobs.lock().len();
@@ -75,15 +75,15 @@ impl Ledger {
         spread
     }
 
-    /// Prints how late delayed jobs were. The instant that a server counts from lies between what this side
-    /// sees: the request's sending and its answer. So lateness has two readings, too high and too low.
+    /// Prints the lateness of delayed jobs. The instant from which a server counts lies between the sending of the
+    /// request and its reply, so lateness has an upper and a lower bound.
     pub fn lateness(&self, bench: &Bench) {
         let delayed = |e: &Entry| Some((e.sent? + e.delay, e.answered? + e.delay, *e.received.first()?));
         self.print_lateness(bench, "delay", delayed);
     }
 
-    /// The same for jobs that were not acked and came back: the ttr begins somewhere between the publish (the
-    /// job was ready at once) and the first delivery.
+    /// Like [`lateness`](Ledger::lateness), for jobs redelivered without an ack: the ttr begins between the publish
+    /// (the job was ready at once) and the first delivery.
     pub fn ttr_lateness(&self, bench: &Bench, ttr: Duration) {
         self.print_lateness(bench, "ttr", |e| {
             Some((e.sent? + ttr, *e.received.first()? + ttr, *e.received.get(1)?))

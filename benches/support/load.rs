@@ -1,4 +1,4 @@
-//! Publishers that keep a pace, consumers that note what comes, and a light load beside a heavy one.
+//! Publishers at a constant rate, consumers that record deliveries, and a light load beside a heavy one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! What the benchmarks share. They are real clients of the real binary: nothing here reaches into a server.
+//! Shared by the benchmarks. They are real clients of the real binary: nothing here accesses a server's internals.
 #![allow(dead_code)] // every benchmark compiles all of this and calls some of it
 
 pub mod client;

@@ -10,7 +10,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// Processor time that the process has used, in user and kernel mode.
 pub fn cpu(pid: u32) -> Outcome<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The second field is a name that may hold spaces; what is counted here follows its bracket.
+    // The second field is a name that may contain spaces; the fields used here follow its parenthesis.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let ticks = |i: usize| -> Outcome<u32> { Ok(fields.get(i).ok_or("a short stat")?.parse()?) };
     Ok(TICK * (ticks(11)? + ticks(12)?))
@@ -39,7 +39,7 @@ impl Meter {
         Ok(Meter { began: began.collect::<Outcome<_>>()? })
     }
 
-    /// What each has used since.
+    /// Returns the time that each has used since.
     pub fn used(&self) -> Outcome<Vec<(&'static str, Duration)>> {
         self.began.iter().map(|(name, pid, began)| Ok((*name, cpu(*pid)?.saturating_sub(*began)))).collect()
     }

@@ -48,7 +48,7 @@ impl Receiver {
         self.shared.arrived.lock().clone()
     }
 
-    /// Nobody listens, and every connection is closed.
+    /// Stops listening, and closes every connection.
     pub async fn down(&mut self) -> Outcome {
         if let Some((up, task)) = self.up.take() {
             up.cancel();
@@ -108,6 +108,6 @@ fn parse(read: &[u8]) -> Option<(usize, usize)> {
     let mut length = length.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
     let all = end + length.next()?.1.trim().parse::<usize>().ok()?;
     let body = std::str::from_utf8(read.get(end..all)?).ok()?;
-    // What is no number of ours is counted as none: that job is then missing.
+    // A body that is not one of our numbers counts as none: that job is then missing.
     Some((body.parse().unwrap_or(usize::MAX), all))
 }

@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
 
-/// No section lasts longer unless it says so: whatever hangs, the benchmark ends.
+/// Default maximum duration of a section, so that the benchmark ends if it hangs.
 const LONGEST_SECTION: Duration = Duration::from_secs(240);
 
 /// A run of one benchmark.
@@ -24,7 +24,7 @@ pub struct Bench {
     failed: AtomicBool,
 }
 
-/// Runs `body` with what the command line says: `--quick`, and words that sections are picked by.
+/// Runs `body` with the arguments of the command line: `--quick`, and words that select sections.
 pub fn run(body: impl AsyncFnOnce(&Bench)) -> ExitCode {
     let mut args: Vec<String> = std::env::args().skip(1).collect();
     if args.iter().any(|arg| arg == "--list") {

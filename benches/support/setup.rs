@@ -90,7 +90,7 @@ impl Server {
         self.process.ended();
     }
 
-    /// What lies in its directory: megabytes that are taken, and files of a disk pool's log.
+    /// Returns the contents of its directory: megabytes in use, and files of a disk pool's log.
     pub fn on_disk(&self) -> Outcome<String> {
         let (mut blocks, mut files) = (0, 0);
         let mut dirs = vec![self.dir.path().to_owned()];
@@ -124,7 +124,7 @@ impl Server {
         Ok(*values.first().ok_or("no gauge of parked polls")? as usize)
     }
 
-    /// How many requests its pushes have ended so far, with whatever outcome.
+    /// Returns the number of push requests that have ended, with any outcome.
     pub async fn push_attempts(&self) -> Outcome<f64> {
         Ok(self.metric("dormouse_push_attempts_total{").await?.iter().sum())
     }
@@ -145,7 +145,7 @@ impl Server {
     }
 }
 
-/// Servers and what they stand on.
+/// Servers and their stores.
 pub struct Setup {
     pub servers: Vec<Server>,
     pub redis: Option<RedisServer>,
@@ -179,7 +179,7 @@ impl Setup {
         })
     }
 
-    /// One on a disk that may open so many files.
+    /// Starts a server on disk with this open-file limit.
     pub async fn with_open_files(most: usize, env: &[(&str, &str)]) -> Outcome<Setup> {
         let shell = ["/bin/sh", "-c", &format!("ulimit -n {most} && exec \"$@\""), "sh"];
         let pool = "[Pool.default]\nPath = \"jobs\"\n";
@@ -204,7 +204,7 @@ impl Setup {
         Setup::one_redis(env, 0, "Layout = \"compact\"").await
     }
 
-    /// One server on one Redis with so many replicas, and further lines of the pool's table.
+    /// Starts one server on one Redis with `replicas` replicas, and further lines for the pool's table.
     pub async fn one_redis(env: &[(&str, &str)], replicas: usize, more: &str) -> Outcome<Setup> {
         let settings = ["--hash-max-listpack-value", "1100", "--repl-diskless-sync-delay", "0"];
         let redis = RedisServer::start_with(None, &settings);
@@ -259,7 +259,7 @@ impl Setup {
         &self.servers[0] // every constructor makes at least one
     }
 
-    /// The last server: another one than the first if there are several.
+    /// Returns the last server, which differs from the first if there are several.
     pub fn last(&self) -> &Server {
         &self.servers[self.servers.len() - 1] // as above
     }
@@ -269,12 +269,12 @@ impl Setup {
         self.redis.iter().chain(self.cluster.iter().flat_map(|cluster| cluster.servers.iter().take(3)))
     }
 
-    /// Those that follow them.
+    /// Returns their replicas.
     pub fn replicas(&self) -> impl Iterator<Item = &RedisServer> {
         self.replicas.iter().chain(self.cluster.iter().flat_map(|cluster| cluster.servers.iter().skip(3)))
     }
 
-    /// What a figure of INFO is over all masters.
+    /// Returns the sum of an INFO value over all masters.
     pub fn info_of_masters(&self, section: &str, name: &str) -> Outcome<f64> {
         self.masters().map(|master| info::<f64>(master, section, name)).sum()
     }

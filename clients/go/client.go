@@ -427,6 +427,22 @@ func (c *Client) CancelByKey(ctx context.Context, queue, key string) error {
 	}, nil)
 }
 
+// Promote makes a delayed job ready now, behind those that are ready; [ErrConflict] when it is not delayed.
+func (c *Client) Promote(ctx context.Context, queue, id string) error {
+	return c.promote(ctx, queue, "job", id)
+}
+
+// PromoteByKey makes the delayed job that has the key ready now; [ErrNotFound] when no job has it.
+func (c *Client) PromoteByKey(ctx context.Context, queue, key string) error {
+	return c.promote(ctx, queue, "key", key)
+}
+
+func (c *Client) promote(ctx context.Context, queue, by, name string) error {
+	var answer struct{}
+	path := []string{by, name, "promote"}
+	return c.done(ctx, request{op: "promote", method: http.MethodPost, queue: queue, path: path}, &answer)
+}
+
 // Acked is the answer to an [Client.AckMany].
 type Acked struct {
 	Acked int

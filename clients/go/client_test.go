@@ -401,6 +401,12 @@ func TestTheDeadLetter(t *testing.T) {
 	if _, err := jobs[3].Release(bg, Release{}); err != nil {
 		t.Error(err)
 	}
+	later := s.publish("later", "x", Delay(time.Hour), Key("k"))
+	if err := s.client.Promote(bg, "later", later); err != nil || s.info("later", later).State != Ready {
+		t.Error(err)
+	}
+	asError(t, s.client.PromoteByKey(bg, "later", "k"), ErrConflict)
+	asError(t, s.client.PromoteByKey(bg, "later", "nobody"), ErrNotFound)
 	respawned, err := s.client.Respawn(bg, "mail", []string{ids[0], "none"}, Tries(4), Delay(time.Second))
 	if err != nil || respawned.Respawned != 1 || len(respawned.Missing) != 1 || s.info("mail", ids[0]).RemainTries != 4 {
 		t.Error(respawned, err)

@@ -24,7 +24,7 @@ const (
 	ErrNotFound     Kind = "not_found"    // 404
 	ErrUnsupported  Kind = "unsupported"  // the server does not know the request: an older one, or lmstfy's
 	ErrLost         Kind = "lost"         // 409: the job is not this worker's any more
-	ErrConflict     Kind = "conflict"     // 409: the key is taken; the job is not dead
+	ErrConflict     Kind = "conflict"     // 409: the key is taken; the job is not dead, or not delayed
 	ErrBusy         Kind = "busy"         // 409: a request with the same idempotency key is under way
 	ErrTooLarge     Kind = "too_large"    // 413
 	ErrKeyReused    Kind = "key_reused"   // 422: the idempotency key was used for another request

@@ -1,18 +1,18 @@
-//! What the store said lately about tokens: whether a token is there, and its limit. Most requests are answered
-//! from here without a call to the store. Knows nothing of HTTP. No token is logged.
+//! Cache of the store's replies about tokens: whether a token exists, and its limit. Most requests are answered from
+//! here without a call to the store. Tokens are never logged.
 //!
-//! How old an answer is decides what happens, counted from when the store was asked:
+//! The age of an entry, counted from when the store was asked, determines its use:
 //!
-//! | age | the token is there |
+//! | age | the token exists |
 //! |---|---|
-//! | below [`FRESH`] | the answer serves |
-//! | below [`STALE`] | the answer serves, and the store is asked again meanwhile |
-//! | below [`GRACE`] | the store is asked. If it fails, or says nothing within [`PATIENCE`], the answer serves |
+//! | below [`FRESH`] | the entry is used |
+//! | below [`STALE`] | the entry is used, and the store is asked again in the background |
+//! | below [`GRACE`] | the store is asked; if it fails or does not reply within [`PATIENCE`], the entry is used |
 //! | beyond | the store is asked |
 //!
-//! So a token that was deleted, or a limit that was changed, on one server is known to every server within a
-//! second ([`STALE`]), and a store that hangs delays nobody whose token was good lately by more than [`PATIENCE`].
-//! A token that is not there is not kept, so guesses use no memory.
+//! So a token deleted or a limit changed on one server takes effect on every server within a second ([`STALE`]), and a
+//! hanging store delays requests with recently accepted tokens by at most [`PATIENCE`]. A token that does not exist is
+//! not cached, so guesses use no memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,49 +30,48 @@ use crate::error::{Error, Result};
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
 
-/// How old an answer may be before the store is asked again.
+/// Age of an entry beyond which it is refreshed.
 pub const FRESH: Duration = Duration::from_millis(500);
-/// How old an answer may be that serves while the store answers.
+/// Maximum age of an entry that is used while it is refreshed.
 pub const STALE: Duration = Duration::from_secs(1);
-/// How long a token stays accepted while the store is away, counted from its last yes. Without the store nobody
-/// can delete a token either.
+/// How long a token stays accepted during an outage of the store, counted from when it was last confirmed. Tokens
+/// cannot be deleted during an outage either.
 pub const GRACE: Duration = Duration::from_secs(3600);
-/// How long a request with a token that was good within [`GRACE`] waits for the store.
+/// Timeout of the store for a request with a token accepted within [`GRACE`].
 pub const PATIENCE: Duration = Duration::from_millis(200);
-/// About how many answers are kept in memory.
+/// Approximate number of entries.
 const MOST_KEPT: usize = 100_000;
-/// How many questions may be on their way to the store. A store that hangs must not gather more.
+/// Maximum number of lookups in flight, so that they do not accumulate while the store hangs.
 const MOST_QUESTIONS: usize = 16_384;
 
-/// What is remembered of the store's answers. It does not change the store: who does calls
-/// [`forget`](TokenCache::forget).
+/// Caches the store's replies. Does not write to the store: code that does calls [`forget`](TokenCache::forget).
 pub struct TokenCache {
     store: Arc<dyn AdminStore>,
     clock: Arc<dyn Clock>,
-    /// Hears whether the store answers.
+    /// Receives whether the store replies.
     outage: Arc<Outage>,
-    /// Questions outlive the requests that asked them.
+    /// Lookups outlive the requests that started them.
     tasks: Tasks,
     kept: Cache<TokenKey, Kept>,
-    /// Questions on their way to the store. Who has the same question meanwhile waits for the same answer. Locked
-    /// while `kept` is changed, so that an answer from before a change is not kept after it.
+    /// Lookups in flight, shared by concurrent requests with the same token. Locked while `kept` is changed, so that a
+    /// reply from before a change is not cached after it.
     questions: Mutex<HashMap<TokenKey, Question>>,
 }
 
-/// An answer of the store.
+/// A cached reply.
 #[derive(Clone, Copy)]
 struct Kept {
     record: TokenRecord,
-    /// When the store was asked that said so.
+    /// When the lookup that gave this reply started.
     confirmed: Millis,
-    /// When the store was last asked; later than `confirmed` while it is away.
+    /// When the last lookup started; later than `confirmed` during an outage.
     asked: Millis,
 }
 
-/// The answer, once it is there.
+/// The reply, once received.
 type TokenAnswer = Option<Result<TokenRecord>>;
 
-/// A question on its way to the store.
+/// A lookup in flight.
 #[derive(Clone)]
 struct Question {
     began: Instant,
@@ -86,7 +85,7 @@ impl Question {
 }
 
 impl TokenCache {
-    /// An empty one over `store`. `clock` tells how old an answer is; questions are `tasks`.
+    /// Creates an empty cache of `store`. Ages are measured by `clock`; lookups run in `tasks`.
     pub fn new(
         store: Arc<dyn AdminStore>,
         clock: Arc<dyn Clock>,
@@ -97,18 +96,18 @@ impl TokenCache {
         Arc::new(TokenCache { store, clock, outage, tasks, kept, questions })
     }
 
-    /// What the store says about a token, or said as lately as the table above allows.
+    /// Returns the store's reply about a token, cached as described above.
     pub async fn get(self: &Arc<Self>, key: &TokenKey) -> Result<TokenRecord> {
         let now = self.clock.now();
         let kept = self.kept.get(key).filter(|kept| within(now, kept.confirmed, GRACE));
         match kept.filter(|kept| within(now, kept.asked, FRESH)) {
             Some(kept) => Ok(kept.record),
-            // Boxed, so that most requests keep no room for it.
+            // Boxed, so that most requests do not allocate space for it.
             None => Box::pin(self.ask_and_wait(key, kept, now)).await,
         }
     }
 
-    /// Asks the store, and waits for its answer if `kept` is too old to serve.
+    /// Starts a lookup, and waits for it if `kept` is too old to use.
     async fn ask_and_wait(
         self: &Arc<Self>,
         key: &TokenKey,
@@ -129,14 +128,14 @@ impl TokenCache {
         }
     }
 
-    /// The token or its limit was changed here. What was kept, or is being asked, may no longer be so.
+    /// Drops the entry of a token that was changed by this server, and ignores a lookup in flight.
     pub fn forget(&self, key: &TokenKey) {
         let mut questions = self.questions.lock();
         questions.remove(key);
         self.kept.remove(key);
     }
 
-    /// The question about this token that is under way, or a new one. `None` when there are too many.
+    /// Returns the lookup of this token in flight, or starts one. `None` if there are too many.
     fn ask(self: &Arc<Self>, key: &TokenKey) -> Option<Question> {
         let mut questions = self.questions.lock();
         if let Some(question) = questions.get(key) {
@@ -159,7 +158,7 @@ impl TokenCache {
         Some(question)
     }
 
-    /// Asks the store, and keeps its answer unless the token was changed here meanwhile.
+    /// Asks the store, and caches its reply unless the token was changed here meanwhile.
     async fn ask_store(&self, key: &TokenKey, question: &Question) -> Result<TokenRecord> {
         let asked = self.clock.now();
         let answer = self.store.look_up(key).await;
@@ -184,18 +183,18 @@ impl TokenCache {
         kept.map_or(answer, |kept| Ok(kept.record))
     }
 
-    /// Waits for the answer to a question.
+    /// Waits for the result of a lookup.
     async fn answer(&self, key: &TokenKey, mut question: Question) -> Result<TokenRecord> {
         let answer = question.answer.wait_for(Option::is_some).await.map(|answer| answer.clone());
         if let Ok(Some(answer)) = answer {
             return answer;
         }
-        // The server stops, or the task that asked has died. The next request asks anew.
+        // The server is stopping, or the lookup task has died. The next request starts a new one.
         let mut questions = self.questions.lock();
         if questions.get(key).is_some_and(|current| current.is(&question)) {
             questions.remove(key);
         }
-        Err(Error::away("a question about a token was not asked to its end"))
+        Err(Error::away("the lookup of a token was aborted"))
     }
 }
 

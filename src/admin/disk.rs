@@ -1,6 +1,6 @@
-//! Tokens and limits on local disk, in the directory of the default pool. Reads are from memory; each change
-//! is on disk before it is answered. Counters are in memory only and begin anew with the process. Knows the
-//! bytes of a token and of a limit (docs/disk-format.md draws them); where they lie is the disk engine's.
+//! Tokens and limits in the directory of the default disk pool. Reads are from memory; each change is on disk before it
+//! is acknowledged. Counters are in memory only and start anew with the process. Defines the encoding of tokens and
+//! limits (docs/disk-format.md has drawings); the disk engine decides where they are stored.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,12 +10,11 @@ use ahash::HashMap;
 use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;
-use tokio::time::Instant;
 
 use super::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
 use crate::engine::Quota;
-use crate::engine::disk::{Change, DiskEngine, META_SECRET, QUOTA, Records, Table, put_short, take_short};
+use crate::engine::disk::{Change, DiskEngine, QUOTA, Records, Table, put_short, take_short};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
 
@@ -24,17 +23,15 @@ use crate::name::{Namespace, PoolName, Token};
 pub struct DiskAdmin {
     records: Records,
     counters: Mutex<Counters>,
-    /// Grows with every change of a quota.
+    /// Incremented by every change of a quota.
     quotas: AtomicU64,
-    /// What servers say of themselves, and until when. A directory has one server, so it needs no disk.
-    servers: Mutex<BTreeMap<String, (Instant, Bytes)>>,
 }
 
-/// How often each token was used in its current interval.
+/// Requests per token in the current interval.
 #[derive(Debug, Default)]
 struct Counters {
     all: HashMap<(TokenKey, Direction), Counter>,
-    /// When there are so many, those that have ended are thrown out.
+    /// Number of counters that triggers the removal of expired ones.
     clean_at: usize,
 }
 
@@ -44,7 +41,7 @@ struct Counter {
     ends: Millis,
 }
 
-/// Fewer counters than this are never cleaned.
+/// Minimum number of counters for a cleanup.
 const FEW: usize = 1024;
 
 impl Counters {
@@ -57,14 +54,10 @@ impl Counters {
 }
 
 impl DiskAdmin {
-    /// Fails when what is stored cannot be read.
+    /// Fails if the stored data is unreadable.
     pub fn new(engine: &DiskEngine) -> Result<DiskAdmin> {
-        let admin = DiskAdmin {
-            records: engine.records(),
-            counters: Mutex::default(),
-            quotas: AtomicU64::default(),
-            servers: Mutex::default(),
-        };
+        let admin =
+            DiskAdmin { records: engine.records(), counters: Mutex::default(), quotas: AtomicU64::default() };
         admin.records.read(Table::Tokens, |rows| rows.keys().try_for_each(|key| read_key(key).map(drop)))?;
         admin.all_limits()?;
         admin.all_quotas()?;
@@ -90,7 +83,7 @@ impl DiskAdmin {
     }
 }
 
-/// Pool and namespace with their lengths: how the keys of all tokens of a scope begin.
+/// Returns the common prefix of the keys of a scope's tokens: pool and namespace with their lengths.
 fn scope_key(scope: &Scope) -> Vec<u8> {
     let mut out = Vec::new();
     for name in [scope.pool.as_str(), scope.namespace.as_str()] {
@@ -99,7 +92,7 @@ fn scope_key(scope: &Scope) -> Vec<u8> {
     out
 }
 
-/// The key of `tokens` and `limits`: the scope, then the token.
+/// Returns the key in `tokens` and `limits`: the scope, then the token.
 fn key_of(key: &TokenKey) -> Bytes {
     let mut out = scope_key(&key.scope);
     out.put_slice(key.token.reveal().as_bytes());
@@ -116,7 +109,7 @@ fn read_scope(key: &mut &[u8]) -> Option<Scope> {
     Some(Scope { pool, namespace: Namespace::parse(take_short(key).ok()?).ok()? })
 }
 
-/// Reads [`key_of`]. The error does not show the key: it may be a secret.
+/// Reads [`key_of`]. The error does not show the key, which may contain a secret.
 fn read_key(mut key: &[u8]) -> Result<TokenKey> {
     let mut read = || {
         let scope = read_scope(&mut key)?;
@@ -125,7 +118,7 @@ fn read_key(mut key: &[u8]) -> Result<TokenKey> {
     read().ok_or_else(|| Error::corrupt("a token's key cannot be read"))
 }
 
-/// The value of `limits`: read, write, interval.
+/// Returns the value in `limits`: read, write, interval.
 fn limit_value(limit: Limit) -> Bytes {
     let mut out = Vec::with_capacity(24);
     for number in [limit.read, limit.write, limit.interval] {
@@ -220,17 +213,6 @@ impl AdminStore for DiskAdmin {
         Ok(())
     }
 
-    async fn secret(&self, new: &[u8]) -> Result<Bytes> {
-        let row = Bytes::from_static(META_SECRET);
-        let add = (Table::Secret, row.clone(), Change::Add(Bytes::copy_from_slice(new)));
-        let stored = || self.records.read(Table::Secret, |rows| rows.get(&row).cloned());
-        if let Some(stored) = stored() {
-            return Ok(stored);
-        }
-        self.records.change(vec![add]).await?;
-        stored().ok_or_else(|| Error::corrupt("a secret is gone that was stored"))
-    }
-
     async fn quotas(
         &self,
         known: Option<QuotasVersion>,
@@ -252,16 +234,9 @@ impl AdminStore for DiskAdmin {
                 Some(value) => Change::Put(value.into()),
             };
         let changed = self.records.change(vec![(Table::Quotas, quota_key(scope), change)]).await;
-        // After an error too: the change may have happened.
+        // After an error too, since the change may have been made.
         self.quotas.fetch_add(1, Ordering::AcqRel);
         changed
-    }
-
-    async fn servers(&self, id: &str, line: &[u8], lives: Duration) -> Result<Vec<Bytes>> {
-        let (now, mut servers) = (Instant::now(), self.servers.lock());
-        servers.insert(id.to_owned(), (now + lives, Bytes::copy_from_slice(line)));
-        servers.retain(|_, (until, _)| *until > now);
-        Ok(servers.values().map(|(_, line)| line.clone()).collect())
     }
 
     async fn check(&self) -> Result<()> {

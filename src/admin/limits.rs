@@ -1,11 +1,9 @@
-//! How many requests a token may make. Limits and counters are kept in the admin store, so all servers share them.
-//! A token has one counter for consumes and one for publishes; each counts until its interval ends. A token's limit
-//! is read with the token, so a request of a token without a limit asks nothing more
-//! ([`cache`](super::cache)). Knows nothing of HTTP. No token is logged.
+//! Rate limits of tokens. Limits and counters are kept in the admin store and thus shared by all servers. A token has
+//! one counter for consumes and one for publishes, each for the duration of an interval. A limit is read together with
+//! its token, so requests without a limit need no further call ([`cache`](super::cache)). Tokens are never logged.
 //!
-//! A refused request is not counted. So the counter is the number of requests that were admitted and not given
-//! back, and each one given back makes room for another. (lmstfy counts refused requests too, so there a request
-//! that is given back may make no room.)
+//! Refused requests are not counted. So a counter is the number of requests admitted and not given back, and each
+//! request given back admits another one. (lmstfy also counts refused requests, so there it may not.)
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +16,12 @@ use crate::clock::Millis;
 use crate::error::{Error, Result};
 use crate::outage::Outage;
 
-/// How long a request waits to be counted. A store that hangs costs a limited request this and no more.
+/// Timeout for counting a request, and so the maximum delay caused by a hanging store.
 pub const COUNT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The longest interval, in seconds.
+/// Maximum interval in seconds.
 pub const MAX_INTERVAL: i64 = u32::MAX as i64;
 
-/// Why a limit was not stored.
+/// Why a limit was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum LimitError {
     #[error("the interval must be from 1 to {MAX_INTERVAL} seconds")]
@@ -38,17 +36,17 @@ pub enum LimitError {
     Store(#[from] Error),
 }
 
-/// Whether a request may go on.
+/// Whether a request is admitted.
 #[derive(Debug)]
 #[must_use]
 pub enum Admission {
-    /// It may. Give the pass back if the request does not do what it was counted for.
+    /// Admitted. Give the pass back if the request does not do what it was counted for.
     Admitted(Pass),
-    /// Its token has made as many as it may, until the interval ends: so long from now.
+    /// The limit is reached; the interval ends after this time.
     OverLimit(Duration),
 }
 
-/// A request that was admitted. If the pass is dropped, the request stays counted.
+/// An admitted request. If the pass is dropped, the request stays counted.
 #[derive(Debug)]
 pub struct Pass {
     counted: Option<Box<Counted>>,
@@ -59,34 +57,34 @@ struct Counted {
     throttle: Arc<Throttle>,
     key: TokenKey,
     direction: Direction,
-    /// Tells its counter from the next one of the same token. By the store's clock.
+    /// End of the interval by the store's clock; identifies the counter among those of the token.
     ends: Millis,
 }
 
-/// The limits of all tokens.
+/// Rate limits of all tokens.
 #[derive(Debug)]
 pub struct Throttle {
     store: Arc<dyn AdminStore>,
     cache: Arc<TokenCache>,
-    /// Hears whether the store counts.
+    /// Receives whether the store replies.
     outage: Arc<Outage>,
 }
 
 impl Throttle {
-    /// Limits of `store`, whose answers are in `cache`.
+    /// Creates the limits of `store`, whose replies are cached in `cache`.
     pub fn new(store: Arc<dyn AdminStore>, cache: Arc<TokenCache>, outage: Arc<Outage>) -> Arc<Throttle> {
         Arc::new(Throttle { store, cache, outage })
     }
 
-    /// Admits a request or refuses it. A store without memory counts nothing, and the limit is not enforced: what is
-    /// stored must be drained. Errors when the store fails in another way: without a count nothing is admitted. If the
+    /// Admits or refuses a request. If the store is out of memory, the limit is not enforced, so that its jobs can be
+    /// consumed. Fails if the store fails in another way: a request that cannot be counted is not admitted. If the
     /// future is dropped, the request may stay counted until the interval ends.
     pub async fn admit(self: &Arc<Self>, key: &TokenKey, direction: Direction) -> Result<Admission> {
         let limit = self.cache.get(key).await?.limit;
         self.admit_within(limit, key, direction).await
     }
 
-    /// The same for a token whose limit is known.
+    /// Like [`admit`](Throttle::admit), for a token whose limit is known.
     pub async fn admit_within(
         self: &Arc<Self>,
         limit: Option<Limit>,
@@ -99,16 +97,16 @@ impl Throttle {
             Direction::Read => limit.read,
             Direction::Write => limit.write,
         };
-        // Stored by others too, so perhaps never validated: without an interval nothing can be counted.
+        // The limit may have been stored by lmstfy and never validated: without an interval nothing can be counted.
         let (Ok(most @ 1..), interval @ 1..) = (u64::try_from(most), limit.interval.min(MAX_INTERVAL)) else {
             return free;
         };
         let interval = Duration::from_secs(interval.unsigned_abs());
-        // Boxed, so that requests without a limit keep no room for it.
+        // Boxed, so that requests without a limit do not allocate space for it.
         Box::pin(self.count(key, direction, most, interval)).await
     }
 
-    /// Counts a request that has a limit.
+    /// Counts a request with a limit.
     async fn count(
         self: &Arc<Self>,
         key: &TokenKey,
@@ -135,19 +133,19 @@ impl Throttle {
         })
     }
 
-    /// Every limit, in the order of their tokens.
+    /// Returns all limits, ordered by token.
     pub async fn list(&self) -> Result<Vec<(TokenKey, Limit)>> {
         let mut all = self.store.limits().await?;
         all.sort_by(|(a, _), (b, _)| a.cmp(b));
         Ok(all)
     }
 
-    /// A token's limit, as the store has it now.
+    /// Reads a token's limit from the store.
     pub async fn get(&self, key: &TokenKey) -> Result<Option<Limit>> {
         Ok(self.store.look_up(key).await?.limit)
     }
 
-    /// Stores a limit for a token that has none. It counts on this server at once, on others within a second.
+    /// Stores a limit for a token that has none. Takes effect on this server at once, on others within a second.
     pub async fn add(&self, key: &TokenKey, limit: Limit) -> Result<(), LimitError> {
         validate(limit)?;
         let added = self.store.add_limit(key, limit).await;
@@ -155,7 +153,7 @@ impl Throttle {
         if added? { Ok(()) } else { Err(LimitError::Exists) }
     }
 
-    /// Stores a limit, whether or not there is one.
+    /// Stores a limit, replacing any existing one.
     pub async fn set(&self, key: &TokenKey, limit: Limit) -> Result<(), LimitError> {
         validate(limit)?;
         let set = self.store.set_limit(key, limit).await;
@@ -163,7 +161,7 @@ impl Throttle {
         Ok(set?)
     }
 
-    /// Deletes a limit. Deleting an unknown one is fine.
+    /// Deletes a limit. Succeeds if there is none.
     pub async fn remove(&self, key: &TokenKey) -> Result<()> {
         let removed = self.store.remove_limit(key).await;
         self.cache.forget(key);
@@ -172,13 +170,13 @@ impl Throttle {
 }
 
 impl Pass {
-    /// Whether there is anything to give back.
+    /// Returns whether the request was counted.
     pub fn counts(&self) -> bool {
         self.counted.is_some()
     }
 
-    /// Takes the request out of the count, if it was counted and its counter still runs. The counter may have
-    /// ended during a long poll; the next one did not count this request.
+    /// Subtracts the request from its counter if the interval has not ended, as may happen during a long poll; the next
+    /// interval did not count this request.
     pub async fn give_back(self) -> Result<()> {
         let Some(counted) = self.counted else { return Ok(()) };
         let Counted { throttle, key, direction, ends } = *counted;
@@ -188,7 +186,7 @@ impl Pass {
     }
 }
 
-/// Whether this can be a limit.
+/// Checks that this is a valid limit.
 pub fn validate(limit: Limit) -> Result<(), LimitError> {
     if limit.read == 0 && limit.write == 0 {
         return Err(LimitError::Empty);

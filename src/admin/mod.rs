@@ -1,6 +1,6 @@
-//! Tokens, limits and quotas: their rules ([`tokens`], [`limits`], [`quotas`]) over the trait [`AdminStore`], what is
-//! remembered of its answers ([`cache`]), and the two stores that keep them: a Redis in lmstfy's layout, which several
-//! servers share, or the disk of the default pool. Knows nothing of HTTP.
+//! Tokens, limits and quotas: their rules ([`tokens`], [`limits`], [`quotas`]) over the trait [`AdminStore`], a cache
+//! of its replies ([`cache`]), and its two implementations: a Redis in lmstfy's layout, shared by several servers, or
+//! the disk of the default pool. Independent of HTTP.
 
 pub mod cache;
 pub mod disk;
@@ -14,7 +14,6 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Millis;
@@ -22,14 +21,14 @@ use crate::engine::Quota;
 use crate::error::Result;
 use crate::name::{Namespace, PoolName, Token};
 
-/// What a token opens: one namespace of one pool.
+/// Scope of a token: one namespace of one pool.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Scope {
     pub pool: PoolName,
     pub namespace: Namespace,
 }
 
-/// A token and what it opens.
+/// A token and its scope.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenKey {
     pub scope: Scope,
@@ -39,30 +38,30 @@ pub struct TokenKey {
 /// Changes with every change of a quota.
 pub type QuotasVersion = u64;
 
-/// How many requests a token may make. As stored, and as the admin API shows it.
+/// Rate limit of a token, as stored and as shown by the admin API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limit {
-    /// Consumes per interval; 0 or less is no limit.
+    /// Consumes per interval; 0 or less is unlimited.
     #[serde(default)]
     pub read: i64,
-    /// Publishes per interval; 0 or less is no limit.
+    /// Publishes per interval; 0 or less is unlimited.
     #[serde(default)]
     pub write: i64,
-    /// In seconds.
+    /// Interval in seconds.
     #[serde(default)]
     pub interval: i64,
 }
 
-/// What a store knows of a token. The default is what it says of a token that it has never heard of.
+/// A store's record of a token. The default is that of an unknown token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenRecord {
-    /// Whether the token is there.
+    /// Whether the token exists.
     pub exists: bool,
-    /// Its limit, which may be there without it.
+    /// Its limit, which may exist without the token.
     pub limit: Option<Limit>,
 }
 
-/// Which of a token's two counters.
+/// Selects one of a token's two counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// Consume.
@@ -71,47 +70,47 @@ pub enum Direction {
     Write,
 }
 
-/// What became of a request that was to be counted.
+/// Result of counting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// The store has no memory left to count it, and nothing has changed.
+    /// The store is out of memory and could not count it. Nothing was changed.
     NotCounted,
-    /// It was below the limit. Its counter ends then, by the store's own clock.
+    /// It was below the limit. Its counter ends at this time of the store's clock.
     Counted(Millis),
-    /// It was not, and nothing has changed. Its counter ends so much later: more than zero, and not more than the
-    /// interval by which it began.
+    /// The limit was reached, and nothing was changed. Its counter ends after this time: more than zero, and at most
+    /// the interval with which it began.
     Full(Duration),
 }
 
-/// A store of tokens and limits. Every method is one atomic step.
+/// A store of tokens and limits. Every method is atomic.
 #[async_trait]
 pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
-    /// The tokens of a scope, each with its description.
+    /// Returns the tokens of a scope with their descriptions.
     async fn tokens(&self, scope: &Scope) -> Result<BTreeMap<String, String>>;
 
-    /// Whether the token is there, and its limit.
+    /// Returns whether the token exists, and its limit.
     async fn look_up(&self, key: &TokenKey) -> Result<TokenRecord>;
 
-    /// Stores a token. `false`, and nothing changes, when it is there already.
+    /// Stores a token. Returns `false`, and changes nothing, if it exists.
     async fn add_token(&self, key: &TokenKey, description: &str) -> Result<bool>;
 
-    /// Deletes a token and its limit. Deleting an unknown one is fine.
+    /// Deletes a token and its limit. Succeeds if it does not exist.
     async fn remove_token(&self, key: &TokenKey) -> Result<()>;
 
-    /// Every limit. One that is changed meanwhile is shown as before or as after.
+    /// Returns all limits. One changed concurrently has its old or new value.
     async fn limits(&self) -> Result<Vec<(TokenKey, Limit)>>;
 
-    /// Stores a limit where there is none. `false`, and nothing changes, when there is one.
+    /// Stores a limit if there is none. Returns `false`, and changes nothing, if there is one.
     async fn add_limit(&self, key: &TokenKey, limit: Limit) -> Result<bool>;
 
-    /// Stores a limit, whether or not there is one.
+    /// Stores a limit, replacing any existing one.
     async fn set_limit(&self, key: &TokenKey, limit: Limit) -> Result<()>;
 
-    /// Deletes a limit. Deleting an unknown one is fine.
+    /// Deletes a limit. Succeeds if there is none.
     async fn remove_limit(&self, key: &TokenKey) -> Result<()>;
 
-    /// Adds one to a counter that is below `most`; else changes nothing. The counter begins at 0, and ends
-    /// `interval` after its first count. Answers when it ends.
+    /// Increments a counter that is below `most`; otherwise changes nothing. A counter begins at 0 and ends `interval`
+    /// after its first increment. Returns its end.
     async fn count(
         &self,
         key: &TokenKey,
@@ -120,13 +119,9 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
         interval: Duration,
     ) -> Result<Count>;
 
-    /// Subtracts one from the counter that ends then, as [`count`](AdminStore::count) has told. Any other counter
-    /// stays as it is: the one meant has ended. The counter does not go below zero.
+    /// Decrements the counter that ends at `ends`, as returned by [`count`](AdminStore::count), but not below zero.
+    /// Does nothing if that counter has ended.
     async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()>;
-
-    /// The secret that all servers of this store share: the one that is stored, or `new`, which is stored where there
-    /// is none.
-    async fn secret(&self, new: &[u8]) -> Result<Bytes>;
 
     /// The quotas of all namespaces, and a version that changes with each of them; `None` when it is `known`.
     async fn quotas(
@@ -134,16 +129,12 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
         known: Option<QuotasVersion>,
     ) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>>;
 
-    /// The quota of a namespace.
+    /// Returns the quota of a namespace.
     async fn quota(&self, scope: &Scope) -> Result<Option<Quota>>;
 
-    /// Stores a quota, or deletes it: `None`. With `if_none` only where there is none: `false`, and nothing changes,
-    /// when there is one.
+    /// Stores a quota, or deletes it if `None`. With `if_none` it returns `false`, and changes nothing, if there is
+    /// one.
     async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool>;
-
-    /// Writes down what a server says of itself, under an id of its own, which is gone after `lives`; answers what all
-    /// servers have said that are there.
-    async fn servers(&self, id: &str, line: &[u8], lives: Duration) -> Result<Vec<Bytes>>;
 
     /// Whether the store answers.
     async fn check(&self) -> Result<()>;

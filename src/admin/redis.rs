@@ -1,15 +1,14 @@
-//! Tokens and limits in a Redis, in lmstfy's layout: a fleet of both kinds of server shares them.
+//! Tokens and limits in a Redis, in lmstfy's layout, so that servers of both kinds can share them.
 //!
 //! `tk/{pool}/{ns}` hash token → description; `__throttler_keys__` hash `pool/ns/token` → JSON of the limit;
-//! `dormouse/quotas` hash `pool/ns` → JSON of the quota, and a field without a name that changes with every change;
+//! `dormouse/quotas` hash `pool/ns` → JSON of the quota, plus a field without a name that changes with every change;
 //! `l/{pool}/{ns}/{token}/r` and `/w` counters that expire with the interval.
 //!
-//! In a cluster a namespace's are in one slot of [`Tables`], and the keys begin with its tag. Of the hashes of limits and
-//! quotas each part has its own.
+//! In a cluster the keys of a namespace are in one slot of [`Tables`] and begin with its tag. Each partition has its
+//! own hashes of limits and quotas.
 //!
-//! What requests wait for (looking a token up, counting) goes over one connection on which calls are pipelined, so
-//! nobody waits for somebody else's answer. What operators ask for goes the same way. A hash is read
-//! in steps: a Redis that reads all limits of a large fleet at once serves nobody else meanwhile.
+//! Calls are pipelined over one connection, so that none waits for another's reply. Hashes are read with HSCAN, since
+//! reading all limits of a large fleet at once would block the Redis.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use redis::Cmd;
 
 use super::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
@@ -32,27 +30,24 @@ use crate::name::{Namespace, PoolName, Token};
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
 
-/// The hash of all limits.
+/// Hash of all limits.
 const LIMITS: &str = "__throttler_keys__";
-/// The secret that all servers share. lmstfy has no such key.
-const SECRET: &str = "dormouse/secret";
-/// The hash of what servers say of themselves. lmstfy has no such key.
-const SERVERS: &str = "dormouse/servers";
 /// The hash of all quotas. The field without a name changes with every change.
 const QUOTAS: &str = "dormouse/quotas";
 
-/// The admin store of a fleet.
+/// Admin store of a fleet.
 #[derive(Debug)]
 pub struct RedisAdmin {
     tables: Tables,
     scripts: Scripts,
-    /// A limit that cannot be read was met, and the log says so.
+    /// Whether an unreadable limit has been logged.
     unreadable: AtomicBool,
 }
 
 impl RedisAdmin {
-    /// Connects. `Away` or `Refused` when the Redis cannot be used now; once connected, the store outlives any
-    /// outage. One of `tasks` keeps its connection until they are stopped. In a cluster its keys begin with `prefix`.
+    /// Connects. Fails with `Away` or `Refused` if the Redis is unavailable now; once connected, the store survives
+    /// outages. One of `tasks` maintains its connection until they are stopped. In a cluster its keys begin with
+    /// `prefix`.
     pub async fn connect(
         address: &RedisAddress,
         prefix: &str,
@@ -63,12 +58,12 @@ impl RedisAdmin {
         Ok(RedisAdmin { tables, scripts: Scripts::default(), unreadable: AtomicBool::new(false) })
     }
 
-    /// Waits until a task has died that the store cannot do without, and says which.
+    /// Waits until an essential task of the store has died, and returns its name.
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
         self.tables.failed()
     }
 
-    /// Where else is kept what servers share.
+    /// Returns the tables shared by servers.
     pub(crate) fn tables(&self) -> Tables {
         self.tables.clone()
     }
@@ -77,7 +72,7 @@ impl RedisAdmin {
         self.tables.part_of(&scope.pool, &scope.namespace)
     }
 
-    /// A command to the hash of a namespace's tokens, limits or quotas: the key follows its name.
+    /// Creates a command on a namespace's hash of tokens, limits or quotas; the key is the first argument.
     fn cmd(&self, name: &str, scope: &Scope, key: impl std::fmt::Display) -> (u16, Cmd) {
         let part = self.part_of(scope);
         let mut cmd = redis::cmd(name);
@@ -85,14 +80,14 @@ impl RedisAdmin {
         (part, cmd)
     }
 
-    /// The beginning of a call about a token and its limit.
+    /// Creates the start of a call about a token and its limit.
     fn call_of_token(&self, script: &Script, key: &TokenKey) -> (u16, Cmd) {
         let part = self.part_of(&key.scope);
         let keys = [tokens_key(&key.scope), LIMITS.to_owned()].map(|of| self.tables.key(part, of));
         (part, self.tables.call(script, part, keys))
     }
 
-    /// Reads a hash of all parts, step by step. A field that changes meanwhile may be met twice.
+    /// Reads a hash in all partitions with HSCAN. A field that changes meanwhile may be seen twice.
     async fn scan_all(&self, key: &str, mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send) -> Result<()> {
         for part in self.tables.parts() {
             self.tables.scan(part, &self.tables.key(part, key), &mut each).await?;
@@ -117,7 +112,7 @@ fn counter_key(key: &TokenKey, direction: Direction) -> String {
     format!("l/{}/{end}", limit_field(key))
 }
 
-/// Reads `pool/ns/token`. Only the token may hold a `/`.
+/// Parses `pool/ns/token`. Only the token may contain a `/`.
 fn parse_limit_field(field: &str) -> Option<TokenKey> {
     let (pool, rest) = field.split_once('/')?;
     let (namespace, token) = rest.split_once('/')?;
@@ -134,8 +129,8 @@ fn encode(limit: Limit) -> Result<String> {
     serde_json::to_string(&limit).map_err(Error::refused)
 }
 
-/// The version of a table that counts its changes in the field without a name. Each part counts its own, and none ever
-/// goes back, so their sum tells of every change.
+/// Returns the version of a table that counts its changes in the field without a name. Each partition counts its own,
+/// and none decreases, so their sum changes with every change.
 pub(crate) async fn version_of(tables: &Tables, key: &str) -> Result<u64> {
     let parts = together::try_all(tables.parts().map(|part| async move {
         let mut cmd = redis::cmd("HGET");
@@ -163,7 +158,7 @@ impl AdminStore for RedisAdmin {
         let (exists, limit): (bool, Option<Vec<u8>>) = self.tables.run(part, script, &call).await?;
         let limit = limit.and_then(|text| {
             let limit = serde_json::from_slice(&text).ok();
-            // The token is a secret, so which one it is cannot be said.
+            // The token is a secret, so it is not logged.
             if limit.is_none() && !self.unreadable.swap(true, Ordering::Relaxed) {
                 tracing::warn!("a limit in {LIMITS} cannot be read, so its token has none");
             }
@@ -193,7 +188,7 @@ impl AdminStore for RedisAdmin {
             let key = std::str::from_utf8(&field).ok().and_then(parse_limit_field);
             match (key, serde_json::from_slice::<Limit>(&limit)) {
                 (Some(key), Ok(limit)) => drop(limits.insert(key, limit)),
-                // The field holds a token, so it is counted and not shown.
+                // The field contains a token, so it is counted and not logged.
                 _ => unreadable += 1,
             }
         })
@@ -233,7 +228,7 @@ impl AdminStore for RedisAdmin {
         let script = &self.scripts.count;
         let part = self.part_of(&key.scope);
         let mut call = self.tables.call(script, part, [self.tables.key(part, counter_key(key, direction))]);
-        // Beyond a century Redis might refuse it, and nobody would notice the difference.
+        // Redis may reject intervals above a century, which make no practical difference.
         let millis = interval.min(Duration::from_secs(100 * 366 * 86_400)).as_millis().max(1) as u64;
         call.arg(most).arg(millis);
         let ends: i64 = self.tables.run(part, script, &call).await?;
@@ -252,30 +247,17 @@ impl AdminStore for RedisAdmin {
         Ok(())
     }
 
-    async fn secret(&self, new: &[u8]) -> Result<Bytes> {
-        let key = self.tables.key(0, SECRET);
-        // A full Redis refuses the SET also where there is one.
-        let stored: Option<Vec<u8>> = self.tables.query(0, redis::cmd("GET").arg(&key)).await?;
-        if let Some(stored) = stored {
-            return Ok(stored.into());
-        }
-        let mut both = redis::pipe();
-        both.cmd("SET").arg(&key).arg(new).arg("NX").ignore().cmd("GET").arg(&key);
-        let (stored,): (Vec<u8>,) = self.tables.query_all(0, &both).await?;
-        Ok(stored.into())
-    }
-
     async fn quotas(
         &self,
         known: Option<QuotasVersion>,
     ) -> Result<Option<(QuotasVersion, Vec<(Scope, Quota)>)>> {
-        // Read before the quotas: what changes meanwhile is read again next time.
+        // Read before the quotas, so that concurrent changes are read again next time.
         let version = version_of(&self.tables, QUOTAS).await?;
         if known == Some(version) {
             return Ok(None);
         }
         if version == 0 {
-            return Ok(Some((version, Vec::new()))); // nobody has ever set one
+            return Ok(Some((version, Vec::new()))); // no quota was ever set
         }
         let (mut all, mut unreadable) = (BTreeMap::new(), 0);
         self.scan_all(QUOTAS, |field, quota| match (parse_scope(&field), serde_json::from_slice(&quota)) {
@@ -304,14 +286,6 @@ impl AdminStore for RedisAdmin {
         call.arg(format!("{}/{}", scope.pool, scope.namespace));
         call.arg(value.unwrap_or_default()).arg(u8::from(if_none));
         Ok(self.tables.run(part, script, &call).await?)
-    }
-
-    async fn servers(&self, id: &str, line: &[u8], lives: Duration) -> Result<Vec<Bytes>> {
-        let script = &self.scripts.servers;
-        let mut call = self.tables.call(script, 0, [self.tables.key(0, SERVERS)]);
-        call.arg(id).arg(line).arg(lives.as_millis() as u64);
-        let lines: Vec<Vec<u8>> = self.tables.run(0, script, &call).await?;
-        Ok(lines.into_iter().map(Bytes::from).collect())
     }
 
     async fn check(&self) -> Result<()> {

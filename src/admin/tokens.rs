@@ -1,5 +1,5 @@
-//! Which token opens which namespace. Tokens are kept in the admin store; [`cache`](super::cache) says how long its
-//! answers are believed. Knows nothing of HTTP. No token is logged.
+//! Tokens and the namespaces they give access to. They are stored in the admin store; [`cache`](super::cache) defines
+//! how long replies are cached. Tokens are never logged.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,12 +10,11 @@ use crate::error::{Error, Result};
 use crate::name::{DEFAULT_POOL, Token};
 use crate::random;
 
-/// The shortest token that an operator may choose, in bytes.
+/// Minimum length in bytes of a token chosen by an operator.
 pub const MIN_CHOSEN: usize = 20;
 
-/// Reads `[pool:]token` as a client shows it, into the pool's name and the secret, either of which may turn out
-/// to be none. What stands before the first colon is the pool; without one, or with nothing before it, it is
-/// the default pool.
+/// Splits a client's `[pool:]token` into the pool's name and the secret, neither of them validated. Without a colon, or
+/// with nothing before it, it is the default pool.
 pub fn split(text: &str) -> (&str, &str) {
     match text.split_once(':') {
         None => (DEFAULT_POOL, text),
@@ -24,7 +23,7 @@ pub fn split(text: &str) -> (&str, &str) {
     }
 }
 
-/// The same text back: the pool is left out where it is the default one.
+/// Returns the client's form of a token, without the pool if it is the default one.
 pub fn join(key: &TokenKey) -> String {
     let (pool, token) = (&key.scope.pool, key.token.reveal());
     if pool.is_default() { token.to_owned() } else { format!("{pool}:{token}") }
@@ -41,7 +40,7 @@ pub enum CreateError {
     Store(#[from] Error),
 }
 
-/// The tokens of all namespaces.
+/// Tokens of all namespaces.
 #[derive(Debug)]
 pub struct TokenManager {
     store: Arc<dyn AdminStore>,
@@ -49,13 +48,13 @@ pub struct TokenManager {
 }
 
 impl TokenManager {
-    /// Tokens of `store`, whose answers are in `cache`.
+    /// Creates the tokens of `store`, whose replies are cached in `cache`.
     pub fn new(store: Arc<dyn AdminStore>, cache: Arc<TokenCache>) -> TokenManager {
         TokenManager { store, cache }
     }
 
-    /// Creates a token: the chosen one, or a new ULID. This server accepts it at once. Errors when the
-    /// chosen one is too short or exists, and when the store fails.
+    /// Creates a token: the chosen one, or a new ULID. Takes effect on this server at once. Fails if the chosen one is
+    /// too short or exists, or if the store fails.
     pub async fn create(
         &self,
         scope: &Scope,
@@ -73,12 +72,12 @@ impl TokenManager {
         if added? { Ok(key.token) } else { Err(CreateError::Taken) }
     }
 
-    /// Where they are kept.
+    /// Returns their store.
     pub fn store(&self) -> &Arc<dyn AdminStore> {
         &self.store
     }
 
-    /// The tokens of a scope, each with its description.
+    /// Returns the tokens of a scope with their descriptions.
     pub async fn list(&self, scope: &Scope) -> Result<BTreeMap<String, String>> {
         self.store.tokens(scope).await
     }
@@ -90,13 +89,13 @@ impl TokenManager {
         removed
     }
 
-    /// Whether the token opens its scope. While the store is away, a token that was accepted within
+    /// Returns whether the token gives access to its scope. During an outage of the store, a token accepted within
     /// [`GRACE`](super::cache::GRACE) still does, and others get the error.
     pub async fn check(&self, key: &TokenKey) -> Result<bool> {
         Ok(self.look_up(key).await?.exists)
     }
 
-    /// The same, with the token's limit.
+    /// Like [`check`](TokenManager::check), with the token's limit.
     pub async fn look_up(&self, key: &TokenKey) -> Result<TokenRecord> {
         self.cache.get(key).await
     }

@@ -1,4 +1,4 @@
-//! Actions on all jobs of a queue that a filter finds: respawn, delete, cancel. Each is a task that works in small steps
+//! Actions on all jobs of a queue that a filter finds: respawn, delete, promote, cancel. Each is a task that works in small steps
 //! and leaves the store nine tenths of the time. It ends when it has looked at as many jobs as there were at its
 //! beginning, when it is stopped, or when the server stops; never within a step. Knows no HTTP.
 
@@ -22,50 +22,50 @@ use crate::job::JobState;
 use crate::process::tasks::Tasks;
 use crate::random;
 
-/// After a step the store is left alone for so many times as long as the step took.
+/// Multiple of a step's duration to pause after it.
 const REST: u32 = 9;
-/// How many actions are remembered beside those that run.
+/// Number of finished actions kept.
 const REMEMBERED: usize = 200;
-/// How many run at a time.
+/// Maximum number of concurrent actions.
 const MOST_RUNNING: usize = 16;
-/// How often in a row a step that failed is tried again, and after how long.
+/// Number of consecutive retries of a failed step, and the pause before each.
 const AGAIN: u32 = 5;
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How far an action has come.
+/// State of an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BulkState {
     Running,
     Done,
-    /// By whom.
+    /// Stopped by this operator.
     Stopped(String),
-    /// Why.
+    /// Failed with this error.
     Failed(String),
 }
 
-/// One action.
+/// Progress of one action.
 #[derive(Clone, Debug)]
 pub struct Progress {
     pub id: String,
     pub order: Order,
-    /// How many jobs there were at the beginning. `None` where the store does not say.
+    /// Number of jobs at the start; `None` if the store does not know.
     pub total: Option<u64>,
     pub looked_at: u64,
     pub done: u64,
-    /// How many were found, and lie too far from both ends of a long dead letter to be respawned.
+    /// Number of matching jobs too far from both ends of a long dead letter list to be respawned.
     pub out_of_reach: u64,
     pub state: BulkState,
     pub started: Millis,
-    /// `None` while it works. One that was stopped ends with its step.
+    /// `None` while it runs. A stopped action ends with its current step.
     pub ended: Option<Millis>,
 }
 
-/// Why an action was not begun.
+/// Why an action was not started.
 #[derive(Debug)]
 pub enum NotBegun {
-    /// This one of that queue runs.
+    /// This action is running on the same queue.
     Busy(String),
-    /// Too many of all queues run.
+    /// Too many actions are running.
     TooMany,
     Store(Error),
 }
@@ -74,17 +74,17 @@ pub enum NotBegun {
 #[derive(Debug)]
 pub struct Bulk {
     tasks: Tasks,
-    /// The newest first.
+    /// Newest first.
     all: Mutex<VecDeque<(Progress, CancellationToken)>>,
 }
 
 impl Bulk {
-    /// Runs them among these tasks.
+    /// Creates the collection; actions run in `tasks`.
     pub fn new(tasks: Tasks) -> Arc<Bulk> {
         Arc::new(Bulk { tasks, all: Mutex::default() })
     }
 
-    /// Begins an action. `known` is how many delayed or running jobs there are, if that is known.
+    /// Starts an action. `known` is the number of delayed or running jobs, if known.
     pub async fn begin(
         self: &Arc<Self>,
         engine: Arc<dyn Engine>,
@@ -118,7 +118,7 @@ impl Bulk {
         Ok(progress)
     }
 
-    /// Writes it down, if it may run.
+    /// Records a new action, if it may run.
     fn enter(&self, progress: Progress, stop: CancellationToken) -> Result<(), NotBegun> {
         let mut all = self.all.lock();
         let running = all.iter().filter(|(of, _)| of.ended.is_none());
@@ -138,7 +138,7 @@ impl Bulk {
         Ok(())
     }
 
-    /// All that are remembered, the newest first.
+    /// Returns all running and recent actions, newest first.
     pub fn list(&self) -> Vec<Progress> {
         self.all.lock().iter().map(|(progress, _)| progress.clone()).collect()
     }
@@ -148,7 +148,7 @@ impl Bulk {
         all.iter().find(|(progress, _)| progress.id == id).map(|(progress, _)| progress.clone())
     }
 
-    /// Stops one after its step. Answers how far it has come; what has ended stays as it is.
+    /// Stops an action after its current step. Returns its progress; a finished action is unchanged.
     pub fn stop(&self, id: &str, by: &str) -> Option<Progress> {
         let mut all = self.all.lock();
         let (progress, stop) = all.iter_mut().find(|(progress, _)| progress.id == id)?;
@@ -173,7 +173,7 @@ impl Bulk {
         let mut failures = 0;
         let state = loop {
             if stop.is_cancelled() {
-                // Who stopped it has said so.
+                // The state was set by `stop`.
                 break BulkState::Running;
             }
             if server.is_cancelled() {
@@ -216,7 +216,7 @@ impl Bulk {
     }
 }
 
-/// Writes down that an action has ended, however it has.
+/// Records the end of an action on drop, however it ended.
 struct End {
     bulk: Arc<Bulk>,
     id: String,
@@ -236,7 +236,7 @@ impl Drop for End {
     fn drop(&mut self) {
         self.bulk.update(&self.id, |progress| {
             if progress.state == BulkState::Running {
-                // A panic was logged.
+                // The panic has been logged.
                 progress.state = BulkState::Failed("internal error".into());
             }
             progress.ended = Some(system_now());

@@ -1,26 +1,29 @@
-//! What somebody wants done to the jobs of a queue.
+//! Description of a bulk action.
 
 use crate::engine::Revival;
 use crate::job::JobState;
 use crate::name::{PoolName, Queue};
 use crate::search::Filter;
 
-/// What is done to the jobs.
+/// What to do with the jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Dead ones live again.
+    /// Respawn dead jobs.
     Respawn(Revival),
-    /// Dead ones are forgotten.
+    /// Delete dead jobs.
     Delete,
+    /// Delayed ones are due now.
+    Promote,
     /// Those in this state are forgotten.
     Cancel(JobState),
 }
 
 impl Action {
-    /// In which state the jobs are that it is for.
+    /// Returns the state of the jobs that it applies to.
     pub fn state(self) -> JobState {
         match self {
             Action::Respawn(_) | Action::Delete => JobState::Dead,
+            Action::Promote => JobState::Delayed,
             Action::Cancel(state) => state,
         }
     }
@@ -29,18 +32,19 @@ impl Action {
         match self {
             Action::Respawn(_) => "respawn",
             Action::Delete => "delete",
+            Action::Promote => "promote",
             Action::Cancel(_) => "cancel",
         }
     }
 }
 
-/// What somebody wants done.
+/// A requested bulk action.
 #[derive(Clone, Debug)]
 pub struct Order {
     pub pool: PoolName,
     pub queue: Queue,
     pub action: Action,
     pub filter: Filter,
-    /// Who wants it.
+    /// The operator who requested it.
     pub by: String,
 }

@@ -1,48 +1,48 @@
-//! The steps of one action: each a bounded piece of the store's work.
+//! Steps of one action, each a bounded amount of work for the store.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::order::{Action, Order};
-use crate::engine::{Cursor, Engine, JobList, MAX_LISTED, Respawn, Revival, Revived};
+use crate::engine::{By, Cursor, Engine, JobList, MAX_LISTED, Promoted, Respawn, Revival, Revived};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobState};
 use crate::search;
 
-/// How many jobs of the head of a dead letter one step takes.
+/// Number of jobs taken from the head of a dead letter list per step.
 const STEP: u64 = 250;
 
-/// What is left to do.
+/// The remaining work.
 pub struct Work {
     engine: Arc<dyn Engine>,
     order: Order,
-    /// How many jobs are not looked at yet.
+    /// Number of jobs not yet visited.
     left: u64,
     cursor: Option<Cursor>,
 }
 
-/// What one step did.
+/// Result of one step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Step {
     pub looked_at: u64,
     pub done: u64,
     pub out_of_reach: u64,
-    /// There is nothing left.
+    /// Whether there is nothing left.
     pub ends: bool,
 }
 
 impl Work {
-    /// On so many jobs at most, where it is known how many there are.
+    /// Creates the work, limited to `total` jobs if known.
     pub fn new(engine: Arc<dyn Engine>, order: Order, total: Option<u64>) -> Work {
         Work { engine, order, left: total.unwrap_or(u64::MAX), cursor: None }
     }
 
-    /// So many were dealt with by a step that failed.
+    /// Records jobs processed by a step that failed.
     pub fn was_done(&mut self, jobs: u64) {
         self.left = self.left.saturating_sub(jobs);
     }
 
-    /// Does the next piece.
+    /// Runs the next step.
     pub async fn step(&mut self) -> Result<Step> {
         if self.left == 0 {
             return Ok(Step { ends: true, ..Step::default() });
@@ -62,7 +62,7 @@ impl Work {
         self.step_of_some().await
     }
 
-    /// What can be done to all jobs without looking at each: at the head of a dead letter, and to all that is ready.
+    /// Processes jobs without visiting each: the head of a dead letter list, or all ready jobs.
     async fn step_of_all(&self) -> Result<Option<u64>> {
         let Order { queue, action, .. } = &self.order;
         let limit = self.left.min(STEP);
@@ -71,7 +71,7 @@ impl Work {
                 Some(self.engine.respawn(queue, Respawn::Oldest { limit, ttl }).await?.count)
             }
             Action::Delete => Some(self.engine.delete_dead(queue, limit).await?),
-            // Ready ones are forgotten where they lie, so that none that was handed out meanwhile is.
+            // Deleted within the queue, so that a job delivered meanwhile is not affected.
             Action::Cancel(JobState::Ready) => {
                 self.engine.destroy(queue).await?;
                 Some(self.left)
@@ -80,7 +80,7 @@ impl Work {
         })
     }
 
-    /// The next page of the list, and what is done to those of it that the filter finds.
+    /// Reads the next page and processes its jobs that match the filter.
     async fn step_of_some(&mut self) -> Result<Step> {
         let Order { queue, action, filter, .. } = &self.order;
         let limit = usize::try_from(self.left).unwrap_or(MAX_LISTED).min(MAX_LISTED);
@@ -97,6 +97,14 @@ impl Work {
                     |of: fn(&Revived) -> bool| each.iter().filter(|revived| of(revived)).count() as u64;
                 let far = count(|revived| matches!(revived, Revived::OutOfReach));
                 (count(|revived| matches!(revived, Revived::Done { .. })), far)
+            }
+            Action::Promote => {
+                let mut done = 0;
+                for id in &found {
+                    let promoted = self.engine.promote(queue, By::Id(*id)).await;
+                    done += u64::from(promoted.map_err(|error| error.after(done))? == Promoted::Done);
+                }
+                (done, 0)
             }
             Action::Delete | Action::Cancel(_) => {
                 let jobs: Vec<_> = found.iter().map(|id| (*id, None)).collect();

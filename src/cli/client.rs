@@ -42,12 +42,15 @@ pub struct HttpCall {
     path: String,
     query: String,
     body: Vec<u8>,
+    /// How long the server may take to answer beyond the usual time.
+    patience: Duration,
 }
 
 impl HttpCall {
     /// A GET of nothing yet.
     pub fn get() -> HttpCall {
-        HttpCall { method: Method::GET, path: String::new(), query: String::new(), body: Vec::new() }
+        let (path, query, body) = (String::new(), String::new(), Vec::new());
+        HttpCall { method: Method::GET, path, query, body, patience: Duration::ZERO }
     }
 
     /// The same one segment further down the path.
@@ -68,6 +71,11 @@ impl HttpCall {
 
     pub fn put_body(self, body: impl Into<Vec<u8>>) -> HttpCall {
         HttpCall { body: body.into(), ..self.put() }
+    }
+
+    /// The same for a server that waits for so long before it answers.
+    pub fn patient(self, patience: Duration) -> HttpCall {
+        HttpCall { patience, ..self }
     }
 
     pub fn delete(self) -> HttpCall {
@@ -141,9 +149,10 @@ impl ApiClient {
     /// Sends a call, and answers the status and the text.
     pub fn exchange(&self, call: HttpCall) -> Result<(StatusCode, String)> {
         let trouble = |e: &dyn std::fmt::Display| self.trouble(e);
+        let patience = TIMEOUT + call.patience;
         let request = self.request(call)?;
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| trouble(&e))?;
-        let answer = runtime.block_on(async { timeout(TIMEOUT, self.carry(request)).await });
+        let answer = runtime.block_on(async { timeout(patience, self.carry(request)).await });
         // It may still look up a name.
         runtime.shutdown_background();
         answer.map_err(|_| trouble(&"no answer in time"))?.map_err(|e| trouble(&e))
@@ -152,10 +161,21 @@ impl ApiClient {
     /// The text of a 2xx.
     pub fn send(&self, call: HttpCall) -> Result<String> {
         let (status, text) = self.exchange(call)?;
+        self.succeeded(status, &text)?;
+        Ok(text)
+    }
+
+    /// The JSON of an answer that was received already.
+    pub fn answered(&self, status: StatusCode, text: &str) -> Result<Value> {
+        self.succeeded(status, text)?;
+        self.parse(text)
+    }
+
+    fn succeeded(&self, status: StatusCode, text: &str) -> Result<()> {
         if status.is_success() {
-            return Ok(text);
+            return Ok(());
         }
-        Err(CommandError::NotDone(format!("{} answered {status}: {}", self.url, says(&text))))
+        Err(CommandError::NotDone(format!("{} answered {status}: {}", self.url, says(text))))
     }
 
     /// The same for an answer that is JSON.

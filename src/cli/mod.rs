@@ -4,12 +4,16 @@
 
 mod backup;
 mod client;
+mod durations;
+mod jobs;
 mod operators;
 mod program;
+mod promote;
 mod push;
 mod schedules;
 mod session;
 mod show;
+pub mod token;
 pub mod tokens;
 
 use std::process::ExitCode;
@@ -19,6 +23,7 @@ use serde_json::json;
 
 pub use self::backup::BackupArgs;
 use self::client::{ApiClient, HttpCall};
+use self::durations::seconds;
 use self::program::{CommandError, Result, admin_url, exit_code, print_line, standard_input};
 pub use self::program::{complain, fail, parse};
 use self::session::{PAGE, ServerArgs, Session};
@@ -29,9 +34,13 @@ use self::session::{PAGE, ServerArgs, Session};
 Examples:
   dormouse queue -n shop list                                the queues of a namespace
   dormouse queue -n shop peek mail --state dead              why jobs died
-  dormouse queue -n shop publish mail 'to ann' --delay 1.5   or the body on standard input
-  dormouse queue -n shop pause mail --for 600                hand out nothing for ten minutes
+  dormouse queue -n shop publish mail 'to ann' --delay 5m    or the body on standard input
+  dormouse queue -n shop consume mail --timeout 30s          get a job, as a worker does
+  dormouse queue -n shop ack mail 01M80D5J4VCPC2AJTPM8000000 it is done
+  dormouse queue -n shop cancel mail --key order-7           delete a job that should not be done any more
+  dormouse queue -n shop pause mail --for 10m                hand out nothing for ten minutes
   dormouse queue -n shop respawn mail --oldest 10            give dead jobs another try
+  dormouse queue -n shop promote mail --key order-7          a delayed job is ready now
   dormouse queue -n shop purge mail --yes                    forget the ready jobs
   dormouse queue list --need any                             of all namespaces those that need somebody
   dormouse queue -n shop dead mail                           why jobs died, with counts
@@ -67,6 +76,7 @@ enum QueueCommand {
     },
     /// The next jobs of a queue, without handing them out
     Peek {
+        /// The queue to look into
         queue: String,
         /// Jobs in which state
         #[arg(long, value_enum, default_value_t = ListedState::Ready)]
@@ -83,17 +93,18 @@ enum QueueCommand {
     },
     /// Publish a job
     Publish {
+        /// The queue to publish to
         queue: String,
         /// The body [default: standard input]
         body: Option<String>,
-        /// Seconds until it is ready
-        #[arg(long, value_name = "SECONDS")]
+        /// Time until it is ready: seconds, or 5m, 2h, 1d
+        #[arg(long, value_name = "DURATION", value_parser = seconds)]
         delay: Option<String>,
         /// When it is ready: RFC 3339, or Unix seconds
         #[arg(long, value_name = "TIME", conflicts_with = "delay")]
         at: Option<String>,
-        /// Seconds until it disappears; 0 is forever
-        #[arg(long, value_name = "SECONDS")]
+        /// Time until it disappears: seconds, or 5m, 2h, 1d; 0 is forever
+        #[arg(long, value_name = "DURATION", value_parser = seconds)]
         ttl: Option<String>,
         /// How many times it may be handed out
         #[arg(long, value_name = "COUNT")]
@@ -107,15 +118,22 @@ enum QueueCommand {
     },
     /// Hand out nothing from a queue, until it is resumed
     Pause {
+        /// The queue to pause
         queue: String,
-        /// Seconds after which it is resumed by itself
-        #[arg(long = "for", value_name = "SECONDS")]
+        /// Time after which it is resumed by itself: seconds, or 5m, 2h, 1d
+        #[arg(long = "for", value_name = "DURATION", value_parser = seconds)]
         time: Option<String>,
     },
     /// End a pause
-    Resume { queue: String },
+    Resume {
+        /// The queue to resume
+        queue: String,
+    },
+    #[command(flatten)]
+    Work(jobs::JobCommand),
     /// Make dead jobs ready again
     Respawn {
+        /// The queue whose dead jobs live again
         queue: String,
         /// Which jobs
         #[arg(required_unless_present_any = ["oldest", "all"], conflicts_with = "oldest")]
@@ -132,19 +150,29 @@ enum QueueCommand {
         /// How many times each may be handed out [default: 1]
         #[arg(long, value_name = "COUNT")]
         tries: Option<String>,
-        /// Seconds until they are ready
-        #[arg(long, value_name = "SECONDS")]
+        /// Time until they are ready: seconds, or 5m, 2h, 1d
+        #[arg(long, value_name = "DURATION", value_parser = seconds)]
         delay: Option<String>,
-        /// Seconds until they disappear; 0 is forever
-        #[arg(long, value_name = "SECONDS")]
+        /// Time until they disappear: seconds, or 5m, 2h, 1d; 0 is forever
+        #[arg(long, value_name = "DURATION", value_parser = seconds)]
         ttl: Option<String>,
         #[command(flatten)]
         of: operators::OfPool,
     },
+    Promote(promote::PromoteArgs),
     /// Forget the ready jobs of a queue. Delayed, running and dead ones stay
     Purge {
+        /// The queue to purge
         queue: String,
         /// Yes, forget them
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Forget a queue: its name and all of its jobs but those that run
+    Forget {
+        /// The queue to forget
+        queue: String,
+        /// Yes, forget it
         #[arg(long)]
         yes: bool,
     },
@@ -264,7 +292,10 @@ impl Session {
             QueueCommand::Respawn { queue, jobs, oldest: None, tries, delay, ttl, .. } => {
                 self.respawn(&queue, &jobs, &[("tries", tries), ("delay", delay), ("ttl", ttl)])
             }
+            QueueCommand::Work(command) => self.work(command),
+            QueueCommand::Promote(args) => self.promote(args),
             QueueCommand::Purge { queue, yes } => self.purge(&queue, yes),
+            QueueCommand::Forget { queue, yes } => self.forget(&queue, yes),
             QueueCommand::Push(command) => self.push(command),
             QueueCommand::Schedules(command) => command.run(self),
             QueueCommand::Operate(command) => self.operate(command),
@@ -333,6 +364,18 @@ impl Session {
         self.show(&done, || show::fields(&done))
     }
 
+    fn forget(&self, queue: &str, yes: bool) -> Result<()> {
+        if !yes {
+            return Err(CommandError::Usage(format!(
+                "this forgets {}/{queue} and all of its jobs but those that run; repeat it with --yes",
+                self.namespace
+            )));
+        }
+        self.client.send(self.at(queue).delete().with([("forget", Some("1".to_owned()))]))?;
+        let done = json!({"msg": "forgotten"});
+        self.show(&done, || show::fields(&done))
+    }
+
     /// Speaks to the admin port.
     fn admin_client(&self) -> Result<ApiClient> {
         ApiClient::new(&admin_url(self.admin.clone())?, push::login()?)
@@ -341,5 +384,49 @@ impl Session {
     /// A call that gets below a queue.
     fn at(&self, queue: &str) -> HttpCall {
         HttpCall::get().to("api").to(&self.namespace).to(queue)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against an argument whose meaning nobody can look up.
+    #[test]
+    fn every_argument_is_described() {
+        fn walk(command: &clap::Command, path: &str, wrong: &mut Vec<String>, seen: &mut usize) {
+            for argument in command.get_arguments() {
+                *seen += 1;
+                if argument.get_help().is_none() && argument.get_long_help().is_none() {
+                    wrong.push(format!("{path} {}", argument.get_id()));
+                }
+            }
+            for inner in command.get_subcommands() {
+                walk(inner, &format!("{path} {}", inner.get_name()), wrong, seen);
+            }
+        }
+        let (mut wrong, mut seen) = (Vec::new(), 0);
+        let all = [
+            QueueArgs::augment_args(clap::Command::new("queue")),
+            BackupArgs::augment_args(clap::Command::new("backup")),
+            token::TokenCommands::augment_args(clap::Command::new("token")),
+            tokens::command(),
+        ];
+        for command in &all {
+            walk(command, command.get_name(), &mut wrong, &mut seen);
+        }
+        assert!(wrong.is_empty(), "no description: {wrong:?}");
+        assert!(seen > 60, "only {seen} arguments: this test looks in the wrong place");
+    }
+
+    #[test]
+    fn a_wrong_duration_names_the_forms() {
+        let parse = |delay: &str| {
+            let command = QueueArgs::augment_args(clap::Command::new("queue"));
+            command.try_get_matches_from(["queue", "publish", "q", "--delay", delay]).map(drop)
+        };
+        assert!(parse("5m").is_ok());
+        let said = parse("5 minutes").expect_err("no duration").to_string();
+        assert!(said.contains("use seconds, or 5m, 2h, 1d") && said.contains("--delay"), "{said}");
     }
 }

@@ -27,6 +27,7 @@ pub struct OfPool {
 pub enum OperatorCommand {
     /// What a queue did lately, or all queues together (admin port)
     History {
+        /// The queue; all together without one
         queue: Option<String>,
         /// The last hour, or the last day
         #[arg(long, value_enum, default_value_t = Range::Hour)]
@@ -39,12 +40,14 @@ pub enum OperatorCommand {
     },
     /// Queues with dead jobs; of one queue why they died (admin port)
     Dead {
+        /// The queue; all that have dead jobs without one
         queue: Option<String>,
         #[command(flatten)]
         of: OfPool,
     },
     /// Forget all jobs of a queue that are ready, delayed or dead. Running ones stay (admin port)
     Destroy {
+        /// The queue whose jobs are destroyed
         queue: String,
         /// Jobs in which state; several times for several
         #[arg(long, value_enum, required = true, value_name = "STATE")]

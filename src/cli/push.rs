@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
 use super::client::{Header, HttpCall, basic_auth};
+use super::durations::{fractional_seconds, whole_seconds};
 use super::program::{CommandError, Result, given, standard_input};
 
 #[derive(Subcommand)]
@@ -26,6 +27,7 @@ pub enum PushCommand {
 
 #[derive(Args)]
 pub struct Target {
+    /// The queue that is pushed
     queue: String,
     /// The queue's pool
     #[arg(long, value_name = "NAME")]
@@ -45,20 +47,20 @@ pub struct PushSettingArgs {
     /// A header, as 'Name: value'; may be repeated. Other users of this machine can read it in the process list
     #[arg(long = "header", value_name = "HEADER", requires = "to")]
     headers: Vec<String>,
-    /// Seconds for the whole answer
-    #[arg(long, value_name = "SECONDS", requires = "to")]
+    /// Time for the whole answer: seconds, or 5m
+    #[arg(long, value_name = "DURATION", value_parser = whole_seconds, requires = "to")]
     timeout: Option<u64>,
     /// Requests in flight, over all servers
     #[arg(long, value_name = "COUNT", requires = "to")]
     concurrency: Option<u64>,
-    /// Requests begun in any --per seconds, over all servers
+    /// Requests begun in any --per, over all servers
     #[arg(long, value_name = "COUNT", requires = "to")]
     rate: Option<u64>,
-    /// Seconds that --rate counts in
-    #[arg(long, value_name = "SECONDS", requires = "to")]
+    /// Time that --rate counts in: seconds, or 5m, 2h, 1d
+    #[arg(long, value_name = "DURATION", value_parser = whole_seconds, requires = "to")]
     per: Option<u64>,
-    /// Seconds before the second attempt, the third, and so on: 5,30,300
-    #[arg(long, value_name = "SECONDS", value_delimiter = ',', requires = "to")]
+    /// Time before the second attempt, the third, and so on: 5s,30s,5m
+    #[arg(long, value_name = "DURATIONS", value_parser = fractional_seconds, value_delimiter = ',', requires = "to")]
     retry: Option<Vec<f64>>,
     /// A 2xx counts only if this of its JSON is so, as '/code=0'
     #[arg(long, value_name = "POINTER=JSON", requires = "to")]

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
 use super::client::HttpCall;
+use super::durations::seconds;
 use super::program::{CommandError, Result, given_file, standard_input};
 use super::session::{Output, Session};
 use super::show;
@@ -28,22 +29,33 @@ pub enum SchedulesCommand {
         limit: Option<usize>,
     },
     /// What is set, what comes next, and what became of the last occurrences
-    Show { name: String },
+    Show {
+        /// The schedule
+        name: String,
+    },
     /// Set a schedule. What is not given is at its default
     Set(Box<ScheduleSettingArgs>),
     /// Forget a schedule. Its jobs stay
-    Delete { name: String },
+    Delete {
+        /// The schedule
+        name: String,
+    },
     /// Place nothing, until it is resumed
     Pause {
+        /// The schedule
         name: String,
-        /// Seconds after which it is resumed by itself
-        #[arg(long = "for", value_name = "SECONDS")]
+        /// Time after which it is resumed by itself: seconds, or 5m, 2h, 1d
+        #[arg(long = "for", value_name = "DURATION", value_parser = seconds)]
         time: Option<String>,
     },
     /// End a pause. What was due meanwhile is not caught up
-    Resume { name: String },
+    Resume {
+        /// The schedule
+        name: String,
+    },
     /// Place one job now, beside those that come by themselves
     Run {
+        /// The schedule
         name: String,
         /// A past instant that the job is for: RFC 3339, or Unix seconds
         #[arg(long, value_name = "TIME")]
@@ -74,8 +86,8 @@ struct Rule {
     /// Minute, hour, day, month and weekday, as '30 2 * * *'; or six with the second first
     #[arg(long, value_name = "EXPRESSION")]
     cron: Option<String>,
-    /// Seconds between two
-    #[arg(long, value_name = "SECONDS")]
+    /// Time between two: seconds, or 5m, 2h, 1d
+    #[arg(long, value_name = "DURATION", value_parser = seconds)]
     every: Option<String>,
 }
 
@@ -112,6 +124,7 @@ pub struct Preview {
 
 #[derive(Args)]
 pub struct ScheduleSettingArgs {
+    /// The schedule
     name: String,
     /// Where its jobs go; without it the whole setting is read from standard input, as JSON
     queue: Option<String>,
@@ -128,8 +141,8 @@ pub struct ScheduleSettingArgs {
     /// How many times each job may be handed out
     #[arg(long, value_name = "COUNT", requires = "queue")]
     tries: Option<String>,
-    /// Seconds until each job disappears; 0 is forever
-    #[arg(long, value_name = "SECONDS", requires = "queue")]
+    /// Time until each job disappears: seconds, or 5m, 2h, 1d; 0 is forever
+    #[arg(long, value_name = "DURATION", value_parser = seconds, requires = "queue")]
     ttl: Option<String>,
     /// When an earlier job still lives: allow, skip or replace
     #[arg(long, value_name = "WHAT", requires = "queue")]
@@ -137,14 +150,14 @@ pub struct ScheduleSettingArgs {
     /// The key of its jobs, with skip and replace
     #[arg(long, requires = "queue")]
     key: Option<String>,
-    /// Seconds after its due time within which an occurrence is in time
-    #[arg(long, value_name = "SECONDS", requires = "queue")]
+    /// Time after its due time within which an occurrence is in time: seconds, or 5m, 2h, 1d
+    #[arg(long, value_name = "DURATION", value_parser = seconds, requires = "queue")]
     deadline: Option<String>,
     /// What becomes of missed ones: none, last or all
     #[arg(long, value_name = "WHAT", requires = "queue")]
     catch_up: Option<String>,
-    /// Seconds over which occurrences are spread
-    #[arg(long, value_name = "SECONDS", requires = "queue")]
+    /// Time over which occurrences are spread: seconds, or 5m, 2h
+    #[arg(long, value_name = "DURATION", value_parser = seconds, requires = "queue")]
     jitter: Option<String>,
     /// Pause it, or end its pause: true or false [default: as it was]
     #[arg(long, value_name = "BOOL", requires = "queue")]

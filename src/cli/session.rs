@@ -16,19 +16,19 @@ pub const PAGE: usize = 100;
 #[derive(Args)]
 pub struct ServerArgs {
     /// The server's public port [default: http://127.0.0.1:7777]
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Shared options")]
     url: Option<String>,
     /// The namespace's token; prefer DORMOUSE_TOKEN
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Shared options")]
     token: Option<String>,
     /// The server's admin port, for push [default: http://127.0.0.1:7778]
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Shared options")]
     admin: Option<String>,
     /// The namespace of the queues
-    #[arg(short = 'n', long, global = true, value_name = "NAME")]
+    #[arg(short = 'n', long, global = true, value_name = "NAME", help_heading = "Shared options")]
     namespace: Option<String>,
     /// A table to read, or the server's JSON
-    #[arg(short = 'o', long, global = true, value_enum, default_value_t = Output::Table)]
+    #[arg(short = 'o', long, global = true, value_enum, default_value_t = Output::Table, help_heading = "Shared options")]
     output: Output,
 }
 

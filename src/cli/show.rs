@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use unicode_width::UnicodeWidthStr;
 
-use crate::readable::{shortened, visible};
+use crate::readable::{duration, shortened, visible};
 
 /// How much of a body or a reason is shown, in characters.
 const MOST: usize = 60;
@@ -22,7 +22,7 @@ pub fn queues(queues: &[Value]) -> String {
             (Value::Bool(true), None) => "yes".to_owned(),
             _ => "no".to_owned(),
         };
-        let age = queue["oldest_ready_age"].as_f64().map_or("-".to_owned(), |age| format!("{age} s"));
+        let age = seconds(&queue["oldest_ready_age"]);
         let [name, ready, delayed, running, dead] =
             ["queue", "ready", "delayed", "running", "dead"].map(|field| cell(&queue[field]));
         rows.push(vec![name, ready, delayed, running, dead, age, paused]);
@@ -36,7 +36,7 @@ pub fn jobs(jobs: &[Value], bodies: bool) -> String {
     let mut rows = vec![heads.into_iter().map(str::to_owned).collect()];
     for job in jobs {
         let fields = ["job_id", "state", "due_at", "remain_tries", "ttl", "size", "key", "reason"];
-        let mut row: Vec<String> = fields.iter().map(|field| cell(&job[*field])).collect();
+        let mut row: Vec<String> = fields.iter().map(|field| named_cell(field, &job[*field])).collect();
         row.extend(bodies.then(|| body(&job["data"])));
         rows.push(row);
     }
@@ -50,7 +50,7 @@ pub fn needs(queues: &[Value]) -> String {
     let fields = ["ready", "delayed", "running", "dead", "oldest_ready_age", "in", "out", "waiting"];
     let rows = queues.iter().map(|queue| {
         let mut row = vec![cell(&queue["need"]), named(queue)];
-        row.extend(fields.iter().map(|field| cell(&queue[*field])));
+        row.extend(fields.iter().map(|field| named_cell(field, &queue[*field])));
         row
     });
     let rows: Vec<_> = [heads.map(str::to_owned).to_vec()].into_iter().chain(rows).collect();
@@ -107,12 +107,20 @@ pub fn history(past: &Value, limit: usize) -> String {
     let steps = past["ready"].as_array().map_or(0, Vec::len);
     let step = past["step"].as_u64().unwrap_or(0);
     let rows = (steps.saturating_sub(limit)..steps).map(|at| {
-        let mut row = vec![format!("{} s", (steps - at) as u64 * step)];
-        row.extend(fields.iter().map(|field| cell(&past[*field][at])));
+        let mut row = vec![duration(((steps - at) as u64 * step) as f64)];
+        row.extend(fields.iter().map(|field| named_cell(field, &past[*field][at])));
         row
     });
     let rows: Vec<_> = [heads.map(str::to_owned).to_vec()].into_iter().chain(rows).collect();
     format!("since {}\n{}", cell(&past["since"]), table(&rows, 0..10))
+}
+
+/// The tokens of a namespace, by their descriptions.
+pub fn tokens(answer: &Value) -> String {
+    let mut rows = vec![vec!["TOKEN".to_owned(), "DESCRIPTION".to_owned()]];
+    let all = answer["tokens"].as_object().into_iter().flatten();
+    rows.extend(all.map(|(token, description)| vec![token.clone(), cell(description)]));
+    table(&rows, 0..0)
 }
 
 pub fn schedules(schedules: &[Value]) -> String {
@@ -123,7 +131,7 @@ pub fn schedules(schedules: &[Value]) -> String {
             ["name", "queue", "zone", "state"].map(|field| cell(&schedule[field]));
         let when = match &schedule["every"] {
             Value::Null => cell(&schedule["cron"]),
-            every => format!("every {every} s"),
+            every => format!("every {}", seconds(every)),
         };
         let last = match &schedule["last"] {
             Value::Null => "-".to_owned(),
@@ -173,7 +181,7 @@ pub fn differences(answer: &Value) -> String {
 /// An answer that is one object: a field on each line.
 pub fn fields(object: &Value) -> String {
     let shown = |(name, value): (&String, _)| {
-        let value = if name == "data" { body(value) } else { cell(value) };
+        let value = if name == "data" { body(value) } else { named_cell(name, value) };
         vec![name.clone(), value]
     };
     let rows: Vec<_> = object.as_object().into_iter().flatten().map(shown).collect();
@@ -211,6 +219,21 @@ fn cell(value: &Value) -> String {
     }
 }
 
+/// A value as people read it: of some fields it is a duration in seconds, or milliseconds.
+fn named_cell(field: &str, value: &Value) -> String {
+    match (field, value.as_f64()) {
+        ("ttl", Some(0.0)) => "forever".to_owned(),
+        ("ttl" | "oldest_ready_age", Some(_)) => seconds(value),
+        ("elapsed_ms", Some(ms)) => duration(ms / 1000.0),
+        _ => cell(value),
+    }
+}
+
+/// A duration that is given in seconds.
+fn seconds(value: &Value) -> String {
+    value.as_f64().map_or("-".to_owned(), duration)
+}
+
 /// The body of a job, which comes as base64.
 fn body(data: &Value) -> String {
     let bytes = data.as_str().and_then(|data| STANDARD.decode(data).ok()).unwrap_or_default();
@@ -239,11 +262,11 @@ mod tests {
     #[test]
     fn a_table_has_a_line_for_each_and_dashes_for_what_is_not_known() {
         let queue = json!({"queue": "mail", "ready": 12, "delayed": null, "running": 0, "dead": 3,
-            "oldest_ready_age": 1.5, "paused": true, "paused_until": "2026-11-21T12:00:00.000Z"});
+            "oldest_ready_age": 5400.5, "paused": true, "paused_until": "2026-11-21T12:00:00.000Z"});
         let text = queues(&[queue]);
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["QUEUE", "READY", "DELAYED", "RUNNING", "DEAD", "OLDEST", "PAUSED"], "{text}");
-        let row = ["mail", "12", "-", "0", "3", "1.5", "s", "until", "2026-11-21T12:00:00.000Z"];
+        let row = ["mail", "12", "-", "0", "3", "1", "h", "30", "min", "until", "2026-11-21T12:00:00.000Z"];
         assert_eq!(lines[1], row, "{text}");
         assert!(text.starts_with("QUEUE"), "no blanks at the edge: {text:?}");
     }

@@ -1,5 +1,5 @@
-//! Every key of the configuration, once: its spelling, its meaning, its default and its type. Keys that lmstfy does not
-//! have are marked as Dormouse's own. Reads nothing.
+//! Every configuration key, declared once: spelling, meaning, default and type. Keys that lmstfy does not have are
+//! marked as Dormouse's own.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -9,9 +9,9 @@ use clap::ValueEnum;
 
 use super::setting::{ConfigError, Given, Setting, Spelt, one_of};
 
-/// Declares a table of the configuration, each key once: its doc comment, its spelling in the file, its field, type
-/// and default, and of a number which are taken. `KEYS` are the spellings. What is in braces behind it are tables of
-/// their own; what stands last is no key.
+/// Declares a table of the configuration. Each key has a doc comment, its spelling in the file, its field, type and
+/// default, and for numbers the valid range. `KEYS` lists the spellings. The following braces contain nested tables;
+/// the last items are not keys.
 macro_rules! table {
     ($(#[$table_doc:meta])* $table:ident {
         $($(#[$doc:meta])* $key:literal $field:ident: $type:ty = $default:expr $(, in $range:expr)?;)*
@@ -27,23 +27,23 @@ macro_rules! table {
         }
 
         impl $table {
-            /// The spellings of the keys.
+            /// Spellings of the keys.
             pub const KEYS: &[&str] = &[$($key,)* $($inner_key,)*];
 
-            /// Sets the key to what was given.
+            /// Sets a key from its given value.
             pub(super) fn set(&mut self, key: &str, given: &Given) -> Result<(), ConfigError> {
                 match key {
                     $($key => {
                         let range: Option<RangeInclusive<u64>> = None $(.or(Some($range)))?;
                         self.$field = <$type as Setting>::read(given, range)?;
                     })*
-                    // The tables are the source's.
+                    // Nested tables are read by the source.
                     _ => {}
                 }
                 Ok(())
             }
 
-            /// Every key with its value as TOML, without secrets; `None` where it is not set.
+            /// Returns every key with its value as TOML, without secrets; `None` if not set.
             pub(super) fn shown(&self) -> Vec<(&'static str, Option<String>)> {
                 vec![$(($key, self.$field.show())),*]
             }
@@ -58,7 +58,7 @@ macro_rules! table {
 }
 
 table! {
-    /// Everything that can be set.
+    /// All settings of the server.
     Config {
         /// Address of the public port.
         "Host" host: String = "127.0.0.1".into();
@@ -70,7 +70,7 @@ table! {
         "AdminPort" admin_port: u16 = 7778;
         /// `trace`, `debug`, `info`, `warn` or `warning`, `error`, `fatal`, `panic`.
         "LogLevel" log_level: LogLevel = LogLevel::Info;
-        /// A directory for `access.log` and `error.log`; without it both go to standard error.
+        /// Directory for `access.log` and `error.log`; by default both go to standard error.
         "LogDir" log_dir: Option<PathBuf> = None;
         /// `text` or `json`.
         "LogFormat" log_format: LogFormat = LogFormat::Text;
@@ -86,121 +86,120 @@ table! {
         "TTRSecond" ttr_second: u32 = 120;
         /// Default `timeout` of a consume, in seconds.
         "TimeoutSecond" timeout_second: u32 = 0;
-        /// Dormouse's own. Run on a Redis that can lose jobs (no append-only file, or one that evicts keys).
+        /// Dormouse's own. Allow a Redis that can lose jobs (without an append-only file, or with eviction).
         "AllowUnsafeRedis" allow_unsafe_redis: bool = false;
-        /// Dormouse's own. How many consumers may wait in long polls, over all pools; beyond it: 503. One that waits for
-        /// many queues counts once for each ten, one with a long head once more for each 8 KiB.
+        /// Dormouse's own. Maximum number of consumers waiting in long polls, over all pools; beyond it: 503. A poll
+        /// counts once more for every further ten queues and every further 8 KiB of request headers.
         "MaxParkedPolls" max_parked_polls: usize = 100_000, in 1..=MOST;
-        /// Dormouse's own. How many of them may wait for queues of one namespace; beyond it: 503. 0 is half of
-        /// `MaxParkedPolls`.
+        /// Dormouse's own. Maximum number of consumers waiting in long polls per namespace; beyond it: 503. 0 is half
+        /// of `MaxParkedPolls`.
         "MaxParkedPollsPerNamespace" max_parked_polls_per_namespace: usize = 0;
-        /// Dormouse's own. How many connections the public port takes; beyond it they wait to be accepted. The
+        /// Dormouse's own. Maximum number of connections of the public port; further ones wait to be accepted. The
         /// open-file limit may allow fewer.
         "MaxConnections" max_connections: usize = 200_000, in 1..=MOST;
-        /// Dormouse's own. How many of them one address may have, loopback excepted; beyond it: closed. 0 is half of
-        /// `MaxConnections`.
+        /// Dormouse's own. Maximum number of connections per client address, except loopback; beyond it they are
+        /// closed. 0 is half of `MaxConnections`.
         "MaxConnectionsPerAddress" max_connections_per_address: usize = 0;
-        /// Dormouse's own. How much memory the bodies of requests may take together, in MiB, and those in answers
-        /// as much again; beyond it they wait, and then get 503. Bodies up to 16 KiB are not counted.
+        /// Dormouse's own. Memory for bodies of requests, in MiB, and the same again for bodies of replies; beyond it
+        /// requests wait, then get 503. Bodies up to 16 KiB are not counted.
         "MaxBodyMemory" max_body_memory: usize = 512, in 1..=MOST;
-        /// Dormouse's own. How much of it the bodies of one namespace may take. 0 is half of `MaxBodyMemory`.
+        /// Dormouse's own. Share of `MaxBodyMemory` for a single namespace. 0 is half of `MaxBodyMemory`.
         "MaxBodyMemoryPerNamespace" max_body_memory_per_namespace: usize = 0;
-        /// Dormouse's own. Networks of proxies that are believed who sent a request (`X-Forwarded-For`):
-        /// `["10.0.0.0/8"]`. In a variable they are separated by commas.
+        /// Dormouse's own. Networks of proxies trusted to set `X-Forwarded-For`, such as `["10.0.0.0/8"]`. In a
+        /// variable, separated by commas.
         "TrustedProxies" trusted_proxies: Vec<String> = Vec::new();
-        /// Dormouse's own. How many schedules a namespace may have; beyond it: 409. 0: none at all, 403.
+        /// Dormouse's own. Maximum number of schedules per namespace; beyond it: 409. 0 disables schedules: 403.
         "MaxSchedulesPerNamespace" max_schedules_per_namespace: u64 = 10_000;
-        /// Dormouse's own. How many schedules a pool may have; beyond it: 409.
+        /// Dormouse's own. Maximum number of schedules per pool; beyond it: 409.
         "MaxSchedules" max_schedules: u64 = 100_000;
-        /// Dormouse's own. A directory of time zones that schedules are read in, such as `/usr/share/zoneinfo`, in place of
-        /// the database that is built in.
+        /// Dormouse's own. Directory of the time zone database for schedules, such as `/usr/share/zoneinfo`, instead of
+        /// the built-in one.
         "ZoneInfo" zone_info: Option<PathBuf> = None;
-        /// Dormouse's own. How much memory the history of queues may take, in MiB; 0: none is kept.
+        /// Dormouse's own. Memory for the history of queues, in MiB; 0 disables it.
         "HistoryMemory" history_memory: usize = 64, in 0..=MOST;
-        /// Dormouse's own. The address of the admin port as people type it, where a proxy is before it.
+        /// Dormouse's own. URL of the admin port as users enter it, if it is behind a proxy.
         "AdminUrl" admin_url: Option<String> = None;
-        /// Dormouse's own. Whether the admin port has pages for browsers.
+        /// Dormouse's own. Whether the admin port serves the dashboard.
         "Dashboard" dashboard: bool = true;
-        /// Dormouse's own. The time zone of the pages, unless their reader says another one.
+        /// Dormouse's own. Default time zone of the dashboard.
         "DashboardZone" dashboard_zone: String = "UTC".into();
-        /// Dormouse's own. Who sees bodies and attributes of jobs, and answers of endpoints, on the admin port; the others
-        /// see sizes. `all`, `operators` or `none`.
+        /// Dormouse's own. Who may see bodies and attributes of jobs, and replies of endpoints, on the admin port;
+        /// others see sizes. `all`, `operators` or `none`.
         "ShowBodies" show_bodies: ShowBodies = ShowBodies::All;
-        /// Dormouse's own. A file of keys that encrypt the secrets of push in the store: 32 bytes in base64 on each
-        /// line. The first encrypts, all decrypt.
+        /// Dormouse's own. File of keys that encrypt push secrets in the store: one per line, 32 bytes in base64. The
+        /// first encrypts, all decrypt.
         "SecretKeyFile" secret_key_file: Option<PathBuf> = None;
-        /// Dormouse's own. Which networks and host names push may call beside public addresses:
-        /// `["10.0.0.0/8", "hooks.internal"]`. In a variable they are separated by commas.
+        /// Dormouse's own. Networks and host names that push may call in addition to public addresses, such as
+        /// `["10.0.0.0/8", "hooks.internal"]`. In a variable, separated by commas.
         "PushAllow" push_allow: Vec<String> = Vec::new();
-        /// Dormouse's own. `only`: push calls no URL that is not https.
+        /// Dormouse's own. `only`: push calls https URLs only.
         "PushHttps" push_https: PushHttps = PushHttps::Any;
-        /// Dormouse's own. A proxy that push calls through: `http://user:password@host:port`.
+        /// Dormouse's own. HTTP proxy for push: `http://user:password@host:port`.
         "PushProxy" push_proxy: Option<Secret> = None;
-        /// Dormouse's own. A file that has it.
+        /// Dormouse's own. File containing `PushProxy`.
         "PushProxyFile" push_proxy_file: Option<PathBuf> = None;
-        /// Dormouse's own. A PEM file of certificates that push trusts beside the system's.
+        /// Dormouse's own. PEM file of certificates that push trusts in addition to the system's.
         "PushCA" push_ca: Option<PathBuf> = None;
-        /// Dormouse's own. A PEM file of certificates, the server's first: the public port speaks TLS.
+        /// Dormouse's own. PEM file of the certificate chain, the server's first. Enables TLS on the public port.
         "TLSCert" tls_cert: Option<PathBuf> = None;
-        /// Dormouse's own. The key of the first of them, PEM.
+        /// Dormouse's own. PEM file of the certificate's key.
         "TLSKey" tls_key: Option<PathBuf> = None;
-        /// Dormouse's own. The same of the admin port.
+        /// Dormouse's own. Like `TLSCert`, for the admin port.
         "AdminTLSCert" admin_tls_cert: Option<PathBuf> = None;
-        /// Dormouse's own. The same of the admin port.
+        /// Dormouse's own. Like `TLSKey`, for the admin port.
         "AdminTLSKey" admin_tls_key: Option<PathBuf> = None;
-        /// Dormouse's own. How many seconds the server goes on after the signal to stop, while `/ready` says no.
+        /// Dormouse's own. Seconds of further service after a stop signal, while `/ready` fails.
         "DrainSeconds" drain_seconds: u64 = 0, in 0..=300;
-        /// Dormouse's own. How many seconds the start waits for stores that do not answer yet.
+        /// Dormouse's own. Seconds to wait at the start for stores that do not respond.
         "WaitForStore" wait_for_store: u64 = 0, in 0..=3600;
     } {
-        /// Users of the admin port; with any, its routes for tokens, limits, quotas, push and the access log ask for
-        /// basic auth.
+        /// Users of the admin port. If there are any, its routes for tokens, limits, quotas, push and the access log
+        /// require basic auth.
         "Accounts" accounts: BTreeMap<String, Secret>;
-        /// Users of the admin port who may look and change nothing, and to whom no token is shown.
+        /// Users of the admin port with read-only access. They do not see tokens.
         "ReadOnlyAccounts" read_only_accounts: BTreeMap<String, Secret>;
-        /// Where tokens and limits are kept. May be left out when the default pool is on disk: then they are
-        /// there.
+        /// Store of tokens and limits. Optional if the default pool is on disk, which then stores them.
         "AdminRedis" admin_redis: Option<PoolConfig>;
-        /// The pools, by name. There must be one called `default`.
+        /// Pools by name. `default` is required.
         "Pool" pool: BTreeMap<String, PoolConfig>;
     }
-    /// How each key that was given was written.
+    /// Spelling of each key as it was given.
     spelt: Spelt;
 }
 
 table! {
-    /// A store: `Addr` names a Redis, `Cluster` nodes of a Redis Cluster, `Path` a directory.
+    /// A store: `Addr` is a Redis, `Cluster` a Redis Cluster, `Path` a directory.
     PoolConfig {
         /// `host:port` of a Redis; with `MasterName`, those of its Sentinels, separated by commas.
         "Addr" addr: Option<String> = None;
-        /// Dormouse's own. Some nodes of a Redis Cluster, `["host:port", ..]`; they tell of the others. In a variable they
-        /// are separated by commas.
+        /// Dormouse's own. Some nodes of a Redis Cluster, `["host:port", ..]`, from which the others are discovered. In
+        /// a variable, separated by commas.
         "Cluster" cluster: Vec<String> = Vec::new();
-        /// The Redis's password; that of every node of a cluster.
+        /// Password of the Redis, or of every node of the cluster.
         "Password" password: Option<Secret> = None;
-        /// Dormouse's own. A file that has the password.
+        /// Dormouse's own. File containing the password.
         "PasswordFile" password_file: Option<PathBuf> = None;
-        /// Dormouse's own. The user of the Redis's access list; `default` if it is left out.
+        /// Dormouse's own. User in the Redis's ACL; default: `default`.
         "Username" username: Option<String> = None;
-        /// The Redis database.
+        /// Number of the Redis database.
         "DB" db: i64 = 0, in 0..=i32::MAX as u64;
-        /// lmstfy's connections per Redis. Read and not used.
+        /// lmstfy's number of connections per Redis. Accepted and ignored.
         "PoolSize" pool_size: Option<usize> = None;
-        /// The name under which Sentinels know the master.
+        /// Name of the master at the Sentinels.
         "MasterName" master_name: Option<String> = None;
-        /// The Sentinels' own password.
+        /// Password of the Sentinels.
         "SentinelPassword" sentinel_password: Option<Secret> = None;
-        /// Dormouse's own. A file that has it.
+        /// Dormouse's own. File containing the Sentinels' password.
         "SentinelPasswordFile" sentinel_password_file: Option<PathBuf> = None;
-        /// Dormouse's own. The user of the Sentinels' access list.
+        /// Dormouse's own. User in the Sentinels' ACL.
         "SentinelUsername" sentinel_username: Option<String> = None;
-        /// Dormouse's own. Speak TLS with the Redis, and with its Sentinels.
+        /// Dormouse's own. Use TLS to the Redis and its Sentinels.
         "TLS" tls: bool = false;
-        /// Dormouse's own. A PEM file of the certificates that are trusted then, in place of the system's.
+        /// Dormouse's own. PEM file of trusted certificates, instead of the system's.
         "CA" ca: Option<PathBuf> = None;
-        /// Dormouse's own. A PEM file of certificates that the Redis is shown, ours first.
+        /// Dormouse's own. PEM file of the client certificate chain, the client's first.
         "Cert" cert: Option<PathBuf> = None;
-        /// Dormouse's own. The key of the first of them, PEM.
+        /// Dormouse's own. PEM file of the client certificate's key.
         "Key" key: Option<PathBuf> = None;
         /// Dormouse's own. How a Redis keeps the jobs: `lmstfy`, so that lmstfy's servers may serve them too, or
         /// `compact`, in a third of the memory. Default: `lmstfy` with `Addr`, `compact` with `Cluster`.
@@ -208,7 +207,7 @@ table! {
         /// Dormouse's own. How many parts a compact pool has: a power of two up to 4096. It stays what it was at the
         /// pool's first start. Default: 64 with `Cluster`, 1 with `Addr`.
         "Partitions" partitions: Option<u16> = None, in 1..=MAX_PARTITIONS.into();
-        /// Dormouse's own. What every key of a compact pool begins with. Default: the pool's name.
+        /// Dormouse's own. Prefix of every key of a compact pool. Default: the pool's name.
         "Prefix" prefix: Option<String> = None;
         /// Dormouse's own. How many replicas of its Redis, or of each node, must have what was asked of a compact pool
         /// before it is answered; at most 5.
@@ -221,44 +220,50 @@ table! {
         "Spread" spread: Vec<String> = Vec::new();
         /// Dormouse's own. Queues that this server never spreads, in the same form. It wins.
         "Ordered" ordered: Vec<String> = Vec::new();
+        /// Dormouse's own. Seconds after its death after which a dead job goes; 0: never.
+        "DeadLetterTTL" dead_letter_ttl: u64 = 0, in 0..=MAX_TTL;
         /// The pool that publishes go to, while this one is drained.
         "MigrateTo" migrate_to: Option<String> = None;
-        /// Dormouse's own. A directory that this pool keeps its jobs in.
+        /// Dormouse's own. Directory of a disk pool.
         "Path" path: Option<PathBuf> = None;
-        /// Dormouse's own. When a disk pool writes through to the disk: `always` before it answers, or
-        /// `everysec`.
+        /// Dormouse's own. When a disk pool syncs: `always` before it replies, or `everysec`.
         "Sync" sync: SyncMode = SyncMode::Always;
-        /// Dormouse's own. With fewer free MiB on its disk a disk pool refuses publishes, so that what it holds can be
+        /// Dormouse's own. Free MiB on disk below which a disk pool refuses publishes, so that its jobs can be
         /// consumed; 0 refuses nothing.
         "MinFreeDisk" min_free_disk: u64 = 256;
-        /// Dormouse's own. After so many seconds without an answer of its disk a disk pool has failed.
+        /// Dormouse's own. Seconds without a response after which a disk is considered failed.
         "DiskTimeout" disk_timeout: u64 = 30, in 1..=MOST;
-        /// Dormouse's own. MiB of blocks that a disk pool has read and keeps.
+        /// Dormouse's own. Block cache of a disk pool, in MiB.
         "BlockCache" block_cache: u64 = 32;
-        /// Dormouse's own. MiB that the ready jobs which a disk pool keeps in memory, without their bodies, may take
-        /// over all queues; a few of each queue are kept beside them.
+        /// Dormouse's own. Memory for ready jobs of a disk pool, without bodies, over all queues, in MiB. A few jobs of
+        /// each queue are kept in addition.
         "ReadyMemory" ready_memory: usize = 16;
     } {}
 }
 
 impl PoolConfig {
-    /// Whether a key belongs to stores that are a directory.
+    /// Returns whether a key applies to disk pools only.
     pub(super) fn of_a_directory(key: &str) -> bool {
         ["Path", "Sync", "MinFreeDisk", "DiskTimeout", "BlockCache", "ReadyMemory"].contains(&key)
     }
 
-    /// Whether a key belongs to stores that are a Redis.
+    /// Returns whether a key applies to Redis pools only.
     pub(super) fn of_a_redis(key: &str) -> bool {
-        key != "MigrateTo" && !PoolConfig::of_a_directory(key)
+        !["MigrateTo", "DeadLetterTTL"].contains(&key) && !PoolConfig::of_a_directory(key)
     }
 }
 
+/// Keys that only pools of jobs have, and not the store of tokens.
+pub(super) const OF_JOBS: [&str; 8] =
+    ["Layout", "Partitions", "Prefix", "WaitReplicas", "SpreadAt", "Spread", "Ordered", "DeadLetterTTL"];
+/// The longest age, as the longest `ttl`: 136 years.
+const MAX_TTL: u64 = u32::MAX as u64;
 /// The largest number that TOML has.
 const MOST: u64 = i64::MAX as u64;
-/// The most parts that a pool has: each needs a slot of its own in a cluster, with room to spread.
+/// Maximum number of partitions: each needs a slot of its own in a cluster, with room to spread.
 const MAX_PARTITIONS: u16 = 4096;
 
-/// Which URLs push may call.
+/// URLs that push may call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PushHttps {
     #[default]
@@ -266,7 +271,7 @@ pub enum PushHttps {
     Only,
 }
 
-/// Who sees what is in jobs, on the admin port.
+/// Accounts that see job bodies on the admin port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ShowBodies {
     #[default]
@@ -275,7 +280,7 @@ pub enum ShowBodies {
     None,
 }
 
-/// How a Redis keeps the jobs of a pool.
+/// Format of jobs in a Redis pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     Lmstfy,
@@ -285,14 +290,14 @@ pub enum Layout {
 /// When a disk pool syncs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SyncMode {
-    /// Before each answer: what was answered survives a power cut.
+    /// Before each reply: every acknowledged write survives a power cut.
     #[default]
     Always,
-    /// Every second: a power cut loses up to a second, a crash of the process nothing.
+    /// Every second: a power cut loses up to a second of writes; a crash of the process loses none.
     EverySec,
 }
 
-/// How much is logged. In the configuration and on the command line.
+/// Log level, in the configuration and on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogLevel {
     Trace,
@@ -304,14 +309,14 @@ pub enum LogLevel {
     Error,
 }
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     Text,
     Json,
 }
 
-/// The words of a key that has few values. The first of several for one value is the one that is printed.
+/// Declares the words of an enumerated key. The first of several words for one value is used for printing.
 macro_rules! words {
     ($type:ident { $($word:literal => $value:ident),* $(,)? }) => {
         impl Setting for $type {
@@ -343,12 +348,12 @@ words!(LogLevel {
     "panic" => Error,
 });
 
-/// A text that no log and no error shows.
+/// A text that is never shown in logs or errors.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// The text.
+    /// Returns the text.
     pub fn reveal(&self) -> &str {
         &self.0
     }

@@ -1,8 +1,7 @@
-//! The configuration: every key with its default ([`keys`]), read by its type ([`setting`]) from the two
-//! [`source`]s and [`validate`]d. lmstfy's
-//! TOML loads unchanged, with keys in any case. Environment variables override the file: `DORMOUSE_PORT`,
-//! `DORMOUSE_POOL_DEFAULT_ADDR`. Reads that one file and those that it names for secrets, looks whether directories can
-//! be made, and makes nothing; the variables are an argument.
+//! The configuration: every key with its default ([`keys`]), parsed by type ([`setting`]) from the two [`source`]s and
+//! [`validate`]d. lmstfy's TOML loads unchanged, with keys in any case. Environment variables override the file:
+//! `DORMOUSE_PORT`, `DORMOUSE_POOL_DEFAULT_ADDR`. Reads the configuration file and the secret files it names, checks
+//! whether directories can be created, and creates nothing; the variables are an argument.
 
 mod keys;
 mod places;
@@ -11,6 +10,7 @@ mod service_links;
 mod setting;
 mod source;
 mod validate;
+mod warnings;
 
 use std::path::Path;
 
@@ -23,14 +23,13 @@ use self::setting::{Setting, bare, section};
 pub use self::source::is_configured;
 use self::source::{Section, Sources};
 
-/// Where a server without `-c` looks first, as lmstfy does.
+/// Configuration file of a server without `-c`, as in lmstfy.
 pub const DEFAULT_FILE: &str = "conf/config.toml";
-/// Where a server without any configuration keeps its jobs.
+/// Data directory of a server without any configuration.
 pub const DEFAULT_DATA: &str = "dormouse-data";
 
 impl Config {
-    /// Reads `file`, or nothing, and then the variables. The environment is an argument, so that tests can
-    /// bring their own.
+    /// Loads `file`, if given, then the variables in `env`, an argument so that tests can supply their own.
     pub fn load(
         file: Option<&Path>,
         env: impl IntoIterator<Item = (String, String)>,
@@ -54,7 +53,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The keys as they were given, and the others at their defaults.
+    /// Sets the given keys; others have their defaults.
     fn of(sources: &Sources) -> Result<Config, ConfigError> {
         fn pool(section: &Section) -> Result<PoolConfig, ConfigError> {
             let mut pool = PoolConfig::default();
@@ -76,13 +75,13 @@ impl Config {
         Ok(config)
     }
 
-    /// A key as it was written, or the variable that gave it with the key, for messages. `declared` is `Host` or
+    /// Returns a key as it was written, or the variable that set it with the key, for messages. `declared` is `Host` or
     /// `[Pool.default] CA`.
     pub fn written<'a>(&'a self, declared: &'a str) -> &'a str {
         self.spelt.0.get(declared).map_or(declared, String::as_str)
     }
 
-    /// What is in force, as TOML. Secrets are not shown.
+    /// Returns the effective configuration as TOML, without secrets.
     pub fn in_force(&self) -> String {
         let mut text = String::new();
         section(&mut text, "", self.shown().into_iter().map(|(key, value)| (key.to_owned(), value)));
@@ -105,7 +104,7 @@ impl Config {
 }
 
 impl PoolConfig {
-    /// The keys of this kind of store that are set.
+    /// Returns the keys that apply to this kind of store.
     fn in_force(&self) -> Vec<(String, Option<String>)> {
         let other = if self.path.is_some() { PoolConfig::of_a_redis } else { PoolConfig::of_a_directory };
         let own = self.shown().into_iter().filter(|(key, _)| !other(key));
@@ -147,7 +146,7 @@ mod tests {
 
     #[test]
     fn keys_are_understood_in_any_case() {
-        // TOML itself keeps Pool and POOL apart.
+        // TOML itself distinguishes Pool and POOL.
         let config =
             load("[pool.default]\nsync='everysec'\n[POOL.default]\nPATH='d'", &[]).expect("it loads");
         assert_eq!(config.pool["default"].sync, SyncMode::EverySec, "keys of both tables count");
@@ -247,7 +246,7 @@ mod tests {
         assert_eq!(accounts, want, "a password that was replaced must not go on working");
     }
 
-    /// Guards against somebody who may only look, and who may change all as another user of the same name.
+    /// Guards against a read-only user who gains write access as another user of the same name.
     #[test]
     fn an_account_has_one_role() {
         let pool = "[Pool.default]\nPath='d'";
@@ -348,7 +347,7 @@ mod tests {
         }
     }
 
-    /// Guards against a password that was given in the wrong place, and is then shown as what is wrong.
+    /// Guards against a password in the wrong place that is then shown in an error.
     #[test]
     fn an_error_does_not_show_a_value_that_may_be_a_password() {
         let pool = "[Pool.default]\nPath='d'\n";

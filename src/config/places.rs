@@ -1,10 +1,10 @@
-//! Whether the directories of a configuration can be used. Looks at the file system, and makes nothing.
+//! Checks whether directories of a configuration are usable. Creates nothing.
 
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-/// Why a directory cannot be used, or be made.
+/// Returns why a directory cannot be used or created.
 pub fn problem(path: &Path) -> Option<String> {
     let (there, is_it) = match nearest(path) {
         Ok(found) => found,
@@ -14,25 +14,25 @@ pub fn problem(path: &Path) -> Option<String> {
     match access(&there, rights) {
         Ok(()) => None,
         Err(_) if is_it => Some("this user may not write there".into()),
-        Err(error) => Some(format!("it cannot be made: {}: {error}", there.display())),
+        Err(error) => Some(format!("it cannot be created: {}: {error}", there.display())),
     }
 }
 
-/// The directory itself, or the nearest above it that is there; and whether it is the directory itself.
+/// Returns the directory or its nearest existing ancestor, and whether it is the directory itself.
 fn nearest(path: &Path) -> Result<(PathBuf, bool), String> {
     let mut is_it = true;
     for above in path.ancestors() {
         let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
         match above.metadata() {
             Ok(found) if found.is_dir() => return Ok((above.to_owned(), is_it)),
-            Ok(_) if is_it => return Err("it is a file, and no directory".into()),
-            Ok(_) => return Err(format!("it cannot be made: {} is a file", above.display())),
-            // A link that leads nowhere is there all the same.
+            Ok(_) if is_it => return Err("it is a file, not a directory".into()),
+            Ok(_) => return Err(format!("it cannot be created: {} is a file", above.display())),
+            // A dangling link exists too.
             Err(_) if above.symlink_metadata().is_ok_and(|found| found.is_symlink()) => {
-                return Err(format!("it cannot be made: {} is a link that leads nowhere", above.display()));
+                return Err(format!("it cannot be created: {} is a dangling link", above.display()));
             }
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                return Err(format!("it cannot be looked at: {error}"));
+                return Err(format!("it cannot be accessed: {error}"));
             }
             Err(_) => is_it = false,
         }
@@ -40,7 +40,7 @@ fn nearest(path: &Path) -> Result<(PathBuf, bool), String> {
     Ok((PathBuf::from("."), false))
 }
 
-/// The path by which two names of one directory are equal, also of one that is not there yet.
+/// Returns a path that is equal for two names of one directory, even one that does not exist yet.
 pub fn resolved(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut all = PathBuf::new();
@@ -77,8 +77,8 @@ mod tests {
             ("file", Some("it is a file")),
             ("file/below", Some("file is a file")),
             ("file/below/it", Some("file is a file")),
-            ("link", Some("leads nowhere")),
-            ("link/below", Some("leads nowhere")),
+            ("link", Some("dangling link")),
+            ("link/below", Some("dangling link")),
         ] {
             let found = problem(&at(path));
             let fits = match (&found, says) {

@@ -1,4 +1,4 @@
-//! Secrets that stand in files of their own. Reads those files.
+//! Secrets in files of their own.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use super::setting::{ConfigError, Given};
 use super::source::{Section, Sources, both};
 
 impl Config {
-    /// Takes the secrets from the files that are named for them.
+    /// Reads the secrets from the files named for them.
     pub(super) fn read_secrets(&mut self, sources: &Sources) -> Result<(), ConfigError> {
         fill(&mut self.push_proxy, &sources.top, "PushProxy", "PushProxyFile")?;
         let pools = self.pool.iter_mut().filter_map(|(name, pool)| Some((pool, sources.pools.get(name)?)));
@@ -25,7 +25,7 @@ impl Config {
     }
 }
 
-/// The secret of a key, out of the file that the other key names, if it does.
+/// Sets a secret from the file that `file_key` names, if any.
 fn fill(to: &mut Option<Secret>, section: &Section, key: &str, file_key: &str) -> Result<(), ConfigError> {
     let given = |key| section.get(key).filter(|given: &&Given| !given.is_empty());
     match (given(key), given(file_key)) {
@@ -38,7 +38,7 @@ fn fill(to: &mut Option<Secret>, section: &Section, key: &str, file_key: &str) -
     }
 }
 
-/// What stands in the file, without the end of its line.
+/// Reads a file without its final line break.
 fn secret(file: &Given) -> Result<Secret, ConfigError> {
     let path = file.value.as_str().unwrap_or_default();
     let text = std::fs::read_to_string(Path::new(path))

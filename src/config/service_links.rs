@@ -1,16 +1,15 @@
-//! The variables that Kubernetes puts into every container for every Service of its namespace ("service links").
-//! Those of a Service called `dormouse`, or `dormouse-` and more, begin with our prefix: `DORMOUSE_PORT` is then
-//! `tcp://10.0.0.1:7777`. They are no configuration. A variable is one of them when its name and its value both
-//! look so.
+//! Variables that Kubernetes sets in every container for every Service of its namespace ("service links"). Those of a
+//! Service called `dormouse` or `dormouse-...` have our prefix: `DORMOUSE_PORT` is then `tcp://10.0.0.1:7777`. They are
+//! not configuration. A variable is a service link if both its name and its value have that form.
 
 use std::net::IpAddr;
 
-/// Whether this variable is a service link.
+/// Returns whether a variable is a service link.
 pub fn is_service_link(name: &str, value: &str) -> bool {
     let number = |text: &str| text.parse::<u16>().is_ok();
     let address = |text: &str| text.parse::<IpAddr>().is_ok();
     let Some(service) = name.strip_prefix("DORMOUSE_") else { return false };
-    // With an underscore before it, so that the name of the Service may be empty here: just `dormouse`.
+    // Prefixed with an underscore, so that the Service's name may be empty (just `dormouse`).
     let name = format!("_{service}");
     if name.ends_with("_SERVICE_HOST") {
         return address(value);

@@ -1,4 +1,4 @@
-//! How the value of a key is read: each type says what it takes, and how what is in force is printed. Knows no key.
+//! Reading and printing of values by type. Independent of keys.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -9,15 +9,15 @@ use toml::Value;
 
 use crate::readable::{is_hidden, shortened, visible};
 
-/// One line that says what to change.
+/// An error in one line that says what to change.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub String);
 
-/// Where a value was given, for messages: the key or the variable as it was written.
+/// Where a value was given, for messages: the key or variable as written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The table, as `[Pool.default]`, or nothing at the top; and the key.
+    /// The table, such as `[Pool.default]`, empty at the top level; and the key.
     Key(String, String),
     Variable(String),
 }
@@ -32,8 +32,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// How each key that was given was written, by its table and its declared spelling: `[Pool.default] CA`. Two configurations
-/// that say the same are equal in print, however they were written.
+/// Spelling of each given key, by its table and declared spelling: `[Pool.default] CA`. Not printed, so that equal
+/// configurations print equally, however they were written.
 #[derive(Clone, Default)]
 pub struct Spelt(pub BTreeMap<String, String>);
 
@@ -43,7 +43,7 @@ impl fmt::Debug for Spelt {
     }
 }
 
-/// A value as it was given. A variable's is a text.
+/// A value as given. Variables give strings.
 #[derive(Clone, Debug)]
 pub struct Given {
     pub value: Value,
@@ -51,7 +51,7 @@ pub struct Given {
 }
 
 impl Given {
-    /// The place and the value, as they would be written. For a value that is no secret.
+    /// Formats the place and the value. Only for values that are not secret.
     pub fn shown(&self) -> String {
         match (&self.place, &self.value) {
             (Place::Variable(name), Value::String(text)) => format!("{name}={}", one_line(text)),
@@ -59,17 +59,17 @@ impl Given {
         }
     }
 
-    /// The error about a value that may be shown.
+    /// Returns an error about a value that may be shown.
     pub fn wrong(&self, wanted: impl fmt::Display) -> ConfigError {
         ConfigError(format!("{}: {wanted}", self.shown()))
     }
 
-    /// The error about a value that may be a secret.
+    /// Returns an error about a value that may be secret.
     pub fn wrong_and_hidden(&self, wanted: impl fmt::Display) -> ConfigError {
         ConfigError(format!("{}: {wanted}", self.place))
     }
 
-    /// The error about it. A table or a list may hold a password.
+    /// Returns an error about a value, shown if `shown` and not a table or list, which may contain a password.
     pub fn refused(&self, shown: bool, wanted: impl fmt::Display) -> ConfigError {
         match self.value {
             Value::Table(_) | Value::Array(_) => self.wrong_and_hidden(wanted),
@@ -78,7 +78,7 @@ impl Given {
         }
     }
 
-    /// A key that is set to the empty text is not set, as in lmstfy.
+    /// Returns whether it is the empty string, which counts as not set, as in lmstfy.
     pub fn is_empty(&self) -> bool {
         self.value.as_str() == Some("")
     }
@@ -86,7 +86,7 @@ impl Given {
     pub fn text(&self) -> Option<String> {
         match &self.value {
             Value::String(text) => Some(text.clone()),
-            // A password of digits, without quotes.
+            // An unquoted password of digits.
             Value::Integer(number) => Some(number.to_string()),
             _ => None,
         }
@@ -98,13 +98,13 @@ fn one_line(text: &str) -> String {
     visible(shortened(text, 200).0).into_owned()
 }
 
-/// A text as TOML writes it.
+/// Quotes a text for TOML.
 pub fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
         match c {
             '"' | '\\' => quoted.extend(['\\', c]),
-            // Writing to a text does not fail.
+            // Writing to a string does not fail.
             c if is_hidden(c) && u32::from(c) > 0xffff => _ = write!(quoted, "\\U{:08X}", u32::from(c)),
             c if is_hidden(c) => _ = write!(quoted, "\\u{:04X}", u32::from(c)),
             c => quoted.push(c),
@@ -125,12 +125,12 @@ fn in_toml(value: &Value) -> String {
     }
 }
 
-/// The type of a key.
+/// Type of a key.
 pub trait Setting: Sized {
-    /// Reads a value; of numbers those in `range`. The error says what would do.
+    /// Reads a value; numbers must be in `range`. The error says what is expected.
     fn read(given: &Given, range: Option<RangeInclusive<u64>>) -> Result<Self, ConfigError>;
 
-    /// As TOML. `None`: it is not set.
+    /// Formats the value as TOML; `None` if not set.
     fn show(&self) -> Option<String>;
 }
 
@@ -138,7 +138,7 @@ macro_rules! whole_numbers {
     ($($type:ty),*) => {$(
         impl Setting for $type {
             fn read(given: &Given, range: Option<RangeInclusive<u64>>) -> Result<$type, ConfigError> {
-                // TOML has no larger ones than i64.
+                // TOML has no integers above i64.
                 let most = u64::try_from(<$type>::MAX).unwrap_or(u64::MAX).min(i64::MAX as u64);
                 let range = range.unwrap_or(0..=most);
                 let number = match &given.value {
@@ -163,7 +163,7 @@ macro_rules! whole_numbers {
 
 whole_numbers!(u16, u32, u64, usize);
 
-/// The number of a Redis database. A text in its place is not shown: it stands beside a password.
+/// Number of a Redis database. A string in its place is not shown, since it might be the password.
 impl Setting for i64 {
     fn read(given: &Given, range: Option<RangeInclusive<u64>>) -> Result<i64, ConfigError> {
         match u32::read(given, range) {
@@ -236,7 +236,7 @@ impl<T: Setting> Setting for Option<T> {
     }
 }
 
-/// Texts in a list, or in one text with commas between them.
+/// List of strings, or one string separated by commas.
 impl Setting for Vec<String> {
     fn read(given: &Given, _: Option<RangeInclusive<u64>>) -> Result<Vec<String>, ConfigError> {
         let wrong = || given.refused(true, "a list of texts is wanted");
@@ -276,7 +276,7 @@ pub fn one_of<T: Copy>(given: &Given, words: &[(&str, T)]) -> Result<T, ConfigEr
     }
 }
 
-/// The tables of the configuration are read by the source: [`super::source`].
+/// Reads a table; its keys are read by [`super::source`].
 pub fn table_of<'a>(given: &'a Given, example: &str) -> Result<&'a toml::Table, ConfigError> {
     given
         .value
@@ -284,10 +284,10 @@ pub fn table_of<'a>(given: &'a Given, example: &str) -> Result<&'a toml::Table, 
         .ok_or_else(|| given.wrong_and_hidden(format!("a table is wanted, as in {example}")))
 }
 
-/// A section as it is in force.
+/// Appends a section of the effective configuration.
 pub fn section(text: &mut String, name: &str, keys: impl IntoIterator<Item = (String, Option<String>)>) {
     if !name.is_empty() {
-        // Writing to a text does not fail, here and below.
+        // Writing to a string does not fail, here and below.
         let _ = writeln!(text, "\n[{name}]");
     }
     for (key, value) in keys {
@@ -297,7 +297,7 @@ pub fn section(text: &mut String, name: &str, keys: impl IntoIterator<Item = (St
     }
 }
 
-/// A part of a dotted key.
+/// Formats a part of a dotted key.
 pub fn bare(name: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if !name.is_empty() && name.chars().all(plain) { name.to_owned() } else { quoted(name) }

@@ -1,5 +1,5 @@
-//! The two sources of the configuration: what was given for each key, by its declared spelling, first by the file, then
-//! by the environment. Knows the spellings of the keys, not their meaning.
+//! The two sources of the configuration: collects the given values by the declared spelling of their keys, first from
+//! the file, then from the environment. Knows the spellings of keys, not their meaning.
 
 use std::collections::BTreeMap;
 
@@ -20,16 +20,16 @@ const ENV_NOT_KEYS: [&str; 6] = [
     "DORMOUSE_URL",
 ];
 
-/// The keys that a first try may set: the message about a port that is taken names their variables, and the README's
-/// walk through push calls a receiver of this machine.
+/// Keys allowed without further configuration: the message about a port in use names their variables, and the README's
+/// push tutorial calls a local receiver.
 const FIRST_TRY: [&str; 3] = ["Port", "AdminPort", "PushAllow"];
 
-/// Whether this variable is meant for us, rightly spelt or not.
+/// Returns whether a variable is meant for us, even if misspelled.
 fn is_ours(name: &str, value: &str) -> bool {
     name.starts_with(ENV_PREFIX) && !ENV_NOT_KEYS.contains(&name) && !is_service_link(name, value)
 }
 
-/// Whether the environment configures more than a first try may set.
+/// Returns whether the environment configures more than [`FIRST_TRY`].
 pub fn is_configured(env: &[(String, String)]) -> bool {
     let first_try = |name: &str| {
         let words = name[ENV_PREFIX.len()..].replace('_', "");
@@ -38,10 +38,10 @@ pub fn is_configured(env: &[(String, String)]) -> bool {
     env.iter().any(|(name, value)| is_ours(name, value) && !first_try(name))
 }
 
-/// What was given for the keys of one table, by their declared spelling.
+/// Values given for the keys of one table, by declared spelling.
 pub type Section = BTreeMap<&'static str, Given>;
 
-/// What was given.
+/// All given values.
 #[derive(Debug, Default)]
 pub struct Sources {
     pub top: Section,
@@ -51,16 +51,16 @@ pub struct Sources {
     pub read_only_accounts: Users,
 }
 
-/// The users of one table.
+/// Users in one table.
 #[derive(Debug, Default)]
 pub struct Users {
-    /// A user's password.
+    /// Passwords by user.
     pub given: BTreeMap<String, Given>,
-    /// The file that has it: only a variable names one.
+    /// Files with passwords by user; only variables name such files.
     pub files: BTreeMap<String, Given>,
 }
 
-/// What an example of each table looks like, for messages.
+/// Examples of each table, for messages.
 const ADMIN_REDIS: &str = "[AdminRedis] with Addr = \"host:port\"";
 const POOL: &str = "[Pool.default] with Addr = \"host:port\" or Path = \"directory\"";
 const ACCOUNTS: &str = "[Accounts] with operator = \"a long password\"";
@@ -70,7 +70,7 @@ fn spelling(keys: &[&'static str], word: &str) -> Option<&'static str> {
     keys.iter().find(|key| key.eq_ignore_ascii_case(word)).copied()
 }
 
-/// The key that a misspelt one may have meant.
+/// Returns the most similar key, for a misspelled one.
 fn nearest(keys: &[&'static str], word: &str) -> Option<&'static str> {
     let word = word.to_ascii_lowercase();
     let of = |key: &&'static str| (strsim::damerau_levenshtein(&key.to_ascii_lowercase(), &word), *key);
@@ -78,14 +78,14 @@ fn nearest(keys: &[&'static str], word: &str) -> Option<&'static str> {
     (distance <= 1 + key.len() / 4).then_some(key)
 }
 
-/// Whether a key of this name may hold a secret, rightly spelt or not.
+/// Returns whether a key of this name may hold a secret, even if misspelled.
 fn may_be_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
     ["pass", "pw", "secret", "auth", "token", "key"].iter().any(|part| key.contains(part))
 }
 
-/// The error about a key of the file that there is none of. A text is not shown: it may be a password. Nor is a number in
-/// the place of one.
+/// Returns the error about an unknown key in the file. Strings are not shown, since they may be passwords, nor are
+/// numbers in place of a password.
 fn unknown_key(given: &Given, keys: &[&'static str], others: &[&'static str], key: &str) -> ConfigError {
     let at_top = matches!(&given.place, Place::Key(table, _) if table.is_empty());
     let near = nearest(keys, key);
@@ -105,7 +105,7 @@ fn unknown_key(given: &Given, keys: &[&'static str], others: &[&'static str], ke
 }
 
 impl Sources {
-    /// What a file gives. `name` is the file's, for messages.
+    /// Adds the values of a file; `name` is its name for messages.
     pub fn file(&mut self, name: &str, text: &str) -> Result<(), ConfigError> {
         let tree: Table = text.parse().map_err(|error| syntax(name, text, &error))?;
         for (key, value) in tree {
@@ -141,8 +141,8 @@ impl Sources {
         Ok(())
     }
 
-    /// What the variables give, over what is there: `DORMOUSE_A_B` is the key `A` or `AB`. Words of a key may be apart:
-    /// `ADMIN_PORT` is `AdminPort`. Variables without our prefix are ignored, and so are service links.
+    /// Adds the values of variables, which override the file: `DORMOUSE_A_B` is the key `A` or `AB`, and words of a key
+    /// may be separated: `ADMIN_PORT` is `AdminPort`. Ignores variables without our prefix and service links.
     pub fn variables(&mut self, env: impl IntoIterator<Item = (String, String)>) -> Result<(), ConfigError> {
         let mut vars: Vec<(String, String)> =
             env.into_iter().filter(|(var, value)| is_ours(var, value)).collect();
@@ -190,7 +190,7 @@ impl Sources {
 }
 
 impl Sources {
-    /// How each key was written, by its table and its declared spelling.
+    /// Returns the spelling of each key, by its table and declared spelling.
     pub fn spelt(&self) -> Spelt {
         let pools = self.pools.iter().map(|(name, section)| (format!("[Pool.{name}]"), section));
         let admin = self.admin_redis.iter().map(|section| ("[AdminRedis]".to_owned(), section));
@@ -211,7 +211,7 @@ impl Sources {
 }
 
 impl Users {
-    /// What the file has of them.
+    /// Adds the users of the file.
     fn table(&mut self, name: &str, users: &Table) {
         for (user, value) in users {
             let place = Place::Key(name.into(), user.clone());
@@ -219,8 +219,8 @@ impl Users {
         }
     }
 
-    /// The variable of a user's password, or of a file that has it. It means every user of the file whose name it can
-    /// spell: two may differ in what a variable cannot tell apart.
+    /// Adds the variable of a user's password or password file. It applies to every user of the file whose name it
+    /// matches: two may differ only in characters that a variable cannot represent.
     fn variable(&mut self, users: &[String], words: &str, given: Given) -> Result<(), ConfigError> {
         let (user, is_file) = match words.strip_suffix("_FILE") {
             Some(user) => (user, true),
@@ -235,7 +235,7 @@ impl Users {
             named.push(user.to_ascii_lowercase());
         }
         for user in named {
-            // In the order of names, so the password is before its file.
+            // In the order of names, so the password precedes its file.
             let other = self.given.get(&user).filter(|other| matches!(other.place, Place::Variable(_)));
             match other {
                 Some(other) if is_file => return Err(both(other, &given)),
@@ -247,27 +247,26 @@ impl Users {
     }
 }
 
-/// The error about a secret that is given twice.
+/// Returns the error about a secret given twice.
 pub fn both(secret: &Given, file: &Given) -> ConfigError {
     file.wrong(format!("{} is set too: leave one of them out", secret.place))
 }
 
-/// The name of a pool, and the key. The name ends where a key begins; names may have underscores too, so the longest
-/// key wins.
+/// Splits a variable into the name of a pool and a key. Names may contain underscores too, so the longest key wins.
 fn pool_variable(rest: &str) -> Option<(&str, &'static str)> {
     rest.match_indices('_')
         .filter(|(at, _)| *at > 0)
         .find_map(|(at, _)| Some((&rest[..at], joined(PoolConfig::KEYS, &rest[at + 1..])?)))
 }
 
-/// The key that the words of a variable spell.
+/// Returns the key spelled by the words of a variable.
 fn joined(keys: &[&'static str], words: &str) -> Option<&'static str> {
     spelling(keys, &words.replace('_', ""))
 }
 
 fn unknown_variable(var: &str) -> ConfigError {
     let words = &var[ENV_PREFIX.len()..];
-    // Of a pool the key stands at the end; nobody knows where its name ends.
+    // A pool's key is at the end, and it is unknown where the pool's name ends.
     let of_pool = || {
         let rest = words.strip_prefix("POOL_").or(words.strip_prefix("ADMIN_"))?;
         let keys = rest
@@ -285,7 +284,7 @@ fn unknown_variable(var: &str) -> ConfigError {
     ConfigError(format!("the environment variable {var} names no key; {hint}"))
 }
 
-/// The variable of a key, with its words apart.
+/// Returns the variable of a key, with its words separated.
 fn variable(key: &str) -> String {
     let mut name = String::from(ENV_PREFIX);
     let chars: Vec<char> = key.chars().collect();
@@ -312,7 +311,7 @@ fn pool_keys(section: &mut Section, table: &str, keys: &Table) -> Result<(), Con
     Ok(())
 }
 
-/// A key of the file, which may be there in two spellings.
+/// Adds a key of the file, which may appear in two spellings.
 fn insert(section: &mut Section, key: &'static str, given: Given) -> Result<(), ConfigError> {
     match section.get(key) {
         Some(other) => {
@@ -325,11 +324,11 @@ fn insert(section: &mut Section, key: &'static str, given: Given) -> Result<(), 
     }
 }
 
-/// Where the file is no TOML. The line is not quoted: it may have a password.
+/// Returns the error about invalid TOML. The line is not quoted, since it may contain a password.
 fn syntax(name: &str, text: &str, error: &toml::de::Error) -> ConfigError {
     let at = error.span().map_or(0, |span| span.start.min(text.len()));
     let line = text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count() + 1;
-    // What a library says may quote a key, never a value.
+    // The library's messages may quote keys, but not values.
     let says = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
     ConfigError(format!("{name}: line {line} is no TOML: {says}"))
 }

@@ -1,25 +1,25 @@
-//! Whether a server can start with a configuration. Each error is one line that says what to change. Checks what is
-//! said and whether directories can be used, and no store.
+//! Validation: whether a server can start with a configuration. Each error is one line that says what to change. Checks
+//! values and directories, but no stores.
 
 use std::path::{Path, PathBuf};
 
-use super::keys::{Config, Layout, PoolConfig};
+use super::keys::{Config, Layout, OF_JOBS, PoolConfig};
 use super::places::{problem, resolved};
 use super::setting::{ConfigError, Given, quoted};
 use super::source::{Section, Sources};
 use crate::name::PoolName;
 
-/// A key and its value as they were written, or as they are in force when nobody wrote them.
+/// Formats a key with its value as written, or its effective value if it was not given.
 fn written(section: &Section, key: &str, in_force: impl std::fmt::Display) -> String {
     section.get(key).map_or_else(|| format!("{key} = {in_force}"), Given::shown)
 }
 
-/// What was given for a key, unless it is empty.
+/// Returns the value given for a key, unless it is empty.
 fn set<'a>(section: &'a Section, key: &str) -> Option<&'a Given> {
     section.get(key).filter(|given| !given.is_empty())
 }
 
-/// The error about the value of a key of this table.
+/// Returns the error about a key of this table.
 fn wrong(table: &str, section: &Section, key: &str, wanted: impl std::fmt::Display) -> ConfigError {
     match section.get(key) {
         Some(given) => given.wrong(wanted),
@@ -28,7 +28,7 @@ fn wrong(table: &str, section: &Section, key: &str, wanted: impl std::fmt::Displ
 }
 
 impl Config {
-    /// The first thing that is wrong.
+    /// Returns the first error.
     pub(super) fn validate(&self, sources: &Sources) -> Result<(), ConfigError> {
         self.validate_ports(&sources.top)?;
         self.validate_accounts(sources)?;
@@ -73,7 +73,7 @@ impl Config {
         }
         if self.accounts.is_empty() && !self.read_only_accounts.is_empty() {
             return Err(ConfigError(
-                "[ReadOnlyAccounts]: [Accounts] is empty, so nobody could change anything: add a user to it"
+                "[ReadOnlyAccounts]: [Accounts] is empty, so no user could change anything: add a user to it"
                     .into(),
             ));
         }
@@ -90,7 +90,7 @@ impl Config {
         if is_good {
             return Ok(());
         }
-        // It may have a password, so it is not shown.
+        // It may contain a password, so it is not shown.
         let place = top.get("AdminUrl").map_or_else(|| "AdminUrl".into(), |given| given.place.to_string());
         Err(ConfigError(format!("{place}: an address like \"https://ops.example/dormouse\" is wanted")))
     }
@@ -161,11 +161,7 @@ impl Config {
                         "Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
                     ));
                 }
-                if let Some(layout) =
-                    ["Layout", "Partitions", "Prefix", "WaitReplicas", "SpreadAt", "Spread", "Ordered"]
-                        .into_iter()
-                        .find_map(|key| given.get(key))
-                {
+                if let Some(layout) = OF_JOBS.into_iter().find_map(|key| given.get(key)) {
                     return Err(layout.wrong("it belongs to pools; tokens and limits have one layout"));
                 }
                 admin.validate("[AdminRedis]", given)
@@ -178,7 +174,7 @@ impl Config {
         }
     }
 
-    /// The directories: each can be used, and none lies in another.
+    /// Checks that each directory is usable and none is inside another.
     fn validate_places(&self, sources: &Sources) -> Result<(), ConfigError> {
         let none = Section::new();
         let mut places: Vec<(String, &Path)> = Vec::new();
@@ -204,7 +200,7 @@ impl Config {
                     (.., true) => "is around",
                     _ => continue,
                 };
-                // Logs, whose directory is the first, may stand around those of pools.
+                // The log directory, which is the first, may contain those of pools.
                 if n == 0 && self.log_dir.is_some() && how == "is inside of" {
                     continue;
                 }
@@ -218,10 +214,10 @@ impl Config {
     }
 }
 
-/// How many parts a pool has in a cluster unless it says otherwise.
+/// Default number of partitions in a cluster.
 const PARTITIONS_OF_CLUSTER: u16 = 64;
 
-/// The files that are named can be read.
+/// Checks that named files are readable.
 fn validate_files(sources: &Sources) -> Result<(), ConfigError> {
     const OF_SERVER: [&str; 6] =
         ["SecretKeyFile", "PushCA", "TLSCert", "TLSKey", "AdminTLSCert", "AdminTLSKey"];
@@ -238,7 +234,7 @@ fn validate_files(sources: &Sources) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Why a name is none to listen on.
+/// Returns why a host cannot be listened on.
 fn host_problem(host: &str) -> Option<&'static str> {
     let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if host.is_empty() {
@@ -257,7 +253,7 @@ fn host_problem(host: &str) -> Option<&'static str> {
     (!plain).then_some("an address or a host name is wanted, such as \"0.0.0.0\"")
 }
 
-/// Whether one port cannot be listened on at both addresses.
+/// Returns whether one port cannot be bound at both addresses.
 fn may_meet(one: &str, other: &str) -> bool {
     let address = |host: &str| host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
     match (address(one), address(other)) {
@@ -266,7 +262,7 @@ fn may_meet(one: &str, other: &str) -> bool {
     }
 }
 
-/// A certificate and its key are there both or neither.
+/// Checks that a certificate and its key are given together.
 fn in_pairs(section: &Section, [cert, key]: [&str; 2]) -> Result<(), ConfigError> {
     let (there, missing) = match (set(section, cert), set(section, key)) {
         (Some(there), None) => (there, key),
@@ -276,11 +272,11 @@ fn in_pairs(section: &Section, [cert, key]: [&str; 2]) -> Result<(), ConfigError
     Err(ConfigError(format!("{} is set and {missing} is not: both are needed", there.shown())))
 }
 
-/// The error about two keys of which a store has one.
+/// Returns the error about two keys that exclude each other.
 fn not_both(table: &str, section: &Section, keys: [&str; 2], why: &str) -> ConfigError {
     let [one, other] = keys;
     let shown = |key: &str| match section.get(key) {
-        // A URL in the place of an address may hold a password.
+        // A URL in place of an address may contain a password.
         Some(given) if key == "Path" || given.text().is_some_and(|text| !text.contains(['@', '/'])) => {
             given.shown()
         }
@@ -295,7 +291,7 @@ fn is_prefix(s: &str) -> bool {
     (1..=64).contains(&s.len()) && s.bytes().all(plain)
 }
 
-/// `namespace/queue`, in which `*` is any text.
+/// Returns whether this is `namespace/queue`, where `*` matches any text.
 fn is_pattern(queue: &str) -> bool {
     let good = |part: &str| {
         !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_*".contains(&b))
@@ -303,14 +299,14 @@ fn is_pattern(queue: &str) -> bool {
     queue.split_once('/').is_some_and(|(namespace, name)| good(namespace) && good(name))
 }
 
-/// Why this is no `host:port`.
+/// Returns why this is not `host:port`.
 fn address_problem(address: &str) -> Option<&'static str> {
     const PORT: &str = "a port from 1 to 65535 is wanted behind the host: write host:port";
     let Some((host, port)) = address.rsplit_once(':') else { return Some(PORT) };
     let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     match inner {
         Some(inner) if inner.parse::<std::net::Ipv6Addr>().is_err() => {
-            return Some("what is in brackets should be an IPv6 address");
+            return Some("the part in brackets should be an IPv6 address");
         }
         None if host.contains(':') => {
             return Some("an IPv6 address stands in brackets: write [address]:port");
@@ -325,23 +321,22 @@ fn address_problem(address: &str) -> Option<&'static str> {
     }
 }
 
-/// About a URL in the place of an address, which may hold a password.
-const NO_URL: &str =
-    "host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB";
+/// Message about a URL in place of an address; the URL is not shown, since it may contain a password.
+const NO_URL: &str = "host:port is wanted, not a URL: use TLS, Username, Password and DB for its other parts";
 
 impl PoolConfig {
-    /// What the keys of a compact pool of this name begin with.
+    /// Returns the prefix of the keys of a compact pool of this name.
     pub fn prefix<'a>(&'a self, name: &'a str) -> &'a str {
         self.prefix.as_deref().unwrap_or(name)
     }
 
-    /// How its Redis keeps jobs.
+    /// Returns the layout of its Redis.
     pub fn layout(&self) -> Layout {
         let usual = if self.cluster.is_empty() { Layout::Lmstfy } else { Layout::Compact };
         self.layout.unwrap_or(usual)
     }
 
-    /// How many parts a compact pool has.
+    /// Returns the number of partitions of a compact pool.
     pub fn partitions(&self) -> u16 {
         self.partitions.unwrap_or(if self.cluster.is_empty() { 1 } else { PARTITIONS_OF_CLUSTER })
     }
@@ -368,7 +363,7 @@ impl PoolConfig {
             .get("Cluster")
             .map_or_else(|| format!("{section} Cluster"), |given| given.place.to_string());
         let hidden = |line: &str| Err(ConfigError(format!("{place}: {line}")));
-        // The value may hold a password.
+        // The value may contain a password.
         if self.cluster.iter().any(|addr| addr.contains(['@', '/'])) {
             return hidden(NO_URL);
         }
@@ -451,7 +446,7 @@ impl PoolConfig {
         let place =
             given.get("Addr").map_or_else(|| format!("{section} Addr"), |given| given.place.to_string());
         let hidden = |line: &str| Err(ConfigError(format!("{place}: {line}")));
-        // The value may hold a password.
+        // The value may contain a password.
         if addr.contains("://") || addr.contains(['@', '/']) {
             return hidden(NO_URL);
         }
@@ -469,7 +464,7 @@ impl PoolConfig {
         Ok(())
     }
 
-    /// Who the server is to the Redis, and how it knows the Redis.
+    /// Checks the credentials and certificates used with the Redis.
     fn validate_logins(&self, section: &str, given: &Section) -> Result<(), ConfigError> {
         let set = |key: &str| set(given, key);
         if !self.tls

@@ -1,19 +1,19 @@
-//! Lists by the arrival of one of their waiters.
+//! Wait lists ordered by arrival number.
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
 
 use super::request::Wanted;
 
-/// Lists in the order of an arrival. Most queues have one list or none, which takes no memory beside this: there is one
-/// of these for each name that a poll waits on.
+/// Map from an arrival number to a wait list. There is one map for each queue name that a poll waits for, and most hold
+/// at most one list, so the first entry is stored inline.
 #[derive(Debug, Default)]
 pub struct ByArrival {
     one: Option<(u64, Wanted)>,
-    /// Where all of them are once there were two. Not empty.
+    /// All entries, once there has been more than one. Never empty.
     #[expect(
         clippy::box_collection,
-        reason = "there are two for each queue, mostly of nothing, and a map is three times as large"
+        reason = "each queue has two, mostly `None`, and an unboxed map takes three times the space"
     )]
     many: Option<Box<BTreeMap<u64, Wanted>>>,
 }
@@ -36,7 +36,7 @@ impl ByArrival {
         self.one.take_if(|one| one.0 == arrival);
         if let Some(many) = &mut self.many {
             many.remove(&arrival);
-            // An empty map would keep its memory.
+            // An empty map would keep its allocation.
             self.many.take_if(|many| many.is_empty());
         }
     }
@@ -45,7 +45,7 @@ impl ByArrival {
         self.one.is_none() && self.many.is_none()
     }
 
-    /// Those of these arrivals, the first one first.
+    /// Returns the entries with an arrival in `arrivals`, in ascending order.
     pub fn range(&self, arrivals: impl RangeBounds<u64>) -> impl Iterator<Item = (u64, &Wanted)> {
         let bounds = (arrivals.start_bound().cloned(), arrivals.end_bound().cloned());
         let one =
@@ -63,7 +63,7 @@ mod tests {
     use crate::name::{Namespace, Queue, QueueName};
 
     proptest! {
-        /// It is a map, and takes no memory beside itself for one list, nor when there is none any more.
+        /// Behaves like a `BTreeMap`, and allocates only while it has held more than one list.
         #[test]
         fn lists_are_kept_by_arrival(changes in prop::collection::vec((any::<bool>(), 0..6u64), 0..40)) {
             let namespace = Namespace::parse("ns").expect("a literal");

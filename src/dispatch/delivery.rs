@@ -1,5 +1,5 @@
-//! Jobs on their way from a fetch to a consumer, and back to the engine when nobody takes them. This is the only
-//! place that handles "the consumer has left". Knows no wait list.
+//! Jobs on their way from a fetch to a consumer, and their return to the engine if the consumer disconnected. This is
+//! the only place that handles disconnected consumers.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use crate::job::Job;
 use crate::name::Namespace;
 use crate::process::tasks::Tasks;
 
-/// Jobs for one consumer. If it is dropped before they are taken, they go back to the head of their queue.
+/// Jobs for one consumer. Dropping a delivery before [`take`](Delivery::take) returns its jobs to the head of their
+/// queue.
 #[derive(Debug)]
 pub struct Delivery {
     jobs: Vec<Job>,
@@ -22,17 +23,17 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// `jobs` for a consumer that was or was not parked.
+    /// Creates a delivery of `jobs`; `waited` says whether the consumer was parked.
     pub(super) fn new(jobs: Vec<Job>, waited: bool, give_back: GiveBack) -> Delivery {
         Delivery { jobs, waited, give_back }
     }
 
-    /// The jobs; empty when there was none.
+    /// Returns the jobs; empty if the poll found none.
     pub fn jobs(&self) -> &[Job] {
         &self.jobs
     }
 
-    /// Keeps the first `most` jobs; the others go back.
+    /// Keeps the first `most` jobs and returns the others to their queue.
     pub fn truncate(&mut self, most: usize) {
         if most < self.jobs.len() {
             let rest = self.jobs.split_off(most);
@@ -40,12 +41,12 @@ impl Delivery {
         }
     }
 
-    /// Whether the consumer was parked before the jobs came: it may have left meanwhile.
+    /// Returns whether the consumer was parked before the jobs arrived, so that it may have disconnected meanwhile.
     pub fn waited(&self) -> bool {
         self.waited
     }
 
-    /// The consumer has them now.
+    /// Takes the jobs: from here on the consumer owns them.
     pub fn take(mut self) -> Vec<Job> {
         std::mem::take(&mut self.jobs)
     }
@@ -56,10 +57,10 @@ impl Drop for Delivery {
         if !self.jobs.is_empty() {
             let mut jobs = std::mem::take(&mut self.jobs);
             for job in &mut jobs {
-                // No engine looks at it, and while a store hangs the jobs stand in line.
+                // Engines do not need the body, and jobs pile up here while a store hangs.
                 job.body = Bytes::new();
             }
-            // Fails only after the runtime has ended. The jobs come back after their ttr then.
+            // Fails only after the runtime has ended; the jobs are then redelivered after their `ttr`.
             let _ = self.give_back.0.send(Message::Jobs(jobs));
         }
     }
@@ -68,16 +69,16 @@ impl Drop for Delivery {
 #[derive(Debug)]
 enum Message {
     Jobs(Vec<Job>),
-    /// Answered once everything that was sent before it has been given back.
+    /// Completed once every earlier message has been processed.
     Flush(oneshot::Sender<()>),
 }
 
-/// Gives untaken jobs back to the engine. It holds no more than the engine has just handed out.
+/// Returns jobs that no consumer took to the engine. Its backlog never exceeds the jobs just delivered.
 #[derive(Clone, Debug)]
 pub(super) struct GiveBack(mpsc::UnboundedSender<Message>);
 
 impl GiveBack {
-    /// The sending side. What gives back is one of these tasks, and ends when the last clone is dropped.
+    /// Starts the task that returns jobs; it ends when the last clone of the handle is dropped.
     pub fn start(engine: Arc<dyn Engine>, tasks: &Tasks) -> GiveBack {
         let (sender, receiver) = mpsc::unbounded_channel();
         let lanes =
@@ -86,30 +87,30 @@ impl GiveBack {
         GiveBack(sender)
     }
 
-    /// Returns when everything that was dropped before has been given back.
+    /// Waits until every delivery dropped so far has been returned.
     pub async fn flush(&self) {
         let (done, flushed) = oneshot::channel();
         if self.0.send(Message::Flush(done)).is_ok() {
-            // An error means that the task has ended: nothing is left to give back then either.
+            // An error means that the task has ended, so nothing is left to return.
             let _ = flushed.await;
         }
     }
 }
 
-/// What gives jobs back: one call of the engine at a time for each namespace. A store may have parts, of which one is
-/// away: a call for it is tried again for long, and jobs of other namespaces go back meanwhile.
+/// Returns jobs with at most one engine call in flight per namespace. While one partition of a store is unavailable,
+/// calls for it are retried for a long time; other namespaces must not wait for them.
 #[derive(Debug)]
 struct Lanes {
     engine: Arc<dyn Engine>,
     tasks: Tasks,
-    /// The namespaces that a call is under way for, each with what waits behind it.
+    /// Namespaces with a call in flight, each with the jobs that wait for the next call.
     behind: Mutex<HashMap<Namespace, Vec<Job>>>,
-    /// Told when there is one namespace less.
+    /// Notified when a namespace has no more calls in flight.
     idle: Notify,
 }
 
 impl Lanes {
-    /// What waits of a namespace goes back in one call of the engine.
+    /// Combines the waiting jobs of each namespace into one engine call.
     async fn run(self: Arc<Self>, mut receiver: mpsc::UnboundedReceiver<Message>) {
         while let Some(first) = receiver.recv().await {
             let (mut jobs, mut flushed) = (HashMap::<Namespace, Vec<Job>>::default(), Vec::new());
@@ -118,7 +119,7 @@ impl Lanes {
                 match message {
                     Message::Jobs(more) => {
                         count += more.len();
-                        // They are of one list of queues, and so of one namespace.
+                        // A delivery has jobs of one list of queues, hence of one namespace.
                         if let Some(job) = more.first() {
                             jobs.entry(job.queue.namespace.clone()).or_default().extend(more);
                         }
@@ -132,13 +133,13 @@ impl Lanes {
                 self.empty().await;
             }
             for done in flushed {
-                // Whoever asked may have stopped waiting.
+                // The receiver may have stopped waiting.
                 let _ = done.send(());
             }
         }
     }
 
-    /// Jobs of this namespace are to go back.
+    /// Queues `jobs` behind the namespace's call in flight, or starts one.
     fn enter(self: &Arc<Self>, namespace: Namespace, jobs: Vec<Job>) {
         let mut behind = self.behind.lock();
         if let Some(waiting) = behind.get_mut(&namespace) {
@@ -150,7 +151,7 @@ impl Lanes {
         self.tasks.spawn(lane.give_back(jobs));
     }
 
-    /// Returns when no call is under way.
+    /// Waits until no call is in flight.
     async fn empty(&self) {
         while !self.behind.lock().is_empty() {
             self.idle.notified().await;
@@ -158,7 +159,7 @@ impl Lanes {
     }
 }
 
-/// The calls for one namespace.
+/// The sequence of calls for one namespace.
 struct Lane {
     lanes: Arc<Lanes>,
     namespace: Namespace,
@@ -172,7 +173,7 @@ impl Lane {
                 tracing::warn!(
                     %error,
                     count,
-                    "jobs of consumers that left could not be given back; they come back after their ttr"
+                    "jobs of disconnected consumers could not be returned; they are redelivered after their ttr"
                 );
             }
             let mut behind = self.lanes.behind.lock();
@@ -204,7 +205,7 @@ mod tests {
     use crate::job::JobId;
     use crate::name::{Namespace, Queue, QueueName};
 
-    /// Guards against bodies that fill the memory while a store that hangs takes no job back.
+    /// Guards against bodies that fill memory while a hanging store accepts no returned jobs.
     #[test]
     fn what_goes_back_takes_no_body_along() {
         let queue = Queue {
@@ -227,7 +228,7 @@ mod tests {
         delivery.truncate(1);
         let Ok(Message::Jobs(back)) = receiver.try_recv() else { panic!("two jobs go back") };
         let back: Vec<(u64, usize)> = back.iter().map(|job| (job.receipt, job.body.len())).collect();
-        assert_eq!(back, [(2, 0), (3, 0)], "the receipts of what went back, and the bytes of their bodies");
-        assert_eq!(delivery.take()[0].body, "large", "what is taken is whole");
+        assert_eq!(back, [(2, 0), (3, 0)], "receipts and body sizes of the returned jobs");
+        assert_eq!(delivery.take()[0].body, "large", "a job that is taken keeps its body");
     }
 }

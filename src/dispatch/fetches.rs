@@ -1,5 +1,5 @@
-//! The dispatcher itself: its wait lists, and the fetches for them. Decides when a list asks the store, for whom, and who
-//! gets what that brings.
+//! The dispatcher's fetch loop: decides when a wait list calls the store, which waiters the fetch serves, and how its
+//! jobs are distributed.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -26,7 +26,7 @@ use crate::job::Job;
 use crate::name::Queue;
 use crate::process::tasks::{Failure, Tasks};
 
-/// How long after a failed fetch its queues are notified again.
+/// Delay after a failed fetch before its queues are notified again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// One pool's dispatcher.
@@ -35,22 +35,23 @@ pub struct Dispatcher {
     engine: Arc<dyn Engine>,
     pub(super) parked: Arc<ParkedPolls>,
     pub(super) lists: Mutex<WaitLists>,
-    /// How many queues are waited for: lets a notification return without the lock while nobody waits.
+    /// Number of queues with waiters. While it is 0, a notification returns without taking the lock.
     pub(super) waited_for: AtomicUsize,
     pub(super) give_back: GiveBack,
     turns: Turns,
-    /// Which queue is next, of each list with weights.
+    /// Fair-queueing state of each wait list with weights.
     shares: WeightShares,
     pub(super) closing: CancellationToken,
-    /// Fetches and retries, so that a stop can wait for them.
+    /// Fetches and retries, so that shutdown can wait for them.
     pub(super) tasks: Tasks,
-    /// Those that give jobs back.
+    /// The tasks that return jobs.
     pub(super) giving_back: Tasks,
     this: Weak<Dispatcher>,
 }
 
 impl Dispatcher {
-    /// A dispatcher over `engine`, in the current runtime. A task of it that dies is reported to `failure`.
+    /// Starts a dispatcher over `engine` in the current runtime. If one of its tasks dies, this is reported to
+    /// `failure`.
     pub fn start(engine: Arc<dyn Engine>, parked: Arc<ParkedPolls>, failure: Failure) -> Arc<Dispatcher> {
         let giving_back = Tasks::new(failure.clone());
         let give_back = GiveBack::start(engine.clone(), &giving_back);
@@ -80,8 +81,8 @@ impl Dispatcher {
         Delivery::new(jobs, waited, self.give_back.clone())
     }
 
-    /// Starts fetching for lists whose `fetching` was set. They ask the store in this order: each begins once the one
-    /// before it has asked.
+    /// Starts fetching for lists whose `fetching` flag was just set. They call the store in this order: each starts
+    /// once the previous one has made its call.
     fn start_fetches(&self, lists: Vec<Wanted>) {
         self.start_next(lists.into_iter());
     }
@@ -91,21 +92,21 @@ impl Dispatcher {
     }
 
     fn start_next(&self, mut lists: IntoIter<Wanted>) {
-        // `None` only while the last reference is dropped: nobody waits any more.
+        // `None` only while the last reference is dropped, when there are no more waiters.
         let (Some(this), Some(queues)) = (self.this.upgrade(), lists.next()) else { return };
         self.tasks.spawn(this.fetch(queues, lists));
     }
 
-    /// Fetches until the list is empty, or knows that its queues are. Runs as a task of its own, so that a
-    /// consumer that leaves cannot drop a call that has taken jobs.
-    /// Once it has asked the store it starts the `others`.
+    /// Fetches until the list has no waiters or its queues are known to be empty. Runs as its own task, so that a
+    /// consumer that disconnects cannot cancel a call that has already taken jobs. Starts `others` once its own call
+    /// has been made.
     async fn fetch(self: Arc<Self>, queues: Wanted, mut others: IntoIter<Wanted>) {
         loop {
             let Some(mut turn) = self.turns.take(queues.queues.namespace()).await else { return };
             let next = Next { dispatcher: &self, lists: std::mem::take(&mut others) };
             let Some(fetch) = self.begin(&queues) else { return };
-            let mut under_way = FetchUnderWay { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
-            let (ttrs, notified, began) = under_way
+            let mut in_flight = FetchInFlight { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
+            let (ttrs, notified, began) = in_flight
                 .fetch
                 .as_ref()
                 .map_or((&[][..], false, 0), |fetch| (&fetch.ttrs, fetch.notified, fetch.began));
@@ -115,7 +116,7 @@ impl Dispatcher {
                 Some(weights) => Box::pin(self.shares.consume(&*self.engine, &queues, weights, ttrs)),
             };
             let result = self.in_time(&queues, began, &mut turn, next.after(call)).await;
-            if let Some(fetch) = under_way.fetch.take()
+            if let Some(fetch) = in_flight.fetch.take()
                 && !self.end(&queues, fetch, result)
             {
                 return;
@@ -123,8 +124,8 @@ impl Dispatcher {
         }
     }
 
-    /// The call's answer. If it takes long, another fetch may have its turn; and one of the queues may be why, so jobs of
-    /// the others are left to other lists.
+    /// Awaits `call`. If it takes longer than [`HELD_UP`], gives up its turn and passes this list's notifications on to
+    /// other lists, since one slow queue may be holding up jobs of the others.
     async fn in_time<T>(
         &self,
         queues: &Wanted,
@@ -132,7 +133,7 @@ impl Dispatcher {
         turn: &mut Turn<'_>,
         call: impl Future<Output = T>,
     ) -> T {
-        // Whoever else waits for the one queue of a list would be held up too.
+        // With a single queue, other lists would be held up by it too.
         let has_others = queues.queues.names().len() > 1;
         if !has_others && !turn.can_be_given_back() {
             return call.await;
@@ -150,7 +151,7 @@ impl Dispatcher {
         }
     }
 
-    /// Chooses whom to fetch for. `None` ends the fetching.
+    /// Starts a fetch by choosing the waiters it serves. `None` ends the task.
     fn begin(&self, queues: &Wanted) -> Option<Fetch> {
         let mut lists = self.lists.lock();
         let list = lists.get(queues)?;
@@ -175,7 +176,7 @@ impl Dispatcher {
         Some(fetch)
     }
 
-    /// Hands out what a fetch brought. Answers whether its task goes on.
+    /// Distributes the result of a fetch. Returns whether its task continues.
     fn end(&self, queues: &Wanted, fetch: Fetch, result: Result<Consumed>) -> bool {
         let mut lists = self.lists.lock();
         if let Some((first, _)) = fetch.waiters.first() {
@@ -188,7 +189,7 @@ impl Dispatcher {
         goes_on.unwrap_or(false)
     }
 
-    /// The same, of a fetch that did not fail. `None`: the list was removed, by its own fetch, or while none was under way.
+    /// [`end`](Dispatcher::end) for a fetch that succeeded. `None` if the list has been removed meanwhile.
     fn hand_out(
         &self,
         lists: &mut WaitLists,
@@ -207,19 +208,19 @@ impl Dispatcher {
                 break;
             }
             let delivery = self.delivery(share, list.is_registered());
-            // If the waiter has left, or leaves now, the delivery is dropped and its jobs go back.
+            // If the waiter has disconnected, the delivery is dropped and its jobs are returned.
             if let Some(waiter) = list.remove(arrival) {
                 let _ = waiter.send(Ok(delivery));
             }
         }
         if full || more {
-            // There may be more jobs, for this list and for others. A list that is empty now wakes the others when it is
-            // removed.
+            // There may be more jobs, for this list or for others. If this list is empty now, it wakes the others when
+            // it is removed.
             list.stale = true;
             if list.is_registered() && !list.is_empty() {
-                // Whoever waits longest is next, in this list or in another. Those that do not wait are owed an answer
-                // by this list alone.
-                let goes_on = list.anybody_impatient();
+                // The longest waiter is next, in this list or another; but only this list can answer its own callers
+                // with a timeout of zero.
+                let goes_on = list.has_impatient();
                 (list.stale, list.fetching) = (goes_on, goes_on);
                 lists.reorder(queues);
                 self.start_fetches(lists.wake_others(queues));
@@ -241,20 +242,20 @@ impl Dispatcher {
         Some(true)
     }
 
-    /// The same, of a fetch that failed.
+    /// [`end`](Dispatcher::end) for a fetch that failed.
     fn fail(&self, lists: &mut WaitLists, queues: &Wanted, fetch: &Fetch, error: &Error) -> Option<bool> {
         let list = lists.get(queues)?;
         (list.serving, list.took_over) = (None, false);
         list.looked = false;
-        // Who waits goes on waiting while there may be jobs where nobody could look.
+        // If only part of the store could not be read, it may still have jobs, so waiters keep waiting.
         let unseen = if let Error::Unseen(why, of) = error { Some((*why, &of[..])) } else { None };
         let failed = fetch.waiters.iter().filter(|_| unseen.is_none());
         let failed: Vec<_> = failed.filter_map(|(arrival, _)| list.remove(*arrival)).collect();
         for waiter in failed.into_iter().chain(list.remove_impatient(fetch.before)) {
             let _ = waiter.send(Err(ConsumeError::Store(error.clone())));
         }
-        // Those that came meanwhile are answered by a fetch of their own.
-        list.stale |= list.anybody_impatient() || unseen.is_none() && !list.is_registered();
+        // Callers that arrived meanwhile are answered by their own fetch.
+        list.stale |= list.has_impatient() || unseen.is_none() && !list.is_registered();
         if list.is_registered() {
             lists.reorder(queues);
             self.notify_later(lists, queues);
@@ -262,12 +263,12 @@ impl Dispatcher {
             self.register(lists, queues);
         }
         if let Some((why, of)) = unseen {
-            lists.could_not_look(queues, of, why);
+            lists.mark_unseen(queues, of, why);
         }
         Some(true)
     }
 
-    /// From here on notifications come. One more fetch sees what came before.
+    /// Registers the list for notifications, then marks it for one more fetch, which finds the jobs stored before.
     fn register(&self, lists: &mut WaitLists, queues: &Wanted) {
         if let Some(list) = lists.get(queues) {
             list.stale = true;
@@ -277,7 +278,8 @@ impl Dispatcher {
         new.iter().for_each(|queue| self.engine.watch(queue));
     }
 
-    /// A fetch that failed may have been told of a job that is still there, and nobody will tell again.
+    /// Notifies the failed list's queues again after [`RETRY`]: the fetch may have consumed the only notification of a
+    /// job that is still ready.
     fn notify_later(&self, lists: &mut WaitLists, list: &Wanted) {
         let queues: Vec<Queue> = list.queues().filter(|queue| lists.retrying.insert(queue.clone())).collect();
         if queues.is_empty() {
@@ -306,8 +308,8 @@ impl Dispatcher {
 
 impl Notifier for Dispatcher {
     fn notify(&self, queue: &Queue) {
-        // A list registers before its last fetch, and a job is stored before its notification: if the list is not
-        // seen here, its fetch sees the job.
+        // A list registers before its last fetch, and a job is stored before its notification. So if the list is not
+        // visible here yet, its fetch will find the job.
         if self.waited_for.load(Ordering::SeqCst) > 0 {
             self.start_fetches(self.lists.lock().wake(queue));
         }
@@ -331,14 +333,14 @@ impl Notifier for Dispatcher {
 
 type StoreCall<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Lists that are to fetch after another one. Dropped when that one has asked the store, or need not, or has panicked.
+/// Lists to start after another list has called the store. Dropped then, or if it has nothing to fetch or panics.
 struct Next<'a> {
     dispatcher: &'a Dispatcher,
     lists: IntoIter<Wanted>,
 }
 
 impl Next<'_> {
-    /// Starts them once the call has begun. The call's answer.
+    /// Polls `call` once, starts the lists, then awaits the call.
     async fn after<T>(self, mut call: StoreCall<'_, T>) -> T {
         let begun = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
         drop(self);
@@ -355,16 +357,16 @@ impl Drop for Next<'_> {
     }
 }
 
-/// A fetch under way. If the engine panics, those that it was for get an error, and the list goes on.
-struct FetchUnderWay<'a> {
+/// A fetch in flight. If the engine panics, its waiters get an error and the list fetches again.
+struct FetchInFlight<'a> {
     dispatcher: &'a Arc<Dispatcher>,
     queues: &'a Wanted,
     fetch: Option<Fetch>,
 }
 
-impl Drop for FetchUnderWay<'_> {
+impl Drop for FetchInFlight<'_> {
     fn drop(&mut self) {
-        // A fetch that is dropped because the runtime ends has nobody to answer.
+        // If it is dropped because the runtime ends, there is nothing to answer.
         if let Some(fetch) = self.fetch.take().filter(|_| std::thread::panicking()) {
             self.dispatcher.end(self.queues, fetch, Err(Error::refused("the engine panicked")));
             self.dispatcher.start_fetch(self.queues.clone());

@@ -1,8 +1,8 @@
-//! Hands jobs to consumers. Consumers that find nothing wait here, in order of arrival, and are served when their
-//! queues get jobs. A waiting consumer costs a few hundred bytes and no store connection. There is one dispatcher
-//! for each pool. It asks the engine, never a store, and knows nothing of HTTP.
+//! Distributes jobs to consumers. Consumers that find no job wait here, in order of arrival, until their queues get
+//! jobs. A waiter costs a few hundred bytes and no store connection. Each pool has one dispatcher. It depends on the
+//! `Engine` trait only, and knows nothing of HTTP.
 //!
-//! The dispatcher alone decides who is served by which call of the engine:
+//! The dispatcher alone decides which engine call serves which consumers:
 //!
 //! ```text
 //! consume ──> wait list of its queues ──> fetch: one Engine::consume for the list's first waiters
@@ -13,35 +13,33 @@
 //!                notify(queue), from the engine
 //! ```
 //!
-//! Consumers that asked for the same queues, with the same [`weights`], share a *wait list*. At most one *fetch* per
-//! wait list is under way, and it serves as many of the first waiters as one call of the engine may. So a publish to a
-//! queue with ten thousand waiters costs one call.
+//! Consumers of the same queues with the same [`weights`] share a *wait list*. A wait list has at most one *fetch* in
+//! flight, which serves as many of its first waiters as one engine call can. So a publish to a queue with ten thousand
+//! waiters costs one call.
 //!
-//! **Order.** A fetch serves nobody who came after the next waiter of another list of one of its queues. Lists that
-//! are to fetch at the same time ask the store one after the other, in the order of their next waiters.
+//! **Order.** A fetch serves no waiter that arrived after the next waiter of another list with one of the same queues.
+//! Lists that are to fetch at the same time call the store one after the other, in the order of their next waiters.
 //!
-//! **No wake-up is lost.** A wait list that is left with waiters first registers for its queues, and then fetches
-//! once more. A notification that comes during a fetch marks the list as stale, and it fetches again.
+//! **No lost wake-ups.** A wait list that still has waiters after its first fetch registers for its queues and then
+//! fetches once more. A notification during a fetch marks the list as stale, and it fetches again. From then on it
+//! checks only what the engine has notified ([`consume_notified`](crate::engine::Engine::consume_notified)), unless one
+//! of its callers has a timeout of zero.
 //!
-//! After that it asks only for what the engine has notified of ([`consume_notified`](crate::engine::Engine::consume_notified)),
-//! as long as nobody is there who does not wait.
+//! **One notification, one fetch.** A notification goes to the wait list with the longest waiter, so ten thousand wait
+//! lists over one queue cost no more than one. If that waiter's fetch is already in flight and not held up, its list
+//! fetches once more. A fetch that returned fewer jobs than it asked for has seen the queues empty, and the
+//! notification is settled. After a full fetch, or one that stopped among deleted jobs, further lists fetch too; so
+//! they do when a list becomes empty before it has fetched. A fetch over several queues that takes longer than
+//! [`HELD_UP`](wait_lists::HELD_UP) passes its notifications on, since one of the queues may lie on a node that does
+//! not respond: once, and only to a list that shares exactly one queue with it. After a failed fetch, its queues are
+//! notified again after a second.
 //!
-//! **One notification, one fetch.** A notification concerns the wait list whose first waiter waits longest, so
-//! that ten thousand wait lists over one queue cost no more than one. If a fetch is under way for that waiter, and
-//! is not held up, the list fetches once more. That list owes it to the others: a fetch that found less than it asked
-//! for has seen the queues empty, and nothing is owed. After one that found enough, or that ended among jobs that are
-//! gone, others fetch too. The same holds for a list that becomes empty before it has fetched. A fetch of several
-//! queues that takes longer than a moment passes on what is owed, since one of them may lie where nobody answers: once,
-//! and to a list that has no second queue in common with it. After one that failed the queues are notified again after a
-//! second.
+//! **Isolation of namespaces.** The number of fetches in flight is bounded. When most of that bound is used, a fetch
+//! that takes long gives up its turn, and each namespace has its own bound ([`turns`]).
 //!
-//! **One namespace does not hold up others.** So many fetches are under way at a time. Where most of these places are
-//! taken, a fetch that takes longer than a moment gives its place back, and each namespace has a bound of its own
-//! ([`turns`]).
-//!
-//! **No job is burned.** A fetch runs as a task of its own, so a consumer that leaves cannot drop a call that has
-//! taken jobs. The jobs travel in a [`Delivery`], which gives them back to the engine when nobody takes them: those of
-//! each namespace by themselves.
+//! **No delivery is wasted.** A fetch runs as its own task, so a consumer that disconnects cannot cancel a call that
+//! has taken jobs. Jobs travel in a [`Delivery`], which returns them to the engine if it is dropped; each namespace's
+//! jobs are returned separately.
 
 mod by_arrival;
 mod delivery;
@@ -68,22 +66,22 @@ use self::request::{ConsumeResult, Wanted};
 use crate::error::{Error, Result, Unreachable};
 use crate::name::Queue;
 
-/// The longest that a poll may last: beyond it a timer would overflow. lmstfy's u32 seconds are far longer
-/// than any connection lives.
+/// Longest timeout of a poll: beyond it a timer would overflow. lmstfy accepts u32 seconds, which is far longer than
+/// any connection lives.
 const LONGEST_POLL: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl Dispatcher {
-    /// Hands out up to `count` jobs, from the first queue of the list that has some. Waits up to `timeout` for
-    /// the first one. The delivery is empty when none came. A consumer leaves by dropping the future.
+    /// Returns up to `count` jobs from the first queue of the list that has any, waiting up to `timeout` for the first.
+    /// The delivery is empty if none arrived. Dropping the future leaves the wait list.
     pub fn consume(
         self: &Arc<Self>,
         request: Request,
     ) -> impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static {
-        // Not within another future: each parked poll would keep the request twice.
+        // Not wrapped in another future, which would store the request twice for each parked poll.
         self.clone().serve(request, true)
     }
 
-    /// The same for a consumer that is a part of this server. It is no parked poll, and no bound of them holds it up.
+    /// Like [`consume`](Dispatcher::consume), for a consumer within this server. It is not counted as a parked poll.
     pub fn consume_for_server(
         self: &Arc<Self>,
         request: Request,
@@ -102,7 +100,7 @@ impl Dispatcher {
         let outcome = if patient {
             match timeout_at(deadline, &mut waiting.outcome).await {
                 Ok(outcome) => outcome,
-                // Nothing in time. Leaving the wait list settles whether a fetch was faster.
+                // Timed out. Leaving the wait list decides whether a fetch was faster.
                 Err(_) => {
                     let unseen = waiting.leave();
                     let nothing = || match unseen {
@@ -115,16 +113,17 @@ impl Dispatcher {
         } else {
             (&mut waiting.outcome).await
         };
-        // Nobody drops a waiter's channel unanswered while the runtime lives.
+        // While the runtime lives, no waiter's channel is dropped without a result.
         outcome.unwrap_or_else(|_| Err(ConsumeError::Store(Error::Closed)))
     }
 
-    /// How many consumers wait in long polls for each queue. Looks at all of them: not for a request's way.
+    /// Returns the number of long polls that wait for each queue. Visits every poll, so it must not be called per
+    /// request.
     pub fn waiting(&self) -> HashMap<Queue, u64> {
         if self.waited_for.load(Ordering::Relaxed) == 0 {
             return HashMap::default();
         }
-        // There may be half a million names, so they are gathered without the lock.
+        // There may be half a million names, so they are counted without the lock.
         let polls = self.lists.lock().polls();
         let mut by_queue: HashMap<Queue, u64> = HashMap::default();
         for (queues, waiting) in &polls {
@@ -133,8 +132,7 @@ impl Dispatcher {
         by_queue
     }
 
-    /// Answers every parked consumer with nothing, now, and lets nobody wait from here on. Those that a fetch is
-    /// under way for get what it brings.
+    /// Answers every parked consumer with no jobs and lets no more wait. Waiters with a fetch in flight get its result.
     pub fn close(&self) {
         self.closing.cancel();
         let mut lists = self.lists.lock();
@@ -142,7 +140,7 @@ impl Dispatcher {
         let mut idle = Vec::new();
         for (queues, list) in lists.iter_mut() {
             for waiter in list.close() {
-                // A waiter that has just left needs no answer; so everywhere in this folder.
+                // Sending fails if the waiter has just left; ignored throughout this module.
                 let _ = waiter.send(Ok(self.nothing()));
             }
             if !list.fetching {
@@ -154,8 +152,8 @@ impl Dispatcher {
         }
     }
 
-    /// After [`close`](Dispatcher::close): returns when no fetch is under way and every job that nobody took
-    /// has been given back, so that the engine can be closed.
+    /// Waits, after [`close`](Dispatcher::close), until no fetch is in flight and every job that no consumer took has
+    /// been returned, so that the engine can be closed.
     pub async fn settled(&self) {
         self.tasks.stop();
         self.tasks.ended().await;
@@ -163,21 +161,21 @@ impl Dispatcher {
         self.giving_back.stop();
     }
 
-    /// Puts a consumer into its wait list, and makes the list fetch if it has to.
+    /// Adds a consumer to its wait list and starts a fetch if one is needed.
     fn arrive(self: &Arc<Self>, request: Request, patient: bool, places: usize) -> Waiting {
         let Request { queues, weights, count, ttr, .. } = request;
         let (sender, outcome) = oneshot::channel();
         let mut lists = self.lists.lock();
         lists.arrivals += 1;
         let arrival = lists.arrivals;
-        // Asked under the lock: whom `close` does not find in a list must not wait.
+        // Checked under the lock: a waiter that `close` does not find must not wait.
         let patient = patient && !lists.closed;
         let (queues, list) = lists.get_or_insert(Wanted::new(queues, weights));
         let may_be_next = list.is_empty() || list.serving.is_some();
         list.push(arrival, (count, ttr), (patient, places > 0), sender);
-        // A registered list that is not stale knows that its queues are empty, or that another list was notified:
-        // a patient consumer just waits. One that does not wait must not rely on notifications, which may be a
-        // moment late for the jobs of other servers.
+        // A registered list that is not stale knows that its queues are empty or that another list was notified, so a
+        // patient consumer just waits. With a timeout of zero it must not rely on notifications, which may arrive late
+        // for jobs published through other servers.
         if !patient || !list.is_registered() {
             list.stale = true;
         }
@@ -193,19 +191,19 @@ impl Dispatcher {
     }
 }
 
-/// A consumer's place in its wait list. The consumer leaves when this is dropped.
+/// A consumer's entry in its wait list; dropping it leaves the list.
 struct Waiting {
     dispatcher: Arc<Dispatcher>,
     queues: Wanted,
     arrival: u64,
-    /// Those that it takes as a parked poll; 0 if it is none.
+    /// Slots that it uses as a parked poll; 0 if it is not one.
     places: usize,
     outcome: oneshot::Receiver<ConsumeResult>,
     left: bool,
 }
 
 impl Waiting {
-    /// Why the last fetch could not look everywhere, if it could not.
+    /// Leaves the wait list. Returns an error if the last fetch could not read the whole store.
     fn leave(&mut self) -> Option<Unreachable> {
         if std::mem::replace(&mut self.left, true) {
             return None;
@@ -216,7 +214,7 @@ impl Waiting {
         let mut lists = self.dispatcher.lists.lock();
         let unseen = lists.unseen(&self.queues);
         let list = lists.get(&self.queues)?;
-        list.remove(self.arrival)?; // answered already if it is not there
+        list.remove(self.arrival)?; // already answered if it is absent
         if list.is_empty() && !list.fetching {
             self.dispatcher.remove(&mut lists, &self.queues);
         } else {

@@ -1,4 +1,4 @@
-//! How many consumers wait in long polls: the two bounds that all pools' dispatchers share.
+//! Counts of parked polls, and the two limits on them that all pools share.
 
 use ahash::HashMap;
 use parking_lot::Mutex;
@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use super::request::ConsumeError;
 use crate::name::Namespace;
 
-/// Counts parked polls, over all pools. Namespaces of the same name in several pools count as one.
+/// Counts parked polls over all pools. Namespaces with the same name in different pools count as one.
 #[derive(Debug)]
 pub struct ParkedPolls {
     most: usize,
@@ -18,28 +18,28 @@ pub struct ParkedPolls {
 struct Count {
     polls: usize,
     places: usize,
-    /// The places of each namespace that has some.
+    /// Slots in use by namespace; no entry for 0.
     by_namespace: HashMap<Namespace, usize>,
 }
 
 impl ParkedPolls {
-    /// Lets polls be parked at a time that count `most` together, those of one namespace `most_of_namespace`. The last one
-    /// that is let in may count more than what was left: so a poll of any list fits in where there is nobody else.
+    /// Limits parked polls to `most` slots in total and `most_of_namespace` per namespace. A poll is admitted while any
+    /// slot is free, even if it uses more than that, so that a poll of any size can be admitted to an idle server.
     pub fn new(most: usize, most_of_namespace: usize) -> ParkedPolls {
         ParkedPolls { most, most_of_namespace, count: Mutex::default() }
     }
 
-    /// How many polls are parked.
+    /// Returns the number of parked polls.
     pub fn count(&self) -> usize {
         self.count.lock().polls
     }
 
-    /// How many places they take: each as many as it counts.
+    /// Returns the number of slots in use; see [`places`](super::request::places).
     pub fn places(&self) -> usize {
         self.count.lock().places
     }
 
-    /// Counts one more, which takes so many places, or refuses it.
+    /// Admits one poll that uses `places` slots, or refuses it.
     pub(super) fn enter(&self, namespace: &Namespace, places: usize) -> Result<(), ConsumeError> {
         let mut count = self.count.lock();
         if count.places >= self.most {
@@ -57,7 +57,7 @@ impl ParkedPolls {
         Ok(())
     }
 
-    /// One that entered with so many is parked no more.
+    /// Releases the slots of a poll that was admitted with `places`.
     pub(super) fn leave(&self, namespace: &Namespace, places: usize) {
         let mut count = self.count.lock();
         count.polls -= 1;

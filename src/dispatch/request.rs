@@ -1,4 +1,4 @@
-//! What a consumer asks for, and what it gets. Plain values.
+//! Requests of consumers and their results, as plain values.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -8,64 +8,62 @@ use super::delivery::Delivery;
 use crate::error::Error;
 use crate::name::{Queue, QueueList};
 
-/// Why a consumer got no answer.
+/// Why a consume failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ConsumeError {
-    /// As many consumers are parked as may be.
+    /// The limit on parked polls is reached.
     #[error("too many consumers are waiting (at most {0})")]
     TooMany(usize),
-    /// As many consumers of its namespace are parked as may be.
+    /// The namespace's limit on parked polls is reached.
     #[error("too many consumers of the namespace are waiting (at most {0})")]
     TooManyInNamespace(usize),
     #[error("{0}")]
     Store(Error),
 }
 
-/// What one consumer asks for.
+/// A consume request.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// First is served first, unless there are weights.
+    /// Queues in order of priority, unless there are weights.
     pub queues: QueueList,
-    /// In which proportion the queues are served while they have jobs.
+    /// Relative shares of the queues while they have jobs.
     pub weights: Option<Weights>,
-    /// How many jobs at most; 1 to 100.
+    /// Maximum number of jobs, from 1 to 100.
     pub count: u16,
-    /// How long each job may run before it comes back.
+    /// Time to run of each job.
     pub ttr: Duration,
-    /// How long to wait for the first job; zero is not at all.
+    /// Time to wait for the first job; zero does not wait.
     pub timeout: Duration,
-    /// Bytes that its connection keeps of the request while it waits; 0 where there is none.
+    /// Bytes of the request's head that its connection keeps while it waits; 0 if there is no connection.
     pub head: usize,
 }
 
-/// With so many queues a list counts once. Each queue that it names takes memory: so many of the longest names take about
-/// as much as a poll of one queue.
+/// Queues per slot. Each queue name takes memory: ten of maximum length take about the memory of a poll of one queue.
 const OF_ONE_PLACE: usize = 10;
-/// A head of so many bytes is no more than its connection's buffer has room for anyway. One that is longer counts once more
-/// for each so many.
+/// Bytes of request head per slot. The first 8 KiB fit the connection's buffer and are free.
 const HEAD_OF_ONE_PLACE: usize = 8 << 10;
 
-/// How often a list counts against bounds that are there for its memory.
+/// Returns the number of slots that `queues` takes against limits that exist to bound memory.
 pub fn places(queues: &QueueList) -> usize {
     queues.names().len().div_ceil(OF_ONE_PLACE)
 }
 
 impl Request {
-    /// How often it counts while it waits.
+    /// Returns the number of slots that the request takes while it waits.
     pub(super) fn places(&self) -> usize {
         places(&self.queues) + self.head.saturating_sub(1) / HEAD_OF_ONE_PLACE
     }
 }
 
-/// What the waiters of one list have asked for. Shared: each queue of the list refers to it, and each waiter.
+/// The queues and weights of a wait list, shared by its waiters and by the entry of each queue.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Wanted(Arc<WantedQueues>);
 
-/// From which queues, and how those share.
+/// Contents of a [`Wanted`].
 #[derive(PartialEq, Eq, Hash, Debug)]
 pub struct WantedQueues {
     pub queues: QueueList,
-    /// `None`: the first queue that has jobs is served first.
+    /// `None` serves the first queue that has jobs.
     pub weights: Option<Weights>,
 }
 
@@ -87,7 +85,7 @@ impl Wanted {
     }
 }
 
-/// One weight for each queue of a list, in its order; each at least 1. Shared, since each waiter has it.
+/// One weight per queue of a list, in its order, each at least 1. Shared by all waiters.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Weights(Arc<Vec<u16>>);
 
@@ -96,11 +94,11 @@ impl Weights {
         Weights(Arc::new(weights))
     }
 
-    /// One for each queue.
+    /// Returns one weight per queue.
     pub fn as_slice(&self) -> &[u16] {
         &self.0
     }
 }
 
-/// What a waiter gets.
+/// Result of one consume.
 pub type ConsumeResult = Result<Delivery, ConsumeError>;

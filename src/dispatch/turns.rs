@@ -1,8 +1,7 @@
-//! Turns to ask the store: how many fetches may be under way, and how many of one namespace. Knows no wait list.
+//! Bounds on concurrent fetches, in total and per namespace.
 //!
-//! A store may have parts, of which one hangs while the others answer. Whoever chooses the names of many queues can have
-//! them all lie there. So a fetch that takes long gives its turn to another one, and each namespace has a bound of its own
-//! on fetches that do.
+//! One partition of a store may hang while the others respond, and a client can choose queue names that all lie on it.
+//! So a slow fetch gives up its turn, and each namespace has its own bound on slow fetches.
 
 use std::sync::Arc;
 
@@ -12,20 +11,22 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::name::Namespace;
 
-/// How many turns there are. Others wait for one to end, first come, first served, while more waiters join their lists.
+/// Maximum number of turns. Further fetches wait in FIFO order while more waiters join their lists.
 const MOST: usize = 256;
-/// While more turns than these are left nobody counts whose they are. So that many at most are kept by fetches that hang.
+/// While at least this many turns are free, fetches are not counted per namespace. Fetches that hang can hold at most
+/// the other half.
 const UNCOUNTED: usize = MOST / 2;
-/// How many fetches that are counted one namespace may have.
+/// Maximum number of counted fetches per namespace.
 const MOST_OF_NAMESPACE: usize = MOST - UNCOUNTED;
-/// How many fetches may be under way that have given their turns back. Fewer than calls may wait for a store.
+/// Maximum number of fetches in flight that have given up their turn. Less than the number of calls that may wait for a
+/// store.
 const MOST_WITHOUT: usize = 4096;
 
-/// One dispatcher's.
+/// The turns of one dispatcher.
 #[derive(Debug)]
 pub struct Turns {
     free: Semaphore,
-    /// Of those namespaces that have fetches that are counted.
+    /// Permits of namespaces that have counted fetches.
     by_namespace: Mutex<HashMap<Namespace, Arc<Semaphore>>>,
     without: Semaphore,
 }
@@ -40,19 +41,19 @@ impl Default for Turns {
     }
 }
 
-/// A fetch may be under way as long as this is kept.
+/// Permission for one fetch; held until it ends.
 #[derive(Debug)]
 pub struct Turn<'a> {
     turns: &'a Turns,
     namespace: &'a Namespace,
-    /// One of those that all share: the turn itself, until it is given back.
+    /// Permit of the whole dispatcher: a turn, or once given up, a permit of `without`.
     of_all: Option<SemaphorePermit<'a>>,
-    /// One of its namespace's, if it is counted.
+    /// The namespace's permit, if the fetch is counted.
     of_namespace: Option<OwnedSemaphorePermit>,
 }
 
 impl Turns {
-    /// Waits for a turn. `None` never: nobody closes the semaphores.
+    /// Waits for a turn. Returns `None` only if the semaphores were closed, which never happens.
     pub async fn take<'a>(&'a self, namespace: &'a Namespace) -> Option<Turn<'a>> {
         let mut turn = Turn { turns: self, namespace, of_all: None, of_namespace: None };
         turn.of_all = Some(self.free.acquire().await.ok()?);
@@ -63,7 +64,7 @@ impl Turns {
         match own.clone().try_acquire_owned() {
             Ok(of_namespace) => turn.of_namespace = Some(of_namespace),
             Err(_) => {
-                // Other namespaces need not wait for this one's.
+                // Other namespaces must not wait for this namespace.
                 turn.of_all = None;
                 turn.of_namespace = Some(own.acquire_owned().await.ok()?);
                 turn.of_all = Some(self.free.acquire().await.ok()?);
@@ -78,12 +79,12 @@ fn new_share() -> Arc<Semaphore> {
 }
 
 impl Turn<'_> {
-    /// Whether another fetch can have the turn before this one has ended.
+    /// Returns whether the turn can be given up before the fetch ends.
     pub fn can_be_given_back(&self) -> bool {
         self.of_namespace.is_some()
     }
 
-    /// The fetch takes long: another one may begin.
+    /// Lets another fetch start in place of a slow one.
     pub fn give_back(&mut self) {
         if self.can_be_given_back()
             && self.of_all.is_some()
@@ -99,7 +100,7 @@ impl Drop for Turn<'_> {
         let Some(of_namespace) = self.of_namespace.take() else { return };
         drop(of_namespace);
         let mut by_namespace = self.turns.by_namespace.lock();
-        // Whoever has one, or waits for one, has a handle too.
+        // Holders and waiters of a permit have a reference too.
         if by_namespace.get(self.namespace).is_some_and(|own| Arc::strong_count(own) == 1) {
             by_namespace.remove(self.namespace);
         }
@@ -117,15 +118,15 @@ mod tests {
         Namespace::parse(name).expect("a literal")
     }
 
-    /// A turn, if it is there at once.
+    /// Returns a turn if one is free now.
     fn at_once<'a>(turns: &'a Turns, namespace: &'a Namespace) -> Option<Turn<'a>> {
         let mut context = Context::from_waker(Waker::noop());
         let Poll::Ready(turn) = pin!(turns.take(namespace)).poll(&mut context) else { return None };
         turn
     }
 
-    /// Guards against fetches of one namespace that hang and keep all turns, and against namespaces that are counted for
-    /// ever.
+    /// Guards against hanging fetches of one namespace that hold all turns, and against namespaces that stay counted
+    /// forever.
     #[test]
     fn what_takes_long_gives_its_turn_to_other_namespaces() {
         let turns = Turns::default();
@@ -144,7 +145,7 @@ mod tests {
         let others: Vec<_> = (0..MOST).map_while(|_| at_once(&turns, &other)).collect();
         assert_eq!(others.len(), MOST_OF_NAMESPACE, "another namespace has its part");
         drop(others);
-        // One of those that are counted ends.
+        // A counted fetch ends.
         drop(taken.pop());
         assert!(at_once(&turns, &slow).is_some(), "another one begins");
         drop(taken);

@@ -1,5 +1,5 @@
-//! The wait lists: who waits for which queues, and which wait list a notification concerns. Plain data under the
-//! dispatcher's lock. Knows no engine and starts no task.
+//! Wait lists: waiters by queue, and the choice of the list to notify. Plain data under the dispatcher's
+//! lock; starts no tasks and makes no calls.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,17 +15,17 @@ use crate::engine::MAX_CONSUME;
 use crate::error::Unreachable;
 use crate::name::Queue;
 
-/// The most waiters that one fetch serves.
+/// Maximum number of waiters served by one fetch.
 const MAX_WAITERS: usize = 64;
-/// Who waits longest is not waited for longer than this while a fetch is under way for it.
+/// A fetch in flight for longer than this is *held up*: other lists no longer wait for it.
 pub const HELD_UP: Duration = Duration::from_millis(50);
-/// Of so many lists one is looked for that can do what another one is held up with.
+/// Maximum number of lists to examine when looking for a substitute for a fetch that is held up.
 const MAX_LOOKED_AT: usize = 64;
-/// A notification makes one wait list fetch. If that one finds all that it asked for, `WIDEN` times as many do,
-/// and so on up to `WIDEN` to the power of `WIDEST`.
+/// A notification makes one wait list fetch. After each full fetch, `WIDEN` times as many lists fetch, up to `WIDEN` to
+/// the power of `WIDEST`.
 const WIDEN: usize = 4;
 const WIDEST: u8 = 3;
-/// The table of queues is made smaller when it has places for so many times as many as it has, and for more than the least.
+/// The table of queues is shrunk when its capacity exceeds `SPARSE` times its length and `LEAST_TABLE` entries.
 const SPARSE: usize = 8;
 const LEAST_TABLE: usize = 1 << 14;
 
@@ -33,56 +33,56 @@ const LEAST_TABLE: usize = 1 << 14;
 #[derive(Debug, Default)]
 pub struct WaitLists {
     by_list: HashMap<Wanted, WaitList>,
-    /// The one place that knows which queues are waited for.
+    /// Queues with waiters. The only place that records them.
     by_queue: HashMap<Queue, Registered>,
-    /// Queues that are notified again in a while, since a fetch failed.
+    /// Queues to be notified again after a failed fetch.
     pub retrying: HashSet<Queue>,
-    /// The number of the last arrival. Arrivals order the waiters of a list, and the lists of a queue.
+    /// Number of the last arrival. Arrivals order the waiters of a list and the lists of a queue.
     pub arrivals: u64,
-    /// Orders what queues were said to have and when fetches began.
+    /// Counter that orders notifications and starts of fetches.
     moments: u64,
-    /// The server stops. A poll is answered after one fetch.
+    /// The server is shutting down: a poll is answered after one fetch.
     pub closed: bool,
 }
 
 /// The wait lists that are registered for one queue.
 #[derive(Debug, Default)]
 struct Registered {
-    /// By the arrival of their next waiter. The list whose next waiter waits longest fetches first.
+    /// Registered lists by the arrival of their next waiter. The one with the longest waiter fetches first.
     lists: ByArrival,
-    /// Those that fetch, by the arrival of the first waiter that the fetch is for.
+    /// Lists with a fetch in flight, by the arrival of the first waiter it serves.
     serving: ByArrival,
-    /// How many lists fetch after one that found all it asked for, as a power of [`WIDEN`].
+    /// Number of lists to wake after a full fetch, as a power of [`WIDEN`].
     wider: u8,
-    /// When it was last said that there may be jobs, if no fetch that began later has seen that there are none.
-    said: Option<u64>,
-    /// The last fetch found nothing, and could not look everywhere for jobs of this queue.
+    /// Moment of the last notification that no later fetch has settled.
+    notified_at: Option<u64>,
+    /// Set if the last fetch found no jobs and could not read part of this queue.
     unseen: Option<Unreachable>,
 }
 
-/// The waiters that asked for the same queues with the same weights.
+/// The waiters for the same queues with the same weights.
 #[derive(Debug, Default)]
 pub struct WaitList {
     /// By arrival.
     waiters: BTreeMap<u64, Waiter>,
-    /// Those of them that do not wait: they are answered as soon as a fetch finds nothing.
+    /// Waiters with a timeout of zero: answered as soon as a fetch finds nothing.
     impatient: BTreeSet<u64>,
-    /// The list is registered for its queues under this arrival, and hears of their jobs. It is set before the
-    /// fetch after which waiters are parked, and stays set until the list is removed.
+    /// Arrival under which the list is registered for notifications. Set before the fetch after which waiters are
+    /// parked, until the list is removed.
     registered: Option<u64>,
     /// There may be jobs that no fetch has seen.
     pub stale: bool,
-    /// A fetch that began while the list was registered has seen its queues empty: what comes is notified of since.
+    /// A fetch that began after registration has seen the queues empty, so every later job is notified.
     pub looked: bool,
-    /// A task fetches for this list, or is about to.
+    /// A task is fetching for this list or is about to.
     pub fetching: bool,
-    /// The last waiter that the fetch under way is for, and since when it is. It changes which waiter is the next one:
-    /// see [`reorder`](WaitLists::reorder).
+    /// The last waiter served by the fetch in flight, and when the fetch began. Changes which waiter is next: see
+    /// [`reorder`](WaitLists::reorder).
     pub serving: Option<(u64, Instant)>,
-    /// The fetch under way was another list's to do, which is held up. It is passed on once, so that whatever holds up
-    /// one list after the other does not spread.
+    /// The fetch in flight substitutes for another list's that is held up. It is passed on only once, so that a slow
+    /// queue does not spread from list to list.
     pub took_over: bool,
-    /// The last fetch ended among jobs that are gone, so the next one may still be far from a live job.
+    /// The last fetch stopped among deleted jobs, so the next one may also find no live job.
     pub skipping: bool,
 }
 
@@ -90,30 +90,30 @@ pub struct WaitList {
 struct Waiter {
     count: u16,
     ttr: Duration,
-    /// It is a client's long poll, and no part of this server.
+    /// Whether it is a client's long poll rather than a consumer within this server.
     polls: bool,
     outcome: oneshot::Sender<ConsumeResult>,
 }
 
-/// Whom one fetch is for, and what it asks for.
+/// One fetch: the waiters it serves and the jobs it asks for.
 #[derive(Debug)]
 pub struct Fetch {
-    /// Each waiter's arrival, and how many jobs it wants.
+    /// Arrival of each waiter and the number of jobs it wants.
     pub waiters: Vec<(u64, usize)>,
-    /// One ttr for each job.
+    /// One `ttr` per job.
     pub ttrs: Vec<Duration>,
-    /// Every waiter up to this arrival came before the fetch.
+    /// Waiters up to this arrival came before the fetch.
     pub before: u64,
-    /// Only what was notified of need be looked for: nobody is to be told that there is nothing.
+    /// Only notified partitions need to be checked, since no caller needs to know that the queues are empty.
     pub notified: bool,
-    /// The list was registered when it began.
+    /// Whether the list was registered when the fetch began.
     pub registered: bool,
-    /// When it began.
+    /// Start of the fetch, as a moment.
     pub began: u64,
 }
 
 impl WaitList {
-    /// Adds a waiter at the end.
+    /// Appends a waiter.
     pub fn push(
         &mut self,
         arrival: u64,
@@ -127,19 +127,19 @@ impl WaitList {
         }
     }
 
-    /// Takes a waiter out. `None` when it has left already.
+    /// Removes a waiter. Returns `None` if it has already left.
     pub fn remove(&mut self, arrival: u64) -> Option<oneshot::Sender<ConsumeResult>> {
         self.impatient.remove(&arrival);
         self.waiters.remove(&arrival).map(|waiter| waiter.outcome)
     }
 
-    /// Takes those out that do not wait and came no later than `before`.
+    /// Removes the waiters with a timeout of zero that arrived no later than `before`.
     pub fn remove_impatient(&mut self, before: u64) -> Vec<oneshot::Sender<ConsumeResult>> {
         let arrivals: Vec<u64> = self.impatient.range(..=before).copied().collect();
         arrivals.into_iter().filter_map(|arrival| self.remove(arrival)).collect()
     }
 
-    /// Takes those out that no fetch is under way for. The others do not wait for another one.
+    /// Removes all waiters not served by the fetch in flight. The others will not wait for a second fetch.
     pub fn close(&mut self) -> Vec<oneshot::Sender<ConsumeResult>> {
         let after = self.serving.map_or(0, |(last, _)| last + 1);
         let rest = self.waiters.split_off(&after);
@@ -147,13 +147,13 @@ impl WaitList {
         rest.into_values().map(|waiter| waiter.outcome).collect()
     }
 
-    /// The first waiter that no fetch is under way for.
+    /// Returns the first waiter not served by the fetch in flight.
     fn unasked(&self) -> Option<u64> {
         let after = self.serving.map_or(0, |(last, _)| last + 1);
         self.waiters.range(after..).next().map(|(arrival, _)| *arrival)
     }
 
-    /// The same, or else the first of those that one is under way for.
+    /// Like [`unasked`](WaitList::unasked), or the first waiter of all if the fetch in flight serves all of them.
     fn next(&self) -> Option<u64> {
         self.unasked().or_else(|| self.waiters.keys().next().copied())
     }
@@ -162,23 +162,23 @@ impl WaitList {
         self.waiters.is_empty()
     }
 
-    /// Whether another queue may keep its fetch: by its jobs, while the list skips them, or by a node that does not
-    /// answer.
+    /// Returns whether another queue may be delaying the fetch: by deleted jobs that it skips, or by a node that does
+    /// not respond.
     fn is_held_up(&self) -> bool {
         self.skipping || self.serving.is_some_and(|(_, since)| since.elapsed() > HELD_UP)
     }
 
-    /// Whether somebody waits for an answer and not for a job.
-    pub fn anybody_impatient(&self) -> bool {
+    /// Returns whether a waiter has a timeout of zero.
+    pub fn has_impatient(&self) -> bool {
         !self.impatient.is_empty()
     }
 
-    /// Whether it hears of its queues' jobs.
+    /// Returns whether the list receives notifications.
     pub fn is_registered(&self) -> bool {
         self.registered.is_some()
     }
 
-    /// A fetch for the first waiters, of those that came before `next`.
+    /// Creates a fetch for the first waiters that arrived before `next`.
     fn fetch(&mut self, before: u64, next: u64, began: u64) -> Fetch {
         let mut fetch = Fetch {
             waiters: Vec::new(),
@@ -202,12 +202,13 @@ impl WaitList {
 }
 
 impl WaitLists {
-    /// The wait list of these queues.
+    /// Returns the wait list of these queues.
     pub fn get(&mut self, queues: &Wanted) -> Option<&mut WaitList> {
         self.by_list.get_mut(queues)
     }
 
-    /// The same, made if it is not there. Beside it what it was made for: waiters that keep this share its names.
+    /// Like [`get`](WaitLists::get), but creates a missing list. Also returns the list's own key, so that waiters share
+    /// its names.
     pub fn get_or_insert(&mut self, queues: Wanted) -> (Wanted, &mut WaitList) {
         match self.by_list.entry(queues) {
             Entry::Occupied(list) => (list.key().clone(), list.into_mut()),
@@ -219,8 +220,7 @@ impl WaitLists {
         self.by_list.iter_mut()
     }
 
-    /// From now on the list hears of its queues' jobs. It has waiters. Answers the queues that nobody waited for
-    /// before.
+    /// Registers a list, which must have waiters, for notifications. Returns the queues that had no waiters before.
     pub fn register(&mut self, queues: &Wanted) -> Vec<Queue> {
         let Some(list) = self.by_list.get_mut(queues) else { return Vec::new() };
         let Some(next) = list.next() else { return Vec::new() };
@@ -236,17 +236,17 @@ impl WaitLists {
         new
     }
 
-    /// When the next waiter of another list came that waits for one of these queues, and came after the first one of
-    /// this list, which fetches for nobody now.
+    /// Returns the arrival of the earliest next waiter, in another list with one of these queues, that came after this
+    /// list's first waiter. The list must have no fetch in flight.
     fn next_of_others(&self, queues: &Wanted) -> u64 {
         let first = self.by_list.get(queues).and_then(|list| list.waiters.first_key_value());
         let Some((first, _)) = first else { return u64::MAX };
-        // If this list is registered, then under its first waiter, since it fetches for nobody.
+        // If registered, the list is registered under its first waiter, since it has no fetch in flight.
         let next = |queue| Some(self.by_queue.get(&queue)?.lists.range(first + 1..).next()?.0);
         queues.queues().filter_map(next).min().unwrap_or(u64::MAX)
     }
 
-    /// The list's next waiter may be another one now: registers it under that one's arrival.
+    /// Updates the arrival under which the list is registered, after its next waiter may have changed.
     pub fn reorder(&mut self, queues: &Wanted) {
         let Some(list) = self.by_list.get_mut(queues) else { return };
         let (Some(old), Some(next)) = (list.registered, list.next()) else { return };
@@ -262,7 +262,7 @@ impl WaitLists {
         }
     }
 
-    /// A fetch for the list, for nobody whose turn is after the next waiter of another list.
+    /// Creates a fetch for the list that serves no waiter behind the next waiter of another list.
     pub fn fetch(&mut self, queues: &Wanted) -> Option<Fetch> {
         let next = self.next_of_others(queues);
         let list = self.by_list.get_mut(queues)?;
@@ -270,8 +270,8 @@ impl WaitLists {
         Some(list.fetch(self.arrivals, next, self.moments))
     }
 
-    /// The list's fetch is held up, maybe by one of its queues. What was said of another is passed on to a list that does
-    /// not wait for that one too. Answers whom to start a task for.
+    /// Passes notifications of a held-up list's queues on to lists that share only the notified queue. Returns the
+    /// lists to start tasks for.
     pub fn pass_on(&mut self, queues: &Wanted, began: u64) -> Vec<Wanted> {
         let mut start = Vec::new();
         if self.by_list.get(queues).is_none_or(|list| list.took_over) {
@@ -280,10 +280,10 @@ impl WaitLists {
         let names: HashSet<_> = queues.queues.names().iter().collect();
         for (n, queue) in queues.queues().enumerate() {
             let Some(registered) = self.by_queue.get(&queue) else { continue };
-            // Without weights the first is asked first: what it had when the fetch began has been seen, or it holds up
-            // the others.
-            let is_seen = |said| n == 0 && queues.weights.is_none() && said <= began;
-            if registered.said.is_none_or(is_seen) {
+            // Without weights the first queue is read first: either the fetch has seen what it had at the start, or
+            // that queue is the one holding it up.
+            let is_seen = |moment| n == 0 && queues.weights.is_none() && moment <= began;
+            if registered.notified_at.is_none_or(is_seen) {
                 continue;
             }
             for (_, other) in registered.lists.range(..).take(MAX_LOOKED_AT) {
@@ -302,9 +302,9 @@ impl WaitLists {
         start
     }
 
-    /// A fetch for the list begins, and its first waiter is this one; or it has ended.
+    /// Records that a fetch begins, or has ended, whose first waiter has arrival `first`.
     pub fn serves(&mut self, queues: &Wanted, first: u64, begins: bool) {
-        // A list that is not registered owes nobody anything.
+        // A list that is not registered has taken no notification.
         if !self.by_list.get(queues).is_some_and(WaitList::is_registered) {
             return;
         }
@@ -328,23 +328,23 @@ impl WaitLists {
                 }
             }
         }
-        // Polls of many queues have left. A table keeps what it once took.
+        // A hash table keeps its capacity after polls of many queues have left.
         if self.by_queue.len() < self.by_queue.capacity() / SPARSE && self.by_queue.capacity() > LEAST_TABLE {
             self.by_queue.shrink_to(LEAST_TABLE.max(2 * self.by_queue.len()));
         }
     }
 
-    /// Whether a list is registered for this queue.
+    /// Returns whether a list is registered for this queue.
     pub fn waits_for(&self, queue: &Queue) -> bool {
         self.by_queue.contains_key(queue)
     }
 
-    /// How many queues are waited for.
+    /// Returns the number of queues with waiters.
     pub fn queue_count(&self) -> usize {
         self.by_queue.len()
     }
 
-    /// The lists that long polls wait in, and how many.
+    /// Returns the lists with long polls, and their number in each.
     pub fn polls(&self) -> Vec<(Wanted, u64)> {
         let count = |list: &WaitList| list.waiters.values().filter(|waiter| waiter.polls).count() as u64;
         let polls = self.by_list.iter().map(|(queues, list)| (queues.clone(), count(list)));
@@ -355,14 +355,14 @@ impl WaitLists {
         self.by_queue.keys().cloned().collect()
     }
 
-    /// This queue may have jobs: the list that waits longest is to fetch. Answers whom to start a task for.
+    /// Handles a notification: the list with the longest waiter is to fetch. Returns the lists to start tasks for.
     pub fn wake(&mut self, queue: &Queue) -> Vec<Wanted> {
-        self.say(queue);
+        self.record_notification(queue);
         if self.is_served_first(queue) { Vec::new() } else { self.wake_some(queue, 1) }
     }
 
-    /// Whether a fetch is under way for somebody who waits longer than the next waiter of every list. Then its list
-    /// fetches again: the one under way may have looked before the job came, and who came later must not get it.
+    /// Returns whether a fetch is in flight for a waiter older than the next waiter of every list. Its list then
+    /// fetches again: the fetch may have read the queue before the job came, and a later waiter must not get the job.
     fn is_served_first(&mut self, queue: &Queue) -> bool {
         let Some(registered) = self.by_queue.get(queue) else { return false };
         let Some((next, _)) = registered.lists.range(..).next() else { return false };
@@ -375,33 +375,33 @@ impl WaitLists {
         false
     }
 
-    /// The list may have left jobs of its queues behind: others are to fetch, more of them each time. Answers
-    /// whom to start a task for.
+    /// The list may have left jobs in its queues: wakes further lists, more each time. Returns the lists to start tasks
+    /// for.
     pub fn wake_others(&mut self, queues: &Wanted) -> Vec<Wanted> {
         let mut start = Vec::new();
         for queue in queues.queues() {
             let Some(registered) = self.by_queue.get_mut(&queue) else { continue };
             let lists = WIDEN.pow(registered.wider.into());
             registered.wider = (registered.wider + 1).min(WIDEST);
-            self.say(&queue);
+            self.record_notification(&queue);
             start.extend(self.wake_some(&queue, lists));
         }
         start
     }
 
-    /// The list's queues were seen empty after a fetch `began`: a notification concerns one list again.
+    /// A fetch that began at `began` saw the list's queues empty: a notification wakes one list again.
     pub fn narrow(&mut self, queues: &Wanted, began: u64) {
         for queue in queues.queues() {
             if let Some(registered) = self.by_queue.get_mut(&queue) {
                 registered.wider = 0;
                 registered.unseen = None;
-                registered.said = registered.said.filter(|said| *said > began);
+                registered.notified_at = registered.notified_at.filter(|moment| *moment > began);
             }
         }
     }
 
-    /// Nothing was found, and not everywhere could be looked for jobs of these. The others of the list are empty.
-    pub fn could_not_look(&mut self, queues: &Wanted, unseen: &[Queue], why: Unreachable) {
+    /// Records that a fetch found nothing and could not read all of `unseen`. The list's other queues are empty.
+    pub fn mark_unseen(&mut self, queues: &Wanted, unseen: &[Queue], why: Unreachable) {
         for queue in queues.queues() {
             if let Some(registered) = self.by_queue.get_mut(&queue) {
                 registered.unseen = unseen.contains(&queue).then_some(why);
@@ -409,20 +409,20 @@ impl WaitLists {
         }
     }
 
-    /// Why nobody can say that these queues are empty, if nobody can.
+    /// Returns an error if these queues are not known to be empty.
     pub fn unseen(&self, queues: &Wanted) -> Option<Unreachable> {
         queues.queues().find_map(|queue| self.by_queue.get(&queue)?.unseen)
     }
 
-    /// There may be jobs.
-    fn say(&mut self, queue: &Queue) {
+    /// Records a notification.
+    fn record_notification(&mut self, queue: &Queue) {
         self.moments += 1;
         if let Some(registered) = self.by_queue.get_mut(queue) {
-            registered.said = Some(self.moments);
+            registered.notified_at = Some(self.moments);
         }
     }
 
-    /// The lists that wait longest are to fetch, so many of them.
+    /// Marks the `most` lists with the longest waiters to fetch.
     fn wake_some(&mut self, queue: &Queue, mut most: usize) -> Vec<Wanted> {
         let mut start = Vec::new();
         let Some(registered) = self.by_queue.get(queue) else { return start };
@@ -435,10 +435,10 @@ impl WaitLists {
             if !std::mem::replace(&mut list.fetching, true) {
                 start.push(queues.clone());
             } else if list.serving.is_some() && list.unasked().is_some() && !list.is_held_up() {
-                // Its next waiter came before those of the lists that follow. Its fetch wakes them when it ends.
+                // Its next waiter is older than those of the following lists. Its fetch wakes them when it ends.
                 break;
             }
-            // One that is held up must not keep this queue's jobs from the others.
+            // A list that is held up must not keep this queue's jobs from the others.
             most -= usize::from(!list.is_held_up());
         }
         start
@@ -449,7 +449,7 @@ impl WaitLists {
 mod tests {
     use super::*;
 
-    /// Guards against bytes for each name that a parked poll waits on: it may name a hundred that nobody else waits for.
+    /// Guards against memory per queue name: a parked poll may name a hundred that no other poll waits for.
     #[test]
     fn a_queue_that_is_waited_for_keeps_little() {
         let size = size_of::<(Queue, Registered)>();

@@ -1,10 +1,10 @@
-//! Weighted consumes: in which order each call of the engine looks at the queues, so that those that have jobs are
-//! served in proportion to their weights. Knows no wait list.
+//! Weighted consumes: the order of reading the queues in each engine call, so that queues with jobs are served in
+//! proportion to their weights.
 //!
-//! This is start-time fair queueing. Each queue of a list has a *pass*: the work that it has got, divided by its weight.
-//! A call looks at the queue with the lowest pass first. What it hands out raises the passes of the queues that it came
-//! from. A queue that is seen empty is raised to the pass that the queue that was served in its place had before its
-//! last job: neither of them saves up turns, and neither loses them.
+//! This is start-time fair queueing. Each queue of a list has a *pass*: the work it has received, divided by its
+//! weight. A call reads the queue with the lowest pass first, and raises the passes of the queues that its jobs came
+//! from. A queue found empty is raised to the pass that the queue served in its place had before its last job, so an
+//! idle queue neither accumulates nor loses turns.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::name::QueueList;
 
-/// The most jobs that one call may take, so that a large `count` does not go to one queue. Of a thousand hand-overs so
-/// many are 1.6 of a hundred.
+/// Maximum number of jobs per call, so that a large `count` is not served from one queue. It bounds the error of the
+/// proportions: 1.6 of 100 over a thousand deliveries.
 const QUANTUM: usize = 16;
-/// How many lists have their passes remembered, as [`places`] counts them. The one that was not used for longest begins
-/// anew.
+/// Number of lists whose passes are kept, counted in slots as by [`places`]. The least recently used is evicted and
+/// starts anew.
 const MOST_LISTS: usize = 10_000;
-/// What one job adds to the pass of a queue of weight 1.
+/// Increase of the pass per job, for a queue of weight 1.
 const ONE_JOB: u64 = 1 << 32;
 
 /// The passes of all weighted lists.
@@ -33,7 +33,7 @@ pub struct WeightShares {
     passes: Cache<Wanted, Arc<Mutex<Passes>>, ByPlaces>,
 }
 
-/// A list is kept with its names, so it weighs as much as it counts.
+/// Weighs a list by its slots, since the cache keeps its queue names.
 #[derive(Clone, Debug)]
 struct ByPlaces;
 
@@ -50,9 +50,9 @@ impl Default for WeightShares {
 }
 
 impl WeightShares {
-    /// [`Engine::consume`] in several calls, each of at most [`QUANTUM`] jobs, and together of about
-    /// [`MAX_CONSUME_BYTES`]: a call asks for as many jobs as fit if none is larger than those before. There is at most
-    /// one at a time for each list.
+    /// Like [`Engine::consume`], in several calls of at most [`QUANTUM`] jobs each and about [`MAX_CONSUME_BYTES`]
+    /// together: each call asks for as many jobs as fit if none is larger than the largest so far. At most one runs at
+    /// a time per list.
     pub async fn consume(
         &self,
         engine: &dyn Engine,
@@ -75,7 +75,7 @@ impl WeightShares {
             let Consumed { jobs, more } = match engine.consume(&queues, &left[..asked]).await {
                 Ok(consumed) => consumed,
                 Err(error) if all.jobs.is_empty() => return Err(error),
-                // What was taken is handed out. If the trouble lasts, the next fetch meets it.
+                // Deliver the jobs already taken. If the failure persists, the next fetch reports it.
                 Err(_) => return Ok(Consumed { more: true, ..all }),
             };
             passes.lock().served(&order, queues_of(&jobs, &wanted.queues), weights);
@@ -102,14 +102,14 @@ impl WeightShares {
     }
 }
 
-/// The queues in another order, given by their places in the list.
+/// Returns the queues in the given order of indices.
 fn reordered(queues: &QueueList, order: &[usize]) -> QueueList {
     let names = order.iter().filter_map(|place| queues.names().get(*place)).cloned();
-    // Not empty: the order names each queue of a list, which has one at least.
+    // Not empty: the order contains each index of a list, which has at least one queue.
     QueueList::new(queues.namespace().clone(), names).unwrap_or_else(|| queues.clone())
 }
 
-/// The places in the list of the queues that these jobs came from.
+/// Returns the index in the list of each job's queue.
 fn queues_of<'a>(jobs: &'a [Job], queues: &'a QueueList) -> impl Iterator<Item = usize> + 'a {
     jobs.iter().filter_map(|job| queues.names().iter().position(|name| *name == job.queue.name))
 }
@@ -119,16 +119,16 @@ fn queues_of<'a>(jobs: &'a [Job], queues: &'a QueueList) -> impl Iterator<Item =
 struct Passes(Vec<u64>);
 
 impl Passes {
-    /// The places of the queues, lowest pass first.
+    /// Returns the queue indices, lowest pass first.
     fn order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.0.len()).collect();
         order.sort_by_key(|place| self.0[*place]);
         order
     }
 
-    /// A call that looked at the queues in this order got jobs from these queues: one place for each job.
+    /// Records that a call with this order got one job from each of the queue indices in `jobs`.
     fn served(&mut self, order: &[usize], jobs: impl Iterator<Item = usize>, weights: &Weights) {
-        // The last place in the order that was served, and the pass of its queue before its last job.
+        // Last position in `order` that was served, and the pass of its queue before its last job.
         let mut last = None;
         for place in jobs {
             let (Some(pass), Some(weight)) = (self.0.get_mut(place), weights.as_slice().get(place)) else {
@@ -139,11 +139,11 @@ impl Passes {
             last = last.max(order.iter().position(|other| *other == place).map(|at| (at, before)));
         }
         let Some((last, before)) = last else { return };
-        // Every queue that stands before it has been seen empty.
+        // Every queue before this position was found empty.
         for place in &order[..last] {
             self.0[*place] = self.0[*place].max(before);
         }
-        // Only differences count, and they stay small.
+        // Only differences matter; this keeps the numbers small.
         let least = self.0.iter().copied().min().unwrap_or(0);
         self.0.iter_mut().for_each(|pass| *pass -= least);
     }
@@ -153,7 +153,7 @@ impl Passes {
 mod tests {
     use super::*;
 
-    /// Serves a thousand jobs, one at a time, from the queues that have some; answers how many each got.
+    /// Serves a thousand jobs, one at a time, from the queues that have any. Returns the number from each.
     fn thousand(passes: &mut Passes, weights: &Weights, has_jobs: impl Fn(usize) -> bool) -> Vec<u32> {
         let mut got = vec![0; weights.as_slice().len()];
         for _ in 0..1000 {
@@ -179,7 +179,7 @@ mod tests {
         }
     }
 
-    /// Guards against names that are kept for good: ten thousand lists of a hundred long names would be 300 MB.
+    /// Guards against names kept forever: ten thousand lists of a hundred long names would take 300 MB.
     #[test]
     fn of_lists_of_many_queues_fewer_are_remembered() {
         let shares = WeightShares::default();

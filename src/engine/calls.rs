@@ -192,7 +192,7 @@ impl From<Vec<NewJob>> for Publication {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placing {
     pub job: NewJob,
-    /// When it is due by the store's clock, in place of the job's `delay`; a time that has passed is now.
+    /// When it is due by the store's time of day, in place of the job's `delay`; a time that has passed is now.
     pub at: Option<Millis>,
     /// Its key, and what to do when another job has it.
     pub key: Option<(JobKey, OnConflict)>,
@@ -288,14 +288,14 @@ pub struct Touched {
 /// How a job is released.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Release {
-    /// Zero: ready at once, at the head of its queue.
+    /// Zero: ready at once, at the head of its queue. A job whose ttl does not last longer than this dies.
     pub delay: Duration,
     pub tries: Tries,
     /// Takes the place of the job's reason, if there is one.
     pub reason: Option<Reason>,
 }
 
-/// What a release does to the tries of a job. One that has none left dies, and its delay means nothing.
+/// What a release does to the tries of a job. A job that has none left dies, whatever the delay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tries {
     /// The hand-over has taken its try.
@@ -318,7 +318,7 @@ impl Release {
 pub enum Released {
     /// The job is ready or delayed again.
     Back { tries_left: u16, due_at: Millis },
-    /// It had no tries left.
+    /// It had no tries left, or its ttl would end before it is due again.
     Dead,
 }
 
@@ -354,7 +354,7 @@ pub struct Revival {
     pub tries: NonZeroU16,
     /// Zero: ready at once, behind all others.
     pub delay: Duration,
-    /// From now on; `None` is forever. Not shorter than `delay`.
+    /// From now on; `None` is forever. Longer than `delay`.
     pub ttl: Option<Duration>,
 }
 
@@ -368,6 +368,16 @@ pub enum Revived {
     NotDead,
     /// It is alive, or too far from both ends of a long dead letter. Nothing has changed.
     OutOfReach,
+    NotFound,
+}
+
+/// What became of a job that was to be promoted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promoted {
+    /// It is ready.
+    Done,
+    /// It is in this state; `None` where the store cannot find out with a bounded piece of work. Nothing has changed.
+    NotDelayed(Option<JobState>),
     NotFound,
 }
 

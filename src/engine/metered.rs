@@ -12,8 +12,8 @@ use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, How, JobList, JobPage, NewId, Once, Pause,
-    Pausing, Placing, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn,
-    Respawned, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    Pausing, Placing, Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released,
+    Respawn, Respawned, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -86,6 +86,10 @@ impl Metered {
 impl Engine for Metered {
     fn now(&self) -> Millis {
         self.inner.now()
+    }
+
+    fn time_of_day(&self) -> Millis {
+        self.inner.time_of_day()
     }
 
     fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
@@ -183,6 +187,12 @@ impl Engine for Metered {
         Ok(found)
     }
 
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
+        let promoted = self.step(Operation::Promote, self.inner.promote(queue, by)).await;
+        self.metrics.changed(queue);
+        promoted
+    }
+
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         self.step(Operation::ListJobs, self.inner.list_jobs(queue, list)).await
     }
@@ -195,6 +205,12 @@ impl Engine for Metered {
         let destroyed = self.step(Operation::Destroy, self.inner.destroy(queue)).await;
         self.metrics.changed(queue);
         destroyed
+    }
+
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        self.step(Operation::ForgetQueue, self.inner.forget_queue(queue)).await?;
+        self.metrics.forget(queue);
+        Ok(())
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {

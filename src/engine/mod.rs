@@ -20,8 +20,9 @@
 //! - **Atomic.** A step happens as a whole or not at all, for every observer and across `kill -9`.
 //! - **Durable.** What was answered with `Ok` survives the process (and, where the store syncs, the machine).
 //! - **Never blocks.** Nothing here waits for a job; parking consumers is the dispatcher's work.
-//! - **One clock.** Delays, ttl and ttr count by [`Engine::now`]'s clock, the store's, and to the
-//!   millisecond at least. A job is never handed out early.
+//! - **One clock.** Delays, ttl and ttr count by [`Engine::now`]'s clock, the store's, and to the millisecond at least. A
+//!   job is never handed out early. Instants that a method takes or returns are in the store's
+//!   [time of day](Engine::time_of_day).
 //! - **Order.** A queue is first in, first out. Jobs due at the same time become ready in the order in which
 //!   their timers were set: delayed ones in publish order, running ones in the order they were handed out.
 //! - **TTL.** A job whose ttl has ended is never handed out or peeked, and its space comes back. A dead job
@@ -55,6 +56,7 @@ pub mod batch;
 mod calls;
 pub mod delays;
 pub mod disk;
+pub mod forget;
 pub mod metered;
 pub mod migration;
 mod next_due;
@@ -74,8 +76,9 @@ use async_trait::async_trait;
 
 pub use self::calls::{
     Beside, By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, NewId, OnConflict, Once,
-    Pause, Pausing, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota,
-    Quotas, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
+    Pause, Pausing, Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize,
+    QueueView, Quota, Quotas, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats,
+    Touched, Tries,
 };
 use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;
@@ -111,6 +114,12 @@ pub const REMEMBERED: Duration = Duration::from_secs(600);
 pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// The store's clock, as well as it is known without asking: ids are made and ages told from it.
     fn now(&self) -> Millis;
+
+    /// Returns the time of day of the store's machine, as well as it is known without asking. It differs from
+    /// [`now`](Engine::now) where that never goes back and this was set back.
+    fn time_of_day(&self) -> Millis {
+        self.now()
+    }
 
     /// The id of a job that is about to be published to this queue: due after `delay`, with a body of so many bytes. A
     /// store that has several parts writes into it where the job will lie, and finds the job by that. `ids` are the
@@ -179,6 +188,9 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// A job by its id or by its key, in whatever state, with its body, and with as much as was asked for.
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>>;
 
+    /// Makes a delayed job ready at once, behind those that are ready. Its ttl, tries and key stay.
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted>;
+
     /// A part of a queue's jobs in one state, in the order in which they will come; dead ones in the order in which
     /// they died. Work and answer of one call are bounded, however many jobs there are. Over the calls of one list a
     /// job that is in this state all the while is shown once. A running one that is touched meanwhile has another place:
@@ -193,6 +205,11 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// bounded steps, each atomic. A call of several steps that ends early, here and below, says so with
     /// [`Partly`](crate::error::Error::Partly).
     async fn destroy(&self, queue: &Queue) -> Result<()>;
+
+    /// Forgets the name of a queue, so that no list shows it; one that has ready or dead jobs keeps its name, and one that
+    /// has delayed jobs may. Running jobs go on. A job that is stored, or that comes back, may bring the name back.
+    /// [`forget`](forget::forget) empties the queue before.
+    async fn forget_queue(&self, queue: &Queue) -> Result<()>;
 
     /// Makes dead jobs ready or delayed again: the oldest ones, in bounded steps, each atomic; or by id, each in an
     /// atomic step of its own, with bounded work for each, however many dead jobs there are.

@@ -1,5 +1,5 @@
-//! What queues did in the last hour and the last day, in bounded memory, and which of them need somebody. Time is an
-//! argument, in seconds that never go back; knows no clock, no store and no HTTP.
+//! Activity of queues over the last hour and day, in bounded memory, and which queues need attention. Time is an
+//! argument, in monotonic seconds; independent of clocks, stores and HTTP.
 
 pub mod need;
 mod point;
@@ -16,21 +16,21 @@ pub use self::point::Point;
 use self::track::{COARSE, FINE, Track};
 use crate::name::{Namespace, PoolName, Queue};
 
-/// How many queues have a history.
+/// Maximum number of queues with a history.
 const MOST_QUEUES: usize = 10_000;
-/// How many namespaces have one of their sums.
+/// Maximum number of namespaces with a history of their totals.
 const MOST_NAMESPACES: usize = 1_000;
-/// What is forgotten when memory is used up makes so much room, in percent of all.
+/// Percentage of memory freed when the limit is reached.
 const ROOM: usize = 5;
-/// With so much of the memory in use, in percent, queues that had lost them get steps of ten seconds again.
+/// Percentage of memory in use below which queues get their ten-second steps back.
 const ROOMY: usize = 80;
 
-/// Whose history.
+/// Subject of a history.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Of {
     Pool(PoolName),
     Namespace(PoolName, Namespace),
-    /// The queues of a namespace that are named after jobs, together.
+    /// All queues of a namespace that are named after jobs, combined.
     Jobs(PoolName, Namespace),
     Queue(PoolName, Queue),
 }
@@ -40,13 +40,13 @@ impl Of {
         matches!(self, Of::Queue(..) | Of::Jobs(..))
     }
 
-    /// Sums of pools are few.
+    /// Pool totals are few, so they are never evicted.
     fn is_always_kept(&self) -> bool {
         matches!(self, Of::Pool(_))
     }
 }
 
-/// How far back, and how closely.
+/// Time range and resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Range {
     Hour,
@@ -54,7 +54,7 @@ pub enum Range {
 }
 
 impl Range {
-    /// Seconds of a step.
+    /// Returns the seconds per step.
     pub fn step(self) -> u64 {
         if self == Range::Day { COARSE.0 } else { FINE.0 }
     }
@@ -64,10 +64,10 @@ impl Range {
     }
 }
 
-/// The history of everything.
+/// History of all queues, namespaces and pools.
 #[derive(Debug)]
 pub struct History {
-    /// Bytes.
+    /// Limit in bytes.
     most: usize,
     kept: Mutex<Kept>,
 }
@@ -75,28 +75,28 @@ pub struct History {
 #[derive(Debug, Default)]
 struct Kept {
     tracks: HashMap<Of, Track>,
-    /// Bytes that all take.
+    /// Total bytes in use.
     bytes: usize,
     queues: usize,
     namespaces: usize,
     used: Used,
 }
 
-/// What the history takes, and what there was no room for.
+/// Memory in use, and evictions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
     pub bytes: usize,
     pub tracks: usize,
-    /// How often a queue has lost its steps of ten seconds, and how often all.
+    /// Number of queues that have lost their ten-second steps, and number that have lost everything.
     pub lost_hours: u64,
     pub lost_days: u64,
 }
 
-/// What one track takes: itself, its name, and its place in the table, which has room for half as many more.
+/// Fixed size of a track: the track, its name and its table slot, plus 50 % for spare capacity.
 const ENTRY: usize = (size_of::<Of>() + size_of::<Track>() + 1) * 3 / 2;
 
 impl History {
-    /// Takes so many bytes at most. With 0 nothing is kept.
+    /// Creates a history of at most `most` bytes; 0 disables it.
     pub fn new(most: usize) -> History {
         History { most, kept: Mutex::default() }
     }
@@ -105,7 +105,8 @@ impl History {
         self.most > 0
     }
 
-    /// What was read of a pool at this second: its queues, which are told apart; and what its sums are beside them.
+    /// Adds the readings of a pool's queues at `second`. `beside` is added to the pool's totals for queues not in
+    /// `readings`.
     pub fn add(&self, second: u64, pool: &PoolName, readings: Vec<(Of, Point)>, beside: &Point) {
         if self.most == 0 {
             return;
@@ -136,20 +137,20 @@ impl History {
         for (of, point) in kept.busiest(readings) {
             kept.add(of, second, &point, roomy);
         }
-        kept.forget_silent(second);
+        kept.remove_silent(second);
         kept.bound_queues();
         if kept.bytes > self.most {
             kept.make_room(self.most / 100 * (100 - ROOM));
         }
     }
 
-    /// The points of this range until this second, one for each step, the oldest first; `None` where nothing is known.
-    /// And the second since which there is something.
+    /// Returns the points of `range` up to `second`, one per step, oldest first; `None` for unknown steps. Also returns
+    /// the second of the first reading.
     pub fn of(&self, of: &Of, range: Range, second: u64) -> (Option<u64>, Vec<Option<Point>>) {
         self.sum(&[of], range, second)
     }
 
-    /// The sum of several, of which each is known by itself.
+    /// Returns the sum of several histories.
     pub fn sum(&self, all: &[&Of], range: Range, second: u64) -> (Option<u64>, Vec<Option<Point>>) {
         let kept = self.kept.lock();
         let newest = second / range.step();
@@ -192,7 +193,7 @@ impl Kept {
         self.tracks.insert(of, track);
     }
 
-    /// Of more readings than there may be histories: those of the busiest queues.
+    /// Limits the readings to the busiest queues.
     fn busiest(&self, mut readings: Vec<(Of, Point)>) -> Vec<(Of, Point)> {
         if readings.len() > MOST_QUEUES {
             let busy = |(of, point): &(Of, Point)| {
@@ -212,15 +213,15 @@ impl Kept {
         self.namespaces -= usize::from(matches!(of, Of::Namespace(..)));
     }
 
-    /// Forgets those of which nothing was read for a day: they are gone.
-    fn forget_silent(&mut self, second: u64) {
+    /// Removes subjects without readings for a day, since they no longer exist.
+    fn remove_silent(&mut self, second: u64) {
         let day = COARSE.0 * COARSE.1;
         let silent = |(of, track): (&Of, &Track)| (track.last() + day < second).then(|| of.clone());
         let silent: Vec<Of> = self.tracks.iter().filter_map(silent).collect();
         silent.iter().for_each(|of| self.remove(of));
     }
 
-    /// Beyond the bound the quietest queues have none.
+    /// Evicts the quietest queues beyond the limit.
     fn bound_queues(&mut self) {
         let too_many = self.queues.saturating_sub(MOST_QUEUES);
         if too_many == 0 {
@@ -232,7 +233,7 @@ impl Kept {
         }
     }
 
-    /// All that may be forgotten, the quietest first; sums behind queues.
+    /// Returns everything evictable, quietest first, queues before totals.
     fn quietest(&self) -> Vec<Of> {
         let mut all: Vec<(bool, f32, &Of)> = self
             .tracks
@@ -244,7 +245,7 @@ impl Kept {
         all.into_iter().map(|(.., of)| of.clone()).collect()
     }
 
-    /// The quietest lose the steps of ten seconds, then the day, until all take no more than `most`.
+    /// Evicts the ten-second steps, then the rest, of the quietest until at most `most` bytes are used.
     fn make_room(&mut self, most: usize) {
         let quietest = self.quietest();
         for of in &quietest {

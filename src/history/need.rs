@@ -1,20 +1,20 @@
-//! Which queue says "me first", and why. A pure function of what was seen of the queue in the last minutes; time is an
-//! argument, in seconds.
+//! Which queues need attention, and why. A pure function of the last minutes of a queue; time is an argument, in
+//! seconds.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Deaths of so many minutes count.
+/// Number of past minutes whose deaths count.
 const DYING: usize = 10;
-/// Ready jobs must have risen over each of so many minutes.
+/// Number of past minutes during which ready jobs must have risen each minute.
 const GROWING: usize = 5;
-/// For so long the same job is at the head of a queue that nobody consumes.
+/// Minimum time that one job stays at the head of a queue without consumers.
 const NOBODY: Duration = Duration::from_secs(300);
-/// A ready job that is older is late.
+/// Age of the oldest ready job beyond which it is late.
 const LATE: Duration = Duration::from_secs(60);
 
-/// Why a queue needs somebody, the worst first.
+/// Why a queue needs attention, most severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Need {
@@ -22,7 +22,7 @@ pub enum Need {
     Push,
     /// Jobs died in the last ten minutes.
     Dying,
-    /// Nobody consumes.
+    /// No consumers.
     Nobody,
     /// The oldest ready job is older than a minute.
     Late,
@@ -51,17 +51,17 @@ impl Need {
     }
 }
 
-/// Whether a queue is pushed, as far as its need goes.
+/// Push state of a queue, as far as it matters here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pushed {
     #[default]
     No,
     Yes,
-    /// Its breaker is open, or it is off, or its record cannot be read.
+    /// Its breaker is open, push is off, or its record is unreadable.
     InTrouble,
 }
 
-/// A queue as it is now.
+/// Current state of a queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Now {
     pub ready: u64,
@@ -69,26 +69,26 @@ pub struct Now {
     pub oldest: Option<Duration>,
     pub paused: bool,
     pub pushed: Pushed,
-    /// Tells the job at the head from others, where the store knows it.
+    /// Identifies the job at the head, if the store knows it.
     pub head: Option<u64>,
 }
 
-/// What was seen of a queue in the last minutes. A queue at rest needs none.
+/// The last minutes of a queue. Not kept for an idle queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueWatch {
-    /// The job at the head, and since when it is there.
+    /// The job at the head, and the second of its arrival there.
     head: Option<(u64, u64)>,
-    /// The last count of ready jobs in each of the last minutes, one more than it was; 0 where it is not known. There is a
-    /// watch for each of many queues: four billion are as many as more.
+    /// The last number of ready jobs in each of the last minutes, plus one; 0 if unknown. Saturates at u32, to save
+    /// memory over many queues.
     ready: [u32; GROWING + 2],
-    /// How many jobs died in each of the last minutes.
+    /// Number of deaths in each of the last minutes.
     deaths: [u32; DYING + 1],
-    /// The minute that is the first of both.
+    /// The minute of the first element of both.
     minute: u64,
 }
 
 impl QueueWatch {
-    /// The queue is so at this second, and so many jobs have died since the reading before.
+    /// Records a reading at `second` and the number of deaths since the previous reading.
     pub fn see(&mut self, second: u64, now: &Now, died: u64) {
         let minute = second / 60;
         let passed = usize::try_from(minute.saturating_sub(self.minute)).unwrap_or(usize::MAX);
@@ -107,25 +107,25 @@ impl QueueWatch {
         };
     }
 
-    /// Whether a new one would say the same.
+    /// Returns whether this equals a new watch.
     pub fn is_idle(&self) -> bool {
         self.head.is_none()
             && self.deaths.iter().all(|died| *died == 0)
             && self.ready.iter().all(|ready| *ready <= 1)
     }
 
-    /// How many jobs died in the last ten minutes.
+    /// Returns the number of deaths in the last ten minutes.
     pub fn died(&self) -> u64 {
         self.deaths.iter().map(|died| u64::from(*died)).sum()
     }
 
     fn grows(&self) -> bool {
-        // The minute that is under way is not over.
+        // The current minute is incomplete.
         let whole = &self.ready[1..];
         whole.windows(2).all(|pair| matches!(pair, [later, earlier] if *earlier > 0 && later > earlier))
     }
 
-    /// What the queue needs first, and how much worse it is than others that need the same.
+    /// Returns the most severe need, and its severity relative to queues with the same need.
     pub fn need(&self, second: u64, now: &Now) -> (Option<Need>, u64) {
         let Now { ready, dead, oldest, paused, pushed, .. } = *now;
         let age = oldest.map_or(0, |age| age.as_millis() as u64);
@@ -160,7 +160,7 @@ mod tests {
         Now { ready, head, ..Now::default() }
     }
 
-    /// What a queue needs after these readings, one each ten seconds.
+    /// Returns the need after these readings, ten seconds apart.
     fn after(readings: impl IntoIterator<Item = (Now, u64)>) -> Option<Need> {
         let (mut watch, mut second, mut need) = (QueueWatch::default(), 6_000_000, None);
         for (now, died) in readings {
@@ -176,7 +176,7 @@ mod tests {
         let stands = |count| after((0..count).map(|_| (now(3, Some(7)), 0)));
         assert_eq!((stands(30), stands(31)), (None, Some(Need::Nobody)), "after five minutes");
         let moves = after((0..100).map(|n| (now(3, Some(n / 29)), 0)));
-        assert_eq!(moves, None, "somebody consumes, however slowly");
+        assert_eq!(moves, None, "it is consumed, however slowly");
         for other in [
             Now { pushed: Pushed::Yes, ..now(3, Some(7)) },
             Now { paused: true, ..now(3, Some(7)) },
@@ -191,7 +191,7 @@ mod tests {
         let dead = Now { dead: 2, ..Now::default() };
         let after_minutes = |minutes: u64| after((0..=minutes * 6).map(|n| (dead, u64::from(n == 0) * 2)));
         assert_eq!((after_minutes(0), after_minutes(9)), (Some(Need::Dying), Some(Need::Dying)));
-        assert_eq!(after_minutes(12), Some(Need::Dead), "nobody has dealt with them");
+        assert_eq!(after_minutes(12), Some(Need::Dead), "the dead jobs are still there");
         assert_eq!(after([(Now::default(), 0)]), None);
     }
 
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(after((0..20).map(|n| (now(n, Some(n)), 0))), None, "three minutes are not five");
     }
 
-    /// Guards against a worse thing that hides behind a lesser one.
+    /// Guards against a severe need hidden by a lesser one.
     #[test]
     fn the_worst_is_said() {
         let late = Now { oldest: Some(LATE + Duration::from_secs(1)), dead: 1, ..now(9, Some(1)) };

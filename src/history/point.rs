@@ -1,35 +1,35 @@
-//! What is known of a queue at one step of time, as nine numbers. Knows no ring and no clock.
+//! Statistics of a queue in one step of time, as nine numbers.
 
-/// How many numbers a point has.
+/// Number of fields of a point.
 pub const FIELDS: usize = 9;
-/// Where the age stands among them.
+/// Index of the age.
 pub const OLDEST: usize = 8;
-/// How many of them, from the first, count what happened within the step. The others are levels.
+/// Number of leading fields that count events within the step. The others are levels.
 pub const COUNTS: usize = 4;
 
-/// The figures of a queue in one step.
+/// Statistics of a queue in one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Point {
-    /// Jobs published, handed out, acked, and died within the step, as far as this server knows.
+    /// Jobs published, delivered, acked, and died within the step, as far as this server knows.
     pub counts: [u64; COUNTS],
     pub ready: u64,
     pub dead: u64,
-    /// `None` where the store does not know them by queue.
+    /// `None` if the store does not count them by queue.
     pub delayed: Option<u64>,
     pub running: Option<u64>,
-    /// For how long the first ready job has been ready, in tenths of a second. `None` when none is.
+    /// Age of the oldest ready job in tenths of a second; `None` if there is none.
     pub oldest: Option<u64>,
 }
 
 impl Point {
-    /// As numbers. What may be unknown is 0 then, and otherwise one more than it is.
+    /// Encodes the point as numbers. Optional fields are 0 if unknown, otherwise their value plus one.
     pub fn fields(&self) -> [u64; FIELDS] {
         let [a, b, c, d] = self.counts;
         let some = |known: Option<u64>| known.map_or(0, |value| value.saturating_add(1));
         [a, b, c, d, self.ready, self.dead, some(self.delayed), some(self.running), some(self.oldest)]
     }
 
-    /// The point whose fields these are.
+    /// Decodes [`fields`](Point::fields).
     pub fn of(fields: [u64; FIELDS]) -> Point {
         let [a, b, c, d, ready, dead, delayed, running, oldest] = fields;
         let known = |value: u64| value.checked_sub(1);
@@ -43,7 +43,7 @@ impl Point {
         }
     }
 
-    /// Both of one step: counts are added, and of each level the greatest counts.
+    /// Merges two points of one step: adds counts, and takes the maximum of each level.
     pub fn and(&self, later: &Point) -> Point {
         let mut counts = self.counts;
         for (sum, more) in counts.iter_mut().zip(later.counts) {
@@ -59,8 +59,8 @@ impl Point {
         }
     }
 
-    /// Those of two queues: everything is added, but for the age, of which the greatest counts. What is unknown of one
-    /// is unknown of both.
+    /// Adds the points of two queues: sums everything except the age, which is the maximum. A field unknown in one is
+    /// unknown in the result.
     pub fn plus(&self, other: &Point) -> Point {
         let both = |a: Option<u64>, b: Option<u64>| Some(a?.saturating_add(b?));
         let sum = self.and(other);
@@ -74,7 +74,7 @@ impl Point {
         }
     }
 
-    /// The same with counts that were made over so many steps, as they were in one.
+    /// Returns the point with its counts divided by `steps`.
     pub fn spread(&self, steps: u64) -> Point {
         Point { counts: self.counts.map(|count| count / steps.max(1)), ..*self }
     }

@@ -1,16 +1,16 @@
-//! The points of one queue over a fixed time, encoded. Points that are equal, and ages that grow with time, are one run,
-//! so a queue at rest takes a few bytes.
+//! The points of one queue over a fixed time, run-length encoded. Equal points, and ages that grow with time, form one
+//! run, so an idle queue takes a few bytes.
 //!
-//! The bytes begin with the newest run. It stands by itself, and each other one is told by what differs from the run
-//! that is newer, so a new point changes the first bytes only. A run is a number (how many points, and two flags), and
-//! unless nothing is known then: which of the nine fields differ, and by how much. All numbers are LEB128, differences
+//! The newest run comes first and is self-contained; each further run is encoded as its difference from the newer one,
+//! so that a new point changes only the first bytes. A run is a number (its length and two flags), followed, unless it
+//! is unknown, by a mask of the nine fields that differ and the differences. All numbers are LEB128, differences
 //! zigzag.
 
 use super::point::{FIELDS, OLDEST, Point};
 
-/// How many points more than it shows a ring may have, before the oldest are cut off: that reads all of it.
+/// Number of surplus points a ring may keep before the oldest are cut off, which reads all of it.
 const SLACK: u64 = 64;
-/// Tenths of a second in a second.
+/// Tenths per second.
 const TENTHS: u64 = 10;
 
 type Fields = [u64; FIELDS];
@@ -18,20 +18,20 @@ type Fields = [u64; FIELDS];
 /// The points of the last `SLOTS` steps of `STEP` seconds.
 #[derive(Clone, Debug, Default)]
 pub struct Ring<const STEP: u64, const SLOTS: u64> {
-    /// Which step since the epoch the newest point is of.
+    /// Step number, since the epoch, of the newest point.
     newest: u64,
-    /// How many steps the bytes are of.
+    /// Number of steps encoded in `bytes`.
     covered: u64,
     bytes: Vec<u8>,
 }
 
-/// Equal points one after the other, or steps of which nothing is known.
+/// Consecutive equal or unknown points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     count: u64,
-    /// The ages of these points grow by a step each.
+    /// Whether the ages of these points grow by one step each.
     grows: bool,
-    /// The newest of them. `None`: nothing is known.
+    /// The newest point; `None` if unknown.
     newest: Option<Fields>,
 }
 
@@ -40,7 +40,7 @@ impl Run {
         Run { count: 1, grows: false, newest: Some(fields) }
     }
 
-    /// The `n`-th point, from the newest on.
+    /// Returns the `n`-th point, counted from the newest.
     fn at(&self, n: u64, step: u64) -> Option<Fields> {
         let mut fields = self.newest?;
         if self.grows {
@@ -49,7 +49,7 @@ impl Run {
         Some(fields)
     }
 
-    /// The run with one point more, if that is how the run goes on.
+    /// Returns the run extended by a point, if the point continues it.
     fn joined(&self, fields: Fields, step: u64) -> Option<Run> {
         let last = self.newest?;
         if last == fields && (self.count == 1 || !self.grows) {
@@ -58,14 +58,14 @@ impl Run {
         let mut grown = last;
         grown[OLDEST] += step * TENTHS;
         let age = fields[OLDEST];
-        // Readings are not made at the same moment of each step.
+        // Readings are not exactly one step apart.
         let about = (age / 16).clamp(TENTHS, step * TENTHS);
         let same = last[OLDEST] > 0 && age > 0 && last[..OLDEST] == fields[..OLDEST];
         let goes_on = same && grown[OLDEST].abs_diff(age) <= about && (self.count == 1 || self.grows);
         goes_on.then_some(Run { count: self.count + 1, grows: true, newest: Some(grown) })
     }
 
-    /// Writes it behind a run whose oldest point is `base`.
+    /// Encodes the run relative to `base`, the oldest point of the next newer run.
     fn write(&self, base: &Fields, out: &mut Vec<u8>) {
         put(out, self.count << 2 | u64::from(self.newest.is_none()) << 1 | u64::from(self.grows));
         let Some(fields) = self.newest else { return };
@@ -86,7 +86,7 @@ fn put(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// Reads runs from the newest on.
+/// Decodes runs from the newest on.
 struct Runs<'a> {
     bytes: &'a [u8],
     step: u64,
@@ -95,7 +95,7 @@ struct Runs<'a> {
 }
 
 impl Runs<'_> {
-    /// The next number. Only what [`Run::write`] wrote is read.
+    /// Reads the next number. The input was written by [`Run::write`].
     fn number(&mut self) -> u64 {
         let (mut number, mut shift) = (0, 0);
         while let Some(byte) = self.bytes.get(self.at) {
@@ -140,14 +140,14 @@ impl<const STEP: u64, const SLOTS: u64> Ring<STEP, SLOTS> {
         Runs { bytes: &self.bytes, step: STEP, at: 0, base: [0; FIELDS] }
     }
 
-    /// The newest run, and how many bytes it takes.
+    /// Returns the newest run and its encoded length.
     fn first(&self) -> Option<(Run, usize)> {
         let mut runs = self.runs();
         let first = runs.next()?;
         Some((first, runs.at))
     }
 
-    /// A reading of this second. Those of one step become one point. What is older than the newest is left out.
+    /// Adds a reading at `second`. Readings of one step are merged. A reading older than the newest step is ignored.
     pub fn add(&mut self, second: u64, point: &Point) {
         let slot = second / STEP;
         if self.bytes.is_empty() || slot >= self.newest + SLOTS {
@@ -184,7 +184,7 @@ impl<const STEP: u64, const SLOTS: u64> Ring<STEP, SLOTS> {
         }
     }
 
-    /// Takes the newest point out.
+    /// Removes and returns the newest point.
     fn pop(&mut self) -> Option<Point> {
         let mut runs = self.runs();
         let first = runs.next()?;
@@ -209,7 +209,7 @@ impl<const STEP: u64, const SLOTS: u64> Ring<STEP, SLOTS> {
         Some(Point::of(fields))
     }
 
-    /// Forgets what is older than is shown.
+    /// Cuts off points older than the range.
     fn cut(&mut self) {
         let (mut left, mut end, mut cut) = (SLOTS, 0, None);
         for run in self.runs() {
@@ -231,7 +231,7 @@ impl<const STEP: u64, const SLOTS: u64> Ring<STEP, SLOTS> {
         self.bytes.shrink_to(self.bytes.len() + self.bytes.len() / 8);
     }
 
-    /// The points that are known, with the second at which the step of each begins, from the newest on.
+    /// Returns the known points, newest first, each with the first second of its step.
     pub fn newest_first(&self) -> impl Iterator<Item = (u64, Point)> + '_ {
         let mut slot = self.newest + 1;
         let points = self.runs().flat_map(|run| (0..run.count).map(move |n| run.at(n, STEP)));
@@ -241,24 +241,24 @@ impl<const STEP: u64, const SLOTS: u64> Ring<STEP, SLOTS> {
         })
     }
 
-    /// The second in which the newest step begins.
+    /// Returns the first second of the newest step.
     pub fn newest(&self) -> Option<u64> {
         (!self.bytes.is_empty()).then_some(self.newest * STEP)
     }
 
-    /// Bytes that it takes beside itself.
+    /// Returns the heap bytes in use.
     pub fn held(&self) -> usize {
         self.bytes.capacity()
     }
 }
 
-/// Where the number ends that begins there.
+/// Returns the end of the number at `at`.
 fn number_end(bytes: &[u8], at: usize) -> usize {
     let last = bytes[at..].iter().position(|byte| byte & 0x80 == 0);
     last.map_or(bytes.len(), |last| at + last + 1)
 }
 
-/// Where the run ends that begins there.
+/// Returns the end of the run at `at`.
 fn runs_end(bytes: &[u8], at: usize) -> usize {
     let mut runs = Runs { bytes, step: 0, at, base: [0; FIELDS] };
     runs.next();
@@ -277,7 +277,7 @@ mod tests {
         Point { ready, ..Point::default() }
     }
 
-    /// The same in a map, by step.
+    /// A reference implementation with a map by step.
     fn model(readings: &[(u64, Point)]) -> std::collections::BTreeMap<u64, Point> {
         let mut all = std::collections::BTreeMap::<u64, Point>::new();
         for (second, point) in readings {
@@ -318,7 +318,7 @@ mod tests {
     }
 
     proptest! {
-        /// Guards against points that the encoding loses, changes or puts elsewhere.
+        /// Guards against points lost, changed or misplaced by the encoding.
         #[test]
         fn what_was_added_is_shown(readings in points()) {
             let mut ring = Small::default();
@@ -331,7 +331,7 @@ mod tests {
         }
     }
 
-    /// Guards against a queue that nobody consumes and whose growing age fills the memory; and against ages that drift.
+    /// Guards against a queue without consumers whose growing age fills memory, and against drifting ages.
     #[test]
     fn an_age_that_grows_with_time_takes_no_room() {
         let mut ring = Ring::<10, 360>::default();
@@ -368,6 +368,6 @@ mod tests {
         ring.add(100_000, &ready(9));
         assert_eq!(ring.newest_first().collect::<Vec<_>>(), [(100_000, ready(9))]);
         ring.add(50_000, &ready(1));
-        assert_eq!(ring.newest(), Some(100_000), "what is older is left out");
+        assert_eq!(ring.newest(), Some(100_000), "older readings are ignored");
     }
 }

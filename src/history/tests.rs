@@ -1,4 +1,4 @@
-//! A day of readings in virtual time.
+//! Tests with a day of readings in virtual time.
 
 use super::*;
 use crate::name::QueueName;
@@ -20,7 +20,7 @@ fn none() -> Point {
     Point::default()
 }
 
-/// A queue that is never twice the same.
+/// A queue whose point differs in every step.
 fn busy(n: u64) -> Point {
     let noise = |of: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(of as u32) % 1000;
     Point {
@@ -33,7 +33,7 @@ fn busy(n: u64) -> Point {
     }
 }
 
-/// Guards against charts that lose a day's greatest value, or count jobs twice.
+/// Guards against charts that lose a day's maximum or count jobs twice.
 #[test]
 fn a_day_is_kept_by_the_minute_and_its_last_hour_by_ten_seconds() {
     let history = History::new(64 * MIB);
@@ -79,20 +79,20 @@ fn what_was_not_read_is_unknown_and_what_was_counted_meanwhile_is_spread() {
     assert_eq!(history.of(&queue(2), Range::Hour, BEGIN), (None, vec![None; 360]), "another queue");
 }
 
-/// Guards against a server with many idle queues that fills its memory.
+/// Guards against a server whose memory is filled by many idle queues.
 #[test]
 fn a_queue_at_rest_takes_300_bytes() {
     let history = History::new(64 * MIB);
     const QUEUES: usize = 1000;
     for step in 0..DAY / 10 {
-        // Readings come a little early or late, and every third queue has jobs that nobody consumes.
+        // Readings come a little early or late, and every third queue has jobs but no consumers.
         let second = BEGIN + step * 10 + step % 3;
         let point = |n| match n % 3 {
             0 => Point { delayed: Some(0), running: Some(0), ..none() },
             1 => Point { ready: 7, dead: 3, oldest: Some((second - BEGIN + 100) * 10), ..none() },
             _ => Point { delayed: Some(900_000), running: Some(0), dead: 4000, ..none() },
         };
-        // A day of all of them takes a while to compute: most are read once an hour, in the same way.
+        // To save time, most queues are read only once an hour.
         let count = if step % 360 < 3 { QUEUES } else { 6 };
         let readings = (0..count).map(|n| (queue(n), point(n))).collect();
         history.add(second, &pool(), readings, &none());
@@ -104,7 +104,7 @@ fn a_queue_at_rest_takes_300_bytes() {
     }
 }
 
-/// Guards against a history without end, and against one that forgets the busy queues for the quiet ones.
+/// Guards against unbounded history, and against evicting busy queues before quiet ones.
 #[test]
 fn the_quietest_lose_the_hour_first_and_then_the_day() {
     let most = MIB / 2;
@@ -112,7 +112,7 @@ fn the_quietest_lose_the_hour_first_and_then_the_day() {
     let (loud, quiet) = (8, 150);
     for step in 0..700 {
         let mut readings: Vec<_> = (0..loud).map(|n| (queue(n), busy(step * 31 + n as u64))).collect();
-        // They do little, and never the same: each takes room.
+        // Little activity, but different in each step, so that each takes memory.
         let little = |n: usize| Point { ready: (step * 7 + n as u64) % 900, counts: [1, 1, 1, 0], ..none() };
         readings.extend((loud..loud + quiet).map(|n| (queue(n), little(n))));
         history.add(BEGIN + step * 10, &pool(), readings, &none());
@@ -122,7 +122,7 @@ fn the_quietest_lose_the_hour_first_and_then_the_day() {
     assert!(used.lost_hours > 0, "{used:?}");
     let kept = history.kept.lock();
     let real: usize = kept.tracks.values().map(|track| ENTRY + track.held()).sum();
-    assert_eq!(kept.bytes, real, "what is counted is what is there");
+    assert_eq!(kept.bytes, real, "the recorded total is the sum of all tracks");
     for n in 0..loud {
         assert!(kept.tracks.get(&queue(n)).is_some_and(Track::has_fine), "busy queue {n} has lost nothing");
     }
@@ -157,7 +157,7 @@ fn a_queue_that_is_gone_is_forgotten_after_a_day_and_nothing_is_kept_without_mem
     assert_eq!(without.used(), Used::default());
 }
 
-/// What sums count beside the queues that are told apart: queues that there was no room for.
+/// Totals include the queues that are not listed.
 #[test]
 fn sums_count_what_has_no_row() {
     let history = History::new(MIB);
@@ -168,5 +168,9 @@ fn sums_count_what_has_no_row() {
     let of_pool = sum(Of::Pool(pool()));
     assert_eq!((of_pool.counts[0], of_pool.ready, of_pool.delayed, of_pool.running), (7, 6, Some(2), None));
     let namespace = Namespace::parse("ns").expect("a literal");
-    assert_eq!(sum(Of::Namespace(pool(), namespace)).counts[0], 2, "of a namespace nobody knows more");
+    assert_eq!(
+        sum(Of::Namespace(pool(), namespace)).counts[0],
+        2,
+        "a namespace's total has only its listed queues"
+    );
 }

@@ -1,32 +1,32 @@
-//! The two rings of one queue: ten seconds for an hour, a minute for a day.
+//! The two rings of one queue: ten-second steps for an hour, one-minute steps for a day.
 
 use super::point::Point;
 use super::ring::Ring;
 
-/// Seconds of a step, and how many steps there are.
+/// Seconds per step, and number of steps.
 pub const FINE: (u64, u64) = (10, 360);
 pub const COARSE: (u64, u64) = (60, 1440);
-/// How much of what a queue did counts still at the next reading, when the quietest are looked for.
+/// Decay of earlier activity per reading, for finding the quietest queues.
 const FADES: f32 = 0.98;
 
-/// What is kept of one queue, or of a sum.
+/// History of one subject.
 #[derive(Debug)]
 pub struct Track {
-    /// `None` where there was no room for it.
+    /// `None` after its eviction.
     fine: Option<Ring<{ FINE.0 }, { FINE.1 }>>,
     coarse: Ring<{ COARSE.0 }, { COARSE.1 }>,
-    /// When the first reading was.
+    /// Second of the first reading.
     since: u64,
     busy: f32,
 }
 
 impl Track {
-    /// From this second on.
+    /// Creates an empty track.
     pub fn new(since: u64) -> Track {
         Track { fine: Some(Ring::default()), coarse: Ring::default(), since, busy: 0.0 }
     }
 
-    /// A reading of this second. `roomy`: there is room for steps of ten seconds.
+    /// Adds a reading at `second`. `roomy` says that there is memory for ten-second steps.
     pub fn add(&mut self, second: u64, point: &Point, roomy: bool) {
         let done: u64 = point.counts.iter().fold(0, |sum, count| sum.saturating_add(*count));
         self.busy = self.busy * FADES + done as f32;
@@ -41,7 +41,7 @@ impl Track {
         self.coarse.add(second, &point.spread(steps));
     }
 
-    /// The points of the hour or of the day, from the newest on.
+    /// Returns the points of the hour or the day, newest first.
     pub fn points(&self, day: bool) -> Vec<(u64, Point)> {
         match &self.fine {
             _ if day => self.coarse.newest_first().collect(),
@@ -50,7 +50,7 @@ impl Track {
         }
     }
 
-    /// How busy the queue was lately. Of quiet ones, the larger are the busier.
+    /// Returns the recent activity of the queue. Among quiet ones, larger queues count as busier.
     pub fn busy(&self) -> f32 {
         self.busy
     }
@@ -59,7 +59,7 @@ impl Track {
         self.since
     }
 
-    /// When a reading was last, to the minute.
+    /// Returns the second of the last reading, to the minute.
     pub fn last(&self) -> u64 {
         self.coarse.newest().unwrap_or(self.since)
     }
@@ -68,18 +68,18 @@ impl Track {
         self.fine.is_some()
     }
 
-    /// Forgets the steps of ten seconds.
+    /// Drops the ten-second steps.
     pub fn drop_fine(&mut self) {
         self.fine = None;
     }
 
-    /// Bytes that it takes beside itself.
+    /// Returns the heap bytes in use.
     pub fn held(&self) -> usize {
         self.fine.as_ref().map_or(0, Ring::held) + self.coarse.held()
     }
 }
 
-/// How many steps have begun since the last reading: what was counted since then is spread over them.
+/// Returns the number of steps begun since the last reading, over which its counts are spread.
 fn steps_since(newest: Option<u64>, second: u64, step: u64) -> u64 {
     newest.map_or(1, |newest| (second / step).saturating_sub(newest / step))
 }

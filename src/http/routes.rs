@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::answer::reply;
-use super::jobs::{consume, dead_letter, hold, lists, pause, publish};
+use super::jobs::{consume, dead_letter, hold, lists, pause, promote, publish};
 use super::operators::{
     backup, bulk, cluster, dead, delays, openapi, operations, push, queues, quotas, servers, tokens,
 };
@@ -47,10 +47,12 @@ fn ours() -> Vec<Row> {
         only("/api/{namespace}/{queue}/jobs", [post(publish::publish_one), get(lists::jobs)]),
         only("/api/{namespace}/{queue}/jobs/batch", [post(publish::publish_batch)]),
         only("/api/{namespace}/{queue}/key/{key}", [get(lists::job_of_key), delete(lists::cancel_key)]),
+        only("/api/{namespace}/{queue}/key/{key}/promote", [post(promote::job_of_key)]),
         only("/api/{namespace}/{queue}/ack", [post(hold::ack_many)]),
         only("/api/{namespace}/{queue}/job/{job_id}/touch", [post(hold::touch)]),
         only("/api/{namespace}/{queue}/job/{job_id}/release", [post(hold::release)]),
         only("/api/{namespace}/{queue}/job/{job_id}/bury", [post(hold::bury)]),
+        only("/api/{namespace}/{queue}/job/{job_id}/promote", [post(promote::job)]),
         only("/api/{namespace}/{queue}/job/{job_id}/respawn", [post(dead_letter::respawn_job)]),
         only("/api/{namespace}/{queue}/deadletter/respawn", [post(dead_letter::respawn_jobs)]),
         only("/api/{namespace}/{queue}/pause", [post(pause::pause)]),
@@ -86,7 +88,7 @@ pub fn by_account(has_backup: bool) -> Vec<Row> {
         only("/push/{namespace}/{queue}/resume", [post(push::resume)]),
         only("/push/{namespace}/{queue}/secret", [post(push::new_secret)]),
         only("/push/{namespace}/{queue}/test", [post(push::test)]),
-        only("/accesslog", [post(operations::set_access_log)]),
+        only("/accesslog", [post(operations::set_access_log)]).beside(&["GET"]),
         only("/info/delays", [get(delays::show)]),
         only("/cluster", [get(cluster::show)]),
         only("/backup", [if has_backup { get(backup::get) } else { get(backup::refused) }]),
@@ -111,6 +113,8 @@ pub fn jobs_by_account() -> Vec<Row> {
         only("/api/{namespace}/{queue}/size", [get(consume::size)]),
         only("/api/{namespace}/{queue}/jobs", [post(publish::publish_one), get(lists::jobs)]),
         only("/api/{namespace}/{queue}/key/{key}", [get(lists::job_of_key), delete(lists::cancel_key)]),
+        only("/api/{namespace}/{queue}/key/{key}/promote", [post(promote::job_of_key)]),
+        only("/api/{namespace}/{queue}/job/{job_id}/promote", [post(promote::job)]),
         only("/api/{namespace}/{queue}/job/{job_id}/respawn", [post(dead_letter::respawn_job)]),
         only(
             "/api/{namespace}/{queue}/deadletter",

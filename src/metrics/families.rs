@@ -1,6 +1,5 @@
-//! The families. Each is declared in one place: its field, kind, name and labels, with the help text as its doc comment.
-//! `infra_lmstfy_*` have the names, labels and buckets that dashboards of lmstfy read; `dormouse_*` are our own. Knows
-//! no pool and no queue.
+//! Metric families. Each is declared once: its field, kind, name and labels, with the help text as its doc comment.
+//! `infra_lmstfy_*` have the names, labels and buckets that lmstfy's dashboards use; `dormouse_*` are our own.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -21,25 +20,25 @@ const OPERATION: &[&str] = &["pool", "operation"];
 const PORT: &[&str] = &["port"];
 const NODE: &[&str] = &["pool", "node"];
 
-/// Seconds from due to handed over: a millisecond is on time, a day is a queue that nobody consumes.
+/// Buckets for the time from due to delivery in seconds: a millisecond is on time, a day is a queue without consumers.
 const LATENESS: &[f64] = &[
     0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 1800.0, 3600.0, 21_600.0, 86_400.0, 604_800.0,
 ];
-/// Seconds from when an occurrence was to be placed until it was.
+/// Buckets for the lateness of occurrences in seconds.
 const SCHEDULE_LATENESS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 1800.0, 3600.0,
     21_600.0,
 ];
-/// Seconds of a step of a store.
+/// Buckets for steps of a store in seconds.
 const STEP_SECONDS: &[f64] = &[
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     5.0, 10.0,
 ];
 const BATCH: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
-/// Seconds of a request to an endpoint.
+/// Buckets for requests to endpoints in seconds.
 const PUSH_SECONDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
-/// Declares a struct of families, one line each: the help, then `field: Kind = name, labels, kind's options;`.
+/// Declares a struct of families, one line each: the help text, then `field: Kind = name, labels, kind's options;`.
 macro_rules! families {
     ($(#[$doc:meta])* $families:ident {
         $(#[doc = $help:literal] $field:ident: $kind:ty = $name:literal, $labels:expr $(, $options:expr)?;)*
@@ -58,8 +57,8 @@ macro_rules! families {
     };
 }
 
-/// Declares counters by pool, one line each: the help, then `field = name;`. One pool's counters are looked up
-/// once, so that counting is fast.
+/// Declares counters by pool, one line each: the help text, then `field = name;`. A pool's counters are looked up once,
+/// so that counting is fast.
 macro_rules! pool_counters {
     ($(#[doc = $help:literal] $field:ident = $name:literal;)*) => {
         families! {
@@ -82,9 +81,9 @@ macro_rules! pool_counters {
 pool_counters! {
     /// Jobs published.
     publish_jobs = "infra_lmstfy_redis_publish_jobs";
-    /// Jobs handed out.
+    /// Jobs delivered.
     consume_jobs = "infra_lmstfy_redis_consume_jobs";
-    /// Jobs handed out to consumers of several queues.
+    /// Jobs delivered to consumers of several queues.
     consume_multi_jobs = "infra_lmstfy_redis_consume_multi_jobs";
     /// Jobs stored.
     pool_add_jobs = "infra_lmstfy_redis_pool_add_jobs";
@@ -96,7 +95,7 @@ pool_counters! {
     timer_add_jobs = "infra_lmstfy_redis_timer_add_jobs";
     /// Timers that came due.
     timer_due_jobs = "infra_lmstfy_redis_timer_due_jobs";
-    /// Pumps that moved as much as one may.
+    /// Pumps that moved the maximum number of jobs.
     timer_full_batches = "infra_lmstfy_redis_timer_full_batches";
     /// Jobs published without a delay.
     queue_direct_push_jobs = "infra_lmstfy_redis_queue_direct_push_jobs";
@@ -104,66 +103,66 @@ pool_counters! {
     queue_pop_jobs = "infra_lmstfy_redis_queue_pop_jobs";
     /// Jobs respawned from dead letters.
     deadletter_respawn_jobs = "infra_lmstfy_redis_deadletter_respawn_jobs";
-    /// Jobs given back because their consumer had left.
+    /// Jobs returned to their queue because the consumer had disconnected.
     given_back_jobs = "dormouse_given_back_jobs_total";
 }
 
 families! {
-    /// What is told of requests.
+    /// Metrics of requests.
     HttpFamilies {
-        /// How long requests took, long polls included.
+        /// Duration of requests in milliseconds, including long polls.
         latency: Parted<HistogramVec> =
             "infra_lmstfy_http_latency_milliseconds", &["pool", "namespace", "api", "method"], Buckets::OfLmstfy(2.5, 9);
-        /// Answers by status code.
+        /// Replies by status code.
         codes: Parted<IntCounterVec> =
             "infra_lmstfy_http_http_codes", &["pool", "namespace", "api", "method", "code"];
-        /// Requests refused by a token's limit; the token is shown as a hash.
+        /// Requests refused by a token's rate limit; the token is shown as a hash.
         rate_limit: IntCounterVec =
             "infra_lmstfy_http_rate_limit", &["pool", "namespace", "token", "action"];
-        /// Consumers waiting in long polls. One that waits for many queues counts once for each ten, one with a long head once more for each 8 KiB.
+        /// Consumers waiting in long polls; a poll counts once more for every further ten queues and every further 8 KiB of request headers.
         parked_polls: IntGauge = "dormouse_parked_polls", &[];
-        /// The most consumers that may wait in long polls.
+        /// Maximum number of consumers waiting in long polls.
         parked_polls_limit: IntGauge = "dormouse_parked_polls_limit", &[];
         /// Open connections of a port.
         connections: IntGaugeVec = "dormouse_connections", PORT;
-        /// The most connections that a port takes; further ones wait.
+        /// Maximum number of connections of a port; further ones wait.
         connections_limit: IntGaugeVec = "dormouse_connections_limit", PORT;
-        /// Connections that could not be accepted, most likely for want of open files.
+        /// Connections that could not be accepted, usually because of the open-file limit.
         accept_failures: IntCounterVec = "dormouse_accept_failures_total", PORT;
-        /// Requests that are no HTTP, or whose head or path is too large: refused with 400, 431 or 414 before a route was looked for.
+        /// Requests that are not valid HTTP or whose head or path is too large, refused with 400, 414 or 431 before routing.
         bad_requests: IntCounterVec = "dormouse_bad_requests_total", PORT;
     }
 }
 
 families! {
-    /// What is told of the server as a whole, and of whether its stores can be used. Asked for at each scrape.
+    /// Metrics of the server and of the availability of its stores, updated at each scrape.
     ServerFamilies {
-        /// Always 1; the labels say what runs.
+        /// Always 1; the labels identify the build.
         build_info: IntGaugeVec = "dormouse_build_info", &["version", "commit"];
-        /// Whether the server is ready, as /ready says.
+        /// Whether the server is ready, as reported by /ready.
         ready: IntGauge = "dormouse_ready", &[];
-        /// Whether the store of tokens and limits can be used.
+        /// Whether the store of tokens and limits is available.
         tokens_up: IntGauge = "dormouse_tokens_up", &[];
-        /// Whether the pool's store can be used.
+        /// Whether the pool's store is available.
         pool_up: IntGaugeVec = "dormouse_pool_up", POOL;
     }
 }
 
 families! {
-    /// What is told of queues, of sizes, and of the steps of stores.
+    /// Metrics of queues, sizes, and steps of stores.
     StoreFamilies {
         /// Jobs published, by queue.
         publish_queue_jobs: Parted<IntCounterVec> = "infra_lmstfy_redis_publish_queue_jobs", QUEUE;
-        /// Jobs handed out, by queue.
+        /// Jobs delivered, by queue.
         consume_queue_jobs: Parted<IntCounterVec> = "infra_lmstfy_redis_consume_queue_jobs", QUEUE;
-        /// From publish to hand-over, milliseconds.
+        /// Time from publish to delivery, in milliseconds.
         job_elapsed_ms: Parted<HistogramVec> = "infra_lmstfy_redis_job_elapsed_ms", QUEUE, Buckets::OfLmstfy(3.5, 7);
-        /// From publish to ack, milliseconds.
+        /// Time from publish to ack, in milliseconds.
         job_ack_elapsed_ms: Parted<HistogramVec> =
             "infra_lmstfy_redis_job_ack_elapsed_ms", QUEUE, Buckets::OfLmstfy(3.5, 7);
-        /// How long the store took for one step, milliseconds.
+        /// Duration of a step of the store, in milliseconds.
         latency: HistogramVec = "infra_lmstfy_redis_latency", STEP, Buckets::OfLmstfy(3.5, 7);
-        /// Steps that the store was asked for.
+        /// Steps of the store.
         qps: IntCounterVec = "infra_lmstfy_redis_qps", STEP;
         /// Delayed and running jobs.
         timer_sizes: IntGaugeVec = "infra_lmstfy_redis_timer_sizes", POOL;
@@ -171,50 +170,50 @@ families! {
         queue_sizes: IntGaugeVec = "infra_lmstfy_redis_queue_sizes", QUEUE;
         /// Dead jobs.
         deadletter_sizes: IntGaugeVec = "infra_lmstfy_redis_deadletter_sizes", QUEUE;
-        /// From due (the end of the delay, of the ttr, of a release) to handed over, in seconds.
+        /// Time from due (end of a delay, ttr or release) to delivery, in seconds.
         lateness: Parted<HistogramVec> = "dormouse_lateness_seconds", QUEUE, Buckets::Upto(LATENESS);
-        /// For how long the first ready job of a queue has been ready; 0 when none is.
+        /// Age of the oldest ready job of a queue, in seconds; 0 if there is none.
         oldest_ready: GaugeVec = "dormouse_oldest_ready_seconds", QUEUE;
-        /// How long ago the earliest job was due that the pump has not moved yet; 0 when none is due.
+        /// How long the earliest due job has been overdue without being moved by the pump, in seconds; 0 if none is due.
         timer_overdue: GaugeVec = "dormouse_timer_overdue_seconds", POOL;
-        /// Delayed and running jobs of a queue, where the store knows them.
+        /// Delayed and running jobs of a queue, if the store counts them.
         queue_jobs: IntGaugeVec = "dormouse_queue_jobs", &["pool", "namespace", "queue", "state"];
         /// 1 while the queue is paused.
         queue_paused: IntGaugeVec = "dormouse_queue_paused", QUEUE;
-        /// Jobs that died, by whatever: no tries left, or buried.
+        /// Jobs that died, because they had no tries left or were buried.
         dead_jobs: Parted<IntCounterVec> = "dormouse_dead_jobs_total", QUEUE;
-        /// Jobs that are ready again because the ttr of their hand-over has ended.
+        /// Jobs that are ready again because the ttr of their delivery has ended.
         redelivered_jobs: Parted<IntCounterVec> = "dormouse_redelivered_jobs_total", QUEUE;
-        /// Jobs that their workers gave up for now.
+        /// Jobs released by their workers for a retry.
         released_jobs: Parted<IntCounterVec> = "dormouse_released_jobs_total", QUEUE;
-        /// Jobs whose ttl has ended before they were acked.
+        /// Jobs whose ttl ended before they were acked.
         expired_jobs: IntCounterVec = "dormouse_expired_jobs_total", POOL;
-        /// How long one step of the store took, in seconds; sync is the disk's.
+        /// Duration of a step of the store, in seconds; sync is the disk's.
         store_seconds: HistogramVec = "dormouse_store_seconds", OPERATION, Buckets::Upto(STEP_SECONDS);
-        /// How many jobs one step of the store was for; of a sync, how many calls it made last.
+        /// Jobs per step of the store; for a sync, calls made durable by it.
         batch_jobs: HistogramVec = "dormouse_batch_jobs", OPERATION, Buckets::Upto(BATCH);
-        /// How long calls took for which replicas were waited for, in seconds.
+        /// Duration of calls that wait for replicas, in seconds.
         wait_seconds: HistogramVec = "dormouse_cluster_wait_seconds", POOL, Buckets::Upto(STEP_SECONDS);
-        /// Free bytes on the disk below which publishes are refused.
+        /// Free bytes on disk below which publishes are refused.
         disk_min_free: IntGaugeVec = "dormouse_disk_min_free_bytes", POOL;
     }
 }
 
 families! {
-    /// What is told of pools in a Redis Cluster.
+    /// Metrics of pools in a Redis Cluster.
     ClusterFamilies {
-        /// Partitions of the pool that a node has.
+        /// Partitions of the pool on a node.
         partitions: IntGaugeVec = "dormouse_cluster_partitions", NODE;
-        /// Partitions of the pool that cannot be used now, by why.
+        /// Partitions of the pool that are unavailable, by reason.
         unreachable: IntGaugeVec = "dormouse_cluster_partitions_unreachable", &["pool", "state"];
-        /// Calls that a node refused before it began them, by why; they are sent again.
+        /// Calls that a node refused before executing them, by reason; they are sent again.
         redirections: IntCounterVec = "dormouse_cluster_redirections_total", &["pool", "kind"];
-        /// How far a node's clock is ahead of the median of all nodes, in seconds.
+        /// Difference of a node's clock to the median of all nodes, in seconds.
         clock_difference: GaugeVec = "dormouse_cluster_clock_difference_seconds", NODE;
     }
 }
 
-/// A gauge of the figures that only one kind of store has. In a cluster each node has its own, with one label more.
+/// A gauge specific to one kind of store. In a cluster each node has its own, with one more label.
 #[derive(Clone, Debug)]
 pub(super) struct Figure {
     pub(super) of_pool: GaugeVec,
@@ -238,67 +237,67 @@ impl Collector for Figure {
         self.of_pool.desc()
     }
 
-    /// The registry makes one family of those with one name.
+    /// The registry merges families with the same name.
     fn collect(&self) -> Vec<MetricFamily> {
         [self.of_pool.collect(), self.of_node.collect()].concat()
     }
 }
 
-/// The figures that only one kind of store has: what stands behind `infra_lmstfy_redis_` in the name, and the help.
+/// Gauges specific to one kind of store: the suffix of the name after `infra_lmstfy_redis_`, and the help text.
 pub(super) const FIGURES: &[(&str, &str)] = &[
-    ("max_mem_bytes", "The most memory that the Redis may use; 0 when it has no bound."),
-    ("used_mem_bytes", "Memory that the Redis uses."),
-    ("connections", "Clients that are connected to the Redis."),
-    ("blocking_connections", "Clients of the Redis that wait in a blocking command; Dormouse uses none."),
-    ("total_keys", "Keys in the Redis, those of other programs included."),
+    ("max_mem_bytes", "Memory limit of the Redis in bytes; 0 if there is none."),
+    ("used_mem_bytes", "Memory used by the Redis in bytes."),
+    ("connections", "Clients connected to the Redis."),
+    ("blocking_connections", "Clients of the Redis waiting in a blocking command; Dormouse uses none."),
+    ("total_keys", "Keys in the Redis, including those of other programs."),
     ("total_ttl_keys", "Keys in the Redis that expire."),
     ("disk_bytes", "Bytes of the pool's files."),
     ("disk_journals", "Files of the store's log; the next start reads them."),
-    ("disk_quarantined_jobs", "Jobs that cannot be read and are handed out to nobody."),
-    ("disk_ready_in_memory", "Ready jobs whose places in their queues are kept in memory."),
+    ("disk_quarantined_jobs", "Unreadable jobs, which are not delivered."),
+    ("disk_ready_in_memory", "Ready jobs whose queue entries are kept in memory."),
     ("disk_free_bytes", "Free bytes on the pool's disk."),
     ("disk_full", "Whether the disk is almost full: publishes are refused."),
 ];
 
 families! {
-    /// What is told of pushed queues.
+    /// Metrics of pushed queues.
     PushFamilies {
-        /// Attempts to push a job, by what came of them.
+        /// Attempts to push a job, by outcome.
         attempts: Parted<IntCounterVec> =
             "dormouse_push_attempts_total", &["pool", "namespace", "queue", "outcome"];
-        /// How long attempts to push a job took, in seconds.
+        /// Duration of attempts to push a job, in seconds.
         seconds: Parted<HistogramVec> = "dormouse_push_seconds", QUEUE, Buckets::Upto(PUSH_SECONDS);
-        /// Requests of push that wait for their answer.
+        /// Push requests in flight.
         in_flight: Parted<IntGaugeVec> = "dormouse_push_in_flight", QUEUE;
-        /// Whether push waits for an endpoint that is down.
+        /// Whether the breaker of an endpoint is open.
         breaker_open: Parted<IntGaugeVec> = "dormouse_push_breaker_open", QUEUE;
     }
 }
 
 families! {
-    /// What is told of schedules.
+    /// Metrics of schedules.
     ScheduleFamilies {
-        /// Schedules, by what they do.
+        /// Schedules, by state.
         schedules: IntGaugeVec = "dormouse_schedules", &["pool", "state"];
-        /// What this server has decided about occurrences, by what became of them.
+        /// Occurrences processed by this server, by outcome.
         occurrences: IntCounterVec = "dormouse_schedule_occurrences_total", &["pool", "outcome"];
-        /// From when an occurrence was to be placed until it was, in seconds. Without those that were caught up.
+        /// Time from when an occurrence was due until it was placed, in seconds, without catch-up.
         lateness: HistogramVec = "dormouse_schedule_lateness_seconds", POOL, Buckets::Upto(SCHEDULE_LATENESS);
-        /// For how long the schedule is due that waits longest, in seconds.
+        /// Age of the oldest overdue schedule, in seconds.
         oldest_owed: IntGaugeVec = "dormouse_schedule_oldest_owed_seconds", POOL;
-        /// 1, with the version of the time zone database that this server reads.
+        /// 1, with the version of this server's time zone database.
         zones: IntGaugeVec = "dormouse_schedule_zone_database", &["version"];
     }
 }
 
-/// A kind of family.
+/// A kind of metric family.
 pub(super) trait Family: Sized {
     type Options;
     fn declare(name: &str, help: &str, labels: &[&str], options: Self::Options) -> prometheus::Result<Self>;
 }
 
-/// The time series of a family that may have very many, in [`PARTS`]. A scrape locks one part at a time, and whoever
-/// begins a new series waits for that.
+/// The time series of a family that may have very many, in [`PARTS`] parts. A scrape locks one part at a time, and the
+/// creation of a series waits for at most one.
 #[derive(Clone, Debug)]
 pub(super) struct Parted<V>(Arc<[V]>);
 
@@ -306,9 +305,19 @@ const PARTS: usize = 64;
 
 impl<B: MetricVecBuilder> Parted<MetricVec<B>> {
     pub(super) fn with_label_values(&self, labels: &[&str]) -> B::M {
+        self.part(labels).with_label_values(labels)
+    }
+
+    /// The series is not shown any more. Whoever holds it counts on for nobody.
+    pub(super) fn remove_label_values(&self, labels: &[&str]) {
+        // It may not be there.
+        let _ = self.part(labels).remove_label_values(labels);
+    }
+
+    fn part(&self, labels: &[&str]) -> &MetricVec<B> {
         let mut hash = DefaultHasher::new();
         labels.hash(&mut hash);
-        self.0[hash.finish() as usize % PARTS].with_label_values(labels)
+        &self.0[hash.finish() as usize % PARTS]
     }
 }
 
@@ -325,18 +334,18 @@ impl<V: Collector> Collector for Parted<V> {
         self.0[0].desc() // all are the same
     }
 
-    /// The registry makes one family of those with one name.
+    /// The registry merges families with the same name.
     fn collect(&self) -> Vec<MetricFamily> {
         self.0.iter().flat_map(Collector::collect).collect()
     }
 }
 
-/// The buckets of a histogram.
+/// Buckets of a histogram.
 #[derive(Clone)]
 pub(super) enum Buckets {
-    /// From 15 on; how much larger each is than the one before, and how many there are.
+    /// Exponential buckets from 15 on: growth factor and number.
     OfLmstfy(f64, usize),
-    /// Where each ends.
+    /// Upper bounds.
     Upto(&'static [f64]),
 }
 
@@ -383,7 +392,7 @@ pub(super) fn register<C: Collector + Clone + 'static>(
     registry: &Registry,
     family: prometheus::Result<C>,
 ) -> C {
-    // Names are literals in this file and in the engines. Every test that starts a server checks them.
+    // Names are literals in this file and in the engines, and every test that starts a server checks them.
     let family = family.expect("a metric's name and labels are well-formed");
     registry.register(Box::new(family.clone())).expect("a metric is declared once");
     family

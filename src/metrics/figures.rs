@@ -1,5 +1,5 @@
-//! What a page shows of what is counted: how long things took, how many are connected, and what the process takes. Read
-//! when somebody asks.
+//! Statistics for pages, derived from metrics: latencies, connections, and resource usage of the process. Read on
+//! request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use super::families::HttpFamilies;
 use super::stores::{EngineMetrics, SYNC};
 use crate::name::PoolName;
 
-/// How long something took since the start, in seconds: each figure is the end of a bucket of a histogram, so it was that
-/// long at most. `None`: longer than all buckets.
+/// Latency percentiles since the start, in seconds. Each value is the upper bound of a histogram bucket; `None` if it
+/// exceeds all buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Took {
     pub count: u64,
@@ -25,26 +25,26 @@ pub struct Took {
     pub worst: Option<f64>,
 }
 
-/// What took how long in a pool. `None`: nothing did.
+/// Latencies of a pool; `None` without observations.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Times {
-    /// From when jobs were due until they were handed out.
+    /// From due to delivery.
     pub lateness: Option<Took>,
-    /// The syncs of a disk.
+    /// Syncs of a disk.
     pub sync: Option<Took>,
 }
 
-/// How long times are kept before they are read again.
+/// How long latencies are cached.
 const KEPT: Duration = Duration::from_secs(10);
 
 type TimesOfPools = Arc<BTreeMap<PoolName, Times>>;
 
-/// The times as they were read lately, so that many who look at them have them read once.
+/// Cached latencies, so that many readers do not recompute them.
 #[derive(Debug, Default)]
 pub struct KeptTimes(Mutex<Option<(Instant, TimesOfPools)>>);
 
 impl KeptTimes {
-    /// Those of `now`, to ten seconds. Who asks while they are read waits: this blocks the thread.
+    /// Returns the latencies as of `now`, to within ten seconds. Blocks while another thread computes them.
     pub fn of(&self, metrics: &EngineMetrics, now: Instant) -> TimesOfPools {
         let mut kept = self.0.lock();
         if let Some((_, times)) = kept.as_ref().filter(|(at, _)| now.duration_since(*at) < KEPT) {
@@ -56,7 +56,7 @@ impl KeptTimes {
     }
 }
 
-/// What the process takes.
+/// Resource usage of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Process {
     pub memory_bytes: u64,
@@ -67,7 +67,7 @@ pub struct Process {
 }
 
 impl EngineMetrics {
-    /// What took how long, by pool. With ten thousand queues it takes some tens of milliseconds.
+    /// Computes the latencies by pool. With ten thousand queues this takes some tens of milliseconds.
     pub fn times(&self) -> BTreeMap<PoolName, Times> {
         let (lateness, steps) = (self.stores.lateness.collect(), self.stores.store_seconds.collect());
         let pools = self.of_pools.lock();
@@ -79,7 +79,7 @@ impl EngineMetrics {
     }
 }
 
-/// How many connections each port has, and how many it takes.
+/// Returns the number of connections of each port, and the maximum.
 pub(super) fn connections(http: &HttpFamilies) -> BTreeMap<String, (u64, u64)> {
     let now = http.connections.collect();
     let port = |metric: &Metric| {
@@ -91,13 +91,13 @@ pub(super) fn connections(http: &HttpFamilies) -> BTreeMap<String, (u64, u64)> {
 }
 
 impl Process {
-    /// As it is now.
+    /// Returns the current usage.
     pub fn now() -> Process {
         let all = ProcessCollector::for_self().collect();
         let of = |name: &str| {
             let family = all.iter().find(|family| family.name() == name);
             let metric = family.and_then(|family| family.get_metric().first());
-            // Of a counter or of a gauge: the other is 0.
+            // It is either a counter or a gauge; the other reads as 0.
             metric.map_or(0.0, |of| of.get_gauge().get_value() + of.get_counter().get_value()) as u64
         };
         Process {
@@ -109,7 +109,7 @@ impl Process {
     }
 }
 
-/// Of all histograms together that have these labels.
+/// Computes the latency over all histograms with these labels.
 fn took(families: &[MetricFamily], labels: &[(&str, &str)]) -> Option<Took> {
     let has = |metric: &&Metric, (name, value): &(&str, &str)| {
         metric.get_label().iter().any(|label| label.name() == *name && label.value() == *value)
@@ -124,7 +124,7 @@ fn took(families: &[MetricFamily], labels: &[(&str, &str)]) -> Option<Took> {
             *sum = (bucket.upper_bound(), sum.1 + bucket.cumulative_count());
         }
     }
-    // The end of the bucket that so many of them are in or before.
+    // Returns the upper bound of the bucket that contains the `least`-th observation.
     let end = |least: u64| {
         let found = buckets.iter().find(|(_, upto)| *upto >= least).map(|(end, _)| *end);
         found.filter(|end| end.is_finite())
@@ -141,7 +141,7 @@ mod tests {
     use crate::metrics::Metrics;
     use crate::name::{Namespace, Queue, QueueName};
 
-    /// Guards against a figure of one queue that stands for all of them.
+    /// Guards against showing one queue's latency as that of all.
     #[test]
     fn times_are_those_of_all_queues_of_a_pool() {
         let metrics = Metrics::default();
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(times[&other], Times::default());
     }
 
-    /// Guards against many open pages that each have all histograms read, and against figures that stand still.
+    /// Guards against recomputing all histograms for each open page, and against stale values.
     #[test]
     fn times_are_read_once_in_ten_seconds() {
         let (metrics, kept, pool) = (Metrics::default(), KeptTimes::default(), PoolName::default_pool());

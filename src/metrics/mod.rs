@@ -1,6 +1,5 @@
-//! The metric families ([`families`]), and who counts what in them: requests, and the pools' stores. Exceptions are the
-//! gauges for figures of a store's own, which only one kind of store has.
-//! Takes plain values and names, and knows no engine and no HTTP types.
+//! The metric families ([`families`]) and their updates: requests, and the pools' stores. Takes plain values and names;
+//! independent of engines and HTTP types.
 
 mod families;
 mod figures;
@@ -28,54 +27,54 @@ pub use self::stores::{EngineMetrics, Operation, PoolMetrics, PushSeries};
 use self::stores::{JOB_ID, MOST_QUEUES, OTHER, is_job_id};
 use crate::name::{Namespace, PoolName, Queue, Token};
 
-/// All families, and the registry that they are scraped from.
+/// All families, and their registry.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
     http: HttpFamilies,
     server: ServerFamilies,
-    /// What engines do.
+    /// Metrics of engines.
     pub engine: EngineMetrics,
     schedules: Arc<ScheduleFamilies>,
-    /// The gauges for figures of a store's own, by their names.
+    /// Gauges specific to one kind of store, by name.
     figures: Vec<(&'static str, Figure)>,
     clusters: ClusterFamilies,
 }
 
-/// What a scrape shows of a pool in a cluster.
+/// Statistics of a pool in a cluster, for a scrape.
 #[derive(Clone, Debug)]
 pub struct ClusterFigures<'a> {
     pub nodes: Vec<NodeFigures<'a>>,
-    /// How many partitions cannot be used now, by why.
+    /// Number of unavailable partitions, by reason.
     pub unusable: [(&'static str, usize); 3],
-    /// How many calls were refused before they began, by why, since this process began.
+    /// Number of calls refused before execution, by reason, since the start of the process.
     pub redirections: &'a [(&'static str, u64)],
 }
 
-/// What a scrape shows of a node.
+/// Statistics of a node, for a scrape.
 #[derive(Clone, Debug)]
 pub struct NodeFigures<'a> {
     pub addr: &'a str,
     pub partitions: u16,
-    /// How far its clock is ahead of the median, in microseconds.
+    /// Difference of its clock to the median, in microseconds.
     pub clock: Option<i64>,
     pub gauges: &'a [(&'static str, f64)],
 }
 
-/// What a scrape shows of one queue.
+/// Statistics of one queue, for a scrape.
 #[derive(Clone, Debug)]
 pub struct QueueFigures<'a> {
     pub queue: &'a Queue,
     pub ready: u64,
     pub dead: u64,
-    /// Where the store knows them.
+    /// If the store counts them.
     pub delayed: Option<u64>,
     pub running: Option<u64>,
-    /// For how long the first ready job has been ready.
+    /// Age of the oldest ready job.
     pub oldest_ready: Option<Duration>,
 }
 
-/// Whether the stores can be used, and the server is ready, at the time of a scrape.
+/// Availability of the stores, and readiness of the server, at the time of a scrape.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     pub ready: bool,
@@ -99,7 +98,7 @@ impl Default for Metrics {
             (*name, register(&registry, Figure::declare(&format!("infra_lmstfy_redis_{name}"), help)))
         };
         let figures = FIGURES.iter().map(figure).collect();
-        // Fails only when it is registered twice.
+        // Fails only if it is registered twice.
         let _ = registry.register(Box::new(ProcessCollector::for_self()));
         let schedules = Arc::new(ScheduleFamilies::register(&registry));
         let clusters = ClusterFamilies::register(&registry);
@@ -108,13 +107,13 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts the requests of a route.
+    /// Returns the metrics of a route.
     pub fn route(&self, route: &str) -> RouteMetrics {
         let (latency, codes) = (self.http.latency.clone(), self.http.codes.clone());
         RouteMetrics { api: pattern(route), latency, codes, series: RwLock::default() }
     }
 
-    /// Counts the connections of a port that takes so many, and what cannot be made a request of.
+    /// Returns the metrics of a port with at most `most` connections.
     pub fn port(&self, port: &str, most: usize) -> PortMetrics {
         self.http.connections_limit.with_label_values(&[port]).set(most as i64);
         PortMetrics {
@@ -124,42 +123,42 @@ impl Metrics {
         }
     }
 
-    /// What runs, and how many polls may be parked.
+    /// Sets the build, and the limit on parked polls.
     pub fn began(&self, version: &str, commit: &str, most_polls: usize) {
         self.server.build_info.with_label_values(&[version, commit]).set(1);
         self.http.parked_polls_limit.set(i64::try_from(most_polls).unwrap_or(i64::MAX));
     }
 
-    /// Counts what becomes of a pool's schedules.
+    /// Returns the metrics of a pool's schedules.
     pub fn of_schedules(&self, pool: &PoolName) -> ScheduleMetrics {
-        // Born with 0.
+        // Creates the series with value 0.
         let _ = self.schedules.lateness.with_label_values(&[pool.as_str()]);
         let _ = self.schedules.oldest_owed.with_label_values(&[pool.as_str()]);
         ScheduleMetrics { pool: pool.clone(), families: self.schedules.clone() }
     }
 
-    /// The time zone database that schedules are read by.
+    /// Sets the time zone database used for schedules.
     pub fn zone_database(&self, version: &str) {
         self.schedules.zones.with_label_values(&[version]).set(1);
     }
 
-    /// A request was refused by its token's limit. Tokens are secrets, so the label is a hash.
+    /// Counts a request refused by its token's limit. Tokens are secrets, so the label is a hash.
     pub fn limited(&self, pool: &PoolName, namespace: &Namespace, token: &Token, action: &str) {
         let token = token.hash();
         self.http.rate_limit.with_label_values(&[pool.as_str(), namespace.as_str(), &token, action]).inc();
     }
 
-    /// How many connections each port has, and how many it takes.
+    /// Returns the number of connections of each port, and the maximum.
     pub fn connections(&self) -> BTreeMap<String, (u64, u64)> {
         figures::connections(&self.http)
     }
 
-    /// How many of the places for parked polls are taken.
+    /// Sets the number of slots used by parked polls.
     pub fn parked(&self, places: usize) {
         self.http.parked_polls.set(places as i64);
     }
 
-    /// What can be used now.
+    /// Sets the availability of the stores.
     pub fn health(&self, health: &Health) {
         self.server.ready.set(health.ready.into());
         self.server.tokens_up.set(health.tokens.into());
@@ -168,8 +167,8 @@ impl Metrics {
         }
     }
 
-    /// Forgets what stores have said, once a scrape has it. A queue that is gone, and a store that is away, would show their
-    /// last figures for ever; and of ten thousand queues they take as much memory as all that is counted of them.
+    /// Clears the stores' statistics after a scrape. Otherwise deleted queues and unavailable stores would show their
+    /// last values forever, and for ten thousand queues they take as much memory as all counters.
     pub fn forget_figures(&self) {
         let stores = &self.engine.stores;
         let sizes = [&stores.queue_sizes, &stores.deadletter_sizes, &stores.timer_sizes];
@@ -181,8 +180,8 @@ impl Metrics {
         self.clusters.clock_difference.reset();
     }
 
-    /// What a pool's store holds now: jobs with a timer, how long the earliest of them is overdue, and each queue's.
-    /// Beyond the queues that have series of their own, those with the most ready and dead jobs keep their names.
+    /// Sets the sizes of a pool: jobs with a timer, how long the earliest is overdue, and those of each queue. If there
+    /// are more queues than series, those with the most ready and dead jobs keep their names.
     pub fn sizes<'a>(
         &self,
         pool: &PoolName,
@@ -214,7 +213,7 @@ impl Metrics {
         }
     }
 
-    /// The gauges of queues that share their labels.
+    /// Sets the gauges of queues that share their labels.
     fn queue(&self, labels @ [pool, namespace, queue]: [&str; 3], figures: &[QueueFigures<'_>]) {
         let stores = &self.engine.stores;
         let sum = |of: fn(&QueueFigures<'_>) -> u64| figures.iter().map(of).sum::<u64>() as i64;
@@ -232,7 +231,7 @@ impl Metrics {
         }
     }
 
-    /// These queues are paused. Those named after jobs are not shown.
+    /// Marks queues as paused, except those named after jobs.
     pub fn paused<'a>(&self, pool: &PoolName, queues: impl IntoIterator<Item = &'a Queue>) {
         for queue in queues.into_iter().filter(|queue| !is_job_id(queue)).take(MOST_QUEUES) {
             let labels = [pool.as_str(), queue.namespace.as_str(), queue.name.as_str()];
@@ -240,14 +239,14 @@ impl Metrics {
         }
     }
 
-    /// A figure that only one kind of store has: one of those that have a help.
+    /// Sets a gauge specific to one kind of store, if it is in [`FIGURES`].
     pub fn store_figure(&self, pool: &PoolName, name: &str, value: f64) {
         if let Some((_, gauge)) = self.figures.iter().find(|(figure, _)| *figure == name) {
             gauge.of_pool.with_label_values(&[pool.as_str()]).set(value);
         }
     }
 
-    /// What is known of the nodes of a pool in a cluster.
+    /// Sets the statistics of the nodes of a cluster.
     pub fn nodes(&self, pool: &PoolName, cluster: &ClusterFigures<'_>) {
         let (families, pool) = (&self.clusters, pool.as_str());
         for node in &cluster.nodes {
@@ -266,13 +265,13 @@ impl Metrics {
             families.unreachable.with_label_values(&[pool, state]).set(partitions as i64);
         }
         for (kind, count) in cluster.redirections {
-            // One scrape at a time is written, so nobody else adds meanwhile.
+            // Scrapes are written one at a time, so there is no concurrent update.
             let counter = families.redirections.with_label_values(&[pool, kind]);
             counter.inc_by(count.saturating_sub(counter.get()));
         }
     }
 
-    /// Everything, in Prometheus's text format.
+    /// Returns everything in Prometheus's text format.
     pub fn text(&self) -> Vec<u8> {
         let mut text = Vec::new();
         // Writing to memory does not fail; a family that cannot be encoded would be a bug in the library.
@@ -283,7 +282,7 @@ impl Metrics {
     }
 }
 
-/// Nothing is no time.
+/// `None` counts as 0.
 fn seconds(time: Option<Duration>) -> f64 {
     time.unwrap_or_default().as_secs_f64()
 }
@@ -365,7 +364,7 @@ mod tests {
         assert_eq!(series, MOST_QUEUES + 1, "the rest share one series");
     }
 
-    /// Guards against the largest queue, which hides behind ten thousand small ones.
+    /// Guards against a large queue that is hidden by ten thousand small ones.
     #[test]
     fn the_largest_queues_keep_their_names() {
         let (metrics, pool) = (Metrics::default(), PoolName::default_pool());
@@ -399,7 +398,7 @@ mod tests {
         }
         metrics.forget_figures();
         let text = String::from_utf8(metrics.text()).expect("it is text");
-        assert!(!text.contains("queue_sizes{"), "what nobody says any more is absent");
+        assert!(!text.contains("queue_sizes{"), "cleared statistics are absent");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is counted of requests, by route, and of the connections that they come on. Knows no HTTP types.
+//! Metrics of requests by route, and of connections. Independent of HTTP types.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 use super::families::{Parted, ms};
 use crate::name::{Namespace, PoolName};
 
-/// `/api/{namespace}/{queue}` as lmstfy's dashboards know it: `/api/:namespace/:queue`.
+/// Converts `/api/{namespace}/{queue}` to the form used by lmstfy's dashboards: `/api/:namespace/:queue`.
 pub fn pattern(route: &str) -> String {
     route.replace('{', ":").replace('}', "")
 }
 
-/// The requests of one route. A time series is looked up by its labels once, and kept.
+/// Metrics of one route. A time series is looked up by its labels once, then cached.
 #[derive(Debug)]
 pub struct RouteMetrics {
     pub(super) api: String,
     pub(super) latency: Parted<HistogramVec>,
     pub(super) codes: Parted<IntCounterVec>,
-    /// Of the namespaces that requests with an accepted token have named.
+    /// By the namespaces that requests with an accepted token have named.
     pub(super) series: RwLock<HashMap<(PoolName, Namespace), Vec<RouteSeries>>>,
 }
 
-/// Those of one method and status.
+/// Series of one method and status.
 #[derive(Debug)]
 pub(super) struct RouteSeries {
     method: &'static str,
@@ -34,7 +34,7 @@ pub(super) struct RouteSeries {
 }
 
 impl RouteMetrics {
-    /// A request was answered. `accepted` are its pool and namespace if its token was accepted.
+    /// Counts a request. `accepted` has its pool and namespace if its token was accepted.
     pub fn request(
         &self,
         accepted: Option<&(PoolName, Namespace)>,
@@ -67,24 +67,24 @@ impl RouteMetrics {
     }
 }
 
-/// The connections of one port.
+/// Metrics of one port's connections.
 #[derive(Clone, Debug)]
 pub struct PortMetrics {
     pub(super) connections: IntGauge,
     pub accept_failures: IntCounter,
-    /// What is no HTTP, or too large to be read.
+    /// Requests that are not HTTP or too large to read.
     pub bad_requests: IntCounter,
 }
 
 impl PortMetrics {
-    /// One more connection, for as long as what it gets is kept.
+    /// Counts a connection until the result is dropped.
     pub fn connected(&self) -> Connected {
         self.connections.inc();
         Connected(self.connections.clone())
     }
 }
 
-/// A connection that is counted.
+/// A counted connection.
 #[derive(Debug)]
 pub struct Connected(IntGauge);
 

@@ -1,4 +1,4 @@
-//! What is counted of the schedules of a pool. Knows no store.
+//! Metrics of a pool's schedules.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::families::ScheduleFamilies;
 use crate::name::PoolName;
 
-/// One pool's schedules.
+/// Metrics of one pool's schedules.
 #[derive(Clone, Debug)]
 pub struct ScheduleMetrics {
     pub(super) pool: PoolName,
@@ -14,22 +14,22 @@ pub struct ScheduleMetrics {
 }
 
 impl ScheduleMetrics {
-    /// So many schedules are in this state.
+    /// Sets the number of schedules in a state.
     pub fn schedules(&self, state: &str, count: u64) {
         self.families.schedules.with_label_values(&[self.pool.as_str(), state]).set(count as i64);
     }
 
-    /// This became of so many occurrences.
+    /// Counts occurrences with an outcome.
     pub fn occurrences(&self, outcome: &str, count: u64) {
         self.families.occurrences.with_label_values(&[self.pool.as_str(), outcome]).inc_by(count);
     }
 
-    /// One was placed so long after it was to be.
+    /// Records that an occurrence was placed `by` late.
     pub fn late(&self, by: Duration) {
         self.families.lateness.with_label_values(&[self.pool.as_str()]).observe(by.as_secs_f64());
     }
 
-    /// The schedule that waits longest has been due for so long.
+    /// Sets the age of the oldest overdue schedule.
     pub fn oldest_owed(&self, age: Duration) {
         self.families.oldest_owed.with_label_values(&[self.pool.as_str()]).set(age.as_secs() as i64);
     }

@@ -1,4 +1,4 @@
-//! What is counted of a pool: the steps of its store, its queues, and those of them that are pushed. Knows no engine.
+//! Metrics of a pool: the steps of its store, its queues, and push.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -12,27 +12,27 @@ use super::families::{PoolCounters, PoolFamilies, PushFamilies, StoreFamilies, m
 use crate::job::JobId;
 use crate::name::{PoolName, Queue};
 
-/// How many queues get time series of their own. Queues beyond it share one, so that a queue per job (fire
-/// and wait) cannot fill the memory of the server and of its Prometheus.
+/// Maximum number of queues with time series of their own. Further queues share one, so that a queue per job (fire and
+/// wait) cannot fill the memory of the server and of Prometheus.
 pub(super) const MOST_QUEUES: usize = 10_000;
-/// The namespace and queue that the queues beyond it share.
+/// Namespace and queue shared by the queues beyond the limit.
 pub(super) const OTHER: &str = "(other)";
-/// The queue that all queues share whose names are job ids. There is one for each job that its producer waits for
-/// (fire and wait), and none of them lives long.
+/// Queue shared by all queues named after a job. There is one for each job that a producer waits for (fire and wait),
+/// and they are short-lived.
 pub(super) const JOB_ID: &str = "(job id)";
 
-/// Upper bound on the changed queues that are remembered. What changes beyond it is in the next sample.
+/// Maximum number of changed queues to record. Further changes appear in the next sample.
 const MOST_CHANGED: usize = 64;
 
-/// Whether a queue is named after a job.
+/// Returns whether a queue is named after a job.
 pub(super) fn is_job_id(queue: &Queue) -> bool {
     JobId::parse(queue.name.as_str()).is_some()
 }
 
-/// Declares the operations of a store, each with the name that it has as a label.
+/// Declares the operations of a store with their label values.
 macro_rules! operations {
     ($($operation:ident = $name:literal,)*) => {
-        /// What a store is asked for.
+        /// Operations of a store.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Operation { $($operation,)* }
 
@@ -57,9 +57,11 @@ operations! {
     Release = "release",
     Peek = "peek",
     Inspect = "inspect",
+    Promote = "promote",
     ListJobs = "list_jobs",
     Size = "size",
     Destroy = "destroy",
+    ForgetQueue = "forget_queue",
     Respawn = "respawn",
     DeleteDead = "delete_dead",
     Pause = "pause",
@@ -73,30 +75,30 @@ operations! {
     DueSchedules = "due_schedules",
 }
 
-/// The label of what a disk does by itself.
+/// Label of the operation that a disk does by itself.
 pub(super) const SYNC: &str = "sync";
 
-/// What [`Metered`](crate::engine::metered::Metered) records.
+/// Metrics recorded by [`Metered`](crate::engine::metered::Metered).
 #[derive(Debug)]
 pub struct EngineMetrics {
     pub(super) pools: PoolFamilies,
     pub(super) stores: Arc<StoreFamilies>,
     pub(super) push: Arc<PushFamilies>,
-    /// The queues that have time series of their own.
+    /// Queues with time series of their own.
     pub(super) named: Arc<Mutex<HashSet<Queue>>>,
-    /// Of each pool, once it was asked for.
+    /// Metrics by pool, created on first use.
     pub(super) of_pools: Mutex<HashMap<PoolName, Arc<PoolMetrics>>>,
 }
 
 impl EngineMetrics {
-    /// The metrics of a pool, whose series are born now.
+    /// Returns the metrics of a pool, creating its series.
     pub fn pool(&self, pool: &PoolName) -> Arc<PoolMetrics> {
         let new = || Arc::new(PoolMetrics::new(self, pool));
         self.of_pools.lock().entry(pool.clone()).or_insert_with(new).clone()
     }
 }
 
-/// One pool's metrics. A time series is looked up by its labels once, and kept.
+/// Metrics of one pool. A time series is looked up by its labels once, then cached.
 #[derive(Debug)]
 pub struct PoolMetrics {
     pub counters: PoolCounters,
@@ -106,19 +108,19 @@ pub struct PoolMetrics {
     named: Arc<Mutex<HashSet<Queue>>>,
     /// By [`Operation`].
     steps: Box<[StepSeries]>,
-    /// Of a pool on a disk.
+    /// For a disk pool.
     disk: OnceLock<DiskSeries>,
-    /// Those of `named` that this pool has met.
+    /// Those of `named` that belong to this pool.
     queues: RwLock<HashMap<Queue, Arc<QueueSeries>>>,
-    /// Of the queues that are named after jobs.
+    /// Shared by the queues named after jobs.
     of_jobs: OnceLock<Arc<QueueSeries>>,
-    /// Of the queues that there was no room for.
+    /// Shared by the queues beyond the limit.
     others: OnceLock<Arc<QueueSeries>>,
-    /// Queues whose figures changed at once since they were sampled: paused, respawned, destroyed, or jobs died.
+    /// Queues whose statistics changed abruptly since the last sample: paused, respawned, destroyed, or jobs died.
     changed: Mutex<BTreeSet<Queue>>,
 }
 
-/// What is told of one operation. lmstfy's two are told apart by how the step went: well, or not.
+/// Series of one operation. lmstfy's two are split by success.
 #[derive(Debug)]
 struct StepSeries {
     seconds: Histogram,
@@ -134,7 +136,7 @@ struct DiskSeries {
     expired: IntCounter,
 }
 
-/// The time series of a queue. Those that lmstfy has begin when there is something to tell.
+/// Series of one queue. lmstfy's are created with their first observation.
 #[derive(Debug)]
 struct QueueSeries {
     namespace: Box<str>,
@@ -185,7 +187,7 @@ impl PoolMetrics {
         }
     }
 
-    /// Records that the figures of a queue are no longer those of the last sample.
+    /// Records that the statistics of a queue in the last sample are outdated.
     pub fn changed(&self, queue: &Queue) {
         let mut changed = self.changed.lock();
         if changed.len() < MOST_CHANGED && !is_job_id(queue) {
@@ -198,7 +200,7 @@ impl PoolMetrics {
         std::mem::take(&mut self.changed.lock())
     }
 
-    /// The pool is on a disk, and refuses publishes when so few bytes are free.
+    /// Marks the pool as a disk pool that refuses publishes below `min_free` free bytes.
     pub fn on_disk(&self, min_free: u64) {
         self.stores.disk_min_free.with_label_values(&[self.pool.as_str()]).set(min_free as i64);
         self.disk();
@@ -212,12 +214,12 @@ impl PoolMetrics {
         })
     }
 
-    /// `jobs` were published to a queue.
+    /// Counts jobs published to a queue.
     pub fn published(&self, queue: &Queue, jobs: usize) {
         self.series(queue).published.inc_by(jobs as u64);
     }
 
-    /// A job of this age was handed out, so long after it was due.
+    /// Records a delivery of a job of age `elapsed`, `late` after it was due.
     pub fn consumed(&self, queue: &Queue, elapsed: Duration, late: Duration) {
         let series = self.series(queue);
         series.consumed.inc();
@@ -226,35 +228,35 @@ impl PoolMetrics {
         series.elapsed.get_or_init(elapsed_ms).observe(ms(elapsed));
     }
 
-    /// A job of this age was acked.
+    /// Records an ack of a job of age `elapsed`.
     pub fn acked(&self, queue: &Queue, elapsed: Duration) {
         let series = self.series(queue);
         let acked = || self.stores.job_ack_elapsed_ms.with_label_values(&self.labels(&series));
         series.acked.get_or_init(acked).observe(ms(elapsed));
     }
 
-    /// Jobs of a queue died.
+    /// Counts jobs that died.
     pub fn died(&self, queue: &Queue, jobs: u64) {
         self.series(queue).dead.inc_by(jobs);
         self.changed(queue);
     }
 
-    /// Jobs of a queue are ready again, since the ttr of their hand-over has ended.
+    /// Counts jobs that are ready again because the ttr of their delivery has ended.
     pub fn redelivered(&self, queue: &Queue, jobs: u64) {
         self.series(queue).redelivered.inc_by(jobs);
     }
 
-    /// A job of a queue was given up for now.
+    /// Counts a released job.
     pub fn released(&self, queue: &Queue) {
         self.series(queue).released.inc();
     }
 
-    /// The ttl of jobs has ended.
+    /// Counts jobs whose ttl has ended.
     pub fn expired(&self, jobs: u64) {
         self.disk().expired.inc_by(jobs);
     }
 
-    /// A step of the store, and whether it went well.
+    /// Records a step of the store.
     pub fn step(&self, operation: Operation, ok: bool, took: Duration) {
         let series = &self.steps[operation as usize];
         series.seconds.observe(took.as_secs_f64());
@@ -263,29 +265,29 @@ impl PoolMetrics {
         steps.inc();
     }
 
-    /// A step of the store was for so many jobs.
+    /// Records the number of jobs of a step.
     pub fn batch(&self, operation: Operation, jobs: usize) {
         self.steps[operation as usize].jobs.observe(jobs as f64);
     }
 
-    /// The disk took so long to make what so many calls have done last.
+    /// Records a sync that made `calls` calls durable.
     pub fn synced(&self, took: Duration, calls: usize) {
         let disk = self.disk();
         disk.sync_seconds.observe(took.as_secs_f64());
         disk.sync_calls.observe(calls as f64);
     }
 
-    /// Calls wait for replicas: the series of that is born.
+    /// Creates the series of calls that wait for replicas.
     pub fn waits_for_replicas(&self) {
         let _ = self.stores.wait_seconds.with_label_values(&[self.pool.as_str()]);
     }
 
-    /// A call was answered so long after it was sent, since replicas had to have it too.
+    /// Records the duration of a call that waited for replicas.
     pub fn waited(&self, took: Duration) {
         self.stores.wait_seconds.with_label_values(&[self.pool.as_str()]).observe(took.as_secs_f64());
     }
 
-    /// What is told of a queue that is pushed.
+    /// Returns the metrics of a pushed queue.
     pub fn pushed(&self, queue: &Queue) -> PushSeries {
         let series = self.series(queue);
         let labels = self.labels(&series);
@@ -302,13 +304,13 @@ impl PoolMetrics {
         }
     }
 
-    /// How many jobs of a queue were published, handed out, acked, and died, since the start. `None` where it has no
-    /// series of its own.
+    /// Returns the numbers of jobs of a queue published, delivered, acked, and died since the start. `None` if the
+    /// queue has no series of its own.
     pub fn counts(&self, queue: &Queue) -> Option<[u64; 4]> {
         self.queues.read().get(queue).map(|series| series.counts())
     }
 
-    /// The same of all queues together that have none: those that are named after jobs, and those without room.
+    /// Like [`counts`](PoolMetrics::counts), for all queues without series of their own.
     pub fn counts_of_others(&self) -> [u64; 4] {
         let others = [self.of_jobs.get(), self.others.get()].into_iter().flatten();
         others.fold([0; 4], |mut sum, series| {
@@ -317,17 +319,39 @@ impl PoolMetrics {
         })
     }
 
-    /// The queue is there: its series are born, if they were not before.
+    /// Creates the series of a queue.
     pub fn knows(&self, queue: &Queue) {
         self.series(queue);
+    }
+
+    /// The queue was forgotten: its series are not shown any more. What push counts of it stays.
+    pub fn forget(&self, queue: &Queue) {
+        if self.queues.write().remove(queue).is_none() {
+            return;
+        }
+        self.named.lock().remove(queue);
+        let labels = [self.pool.as_str(), queue.namespace.as_str(), queue.name.as_str()];
+        let stores = &self.stores;
+        for counters in [
+            &stores.publish_queue_jobs,
+            &stores.consume_queue_jobs,
+            &stores.dead_jobs,
+            &stores.redelivered_jobs,
+            &stores.released_jobs,
+        ] {
+            counters.remove_label_values(&labels);
+        }
+        for histograms in [&stores.lateness, &stores.job_elapsed_ms, &stores.job_ack_elapsed_ms] {
+            histograms.remove_label_values(&labels);
+        }
     }
 
     fn labels<'a>(&'a self, series: &'a QueueSeries) -> [&'a str; 3] {
         [self.pool.as_str(), &series.namespace, &series.queue]
     }
 
-    /// The series of a queue: its own while there is room, those of all others after that. Queues that are named
-    /// after jobs take no room.
+    /// Returns the series of a queue: its own while there is room, otherwise the shared one. Queues named after jobs
+    /// share another.
     fn series(&self, queue: &Queue) -> Arc<QueueSeries> {
         if let Some(series) = self.queues.read().get(queue) {
             return series.clone();
@@ -361,14 +385,14 @@ impl PoolMetrics {
     }
 }
 
-/// One pushed queue's metrics. Queues beyond the bound share theirs, so gauges are only added to.
+/// Metrics of one pushed queue. Queues beyond the limit share them, so gauges are only added to.
 #[derive(Debug)]
 pub struct PushSeries {
     pub delivered: IntCounter,
     pub failed: IntCounter,
-    /// Failed, and the job has died.
+    /// Failed, and the job died.
     pub dead: IntCounter,
-    /// The endpoint said 410.
+    /// The endpoint replied 410.
     pub gone: IntCounter,
     pub in_flight: IntGauge,
     pub breaker_open: IntGauge,
@@ -376,7 +400,7 @@ pub struct PushSeries {
 }
 
 impl PushSeries {
-    /// An attempt has ended with an answer, or without one.
+    /// Records the duration of an attempt, with or without a reply.
     pub fn took(&self, time: Duration) {
         self.seconds.observe(time.as_secs_f64());
     }

@@ -1,10 +1,11 @@
-//! The modes of the files that the process makes: its user's alone. Jobs, tokens and logs are nobody else's.
+//! File modes: files created by the process are accessible to its user only, since jobs, tokens and logs are
+//! confidential.
 
 use rustix::fs::Mode;
 use rustix::process::umask;
 
-/// From now on a file that the process makes is readable for its user alone, whoever makes it: the store does so
-/// too, which takes no modes. A file that is there already keeps its mode.
+/// From now on, makes every file that the process creates accessible to its user only. Done by umask, since lsm-tree
+/// takes no modes. Existing files keep their mode.
 pub fn keep_private() {
     umask(Mode::RWXG | Mode::RWXO);
 }

@@ -1,5 +1,5 @@
-//! Where log lines go and how they look. There are two logs, as in lmstfy: the access log (`access.log`) and the
-//! log of everything else (`error.log`). Tokens, passwords, queries and bodies must not be logged.
+//! Destination and format of log lines. There are two logs, as in lmstfy: the access log (`access.log`) and the log of
+//! everything else (`error.log`). Tokens, passwords, query strings and bodies must not be logged.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -15,20 +15,20 @@ use tracing_subscriber::{Layer, Registry, filter::filter_fn, fmt};
 
 use crate::config::{LogFormat, LogLevel};
 
-/// The target of access log lines.
+/// Target of access log lines.
 pub const ACCESS: &str = "access";
 
-/// The target of audit lines: who made or deleted a token or a limit. They are logged at every level.
+/// Target of audit lines: who created or deleted a token or a limit. Logged at every level.
 pub const AUDIT: &str = "audit";
 
-/// The two logs' files, to be opened anew after they were rotated.
+/// The log files, to be reopened after rotation.
 #[derive(Debug, Clone)]
 pub struct Logs {
     files: Vec<Sink>,
 }
 
 impl Logs {
-    /// Opens the files by their names again. If a file cannot be opened, its lines still go to the old one.
+    /// Reopens the files by name. If a file cannot be opened, its lines still go to the old one.
     pub fn reopen(&self) {
         for sink in &self.files {
             if let Err(error) = sink.reopen() {
@@ -38,8 +38,8 @@ impl Logs {
     }
 }
 
-/// Sets the process's logs up. With `dir`, `access.log` and `error.log` in it; otherwise standard error. Lines
-/// as severe as `backtrace` say where in the code they come from. Errors when a file cannot be opened.
+/// Sets up logging: to `access.log` and `error.log` in `dir`, or else to standard error. Lines at least as severe as
+/// `backtrace` include their source location. Fails if a file cannot be opened.
 pub fn setup(
     dir: Option<&Path>,
     format: LogFormat,
@@ -52,7 +52,7 @@ pub fn setup(
     };
     let (level, backtrace) = (as_level(level), as_level(backtrace));
     let is_access = |meta: &Metadata<'_>| meta.target() == ACCESS;
-    // Libraries log warnings and errors, and everything at the level `trace`.
+    // Libraries log warnings and errors, and everything at level `trace`.
     let wanted = move |meta: &Metadata<'_>| {
         if meta.target() == AUDIT {
             return true;
@@ -66,12 +66,12 @@ pub fn setup(
         .with(layer(format, errors.clone(), false).with_filter(plain))
         .with(layer(format, errors.clone(), true).with_filter(located))
         .with(layer(format, access.clone(), false).with_filter(filter_fn(is_access)));
-    // Fails only when the process has a subscriber already, as in tests that start several servers.
+    // Fails only if the process already has a subscriber, as in tests that start several servers.
     let _ = tracing::subscriber::set_global_default(registry);
     Ok(Logs { files: vec![errors, access] })
 }
 
-/// Writes panics to the log, too.
+/// Also writes panics to the log.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let text = panic.to_string();

@@ -1,5 +1,4 @@
-//! What concerns the process and not its work: its log, its pid file, its open files and the modes of new ones, its
-//! tasks, its version.
+//! Concerns of the process rather than its work: log, pid file, open files and modes of new ones, tasks, version.
 
 pub mod files;
 pub mod log;

@@ -1,40 +1,40 @@
-//! The limit of open files. Each connection is one, and so is each file of a store: a store that cannot open its
-//! files fails for good. So connections are bounded by what the limit leaves when the stores have their share.
+//! The limit of open files. Each connection uses one, and so does each open file of a store; a store that cannot open
+//! its files fails permanently. So connections are limited to what remains after the stores' share.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// For the process itself: logs, listeners, the runtime, directories that are looked into.
+/// Reserved for the process itself: logs, listeners, the runtime, directory reads.
 const PROCESS: u64 = 32;
-/// For one Redis pool, or the Redis of tokens and limits: its connections, with those to Sentinels, and some that
-/// are being replaced.
+/// Reserved for a Redis pool, or the Redis of tokens and limits: its connections, including those to Sentinels, and
+/// some being replaced.
 const REDIS: u64 = 32;
-/// For one disk pool, besides the tables that it keeps open: files of the log, and the tables that a compaction reads and
-/// writes.
+/// Reserved for a disk pool, besides the tables it keeps open: log files, and the tables read and written by a
+/// compaction.
 const DISK: u64 = 64;
-/// The tables that a disk pool keeps open: a quarter of the limit for all pools at most.
+/// Tables that a disk pool keeps open; at most a quarter of the limit for all pools together.
 const TABLES: u64 = 900;
 const FEWEST_TABLES: u64 = 10;
-/// The fewest connections that a server is of use with.
+/// Minimum number of connections for a useful server.
 const FEWEST: u64 = 16;
 
-/// How many files may be used for what.
+/// Division of the open-file limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenFiles {
-    /// What the stores and the process itself need.
+    /// Files needed by the stores and the process itself.
     pub reserved: u64,
-    /// How many tables each disk pool keeps open.
+    /// Maximum number of tables that each disk pool keeps open.
     pub tables: usize,
-    /// How many connections the public port may take.
+    /// Maximum number of connections of the public port.
     pub connections: usize,
-    /// How many the admin port may take.
+    /// Maximum number of connections of the admin port.
     pub admin_connections: usize,
-    /// How many connections push may use.
+    /// Maximum number of connections used by push.
     pub push_connections: usize,
 }
 
 impl OpenFiles {
-    /// Raises the limit of the process to the hard limit, divides it, and logs that. The error says how high the
-    /// limit must be.
+    /// Raises the process's limit to the hard limit, divides it and logs the result. The error says how high the limit
+    /// must be.
     pub fn divide(
         disks: usize,
         redises: usize,
@@ -65,8 +65,7 @@ impl OpenFiles {
         Ok(files)
     }
 
-    /// How `limit` is divided between so many stores and the connections of both ports and of push, of which there
-    /// may be so many at most.
+    /// Divides `limit` between the stores and the connections of both ports and push, whose maximum numbers are given.
     fn of(
         limit: Option<u64>,
         (disks, redises): (usize, usize),
@@ -88,7 +87,7 @@ impl OpenFiles {
         let left = limit.saturating_sub(reserved);
         if left < FEWEST {
             let needed = PROCESS + redises * REDIS + disks * (DISK + FEWEST_TABLES) + FEWEST;
-            // With so many, a quarter of them is more than the fewest tables.
+            // With this limit, a quarter of it exceeds the minimum number of tables.
             let needed = if disks > 0 { needed + needed / 2 } else { needed };
             return Err(format!(
                 "the open-file limit is {limit}, and the stores need {reserved} of them: raise it (`ulimit -n`) to {needed} or more"

@@ -1,9 +1,8 @@
-//! The pid file. It is written when the server serves, so a server that fails to start does not overwrite the file
-//! of one that runs.
+//! The pid file. It is written once the server serves, so that a server that fails to start does not overwrite the file
+//! of a running one.
 //!
-//! It may lie in a directory where others write too. So it is never written through a link that somebody has put
-//! there: a new file is made beside it, which must not exist, and then takes its name in one step. Readers see the
-//! whole number or the old file.
+//! Its directory may be writable by others, so it is never written through a link. A new file, which must not exist, is
+//! created beside it and renamed. Readers see either the complete number or the old file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -12,12 +11,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// A file that contains this process's id. Dropping this removes the file.
+/// A file with this process's id; removed on drop.
 #[derive(Debug)]
 pub struct PidFile(PathBuf);
 
 impl PidFile {
-    /// Writes it. The error names the file. Errors when something else than a file has its name.
+    /// Writes the file. Fails if its name belongs to anything but a regular file; the error contains the name.
     pub fn write(path: &Path) -> io::Result<PidFile> {
         let named = |e: io::Error| io::Error::new(e.kind(), format!("the pid file {}: {e}", path.display()));
         replace(path, &std::process::id().to_string()).map_err(named)?;
@@ -28,7 +27,7 @@ impl PidFile {
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     match path.symlink_metadata() {
         Ok(there) if !there.is_file() => {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it is there and is no plain file"));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is not a regular file"));
         }
         Ok(_) => {}
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -37,18 +36,18 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}", std::process::id()));
     let new = PathBuf::from(new);
-    // Left by a killed process that had our id. If it is a link, the link goes and not what it points to.
+    // Left by a killed process with the same id. If it is a link, only the link is removed.
     match std::fs::remove_file(&new) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
-    // Fails when the name is there again, also as a link.
+    // Fails if the name exists again, even as a link.
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&new, path));
     written.inspect_err(|_| drop(std::fs::remove_file(&new)))
 }
 
-/// The text of a plain file. Follows no link, and waits for no pipe.
+/// Reads a regular file without following links or blocking on pipes.
 fn read(path: &Path) -> io::Result<String> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file: File = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
@@ -59,7 +58,7 @@ fn read(path: &Path) -> io::Result<String> {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // Another server may have taken the name meanwhile.
+        // Another server may have replaced the file meanwhile.
         let ours = read(&self.0).is_ok_and(|pid| pid == std::process::id().to_string());
         if ours && let Err(error) = std::fs::remove_file(&self.0) {
             tracing::warn!(%error, "the pid file could not be removed");
@@ -103,7 +102,7 @@ mod tests {
         assert_eq!(names, 1, "nothing is left beside it");
     }
 
-    /// Guards against a server run by root that overwrites the file which somebody's link points to.
+    /// Guards against a server run by root that overwrites the target of a link made by another user.
     #[test]
     fn a_link_is_not_followed() {
         let dir = tempfile::tempdir().expect("a temporary directory");
@@ -111,16 +110,16 @@ mod tests {
         std::fs::write(&victim, "precious").expect("a file");
         symlink(&victim, &path).expect("a link");
         let error = PidFile::write(&path).expect_err("a link is in its place");
-        assert!(error.to_string().contains("no plain file"), "it says why: {error}");
+        assert!(error.to_string().contains("not a regular file"), "the error says why: {error}");
         std::fs::remove_file(&path).expect("it is there");
-        // The name of the new file is known before, too.
+        // The name of the new file is predictable too.
         symlink(&victim, dir.path().join(format!("pid.{}", std::process::id()))).expect("a link");
         let file = PidFile::write(&path).expect("the link goes");
         std::fs::remove_file(&path).expect("it is there");
         std::fs::write(&victim, std::process::id().to_string()).expect("a file");
         symlink(&victim, &path).expect("a link");
         drop(file);
-        assert!(path.is_symlink() && victim.exists(), "what is not ours stays");
+        assert!(path.is_symlink() && victim.exists(), "a foreign file stays");
     }
 
     #[test]

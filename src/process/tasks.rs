@@ -1,5 +1,5 @@
-//! The background tasks of the process. Every task is tracked, can be stopped and waited for, and a task that
-//! must not end is noticed when it does. Knows nothing of what the tasks do.
+//! Background tasks of the process. Every task is tracked, can be stopped and awaited, and the unexpected end of an
+//! essential task is noticed.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,39 +12,40 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Why the process cannot go on. It is reported at most once: later reasons are mostly consequences.
+/// Why the process cannot continue. Reported at most once, since later reasons are mostly consequences.
 #[derive(Debug, Clone, Default)]
 pub struct Failure(Arc<SetOnce<String>>);
 
 impl Failure {
-    /// A part of the process has failed for good. Only the first report is kept.
+    /// Reports that a part of the process has failed permanently. Only the first report is kept.
     pub fn report(&self, reason: String) {
         // An error means that another failure was reported before.
         let _ = self.0.set(reason);
     }
 
-    /// The reason, if a failure was reported.
+    /// Returns the reason, if a failure was reported.
     pub fn reason(&self) -> Option<&str> {
         self.0.get().map(String::as_str)
     }
 
-    /// Returns the reason as soon as a failure is reported.
+    /// Waits for a failure and returns its reason.
     pub async fn reported(&self) -> &str {
         self.0.wait().await
     }
 }
 
-/// Tells a task that it is to end. A look at it takes no lock, where a look at a [`CancellationToken`] takes one
-/// that all tasks share.
+/// Tells a task to stop. Checking it takes no lock, whereas checking a [`CancellationToken`] takes one shared by all
+/// tasks.
 #[derive(Debug, Clone, Default)]
 pub struct StopSignal {
     token: CancellationToken,
     /// Set before `token` is cancelled.
-    told: Arc<AtomicBool>,
+    stopped: Arc<AtomicBool>,
 }
 
 impl StopSignal {
-    /// Runs `work` to its end, or until the tasks are told to end. `None` then; `work` goes on where it is polled again.
+    /// Runs `work` until it completes or the tasks are stopped. Returns `None` when stopped; `work` can be polled
+    /// further.
     pub async fn run_until<F: Future + Unpin>(&self, work: &mut F) -> Option<F::Output> {
         let mut cancelled = std::pin::pin!(self.token.cancelled());
         let mut registered = false;
@@ -52,81 +53,81 @@ impl StopSignal {
             if let Poll::Ready(done) = Pin::new(&mut *work).poll(cx) {
                 return Poll::Ready(Some(done));
             }
-            // Once registered it wakes this task, and `told` is set by then.
-            let asks = !std::mem::replace(&mut registered, true) || self.told.load(Ordering::Acquire);
+            // Once registered, the token wakes this task, and `stopped` is set by then.
+            let asks = !std::mem::replace(&mut registered, true) || self.stopped.load(Ordering::Acquire);
             if asks && cancelled.as_mut().poll(cx).is_ready() { Poll::Ready(None) } else { Poll::Pending }
         })
         .await
     }
 }
 
-/// A set of tasks that are stopped together. Clones are the same set.
+/// A set of tasks that are stopped together. Clones share the set.
 #[derive(Debug, Clone)]
 pub struct Tasks {
     tracker: TaskTracker,
     stop: StopSignal,
     failure: Failure,
-    /// Threads of their own may start tasks too.
+    /// Other threads may start tasks too.
     runtime: Handle,
 }
 
 impl Tasks {
-    /// An empty set, whose tasks run in the current runtime. The unexpected end of an essential task is
+    /// Creates an empty set, whose tasks run in the current runtime. The unexpected end of an essential task is
     /// reported to `failure`.
     pub fn new(failure: Failure) -> Tasks {
         let runtime = Handle::current();
         Tasks { tracker: TaskTracker::new(), stop: StopSignal::default(), failure, runtime }
     }
 
-    /// Starts a task that may end at any time. It should end soon after [`stop`](Tasks::stop).
-    /// A panic in it is for whoever waits for its handle.
+    /// Starts a task that may end at any time and should end soon after [`stop`](Tasks::stop). Its panic is returned by
+    /// the handle.
     pub fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.tracker.spawn_on(work, &self.runtime)
     }
 
-    /// Starts a task that must run until [`stop`](Tasks::stop). If it ends or panics before, that is logged and
-    /// reported as a [`Failure`] under its `name`.
+    /// Starts a task that must run until [`stop`](Tasks::stop). If it ends or panics earlier, this is logged and
+    /// reported as a [`Failure`] with its `name`.
     pub fn spawn_essential(&self, name: impl Into<String>, work: impl Future<Output = ()> + Send + 'static) {
         let (name, stop, failure) = (name.into(), self.stop.token.clone(), self.failure.clone());
         let task = self.tracker.spawn_on(work, &self.runtime);
         let watch = async move {
             let how = if task.await.is_err() { "panicked" } else { "ended" };
             if !stop.is_cancelled() {
-                tracing::error!(task = name, how, "a task that the server needs is gone; the server ends");
+                tracing::error!(task = name, how, "an essential task has ended; the server stops");
                 failure.report(format!("{name} {how}"));
             }
         };
         self.tracker.spawn_on(watch, &self.runtime);
     }
 
-    /// Where the unexpected end of an essential task is reported.
+    /// Returns where the unexpected end of an essential task is reported.
     pub fn failure(&self) -> &Failure {
         &self.failure
     }
 
-    /// Tells these tasks to end. Does not wait for them.
+    /// Tells the tasks to stop, without waiting for them.
     pub fn stop(&self) {
-        self.stop.told.store(true, Ordering::Release);
+        self.stop.stopped.store(true, Ordering::Release);
         self.stop.token.cancel();
         self.tracker.close();
     }
 
-    /// Cancelled when the tasks are told to end.
+    /// Returns a token that is cancelled when the tasks are stopped.
     pub fn stopping(&self) -> &CancellationToken {
         &self.stop.token
     }
 
-    /// For a task that is polled often.
+    /// Returns a stop signal for a task that is polled often.
     pub fn stop_signal(&self) -> StopSignal {
         self.stop.clone()
     }
 
-    /// Returns when the tasks were told to end and all have ended.
+    /// Waits until the tasks have been stopped and all have ended.
     pub async fn ended(&self) {
         self.tracker.wait().await;
     }
 
-    /// How many tasks have not ended.
+    /// Returns the number of running tasks.
     pub fn len(&self) -> usize {
         self.tracker.len()
     }
@@ -136,12 +137,12 @@ impl Tasks {
     }
 }
 
-/// Does on a thread of its own what takes long.
+/// Runs blocking or long work on a separate thread.
 pub async fn beside_the_runtime<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await.map_err(tokio::task::JoinError::try_into_panic) {
         Ok(done) => done,
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        // The runtime ends, and this with it.
+        // The runtime is shutting down, and this task with it.
         Err(Err(_)) => std::future::pending().await,
     }
 }
@@ -152,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// What is reported within a second, or nothing.
+    /// Returns the failure reported within a second.
     async fn reported(failure: &Failure) -> Option<&str> {
         tokio::time::timeout(Duration::from_secs(1), failure.reported()).await.ok()
     }
@@ -180,7 +181,7 @@ mod tests {
         let (done, mut more) = tokio::sync::mpsc::channel::<()>(1);
         let signal = tasks.stop_signal();
         let task = tasks.spawn(async move {
-            // Is polled again and again before the stop.
+            // Polled repeatedly before the stop.
             let mut work = Box::pin(async move { while more.recv().await.is_some() {} });
             let left = signal.run_until(&mut work).await.is_none();
             work.await;
@@ -190,12 +191,12 @@ mod tests {
             done.send(()).await.expect("the task reads");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        assert!(!task.is_finished(), "nobody told it to end");
+        assert!(!task.is_finished(), "it was not stopped yet");
         tasks.stop();
         tokio::time::sleep(Duration::from_millis(1)).await;
-        assert!(!task.is_finished(), "what it left can go on");
+        assert!(!task.is_finished(), "its work can continue");
         drop(done);
-        assert!(task.await.expect("it does not panic"), "it was told to end while it worked");
+        assert!(task.await.expect("it does not panic"), "it was stopped during its work");
         let mut never = Box::pin(std::future::pending::<()>());
         assert_eq!(tasks.stop_signal().run_until(&mut never).await, None, "told to end before it began");
     }
@@ -210,7 +211,7 @@ mod tests {
         assert_eq!(reported(&failure).await, None, "the task still runs");
         tasks.stop();
         tasks.ended().await;
-        assert_eq!(failure.reason(), None, "it was told to end");
+        assert_eq!(failure.reason(), None, "it was stopped");
         assert_eq!(tasks.len(), 0, "no task is left");
     }
 }

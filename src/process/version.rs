@@ -1,9 +1,9 @@
-//! Which build this is, for `-v` and `GET /version`.
+//! The build of this binary, for `-v` and `GET /version`.
 
 use serde::Serialize;
 
-/// Version, commit and date of the build. The last two are `unknown` where the builder did not say them
-/// (`DORMOUSE_BUILD_COMMIT`, `DORMOUSE_BUILD_DATE` at compile time).
+/// Version, commit and date of the build. The last two are `unknown` unless the builder set `DORMOUSE_BUILD_COMMIT` and
+/// `DORMOUSE_BUILD_DATE` at compile time.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Build {
     pub build_commit: &'static str,
@@ -12,7 +12,7 @@ pub struct Build {
 }
 
 impl Build {
-    /// Of this binary.
+    /// Returns the build of this binary.
     pub const fn current() -> Build {
         const fn or_unknown(said: Option<&'static str>) -> &'static str {
             match said {

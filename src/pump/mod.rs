@@ -1,6 +1,6 @@
-//! Moves due jobs. One task per store: it sleeps until the next job is due, or until this process stores one
-//! that is due earlier. While more jobs are due it does not pause. It sleeps by the monotonic clock, and looks each
-//! second whether the store's clock was set ahead meanwhile. Knows no queue and no consumer.
+//! Moves due jobs. One task per store sleeps until the next job is due or until this process stores one that is due
+//! earlier. While more jobs are due it does not pause. It sleeps by the monotonic clock, and checks each second whether
+//! the store's clock was set ahead meanwhile.
 
 pub mod timer;
 
@@ -15,22 +15,22 @@ use crate::clock::Millis;
 use crate::engine::Engine;
 use crate::outage::Outage;
 
-/// The shortest time from one pump to the next, unless more is due already. It bounds the calls per second when
-/// jobs come due one by one, and makes them late by at most this much.
+/// Minimum time between two pumps, unless more jobs are already due. Bounds the calls per second when jobs come due one
+/// by one, and delays them by at most this much.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
-/// After a failure the pump waits this long, and twice as long after each further one, up to `LONGEST_RETRY`.
+/// Pause after the first failure; doubles with each further one, up to `LONGEST_RETRY`.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
 
-/// How often a long sleep looks at the store's clock.
+/// Interval at which a long sleep checks the store's clock.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Pumps until `stop`. Tells `outage` whether each step worked. Fails only with its timer.
+/// Pumps until `stop`, reporting the result of each step to `outage`. Fails only if its timer fails.
 pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, stop: CancellationToken) -> io::Result<()> {
     let mut timer = Timer::new()?;
     let mut retry = None;
     while !stop.is_cancelled() {
-        // The store's clock before the pump: it may be set ahead while the pump is under way.
+        // Read before the pump, since the store's clock may be set ahead during it.
         let (began, clock) = (Instant::now(), engine.now());
         let pumped = engine.pump().await;
         outage.report(&pumped);
@@ -38,7 +38,7 @@ pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, stop: Cancellatio
             Ok(pumped) => {
                 retry = None;
                 if pumped.next.is_zero() && pumped.moved > 0 {
-                    // More is due: pump again, after other tasks had their turn.
+                    // More is due: pump again after other tasks had their turn.
                     tokio::task::yield_now().await;
                     continue;
                 }
@@ -49,7 +49,7 @@ pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, stop: Cancellatio
         tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
-            // While the store is away nothing can be stored either, so only the retry wakes the pump.
+            // During an outage nothing can be stored, so only the retry wakes the pump.
             () = engine.due_earlier(), if retry.is_none() => {}
             slept = sleep(&*engine, clock, wait, &mut timer) => slept?,
         }
@@ -62,8 +62,8 @@ pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, stop: Cancellatio
     Ok(())
 }
 
-/// Returns after `wait`, or when so much time has passed by the store's clock since it said `clock`: it is set ahead, or
-/// the machine sleeps, and jobs are due that were not.
+/// Returns after `wait`, or earlier once the store's clock has advanced by `wait` since `clock`: it was set ahead, or
+/// the machine slept.
 async fn sleep(engine: &dyn Engine, clock: Millis, wait: Duration, timer: &mut Timer) -> io::Result<()> {
     let due = Instant::now() + wait;
     let due_there = clock.saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));

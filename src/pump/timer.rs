@@ -1,5 +1,4 @@
-//! A timer of the kernel's (timerfd), which counts in nanoseconds. The runtime's own timers count in whole milliseconds
-//! and round up. Knows nothing of what is waited for.
+//! A kernel timer (timerfd) with nanosecond resolution. The runtime's own timers have milliseconds and round up.
 
 use std::io;
 use std::time::Duration;
@@ -10,19 +9,19 @@ use rustix::time::{
 };
 use tokio::net::unix::pipe::Receiver;
 
-/// Waits for one time at once. The runtime takes it for the end of a pipe: both become readable, and are read without
-/// blocking. (Its type for other descriptors can be made by unsafe code only.)
+/// A timer for one wait at a time. The runtime treats it as the reading end of a pipe, since both become readable and
+/// are read without blocking. (Its type for arbitrary descriptors requires unsafe code.)
 #[derive(Debug)]
 pub struct Timer(Receiver);
 
 impl Timer {
-    /// Must be called within the runtime. Fails when the process may open no more files.
+    /// Creates a timer. Must be called within the runtime. Fails if the process may open no more files.
     pub fn new() -> io::Result<Timer> {
         let fd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
         Ok(Timer(Receiver::from_owned_fd_unchecked(fd)?))
     }
 
-    /// Returns after `time`, by the monotonic clock. May be dropped before.
+    /// Returns after `time`, by the monotonic clock. Cancel safe.
     pub async fn sleep(&mut self, time: Duration) -> io::Result<()> {
         if time.is_zero() {
             return Ok(());
@@ -33,7 +32,7 @@ impl Timer {
         loop {
             self.0.readable().await?;
             match self.0.try_read(&mut [0; 8]) {
-                // It was readable for an earlier time that nobody waited for.
+                // It was readable because of an earlier, abandoned wait.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 read => return read.map(drop),
             }

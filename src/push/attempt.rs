@@ -216,24 +216,34 @@ impl Sending {
 
     /// What follows a failed attempt. Answers whether the job has died.
     async fn failed(&self, attempt: u64, failed: &Failed) -> bool {
-        if self.probe && failed.sign == Sign::Down && !failed.never {
-            // The endpoint may be down for this job alone: then the next probe is another one's.
-            let behind = if failed.was_sent { SHORTEST_RETRY } else { Duration::ZERO };
-            let pause = failed.retry_after.unwrap_or_default().max(behind);
-            return self.release(pause, Tries::Restore, None).await;
-        }
-        if failed.never || self.job.tries_left == 0 {
-            self.tell_of_death(attempt, failed).await;
-        }
+        // The endpoint may be down for this job alone: then the next probe is another one's.
+        let is_free = self.probe && failed.sign == Sign::Down && !failed.never;
         let reason = delivery::reason(attempt, &failed.reason);
-        if failed.never {
+        let (pause, tries, last) = if is_free {
+            let behind = if failed.was_sent { SHORTEST_RETRY } else { Duration::ZERO };
+            (failed.retry_after.unwrap_or_default().max(behind), Tries::Restore, false)
+        } else {
+            let pause = failed.retry_after.unwrap_or_else(|| {
+                let pause = self.plan.setting.pause_after(attempt);
+                pause.mul_f64(0.9 + 0.2 * jitter(&self.job.id, attempt))
+            });
+            (pause.max(SHORTEST_RETRY), Tries::Spend, failed.never || self.job.tries_left == 0)
+        };
+        if last || self.expires_within(pause) {
+            self.tell_of_death(attempt, failed).await;
             return self.release(Duration::ZERO, Tries::Forfeit, reason).await;
         }
-        let pause = failed.retry_after.unwrap_or_else(|| {
-            let pause = self.plan.setting.pause_after(attempt);
-            pause.mul_f64(0.9 + 0.2 * jitter(&self.job.id, attempt))
-        });
-        self.release(pause.max(SHORTEST_RETRY), Tries::Spend, reason).await
+        let died = self.release(pause, tries, reason.filter(|_| !is_free)).await;
+        if died {
+            // By the store's clock the ttl ends within the pause.
+            self.tell_of_death(attempt, failed).await;
+        }
+        died
+    }
+
+    /// Whether the job's ttl ends before a pause that begins now does.
+    fn expires_within(&self, pause: Duration) -> bool {
+        self.job.ttl.is_some_and(|left| left.saturating_sub(self.began.elapsed()) <= pause)
     }
 
     /// Publishes to the queue of `on_dead`, before the job dies: who is told twice knows it by the job's id.

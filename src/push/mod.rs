@@ -31,7 +31,7 @@ mod worker;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -48,6 +48,7 @@ use self::shared::{LOOK, PushServer, PushedPool, PushedQueue};
 use self::shown::{NewSecret, SeenPush, ShownPush, Tested};
 use self::sign::SigningSecret;
 use self::store::{PushKey, PushRecords, Version};
+use crate::clock::Millis;
 use crate::error::{Error, LOCKED};
 use crate::name::{PoolName, Queue, QueueName};
 use crate::random;
@@ -88,8 +89,8 @@ struct Running {
     plan: watch::Sender<Arc<Plan>>,
     /// The record that the plan was made of.
     record: bytes::Bytes,
-    /// The endpoint is down, as far as this server knows.
-    down: Arc<AtomicBool>,
+    /// Since when the endpoint is down, as far as this server knows; 0 while it is not.
+    down_since: Arc<AtomicU64>,
     task: JoinHandle<()>,
 }
 
@@ -239,11 +240,11 @@ impl Push {
                 }
                 None => {
                     let (plan, plans) = watch::channel(plan);
-                    let down = Arc::new(AtomicBool::new(false));
+                    let down_since = Arc::new(AtomicU64::new(0));
                     let queue = PushedQueue::new(self.server.clone(), pool.clone(), key.clone());
-                    let run = worker::run(Arc::new(queue), plans, down.clone());
+                    let run = worker::run(Arc::new(queue), plans, down_since.clone());
                     let task = self.server.tasks.spawn(run);
-                    workers.insert(key, Running { plan, record: bytes, down, task });
+                    workers.insert(key, Running { plan, record: bytes, down_since, task });
                 }
             }
         }
@@ -264,7 +265,7 @@ impl Push {
         let mut states: HashMap<Queue, PushState> = locked.collect();
         for (key, running) in self.workers.lock().iter().filter(|(key, _)| of_pool(key)) {
             let state = match running.plan.borrow().switch {
-                Switch::On if running.down.load(Ordering::Relaxed) => PushState::Open,
+                Switch::On if running.down_since.load(Ordering::Relaxed) > 0 => PushState::Open,
                 Switch::On => PushState::On,
                 Switch::Paused => PushState::Paused,
                 Switch::Off => PushState::Off,
@@ -272,6 +273,15 @@ impl Push {
             states.insert(key.queue.clone(), state);
         }
         states
+    }
+
+    /// Since when the endpoints of a pool's queues are down, as far as this server knows.
+    pub fn failing_since(&self, pool: &PoolName) -> HashMap<Queue, Millis> {
+        let workers = self.workers.lock();
+        let of_pool = workers.iter().filter(|(key, _)| key.pool == *pool);
+        let since =
+            of_pool.map(|(key, running)| (key.queue.clone(), running.down_since.load(Ordering::Relaxed)));
+        since.filter(|(_, since)| *since > 0).collect()
     }
 
     /// Sets how a queue is pushed. The secret is kept, and one that is paused stays so. Answers what is in force, with

@@ -12,7 +12,7 @@
 //! jobs go back with their tries.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -58,8 +58,8 @@ struct Worker {
     breaker: Breaker,
     /// Since when the endpoint is down, while the breaker says so.
     down_since: Millis,
-    /// The same for others: whether it is down.
-    down: Arc<AtomicBool>,
+    /// The same for others: 0 while it is not.
+    down: Arc<AtomicU64>,
     slow_down: SlowDown,
     window: Window,
     slots: Slots,
@@ -75,7 +75,7 @@ struct Worker {
 
 /// Runs the worker of a queue until nobody can tell it a plan any more or the tasks are stopped, and all of its requests
 /// have ended.
-pub async fn run(queue: Arc<PushedQueue>, mut plans: watch::Receiver<Arc<Plan>>, down: Arc<AtomicBool>) {
+pub async fn run(queue: Arc<PushedQueue>, mut plans: watch::Receiver<Arc<Plan>>, down: Arc<AtomicU64>) {
     let plan = plans.borrow_and_update().clone();
     let stop = queue.server.tasks.stopping().clone();
     let (tell, mut ends) = mpsc::unbounded_channel();
@@ -298,7 +298,7 @@ impl Worker {
         if self.breaker.is_down() {
             self.down_since = self.queue.server.now();
             self.queue.metrics.breaker_open.inc();
-            self.down.store(true, Ordering::Relaxed);
+            self.down.store(self.down_since, Ordering::Relaxed);
             tracing::warn!(
                 pool,
                 queue,
@@ -306,7 +306,7 @@ impl Worker {
             );
         } else {
             self.queue.metrics.breaker_open.dec();
-            self.down.store(false, Ordering::Relaxed);
+            self.down.store(0, Ordering::Relaxed);
             tracing::info!(pool, queue, "push: the endpoint answers again");
         }
     }
@@ -315,7 +315,7 @@ impl Worker {
     fn reset_breaker(&mut self) {
         if self.breaker.reset() {
             self.queue.metrics.breaker_open.dec();
-            self.down.store(false, Ordering::Relaxed);
+            self.down.store(0, Ordering::Relaxed);
         }
     }
 

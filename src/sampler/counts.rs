@@ -1,26 +1,26 @@
-//! What was counted of a queue from one sample to the next, and how much a second that is.
+//! Counters of a queue between two samples, and their rates per second.
 
 use crate::clock::Millis;
 
-/// Rates are those of so many seconds.
+/// Number of seconds over which rates are averaged.
 const RATES: u64 = 60;
 
-/// Seconds of a time in milliseconds.
+/// Converts milliseconds to seconds.
 pub(super) fn seconds(at: Millis) -> u64 {
     at / 1000
 }
 
-/// What was counted of a queue.
+/// Counters of one queue.
 #[derive(Debug, Default)]
 pub(super) struct Counted {
     counts: [u64; 4],
-    /// What was counted in the last minute: from when, until when, how much.
+    /// Counts within the last minute: start, end, and counts of each interval.
     pub lately: Vec<(u64, u64, [u64; 4])>,
     pub handed_out: Option<Millis>,
 }
 
 impl Counted {
-    /// The counters are so now, and were read at `before`. Answers what was counted since.
+    /// Records the current counters; the previous ones were read at `before`. Returns the increase.
     pub fn count(&mut self, counts: [u64; 4], before: u64, now: Millis) -> [u64; 4] {
         let mut since = counts;
         since.iter_mut().zip(self.counts).for_each(|(count, old)| *count = count.saturating_sub(old));
@@ -32,16 +32,16 @@ impl Counted {
         if since != [0; 4] {
             self.lately.push((before, seconds(now), since));
         } else if self.lately.is_empty() {
-            // Most of many queues are at rest.
+            // Most of many queues are idle, so free the memory.
             self.lately = Vec::new();
         }
         since
     }
 
-    /// At this second, of a server that began then.
+    /// Returns the rates per second at `now`, of a server that started at `began`.
     pub fn rates(&self, began: u64, now: u64) -> [f64; 4] {
         let from = self.lately.iter().map(|(from, ..)| *from).min().unwrap_or(now);
-        // A queue that rested for a part of the minute counts for all of it.
+        // For a queue idle during part of the minute, the whole minute counts.
         let known = now.saturating_sub(began).clamp(1, RATES);
         let time = now.saturating_sub(from).max(known) as f64;
         let sum = |n: usize| self.lately.iter().map(|(.., counts)| counts[n]).sum::<u64>() as f64;

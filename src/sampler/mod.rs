@@ -1,6 +1,6 @@
-//! The figures of one pool: read from its store each ten seconds, and when a scrape asks; shown to whoever wants to see
-//! them, and fed to the history. The only reader of a store's [`Stats`] beside `GET /info`. Never in the way of a
-//! request: a look at the last sample takes no lock for longer than it takes to clone an `Arc`.
+//! Queue statistics of one pool: read from its store every ten seconds and for scrapes, shown to operators, and
+//! recorded in the history. Apart from `GET /info`, the only reader of a store's [`Stats`]. Never blocks a request:
+//! reading the last sample only clones an `Arc` under a lock.
 
 mod counts;
 mod refresh;
@@ -30,60 +30,60 @@ use crate::name::{Namespace, PoolName, Queue, QueueName};
 use crate::process::tasks::beside_the_runtime;
 use crate::push::Push;
 
-/// How often a store is read.
+/// Interval between readings.
 const STEP: Duration = Duration::from_secs(10);
-/// A store is read, and what it says is evaluated, for one part in so many of the time, at most.
+/// Reading and evaluating a store take at most one part in this many of the time.
 const SHARE: u32 = 200;
-/// The longest pause between two readings, however slow they are.
+/// Longest pause between two readings, however slow they are.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// How long a reading that nobody waits for may take.
+/// Timeout of a background reading.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a store may take to say that it is well.
+/// Timeout of a store's health check.
 pub const CHECK_TIME: Duration = Duration::from_secs(1);
-/// A reading that is younger is good enough for a scrape.
+/// Maximum age of a reading that is reused for a scrape.
 const YOUNG: Duration = Duration::from_secs(5);
 
-/// What a store said when it was read. `None`: it did not answer.
+/// Result of reading a store; `None` if it did not reply.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
     pub stats: Option<Arc<Stats>>,
     pub paused: Option<Arc<BTreeMap<Queue, Pause>>>,
 }
 
-/// A store that did not answer.
+/// A store that did not reply.
 #[derive(Clone, Debug)]
 pub struct Trouble {
     pub since: Millis,
     pub why: String,
 }
 
-/// What is known of a pool.
+/// The latest statistics of a pool.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// When the store was read; `None` while it never was.
+    /// Time of the last reading; `None` if never.
     pub at: Option<Millis>,
-    /// By namespace and name.
+    /// Sorted by namespace and name.
     pub rows: Arc<Vec<QueueRow>>,
-    /// How often rows were refreshed since the store was read.
+    /// Number of times that rows were refreshed since the store was read.
     pub refreshed: u64,
-    /// How many queues there was no room for.
+    /// Number of queues omitted because of the limit.
     pub left_out: usize,
-    /// Delayed and running jobs of the whole store, and how long ago the earliest was due.
+    /// Delayed and running jobs of the whole store, and how long the earliest has been overdue.
     pub timers: u64,
     pub overdue: Option<Duration>,
-    /// Figures that only one kind of store has, by their names.
+    /// Gauges specific to one kind of store, by name.
     pub gauges: Arc<Vec<(&'static str, f64)>>,
-    /// Since when the store has no room for more, as far as this server saw.
+    /// Time since which the store has been full, as far as this server knows.
     pub full_since: Option<Millis>,
-    /// Jobs a second at this server over the last minute, of all queues.
+    /// Jobs per second at this server over the last minute, all queues together.
     pub rates: [f64; 4],
-    /// How long the store is left alone after it.
+    /// Pause after this reading.
     pub interval: Duration,
-    /// The store did not answer since then.
+    /// Set while the store does not reply.
     pub trouble: Option<Trouble>,
 }
 
-/// Reads one pool.
+/// Samples one pool.
 #[derive(Debug)]
 pub struct Sampler {
     pool: PoolName,
@@ -94,25 +94,26 @@ pub struct Sampler {
     history: Arc<history::History>,
     began: Began,
     latest: RwLock<Arc<Sample>>,
-    /// What the next sample needs of those before.
+    /// State carried from sample to sample.
     seen: Mutex<Seen>,
-    /// When the last reading ended, and what it has for scrapes. Held by who reads, so that no two do at a time.
+    /// When the last reading ended, and its result for scrapes. Locked while reading, so that only one reading runs at
+    /// a time.
     last: AsyncMutex<(Instant, Option<Reading>)>,
 }
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// Of the queues that are counted by themselves.
+    /// Queues with counters of their own.
     counted: HashMap<Queue, Counted>,
     others: Counted,
-    /// Queues at rest have none.
+    /// Idle queues have no entry.
     watched: HashMap<(Namespace, Option<QueueName>), QueueWatch>,
     /// Queues that were refreshed since the last sample, and when.
     refreshed: Vec<(Queue, Instant)>,
 }
 
 impl Sampler {
-    /// Reads nothing yet.
+    /// Creates a sampler without a sample.
     pub fn new(
         pool: PoolName,
         (engine, dispatcher): (Arc<dyn Engine>, Arc<Dispatcher>),
@@ -139,19 +140,19 @@ impl Sampler {
         Arc::new(Sampler { pool, engine, dispatcher, metrics, push, history, began, latest, seen, last })
     }
 
-    /// What is known now.
+    /// Returns the latest sample.
     pub fn latest(&self) -> Arc<Sample> {
         self.latest.read().clone()
     }
 
-    /// Reads the store at the beginning, and then again and again until it is stopped: each ten seconds, and more seldom
-    /// if it takes long. What a scrape has read meanwhile counts.
+    /// Reads the store at the start, then every ten seconds until stopped, less often if reading takes long. A reading
+    /// by a scrape counts too.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         stop.run_until_cancelled(async {
             {
                 let mut last = self.last.lock().await;
                 self.ask(PATIENCE, &mut last).await;
-                // It is of before the server served: no scrape is shown it.
+                // Read before the server served, so it must not be used for scrapes.
                 last.1 = None;
             }
             loop {
@@ -174,6 +175,21 @@ impl Sampler {
         self.ask(PATIENCE, &mut last).await;
     }
 
+    /// A queue was forgotten: no sample and no scrape shows it until the store does. Waits for a reading under way, which may
+    /// have met the queue.
+    pub async fn forget(&self, queue: &Queue) {
+        let mut last = self.last.lock().await;
+        last.1 = None;
+        let mut seen = self.seen.lock();
+        seen.counted.remove(queue);
+        seen.watched.remove(&(queue.namespace.clone(), Some(queue.name.clone())));
+        let mut latest = self.latest.write();
+        let is_other =
+            |row: &&QueueRow| row.namespace != queue.namespace || row.name.as_ref() != Some(&queue.name);
+        let rows: Vec<QueueRow> = latest.rows.iter().filter(is_other).cloned().collect();
+        *latest = Arc::new(Sample { rows: Arc::new(rows), ..Sample::clone(&latest) });
+    }
+
     /// For a scrape: whether the store can be used, and its figures, which may take `patience`. Where they were read a
     /// moment ago it is not asked for them again.
     pub async fn scrape(self: &Arc<Self>, patience: Duration) -> (bool, Reading) {
@@ -187,7 +203,7 @@ impl Sampler {
                 None => {
                     let before = last.0;
                     let reading = self.ask(end.saturating_duration_since(Instant::now()), &mut last).await;
-                    // The next one, which has more patience, is as soon as it would have been.
+                    // A failed scrape does not delay the next background reading, which has a longer timeout.
                     if reading.stats.is_none() {
                         last.0 = before;
                     }
@@ -198,12 +214,12 @@ impl Sampler {
         };
         let (up, figures) = tokio::join!(timeout(CHECK_TIME, self.engine.check()), figures);
         let up = matches!(up, Ok(Ok(())));
-        // A store that is away has no figures: those of a moment ago are not its own any more.
+        // A store that is unavailable has no statistics: recent ones are no longer valid.
         let figures = figures.filter(|(is_new, _)| *is_new || up);
         (up, figures.map(|(_, reading)| reading).unwrap_or_default())
     }
 
-    /// Asks the store, which may take `patience`, and makes a sample of what it says.
+    /// Reads the store within `patience` and makes a sample of the result.
     async fn ask(self: &Arc<Self>, patience: Duration, last: &mut (Instant, Option<Reading>)) -> Reading {
         last.1 = None;
         let began = Instant::now();
@@ -227,16 +243,17 @@ impl Sampler {
         reading
     }
 
-    /// The store did not answer: what is known stays.
+    /// Records that the store did not reply; the statistics stay.
     fn fails(&self, why: String) {
         let mut latest = self.latest.write();
         let since = latest.trouble.as_ref().map_or(self.began.time(), |trouble| trouble.since);
         *latest = Arc::new(Sample { trouble: Some(Trouble { since, why }), ..Sample::clone(&latest) });
     }
 
-    /// Makes a sample of what the store said.
+    /// Makes a sample of the store's statistics.
     fn see(&self, stats: &Stats, paused: Option<&BTreeMap<Queue, Pause>>, began: Instant) {
         let (waiting, pushed) = (self.dispatcher.waiting(), self.push.states(&self.pool));
+        let failing = self.push.failing_since(&self.pool);
         let mut seen = self.seen.lock();
         let now = self.began.time();
         let before = self.latest();
@@ -262,9 +279,10 @@ impl Sampler {
                     None => of(&before.rows, row.key()).and_then(|row| row.paused),
                 };
                 row.push = pushed.get(queue).copied();
+                row.push_failing_since = failing.get(queue).copied();
             }
             let state = row.now(*head);
-            // Another server may have seen them die.
+            // They may have died through another server.
             let row_before = of(&before.rows, row.key());
             let dead_before = row_before.map_or(0, |row| row.dead);
             let rose = if before.at.is_some() { row.dead.saturating_sub(dead_before) } else { 0 };
@@ -296,13 +314,13 @@ impl Sampler {
             trouble: None,
         };
         *self.latest.write() = Arc::new(sample);
-        // What this reading has of them may be older.
+        // This reading may have older values of them.
         let newer = seen.refreshed.drain(..).filter(|(_, at)| *at > began);
         newer.for_each(|(queue, _)| self.metrics.changed(&queue));
     }
 }
 
-/// Whether a store has no room for more, by its own figures: a disk below its bound, a Redis at `maxmemory`.
+/// Returns whether a store is full according to its gauges: a disk below its limit, a Redis at `maxmemory`.
 fn is_full(gauges: &[(&'static str, f64)]) -> bool {
     let of = |wanted| gauges.iter().find(|(name, _)| *name == wanted).map_or(0.0, |(_, value)| *value);
     let most = of("max_mem_bytes");
@@ -313,7 +331,7 @@ fn is_full(gauges: &[(&'static str, f64)]) -> bool {
 mod tests {
     use super::*;
 
-    /// Guards against a store that refuses each publish, and of which nobody is told.
+    /// Guards against a store that refuses each publish without this being shown.
     #[test]
     fn a_store_without_room_is_full() {
         for (gauges, full) in [

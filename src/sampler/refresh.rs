@@ -1,4 +1,4 @@
-//! Reads single queues again between two samples, so that a page after a change shows what the change did.
+//! Refreshes single queues between two samples, so that a page shows the effect of a change at once.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::job::JobId;
 use crate::name::Queue;
 
 impl Sampler {
-    /// Reads the queues that have changed since they were sampled, and `shown`, which a page shows by itself. The sample
-    /// is as it was where the store does not answer.
+    /// Refreshes the queues changed since they were sampled, and `shown`, the queue of a page. Where the store does not
+    /// reply, the sample is unchanged.
     pub async fn refresh(&self, shown: Option<&Queue>) {
         let mut queues = self.metrics.take_changed();
         queues.extend(shown.filter(|queue| JobId::parse(queue.name.as_str()).is_none()).cloned());
@@ -31,7 +31,7 @@ impl Sampler {
             let key = (&queue.namespace, Some(&queue.name));
             let at = match position(&rows, key) {
                 Ok(at) => at,
-                // A queue that nobody knows has no row.
+                // An unknown queue has no row.
                 Err(_) if view.is_none() => continue,
                 Err(at) => {
                     rows.insert(at, QueueRow::new(queue.namespace.clone(), Some(queue.name.clone())));
@@ -74,7 +74,7 @@ impl Sampler {
 }
 
 impl QueueRow {
-    /// Takes the figures of a view that was read at `now`. What the view does not know stays. `None`: the queue has no jobs.
+    /// Updates the row from a view read at `now`; fields unknown to the view stay. `None`: the queue has no jobs.
     fn refresh(&mut self, view: Option<&QueueView>, now: Millis) {
         let Some(view) = view else {
             (self.ready, self.dead, self.oldest, self.paused) = (0, 0, None, None);

@@ -1,4 +1,4 @@
-//! The rows of a sample: one for each queue, and one for all of a namespace that are named after jobs.
+//! Rows of a sample: one per queue, and one for all of a namespace's queues that are named after jobs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,39 +11,41 @@ use crate::job::JobId;
 use crate::name::{Namespace, PoolName, Queue, QueueName};
 use crate::push::PushState;
 
-/// How many queues a sample tells apart.
+/// Maximum number of rows in a sample.
 const MOST_ROWS: usize = 100_000;
 
-/// The figures of one queue, or of all queues of a namespace together that are named after jobs.
+/// Statistics of one queue, or of all queues of a namespace that are named after jobs.
 #[derive(Clone, Debug)]
 pub struct QueueRow {
     pub namespace: Namespace,
-    /// `None`: those that are named after jobs.
+    /// `None` for the queues named after jobs.
     pub name: Option<QueueName>,
     pub ready: u64,
     pub dead: u64,
-    /// `None` where the store does not know them.
+    /// `None` if the store does not know them.
     pub delayed: Option<u64>,
     pub running: Option<u64>,
     pub oldest: Option<Duration>,
-    /// Published, handed out, acked, and died: jobs a second at this server over the last minute. `None` where they are
-    /// not counted by queue.
+    /// Published, delivered, acked, and died: jobs per second at this server over the last minute. `None` if not
+    /// counted by queue.
     pub rates: Option<[f64; 4]>,
-    /// How many consumers of this server wait.
+    /// Number of consumers waiting at this server.
     pub waiting: u64,
-    /// When this server handed out a job last, to a sample's length.
+    /// Last delivery by this server, to within one sample.
     pub handed_out: Option<Millis>,
-    /// When jobs of it were seen to die last, to a sample's length.
+    /// Last death seen, to within one sample.
     pub died_at: Option<Millis>,
     pub paused: Option<Pause>,
     pub push: Option<PushState>,
+    /// Since when its endpoint does not respond to this server.
+    pub push_failing_since: Option<Millis>,
     pub need: Option<Need>,
-    /// Among rows with the same need the one with more is worse.
+    /// Orders rows with the same need, most severe highest.
     pub worse: u64,
 }
 
 impl QueueRow {
-    /// Returns a row of which nothing is known yet.
+    /// Returns a row without statistics.
     pub(super) fn new(namespace: Namespace, name: Option<QueueName>) -> QueueRow {
         QueueRow {
             namespace,
@@ -59,6 +61,7 @@ impl QueueRow {
             died_at: None,
             paused: None,
             push: None,
+            push_failing_since: None,
             need: None,
             worse: 0,
         }
@@ -68,7 +71,7 @@ impl QueueRow {
         (&self.namespace, self.name.as_ref())
     }
 
-    /// Whose history it is.
+    /// Returns the subject of its history.
     pub fn of(&self, pool: &PoolName) -> Of {
         let (pool, namespace) = (pool.clone(), self.namespace.clone());
         match self.name.clone() {
@@ -77,7 +80,7 @@ impl QueueRow {
         }
     }
 
-    /// What its need is judged by. `head` tells its first ready job from others.
+    /// Returns the state that determines its need. `head` identifies its first ready job.
     pub(super) fn now(&self, head: Option<u64>) -> Now {
         Now {
             ready: self.ready,
@@ -93,7 +96,7 @@ impl QueueRow {
         }
     }
 
-    /// What its history keeps.
+    /// Returns the point for its history.
     pub(super) fn point(&self, counts: [u64; 4]) -> Point {
         Point {
             counts,
@@ -106,7 +109,7 @@ impl QueueRow {
     }
 }
 
-/// The row of a queue, of rows in order.
+/// Finds a row in sorted rows.
 pub(super) fn of<'a>(rows: &'a [QueueRow], key: (&Namespace, Option<&QueueName>)) -> Option<&'a QueueRow> {
     position(rows, key).ok().map(|at| &rows[at])
 }
@@ -119,8 +122,8 @@ pub(super) fn position(
     rows.binary_search_by(|row| row.key().cmp(&key))
 }
 
-/// A row for each queue, in order, and what its head is known by. Beyond the bound those with the most jobs. And how many
-/// were left out.
+/// Returns a sorted row per queue with the identity of its head job, and the number of rows omitted. Beyond the limit,
+/// keeps the queues with the most jobs.
 pub(super) fn rows(queues: &[QueueSize]) -> (Vec<(QueueRow, Option<u64>)>, usize) {
     let mut of_jobs: BTreeMap<&Namespace, QueueRow> = BTreeMap::new();
     let mut rows = Vec::with_capacity(queues.len());
@@ -181,7 +184,7 @@ mod tests {
         }
     }
 
-    /// Guards against a page of ten thousand queues that are gone when it is read.
+    /// Guards against a page of ten thousand queues that no longer exist when it is read.
     #[test]
     fn queues_that_are_named_after_jobs_are_one_row_a_namespace() {
         let id = |n: u64| JobId::from_parts(n, 1, 0, false).to_string();

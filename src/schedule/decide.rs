@@ -5,8 +5,9 @@
 //! - An occurrence is placed from its due time and its jitter on. It is *missed* once its due time, the longest jitter
 //!   and the deadline are over.
 //! - What is in time goes first. What is caught up waits in [`Progress::backlog`], so that it delays nobody.
-//! - What was decided is not decided again, whatever the clock says: a step back of the clock is a pause until it has
-//!   come up again, a step ahead is like an absence.
+//! - What was decided is not decided again: a step back of the clock by up to [`RAN_AHEAD`] is a pause until it has come
+//!   up again, and a step ahead is like an absence. Beyond that the clock ran ahead and was set right: the schedule goes
+//!   on from now ([`Progress::set_right`]).
 
 use std::collections::VecDeque;
 
@@ -17,6 +18,9 @@ use super::setting::{CatchUp, Rule, Setting};
 use super::when::{Cursor, MOST_CAUGHT_UP, MOST_COUNTED, Missed, Occurrence, When};
 use crate::clock::Millis;
 use crate::name::ScheduleName;
+
+/// A clock by which something was decided that lies further in the future than this ran ahead, and was set right.
+pub const RAN_AHEAD: Millis = 60_000;
 
 /// What is stored of a schedule beside its setting: until where it is decided. Written with each step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +89,29 @@ impl Progress {
     /// Of a schedule that is created now: nothing before is owed.
     pub fn new(now: Millis) -> Progress {
         Progress { cursor: Cursor::at(now), backlog: VecDeque::new(), every_set_at: now, paused: None }
+    }
+
+    /// Returns the progress from which a schedule goes on that was decided by a clock that ran ahead and was set right
+    /// since; `None` if it was not. Nothing after `now` counts as decided. `every` keeps its phase: an instant that was
+    /// placed comes again as the same one, with the same job id.
+    pub fn set_right(&self, rule: &Rule, now: Millis) -> Option<Progress> {
+        let latest = now.saturating_add(RAN_AHEAD);
+        if self.cursor.after <= latest && self.every_set_at <= latest {
+            return None;
+        }
+        let mut progress = self.clone();
+        if self.cursor.after > now {
+            progress.cursor = Cursor::at(now);
+        }
+        progress.backlog.retain(|occurrence| occurrence.due <= now);
+        progress.every_set_at = match rule {
+            Rule::Every(every) => {
+                let ahead = self.every_set_at.saturating_sub(now);
+                self.every_set_at.saturating_sub(ahead.div_ceil(*every).saturating_mul(*every))
+            }
+            Rule::Cron(_) => self.every_set_at.min(now),
+        };
+        Some(progress)
     }
 
     /// After a change of the setting. What of the old one was due by now should be decided before: [`step`] says

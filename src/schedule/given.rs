@@ -17,7 +17,7 @@ use super::setting::{
 };
 use super::zones::Zones;
 use crate::clock::Millis;
-use crate::job::Attributes;
+use crate::job::{Attributes, is_attribute_name, is_attribute_value};
 use crate::name::{JobKey, QueueName, ScheduleName};
 use crate::time;
 
@@ -45,6 +45,7 @@ impl Given {
         let fields = Fields::new(given)?;
         let setting = Setting::read(name, &fields, defaults)?;
         zone(&setting.zone, zones)?;
+        carried_by_headers(&setting.attributes)?;
         let paused = fields
             .get("paused")
             .map(|value| value.as_bool().ok_or_else(|| fields.wrong("paused", value, "write true or false")));
@@ -150,6 +151,22 @@ fn body(fields: &Fields<'_>) -> Result<Body> {
             Ok(Body::Text(text.to_owned()))
         }
     }
+}
+
+/// Refuses attributes that no header can carry, by which push sends them. What is stored already goes on.
+fn carried_by_headers(attributes: &Attributes) -> Result<()> {
+    for (name, value) in attributes {
+        let name_shown = quoted(name);
+        let wrong = if !is_attribute_name(name) {
+            format!("{name_shown} is no name of an attribute: write letters, digits and !#$%&'*+-.^_`|~")
+        } else if !is_attribute_value(value) {
+            format!("the value of {name_shown} has control characters: leave them out")
+        } else {
+            continue;
+        };
+        return Err(Refusal::of("attributes", wrong));
+    }
+    Ok(())
 }
 
 fn attributes(fields: &Fields<'_>) -> Result<Attributes> {

@@ -70,6 +70,12 @@ pub struct History {
 }
 
 impl History {
+    /// Whether the job of the occurrence that is due then was stored.
+    pub fn has_placed(&self, due: Millis) -> bool {
+        let placed = |entry: &Entry| matches!(entry.outcome, Became::Placed | Became::CaughtUp);
+        self.entries.iter().any(|entry| entry.due == due && placed(entry))
+    }
+
     /// Adds one. Missed ones become one entry with those just before, with the last reason. Those of an entry that is not
     /// counted add [`MOST_COUNTED`] to the counts: so many there were at least.
     pub fn add(&mut self, mut entry: Entry) {

@@ -28,7 +28,7 @@ mod tests;
 mod when;
 mod zones;
 
-pub use self::decide::{Decision, GivenUp, Place, Progress, Step, is_ended, step};
+pub use self::decide::{Decision, GivenUp, Paused, Place, Progress, RAN_AHEAD, Step, is_ended, step};
 pub use self::fields::instant;
 pub use self::given::Given;
 pub use self::history::{Became, Entry, History};

@@ -9,12 +9,13 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::backlog::Late;
-use super::record::PlacerState;
+use super::record::{PlacerState, Schedule};
 use super::troubles::Troubles;
+use crate::clock::Millis;
 use crate::engine::{Engine, ScheduleBounds, ScheduleId};
 use crate::metrics::ScheduleMetrics;
 use crate::name::PoolName;
-use crate::schedule::{Became, Zones};
+use crate::schedule::{Became, Paused, RAN_AHEAD, Zones};
 
 /// The schedules of one pool.
 #[derive(Debug)]
@@ -36,6 +37,10 @@ pub struct Scheduler {
     pub by_older: AtomicU64,
     /// The same of servers with a newer one.
     by_newer: AtomicU64,
+    /// The store's time of day, as it was heard last.
+    heard: AtomicU64,
+    /// How often it was set back by more than [`RAN_AHEAD`] since the start.
+    set_back: AtomicU64,
 }
 
 /// The store was not asked yet.
@@ -68,7 +73,41 @@ impl Scheduler {
             is_behind,
             by_older,
             by_newer,
+            heard: AtomicU64::new(0),
+            set_back: AtomicU64::new(0),
         }
+    }
+
+    /// Notes the store's time of day. Where it was set back, what was decided until then may have to be set right: a walk
+    /// through all schedules finds those.
+    pub fn hear_time(&self, now: Millis) {
+        if now.saturating_add(RAN_AHEAD) < self.heard.swap(now, Ordering::Relaxed) {
+            self.set_back.fetch_add(1, Ordering::Relaxed);
+            self.late.nudge();
+        }
+    }
+
+    /// Grows with each event after which a walk through all schedules is due.
+    pub fn causes_to_walk(&self) -> u64 {
+        self.by_older.load(Ordering::Relaxed).wrapping_add(self.set_back.load(Ordering::Relaxed))
+    }
+
+    /// Sets a schedule right that was decided by a clock that ran ahead. Returns whether it was.
+    pub fn set_right(&self, schedule: &mut Schedule, now: Millis) -> bool {
+        let ahead = schedule.changed_at.saturating_sub(now);
+        let progress = &schedule.state.progress;
+        let mut right = progress.set_right(&schedule.setting.rule, now);
+        // It was to last for some time from the change on.
+        if let Some(Paused { until: Some(until) }) = progress.paused
+            && ahead > RAN_AHEAD
+        {
+            right.get_or_insert(progress.clone()).paused =
+                Some(Paused { until: Some(until.saturating_sub(ahead)) });
+        }
+        let Some(right) = right else { return false };
+        schedule.state.progress = right;
+        schedule.changed_at = schedule.changed_at.min(now);
+        true
     }
 
     /// Whether a server with an older zone database has computed when this schedule is looked at next.

@@ -75,6 +75,15 @@ impl FoundSchedule {
 }
 
 impl Scheduler {
+    /// A stored schedule, set right where a clock ran ahead.
+    fn read(&self, stored: StoredSchedule, now: Millis) -> FoundSchedule {
+        let mut found = FoundSchedule::read(stored);
+        if let FoundSchedule::Whole(schedule) = &mut found {
+            self.set_right(schedule, now);
+        }
+        found
+    }
+
     /// A schedule, and the store's time of day.
     pub async fn get(&self, id: &ScheduleId) -> Result<(Schedule, Millis), NotChanged> {
         let (found, now) = self.find(id).await?;
@@ -93,7 +102,8 @@ impl Scheduler {
         let list = ScheduleList::Page { prefix: prefix.to_owned(), after, limit, bodies };
         let page = self.engine.list_schedules(namespace, list).await?;
         let there = page.schedules.into_iter().filter(|stored| stored.state != ScheduleState::Moved);
-        Ok(Page { now: page.now, schedules: there.map(FoundSchedule::read).collect(), next: page.next })
+        let schedules = there.map(|stored| self.read(stored, page.now)).collect();
+        Ok(Page { now: page.now, schedules, next: page.next })
     }
 
     /// How many more schedules the pool takes.
@@ -125,6 +135,6 @@ impl Scheduler {
         if stored.state == ScheduleState::Moved {
             return Err(NotChanged::Moved);
         }
-        Ok((Some(FoundSchedule::read(stored)), page.now))
+        Ok((Some(self.read(stored, page.now)), page.now))
     }
 }

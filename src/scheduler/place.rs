@@ -10,8 +10,8 @@ use super::core::Scheduler;
 use super::record::{Pending, Schedule, entry_of};
 use crate::clock::Millis;
 use crate::engine::{
-    Landed, OnConflict, Placing, Publication, ScheduleId, SchedulePut, ScheduleState, ScheduleStep,
-    ScheduleThen, ScheduleVersion, Stepped,
+    By, Detail, How, Landed, OnConflict, Placed, Placing, Publication, ScheduleId, SchedulePut,
+    ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped,
 };
 use crate::error::{Error, Result};
 use crate::job::NewJob;
@@ -96,7 +96,8 @@ impl Plan {
 
 impl Scheduler {
     /// What is to be done of a schedule now. `next` is what the store has; `None`: nothing, and the store knows it.
-    pub fn plan(&self, schedule: Schedule, next: Option<Millis>, now: Millis) -> Option<Plan> {
+    pub fn plan(&self, mut schedule: Schedule, next: Option<Millis>, now: Millis) -> Option<Plan> {
+        let is_set_right = self.set_right(&mut schedule, now);
         let Some(when) = schedule.when(&self.zones) else {
             if self.is_older_than(&schedule.state) {
                 return None; // the newer one has the zone
@@ -115,14 +116,15 @@ impl Scheduler {
             let due = if let Step::Wait(due) = step { Some(due) } else { None };
             let state = schedule.state_at(Some(&when), now);
             // Another zone database has another instant, or a pause has ended.
-            if due == next || is_older {
+            if due == next && !is_set_right || is_older {
                 return None;
             }
-            let mut schedule = schedule;
             schedule.state.zones = self.zones.version().to_owned();
             let put = self.put(&schedule, state, due);
             return Some(Plan::plain(schedule, put));
         };
+        // One that a clock has placed that ran ahead is not placed again.
+        let place = place.filter(|place| !schedule.state.history.has_placed(place.occurrence.due));
         // What is missed is decided, and then it is given up or waits to be caught up.
         let misses = unplaced.cursor != schedule.state.progress.cursor;
         let mut after = schedule.clone();
@@ -159,11 +161,20 @@ impl Scheduler {
         Some(Plan { schedule, put, given_up: missed, misses, place, unplaced, owes })
     }
 
-    /// Writes when a schedule is looked at next by this server's zone database, unless something is due.
+    /// Writes when a schedule is looked at next, where it was computed by an older zone database or decided by a clock that
+    /// ran ahead. What is due is left to those who look at it.
     pub fn recompute(&self, mut schedule: Schedule, next: Option<Millis>, now: Millis) -> Option<Plan> {
-        let due = self.next_of(&schedule, now);
-        if due.is_some_and(|due| due <= now) || next.is_some_and(|next| next <= now) {
+        if next.is_some_and(|next| next <= now) {
             return None;
+        }
+        let is_set_right = self.set_right(&mut schedule, now);
+        let due = self.next_of(&schedule, now);
+        if !is_set_right && (due.is_some_and(|due| due <= now) || !self.is_newer_than(&schedule.state)) {
+            return None;
+        }
+        if is_set_right {
+            let (pool, id) = (&self.pool, &schedule.id);
+            tracing::warn!(%pool, schedule = %id, "the clock ran ahead and was set right: the schedule goes on from now");
         }
         schedule.state.zones = self.zones.version().to_owned();
         let state = schedule.state_at(schedule.when(&self.zones).as_ref(), now);
@@ -205,7 +216,15 @@ impl Scheduler {
                 return Ok(looked(&answer));
             }
             Ok(Stepped::NotPlaced(_)) => "a job has the key".to_owned(), // none is asked to fail for it
-            Ok(Stepped::Refused(why)) => why,
+            Ok(Stepped::Refused(why)) => match self.is_placed(&put).await? {
+                Some(placed) => {
+                    let landed = Some(Landed { at: now, placed });
+                    return Ok(looked(
+                        &self.step(&schedule, SchedulePut { landed, job: None, ..put }).await?,
+                    ));
+                }
+                None => why,
+            },
             Ok(answer) => return Ok(looked(&answer)),
             Err(error @ (Error::Full { .. } | Error::OverQuota(_) | Error::Refused(_))) => {
                 let after = unplaced.unwrap_or_else(|| Box::new(schedule.clone()));
@@ -238,6 +257,15 @@ impl Scheduler {
             self.tell_ailing(&schedule, "failed");
         }
         Ok(looked(&answer))
+    }
+
+    /// The job of this step where it is stored already: it was placed by a clock that ran ahead.
+    async fn is_placed(&self, put: &SchedulePut) -> Result<Option<Placed>> {
+        let Some(Placing { job, .. }) = put.job.as_ref().and_then(|job| job.jobs.first()) else {
+            return Ok(None);
+        };
+        let found = self.engine.inspect(&job.queue, By::Id(job.id), Detail::Stored).await?;
+        Ok(found.map(|found| Placed { id: found.id, due_at: None, how: How::New }))
     }
 
     /// Looks again in a moment, and remembers why. What was missed is recorded.

@@ -128,6 +128,7 @@ impl Scheduler {
             true => self.engine.due_schedules(DueList::Within(MAX_DUE, lately)).await?,
             false => self.engine.due_schedules(DueList::Now(MAX_DUE)).await?,
         };
+        self.hear_time(due.now);
         if due.schedules.iter().any(|stored| is_late(stored, due.now)) {
             self.late.wake();
             match due.next.is_zero() {

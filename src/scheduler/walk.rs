@@ -1,7 +1,7 @@
 //! A way through all schedules, whenever they are due: when those are looked at next that a server with an older zone
-//! database has written is computed anew. One begins with the server, and one when such a server has taken steps.
+//! database has written is computed anew, and what a clock has decided that ran ahead is set right. One begins with the
+//! server, one when such a server has taken steps, and one when the store's clock was set back.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::core::Scheduler;
@@ -23,22 +23,22 @@ pub struct Walk {
     began: Option<Instant>,
     /// No one begins before.
     next: Option<Instant>,
-    /// How many steps older servers had taken when the last one began.
+    /// The [`causes`](Scheduler::causes_to_walk) when the last one began.
     seen: u64,
 }
 
 impl Walk {
     /// How long until there is something to walk for.
-    fn begins(&mut self, by_older: u64) -> Duration {
+    fn begins(&mut self, causes: u64) -> Duration {
         if self.goes_on {
             return Duration::ZERO;
         }
-        if self.began.is_some() && by_older == self.seen {
+        if self.began.is_some() && causes == self.seen {
             return Duration::MAX;
         }
         let wait = self.next.map_or(Duration::ZERO, |next| next.saturating_duration_since(Instant::now()));
         if wait.is_zero() {
-            (self.goes_on, self.from, self.began, self.seen) = (true, None, Some(Instant::now()), by_older);
+            (self.goes_on, self.from, self.began, self.seen) = (true, None, Some(Instant::now()), causes);
         }
         wait
     }
@@ -52,19 +52,19 @@ impl Walk {
 impl Scheduler {
     /// Goes on with a walk, or begins one. Answers when to go on.
     pub(super) async fn walk(&self, walk: &mut Walk) -> Result<Duration> {
-        let wait = walk.begins(self.by_older.load(Ordering::Relaxed));
+        let wait = walk.begins(self.causes_to_walk());
         if !wait.is_zero() {
             return Ok(wait);
         }
         let part = DueList::Ever { from: walk.from.clone(), limit: MAX_DUE };
         let all = self.engine.due_schedules(part).await?;
         let plans: Vec<Plan> = apart(|| {
-            let stale = all.schedules.iter().filter(|stored| stored.state == ScheduleState::On);
-            let stale = stale.filter_map(|stored| {
+            let there = all.schedules.iter().filter(|stored| stored.state != ScheduleState::Moved);
+            let stale = there.filter_map(|stored| {
                 let schedule = Schedule::read(stored.clone()).ok()?;
-                self.is_newer_than(&schedule.state).then(|| self.recompute(schedule, stored.next, all.now))
+                self.recompute(schedule, stored.next, all.now)
             });
-            stale.flatten().collect()
+            stale.collect()
         });
         for looked in together::all(plans.into_iter().map(|plan| self.carry_out(plan, all.now))).await {
             looked?;
@@ -74,6 +74,6 @@ impl Scheduler {
             return Ok(Duration::ZERO);
         }
         walk.end();
-        Ok(walk.begins(self.by_older.load(Ordering::Relaxed)))
+        Ok(walk.begins(self.causes_to_walk()))
     }
 }

@@ -37,6 +37,7 @@ pub fn print(api: SocketAddr, admin: SocketAddr, pool: &PoolConfig, token: &str)
 Dormouse {version} is up.
   API             http://{api}
   admin           http://{admin}
+  dashboard       http://{admin}/ui/
   jobs live in    {data}
 
 Try it in another terminal:
@@ -53,7 +54,7 @@ Try it in another terminal:
   # nothing is left: no job available
   curl -H 'X-Token: {token}' 'http://{api}/api/demo/hello'
 
-  # a token for a namespace of your own
+  # a token for a namespace of your own: dormouse token new -n my-team, or
   curl -X POST 'http://{admin}/token/my-team?description=me'
 ",
         version = env!("CARGO_PKG_VERSION"),

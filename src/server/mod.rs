@@ -160,7 +160,7 @@ impl Server {
             let store = admin_store(&config, &tls, patience, &mut stores, &outage, &tasks).await?;
             Ok((store, served(&config, &stores).await?))
         };
-        let ((tokens, push_store), served) = match opened.await {
+        let ((tokens, push_store, settings), served) = match opened.await {
             Ok(opened) => opened,
             Err(error) => {
                 [&api_tasks, &admin_tasks, &tasks].into_iter().for_each(Tasks::stop);
@@ -175,7 +175,7 @@ impl Server {
             skip_verification: options.skip_verification,
             stores: &stores,
             served,
-            admin_stores: (tokens, Arc::new(Encrypted::new(push_store, keys.unwrap_or_default()))),
+            admin_stores: (tokens, Arc::new(Encrypted::new(push_store, keys.unwrap_or_default())), settings),
             outage,
             push,
             zones,

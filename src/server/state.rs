@@ -81,7 +81,7 @@ struct ServedPool {
 pub fn app_state(parts: StateParts<'_>) -> AppState {
     let StateParts { config, config_file, skip_verification, stores, served, zones, metrics, tasks, .. } =
         parts;
-    let ((store, push_store), outage) = (parts.admin_stores, parts.outage);
+    let ((store, push_store, settings), outage) = (parts.admin_stores, parts.outage);
     let [memory, of_each] = [config.max_body_memory, config.max_body_memory_per_namespace]
         .map(|mebibytes| mebibytes.saturating_mul(1 << 20));
     metrics.zone_database(zones.version());
@@ -126,14 +126,14 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
         pools: served.into_iter().map(pool).collect(),
         push,
         tokens: Arc::new(TokenManager::new(store.clone(), cache.clone())),
-        cursors: Cursors::new(store.clone()),
+        cursors: Cursors::new(settings.clone()),
         throttle: Throttle::new(store.clone(), cache, outage.clone()),
-        quotas: QuotaManager::new(store.clone(), outage, bounded(config, stores)),
+        quotas: QuotaManager::new(store, outage, bounded(config, stores)),
         defaults: defaults(config),
         metrics: metrics.clone(),
         times: KeptTimes::default(),
         about: about(config, config_file),
-        fleet: Fleet::new(store),
+        fleet: Fleet::new(settings),
         bulk: Bulk::new(tasks.clone()),
         changes: Arc::default(),
         searches: Semaphore::new(MOST_SEARCHES),

@@ -30,6 +30,9 @@ use crate::process::tasks::Tasks;
 use crate::push::store::PushStore;
 use crate::push::store::disk::DiskPush;
 use crate::push::store::redis::RedisPush;
+use crate::settings::SettingsStore;
+use crate::settings::disk::DiskSettings;
+use crate::settings::redis::RedisSettings;
 use crate::tls::ClientTls;
 
 /// How long after it has not answered a store is asked again.
@@ -127,6 +130,7 @@ pub async fn open_stores(
                     min_free: pool.min_free_disk.saturating_mul(1 << 20),
                     disk_timeout: Duration::from_secs(pool.disk_timeout),
                     cache: pool.block_cache.saturating_mul(1 << 20),
+                    dead_ttl: Duration::from_secs(pool.dead_letter_ttl),
                     ready_budget: pool.ready_memory.saturating_mul(1 << 20) / READY_JOB,
                     ..DiskOptions::new(path, Arc::new(SystemClock::default()))
                 };
@@ -174,7 +178,8 @@ async fn open_redis(
 ) -> crate::error::Result<OpenedRedis> {
     Ok(match pool.layout() {
         Layout::Lmstfy => {
-            let redis = RedisEngine::connect(address, name).await?;
+            let redis =
+                RedisEngine::connect_with(address, name, Duration::from_secs(pool.dead_letter_ttl)).await?;
             log_redis(name, pool, redis.version());
             let failed = StoreEnd::WithServer(Box::pin(redis.failed()));
             ((redis.clone(), redis.outage(), failed), None)
@@ -197,8 +202,8 @@ fn log_redis(name: &PoolName, of: &PoolConfig, redis_version: Option<&str>) {
     tracing::info!(pool, kind = "redis", layout, addr, redis_version, "pool");
 }
 
-/// In one store: tokens and limits, and what push keeps.
-pub type AdminStores = (Arc<dyn AdminStore>, Arc<dyn PushStore>);
+/// In one store: tokens and limits, what push keeps, and settings.
+pub type AdminStores = (Arc<dyn AdminStore>, Arc<dyn PushStore>, Arc<dyn SettingsStore>);
 
 /// The Redis or cluster that `[AdminRedis]` names, or else the default pool's directory or cluster.
 pub async fn admin_store(
@@ -230,13 +235,13 @@ pub async fn admin_store(
             let store = opened.await.map_err(|e| failed(&e))?;
             let failed = StoreEnd::WithServer(Box::pin(store.failed()));
             stores.failures.push(("tokens and limits".into(), failed));
-            let push = RedisPush::new(&store);
-            Ok((Arc::new(store), Arc::new(push)))
+            let (push, settings) = (RedisPush::new(&store), RedisSettings::new(&store));
+            Ok((Arc::new(store), Arc::new(push), Arc::new(settings)))
         }
         (None, Some(disk)) => {
             let store = DiskAdmin::new(disk).map_err(|e| failed(&e))?;
             let push = DiskPush::new(disk).map_err(|e| failed(&e))?;
-            Ok((Arc::new(store), Arc::new(push)))
+            Ok((Arc::new(store), Arc::new(push), Arc::new(DiskSettings::new(disk))))
         }
         (None, None) => Err(failed(&"tokens need a place: add Addr = \"host:port\"")),
     }

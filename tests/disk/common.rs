@@ -1,4 +1,4 @@
-//! What the tests of the disk engine share: jobs by number, opening, a copy of a directory.
+//! Shared by tests of the disk engine: numbered jobs, opening, copying a directory.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -117,7 +117,7 @@ fn contents(dir: &Path) -> Option<BTreeMap<PathBuf, (u64, SystemTime)>> {
     Some(found)
 }
 
-/// A body that does not compress, told from all others.
+/// Returns an incompressible body, different for each `n`.
 pub fn body(n: u64, len: usize) -> Bytes {
     let mut x = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let bytes = std::iter::repeat_with(|| {

@@ -1,5 +1,5 @@
-//! kill -9 under load, many times: what was answered is there, what was acked is not, and nothing is there
-//! twice. Some of the jobs have keys, and the workers touch and release before they ack.
+//! Repeated kill -9 under load: acknowledged jobs exist, acked jobs do not, and no job exists twice. Some jobs have
+//! keys, and workers touch and release before they ack.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -21,26 +21,26 @@ use dormouse::name::JobKey;
 
 const CHILD: &str = "DISK_CRASH_DIR";
 const ROUNDS: usize = 8;
-/// Lines that the child tells before it is killed, more in each round.
+/// Lines that the child prints before it is killed, more in each round.
 const LINES: usize = 1500;
 const QUEUES: [&str; 3] = ["a", "b", "c"];
 
-/// One line, one write: what was told before the kill was told whole.
+/// Each line is one write, so lines printed before the kill are complete.
 fn tell(what: char, id: JobId) {
     let mut out = std::io::stdout().lock();
-    // The parent may have stopped reading; the kill is on its way.
+    // The parent may have stopped reading because it is about to kill this process.
     let _ = out.write_all(format!("{what} {id}\n").as_bytes());
     let _ = out.flush();
 }
 
-/// Sets the quota of the namespace to so many jobs, all with the body that they have here.
+/// Sets the namespace's quota to `jobs` jobs of the size used here.
 async fn bound(engine: &DiskEngine, jobs: u64) {
     let bytes = jobs * job(&queue("a"), 0).body.len() as u64;
     let quotas = Quotas::from([(queue("a").namespace, Quota { jobs, bytes, queues: 0 })]);
     engine.set_quotas(&quotas).await.expect("quotas are set");
 }
 
-/// What was counted before the kill is what is there: one job more fits, and not two.
+/// Checks that the usage counted before the kill is right: exactly one more job fits.
 async fn check_quota(engine: &DiskEngine, jobs: u64) {
     bound(engine, jobs + 1).await;
     let body = job(&queue("a"), 0).body;
@@ -146,7 +146,7 @@ struct Told {
     released: BTreeSet<String>,
 }
 
-/// Runs the child until it has told enough, and kills it.
+/// Runs the child until it has printed enough, and kills it.
 fn run_and_kill(path: &Path, lines: usize, told: &mut Told) {
     let me = std::env::current_exe().expect("a test knows its own path");
     let mut child = Command::new(me)
@@ -196,7 +196,7 @@ async fn kill_9_loses_nothing_and_brings_nothing_back() {
     }
 }
 
-/// A job has its key as long as it lives, and no dead one has.
+/// Checks that a job has its key while it lives, and a deleted one does not.
 async fn check_keys(engine: &DiskEngine, told: &Told) {
     let mut keyed = 0;
     for id in &told.begun {
@@ -208,7 +208,7 @@ async fn check_keys(engine: &DiskEngine, told: &Told) {
                 engine.inspect_by_key(&job.queue, &key).await.expect("looked up").map(|view| view.id);
             keyed += usize::from(holder.is_some());
             let Some(view) = view else {
-                assert_eq!(holder, None, "{id} is gone, and its key is not free");
+                assert_eq!(holder, None, "{id} was deleted, but its key is not free");
                 continue;
             };
             let has = view.key.as_ref() == Some(&key);
@@ -230,7 +230,7 @@ async fn check(path: &Path, told: &Told) {
     copy(path, copied.path());
     let clock = Arc::new(ManualClock::new(system_now() + 60_000));
     let engine = open(copied.path(), &clock);
-    // Jobs that were acked when they were ready again leave entries that stand for nothing.
+    // Jobs acked while ready leave stale entries.
     engine.sweep().await.expect("swept");
     check_keys(&engine, told).await;
     let stats = engine.stats().await.expect("stats");
@@ -248,7 +248,7 @@ async fn check(path: &Path, told: &Told) {
                 break;
             }
             for job in jobs {
-                assert!(found.insert(job.id.to_string()), "{} is there twice", job.id);
+                assert!(found.insert(job.id.to_string()), "{} exists twice", job.id);
             }
         }
     }

@@ -1,9 +1,9 @@
-//! Damage to the files of a disk pool: bytes that were flipped, and files that are gone, after an orderly close and
-//! after `kill -9`. Whatever is damaged, no job is lost in silence: the store refuses to open, or says later which
-//! job it cannot read, or the damage has no effect.
+//! Damage to the files of a disk pool: flipped bytes and missing files, after a clean shutdown and after `kill -9`. No
+//! job is lost silently: the store refuses to open, or reports later which job is unreadable, or the damage has no
+//! effect.
 //!
-//! `DISK_FLIPS=200` tries so many flips of each store instead of a few, and removes every file also of the largest
-//! store; `DISK_FLIPS_SEED=7` draws others.
+//! `DISK_FLIPS=200` tries that many flips per store, and removes every file even of the largest store;
+//! `DISK_FLIPS_SEED=7` changes the random seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt;
@@ -57,7 +57,7 @@ impl Rng {
     }
 }
 
-/// A body that does not compress, told from all others.
+/// Returns an incompressible body, different for each `n`.
 fn body(n: u64, len: usize) -> Bytes {
     let mut rng = Rng(n);
     std::iter::repeat_with(|| rng.next().to_le_bytes()).flatten().take(len).collect()
@@ -101,7 +101,7 @@ async fn make(dir: &Path, end: End, large: bool) -> Account {
     };
     publish(&mut account, 300, 20_000).await;
     ack(&mut account, 40).await;
-    // At rest what is in memory is written out as tables.
+    // An idle store flushes its memory to tables.
     // The first list of tables is empty.
     let has_tables = || std::fs::read(home.path().join(JOBS_LIST)).is_ok_and(|list| list.first() > Some(&0));
     for _ in 0..3000 {
@@ -167,7 +167,7 @@ fn used(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Copies a directory. What is zeros at the end of a file becomes a hole.
+/// Copies a directory, with trailing zeros of files as holes.
 fn copy_store(from: &Path, to: &Path) {
     copy_as_is(from, to, copy_files);
 }
@@ -204,7 +204,7 @@ async fn judge(dir: &Path, account: &Account, what: &str) -> Outcome {
         std::panic::catch_unwind(AssertUnwindSafe(|| DiskEngine::open(options(dir, &account.clock))));
     let engine = match opened {
         Ok(Ok(engine)) => engine,
-        Ok(Err(OpenError::Locked(_))) => panic!("{what}: nobody else has it open"),
+        Ok(Err(OpenError::Locked(_))) => panic!("{what}: no other process has it open"),
         Ok(Err(_)) => return Outcome::Refused,
         Err(_) => panic!("{what}: it panicked"),
     };
@@ -311,7 +311,7 @@ async fn flipped_bytes_after_kill_9_lose_nothing_in_silence() {
 
 #[tokio::test]
 async fn flipped_bytes_of_a_long_log_lose_nothing_in_silence() {
-    // Most bytes of its files are needed no more.
+    // Most bytes of its files are no longer needed.
     flips(End::Killed, true, number("DISK_FLIPS", 16)).await;
 }
 
@@ -324,7 +324,7 @@ async fn removals(end: End, large: bool) {
     let dirs: BTreeSet<PathBuf> =
         all.iter().flat_map(|path| path.ancestors().skip(1)).map(Path::to_owned).collect();
     let dirs = dirs.into_iter().filter(|dir| dir.starts_with(original.path()) && *dir != original.path());
-    // Of a long log its files are what is new; the long form removes all.
+    // For a long log, only its newest files are removed; the long form removes all.
     let is_long = std::env::var_os("DISK_FLIPS").is_some();
     let chosen =
         all.iter().cloned().chain(dirs).filter(|path| !large || is_long || path.is_dir() || is_log(path));
@@ -370,7 +370,7 @@ async fn no_file_that_is_missing_of_a_long_log_loses_a_job_in_silence() {
     removals(End::Killed, true).await;
 }
 
-/// What is damaged is named, and nothing is changed until the loss is accepted. Then everything else is there.
+/// Damage is reported, and nothing changes until the loss is accepted. Then everything else is intact.
 #[tokio::test]
 async fn a_repair_gives_up_what_is_damaged_and_nothing_else() {
     let original = tempfile::tempdir().expect("a directory");

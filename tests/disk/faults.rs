@@ -62,7 +62,7 @@ async fn publish(engine: &DiskEngine, queue: &Queue, numbers: std::ops::Range<u6
     }
 }
 
-/// Hands out and acks all that is there. Answers the numbers of the jobs, whose bodies must be whole.
+/// Consumes and acks all jobs, checking their bodies. Returns their numbers.
 async fn drain(engine: &DiskEngine, queue: &Queue, len: usize) -> BTreeSet<u64> {
     let mut seen = BTreeSet::new();
     loop {
@@ -143,7 +143,7 @@ async fn below_the_mark_publishes_are_refused_and_the_rest_goes_on() {
     let engine = with(u64::MAX);
     assert!(is_full(engine.republish(job_ref(&q, 11), job(&q, 12)).await), "below half of it it is not");
     let jobs = take(&engine, &q, 20, TTR).await;
-    assert_eq!(jobs.len(), 10, "a consume is never refused, and what was refused has changed nothing");
+    assert_eq!(jobs.len(), 10, "a consume is never refused, and refused calls have changed nothing");
     for one in jobs {
         engine.ack_job(JobRef { queue: one.queue, id: one.id }).await.expect("an ack is never refused");
     }
@@ -194,7 +194,7 @@ async fn on_a_full_disk_workers_go_on_as_long_as_they_store_no_body_again() {
     let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
     assert!(is_full(engine.respawn_jobs(&q, &[name.id], revival).await), "and a respawn");
     let released = engine.release(&name, receipt, now).await.expect("back to the head costs nothing");
-    assert!(matches!(released, Held::Done(_)), "what was refused has changed nothing: {released:?}");
+    assert!(matches!(released, Held::Done(_)), "refused calls have changed nothing: {released:?}");
     engine.pause(&q, Pausing::For(TTR)).await.expect("a pause is never refused");
     engine.resume(&q).await.expect("nor its end");
     let jobs = take(&engine, &q, 9, TTR).await;
@@ -302,16 +302,20 @@ async fn child_bad_sector() {
         let named = format!("job {} of {q} is in quarantine: ", id(*n));
         assert!(told.notes.iter().any(|note| note.starts_with(&named)), "a repair lists them, too: {told}");
     }
-    // Over a restart they stay where they are, and are in nobody's way.
+    // After a restart they stay in quarantine and affect no other jobs.
     let engine = DiskEngine::open(disk_options(&path)).expect("it opens again");
     assert_eq!(gauge(&engine, "disk_quarantined_jobs").await, bad.len() as f64, "the quarantine lasts");
     seen.extend(drain(&engine, &q, LEN).await);
-    assert_eq!(seen.len() + bad.len(), JOBS as usize + 10, "the store goes on as before");
+    assert_eq!(seen.len() + bad.len(), JOBS as usize + 10, "the store works as before");
     let one = job_ref(&q, bad[0]);
     let peeked = engine.inspect_stored(&one).await;
-    assert!(matches!(peeked, Err(Error::Corrupt(_))), "a peek says what is wrong: {peeked:?}");
+    assert!(matches!(peeked, Err(Error::Corrupt(_))), "a peek reports the corruption: {peeked:?}");
     engine.ack_job(one).await.expect("it can be acked");
-    assert_eq!(gauge(&engine, "disk_quarantined_jobs").await, bad.len() as f64 - 1.0, "and is gone then");
+    assert_eq!(
+        gauge(&engine, "disk_quarantined_jobs").await,
+        bad.len() as f64 - 1.0,
+        "and has left quarantine"
+    );
     engine.close().await;
 }
 
@@ -340,7 +344,7 @@ async fn child_bad_sector_in_a_merge() {
         publish(&engine, &q, n..n + 1, LEN).await;
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(drain(&engine, &q, LEN).await.len(), 300, "the store goes on, after {} jobs", seen.len());
+    assert_eq!(drain(&engine, &q, LEN).await.len(), 300, "the store works, after {} jobs", seen.len());
     engine.close().await;
 }
 
@@ -349,7 +353,7 @@ fn a_bad_sector_does_not_stop_the_store_when_tables_are_merged() {
     with_faults("child_bad_sector_in_a_merge");
 }
 
-/// What becomes of a store whose writes or syncs fail: all is refused from then on, and what was answered is there.
+/// A store whose write or sync fails: every later call is refused, and acknowledged jobs exist after a restart.
 async fn poisoned_by(call: &str, errno: i32, part: &str) {
     let Some(dir) = child() else { return };
     let (q, path) = (queue("q"), dir.join("pool"));
@@ -363,7 +367,7 @@ async fn poisoned_by(call: &str, errno: i32, part: &str) {
     );
     heal(&dir);
     let later = engine.publish(vec![job(&q, 11)].into()).await;
-    assert!(matches!(later, Err(Error::Poisoned(_))), "what has failed is not tried again: {later:?}");
+    assert!(matches!(later, Err(Error::Poisoned(_))), "a failed store is not retried: {later:?}");
     let why = engine.check().await.expect_err("the store has failed").to_string();
     assert!(why.contains(&format!("os error {errno}")) || why.contains("error"), "it says why: {why}");
     engine.close().await;
@@ -405,7 +409,8 @@ fn a_disk_that_turned_read_only_poisons() {
     with_faults("child_write_erofs");
 }
 
-/// A bad sector in what an open reads whole: the store is refused, and a repair loses nothing but what was in it.
+/// A bad sector in data that is read completely on open: the store is refused, and a repair loses only the sector's
+/// contents.
 #[tokio::test]
 async fn child_bad_sector_at_the_start() {
     let Some(dir) = child() else { return };
@@ -435,7 +440,7 @@ async fn child_bad_sector_at_the_start() {
     assert!(told.accepted, "{told}");
     let engine = DiskEngine::open(disk_options(&path)).expect("it was repaired");
     let gone = 100 - drain(&engine, &q, 1000).await.len();
-    assert!(gone < 20, "{gone} of 100 jobs are gone, and one sector was");
+    assert!(gone < 20, "{gone} of 100 jobs are lost for one sector");
     engine.close().await;
 }
 
@@ -541,12 +546,13 @@ async fn child_full_at_the_start() {
     publish(&engine, &q, 0..10, 100).await;
     engine.close().await;
     fail(&dir, "write", ENOSPC, "manifest.new", None);
-    let engine = DiskEngine::open(disk_options(&path)).expect("whoever has no room must be able to drain");
+    let engine =
+        DiskEngine::open(disk_options(&path)).expect("a store on a full disk must open, to be drained");
     assert_eq!(drain(&engine, &q, 100).await.len(), 10, "jobs of a full disk");
     heal(&dir);
     engine.close().await;
     let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
-    assert_eq!(engine.ready(&q).await.expect("size"), 0, "what was acked stays so");
+    assert_eq!(engine.ready(&q).await.expect("size"), 0, "acked jobs stay deleted");
     engine.close().await;
 }
 
@@ -555,7 +561,7 @@ fn a_store_on_a_full_disk_opens_and_is_drained() {
     with_faults("child_full_at_the_start");
 }
 
-/// A disk that does not come back from a sync.
+/// A disk that never completes a sync.
 #[tokio::test]
 async fn child_hangs() {
     let Some(dir) = child() else { return };
@@ -583,16 +589,16 @@ async fn child_hangs() {
         let (first, second, reason) =
             tokio::time::timeout(PATIENCE, poisoned).await.expect("a disk that hangs is noticed");
         if part == "hangs" {
-            assert!(matches!(first, Err(Error::Away(_))), "who waits for the disk is told: {first:?}");
+            assert!(matches!(first, Err(Error::Away(_))), "a call in flight fails: {first:?}");
         }
-        assert!(matches!(second, Err(Error::Poisoned(_))), "{part}: who comes later is told: {second:?}");
+        assert!(matches!(second, Err(Error::Poisoned(_))), "{part}: a later call fails: {second:?}");
         assert!(reason.contains("the disk hangs"), "{part}: it says why: {reason}");
         publish(&well, &q, 5..6, 100).await;
-        well.ack_job(job_ref(&q, 5)).await.expect("another pool goes on");
-        // A thread is left behind in the disk, and nobody waits for it.
+        well.ack_job(job_ref(&q, 5)).await.expect("another pool works");
+        // A thread stays blocked in the disk; close does not wait for it.
         let closed = tokio::time::timeout(PATIENCE, engine.close()).await;
         closed.unwrap_or_else(|_| panic!("{part}: a close must not wait for a disk that hangs"));
-        // What that thread writes when the disk comes back must not meet what another process has written.
+        // When the disk recovers, that thread must not write to files that another process has opened.
         let again = DiskEngine::open(disk_options(&dir.join(part))).map(drop);
         assert!(matches!(again, Err(OpenError::Locked(_))), "{part}: its thread lives, and: {again:?}");
     }
@@ -607,7 +613,7 @@ fn a_disk_that_hangs_is_noticed_and_stops_no_other_pool() {
     with_faults("child_hangs");
 }
 
-/// The thread that writes tables out fails: nobody will write out any more.
+/// The flushing thread fails, so memory is never flushed again.
 #[tokio::test]
 async fn child_flush() {
     let Some(dir) = child() else { return };
@@ -658,7 +664,7 @@ async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
         let engine = open().expect("a new directory opens");
         let [ready, delayed, dead, running] = ["ready", "delayed", "dead", "running"].map(queue);
         let hour = Duration::from_secs(3600);
-        // Those of the queue `dead` first: only they are due at the first pump.
+        // The jobs of the queue `dead` first: only they are due at the first pump.
         for (queue, delay) in
             [(&dead, Duration::ZERO), (&ready, Duration::ZERO), (&running, Duration::ZERO), (&delayed, hour)]
         {
@@ -690,10 +696,10 @@ async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
             "{keyspace} is read at the start"
         );
         let told = repair(dir.path(), true).expect("it can be rebuilt");
-        let said = " jobs that stood in no list were put into one, with one try left";
+        let said = " jobs missing from all lists were added to one, with one try left";
         let lost = told.notes.iter().find_map(|note| note.strip_suffix(said)?.parse().ok());
         let lost: usize = lost.unwrap_or_else(|| panic!("entries of {keyspace} in one block: {told}"));
-        assert_eq!(lost == 0, is_logged, "the log has what is in the block of {keyspace}: {told}");
+        assert_eq!(lost == 0, is_logged, "the log has the contents of the block of {keyspace}: {told}");
         assert!(lost < JOBS as usize / 2, "entries of {keyspace} in one block: {told}");
         let told = repair(dir.path(), true).expect("nothing is wrong");
         assert_eq!((told.damage.len(), told.notes.len()), (0, 0), "not twice: {told}");
@@ -746,7 +752,7 @@ async fn a_job_in_quarantine_does_not_keep_its_key() {
     for n in &bad {
         let published = engine.publish(publication(&q, JOBS + n, Some(&key(*n)))).await.expect("published");
         let is_new = matches!(&published, Published::Done(placed) if placed[0].how == How::New);
-        assert!(is_new, "the key of job {n}, which nobody can read, is free: {published:?}");
+        assert!(is_new, "the key of the unreadable job {n} is free: {published:?}");
         engine.ack_job(job_ref(&q, *n)).await.expect("acked");
         let name = JobKey::parse(&key(*n)).expect("a key");
         let holder = engine.inspect_by_key(&q, &name).await.expect("answered").map(|view| view.id);
@@ -756,8 +762,7 @@ async fn a_job_in_quarantine_does_not_keep_its_key() {
     engine.close().await;
 }
 
-/// Guards against records that nothing leads to any more: no entry, and no row of the quarantine. They would stay for
-/// ever.
+/// Guards against unreachable records without entry or quarantine row, which would stay forever.
 #[tokio::test]
 async fn a_destroy_deletes_jobs_that_cannot_be_read() {
     const JOBS: u64 = 600;
@@ -777,12 +782,12 @@ async fn a_destroy_deletes_jobs_that_cannot_be_read() {
     engine.destroy(&q).await.expect("destroyed");
     for n in 0..JOBS {
         let found = engine.inspect_stored(&job_ref(&q, n)).await;
-        assert!(matches!(found, Ok(None)), "job {n} is gone: {found:?}");
+        assert!(matches!(found, Ok(None)), "job {n} is deleted: {found:?}");
     }
     engine.close().await;
 }
 
-/// A repair knows what lists and keys are made of, and what it must not touch.
+/// A repair rebuilds lists and keys, and leaves other data alone.
 #[tokio::test]
 async fn a_repair_rebuilds_the_list_of_keys_and_leaves_pauses() {
     const JOBS: u64 = 600;
@@ -811,7 +816,7 @@ async fn a_repair_rebuilds_the_list_of_keys_and_leaves_pauses() {
             let again = engine.publish(publication(&q, JOBS + n, Some(&key(n)))).await.expect("answered");
             assert_eq!(again, Published::Conflict { index: 0, id: id(n) }, "{keyspace}: key {n} is taken");
         }
-        assert_eq!(drain(&engine, &q, 20).await.len(), JOBS as usize, "{keyspace}: all are there");
+        assert_eq!(drain(&engine, &q, 20).await.len(), JOBS as usize, "{keyspace}: no job is missing");
         for n in [0, JOBS / 3, JOBS - 1] {
             let again = engine.publish(publication(&q, JOBS + n, Some(&key(n)))).await.expect("answered");
             assert!(matches!(again, Published::Done(_)), "{keyspace}: key {n} is free: {again:?}");

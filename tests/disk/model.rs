@@ -12,7 +12,7 @@ use crate::support::model::ModelEngine;
 use dormouse::clock::ManualClock;
 use dormouse::engine::disk::DiskEngine;
 use dormouse::engine::{
-    Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published, QueuePage,
+    By, Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published, QueuePage,
     QueueView, Release, Revival,
 };
 use dormouse::error::Result;
@@ -38,6 +38,7 @@ enum Step {
     Bury { back: usize, reason: bool },
     AckMany { queue: usize, jobs: Vec<(u64, bool)>, back: usize },
     Cancel { queue: usize, key: usize },
+    Promote { queue: usize, id: u64, key: Option<usize> },
     RespawnJobs { queue: usize, ids: Vec<u64>, tries: u16, delay: u64, ttl: Option<u64> },
     Pause { queue: usize, time: Option<u64> },
     Resume { queue: usize },
@@ -88,6 +89,8 @@ fn steps() -> impl Strategy<Value = Step> {
         2 => (q.clone(), prop::collection::vec((0..IDS, any::<bool>()), 1..4), 0usize..6)
             .prop_map(|(queue, jobs, back)| Step::AckMany { queue, jobs, back }),
         2 => (q.clone(), 0..KEYS.len()).prop_map(|(queue, key)| Step::Cancel { queue, key }),
+        4 => (q.clone(), 0..IDS, prop::option::weighted(0.3, 0..KEYS.len()))
+            .prop_map(|(queue, id, key)| Step::Promote { queue, id, key }),
         2 => (q.clone(), prop::collection::vec(0..IDS, 1..4), 1u16..4, delay(), ttl())
             .prop_map(|(queue, ids, tries, delay, ttl)| Step::RespawnJobs { queue, ids, tries, delay, ttl }),
         1 => (q.clone(), prop::option::of(1u64..40)).prop_map(|(queue, time)| Step::Pause { queue, time }),
@@ -109,13 +112,13 @@ fn keyed() -> impl Strategy<Value = Keyed> {
         .prop_map(|(id, key, at, ttl, tries)| Keyed { id, key, at, ttl, tries })
 }
 
-/// The name of a request, and what it is.
+/// Generates an idempotency key and a request.
 fn once() -> impl Strategy<Value = Option<(u8, u8)>> {
     prop::option::weighted(0.3, (0u8..3, 0u8..2))
 }
 
-/// What is known of a job, as far as the engine must know it. Since when a job is ready or dead it is told by ids,
-/// which are all of one time here.
+/// Returns the fields that the engine must know. The time since which a job is ready or dead comes from ids, which all
+/// have the same time here.
 fn known(view: &JobView, model: &JobView) -> JobView {
     let knows = matches!(model.state, Some(JobState::Delayed | JobState::Running));
     let (due_at, tries_left) =
@@ -135,7 +138,7 @@ struct World {
     engine: Arc<DiskEngine>,
     /// Hand-overs, as the engine and as the model gave them.
     running: Vec<(Job, Job)>,
-    /// Receipts of hand-overs, of both.
+    /// Receipts of deliveries, of both.
     held: Vec<(JobRef, Receipt, Receipt)>,
 }
 
@@ -186,7 +189,7 @@ impl World {
         (answered(engine), answered(model))
     }
 
-    /// Asks both, who must answer the same.
+    /// Calls both, which must reply equally.
     async fn agree<T: PartialEq + Debug>(
         &self,
         what: &str,
@@ -197,7 +200,7 @@ impl World {
         engine
     }
 
-    /// One of the latest hand-overs, which may be over.
+    /// Returns one of the latest deliveries, which may have ended.
     fn held(&self, back: usize) -> Option<(JobRef, Receipt, Receipt)> {
         self.held.iter().rev().nth(back).cloned()
     }
@@ -327,7 +330,7 @@ impl World {
             Step::AckMany { queue: q, jobs, back } => {
                 let q = queue(QUEUES[*q]);
                 let Some((_, ours, model)) = self.held(*back) else { return };
-                // A receipt of a job that is not this one is no good.
+                // A receipt of another job is invalid.
                 let of = |n: u64, receipt: Receipt, with: bool| {
                     let last = self.held.iter().rev().find(|(job, ..)| *job == job_ref(&q, n));
                     let own = |(_, ours, model): &(JobRef, Receipt, Receipt)| (*ours, *model);
@@ -344,6 +347,11 @@ impl World {
             Step::Cancel { queue: q, key } => {
                 let (q, key) = (queue(QUEUES[*q]), job_key(KEYS[*key]));
                 self.agree("cancel_key", async |e| e.cancel_key(&q, &key).await).await;
+            }
+            Step::Promote { queue: q, id: n, key } => {
+                let (q, key) = (queue(QUEUES[*q]), key.map(|key| job_key(KEYS[key])));
+                let by = key.as_ref().map_or(By::Id(id(*n)), By::Key);
+                self.agree("promote", async |e| e.promote(&q, by).await).await;
             }
             Step::RespawnJobs { queue: q, ids, tries, delay, ttl } => {
                 let (q, ids): (_, Vec<_>) = (queue(QUEUES[*q]), ids.iter().map(|n| id(*n)).collect());
@@ -404,7 +412,7 @@ impl World {
         }
     }
 
-    /// Compares what the lists say of one queue.
+    /// Compares the lists of one queue.
     async fn look(&self, q: &Queue) {
         for key in KEYS.map(job_key) {
             let find =

@@ -64,7 +64,7 @@ fn another_format_is_refused_and_left_as_it_is() {
     };
     let newer = open(8);
     assert!(matches!(newer, Err(OpenError::Newer(_, 8))), "expected Newer(8): {newer:?}");
-    // Those before the first release, among them one that counts in milliseconds: read as microseconds every job would be due.
+    // Formats before the first release. One of them counts milliseconds: read as microseconds, every job would be due.
     for format in [1, 6] {
         let older = open(format);
         assert!(matches!(older, Err(OpenError::Older(_, found)) if found == format), "{format}: {older:?}");
@@ -75,8 +75,8 @@ fn another_format_is_refused_and_left_as_it_is() {
 async fn a_first_start_that_was_cut_off_does_not_stand_in_the_way() {
     let clock = clock();
     let mark = "dormouse disk pool, format 7\n";
-    // What the mark holds, and the manifest of the log, which ends the making of the store. A power cut may leave a
-    // length without the bytes.
+    // The contents of the mark, and the log's manifest, which completes the creation of the store. A power cut may
+    // leave a length without the bytes.
     for (cut, manifest) in [
         ("", None),
         ("\0\0\0", None),
@@ -250,12 +250,12 @@ async fn no_flipped_bytes_are_served_as_a_body() {
             for n in 0..JOBS {
                 match engine.inspect_stored(&job_ref(&q, n)).await {
                     Ok(Some(job)) => assert!(job.body == body(n, LEN), "job {n} has another body: {file:?}"),
-                    Ok(None) => panic!("job {n} is gone without an error: {file:?} at {place}"),
+                    Ok(None) => panic!("job {n} is missing without an error: {file:?} at {place}"),
                     Err(Error::Corrupt(_)) => bad += 1,
                     Err(other) => panic!("expected Corrupt: {other}"),
                 }
             }
-            // The queue goes on without the jobs that cannot be read.
+            // The queue works without the unreadable jobs.
             let mut taken = 0;
             loop {
                 let jobs = take(&engine, &q, 100, Duration::from_secs(60)).await;
@@ -277,7 +277,7 @@ async fn no_flipped_bytes_are_served_as_a_body() {
     assert!(corrupt > 0, "refused {refused}, corrupt {corrupt}, without effect {whole}");
 }
 
-/// Panics in the writer thread once it is told to.
+/// Panics in the writer thread on request.
 #[derive(Debug, Default)]
 struct FaultyClock {
     panics: AtomicBool,
@@ -303,21 +303,21 @@ async fn a_panic_of_the_writer_poisons_the_store() {
     let q = queue("q");
     engine.publish(vec![job(&q, 0)].into()).await.expect("published");
     clock.panics.store(true, Ordering::SeqCst);
-    // Whoever is in the group that panics, and whoever comes later.
+    // Calls in the group that panics, and later calls.
     let answers = tokio::join!(engine.publish(vec![job(&q, 1)].into()), engine.ready(&q), engine.check());
     for (call, e) in [("publish", answers.0.err()), ("size", answers.1.err()), ("check", answers.2.err())] {
-        // Away: it may have been done.
+        // `Away`: they may have been executed.
         let told = matches!(e, Some(Error::Away(_) | Error::Poisoned(_)));
         assert!(told, "{call} should say that the store has failed, and answers {e:?}");
     }
     let later = engine.ready(&q).await;
-    assert!(matches!(later, Err(Error::Poisoned(_))), "who comes later is told so: {later:?}");
+    assert!(matches!(later, Err(Error::Poisoned(_))), "later calls fail: {later:?}");
     let reason = tokio::time::timeout(Duration::from_secs(10), engine.poisoned()).await;
     assert_eq!(reason.expect("poisoned() returns"), "the thread disk-writer panicked");
     engine.close().await;
     clock.panics.store(false, Ordering::SeqCst);
     let engine = DiskEngine::open(DiskOptions::new(dir.path(), clock)).expect("the directory is free");
-    assert_eq!(engine.ready(&q).await.expect("size"), 1, "the answered job is there, no other");
+    assert_eq!(engine.ready(&q).await.expect("size"), 1, "only the acknowledged job exists");
 }
 
 const CHILD: &str = "DISK_OPEN_FULL_DIR";
@@ -334,7 +334,7 @@ async fn child_full_disk() {
     let failed = engine.publish(large.into()).await;
     assert!(matches!(failed, Err(Error::Away(_))), "it may have been stored: {failed:?}");
     let reason = tokio::time::timeout(Duration::from_secs(10), engine.poisoned()).await;
-    assert!(!reason.expect("poisoned() returns").is_empty(), "the reason is told");
+    assert!(!reason.expect("poisoned() returns").is_empty(), "the reason is not empty");
     let later = engine.publish(vec![job(&q, 99)].into()).await;
     assert!(matches!(later, Err(Error::Poisoned(_))), "a small one, expected Poisoned: {later:?}");
     assert!(engine.check().await.is_err(), "check says no");
@@ -359,5 +359,5 @@ async fn a_failed_write_poisons_the_store_and_loses_nothing() {
     let told = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success() && told.contains("1 passed"), "the child failed: {told}");
     let engine = open(dir.path(), &clock);
-    assert_eq!(engine.ready(&queue("q")).await.expect("size"), 1, "the answered job is there, no other");
+    assert_eq!(engine.ready(&queue("q")).await.expect("size"), 1, "only the acknowledged job exists");
 }

@@ -1,4 +1,4 @@
-//! Space comes back: what nobody consumes, what was acked in its queue, and queues used once.
+//! Space is reclaimed: from jobs that are not consumed, acked jobs, and queues used once.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ async fn a_queue_per_job_does_not_grow_the_store() {
         let q = queue(&format!("answer-{n}"));
         engine.publish(vec![job(&q, n)].into()).await.expect("published");
         let taken = take(&engine, &q, 1, Duration::from_secs(9)).await;
-        assert_eq!(taken.len(), 1, "the answer is there");
+        assert_eq!(taken.len(), 1, "the reply exists");
         engine.ack_job(job_ref(&q, n)).await.expect("acked");
     }
     clock.advance(Duration::from_secs(3600));
@@ -107,7 +107,7 @@ fn tables(path: &Path) -> u64 {
     mib(&path.join("trees"))
 }
 
-/// Waits for upkeep until what `size` tells is a number of MiB that is right.
+/// Waits for upkeep until `size`, in MiB, satisfies `is_right`.
 async fn until(size: impl Fn(&Path) -> u64, path: &Path, is_right: impl Fn(u64) -> bool, expected: &str) {
     for _ in 0..6000 {
         if is_right(size(path)) {
@@ -160,12 +160,12 @@ async fn a_store_that_was_emptied_shrinks_to_its_log() {
     publish_large(&engine, &q, JOBS).await;
     let full = mib(dir.path());
     assert!(full >= 96, "96 MiB of bodies take {full} MiB on disk");
-    // What is still in memory is written out when the store rests.
+    // An idle store flushes its memory.
     until(tables, dir.path(), |now| now > 45, "more than 45 MiB should be in tables, to shrink").await;
     for n in 0..JOBS - LAST {
         engine.ack_job(job_ref(&q, n)).await.expect("acked");
     }
-    // Twice as much garbage as lives may stay.
+    // Up to twice as much garbage as live data may stay.
     shrunk(tables, dir.path(), 45, "14 MiB of jobs are left").await;
     for n in JOBS - LAST..JOBS {
         engine.ack_job(job_ref(&q, n)).await.expect("acked");
@@ -252,7 +252,7 @@ async fn the_ready_jobs_in_memory_have_one_budget_over_all_queues() {
     }
     let held = gauge(&engine, "disk_ready_in_memory").await;
     assert!(held <= (1000 + 16 * QUEUES) as f64, "{held} of {} jobs are in memory", QUEUES * EACH);
-    // In their order, from memory and from the disk, also when some are given back in between.
+    // In order, from memory and from disk, even if some jobs are returned in between.
     for n in 0..QUEUES {
         let first = take(&engine, &name(n), 20, Duration::from_secs(600)).await;
         engine.give_back(first).await.expect("given back");

@@ -1,4 +1,4 @@
-//! What the verbs that lmstfy does not have leave in a directory: over a close and a crash.
+//! State left in a directory by the verbs that lmstfy does not have, after a close and a crash.
 
 use std::num::NonZeroU16;
 use std::time::Duration;
@@ -33,10 +33,10 @@ async fn what_was_done_before_the_store_closed_is_told() {
     while engine.ready(&q).await.expect("size") == 40_000 {}
     engine.close().await;
     let answer = call.await.expect("it does not panic");
-    let Err(Error::Partly { done, why }) = answer else { panic!("some are gone, and not all: {answer:?}") };
+    let Err(Error::Partly { done, why }) = answer else { panic!("some but not all are deleted: {answer:?}") };
     assert!((1000..40_000).contains(&done) && matches!(*why, Error::Closed), "{done}: {why}");
     let left = open(dir.path(), &clock()).ready(&q).await.expect("size");
-    assert_eq!(left, 40_000 - done, "as many as was told");
+    assert_eq!(left, 40_000 - done, "the reported number");
 }
 
 /// Guards against pauses, keys, requests and receipts that a restart forgets.
@@ -119,7 +119,7 @@ async fn requests_are_swept_when_they_need_not_be_remembered_any_more() {
     engine.close().await;
 }
 
-/// Guards against timers of jobs that are gone: nobody else would ack an expired job.
+/// Guards against timers of deleted jobs: no other call would ack an expired job.
 #[tokio::test]
 async fn an_ack_takes_what_has_expired_along_whatever_receipt_it_shows() {
     let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
@@ -131,7 +131,7 @@ async fn an_ack_takes_what_has_expired_along_whatever_receipt_it_shows() {
     clock.advance(ttl);
     let old = dormouse::job::Receipt { hand_over: 0, ..held.proof() };
     let stale = engine.ack(&q, &[(held.id, Some(old))]).await.expect("acked");
-    assert_eq!(stale, [], "it has expired, so it is nobody's");
+    assert_eq!(stale, [], "it has expired, so the receipt does not matter");
     assert_eq!(engine.stats().await.expect("figures").timers, 0, "it has no timer any more");
     engine.close().await;
 }

@@ -1,4 +1,4 @@
-//! Laws of ack: forgotten means forgotten, in whatever state, by whatever hand.
+//! Laws of ack: an acked job is deleted, in any state and by any caller.
 
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
@@ -18,7 +18,7 @@ pub async fn ack_forgets_a_job_in_every_state(s: &dyn Stage) {
     }
 }
 
-/// Guards against errors for what is forgotten already.
+/// Guards against errors for jobs that are already deleted.
 pub async fn ack_twice_and_of_the_unknown_is_fine(s: &dyn Stage) {
     let q = queue("q");
     s.ack(&job(&q, "never published").make(s)).await;
@@ -62,7 +62,7 @@ pub async fn ack_works_after_ttr_ended(s: &dyn Stage) {
     );
 }
 
-/// Guards against an ack that only its own hand-over may send: the first worker was slow, but it was done.
+/// Guards against an ack accepted only for the current delivery: the first worker was slow, but it completed the job.
 pub async fn ack_works_while_another_consumer_runs_the_job(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "job").tries(3)).await;
@@ -85,6 +85,6 @@ pub async fn ack_leaves_the_neighbours_alone(s: &dyn Stage) {
     s.take(&q, 2, SHORT).await;
     s.ack(&jobs[0]).await;
     s.pass(SHORT).await;
-    assert_eq!(s.drain(&q).await, ["3", "2"], "3 was ready all the time, 2 came back");
+    assert_eq!(s.drain(&q).await, ["3", "2"], "3 stayed ready, 2 was redelivered");
     assert!(s.find(&twin).await.is_some(), "the other queue's job stays");
 }

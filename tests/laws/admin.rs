@@ -188,7 +188,7 @@ pub async fn counters_count_apart(s: &AdminStage) {
     assert!(count(s, &b, Read, 1, HOUR).await.is_some(), "reads of b");
 }
 
-/// Guards against refused requests that are counted: what is given back would make no room.
+/// Guards against counting refused requests: giving one back would not admit another.
 pub async fn what_is_not_below_the_limit_is_not_counted(s: &AdminStage) {
     let key = token("p", "ns", "a");
     let ends = count(s, &key, Write, 2, HOUR).await.expect("the first of two");
@@ -216,7 +216,7 @@ pub async fn a_counter_ends_after_its_interval(s: &AdminStage) {
     assert_eq!(count(s, &steady, Read, 1, HOUR).await, None, "an hour has not");
 }
 
-/// Guards against requests that are given back and still counted.
+/// Guards against requests that are given back but still counted.
 pub async fn uncount_takes_one_back(s: &AdminStage) {
     let key = token("p", "ns", "a");
     let mut ends = 0;
@@ -229,8 +229,8 @@ pub async fn uncount_takes_one_back(s: &AdminStage) {
     assert_eq!(counted(s, &key, Read, 5).await, 0, "there was nothing to take back");
 }
 
-/// Guards against credit: what comes back more than once must not let more in, and must not leave a counter
-/// that never ends.
+/// Guards against credit: giving back a request more than once must not admit more, nor leave a counter that never
+/// ends.
 pub async fn uncount_never_goes_below_zero(s: &AdminStage) {
     let key = token("p", "ns", "a");
     let ends = count(s, &key, Read, MANY, SHORT).await.expect("it is the first");
@@ -243,8 +243,7 @@ pub async fn uncount_never_goes_below_zero(s: &AdminStage) {
     assert!(count(s, &key, Read, 1, SHORT).await.is_some(), "this counter ended too");
 }
 
-/// Guards against a request that comes back after its interval and makes room in the next one, which never
-/// counted it.
+/// Guards against a request given back after its interval that admits one in the next interval, which never counted it.
 pub async fn uncount_leaves_the_next_interval_alone(s: &AdminStage) {
     let key = token("p", "ns", "a");
     let old = count(s, &key, Read, 1, SHORT).await.expect("it is the first");
@@ -285,7 +284,7 @@ pub async fn quotas_are_added_set_and_removed(s: &AdminStage) {
     };
     let all = async |known| ok("quotas", s.store().quotas(known).await);
     let (empty, none) = all(None).await.expect("what is there");
-    assert_eq!((none, all(Some(empty)).await), (vec![], None), "nothing is there, and nothing has changed");
+    assert_eq!((none, all(Some(empty)).await), (vec![], None), "no quotas, and no changes");
     assert!(put(&one, Some(quota(1)), true).await, "it is new");
     assert!(!put(&one, Some(quota(2)), true).await, "it is there");
     assert!(put(&other, Some(quota(3)), false).await, "it is stored, there or not");

@@ -1,5 +1,5 @@
-//! An admin store in memory that counts what it is asked, fails when told to, and can be held in the middle of
-//! a question; and the stage on which the laws of admin stores are played.
+//! An in-memory admin store that counts its calls, can fail, and can be held during a call; and the stage for laws of
+//! admin stores.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use dormouse::admin::{AdminStore, Count, Direction, Limit, QuotasVersion, Scope, TokenKey, TokenRecord};
 use dormouse::clock::{Clock, ManualClock, Millis};
 use dormouse::engine::Quota;
@@ -38,7 +37,6 @@ struct Tables {
     limits: BTreeMap<TokenKey, Limit>,
     /// The count, and when its counter ends.
     counts: HashMap<(TokenKey, Direction), (u64, Millis)>,
-    secret: Option<Bytes>,
     quotas: BTreeMap<Scope, Quota>,
     quota_version: QuotasVersion,
 }
@@ -71,7 +69,8 @@ impl MemoryAdmin {
         self.gate.write().await
     }
 
-    /// Holds the answers of `look_up` until the guard is dropped: the store has made them, nobody receives them.
+    /// Holds the replies of `look_up` until the guard is dropped: the store has created them, but callers do not
+    /// receive them.
     pub async fn hold_answers(&self) -> RwLockWriteGuard<'_, ()> {
         self.answers.write().await
     }
@@ -187,10 +186,6 @@ impl AdminStore for MemoryAdmin {
         .await
     }
 
-    async fn secret(&self, new: &[u8]) -> Result<Bytes> {
-        self.call(|state, _| state.secret.get_or_insert_with(|| Bytes::copy_from_slice(new)).clone()).await
-    }
-
     async fn quotas(
         &self,
         known: Option<QuotasVersion>,
@@ -218,11 +213,6 @@ impl AdminStore for MemoryAdmin {
             }
         })
         .await
-    }
-
-    async fn servers(&self, _: &str, line: &[u8], _: Duration) -> Result<Vec<Bytes>> {
-        // Laws of it are played on real stores alone.
-        Ok(vec![Bytes::copy_from_slice(line)])
     }
 
     async fn check(&self) -> Result<()> {

@@ -1,5 +1,5 @@
-//! Laws under load: whatever runs at the same time, each job is handed to one consumer at a time and none is
-//! lost. Every loop ends when the producers are done and the queue is empty.
+//! Laws under load: concurrently, each job is delivered to one consumer at a time, and none is lost. Every loop ends
+//! when the producers are done and the queue is empty.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,8 +33,8 @@ fn producers(s: &dyn Stage, q: &Queue) -> (Vec<NewJob>, JoinSet<()>) {
     (all, tasks)
 }
 
-/// One consumer: takes until the producers are done and nothing is ready. It gives its first `leaves` hand-overs
-/// back, as when its client went away, and acks the rest, which it answers.
+/// Consumes until the producers are done and nothing is ready. Returns its first `leaves` deliveries to the queue, like a
+/// client that disconnects, acks the rest, and returns those.
 async fn consumer(
     engine: Arc<dyn Engine>,
     q: Queue,
@@ -130,7 +130,7 @@ pub async fn jobs_given_back_under_load_are_not_lost(s: &dyn Stage) {
         to.spawn(consumer(s.engine(), q.clone(), 1 + i as u16 % 3, i, done.clone()));
     }
     let mut finished = finish(from, to, done).await;
-    // What was given back just as the last consumers saw an empty queue is still there.
+    // Jobs returned just after the last consumers saw an empty queue are still there.
     for _ in 0..published.len() {
         finished.extend(s.take(&q, 100, LONG).await);
     }

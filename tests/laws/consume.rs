@@ -1,4 +1,4 @@
-//! Laws of consume: priorities, several ttrs, and nothing that is gone is in the way.
+//! Laws of consume: priorities, several ttrs, and skipping deleted jobs.
 
 use std::future::Future;
 use std::pin::pin;
@@ -39,7 +39,7 @@ pub async fn a_batch_goes_on_with_the_next_queue(s: &dyn Stage) {
     }
     let jobs = s.take_from(&queue_list(&["b", "empty", "a", "c"]), &[LONG; 5]).await;
     assert_eq!(bodies(&jobs), ["b1", "b2", "a1", "a2", "c1"], "five jobs by priority");
-    assert_eq!(s.drain(&queue("c")).await, ["c2"], "what was not asked for stays");
+    assert_eq!(s.drain(&queue("c")).await, ["c2"], "the remaining job stays");
 }
 
 /// Guards against one ttr for all jobs of a call, which may be for several consumers.
@@ -60,11 +60,11 @@ pub async fn a_full_consume_is_served(s: &dyn Stage) {
     s.put_all((0..MAX_CONSUME + 1).map(|i| job(&q, i.to_string()))).await;
     let got = bodies(&s.take_from(&q.clone().into(), &[LONG; MAX_CONSUME]).await);
     let expected: Vec<_> = (0..MAX_CONSUME).map(|i| i.to_string()).collect();
-    assert_eq!(got, expected, "as many as one call may ask for");
+    assert_eq!(got, expected, "the maximum of one call");
     assert_eq!(s.drain(&q).await.len(), 1, "one is left");
 }
 
-/// Guards against an answer of "empty" while live jobs stand behind an acked head.
+/// Guards against reporting a queue as empty while live jobs are behind an acked head.
 pub async fn acked_heads_are_skipped(s: &dyn Stage) {
     let q = queue("q");
     let jobs = s.put_all((0..6).map(|i| job(&q, i.to_string()))).await;
@@ -92,7 +92,7 @@ pub async fn two_thousand_acked_heads_are_skipped(s: &dyn Stage) {
     assert_eq!(s.take(&q, 1, LONG).await, [], "and nothing more");
 }
 
-/// Guards against expired jobs that are handed out, or that hide live ones.
+/// Guards against expired jobs that are delivered or hide live ones.
 pub async fn expired_heads_are_skipped(s: &dyn Stage) {
     let q = queue("q");
     s.put_all((0..200).map(|i| job(&q, format!("old{i}")).ttl(LIFE))).await;
@@ -128,5 +128,5 @@ pub async fn a_dropped_consume_loses_nothing(s: &dyn Stage) {
 pub async fn a_consume_only_queue_name_is_empty(s: &dyn Stage) {
     let name = QueueName::parse_for_consume("_hidden").expect("consume takes a leading _");
     let q = Queue { namespace: queue("x").namespace, name };
-    assert_eq!(s.take(&q, 1, LONG).await, [], "nobody can publish there");
+    assert_eq!(s.take(&q, 1, LONG).await, [], "publishing to it is impossible");
 }

@@ -1,4 +1,5 @@
-//! Laws of the dead letter, and of destroy: bulk changes take the oldest, count right and take no more.
+//! Laws of the dead letter list and of destroy: bulk changes take the oldest jobs, count correctly and affect no
+//! others.
 
 use std::time::Duration;
 
@@ -122,7 +123,7 @@ pub async fn respawn_does_not_wake_an_acked_job(s: &dyn Stage) {
     s.ack(&jobs[2]).await;
     assert_eq!(respawn(s, &q, 1, None).await, 1, "one was asked for, two are dead");
     assert_eq!(respawn(s, &q, 9, None).await, 1, "the other");
-    assert_eq!(s.drain(&q).await, ["1", "3"], "those that were not acked");
+    assert_eq!(s.drain(&q).await, ["1", "3"], "the jobs that were not acked");
 }
 
 /// Guards against a limit of a delete that is used up by acked jobs.
@@ -183,7 +184,7 @@ pub async fn destroy_forgets_ready_jobs_only(s: &dyn Stage) {
     s.pass(SHORT).await;
     let mut left = s.drain(&q).await;
     left.sort();
-    assert_eq!(left, ["delayed", "new", "running"], "what was not ready then, and what came later");
+    assert_eq!(left, ["delayed", "new", "running"], "jobs that were not ready, and later ones");
     assert!(s.find(&neighbour).await.is_some(), "another queue's job stays");
 }
 
@@ -192,7 +193,7 @@ pub async fn destroy_forgets_many(s: &dyn Stage) {
     let q = queue("q");
     let jobs = s.put_all(numbered(&q, 1500)).await;
     ok("destroy", s.engine().destroy(&q).await);
-    assert_eq!((s.size(&q).await, s.take(&q, 9, LONG).await), (0, vec![]), "all are gone");
+    assert_eq!((s.size(&q).await, s.take(&q, 9, LONG).await), (0, vec![]), "all are deleted");
     for new in [&jobs[0], &jobs[700], &jobs[1499]] {
         assert_eq!(s.find(new).await, None, "with their bodies");
     }

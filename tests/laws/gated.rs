@@ -1,5 +1,5 @@
-//! An engine whose consumes are counted, can be held up after they popped or among jobs that are gone, can fail and can
-//! panic; that can keep its notifications to itself; and that can be away or hang as a whole.
+//! An engine wrapper that counts consumes, can hold them after they popped or among deleted jobs, can fail and panic,
+//! can suppress notifications, and can be unavailable or hang as a whole.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,8 +13,8 @@ use dormouse::engine::notifier::Notifier;
 use dormouse::engine::observer::Observer;
 use dormouse::engine::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
-    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
-    SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched,
+    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
+    ScheduleList, SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched,
 };
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -29,10 +29,10 @@ pub struct Gated<E> {
     fetches: AtomicUsize,
     notified_fetches: AtomicUsize,
     handed_out: AtomicUsize,
-    /// How many consumes are under way, and the most that ever were.
+    /// Number of consumes in flight, and their maximum so far.
     under_way: AtomicUsize,
     most_under_way: AtomicUsize,
-    /// The queue whose dead entries never end, and whether a consume has met them.
+    /// The queue with endless dead entries, and whether a consume has met them.
     endless: watch::Sender<Option<String>>,
     has_skipped: AtomicBool,
     away: AtomicBool,
@@ -43,15 +43,15 @@ pub struct Gated<E> {
     unreachable: Mutex<Option<JobId>>,
     silent: AtomicBool,
     state: watch::Sender<State>,
-    /// After so many calls each fails; none: they go on.
+    /// Number of calls after which each fails; `None` for no limit.
     calls_left: Mutex<Option<usize>>,
-    /// So many steps of schedules are refused.
+    /// Number of schedule steps to refuse.
     refused_steps: AtomicUsize,
     /// Consumes of this namespace hang, and what gives its jobs back.
     hung_namespace: watch::Sender<Option<String>>,
-    /// Steps of schedules whose job goes to this queue hang.
+    /// Schedule steps with a job for this queue hang.
     hung_queue: watch::Sender<Option<String>>,
-    /// Walks through all schedules hang.
+    /// Whether walks through all schedules hang.
     walks_hang: watch::Sender<bool>,
 }
 
@@ -63,7 +63,7 @@ pub enum State {
     Away,
     /// Each call waits until the store is up or away again. It happens then.
     Hangs,
-    /// Each call takes so long.
+    /// Each call takes this long.
     Slow(Duration),
 }
 
@@ -100,7 +100,7 @@ impl<E: Engine> Gated<E> {
         self.state.send_replace(state);
     }
 
-    /// After so many calls from now on each fails, as at the death of who calls; `None` ends that.
+    /// Makes all calls fail after `calls` further ones, as if the caller had died; `None` ends that.
     pub async fn set_calls_left(&self, calls: Option<usize>) {
         *self.calls_left.lock().await = calls;
     }
@@ -110,7 +110,7 @@ impl<E: Engine> Gated<E> {
         self.refused_steps.store(steps, Ordering::SeqCst);
     }
 
-    /// Steps of schedules whose job goes to this queue hang from now on, until it is another one.
+    /// Makes schedule steps with a job for this queue hang, until it is changed.
     pub fn hang_steps_to(&self, queue: Option<&str>) {
         self.hung_queue.send_replace(queue.map(str::to_owned));
     }
@@ -134,7 +134,7 @@ impl<E: Engine> Gated<E> {
         Ok(())
     }
 
-    /// Until the guard is dropped, consumes do not return; what they popped is popped.
+    /// Until the guard is dropped, consumes do not return, but jobs they have popped stay popped.
     pub async fn hold(&self) -> MutexGuard<'_, ()> {
         self.gate.lock().await
     }
@@ -144,7 +144,7 @@ impl<E: Engine> Gated<E> {
         self.fetches.load(Ordering::SeqCst)
     }
 
-    /// How many of them were for what was notified of.
+    /// Returns how many fetches were restricted to notified partitions.
     pub fn notified_fetches(&self) -> usize {
         self.notified_fetches.load(Ordering::SeqCst)
     }
@@ -154,19 +154,19 @@ impl<E: Engine> Gated<E> {
         self.handed_out.load(Ordering::SeqCst)
     }
 
-    /// The most consumes that were under way at a time.
+    /// Returns the maximum number of concurrent consumes.
     pub fn most_under_way(&self) -> usize {
         self.most_under_way.load(Ordering::SeqCst)
     }
 
-    /// The first consume of a list that begins with this queue skips its bound of dead entries. The next such ones do
-    /// not return until this is set to `None`. Nor does one of a list with this queue further on, which finds no job in
-    /// those before it.
+    /// The first consume of a list that begins with this queue skips its maximum of dead entries. Further ones do not
+    /// return until this is set to `None`, nor do consumes of lists that reach this queue after finding no job in
+    /// earlier ones.
     pub fn set_endless(&self, queue: Option<&str>) {
         self.endless.send_replace(queue.map(str::to_owned));
     }
 
-    /// Consumes of this namespace do not return from now on, nor does what gives its jobs back, until it is another one.
+    /// Makes consumes of this namespace, and returns of its jobs, hang until it is changed.
     pub fn hang_namespace(&self, namespace: Option<&str>) {
         self.hung_namespace.send_replace(namespace.map(str::to_owned));
     }
@@ -192,7 +192,8 @@ impl<E: Engine> Gated<E> {
         self.ack_panics.store(true, Ordering::SeqCst);
     }
 
-    /// Acks fail that name this job, from now on: it lies in a part that is away. Those of the same call are done.
+    /// Makes acks that include this job fail, as if it were in an unavailable partition. Other jobs of the same call
+    /// are acked.
     pub async fn set_unreachable(&self, job: Option<JobId>) {
         *self.unreachable.lock().await = job;
     }
@@ -202,7 +203,7 @@ impl<E: Engine> Gated<E> {
         self.panics.store(panics, Ordering::SeqCst);
     }
 
-    /// From now on no notifier is attached: nobody is told of jobs.
+    /// From now on attaches no notifier, so that notifications are lost.
     pub fn silence(&self) {
         self.silent.store(true, Ordering::SeqCst);
     }
@@ -213,6 +214,10 @@ impl<E: Engine> Gated<E> {
 impl<E: Engine> Engine for Gated<E> {
     fn now(&self) -> Millis {
         self.inner.now()
+    }
+
+    fn time_of_day(&self) -> Millis {
+        self.inner.time_of_day()
     }
 
     fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
@@ -269,7 +274,7 @@ impl<E: Engine> Engine for Gated<E> {
         let result = self.inner.consume(queues, ttrs).await;
         let jobs = result.as_ref().map_or(0, |consumed| consumed.jobs.len());
         self.handed_out.fetch_add(jobs, Ordering::SeqCst);
-        // The jobs are popped; whoever holds the gate decides when the caller hears of it.
+        // The jobs are popped; the holder of the gate decides when the caller receives them.
         let _open = self.gate.lock().await;
         self.under_way.fetch_sub(1, Ordering::SeqCst);
         if jobs == 0 && self.unseen.load(Ordering::SeqCst) {
@@ -325,6 +330,11 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.inspect(queue, by, detail).await
     }
 
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
+        self.up().await?;
+        self.inner.promote(queue, by).await
+    }
+
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         self.up().await?;
         self.inner.list_jobs(queue, list).await
@@ -338,6 +348,11 @@ impl<E: Engine> Engine for Gated<E> {
     async fn destroy(&self, queue: &Queue) -> Result<()> {
         self.up().await?;
         self.inner.destroy(queue).await
+    }
+
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        self.up().await?;
+        self.inner.forget_queue(queue).await
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {

@@ -1,4 +1,4 @@
-//! Laws of give_back: a consumer that left costs nothing, and a late give-back harms nobody.
+//! Laws of give_back: a disconnected consumer costs nothing, and a late return has no effect.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ pub async fn given_back_jobs_are_at_the_head_in_order_with_their_tries(s: &dyn S
     s.give_back(&jobs).await;
     assert_eq!(s.peek(&q).await.map(|j| j.id), Some(jobs[0].id), "the first is the head again");
     let again = s.take(&q, 9, LONG).await;
-    assert_eq!(bodies(&again), ["1", "2", "3", "4"], "as if nobody had come");
+    assert_eq!(bodies(&again), ["1", "2", "3", "4"], "as before the consume");
     let tries: Vec<_> = again.iter().map(|j| j.tries_left).collect();
     assert_eq!(tries, [0, 1, 2, 3], "each with the tries it had");
 }
 
-/// Guards against a job that dies unseen: its only try went to nobody.
+/// Guards against a job that dies because its only delivery never reached its consumer.
 pub async fn a_job_on_its_last_try_is_given_back_alive(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "job")).await;
@@ -30,7 +30,7 @@ pub async fn a_job_on_its_last_try_is_given_back_alive(s: &dyn Stage) {
     assert_eq!((s.dead(&q).await, s.drain(&q).await), (0, vec!["job".to_string()]), "ready, not dead");
 }
 
-/// Guards against the timer of a hand-over that is over, which makes two jobs of one.
+/// Guards against the timer of an ended delivery, which would duplicate the job.
 pub async fn a_given_back_job_does_not_come_back_again_after_ttr(s: &dyn Stage) {
     let q = queue("q");
     s.put_all(["1", "2"].map(|body| job(&q, body).tries(5))).await;
@@ -82,8 +82,8 @@ pub async fn giving_back_twice_does_nothing_more(s: &dyn Stage) {
     assert_eq!(twice[0].tries_left, 2, "three tries, one in use");
 }
 
-/// Guards against a late give-back that takes a job away from the consumer that runs it now. Both hand-overs
-/// may fall into one millisecond and have the same ttr.
+/// Guards against a late return that takes a job from its current consumer. Both deliveries may fall into one
+/// millisecond and have the same ttr.
 pub async fn an_old_receipt_does_not_take_the_job_from_its_new_consumer(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "job").tries(3)).await;
@@ -108,14 +108,14 @@ pub async fn a_part_of_a_hand_over_can_be_given_back(s: &dyn Stage) {
     assert_eq!(s.drain(&queue("b")).await, ["b2", "b3"], "b1 still runs, b3 was never taken");
 }
 
-/// Guards against a job that lives forever once it was given back.
+/// Guards against a job that lives forever once it was returned.
 pub async fn given_back_jobs_keep_their_ttl(s: &dyn Stage) {
     let q = queue("q");
     let new = s.put(job(&q, "job").ttl(LIFE)).await;
     let jobs = s.take(&q, 1, LONG).await;
     s.give_back(&jobs).await;
     let ttl = s.find(&new).await.and_then(|j| j.ttl);
-    assert!(ttl.is_some_and(|ttl| ttl <= LIFE), "its ttl goes on: {ttl:?}");
+    assert!(ttl.is_some_and(|ttl| ttl <= LIFE), "its ttl continues: {ttl:?}");
     s.pass(LIFE + Duration::from_millis(1)).await;
     assert_eq!(s.take(&q, 1, LONG).await, [], "and ends");
 }

@@ -1,4 +1,4 @@
-//! Laws of hand-overs: what their holder may do, and that nobody else may.
+//! Laws of deliveries: what the holder of a receipt may do, and others may not.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ async fn is_not_mine(s: &dyn Stage, job: &Job, receipt: Receipt, why: &str) {
     assert!(!s.ack_held(job, receipt).await, "ack: {why}");
 }
 
-/// Guards against work that is handed to another while its worker says that it goes on.
+/// Guards against redelivering a job while its worker extends it.
 pub async fn a_touched_job_runs_on(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "job").tries(3)).await;
@@ -70,7 +70,7 @@ pub async fn a_touch_can_shorten_the_ttr(s: &dyn Stage) {
     assert_eq!(again.tries_left, 0, "the touch has cost no try");
 }
 
-/// Guards against a receipt that outlives its touch: whoever has it may be somebody else.
+/// Guards against a receipt that stays valid after a touch, in the hands of another worker.
 pub async fn a_touch_replaces_the_receipt(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "job")).await;
@@ -86,12 +86,12 @@ pub async fn a_touch_replaces_the_receipt(s: &dyn Stage) {
         is_not_mine(s, &held, *old, "touched since").await;
     }
     s.give_back(std::slice::from_ref(&held)).await;
-    assert_eq!(s.take(&q, 1, LONG).await, [], "nor can the first hand-over be given back");
-    assert_eq!(s.bury(&held, receipts[5], None).await, Held::Done(()), "the last one is good");
+    assert_eq!(s.take(&q, 1, LONG).await, [], "nor can the first delivery be returned");
+    assert_eq!(s.bury(&held, receipts[5], None).await, Held::Done(()), "the last receipt is valid");
 }
 
-/// Guards against a worker that cannot go on because the answer to its touch was lost, and against a receipt that is told
-/// to somebody whose hand-over is over.
+/// Guards against a worker that cannot continue because the reply to its touch was lost, and against revealing a
+/// receipt to a worker whose delivery has ended.
 pub async fn the_receipt_that_is_valid_is_told_to_whoever_had_one(s: &dyn Stage) {
     let q = queue("q");
     for most in [1, 3, 40, 1200, 65_000] {
@@ -114,25 +114,25 @@ pub async fn the_receipt_that_is_valid_is_told_to_whoever_had_one(s: &dyn Stage)
         let released = s.release(&held, lost, Release { tries: Tries::Restore, ..later(SHORT) }).await;
         assert!(matches!(released, Held::Done(_)), "it is good: {released:?}");
         for tries in [had.tries_left, had.tries_left + 1] {
-            assert_eq!(s.receipt(&held, tries).await, None, "it waits, and nobody has it");
+            assert_eq!(s.receipt(&held, tries).await, None, "it is delayed, so there is no receipt");
         }
         s.pass(SHORT).await;
-        assert_eq!(s.receipt(&held, had.tries_left + 1).await, None, "it is ready, and nobody has it");
+        assert_eq!(s.receipt(&held, had.tries_left + 1).await, None, "it is ready, so there is no receipt");
         let held = s.take_one(&q, SHORT).await;
         s.advance(SHORT).await;
-        assert_eq!(s.receipt(&held, held.tries_left).await, None, "its ttr is over, and nobody has pumped");
+        assert_eq!(s.receipt(&held, held.tries_left).await, None, "its ttr has ended, before any pump");
         s.pump().await;
         s.engine().destroy(&q).await.expect("a clean queue");
     }
 }
 
-/// Guards against a worker that goes on with what is another's, because the pump is late.
+/// Guards against a worker that continues with another's job because the pump is late.
 pub async fn a_receipt_ends_with_its_ttr(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "job").tries(2)).await;
     let held = s.take_one(&q, SHORT).await;
     s.advance(SHORT).await;
-    is_not_mine(s, &held, held.proof(), "its ttr is over, and nobody has pumped").await;
+    is_not_mine(s, &held, held.proof(), "its ttr has ended, before any pump").await;
     s.pump().await;
     is_not_mine(s, &held, held.proof(), "it is ready again").await;
     assert_eq!(s.take_one(&q, SHORT).await.tries_left, 0, "nothing has changed");
@@ -141,7 +141,7 @@ pub async fn a_receipt_ends_with_its_ttr(s: &dyn Stage) {
     assert_eq!(s.dead(&q).await, 1);
 }
 
-/// Guards against a worker that was too slow and takes the job from the one who has it now.
+/// Guards against a slow worker that takes the job from its current holder.
 pub async fn an_old_receipt_does_nothing_to_the_next_hand_over(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "job").tries(9)).await;
@@ -151,7 +151,7 @@ pub async fn an_old_receipt_does_nothing_to_the_next_hand_over(s: &dyn Stage) {
     s.pass(SHORT).await;
     let second = s.take_one(&q, LONG).await;
     old.push(second.proof());
-    // With its try back the next hand-over looks like this one.
+    // With its try restored, the next delivery looks like this one.
     let free = Release { tries: Tries::Restore, ..Release::default() };
     done("release", s.release(&second, second.proof(), free).await);
     let third = s.take_one(&q, LONG).await;
@@ -188,7 +188,7 @@ pub async fn what_is_gone_is_not_found(s: &dyn Stage) {
         assert_eq!(s.touch(&held, receipt, LONG).await, Held::NotFound, "touch: {end}");
         assert_eq!(s.release(&held, receipt, Release::default()).await, Held::NotFound, "release: {end}");
         assert_eq!(s.bury(&held, receipt, None).await, Held::NotFound, "bury: {end}");
-        assert!(s.ack_held(&held, receipt).await, "an ack of what is gone is fine: {end}");
+        assert!(s.ack_held(&held, receipt).await, "an ack of a deleted job succeeds: {end}");
     }
 }
 
@@ -207,7 +207,7 @@ pub async fn a_released_job_is_at_the_head(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["1", "2", "3"], "it stands where it stood");
 }
 
-/// Guards against tries that are spent or given back unasked.
+/// Guards against tries spent or restored without being requested.
 pub async fn a_release_spends_the_try_unless_told(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "job").tries(3)).await;
@@ -270,7 +270,7 @@ pub async fn a_delayed_release_waits(s: &dyn Stage) {
     assert_eq!(s.size(&q).await, 0, "once");
 }
 
-/// Guards against the timer of a hand-over that is over, which makes two jobs of one.
+/// Guards against the timer of an ended delivery, which would duplicate the job.
 pub async fn a_released_job_does_not_come_back_after_its_old_ttr(s: &dyn Stage) {
     let q = queue("q");
     s.put_all(["a", "b", "c"].map(|body| job(&q, body).tries(5))).await;
@@ -281,6 +281,49 @@ pub async fn a_released_job_does_not_come_back_after_its_old_ttr(s: &dyn Stage) 
     s.pass(LIFE).await;
     assert_eq!(s.drain(&q).await, ["a", "b"], "each once");
     assert_eq!((s.take(&q, 9, LONG).await, s.dead(&q).await), (vec![], 1), "nothing is left");
+}
+
+/// Guards against a job that vanishes: its ttl ends before it is due again, and nobody hears of it.
+pub async fn a_release_beyond_the_ttl_is_death(s: &dyn Stage) {
+    if !s.differences().complete {
+        return;
+    }
+    let q = queue("q");
+    for restore_try in [false, true] {
+        for (name, delay, dies) in [("beyond", LONG, true), ("within", SHORT, false)] {
+            let stored = s.put(job(&q, name).tries(9).ttl(LONG)).await;
+            let held = s.take_one(&q, LONG).await;
+            let release = Release { delay, tries: tries(restore_try), reason: reason("not now") };
+            let released = done("release", s.release(&held, held.proof(), release).await);
+            assert_eq!(
+                released == Released::Dead,
+                dies,
+                "{name}, restore_try is {restore_try}: {released:?}"
+            );
+            let view = s.view(&stored).await;
+            let state = if dies { JobState::Dead } else { JobState::Delayed };
+            assert_eq!(view.state, Some(state), "{name}: {view:?}");
+            assert_eq!(view.reason, reason("not now"), "{name}: {view:?}");
+            is_not_mine(s, &held, held.proof(), "it was released").await;
+            s.ack(&stored).await;
+        }
+    }
+    // A job that lives forever waits for as long as it is told, and one that is ready at once need not wait.
+    s.put(job(&q, "forever").tries(9)).await;
+    let held = s.take_one(&q, LONG).await;
+    let released = done("release", s.release(&held, held.proof(), later(LONG * 1000)).await);
+    assert!(matches!(released, Released::Back { tries_left: 8, .. }), "{released:?}");
+    s.put(job(&q, "now").tries(9).ttl(LONG)).await;
+    let held = s.take_one(&q, LONG).await;
+    let released = done("release", s.release(&held, held.proof(), Release::default()).await);
+    assert!(matches!(released, Released::Back { tries_left: 8, .. }), "{released:?}");
+    let r = queue("r");
+    s.place(job(&r, "keyed").tries(9).ttl(LONG).key("k")).await;
+    let held = s.take_one(&r, LONG).await;
+    let released = done("release", s.release(&held, held.proof(), later(LONG)).await);
+    assert_eq!(released, Released::Dead);
+    assert_eq!(s.holder(&r, "k").await, None, "a dead job has no key");
+    assert_eq!(ok("respawn", s.engine().respawn_oldest(&r, 9, None).await), 1, "and can be respawned");
 }
 
 /// Guards against a job that was released and cannot be acked any more, or comes all the same.
@@ -294,7 +337,7 @@ pub async fn a_released_job_is_found_in_every_state(s: &dyn Stage) {
         if state == "due" {
             s.pass(SHORT).await;
         }
-        assert!(s.find(&held).await.is_some(), "the {state} one is there");
+        assert!(s.find(&held).await.is_some(), "the {state} job exists");
         s.ack(&held).await;
         assert_eq!(s.find(&held).await, None, "the {state} one was acked");
         s.pass(SHORT).await;
@@ -321,7 +364,7 @@ pub async fn a_buried_job_is_dead(s: &dyn Stage) {
     assert_eq!((bodies(&again), again[0].tries_left), (vec!["a".into(), "b".into()], 0), "with one try each");
 }
 
-/// Guards against a dead letter that nobody can explain.
+/// Guards against dead jobs without an explanation.
 pub async fn a_reason_is_shown_until_the_job_is_gone(s: &dyn Stage) {
     let q = queue("q");
     let stored = s.put(job(&q, "job").tries(9).attributes(&[("a", "b")]).versioned()).await;
@@ -346,7 +389,7 @@ pub async fn a_reason_is_shown_until_the_job_is_gone(s: &dyn Stage) {
     assert_eq!(shown().await.as_deref(), Some("never"));
     assert_eq!(s.list(&q, JobState::Dead, 9).await[0].reason, reason("never"), "in the list too");
     assert_eq!(ok("respawn", s.engine().respawn_oldest(&q, 1, None).await), 1);
-    assert_eq!(shown().await.as_deref(), Some("never"), "until it is gone");
+    assert_eq!(shown().await.as_deref(), Some("never"), "until it is deleted");
     s.ack(&stored).await;
     assert_eq!(s.inspect(&stored).await, None);
 }
@@ -370,7 +413,7 @@ pub async fn ack_with_a_receipt_acks_only_what_is_held(s: &dyn Stage) {
         (held[2].id, Some(held[3].proof())),
     ];
     let stale = ok("ack", s.engine().ack(&q, &jobs).await);
-    assert_eq!(stale, [slow[1].id, slow[0].id, held[2].id], "those that are there and not held, in order");
+    assert_eq!(stale, [slow[1].id, slow[0].id, held[2].id], "existing jobs whose receipt is stale, in order");
     for (i, there) in [(0, false), (1, false), (2, true), (3, true), (4, true), (5, true)] {
         assert_eq!(s.find(&held[i]).await.is_some(), there, "job {}", bodies(&held)[i]);
     }
@@ -393,7 +436,7 @@ pub async fn workers_leave_each_job_where_they_were_told(s: &dyn Stage) {
     const TRIES: u16 = 3;
     let q = queue("q");
     let stored = s.put_all((0..JOBS).map(|n| job(&q, n.to_string()).tries(TRIES))).await;
-    // Per job: how often it was handed out.
+    // Number of deliveries per job.
     let ledger = Arc::new(Mutex::new(BTreeMap::<usize, usize>::new()));
     let work = |engine: Arc<dyn Engine>,
                 q: dormouse::name::Queue,

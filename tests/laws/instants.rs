@@ -1,5 +1,5 @@
-//! Laws of single milliseconds: what is due or expired at an instant is not so just before. They need a clock that
-//! is turned by hand.
+//! Laws about single milliseconds: what is due or expired at an instant is not so just before. They need a manual
+//! clock.
 
 use std::time::Duration;
 

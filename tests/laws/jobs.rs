@@ -37,7 +37,7 @@ pub fn queue_list(names: &[&str]) -> QueueList {
     QueueList::new(queue("x").namespace, names).expect("a test names a queue")
 }
 
-/// A job to be published: ready at once, forever, with one try, unless told otherwise.
+/// A job to publish: by default ready at once, without ttl, with one try.
 #[derive(Clone, Debug)]
 pub struct Draft {
     queue: Queue,
@@ -94,7 +94,7 @@ impl Draft {
         self.key_or(key, OnConflict::Keep)
     }
 
-    /// The same; what is done when a job has it already is told.
+    /// Like `key`, with the action if the key is taken.
     pub fn key_or(self, key: &str, on_conflict: OnConflict) -> Draft {
         Draft { key: Some((job_key(key), on_conflict)), ..self }
     }
@@ -127,7 +127,7 @@ impl Draft {
     }
 }
 
-/// The bodies as text, to compare with what was published.
+/// Returns the bodies as text, to compare with those published.
 pub fn bodies(jobs: &[Job]) -> Vec<String> {
     jobs.iter().map(|job| String::from_utf8_lossy(&job.body).into_owned()).collect()
 }

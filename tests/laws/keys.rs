@@ -89,7 +89,7 @@ pub async fn a_delayed_or_ready_job_is_replaced(s: &dyn Stage) {
         let old = s.place(job(&q, "old").delay(delay).key("k")).await;
         let new = s.place(job(&q, "new").tries(2).key_or("k", OnConflict::Replace)).await;
         assert_eq!(new.how, How::Replaced(old.id), "{name}");
-        assert_eq!(s.find(&named(&q, old)).await, None, "the {name} one is gone");
+        assert_eq!(s.find(&named(&q, old)).await, None, "the {name} job is deleted");
         assert_eq!(holder(s, &q, "k").await, Some(new.id), "the new one has the key");
         s.pass(SHORT).await;
         assert_eq!(s.drain(&q).await, ["new"], "{name}");
@@ -121,7 +121,7 @@ pub async fn a_running_job_runs_on_without_its_key(s: &dyn Stage) {
     }
 }
 
-/// Guards against a key that stays taken by a job that is gone, so that nobody can publish under it.
+/// Guards against a key that stays taken after its job was deleted.
 pub async fn a_key_is_free_with_the_end_of_its_job(s: &dyn Stage) {
     let ends = [
         "ack delayed",
@@ -163,13 +163,13 @@ pub async fn a_key_is_free_with_the_end_of_its_job(s: &dyn Stage) {
             }
             _ => s.ack(&old).await,
         }
-        assert_eq!(s.find(&old).await, None, "{end}: it is gone");
+        assert_eq!(s.find(&old).await, None, "{end}: it is deleted");
         assert_eq!(s.holder(&q, "k").await, None, "{end}: nobody has the key");
         assert_eq!(s.place(job(&q, "new").key("k")).await.how, How::New, "{end}: so it is free");
     }
 }
 
-/// Guards against a key that a dead job holds, for nobody ends a dead job soon.
+/// Guards against a key held by a dead job, which may stay for long.
 pub async fn a_key_is_free_when_its_job_dies(s: &dyn Stage) {
     for end in ["pump", "bury", "release"] {
         let q = queue(end);
@@ -185,9 +185,9 @@ pub async fn a_key_is_free_when_its_job_dies(s: &dyn Stage) {
         }
         assert_eq!(s.dead(&q).await, 1, "{end}: it is dead");
         assert_eq!(s.place(job(&q, "new").tries(2).key("k")).await.how, How::New, "{end}: the key is free");
-        // The dead one comes back without it.
+        // The dead job is respawned without it.
         assert_eq!(ok("respawn", s.engine().respawn_oldest(&q, 1, None).await), 1);
-        assert_eq!(s.view(&held).await.key, None, "{end}: it was another one's meanwhile");
+        assert_eq!(s.view(&held).await.key, None, "{end}: another job had the key meanwhile");
         s.ack(&held).await;
         assert_eq!(
             s.place(job(&q, "x").key("k")).await.how,
@@ -197,8 +197,8 @@ pub async fn a_key_is_free_when_its_job_dies(s: &dyn Stage) {
     }
 }
 
-/// Guards against a publish that is answered as a duplicate and never stored, and against a respawned job that a
-/// producer deletes who knows nothing of it: whoever died has its key no more, also when it lives again.
+/// Guards against a publish reported as a duplicate of a job that its producer does not know, and against deleting a
+/// respawned job by key: a job loses its key when it dies, even if it is respawned.
 pub async fn a_respawned_job_has_no_key(s: &dyn Stage) {
     for (n, ttl) in [Some(LONG), None, Some(LONG), None].into_iter().enumerate() {
         let q = queue(&format!("q{n}"));
@@ -223,7 +223,7 @@ pub async fn a_respawned_job_has_no_key(s: &dyn Stage) {
         }
         assert!(
             !ok("cancel_key", s.engine().cancel_key(&q, &job_key("cancel")).await),
-            "ttl {ttl:?}: nobody has it"
+            "ttl {ttl:?}: no job has the key"
         );
         let conflicts = [OnConflict::Keep, OnConflict::Fail, OnConflict::Replace];
         for (key, conflict) in keys.into_iter().zip(conflicts) {
@@ -233,14 +233,14 @@ pub async fn a_respawned_job_has_no_key(s: &dyn Stage) {
             assert_eq!(holder(s, &q, key).await, Some(new[0].id), "{key}, ttl {ttl:?}");
         }
         s.pass(SHORT).await;
-        assert_eq!(s.drain(&q).await, keys, "ttl {ttl:?}: what was respawned is there");
+        assert_eq!(s.drain(&q).await, keys, "ttl {ttl:?}: the respawned jobs exist");
         for key in &keys[..3] {
             assert!(s.holder(&q, key).await.is_some(), "{key}, ttl {ttl:?}: the new one has it still");
         }
     }
 }
 
-/// Guards against work that is taken away from a worker since its job was handed out very often.
+/// Guards against taking a job from its worker because it had many tries.
 pub async fn a_running_job_of_many_tries_runs_on_without_its_key(s: &dyn Stage) {
     let q = queue("q");
     for most in [u16::MAX, 1500] {
@@ -269,7 +269,7 @@ pub async fn a_running_job_of_many_tries_runs_on_without_its_key(s: &dyn Stage) 
     }
 }
 
-/// Guards against a key that is taken for as long as nobody sweeps.
+/// Guards against a key that stays taken until a sweep.
 pub async fn a_key_is_free_when_its_job_expires(s: &dyn Stage) {
     let states = ["delayed", "ready", "running"];
     for state in states {
@@ -340,10 +340,10 @@ pub async fn cancel_forgets_the_job_of_a_key(s: &dyn Stage) {
             s.take_one(&q, SHORT).await;
         }
         let cancel = async |key: &str| ok("cancel_key", s.engine().cancel_key(&q, &job_key(key)).await);
-        assert!(!cancel("other").await, "nobody has it");
+        assert!(!cancel("other").await, "no job has the key");
         assert!(cancel("k").await, "a {state} job is cancelled");
         assert!(!cancel("k").await, "once");
-        assert_eq!(s.find(&named(&q, placed)).await, None, "the {state} one is gone");
+        assert_eq!(s.find(&named(&q, placed)).await, None, "the {state} job is deleted");
         s.pass(SHORT).await;
         assert_eq!(s.drain(&q).await, [""; 0], "and does not come: {state}");
     }
@@ -439,7 +439,7 @@ pub async fn one_of_many_publishes_with_one_key_wins(s: &dyn Stage) {
         }
     }
     assert_eq!(new.len(), 1, "one is stored");
-    assert!(others.iter().all(|id| *id == new[0]), "and all others are told of it");
+    assert!(others.iter().all(|id| *id == new[0]), "and all others get its id");
     let stored = s.drain(&q).await;
     assert_eq!(stored.len(), 1, "one comes out: {stored:?}");
 }
@@ -456,7 +456,7 @@ pub async fn a_key_that_a_job_elsewhere_has_is_answered_as_told(s: &dyn Stage) {
             how: if how == How::New { How::Replaced(id) } else { how },
         })
     };
-    // Also one that is so large that its value is stored before.
+    // Also a body so large that its value is staged first.
     let large = "x".repeat(1 << 21);
     for body in ["small", &large] {
         let told = [
@@ -475,7 +475,7 @@ pub async fn a_key_that_a_job_elsewhere_has_is_answered_as_told(s: &dyn Stage) {
             }
         }
         let holders = (holder(s, &q, "a").await, holder(s, &q, "b").await, holder(s, &q, "c").await);
-        assert_eq!(holders, (None, None, Some(placed[2].id)), "keys of those that are stored");
+        assert_eq!(holders, (None, None, Some(placed[2].id)), "keys of the stored jobs");
         assert_eq!(s.drain(&q).await, [body], "the third job");
     }
 }

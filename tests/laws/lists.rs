@@ -8,7 +8,7 @@ use dormouse::name::Queue;
 
 use crate::stage::*;
 
-/// Five jobs in this state, in the order in which they come, and a few in every other one.
+/// Creates five jobs in this state, in list order, and a few in every other state.
 async fn five(s: &dyn Stage, q: &Queue, state: JobState) -> Vec<NewJob> {
     let drafts = |count| (0..count).map(|i| job(q, i.to_string()).tries(2));
     let mut five = Vec::new();
@@ -42,7 +42,7 @@ fn ids_of(views: &[JobView]) -> Vec<dormouse::job::JobId> {
     views.iter().map(|view| view.id).collect()
 }
 
-/// Guards against a list that leaves jobs out, or shows those of another queue or state.
+/// Guards against a list that omits jobs, or includes those of another queue or state.
 pub async fn jobs_are_listed_in_the_order_in_which_they_come(s: &dyn Stage) {
     for state in JobState::ALL {
         let q = queue(state.as_str());
@@ -74,7 +74,7 @@ pub async fn jobs_are_listed_once_while_others_come_and_go(s: &dyn Stage) {
             break;
         }
         if step < 4 {
-            // What was first goes, and one comes at the end. Some come back to the head.
+            // Removes the first and appends one. Some return to the head.
             let held = s.take_one(&q, LONG).await;
             if step % 2 == 0 {
                 let released = s.release(&held, held.proof(), Release::default()).await;
@@ -83,12 +83,12 @@ pub async fn jobs_are_listed_once_while_others_come_and_go(s: &dyn Stage) {
             s.put(job(&q, format!("late {step}"))).await;
         }
     }
-    assert_eq!(cursor, None, "it comes to an end");
+    assert_eq!(cursor, None, "the list ends");
     let stayed: Vec<_> = seen.iter().filter(|id| stay.iter().any(|job| job.id == **id)).copied().collect();
-    assert_eq!(stayed, ids(&stay), "each that was there all the while, once and in order");
+    assert_eq!(stayed, ids(&stay), "each permanent job once, in order");
 }
 
-/// Guards against columns that show another job's, and against bodies that nobody asked for.
+/// Guards against columns of another job, and against bodies that were not requested.
 pub async fn a_list_shows_what_is_known_of_a_job(s: &dyn Stage) {
     let q = queue("q");
     let draft = job(&q, "body").ttl(LONG * 2).delay(LONG).tries(7).attributes(&[("a", "b")]).versioned();
@@ -171,7 +171,7 @@ pub async fn a_cursor_of_another_list_is_none(s: &dyn Stage) {
     }
 }
 
-/// Guards against a state that is told wrongly, and against a body that is left out.
+/// Guards against a wrong state and a missing body.
 pub async fn inspect_shows_every_state(s: &dyn Stage) {
     for (name, new) in s.one_in_each_state().await {
         let view = s.view(&new).await;
@@ -195,7 +195,7 @@ pub async fn inspect_shows_every_state(s: &dyn Stage) {
     assert_eq!(s.inspect(&job(&queue("ready"), "unknown").make(s)).await, None);
 }
 
-/// A view with the times of another one, which go on.
+/// Copies the times of another view, which change.
 trait CloneTimes {
     fn clone_times(self, of: &JobView) -> JobView;
 }
@@ -206,7 +206,7 @@ impl CloneTimes for JobView {
     }
 }
 
-/// Guards against queues that are not shown, and against figures of another one.
+/// Guards against missing queues and statistics of another queue.
 pub async fn queues_are_listed_with_their_figures(s: &dyn Stage) {
     assert_eq!(s.queue_views(&queue("q"), 2).await, [], "nothing was published");
     let (a, b, empty) = (queue("a"), queue("b"), queue("empty"));

@@ -1,17 +1,18 @@
-//! What every store keeps: one function per law, over a [`Stage`] (or an [`AdminStage`]) with an empty store.
-//! The lists below are the whole of it; a law that is in no list is an error of the compiler. stages.rs runs
-//! them on every engine, wrapper and admin store.
+//! The contract of every store: one function per law, over a [`Stage`] (or an [`AdminStage`]) with an empty store. The
+//! lists below are complete; a law in no list does not compile. stages.rs runs them on every engine, wrapper and admin
+//! store.
 //!
 //! - `laws!(name, constructor)` makes one test for each law of an engine. The constructor is an async function
 //!   without arguments that answers an `impl Stage`.
 //! - `laws!(name, constructor, virtual_time)` adds those that need a clock which is turned by hand.
 //! - `laws!(name, constructor, verbs)` adds those of the verbs that lmstfy does not have.
+//! - `laws_of!(name, constructor, part)` makes one test for each law of a part that needs stages of its own: `dead_age`.
 //! - `laws_together!(name, constructor, keep, verbs)` makes one test of all of them, for stages on one store.
+//! - `settings_laws!(name, constructor)` makes one test for each law of a settings store.
 //! - `admin_laws!(name, constructor)` makes one test for each law of an admin store, and `admin_laws_together!(name,
 //!   constructor, keep)` one of all.
 //!
-//! Laws read results through the `Engine` and `AdminStore` traits only, so they know nothing of how a store keeps
-//! what it has.
+//! Laws read results through the `Engine` and `AdminStore` traits only, so they are independent of how data is stored.
 //!
 //! [`Stage`]: crate::stage::Stage
 //! [`AdminStage`]: crate::admin_stage::AdminStage
@@ -22,6 +23,8 @@ mod closing;
 mod concurrency;
 mod consume;
 mod dead;
+mod dead_age;
+mod forget;
 mod give_back;
 mod hand_over;
 mod instants;
@@ -32,6 +35,7 @@ mod notifier;
 mod once;
 mod pause;
 mod peek;
+mod promote;
 mod publish;
 mod quotas;
 mod random;
@@ -39,6 +43,7 @@ mod random_verbs;
 mod republish;
 mod revive;
 mod schedules;
+mod settings;
 mod store;
 mod timers;
 mod ttl;
@@ -48,6 +53,7 @@ mod admin_stage;
 mod gated;
 mod jobs;
 mod parts;
+mod settings_stage;
 mod stage;
 mod stages;
 mod together;
@@ -79,6 +85,18 @@ macro_rules! laws {
     };
 }
 
+/// One test per law of a part, on a stage that is made for it.
+macro_rules! laws_of {
+    ($module:ident, $stage:expr, $part:ident) => {
+        mod $module {
+            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            use super::*;
+
+            $crate::more_laws! { law_tests, $part, $stage }
+        }
+    };
+}
+
 /// All laws in one test, for stages that have a store in common: nextest runs each test in a process of its own. What
 /// `$keep` answers is kept until the last of them has ended.
 macro_rules! laws_together {
@@ -98,7 +116,7 @@ macro_rules! laws_together {
     };
 }
 
-/// The same of queues that are spread: but for the laws of order that order.txt names.
+/// Like `laws_together!`, for spread queues: without the laws of order listed in order.txt.
 macro_rules! spread_laws_together {
     ($module:ident, $stage:expr, $keep:expr, $goes_ahead:expr) => {
         mod $module {
@@ -257,6 +275,8 @@ macro_rules! law_list {
                 jobs_count_in_every_state_and_everything_else_goes_on,
                 what_replaces_a_job_counts_by_the_difference,
                 a_repeat_is_not_refused,
+                a_duplicate_that_is_remembered_is_refused_when_the_quota_is_used_up,
+                schedules_count_towards_the_bytes,
                 a_large_batch_is_refused_as_a_whole,
                 the_last_quotas_count,
             }
@@ -283,6 +303,16 @@ macro_rules! more_laws {
             instants {
                 nothing_happens_one_millisecond_before,
                 a_job_is_there_until_its_last_millisecond,
+            }
+        }
+    };
+    ($run:ident, dead_age, $stage:expr) => {
+        $crate::$run! { $stage;
+            dead_age {
+                a_dead_job_goes_after_its_age,
+                every_death_has_an_age,
+                a_respawned_job_has_its_own_ttl,
+                only_the_dead_have_an_age,
             }
         }
     };
@@ -332,6 +362,7 @@ macro_rules! more_laws {
                 release_notifies,
                 a_release_without_tries_left_is_death,
                 a_delayed_release_waits,
+                a_release_beyond_the_ttl_is_death,
                 a_released_job_does_not_come_back_after_its_old_ttr,
                 a_released_job_is_found_in_every_state,
                 a_buried_job_is_dead,
@@ -382,6 +413,19 @@ macro_rules! more_laws {
                 a_schedule_follows_its_queue,
                 a_dropped_step_happened_or_did_not,
             }
+            promote {
+                a_promoted_job_is_ready_behind_the_others,
+                a_promoted_job_comes_once,
+                only_delayed_jobs_are_promoted,
+                a_job_is_promoted_by_its_key,
+                a_released_job_can_be_promoted,
+                promote_notifies,
+            }
+            forget {
+                a_forgotten_queue_is_in_no_list,
+                running_jobs_outlive_their_queue,
+                the_name_of_a_queue_in_use_stays,
+            }
             closing {
                 after_close_every_verb_says_closed,
             }
@@ -420,6 +464,39 @@ macro_rules! admin_law_list {
                 quotas_are_added_set_and_removed,
                 check_is_fine,
             }
+        }
+    };
+}
+
+/// The laws that every settings store keeps, for the macro `$run`.
+macro_rules! settings_law_list {
+    ($run:ident, $stage:expr) => {
+        $crate::$run! { $stage;
+            settings {
+                a_record_is_read_as_it_was_put,
+                a_put_from_another_version_changes_nothing,
+                versions_grow_and_are_never_used_twice,
+                of_many_that_change_one_record_none_is_lost,
+                records_are_scanned_by_key,
+                a_page_of_large_records_is_bounded,
+                changes_are_told_in_order,
+                many_changes_are_told_in_parts,
+                a_kept_record_ends,
+                a_counter_counts_up_to_its_bound,
+                a_dropped_put_happened_or_did_not,
+            }
+        }
+    };
+}
+
+/// One test per law of settings stores on the stage that `$stage().await` builds.
+macro_rules! settings_laws {
+    ($module:ident, $stage:expr) => {
+        mod $module {
+            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            use super::*;
+
+            $crate::settings_law_list! { law_tests, $stage }
         }
     };
 }
@@ -487,6 +564,6 @@ macro_rules! law_plays {
 }
 
 pub(crate) use {
-    admin_law_list, admin_laws, admin_laws_together, law_list, law_plays, law_tests, laws, laws_together,
-    more_laws, spread_laws_together,
+    admin_law_list, admin_laws, admin_laws_together, law_list, law_plays, law_tests, laws, laws_of,
+    laws_together, more_laws, settings_law_list, settings_laws, spread_laws_together,
 };

@@ -1,4 +1,4 @@
-//! Laws of names: what is stored under one name cannot be reached by another.
+//! Laws of names: data stored under one name cannot be reached by another.
 
 use std::collections::BTreeSet;
 

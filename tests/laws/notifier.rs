@@ -1,4 +1,4 @@
-//! Laws of notification: whoever makes a job ready notifies, or a parked consumer sleeps beside its job.
+//! Laws of notification: every step that makes a job ready notifies, or a parked consumer would not wake up.
 
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::support::notified::Notified;
 use crate::support::wait::until;
 
 impl Notified {
-    /// Forgets what it was told, so that the next notification is seen for itself.
+    /// Forgets previous notifications.
     pub async fn forget(&self) {
         for _ in 0..10 {
             self.told.lock().clear();
@@ -20,7 +20,7 @@ impl Notified {
     }
 }
 
-/// A notifier that waits for `q`, and that has forgotten what it was told before.
+/// Attaches a notifier that waits for `q`, without previous notifications.
 pub async fn waiting(s: &dyn Stage, q: &Queue) -> Arc<Notified> {
     let notified = Notified::attach(&*s.engine(), from_ref(q));
     notified.forget().await;
@@ -53,7 +53,7 @@ pub async fn a_due_job_notifies(s: &dyn Stage) {
     is_told(&notified, &q, "a due job").await;
 }
 
-/// Guards against consumers that sleep beside a job that another one lost.
+/// Guards against lost wake-ups for a redelivered job.
 pub async fn a_returning_job_notifies(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "1").tries(2)).await;
@@ -72,7 +72,7 @@ pub async fn respawn_notifies(s: &dyn Stage) {
     is_told(&notified, &q, "respawn").await;
 }
 
-/// Guards against consumers that sleep beside a job that another one left.
+/// Guards against lost wake-ups for a returned job.
 pub async fn give_back_notifies(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "1")).await;
@@ -92,7 +92,7 @@ pub async fn republish_notifies(s: &dyn Stage) {
     is_told(&notified, &q, "republish").await;
 }
 
-/// Guards against a second dispatcher that takes the first one's place.
+/// Guards against a second dispatcher that replaces the first.
 pub async fn every_attached_notifier_is_told(s: &dyn Stage) {
     let q = queue("q");
     let both = [waiting(s, &q).await, waiting(s, &q).await];
@@ -102,7 +102,7 @@ pub async fn every_attached_notifier_is_told(s: &dyn Stage) {
     }
 }
 
-/// Guards against an engine that keeps a dispatcher alive, or stumbles over one that is gone.
+/// Guards against an engine that keeps a dispatcher alive or fails after it was dropped.
 pub async fn a_notifier_that_is_gone_is_in_nobodys_way(s: &dyn Stage) {
     let q = queue("q");
     let (gone, left) = (waiting(s, &q).await, waiting(s, &q).await);

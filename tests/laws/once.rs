@@ -23,12 +23,12 @@ async fn recall(s: &dyn Stage, queue: &Queue, key: &str, fingerprint: u8) -> Opt
     ok("recall", s.engine().recall(queue, &once).await)
 }
 
-/// Makes a request, whose jobs get new ids each time, as those of a server do.
+/// Sends a request whose jobs get new ids each time, as servers do.
 async fn ask(s: &dyn Stage, drafts: &[Draft], key: &str, fingerprint: u8) -> Published {
     s.publication(publication(s, drafts, key, fingerprint)).await
 }
 
-/// The answer that the first one of equal requests got.
+/// Returns the reply to the first of equal requests.
 fn replay(done: &Published) -> Published {
     match done {
         Published::Done(placed) => Published::Replay(placed.clone()),
@@ -58,13 +58,13 @@ pub async fn a_repeated_request_gets_the_same_answer_and_does_nothing(s: &dyn St
         assert_eq!(ask(s, &drafts, "request", 1).await, replay(&done), "the same answer");
     }
     assert_eq!(s.drain(&q).await, ["a", "d"], "each once");
-    // Also when what it did is done with.
+    // Even after its job is done.
     s.ack(&dormouse::job::JobRef { queue: q.clone(), id: placed[0].id }).await;
-    assert_eq!(ask(s, &drafts, "request", 1).await, replay(&done), "the same answer still");
+    assert_eq!(ask(s, &drafts, "request", 1).await, replay(&done), "still the same reply");
     assert_eq!(s.size(&q).await, 0, "and nothing is published");
 }
 
-/// Guards against an answer to a question that nobody asked.
+/// Guards against the reply to another request.
 pub async fn another_request_with_its_key_is_refused(s: &dyn Stage) {
     let q = queue("q");
     let done = ask(s, &[job(&q, "a")], "request", 1).await;
@@ -85,7 +85,7 @@ pub async fn requests_of_other_queues_do_not_mix(s: &dyn Stage) {
     }
 }
 
-/// Guards against a refusal that lasts for ten minutes although its cause is gone.
+/// Guards against a failure that lasts for ten minutes although its cause has ended.
 pub async fn what_failed_is_not_remembered(s: &dyn Stage) {
     let q = queue("q");
     let holder = s.place(job(&q, "holder").delay(LONG).key("k")).await;
@@ -120,7 +120,7 @@ pub async fn a_republish_is_safe_to_repeat(s: &dyn Stage) {
 
 /// Guards against a store that fills up with requests, and against one that forgets too soon.
 pub async fn a_request_is_forgotten_in_the_end(s: &dyn Stage) {
-    // Nobody waits for ten minutes.
+    // Real stores would need to wait for ten minutes.
     if !s.differences().virtual_time {
         return;
     }

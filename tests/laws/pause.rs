@@ -1,4 +1,4 @@
-//! Laws of pauses: nothing is handed out, everything else goes on, and nobody is forgotten when it ends.
+//! Laws of pauses: nothing is delivered, everything else works, and all consumers are served when it ends.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn resume(s: &dyn Stage, queue: &Queue) {
     ok("resume", s.engine().resume(queue).await);
 }
 
-/// Guards against a job that is handed out all the same, and against a pause that stops more than that.
+/// Guards against delivering jobs during a pause, and against a pause that stops anything else.
 pub async fn a_paused_queue_hands_out_nothing(s: &dyn Stage) {
     let q = queue("q");
     s.put_all(["a", "b"].map(|body| job(&q, body).tries(3))).await;
@@ -30,7 +30,7 @@ pub async fn a_paused_queue_hands_out_nothing(s: &dyn Stage) {
     s.put(job(&q, "c").delay(SHORT)).await;
     s.give_back(&[held]).await;
     s.pass(SHORT).await;
-    assert_eq!((s.size(&q).await, s.take(&q, 9, LONG).await), (3, vec![]), "everything else goes on");
+    assert_eq!((s.size(&q).await, s.take(&q, 9, LONG).await), (3, vec![]), "everything else works");
     resume(s, &q).await;
     assert_eq!(s.drain(&q).await, ["a", "b", "c"]);
 }
@@ -52,7 +52,7 @@ pub async fn other_queues_go_on(s: &dyn Stage) {
 /// Guards against consumers that sleep beside jobs which they may have.
 pub async fn a_pause_ends_when_it_is_told(s: &dyn Stage) {
     let q = queue("q");
-    // Also of a queue that nobody has published to, and twice.
+    // Also of a queue without any jobs yet, and twice.
     for _ in 0..2 {
         pause(s, &q, None).await;
     }
@@ -85,7 +85,7 @@ pub async fn a_pause_ends_by_itself(s: &dyn Stage) {
     assert_eq!(s.queue_view(&q).await.and_then(|view| view.paused), None);
 }
 
-/// Guards against an end of a pause that is not meant any more.
+/// Guards against an end of a pause that has been replaced.
 pub async fn a_second_pause_takes_the_place_of_the_first(s: &dyn Stage) {
     let (a, b) = (queue("a"), queue("b"));
     for q in [&a, &b] {
@@ -106,7 +106,7 @@ pub async fn a_second_pause_takes_the_place_of_the_first(s: &dyn Stage) {
     assert_eq!(s.drain(&b).await, [""; 0], "the end of a pause that was resumed ends no other");
 }
 
-/// Guards against a queue that stands still, and nobody can see why.
+/// Guards against a stopped queue without a visible cause.
 pub async fn a_pause_is_shown(s: &dyn Stage) {
     let (q, unknown) = (queue("q"), queue("unknown"));
     s.put(job(&q, "job")).await;
@@ -120,13 +120,13 @@ pub async fn a_pause_is_shown(s: &dyn Stage) {
         for time in [None, Some(LONG)] {
             let paused = pause(s, q, time).await;
             assert_eq!(paused.until.is_some(), time.is_some(), "{paused:?}");
-            assert_eq!(shown(q).await, Some(paused), "of {q}, as it was told");
+            assert_eq!(shown(q).await, Some(paused), "of {q}, as it was set");
         }
         resume(s, q).await;
         assert_eq!(shown(q).await, None, "{q} was resumed");
         pause(s, q, Some(SHORT)).await;
         s.pass(SHORT).await;
-        assert_eq!(shown(q).await, None, "the pause of {q} is over");
+        assert_eq!(shown(q).await, None, "the pause of {q} has ended");
     }
 }
 
@@ -145,7 +145,7 @@ pub async fn a_namespace_has_so_many_paused_queues_at_most(s: &dyn Stage) {
     let refused = s.engine().pause(&queue("more"), Pausing::UntilResumed).await;
     assert!(matches!(refused, Err(Error::TooManyPaused(MAX_PAUSED))), "one more: {refused:?}");
     s.put(job(&queue("more"), "job")).await;
-    assert_eq!(s.drain(&queue("more")).await, ["job"], "what was refused is not paused");
+    assert_eq!(s.drain(&queue("more")).await, ["job"], "a refused pause has no effect");
     pause(s, &queue_in("other", "more"), None).await;
     resume(s, &numbered(1)).await;
     resume(s, &numbered(1)).await;

@@ -1,4 +1,4 @@
-//! Laws of reading: peek, inspect of what is stored, and size show what is there and change nothing.
+//! Laws of reading: peek, inspect and size show the current state and change nothing.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub async fn peek_shows_what_consume_would_give_and_changes_nothing(s: &dyn Stag
     assert_eq!(taken[0].tries_left, 2, "peek took no try");
 }
 
-/// Guards against jobs shown that nobody can get.
+/// Guards against showing jobs that cannot be consumed.
 pub async fn peek_sees_ready_jobs_only(s: &dyn Stage) {
     assert_eq!(s.peek(&queue("never")).await, None, "nothing was published");
     for (state, new) in s.one_in_each_state().await {
@@ -33,7 +33,7 @@ pub async fn peek_sees_ready_jobs_only(s: &dyn Stage) {
     }
 }
 
-/// Guards against a head that is gone and hides the next.
+/// Guards against a deleted head that hides the next job.
 pub async fn peek_skips_acked_and_expired_heads(s: &dyn Stage) {
     let q = queue("q");
     let jobs = s.put_all((0..150).map(|i| job(&q, i.to_string()))).await;
@@ -77,7 +77,7 @@ pub async fn inspect_knows_the_queue(s: &dyn Stage) {
     assert!(s.find(&new).await.is_some(), "acks of the same id elsewhere do not reach it");
 }
 
-/// Guards against sizes that count jobs nobody can consume.
+/// Guards against sizes that include jobs which cannot be consumed.
 pub async fn size_counts_ready_jobs_only(s: &dyn Stage) {
     assert_eq!(s.size(&queue("never")).await, 0, "nothing was published");
     for (state, new) in s.one_in_each_state().await {

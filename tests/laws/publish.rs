@@ -1,4 +1,4 @@
-//! Laws of publish: what goes in comes out, in order, whole batches or nothing.
+//! Laws of publish: every published job is delivered, in order, and batches are atomic.
 
 use std::future::Future;
 use std::pin::pin;
@@ -141,7 +141,7 @@ pub async fn a_failed_publish_does_not_fail_its_neighbours(s: &dyn Stage) {
         assert_eq!(answer.is_ok(), i % 3 != 0, "call {i} answered {answer:?}");
         let read = s.find(&new).await.map(|job| job.body);
         let expected = if i % 3 == 0 { &stored.body } else { &new.body };
-        assert_eq!(read.as_ref(), Some(expected), "what is stored after call {i}");
+        assert_eq!(read.as_ref(), Some(expected), "the stored job after call {i}");
     }
     assert_eq!(s.drain(&q).await.len(), 20, "every job that was taken is ready");
 }
@@ -180,11 +180,11 @@ pub async fn a_dropped_publish_happened_or_did_not(s: &dyn Stage) {
     }
     s.put(job(&q, "end")).await;
     let all = s.drain(&q).await;
-    // Nobody was told that those calls had happened, so they may still happen, and go before it or after it.
+    // Their callers got no reply, so those calls may still take effect, before or after it.
     let end = all.iter().position(|body| body == "end").expect("the last publish was answered");
     let (before, after) = (&all[..end], &all[end + 1..]);
     // In virtual time there is one writer, which takes calls in order; a Redis has two workers for publishes.
-    assert!(after.is_empty() || !s.differences().virtual_time, "what was answered last is last: {all:?}");
+    assert!(after.is_empty() || !s.differences().virtual_time, "the last acknowledged job is last: {all:?}");
     for pairs in [before, after] {
         assert_eq!(pairs.len() % 2, 0, "a batch is whole or absent: {all:?}");
         assert!(pairs.chunks(2).all(|pair| pair[0] == pair[1]), "batches do not mix: {all:?}");

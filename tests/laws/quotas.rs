@@ -5,12 +5,14 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use dormouse::engine::{
-    How, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release, Revival, Tries,
+    How, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release, Revival, SchedulePut,
+    ScheduleSetting, ScheduleStep, ScheduleThen, Stepped, Tries,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{JobRef, NewJob};
 use dormouse::name::IdempotencyKey;
 
+use crate::schedules;
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 
@@ -73,19 +75,18 @@ pub async fn what_would_be_more_bytes_is_refused(s: &dyn Stage) {
     refused(publish(s, [job(&q, "x")]).await, "bytes", "one byte more again");
 }
 
-/// Guards against a queue that is made all the same, and against one that is there and gets no more jobs.
+/// Guards against creating a queue beyond the quota, and against refusing jobs for an existing one.
 pub async fn what_would_be_more_queues_is_refused(s: &dyn Stage) {
     set(s, Quota { queues: 2, ..NONE }).await;
     ok("two of two", publish(s, ["a", "b"].map(|name| job(&queue(name), name))).await);
-    ok("one that is there", publish(s, [job(&queue("a"), "a")]).await);
+    ok("an existing queue", publish(s, [job(&queue("a"), "a")]).await);
     refused(publish(s, [job(&queue("c"), "c")]).await, "queues", "a third");
     refused(place(s, vec![job(&queue("c"), "c").key("key")], None).await, "queues", "a third");
     ok("of another namespace", publish(s, [job(&queue_in("other", "c"), "c")]).await);
-    assert_eq!(s.drain(&queue("c")).await, [""; 0], "what was refused");
+    assert_eq!(s.drain(&queue("c")).await, [""; 0], "refused jobs");
 }
 
-/// Guards against jobs that stop counting when they are handed out or die, and against anything but a publish that is
-/// refused.
+/// Guards against jobs that stop counting when they are delivered or die, and against refusing anything but a publish.
 pub async fn jobs_count_in_every_state_and_everything_else_goes_on(s: &dyn Stage) {
     let q = queue("q");
     s.put_all(["dead", "running", "ready"].map(|body| job(&q, body))).await;
@@ -112,21 +113,21 @@ pub async fn jobs_count_in_every_state_and_everything_else_goes_on(s: &dyn Stage
     refused(publish(s, [job(&q, "x")]).await, "jobs", "beside the delayed one");
 }
 
-/// Guards against what is counted as if the job that goes was still there.
+/// Guards against counting as if the replaced job still existed.
 pub async fn what_replaces_a_job_counts_by_the_difference(s: &dyn Stage) {
     let q = queue("q");
     set(s, Quota { jobs: 2, bytes: 100, ..NONE }).await;
     let old = ok("publish", publish(s, [job(&q, [1; 50])]).await).remove(0);
     ok("with a key", place(s, vec![job(&q, [2; 50]).key("key")], None).await);
     let new = job(&q, [3; 50]).make(s);
-    ok("republish of as much", s.engine().republish(old.name(), new.clone()).await);
+    ok("republish of the same size", s.engine().republish(old.name(), new.clone()).await);
     let larger = job(&q, [4; 51]).make(s);
     refused(s.engine().republish(new.name(), larger).await, "bytes", "republish of a byte more");
-    assert!(s.find(&new).await.is_some(), "the old job of a republish that was refused is there");
+    assert!(s.find(&new).await.is_some(), "the old job of a refused republish still exists");
     refused(
         s.engine().republish(old.name(), job(&q, "").make(s)).await,
         "jobs",
-        "republish of a job that is gone",
+        "republish of a deleted job",
     );
     ok("the same with a key", place(s, vec![job(&q, [5; 50])], Some(new.name())).await);
     let keep = ok("a duplicate", place(s, vec![job(&q, [6; 99]).key("key")], None).await);
@@ -141,7 +142,7 @@ pub async fn what_replaces_a_job_counts_by_the_difference(s: &dyn Stage) {
     assert!(matches!(fail, Published::Conflict { .. }), "{fail:?}");
 }
 
-/// Guards against a repeat that is told of a quota although it is done.
+/// Guards against a quota error for a repeated request that has been executed.
 pub async fn a_repeat_is_not_refused(s: &dyn Stage) {
     let q = queue("q");
     set(s, Quota { jobs: 1, ..NONE }).await;
@@ -158,7 +159,66 @@ pub async fn a_repeat_is_not_refused(s: &dyn Stage) {
     let acked = s.take_one(&q, LONG).await;
     ok("ack", s.engine().ack_job(JobRef { queue: q.clone(), id: acked.id }).await);
     let after = ok("a request that was refused", s.engine().publish(call("two")).await);
-    assert!(matches!(after, Published::Done(_)), "what was refused was not remembered: {after:?}");
+    assert!(matches!(after, Published::Done(_)), "a refused request was not recorded: {after:?}");
+}
+
+/// Guards against a namespace that is full, and has thousands of calls remembered that store no job.
+pub async fn a_duplicate_that_is_remembered_is_refused_when_the_quota_is_used_up(s: &dyn Stage) {
+    if !s.differences().complete {
+        return;
+    }
+    let q = queue("q");
+    let call = |once: Option<&str>| Publication {
+        jobs: vec![job(&q, "a").key_or("k", OnConflict::Keep).placing(s)],
+        replaces: None,
+        once: once.map(|name| Once {
+            key: IdempotencyKey::new(name.as_bytes()).expect("a name"),
+            fingerprint: [1; 16],
+        }),
+    };
+    for (quota, what) in [(Quota { jobs: 1, ..NONE }, "jobs"), (Quota { bytes: 1, ..NONE }, "bytes")] {
+        set(s, Quota { jobs: 2, bytes: 2, queues: 0 }).await;
+        ok("publish", s.engine().publish(call(Some("first"))).await);
+        let second = format!("second, {what}");
+        let room = ok("a duplicate while there is room", s.engine().publish(call(Some(&second))).await);
+        assert!(matches!(room, Published::Done(_)), "{room:?}");
+        set(s, quota).await;
+        refused(s.engine().publish(call(Some("third"))).await, what, "a duplicate that is remembered");
+        let free = ok("a duplicate that is not remembered", s.engine().publish(call(None)).await);
+        assert!(matches!(free, Published::Done(_)), "{free:?}");
+        let again = ok("a repeat", s.engine().publish(call(Some("first"))).await);
+        assert!(matches!(again, Published::Replay(_)), "{again:?}");
+    }
+}
+
+/// Guards against schedules of 64 KiB each, of which a namespace has as many as it likes.
+pub async fn schedules_count_towards_the_bytes(s: &dyn Stage) {
+    if !s.differences().complete {
+        return;
+    }
+    let (q, engine) = (queue("q"), s.engine());
+    let step = |name: &str, expected, bytes: usize| {
+        let setting = ScheduleSetting { body: vec![b'x'; bytes].into(), ..schedules::setting("q", "") };
+        let put = SchedulePut { setting: Some(setting), ..schedules::put(None) };
+        ScheduleStep { id: schedules::schedule(name), expected, then: ScheduleThen::Put(Box::new(put)) }
+    };
+    set(s, Quota { bytes: 100, ..NONE }).await;
+    let first = ok("60 of 100", engine.step_schedule(step("a", None, 60)).await);
+    let Stepped::Done { version, .. } = first else { panic!("{first:?}") };
+    refused(engine.step_schedule(step("b", None, 41)).await, "bytes", "101 of 100");
+    refused(publish(s, [job(&q, vec![b'x'; 41])]).await, "bytes", "a job and a schedule");
+    ok("a job of 40", publish(s, [job(&q, vec![b'x'; 40])]).await);
+    refused(engine.step_schedule(step("a", Some(version), 61)).await, "bytes", "one more");
+    let less = ok("less is fine", engine.step_schedule(step("a", Some(version), 50)).await);
+    let Stepped::Done { version, .. } = less else { panic!("{less:?}") };
+    ok("10 more", publish(s, [job(&q, vec![b'x'; 10])]).await);
+    let gone =
+        ScheduleStep { id: schedules::schedule("a"), expected: Some(version), then: ScheduleThen::Delete };
+    ok("delete", engine.step_schedule(gone).await);
+    ok("what a deleted schedule had", publish(s, [job(&q, vec![b'x'; 50])]).await);
+    refused(publish(s, [job(&q, "x")]).await, "bytes", "a byte more");
+    set(s, Quota { jobs: 1, ..NONE }).await;
+    refused(engine.step_schedule(step("c", None, 1)).await, "jobs", "a schedule where the jobs are used up");
 }
 
 /// Guards against a batch larger than one step of the store, of which a part stays or counts.
@@ -185,5 +245,5 @@ pub async fn the_last_quotas_count(s: &dyn Stage) {
     ok("none any more", s.engine().set_quotas(&Quotas::new()).await);
     ok("without a quota", publish(s, (0..9).map(|n| job(&q, n.to_string()))).await);
     set(s, Quota { jobs: 11, ..NONE }).await;
-    refused(publish(s, [job(&q, "x")]).await, "jobs", "what was stored without a quota counts");
+    refused(publish(s, [job(&q, "x")]).await, "jobs", "jobs stored without a quota count");
 }

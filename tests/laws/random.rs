@@ -1,11 +1,11 @@
-//! Random steps on a store and on the model, side by side: every answer must be the same.
+//! Random steps on a store and on the model, side by side: every reply must be equal.
 //!
-//! In virtual time both clocks are kept equal. Where the contract leaves room the steps keep out of it: times are
-//! even and ttls odd, so that nothing expires at the very instant of a call; and nothing is given back between the
-//! end of its ttr and the pump.
+//! In virtual time both clocks are kept equal. The steps avoid cases that the contract leaves open: times are even and
+//! ttls odd, so that nothing expires at the instant of a call; and nothing is returned between the end of its ttr and
+//! the pump.
 //!
-//! A store with a clock of its own cannot be kept at the same instant as the model. There a time is short or very
-//! long, whatever got a short one is waited for at once, and what is left of a time is not compared.
+//! A store with its own clock cannot be kept at the same instant as the model. There, times are short or very long,
+//! short ones are waited for at once, and remaining times are not compared.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -30,7 +30,7 @@ const REAL_STEPS: usize = 300;
 /// A short time where time is real.
 const SOON: Duration = Duration::from_millis(2);
 
-/// Guards against what nobody thought of.
+/// Guards against unforeseen differences.
 pub async fn random_steps_agree_with_the_model(s: &dyn Stage) {
     let steps = if s.differences().virtual_time { STEPS } else { REAL_STEPS };
     compare_with_model(s, 0x5eed, steps, false).await;
@@ -69,14 +69,14 @@ pub(super) struct Run<'a> {
     pub(super) model: ModelEngine,
     clock: Arc<ManualClock>,
     pub(super) random: Random,
-    /// Jobs that were published, to ack and read them in whatever state they are.
+    /// Published jobs, to ack and read in any state.
     published: Vec<JobRef>,
-    /// Hand-overs, as the engine and as the model gave them.
+    /// Deliveries of the engine and of the model.
     running: Vec<(Job, Job)>,
     with_verbs: bool,
-    /// Receipts of hand-overs, as the engine and as the model gave them; some are good no more.
+    /// Receipts of the engine and of the model; some are no longer valid.
     pub(super) held: Vec<(JobRef, Receipt, Receipt)>,
-    /// The versions of schedules, as the engine and as the model count them.
+    /// Versions of schedules, as counted by the engine and by the model.
     pub(super) schedules: BTreeMap<ScheduleId, (ScheduleVersion, ScheduleVersion)>,
     /// Where time is real: a short time was given, and must end before the next step.
     unsettled: bool,
@@ -193,8 +193,8 @@ impl Run<'_> {
     async fn publish(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
         let mut jobs: Vec<NewJob> = (0..1 + self.random.below(4)).map(|_| self.new_job(&q)).collect();
         let taken = self.any_published();
-        // Of ids that are used again only those that are stored can be compared, and only the model tells. (Real
-        // ids are never used again, and a Redis would not know an id's old entries from its new one.)
+        // Of reused ids only stored ones can be compared, which only the model knows. (Real ids are never reused, and a
+        // Redis would not distinguish old entries from new ones.)
         if taken.queue == q && self.random.below(4) == 0 && self.find_in_model(&taken).await.is_some() {
             let at = self.random.below(jobs.len() as u64) as usize;
             jobs[at].id = taken.id;
@@ -247,7 +247,7 @@ impl Run<'_> {
         same("ack", answers.0.is_ok(), answers.1.is_ok()).map(drop)
     }
 
-    /// Gives back some late hand-overs; some of those were acked, or ended, or given back before.
+    /// Returns some late deliveries; some have been acked, ended, or returned before.
     async fn give_back(&mut self, engine: &dyn Engine) -> Result<(), String> {
         self.pump(engine).await?;
         let from = self.running.len().saturating_sub(1 + self.random.below(30) as usize);
@@ -258,7 +258,7 @@ impl Run<'_> {
         same("give_back", answers.0.is_ok(), answers.1.is_ok()).map(drop)
     }
 
-    /// Moves both clocks, and most of the times what is due.
+    /// Advances both clocks, and usually pumps.
     async fn pass(&mut self, engine: &dyn Engine) -> Result<(), String> {
         let time = if self.virtual_time { self.random.time(60) } else { SOON * 2 };
         self.log.push(format!("{time:?} pass"));
@@ -280,7 +280,7 @@ impl Run<'_> {
         for _ in 0..1000 {
             let pumped = ok("pump", engine.pump().await);
             let expected = ok("pump", self.model.pump().await);
-            // A store may move timers of jobs that are gone, and wake for them.
+            // A store may move timers of deleted jobs, and wake for them.
             if pumped.moved == 0 && expected.moved == 0 {
                 let late = self.virtual_time && pumped.next > expected.next;
                 let message = || format!("{pumped:?}, but the model's next is due in {:?}", expected.next);

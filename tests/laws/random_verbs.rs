@@ -1,13 +1,14 @@
-//! The random steps of [`random`](super::random) by the verbs that lmstfy does not have.
+//! The random steps of [`random`](super::random) with the verbs that lmstfy does not have.
 //!
-//! Where a store may not know (since when a job is ready, how many tries a ready one has left), what it says must be
-//! right, and it may say nothing.
+//! If a store may not know a value (since when a job is ready, how many tries a ready one has left), it must be right
+//! or absent.
 
 use std::time::Duration;
 
 use dormouse::engine::{
-    DueList, Engine, Held, OnConflict, Once, Placed, Placing, Publication, Published, Release, Revival,
-    ScheduleList, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
+    By, DueList, Engine, Held, OnConflict, Once, Placed, Placing, Promoted, Publication, Published, Release,
+    Revival, ScheduleList, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped,
+    StoredSchedule,
 };
 use dormouse::job::{JobId, JobRef, JobState, JobView, Reason, Receipt};
 use dormouse::name::{IdempotencyKey, Queue};
@@ -21,7 +22,7 @@ const STEPS: usize = 2500;
 const REAL_STEPS: usize = 400;
 const KEYS: [&str; 3] = ["k", "kk", "l"];
 
-/// Guards against what nobody thought of.
+/// Guards against unforeseen differences.
 pub async fn random_verbs_agree_with_the_model(s: &dyn Stage) {
     let steps = if s.differences().virtual_time { STEPS } else { REAL_STEPS };
     compare_with_model(s, 0x5eed, steps, true).await;
@@ -35,9 +36,14 @@ pub async fn random_verbs_agree_with_the_model(s: &dyn Stage) {
             assert_eq!(s.list(&q, state, 100).await, [], "all {state:?} jobs of {q} were acked");
         }
         for key in KEYS {
-            assert_eq!(s.holder(&q, key).await, None, "nobody is left to have {key} in {q}");
+            assert_eq!(s.holder(&q, key).await, None, "no job is left with {key} in {q}");
         }
     }
+}
+
+/// What a store that need not know a job's state answers, with the model's state.
+fn told(ours: Promoted, models: Promoted) -> Promoted {
+    if ours == Promoted::NotDelayed(None) && models != Promoted::Done { models } else { ours }
 }
 
 impl Run<'_> {
@@ -49,6 +55,7 @@ impl Run<'_> {
             11 => self.bury(engine).await,
             12 | 13 => self.ack_many(engine, q).await,
             14 => self.cancel(engine, q).await,
+            15 if self.s.differences().complete && self.random.below(2) == 0 => self.promote(engine, q).await,
             15 => self.respawn_jobs(engine, q).await,
             16 => self.pause(engine, q).await,
             17 => self.schedule(engine).await,
@@ -56,7 +63,7 @@ impl Run<'_> {
         }
     }
 
-    /// One of the latest hand-overs. Most stand no more.
+    /// Returns one of the latest deliveries, which has usually ended.
     fn any_held(&mut self) -> (JobRef, Receipt, Receipt) {
         match self.held.len() as u64 {
             0 => {
@@ -196,6 +203,20 @@ impl Run<'_> {
         same("cancel_key", cancelled, ok("cancel_key", self.model.cancel_key(&q, &key).await)).map(drop)
     }
 
+    async fn promote(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
+        let key = job_key(KEYS[self.random.below(KEYS.len() as u64) as usize]);
+        let delayed = self.s.list(&q, JobState::Delayed, 100).await;
+        let (job, any) = (self.any_published().id, self.random.below(1 + delayed.len() as u64) as usize);
+        let by = match self.random.below(3) {
+            0 => By::Key(&key),
+            _ => By::Id(delayed.get(any).map_or(job, |view| view.id)),
+        };
+        self.log.push(format!("promote {by:?} of {q}"));
+        let ours = ok("promote", engine.promote(&q, by).await);
+        let models = ok("promote", self.model.promote(&q, by).await);
+        same("promote", told(ours, models), models).map(drop)
+    }
+
     async fn respawn_jobs(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
         let dead = self.s.list(&q, JobState::Dead, 100).await;
         let mut jobs = vec![self.any_published().id];
@@ -226,7 +247,7 @@ impl Run<'_> {
         if self.virtual_time { same("pause", ours, models).map(drop) } else { Ok(()) }
     }
 
-    /// A step of a schedule, from its version or from another one; each store counts revisions in its own way.
+    /// Steps a schedule from its version or another one; each store counts revisions in its own way.
     async fn schedule(&mut self, engine: &dyn Engine) -> Result<(), String> {
         let namespace = if self.random.below(3) == 0 { "b" } else { "a" };
         let id = schedules::schedule_in(namespace, &format!("s{}", self.random.below(4)));
@@ -332,7 +353,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Compares all that can be looked at.
+    /// Compares everything readable.
     pub(super) async fn look(&mut self, engine: &dyn Engine, q: &Queue) -> Result<(), String> {
         let job = self.any_published();
         self.log.push(format!("look at {q} and {job:?}"));

@@ -1,4 +1,4 @@
-//! Laws of republish: the old one goes and the new one is there, in one step.
+//! Laws of republish: the old job is replaced by the new one, in one step.
 
 use std::time::Duration;
 
@@ -25,12 +25,12 @@ pub async fn republish_replaces_a_job_in_every_state(s: &dyn Stage) {
     }
 }
 
-/// Guards against work that is lost when the old job is gone already.
+/// Guards against losing work when the old job is already deleted.
 pub async fn republish_of_an_unknown_job_publishes(s: &dyn Stage) {
     let q = queue("q");
     let unknown = job(&q, "unknown").make(s);
     republish(s, &unknown, job(&q, "new")).await;
-    assert_eq!(s.drain(&q).await, ["new"], "the new job is there all the same");
+    assert_eq!(s.drain(&q).await, ["new"], "the new job exists anyway");
 }
 
 /// Guards against a republish that forgets the delay: it is how a worker says "later".

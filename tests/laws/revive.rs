@@ -13,7 +13,7 @@ fn revival(tries: u16) -> Revival {
     Revival { tries: NonZeroU16::new(tries).expect("not 0"), delay: Duration::ZERO, ttl: None }
 }
 
-/// Guards against a respawn that takes what nobody named.
+/// Guards against respawning other jobs than those named.
 pub async fn jobs_are_respawned_by_id(s: &dyn Stage) {
     let q = queue("q");
     let dead = s.kill(&q, (0..5).map(|i| job(&q, i.to_string()))).await;
@@ -27,7 +27,7 @@ pub async fn jobs_are_respawned_by_id(s: &dyn Stage) {
     let left: Vec<_> = s.list(&q, JobState::Dead, 9).await.iter().map(|view| view.id).collect();
     assert_eq!(left, [dead[0].id, dead[2].id, dead[4].id], "the others are as they were");
     assert_eq!((s.dead(&q).await, ok("respawn", s.engine().respawn_oldest(&q, 9, None).await)), (3, 3));
-    assert_eq!(s.drain(&q).await, ["0", "2", "4"], "nothing is left of those that were named");
+    assert_eq!(s.drain(&q).await, ["0", "2", "4"], "none of the named jobs is left");
 }
 
 /// Guards against a respawned job with the tries, the delay or the ttl of its first life.
@@ -48,7 +48,7 @@ pub async fn a_job_is_respawned_with_what_was_asked(s: &dyn Stage) {
     assert_eq!((s.drain(&q).await, s.dead(&q).await), (vec![], 0), "its new ttl has ended");
 }
 
-/// Guards against a job that is there twice, and against an answer that says what is not so.
+/// Guards against duplicating a job, and against a wrong reply.
 pub async fn only_dead_jobs_are_respawned(s: &dyn Stage) {
     for (name, new) in s.one_in_each_state().await {
         let unknown = job(&new.queue, "unknown").make(s);
@@ -76,7 +76,7 @@ pub async fn only_dead_jobs_are_respawned(s: &dyn Stage) {
     let q = queue("many");
     let dead = s.kill(&q, (0..100).map(|i| job(&q, vec![b'x'; 20_000 + i]))).await;
     let answers = ok("respawn_jobs", s.engine().respawn_jobs(&q, &ids(&dead), revival(1)).await);
-    assert_eq!(answers.len(), 100, "as many as a call may name");
+    assert_eq!(answers.len(), 100, "the maximum of one call");
     assert!(answers.iter().all(|answer| matches!(answer, Revived::Done { .. })), "{answers:?}");
     assert_eq!((s.size(&q).await, s.dead(&q).await), (100, 0));
 }

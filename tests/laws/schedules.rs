@@ -1,4 +1,5 @@
-//! Schedules: a record and the job of its step are one thing; what is due is told in order; nothing is decided twice.
+//! Schedules: a record and the job of its step change together; due schedules are listed in order; nothing is decided
+//! twice.
 
 use std::collections::BTreeSet;
 
@@ -115,7 +116,7 @@ impl dyn Stage + '_ {
     }
 }
 
-/// Guards against a record that comes back other than it went in.
+/// Guards against a record that is read differently from how it was written.
 pub async fn a_schedule_is_read_as_it_was_put(s: &dyn Stage) {
     let id = schedule("nightly.report");
     assert_eq!(s.schedule(&id).await, None, "nothing was put");
@@ -192,7 +193,7 @@ pub async fn a_revision_is_never_used_twice(s: &dyn Stage) {
     for round in 0..3 {
         let (mut version, _) = s.stepped(&id, None, new(None)).await;
         for _ in 0..2 {
-            assert!(seen.insert(version.revision), "round {round}: {version:?} was there: {seen:?}");
+            assert!(seen.insert(version.revision), "round {round}: {version:?} was used before: {seen:?}");
             assert_eq!(seen.last(), Some(&version.revision), "they grow");
             let elsewhere = SchedulePut { setting: Some(setting("r", "other")), ..put(None) };
             version = s.stepped(&id, Some(version), elsewhere).await.0;
@@ -232,7 +233,7 @@ pub async fn a_dry_step_says_what_would_be(s: &dyn Stage) {
     assert_eq!(s.step(&two, None, dry(SchedulePut { bounds, ..new(None) })).await, Stepped::TooMany);
 }
 
-/// Guards against a placer of another kind that nobody hears of.
+/// Guards against an undetected placer of another version.
 pub async fn steps_are_counted_by_their_placers(s: &dyn Stage) {
     let count = async |by: &str| s.due(1).await.by.get(by).copied().unwrap_or(0);
     let of = |by: &str, put| SchedulePut { by: by.into(), ..put };
@@ -267,11 +268,7 @@ pub async fn an_occurrence_is_placed_once_by_many(s: &dyn Stage) {
     }
     assert_eq!((done.len(), stale), (1, 15), "one is done: {done:?}");
     let jobs = s.take(&q, 16, LONG).await;
-    assert_eq!(
-        jobs.iter().map(|job| job.id).collect::<Vec<_>>(),
-        [done[0].placed.id],
-        "its job is there alone"
-    );
+    assert_eq!(jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [done[0].placed.id], "only its job exists");
     assert_eq!(s.schedule(&id).await.and_then(|of| of.landed), Some(done[0]), "the record says so");
 }
 
@@ -292,7 +289,7 @@ pub async fn a_refused_job_leaves_the_schedule_as_it_was(s: &dyn Stage) {
     let quota = Quotas::from([(q.namespace.clone(), Quota { jobs: 1, ..Quota::default() })]);
     ok("set_quotas", s.engine().set_quotas(&quota).await);
     let mut version = version;
-    // What is refused takes no room, however often it is tried: each time there is room for one.
+    // A refused step reserves nothing, however often it is retried: each time there is space for one.
     for (n, there) in ["1", "2", "2"].into_iter().enumerate() {
         let more = with(put(Some(FAR)), job(&q, "2"), s);
         let before = s.schedule(&id).await;
@@ -311,7 +308,7 @@ pub async fn a_refused_job_leaves_the_schedule_as_it_was(s: &dyn Stage) {
         }
         version = s.stepped(&id, Some(version), more).await.0;
     }
-    assert_eq!(s.drain(&q).await, ["2"], "the last one");
+    assert_eq!(s.drain(&q).await, ["2"], "the last job");
     s.stepped(&id, Some(version), put(None)).await;
 }
 
@@ -339,14 +336,14 @@ pub async fn steps_fail_alone(s: &dyn Stage) {
         assert_eq!(is_done, n % 3 != 0, "step {n} answers {answer:?}");
         assert_eq!(s.schedule(&schedule(&format!("s{n}"))).await.is_none(), n % 3 == 0, "schedule {n}");
     }
-    assert_eq!(s.drain(&q).await.len(), 1 + 13, "the jobs of those that are done");
+    assert_eq!(s.drain(&q).await.len(), 1 + 13, "the jobs of the steps that succeeded");
 }
 
-/// Guards against what is due being overlooked, or told in another order.
+/// Guards against due schedules that are omitted or listed in another order.
 pub async fn what_is_due_is_told_the_earliest_first(s: &dyn Stage) {
-    assert_eq!(s.due(10).await.schedules, [], "there is none");
+    assert_eq!(s.due(10).await.schedules, [], "there are no schedules");
     let now = s.due(1).await.now;
-    // Somebody else is about to place it, and then it is due again.
+    // Another server is about to place it, after which it is due again.
     let (late, _) = s.stepped(&schedule("late"), None, new(Some(PAST))).await;
     let list = DueList::Within(10, std::time::Duration::from_secs(60));
     let due = ok("due_schedules", s.engine().due_schedules(list).await);
@@ -358,7 +355,7 @@ pub async fn what_is_due_is_told_the_earliest_first(s: &dyn Stage) {
     {
         s.stepped(&schedule(name), None, new(next)).await;
     }
-    assert_eq!(s.due_names(10).await, ["a", "b", "c"], "those that are due");
+    assert_eq!(s.due_names(10).await, ["a", "b", "c"], "the due schedules");
     let due = s.due(2).await;
     assert_eq!(due.schedules.len(), 2, "two at most");
     assert!(due.next.is_zero(), "there are more: {:?}", due.next);
@@ -376,7 +373,7 @@ pub async fn what_is_due_is_told_the_earliest_first(s: &dyn Stage) {
     }
     assert!(from.is_none(), "it ends");
     let ever: BTreeSet<_> = ever.iter().map(|of| of.id.name.as_str()).collect();
-    assert_eq!(Vec::from_iter(ever), ["a", "b", "c", "far", "never"], "those that are ever due");
+    assert_eq!(Vec::from_iter(ever), ["a", "b", "c", "far", "never"], "the schedules with a next time");
     let list = DueList::Within(10, std::time::Duration::from_secs(60));
     let lately = ok("due_schedules", s.engine().due_schedules(list).await).schedules;
     assert_eq!(lately.iter().map(|of| of.id.name.as_str()).collect::<Vec<_>>(), ["c"], "those due lately");
@@ -397,7 +394,7 @@ pub async fn what_is_due_is_told_the_earliest_first(s: &dyn Stage) {
     assert_eq!(s.due_names(10).await, ["soon"], "its time has come");
 }
 
-/// Guards against a job before its time, also when who places believes otherwise.
+/// Guards against an early job, even if the placer's clock is ahead.
 pub async fn nothing_is_placed_early(s: &dyn Stage) {
     let (id, q) = (schedule("s"), queue("q"));
     let at = s.due(1).await.now + 200;
@@ -428,7 +425,7 @@ pub async fn a_living_job_is_kept_or_replaced_by_its_key(s: &dyn Stage) {
     let (version, landed) =
         s.stepped(&id, Some(version), with(put(Some(PAST)), draft("2", OnConflict::Keep), s)).await;
     let kept = landed.expect("a job").placed;
-    assert_eq!((kept.how, kept.id), (How::Duplicate, first.id), "the first one lives");
+    assert_eq!((kept.how, kept.id), (How::Duplicate, first.id), "the first job lives");
     let stored = s.schedule(&id).await.and_then(|of| of.landed).map(|landed| landed.placed);
     assert_eq!(stored.map(|of| (of.how, of.id)), Some((How::Duplicate, first.id)), "the record says which");
     let step = with(put(Some(PAST)), draft("3", OnConflict::Replace), s);
@@ -452,7 +449,7 @@ pub async fn a_living_job_is_kept_or_replaced_by_its_key(s: &dyn Stage) {
 /// Guards against an occurrence beside another producer's job that has its key, wherever that lies.
 pub async fn jobs_of_others_with_its_key_count(s: &dyn Stage) {
     let q = queue("q");
-    // Of so many keys some belong to other parts of a store than the schedule.
+    // With this many keys, some belong to other partitions than the schedule.
     for n in 0..8 {
         let (id, key) = (schedule(&format!("s{n}")), format!("k{n}"));
         let draft = |body: &str, on_conflict| job(&q, body).tries(2).key_or(&key, on_conflict);
@@ -513,7 +510,7 @@ pub async fn schedules_are_bounded(s: &dyn Stage) {
     );
 }
 
-/// Guards against a schedule that goes on after it was deleted.
+/// Guards against a schedule that continues after it was deleted.
 pub async fn a_deleted_schedule_places_nothing_and_its_jobs_stay(s: &dyn Stage) {
     let (id, q) = (schedule("s"), queue("q"));
     let (version, _) = s.stepped(&id, None, with(new(Some(PAST)), job(&q, "1"), s)).await;
@@ -571,10 +568,10 @@ pub async fn a_placed_job_notifies(s: &dyn Stage) {
     let (id, q) = (schedule("s"), queue("q"));
     let notified = Notified::attach(&*s.engine(), std::slice::from_ref(&q));
     s.stepped(&id, None, with(new(None), job(&q, "1"), s)).await;
-    assert!(notified.next().await.contains(&q), "its consumers are told");
+    assert!(notified.next().await.contains(&q), "its consumers are notified");
 }
 
-/// Guards against figures that drift from what is there.
+/// Guards against counts that drift from the actual numbers.
 pub async fn schedules_are_counted_by_state(s: &dyn Stage) {
     let in_state = |state| SchedulePut { state, ..new(Some(FAR)) };
     let mut versions = Vec::new();
@@ -590,7 +587,7 @@ pub async fn schedules_are_counted_by_state(s: &dyn Stage) {
     assert_eq!(s.due(1).await.counts, [0, 0, 1, 1, 0]);
 }
 
-/// Guards against a schedule that stays behind, or is there twice, when its jobs go elsewhere.
+/// Guards against a schedule that is left behind or duplicated when its jobs go to another queue.
 pub async fn a_schedule_follows_its_queue(s: &dyn Stage) {
     let id = schedule("s");
     let mut version = s.stepped(&id, None, new(Some(PAST))).await.0;
@@ -634,7 +631,7 @@ pub async fn a_dropped_step_happened_or_did_not(s: &dyn Stage) {
         placed += now.step - version.step;
         version = now;
     }
-    assert_eq!(s.drain(&q).await.len() as u64, placed, "as many jobs as the record says");
+    assert_eq!(s.drain(&q).await.len() as u64, placed, "the number of jobs in the record");
 }
 
 /// Guards against a walk that leaves some out: since an answer has its bound, or since others move on meanwhile.
@@ -654,7 +651,7 @@ pub async fn a_walk_through_all_leaves_none_out(s: &dyn Stage) {
         let list = DueList::Ever { from, limit: 20 };
         let part = ok("due_schedules", s.engine().due_schedules(list).await);
         seen.extend(part.schedules.iter().map(|of| of.id.name.to_string()));
-        // Some that it has not come to yet go far behind, others come first.
+        // Some that it has not reached move far back, others to the front.
         for n in [parts * 7 % COUNT, parts * 11 % COUNT] {
             let version = s.schedule(&id(n)).await.map(|of| of.version);
             s.stepped(&id(n), version, put(Some(if n % 2 == 0 { FAR } else { PAST }))).await;

@@ -1,5 +1,5 @@
-//! A stage is where a law is played: one empty store, its time, and what this kind of store may do otherwise.
-//! Laws speak to the engine through the helpers here, so that a failure says what was expected of which call.
+//! A stage runs laws: one empty store, its time, and its permitted differences. Laws call the engine through these
+//! helpers, so that failures name the call and the expectation.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -30,14 +30,17 @@ pub const LONG: Duration = Duration::from_secs(3600);
 /// Where stores may differ. A law about such a thing asks here.
 #[derive(Clone, Copy, Debug)]
 pub struct Differences {
-    /// Time moves by `advance` only, so that instants can be told apart to the millisecond.
+    /// Time moves by `advance` only, so that instants are exact to the millisecond.
     pub virtual_time: bool,
-    /// Sizes leave out acked and expired jobs. Otherwise they may count them.
+    /// Sizes exclude acked and expired jobs. Otherwise they may include them.
     pub exact_sizes: bool,
     /// The longest that a pump's `next` may be; `None` when only this process writes to the store.
     pub horizon: Option<Duration>,
     /// How far ids and `elapsed` may be from the store's clock.
     pub slack: Duration,
+    /// Whether the store has all verbs. The compact layout, in whose place another one comes, lacks the newest: a
+    /// release beyond the ttl does not kill there.
+    pub complete: bool,
 }
 
 /// One empty store with its time.
@@ -98,6 +101,7 @@ impl Stage for VirtualStage {
             exact_sizes: self.exact_sizes,
             horizon: None,
             slack: Duration::ZERO,
+            complete: true,
         }
     }
 }
@@ -160,7 +164,7 @@ impl dyn Stage + '_ {
         self.put_all([draft]).await.remove(0)
     }
 
-    /// Publishes jobs in batches as large as a call may be, and a batch of up to 64 in one call.
+    /// Publishes jobs in maximum batches; up to 64 in one call.
     pub async fn put_all(&self, drafts: impl IntoIterator<Item = Draft>) -> Vec<NewJob> {
         let jobs: Vec<NewJob> = drafts.into_iter().map(|draft| draft.make(self)).collect();
         for batch in jobs.chunks(MAX_PUBLISH) {
@@ -228,7 +232,7 @@ impl dyn Stage + '_ {
         jobs
     }
 
-    /// The job by id, in whatever state.
+    /// Reads the job by id, in any state.
     pub async fn find(&self, job: &impl Named) -> Option<Job> {
         ok("inspect_stored", self.engine().inspect_stored(&job.name()).await)
     }
@@ -282,8 +286,7 @@ impl dyn Stage + '_ {
         ok("inspect_by_key", self.engine().inspect_by_key(queue, &job_key(key)).await)
     }
 
-    /// Everything that is known of a job.
-    /// The receipt of a job that runs with so many tries left.
+    /// Returns the receipt of a job that runs with `tries_left`.
     pub async fn receipt(&self, job: &impl Named, tries_left: u16) -> Option<Receipt> {
         let JobRef { queue, id } = job.name();
         let view = self.engine().inspect(&queue, By::Id(id), Detail::HeldWith(tries_left)).await;
@@ -331,7 +334,7 @@ impl dyn Stage + '_ {
         let page =
             ok("list_jobs", self.engine().list_jobs(queue, list).await).expect("a cursor of this list");
         assert!(page.jobs.len() <= limit, "asked for {limit}, got {}", page.jobs.len());
-        assert!(page.scanned >= page.jobs.len() as u64, "what is shown was looked at: {page:?}");
+        assert!(page.scanned >= page.jobs.len() as u64, "every listed job was scanned: {page:?}");
         page
     }
 
@@ -349,12 +352,12 @@ impl dyn Stage + '_ {
         panic!("the {state:?} jobs of {queue} are listed without end: {} so far", all.len());
     }
 
-    /// What the list of queues says of one of them.
+    /// Returns a queue's entry in the list of queues.
     pub async fn queue_view(&self, queue: &Queue) -> Option<QueueView> {
         self.queue_views(queue, 100).await.into_iter().find(|view| view.queue == *queue)
     }
 
-    /// All queues of the namespace of this one, read in pages of `limit`.
+    /// Lists all queues of this one's namespace in pages of `limit`.
     pub async fn queue_views(&self, queue: &Queue, limit: usize) -> Vec<QueueView> {
         let (mut all, mut after) = (Vec::new(), None);
         for _ in 0..1000 {

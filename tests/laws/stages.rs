@@ -1,13 +1,14 @@
 //! The laws on every engine, every wrapper and every admin store. The lists of laws are in main.rs.
 //!
-//! On the models, which other tests stand on, they show that the laws can be kept, and that the models are what
-//! they claim to be.
+//! On the models, used by other tests, they show that the laws are consistent and that the models conform to them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::admin_stage::{AdminStage, MemoryAdmin};
+use crate::dead_age::AGE;
+use crate::settings_stage::{MemorySettings, SettingsStage};
 use crate::stage::{Differences, RealStage, Stage, VirtualStage, manual_clock};
 use crate::support::disk_store::open_disk;
 use crate::support::model::ModelEngine;
@@ -16,23 +17,28 @@ use crate::support::redis_server::RedisServer;
 use dormouse::admin::disk::DiskAdmin;
 use dormouse::clock::{ManualClock, SystemClock};
 use dormouse::engine::Engine;
-use dormouse::engine::disk::DiskEngine;
+use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::Migration;
 use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisEngine, SpreadRules};
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
+use dormouse::settings::disk::DiskSettings;
+use dormouse::settings::redis::RedisSettings;
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
-/// What is different about a Redis: its own clock, sizes that count what is acked or expired, and other
-/// servers that write to it.
+/// Differences of Redis: its own clock, sizes that include acked or expired jobs, and other servers that write to it.
 const REDIS: Differences = Differences {
     virtual_time: false,
     exact_sizes: false,
     horizon: Some(Duration::from_secs(1)),
     slack: Duration::from_millis(10),
+    complete: true,
 };
+
+/// What is different about a Redis in the compact layout.
+const COMPACT: Differences = Differences { complete: false, ..REDIS };
 
 fn metered(engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
     Arc::new(Metered::new(engine, &PoolName::default_pool(), &Metrics::default()))
@@ -44,7 +50,7 @@ fn virtual_disk() -> (Arc<DiskEngine>, Arc<ManualClock>, TempDir) {
     (engine, clock, dir)
 }
 
-/// What is different about a disk: sizes may count what is acked or expired until it is swept.
+/// Differences of disk: sizes may include acked or expired jobs until they are swept.
 fn disk_stage(
     engine: Arc<dyn Engine>,
     clock: Arc<ManualClock>,
@@ -75,12 +81,31 @@ async fn open_redis() -> (Arc<RedisEngine>, RedisServer) {
     (engine.expect("the Redis answers"), redis)
 }
 
+async fn model_with_dead_age() -> impl Stage {
+    let clock = manual_clock();
+    let mut model = ModelEngine::new(clock.clone());
+    model.dead_ttl = Some(AGE);
+    VirtualStage::new(Arc::new(model), clock, ())
+}
+
+async fn disk_with_dead_age() -> impl Stage {
+    let (clock, dir) = (manual_clock(), TempDir::new().expect("a temporary directory"));
+    let options = DiskOptions { dead_ttl: AGE, ..DiskOptions::new(dir.path().join("jobs"), clock.clone()) };
+    disk_stage(DiskEngine::open(options).expect("an empty directory opens"), clock, dir)
+}
+
+async fn redis_with_dead_age() -> impl Stage {
+    let redis = RedisServer::start();
+    let engine = RedisEngine::connect_with(redis.address(), &PoolName::default_pool(), AGE).await;
+    RealStage::new(engine.expect("the Redis answers"), REDIS, redis)
+}
+
 async fn redis() -> impl Stage {
     let (engine, server) = open_redis().await;
     RealStage::new(engine, REDIS, server)
 }
 
-/// Every queue is spread, and a job may be handed out before one that has been ready for so much longer elsewhere.
+/// Spreads every queue; a job may be delivered up to `ahead` before one that has been ready longer elsewhere.
 fn everything(ahead: Duration) -> SpreadRules {
     SpreadRules { spread: vec!["*/*".into()], ahead, ..SpreadRules::default() }
 }
@@ -99,18 +124,18 @@ async fn open_compact_with(partitions: u16, spread: SpreadRules) -> (Arc<Compact
 
 async fn compact() -> impl Stage {
     let (engine, server) = open_compact(1).await;
-    RealStage::new(engine, REDIS, server)
+    RealStage::new(engine, COMPACT, server)
 }
 
-/// Every queue in eight partitions, of which none goes ahead of the others.
+/// Creates a stage with every queue in eight partitions, none of which may go ahead.
 async fn spread_over_8() -> impl Stage {
     let (engine, server) = open_compact_with(8, everything(Duration::ZERO)).await;
-    RealStage::new(engine, REDIS, server)
+    RealStage::new(engine, COMPACT, server)
 }
 
 async fn compact_of_8() -> impl Stage {
     let (engine, server) = open_compact(8).await;
-    RealStage::new(engine, REDIS, server)
+    RealStage::new(engine, COMPACT, server)
 }
 
 /// The cluster that every stage on one has in common.
@@ -144,13 +169,13 @@ async fn open_cluster_with(spread: SpreadRules) -> (Arc<CompactEngine>, Arc<Redi
 
 async fn cluster() -> impl Stage {
     let (engine, cluster) = open_cluster().await;
-    RealStage::new(engine, REDIS, cluster)
+    RealStage::new(engine, COMPACT, cluster)
 }
 
 /// Every queue over all masters, as servers have it.
 async fn cluster_spread() -> impl Stage {
     let (engine, cluster) = open_cluster_with(everything(Duration::from_secs(1))).await;
-    RealStage::new(engine, REDIS, cluster)
+    RealStage::new(engine, COMPACT, cluster)
 }
 
 async fn moving(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Arc<dyn Engine> {
@@ -180,57 +205,57 @@ async fn disk_to_redis() -> impl Stage {
 
 async fn redis_to_compact() -> impl Stage {
     let ((old, server), (new, new_server)) = (open_redis().await, open_compact(8).await);
-    RealStage::new(moving(old, new).await, REDIS, (server, new_server))
+    RealStage::new(moving(old, new).await, COMPACT, (server, new_server))
 }
 
 async fn compact_to_redis() -> impl Stage {
     let ((old, server), (new, new_server)) = (open_compact(8).await, open_redis().await);
-    RealStage::new(moving(old, new).await, REDIS, (server, new_server))
+    RealStage::new(moving(old, new).await, COMPACT, (server, new_server))
 }
 
 async fn compact_to_disk() -> impl Stage {
     let ((old, server), (new, dir)) = (open_compact(1).await, open_disk(Arc::new(SystemClock::default())));
-    RealStage::new(moving(old, new).await, REDIS, (server, dir))
+    RealStage::new(moving(old, new).await, COMPACT, (server, dir))
 }
 
 async fn disk_to_compact() -> impl Stage {
     let ((old, dir), (new, server)) = (open_disk(Arc::new(SystemClock::default())), open_compact(1).await);
-    RealStage::new(moving(old, new).await, REDIS, (server, dir))
+    RealStage::new(moving(old, new).await, COMPACT, (server, dir))
 }
 
 async fn redis_to_cluster() -> impl Stage {
     let ((old, server), (new, cluster)) = (open_redis().await, open_cluster().await);
-    RealStage::new(moving(old, new).await, REDIS, (server, cluster))
+    RealStage::new(moving(old, new).await, COMPACT, (server, cluster))
 }
 
 async fn cluster_to_redis() -> impl Stage {
     let ((old, cluster), (new, server)) = (open_cluster().await, open_redis().await);
-    RealStage::new(moving(old, new).await, REDIS, (cluster, server))
+    RealStage::new(moving(old, new).await, COMPACT, (cluster, server))
 }
 
 async fn compact_to_cluster() -> impl Stage {
     let ((old, server), (new, cluster)) = (open_compact(1).await, open_cluster().await);
-    RealStage::new(moving(old, new).await, REDIS, (server, cluster))
+    RealStage::new(moving(old, new).await, COMPACT, (server, cluster))
 }
 
 async fn cluster_to_compact() -> impl Stage {
     let ((old, cluster), (new, server)) = (open_cluster().await, open_compact(1).await);
-    RealStage::new(moving(old, new).await, REDIS, (cluster, server))
+    RealStage::new(moving(old, new).await, COMPACT, (cluster, server))
 }
 
 async fn disk_to_cluster() -> impl Stage {
     let ((old, dir), (new, cluster)) = (open_disk(Arc::new(SystemClock::default())), open_cluster().await);
-    RealStage::new(moving(old, new).await, REDIS, (dir, cluster))
+    RealStage::new(moving(old, new).await, COMPACT, (dir, cluster))
 }
 
 async fn cluster_to_disk() -> impl Stage {
     let ((old, cluster), (new, dir)) = (open_cluster().await, open_disk(Arc::new(SystemClock::default())));
-    RealStage::new(moving(old, new).await, REDIS, (cluster, dir))
+    RealStage::new(moving(old, new).await, COMPACT, (cluster, dir))
 }
 
 async fn cluster_to_cluster() -> impl Stage {
     let ((old, cluster), (new, _)) = (open_cluster().await, open_cluster().await);
-    RealStage::new(moving(old, new).await, REDIS, cluster)
+    RealStage::new(moving(old, new).await, COMPACT, cluster)
 }
 
 async fn admin_model() -> AdminStage {
@@ -257,10 +282,34 @@ async fn admin_cluster() -> AdminStage {
     AdminStage::new(store, None, cluster)
 }
 
+async fn settings_model() -> SettingsStage {
+    SettingsStage::new(Arc::new(MemorySettings::default()), ())
+}
+
+async fn settings_disk() -> SettingsStage {
+    let (engine, dir) = open_disk(Arc::new(SystemClock::default()));
+    SettingsStage::new(Arc::new(DiskSettings::new(&engine)), (engine, dir))
+}
+
+async fn settings_redis() -> SettingsStage {
+    let redis = RedisServer::start();
+    let admin = crate::support::redis_admin::open_admin_redis(&redis).await;
+    SettingsStage::new(Arc::new(RedisSettings::new(&admin)), redis)
+}
+
+async fn settings_cluster() -> SettingsStage {
+    let cluster = shared_cluster().await;
+    let admin = crate::support::redis_admin::open_admin(&cluster.address(), &next_prefix()).await;
+    SettingsStage::new(Arc::new(RedisSettings::new(&admin)), cluster)
+}
+
 crate::laws!(on_model, model, virtual_time, verbs);
 crate::laws!(on_disk, disk, virtual_time, verbs);
 crate::laws!(on_disk_metered, metered_disk, virtual_time, verbs);
 crate::laws!(on_redis, redis, verbs);
+crate::laws_of!(on_model_with_dead_age, model_with_dead_age, dead_age);
+crate::laws_of!(on_disk_with_dead_age, disk_with_dead_age, dead_age);
+crate::laws_of!(on_redis_with_dead_age, redis_with_dead_age, dead_age);
 crate::laws!(on_compact, compact, verbs);
 crate::laws!(on_compact_of_8, compact_of_8, verbs);
 crate::spread_laws_together!(on_compact_spread, spread_over_8, (), false);
@@ -281,6 +330,10 @@ crate::laws_together!(migrating_cluster_to_compact, cluster_to_compact, shared_c
 crate::laws_together!(migrating_disk_to_cluster, disk_to_cluster, shared_cluster().await, verbs);
 crate::laws_together!(migrating_cluster_to_disk, cluster_to_disk, shared_cluster().await, verbs);
 crate::laws_together!(migrating_cluster_to_cluster, cluster_to_cluster, shared_cluster().await, verbs);
+crate::settings_laws!(settings_on_model, settings_model);
+crate::settings_laws!(settings_on_disk, settings_disk);
+crate::settings_laws!(settings_on_redis, settings_redis);
+crate::settings_laws!(settings_on_cluster, settings_cluster);
 crate::admin_laws!(admin_on_model, admin_model);
 crate::admin_laws!(admin_on_disk, admin_disk);
 crate::admin_laws!(admin_on_redis, admin_redis);

@@ -51,7 +51,7 @@ pub async fn stats_count_timers_ready_and_dead(s: &dyn Stage) {
     }
 }
 
-/// Guards against a queue that nobody consumes and a pump that does not keep up, of which no gauge says anything.
+/// Guards against a queue without consumers, and a pump that falls behind, without any gauge showing it.
 pub async fn stats_say_how_late_it_is(s: &dyn Stage) {
     let (q, late) = (queue("q"), Duration::from_millis(1300));
     s.put(job(&q, "delayed").delay(SHORT)).await;
@@ -76,7 +76,7 @@ pub async fn stats_say_how_late_it_is(s: &dyn Stage) {
     assert_eq!((oldest, stats.overdue), (None, None), "nothing is ready, and nothing due");
 }
 
-/// Guards against "nobody consumes" of a queue that somebody works on, and against its opposite.
+/// Guards against reporting a consumed queue as without consumers, and the opposite.
 pub async fn stats_tell_the_head_from_other_jobs(s: &dyn Stage) {
     let (q, other) = (queue("q"), queue("other"));
     let head = async |q: &Queue| {
@@ -89,22 +89,22 @@ pub async fn stats_tell_the_head_from_other_jobs(s: &dyn Stage) {
     assert!(first.is_some() && of_other.is_some(), "both have ready jobs: {first:?} {of_other:?}");
     s.put(job(&q, "behind").tries(9)).await;
     s.advance(SHORT).await;
-    assert_eq!(head(&q).await, first, "what is published stands behind it");
+    assert_eq!(head(&q).await, first, "a new job is behind it");
     let held = s.take_one(&q, LONG).await;
     let second = head(&q).await;
     assert!(second.is_some() && second != first, "another job is at the head: {second:?}");
-    assert_eq!(head(&other).await, of_other, "nobody touched the other queue");
+    assert_eq!(head(&other).await, of_other, "the other queue is unchanged");
     s.advance(Duration::from_millis(5)).await;
     let released = s.release(&held, held.proof(), dormouse::engine::Release::default()).await;
     assert!(matches!(released, dormouse::engine::Held::Done(_)), "it is held: {released:?}");
     let back = head(&q).await;
-    // The same job: a store may tell it from what it was, and need not.
-    assert!(back.is_some() && back != second, "it came back to the head: {back:?}");
+    // The same job: a store may distinguish its deliveries, but need not.
+    assert!(back.is_some() && back != second, "it returned to the head: {back:?}");
     s.drain(&q).await;
     assert_eq!(head(&q).await, None, "nothing is ready");
 }
 
-/// Guards against a forecast that leaves jobs out, counts them twice, or counts those of others.
+/// Guards against a forecast that omits jobs, counts them twice, or includes those of other queues.
 pub async fn delays_are_counted_by_when_they_end(s: &dyn Stage) {
     const HOUR: Millis = 3_600_000;
     let (a, b, other) = (queue_in("a", "q"), queue_in("a", "r"), queue_in("ab", "q"));
@@ -182,10 +182,10 @@ pub async fn a_job_says_when_it_was_due(s: &dyn Stage) {
     };
     assert!(due_at + slack >= before + 200, "released at {before} for 200 ms, until {due_at}");
     s.pass(Duration::from_millis(300)).await;
-    assert_eq!(s.take_one(&q, LONG).await.due, due_at, "when its release was over");
+    assert_eq!(s.take_one(&q, LONG).await.due, due_at, "at the end of its release");
 }
 
-/// What an observer was told.
+/// Events reported to an observer.
 #[derive(Debug, Default)]
 struct Told(Mutex<BTreeMap<(&'static str, String), u64>>);
 
@@ -231,7 +231,7 @@ impl Observer for Told {
     }
 }
 
-/// Guards against counters of deaths that hang on who notices, and that take a delay for a hand-over.
+/// Guards against death counters that depend on which server notices, and that count a delay as a delivery.
 pub async fn what_no_answer_says_is_told_to_observers(s: &dyn Stage) {
     let (told, twice, once) = (Arc::new(Told::default()), queue("twice"), queue("once"));
     s.engine().observe(told.clone());

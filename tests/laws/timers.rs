@@ -18,7 +18,7 @@ pub async fn a_delayed_job_is_not_handed_out_before_it_is_due(s: &dyn Stage) {
     assert_eq!(s.take(&q, 9, LONG).await, [], "the others sleep for an hour");
 }
 
-/// Guards against times cut to whole seconds or to a tick: a job knows how old it is when it is handed out.
+/// Guards against times truncated to seconds or ticks: a job knows its age when it is delivered.
 pub async fn a_delayed_job_is_never_early_by_its_own_account(s: &dyn Stage) {
     let q = queue("q");
     let delays: Vec<Duration> = (1..=6).map(|i| Duration::from_millis(i * 17)).collect();
@@ -52,7 +52,7 @@ pub async fn jobs_due_together_come_in_publish_order_whatever_their_tries(s: &dy
     assert_eq!(s.drain(&q).await, ["0", "1", "2", "3", "4", "5", "6"], "publish order");
 }
 
-/// Guards against a pump that moves what it finds first.
+/// Guards against a pump that moves jobs in arbitrary order.
 pub async fn jobs_come_in_the_order_they_are_due(s: &dyn Stage) {
     let q = queue("q");
     let drafts = [30, 10, 20, 5].map(|i| job(&q, i.to_string()).delay(Duration::from_millis(i)));
@@ -142,7 +142,7 @@ pub async fn an_earlier_publish_wakes_the_pump(s: &dyn Stage) {
     assert!(woken.is_ok(), "a publish while the pump slept should wake it within {TIMEOUT:?}");
 }
 
-/// Guards against a running job that comes back late because its ttr ends before the next delayed job.
+/// Guards against a running job redelivered late because its ttr ends before the next delayed job.
 pub async fn a_short_ttr_wakes_the_pump(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "far").delay(LONG)).await;

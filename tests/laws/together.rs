@@ -15,12 +15,12 @@ pub type Law = (&'static str, fn() -> Pin<Box<dyn Future<Output = ()>>>);
 
 /// How many are played at the same time: most of a law's time is waiting.
 const AT_A_TIME: usize = 12;
-/// The longest that one may take.
+/// Maximum duration of one law.
 const END: Duration = Duration::from_secs(60);
 
-/// The laws about the order of a whole queue, which one that is spread does not keep: the bound takes their place, which
-/// tests/redis/spread.rs holds. Each line of order.txt is a law and why; those that are not kept even where no partition may
-/// go ahead of the others begin with `ties`.
+/// Laws about the order of a whole queue, which a spread queue does not keep; tests/redis/spread.rs checks its weaker
+/// bound instead. Each line of order.txt is a law and the reason; those not kept even if no partition may go ahead
+/// begin with `ties`.
 fn order() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/laws/order.txt");
     std::fs::read_to_string(path).expect("a file of this repository")
@@ -51,7 +51,7 @@ pub async fn play(laws: Vec<Law>) {
     for (name, law) in laws.into_iter().filter(|(name, _)| name.contains(&wanted)) {
         let room = room.clone();
         let play = async move {
-            let _place = room.acquire_owned().await.expect("nobody closes it");
+            let _place = room.acquire_owned().await.expect("it is never closed");
             // On a thread of its own: not every law may move between threads.
             let runtime = Handle::current();
             let played = spawn_blocking(move || runtime.block_on(async { timeout(END, law()).await })).await;

@@ -7,10 +7,10 @@ use crate::support::engine_ext::EngineExt;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Guards against a life that begins anew when the job is due, handed out, or back.
+/// Guards against a time to live that restarts when the job is due, delivered, or returned.
 pub async fn ttl_is_counted_from_publish(s: &dyn Stage) {
     let q = queue("q");
-    // In virtual time the store's clock tells what was spent. Of a real store it is an estimate, and ours is exact.
+    // In virtual time the store's clock is exact. For a real store we measure the time ourselves.
     let (before, began) = (s.engine().now(), Instant::now());
     s.put(job(&q, "job").delay(SHORT).ttl(LONG).tries(9)).await;
     for times in 1..=3 {
@@ -44,7 +44,7 @@ pub async fn a_ready_job_expires(s: &dyn Stage) {
     is_gone(s, &new, "an expired ready job").await;
 }
 
-/// Guards against a job that is due and expired at once, and handed out.
+/// Guards against delivering a job that becomes due and expires at the same time.
 pub async fn a_delayed_job_expires(s: &dyn Stage) {
     let new = s.put(job(&queue("q"), "job").ttl(LIFE).delay(SHORT)).await;
     let equal = s.put(job(&queue("r"), "job").ttl(LIFE).delay(LIFE)).await;
@@ -56,7 +56,7 @@ pub async fn a_delayed_job_expires(s: &dyn Stage) {
     }
 }
 
-/// Guards against a running job that comes back after its life.
+/// Guards against redelivering a running job after it expired.
 pub async fn a_running_job_expires_and_does_not_come_back(s: &dyn Stage) {
     let q = queue("q");
     let new = s.put(job(&q, "job").ttl(LIFE).tries(5)).await;

@@ -55,10 +55,10 @@ pub async fn a_returning_job_goes_to_the_tail(s: &dyn Stage) {
     s.take_one(&q, SHORT).await;
     s.pass(SHORT).await;
     s.put(job(&q, "4")).await;
-    assert_eq!(s.drain(&q).await, ["2", "3", "1", "4"], "1 returned behind those that were ready");
+    assert_eq!(s.drain(&q).await, ["2", "3", "1", "4"], "1 returned behind the ready jobs");
 }
 
-/// Guards against an order of return that hangs on tries or on the order of hand-over.
+/// Guards against an order of return that depends on tries or on the order of delivery.
 pub async fn running_jobs_that_return_together_come_in_publish_order(s: &dyn Stage) {
     let q = queue("q");
     let tries = [9, 2, 300, 3, 2];

@@ -29,7 +29,7 @@ fn scripts(layout: &str) -> String {
     texts.collect()
 }
 
-/// A server's ports, and what they are asked.
+/// A server's ports, and requests to them.
 struct Ports<'a> {
     redises: Vec<&'a RedisServer>,
     api: String,
@@ -60,7 +60,7 @@ impl Ports<'_> {
         (status, serde_json::from_str(&text).unwrap_or_default())
     }
 
-    /// What the Redis servers have refused: which command, and which key.
+    /// Returns the commands and keys that the Redis servers have refused.
     fn refused(&self) -> Vec<String> {
         let log = |of: &&RedisServer| {
             as_operator::<Vec<std::collections::HashMap<String, redis::Value>>>(of, &["ACL", "LOG"])
@@ -80,7 +80,7 @@ impl Ports<'_> {
         json["job_id"].as_str().expect("an id").to_owned()
     }
 
-    /// One hand-over: the job's path, and its receipt.
+    /// Consumes a job. Returns its path and its receipt.
     async fn consume(&self) -> (String, String) {
         let job = self.ok("GET", "/api/ns/q?timeout=5&ttr=30&receipt=1", "").await;
         let path = format!("/api/ns/q/job/{}", job["job_id"].as_str().expect("an id"));
@@ -117,7 +117,7 @@ impl Ports<'_> {
         }
         self.ok("GET", "/api/ns/q/key/k", "").await;
         self.ask("DELETE", "/api/ns/q/key/k", "", &[]).await;
-        // What ends a hand-over.
+        // Calls that end a delivery.
         for _ in 0..12 {
             self.publish("tries=1").await;
         }
@@ -147,7 +147,7 @@ impl Ports<'_> {
         self.ask("POST", "/api/ns/q/ack", &json!({"jobs": acks}).to_string(), &[]).await;
         self.ask("GET", "/api/ns/q,many?timeout=1&ttr=1&tries=1", "", &[]).await;
         self.ask("GET", "/api/ns/many,q?timeout=1&count=100&ttr=1", "", &[]).await;
-        // A consumer that leaves: what was popped for it goes back.
+        // A disconnecting consumer, whose popped jobs are returned.
         for _ in 0..3 {
             let poll = self.client.get(format!("http://{}/api/ns/empty?timeout=30", self.api));
             let _ = poll.timeout(std::time::Duration::from_millis(50)).send().await;
@@ -220,7 +220,7 @@ impl Ports<'_> {
     }
 }
 
-/// What the Redis says to its own user.
+/// Runs a command as the Redis's default user.
 fn as_operator<T: redis::FromRedisValue>(redis: &RedisServer, command: &[&str]) -> T {
     let client = redis::Client::open(format!("redis://{}", redis.addr())).expect("an address");
     let mut connection = client.get_connection().expect("it answers");
@@ -273,9 +273,9 @@ async fn suffice(layout: &str, toml: &str, redises: Vec<&RedisServer>, words: &[
     ports.all_verbs().await;
     process.signal("TERM");
     let said = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic").said;
-    assert_eq!(ports.refused(), [""; 0], "{layout}: what was refused\n{said}");
+    assert_eq!(ports.refused(), [""; 0], "{layout}: refused commands\n{said}");
     assert!(!said.contains("NOPERM"), "{layout}:\n{said}");
-    // The least: what the server never sends is not in the line.
+    // The list is minimal: commands that the server never sends are not in it.
     let stats = ports.redises.iter().map(|of| as_operator::<String>(of, &["INFO", "commandstats"]));
     let stats: Vec<String> = stats.collect();
     let used = |command: &str| stats.iter().any(|stats| stats.contains(&format!("cmdstat_{command}:")));

@@ -1,5 +1,4 @@
-//! Holds the sentences of the documentation about who may use whom (docs/design.md, "Map"),
-//! and the form that every module and script has.
+//! Checks the documented rules on imports (docs/design.md, "Map"), and the form of every module and script.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -52,7 +51,7 @@ fn without_tests(text: &str) -> &str {
     text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default()
 }
 
-/// Whether `word` stands in `line` by itself, not as a part of a longer word.
+/// Returns whether `line` contains `word` as a whole word.
 fn has_word(line: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {
@@ -94,6 +93,8 @@ fn only_the_server_names_a_concrete_engine() {
             "src/admin/redis.rs",
             "src/push/store/disk.rs",
             "src/push/store/redis.rs",
+            "src/settings/disk.rs",
+            "src/settings/redis.rs",
         ],
         |line| {
             ["DiskEngine", "RedisEngine", "CompactEngine", "RedisAdmin"]
@@ -130,11 +131,13 @@ fn only_a_server_and_two_clients_know_hyper() {
 #[test]
 fn only_the_redis_stores_know_redis() {
     hold(
-        "only src/engine/redis and the stores of src/admin and src/push know the Redis client",
-        &["src/engine/redis/", "src/admin/redis.rs", "src/push/store/redis.rs"],
+        "only src/engine/redis and the stores of src/admin, src/push and src/settings know the Redis client",
+        &["src/engine/redis/", "src/admin/redis.rs", "src/push/store/redis.rs", "src/settings/redis.rs"],
         |line| {
             line.contains("redis::")
-                && !["engine", "admin", "store"].iter().any(|of| line.contains(&format!("{of}::redis::")))
+                && !["engine", "admin", "store", "settings"]
+                    .iter()
+                    .any(|of| line.contains(&format!("{of}::redis::")))
         },
     );
 }
@@ -186,7 +189,12 @@ fn keys_of_redis_are_made_in_one_file_per_store() {
         ["\"j/", "\"q/", "\"d/", "\"m/", "\"tk/", "\"l/", "\"timer_set", "\"__throttler", "\"dormouse/"];
     hold(
         "keys of Redis are made in one file of each store",
-        &["src/engine/redis/layout/keys.rs", "src/admin/redis.rs", "src/push/store/redis.rs"],
+        &[
+            "src/engine/redis/layout/keys.rs",
+            "src/admin/redis.rs",
+            "src/push/store/redis.rs",
+            "src/settings/redis.rs",
+        ],
         |line| prefixes.iter().any(|prefix| line.contains(prefix)),
     );
     let mut wrong = String::new();
@@ -260,7 +268,10 @@ const PARTS: &[(&str, &[&str])] = &[
     ("push::store", &["clock", "error", "name"]),
     ("push::store::disk", &["push::store", "error", "name", "engine::disk"]),
     ("push::store::redis", &["push::store", "admin::redis", "clock", "engine::redis", "error", "name"]),
-    ("fleet", &["admin", "clock", "error", "random"]),
+    ("settings", &["error"]),
+    ("settings::disk", &["settings", "engine::disk", "error"]),
+    ("settings::redis", &["settings", "admin::redis", "engine::redis", "error"]),
+    ("fleet", &["clock", "error", "random", "settings"]),
     ("search", &["engine", "error", "job", "name"]),
     ("bulk", &["clock", "engine", "error", "job", "name", "process::tasks", "random", "search"]),
     ("history", &["name"]),
@@ -316,6 +327,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "push",
             "sampler",
             "scheduler",
+            "settings",
             "random",
         ],
     ),
@@ -464,6 +476,9 @@ const PARTS: &[(&str, &[&str])] = &[
             "sampler",
             "schedule",
             "scheduler",
+            "settings",
+            "settings::disk",
+            "settings::redis",
         ],
     ),
     ("main", &["cli", "server", "config", "process", "process::tasks"]),
@@ -471,10 +486,10 @@ const PARTS: &[(&str, &[&str])] = &[
     ("token-cli", &["cli"]),
 ];
 
-/// Imports that break the rules, and why they are there for now. One that is no longer there must leave the list.
+/// Imports that break the rules, with the reason. One that no longer exists must be removed.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[];
 
-/// One path of a source that leads to another place in the crate.
+/// A path in a source that refers to another module of the crate.
 struct Import {
     from: Vec<String>,
     to: Vec<String>,
@@ -487,10 +502,10 @@ fn module(path: &str) -> Vec<String> {
     path.split('/').filter(|part| !["mod", "lib"].contains(part)).map(str::to_owned).collect()
 }
 
-/// Every path in a file that begins with `crate`, `self`, `super`, `dormouse` or the name of a child module, made
-/// absolute. Also those in braces, and those that are used without an import.
+/// Returns every path in a file that begins with `crate`, `self`, `super`, `dormouse` or the name of a child module,
+/// made absolute. Includes those in braces and those used without an import.
 fn imports(source: &Source) -> Vec<Import> {
-    /// Reads one path or brace group from the front of `text`, and answers what follows it.
+    /// Reads one path or brace group from the front of `text`, and returns the rest.
     fn read<'a>(text: &'a str, path: &[String], found: &mut Vec<Vec<String>>) -> &'a str {
         let text = text.trim_start();
         if let Some(mut rest) = text.strip_prefix('{') {
@@ -502,7 +517,7 @@ fn imports(source: &Source) -> Vec<Import> {
                     None => return rest,
                     Some(_) => {
                         let after = read(rest, path, found);
-                        // What is neither a name nor a group, such as `*` or `as x`, is skipped.
+                        // Skips anything but a name or a group, such as `*` or `as x`.
                         rest = if after.len() < rest.len() { after } else { &rest[1..] };
                     }
                 }
@@ -603,8 +618,7 @@ fn files_do_not_import_each_other_in_circles() {
     }
     let seen: usize = graph.values().map(BTreeMap::len).sum();
     assert!(seen > 500, "only {seen} imports between files: this test looks for the wrong words");
-    // Takes files away that import nothing that is left, and files that nothing that is left imports. What remains
-    // stands in circles.
+    // Removes files that import no remaining file, and files that no remaining file imports. The rest forms cycles.
     loop {
         let before = graph.len();
         let imported: BTreeSet<String> = graph.values().flat_map(|to| to.keys().cloned()).collect();
@@ -621,10 +635,10 @@ fn files_do_not_import_each_other_in_circles() {
     assert!(graph.is_empty(), "files import each other in circles, by:\n{graph:#?}");
 }
 
-/// Names that several types may have. Each file's `Result` is the standard one with the error of its room.
+/// Names that several types may have. Each file's `Result` is the standard one with its module's error.
 const SHARED_NAMES: &[&str] = &["Result"];
 
-/// The types that a file declares for others.
+/// Returns the types that a file exports.
 fn types_of(source: &Source) -> BTreeSet<String> {
     let declared = |line: &str| {
         let line = match line.strip_prefix("pub(") {
@@ -652,7 +666,7 @@ fn home_of(
     home_of(passed_on, types, uses)
 }
 
-/// Guards against a word that means one thing in the file where it is read and another in the file that it comes from.
+/// Guards against a type name with different meanings in the file that uses it and the file that declares it.
 #[test]
 fn a_type_that_another_room_imports_has_its_name_for_itself() {
     let sources: Vec<Source> = sources("src", "rs").into_iter().filter(|s| s.path != "src/lib.rs").collect();
@@ -668,7 +682,7 @@ fn a_type_that_another_room_imports_has_its_name_for_itself() {
     for import in &imported {
         uses.entry(import.from.clone()).or_default().push(import.to.clone());
     }
-    // By the name of a type, who declares it, and which other parts know it by that name alone.
+    // By the name of a type: its declaring modules, and the modules that use it by that name alone.
     let mut known: BTreeMap<&str, BTreeMap<Vec<String>, BTreeSet<&str>>> = BTreeMap::new();
     for import in &imported {
         if let Some(home) = home_of(&import.to, &types, &uses)
@@ -793,7 +807,7 @@ fn paths_that_documents_and_comments_name_are_there() {
             }
         }
     }
-    assert!(wrong.is_empty(), "documents and comments name what is not there:\n{wrong}");
+    assert!(wrong.is_empty(), "documents and comments name missing paths:\n{wrong}");
     assert!(seen > 100, "only {seen} paths: this test looks for the wrong words");
 }
 
@@ -814,7 +828,7 @@ fn tests_that_documents_name_are_there() {
     }
     let (mut wrong, mut seen) = (String::new(), 0);
     for Source { path, text } in sources("docs", "md") {
-        // Who names a test says in which file it is.
+        // A reference to a test must name its file.
         for (i, line) in text.lines().enumerate().filter(|(_, line)| line.contains(".rs")) {
             for word in line.split('`').skip(1).step_by(2).filter(|word| is_test(word)) {
                 seen += 1;
@@ -832,14 +846,16 @@ fn tests_that_documents_name_are_there() {
 fn every_script_opens_with_keys_argv_returns_and_bound() {
     let (mut wrong, compact) = (String::new(), CompactScripts::read().preambles);
     for script in sources("lua", "lua") {
-        // The preambles stand before other scripts and are none themselves.
+        // Preambles precede other scripts and are not scripts themselves.
         let preambles = [
             "lua/base.lua",
             "lua/clock.lua",
+            "lua/dead.lua",
             "lua/details.lua",
             "lua/forget.lua",
             "lua/quotas.lua",
             "lua/schedules.lua",
+            "lua/settings.lua",
         ];
         let is_compact = |name: &String| script.path == format!("lua/compact/{name}.lua");
         if preambles.contains(&&*script.path) || compact.iter().any(is_compact) {

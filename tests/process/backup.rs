@@ -1,4 +1,4 @@
-//! `dormouse backup` and `GET /backup`: a copy while the server works, and what is refused.
+//! `dormouse backup` and `GET /backup`: a copy while the server runs, and refused requests.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ async fn token(admin: &str) -> String {
     made["token"].as_str().expect("a token").to_owned()
 }
 
-/// Publishes until told to stop. Answers the ids, and the longest time that an answer took.
+/// Publishes until stopped. Returns the ids, and the longest time of a reply.
 async fn publish(
     api: String,
     token: String,
@@ -67,7 +67,7 @@ async fn publish(
     longest
 }
 
-/// The ids of all jobs of a queue, which are handed out.
+/// Consumes all jobs of a queue, and returns their ids.
 async fn drain(api: &str, token: &str) -> BTreeSet<String> {
     let (client, mut ids) = (Client::new(), BTreeSet::new());
     loop {
@@ -194,7 +194,7 @@ async fn what_is_no_backup_is_refused_and_leaves_nothing() {
     let mut open = start(dir.path(), "jobs", "AdminHost = '0.0.0.0'");
     let port = open.address("admin").rsplit_once(':').expect("a port").1.to_owned();
     let refused = reqwest::get(format!("http://127.0.0.1:{port}/backup")).await.expect("it answers");
-    assert_eq!(refused.status(), 403, "whoever reaches the port would have all tokens");
+    assert_eq!(refused.status(), 403, "without accounts any client could read all tokens");
 }
 
 /// Guards against a copy that stays when its asker leaves, or its server is killed.
@@ -216,7 +216,7 @@ async fn one_at_a_time_and_a_copy_does_not_outlive_its_asker() {
     let url = format!("http://{admin}/backup");
     let slow = reqwest::get(&url).await.expect("it answers");
     assert_eq!(slow.headers()["content-type"], "application/x-tar");
-    assert!(copy.exists(), "nobody reads it yet");
+    assert!(copy.exists(), "the copy is not read yet");
     let second = reqwest::get(&url).await.expect("it answers");
     assert_eq!(
         (second.status().as_u16(), second.text().await.expect("a body").contains("under way")),
@@ -224,23 +224,23 @@ async fn one_at_a_time_and_a_copy_does_not_outlive_its_asker() {
     );
     drop(slow);
     let again = loop {
-        // The turn is free when the copy is gone.
+        // The next backup may start once the copy is deleted.
         let again = reqwest::get(&url).await.expect("it answers");
         if again.status() != 409 {
             break again;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     };
-    assert_eq!(again.status(), 200, "the turn is free");
-    assert!(copy.exists(), "nobody reads it yet");
+    assert_eq!(again.status(), 200, "the next backup may start");
+    assert!(copy.exists(), "the copy is not read yet");
     process.kill();
-    assert!(copy.exists(), "nobody could remove it");
+    assert!(copy.exists(), "a killed process cannot delete it");
     let mut process = start(dir.path(), "jobs", "");
     process.line_with("serving");
     assert!(!copy.exists(), "the start has");
 }
 
-/// Guards against a version that cannot read what this one wrote: tests/golden has a directory of its format.
+/// Guards against a version that cannot read this one's format: tests/golden has a directory in this format.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_of_this_format_opens() {
     let dir = TempDir::new().expect("a temporary directory");

@@ -1,5 +1,5 @@
-//! The nginx of docs/operations.md, as it stands there, before two servers on one Redis: both are restarted in turn under
-//! load with long polls, and one breaks off in the middle of a publish.
+//! The nginx configuration of docs/operations.md, unchanged, in front of two servers on one Redis: both are restarted
+//! in turn under load with long polls, and one disconnects during a publish.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -78,7 +78,7 @@ impl Caller {
         handshake(tls.connect(name, stream).await.map_err(|e| format!("TLS: {e}"))?).await
     }
 
-    /// The status and the body; why there is none.
+    /// Returns the status and the body, or an error.
     async fn call(&mut self, method: &str, path: &str, body: &str) -> Result<(u16, Bytes), String> {
         let request = hyper::Request::builder()
             .method(method)
@@ -115,7 +115,7 @@ where
     Ok(sender)
 }
 
-/// What the load has met.
+/// Results of the load.
 #[derive(Default)]
 struct Met {
     requests: AtomicUsize,
@@ -123,7 +123,7 @@ struct Met {
     failed: Mutex<Vec<String>>,
     /// The body of each publish that got 201.
     published: Mutex<BTreeSet<String>>,
-    /// How often each body was handed out, under which ids.
+    /// Number of deliveries of each body, by id.
     handed: Mutex<BTreeMap<String, BTreeSet<String>>>,
 }
 
@@ -145,7 +145,7 @@ impl Met {
     }
 }
 
-/// Publishes by PUT, and each other time by POST, until told to stop.
+/// Publishes by PUT and POST alternately, until stopped.
 async fn produce(mut caller: Caller, name: usize, stop: Arc<AtomicBool>, met: Arc<Met>) {
     for n in 0.. {
         if stop.load(Ordering::Relaxed) {
@@ -163,7 +163,7 @@ async fn produce(mut caller: Caller, name: usize, stop: Arc<AtomicBool>, met: Ar
     }
 }
 
-/// Waits for jobs and acks them, until told to stop and nothing is left.
+/// Waits for jobs and acks them, until stopped and the queue is empty.
 async fn consume(mut caller: Caller, stop: Arc<AtomicBool>, met: Arc<Met>) {
     loop {
         let last = stop.load(Ordering::Relaxed);
@@ -231,7 +231,7 @@ async fn rolling_restart(authority: Option<Authority>) {
                 let ended = std::mem::replace(server_now, placeholder).ended();
                 assert_eq!(ended.status.code(), Some(0), "server {n}, round {round}: {}", ended.said);
                 assert!(began.elapsed() >= Duration::from_secs(3), "it drains");
-                // A look at nginx with one server only.
+                // Time for nginx to run with one server only.
                 std::thread::sleep(Duration::from_millis(700));
                 server(&dirs[n], ports[n], &redis)
             });
@@ -274,7 +274,7 @@ async fn a_rolling_restart_behind_nginx_with_tls_fails_nothing() {
     rolling_restart(Some(Authority::new())).await;
 }
 
-/// Takes requests, and closes the connection in place of an answer. Counts those that came whole.
+/// Accepts requests and closes the connection instead of replying. Counts complete requests.
 async fn breaks_off() -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let (addr, count) = (listener.local_addr().expect("it is bound"), Arc::<AtomicUsize>::default());
@@ -313,8 +313,7 @@ async fn answers(status: u16) -> (SocketAddr, Arc<AtomicUsize>) {
     (addr, count)
 }
 
-/// Guards against a publish that a server has stored before it died, and that nginx gives to another one too: what nginx
-/// does with a PUT unless it is told otherwise.
+/// Guards against a publish stored by a server that died, which nginx then sends to another one: its default for a PUT.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nginx_sends_no_publish_to_two_servers() {
     let ((broken, taken), (good, answered)) = (breaks_off().await, answers(201).await);
@@ -334,7 +333,7 @@ async fn nginx_sends_no_publish_to_two_servers() {
     assert_eq!(statuses, BTreeMap::from([(201, answered), (502, taken)]), "what broke off is said");
 }
 
-/// Guards against a server that is away for long, or starts, and half of the requests with it.
+/// Guards against a server that is down for long, or starting, and fails half of the requests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nginx_goes_on_with_the_servers_that_are_left() {
     let away = format!("127.0.0.1:{}", free_port());
@@ -357,6 +356,6 @@ async fn nginx_goes_on_with_the_servers_that_are_left() {
         let nginx = nginx([bad, &format!("127.0.0.1:{}", free_port())], None);
         let mut caller = Caller { addr: nginx.addr(), tls: None, token: "t".to_owned(), sender: None };
         let answer = caller.call("PUT", "/api/ns/q", "x").await.expect("nginx answers");
-        assert!(matches!(answer.0, 502 | 503), "nobody is there: {answer:?}");
+        assert!(matches!(answer.0, 502 | 503), "no server is up: {answer:?}");
     }
 }

@@ -118,7 +118,7 @@ async fn output_that_cannot_be_written_is_an_error_and_a_closed_pipe_is_not() {
             wrong.push(format!("{line} | true: {code:?}: {said}"));
         }
     }
-    // What goes wrong is reported by the exit code alone if standard error is full.
+    // If standard error is full, only the exit code reports a failure.
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full is there");
     let mut command = stand.command("dormouse check -c missing.toml");
     let status = command.stdout(Stdio::null()).stderr(full).status().expect("the binary runs");
@@ -128,7 +128,7 @@ async fn output_that_cannot_be_written_is_an_error_and_a_closed_pipe_is_not() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Guards against a server that dies because nobody reads the banner of its first start.
+/// Guards against a server that dies because its startup banner cannot be written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_serves_also_when_its_banner_cannot_be_written() {
     let dir = TempDir::new().expect("a temporary directory");

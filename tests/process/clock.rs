@@ -1,5 +1,5 @@
-//! Processes whose time of day is set while they run. What the clocks do in virtual time is in the tests of
-//! src/engine/disk/state/clock.rs and of src/engine/redis/clock.rs.
+//! Processes whose time of day is set while they run. Behavior in virtual time is tested in
+//! src/engine/disk/state/clock.rs and src/engine/redis/clock.rs.
 
 use std::time::{Duration, Instant};
 
@@ -21,20 +21,46 @@ struct Server {
     api: String,
     admin: String,
     token: String,
-    _process: Process,
-    _dir: TempDir,
+    /// `None` only while it is restarted.
+    process: Option<Process>,
+    dir: TempDir,
 }
 
 impl Server {
     async fn start(toml: &str) -> Server {
         let (clock, dir) = (Faketime::new(), TempDir::new().expect("a temporary directory"));
         std::fs::write(dir.path().join("dormouse.toml"), toml).expect("the file can be written");
-        let env = clock.env();
-        let env: Vec<(&str, &str)> = env.iter().map(|(key, value)| (*key, value.as_str())).collect();
-        let mut process = Process::start(dir.path(), &["-c", "dormouse.toml"], &env);
+        let mut process = Server::process(&clock, &dir);
         let (api, admin) = (process.address("api"), process.address("admin"));
         let token = create_token(&admin, "ns").await;
-        Server { clock, api, admin, token, _process: process, _dir: dir }
+        Server { clock, api, admin, token, process: Some(process), dir }
+    }
+
+    fn process(clock: &Faketime, dir: &TempDir) -> Process {
+        let env = clock.env();
+        let env: Vec<(&str, &str)> = env.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        Process::start(dir.path(), &["-c", "dormouse.toml"], &env)
+    }
+
+    /// Kills it, sets its clock, and starts it again on what it had.
+    fn restart(&mut self, seconds: i64) {
+        if let Some(process) = self.process.take() {
+            process.kill();
+        }
+        self.clock.set(seconds);
+        let mut process = Server::process(&self.clock, &self.dir);
+        (self.api, self.admin) = (process.address("api"), process.address("admin"));
+        self.process = Some(process);
+    }
+
+    /// Hands out what is ready in a queue, and returns when each job was due by its schedule, in milliseconds.
+    async fn scheduled(&self, queue: &str) -> Vec<i64> {
+        let taken = self.call("GET", &format!("{queue}?count=100&ttr=3600")).await;
+        let due = |job: &serde_json::Value| {
+            let at = job["attributes"]["scheduled-at"].as_str().expect("a schedule's attribute");
+            at.parse::<jiff::Timestamp>().expect("an instant").as_millisecond()
+        };
+        taken.json.as_array().into_iter().flatten().map(due).collect()
     }
 
     async fn call(&self, method: &str, path: &str) -> Response {
@@ -60,13 +86,13 @@ impl Server {
 #[tokio::test]
 async fn a_disk_pool_goes_on_when_the_clock_is_set_back() {
     let server = Server::start("[Pool.default]\nPath = \"jobs\"\n").await;
-    // Each is set from what was set before. The last but one is before 1970 or near it.
+    // Each step is relative to the previous. The last but one is before 1970 or near it.
     for seconds in [-1, -HOUR, -2 * HOUR, -10 * 365 * 24 * HOUR, -55 * 365 * 24 * HOUR, -HOUR] {
         let took = server.delayed_over_a_step(seconds).await;
         let expected = Duration::from_secs(2)..Duration::from_secs(2) + LATE;
         assert!(expected.contains(&took), "a delay of 2 s took {took:?} with the clock at {seconds} s");
     }
-    // A hand-over ends too.
+    // A delivery ends too.
     server.call("PUT", "q?tries=2").await.expect(201);
     server.call("GET", "q?ttr=1").await.expect(200);
     server.clock.set(-3 * HOUR);
@@ -81,9 +107,104 @@ async fn a_disk_pool_follows_a_clock_that_is_set_ahead() {
     let began = Instant::now();
     server.call("GET", "far?timeout=20").await.expect(200);
     assert!(began.elapsed() < LATE, "the pump noticed after {:?}", began.elapsed());
-    // Back again: what comes from here on has its whole delay.
+    // Back to normal: from here on delays are complete.
     let took = server.delayed_over_a_step(0).await;
     assert!(took >= Duration::from_secs(2), "a delay of 2 s took {took:?}");
+}
+
+/// Milliseconds since the epoch by the right clock.
+fn now() -> i64 {
+    jiff::Timestamp::now().as_millisecond()
+}
+
+/// Guards against instants that are early, and against timestamps that are wrong, for ever after a clock ran ahead once.
+#[tokio::test]
+async fn instants_on_disk_are_the_time_of_day_after_a_clock_ran_ahead() {
+    let mut server = Server::start("[Pool.default]\nPath = \"jobs\"\n").await;
+    server.clock.set(HOUR);
+    server.call("PUT", "q?ttl=0").await.expect(201);
+    server.call("GET", "q?ttr=3600").await.expect(200);
+    for is_restarted in [false, true] {
+        match is_restarted {
+            false => server.clock.set(0),
+            true => server.restart(0),
+        }
+        let before = now();
+        let at = before + 3000;
+        let placed = server.call("POST", &format!("q/jobs?at_ms={at}")).await.expect(201);
+        let due = |of: &serde_json::Value, field: &str| {
+            let text = of[field].as_str().unwrap_or_else(|| panic!("no {field} in {of}"));
+            text.parse::<jiff::Timestamp>().expect("an instant").as_millisecond()
+        };
+        assert_eq!(due(&placed.json, "due_at"), at, "restarted: {is_restarted}");
+        let shown = server.call("GET", &format!("q/job/{}?verbose=1", placed.job_id())).await.expect(200);
+        assert_eq!(due(&shown.json, "due_at"), at, "as it is shown: {shown:?}");
+        let job = server.call("GET", "q?timeout=20&ttr=3600").await.expect(200);
+        assert!(now() >= at, "it came {} ms early, restarted: {is_restarted}", at - now());
+        assert!(now() - at < LATE.as_millis() as i64, "it came {} ms late", now() - at);
+        assert_eq!(job.job_id(), placed.job_id());
+        let page = server.call("GET", "q/jobs?state=running").await.expect(200);
+        let of = &page.json["jobs"].as_array().expect("jobs").last().cloned().expect("it runs");
+        let published = due(of, "published_at");
+        assert!((before..=now()).contains(&published), "published at {published}, not after {before}");
+        let ends = due(of, "due_at") - 3_600_000;
+        assert!((at..=now()).contains(&ends), "its ttr ends an hour after {ends}, and it was due at {at}");
+    }
+}
+
+/// Sets a schedule of each second; puts its clock ahead, and right again with a restart or without; and looks whether it
+/// goes on. `clock` is the store's.
+async fn a_schedule_goes_on_after_a_clock_ran_ahead(server: &mut Server, clock: Option<&Faketime>) {
+    let every = r#"{"queue":"q","every":1,"catch_up":"all"}"#;
+    let put = |server: &Server, name: &str| {
+        let url = format!("http://{}/api/ns/_schedules/{name}", server.api);
+        request("PUT", &url, &server.token).body(every)
+    };
+    send(put(server, "before")).await.expect(201);
+    let (mut seen, day) = (Vec::new(), 24 * HOUR);
+    for is_restarted in [false, true] {
+        clock.unwrap_or(&server.clock).set(day);
+        let ahead = now() + day * 500;
+        until("one is placed by the clock that is ahead", async || {
+            seen.extend(server.scheduled("q").await);
+            seen.iter().any(|due| *due > ahead)
+        })
+        .await;
+        let new = format!("new{is_restarted}");
+        send(put(server, &new)).await.expect(201);
+        server.call("POST", "_schedules/before/pause?for=1").await.expect(200);
+        clock.unwrap_or(&server.clock).set(0);
+        if is_restarted {
+            server.restart(0);
+        }
+        let right = now();
+        for name in ["before", &new] {
+            until(&format!("{name} goes on, restarted: {is_restarted}"), async || {
+                let shown = server.call("GET", &format!("_schedules/{name}")).await.expect(200);
+                seen.extend(server.scheduled("q").await);
+                let last = shown.json["occurrences"][0]["due"].as_str().map(str::to_owned);
+                let last = last.and_then(|due| due.parse::<jiff::Timestamp>().ok());
+                last.is_some_and(|due| due.as_millisecond() >= right && due.as_millisecond() < ahead)
+            })
+            .await;
+        }
+        let deleted = format!("http://{}/api/ns/_schedules/{new}", server.api);
+        send(request("DELETE", &deleted, &server.token)).await.expect(204);
+    }
+}
+
+#[tokio::test]
+async fn a_schedule_on_disk_goes_on_after_a_clock_ran_ahead() {
+    let mut server = Server::start("[Pool.default]\nPath = \"jobs\"\n").await;
+    a_schedule_goes_on_after_a_clock_ran_ahead(&mut server, None).await;
+}
+
+#[tokio::test]
+async fn a_schedule_on_redis_goes_on_after_a_clock_ran_ahead() {
+    let clock = Faketime::new();
+    let redis = RedisServer::start_kind(None, &[], None, clock.env());
+    let mut server = Server::start(&redis_toml(&redis)).await;
+    a_schedule_goes_on_after_a_clock_ran_ahead(&mut server, Some(&clock)).await;
 }
 
 #[tokio::test]
@@ -124,7 +245,7 @@ async fn a_redis_pool_goes_on_when_the_clock_of_its_redis_is_set() {
     let mut ids = Vec::new();
     for seconds in [0, -5, -HOUR, -2 * HOUR, HOUR, -24 * HOUR] {
         clock.set(seconds);
-        // The first answer tells the server of the step.
+        // The first reply informs the server of the step.
         server.put(&token, "/api/ns/q", "at once").await.expect(201);
         let job = server.get(&token, "/api/ns/q?timeout=20&ttr=1000000").await.expect(200);
         ids.push(job.job_id());

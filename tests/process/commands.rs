@@ -1,6 +1,6 @@
-//! The commands that documents for operators show, in blocks and between backticks: a shell takes them, each program is
-//! one that is known here, `dormouse` and `token-cli` know what is asked of them, a URL leads to a route, and what is
-//! looked for in metrics and logs is written there.
+//! The commands shown in documents for operators, in blocks and between backticks: a shell parses them, each program is
+//! known here, `dormouse` and `token-cli` accept the arguments, URLs match routes, and the metrics and log lines that
+//! they search for exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,13 +13,14 @@ use super::documents::{blocks, dormouse_knows, shell_reads};
 use super::monitoring::everything;
 use crate::support::process::Process;
 
-/// What somebody reads who runs the server.
+/// Documents for operators.
 const DOCUMENTS: [&str; 3] = ["docs/operations.md", "docs/runbook.md", "docs/kubernetes.md"];
 
-/// How blocks begin that no shell reads: a line of the log, and a command of Redis, which tests/process/access_list.rs runs.
+/// First words of blocks that are not for a shell: a log line, and a Redis command, which tests/process/access_list.rs
+/// runs.
 const NO_COMMANDS: [&str; 2] = ["open-file limit ", "ACL SETUSER "];
 
-/// What every machine has, and whose arguments are not looked at.
+/// Standard tools, whose arguments are not checked.
 const TOOLS: [&str; 13] =
     ["awk", "cat", "cut", "df", "du", "export", "head", "iostat", "openssl", "sort", "ss", "tail", "uniq"];
 
@@ -85,7 +86,7 @@ fn scripts_are_split_as_a_shell_does() {
     assert_eq!(joined, ["openssl_rand", "A=x_echo_a | b_c d", "grep_x", "cat", "tail"]);
 }
 
-/// The lines of commands of a document: those of its blocks, and what stands between backticks and begins with a program.
+/// Returns the command lines of a document: those of its blocks, and text between backticks that begins with a program.
 fn lines(document: &str) -> Vec<String> {
     let mut lines = Vec::new();
     for block in blocks(document) {
@@ -97,18 +98,18 @@ fn lines(document: &str) -> Vec<String> {
     let pieces = text.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
     let programs = ["dormouse ", "token-cli ", "curl ", "kubectl ", "docker ", "systemctl ", "promtool "];
     let commands = pieces.filter(|piece| programs.iter().any(|program| piece.starts_with(program)));
-    // What may be left out is looked at too. A part of a command that only names it ends in dots.
+    // Optional parts are checked too. A partial command ends in dots.
     lines.extend(commands.map(|piece| piece.replace(['[', ']'], "").replace(" ..", "")));
     lines
 }
 
-/// What is asked for in a document, beside what is wrong with it.
+/// Commands and names found in a document, and what is wrong with them.
 #[derive(Default)]
 struct Seen {
     wrong: Vec<String>,
     /// Method and URL.
     urls: BTreeSet<(String, String)>,
-    /// What is looked for in `/metrics`, and in logs: regular expressions.
+    /// Patterns searched in `/metrics` and in logs.
     metrics: BTreeSet<String>,
     logs: BTreeSet<String>,
     commands: usize,
@@ -121,7 +122,7 @@ impl Seen {
         }
     }
 
-    /// What is neither an option nor the word of one. Options that are not known are wrong.
+    /// Returns the positional arguments. Unknown options are errors.
     fn words<'a>(&mut self, words: &'a [String]) -> Vec<&'a str> {
         let program = words[0].as_str();
         let of = |table: &[(&str, &'static [&'static str])]| {
@@ -151,7 +152,7 @@ impl Seen {
         let after =
             |option: &str| words.iter().position(|word| word == option).and_then(|at| words.get(at + 1));
         match words[0].as_str() {
-            // A variable for what comes behind it.
+            // A variable for the command after it.
             word if word
                 .split_once('=')
                 .is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_uppercase() || c == '_')) =>
@@ -180,7 +181,11 @@ impl Seen {
                 if at.ends_with("/metrics") || before.is_some_and(|before| before[0] == "grep") {
                     self.metrics.insert(pattern);
                 } else {
-                    self.expect(words.last().is_some_and(|file| file == "error.log"), words, "what it reads");
+                    self.expect(
+                        words.last().is_some_and(|file| file == "error.log"),
+                        words,
+                        "the file it reads",
+                    );
                     self.logs.insert(pattern);
                 }
             }
@@ -277,7 +282,7 @@ impl Seen {
         }
         let ended = dormouse.output().expect("the binary runs");
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-        // 2 is what it says of wrong arguments.
+        // 2 is the exit code for wrong arguments.
         self.expect(matches!(ended.status.code(), Some(0 | 1)), words, &said);
     }
 
@@ -302,7 +307,7 @@ impl Seen {
                             text.contains(&format!("/{name}\n")) || text.contains(&format!("/{name}\""))
                         }) || read("deploy/kubernetes/configmap.yaml").contains(&format!("/{name}\""))
                     });
-                    self.expect(known, words, &format!("{key} is read by nobody"));
+                    self.expect(known, words, &format!("{key} is unused"));
                 }
             }
             ["logs"] => {}
@@ -348,7 +353,7 @@ fn finds(pattern: &str, file: &Path) -> bool {
     grep.expect("grep is there").success()
 }
 
-/// Guards against commands that somebody types at night, and that are not there any more.
+/// Guards against commands that an operator types at night and that no longer exist.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_documents_for_operators_type_is_there() {
     let mut seen = Seen::default();
@@ -386,7 +391,7 @@ async fn what_documents_for_operators_type_is_there() {
     std::fs::write(&metrics, everything().await).expect("a file");
     assert!(seen.metrics.len() > 8, "only {:?}: this test looks for the wrong words", seen.metrics);
     for pattern in seen.metrics.iter().flat_map(|pattern| alternatives(pattern)) {
-        // Which codes there are depends on what went wrong.
+        // Which codes appear depends on the failure.
         let pattern = pattern.split("code=\"").next().map_or_else(String::new, |begin| {
             match begin.len() == pattern.len() {
                 true => begin.to_owned(),

@@ -1,4 +1,4 @@
-//! The configurations in config/ load, and say what the code says.
+//! The configurations in config/ load, and state the values of the code.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -62,7 +62,7 @@ fn the_configuration_of_docker_compose_keeps_all_on_one_redis() {
     let redis = Some("redis:6379");
     assert_eq!(config.pool["default"].addr.as_deref(), redis);
     assert_eq!(config.admin_redis.as_ref().and_then(|a| a.addr.as_deref()), redis);
-    assert!(!config.allow_unsafe_redis, "what it runs on must keep jobs");
+    assert!(!config.allow_unsafe_redis, "its store must keep jobs");
     assert_eq!(config.accounts, BTreeMap::new(), "no password is shipped: docker-compose.yml asks for one");
 }
 

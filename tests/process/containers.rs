@@ -1,5 +1,5 @@
-//! What runs the server in containers: the Dockerfile, docker-compose.yml and the manifests of deploy/kubernetes. What
-//! they name is there, and what they promise to operators holds. deploy/image/try runs the image itself.
+//! Files that run the server in containers: the Dockerfile, docker-compose.yml and the manifests of deploy/kubernetes.
+//! The names in them exist, and their promises to operators hold. deploy/image/try runs the image itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ fn instructions() -> Vec<String> {
     text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).map(str::to_owned).collect()
 }
 
-/// Guards against an image that nobody reaches, that calls no https, or that a cluster refuses to run.
+/// Guards against an image that is unreachable, cannot call https, or is refused by a cluster.
 #[test]
 fn the_image_is_reached_and_runs_without_rights() {
     let all = instructions();
@@ -63,7 +63,7 @@ fn the_image_is_reached_and_runs_without_rights() {
     let make = build.iter().position(|line| line.contains("apt-get install") && line.contains(" make "));
     let cargo = build.iter().position(|line| line.contains("cargo build"));
     assert!(make.is_some() && make < cargo, "make is installed before the build: {build:#?}");
-    // What is copied into it is there, and not hidden by .dockerignore.
+    // Copied files exist, and are not excluded by .dockerignore.
     let ignored = read(".dockerignore");
     for line in
         all.iter().filter_map(|line| line.strip_prefix("COPY ")).filter(|line| !line.starts_with("--"))
@@ -78,7 +78,7 @@ fn the_image_is_reached_and_runs_without_rights() {
     }
 }
 
-/// Guards against files that moved, ports that the network reaches, and a password that everybody knows.
+/// Guards against moved files, ports exposed to the network, and a well-known password.
 #[test]
 fn compose_runs_what_is_in_the_repository_on_this_machine_alone() {
     let compose = yaml("docker-compose.yml");
@@ -135,7 +135,7 @@ fn mounted<'a>(service: &'a Value, file: &str) -> &'a str {
     found.and_then(|rest| rest.strip_suffix(":ro")).unwrap_or_else(|| panic!("{file} is not mounted"))
 }
 
-/// Guards against a Prometheus that scrapes nobody, and a Grafana without the dashboard.
+/// Guards against a Prometheus without targets, and a Grafana without the dashboard.
 #[test]
 fn compose_wires_prometheus_and_grafana_to_the_files_of_monitoring() {
     let compose = yaml("docker-compose.yml");
@@ -260,7 +260,7 @@ fn port_of(container: &Value, port: &Value) -> Option<u64> {
     named["containerPort"].as_u64()
 }
 
-/// Guards against pods that a cluster refuses, kills when a Redis is away, or kills before they have stopped.
+/// Guards against pods that a cluster refuses, kills during a Redis outage, or kills before they have stopped.
 #[test]
 fn pods_run_without_rights_and_stop_in_their_time() {
     let manifests = manifests();
@@ -309,7 +309,7 @@ fn pods_run_without_rights_and_stop_in_their_time() {
     assert!(replicas("deployment.yaml") > Some(1));
 }
 
-/// Guards against selectors that select nothing and ports that nobody has.
+/// Guards against selectors that match nothing, and unused ports.
 #[test]
 fn services_and_policies_mean_the_pods() {
     let manifests = manifests();
@@ -342,7 +342,7 @@ fn services_and_policies_mean_the_pods() {
             .collect();
         let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts");
         let mounts: BTreeSet<&str> = mounts.iter().filter_map(|mount| mount["name"].as_str()).collect();
-        assert_eq!(volumes, mounts, "{name}: what is mounted is there, and the other way round");
+        assert_eq!(volumes, mounts, "{name}: volumes and mounts are the same");
     }
     let names: Vec<&Value> =
         service["ports"].as_array().expect("ports").iter().map(|port| &port["name"]).collect();
@@ -361,7 +361,7 @@ fn services_and_policies_mean_the_pods() {
     let scaled = &manifests["scaledobject.yaml"]["spec"]["triggers"][0]["metadata"];
     let url = scaled["url"].as_str().expect("a URL");
     assert!(url.starts_with("http://dormouse.default.svc:7777/api/") && url.ends_with("/size"), "{url}");
-    assert_eq!(scaled["valueLocation"], "size", "what the answer calls it");
+    assert_eq!(scaled["valueLocation"], "size", "the field of the reply");
 }
 
 /// Guards against a pod that ends with exit code 2 as soon as it starts.

@@ -1,5 +1,5 @@
-//! The dashboard behind nginx: a prefix that is stripped, one that is kept, and https outside. curl plays the browser, with
-//! the headers that browsers send. The blocks of nginx are those of docs/dashboard.md.
+//! The dashboard behind nginx: with a stripped prefix, a kept prefix, and https outside. curl acts as the browser, with
+//! a browser's headers. The nginx blocks are those of docs/dashboard.md.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::support::nginx::Nginx;
 use crate::support::process::Process;
 use crate::support::redis_server::free_port;
 
-/// What the page of the dashboard has for nginx: where the prefix is stripped, and where it is kept.
+/// Returns the nginx configurations of the dashboard's page: with the prefix stripped, and with the prefix kept.
 fn blocks() -> [String; 2] {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/dashboard.md");
     let text = std::fs::read_to_string(path).expect("the page");
@@ -27,7 +27,7 @@ fn blocks() -> [String; 2] {
 struct Outside {
     /// As people type it, without a slash at its end.
     url: String,
-    /// Browsers say where a request comes from, as they do over https and to this machine.
+    /// Whether browsers send the origin of a request, as they do over https and to loopback.
     is_told: bool,
     authority: Option<Authority>,
     admin: String,
@@ -36,7 +36,7 @@ struct Outside {
     _dir: TempDir,
 }
 
-/// Where a request comes from.
+/// Origin of a request.
 #[derive(Clone, Copy, PartialEq)]
 enum Site {
     Own,
@@ -50,7 +50,7 @@ struct Answer {
 }
 
 impl Outside {
-    /// `location` is what nginx does with a request. `admin_url`: whether the server is told how people reach it.
+    /// Starts nginx with `location`. `admin_url`: whether the server knows its outer URL.
     async fn start(location: &str, host: &str, path: &str, https: bool, admin_url: bool) -> Outside {
         let (dir, port) = (TempDir::new().expect("a directory"), free_port());
         let admin = format!("127.0.0.1:{port}");
@@ -81,7 +81,7 @@ impl Outside {
             let put = format!("http://{}/api/shop/{queue}", server.address("api"));
             send(request("PUT", &put, &token).body("{\"a\":1}")).await.expect(201);
         }
-        // The first scrape reads the store: lists of queues show what is there now.
+        // The first scrape reads the store, so that lists of queues are current.
         send(request("GET", &format!("http://{admin}/metrics"), "")).await.expect(200);
         let is_told = https || host == "127.0.0.1";
         Outside { url, is_told, authority, admin, _nginx: nginx, _server: server, _dir: dir }
@@ -130,7 +130,7 @@ impl Outside {
         self.ask(url, &told.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The address of another page, as a page at `base` names it. It is below the outer address, whatever proxies took off.
+    /// Resolves a link on the page at `base`. It must be below the outer URL, whatever proxies strip.
     fn resolved(&self, base: &str, link: &str) -> String {
         let to = Url::parse(base).and_then(|base| base.join(link)).expect("a link").to_string();
         assert!(to.starts_with(&format!("{}/ui/", self.url)), "{link:?} of {base} leads out: {to}");
@@ -145,13 +145,13 @@ impl Outside {
         self.resolved(base, location.unwrap_or_else(|| panic!("where to? {}", answer.head)))
     }
 
-    /// Follows every link of every page, each page once. Answers their paths.
+    /// Follows every link of every page, each page once. Returns their paths.
     fn crawl(&self) -> BTreeSet<String> {
         let start = format!("{}/ui/", self.url);
         let (mut seen, mut next) = (BTreeSet::new(), VecDeque::from([(start, "document")]));
         while let Some((url, dest)) = next.pop_front() {
             let at = Url::parse(&url).expect("an address");
-            // Of what the query says only what makes it another page.
+            // Only query parameters that make it a different page.
             let asks: Vec<_> = at.query_pairs().filter(|(name, _)| name == "ask").collect();
             if !seen.insert(format!("{}{asks:?}", at.path())) {
                 continue;
@@ -220,7 +220,7 @@ async fn all_of_it_works(outside: Outside, knows_its_address: bool) {
     let zone = outside.post(&at("zone"), Site::Own, "tz=Asia%2FTokyo&back=queues");
     assert_eq!(outside.redirect(&at("zone"), &zone), at("queues"));
 
-    // Another site may link here, and no more.
+    // Another site may link here, but nothing else.
     let link = outside.get(&queue, Site::Other, "document");
     assert_eq!(link.status, 200, "a link in a chat: {}", link.body);
     let forged = outside.post(&queue, Site::Other, "do=pause");
@@ -242,12 +242,12 @@ async fn all_of_it_works(outside: Outside, knows_its_address: bool) {
 /// Guards against "Forbidden" where a proxy says nothing of itself, and against links that lead past its prefix.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prefix_is_stripped_and_nothing_is_set() {
-    // nginx sends the address that it calls as Host, unless it is told otherwise.
+    // By default nginx sends the upstream's address as Host.
     let location = "location /dormouse/ { proxy_pass http://127.0.0.1:7778/; }";
     all_of_it_works(Outside::start(location, "127.0.0.1", "/dormouse", false, false).await, false).await;
 }
 
-/// Over plain HTTP beyond this machine a browser says only from which origin a form comes.
+/// Over plain HTTP beyond loopback, a browser sends only the origin of a form.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prefix_is_stripped_before_a_server_that_knows_its_address() {
     let [stripped, _] = blocks();

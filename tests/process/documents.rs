@@ -22,7 +22,7 @@ pub(super) fn shell_reads(document: &str, script: &str) {
     assert!(shell.status.success(), "{document}: bash does not read\n{script}\n{why}");
 }
 
-/// The words of a command; what stands between single quotes is one.
+/// Splits a command into words; text in single quotes is one word.
 fn words(command: &str) -> Vec<String> {
     let pieces = command.split('\'').enumerate();
     let words = pieces.flat_map(|(n, piece)| match n % 2 {
@@ -34,7 +34,7 @@ fn words(command: &str) -> Vec<String> {
 
 /// Panics unless `dormouse` has this command with these options: it is asked for its help behind them.
 pub(super) fn dormouse_knows(document: &str, command: &str) {
-    // Names in capitals stand for what the reader fills in.
+    // Names in capitals are placeholders.
     let words: Vec<String> =
         words(command).into_iter().skip(1).take_while(|word| !"|>&".contains(&**word)).collect();
     let mut dormouse = Command::new(env!("CARGO_BIN_EXE_dormouse"));
@@ -95,7 +95,7 @@ async fn the_walk_through_schedules_works_as_it_stands() {
     let answers: Vec<&str> = out.split("\n== ").collect();
     assert_eq!(answers.len(), expected.len() + 1, "one answer each: {out}");
     for (n, (command, shown)) in expected.iter().enumerate() {
-        // What stands before is how the last one ended.
+        // The first line is the exit code of the previous command.
         let answer = answers[n].split_once('\n').map_or(answers[n], |(_, answer)| answer);
         let code = answers[n + 1].split('\n').next().unwrap_or_default();
         let differs = command.contains("--dry-run");

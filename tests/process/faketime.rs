@@ -29,11 +29,11 @@ impl Faketime {
         clock
     }
 
-    /// Sets it to so many seconds ahead of the machine's; behind it when `seconds` is negative.
+    /// Sets it to `seconds` ahead of the machine's clock; behind if negative.
     pub fn set(&self, seconds: i64) {
         let new = self.dir.path().join("new");
         std::fs::write(&new, format!("{seconds:+}")).expect("the file can be written");
-        // At once, so that nobody reads half of it.
+        // Renamed, so that no reader sees a partial file.
         std::fs::rename(&new, self.dir.path().join("offset")).expect("the file can be renamed");
     }
 

@@ -49,7 +49,7 @@ impl Lmstfy {
     fn publish(&mut self, queue: &str, delay: u32, tries: u16, body: &str) -> String {
         self.made += 1;
         let at = std::time::UNIX_EPOCH.elapsed().expect("it is later than 1970").as_millis() as u64;
-        // 47 bits tell its ids apart from those of the servers under test, which draw theirs at random.
+        // The 47th bit distinguishes its ids from those of the servers under test, which are random.
         let id = dormouse::job::JobId::from_parts(at, (1 << 47) | self.made, delay, false).to_string();
         let (ns, job) = (Lmstfy::NS, format!("j/{}/{queue}/{id}", Lmstfy::NS));
         self.run(redis::cmd("HSET").arg("m/ns").arg(ns).arg(1));
@@ -88,7 +88,7 @@ impl Lmstfy {
         self.run(redis::cmd("DEL").arg(format!("j/{}/{queue}/{id}", Lmstfy::NS)));
     }
 
-    /// Moves what is due; a job without tries dies.
+    /// Moves due jobs; a job without tries dies.
     fn pump(&mut self) {
         const PUMP: &str = r"
             local due = redis.call('ZRANGEBYSCORE', KEYS[1], 0, ARGV[1], 'LIMIT', 0, 100)
@@ -112,7 +112,7 @@ impl Lmstfy {
     }
 }
 
-/// What was handed out and by whom, each job's body to its consumers.
+/// Deliveries: each job's body with its consumers.
 type Seen = Arc<Mutex<BTreeMap<String, Vec<&'static str>>>>;
 
 fn note(seen: &Seen, body: &str, by: &'static str) {
@@ -236,7 +236,7 @@ async fn our_server_takes_over_what_lmstfy_left() {
     lmstfy.consume("dying", 1).expect("the dying one");
     lmstfy.publish("q", 0, 1, "ready");
     lmstfy.publish("q", 1, 1, "delayed");
-    // An acked job leaves its timer member behind, which must neither come back nor be in the way.
+    // An acked job leaves its timer member behind, which must have no effect.
     let acked = lmstfy.publish("q2", 0, 5, "acked");
     lmstfy.consume("q2", 1).expect("the acked one");
     lmstfy.ack("q2", &acked);
@@ -281,7 +281,7 @@ async fn a_job_of_lmstfy_is_not_early_at_our_server() {
     }
 }
 
-/// What clients of a server that dies have been told.
+/// What clients of a crashing server have observed.
 #[derive(Default)]
 struct Told {
     published: Mutex<BTreeSet<String>>,
@@ -300,7 +300,7 @@ impl Told {
         }
     }
 
-    /// Jobs that were published and that nobody was handed.
+    /// Returns published jobs that were not delivered.
     fn missing(&self) -> Vec<String> {
         let (published, ack_sent) = (self.published.lock().expect("no panic"), self.ack_sent.lock());
         published.difference(&*ack_sent.expect("no panic")).cloned().collect()
@@ -318,13 +318,13 @@ async fn publisher(told: Arc<Told>, url: String, token: String) {
     }
 }
 
-/// Consumes and acks until the server is gone; in the last life, until a poll that is longer than any ttr finds
-/// nothing and nothing is missing.
+/// Consumes and acks until the server is gone; in the last round, until a poll longer than any ttr finds nothing and no
+/// job is missing.
 async fn consumer(told: Arc<Told>, url: String, token: String, last_life: bool) {
     let client = Client::new();
     let began = Instant::now();
     loop {
-        // Half of what is handed out is acked; the rest comes back.
+        // Half of the deliveries are acked; the rest is redelivered.
         let get = client.get(format!("{url}?timeout=2&ttr=1&count=2")).header("X-Token", &token);
         let Ok(response) = try_send(get).await else { return };
         let Some(jobs) = response.json.as_array() else {
@@ -348,7 +348,7 @@ async fn consumer(told: Arc<Told>, url: String, token: String, last_life: bool) 
     }
 }
 
-/// Five times: serves under load and dies by kill -9. In the end everything that was answered is there.
+/// Five times: serves under load and is killed by kill -9. In the end every acknowledged job exists.
 async fn what_was_answered_survives_kill_9(store: Store) {
     let dir = TempDir::new().expect("a temporary directory");
     std::fs::write(dir.path().join("c.toml"), store.toml()).expect("a file");

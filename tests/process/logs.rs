@@ -86,7 +86,7 @@ async fn the_log_says_what_runs_on_what_and_what_ends_it() {
     let said = [&made["port"], &made["by"], &made["ip"], &made["trace_id"]];
     assert_eq!(said, [&json!("admin"), &json!("operator"), &json!("203.0.113.5"), &Value::Null], "{made}");
 
-    // A consumer waits while it is told to stop.
+    // A consumer waits during the stop.
     let wait = request("GET", &format!("http://{api}/api/ns/nothing?timeout=60"), &token);
     let poll = tokio::spawn(send(wait));
     let gauge = format!("http://{admin}/metrics");
@@ -99,7 +99,7 @@ async fn the_log_says_what_runs_on_what_and_what_ends_it() {
     assert!(process.ended().status.success(), "it stopped in order");
 }
 
-/// Guards against addresses that their owners choose: without trust the header is not looked at.
+/// Guards against forged client addresses: without trust the header is ignored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_is_believed_who_is_not_trusted() {
     let dir = TempDir::new().expect("a temporary directory");

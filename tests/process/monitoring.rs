@@ -1,5 +1,5 @@
-//! The dashboard and the alerts: what they name exists, and what they promise is written. Prometheus's own tool checks
-//! them where it is installed.
+//! The dashboard and the alerts: the names in them exist, and promised documentation is present. Prometheus's own tool
+//! checks them if installed.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -99,7 +99,7 @@ async fn every_metric_that_dashboard_and_alerts_name_exists() {
     assert!(named.len() > 40, "only {} metrics are named: the test looks for the wrong words", named.len());
     let missing: Vec<_> = named.iter().filter(|name| !shown(name)).collect();
     assert!(missing.is_empty(), "{missing:?} are named, and not in\n{text}");
-    // And what is shown is to be seen somewhere.
+    // All exposed metrics are used somewhere.
     let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
     let unseen: Vec<&str> = families
         .filter(|family| family.starts_with("dormouse_"))
@@ -108,7 +108,7 @@ async fn every_metric_that_dashboard_and_alerts_name_exists() {
     assert!(unseen.is_empty(), "{unseen:?} are on no graph and in no alert");
 }
 
-/// Guards against somebody who is woken at night by an alert that nothing is written about.
+/// Guards against an alert at night without a runbook chapter.
 #[test]
 fn every_alert_has_its_chapter_and_its_test() {
     let (runbook, tests) = (read("docs/runbook.md"), read("deploy/monitoring/alerts_test.yml"));
@@ -194,7 +194,7 @@ fn prometheus_takes_the_rules_and_they_do_what_their_tests_say() {
     }
 }
 
-/// Guards against names that nobody who knows Prometheus expects. lmstfy's are what they are.
+/// Guards against metric names that violate Prometheus conventions, except lmstfy's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prometheus_has_no_word_on_the_names_of_our_metrics() {
     let text = everything().await;

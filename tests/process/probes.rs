@@ -154,7 +154,10 @@ async fn a_start_waits_for_a_store_and_both_ports_answer_meanwhile() {
     let env = [("DORMOUSE_PORT", api_port.as_str()), ("DORMOUSE_ADMIN_PORT", admin_port.as_str())];
     let mut process = Process::start(dir.path(), &["-c", "c.toml"], &env);
     let line = process.line_with("waiting for a store");
-    assert!(line.contains("[Pool.default]") && line.contains(&redis.addr()), "what it waits for: {line}");
+    assert!(
+        line.contains("[Pool.default]") && line.contains(&redis.addr()),
+        "the log names the store: {line}"
+    );
     for address in [&api, &admin] {
         assert_eq!(ask("GET", address, "/ping").await.status, 200, "/ping");
         for (method, path) in
@@ -264,7 +267,7 @@ async fn a_check_asks_stores_and_makes_nothing() {
     }
     assert!(!said.contains("hush"), "a secret is shown:\n{said}");
     assert!(!dir.path().join("jobs").exists(), "a check makes nothing");
-    // What is printed is a configuration.
+    // The output is a configuration.
     let printed: toml::Table = said.parse().expect("it is TOML");
     assert_eq!(printed["Pool"]["default"]["Path"].as_str(), Some("jobs"), "{said}");
 
@@ -282,6 +285,14 @@ async fn a_check_asks_stores_and_makes_nothing() {
         before,
         "it was read only"
     );
+
+    let equal = "TTLSecond = 5\nDelaySecond = 5\n";
+    write(dir.path(), &format!("{equal}{toml}"));
+    let warned = check(dir.path());
+    let said = String::from_utf8_lossy(&warned.stderr).into_owned();
+    assert_eq!(warned.status.code(), Some(0), "a warning is no error: {warned:?}");
+    assert!(said.contains("warning: TTLSecond = 5 is not longer than DelaySecond = 5"), "{said}");
+    assert_eq!(String::from_utf8_lossy(&good.stderr), "", "and else it says nothing");
 
     write(dir.path(), &toml.replace("Layout", "Partitions = 4\nLayout"));
     let wrong = check(dir.path());

@@ -1,4 +1,4 @@
-//! `dormouse queue` against a real server process: what it asks for, what it prints, how it ends.
+//! `dormouse queue` against a real server process: its requests, output and exit codes.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -194,6 +194,38 @@ async fn dead_jobs_are_respawned_by_id_or_by_age() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn delayed_jobs_are_made_ready_by_id_or_by_key() {
+    let stand = Stand::start().await;
+    let mut ids = Vec::new();
+    for args in [&["--delay", "600"][..], &["--delay", "600", "--key", "7/a"], &[]] {
+        let args = [&["publish", "q", "x"][..], args].concat();
+        ids.push(stand.json(&args)["job_id"].as_str().expect("an id").to_owned());
+    }
+    assert_eq!(stand.json(&["promote", "q", &ids[0]]), json!({"promoted": 1, "refused": []}));
+    assert_eq!(stand.json(&["promote", "q", "--key", "7/a"]), json!({"msg": "ready"}));
+    let shown = stand.json(&["peek", "q", "--job", &ids[1]]);
+    assert_eq!((&shown["state"], &shown["key"]), (&json!("ready"), &json!("7/a")), "{shown}");
+    let some = stand.queue(&["promote", "q", &ids[2], "nonsense", "-o", "json"]);
+    assert_eq!(some.code, 1, "neither is delayed: {some:?}");
+    assert!(some.err.contains("2 of 2 jobs are not delayed or not there"), "{some:?}");
+    let said: Value = serde_json::from_str(&some.out).expect("JSON");
+    assert_eq!(said, json!({"promoted": 0, "refused": [ids[2], "nonsense"]}));
+    let none = stand.queue(&["promote", "q", "--key", "nobody"]);
+    assert_eq!((none.code, none.err.contains("no job has this key")), (1, true), "{none:?}");
+    assert_eq!(stand.queue(&["promote", "q"]).code, 2, "which jobs?");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_is_forgotten() {
+    let stand = Stand::start().await;
+    stand.json(&["publish", "q", "x", "--delay", "600"]);
+    let unsure = stand.queue(&["forget", "q"]);
+    assert!(unsure.code == 2 && unsure.err.contains("--yes"), "{unsure:?}");
+    assert_eq!(stand.json(&["forget", "q", "--yes"]), json!({"msg": "forgotten"}));
+    assert_eq!(stand.json(&["list"])["queues"], json!([]), "it is in no list");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_list_goes_on_over_the_pages() {
     let stand = Stand::start().await;
     let url = format!("{}/api/ns/q/bulk", stand.url);
@@ -309,7 +341,7 @@ async fn trouble_is_one_line_and_an_exit_code() {
         (&["-n", "ns", "list"], 1, "401 Unauthorized: token not found"),
         (&["-n", "ns", "--token", "wrong", "list"], 1, "401 Unauthorized: invalid token"),
         (&["-n", "n.s", "list"], 1, "400 Bad Request: namespace name contains forbidden characters"),
-        (&["-n", "ns", "--token", &stand.token, "publish", "q", "x", "--delay", "soon"], 1, "invalid delay"),
+        (&["-n", "ns", "--token", &stand.token, "publish", "q", "x", "--delay", "soon"], 2, "--delay"),
         (
             &["-n", "ns", "--token", &stand.token, "peek", "q", "--job", "x"],
             1,
@@ -335,7 +367,7 @@ async fn trouble_is_one_line_and_an_exit_code() {
     }
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port");
     let ended = with(&["-n", "ns", "list"], &[("DORMOUSE_URL", &format!("http://{free}"))]);
-    assert_eq!((ended.code, ended.err.lines().count()), (1, 1), "nobody listens: {ended:?}");
+    assert_eq!((ended.code, ended.err.lines().count()), (1, 1), "no server listens: {ended:?}");
     assert!(ended.err.contains("cannot reach"), "{ended:?}");
     for args in [&["-n", "ns"][..], &["peek"], &["respawn", "q"], &["respawn", "q", "id", "--oldest", "1"]] {
         let ended = with(args, &[]);
@@ -364,7 +396,7 @@ async fn schedules_from_a_repository() {
             "created app.nightly\ncreated app.tick\nunchanged 0\n",
             "dormouse: 2 schedules of the server differ from the file\n"
         ),
-        "a dry run of what is not there"
+        "a dry run of a missing schedule"
     );
     assert_eq!(sync(&["--prune", "--prefix", "app."]).code, 0);
     let done = sync(&["--dry-run"]);
@@ -374,7 +406,7 @@ async fn schedules_from_a_repository() {
     write(&listed);
     let same = sync(&["--dry-run", "--prune"]);
     assert_eq!((same.code, same.out.as_str()), (0, "unchanged 2\n"), "{same:?}");
-    // One is edited, one left out, and somebody else has one too.
+    // One is edited, one omitted, and another user has one too.
     let other = stand.queue(&["schedules", "set", "other", "mail", "--every", "3600.5"]);
     assert_eq!((other.code, other.err.as_str()), (0, ""), "{other:?}");
     listed["schedules"][0]["cron"] = json!("0 3 * * *");
@@ -397,7 +429,7 @@ async fn schedules_from_a_repository() {
     let rows = words(&table.out);
     assert_eq!(rows[0], ["SCHEDULE", "QUEUE", "WHEN", "ZONE", "STATE", "NEXT", "LAST"], "{table:?}");
     assert_eq!(rows[1][..7], ["app.nightly", "mail", "0", "3", "*", "*", "*"], "{table:?}");
-    assert_eq!(rows[2][..7], ["other", "mail", "every", "3600.5", "s", "UTC", "on"], "{table:?}");
+    assert_eq!(rows[2][..7], ["other", "mail", "every", "1", "h", "UTC", "on"], "{table:?}");
     assert_eq!(rows.len(), 3, "{table:?}");
 }
 
@@ -477,7 +509,7 @@ async fn a_schedule_by_hand() {
         (&["set", "x", "--cron", "@daily"], 2),
         (&["set", "x", "q", "--cron", "@daily", "--every", "5"], 2),
         (&["set", "x", "q", "--cron", "@daily", "--attribute", "a"], 2),
-        (&["set", "x", "q", "--every", "soon"], 1),
+        (&["set", "x", "q", "--every", "soon"], 2),
         (&["preview"], 1),
         (&["preview", "-n", "ns", "--every", "5"], 1),
     ] {
@@ -497,7 +529,9 @@ fn help_shows_every_command_and_an_example() {
         "pause",
         "resume",
         "respawn",
+        "promote",
         "purge",
+        "forget",
         "push",
         "schedules",
         "history",
@@ -512,11 +546,11 @@ fn help_shows_every_command_and_an_example() {
         "Examples:",
     ];
     for wanted in wanted {
-        assert!(help.out.contains(wanted), "--help does not tell of {wanted}:\n{}", help.out);
+        assert!(help.out.contains(wanted), "--help does not mention {wanted}:\n{}", help.out);
     }
 }
 
-/// Guards against an operator who needs a token for each namespace, and against jobs of a reason that were not meant.
+/// Guards against needing a token for each namespace, and against affecting jobs with another reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_night_on_call_over_all_namespaces() {
     let stand = Stand::start().await;
@@ -586,4 +620,66 @@ async fn a_night_on_call_over_all_namespaces() {
         let ended = operator(args);
         assert_eq!((ended.code, ended.out.as_str()), (code, ""), "{args:?}: {ended:?}");
     }
+}
+
+/// What a worker does, by hand, and what an operator does with one job.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_are_consumed_acked_and_cancelled() {
+    let stand = Stand::start().await;
+    let none = stand.queue(&["consume", "work"]);
+    assert_eq!((none.code, none.out.as_str()), (1, ""), "{none:?}");
+    assert!(none.err.contains("no job of ns/work is ready"), "{none:?}");
+    stand.json(&["publish", "work", "first", "--tries", "3"]);
+    let job = stand.json(&["consume", "work", "--ttr", "5m", "--timeout", "5s"]);
+    let (id, receipt) = (job["job_id"].as_str().expect("an id"), job["receipt"].as_str().expect("a receipt"));
+    let stale = stand.queue(&["ack", "work", id, "--receipt", "AAEAAAAAAAMAAg"]);
+    assert_eq!(stale.code, 1, "{stale:?}");
+    let acked = stand.json(&["ack", "work", id, "--receipt", receipt]);
+    assert_eq!(acked, json!({"acked": 1, "stale": []}));
+    assert_eq!(stand.queue(&["peek", "work", "--job", id]).code, 1, "it is gone");
+
+    // A table shows the body and durations as people read them.
+    stand.json(&["publish", "work", "to ann", "--ttl", "2h"]);
+    let shown = stand.queue(&["consume", "work"]);
+    let ttl = ["2 h", "1 h 59 min"].iter().any(|ttl| shown.out.contains(ttl));
+    assert!(shown.out.contains("to ann") && ttl, "{shown:?}");
+
+    for (args, publish) in [
+        (vec!["cancel", "later"], vec!["publish", "later", "x", "--delay", "1d"]),
+        (
+            vec!["cancel", "later", "--key", "order-7"],
+            vec!["publish", "later", "x", "--delay", "2h", "--key", "order-7"],
+        ),
+    ] {
+        let published = stand.json(&publish);
+        let id = published["job_id"].as_str().expect("an id");
+        let args: Vec<&str> = if args.len() == 2 { [&args[..], &[id]].concat() } else { args };
+        assert_eq!(stand.json(&args), json!({"cancelled": 1}), "{args:?}");
+        assert_eq!(stand.queue(&["peek", "later", "--job", id]).code, 1, "{args:?}: it is gone");
+    }
+    let wrong = stand.queue(&["publish", "work", "x", "--delay", "5 minutes"]);
+    assert!(wrong.code == 2 && wrong.err.contains("use seconds, or 5m, 2h, 1d"), "{wrong:?}");
+}
+
+/// Guards against a first start that needs a second tool, or curl, for a token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_are_created_listed_and_deleted() {
+    let stand = Stand::start().await;
+    let token = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dormouse"));
+        command.arg("token").args(args).env_clear().env("DORMOUSE_ADMIN", &stand.admin);
+        run(command, "")
+    };
+    let made = token(&["new", "-n", "shop", "-D", "the mailer"]);
+    let secret = made.out.trim().to_owned();
+    assert!(made.code == 0 && made.err.is_empty() && secret.len() >= 20, "the token alone: {made:?}");
+    let mut publish = dormouse(&["publish", "mail", "to ann"]);
+    publish.env("DORMOUSE_URL", &stand.url).env("DORMOUSE_TOKEN", &secret).env("DORMOUSE_NAMESPACE", "shop");
+    assert_eq!(run(publish, "").code, 0, "it opens the namespace");
+    let listed = token(&["list", "-n", "shop"]);
+    assert!(listed.out.contains(&secret) && listed.out.contains("the mailer"), "{listed:?}");
+    assert_eq!(token(&["delete", "-n", "shop", &secret]).code, 0);
+    assert!(!token(&["list", "-n", "shop"]).out.contains(&secret), "it is gone");
+    let missing = token(&["new"]);
+    assert!(missing.code == 2 && missing.err.contains("--namespace"), "{missing:?}");
 }

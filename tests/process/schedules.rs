@@ -1,6 +1,6 @@
-//! Schedules whose servers and stores die again and again: each occurrence is placed once, and none is left out.
+//! Schedules whose servers and stores die repeatedly: each occurrence is placed exactly once.
 //!
-//! Without more a short form runs. `SCHEDULE_MINUTES=60` makes the ignored ones as long:
+//! By default a short form runs. `SCHEDULE_MINUTES=60` makes the ignored tests that long:
 //!
 //! ```text
 //! SCHEDULE_MINUTES=60 cargo test --test process schedules::two_servers -- --ignored --nocapture
@@ -70,7 +70,7 @@ async fn occurrences_come_once_through_kill_9(store: Store) {
             process.kill();
             continue;
         }
-        // What was due while nobody served comes late.
+        // Occurrences due without a running server come late.
         tokio::time::sleep(Duration::from_millis(1500)).await;
         let seen = due_times(&base, &token).await;
         assert_eq!(seen.len(), SCHEDULES, "each has placed some");
@@ -94,7 +94,7 @@ fn long() -> Duration {
     Duration::from_secs(60 * minutes)
 }
 
-/// A server that is started again when it ends, as whoever supervises it would.
+/// A server that is restarted when it ends, as by a supervisor.
 struct Server {
     process: Process,
     url: String,
@@ -104,7 +104,7 @@ impl Server {
     async fn start(dir: &Path) -> Server {
         loop {
             let mut process = Process::start(dir, &["-c", "c.toml"], &[]);
-            // Otherwise it has ended: its store is away.
+            // Otherwise it has ended because its store is down.
             if process.line_or_end("serving").is_some() {
                 let url = format!("http://{}/api/ns", process.address("api"));
                 return Server { process, url };
@@ -114,7 +114,7 @@ impl Server {
     }
 }
 
-/// Ten schedules that are due each second, and what is seen of them.
+/// Ten schedules due each second, and the occurrences seen.
 struct Watch {
     client: Client,
     token: String,
@@ -151,8 +151,8 @@ impl Watch {
         }
     }
 
-    /// Takes all jobs, tells what came, and fails when a second came twice or not at all. `ended` is when the last faults
-    /// were over.
+    /// Consumes all jobs, reports them, and fails if a second is duplicated or missing. `ended` is the time of the last
+    /// fault's end.
     async fn judge(&self, url: &str, ended: i64, what: &str) {
         let seen = due_times(url, &self.token).await;
         let (mut jobs, mut seconds, mut wrong) = (0, 0, Vec::new());
@@ -196,9 +196,9 @@ enum Fault {
     Restart,
     /// It stands still for half a second.
     Pause,
-    /// It stands still until a replica has taken its place, and goes on then.
+    /// The master hangs until a replica has taken over, and then continues.
     Hang,
-    /// kill -9, and a start when a replica has taken its place.
+    /// The master is killed by kill -9, and restarted once a replica has taken over.
     Kill,
     /// A replica takes its place while it is well.
     FailOver,
@@ -239,7 +239,7 @@ impl Fault {
     }
 }
 
-/// Starts it as the replica of the server at `host port`, or as a master, whatever it was.
+/// Starts it as a replica of the server at `host port`, or as a master, whatever it was.
 fn launch_as(redis: &mut RedisServer, replica_of: Option<&str>) {
     if let Some(at) = redis.args.iter().position(|arg| arg == "--replicaof") {
         redis.args.drain(at..at + 2);
@@ -255,7 +255,7 @@ fn signal(redis: &RedisServer, name: &str) {
     assert!(status.is_ok_and(|status| status.success()), "kill -{name} works");
 }
 
-/// Waits until another Redis is the master, as long as nothing may be missed.
+/// Waits until another Redis is the master, at most as long as nothing may be missed.
 async fn another(redises: &Sentinels, than: usize) {
     let began = Instant::now();
     while redises.current() == Some(than) && began.elapsed() < Duration::from_secs(DEADLINE / 2) {
@@ -263,7 +263,7 @@ async fn another(redises: &Sentinels, than: usize) {
     }
 }
 
-/// Lets each fault happen to the Redis in turn until `stop`, each when all is well again. Answers how often each did.
+/// Lets each fault happen to the Redis in turn until `stop`, each when all is well again. Returns how often each did.
 async fn torment(mut redises: Sentinels, stop: Arc<AtomicBool>) -> (Sentinels, BTreeMap<Fault, usize>) {
     let mut happened: BTreeMap<Fault, usize> = BTreeMap::new();
     for fault in Fault::ALL.into_iter().cycle() {
@@ -281,7 +281,7 @@ async fn torment(mut redises: Sentinels, stop: Arc<AtomicBool>) -> (Sentinels, B
 }
 
 /// Two servers on one Redis behind Sentinels. A server is killed every three seconds, one after the other; meanwhile the
-/// Redis is killed, stands still, and fails over. Each second comes once.
+/// The Redis is killed, hangs, and fails over. Each second comes once.
 #[ignore = "long: a minute, or as many as SCHEDULE_MINUTES says"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_servers_that_are_killed_place_each_second_once() {
@@ -302,7 +302,7 @@ async fn two_servers_that_are_killed_place_each_second_once() {
     }
     stop.store(true, Ordering::SeqCst);
     let (_redises, happened) = faults.await.expect("the faults happen");
-    // A master that hung takes writes for some ten seconds, until the Sentinels have told it.
+    // A master that hung accepts writes for some ten seconds, until the Sentinels have reconfigured it.
     tokio::time::sleep(Duration::from_secs(15)).await;
     let ended = now() - 5000;
     let what = format!("{kills} kills of a server, of the Redis {happened:?}");
@@ -310,7 +310,7 @@ async fn two_servers_that_are_killed_place_each_second_once() {
     assert!(happened.len() == Fault::ALL.len(), "each of {:?} happened: {happened:?}", Fault::ALL);
 }
 
-/// A server on disk that is killed again and again after a moment: each second comes once.
+/// A server on disk that is killed repeatedly: each second comes once.
 #[ignore = "long: a minute, or as many as SCHEDULE_MINUTES says"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_on_disk_that_is_killed_places_each_second_once() {

@@ -1,13 +1,13 @@
-//! What a failover of a Redis behind Sentinels costs the callers: jobs that were answered 201 and never came,
-//! jobs that came again after their ack was answered, and the time without an answer.
+//! Cost of a failover of a Redis behind Sentinels: jobs answered with 201 that never came, jobs redelivered after their
+//! ack was answered, and the time without replies.
 //!
-//! Without more, a short form of three cases runs. The figures of docs/operations.md are those of
+//! By default a short form of three cases runs. The figures of docs/operations.md come from
 //!
 //! ```text
 //! DORMOUSE_FAILOVERS=3 cargo test --test process sentinel_failover -- --test-threads 1 --nocapture
 //! ```
 //!
-//! which runs every case so many times, with the times that stand in its name.
+//! which runs every case three times, with the durations in its name.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,24 +21,24 @@ use parking_lot::Mutex;
 use reqwest::{Client, Method, StatusCode};
 use tokio::task::JoinSet;
 
-/// A job is published this often that is due at the end, and every second time one that is due soon. Those that
-/// stay in the store show what it lost, the others show acks that it lost.
+/// Interval of publishing a job that is due at the end, and, every second time, one that is due soon. The former show
+/// jobs lost by the store, the latter lost acks.
 const EACH: Duration = Duration::from_millis(10);
-/// So many consumers wait at a time.
+/// Number of waiting consumers.
 const CONSUMERS: usize = 16;
 /// Longer than any answer of a server that is well.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(8);
-/// The longest that the consumers may take for what is left when the load has ended. Only a broken server lets it pass.
+/// Maximum time for draining after the load, exceeded only by a broken server.
 const DRAIN: Duration = Duration::from_secs(120);
 
-/// What happens to the master.
+/// Fault of the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// kill -9.
     Kill,
     /// SENTINEL FAILOVER, while it is well.
     Planned,
-    /// It hangs, and goes on after so many seconds.
+    /// It hangs, and continues after this many seconds.
     Hang(u64),
 }
 
@@ -58,10 +58,10 @@ struct Case {
     min_replicas: bool,
     /// When the Sentinels call the master down.
     down_after: Duration,
-    /// How long the load goes on: before the fault, and after it, or after the end of a hang.
+    /// Duration of the load: before the fault, and after it, or after the end of a hang.
     before: Duration,
     after: Duration,
-    /// The delay of jobs that are due soon, and the ttr of the consumers, in seconds.
+    /// Delay of jobs due soon, and ttr of the consumers, in seconds.
     soon: u64,
     ttr: u64,
 }
@@ -75,7 +75,7 @@ impl Case {
             min_replicas: false,
             down_after: Duration::from_secs(1),
             before: Duration::from_secs(3),
-            // An old master goes on taking writes for about ten seconds.
+            // An old master keeps accepting writes for about ten seconds.
             after: Duration::from_secs(14),
             soon: 4,
             ttr: 8,
@@ -100,7 +100,7 @@ struct Entry {
     stored: bool,
     delivered: bool,
     acked: bool,
-    /// It was handed out after its ack was answered.
+    /// Delivered after its ack was answered.
     again: bool,
 }
 
@@ -108,7 +108,7 @@ struct Entry {
 #[derive(Default)]
 struct Ledger {
     jobs: BTreeMap<u32, Entry>,
-    /// When a publish was answered 201, and when a job was handed out.
+    /// Times of publishes answered with 201, and of deliveries.
     stored: Vec<Instant>,
     delivered: Vec<Instant>,
     refused: usize,
@@ -117,7 +117,7 @@ struct Ledger {
 /// What a failover cost.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
-    /// Publishes that were answered 201, and those that were not.
+    /// Publishes answered with 201, and others.
     stored: usize,
     refused: usize,
     lost: usize,
@@ -278,8 +278,8 @@ async fn run(case: Case) -> Figures {
     assert_ne!(redises.master(), old, "there was a failover");
 
     load.publishing.join_all().await;
-    // What was handed out to a caller that did not hear of it comes again after its ttr, and so does a job whose
-    // ack was lost: both have a timer. What is neither ready nor has one does not come any more.
+    // A delivery lost to its caller is redelivered after its ttr, and so is a job whose ack was lost: both have a
+    // timer. A job that is neither ready nor has a timer will not come any more.
     let master = redis::Client::open(format!("redis://{}", redises.master())).expect("an address");
     let conn = &mut master.get_connection().expect("the master is there");
     let mut left = || -> (u64, u64) {
@@ -288,7 +288,7 @@ async fn run(case: Case) -> Figures {
     let began = Instant::now();
     while left() != (0, 0) {
         let took = began.elapsed();
-        assert!(took < DRAIN, "not drained in {DRAIN:?}, so nobody knows what is lost: {:?} left", left());
+        assert!(took < DRAIN, "not drained in {DRAIN:?}, so losses are unknown: {:?} left", left());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     callers.done.store(true, Ordering::Relaxed);
@@ -309,7 +309,7 @@ async fn run(case: Case) -> Figures {
 /// What holds in every case.
 fn check(case: Case, figures: Figures) {
     let Figures { stored, lost, again, publish_gap, consume_gap, .. } = figures;
-    assert!(stored > 100, "the load went on: {figures:?}");
+    assert!(stored > 100, "the load continued: {figures:?}");
     // lmstfy loses 81 of 1,709 in a failover that was planned, and none otherwise.
     let most = if case.fault == Fault::Planned && !case.min_replicas { stored * 81 / 1709 } else { 0 };
     assert!(lost <= most, "{lost} of {stored} jobs that were answered 201 are lost, {most} may be: {case:?}");

@@ -7,7 +7,7 @@ use crate::support::redis_server::RedisServer;
 use crate::support::servers::TestServer;
 use crate::support::wait::TIMEOUT;
 
-/// What the Sentinels call the master.
+/// Name of the master at the Sentinels.
 const NAME: &str = "dorm";
 
 /// All of them.
@@ -117,7 +117,7 @@ impl Sentinels {
         is_master && is_online("slave0") && is_online("slave1") && self.sentinels.iter().all(see)
     }
 
-    /// [`Sentinels::fail_over`], where the Sentinel may refuse it: it waits after another one.
+    /// Like [`Sentinels::fail_over`], but the Sentinel may refuse: it waits after another failover.
     pub fn try_fail_over(&self) -> bool {
         let last = self.sentinels.last().expect("there are three");
         try_ask::<String>(last, redis::cmd("SENTINEL").arg("FAILOVER").arg(NAME)).is_ok()
@@ -135,7 +135,7 @@ fn ask<T: redis::FromRedisValue>(server: &RedisServer, cmd: &redis::Cmd) -> T {
     cmd.query(&mut server.connection()).unwrap_or_else(|e| panic!("{} should answer: {e}", server.addr()))
 }
 
-/// Asks again and again: Redises and Sentinels tell nobody how far they are.
+/// Polls until `done`, since Redis servers and Sentinels send no events.
 async fn until(what: &str, done: impl Fn() -> bool) {
     let began = Instant::now();
     while !done() {

@@ -1,4 +1,4 @@
-//! The binary as an operator meets it: what it prints, how it ends, what survives its death.
+//! The binary as seen by an operator: its output, exit codes, and what survives its death.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -80,10 +80,10 @@ async fn a_job_that_was_answered_for_survives_kill_9() {
     assert_eq!(
         ids,
         [taken["job_id"].clone(), ready["job_id"].clone()],
-        "the taken one came back, the acked did not"
+        "the consumed job is redelivered, the acked one is not"
     );
     let (status, _) = call(Method::GET, &url, &token, "").await;
-    assert_eq!(status, StatusCode::NOT_FOUND, "nothing else is there");
+    assert_eq!(status, StatusCode::NOT_FOUND, "there are no other jobs");
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ fn what_is_wrong_is_one_line_and_an_exit_code() {
     for (name, toml, code, says) in [
         ("unknown-key", "Prot = 1\n[Pool.default]\nPath = 'x'", 2, "Prot"),
         ("both", "[Pool.default]\nPath = 'x'\nAddr = 'y:1'", 2, "both Addr and Path"),
-        ("not-toml", "what is this", 2, "not-toml"),
+        ("not-toml", "not valid", 2, "not-toml"),
         ("level", "LogLevel = 'loud'\n[Pool.default]\nPath = 'x'", 2, "loud"),
         ("layout", "[Pool.default]\nPath = 'x'\nLayout = 'compact'", 2, "Layout"),
         ("partitions", "[Pool.default]\nAddr = 'y:1'\nLayout = 'compact'\nPartitions = 3", 2, "Partitions"),
@@ -362,7 +362,7 @@ async fn logs_go_to_their_files_and_are_opened_anew_after_rotation() {
     };
     std::fs::rename(logs.join("access.log"), logs.join("access.1")).expect("it can be renamed");
     reopened().await;
-    // Somebody cleans up, and takes the directory with it.
+    // The log directory is deleted.
     std::fs::remove_dir_all(&logs).expect("it can be removed");
     reopened().await;
 }
@@ -459,7 +459,7 @@ async fn a_pid_file_is_not_written_through_a_link() {
     let ended = Process::start(dir.path(), &["-p", "pid"], &[]).ended();
     assert_eq!(ended.status.code(), Some(1), "a link is in its place:\n{}", ended.said);
     assert!(ended.said.contains("the pid file pid"), "it says which file:\n{}", ended.said);
-    assert_eq!(std::fs::read_to_string(&victim).expect("it is there"), "precious", "what the link points to");
+    assert_eq!(std::fs::read_to_string(&victim).expect("it is there"), "precious", "the target of the link");
 }
 
 /// The public port's address, out of a log file.
@@ -473,7 +473,7 @@ async fn logged_address(dir: &TempDir, log: &str) -> String {
         .to_owned()
 }
 
-/// The first line of a log file with this text, as soon as it is there.
+/// Returns the first line of a log file with this text, once it exists.
 async fn logged(dir: &TempDir, log: &str, text: &str) -> String {
     let read = || std::fs::read_to_string(dir.path().join(log)).unwrap_or_default();
     for _ in 0..2000 {
@@ -485,7 +485,7 @@ async fn logged(dir: &TempDir, log: &str, text: &str) -> String {
     panic!("no {text:?} in {log}: {}", read());
 }
 
-/// Guards against changes of rights that nobody can trace, and against logs that hold tokens.
+/// Guards against untraceable changes of permissions, and against logs that contain tokens.
 #[tokio::test]
 async fn the_log_tells_who_made_or_deleted_what_and_shows_no_token() {
     let dir = dir();
@@ -536,7 +536,7 @@ async fn the_log_tells_who_made_or_deleted_what_and_shows_no_token() {
     for (method, path, body, status) in steps {
         let answer = send(method, &admin, path, body).await.expect("it answers");
         assert_eq!(answer.status().as_u16(), status, "{method} {path}");
-        // Somebody may take the wrong port.
+        // A request to the wrong port.
         send(method, &api, path, body).await.expect("it answers");
     }
     logged(&dir, "logs/access.log", "/token/:namespace/:token/limit").await;
@@ -566,7 +566,7 @@ async fn the_log_tells_who_made_or_deleted_what_and_shows_no_token() {
     drop(process);
 }
 
-/// Guards against guesses at passwords that nobody sees, and against a flood of them that fills the log.
+/// Guards against unnoticed guesses of passwords, and against a flood of them that fills the log.
 #[tokio::test]
 async fn failed_logins_are_audited_in_bounded_number() {
     let dir = dir();
@@ -615,5 +615,25 @@ async fn open_doors_are_said_at_the_start() {
         let warned = complaints(&said);
         assert_eq!(warned.len(), says.len(), "{args:?} {toml:?}: as many warnings, in:\n{said}");
         assert!(warned.iter().zip(&says).all(|(line, says)| line.contains(says)), "{says:?} in {warned:?}");
+    }
+}
+
+/// Guards against a first try in another place that needs a configuration file.
+#[tokio::test]
+async fn flags_name_the_ports_and_the_directory_of_a_first_try() {
+    let dir = dir();
+    // Flags replace variables: this one would be refused.
+    let env = [("DORMOUSE_ADMIN_PORT", "nonsense")];
+    let args = ["--port", "0", "--admin-port=0", "--data", "mine"];
+    let mut process = Process::start(dir.path(), &args, &env);
+    let admin = process.address("admin");
+    process.line_with(&format!("dashboard       http://{admin}/ui/"));
+    assert!(dir.path().join("mine").is_dir() && !dir.path().join("dormouse-data").exists());
+    let (_, list) = call(Method::GET, &format!("http://{admin}/token/demo"), "", "").await;
+    assert_eq!(list["tokens"].as_object().map(serde_json::Map::len), Some(1), "a token for demo: {list}");
+    for (args, says) in [(["--port", "70000"], "--port"), (["--data", "~/jobs"], "~ is not expanded")] {
+        let ended = Process::start(dir.path(), &args, &[]).ended();
+        assert_eq!(ended.status.code(), Some(2), "{}", ended.said);
+        assert!(ended.said.contains(says), "{args:?}: {}", ended.said);
     }
 }

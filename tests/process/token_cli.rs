@@ -1,4 +1,4 @@
-//! token-cli against a hand-made admin port: what it sends, what it prints, how it ends.
+//! token-cli against a fake admin port: its requests, output and exit codes.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// How long either side waits for the other before the test fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A server for one request: answers `response`, and yields what it was asked, head and all.
+/// A server for one request: replies with `response`, and returns the request including its head.
 fn server(response: &str) -> (SocketAddr, JoinHandle<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("it is bound");
@@ -189,7 +189,7 @@ fn no_server_and_no_http_are_one_line_and_1() {
     let free =
         TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").to_string();
     let (code, out, err) = ended(&token_cli(&[&free, "-P"], None));
-    assert_eq!((code, out.as_str(), err.lines().count()), (1, "", 1), "nobody listens: {err:?}");
+    assert_eq!((code, out.as_str(), err.lines().count()), (1, "", 1), "no server listens: {err:?}");
     assert!(err.contains(&free) && err.to_lowercase().contains("refused"), "says where and why: {err:?}");
     let (end, _) = talk("SSH-2.0-OpenSSH_9.9\r\n\r\n", &["-P"], None);
     assert_eq!((end.0, end.1.as_str(), end.2.lines().count()), (1, "", 1), "not HTTP: {:?}", end.2);
@@ -200,7 +200,7 @@ fn help_shows_every_flag_and_an_example() {
     let (code, out, err) = ended(&token_cli(&["--help"], None));
     assert_eq!((code, err.as_str()), (0, ""), "help is no error");
     for wanted in ["-c", "-d", "-l", "-P", "-n", "-p", "-D", "-t", "-u", "DORMOUSE_ADMIN_AUTH", "Examples:"] {
-        assert!(out.contains(wanted), "--help does not tell of {wanted}:\n{out}");
+        assert!(out.contains(wanted), "--help does not mention {wanted}:\n{out}");
     }
 }
 

@@ -62,8 +62,8 @@ const ROWS: &[Row] = &[
         "LogLevel = \"loud\": \"trace\", \"debug\", \"info\", \"warn\", \"warning\", \"error\", \"fatal\" or \"panic\" is wanted",
     ),
     ("LogFormat = 'xml'\n$DISK", &[], "LogFormat = \"xml\": \"text\" or \"json\" is wanted"),
-    ("LogDir = 'file'\n$DISK", &[], "LogDir = \"file\": it is a file, and no directory"),
-    ("LogDir = 'file/logs'\n$DISK", &[], "LogDir = \"file/logs\": it cannot be made: file is a file"),
+    ("LogDir = 'file'\n$DISK", &[], "LogDir = \"file\": it is a file, not a directory"),
+    ("LogDir = 'file/logs'\n$DISK", &[], "LogDir = \"file/logs\": it cannot be created: file is a file"),
     (
         "LogDir = 'jobs/logs'\n$DISK",
         &[],
@@ -198,11 +198,11 @@ const ROWS: &[Row] = &[
         &[],
         "[Pool.default] Addr = \"h:1\", [Pool.default] Path = \"jobs\": both Addr and Path are set: a pool is a Redis or a directory",
     ),
-    ("[Pool.default]\nPath = 'file'", &[], "[Pool.default] Path = \"file\": it is a file, and no directory"),
+    ("[Pool.default]\nPath = 'file'", &[], "[Pool.default] Path = \"file\": it is a file, not a directory"),
     (
         "[Pool.default]\nPath = 'file/jobs'",
         &[],
-        "[Pool.default] Path = \"file/jobs\": it cannot be made: file is a file",
+        "[Pool.default] Path = \"file/jobs\": it cannot be created: file is a file",
     ),
     (
         "[Pool.default]\nPath = 'jobs'\nSync = 'never'",
@@ -277,12 +277,12 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nAddr = 'redis://ann:hush@h:6379/1'\n$ADMIN",
         &[],
-        "[Pool.default] Addr: host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB",
+        "[Pool.default] Addr: host:port is wanted, not a URL: use TLS, Username, Password and DB for its other parts",
     ),
     (
         "[Pool.default]\nAddr = 'hush@h:6379'\n$ADMIN",
         &[],
-        "[Pool.default] Addr: host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB",
+        "[Pool.default] Addr: host:port is wanted, not a URL: use TLS, Username, Password and DB for its other parts",
     ),
     (
         "[Pool.default]\nAddr = 'localhost'\n$ADMIN",
@@ -432,7 +432,7 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nCluster = ['redis://:hush@h:1']\n$ADMIN",
         &[],
-        "[Pool.default] Cluster: host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB",
+        "[Pool.default] Cluster: host:port is wanted, not a URL: use TLS, Username, Password and DB for its other parts",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\n[AdminRedis]\nCluster = ['h:1']\nPrefix = 'p'",
@@ -580,7 +580,7 @@ const ROWS: &[Row] = &[
     (
         "$DISK",
         &[("DORMOUSE_ADMIN_REDIS_ADDR", "redis://:hush@h:6379")],
-        "DORMOUSE_ADMIN_REDIS_ADDR: host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB",
+        "DORMOUSE_ADMIN_REDIS_ADDR: host:port is wanted, not a URL: use TLS, Username, Password and DB for its other parts",
     ),
     (
         "$DISK",
@@ -608,7 +608,7 @@ const ROWS: &[Row] = &[
         "DORMOUSE_PUSH_PROXY_FILE=secret: DORMOUSE_PUSH_PROXY is set too: leave one of them out",
     ),
     ("$DISK", &[("DORMOUSE_PUSH_PROXY_FILE", "empty")], "DORMOUSE_PUSH_PROXY_FILE=empty: the file is empty"),
-    ("$DISK", &[("DORMOUSE_LOG_DIR", "file")], "DORMOUSE_LOG_DIR=file: it is a file, and no directory"),
+    ("$DISK", &[("DORMOUSE_LOG_DIR", "file")], "DORMOUSE_LOG_DIR=file: it is a file, not a directory"),
     (
         "$DISK",
         &[("DORMOUSE_TLS_CERT", "file")],

@@ -206,31 +206,3 @@ async fn the_document_says_the_defaults() {
     }
     assert_eq!(seen, 7, "every field with a default");
 }
-
-/// The walk in the README: a receiver of three lines prints what is published.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_receiver_of_the_readme_prints_the_job() {
-    let all = blocks("README.md", "python");
-    let [code] = &all[..] else { panic!("README.md has one receiver in Python: {all:?}") };
-    assert_eq!(code.lines().count(), 3, "three lines: {code}");
-    let (dir, addr) = (TempDir::new().expect("a temporary directory"), nobody());
-    assert!(code.contains("9000"), "its port: {code}");
-    let code = code.replace("9000", &addr.port().to_string());
-    let out = std::fs::File::create(dir.path().join("out")).expect("a file");
-    let mut command = Command::new("python3");
-    command.arg("-u").arg("-c").arg(code).stdin(Stdio::null()).stdout(out).stderr(Stdio::null());
-    let child = match command.spawn() {
-        Ok(child) => child,
-        Err(why) => {
-            skipped("python", &why);
-            return;
-        }
-    };
-    let running = Running { child, addr, _dir: dir };
-    let pushed = Pushed::on(Store::disk()).await;
-    pushed.set("q", json!({"url": format!("http://{addr}/"), "retry": [0]})).await;
-    let id = pushed.publish("q", "tries=100", "to ann").await;
-    pushed.until_gone("q", &id).await;
-    let said = std::fs::read_to_string(running._dir.path().join("out")).expect("a file");
-    assert!(said.contains("to ann"), "it prints the job: {said:?}");
-}

@@ -33,13 +33,13 @@ impl Response {
         self.json["error"].as_str().or(self.json["msg"].as_str()).unwrap_or_default()
     }
 
-    /// The id of the job that was published or handed out.
+    /// Returns the id of the published or delivered job.
     #[track_caller]
     pub fn job_id(&self) -> String {
         job_id(&self.json)
     }
 
-    /// The body of the job that was handed out.
+    /// Returns the body of the delivered job.
     #[track_caller]
     pub fn data(&self) -> Vec<u8> {
         data(&self.json)

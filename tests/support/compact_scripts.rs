@@ -1,4 +1,4 @@
-//! Which files of lua/compact/ are scripts, and which stand before scripts: src/engine/redis/compact/scripts.rs says so.
+//! Which files of lua/compact/ are scripts, and which are preambles, as defined in src/engine/redis/compact/scripts.rs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::path::Path;
 pub struct CompactScripts {
     #[allow(dead_code)] // not every test binary runs them
     pub scripts: Vec<String>,
-    /// In an order in which each finds those that it needs before it.
+    /// In dependency order.
     pub preambles: Vec<String>,
 }
 
@@ -34,7 +34,7 @@ impl CompactScripts {
         let files: BTreeSet<String> =
             files.map(|name| name.strip_suffix(".lua").expect("a script").to_owned()).collect();
         let known: BTreeSet<String> = scripts.iter().chain(&preambles).cloned().collect();
-        assert_eq!(known, files, "what is named in the table, and what is there");
+        assert_eq!(known, files, "the files in the table, and the existing ones");
         CompactScripts { scripts, preambles }
     }
 }

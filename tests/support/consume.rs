@@ -7,8 +7,7 @@ use dormouse::error::Result;
 use dormouse::job::Job;
 use dormouse::name::QueueList;
 
-/// A consume of up to as many jobs as there are ttrs. Asks again, as a dispatcher does, while the engine says that
-/// there may be more.
+/// Consumes up to one job per ttr. Retries, like a dispatcher, while the engine says that there may be more.
 pub async fn consume(engine: &dyn Engine, queues: &QueueList, ttrs: &[Duration]) -> Result<Vec<Job>> {
     let mut jobs = Vec::new();
     for _ in 0..1000 {

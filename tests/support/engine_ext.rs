@@ -42,7 +42,7 @@ pub trait EngineExt: Engine {
         self.inspect(&job.queue, By::Id(job.id), Detail::All).await
     }
 
-    /// A job by its id as it is stored, in the form in which lmstfy shows it: with no tries left.
+    /// Returns a stored job by id as shown by lmstfy: with no tries left.
     async fn inspect_stored(&self, job: &JobRef) -> Result<Option<Job>> {
         let view = self.inspect(&job.queue, By::Id(job.id), Detail::Stored).await?;
         Ok(view.map(|view| {
@@ -70,14 +70,14 @@ pub trait EngineExt: Engine {
         self.size(queue, SizeOf::Dead).await
     }
 
-    /// Respawns the oldest. Answers how many.
+    /// Respawns the oldest. Returns how many.
     async fn respawn_oldest(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
         let respawned = self.respawn(queue, Respawn::Oldest { limit, ttl }).await?;
         assert_eq!(respawned.each, [], "none was named");
         Ok(respawned.count)
     }
 
-    /// Respawns by id. Answers what became of each.
+    /// Respawns by id. Returns the outcome of each.
     async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
         let respawned = self.respawn(queue, Respawn::Jobs(jobs, revival)).await?;
         let done = respawned.each.iter().filter(|revived| matches!(revived, Revived::Done { .. })).count();
@@ -116,7 +116,7 @@ pub trait EngineExt: Engine {
 
 impl<E: Engine + ?Sized> EngineExt for E {}
 
-/// What a release does to the try of its hand-over.
+/// Effect of a release on the try.
 pub fn tries(restore: bool) -> Tries {
     if restore { Tries::Restore } else { Tries::Spend }
 }

@@ -1,5 +1,5 @@
-//! Host names of a child process that lead where a test wants: to several addresses, or to another one at each
-//! question, as the names of somebody who attacks it.
+//! Host names of a child process that resolve as a test wants: to several addresses, or to a different one each time,
+//! like those of an attacker.
 
 use super::shim::Shim;
 

@@ -8,10 +8,10 @@ use super::shim::Shim;
 
 /// The numbers of errors, as Linux has them.
 pub const EIO: i32 = 5;
-/// The call does not come back.
+/// The call never returns.
 pub const HANGS: i32 = -1;
 
-/// The compiled shim, or why there is none.
+/// Returns the compiled shim, or why there is none.
 pub fn shim() -> Result<PathBuf, String> {
     static SHIM: OnceLock<Result<Shim, String>> = OnceLock::new();
     let built = SHIM.get_or_init(|| Shim::compile("tests/support/faults.c"));
@@ -24,7 +24,7 @@ pub fn fail(dir: &Path, call: &str, errno: i32, part: &str, offset: Option<u64>)
     std::fs::write(dir.join("faults"), format!("{call} {errno} {part} {offset}\n")).expect("written");
 }
 
-/// No call fails any more.
+/// Ends all faults.
 pub fn heal(dir: &Path) {
     std::fs::remove_file(dir.join("faults")).expect("it was there");
 }

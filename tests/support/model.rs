@@ -13,10 +13,10 @@ use dormouse::engine::notifier::{Notifier, Notifiers};
 use dormouse::engine::observer::{Observer, Observers};
 use dormouse::engine::{
     By, Consumed, Cursor, Detail, DueList, DueSchedules, Engine, Fingerprint, Held, How, JobList, JobPage,
-    Landed, MAX_PAUSED, OnConflict, Once, Pause, Pausing, Placed, Placing, Publication, Published, Pumped,
-    QueuePage, QueueSize, QueueView, Quotas, REMEMBERED, Release, Released, Respawn, Respawned, Revived,
-    ScheduleId, ScheduleList, SchedulePage, ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen,
-    ScheduleVersion, Size, SizeOf, Stats, Stepped, StoredSchedule, Touched, Tries,
+    Landed, MAX_PAUSED, OnConflict, Once, Pause, Pausing, Placed, Placing, Promoted, Publication, Published,
+    Pumped, QueuePage, QueueSize, QueueView, Quotas, REMEMBERED, Release, Released, Respawn, Respawned,
+    Revived, ScheduleId, ScheduleList, SchedulePage, ScheduleSetting, ScheduleState, ScheduleStep,
+    ScheduleThen, ScheduleVersion, Size, SizeOf, Stats, Stepped, StoredSchedule, Touched, Tries,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
@@ -66,6 +66,8 @@ pub struct ModelEngine {
     pub expired_timers_stay: bool,
     /// How many due jobs one pump moves.
     pub pump: usize,
+    /// For how long dead jobs are kept; `None` is forever.
+    pub dead_ttl: Option<Duration>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -76,15 +78,15 @@ struct Jobs {
     /// The last order number given at the tail of any queue or dead letter; `head` is the last given at a head.
     tail: i64,
     head: i64,
-    /// The last hand-over.
+    /// The last delivery.
     receipt: u64,
-    /// How many timers were armed.
+    /// Number of timers armed.
     armed: u64,
     /// When the last pump said that the next job is due; `None` is never.
     announced: Option<Millis>,
-    /// What was done with an idempotency key, and until when that is known.
+    /// Results of requests with idempotency keys, and their expiry.
     done: BTreeMap<(Queue, IdempotencyKey), (Millis, Fingerprint, Vec<Placed>)>,
-    /// Until when a queue is paused; `None` until it is resumed.
+    /// End of a queue's pause; `None` until it is resumed.
     paused: BTreeMap<Queue, Option<Millis>>,
     quotas: Quotas,
     schedules: BTreeMap<ScheduleId, StoredSchedule>,
@@ -166,6 +168,7 @@ impl Stored {
             receipt: None,
             ttl: job.ttl,
             elapsed: job.elapsed,
+            published_at: job.id.published_at(),
             key: self.key.clone(),
             reason: self.reason.clone(),
             size: job.body.len() as u64,
@@ -174,14 +177,14 @@ impl Stored {
         }
     }
 
-    fn die(&mut self, order: i64, now: Millis) {
+    fn die(&mut self, order: i64, now: Millis, dead_ttl: Option<Duration>) {
         self.state = State::Dead { order };
         self.since = now;
-        self.expires = None;
+        self.expires = dead_ttl.map(|ttl| now + ms(ttl));
         self.key = None;
     }
 
-    /// Whether the hand-over of this receipt still stands.
+    /// Returns whether the delivery of this receipt is current.
     fn is_held(&self, receipt: Receipt, now: Millis) -> bool {
         matches!(self.state, State::Running { due, receipt: of } if of == receipt.hand_over && due > now)
     }
@@ -261,6 +264,11 @@ impl Jobs {
             placed.push(Placed { id, due_at, how });
         }
         self.keep_to_quotas(before)?;
+        if placed.iter().all(|placed| placed.how == How::Duplicate)
+            && let Some((queue, _)) = &done
+        {
+            self.admit_beside(&queue.namespace, 1)?;
+        }
         if let (Some(once), Some(done)) = (once, done) {
             self.done.insert(done, (now + ms(REMEMBERED), once.fingerprint, placed.clone()));
         }
@@ -275,11 +283,7 @@ impl Jobs {
     /// Goes back to how it was, if a namespace has more than its quota now, and more than it had.
     fn keep_to_quotas(&mut self, before: Option<Jobs>) -> Result<()> {
         let Some(before) = before else { return Ok(()) };
-        let used = |jobs: &Jobs, namespace: &Namespace| {
-            let of = || jobs.jobs.values().filter(|stored| stored.job.queue.namespace == *namespace);
-            let queues = jobs.queues.keys().filter(|queue| queue.namespace == *namespace).count();
-            [of().count(), of().map(|stored| stored.job.body.len()).sum(), queues]
-        };
+        let used = Jobs::used;
         for (namespace, quota) in &self.quotas {
             let bounds = [("jobs", quota.jobs), ("bytes", quota.bytes), ("queues", quota.queues)];
             let now = used(self, namespace).into_iter().zip(used(&before, namespace));
@@ -296,17 +300,39 @@ impl Jobs {
         Ok(())
     }
 
+    /// How many jobs, bytes and queues a namespace has.
+    fn used(&self, namespace: &Namespace) -> [usize; 3] {
+        let of = || self.jobs.values().filter(|stored| stored.job.queue.namespace == *namespace);
+        let queues = self.queues.keys().filter(|queue| queue.namespace == *namespace).count();
+        let schedules = self.schedules.values().filter(|schedule| schedule.id.namespace == *namespace);
+        let beside: usize = schedules.map(|schedule| schedule.setting.bytes()).sum();
+        [of().count(), of().map(|stored| stored.job.body.len()).sum::<usize>() + beside, queues]
+    }
+
+    /// Whether so many bytes that are no job's may be stored.
+    fn admit_beside(&self, namespace: &Namespace, bytes: usize) -> Result<()> {
+        let Some(quota) = self.quotas.get(namespace).filter(|_| bytes > 0) else { return Ok(()) };
+        let [jobs, used, _] = self.used(namespace).map(|used| used as u64);
+        if quota.jobs > 0 && jobs >= quota.jobs {
+            Err(Error::OverQuota("jobs"))
+        } else if quota.bytes > 0 && used + bytes as u64 > quota.bytes {
+            Err(Error::OverQuota("bytes"))
+        } else {
+            Ok(())
+        }
+    }
+
     fn next_tail(&mut self) -> i64 {
         self.tail += 1;
         self.tail
     }
 
-    /// Forgets what has expired: nobody can tell whether that happened at its instant or just now.
+    /// Deletes what has expired: whether that happened at its instant or just now makes no difference.
     fn expire(&mut self, now: Millis, timers_stay: bool) {
         self.jobs.retain(|_, stored| !stored.expired(now) || (timers_stay && stored.state.due().is_some()));
     }
 
-    /// Answers when it is due.
+    /// Returns when it is due.
     fn place(&mut self, job: NewJob, due: Millis, key: Option<JobKey>, now: Millis) -> Millis {
         let due = due.max(now);
         let state =
@@ -327,7 +353,7 @@ impl Jobs {
         })
     }
 
-    /// The job whose hand-over this is.
+    /// Returns the job with this delivery.
     fn held(&mut self, job: &JobRef, receipt: Receipt, now: Millis) -> Held<&mut Stored> {
         match self.jobs.get_mut(&(job.queue.clone(), job.id)).filter(|stored| !stored.expired(now)) {
             None => Held::NotFound,
@@ -394,6 +420,7 @@ impl ModelEngine {
             armed: Notify::new(),
             expired_timers_stay: false,
             pump: 500,
+            dead_ttl: None,
         }
     }
 
@@ -415,7 +442,7 @@ impl ModelEngine {
     }
 }
 
-/// What the cursor of a list of jobs in this state says.
+/// Parses the cursor of a list of jobs in this state.
 fn read_cursor(cursor: &Cursor, state: JobState) -> Option<(Millis, i64)> {
     let (due, order) = cursor.0.strip_prefix(state.as_str())?.strip_prefix('-')?.split_once('-')?;
     Some((due.parse().ok()?, order.parse().ok()?))
@@ -543,12 +570,12 @@ impl Engine for ModelEngine {
             stored.reason = Some(reason);
         }
         stored.tries += u16::from(release.tries == Tries::Restore);
-        if stored.tries == 0 || release.tries == Tries::Forfeit {
-            stored.die(tail, now);
+        let due_at = now + ms(release.delay);
+        if stored.tries == 0 || release.tries == Tries::Forfeit || stored.expired(due_at) {
+            stored.die(tail, now, self.dead_ttl);
             return Ok(Held::Done(Released::Dead));
         }
         (stored.armed, stored.since) = (armed, now);
-        let due_at = now + ms(release.delay);
         stored.state =
             if due_at == now { State::Ready { order: head } } else { State::Delayed { due: due_at } };
         let released = Released::Back { tries_left: stored.tries, due_at };
@@ -582,6 +609,24 @@ impl Engine for ModelEngine {
             };
             JobView { receipt, ..detail.of(stored.view(now, true)) }
         }))
+    }
+
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
+        let (mut state, now) = self.open()?;
+        let order = state.next_tail();
+        let found = match by {
+            By::Id(id) => state.find(&JobRef { queue: queue.clone(), id }, now),
+            By::Key(key) => state.holder(queue, key, now),
+        };
+        let Some(id) = found.map(|stored| stored.job.id) else { return Ok(Promoted::NotFound) };
+        let stored = state.get(queue, id);
+        if !matches!(stored.state, State::Delayed { .. }) {
+            return Ok(Promoted::NotDelayed(Some(stored.state.name())));
+        }
+        (stored.state, stored.since) = (State::Ready { order }, now);
+        drop(state);
+        self.notifiers.notify(queue);
+        Ok(Promoted::Done)
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
@@ -630,6 +675,16 @@ impl Engine for ModelEngine {
         let (mut state, _) = self.open()?;
         for id in state.ready(queue) {
             state.jobs.remove(&(queue.clone(), id));
+        }
+        Ok(())
+    }
+
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        let (mut state, now) = self.open()?;
+        let holds =
+            |stored: &Stored| stored.job.queue == *queue && !matches!(stored.state, State::Running { .. });
+        if !state.jobs.values().any(holds) && !state.is_paused(queue, now) {
+            state.queues.remove(queue);
         }
         Ok(())
     }
@@ -723,7 +778,7 @@ impl Engine for ModelEngine {
             let stored = state.get(queue, *id);
             let was_delayed = matches!(stored.state, State::Delayed { .. });
             if stored.tries > 0 {
-                // It became ready when it was due; when the pump came by does not matter to it.
+                // It became ready when it was due, regardless of when the pump ran.
                 stored.since = stored.state.due().unwrap_or(now);
                 stored.state = State::Ready { order };
                 if !was_delayed {
@@ -733,7 +788,7 @@ impl Engine for ModelEngine {
                 state.jobs.remove(&(queue.clone(), *id));
                 self.observers.tell(|observer| observer.expired(1));
             } else {
-                stored.die(order, now);
+                stored.die(order, now, self.dead_ttl);
                 self.observers.tell(|observer| observer.died(queue, 1));
             }
         }
@@ -888,6 +943,8 @@ impl Engine for ModelEngine {
             return Ok(Stepped::TooMany);
         }
         let version = ScheduleVersion { revision: revision_now, step };
+        let bytes_before = before.as_ref().map_or(0, |before| before.setting.bytes());
+        state.admit_beside(&id.namespace, setting.bytes().saturating_sub(bytes_before))?;
         if put.dry {
             return Ok(Stepped::Done { version, landed: None });
         }

@@ -43,7 +43,7 @@ impl Nginx {
             if Instant::now() > end {
                 return Err("nginx does not listen".to_owned());
             }
-            // Nothing tells when a process has begun to listen.
+            // There is no event for a process that has begun to listen.
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(nginx)

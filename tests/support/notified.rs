@@ -1,4 +1,4 @@
-//! A notifier that remembers what it was told: stands where a dispatcher with waiting consumers would.
+//! A notifier that records its notifications, in place of a dispatcher with waiters.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 #[derive(Debug)]
 pub struct Notified {
     waits_for: Vec<Queue>,
-    /// What it was told of since it was asked.
+    /// Queues notified since the last call.
     pub told: Mutex<BTreeSet<Queue>>,
     more: Notify,
 }
@@ -29,8 +29,7 @@ impl Notified {
         notified
     }
 
-    /// Waits until it is told of queues that it waits for, and answers each that it was told of since the last
-    /// call.
+    /// Waits for a notification, and returns all queues notified since the last call.
     pub async fn next(&self) -> BTreeSet<Queue> {
         loop {
             let told = std::mem::take(&mut *self.told.lock());

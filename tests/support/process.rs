@@ -27,10 +27,10 @@ impl Process {
         Process::start_under(&[], dir, args, env)
     }
 
-    /// The same, run by another program: its words stand before those of `dormouse`.
+    /// Like [`Process::start`], run by another program whose words precede those of `dormouse`.
     pub fn start_under(words: &[String], dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Process {
         let mut words = words.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_dormouse")]);
-        // There is one at least.
+        // There is at least one.
         let mut command = Command::new(words.next().unwrap_or_default());
         command.args(words).args(args);
         Process::run(command, dir, env)

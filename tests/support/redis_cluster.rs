@@ -27,12 +27,12 @@ impl RedisCluster {
         RedisCluster::start_of(6, 1)
     }
 
-    /// So many servers, and so many replicas of each master.
+    /// Starts a cluster of `servers` servers, with `replicas` replicas per master.
     pub fn start_of(servers: usize, replicas: usize) -> RedisCluster {
         RedisCluster::of((0..servers).map(|_| RedisCluster::server()).collect(), replicas)
     }
 
-    /// These servers, and so many replicas of each master.
+    /// Creates a cluster of these servers, with `replicas` replicas per master.
     pub fn of(servers: Vec<RedisServer>, replicas: usize) -> RedisCluster {
         let cluster = RedisCluster { replicas: servers.len() * replicas / (1 + replicas), servers };
         let addrs: Vec<String> = cluster.servers.iter().map(RedisServer::addr).collect();

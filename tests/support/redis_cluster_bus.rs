@@ -134,7 +134,7 @@ impl Ways {
             }
             let IpAddr::V4(peer) = peer.ip() else { continue };
             let from = usize::from(peer.octets()[3]).wrapping_sub(FIRST_ADDRESS);
-            // A node that was killed is there again later.
+            // A killed node is restarted later.
             if from < 64
                 && let Ok(onwards) = TcpStream::connect(to)
             {
@@ -157,7 +157,7 @@ impl Ways {
     }
 }
 
-/// Copies what comes, until either side ends.
+/// Copies bytes until either side closes.
 fn copy(mut from: TcpStream, mut to: TcpStream) {
     let mut bytes = [0; 16_384];
     while let Ok(read @ 1..) = from.read(&mut bytes) {

@@ -2,7 +2,7 @@
 
 use super::redis_cluster::{RedisCluster, cli};
 
-/// A node as another one sees it.
+/// A node as seen by another one.
 #[derive(Clone, Debug)]
 pub struct ClusterNode {
     pub id: String,
@@ -38,7 +38,7 @@ impl RedisCluster {
     pub fn master_of(&self, slot: u16) -> (usize, String) {
         let nodes = self.nodes();
         let has = |node: &&ClusterNode| node.slots.iter().any(|(a, b)| (*a..=*b).contains(&slot));
-        let node = nodes.iter().find(|node| node.is_master && has(node)).expect("somebody has the slot");
+        let node = nodes.iter().find(|node| node.is_master && has(node)).expect("a node has the slot");
         (self.server_at(node.port), node.id.clone())
     }
 
@@ -86,7 +86,7 @@ impl RedisCluster {
         self.tell::<()>(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
     }
 
-    /// Moves every n-th key of a slot. Answers how many.
+    /// Moves every n-th key of a slot. Returns how many.
     pub fn move_keys(&self, slot: u16, to: usize, every: usize) -> usize {
         let (from, _) = self.master_of(slot);
         let keys: Vec<Vec<u8>> = self.tell(from, &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "100000"]);
@@ -101,7 +101,7 @@ impl RedisCluster {
         moved
     }
 
-    /// Gives a slot whose keys have moved to its new master, and tells all masters.
+    /// Assigns a slot whose keys have moved to its new master, on all masters.
     pub fn end_move(&self, slot: u16, to: usize) {
         let id: String = self.tell(to, &["CLUSTER", "MYID"]);
         let (from, _) = self.master_of(slot);

@@ -1,4 +1,4 @@
-//! What is in a Redis, seen and changed beside Dormouse.
+//! Contents of a Redis, read and changed without Dormouse.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A Redis that comes back.
+//! Restarts of a Redis.
 
 use super::redis_server::RedisServer;
 

@@ -1,5 +1,5 @@
-//! A real redis-server of a test's own: a free port, a directory that goes with it, killed on drop. The environment
-//! variable REDIS_SERVER names another program than the one in the PATH, to test with another version.
+//! A real redis-server for one test: on a free port, in a temporary directory, killed on drop. The environment variable
+//! REDIS_SERVER selects another binary, to test other versions.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{Read, Write};
@@ -73,12 +73,12 @@ impl RedisServer {
         }
     }
 
-    /// Starts the process and waits until it answers. `false` when it ended instead: somebody took the port.
+    /// Starts the process and waits until it replies. `false` if it ended instead, because the port was taken.
     pub fn launch(&mut self) -> bool {
         let program = std::env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
         let mut command = Command::new(program);
         if let Some(conf) = &self.sentinel {
-            // A name on the command line goes before options.
+            // A file name on the command line precedes options.
             command.arg(conf).arg("--sentinel");
         }
         command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(self.dir.path());
@@ -105,7 +105,7 @@ impl RedisServer {
             if self.answers() {
                 return true;
             }
-            // Nothing tells when a process has begun to listen.
+            // There is no event for a process that has begun to listen.
             std::thread::sleep(Duration::from_millis(5));
         }
         panic!("redis-server on port {} did not answer within {START:?}", self.port)
@@ -128,8 +128,8 @@ impl Drop for RedisServer {
     }
 }
 
-/// A port that was free a moment ago. Somebody may take it meanwhile, so starting on it may fail. It is none that the
-/// system gives to connections: while the server is killed, one of them would take the port that it comes back to.
+/// Returns a port that was free a moment ago; starting on it may still fail. It is outside the range of ephemeral
+/// ports: a connection could take such a port while the server is down.
 pub fn free_port() -> u16 {
     const LEAST: u16 = 10_000;
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();

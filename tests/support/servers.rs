@@ -1,4 +1,4 @@
-//! Whole servers in this process, on free ports; the stores that they stand on; and what tests ask of them.
+//! Whole servers in this process on free ports, their stores, and requests of tests.
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ pub enum Store {
     Disk(TempDir),
     Redis(RedisServer),
     #[allow(dead_code)] // not every test binary makes some
-    /// What else a pool may be on, by its keys. Tokens are there too.
+    /// Another kind of pool, by its configuration keys. It stores tokens too.
     Other {
         keys: String,
         _keep: Arc<dyn Any + Send + Sync>,

@@ -1,11 +1,11 @@
-//! How long tests wait, and how, where nothing tells them.
+//! Waiting in tests when there are no events.
 
 use std::time::{Duration, Instant};
 
 /// How long a test waits for what a healthy server does at once. Only a broken one lets it pass.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Asks again and again until `done`. Nothing tells a client when a server has got there.
+/// Polls until `done`, for states that clients cannot be notified of.
 pub async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
     while !done().await {

@@ -16,6 +16,9 @@ async fn two_pools() -> TestServer {
     TestServer::start(&toml, (default, other)).await
 }
 
+/// Of one that no header can carry.
+const NO_TOKEN: &str = "invalid token: it is printable ASCII, without blanks at its ends";
+
 async fn create(server: &TestServer, query: &str) -> Response {
     send(server.admin("POST", &format!("/token/ns?{query}"))).await
 }
@@ -82,6 +85,10 @@ async fn a_token_that_is_refused_says_why_and_is_not_made() {
         ("description=x&token=nope:a-token-of-twenty-characters", "the pool was not exists"),
         ("description=x&token=nineteen-characters", "the user token was too short"),
         ("description=x&token=other:", "the user token was too short"),
+        ("description=x&token=a-token-of-twenty%0Dcharacters", NO_TOKEN),
+        ("description=x&token=a-token-of-twenty-charact%C3%A9rs", NO_TOKEN),
+        ("description=x&token=%20a-token-of-twenty-characters", NO_TOKEN),
+        ("description=x&token=other:a-token-of-twenty%00characters", NO_TOKEN),
         ("description=x&token=a-token-of-twenty-characters", "the token has already existed"),
     ];
     for (query, says) in cases {
@@ -123,7 +130,7 @@ async fn limits_count_per_direction(store: Store) {
     let says = format!("token({token}) consume reach the limit rate, please retry later");
     assert_eq!(over.json, serde_json::json!({"msg": says}), "{}", over.text);
     assert_eq!(server.size("/api/ns/q").await, 3, "what was refused did nothing");
-    // A limit that is gone limits no more.
+    // A deleted limit has no effect.
     send(server.admin("DELETE", &format!("/token/ns/{token}/limit"))).await.expect(200);
     put(&server, &token).await.expect(201);
     get(&server, &token).await.expect(200);
@@ -131,7 +138,7 @@ async fn limits_count_per_direction(store: Store) {
 
 on_each_store!(limits_count_per_direction);
 
-/// What did not end in 200 or 201 is given back, a little after its answer.
+/// Requests without a 200 or 201 are given back shortly after their reply.
 async fn what_failed_is_not_counted(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -410,7 +417,7 @@ async fn metrics_tell_what_dashboards_read(store: Store) {
     assert!(text.contains("le=\"37.5\"") && text.contains("le=\"52.5\""), "lmstfy's buckets:\n{text}");
     assert!(!text.contains(&token), "a token is a secret, and the metrics show it");
 
-    // A queue that is gone is gone from the sizes.
+    // A deleted queue disappears from the sizes.
     send(server.api("DELETE", "/api/ns/q", &token)).await.expect(204);
     server.sampled().await;
     let text = send(server.admin("GET", "/metrics")).await.expect(200).text;
@@ -438,7 +445,7 @@ async fn strangers_cannot_fill_the_metrics() {
     assert!(lines.is_empty(), "made by strangers, without a token:\n{}", lines.join("\n"));
 }
 
-/// Guards against a list of names that one key of another program takes away as a whole.
+/// Guards against a list of names that fails because of one key of another program.
 #[tokio::test]
 async fn a_key_of_another_type_hides_no_names_and_no_sizes() {
     let redis = RedisServer::start();

@@ -1,5 +1,5 @@
-//! `MaxBodyMemory`: what one namespace sends and does not end, or asks for and does not read, takes no more than its
-//! share, and others go on.
+//! `MaxBodyMemory`: unfinished requests and unread replies of one namespace use at most its share, and others are
+//! served.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,15 +15,15 @@ use tokio::time::timeout;
 const MIB: usize = 1 << 20;
 /// Less than a request or an answer may wait for others that stand still.
 const SOON: Duration = Duration::from_secs(5);
-/// A sender is not read from if the kernel takes nothing more for so long.
+/// A sender is stuck if its kernel accepts nothing more for this long.
 const STUCK: Duration = Duration::from_millis(500);
 
-/// A server of which the bodies of requests, and those of answers, may take 16 MiB each: 8 MiB for one namespace.
+/// Starts a server with 16 MiB of body memory for requests and for replies: 8 MiB per namespace.
 async fn server(store: Store) -> TestServer {
     TestServer::start(&format!("MaxBodyMemory = 16\n{}", store.toml()), store).await
 }
 
-/// A connection whose kernel keeps little of what comes.
+/// Connects with a small receive buffer.
 async fn connect(addr: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_recv_buffer_size(16 * 1024).expect("a size");
@@ -89,13 +89,13 @@ async fn idle_readers_take_their_share_and_no_more() {
     );
     goes_on(&server, &modest).await;
     drop(readers);
-    // Its room is free again as soon as the server has seen that they left.
+    // Their memory is freed once the server has noticed that they disconnected.
     let again =
         async { while server.get(&greedy, "/api/greedy/q/jobs?data=1&limit=1").await.status != 200 {} };
-    timeout(SOON, again).await.expect("the room of readers that left is free again");
+    timeout(SOON, again).await.expect("the memory of disconnected readers is free again");
 }
 
-/// Guards against one namespace's answers that take the room of all.
+/// Guards against one namespace's replies that use all body memory.
 #[tokio::test]
 async fn consumers_that_do_not_read_take_their_share_and_no_more() {
     let server = server(Store::disk()).await;
@@ -110,7 +110,7 @@ async fn consumers_that_do_not_read_take_their_share_and_no_more() {
     timeout(SOON, back).await.expect("the jobs of refused answers are ready again");
 }
 
-/// Guards against one namespace's bodies that never end and take the room of all.
+/// Guards against one namespace's unfinished bodies that use all body memory.
 #[tokio::test]
 async fn bulks_that_do_not_end_take_their_share_and_no_more() {
     let server = server(Store::disk()).await;

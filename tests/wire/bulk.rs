@@ -5,7 +5,7 @@ use crate::support::servers::{Store, TestServer, on_each_store};
 use crate::support::wait::until;
 use serde_json::{Value, json};
 
-/// Buries so many jobs, with this reason.
+/// Buries `count` jobs with this reason.
 async fn bury(server: &TestServer, token: &str, count: usize, reason: &str) {
     for n in 0..count {
         server.put(token, "/api/ns/q?tries=1", &format!("body {n} of {reason}")).await.expect(201);
@@ -68,12 +68,38 @@ async fn what_a_filter_finds_is_respawned_deleted_and_cancelled(store: Store) {
 
 on_each_store!(what_a_filter_finds_is_respawned_deleted_and_cancelled);
 
+async fn delayed_jobs_that_a_filter_finds_are_made_ready(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    for n in 0..120 {
+        let kind = if n % 3 == 0 { "mail" } else { "report" };
+        server.put(&token, "/api/ns/q?delay=600", &format!("{kind} {n}")).await.expect(201);
+    }
+    let begun = order(&server, json!({"action": "promote", "contains": "mail"})).await.expect(202);
+    let done = ended(&server, &begun).await;
+    assert_eq!(
+        (&done["status"], &done["done"], &done["looked_at"]),
+        (&json!("done"), &json!(40), &json!(120))
+    );
+    assert_eq!((&done["action"], &done["state"]), (&json!("promote"), &json!("delayed")), "{done}");
+    assert_eq!(server.size("/api/ns/q").await, 40);
+    let first = server.get(&token, "/api/ns/q?ttr=60").await.expect(200);
+    assert_eq!(first.data(), b"mail 0", "in the order in which they would have come");
+    let begun = order(&server, json!({"action": "promote", "state": "delayed"})).await.expect(202);
+    assert_eq!(ended(&server, &begun).await["done"], json!(80), "the others");
+    assert_eq!(server.size("/api/ns/q").await, 119, "and one runs");
+}
+
+on_each_store!(delayed_jobs_that_a_filter_finds_are_made_ready);
+
 #[tokio::test]
 async fn an_order_that_makes_no_sense_is_refused() {
     let server = TestServer::on_disk().await;
     for (bad, names) in [
         (json!({"action": "explode"}), "action"),
         (json!({"action": "respawn", "state": "ready"}), "state"),
+        (json!({"action": "promote", "state": "ready"}), "state"),
+        (json!({"action": "promote", "delay": 1}), "delay"),
         (json!({"action": "cancel"}), "state"),
         (json!({"action": "cancel", "state": "asleep"}), "state"),
         (json!({"action": "delete", "tries": 3}), "tries"),
@@ -93,8 +119,7 @@ async fn an_order_that_makes_no_sense_is_refused() {
     assert_eq!(all["actions"], json!([]), "nothing was begun");
 }
 
-/// Guards against two that do the same to one queue, against one that nobody can stop, and against a stop that loses
-/// jobs.
+/// Guards against two equal actions on one queue, an action that cannot be stopped, and a stop that loses jobs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_action_is_alone_on_its_queue_and_can_be_stopped() {
     let server = TestServer::on_disk().await;

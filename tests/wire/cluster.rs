@@ -1,5 +1,4 @@
-//! A server on a Redis Cluster: what callers are told while a part of the pool cannot be used, and that others do not
-//! notice.
+//! A server on a Redis Cluster: replies while part of the pool is unavailable, and unaffected other requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -149,7 +148,8 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
     let (gone_parts, lives_parts) = (of_server(2), of_server(0).len());
     assert!(gone_parts.contains(&7), "{gone_parts:?}");
     cluster.servers[2].kill();
-    until("its part is away", async || server.put(&token, &path(7), "z").await.status == 503).await;
+    until("its partition is unavailable", async || server.put(&token, &path(7), "z").await.status == 503)
+        .await;
     let away = seen(&server, "").await;
     let gone = cluster.servers[2].addr();
     let gone = away["nodes"].as_array().expect("an array").iter().find(|node| node["addr"] == json!(gone));
@@ -200,7 +200,7 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
     }
     server.put(&token, &path(0), "z").await.expect(201);
     send(server.admin("GET", "/ready")).await.expect(200);
-    assert!(cluster.servers[2].launch(), "it comes back");
+    assert!(cluster.servers[2].launch(), "it restarts");
     until("it is used again", async || server.put(&token, &path(7), "z").await.status == 201).await;
     until("all works", async || send(server.admin("GET", "/ready?all=1")).await.status == 200).await;
     let ready = send(server.admin("GET", "/ready")).await.expect(200).json;
@@ -213,7 +213,7 @@ async fn seen(server: &TestServer, query: &str) -> Value {
     send(server.admin("GET", &format!("/cluster{query}"))).await.expect(200).json
 }
 
-/// Tokens, limits, quotas and push without an `[AdminRedis]`, on two servers, and while a node is away.
+/// Tokens, limits, quotas and push without an `[AdminRedis]`, on two servers, and while a node is down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_keeps_tokens_limits_quotas_and_push() {
     let mut cluster = RedisCluster::start_of(3, 0);
@@ -280,8 +280,8 @@ async fn a_cluster_keeps_tokens_limits_quotas_and_push() {
         *answers.entry(asked(namespace).await).or_default() += 1;
     }
     assert!(answers.len() == 2 && answers.contains_key(&200) && answers.contains_key(&503), "{answers:?}");
-    assert!(cluster.servers[2].launch(), "it comes back");
-    until("all tokens are there again", async || {
+    assert!(cluster.servers[2].launch(), "it restarts");
+    until("all tokens are available again", async || {
         let mut well = true;
         for namespace in tokens.keys() {
             well &= asked(namespace).await == 200;
@@ -397,7 +397,7 @@ async fn a_queue_that_is_spread_is_shown_in_all_its_parts_and_answers_as_others_
     other.stop().await;
 }
 
-/// Guards against a waiting consumer that is turned away, or told that there is nothing, while a master is away.
+/// Guards against refusing a waiting consumer, or an empty reply to it, while a master is down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_at_a_queue_that_is_spread_goes_on_waiting_while_a_master_is_away() {
     let mut cluster = RedisCluster::start_of(3, 0);
@@ -413,11 +413,11 @@ async fn who_waits_at_a_queue_that_is_spread_goes_on_waiting_while_a_master_is_a
     cluster.servers[2].kill();
     until("it is away", async || server.get(&token, path).await.status == 503).await;
     let away = "this part of the pool cannot be reached";
-    assert_503(&server.get(&token, path).await, away, "who does not wait");
+    assert_503(&server.get(&token, path).await, away, "a consume without timeout");
     let began = std::time::Instant::now();
     assert_503(&server.get(&token, &format!("{path}?timeout=3")).await, away, "at the end of its time");
     assert!(began.elapsed().as_millis() >= 2900, "it waited for {:?}", began.elapsed());
-    assert!(!waits.is_finished(), "it goes on waiting");
+    assert!(!waits.is_finished(), "it keeps waiting");
     server.put(&token, path, "y").await.expect(201);
     assert_eq!(waits.await.expect("no panic").expect(200).data(), b"y", "what another part has");
     server.stop().await;

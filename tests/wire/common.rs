@@ -38,7 +38,7 @@ impl TestServer {
         send(self.admin("PUT", &path).body(limit.to_owned())).await.expect(200);
     }
 
-    /// Returns when exactly so many consumers wait in long polls.
+    /// Waits until exactly `polls` consumers wait in long polls.
     pub async fn until_parked(&self, polls: usize) {
         let gauge = format!("\ndormouse_parked_polls {polls}\n");
         let began = Instant::now();
@@ -103,7 +103,7 @@ pub fn status(answer: &str) -> u16 {
     code.unwrap_or_else(|| panic!("an answer with a status was expected, not {answer:?}"))
 }
 
-/// Reads until `text` has come, and answers what came.
+/// Reads until `text` has arrived, and returns everything read.
 pub async fn read_until(stream: &mut TcpStream, text: &str) -> String {
     let mut seen = Vec::new();
     let reading = async {
@@ -114,7 +114,9 @@ pub async fn read_until(stream: &mut TcpStream, text: &str) -> String {
             seen.extend_from_slice(&piece[..n]);
         }
     };
-    tokio::time::timeout(TIMEOUT, reading).await.unwrap_or_else(|_| panic!("no {text:?} came in time"));
+    tokio::time::timeout(TIMEOUT, reading)
+        .await
+        .unwrap_or_else(|_| panic!("{text:?} did not arrive in time"));
     String::from_utf8_lossy(&seen).into_owned()
 }
 

@@ -1,5 +1,5 @@
-//! Connections of strangers and of callers that leave: who is gone gets no job, who is slow holds up nobody, who
-//! asks for too much is told so, and a stop answers what has arrived.
+//! Connections of strangers and of disconnecting callers: a disconnected client gets no job, a slow one delays no
+//! other, excessive requests get an error, and a stop answers received requests.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// What is answered within this is answered at once: a server that waits for something else takes longer.
+/// Upper bound on an immediate reply: a server that waits for something else takes longer.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 async fn connect(addr: impl tokio::net::ToSocketAddrs) -> TcpStream {
@@ -53,13 +53,12 @@ async fn a_consumer_without_timeout_that_left_during_a_stall_gets_no_job() {
     for _ in 0..3 {
         let mut gone = connect(server.api_addr).await;
         gone.write_all(get("/api/ns/q", &token).as_bytes()).await.expect("sent");
-        // Nothing tells when the server has read it. What it has not read it reads later, and the peer is gone
-        // then too.
+        // There is no event for the server having read it. If not, it reads it later, and the peer is gone then too.
         tokio::time::sleep(Duration::from_millis(50)).await;
         drop(gone);
     }
     let job = server.get(&token, "/api/ns/q?timeout=10&ttr=600").await.expect(200);
-    assert_eq!(job.job_id(), id, "the job of one try goes to the consumer that is there");
+    assert_eq!(job.job_id(), id, "the job of one try goes to the connected consumer");
     assert_eq!(server.size("/api/ns/q/deadletter").await, 0, "a job died unseen");
 }
 
@@ -75,7 +74,7 @@ async fn a_poll_that_sent_more_before_it_closed_costs_nothing(store: Store) {
         drop(gone);
         let id = server.put(&token, "/api/ns/q?tries=1", &i.to_string()).await.expect(201).job_id();
         let job = server.get(&token, "/api/ns/q?timeout=5&ttr=600").await.expect(200);
-        assert_eq!(job.job_id(), id, "job {i}, of one try, should go to the consumer that is there");
+        assert_eq!(job.job_id(), id, "job {i}, of one try, should go to the connected consumer");
         server.until_parked(0).await;
     }
     assert_eq!(server.size("/api/ns/q/deadletter").await, 0, "a job died unseen");
@@ -88,7 +87,7 @@ async fn a_request_that_came_while_a_poll_waited_is_answered_after_it() {
     let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
     let mut stream = connect(server.api_addr).await;
-    // Over one connection several times: what is read past the poll must not be lost, nor waited for in vain.
+    // Several times over one connection: bytes read after the poll must be neither lost nor waited for.
     for i in 0..5 {
         stream.write_all(get("/api/ns/q?timeout=60", &token).as_bytes()).await.expect("sent");
         server.until_parked(1).await;
@@ -142,9 +141,9 @@ async fn a_poll_ends_when_its_token_is_deleted() {
         assert_eq!(answer.says(), "invalid token");
     }
     let took = began.elapsed();
-    assert!(took < AT_ONCE, "they were told after {took:?}, about two seconds were promised");
+    assert!(took < AT_ONCE, "they were answered after {took:?}, about two seconds were promised");
     server.until_parked(1).await;
-    // The other one goes on waiting, and gets the job that the others would have got.
+    // The other poll keeps waiting, and gets the job that the first ones would have got.
     server.put(&kept, "/api/ns/q0", "x").await.expect(201);
     other.await.expect("no panic").expect(200);
 }
@@ -219,7 +218,7 @@ async fn an_answer_after_which_the_connection_ends_says_so() {
     stream.write_all(head.as_bytes()).await.expect("sent");
     let answer = read_to_end(&mut stream).await;
     assert!(status(&answer) == 401 && says_close(&answer), "a body that never came: {answer}");
-    // What is no HTTP.
+    // Invalid HTTP.
     for bad in ["nonsense\r\n\r\n".to_owned(), format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(100_000))] {
         let answer = raw(server.api_addr, bad.as_bytes()).await;
         assert!(says_close(&answer), "{:.20}: {answer}", bad);
@@ -234,11 +233,11 @@ async fn an_answer_after_which_the_connection_ends_says_so() {
         read_until(&mut stream, "100 Continue\r\n\r\n").await;
         stream.write_all(b"hello").await.expect("sent");
         let answer = read_until(&mut stream, "published").await;
-        assert!(!says_close(&answer), "the connection goes on: {answer}");
+        assert!(!says_close(&answer), "the connection stays open: {answer}");
     }
 }
 
-/// Guards against a bound that holds only when a head comes in small pieces.
+/// Guards against a limit that applies only when a head arrives in small pieces.
 #[tokio::test]
 async fn a_head_beyond_its_bound_is_refused() {
     let server = TestServer::on_disk().await;
@@ -334,7 +333,7 @@ async fn a_stop_answers_connections_whose_request_was_not_read_yet() {
     for _ in 0..50 {
         streams.push(connect(addr).await);
     }
-    // One answer shows that the port has accepted those before it.
+    // A reply shows that the port has accepted the connections before.
     send(server.api("GET", "/ping", "")).await.expect(200);
     let stopping = tokio::spawn(server.stop());
     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -420,7 +419,7 @@ async fn connections_leave_the_store_its_open_files() {
     drop(worker);
     let client = reqwest::Client::new();
     let ping = client.get(format!("http://{api}/ping")).timeout(TIMEOUT).send().await;
-    assert_eq!(ping.expect("the strangers are gone, so there is room").status(), 200);
+    assert_eq!(ping.expect("the idle connections were closed, so there is a free slot").status(), 200);
     process.signal("TERM");
     let ended = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic");
     assert_eq!(ended.status.code(), Some(0), "it ends as told to; it said:\n{}", ended.said);

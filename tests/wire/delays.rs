@@ -36,9 +36,9 @@ async fn delays_are_told_by_the_step(store: Store) {
     assert_eq!((first["buckets"].as_array().map(Vec::len), &first["later"]), (Some(1), &json!(1)), "{first}");
     let of_r = ask("?namespace=ns&queue=r&pool=default").await.expect(200).json;
     assert_eq!((&of_r["by"], &of_r["delayed"]), (&json!("minute"), &json!(1)), "{of_r}");
-    // Whoever asks the same soon after gets the same.
+    // An equal request soon after gets the same reply.
     server.put(&token, "/api/ns/q?delay=90000&ttl=0", "x").await.expect(201);
-    assert_eq!(ask("?by=day").await.expect(200).json, all, "what was counted a moment ago");
+    assert_eq!(ask("?by=day").await.expect(200).json, all, "the cached counts");
     let other = ask("?by=hour").await.expect(200).json;
     assert_eq!(other["delayed"], json!(4), "another question is counted anew: {other}");
 }

@@ -20,21 +20,21 @@ pub static PUBLIC: LazyLock<Document> =
 pub static ADMIN: LazyLock<Document> =
     LazyLock::new(|| Document::new("admin", include_str!("../../docs/openapi-admin.yaml")));
 
-/// Which document holds for which port of this machine.
+/// Document that applies to each local port.
 static PORTS: LazyLock<Mutex<HashMap<u16, &'static LazyLock<Document>>>> = LazyLock::new(Mutex::default);
 
-/// Headers that mean something to callers: none of them comes where it is not documented.
+/// Headers with a meaning for callers: each must be documented.
 const TOLD: [&str; 4] = ["etag", "idempotency-replayed", "retry-after", "www-authenticate"];
 
-/// A file to which what was seen is added, a line for each answer: to find statuses that no test sees.
+/// File to which each reply's status is appended, to find statuses that no test sees.
 pub const SEEN: &str = "TESTS_SEEN";
 
-/// From now on answers from these addresses are held.
+/// From now on checks replies from these addresses against the document.
 pub fn serves(public: SocketAddr, admin: SocketAddr) {
     PORTS.lock().extend([(public.port(), &PUBLIC), (admin.port(), &ADMIN)]);
 }
 
-/// Panics when the answer is not as the document has it. Answers of others than the servers of tests are not looked at.
+/// Panics if the reply does not conform to the document. Replies of other servers than those of tests are ignored.
 pub fn hold(method: &Method, url: &Url, response: &Response) {
     let document = url.port().and_then(|port| PORTS.lock().get(&port).copied());
     let Some(document) = document else { return };
@@ -66,7 +66,7 @@ impl Document {
         Document { name, json, validators: Mutex::default() }
     }
 
-    /// All paths with what they have.
+    /// Returns all paths and their contents.
     pub fn paths(&self) -> &Map<String, Value> {
         self.json["paths"].as_object().expect("a document has paths")
     }
@@ -80,7 +80,7 @@ impl Document {
         part
     }
 
-    /// The template that a path belongs to. As in the router, what is named goes before what stands for anything.
+    /// Returns the template of a path. As in the router, literal parts take precedence over parameters.
     fn template(&self, path: &str) -> Option<&str> {
         let parts: Vec<&str> = path.split('/').collect();
         let is_open = |part: &str| part.starts_with('{');
@@ -105,7 +105,7 @@ impl Document {
         let operation = template.and_then(|template| self.paths()[template].get(&method));
         see(self.name, &method, template.filter(|_| operation.is_some()), response.status);
         let Some(operation) = operation else {
-            // What is checked before a route is looked for, or before its method is.
+            // Statuses checked before routing, or before the method is known.
             return match response.status {
                 401 | 403 | 429 | 503 => Ok(()),
                 404 if method == "head" || response.says() == "api not found" => Ok(()),
@@ -187,7 +187,7 @@ impl Document {
     }
 }
 
-/// Notes which answers tests see, if somebody wants to know.
+/// Records the replies that tests see, if requested.
 fn see(name: &str, method: &str, template: Option<&str>, status: u16) {
     use std::io::Write as _;
     let (Ok(path), Some(template)) = (std::env::var(SEEN), template) else { return };

@@ -1,12 +1,14 @@
-//! Conversations in raw HTTP: what old clients and SDKs send, what nobody should, and what must get an answer
-//! all the same.
+//! Conversations in raw HTTP: requests of old clients and SDKs, invalid ones, and ones that must nevertheless be
+//! answered.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 
 use crate::common::{raw, read_until, status};
 use crate::support::client::send;
 use crate::support::servers::{Store, TestServer, on_each_store};
 use crate::support::wait::TIMEOUT;
+use dormouse::http::all_routes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -165,6 +167,36 @@ async fn other_methods_and_routes_are_unknown_and_do_nothing() {
     assert_eq!(job.data(), b"x", "the job was still there");
 }
 
+/// Guards against an `Allow` that names what is refused, or leaves out what the fast path answers.
+#[tokio::test]
+async fn a_wrong_method_is_told_which_ones_there_are() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("ns").await;
+    for port in ["public", "admin"] {
+        let mut routes: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for route in all_routes().into_iter().filter(|route| route.port == port) {
+            routes.entry(route.pattern).or_default().insert(route.method);
+        }
+        assert!(routes.len() > 20, "the {port} port has routes");
+        for (pattern, methods) in routes {
+            let path = pattern.replace("{namespace}", "ns").replace("{queue}", "q").replace("{name}", "s");
+            let path = path.replace(['{', '}'], "");
+            let expected = methods.into_iter().collect::<Vec<_>>().join(", ");
+            for method in ["PATCH", "OPTIONS"] {
+                let request = match port {
+                    "public" => server.api(method, &path, &token),
+                    _ => server.admin(method, &path),
+                };
+                let answer = send(request).await;
+                assert_eq!(answer.status, 404, "{method} {path} on the {port} port: {answer:?}");
+                assert_eq!(answer.header("allow"), expected, "{method} {path} on the {port} port");
+            }
+        }
+    }
+    let answer = send(server.api("POST", "/api/ns/q", &token)).await;
+    assert_eq!(answer.header("allow"), "DELETE, GET, PUT", "what the fast path answers is named: {answer:?}");
+}
+
 #[tokio::test]
 async fn a_head_that_is_too_large_or_not_http_gets_4xx_and_no_hang() {
     let server = TestServer::on_disk().await;
@@ -187,7 +219,7 @@ async fn a_head_that_is_too_large_or_not_http_gets_4xx_and_no_hang() {
         let begin = bytes.get(..40.min(bytes.len())).unwrap_or_default();
         assert!((400..500).contains(&status(&answer)), "{begin:?} got {answer:?}");
     }
-    // 60 KB of query are fine for HTTP, and a token for nobody.
+    // 60 KB of query are valid HTTP, but not a valid token.
     let fits = "a".repeat(60_000);
     let path = format!("/api/ns/q?token={fits}");
     send(server.api("GET", &path, "")).await.expect(401);

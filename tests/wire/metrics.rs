@@ -1,4 +1,4 @@
-//! What a scrape says, on each store, while a store is away, and while one hangs.
+//! Contents of a scrape, on each store, while a store is unavailable, and while one hangs.
 
 use std::time::{Duration, Instant};
 
@@ -175,7 +175,7 @@ async fn a_reading_that_is_younger_than_five_seconds_is_shared() {
     assert_ne!(queues["sampled_at"], later["sampled_at"], "and lists of queues show it");
 }
 
-/// Guards against attacks and broken clients that leave no trace, since hyper refuses what they send.
+/// Guards against attacks and broken clients that leave no trace because hyper rejects their requests.
 #[tokio::test]
 async fn what_is_no_request_is_counted() {
     let server = TestServer::on_disk().await;
@@ -192,8 +192,7 @@ async fn what_is_no_request_is_counted() {
     ]);
 }
 
-/// Guards against figures of a store that is away, which stay as they last were, and against a scrape that waits as long
-/// as a store hangs.
+/// Guards against stale statistics of an unavailable store, and against a scrape that waits as long as a store hangs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_is_away_or_hangs_is_told_by_its_absence() {
     let mut redis = RedisServer::start();
@@ -213,7 +212,7 @@ async fn a_store_that_is_away_or_hangs_is_told_by_its_absence() {
         for name in
             figures.into_iter().chain(["dormouse_oldest_ready_seconds", "dormouse_timer_overdue_seconds"])
         {
-            assert_eq!(scrape.family(name), [""; 0], "the Redis is away");
+            assert_eq!(scrape.family(name), [""; 0], "the Redis is unavailable");
         }
     };
     let stalled = redis.stall();

@@ -153,7 +153,7 @@ async fn receipts_outlive_every_restart_of_a_move(pools: Pools) {
     );
 }
 
-/// Guards against a queue that an operator has stopped and that goes on after a restart.
+/// Guards against a paused queue that resumes after a restart.
 async fn a_paused_queue_hands_out_nothing_in_any_part_of_a_move(pools: Pools) {
     let mut server = pools.before().await;
     let token = server.token("ns").await;
@@ -196,7 +196,7 @@ async fn a_repeat_is_known_in_every_part_of_a_move(pools: Pools) {
     // Its job is done with.
     send(server.api("DELETE", &format!("/api/ns/q/job/{first}"), &token)).await.expect(204);
     let again = ask(&server, &token, "first", "x").await.expect(201).job_id();
-    assert_eq!(again, first, "the same when its job is gone");
+    assert_eq!(again, first, "the same reply after its job was deleted");
     let second = ask(&server, &token, "second", "x").await.expect(201).job_id();
     server.stop().await;
     let server = pools.after().await;
@@ -245,7 +245,7 @@ async fn servers_of_two_rounds_serve_side_by_side() {
         for (here, there) in [(&one, &other), (&other, &one)] {
             here.put(&token, "/api/ns/stopped", "x").await.expect(201);
             post(here, &token, "/api/ns/stopped/pause").await.expect(200);
-            // Nothing tells a client when the other server knows; it has a second.
+            // Clients cannot observe when the other server knows; it has a second.
             tokio::time::sleep(Duration::from_secs(1)).await;
             for server in [here, there] {
                 let got = server.get(&token, "/api/ns/stopped").await;
@@ -256,7 +256,7 @@ async fn servers_of_two_rounds_serve_side_by_side() {
             send(there.api("DELETE", &format!("/api/ns/stopped/job/{job}"), &token)).await.expect(204);
         }
         one.stop().await;
-        // What the server that has just left gave out is good at the one that stays.
+        // Receipts given out by the stopped server are valid at the other one.
         for (job, receipt) in kept.drain(..) {
             let path = format!("/api/ns/q/job/{job}?receipt={receipt}");
             let acked = send(other.api("DELETE", &path, &token)).await;
@@ -278,8 +278,8 @@ async fn set_schedule(server: &TestServer, token: &str, overlap: &str) {
     send(request).await.expect(201);
 }
 
-/// Guards against schedules that no server places any more, since those of one round have moved them there, and those of
-/// the other one back.
+/// Guards against schedules that no server places, because servers of different generations keep moving them back and
+/// forth.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_schedule_outlives_servers_of_two_rounds() {
     let pools = Pools::new(Store::redis(), Store::redis());
@@ -301,7 +301,7 @@ async fn a_schedule_outlives_servers_of_two_rounds() {
         one = other;
         let shown = until_status(200, async || schedule(&one, &token).await).await;
         assert_eq!(shown.json["state"], "on", "round {}: {shown:?}", round + 1);
-        // What was ready before says nothing.
+        // Jobs ready before are not evidence.
         send(one.api("DELETE", "/api/ns/ticks", &token)).await.expect(204);
         for _ in 0..2 {
             tick(&one, &format!("round {}", round + 1)).await;
@@ -309,20 +309,20 @@ async fn a_schedule_outlives_servers_of_two_rounds() {
     }
 }
 
-/// Guards against a job of a schedule that is placed beside one that lives, since that one is in the other store.
+/// Guards against placing a schedule's job while an earlier one lives in the other store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_schedule_skips_for_a_job_of_the_old_store_no_placer_places() {
     let pools = Pools::new(Store::redis(), Store::redis());
     let server = pools.before().await;
     let token = server.token("ns").await;
     set_schedule(&server, &token, "skip").await;
-    until("its first job is there", async || server.size("/api/ns/ticks").await == 1).await;
+    until("its first job exists", async || server.size("/api/ns/ticks").await == 1).await;
     server.stop().await;
     let server = pools.moving().await;
     let skipped = async || schedule(&server, &token).await.json["counts"]["skipped"].as_u64().unwrap_or(0);
     let before = skipped().await;
     until("some more were due", async || skipped().await >= before + 3).await;
-    assert_eq!(server.size("/api/ns/ticks").await, 1, "the first one lives");
+    assert_eq!(server.size("/api/ns/ticks").await, 1, "only the first job exists");
 }
 
 /// Guards against a namespace that a server of the first round lets publish beyond its quota, since one of the second round
@@ -337,7 +337,7 @@ async fn a_quota_holds_at_servers_of_two_rounds() {
     first.put(&token, "/api/ns/q", "y").await.expect(507);
     let second = pools.server(&pools.from, Some(&pools.to)).await;
     first.put(&token, "/api/ns/q", "y").await.expect(507);
-    // Its publishes go to the other store, which has room for one.
+    // Its publishes go to the other store, which has space for one.
     second.put(&token, "/api/ns/q", "y").await.expect(201);
     second.put(&token, "/api/ns/q", "z").await.expect(507);
 }
@@ -375,7 +375,7 @@ async fn a_redis_that_hangs_does_not_keep_the_new_pools_jobs_back() {
     until_status(404, async || server.get(&token, "/api/ns/q").await).await;
 }
 
-/// Guards against a republish of a token with a limit that fails where that of any other token goes on.
+/// Guards against a republish with a limited token that fails where others succeed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limited_token_republishes_while_the_old_store_is_away() {
     let mut old = RedisServer::start();
@@ -383,7 +383,7 @@ async fn a_limited_token_republishes_while_the_old_store_is_away() {
     let token = server.token("ns").await;
     server.limit(&token, r#"{"read":0,"write":2,"interval":600}"#).await;
     old.kill();
-    // Nobody can say whether the old store has it, so it counts as a publish.
+    // It is unknown whether the old store has it, so it counts as a publish.
     let republish = || server.put(&token, "/api/ns/q/job/01ARZ3NDEKTSV4RRFFQ69G5FAV", "again");
     for n in 1..=2 {
         let answer = republish().await;

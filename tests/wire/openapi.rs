@@ -1,5 +1,5 @@
-//! The OpenAPI documents: they are served, they are whole, they and the router have the same routes, and what they give
-//! as examples works. That answers are as they say is looked at for each answer of these tests: held.rs.
+//! The OpenAPI documents: they are served and complete, match the router's routes, and their examples work. held.rs
+//! checks each reply of these tests against them.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ async fn each_port_serves_its_document_to_everybody() {
         (&ADMIN, server.admin("GET", "/openapi.json"), server.admin("HEAD", "/openapi.json")),
     ] {
         let got = send(get).await.expect(200);
-        assert_eq!(got.json, document.json, "what the {} port serves", document.name);
+        assert_eq!(got.json, document.json, "the document served by the {} port", document.name);
         let version = &got.json["info"]["version"];
         assert_eq!(version, env!("CARGO_PKG_VERSION"), "the version in the {} document", document.name);
         let head = send(head).await.expect(200);
@@ -50,7 +50,7 @@ fn each_operation_is_whole() {
             assert!(METHODS.contains(&method), "{what}: another method");
             assert!(operation["summary"].as_str().is_some_and(|text| text.len() > 5), "{what}: a summary");
             let id = operation["operationId"].as_str().expect("an operationId");
-            assert!(ids.insert(id), "{what}: {id} is there twice");
+            assert!(ids.insert(id), "{what}: {id} is duplicated");
             let mut named = BTreeSet::new();
             for parameter in operation["parameters"].as_array().into_iter().flatten() {
                 let parameter = document.resolved(parameter);
@@ -90,7 +90,7 @@ fn each_operation_is_whole() {
     }
 }
 
-/// Guards against schemas that take anything: what is wrong is told.
+/// Guards against schemas that accept anything: wrong replies are detected.
 #[test]
 fn a_wrong_answer_is_seen() {
     let size = |status: u16, text: &str| {
@@ -118,7 +118,7 @@ fn a_wrong_answer_is_seen() {
     assert!(PUBLIC.holds("GET", "/api/ns/q/size", &none).is_err(), "a request id that is not there");
 }
 
-/// The routes of a port, as its router has them: `method path`. The dashboard's pages stand in no document.
+/// Returns the routes of a port's router as `method path`. The dashboard's pages are not documented.
 fn routes(port: &str) -> BTreeSet<String> {
     let is_page = |pattern: &str| pattern == "/" || pattern == "/ui" || pattern.starts_with("/ui/");
     let own = all_routes().into_iter().filter(|route| route.port == port && !is_page(route.pattern));
@@ -133,12 +133,12 @@ fn the_router_and_the_documents_have_the_same_routes() {
         let lacks: Vec<_> = routed.difference(&told).collect();
         let more: Vec<_> = told.difference(&routed).collect();
         assert!(lacks.is_empty(), "the {} document lacks {lacks:#?}", document.name);
-        assert!(more.is_empty(), "the {} document has what is no route: {more:#?}", document.name);
+        assert!(more.is_empty(), "the {} document has paths without a route: {more:#?}", document.name);
         assert!(routed.len() >= least, "only {} routes were found", routed.len());
     }
 }
 
-/// What an example stands on.
+/// Objects that an example refers to.
 pub struct Made {
     pub job_id: String,
     pub receipt: String,
@@ -146,12 +146,15 @@ pub struct Made {
     pub namespace: String,
 }
 
-/// Makes what the operation is about: a namespace of its own, a job in the state that it needs, a schedule, ..
+/// Creates the objects that the operation is about: a namespace of its own, a job in the required state, a schedule,
+/// and so on.
 pub async fn made(server: &TestServer, port: &str, name: &str, id: &str) -> Made {
     let namespace = format!("{port}-{name}");
     let token = server.token(&namespace).await;
     let api = |method: &str, path: &str| server.api(method, &format!("/api/{namespace}{path}"), &token);
-    let placed = send(api("POST", "/mail/jobs?tries=3&key=ann").body("good morning")).await.expect(201);
+    let delay = if id.starts_with("promote") { 60 } else { 0 };
+    let place = format!("/mail/jobs?tries=3&key=ann&delay={delay}");
+    let placed = send(api("POST", &place).body("good morning")).await.expect(201);
     let (job_id, mut receipt) = (placed.job_id(), "AAEAAAAAAAMAAg".to_owned());
     match id {
         "touch" | "release" | "bury" | "respawnJob" | "respawnJobs" => {

@@ -1,4 +1,4 @@
-//! A Redis that goes away and comes back: what callers are told, what is logged, and that nothing is lost.
+//! A Redis outage: replies, log lines, and no loss.
 
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there
     assert!(bulk.status >= 500, "{bulk:?}");
     let unknown = send(server.api("GET", "/api/ns/q", "nobody-knows-this-token")).await;
     assert!(unknown.status >= 500, "a token that cannot be checked is not a wrong one: {unknown:?}");
-    // What needs no store, and what is the caller's fault, is as always.
+    // Requests that need no store, and client errors, are answered as usual.
     send(server.api("GET", "/ping", "")).await.expect(200);
     send(server.api("PUT", "/api/ns/q?tries=0", &token).body("x")).await.expect(400);
     send(server.admin("GET", "/ping")).await.expect(200);
@@ -80,7 +80,7 @@ async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there
     until_status(200, async || send(server.admin("GET", "/ready")).await).await;
     let mut got = Vec::new();
     while got.len() < 20 {
-        // It was said to be ready, so no request meets the outage any more.
+        // It was reported ready, so no request fails any more.
         let job = send(server.api("GET", "/api/ns/q?timeout=5&ttr=600", &token)).await.expect(200);
         got.push(String::from_utf8(job.data()).expect("text").parse::<u32>().expect("a number"));
     }
@@ -93,7 +93,7 @@ async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there
 async fn ready_says_yes_only_when_requests_work_again() {
     let (server, mut redis, token) = on_redis().await;
     redis.kill();
-    // Nothing tells how long a pause is. After two seconds those between two attempts to connect have reached one.
+    // Pauses cannot be observed. After two seconds the pauses between connection attempts have reached one second.
     let away = async {
         for _ in 0..40 {
             send(server.api("PUT", "/api/ns/q", &token).body("x")).await;
@@ -115,7 +115,7 @@ async fn a_parked_poll_outlives_an_outage_or_is_told_of_it_and_the_next_is_woken
     redis.restart();
     until_status(201, async || server.put(&token, "/api/ns/q", "first").await).await;
     let response = poll.await.expect("no panic");
-    // Whoever was told of the outage asks again.
+    // Callers that got the outage retry.
     let first = if response.status < 500 { response } else { server.get(&token, "/api/ns/q").await };
     assert_eq!(first.expect(200).data(), b"first");
     let poll = tokio::spawn(send(server.api("GET", "/api/ns/q?timeout=20", &token)));
@@ -169,7 +169,7 @@ async fn an_outage_under_load_is_one_pair_of_lines_per_store_and_no_secret_is_ev
     while refused < 200 {
         for token in [token, limited] {
             let status = put(token).await;
-            assert!(status >= 500, "{status} while the Redis is away");
+            assert!(status >= 500, "{status} during the outage");
             refused += 1;
         }
     }
@@ -180,7 +180,7 @@ async fn an_outage_under_load_is_one_pair_of_lines_per_store_and_no_secret_is_ev
         }
     };
     tokio::time::timeout(TIMEOUT, healed).await.expect("it heals by itself");
-    // Without a further request: the pump, and a task that asks the store of tokens again, notice that it is over.
+    // Without further requests, the pump and a task that checks the store of tokens notice the end of the outage.
     let stores = ["pool default", "tokens and limits"];
     let process = tokio::task::spawn_blocking(move || {
         for store in stores {
@@ -245,11 +245,11 @@ async fn scrapes_ask_all_pools_at_the_same_time() {
     );
 }
 
-/// What is done with a job of a full Redis.
+/// Operations on a job of a full Redis.
 const ENDS: [&str; 8] = ["ack", "fenced ack", "touch", "release", "put off", "bury", "many", "leave"];
 
-/// Guards against a full Redis that nobody can empty: a limit that cannot be counted, a lease that cannot be moved, a
-/// script whose first write needs memory.
+/// Guards against a full Redis that cannot be emptied because a limit cannot be counted, a lease cannot be moved, or a
+/// script's first write needs memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_redis_is_drained_by_every_verb_and_says_so_in_one_line() {
     let (dir, redis) = (TempDir::new().expect("a temporary directory"), RedisServer::start());
@@ -261,7 +261,7 @@ async fn a_full_redis_is_drained_by_every_verb_and_says_so_in_one_line() {
     let ask = |method: &str, path: &str| request(method, &format!("http://{api}/api/ns/{path}"), &token);
     let limit = r#"{"read":1000000,"write":1000000,"interval":600}"#;
     send(operate("POST", &format!("/token/ns/{token}/limit")).body(limit)).await.expect(201);
-    // With a quota other scripts run, which count what they delete.
+    // With a quota other scripts run, which count deletions.
     send(operate("PUT", "/quota/ns").body(r#"{"jobs":100000}"#)).await.expect(200);
     for n in 0..40 {
         let bodies: Vec<String> = (0..10).map(|i| format!("{}", 10 * n + i)).collect();
@@ -334,7 +334,7 @@ async fn a_full_redis_is_drained_by_every_verb_and_says_so_in_one_line() {
     done("respawn", &send(ask("PUT", "q/deadletter?limit=10")).await, &[200]);
     let back = send(ask("GET", "q?ttr=60&count=11")).await;
     done("consume", &back, &[200]);
-    assert_eq!(back.json.as_array().map(Vec::len), Some(11), "what was respawned: {}", back.text);
+    assert_eq!(back.json.as_array().map(Vec::len), Some(11), "the respawned jobs: {}", back.text);
     done("deletion of dead jobs", &send(ask("DELETE", "q/deadletter?limit=10000")).await, &[204]);
     done("destroy", &send(ask("DELETE", "q")).await, &[204]);
     let failed = failed.into_inner();

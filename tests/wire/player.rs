@@ -1,9 +1,9 @@
-//! Plays recorded conversations with lmstfy against a server. The recordings (tests/recorded/lmstfy.json) are
-//! the answers of lmstfy 725f59e on Redis 7.0; where `differs` says why, an answer is ours instead.
+//! Replays recorded conversations with lmstfy against a server. The recordings (tests/recorded/lmstfy.json) are replies
+//! of lmstfy 725f59e on Redis 7.0; where `differs` gives a reason, the reply is ours instead.
 //!
-//! A scenario is a list of steps in a fresh namespace with a fresh token. Compared are the status, the
-//! Content-Type, whether there is an X-Request-ID, and the body as a JSON value. Job ids and tokens are
-//! compared by the order in which they first appear, `elapsed_ms` by its type, `ttl` within 3 seconds.
+//! A scenario is a list of steps in a fresh namespace with a fresh token. Compared are the status, the Content-Type,
+//! the presence of an X-Request-ID, and the body as a JSON value. Job ids and tokens are compared by order of first
+//! appearance, `elapsed_ms` by type, `ttl` within 3 seconds.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -52,11 +52,11 @@ pub async fn play_all_but(server: TestServer, expected: &[Expected]) {
     for (i, scenario) in scenarios.into_iter().enumerate() {
         let (server, turns) = (server.clone(), turns.clone());
         playing.spawn(async move {
-            // Parked polls are counted for the whole server, so who parks one has the server alone.
+            // Parked polls are counted per server, so a scenario with one runs alone.
             let mut steps = scenario["steps"].as_array().into_iter().flatten();
             let alone = steps.any(|step| !step["bg"].is_null());
             let many = if alone { AT_ONCE } else { 1 };
-            let _turn = turns.acquire_many_owned(many).await.expect("nobody closes it");
+            let _turn = turns.acquire_many_owned(many).await.expect("it is never closed");
             play(&server, &scenario, i).await
         });
     }
@@ -75,7 +75,7 @@ struct Player<'a> {
     vars: HashMap<String, String>,
     /// Ids in the order of their appearance.
     ids: Vec<String>,
-    /// Requests under way, with the steps that began them.
+    /// Requests in flight, with the steps that started them.
     background: HashMap<String, (Value, JoinHandle<Raw>)>,
 }
 
@@ -113,7 +113,7 @@ async fn play(server: &TestServer, scenario: &Value, number: usize) -> Vec<Strin
 }
 
 impl Player<'_> {
-    /// Does a step. Answers what came, and which step had asked.
+    /// Runs a step. Returns the reply, and the step that had sent the request.
     async fn step(&mut self, step: &Value) -> Option<(Value, Raw)> {
         if let Some(seconds) = step["sleep"].as_f64() {
             tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
@@ -126,7 +126,7 @@ impl Player<'_> {
         let request = self.request(step);
         if let Some(name) = step["bg"].as_str() {
             self.background.insert(name.into(), (step.clone(), tokio::spawn(request)));
-            // What is recorded is the waking of a poll that was parked for a while.
+            // The recording wakes a poll that was parked for a while.
             self.server.until_parked(self.background.len()).await;
             tokio::time::sleep(Duration::from_millis(300)).await;
             return None;

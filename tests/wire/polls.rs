@@ -1,4 +1,4 @@
-//! Conversations of long polls over real connections: who leaves costs nothing, who waits is served in turn.
+//! Conversations of long polls over real connections: disconnecting costs nothing, and waiters are served in order.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ async fn a_consumer_that_left_costs_nothing(store: Store) {
         drop(gone);
         let id = server.put(&token, "/api/ns/q?tries=1", &i.to_string()).await.expect(201).job_id();
         let job = server.get(&token, "/api/ns/q?timeout=5&ttr=600").await.expect(200);
-        assert_eq!(job.job_id(), id, "job {i}, of one try, should go to the consumer that is there");
+        assert_eq!(job.job_id(), id, "job {i}, of one try, should go to the connected consumer");
     }
     assert_eq!(server.size("/api/ns/q/deadletter").await, 0, "a job died unseen");
 }
@@ -34,7 +34,7 @@ async fn polls_are_served_in_the_order_of_their_coming(store: Store) {
     let token = server.token("ns").await;
     let mut polls = Vec::new();
     for i in 0..8 {
-        // Some wait for more than one queue; all for this one.
+        // Some wait for a second queue; all for this one.
         let queues = if i % 2 == 0 { "q" } else { "other,q" };
         polls.push(poll(&server, &token, &format!("/api/ns/{queues}?timeout=15&ttr=600")));
         server.until_parked(i + 1).await;
@@ -68,7 +68,7 @@ async fn a_publish_on_one_server_wakes_a_poll_on_another_and_so_does_a_delay() {
     }
 }
 
-/// Guards against a tenant that takes the memory of all with polls of queues that nobody else waits for.
+/// Guards against a tenant that uses all memory with polls of many queue names.
 #[tokio::test]
 async fn a_poll_of_many_queues_takes_more_than_one_place_of_its_namespace() {
     let store = Store::disk();
@@ -90,13 +90,13 @@ async fn a_poll_of_many_queues_takes_more_than_one_place_of_its_namespace() {
     let refused = server.get(&others, "/api/others/r?timeout=1").await.expect(503);
     assert_eq!(refused.says(), "too many consumers are waiting, please retry later");
     drop((ten, two));
-    // Who gets a job gives all its places back.
+    // A poll that gets a job frees all its slots.
     let id = server.put(&token, "/api/ns/many-99", "x").await.expect(201).job_id();
     assert_eq!(ended(many).await.expect(200).job_id(), id, "it waits for each of its queues");
     server.until_parked(4).await;
 }
 
-/// Guards against a tenant that takes the memory of all with headers: a connection keeps the room for the head of its poll.
+/// Guards against a tenant that uses all memory with headers, which a connection keeps while its poll waits.
 #[tokio::test]
 async fn a_poll_with_a_long_head_takes_more_than_one_place() {
     let store = Store::disk();
@@ -131,7 +131,7 @@ async fn an_empty_poll_lasts_its_timeout_and_too_many_are_told_so() {
     server.until_parked(1).await;
     let second = server.get(&token, "/api/ns/q?timeout=1").await.expect(503);
     assert_eq!(second.says(), "too many consumers are waiting, please retry later");
-    // Who does not wait is always welcome.
+    // Polls with timeout zero are always admitted.
     server.get(&token, "/api/ns/q").await.expect(404);
     server.put(&token, "/api/ns/q", "for the first").await.expect(201);
     ended(first).await.expect(200);

@@ -9,7 +9,7 @@ async fn preview(server: &TestServer, token: &str, query: &str) -> crate::suppor
     server.get(token, &format!("/api/ns/_schedules/_preview?{query}")).await
 }
 
-/// What comes next, as the clock of the zone shows it.
+/// Returns the next times on the zone's clock.
 fn local(answer: &Value) -> Vec<&str> {
     let next = answer["next"].as_array().expect("a list");
     next.iter().map(|next| next["local"].as_str().expect("a text")).collect()
@@ -27,7 +27,7 @@ async fn what_an_expression_means_is_shown_before_it_is_set() {
             {"due": "2026-03-29T01:00:00.000Z", "local": "2026-03-29T03:00:00.000+02:00"},
             {"due": "2026-03-30T00:30:00.000Z", "local": "2026-03-30T02:30:00.000+02:00"},
         ]}),
-        "the night in which clocks go ahead"
+        "the night when clocks go forward"
     );
     // From now on, in UTC, five.
     let shown = preview(&server, &token, "cron=*/15+*+*+*+*").await.expect(200).json;

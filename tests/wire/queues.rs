@@ -8,7 +8,7 @@ use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
 use crate::support::wait::until;
 use serde_json::{Value, json};
 
-/// All queues, after the stores were read anew.
+/// Returns all queues, after a new sample.
 async fn queues(server: &TestServer, query: &str) -> Value {
     server.sampled().await;
     send(server.admin("GET", &format!("/queues{query}"))).await.expect(200).json
@@ -99,7 +99,7 @@ async fn queues_are_shown_by_need(store: Store) {
     waits.abort();
 }
 
-/// Guards against a page that says nobody waits, or counts the same consumer twice.
+/// Guards against a page that shows no waiting consumers, or counts one twice.
 async fn waiting_consumers_are_counted(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -166,7 +166,7 @@ async fn history_is_kept_of_queues_and_sums(store: Store) {
     }
 }
 
-/// What somebody on call does without a token.
+/// Actions of an operator without a token.
 async fn jobs_are_worked_on_by_account(store: Store) {
     let server = TestServer::on(store).await;
     let q = "/api/shop/mail";
@@ -264,7 +264,7 @@ async fn a_limit_is_no_accounts() {
     server.put(&token, "/api/ns/q", "x").await.expect(429);
 }
 
-/// Guards against a page that is blank at the very time at which somebody looks.
+/// Guards against a blank page during an outage, when it is needed most.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_a_store_is_away_the_last_figures_are_shown() {
     let mut redis = RedisServer::start();
@@ -285,7 +285,7 @@ async fn while_a_store_is_away_the_last_figures_are_shown() {
         .await;
 }
 
-/// Guards against a history that is written down although nobody wants one.
+/// Guards against recording a history that is disabled.
 #[tokio::test]
 async fn without_memory_there_is_no_history() {
     let store = Store::disk();
@@ -299,7 +299,7 @@ async fn without_memory_there_is_no_history() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
-/// Guards against twelve failures that nobody finds among thousands, and against reasons of another queue.
+/// Guards against a few failures hidden among thousands, and against reasons of another queue.
 async fn dead_jobs_are_told_by_their_reason(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -371,8 +371,8 @@ async fn jobs_are_found_by_what_is_in_them(store: Store) {
     let found = seen.len();
     seen.sort();
     seen.dedup();
-    // A bulk publishes each element as the JSON that it is.
-    assert_eq!((found, seen.len()), (85, 85), "each of those that end so, once, over {pages} pages");
+    // A bulk publishes each element as its JSON text.
+    assert_eq!((found, seen.len()), (85, 85), "each match once, over {pages} pages");
     let found = ask(&server, "GET", "/api/ns/q/jobs?contains=needle").await.expect(200).json;
     let sizes: Vec<_> = found["jobs"].as_array().expect("a list").iter().map(|job| &job["size"]).collect();
     assert_eq!(sizes, [&json!(large.len()), &json!(1)], "in the body of the one, in the key of the other");

@@ -23,8 +23,7 @@ fn used_up(answer: Response, what: &str) {
     assert_eq!(answer.json["request_id"].as_str(), Some(answer.header("x-request-id")), "{answer:?}");
 }
 
-/// Guards against another answer than limits have, against a quota nobody meant, and against one that is shown
-/// otherwise.
+/// Guards against replies unlike those of limits, an unintended quota, and one shown differently from how it was set.
 async fn a_quota_is_made_shown_changed_and_deleted(store: Store) {
     let server = TestServer::on(store).await;
     let ask = async |method: &str, path: &str, body: &str| {
@@ -137,7 +136,7 @@ on_each_store!(
     a_quota_and_what_it_counts_outlive_the_server,
 );
 
-/// Guards against a quota that only the server knows which was told, and against two servers that each fill it.
+/// Guards against a quota known only to the server that received it, and against two servers that each fill it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_quota_is_in_force_on_every_server_within_a_second() {
     let redis = RedisServer::start();
@@ -152,10 +151,10 @@ async fn a_quota_is_in_force_on_every_server_within_a_second() {
     used_up(two.put(&token, "/api/ns/q", "x").await, "jobs");
     used_up(one.put(&token, "/api/ns/q", "x").await, "jobs");
     assert!(stored >= 10, "{stored} of 10 were stored");
-    // What the other one stored before it counted is found by a count of all keys.
+    // Jobs stored by the other server before it counted are found by counting all keys.
     let mut connection = redis.connection();
     until("all jobs are counted", async || counted(&mut connection) == [stored, stored]).await;
-    // By now both servers count: what they store together is exact.
+    // Both servers count now: the sum of what they store is exact.
     quota(&one, &format!(r#"{{"jobs":{}}}"#, stored + 40)).await;
     let tasks: Vec<_> = (0..100)
         .map(|n| {
@@ -213,5 +212,5 @@ async fn what_ends_by_itself_or_others_do_in_a_redis_is_counted_in_the_end() {
     until("theirs is counted", async || counted(&mut connection) == [2, 6]).await;
     set(&server, "DELETE", "/quota/ns", "").await.expect(200);
     let left: usize = redis::cmd("EXISTS").arg("dormouse/used").query(&mut connection).expect("a number");
-    assert_eq!(left, 0, "what is left of a quota that was deleted");
+    assert_eq!(left, 0, "the usage of a deleted quota");
 }

@@ -41,7 +41,7 @@ async fn from_disk_to_a_redis() {
     moving(Store::disk(), Store::redis()).await;
 }
 
-/// Plays on a default pool that migrates to the other one.
+/// Replays on a default pool that migrates to the other one.
 async fn moving(old: Store, new: Store) {
     let (from, to, admin) = (old.keys(), new.keys(), old.admin());
     let toml = format!("[Pool.default]\nMigrateTo = \"bigger\"\n{from}[Pool.bigger]\n{to}{admin}");

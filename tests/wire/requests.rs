@@ -11,7 +11,7 @@ async fn a_request_wrong_in_every_way_is_told_the_first_and_then_the_next() {
     let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
     let big = "x".repeat((1 << 20) + 1);
-    // Each line mends the fault that the line before was told of.
+    // Each line fixes the error that the previous line got.
     let steps = [
         (
             "/api/n.s/q.q?tries=0&ttl=x&delay=",
@@ -48,7 +48,7 @@ async fn the_limit_is_checked_after_the_token_and_before_the_parameters() {
     server.put(&token, "/api/ns/q?delay=x", "two").await.expect(429);
     server.put("wrong", "/api/ns/q?delay=x", "two").await.expect(401);
     server.put(&token, "/api/ns/q.q?delay=x", "two").await.expect(400);
-    // What is not publish, bulk or consume is not counted.
+    // Only publishes, bulks and consumes are counted.
     server.put(&token, "/api/ns/q/job/x?delay=x", "two").await.expect(400);
     server.get(&token, "/api/ns/q/peek").await.expect(200);
     server.get(&token, "/api/ns/q").await.expect(200);
@@ -154,7 +154,7 @@ async fn a_bulk_that_is_not_utf8_is_refused_and_a_job_that_is_not_comes_back_as_
     }
 }
 
-/// Publishes with these attributes, and answers how they come back.
+/// Publishes with these attributes, and returns the consumed job.
 async fn attributes(server: &TestServer, token: &str, headers: &[(&str, &str)]) -> Response {
     let mut request = server.api("PUT", "/api/ns/q", token).header("Enable-Job-Version", "yEs").body("x");
     for (name, value) in headers {
@@ -178,7 +178,7 @@ async fn attributes_come_back(store: Store) {
     )
     .await;
     assert_eq!(job.job_id().len(), 27, "a versioned id is longer: {}", job.text);
-    assert!(job.job_id().starts_with('1'), "the version stands before the id: {}", job.text);
+    assert!(job.job_id().starts_with('1'), "the id has a version prefix: {}", job.text);
     let want = serde_json::json!({"k".repeat(32): "1", "cut": "v".repeat(127), "twice": "first"});
     assert_eq!(job.json["attributes"], want, "cut in whole characters, lower-cased, the empty one skipped");
 
@@ -191,7 +191,7 @@ async fn attributes_come_back(store: Store) {
     assert!(none.json["attributes"].is_null(), "none is null: {}", none.text);
     server.get(&token, "/api/ns/q").await.expect(404);
 
-    // Without the switch they are not looked at.
+    // Without the switch they are ignored.
     let request = server.api("PUT", "/api/ns/q", &token).header("Job-Attr-A", "1").body("x");
     let id = send(request).await.expect(201).job_id();
     assert_eq!(id.len(), 26, "a plain id");
@@ -243,6 +243,48 @@ async fn a_republish_of_an_unknown_job_counts_as_a_publish(store: Store) {
 
 on_each_store!(republish_validates_first_and_is_one_step, a_republish_of_an_unknown_job_counts_as_a_publish,);
 
+/// Guards against a delayed job that expires when it is due, so that it is answered with 201 and never delivered.
+async fn a_job_whose_ttl_equals_its_delay_is_delivered(store: Store) {
+    let keys = format!("TTLSecond = 1\nDelaySecond = 1\n{}", store.toml());
+    let server = TestServer::start(&keys, store).await;
+    let token = server.token("ns").await;
+    for query in ["", "?delay=1&ttl=1", "?ttl=1"] {
+        let one = server.put(&token, &format!("/api/ns/q{query}"), "one").await.expect(201).job_id();
+        let bulk = server.put(&token, &format!("/api/ns/q/bulk{query}"), "[1,2]").await.expect(201);
+        let again = format!("/api/ns/q/job/{one}{query}");
+        let again = server.put(&token, &again, "again").await.expect(201).job_id();
+        let mut expected: Vec<String> = bulk.json["job_ids"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|id| id.as_str().map(str::to_owned))
+            .collect();
+        expected.push(again);
+        let mut got = Vec::new();
+        for _ in 0..3 {
+            let job = server.get(&token, "/api/ns/q?timeout=10&ttr=100").await.expect(200);
+            let ttl = job.json["ttl"].as_u64().unwrap_or(0);
+            assert!((50..=60).contains(&ttl), "it lives for a minute after it is due: {}", job.text);
+            got.push(job.job_id());
+        }
+        assert_eq!(got, expected, "all are delivered with {query:?}");
+    }
+    // The routes that lmstfy does not have refuse it.
+    for (path, body) in [
+        ("/api/ns/q/jobs?delay=5&ttl=5", "x"),
+        ("/api/ns/q/jobs?ttl=1", "x"),
+        ("/api/ns/q/jobs/batch", r#"[{"text":"x","delay":0.5,"ttl":0.5}]"#),
+    ] {
+        let refused = send(server.api("POST", path, &token).body(body)).await.expect(400);
+        assert_eq!(refused.says(), "ttl equals delay: the job would expire when it is due", "{path}");
+    }
+    // A ttl that is not given begins when the job is due.
+    send(server.api("POST", "/api/ns/q/jobs", &token).body("x")).await.expect(201);
+    server.get(&token, "/api/ns/q?timeout=10").await.expect(200);
+}
+
+on_each_store!(a_job_whose_ttl_equals_its_delay_is_delivered);
+
 async fn a_producer_can_wait_on_a_queue_named_after_its_job(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -286,7 +328,7 @@ async fn every_answer_has_its_caller_s_id_or_one_of_its_own() {
     let mut ids = BTreeSet::new();
     let asked = [
         server.api("GET", "/nothing", ""),
-        server.api("PUT", "/api/ns/q", "").header("X-Request-ID", "what is this"),
+        server.api("PUT", "/api/ns/q", "").header("X-Request-ID", "not valid"),
         server.api("PUT", "/api/ns/q", &token).header("X-Request-ID", "x".repeat(65)),
         server.api("GET", "/ping", "").header("X-Request-ID", ""),
         server.api("DELETE", "/api/ns/q", &token),
@@ -339,7 +381,7 @@ async fn an_escape_in_a_path_changes_no_answer() {
             ask("PUT", "", "wrong", "x").await.expect(401),
             ask("GET", "?ttr=x", &token, "").await.expect(400),
             ask("GET", "", "", "").await.expect(401),
-            ask("DELETE", "/job/none", &token, "a body that nobody reads").await.expect(204),
+            ask("DELETE", "/job/none", &token, "an unread body").await.expect(204),
             ask("DELETE", "/job/none?receipt=bad", &token, "").await.expect(400),
         ];
         answers.push(all.map(|answer| {

@@ -1,4 +1,4 @@
-//! Who may what on the admin port: every route of its table, by everybody.
+//! Access by role on the admin port: every route of its table, by every role.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,13 +13,13 @@ use crate::support::servers::{Store, TestServer, on_each_store};
 enum May {
     Nothing,
     Get,
-    /// Whatever the route does: it changes nothing but what they see.
+    /// Whatever the route does, roles differ only in what they see.
     Both,
-    /// The route asks nobody for an account.
+    /// The route requires no account.
     All,
 }
 
-/// Each route of the admin port. Who adds one says here who may use it, and in `operators/roles.rs`.
+/// Routes of the admin port. A new route is added here with its roles, and in `operators/roles.rs`.
 const ROUTES: &[(&str, May)] = &[
     ("/token/{namespace}", May::Nothing),
     ("/token/{namespace}/revoke", May::Nothing),
@@ -50,6 +50,8 @@ const ROUTES: &[(&str, May)] = &[
     ("/api/{namespace}/{queue}/size", May::Get),
     ("/api/{namespace}/{queue}/jobs", May::Get),
     ("/api/{namespace}/{queue}/key/{key}", May::Get),
+    ("/api/{namespace}/{queue}/key/{key}/promote", May::Nothing),
+    ("/api/{namespace}/{queue}/job/{job_id}/promote", May::Nothing),
     ("/api/{namespace}/{queue}/job/{job_id}/respawn", May::Nothing),
     ("/api/{namespace}/{queue}/deadletter", May::Get),
     ("/api/{namespace}/{queue}/deadletter/respawn", May::Nothing),
@@ -71,6 +73,7 @@ const ROUTES: &[(&str, May)] = &[
     ("/ui/publish/{pool}/{namespace}", May::Get),
     ("/ui/push/{pool}/{namespace}/{queue}", May::Get),
     ("/ui/schedules", May::Get),
+    ("/ui/schedules/edit", May::Get),
     ("/ui/bulk", May::Get),
     ("/ui/dead", May::Get),
     ("/ui/server", May::Get),
@@ -99,7 +102,7 @@ fn routed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
     found
 }
 
-/// Guards against a route that somebody adds, and that a viewer may change something by.
+/// Guards against a new route by which a viewer may change something.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_route_says_who_may_use_it() {
     let store = Store::disk();
@@ -107,11 +110,11 @@ async fn every_route_says_who_may_use_it() {
     let server = TestServer::start(&format!("{}{accounts}", store.toml()), store).await;
     let routed = routed();
     let gone = ROUTES.iter().find(|(route, _)| !routed.contains_key(route));
-    assert_eq!(gone, None, "ROUTES names what is no route");
+    assert_eq!(gone, None, "ROUTES names an unknown route");
     let mut asked = 0;
     for (pattern, methods) in &routed {
         let may = ROUTES.iter().find(|(route, _)| route == pattern).map(|(_, may)| *may);
-        let may = may.unwrap_or_else(|| panic!("nobody has said who may use {pattern}: see ROUTES"));
+        let may = may.unwrap_or_else(|| panic!("{pattern} has no roles: see ROUTES"));
         assert!(!methods.is_empty(), "{pattern} has methods");
         let path = pattern.replace("{namespace}", "ns").replace("{queue}", "q").replace("{key}", "k");
         let path = path
@@ -130,7 +133,11 @@ async fn every_route_says_who_may_use_it() {
             let viewer = send(request(Some(("viewer", "look")))).await;
             assert_eq!(viewer.status != 403, expected, "{method} {path} by a viewer: {viewer:?}");
             let nobody = send(request(None)).await;
-            assert_eq!(nobody.status == 401, may != May::All, "{method} {path} by nobody: {nobody:?}");
+            assert_eq!(
+                nobody.status == 401,
+                may != May::All,
+                "{method} {path} without an account: {nobody:?}"
+            );
             let wrong = send(request(Some(("viewer", "secret")))).await;
             assert_eq!(wrong.status == 401, may != May::All, "{method} {path} with a wrong password");
             let operator = send(request(Some(("operator", "secret")))).await;

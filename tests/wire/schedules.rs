@@ -67,7 +67,7 @@ async fn a_schedule_is_set_shown_changed_and_deleted(store: Store) {
     assert!(next[0]["local"].as_str().is_some_and(|local| local.contains("T02:30:00.000+0")), "{}", next[0]);
     assert!(created.json.get("occurrences").is_none() && created.json["next"] == shown.json["next"]);
 
-    // What was shown may be put back, and what a PUT answered.
+    // A shown schedule, and the reply to a PUT, can be put back.
     let same = put(&server, &token, "/nightly", &created.json).await.expect(200);
     assert_eq!(same.json["result"], "unchanged", "{}", same.text);
     let same = put(&server, &token, "/nightly", &shown.json).await.expect(200);
@@ -155,7 +155,7 @@ async fn what_is_wrong_is_named(store: Store) {
     get(&server, &token, "?state=moved").await.expect(400);
     post(&server, &token, "/peek/pause?for=0").await.expect(400);
     post(&server, &token, "/peek/run?at=2999-01-01T00:00:00Z").await.expect(400);
-    // Parameters and headers are named as fields are, with what was given and what would do.
+    // Errors about parameters and headers name them like fields, with the given and the expected value.
     let named = |refused: Response, field: &str, error: &str| {
         let refused = refused.expect(400);
         assert_eq!(refused.json, json!({ "error": error, "field": field, "part": null }), "{}", refused.text);
@@ -304,7 +304,7 @@ async fn schedules_are_listed(store: Store) {
     get(&server, &token, "?cursor=x").await.expect(400);
 }
 
-/// Guards against a page of large bodies that takes more memory than there is room for, and against one that leaves some out.
+/// Guards against a page of large bodies that exceeds body memory, and against one that omits some.
 async fn a_page_of_large_bodies_is_bounded(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -326,7 +326,7 @@ async fn a_page_of_large_bodies_is_bounded(store: Store) {
     assert_eq!(seen, all, "each once");
 }
 
-/// Guards against a list that is no set: what is listed can be put back as it is.
+/// A list is a set that can be put back unchanged.
 async fn what_is_listed_can_be_put_back(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -378,7 +378,7 @@ async fn the_whole_set_is_put(store: Store) {
     let done = put(&server, &token, "?prune=1", &list.json).await.expect(200);
     assert_eq!(done.json["unchanged"], json!(["b", "c", "other"]), "{}", done.text);
     let done = put(&server, &token, "?prune=1&prefix=o", &set(vec![])).await.expect(200);
-    assert_eq!(done.json["removed"], json!(["other"]), "those with the prefix alone");
+    assert_eq!(done.json["removed"], json!(["other"]), "only the names with the prefix");
 
     for (all, index, name, field) in [
         (vec![of("new", 1), of("b", 99)], 1, json!("b"), json!("cron")),
@@ -390,7 +390,7 @@ async fn the_whole_set_is_put(store: Store) {
         let told = (&refused.json["index"], &refused.json["name"], &refused.json["field"]);
         assert_eq!(told, (&json!(index), &name, &field), "{}", refused.text);
     }
-    // What is in no answer of ours is not read at all if it is large.
+    // Unknown large fields are not even parsed.
     let mut large = of("new", 1);
     large["counts"] = json!(vec![0; 300_000]);
     let refused = put(&server, &token, "", &set(vec![of("b", 2), large])).await.expect(400);
@@ -400,7 +400,7 @@ async fn the_whole_set_is_put(store: Store) {
     assert_eq!(refused.says(), "10007 schedules are too many for one set: 10000 at most");
     let unknown = json!({ "schedules": [], "x".repeat(10_000): 1 });
     let refused = put(&server, &token, "", &unknown).await.expect(400);
-    assert!(refused.text.len() < 1000, "what is said of a long name has {} bytes", refused.text.len());
+    assert!(refused.text.len() < 1000, "the error about a long name has {} bytes", refused.text.len());
     put(&server, &token, "?prefix=x", &set(vec![of("b", 2)])).await.expect(400);
     put(&server, &token, "", &json!([])).await.expect(400);
     put(&server, &token, "", &json!({ "schedules": 1 })).await.expect(400);
@@ -465,7 +465,7 @@ async fn the_metrics_tell_of_schedules(store: Store) {
     }
 }
 
-/// Guards against two that both place, and against one that does not see what the other stored.
+/// Guards against two servers that both place, and against one that does not see schedules stored by the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_servers_each_places_what_the_other_has_stored_and_once() {
     let redis = RedisServer::start();
@@ -513,7 +513,7 @@ async fn a_schedule_that_cannot_be_read_is_shown_as_broken() {
     let broken = get(&one, &token, "?state=broken").await.expect(200);
     assert_eq!(names(&broken.json), ["s"], "{}", broken.text);
     post(&one, &token, "/s/pause").await.expect(500);
-    // What is shown of it can be mended and put back.
+    // It can be fixed and put back.
     let (mut mended, daily) = (shown.json, daily());
     let fields = daily.as_object().expect("an object").clone();
     mended.as_object_mut().expect("an object").extend(fields);
@@ -523,7 +523,8 @@ async fn a_schedule_that_cannot_be_read_is_shown_as_broken() {
     delete.expect(204);
 }
 
-/// Guards against a full Redis that loses what is in time once there is room, and that hides why the rest was missed.
+/// Guards against a full Redis that loses occurrences still in time once there is space, and that hides why others were
+/// missed.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_full_redis_did_not_take_is_missed_and_says_why() {
     let redis = RedisServer::start();

@@ -33,7 +33,7 @@ async fn a_server_says_what_it_is_and_what_was_changed(store: Store) {
     assert_eq!(actions[1].0, &json!("a token was made"), "{actions:?}");
     assert!(!said.to_string().contains(&token), "no token is shown");
     assert_eq!((&said["role"], &said["ready"]), (&json!("operator"), &json!(true)));
-    until("it has said that it is there", async || {
+    until("it has announced itself", async || {
         ask(&server, "/servers").await["servers"].as_array().is_some_and(|all| all.len() == 1)
     })
     .await;
@@ -44,7 +44,7 @@ async fn a_server_says_what_it_is_and_what_was_changed(store: Store) {
 
 on_each_store!(a_server_says_what_it_is_and_what_was_changed);
 
-/// Guards against a change in the list that was none.
+/// Guards against listing a change that did not happen.
 #[tokio::test]
 async fn a_dry_run_is_no_change() {
     let server = TestServer::on_disk().await;
@@ -65,7 +65,7 @@ async fn a_dry_run_is_no_change() {
     assert_eq!(told, expected, "the newest first");
 }
 
-/// Guards against a fleet of which each server knows itself alone, and against one that stays when it is gone.
+/// Guards against a fleet whose servers do not see each other, and against one listed after it has stopped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_of_one_store_see_each_other() {
     let redis = RedisServer::start();
@@ -82,7 +82,7 @@ async fn servers_of_one_store_see_each_other() {
     until("one is gone", async || count(&second).await == 1).await;
 }
 
-/// Guards against a proxy that keeps its prefix, and against somebody who is let in by any prefix.
+/// Guards against a proxy that keeps its prefix, and against admitting any prefix.
 #[tokio::test]
 async fn the_path_of_the_outer_address_is_taken_off() {
     let store = Store::disk();

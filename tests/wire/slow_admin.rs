@@ -24,7 +24,7 @@ async fn timed(answer: impl Future<Output = Response>) -> (Response, Duration) {
     (answer, began.elapsed())
 }
 
-/// Guards against one token check at a time: strangers who guess tokens would make everybody wait in line.
+/// Guards against one token check at a time: guesses at tokens would delay all requests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guesses_at_a_distant_store_do_not_delay_a_publish() {
     let redis = RedisServer::start();
@@ -51,7 +51,7 @@ async fn guesses_at_a_distant_store_do_not_delay_a_publish() {
     assert!(took[2] < Duration::from_millis(150), "a publish beside 40 guesses took {took:?}");
 }
 
-/// Guards against a store that hangs and takes everybody along who was let in a moment ago.
+/// Guards against a hanging store that delays requests with recently accepted tokens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_hangs_delays_good_tokens_by_a_moment() {
     let redis = RedisServer::start();
@@ -112,7 +112,7 @@ async fn the_limits_of_others_cost_nothing() {
     assert_eq!(all.json.as_array().map(Vec::len), Some(5000), "each limit once");
     let listed = steps(&mut conn) - before - quiet;
     assert!(quiet <= 2 && listed > 4, "{quiet} steps beside publishes; all limits take {listed}");
-    // A limit that lmstfy writes, which tells nobody, is seen within a second.
+    // A limit written by lmstfy, without a notification, is seen within a second.
     let _: u64 = redis::Commands::hset(&mut conn, "__throttler_keys__", format!("default/ns/{token}"), limit)
         .expect("HSET");
     tokio::time::sleep(STALE).await;

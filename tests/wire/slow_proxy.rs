@@ -16,7 +16,7 @@ pub struct SlowProxy {
 }
 
 impl SlowProxy {
-    /// In front of `target`. What is sent arrives half of `round_trip` later, in both directions.
+    /// Starts a proxy for `target` that delays bytes by half of `round_trip` in each direction.
     pub async fn start(target: String, round_trip: Duration) -> SlowProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("it is bound");
@@ -49,7 +49,7 @@ impl SlowProxy {
         self.addr.to_string()
     }
 
-    /// From now on nothing comes through, also on new connections; or what was held comes through again.
+    /// Stops all bytes, also on new connections, or releases those held.
     pub fn hang(&self, hangs: bool) {
         self.hangs.send_replace(hangs);
     }

@@ -1,6 +1,6 @@
-//! What may be said to a request of any operation: each operation of both documents is asked, by its example, while the
-//! server starts, while its store is away, by strangers, with bodies that are too large or stop coming. Each answer is held
-//! against the documents, as all are. And: of the statuses in the documents, which does no test see?
+//! Common replies of all operations: each operation of both documents is called, by its example, while the server
+//! starts, during an outage of its store, without permission, and with bodies that are too large or stall. Each reply
+//! is checked against the documents, like all others. Also lists the documented statuses that no test sees.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -62,7 +62,7 @@ fn ports(server: &TestServer) -> [SocketAddr; 2] {
     [server.api_addr, server.admin_addr]
 }
 
-/// Names of what may be there.
+/// Names of objects that need not exist.
 fn somewhat() -> Made {
     Made {
         job_id: "01M80D5J4VCPC2AJTPM8000000".to_owned(),
@@ -103,7 +103,7 @@ async fn strangers_are_refused_by_every_operation_that_asks_who_they_are() {
         tried += 1;
     }
     assert!(tried > 90, "only {tried} operations ask");
-    // Somebody guesses, until the address has to wait.
+    // Wrong passwords, until the address is delayed.
     let guess = |asked: &Asked| asked.request("").basic_auth("operator", Some("guess"));
     let admin: Vec<_> = all(ports(&server), &somewhat())
         .into_iter()
@@ -149,7 +149,7 @@ async fn while_the_store_is_away_every_operation_that_needs_it_says_500() {
     }
 }
 
-/// What operations say that ask no store, or not before they look at what they are asked; and whether the store is away.
+/// Replies of operations that call no store, or not before validation, during an outage of the store.
 const WITHOUT_STORE: [(u16, &str, &str); 28] = [
     (200, "admin", "accessLog"),
     (200, "admin", "setAccessLog"),
@@ -218,7 +218,7 @@ async fn what_a_token_may_no_more_and_keys_and_conditions_are_looked_at_by_every
             let made = made(&server, port, &format!("{id}{status}"), id).await;
             let mut again = all(ports(&server), &made).swap_remove(place);
             if (status, id) == (412, "setSchedules") {
-                // The condition stands in the body.
+                // The condition is in the body.
                 let set = r#"{"schedules":[{"name":"s","queue":"q","every":60,"text":"x","revision":9}]}"#;
                 again.example.body = Some(("application/json".to_owned(), set.to_owned()));
             }
@@ -259,7 +259,7 @@ async fn what_a_token_may_no_more_and_keys_and_conditions_are_looked_at_by_every
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// What the public port's conversations have seen, by an account.
+/// The conversations of the public port, authorized by an account.
 #[tokio::test]
 async fn an_operator_is_told_what_is_in_the_way() {
     let server = TestServer::on_disk().await;
@@ -268,7 +268,7 @@ async fn an_operator_is_told_what_is_in_the_way() {
     send(server.admin("POST", jobs).body("x")).await.expect(409);
     let job = format!("/api/ns/q/job/{job}");
     send(server.admin("POST", &format!("{job}/respawn"))).await.expect(409);
-    // A receipt of a hand-over that was never.
+    // A receipt that was never issued.
     send(server.admin("DELETE", &format!("{job}?receipt={}", somewhat().receipt))).await.expect(409);
     let schedule = r#"{"queue":"q","every":60,"text":"x"}"#;
     for status in [201, 200] {
@@ -312,7 +312,7 @@ async fn begin(asked: &Asked, token: &str, length: usize, body: &str) -> Respons
     let mut stream = TcpStream::connect(asked.port).await.expect("the port takes connections");
     stream.write_all(head.as_bytes()).await.expect("the server reads");
     let mut text = Vec::new();
-    // What is left of the body never comes, so the server closes the connection behind its answer.
+    // The rest of the body never arrives, so the server closes the connection after its reply.
     let _ = stream.read_to_end(&mut text).await;
     let text = String::from_utf8(text).expect("an answer is text");
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
@@ -387,7 +387,7 @@ const UNSEEN: &[(&str, u16, &[&str])] = &[
     ),
     ("two tokens of a namespace would have to have one hash", 409, &["admin post /token/{namespace}/revoke"]),
     (
-        "what is pushed has to be encrypted with a key that the server lacks: tests/push/secrets.rs asks all five",
+        "push settings encrypted with an unknown key: tests/push/secrets.rs calls all five",
         409,
         &[
             "admin put /push/{namespace}/{queue}",
@@ -414,7 +414,7 @@ const UNSEEN: &[(&str, u16, &[&str])] = &[
     ),
 ];
 
-/// Statuses that the documents have, by operation, and that stand in none of `seen`.
+/// Returns the documented statuses, by operation, that are not in `seen`.
 fn unseen(seen: &BTreeSet<&str>) -> BTreeMap<String, Vec<u16>> {
     let mut unseen: BTreeMap<String, Vec<u16>> = BTreeMap::new();
     for document in [&PUBLIC, &ADMIN] {
@@ -430,7 +430,7 @@ fn unseen(seen: &BTreeSet<&str>) -> BTreeMap<String, Vec<u16>> {
     unseen
 }
 
-/// `tests/run` runs it behind all others. By hand: all tests with `TESTS_SEEN=<file>`, then this one.
+/// `tests/run` runs it after all others. Manually: run all tests with `TESTS_SEEN=<file>`, then this one.
 #[test]
 #[ignore = "it reads what all other tests have seen, from the file that TESTS_SEEN names"]
 fn each_documented_status_is_seen_or_listed_with_its_reason() {

@@ -1,4 +1,4 @@
-//! What strangers may not do: web pages that use somebody's browser, and guesses at passwords.
+//! Attacks of strangers: web pages that use a user's browser, and guesses of passwords.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -55,7 +55,7 @@ async fn a_web_page_cannot_drive_the_admin_port() {
     assert_eq!(send(server.admin("GET", "/accesslog")).await.json["status"], "disabled", "nor this");
 }
 
-/// What programs and people send goes on working.
+/// Requests of programs and people keep working.
 #[tokio::test]
 async fn programs_people_and_our_own_origin_are_let_in() {
     let server = TestServer::on_disk().await;

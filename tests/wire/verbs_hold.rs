@@ -12,7 +12,7 @@ async fn post(server: &TestServer, token: &str, path: &str, body: impl ToString)
     send(server.api("POST", path, token).body(body.to_string())).await
 }
 
-/// A job that was handed out with its receipt.
+/// A delivered job with its receipt.
 struct Hold {
     path: String,
     receipt: String,
@@ -39,7 +39,7 @@ impl Hold {
     }
 }
 
-/// Publishes a job of so many tries, and consumes it.
+/// Publishes a job with `tries`, and consumes it.
 async fn held(server: &TestServer, token: &str, tries: u16) -> Hold {
     server.put(token, &format!("/api/ns/q?tries={tries}"), "x").await.expect(201);
     next(server, token).await
@@ -56,7 +56,7 @@ async fn shown(server: &TestServer, token: &str, path: &str) -> Value {
     server.get(token, &format!("{path}?verbose=1")).await.expect(200).json
 }
 
-/// That the receipt is not valid any more, for any of the verbs.
+/// Checks that the receipt is no longer valid for any verb.
 async fn not_yours(server: &TestServer, token: &str, hold: &Hold) {
     for verb in ["touch", "release", "bury"] {
         let refused = post(server, token, &hold.to(verb), "").await;
@@ -150,7 +150,7 @@ async fn not_now(store: Store) {
     let later = post(&server, &token, &format!("{}&delay=600.5", again.to("release")), "").await.expect(200);
     let job = shown(&server, &token, &hold.path).await;
     assert_eq!((&job["state"], &job["due_at"]), (&json!("delayed"), &later.json["due_at"]), "{}", later.text);
-    assert_eq!(job["reason"], json!("the printer is out of paper"), "no reason leaves the last one");
+    assert_eq!(job["reason"], json!("the printer is out of paper"), "without a reason the last one is kept");
 }
 
 async fn a_release_without_tries_left_is_dead_unless_it_gives_its_try_back(store: Store) {
@@ -221,7 +221,7 @@ async fn a_hand_over_whose_ttr_is_over_is_nobodys(store: Store) {
     let late = server.get(&token, "/api/ns/q?receipt=1&ttr=1").await.expect(200);
     let late = Hold::of(&late.json);
     let next = next(&server, &token).await;
-    assert_eq!(next.path, late.path, "it came back");
+    assert_eq!(next.path, late.path, "it was redelivered");
     not_yours(&server, &token, &late).await;
     send(server.api("DELETE", &next.ack(), &token)).await.expect(204);
 }
@@ -269,7 +269,7 @@ async fn many_are_acked_each_by_itself(store: Store) {
     server.get(&token, &format!("/api/ns/q/job/{}", b.0)).await.expect(200);
 }
 
-/// Guards against an answer that says of a job what nobody has looked for.
+/// Guards against reporting a job as missing without having searched for it.
 #[tokio::test]
 async fn a_respawn_says_how_far_it_has_looked() {
     let redis = RedisServer::start();
@@ -288,6 +288,65 @@ async fn a_respawn_says_how_far_it_has_looked() {
     redis::cmd("RPOP").arg("d/ns/q").exec(&mut conn).expect("RPOP");
     let refused = post(&server, &token, &path, "").await.expect(409);
     assert_eq!(refused.json["error"], "the job is not dead", "it has looked at all");
+}
+
+/// Guards against a worker that is told when a job comes back which never does.
+async fn a_release_beyond_the_ttl_is_dead_with_its_reason(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    server.put(&token, "/api/ns/q?tries=9&ttl=60", "x").await.expect(201);
+    let hold = next(&server, &token).await;
+    let path = format!("{}&delay=90", hold.to("release"));
+    let released = post(&server, &token, &path, "the mail server is away").await.expect(200);
+    assert_eq!(released.json, json!({"msg": "dead"}));
+    let job = shown(&server, &token, &hold.path).await;
+    assert_eq!((&job["state"], &job["reason"]), (&json!("dead"), &json!("the mail server is away")), "{job}");
+    assert_eq!(server.size("/api/ns/q/deadletter").await, 1);
+}
+
+async fn a_delayed_job_is_due_now(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let later = server.put(&token, "/api/ns/q?delay=600&tries=3", "later").await.expect(201).job_id();
+    let keyed =
+        post(&server, &token, "/api/ns/q/jobs?delay=600&key=a%2Fb", "keyed").await.expect(201).job_id();
+    let waits = crate::common::poll(&server, &token, "/api/ns/q?timeout=20&ttr=600");
+    server.until_parked(1).await;
+    let job = format!("/api/ns/q/job/{later}");
+    let promoted = post(&server, &token, &format!("{job}/promote"), "").await.expect(200);
+    assert_eq!(promoted.json, json!({"msg": "ready"}));
+    let got = crate::common::ended(waits).await.expect(200);
+    assert_eq!((got.job_id(), &got.json["remain_tries"]), (later.clone(), &json!(2)), "who waits gets it");
+    let again = post(&server, &token, &format!("{job}/promote"), "").await.expect(409);
+    assert_eq!(again.json, json!({"error": "the job is not delayed", "state": "running"}));
+
+    let by_key = "/api/ns/q/key/a%2Fb/promote";
+    server.put(&token, "/api/ns/q", "first").await.expect(201);
+    assert_eq!(post(&server, &token, by_key, "").await.expect(200).says(), "ready");
+    let again = post(&server, &token, by_key, "").await.expect(409);
+    assert_eq!(again.json, json!({"error": "the job is not delayed", "state": "ready"}));
+    for expected in ["first", "keyed"] {
+        let got = server.get(&token, "/api/ns/q?ttr=600").await.expect(200);
+        assert_eq!(got.data(), expected.as_bytes(), "behind those that are ready");
+    }
+    assert_eq!(shown(&server, &token, &format!("/api/ns/q/job/{keyed}")).await["key"], json!("a/b"));
+
+    for (path, says) in [
+        ("/api/ns/q/job/01ARZ3NDEKTSV4RRFFQ69G5FAV/promote", "job not found"),
+        ("/api/ns/q/job/x/promote", "job not found"),
+        ("/api/ns/q/key/nobody/promote", "no job has this key"),
+    ] {
+        assert_eq!(post(&server, &token, path, "").await.expect(404).says(), says, "{path}");
+    }
+    post(&server, "", &format!("{job}/promote"), "").await.expect(401);
+    post(&server, &token, "/api/ns/q/key/a%20b/promote", "").await.expect(400);
+    let other = send(server.api("PUT", &format!("{job}/promote"), &token)).await;
+    assert_eq!((other.status, other.says()), (404, "api not found"));
+    // On the admin port the account stands in place of the token.
+    let last = server.put(&token, "/api/ns/q?delay=600", "last").await.expect(201).job_id();
+    let path = format!("/api/ns/q/job/{last}/promote");
+    assert_eq!(send(server.admin("POST", &path)).await.expect(200).says(), "ready");
+    assert_eq!(send(server.admin("POST", by_key)).await.expect(409).says(), "the job is not delayed");
 }
 
 async fn the_dead_are_respawned_by_id(store: Store) {
@@ -314,7 +373,7 @@ async fn the_dead_are_respawned_by_id(store: Store) {
     for path in ["/api/ns/q/job/01ARZ3NDEKTSV4RRFFQ69G5FAV/respawn", "/api/ns/q/job/x/respawn"] {
         assert_eq!(post(&server, &token, path, "").await.expect(404).says(), "job not found");
     }
-    for bad in ["tries=0", "tries=x", "delay=x", "ttl=x", "delay=2&ttl=1"] {
+    for bad in ["tries=0", "tries=x", "delay=x", "ttl=x", "delay=2&ttl=1", "delay=2&ttl=2"] {
         post(&server, &token, &format!("{}/respawn?{bad}", dead[1]), "").await.expect(400);
     }
 
@@ -338,6 +397,8 @@ on_each_store!(
     without_a_receipt_or_with_a_bad_reason_nothing_happens,
     a_hand_over_whose_ttr_is_over_is_nobodys,
     many_are_acked_each_by_itself,
+    a_release_beyond_the_ttl_is_dead_with_its_reason,
+    a_delayed_job_is_due_now,
     the_dead_are_respawned_by_id,
 );
 

@@ -12,7 +12,7 @@ async fn post(server: &TestServer, token: &str, path: &str, body: &str) -> Respo
     send(server.api("POST", path, token).body(body.to_owned())).await
 }
 
-/// The fields of an object, in the order in which they stand.
+/// Returns the fields of an object in their order.
 #[track_caller]
 fn fields(text: &str) -> Vec<String> {
     let object: serde_json::Map<String, Value> = serde_json::from_str(text).expect("an object");
@@ -101,7 +101,7 @@ async fn the_queues_of_a_namespace_are_listed_with_what_is_in_them(store: Store)
         send(server.api(method, "/api/ns", &token)).await.expect(404);
     }
     let empty = server.token("empty").await;
-    // To whom gives no parameters a namespace without queues is what it is to lmstfy: no route.
+    // Without parameters, a namespace without queues is an unknown route, as in lmstfy.
     assert_eq!(server.get(&empty, "/api/empty").await.expect(404).says(), "api not found");
     let none = server.get(&empty, "/api/empty?limit=100").await.expect(200);
     assert_eq!(none.text, r#"{"namespace":"empty","queues":[],"cursor":null}"#);
@@ -210,8 +210,8 @@ async fn cursors(server: &TestServer, token: &str, list: &str) -> Vec<String> {
     }
 }
 
-/// Guards against cursors that a client makes up: a place among the timers of all queues, and how many were looked at
-/// from there, told when other namespaces' jobs are due.
+/// Guards against forged cursors: a position among the timers of all queues and the number of jobs scanned would reveal
+/// when other namespaces' jobs are due.
 async fn a_cursor_is_good_for_its_own_list_and_tells_nothing(store: Store) {
     let server = TestServer::start(&store.toml(), ()).await;
     let (token, other) = (server.token("ns").await, server.token("other").await);
@@ -228,7 +228,7 @@ async fn a_cursor_is_good_for_its_own_list_and_tells_nothing(store: Store) {
     }
     let delayed = &of_lists[0].1;
     assert_eq!(delayed.len(), 2, "a cursor behind each but the last: {delayed:?}");
-    assert_eq!(delayed[0].len(), delayed[1].len(), "its length says nothing of what stands there");
+    assert_eq!(delayed[0].len(), delayed[1].len(), "its length reveals nothing about its content");
     for (list, cursors) in &of_lists {
         for cursor in cursors {
             for (another, token) in lists
@@ -269,7 +269,7 @@ async fn a_cursor_is_good_for_its_own_list_and_tells_nothing(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
     let page = server.get(&token, &format!("{list}limit=1&cursor={cursor}")).await.expect(200);
-    assert_eq!(jobs(&page).len(), 1, "the list goes on: {}", page.text);
+    assert_eq!(jobs(&page).len(), 1, "the list continues: {}", page.text);
 }
 
 /// Guards against an answer of a hundred megabytes.
@@ -326,7 +326,64 @@ async fn verbose_shows_what_a_job_is_doing_whichever_route_published_it(store: S
     }
 }
 
+/// Guards against the name of a queue that nobody uses any more, which stays in lists and metrics.
+async fn a_forgotten_queue_is_nowhere(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    for queue in ["old", "kept"] {
+        server.put(&token, &format!("/api/ns/{queue}"), "x").await.expect(201);
+        server.put(&token, &format!("/api/ns/{queue}?delay=600"), "later").await.expect(201);
+    }
+    let job = server.get(&token, "/api/ns/old?ttr=600").await.expect(200).job_id();
+    send(server.api("DELETE", &format!("/api/ns/old/job/{job}"), &token)).await.expect(204);
+    server.sampled().await;
+    let told = async || {
+        let queues = server.get(&token, "/api/ns").await.expect(200).text;
+        let info = send(server.admin("GET", "/info")).await.expect(200).text;
+        let sample = send(server.admin("GET", "/queues")).await.expect(200).text;
+        let metrics = send(server.admin("GET", "/metrics")).await.expect(200).text;
+        [("GET /api/ns", queues), ("/info", info), ("/queues", sample), ("/metrics", metrics)]
+    };
+    for (place, text) in told().await {
+        assert!(text.contains("\"old\"") && text.contains("\"kept\""), "{place} has both:\n{text}");
+    }
+    let refused = send(server.api("DELETE", "/api/ns/old?forget=yes", &token)).await.expect(400);
+    assert_eq!(refused.says(), "invalid forget");
+    send(server.api("DELETE", "/api/ns/old?forget=1", &token)).await.expect(204);
+    for (place, text) in told().await {
+        assert!(
+            !text.contains("\"old\"") && text.contains("\"kept\""),
+            "{place} has only the other:\n{text}"
+        );
+    }
+    let left = server.get(&token, "/api/ns/old/jobs?state=delayed").await.expect(200);
+    assert_eq!(left.json["jobs"], json!([]), "its jobs are gone");
+    server.put(&token, "/api/ns/old", "again").await.expect(201);
+    assert!(server.get(&token, "/api/ns").await.text.contains("\"old\""), "a publish brings it back");
+    // By account, and without forgetting.
+    send(server.admin("DELETE", "/api/ns/old?forget=0")).await.expect(204);
+    assert!(server.get(&token, "/api/ns").await.text.contains("\"old\""), "a destroy keeps the name");
+    send(server.admin("DELETE", "/api/ns/old?forget=1")).await.expect(204);
+    assert!(!server.get(&token, "/api/ns").await.text.contains("\"old\""), "it is forgotten");
+}
+
+/// Guards against an age of dead jobs that is configured and does nothing.
+async fn dead_jobs_go_after_the_configured_age(store: Store) {
+    let toml = store.toml().replace("[Pool.default]\n", "[Pool.default]\nDeadLetterTTL = 2\n");
+    let server = TestServer::start(&toml, store).await;
+    let token = server.token("ns").await;
+    server.put(&token, "/api/ns/q?tries=1&ttl=0", "x").await.expect(201);
+    let job = server.get(&token, "/api/ns/q?ttr=1").await.expect(200).job_id();
+    until("it is dead", async || server.size("/api/ns/q/deadletter").await == 1).await;
+    until("it is gone", async || server.size("/api/ns/q/deadletter").await == 0).await;
+    server.get(&token, &format!("/api/ns/q/job/{job}")).await.expect(404);
+    let dead = server.get(&token, "/api/ns/q/jobs?state=dead").await.expect(200);
+    assert_eq!(dead.json["jobs"], json!([]));
+}
+
 on_each_store!(
+    a_forgotten_queue_is_nowhere,
+    dead_jobs_go_after_the_configured_age,
     the_queues_of_a_namespace_are_listed_with_what_is_in_them,
     the_jobs_of_a_queue_are_listed_by_state_in_the_order_in_which_they_come,
     a_list_in_pages_shows_each_job_once,

@@ -1,4 +1,4 @@
-//! Conversations about pauses, weights, and answers that say when to come back.
+//! Conversations about pauses, weights, and replies with Retry-After.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ async fn a_paused_queue_hands_out_nothing_until_it_is_resumed(store: Store) {
         assert_eq!(paused.text, r#"{"msg":"paused","until":null}"#);
     }
     assert_eq!(server.get(&token, "/api/ns/q").await.expect(404).text, r#"{"msg":"no job available"}"#);
-    // All else goes on.
+    // Everything else works.
     server.put(&token, "/api/ns/q", "y").await.expect(201);
     server.get(&token, "/api/ns/q/peek").await.expect(200);
     send(server.api("DELETE", &format!("/api/ns/q/job/{}", held.job_id()), &token)).await.expect(204);
@@ -39,7 +39,7 @@ async fn a_paused_queue_hands_out_nothing_until_it_is_resumed(store: Store) {
         let resumed = post(&server, &token, "/api/ns/q/resume").await.expect(200);
         assert_eq!(resumed.text, r#"{"msg":"resumed"}"#);
     }
-    assert_eq!(ended(waits).await.expect(200).data(), b"x", "who waits gets a job at once");
+    assert_eq!(ended(waits).await.expect(200).data(), b"x", "the waiter gets a job at once");
     server.get(&token, "/api/ns/q").await.expect(200);
 }
 
@@ -70,7 +70,7 @@ async fn a_pause_ends_by_itself_and_a_second_one_replaces_it(store: Store) {
     assert!(short.json["until"].as_str() < long.json["until"].as_str(), "{} {}", short.text, long.text);
     let job = server.get(&token, "/api/ns/q?timeout=25").await.expect(200);
     assert_eq!(job.data(), b"x");
-    // The pause began before its answer came, by as long as the answer took.
+    // The pause began before its reply arrived, by the duration of the reply.
     assert!(began.elapsed() >= Duration::from_millis(250), "it came after {:?}", began.elapsed());
     for bad in ["for=", "for=0", "for=x", "for=-1", "for=1.2345"] {
         let refused = post(&server, &token, &format!("/api/ns/q/pause?{bad}")).await;
@@ -95,7 +95,7 @@ async fn queues_with_weights_share_the_consumes(store: Store) {
             server.get(&token, &format!("/api/ns/a,b,c?weights=5,3,2&count={count}")).await.expect(200);
         let jobs =
             if count == 1 { vec![jobs.json] } else { jobs.json.as_array().cloned().unwrap_or_default() };
-        assert_eq!(jobs.len(), count, "there are as many");
+        assert_eq!(jobs.len(), count, "the requested number");
         for job in jobs {
             let place =
                 ["a", "b", "c"].iter().position(|queue| job["queue"] == *queue).expect("one of the three");
@@ -111,7 +111,7 @@ async fn queues_with_weights_share_the_consumes(store: Store) {
         server.size("/api/ns/a").await + server.size("/api/ns/b").await + server.size("/api/ns/c").await;
     assert_eq!(left, 200, "a refusal took a job");
     server.get(&token, "/api/ns/a?weights=7").await.expect(200);
-    // Without weights the first one goes first.
+    // Without weights the first queue goes first.
     let first = server.get(&token, "/api/ns/c,a?count=10").await.expect(200);
     assert!(first.json.as_array().into_iter().flatten().all(|job| job["queue"] == "c"), "{}", first.text);
 }

@@ -102,6 +102,7 @@ async fn a_publish_that_is_refused_says_why_and_stores_nothing(store: Store) {
         ("at_ms=1&at=2", "only one of delay, at and at_ms can be given"),
         ("ttl=-1", "invalid ttl"),
         ("delay=1.5&ttl=1.499", "ttl is shorter than delay"),
+        ("delay=1.5&ttl=1.5", "ttl equals delay: the job would expire when it is due"),
         ("tries=x", "invalid tries"),
         ("tries=0", "tries shouldn't be zero"),
         ("key=", "invalid key"),
@@ -154,7 +155,7 @@ async fn a_key_names_one_job_until_that_is_gone(store: Store) {
 
     // It runs: a replace lets it run on, without its key.
     let running = server.get(&token, "/api/ns/q").await.expect(200);
-    assert_eq!(running.job_id(), new.job_id(), "the first is gone");
+    assert_eq!(running.job_id(), new.job_id(), "the first is deleted");
     let third =
         post(&server, &token, &format!("{jobs}&on_conflict=replace&delay=600"), "3").await.expect(201);
     assert!(third.json.get("replaced").is_none(), "a running job runs on: {}", third.text);
@@ -213,13 +214,17 @@ async fn a_batch_is_all_or_none_and_each_job_its_own(store: Store) {
     assert_eq!(server.size("/api/ns/q").await, 1, "only `new` was added");
 }
 
+const NO_NAME: &str =
+    "invalid attribute: a name is made of letters, digits and !#$%&'*+-.^_`|~, as that of a header";
+const NO_VALUE: &str = "invalid attribute: a value has no control characters, as that of a header";
+
 async fn a_bad_element_of_a_batch_is_named_and_nothing_is_stored(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
     let batch = "/api/ns/q/jobs/batch";
     let attributes: Value =
         (0..17).map(|n| (format!("a{n}"), json!("v"))).collect::<serde_json::Map<_, _>>().into();
-    // Each is passed over, but so many are not even read.
+    // Each is ignored, but this many are not even read.
     let none: Value =
         (0..2000).map(|n| (format!("a{n}"), json!(""))).collect::<serde_json::Map<_, _>>().into();
     for (bad, says) in [
@@ -238,6 +243,12 @@ async fn a_bad_element_of_a_batch_is_named_and_nothing_is_stored(store: Store) {
         (json!({"text": "x", "key": "first"}), "two jobs with one key"),
         (json!({"text": "x", "attributes": attributes}), "too many attributes, cannot exceed 16"),
         (json!({"text": "x", "attributes": none}), "too many attributes, cannot exceed 16"),
+        (json!({"text": "x", "attributes": {"a b": "v"}}), NO_NAME),
+        (json!({"text": "x", "attributes": {"a:b": "v"}}), NO_NAME),
+        (json!({"text": "x", "attributes": {"\u{e4}": "v"}}), NO_NAME),
+        (json!({"text": "x", "attributes": {"a\r": "v"}}), NO_NAME),
+        (json!({"text": "x", "attributes": {"a": "v\r\nX: y"}}), NO_VALUE),
+        (json!({"text": "x", "attributes": {"a": "v\0"}}), NO_VALUE),
     ] {
         let body = json!([{"text": "fine", "key": "first"}, bad]).to_string();
         let refused = post(&server, &token, batch, &body).await.expect(400);
@@ -296,7 +307,7 @@ async fn a_repeated_publish_happens_once_and_gets_the_same_answer(store: Store) 
         assert_eq!(server.size("/api/ns/q").await, jobs, "{method} {path} was done twice");
         for (path, body) in [(format!("{path}?x=1"), body), (path.to_owned(), "[9]")] {
             let other = once(&server, &token, (method, &path), &key, body).await;
-            // 400 where the other body is none for this route.
+            // 400 if the other body is invalid for this route.
             assert!([400, 422].contains(&other.status), "{method} {path} with {body}: {other:?}");
         }
         assert_eq!(server.size("/api/ns/q").await, jobs, "{method} {path}: another request did something");
@@ -324,7 +335,7 @@ async fn a_repetition_of_what_is_under_way_is_told_to_come_back(store: Store) {
     );
     let mut slow = tokio::net::TcpStream::connect(server.api_addr).await.expect("the port takes connections");
     tokio::io::AsyncWriteExt::write_all(&mut slow, head.as_bytes()).await.expect("sent");
-    // The body is asked for after the key was looked at.
+    // The body is requested after the key was checked.
     crate::common::read_until(&mut slow, "100 Continue").await;
     tokio::io::AsyncWriteExt::write_all(&mut slow, b"he").await.expect("sent");
     let busy = once(&server, &token, ("PUT", "/api/ns/q"), "k", "other").await.expect(409);

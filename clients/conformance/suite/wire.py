@@ -189,6 +189,8 @@ VERBS = {
     ("POST", "job/*/release"): "release",
     ("POST", "job/*/bury"): "bury",
     ("POST", "job/*/respawn"): "respawn",
+    ("POST", "job/*/promote"): "promote",
+    ("POST", "key/*/promote"): "promote",
     ("GET", "key/*"): "get_key",
     ("DELETE", "key/*"): "cancel_key",
     ("GET", "peek"): "peek",

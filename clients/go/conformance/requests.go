@@ -35,6 +35,11 @@ func (p *program) request(ctx context.Context, client *dormouse.Client, c comman
 			return object{}, client.CancelByKey(ctx, c.Queue, key)
 		}
 		return object{}, client.Cancel(ctx, c.Queue, c.JobID)
+	case "promote":
+		if key := c.text("key"); key != "" {
+			return object{}, client.PromoteByKey(ctx, c.Queue, key)
+		}
+		return object{}, client.Promote(ctx, c.Queue, c.JobID)
 	case "get":
 		info, err := client.Get(ctx, c.Queue, c.JobID)
 		if key := c.text("key"); key != "" {

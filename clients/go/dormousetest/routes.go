@@ -158,6 +158,10 @@ func (s *Server) once(c *call) answer {
 		}
 		delete(q.jobs, j.id)
 		return noContent
+	case "POST job :id promote":
+		return s.promote(q.jobs[c.rest[1]], notFound)
+	case "POST key :id promote":
+		return s.promote(q.holder(c.rest[1]), noSuchKey)
 	case "POST job :id touch", "POST job :id release", "POST job :id bury":
 		return s.held(c, q.jobs[c.rest[1]])
 	case "POST ack":
@@ -369,6 +373,9 @@ func (s *Server) prepare(c *call, w wanted) (*job, *answer) {
 		if ttl < delay {
 			return refuse("ttl is shorter than delay")
 		}
+		if ttl == delay {
+			return refuse("ttl equals delay: the job would expire when it is due")
+		}
 		j.expires = s.now.Add(ttl)
 	}
 	if w.Tries != "" {
@@ -528,6 +535,19 @@ func (s *Server) ackMany(c *call, q *queue) answer {
 	return ok(object{"acked": len(all) - len(stale), "stale": stale})
 }
 
+func (s *Server) promote(j *job, none answer) answer {
+	if j == nil {
+		return none
+	}
+	if j.state != delayed {
+		refused := failed(http.StatusConflict, "the job is not delayed")
+		refused.body.(object)["state"] = string(j.state)
+		return refused
+	}
+	j.state, j.since, j.place = ready, s.now, s.number()
+	return ok(object{"msg": "ready"})
+}
+
 // held does what a receipt is needed for.
 func (s *Server) held(c *call, j *job) answer {
 	receipt := c.query.Get("receipt")
@@ -560,7 +580,8 @@ func (s *Server) held(c *call, j *job) answer {
 	if spend == "0" {
 		j.tries++
 	}
-	if c.rest[2] == "bury" || j.tries == 0 {
+	expires := !j.expires.IsZero() && !j.expires.After(s.now.Add(delay))
+	if c.rest[2] == "bury" || j.tries == 0 || expires {
 		s.die(j, s.now)
 		return ok(object{"msg": "dead"})
 	}

@@ -379,6 +379,14 @@ class Program:
             client.cancel(asked["queue"], asked["job_id"])
         return {}
 
+    def op_promote(self, asked: Json) -> Json:
+        client = self._client(asked)
+        if "key" in asked:
+            client.promote_key(asked["queue"], asked["key"])
+        else:
+            client.promote(asked["queue"], asked["job_id"])
+        return {}
+
     def op_get(self, asked: Json) -> Json:
         client, queue = self._client(asked), asked["queue"]
         job = client.get_key(queue, asked["key"]) if "key" in asked else client.get(queue, asked["job_id"])

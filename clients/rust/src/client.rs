@@ -259,6 +259,16 @@ impl Client {
         }
     }
 
+    /// Makes a delayed job ready now, behind those that are ready. [`ErrorKind::Conflict`] if it is not delayed.
+    pub async fn promote(&self, queue: &str, id: &str) -> Result<()> {
+        self.call(&Call::post(job_path(self.namespace(), queue, id).join("promote"))).await.map(drop)
+    }
+
+    /// Makes the delayed job that has this key ready now. [`ErrorKind::NotFound`] if no job has it.
+    pub async fn promote_key(&self, queue: &str, key: &str) -> Result<()> {
+        self.call(&Call::post(self.key_path(queue, key)?.join("promote"))).await.map(drop)
+    }
+
     /// A job by its id, in whatever state.
     pub async fn get(&self, queue: &str, id: &str) -> Result<JobInfo> {
         let call = Call::get(job_path(self.namespace(), queue, id)).with("verbose", "1");

@@ -570,6 +570,13 @@ impl Store {
                     _ => refuse(404, "api not found"),
                 }
             }
+            ("POST", [ns, queue, "key", key, "promote"]) => {
+                let holder = |job: &&Stored| job.is_of(ns, queue) && job.key.as_deref() == Some(*key);
+                match self.jobs.values().find(holder).map(|job| job.id.clone()) {
+                    Some(id) => self.job(ns, queue, &id, &["promote"], given),
+                    None => refuse(404, "no job has this key"),
+                }
+            }
             (_, [ns, queue, "job", id, rest @ ..]) => self.job(ns, queue, id, rest, given),
             _ => refuse(404, "api not found"),
         }
@@ -603,6 +610,9 @@ impl Store {
         let ttl = placing.ttl.unwrap_or(delay + DEFAULT_TTL);
         if ttl != 0 && ttl < delay {
             return refuse(400, wrong("ttl is shorter than delay"));
+        }
+        if ttl != 0 && ttl == delay {
+            return refuse(400, wrong("ttl equals delay: the job would expire when it is due"));
         }
         let mut replaced = None;
         if let Some(key) = &placing.key {
@@ -702,6 +712,14 @@ impl Store {
                 self.jobs.remove(id);
                 Ok((204, Value::Null))
             }
+            ("POST", ["promote"]) if job.state == State::Delayed => {
+                (job.state, job.due_at, job.order) = (State::Ready, now, number);
+                Ok((200, json!({ "msg": "ready" })))
+            }
+            ("POST", ["promote"]) => {
+                let body = json!({ "error": "the job is not delayed", "state": job.state.as_str() });
+                Err(Refusal { status: 409, body })
+            }
             ("POST", ["touch" | "release" | "bury"]) if receipt.is_none() => refuse(400, "invalid receipt"),
             ("POST", ["touch" | "release" | "bury"]) if stale => refuse(409, "the job is not yours any more"),
             ("POST", ["touch"]) => {
@@ -719,7 +737,7 @@ impl Store {
                 }
                 let delay = given.seconds("delay", 0)?;
                 job.due_at = now + delay;
-                if job.remain_tries == 0 {
+                if job.remain_tries == 0 || job.expires_at.is_some_and(|at| at <= job.due_at) {
                     job.order = number;
                     job.die();
                     return Ok((200, json!({ "msg": "dead" })));

@@ -21,7 +21,7 @@ pub enum ErrorKind {
     Unsupported,
     /// 409: the hand-over is not the caller's any more.
     Lost,
-    /// 409: a key is taken, or a job is not dead.
+    /// 409: a key is taken, or a job is not dead or not delayed.
     Conflict,
     /// 409: a request with this idempotency key is under way.
     Busy,

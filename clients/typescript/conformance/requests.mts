@@ -95,6 +95,9 @@ export async function request(client: Client, op: Op): Promise<Fields> {
     case "cancel":
       await (op.key ? client.cancelByKey(queue, text(op, "key")) : client.cancel(queue, text(op, "job_id")));
       return {};
+    case "promote":
+      await (op.key ? client.promoteByKey(queue, text(op, "key")) : client.promote(queue, text(op, "job_id")));
+      return {};
     case "get": {
       const job = await (op.key ? client.getByKey(queue, text(op, "key")) : client.get(queue, text(op, "job_id")));
       const { state, dueAt, key, reason } = job;

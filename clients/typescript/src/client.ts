@@ -303,6 +303,20 @@ export class Client {
     await this.#caller.done({ op: `cancel ${queue}`, method: "DELETE", queues: [queue], path: ["key", key], repeat: true, goneIsDone: true, signal });
   }
 
+  /** Makes a delayed job ready now, behind those that are ready; `conflict` when it is not delayed. */
+  async promote(queue: string, id: string, options: CallOptions = {}): Promise<void> {
+    await this.#promote(queue, ["job", id, "promote"], options);
+  }
+
+  /** Makes the delayed job that has the key ready now; `not_found` when no job has it. */
+  async promoteByKey(queue: string, key: string, options: CallOptions = {}): Promise<void> {
+    await this.#promote(queue, ["key", key, "promote"], options);
+  }
+
+  async #promote(queue: string, path: string[], { signal }: CallOptions): Promise<void> {
+    await this.#caller.call({ op: `promote ${queue}`, method: "POST", queues: [queue], path, signal }, object);
+  }
+
   /** Hands out nothing of the queue from now on: for so many seconds, or until {@link resume}. It says when that ends. */
   async pause(queue: string, howLong?: number, { signal }: CallOptions = {}): Promise<Date | undefined> {
     const op = `pause ${queue}`;

@@ -12,7 +12,7 @@ export type ErrorType =
   | "not_found" // 404
   | "unsupported" // an older server, or lmstfy's
   | "lost" // 409: the job is not this worker's any more
-  | "conflict" // 409: the key is taken; the job is not dead
+  | "conflict" // 409: the key is taken; the job is not dead, or not delayed
   | "busy" // 409: a request with the same idempotency key is under way
   | "too_large" // 413
   | "key_reused" // 422: the idempotency key was used for another request

@@ -151,6 +151,8 @@ export class Routes {
       case "DELETE key :id":
         queue.jobs.delete(keeper().id);
         return NO_CONTENT;
+      case "POST job :id promote": return this.#promote(job());
+      case "POST key :id promote": return this.#promote(keeper());
       case "POST job :id touch": case "POST job :id release": case "POST job :id bury": return this.#held(call, job);
       case "POST ack": return this.#ackMany(call, queue);
       case "POST pause": return this.#pause(call, queue);
@@ -242,6 +244,7 @@ export class Routes {
     delay = Math.max(0, delay);
     const ttl = span(wanted.ttl, delay + DAY, "ttl");
     if (ttl > 0 && ttl < delay) refuse(400, "ttl is shorter than delay");
+    if (ttl > 0 && ttl === delay) refuse(400, "ttl equals delay: the job would expire when it is due");
     const tries = wanted.tries === undefined ? 1 : /^\d{1,5}$/.test(wanted.tries) ? Number(wanted.tries) : NaN;
     if (tries === 0) refuse(400, "tries shouldn't be zero");
     if (!(tries <= 65535)) refuse(400, "invalid tries");
@@ -327,6 +330,12 @@ export class Routes {
   }
 
   /** Does what a receipt is needed for. */
+  #promote(job: StoredJob): Reply {
+    if (job.state !== "delayed") refuse(409, "the job is not delayed", { state: job.state });
+    Object.assign(job, { state: "ready", since: this.store.now, place: this.store.number() });
+    return ok({ msg: "ready" });
+  }
+
   #held({ query, rest, body }: Call, find: () => StoredJob): Reply {
     const receipt = query.get("receipt");
     if (!validReceipt(receipt)) refuse(400, "invalid receipt");
@@ -343,7 +352,8 @@ export class Routes {
     }
     if (body.length > 0) job.reason = body.toString();
     if (spend === "0") job.tries++;
-    if (rest[2] === "bury" || job.tries === 0) {
+    const expires = job.expires !== undefined && job.expires <= this.store.now + delay;
+    if (rest[2] === "bury" || job.tries === 0 || expires) {
       this.store.die(job, this.store.now);
       return ok({ msg: "dead" });
     }

@@ -120,6 +120,7 @@ impl DiskEngine {
             ready_budget: options.ready_budget,
             delayed: options.delayed_window.max(1),
             idle: options.forget_queues_after,
+            dead: options.dead_ttl,
         };
         let state = load::load(store.clone(), options.clock, windows, closed)
             .map_err(|e| OpenError::Damaged(options.path.clone(), e.0))?;
@@ -186,7 +187,7 @@ impl DiskEngine {
 
     /// Tables in the same directory, for tokens and limits.
     pub(crate) fn records(&self) -> Records {
-        Records { handle: self.handle.clone(), tables: self.tables.clone() }
+        Records { handle: self.handle.clone(), room: self.room.clone(), tables: self.tables.clone() }
     }
 
     /// Returns when the store is poisoned, and says why: a write or a sync has failed, or a thread has died. What is on
@@ -237,7 +238,7 @@ impl DiskEngine {
 
     /// Tells all threads to end; the writer serves first what waits already.
     pub(super) fn end(&self) {
-        self.stop.tell();
+        self.stop.signal();
         self.handle.wake();
     }
 }

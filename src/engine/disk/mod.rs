@@ -40,7 +40,7 @@ use self::core::FAILED_PATIENCE;
 pub use self::options::{DiskOptions, Sync};
 #[doc(hidden)]
 pub use self::raw::RawStore;
-pub(crate) use self::records::{Change, META_SECRET, QUOTA, Records, Table, put_short, take_short};
+pub(crate) use self::records::{Change, QUOTA, Records, Table, put_short, take_short};
 use self::step::Progress;
 use self::store::mark;
 pub use self::store::mark::{FORMAT, OpenError};
@@ -53,6 +53,7 @@ use self::verbs::consume::Consume;
 use self::verbs::dead_letter::{DeleteDead, RespawnOldest};
 use self::verbs::delays;
 use self::verbs::destroy::{Destroy, Rest};
+use self::verbs::forget_queue::ForgetQueue;
 use self::verbs::give_back::GiveBack;
 use self::verbs::hand_over::{GiveUp, Touch};
 use self::verbs::inspect::{Inspect, InspectKey};
@@ -60,6 +61,7 @@ use self::verbs::keys::{CancelKey, Recall};
 use self::verbs::list_queues::ListQueues;
 use self::verbs::pause::{Paused, SetPause};
 use self::verbs::peek::Peek;
+use self::verbs::promote::Promote;
 use self::verbs::publish::Publish;
 use self::verbs::pump::Pump;
 use self::verbs::quotas::SetQuotas;
@@ -72,8 +74,8 @@ use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
-    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
-    SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched, Tries,
+    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
+    ScheduleList, SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched, Tries,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -97,6 +99,10 @@ impl Backup for DiskEngine {
 impl Engine for DiskEngine {
     fn now(&self) -> Millis {
         self.handle.clock.now()
+    }
+
+    fn time_of_day(&self) -> Millis {
+        self.handle.clock.time_of_day()
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
@@ -167,6 +173,11 @@ impl Engine for DiskEngine {
         }
     }
 
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
+        self.room.rewrite(0)?;
+        self.handle.ask(Promote { queue: queue.clone(), job: by.into() }).await
+    }
+
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         self.lists.jobs(&self.handle, queue, list).await
     }
@@ -185,6 +196,10 @@ impl Engine for DiskEngine {
                 return Ok(());
             }
         }
+    }
+
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        self.handle.ask(ForgetQueue(queue.clone())).await
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
@@ -246,8 +261,8 @@ impl Engine for DiskEngine {
 
     async fn delays(&self, count: &DelayCount) -> Result<Delays> {
         let store = self.handle.ask(ShareStore).await?;
-        let (count, now, stop) = (count.clone(), self.handle.clock.now_micros(), self.stop.clone());
-        let counted = self.counts.beside(&self.handle, move || delays::count(&store, &count, now, &stop));
+        let (count, clock, stop) = (count.clone(), self.handle.clock.clone(), self.stop.clone());
+        let counted = self.counts.beside(&self.handle, move || delays::count(&store, &count, &clock, &stop));
         counted.await?.ok_or(Error::Closed)
     }
 

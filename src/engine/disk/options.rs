@@ -44,6 +44,8 @@ pub struct DiskOptions {
     pub min_free: u64,
     /// A group of calls, or a sync, that takes longer is a disk that hangs: the store is poisoned.
     pub disk_timeout: Duration,
+    /// For how long dead jobs are kept; zero: forever.
+    pub dead_ttl: Duration,
     /// How long an empty queue's name is remembered.
     pub forget_queues_after: Duration,
     /// Whether to sweep and compact in the background. Tests that count sweep by hand.
@@ -68,6 +70,7 @@ impl DiskOptions {
             cache: 32 << 20,
             min_free: 256 << 20,
             disk_timeout: Duration::from_secs(30),
+            dead_ttl: Duration::ZERO,
             forget_queues_after: Duration::from_secs(600),
             upkeep: true,
             upkeep_every: Duration::from_secs(5),

@@ -49,7 +49,7 @@
 //!   is empty, and the check, since a consumer may get an error now.
 //!
 //! Where the new store alone can give no answer, an old store that hangs is waited for as long as its own calls last:
-//! touch, release and the ack of one job without a receipt that is not in the new store, the cancel of a key, what
+//! touch, release and the ack of one job without a receipt that is not in the new store, the cancel of a key, promote, what
 //! changes many jobs, pause, resume, the figures of the whole pool, and the check. Other acks fail after the short
 //! patience.
 
@@ -79,8 +79,8 @@ use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
-    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived,
-    ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
+    Revived, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -130,6 +130,10 @@ impl Drop for Migration {
 impl Engine for Migration {
     fn now(&self) -> Millis {
         self.stores.new.now()
+    }
+
+    fn time_of_day(&self) -> Millis {
+        self.stores.new.time_of_day()
     }
 
     fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
@@ -194,6 +198,14 @@ impl Engine for Migration {
         }
     }
 
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
+        match self.stores.new.promote(queue, by).await? {
+            // A job is in one of the stores.
+            Promoted::NotFound => self.stores.old.promote(queue, by).await,
+            promoted => Ok(promoted),
+        }
+    }
+
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         self.stores.list_jobs(queue, list).await
     }
@@ -209,6 +221,11 @@ impl Engine for Migration {
         self.stores.old.destroy(queue).await?;
         // Not an error that says that nothing has happened.
         self.stores.new.destroy(queue).await.map_err(Error::away)
+    }
+
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        self.stores.old.forget_queue(queue).await?;
+        self.stores.new.forget_queue(queue).await.map_err(Error::away)
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {

@@ -106,6 +106,11 @@ impl RecordedQueues {
         self.0.get(&Place(partition, queue)).is_some_and(|recorded| recorded.elapsed() <= REMEMBERED)
     }
 
+    /// The queue's name was deleted.
+    pub fn remove(&self, partition: Partition, queue: &Queue) {
+        self.0.remove(&Place(partition, queue));
+    }
+
     /// The queue's name was recorded.
     pub fn add(&self, partition: Partition, queue: Queue) {
         self.0.insert((partition, queue), Instant::now());

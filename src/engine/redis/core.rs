@@ -4,7 +4,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use redis::{Cmd, FromRedisValue, Pipeline};
 use tokio::sync::Mutex;
@@ -43,6 +43,8 @@ pub(crate) struct RedisCore {
     pub(super) far_looks: Mutex<Option<tokio::time::Instant>>,
     /// When a pump has begun that last, in microseconds.
     pub(super) looked_for_dropped: AtomicU64,
+    /// For how long dead jobs are kept; zero: forever.
+    pub(super) dead_ttl: Duration,
 }
 
 impl Deref for RedisCore {

@@ -61,8 +61,8 @@ use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
-    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
-    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
+    ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};
@@ -91,6 +91,15 @@ impl RedisEngine {
     /// Connects, and begins the engine's tasks. `Away` or `Refused` when the Redis cannot be used now; once
     /// connected, the engine outlives any outage.
     pub async fn connect(address: RedisAddress, name: &PoolName) -> Result<Arc<RedisEngine>> {
+        RedisEngine::connect_with(address, name, Duration::ZERO).await
+    }
+
+    /// The same; jobs that die from now on are kept for `dead_ttl`, or forever if it is zero.
+    pub async fn connect_with(
+        address: RedisAddress,
+        name: &PoolName,
+        dead_ttl: Duration,
+    ) -> Result<Arc<RedisEngine>> {
         let mut opened = Link::open(&address, name, Keys::default(), 0).await?;
         let link = opened.link.clone();
         first_check(&link, &mut opened.first, OLDEST).await?;
@@ -110,6 +119,7 @@ impl RedisEngine {
             finishing: Mutex::default(),
             far_looks: Mutex::default(),
             looked_for_dropped: AtomicU64::default(),
+            dead_ttl,
         });
         let [of_link, of_keepers] = opened.keep();
         let guards = [tasks.stopping().clone().drop_guard(), of_link, of_keepers];
@@ -215,6 +225,10 @@ impl Engine for RedisEngine {
         }
     }
 
+    async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
+        self.open()?.promote(queue, by).await
+    }
+
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         self.open()?.list_jobs(queue, list).await
     }
@@ -225,6 +239,10 @@ impl Engine for RedisEngine {
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
         self.open()?.destroy(queue).await
+    }
+
+    async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        self.open()?.forget_queue(queue).await
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, FromRedisValue, Pipeline};
+use redis::{Cmd, FromRedisValue};
 use tokio::time::{sleep, timeout};
 
 use super::cluster::{self, Cluster, PartedLists, ask};
@@ -178,11 +178,6 @@ impl Tables {
 
     pub async fn query<T: FromRedisValue>(&self, part: Partition, cmd: &Cmd) -> Outcome<T> {
         ask!(self.attempts(part), |shared| shared.query(cmd))
-    }
-
-    /// Several commands in one round trip.
-    pub async fn query_all<T: FromRedisValue>(&self, part: Partition, asked: &Pipeline) -> Outcome<T> {
-        ask!(self.attempts(part), |shared| shared.query_all(asked))
     }
 
     /// Reads a whole hash in steps. A field that changes meanwhile, or before the part is asked again, may be met twice.

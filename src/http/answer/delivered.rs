@@ -1,6 +1,5 @@
-//! The bodies of responses that hand out jobs. Each owns its delivery until hyper asks for the bytes: from then on
-//! the jobs are the consumer's. If the connection ends before, the delivery is dropped and gives its jobs back to
-//! their queue.
+//! Response bodies with delivered jobs. Each owns its delivery until hyper takes the bytes; from then on the consumer
+//! has the jobs. If the connection ends earlier, the delivery is dropped and returns its jobs to their queue.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -14,24 +13,24 @@ use super::room::Room;
 use crate::dispatch::Delivery;
 use crate::job::Job;
 
-/// The same body; asking for its bytes takes the delivery.
+/// Wraps a body so that reading it takes the delivery.
 pub fn until_sent(body: Body, delivery: Delivery) -> Body {
     Body::new(Delivered { body, delivery: Some(delivery) })
 }
 
-/// How an answer shows its jobs.
+/// Format of jobs in a reply.
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
-    /// As an array, not as the only job's object.
+    /// An array instead of a single object.
     pub array: bool,
-    /// With their receipts.
+    /// Include receipts.
     pub receipts: bool,
 }
 
-/// The JSON of the jobs, made while it is sent. `room` is kept until then.
+/// Encodes the jobs while they are sent. `room` is kept until then.
 pub fn piece_by_piece(delivery: Delivery, form: Form, room: Option<Room>) -> Body {
     let jobs = delivery.jobs();
-    // The brackets of the array, and the commas between its jobs.
+    // The brackets of the array and the commas between jobs.
     let around = if form.array { jobs.len() + 1 } else { 0 };
     let length = jobs.iter().map(|job| length(job, form)).sum::<u64>() + around as u64;
     let (mut delivery, mut jobs, mut begun) = (Some(delivery), Vec::new().into_iter(), false);
@@ -54,7 +53,7 @@ pub fn piece_by_piece(delivery: Delivery, form: Form, room: Option<Room>) -> Bod
     reply::pieces(texts, Some(length), room)
 }
 
-/// How long a job's JSON is.
+/// Returns the length of a job's JSON.
 fn length(job: &Job, form: Form) -> u64 {
     let mut shell = Vec::new();
     JobReply::consumed(job, form.receipts).without_data().write(&mut shell);

@@ -1,5 +1,5 @@
-//! The errors that requests are answered with. This is the only table from our errors to statuses and texts. An
-//! error that is our own fault travels with the response to the middleware, which reports it once.
+//! Error responses. This is the only mapping from our errors to status codes and texts. Internal errors travel with the
+//! response to the middleware, which reports them once.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -18,14 +18,14 @@ use crate::job::JobId;
 use crate::name::NameError;
 use crate::push::PushError;
 
-/// What a handler returns.
+/// Result of a handler.
 pub type HandlerResult = Result<Response, ApiError>;
 
-/// Travels with a response that a store's failure caused, to where it is reported.
+/// Response extension with the store failure that caused it, for reporting.
 #[derive(Clone, Debug)]
 pub struct StoreFailure(pub Error);
 
-/// Travels with a 5xx of ours to where the request's id is known, which its body then names.
+/// Response extension of a 5xx; the middleware adds the request's id to its body.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct OwnFault {
     error: Cow<'static, str>,
@@ -40,7 +40,7 @@ pub struct OwnFault {
 }
 
 impl OwnFault {
-    /// Has the body of an answer name its request, if it is a fault of ours.
+    /// Adds the request's id to the body of an internal error.
     pub fn name_request(response: &mut Response, request_id: &str) {
         if let Some(fault) = response.extensions_mut().remove::<OwnFault>() {
             let fault = OwnFault { request_id: Some(request_id.to_owned()), ..fault };
@@ -59,36 +59,36 @@ impl OwnFault {
 /// Why a request gets an error response.
 #[derive(Debug)]
 pub enum ApiError {
-    /// The client's fault: `{"error": ..}`.
+    /// The client's error: `{"error": ..}`.
     Refused(StatusCode, &'static str),
-    /// The same, with more to say than the text.
+    /// The client's error with more fields.
     Detailed(StatusCode, Box<Details>),
-    /// The same, with a body of its own.
+    /// The client's error with its own body.
     Said(StatusCode, Box<Value>),
-    /// An equal request is under way: 409, and when to come back.
+    /// 409: an equal request is in flight; with Retry-After.
     Busy(&'static str),
-    /// Over the token's limit, for so long: `{"msg": ..}`.
+    /// Rate limited for this long: `{"msg": ..}`.
     Limited(String, Duration),
-    /// Our own fault, with the error unless it was reported already.
+    /// Internal error, with its cause unless already reported.
     Ours(StatusCode, &'static str, Option<Error>),
-    /// The same, after so many jobs: `{"error": .., "done": ..}`.
+    /// Internal error after some jobs were processed: `{"error": .., "done": ..}`.
     Partly(u64, StatusCode, &'static str, Option<Error>),
-    /// 503: a part of the pool cannot be used now, while others go on. After so many jobs, if some were dealt with.
+    /// 503: part of the pool is unavailable. With the number of jobs processed, if any.
     Unreachable(Unreachable, Option<u64>),
 }
 
-/// An error that says which part of the request it is about, or which job is in the way.
+/// An error about one part of the request, or about a conflicting job.
 #[derive(Debug, Serialize)]
 pub struct Details {
     pub error: Cow<'static, str>,
-    /// Which element of the request's list, counted from 0.
+    /// Index in the request's list, from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job_id: Option<JobId>,
 }
 
-/// Where an invalid name stood. lmstfy's error texts differ by place.
+/// Position of an invalid name. lmstfy's error texts differ by position.
 #[derive(Debug, Clone, Copy)]
 pub enum NameIn {
     /// The namespace of a queue.
@@ -99,14 +99,14 @@ pub enum NameIn {
 }
 
 impl ApiError {
-    /// 409: a request with this idempotency key is under way.
+    /// 409: a request with this idempotency key is in flight.
     pub const UNDER_WAY: ApiError = ApiError::Busy("a request with this idempotency key is under way");
     /// 422.
     pub const OTHER_REQUEST: ApiError = ApiError::Refused(
         StatusCode::UNPROCESSABLE_ENTITY,
         "the idempotency key was used for another request",
     );
-    /// The cursor is none that this server has given, or of another list.
+    /// The cursor was not issued by this server, or is of another list.
     pub const BAD_CURSOR: ApiError = ApiError::bad("invalid cursor");
     /// 404.
     pub const NO_JOB: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "job not found");
@@ -120,7 +120,7 @@ impl ApiError {
     /// 409.
     pub const NOT_YOURS: ApiError = ApiError::Refused(StatusCode::CONFLICT, "the job is not yours any more");
 
-    /// The same error, said of one element of the request's list.
+    /// Adds the index of an element to an error.
     pub fn at(self, index: usize) -> ApiError {
         match self {
             ApiError::Refused(status, text) => ApiError::detailed(status, text).at(index),
@@ -131,7 +131,7 @@ impl ApiError {
         }
     }
 
-    /// The same error, of a request about one element.
+    /// Removes the index, for a request with a single element.
     pub fn of_the_only_one(self) -> ApiError {
         match self {
             ApiError::Detailed(status, details) => {
@@ -153,18 +153,18 @@ impl ApiError {
         })
     }
 
-    /// With a text that is made for this request.
+    /// Creates an error with a dynamic text.
     pub fn detailed(status: StatusCode, text: impl Into<Cow<'static, str>>) -> ApiError {
         ApiError::Detailed(status, Box::new(Details { error: text.into(), index: None, job_id: None }))
     }
 
-    /// With a body of its own, which has its `error`.
+    /// Creates an error with its own body, which has an `error`.
     pub fn said(status: StatusCode, body: &impl Serialize) -> ApiError {
-        // Texts and numbers: there is nothing in it that JSON cannot say.
+        // It has only strings and numbers, so this cannot fail.
         ApiError::Said(status, Box::new(serde_json::to_value(body).unwrap_or_default()))
     }
 
-    /// 503, and no fault of the store.
+    /// 503 that is not a failure of the store.
     const fn unavailable(text: &'static str) -> ApiError {
         ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, text, None)
     }
@@ -179,7 +179,7 @@ impl ApiError {
         ApiError::Refused(StatusCode::PAYLOAD_TOO_LARGE, text)
     }
 
-    /// An error that was reported where it happened.
+    /// Creates an error that has already been reported.
     pub fn reported(error: Error) -> ApiError {
         match ApiError::from(error) {
             ApiError::Ours(status, text, _) => ApiError::Ours(status, text, None),
@@ -294,7 +294,7 @@ fn with_failure(mut response: Response, failure: Option<Error>) -> Response {
 mod tests {
     use super::*;
 
-    /// Guards against an answer that says that nothing has happened after some steps were done.
+    /// Guards against a reply that hides that some steps were done.
     #[tokio::test]
     async fn what_was_done_before_an_error_is_told() {
         let away = || Error::away("gone");

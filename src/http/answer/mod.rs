@@ -1,5 +1,4 @@
-//! How requests are answered: the table of errors, the JSON, and the memory that large bodies may take. Imports nothing
-//! else of `http`.
+//! Responses: the mapping of errors, JSON, and body memory. Imports nothing else of `http`.
 
 pub mod delivered;
 pub mod error;

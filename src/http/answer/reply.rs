@@ -1,4 +1,4 @@
-//! Responses: JSON as lmstfy writes it, and the JSON of a job.
+//! Responses: JSON as written by lmstfy, and the JSON of a job.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -20,28 +20,27 @@ use super::room::{Room, kept};
 use crate::job::{Attributes, Job, JobId, JobView, Receipt};
 use crate::name::Queue;
 
-/// What an answer to a publish says.
+/// Message of a successful publish.
 pub const PUBLISHED: &str = "published";
 pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
 
-/// Bodies of jobs up to this size become base64 in one piece.
+/// Job bodies up to this size are encoded as base64 in one piece.
 const PIECE: usize = 4096;
-/// An answer that is made while it is sent is sent in pieces of so many bytes: a peer must take each of them in time.
-/// After each the runtime's other tasks have their turn.
+/// Size of the pieces of a streamed reply: a peer must read each in time. Other tasks of the runtime run after each.
 const TURN: usize = 64 * 1024;
 
 pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
     json_in(None, status, value)
 }
 
-/// A JSON answer that keeps `room` until it was sent.
+/// Creates a JSON response that keeps `room` until it was sent.
 pub fn json_in(room: Option<Room>, status: StatusCode, value: &impl Serialize) -> Response {
-    // What is serialized here has string keys and no failing serializers, so this cannot fail.
+    // Serialized values have string keys and no failing serializers, so this cannot fail.
     raw_json(status, kept(serde_json::to_vec(value).unwrap_or_default(), room.map(Arc::new)))
 }
 
-/// A JSON answer indented by four spaces, as most of the admin port's are.
+/// Creates a JSON response indented by four spaces, like most of the admin port's.
 pub fn indented(status: StatusCode, value: &impl Serialize) -> Response {
     raw_json(status, indented_text(value).into())
 }
@@ -59,12 +58,12 @@ fn raw_json(status: StatusCode, text: Bytes) -> Response {
     with_body(status, JSON, text.into())
 }
 
-/// A JSON answer whose body is made while it is sent.
+/// Creates a JSON response with a streamed body.
 pub fn json_stream(status: StatusCode, body: Body) -> Response {
     with_body(status, JSON, body)
 }
 
-/// An answer with a body of another type.
+/// Creates a response with a body of another type.
 pub fn with_body(status: StatusCode, content_type: HeaderValue, body: Body) -> Response {
     let mut response = Response::new(body);
     *response.status_mut() = status;
@@ -90,7 +89,7 @@ pub fn message(status: StatusCode, text: &str) -> Response {
     json(status, &Message { msg: text })
 }
 
-/// What `/ready` says: 503 with the reason why the server should get no requests, if there is one.
+/// Creates the reply of `/ready`: 503 with the reason why the server should get no requests, if any.
 pub fn readiness(reason: Option<String>, away: &[AwayOfPool]) -> Response {
     #[derive(Serialize)]
     struct Ready<'a> {
@@ -104,15 +103,15 @@ pub fn readiness(reason: Option<String>, away: &[AwayOfPool]) -> Response {
     json(status, &Ready { ready: reason.is_none(), reason, away })
 }
 
-/// The partitions of a pool that cannot be used now.
+/// Unavailable partitions of a pool.
 #[derive(Debug, Serialize)]
 pub struct AwayOfPool {
     pub pool: String,
     pub partitions: Vec<u16>,
 }
 
-/// A body that is made while it is sent, so that memory holds [`TURN`] bytes and one of its texts, not all. `length` is
-/// theirs together, where it is known. `room` is kept until the last of them was sent.
+/// Creates a streamed body, so that memory holds [`TURN`] bytes and one text instead of all. `length` is the total, if
+/// known. `room` is kept until the last was sent.
 pub fn pieces(
     texts: impl Iterator<Item = Vec<u8>> + Send + Unpin + 'static,
     length: Option<u64>,
@@ -123,10 +122,10 @@ pub fn pieces(
 
 struct Pieces<I> {
     texts: I,
-    /// How many bytes are still to come.
+    /// Bytes left to send.
     left: Option<u64>,
     room: Option<Arc<Room>>,
-    /// How many bytes were made since others had their turn.
+    /// Bytes produced since the last yield.
     made: usize,
 }
 
@@ -138,7 +137,7 @@ impl<I: Iterator<Item = Vec<u8>> + Unpin> HttpBody for Pieces<I> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        // A peer that reads fast would have the runtime's thread until the end.
+        // A fast reader would otherwise occupy the runtime's thread until the end.
         if std::mem::take(&mut self.made) >= TURN {
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -163,7 +162,7 @@ impl<I: Iterator<Item = Vec<u8>> + Unpin> HttpBody for Pieces<I> {
     }
 }
 
-/// Says when to come back: in `wait`, in whole seconds and at least one.
+/// Sets Retry-After to `wait`, in whole seconds, at least one.
 pub fn retry_after(mut response: Response, wait: Duration) -> Response {
     let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
     response.headers_mut().insert(header::RETRY_AFTER, seconds.max(1).into());
@@ -177,12 +176,12 @@ pub fn no_content() -> Response {
     response
 }
 
-/// The answer to unknown routes and to methods that a route does not have.
+/// Reply for unknown routes and methods.
 pub async fn not_found() -> Response {
     error(StatusCode::NOT_FOUND, "api not found")
 }
 
-/// How many jobs there are.
+/// Creates a reply with the number of jobs.
 pub fn size(queue: &Queue, size: u64) -> Response {
     #[derive(Serialize)]
     struct Size<'a> {
@@ -194,7 +193,7 @@ pub fn size(queue: &Queue, size: u64) -> Response {
     json(StatusCode::OK, &Size { namespace, queue, size })
 }
 
-/// A job in an answer. Fields in the order of their names, as lmstfy writes them.
+/// A job in a reply. Fields are in alphabetical order, as in lmstfy.
 pub struct JobReply<'a> {
     attributes: &'a Attributes,
     data: &'a [u8],
@@ -209,7 +208,7 @@ pub struct JobReply<'a> {
 }
 
 impl<'a> JobReply<'a> {
-    /// A job that was peeked at.
+    /// Describes a peeked job.
     pub fn peeked(job: &'a Job) -> JobReply<'a> {
         JobReply {
             attributes: &job.attributes,
@@ -225,7 +224,7 @@ impl<'a> JobReply<'a> {
         }
     }
 
-    /// The same of a job that was looked up by its id or its key.
+    /// Describes a job looked up by id or key.
     pub fn viewed(queue: &'a Queue, view: &'a JobView) -> JobReply<'a> {
         JobReply {
             attributes: &view.attributes,
@@ -236,23 +235,23 @@ impl<'a> JobReply<'a> {
             namespace: queue.namespace.as_str(),
             queue: queue.name.as_str(),
             receipt: None,
-            // So lmstfy answers here.
+            // As in lmstfy.
             remain_tries: 0,
             ttl: seconds_left(view.ttl),
         }
     }
 
-    /// The same without its body.
+    /// Removes the body.
     pub fn without_data(self) -> JobReply<'a> {
         JobReply { data: &[], ..self }
     }
 
-    /// A job that was handed out, with its receipt if it was asked for.
+    /// Describes a delivered job, with its receipt if `receipt`.
     pub fn consumed(job: &'a Job, receipt: bool) -> JobReply<'a> {
         JobReply { msg: Some("new job"), receipt: receipt.then(|| job.proof()), ..JobReply::peeked(job) }
     }
 
-    /// Appends its JSON. Not by serde, which looks at each byte of the base64 for what must be escaped.
+    /// Appends its JSON. Without serde, which would check each base64 byte for escapes.
     pub fn write(&self, out: &mut Vec<u8>) {
         out.reserve(SHELL + self.data.len().div_ceil(3) * 4);
         out.extend_from_slice(b"{\"attributes\":");
@@ -283,8 +282,7 @@ impl<'a> JobReply<'a> {
     }
 }
 
-/// A job that was peeked at by somebody to whom its body is not shown. Fields in the order of their names, as [`JobReply`]
-/// has them.
+/// A peeked job for viewers without permission to read bodies. Fields are in alphabetical order, as in [`JobReply`].
 #[derive(Serialize)]
 pub struct BareJob<'a> {
     attributes: (),
@@ -314,23 +312,23 @@ impl<'a> BareJob<'a> {
     }
 }
 
-/// About as many bytes as a job's JSON has beside its body.
+/// Approximate size of a job's JSON without its body.
 const SHELL: usize = 256;
 
 /// Appends a value's JSON.
 fn value(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
-    // Writing to memory does not fail, and as in `json`.
+    // Writing to memory does not fail, and see `json`.
     let _ = serde_json::to_writer(out, value);
 }
 
 fn base64(out: &mut Vec<u8>, data: &[u8]) {
     let at = out.len();
     out.resize(at + data.len().div_ceil(3) * 4, 0);
-    // There is as much room as the text is long.
+    // The slice has the length of the encoding.
     let _ = STANDARD.encode_slice(data, &mut out[at..]);
 }
 
-/// One job. Its answer keeps `room` until it was sent.
+/// Creates a reply with one job, which keeps `room` until it was sent.
 pub fn job(room: Option<Room>, job: &JobReply<'_>) -> Response {
     let mut text = Vec::new();
     job.write(&mut text);
@@ -349,7 +347,7 @@ pub fn jobs<'a>(jobs: impl Iterator<Item = JobReply<'a>>) -> Response {
     raw_json(StatusCode::OK, text.into())
 }
 
-/// The answer to a publish. By serde it takes 780 instructions more, 1.7 % of a request.
+/// Creates the reply to a publish. serde would take 780 more instructions, 1.7 % of a request.
 pub fn published(id: JobId) -> Response {
     let mut text = Vec::with_capacity(64);
     text.extend_from_slice(b"{\"job_id\":\"");
@@ -360,7 +358,7 @@ pub fn published(id: JobId) -> Response {
     raw_json(StatusCode::CREATED, text.into())
 }
 
-/// What is left of a job's life, rounded, but never to 0: that reads as forever.
+/// Returns the remaining time to live, rounded, but never 0, which means forever.
 pub fn seconds_left(ttl: Option<Duration>) -> u64 {
     ttl.map_or(0, |left| ((left.as_millis() as u64 + 500) / 1000).max(1))
 }
@@ -369,12 +367,12 @@ fn unless_empty(attributes: &Attributes) -> Option<&Attributes> {
     Some(attributes).filter(|attributes| !attributes.is_empty())
 }
 
-/// A job's body.
+/// Encodes a job's body.
 pub fn as_base64<S: Serializer>(data: &[u8], s: S) -> Result<S::Ok, S::Error> {
     if data.len() <= PIECE {
         s.serialize_str(&STANDARD.encode(data))
     } else {
-        // Piece by piece, without a copy of the whole.
+        // Piecewise, without a copy of the whole.
         s.collect_str(&Base64Display::new(data, &STANDARD))
     }
 }
@@ -383,8 +381,8 @@ pub fn as_base64<S: Serializer>(data: &[u8], s: S) -> Result<S::Ok, S::Error> {
 mod tests {
     use super::*;
 
-    /// Guards against a peer that reads a little of an answer now and then and is served for ever: the time that it has
-    /// begins anew with each piece.
+    /// Guards against a peer that is served forever while it reads a little of a reply now and then: its timeout
+    /// restarts with each piece.
     #[tokio::test]
     async fn small_texts_are_sent_together() {
         let sizes: Vec<usize> = (0..2000).map(|n| n % 300).chain([1, 3 * TURN, 0, 0, 1]).collect();

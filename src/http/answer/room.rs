@@ -1,15 +1,15 @@
-//! The memory that large bodies may take together: those of requests, and those of the jobs in answers. A small body
-//! takes no room: how many there are is bounded by the connections and by the calls that wait for the stores.
+//! Body memory: the limited memory for large bodies of requests, and of jobs in replies. Small bodies are not counted:
+//! their number is limited by the connections and the calls that wait for stores.
 //!
-//! A namespace may have a *share* of the room, so that one cannot take all of it. Namespaces of the same name in several
-//! pools count as one.
+//! A namespace may use a *share* of the memory, so that one cannot use all of it. Namespaces of the same name in
+//! several pools count as one.
 //!
-//! A request takes room for what has come, not for what it has announced, so a slow sender takes little. Then all
-//! room may be taken by bodies that have come in part, each waiting for more room: so there is a *reserve*, as large
-//! as the largest body, for one of them at a time. Who has the reserve needs no more room, so it ends, and the next
-//! one gets the reserve. Who has it for long while another namespace asks for it loses it.
+//! A request takes memory for what has arrived, not for what it has announced, so a slow sender takes little. All
+//! memory could then be used by partial bodies that wait for more. So there is a *reserve*, as large as the largest
+//! body, for one of them at a time. The body that gets it needs no more memory, so it completes, and the next one gets
+//! the reserve. A body that has held it for long loses it when another namespace asks for it.
 //!
-//! An answer keeps its room until hyper has written it to the socket, see [`kept`].
+//! A reply keeps its memory until hyper has written it to the socket, see [`kept`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,60 +23,60 @@ use tokio::time::{Instant, timeout};
 use crate::job::Attributes;
 use crate::name::Namespace;
 
-/// A body up to this size takes no room.
+/// Bodies up to this size are not counted.
 pub const SMALL: usize = 16 * 1024;
-/// An answer with more bytes of jobs than this takes room. One of several jobs is made while it is sent.
+/// Replies with more bytes of jobs than this are counted. Replies with several jobs are streamed.
 pub const LARGE_ANSWER: usize = 64 * 1024;
-/// Room is taken in units of so many bytes.
+/// Unit of body memory in bytes.
 const UNIT: usize = 64 * 1024;
-/// How long a request waits for room. Meanwhile its sender is not read from.
+/// Timeout of a request for memory. Meanwhile its sender is not read from.
 const WAIT: Duration = Duration::from_secs(30);
-/// How long an answer waits for room. Its jobs are handed out already, and their `ttr` runs.
+/// Timeout of a reply for memory. Its jobs are already delivered, and their `ttr` runs.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
-/// How long one body may have the reserve while another namespace waits for it.
+/// Maximum time that one body holds the reserve while another namespace waits for it.
 const TURN: Duration = Duration::from_secs(10);
 
-/// Large bodies take all the memory that they may.
+/// The limit on body memory is reached.
 #[derive(Debug)]
 pub struct NoRoom;
 
-/// Room for bodies.
+/// Body memory of the server.
 #[derive(Debug)]
 pub struct BodyRoom {
     requests: Side,
     /// One permit.
     reserve: Arc<Semaphore>,
     answers: Side,
-    /// For answers that are in memory already while they wait: as much as there is room for answers.
+    /// For replies already in memory that wait: as much as the limit for replies.
     waiting: Semaphore,
 }
 
-/// The room of one kind of bodies.
+/// Memory for one kind of bodies.
 #[derive(Debug)]
 struct Side {
-    /// How many there are, taken or not.
+    /// Total number of units.
     units: usize,
     all: Arc<Semaphore>,
-    /// How many units one namespace may have.
+    /// Maximum number of units per namespace.
     most_of_namespace: usize,
-    /// Only those that have some, or wait.
+    /// Namespaces that hold memory or wait for it.
     by_namespace: Mutex<HashMap<Namespace, Arc<Share>>>,
 }
 
-/// The room of one namespace.
+/// Memory of one namespace.
 #[derive(Debug)]
 struct Share {
     units: Arc<Semaphore>,
-    /// Who has it may wait for the reserve, and have it.
+    /// Permit to wait for and hold the reserve.
     turn: Arc<Semaphore>,
 }
 
-/// Room that was taken. Dropped, it is free again.
+/// Memory in use; freed on drop.
 #[derive(Debug)]
 pub struct Room {
     of_share: OwnedSemaphorePermit,
     of_all: OwnedSemaphorePermit,
-    /// Known as long as it has room.
+    /// Keeps the share while memory is held.
     _share: Arc<Share>,
 }
 
@@ -92,7 +92,7 @@ impl Side {
 
     fn share(&self, namespace: &Namespace) -> Arc<Share> {
         let mut shares = self.by_namespace.lock();
-        // No more than there are large bodies.
+        // At most as many as there are large bodies.
         shares.retain(|_, share| Arc::strong_count(share) > 1);
         let new = || {
             let units = Arc::new(Semaphore::new(self.most_of_namespace));
@@ -107,7 +107,7 @@ impl Side {
         Some(Room { of_share, of_all, _share: share.clone() })
     }
 
-    /// Nobody closes the semaphores, so there is always room some time.
+    /// Waits for memory. `None` only if the semaphores were closed, which never happens.
     async fn take(&self, share: &Arc<Share>, units: u32) -> Option<Room> {
         let of_share = share.units.clone().acquire_many_owned(units).await.ok()?;
         let of_all = self.all.clone().acquire_many_owned(units).await.ok()?;
@@ -121,15 +121,15 @@ impl Room {
         self.of_all.merge(more.of_all);
     }
 
-    /// Keeps no more than `bytes` need.
+    /// Frees all but `bytes`.
     pub fn shrink_to(&mut self, bytes: usize) {
         let rest = self.of_all.num_permits().saturating_sub(bytes.div_ceil(UNIT));
         drop((self.of_share.split(rest), self.of_all.split(rest)));
     }
 }
 
-/// The text of an answer, or of a part of it. hyper keeps it without a copy until it has written it to the socket or the
-/// connection has ended, and `room` as long.
+/// Creates the bytes of a reply, or part of one. hyper keeps them without a copy, and `room` with them, until they are
+/// written to the socket or the connection has ended.
 pub fn kept(text: Vec<u8>, room: Option<Arc<Room>>) -> Bytes {
     struct Kept(Vec<u8>, #[expect(dead_code, reason = "kept for its drop")] Arc<Room>);
     impl AsRef<[u8]> for Kept {
@@ -143,14 +143,14 @@ pub fn kept(text: Vec<u8>, room: Option<Arc<Room>>) -> Bytes {
     }
 }
 
-/// How many bytes of an answer's room a job takes.
+/// Returns the bytes of reply memory that a job takes.
 pub fn bytes_of(body: &[u8], attributes: &Attributes) -> usize {
     body.len() + attributes.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
 }
 
 impl BodyRoom {
-    /// So many bytes for the bodies of requests, and as many for those in answers. Of each, one namespace may have
-    /// `of_namespace`.
+    /// Creates `bytes` of memory for bodies of requests, and the same for replies. One namespace may use `of_namespace`
+    /// of each.
     pub fn new(bytes: usize, of_namespace: usize) -> BodyRoom {
         let units = |bytes: usize| bytes.div_ceil(UNIT).clamp(1, Semaphore::MAX_PERMITS >> 3);
         let (units, share) = (units(bytes), units(of_namespace.min(bytes)));
@@ -162,24 +162,24 @@ impl BodyRoom {
         }
     }
 
-    /// How many bytes of both kinds are taken.
+    /// Returns the bytes in use, of both kinds.
     pub fn taken(&self) -> usize {
         let of = |side: &Side| side.units.saturating_sub(side.all.available_permits());
         (of(&self.requests) + of(&self.answers)) * UNIT
     }
 
-    /// For the body of one request. Takes nothing yet.
+    /// Prepares for the body of one request; takes nothing yet.
     pub fn for_request<'a>(&'a self, namespace: &'a Namespace) -> RequestRoom<'a> {
         RequestRoom { room: self, namespace, taken: None, reserve: None }
     }
 
-    /// Room for an answer with so many bytes of jobs; none for a small one. Fails if there is none for a second, or if
-    /// too many wait already.
+    /// Takes memory for a reply with `bytes` of jobs; none for a small one. Fails if there is none within a second, or
+    /// if too many wait already.
     pub async fn for_answer(&self, namespace: &Namespace, bytes: usize) -> Result<Option<Room>, NoRoom> {
         if bytes <= LARGE_ANSWER {
             return Ok(None);
         }
-        // An answer that is larger than all the room of its namespace gets all of it.
+        // A reply larger than its namespace's share gets all of the share.
         let units = bytes.div_ceil(UNIT).min(self.answers.most_of_namespace) as u32;
         let share = self.answers.share(namespace);
         if let Some(room) = self.answers.try_take(&share, units) {
@@ -193,7 +193,7 @@ impl BodyRoom {
     }
 }
 
-/// The room that one request's body has taken. Dropped, it is free again.
+/// Memory of one request's body; freed on drop.
 #[derive(Debug)]
 pub struct RequestRoom<'a> {
     room: &'a BodyRoom,
@@ -202,26 +202,26 @@ pub struct RequestRoom<'a> {
     reserve: Option<Reserve>,
 }
 
-/// The right to take more than there is room for, and since when.
+/// The right to exceed the limit, and since when.
 #[derive(Debug)]
 struct Reserve {
     since: Instant,
     _turn: OwnedSemaphorePermit,
     _only: OwnedSemaphorePermit,
-    /// Known as long as it has the turn.
+    /// Keeps the share while the turn is held.
     _share: Arc<Share>,
 }
 
 impl RequestRoom<'_> {
-    /// Takes room for `bytes` in all, or waits for it. Fails if there is none for long, or if it must leave the reserve
-    /// to another namespace.
+    /// Extends the memory to `bytes` in total, waiting if necessary. Fails if there is none for long, or if the reserve
+    /// must be left to another namespace.
     pub async fn grow_to(&mut self, bytes: usize) -> Result<(), NoRoom> {
         if bytes <= SMALL {
             return Ok(());
         }
         let BodyRoom { requests, reserve, .. } = self.room;
         if let Some(Reserve { since, .. }) = &self.reserve {
-            // One handle is the room's own, one is in the permit, and each that waits has one.
+            // One reference is the memory's own, one is in the permit, and each waiter has one.
             let asked_for = Arc::strong_count(reserve) > 2;
             return if asked_for && since.elapsed() >= TURN { Err(NoRoom) } else { Ok(()) };
         }
@@ -275,12 +275,12 @@ mod tests {
         Namespace::parse(name).expect("a literal")
     }
 
-    /// Room of which one namespace may have all.
+    /// Creates memory of which one namespace may use all.
     fn of(bytes: usize) -> BodyRoom {
         BodyRoom::new(bytes, bytes)
     }
 
-    /// Whether more room is there without waiting.
+    /// Returns whether more memory is available without waiting.
     async fn grows(room: &mut RequestRoom<'_>, bytes: usize) -> bool {
         timeout(Duration::from_millis(1), room.grow_to(bytes)).await.is_ok_and(|grown| grown.is_ok())
     }
@@ -315,7 +315,7 @@ mod tests {
                 while came < 8 * MIB {
                     came += MIB / 4;
                     body.grow_to(came).await?;
-                    // The rest is on its way.
+                    // The rest is in transit.
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 Ok::<(), NoRoom>(())
@@ -323,7 +323,7 @@ mod tests {
             .collect();
         let mut bodies: Vec<_> = bodies.into_iter().map(Box::pin).collect();
         let began = Instant::now();
-        // All at the same time.
+        // All concurrently.
         let all = std::future::poll_fn(|cx| {
             bodies.retain_mut(|body| match body.as_mut().poll(cx) {
                 std::task::Poll::Ready(done) => {
@@ -384,8 +384,8 @@ mod tests {
         assert_eq!(room.answers.all.available_permits(), 4 * MIB / UNIT, "all is free again");
     }
 
-    /// Guards against a body of one namespace that has the reserve for as long as it likes, and against a namespace
-    /// whose many bodies stand in line for it before the only one of another.
+    /// Guards against a body that holds the reserve indefinitely, and against a namespace whose many bodies wait for it
+    /// ahead of another's only one.
     #[tokio::test(start_paused = true)]
     async fn the_reserve_goes_round() {
         let (room, [greedy, modest]) = (BodyRoom::new(2 * MIB, MIB), ["greedy", "modest"].map(namespace));
@@ -420,8 +420,7 @@ mod tests {
         assert!(began.elapsed() < TURN, "after {:?}", began.elapsed());
     }
 
-    /// Guards against a body that loses the reserve to another one of its namespace, whose share was forgotten
-    /// meanwhile.
+    /// Guards against a body that loses the reserve to another one of its namespace, whose share was removed meanwhile.
     #[tokio::test(start_paused = true)]
     async fn a_namespace_does_not_take_the_reserve_from_itself() {
         let (room, [greedy, modest]) = (of(MIB), ["greedy", "modest"].map(namespace));

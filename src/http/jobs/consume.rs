@@ -5,13 +5,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 
 use super::admission::admitted;
 use crate::admin::Direction;
 use crate::dispatch::{ConsumeError, Delivery};
-use crate::engine::SizeOf;
+use crate::engine::{SizeOf, forget};
 use crate::http::answer::delivered::{self, Form};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, JobReply};
@@ -125,7 +125,13 @@ pub async fn size(Anonymous { pool, queue }: Anonymous) -> HandlerResult {
 }
 
 /// `DELETE /api/:namespace/:queue`
-pub async fn destroy(auth: Authorized) -> HandlerResult {
-    auth.pool.engine.destroy(&auth.queue).await?;
+pub async fn destroy(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
+    let query = Query(query.as_deref().unwrap_or_default());
+    if params::flag(query, "forget", false, "invalid forget")? {
+        forget::forget(&*auth.pool.engine, &auth.queue).await?;
+        auth.pool.sampler.forget(&auth.queue).await;
+    } else {
+        auth.pool.engine.destroy(&auth.queue).await?;
+    }
     Ok(reply::no_content())
 }

@@ -103,7 +103,7 @@ impl<'a> From<&'a JobView> for ListedJob<'a> {
             job_id: view.id,
             state: state(view),
             due_at: view.due_at.map(Instant),
-            published_at: Instant(view.id.published_at()),
+            published_at: Instant(view.published_at),
             remain_tries: view.tries_left,
             ttl: reply::seconds_left(view.ttl),
             key: key(view),
@@ -125,7 +125,7 @@ pub struct VerboseJob<'a> {
     #[serde(with = "some_base64")]
     pub data: Option<Cow<'a, [u8]>>,
     pub due_at: Option<Instant>,
-    elapsed_ms: u64,
+    pub elapsed_ms: u64,
     pub job_id: JobId,
     pub key: Option<Cow<'a, str>>,
     namespace: Cow<'a, str>,
@@ -273,9 +273,9 @@ fn fit_beside(bytes: usize) -> Option<usize> {
     Some(MAX_ANSWER.saturating_sub(bytes) / MAX_JOB).filter(|fit| *fit >= LEAST_FIT)
 }
 
-/// The filter of a query. A parameter without a value is none, as forms send it.
+/// The filter of a query. An empty `contains` is none, as forms send it; an empty `reason` selects jobs without one.
 fn asked_filter(query: Query<'_>, shows: bool) -> Result<Filter, ApiError> {
-    let given = |key| query.get(key).filter(|text| !text.is_empty()).map(|text| text.into_owned());
+    let given = |key| query.get(key).map(|text| text.into_owned());
     params::filter(given("contains"), given("reason"), shows)
 }
 
@@ -369,7 +369,7 @@ pub async fn cancel_key(auth: AuthorizedKey) -> HandlerResult {
     }
 }
 
-const NO_KEY: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "no job has this key");
+pub const NO_KEY: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "no job has this key");
 
 /// How much of a job is to be told.
 fn detail(query: Option<&str>) -> Result<Detail, ApiError> {

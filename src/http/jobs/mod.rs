@@ -6,4 +6,5 @@ pub mod dead_letter;
 pub mod hold;
 pub mod lists;
 pub mod pause;
+pub mod promote;
 pub mod publish;

@@ -142,7 +142,7 @@ pub async fn publish_one(State(state): App, auth: Authorized, request: Request) 
     let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
     let (head, body) = request.into_parts();
     let given = GivenJob::from_query(query(head.uri.query()));
-    let placement = given.placement(auth.pool.engine.now(), &state.defaults)?;
+    let placement = given.placement(auth.pool.engine.time_of_day(), &state.defaults)?;
     let attributes = attributes::from_headers(&head.headers)?;
     let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
     let mut room = state.body_room.for_request(&auth.key.scope.namespace);
@@ -167,7 +167,7 @@ pub async fn publish_batch(State(state): App, auth: Authorized, request: Request
     let body = read_body(body, MAX_BATCH, TOO_LARGE, Some(&mut room)).await?;
     // The jobs are copied out of the base64.
     room.grow_to(body.len().saturating_add(body.len() / 4 * 3)).await?;
-    let (all, now, defaults) = (body.clone(), auth.pool.engine.now(), state.defaults);
+    let (all, now, defaults) = (body.clone(), auth.pool.engine.time_of_day(), state.defaults);
     let jobs = batch::reading(body.len(), move || batch::read_batch(&all, now, &defaults)).await?;
     let mut beside = Together::new(&repeatable);
     let jobs = jobs.into_iter().map(|job| {

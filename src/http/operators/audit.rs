@@ -129,6 +129,7 @@ fn action(method: &Method, pattern: &str) -> Option<&'static str> {
         ("DELETE", "/deadletter") => "dead jobs were deleted",
         ("PUT", "/deadletter") | (_, "/deadletter/respawn") => "dead jobs were respawned",
         (_, "/respawn") => "a dead job was respawned",
+        (_, "/promote") => "a delayed job was made ready",
         (_, "/pause") => "a queue was paused",
         (_, "/resume") => "a queue was resumed",
         _ => "something was changed",

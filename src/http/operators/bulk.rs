@@ -71,13 +71,14 @@ impl Wanted {
                 Action::Respawn(params::revival(Query(&text.concat()), &state.defaults)?)
             }
             ("delete", None | Some(JobState::Dead)) => Action::Delete,
+            ("promote", None | Some(JobState::Delayed)) => Action::Promote,
             ("cancel", Some(state)) => Action::Cancel(state),
-            ("respawn" | "delete" | "cancel", _) => {
+            ("respawn" | "delete" | "promote" | "cancel", _) => {
                 return Err(ApiError::bad(
-                    "invalid state: respawn and delete are for dead jobs, cancel needs a state",
+                    "invalid state: respawn and delete are for dead jobs, promote is for delayed ones, cancel needs a state",
                 ));
             }
-            _ => return Err(ApiError::bad("invalid action: respawn, delete or cancel")),
+            _ => return Err(ApiError::bad("invalid action: respawn, delete, promote or cancel")),
         };
         if !matches!(action, Action::Respawn(_)) && numbers.iter().any(|(_, number)| number.is_some()) {
             return Err(ApiError::bad("tries, delay and ttl are for respawn"));

@@ -80,6 +80,9 @@ pub struct QueueReply {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paused_until: Option<Instant>,
     pub push: Option<PushState>,
+    /// Since when its endpoint does not respond to this server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub push_failing_since: Option<Instant>,
     pub need: Option<Need>,
     /// Of queues with the same need the one with more is worse: how bad it is, in the need's own measure.
     pub worse: u64,
@@ -109,6 +112,7 @@ fn reply(state: &AppState, pool: &PoolName, row: &QueueRow) -> QueueReply {
         paused: row.paused.is_some(),
         paused_until: row.paused.and_then(|pause| pause.until).map(Instant),
         push: row.push,
+        push_failing_since: row.push_failing_since.map(Instant),
         need: row.need,
         worse: row.worse,
     }

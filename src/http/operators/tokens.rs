@@ -84,6 +84,10 @@ pub async fn create_token(
     if !chosen.is_empty() && chosen.len() < MIN_CHOSEN {
         return Err(TOO_SHORT);
     }
+    // What is given in a header has lost the blanks at its ends.
+    if chosen.trim() != chosen || chosen.bytes().any(|byte| !matches!(byte, b' '..=b'~')) {
+        return Err(ApiError::bad("invalid token: it is printable ASCII, without blanks at its ends"));
+    }
     let namespace = namespace(&namespace_text)?;
     let mut secret: &str = &chosen;
     let mut prefix = if pool.is_empty() { String::new() } else { format!("{pool}:") };

@@ -1,4 +1,4 @@
-//! Accepts connections, and bounds them: all together, and those of one address. Knows nothing of routes.
+//! Accepts connections within limits, in total and per address. Independent of routes.
 
 use std::io;
 use std::net::IpAddr;
@@ -18,24 +18,24 @@ use crate::http::state::proxies::TrustedProxies;
 use crate::metrics::PortMetrics;
 use crate::process::tasks::Tasks;
 
-/// How many connections may wait to be accepted.
+/// Length of the listen queue.
 const BACKLOG: u32 = 4096;
-/// After accept fails (no file descriptors left, most likely) the loop rests this long.
+/// Pause after a failed accept, usually for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Failures to accept are one outage until none has come for this long. It is logged when it begins and ends.
+/// Failures to accept form one outage until none has occurred for this long. Its start and end are logged.
 const ACCEPT_SETTLED: Duration = Duration::from_secs(3);
-/// A peer that is silent for `KEEPALIVE_IDLE` is asked whether it is there, `KEEPALIVE_COUNT` times,
-/// `KEEPALIVE_INTERVAL` apart. One that lost its power or its network is gone after two minutes.
+/// A peer silent for `KEEPALIVE_IDLE` is probed `KEEPALIVE_COUNT` times, `KEEPALIVE_INTERVAL` apart, so one that lost
+/// its power or network is detected after two minutes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const KEEPALIVE_COUNT: u32 = 4;
 
-/// Binds a `host:port` and listens there.
+/// Binds `host:port` and listens.
 pub async fn listen(name: &str) -> io::Result<TcpListener> {
     let addr = lookup_host(name).await?.next().ok_or(io::ErrorKind::AddrNotAvailable)?;
     let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
-    // Connections have what their listener has.
+    // Connections inherit these options from their listener.
     socket.set_keepalive(true)?;
     sockopt::set_tcp_keepidle(&socket, KEEPALIVE_IDLE)?;
     sockopt::set_tcp_keepintvl(&socket, KEEPALIVE_INTERVAL)?;
@@ -44,18 +44,18 @@ pub async fn listen(name: &str) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// How many connections a port takes.
+/// Limits on a port's connections.
 #[derive(Clone, Debug)]
 pub struct Bounds {
     pub most: usize,
     pub most_of_address: usize,
-    /// These may have any number of them.
+    /// Addresses without the limit per address.
     pub trusted: Arc<TrustedProxies>,
 }
 
-/// Serves `routes` on `listener` until `tasks` are stopped. Each connection is one of `tasks`; at the stop it
-/// answers what has come, and ends. Connections beyond its [`Bounds`] wait in the listen queue; those
-/// of one address are closed. With `tls` they speak TLS. `port` is what the log calls it; `metrics` are its own.
+/// Serves `routes` on `listener` until `tasks` are stopped. Each connection is one of `tasks`; when stopped, it answers
+/// received requests and ends. Connections beyond the total limit wait in the listen queue; those beyond the limit per
+/// address are closed. With `tls` they use TLS. `port` is the name in the log.
 pub async fn serve(
     port: &'static str,
     listener: TcpListener,
@@ -83,7 +83,7 @@ pub async fn serve(
         }
     };
     let accept = async || {
-        // Nobody closes the semaphore.
+        // The semaphore is never closed.
         let permit = permits.clone().acquire_owned().await.ok()?;
         Some((permit, listener.accept().await))
     };
@@ -107,7 +107,7 @@ pub async fn serve(
             }
         }
     }
-    // For their peers, those in the listen queue are connected, and many have sent a request.
+    // To their peers, connections in the listen queue are established, and many have sent a request.
     let until = Instant::now() + LAST_CALL;
     let Ok(listener) = listener.into_std() else { return };
     while let Ok((stream, addr)) = listener.accept() {
@@ -119,21 +119,21 @@ pub async fn serve(
     }
 }
 
-/// Who is connected. Addresses of one network count as one, see [`network`].
+/// Connections by address. Addresses of one network count as one, see [`network`].
 #[derive(Debug)]
 struct Addresses {
     most: usize,
     /// Proxies have many clients behind them.
     trusted: Arc<TrustedProxies>,
-    /// Each of its connections has a handle too.
+    /// Each connection holds a reference.
     connected: HashMap<IpAddr, Arc<()>>,
-    /// With so many addresses, those that have left are forgotten.
+    /// Number of addresses at which unused ones are removed.
     sweep_at: usize,
 }
 
 impl Addresses {
-    /// One more connection of this address, for as long as what it gets is kept. Nothing is counted of this machine,
-    /// where a balancer may have all clients behind it, nor of trusted proxies.
+    /// Counts one more connection of this address until the result is dropped. Loopback, where a balancer may have all
+    /// clients behind it, and trusted proxies are not counted.
     fn enter(&mut self, address: IpAddr) -> io::Result<Option<Arc<()>>> {
         if address.to_canonical().is_loopback() || self.trusted.contains(address) {
             return Ok(None);
@@ -151,10 +151,10 @@ impl Addresses {
     }
 }
 
-/// Logs failures to accept connections, or some of them, once an outage.
+/// Logs failures to accept, or to admit, connections once per outage.
 struct AcceptTrouble {
     port: &'static str,
-    /// When the outage began, when the last failure came, and how many came.
+    /// Start of the outage, time of the last failure, and number of failures.
     failing: Option<(Instant, Instant, u64)>,
 }
 
@@ -193,11 +193,7 @@ mod tests {
         let (stream, _) = listener.accept().await.expect("it is connected");
         let of = |value: rustix::io::Result<Duration>| value.expect("a TCP socket");
         assert_eq!(sockopt::socket_keepalive(&stream), Ok(true), "keepalive of an accepted connection");
-        assert_eq!(
-            of(sockopt::tcp_keepidle(&stream)),
-            KEEPALIVE_IDLE,
-            "silent for so long before it is asked"
-        );
+        assert_eq!(of(sockopt::tcp_keepidle(&stream)), KEEPALIVE_IDLE, "idle time before the first probe");
         assert_eq!(of(sockopt::tcp_keepintvl(&stream)), KEEPALIVE_INTERVAL, "between two questions");
         assert_eq!(sockopt::tcp_keepcnt(&stream), Ok(KEEPALIVE_COUNT), "how many questions");
     }
@@ -218,8 +214,8 @@ mod tests {
         assert!(trouble.failing.is_none(), "nothing has failed for {ACCEPT_SETTLED:?}");
     }
 
-    /// Guards against idle connections of one address that fill the port, and against a balancer on this machine that is
-    /// taken for one client.
+    /// Guards against idle connections of one address that fill the port, and against treating a local balancer as one
+    /// client.
     #[test]
     fn one_address_has_its_connections_and_no_more() {
         let mut addresses = Addresses {

@@ -1,4 +1,4 @@
-//! One connection: hyper reads its requests, and [`Routes`] answer them. Knows nothing of routes.
+//! One connection: hyper parses its requests, and [`Routes`] answer them. Independent of routes.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -27,26 +27,26 @@ use crate::http::request::peer::{Peer, Socket};
 use crate::metrics::{Connected, PortMetrics};
 use crate::process::tasks::StopSignal;
 
-/// The most bytes that a request's line and headers may take.
+/// Maximum bytes of a request's line and headers.
 const MAX_HEAD: usize = 64 * 1024;
-/// How long a connection may take to send a request's head, or stay idle between two.
+/// Timeout for a request's head, and for an idle connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long a TLS handshake may take.
+/// Timeout of a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// At the stop, a connection that has sent nothing yet may begin its request for this long, and connections in the
-/// listen queue may be accepted.
+/// When stopping: time for new connections to begin their first request, and for accepting connections from the listen
+/// queue.
 pub const LAST_CALL: Duration = Duration::from_millis(500);
 
-/// Who answers the requests of a port.
+/// Answers the requests of a port.
 pub trait Routes: Clone + Send + Sync + 'static {
-    /// What becomes an answer.
+    /// Future of a response.
     type Answer: Future<Output = Result<Response, Infallible>> + Send + 'static;
 
-    /// Answers a request that came from `peer`.
+    /// Answers a request from `peer`.
     fn answer(&self, request: hyper::Request<Incoming>, peer: &Peer) -> Self::Answer;
 }
 
-/// Handlers find the [`Peer`] in the request's extensions.
+/// Handlers get the [`Peer`] from the request's extensions.
 impl Routes for Router {
     type Answer = RouteFuture<Infallible>;
 
@@ -57,16 +57,15 @@ impl Routes for Router {
     }
 }
 
-/// What a connection is counted in, until it ends.
+/// Counters that include a connection, until dropped.
 pub struct Counted {
     pub _permit: OwnedSemaphorePermit,
-    /// Among those of its address.
+    /// Counts toward its address.
     pub _place: Option<Arc<()>>,
     pub _connected: Connected,
 }
 
-/// Serves one connection. Not an `async fn`: its future would keep every argument twice, and there is one for
-/// every parked poll.
+/// Serves one connection. Not an `async fn`, whose future would store every argument twice for every parked poll.
 pub fn connection(
     stream: TcpStream,
     addr: SocketAddr,
@@ -78,7 +77,7 @@ pub fn connection(
     serve(SharedStream::new(socket.clone()), Peer { socket, addr }, routes, stop, counted)
 }
 
-/// The same after a handshake, which has [`HANDSHAKE_TIMEOUT`].
+/// Like [`connection`], after a TLS handshake within [`HANDSHAKE_TIMEOUT`].
 pub async fn secured(
     tls: TlsAcceptor,
     stream: TcpStream,
@@ -91,26 +90,26 @@ pub async fn secured(
     let mut handshake = Box::pin(timeout(HANDSHAKE_TIMEOUT, tls.accept(SharedStream::new(socket.clone()))));
     let done = match stop.run_until(&mut handshake).await {
         Some(done) => done,
-        // One that has just connected is about to send its first request.
+        // A client that has just connected is about to send its first request.
         None => match timeout(LAST_CALL, handshake).await {
             Ok(done) => done,
             Err(_) => return,
         },
     };
-    // Errors here are the peer's: it speaks no TLS, or another, or nothing.
+    // Errors here are caused by the peer: it does not use TLS, or an unsupported version, or sends nothing.
     let Ok(Ok(stream)) = done else { return };
-    // What was read is no request yet.
+    // Bytes read so far were not part of a request.
     socket.was_read.store(false, Ordering::Relaxed);
     serve(stream, Peer { socket, addr }, routes, stop, counted).await;
 }
 
 fn socket(stream: TcpStream) -> Arc<Socket> {
-    // Answers are small and waited for.
+    // Replies are small, and clients wait for them.
     let _ = stream.set_nodelay(true);
     Arc::new(Socket::new(stream))
 }
 
-/// Serves what is sent over `stream`, which is the peer's socket, or TLS over it.
+/// Serves requests over `stream`: the peer's socket, or TLS over it.
 fn serve(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     peer: Peer,
@@ -124,7 +123,7 @@ fn serve(
         .timer(HeadTimer::default())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
-        // The buffer may have got more than it asked for.
+        // The buffer may have received more than requested.
         .max_header_size(MAX_HEAD)
         // A handler that waits for long watches its peer itself.
         .half_close(true)
@@ -133,7 +132,7 @@ fn serve(
     let mut connection = Box::pin(connection);
     async move {
         let _counted = counted;
-        // Errors here are the peer's: bad HTTP, or gone. hyper has answered what can be answered.
+        // Errors here are caused by the peer: invalid HTTP, or it disconnected. hyper has sent a reply if possible.
         if let Some(ended) = stop.run_until(&mut connection).await {
             if ended.is_err_and(|error| error.is_parse()) {
                 metrics.bad_requests.inc();
@@ -141,12 +140,12 @@ fn serve(
             return;
         }
         let last = async move {
-            // One that has just connected is about to send its first request. hyper would close it.
+            // A client that has just connected is about to send its first request. hyper would close the connection.
             if !socket.was_read.load(Ordering::Relaxed) {
                 let _ = timeout(LAST_CALL, socket.stream.readable()).await;
             }
-            // hyper closes an idle connection when it is told to stop, also if a request lies in the kernel: so it
-            // reads that first. The answers say by now that the connection ends.
+            // On shutdown hyper closes an idle connection even if a request has arrived in the kernel, so read that
+            // first. Replies announce the end of the connection by now.
             socket.ask_kernel();
             let read = std::future::poll_fn(|cx| Poll::Ready(connection.as_mut().poll(cx))).await;
             if read.is_pending() {
@@ -154,7 +153,7 @@ fn serve(
                 let _ = connection.await;
             }
         };
-        // Not a part of the task of every connection.
+        // Boxed, to keep it out of every connection's task.
         Box::pin(last).await;
     }
 }

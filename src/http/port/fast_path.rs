@@ -1,6 +1,5 @@
-//! The fast path of the public port. Nearly all requests publish a job, consume or ack: they go from the connection to
-//! their handler without axum's router, which took an eighth of their instructions. Every other request takes the
-//! router. Decides nothing that a handler decides.
+//! Fast path of the public port. Nearly all requests are publishes, consumes or acks: they go from the connection to
+//! their handler without axum's router, which took an eighth of their instructions. All other requests use the router.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -26,23 +25,23 @@ use crate::job::JobId;
 use crate::metrics::RouteMetrics;
 use crate::name::{Namespace, Queue, QueueName};
 
-/// The pattern of a job.
+/// Pattern of a job.
 pub const JOB: &str = "/api/{namespace}/{queue}/job/{job_id}";
 
-/// In the place of a queue: no queue is called so.
+/// Reserved name in place of a queue.
 const SCHEDULES: &str = "_schedules";
 
-/// Who answers the requests of the public port.
+/// Answers the requests of the public port.
 #[derive(Clone)]
 pub struct Api {
     observe: Observe,
-    /// Count the requests of the pattern that publish and consume share, and of [`JOB`].
+    /// Metrics of the pattern shared by publish and consume, and of [`JOB`].
     of_queue: Arc<OnceLock<RouteMetrics>>,
     of_job: Arc<OnceLock<RouteMetrics>>,
     router: Router,
 }
 
-/// What is asked for most, with what its path names.
+/// A request for the fast path, with the names in its path.
 enum Asked {
     Publish(Result<Queue, ApiError>),
     Consume(Result<(Namespace, Vec<QueueName>), ApiError>),
@@ -50,7 +49,7 @@ enum Asked {
 }
 
 impl Api {
-    /// `router` answers what is asked for seldom.
+    /// Creates the port; `router` answers all other requests.
     pub fn new(observe: Observe, router: Router) -> Api {
         Api { observe, of_queue: Arc::default(), of_job: Arc::default(), router }
     }
@@ -75,7 +74,7 @@ impl Routes for Api {
 
 type Handling = Pin<Box<dyn Future<Output = HandlerResult> + Send>>;
 
-/// What a request asks for. `None` if the router should say.
+/// Recognizes a request for the fast path. `None` passes it to the router.
 fn find(method: &Method, path: &str) -> Option<Asked> {
     let parts = path::parts(path);
     let names = || Names::of(parts);
@@ -119,7 +118,7 @@ fn handle(
     }
 }
 
-/// Not an `async fn`, whose future would keep the arguments twice: there is one for each parked poll.
+/// Not an `async fn`, whose future would store the arguments twice for each parked poll.
 fn consume(
     queues: Result<(Namespace, Vec<QueueName>), ApiError>,
     parts: Parts,
@@ -131,13 +130,13 @@ fn consume(
     async move {
         let auth = AuthorizedConsume::of(queues?, head(&parts, &labels), &state).await?;
         let bytes = bytes_of(&parts);
-        // A consumer that waits keeps no headers. Its connection keeps the buffer that they came in.
+        // A waiting consumer keeps no headers; its connection keeps the buffer they arrived in.
         drop(parts);
         consume::consume(state, auth, peer, (query, bytes)).await
     }
 }
 
-/// How many bytes a head has, about.
+/// Returns the approximate size of a request head in bytes.
 fn bytes_of(head: &Parts) -> usize {
     let uri = head.uri.path().len() + head.uri.query().map_or(0, str::len);
     head.headers.iter().fold(uri, |sum, (name, value)| sum + name.as_str().len() + value.len())
@@ -158,7 +157,7 @@ mod tests {
 
     use super::*;
 
-    /// The public port's patterns, each with a handler that tells it.
+    /// Returns a router with the public port's patterns, whose handlers return the pattern.
     fn telling() -> Router {
         let tell = axum::routing::any(async |pattern: MatchedPath| pattern.as_str().to_owned());
         let patterns: BTreeSet<&str> = routes().map(|route| route.pattern).collect();
@@ -176,7 +175,7 @@ mod tests {
         String::from_utf8(body.to_vec()).expect("patterns are text")
     }
 
-    /// The name of what is found.
+    /// Returns the name of the recognized request.
     fn found(method: &Method, path: &str) -> Option<&'static str> {
         find(method, path).map(|asked| match asked {
             Asked::Publish(_) => "publish",
@@ -199,8 +198,8 @@ mod tests {
     }
 
     proptest! {
-        /// What the router is not asked for it would have found too, and nothing that the router is asked for has the
-        /// pattern and method of one of the three, which are those that the table of routes leaves to the fast path.
+        /// The fast path recognizes exactly the requests that the router would match with one of its three patterns and
+        /// methods, which are those marked as fast in the table of routes.
         #[test]
         fn the_fast_path_has_all_requests_of_its_patterns_and_no_other(path in path(), method in 0..4usize) {
             let method = [Method::PUT, Method::GET, Method::DELETE, Method::POST][method].clone();
@@ -216,7 +215,7 @@ mod tests {
             let is_fast = |route: &crate::http::Route| route.fast && route.method == method.as_str();
             let is_left = routes().any(|route| is_fast(&route) && route.pattern == pattern);
             prop_assert_eq!(left.is_some(), is_left, "{} {} in the table of routes", method, path);
-            // Of a queue that cannot be the router has none of the three, and says so.
+            // The router finds none of the three for an impossible queue name.
             let expected = left.filter(|_| path::parts(&path)[1] != Some(SCHEDULES));
             prop_assert_eq!(found(&method, &path), expected, "{} {}", method, path);
         }
@@ -230,7 +229,7 @@ mod tests {
             (Method::PUT, "/api//q", Some("publish")),
             (Method::GET, "/api/ns/q,p", Some("consume")),
             (Method::DELETE, "/api/ns/q/job/01ARZ", Some("ack")),
-            // Others have these methods, or these paths.
+            // Other routes have these methods or paths.
             (Method::DELETE, "/api/ns/q", None),
             (Method::POST, "/api/ns/q", None),
             (Method::HEAD, "/api/ns/q", None),
@@ -246,15 +245,15 @@ mod tests {
         }
     }
 
-    /// How many bytes the future of a function takes.
+    /// Returns the size of a function's future.
     fn size_of_future<A, B, C, D, E, F>(_function: impl Fn(A, B, C, D, E) -> F) -> usize {
         size_of::<F>()
     }
 
-    /// Guards against bytes that every parked poll would keep. The allocator's next size is 1,280.
+    /// Guards against memory per parked poll. The allocator's next size is 1,280.
     #[test]
     fn a_parked_poll_keeps_little() {
         let size = size_of_future(consume);
-        assert!(size <= 1280, "a waiting consume takes {size} bytes, and what it waits for");
+        assert!(size <= 1280, "the future of a waiting consume takes {size} bytes");
     }
 }

@@ -1,5 +1,5 @@
-//! What every request passes through: it gets an id, is timed, logged and counted. No query and no header is logged:
-//! they carry tokens, and so do some paths.
+//! Processing common to all requests: ids, timing, logging and metrics. Query strings and headers are never logged,
+//! since they carry tokens; some paths do too.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -29,20 +29,20 @@ use crate::random;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// How much of a body that no handler read is read and thrown away, so that its sender gets to see the
-/// answer instead of a reset connection; and how long that may take.
+/// Limits for discarding a body that no handler has read, so that its sender sees the reply instead of a reset
+/// connection: bytes, and time.
 const DRAIN_BYTES: usize = 8 << 20;
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
-/// Around every route: refuses what another site sent, answers panics, gives the response its id, logs and counts it.
+/// Middleware of every route: rejects cross-site requests, handles panics, sets the response's id, and logs and counts
+/// it.
 ///
-/// A layer of our own in place of axum's `from_fn`, which boxes the request twice more and keeps that for as long as
-/// a poll is parked: 2 KB each.
+/// Replaces axum's `from_fn`, which boxes the request twice and keeps that as long as a poll is parked: 2 KB each.
 #[derive(Clone)]
 pub struct Observe {
     pub state: Arc<AppState>,
     pub guard: OriginCheck,
-    /// What the log calls the port.
+    /// Name of the port in the log.
     pub port: &'static str,
 }
 
@@ -54,12 +54,12 @@ impl<S> Layer<S> for Observe {
     }
 }
 
-/// A route with [`Observe`] around it.
+/// A route wrapped in [`Observe`].
 #[derive(Clone)]
 pub struct Observed<S> {
     routes: S,
     observe: Observe,
-    /// Counts the route's requests, once it has been asked for.
+    /// Metrics of the route, created with its first request.
     counts: Arc<OnceLock<RouteMetrics>>,
 }
 
@@ -97,7 +97,7 @@ where
 }
 
 impl Observe {
-    /// Has `handle` answer a request that a route was found for, or none, and watches it.
+    /// Runs `handle` for a request with or without a route, and observes it.
     pub fn watch<F>(
         &self,
         mut request: Request,
@@ -117,8 +117,8 @@ impl Observe {
         });
         let caller_id = request.headers().get(X_REQUEST_ID).and_then(caller_id);
         let method = request.method().clone();
-        // A client that sends `Expect: 100-continue` holds its body back until hyper asks for it, which the first
-        // read does. If no handler reads the body, reading it away would ask for it, although it is not wanted.
+        // A client that sends `Expect: 100-continue` holds its body back until hyper asks for it, which the first read
+        // does. If no handler reads the body, discarding it would ask for an unwanted body.
         let unread = (!request.body().is_end_stream()).then(UnreadBody::default);
         let holds_back = unread.is_some() && request.headers().contains_key(header::EXPECT);
         if let Some(unread) = &unread {
@@ -143,17 +143,17 @@ impl Observe {
     }
 }
 
-/// A request under way. There is one for each parked poll, so it is kept small.
+/// A request in flight. Kept small, since there is one for each parked poll.
 pub struct Observation<F> {
     began: Instant,
     state: Arc<AppState>,
     labels: Arc<Labels>,
     method: Method,
-    /// Empty when there is no route.
+    /// Empty if there is no route.
     counts: Arc<OnceLock<RouteMetrics>>,
-    /// What the log says of the request, if requests are logged.
+    /// Data for the access log, if enabled.
     log: Option<Box<Logged>>,
-    /// The id that the caller has given it.
+    /// The request id supplied by the caller.
     caller_id: Option<Box<str>>,
     unread: Option<UnreadBody>,
     holds_back: bool,
@@ -166,7 +166,7 @@ impl<F> Drop for Observation<F> {
     }
 }
 
-/// What is known of a request that is logged, before it is answered.
+/// Data for the access log known before the reply.
 struct Logged {
     port: &'static str,
     ip: Option<IpAddr>,
@@ -179,7 +179,7 @@ struct Logged {
 enum Step<F> {
     Handling(F),
     Answered(Response),
-    /// Reads away what the handler has not read. Answers with the response, and whether the end was reached.
+    /// Discards the unread body. Returns the response, and whether the end was reached.
     Draining(Pin<Box<dyn Future<Output = (Response, bool)> + Send>>),
     Done,
 }
@@ -197,7 +197,7 @@ where
             let response = match &mut this.step {
                 Step::Handling(response) => {
                     let response = ready!(poll_and_catch(response, cx));
-                    // Drops the handler, and with it the body, of which the rest is known then.
+                    // Drops the handler and with it the body; the unread rest is known then.
                     this.step = Step::Answered(response);
                     continue;
                 }
@@ -207,7 +207,7 @@ where
                     return Poll::Ready(Ok(this.finish(response, all_read)));
                 }
                 Step::Answered(response) => std::mem::take(response),
-                // Nobody polls a future that has ended.
+                // A completed future is not polled again.
                 Step::Done => return Poll::Pending,
             };
             match this.unread.take() {
@@ -227,12 +227,12 @@ where
 impl<F> Observation<F> {
     fn finish(&self, mut response: Response, all_read: bool) -> Response {
         let Observation { state, labels, method, counts, .. } = self;
-        // hyper closes the connection after a body that was not read, and a server that stops closes all. A client
-        // that is not told sends its next request into a closed connection.
+        // hyper closes the connection after an unread body, and a stopping server closes all. A client that is not told
+        // would send its next request on a closed connection.
         if !all_read || state.readiness.is_draining() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        // What makes a server refuse all work is mostly over soon. A 429 says by itself when to come back.
+        // Overload is usually short. A 429 has its own Retry-After.
         if response.status() == StatusCode::SERVICE_UNAVAILABLE {
             response = reply::retry_after(response, Duration::ZERO);
         }
@@ -243,8 +243,8 @@ impl<F> Observation<F> {
         };
         OwnFault::name_request(&mut response, id);
         let failure = response.extensions().get::<StoreFailure>();
-        // The pool is known once the request's token has named one. What fails without one is an operator's
-        // request: they are few, and logged each.
+        // The pool is known once the request's token has named one. Failures without one are operators' requests: they
+        // are few, so each is logged.
         match (failure, labels.pool().and_then(|name| state.pools.get(name))) {
             (Some(StoreFailure(error)), Some(pool)) => pool.outage.failed_request(error, id),
             (Some(StoreFailure(error)), None) => tracing::error!(%error, request_id = id, "a request failed"),
@@ -283,7 +283,7 @@ impl<F> Observation<F> {
     }
 }
 
-/// A panic in a handler is a bug of ours. The client gets an error, and the connection stays usable.
+/// A panic in a handler is a bug. The client gets an error, and the connection stays usable.
 fn poll_and_catch(
     response: &mut (impl Future<Output = Result<Response, impl IntoResponse>> + Unpin),
     cx: &mut Context<'_>,
@@ -300,14 +300,14 @@ fn poll_and_catch(
     }
 }
 
-/// The id that a caller has given its request, if it is one that logs and headers can carry.
+/// Returns the caller's request id, if it is valid for logs and headers.
 pub fn caller_id(value: &HeaderValue) -> Option<Box<str>> {
     let id = value.to_str().ok()?;
     let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     ((1..=64).contains(&id.len()) && id.bytes().all(fits)).then(|| id.into())
 }
 
-/// The trace of a `traceparent` (W3C): 32 digits behind the version, not all of them 0.
+/// Returns the trace id of a `traceparent` (W3C): 32 digits after the version, not all 0.
 fn trace_id(headers: &HeaderMap) -> Option<Box<str>> {
     let mut parts = headers.get(TRACEPARENT)?.to_str().ok()?.split('-');
     let (version, trace) = (parts.next()?, parts.next()?);
@@ -316,8 +316,8 @@ fn trace_id(headers: &HeaderMap) -> Option<Box<str>> {
     (is_one && trace.bytes().any(|b| b != b'0') && parts.next().is_some()).then(|| trace.into())
 }
 
-/// A path as the log may show it. Those of jobs hold no secret. Others may hold a token, in any spelling, so the
-/// log shows their route; and a path without a route may have been meant for the other port.
+/// Returns a path as shown in the log. Paths of jobs contain no secrets. Others may contain a token, in any spelling,
+/// so the log shows their route; a path without a route may have been meant for the other port.
 fn loggable(route: Option<&str>, path: &str) -> String {
     match route {
         Some(route) if route.starts_with("/api/") => path.to_owned(),
@@ -326,7 +326,8 @@ fn loggable(route: Option<&str>, path: &str) -> String {
     }
 }
 
-/// A method as a label. Clients can invent methods, and each label is a time series for ever, so those share one.
+/// Returns the method as a label. Clients can invent methods, and each label is a permanent time series, so unknown
+/// ones share one.
 fn method_label(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
@@ -339,27 +340,27 @@ fn method_label(method: &Method) -> &'static str {
     }
 }
 
-/// What is left of a request's body when its handler has dropped it.
+/// The unread rest of a request body, after its handler has dropped it.
 #[derive(Clone, Default)]
 struct UnreadBody(Arc<Mutex<Rest>>);
 
 #[derive(Default)]
 enum Rest {
-    /// Nothing: the handler has read it to the end.
+    /// The handler has read it to the end.
     #[default]
     Nothing,
     Body(Body),
-    /// It broke off, or is no HTTP. Nothing can be read after it.
+    /// The body was aborted or is invalid HTTP. Nothing can be read after it.
     Broken,
 }
 
 impl UnreadBody {
-    /// Counts in `read` what is read of the body.
+    /// Wraps a body, counting the bytes read in `read`.
     fn watch(&self, body: Body, read: Option<Arc<AtomicU64>>) -> Body {
         Body::new(Watched { body: Some(body), unread: self.clone(), read })
     }
 
-    /// Reads the rest away, unless its sender holds it back. Answers whether the end was reached.
+    /// Discards the rest, unless its sender holds it back. Returns whether the end was reached.
     async fn drain(self, holds_back: bool) -> bool {
         let body = match std::mem::take(&mut *self.0.lock()) {
             Rest::Nothing => return true,
@@ -371,7 +372,7 @@ impl UnreadBody {
     }
 }
 
-/// Reads a body and throws it away. Answers whether its end was reached.
+/// Reads and discards a body. Returns whether its end was reached.
 pub async fn read_away(mut body: Body) -> bool {
     let mut left = DRAIN_BYTES;
     let drain = async {
@@ -391,7 +392,7 @@ pub async fn read_away(mut body: Body) -> bool {
     tokio::time::timeout(DRAIN_TIME, drain).await.unwrap_or(false)
 }
 
-/// A body that moves into `unread` when it is dropped before its end.
+/// A body that moves to `unread` when dropped before its end.
 struct Watched {
     /// `Some` until the end was seen.
     body: Option<Body>,

@@ -1,4 +1,4 @@
-//! The way of a request from its connection to a handler. Of `http` it imports `answer`, `state` and `request`; the
+//! The path of a request from its connection to a handler. Of `http` it imports `answer`, `state` and `request`; the
 //! fast path knows three handlers of `jobs`.
 
 pub mod accept;

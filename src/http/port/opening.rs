@@ -1,5 +1,5 @@
-//! A port while the stores open: it answers from the start, so that probes and balancers can tell a server that starts
-//! from none. Knows nothing of what comes after.
+//! A port while the stores open. It replies from the start, so that probes and balancers can distinguish a starting
+//! server from none.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -19,12 +19,12 @@ use crate::http::answer::reply;
 use crate::http::request::peer::Peer;
 use crate::random;
 
-/// The routes of a port, as soon as they are there. Clones are the same port.
+/// Routes of a port, once available. Clones share the port.
 #[derive(Debug)]
 pub struct Opening<R>(Arc<OnceLock<R>>);
 
 impl<R> Opening<R> {
-    /// From now on `routes` answer. A port opens once.
+    /// Makes `routes` available. Effective once.
     pub fn open(&self, routes: R) {
         let _ = self.0.set(routes);
     }
@@ -53,10 +53,10 @@ impl<R: Routes> Routes for Opening<R> {
     }
 }
 
-/// What becomes the answer of a server that starts.
+/// Future of a response of a starting server.
 type Starting = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
-/// Reads the body too, so that its sender gets to see the answer instead of a reset connection.
+/// Discards the body, so that its sender sees the reply instead of a reset connection.
 async fn answered(request: hyper::Request<Incoming>) -> Result<Response, Infallible> {
     let (parts, body) = request.into_parts();
     let mut answer = starting(&parts.method, parts.uri.path());
@@ -66,7 +66,7 @@ async fn answered(request: hyper::Request<Incoming>) -> Result<Response, Infalli
     if let Ok(id) = HeaderValue::from_str(&id) {
         answer.headers_mut().insert(X_REQUEST_ID, id);
     }
-    // A sender that waits for our word before its body has not sent it.
+    // A client that waits for `100 Continue` has not sent its body.
     let holds_back = parts.headers.contains_key(header::EXPECT);
     if !body.is_end_stream() && (holds_back || !read_away(Body::new(body)).await) {
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -74,7 +74,7 @@ async fn answered(request: hyper::Request<Incoming>) -> Result<Response, Infalli
     Ok(answer)
 }
 
-/// What a server says that starts.
+/// Returns the reply of a starting server.
 fn starting(method: &Method, path: &str) -> Response {
     const WHY: &str = "the server is starting";
     let answer = match path {

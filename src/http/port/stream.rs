@@ -1,4 +1,4 @@
-//! A connection's socket as hyper reads and writes it. It gives up a peer that does not take its answers.
+//! A connection's socket as used by hyper. Disconnects a peer that does not read its replies.
 
 use std::io;
 use std::pin::Pin;
@@ -14,29 +14,29 @@ use tokio::time::{Sleep, sleep};
 
 use crate::http::request::peer::Socket;
 
-/// A peer must take [`WRITE_LEAST`] of an answer, or all of it, within this time: one that never reads, or a byte
-/// now and then, would keep the answer in memory for ever.
+/// A peer must read [`WRITE_LEAST`] bytes of a reply, or all of it, within this time: one that reads nothing, or a byte
+/// now and then, would keep the reply in memory forever.
 const WRITE_STALL: Duration = Duration::from_secs(10);
 const WRITE_LEAST: usize = 64 * 1024;
-/// How much is read at a time around the runtime: see [`Socket::ask_kernel`].
+/// Size of reads that bypass the runtime: see [`Socket::ask_kernel`].
 const PIECE: usize = 4096;
 
 /// A stream with two owners: hyper reads and writes it, and [`Peer`](crate::http::request::peer::Peer) watches it.
 pub struct SharedStream {
     socket: Arc<Socket>,
-    /// While an answer cannot be written.
+    /// Set while a reply cannot be written.
     stalled: Option<Stall>,
 }
 
-/// A peer that does not read, or slowly.
+/// A peer that reads slowly or not at all.
 struct Stall {
     end: Pin<Box<Sleep>>,
-    /// What was written since it began.
+    /// Bytes written since the stall began.
     taken: usize,
 }
 
 impl Stall {
-    /// Ends it when enough was written.
+    /// Ends the stall once enough was written.
     fn took(stalled: &mut Option<Stall>, done: &io::Result<usize>) {
         if let (Some(stall), Ok(n)) = (&mut *stalled, done) {
             stall.taken += n;
@@ -52,7 +52,7 @@ impl SharedStream {
         SharedStream { socket, stalled: None }
     }
 
-    /// Writes as much as the kernel takes. Fails when it takes less than [`WRITE_LEAST`] in [`WRITE_STALL`].
+    /// Writes as much as the kernel accepts. Fails if it accepts less than [`WRITE_LEAST`] in [`WRITE_STALL`].
     fn poll_with(
         &mut self,
         cx: &mut Context<'_>,
@@ -71,7 +71,8 @@ impl SharedStream {
         }
         let stall = stalled.get_or_insert_with(|| Stall { end: Box::pin(sleep(WRITE_STALL)), taken: 0 });
         ready!(stall.end.as_mut().poll(cx));
-        // The runtime is told when a third of the kernel's buffer is free: megabytes. The peer may have read less.
+        // The runtime is notified only when a third of the kernel's buffer is free, which is megabytes. The peer may
+        // have read less.
         let done = write(stream).map_err(io::Error::from);
         if done.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
@@ -80,14 +81,14 @@ impl SharedStream {
         Poll::Ready(done)
     }
 
-    /// Reads what the kernel has, whatever the runtime knows of it. `None` when it has nothing.
+    /// Reads from the kernel regardless of the runtime's readiness state. `None` if there is nothing.
     fn read_from_kernel(&self, buf: &mut ReadBuf<'_>) -> Option<io::Result<()>> {
         let mut piece = [0; PIECE];
         let most = buf.remaining().min(PIECE);
         match recv(&self.socket.stream, &mut piece[..most], RecvFlags::DONTWAIT) {
             Ok((_, read)) => {
                 if read > 0 {
-                    // There may be more, of which the runtime does not know either.
+                    // There may be more, of which the runtime is not aware either.
                     self.socket.ask_kernel();
                 }
                 buf.put_slice(&piece[..read]);
@@ -112,10 +113,10 @@ impl AsyncRead for SharedStream {
             ready!(socket.stream.poll_read_ready(cx))?;
             let room = buf.remaining();
             let mut read = None;
-            // Fewer bytes than there is room for: the kernel has no more, and need not be asked again. The runtime
-            // is told so, and keeps what it learns while this runs.
+            // Fewer bytes than the capacity: the kernel has no more. Reported to the runtime, which keeps events that
+            // arrive meanwhile.
             let _: io::Result<()> = socket.stream.try_io(Interest::READABLE, || {
-                // Into memory that is not touched before: most of a buffer is never used.
+                // Reads into uninitialized memory, since most of a buffer is never used.
                 let bytes = read.insert(socket.stream.try_read_buf(buf)).as_ref().copied().unwrap_or(room);
                 if bytes < room { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
             });
@@ -149,7 +150,7 @@ impl AsyncWrite for SharedStream {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // All that there was is written.
+        // Everything is written.
         self.stalled = None;
         Poll::Ready(Ok(()))
     }
@@ -167,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    /// Both ends of a connection: the server's, and its peer's.
+    /// Returns both ends of a connection: the server's, and its peer's.
     async fn connected() -> (SharedStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
@@ -180,7 +181,7 @@ mod tests {
     async fn a_peer_that_reads_a_byte_now_and_then_is_given_up() {
         let (mut stream, mut peer) = connected().await;
         let reader = async {
-            // Enough at a time that the kernel tells the server of it.
+            // Enough at a time that the kernel notifies the server.
             let mut some = vec![0; WRITE_LEAST / 8];
             while let Ok(n) = tokio::io::AsyncReadExt::read(&mut peer, &mut some).await
                 && n > 0
@@ -196,14 +197,14 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
     }
 
-    /// Guards against a slow reader that is taken for one that does not read: the runtime tells only of megabytes.
+    /// Guards against disconnecting a slow reader: the runtime reports only megabytes of progress.
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_reads_slowly_is_served() {
         let (mut stream, mut peer) = connected().await;
         let reader = async {
             let mut some = vec![0; WRITE_LEAST];
             for _ in 0..60 {
-                // Twelve times as much as must be: its kernel tells of room when a sixteenth of its buffer is free.
+                // Twelve times the minimum: the kernel reports free space when a sixteenth of its buffer is free.
                 sleep(WRITE_STALL / 12).await;
                 tokio::io::AsyncReadExt::read_exact(&mut peer, &mut some).await.expect("it is served");
             }
@@ -223,9 +224,9 @@ mod tests {
         let (stream, _) = listener.accept().await.expect("it is connected");
         let mut stream = SharedStream::new(Arc::new(Socket::new(stream)));
         let began = Instant::now();
-        // Far more than the kernel keeps for both ends.
+        // Far more than the kernel buffers for both ends.
         let written = stream.write_all(&vec![0; 64 << 20]).await;
-        let error = written.expect_err("nobody reads, so not all can be written");
+        let error = written.expect_err("the peer does not read, so not all can be written");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
         assert!(began.elapsed() >= WRITE_STALL, "given up after {:?}", began.elapsed());
     }

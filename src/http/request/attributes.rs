@@ -1,21 +1,21 @@
-//! The attributes of jobs: from headers, as lmstfy reads them, and from JSON.
+//! Attributes of jobs: from headers, as in lmstfy, and from JSON.
 
 use std::collections::BTreeMap;
 
 use axum::http::{HeaderMap, HeaderName};
 
 use crate::http::answer::error::ApiError;
-use crate::job::Attributes;
+use crate::job::{Attributes, is_attribute_name, is_attribute_value};
 
-/// Asks for versioned jobs.
+/// Header that requests versioned jobs.
 const VERSIONED: HeaderName = HeaderName::from_static("enable-job-version");
-/// The most attributes of a job; and how many bytes of an attribute's name and value are kept.
+/// Maximum number of attributes of a job; names and values are truncated to these lengths in bytes.
 const MAX_ATTRIBUTES: usize = 16;
 const MAX_NAME: usize = 32;
 const MAX_VALUE: usize = 128;
 pub const TOO_MANY: ApiError = ApiError::bad("too many attributes, cannot exceed 16");
 
-/// The `Job-Attr-*` headers, when the client asks for versioned jobs.
+/// Reads the `Job-Attr-*` headers, if the client requests versioned jobs.
 pub fn from_headers(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError> {
     let versioned = headers.get(VERSIONED).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"yes"));
     if !versioned {
@@ -30,10 +30,23 @@ pub fn from_headers(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError>
     bounded(attributes).map(Some)
 }
 
-/// Those of a JSON object, under the same rules; `None` when there is none.
+const NO_NAME: ApiError = ApiError::bad(
+    "invalid attribute: a name is made of letters, digits and !#$%&'*+-.^_`|~, as that of a header",
+);
+const NO_VALUE: ApiError =
+    ApiError::bad("invalid attribute: a value has no control characters, as that of a header");
+
+/// Those of a JSON object, under the same rules, but that what no header could carry is refused: push sends attributes
+/// as headers. `None` when there is none.
 pub fn from_json(given: &BTreeMap<String, String>) -> Result<Option<Attributes>, ApiError> {
     let mut attributes = Attributes::new();
     for (name, value) in given {
+        if !name.is_empty() && !is_attribute_name(name) {
+            return Err(NO_NAME);
+        }
+        if !is_attribute_value(value) {
+            return Err(NO_VALUE);
+        }
         add(&mut attributes, &name.to_lowercase(), value);
     }
     Ok(Some(bounded(attributes)?).filter(|attributes| !attributes.is_empty()))
@@ -52,7 +65,7 @@ fn bounded(attributes: Attributes) -> Result<Attributes, ApiError> {
     Ok(attributes)
 }
 
-/// At most `most` bytes of `text`, in whole characters.
+/// Truncates `text` to at most `most` bytes, in whole characters.
 fn cut(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }

@@ -1,5 +1,5 @@
-//! The JSON of publishes of several jobs: an array of 1 to [`MAX_PUBLISH`] elements. In lmstfy's bulk the text of each
-//! element is a job; in a batch each is an object that says what the job is and when it is due.
+//! JSON bodies that publish several jobs: an array of 1 to [`MAX_PUBLISH`] elements. In lmstfy's bulk the text of each
+//! element is a job; in a batch each is an object with the job and its parameters.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -21,31 +21,42 @@ use crate::http::state::{Defaults, MAX_JOB};
 use crate::job::Attributes;
 use crate::process::tasks::beside_the_runtime;
 
-/// The largest bulk: as many of the largest jobs as it may carry, and room for the JSON around them.
+/// Maximum size of a bulk: the maximum number of jobs of maximum size, plus space for the JSON around them.
 pub const MAX_BULK: usize = MAX_PUBLISH * MAX_JOB + (1 << 20);
-/// The largest batch: the same with the jobs in base64.
+/// Maximum size of a batch: the same with the jobs in base64.
 pub const MAX_BATCH: usize = MAX_PUBLISH * (MAX_JOB.div_ceil(3) * 4) + (1 << 20);
-/// A larger body is read beside the runtime: its thread would serve nobody else for so long, up to a tenth of a second.
+/// Larger bodies are parsed on a separate thread, since that takes up to a tenth of a second.
 const LARGE: usize = 256 << 10;
-/// So many attributes of a job are read, also those without a value and those that are one in another case.
+/// Maximum number of attributes read per job, including those without a value and duplicates in another case.
 const MOST_GIVEN: usize = 1000;
-/// How much is said of an element that cannot be read, in bytes: a name in it may be a megabyte long.
+/// Maximum length in bytes of a complaint about an invalid element, since a name in it may be a megabyte long.
 const MAX_COMPLAINT: usize = 200;
 
 const TOO_LARGE: ApiError = ApiError::too_large("job too large");
 
-/// Does `read`, which reads a body of `len` bytes: here, or on a thread for what takes long.
+/// Runs `read`, which parses a body of `len` bytes, here or on a separate thread.
 pub async fn reading<T: Send + 'static>(len: usize, read: impl FnOnce() -> T + Send + 'static) -> T {
     if len <= LARGE { read() } else { beside_the_runtime(read).await }
 }
 
-/// The jobs of a bulk, each as its raw JSON text.
+/// The jobs of a bulk, each as its raw JSON text. As in lmstfy, texts in it need not be UTF-8.
 pub fn split_bulk(body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
-    let jobs = elements(body)?;
+    if std::str::from_utf8(body).is_ok() {
+        return split(body, body);
+    }
+    // Bytes beyond ASCII mean nothing to the structure, and stand in texts only.
+    split(&body.iter().map(|byte| if byte.is_ascii() { *byte } else { b'?' }).collect::<Vec<u8>>(), body)
+}
+
+/// The jobs of a bulk, found in `text` and cut out of `body`, which is as long.
+fn split(text: &[u8], body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
+    let jobs = elements(text)?;
     if jobs.iter().any(|job| job.get().len() > MAX_JOB) {
         return Err(TOO_LARGE);
     }
-    Ok(jobs.iter().map(|job| body.slice_ref(job.get().as_bytes())).collect())
+    // Each is a part of `text`.
+    let begin = |job: &RawValue| job.get().as_ptr() as usize - text.as_ptr() as usize;
+    Ok(jobs.iter().map(|job| body.slice(begin(job)..begin(job) + job.get().len())).collect())
 }
 
 #[derive(Debug)]
@@ -55,7 +66,7 @@ pub struct BatchJob {
     pub attributes: Option<Attributes>,
 }
 
-/// The jobs of a batch, `now` by the store's clock. An error says which element it is about.
+/// Parses a batch; `now` is by the store's clock. Errors name the element.
 pub fn read_batch(body: &Bytes, now: Millis, defaults: &Defaults) -> Result<Vec<BatchJob>, ApiError> {
     let jobs = elements(body)?.into_iter().enumerate();
     let jobs: Vec<BatchJob> = jobs
@@ -70,7 +81,7 @@ pub fn read_batch(body: &Bytes, now: Millis, defaults: &Defaults) -> Result<Vec<
     }
 }
 
-/// An element of a batch. Numbers are kept as they are written: as `f64` they would not be exact.
+/// An element of a batch. Numbers are kept as text, since `f64` would not be exact.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Element<'a> {
@@ -106,7 +117,7 @@ fn read_job(job: &RawValue, all: &Bytes, now: Millis, defaults: &Defaults) -> Re
         let error = format!("a job should be an object with data or text: {text}");
         ApiError::detailed(StatusCode::BAD_REQUEST, error)
     })?;
-    // What is no JSON number is no digits either.
+    // Text that is not a JSON number is not digits either.
     let number = |raw: Option<&'_ RawValue>| raw.map(|raw| Cow::Owned(raw.get().to_owned()));
     let at = match element.at {
         Some(raw) if raw.get().starts_with('"') => {
@@ -135,7 +146,7 @@ fn read_job(job: &RawValue, all: &Bytes, now: Millis, defaults: &Defaults) -> Re
         (Some(Text(data)), None) => {
             Bytes::from(STANDARD.decode(data.as_bytes()).map_err(|_| ApiError::bad("invalid data"))?)
         }
-        // A text without escapes stands in the request already.
+        // A string without escapes is a slice of the request.
         (None, Some(Text(Cow::Borrowed(text)))) => all.slice_ref(text.as_bytes()),
         (None, Some(Text(Cow::Owned(text)))) => Bytes::from(text),
         _ => return Err(ApiError::bad("a job should have either data or text")),
@@ -161,6 +172,21 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    /// Guards against a bulk that is cut in other places than it was parsed.
+    #[test]
+    fn a_bulk_need_not_be_utf_8() {
+        let split = |body: &'static [u8]| split_bulk(&Bytes::from_static(body));
+        let jobs = split(b"[ \"\xff\xfe\", {\"a\": \"x\xe9\"},1 ]").expect("texts may have any bytes");
+        assert_eq!(jobs, [&b"\"\xff\xfe\""[..], b"{\"a\": \"x\xe9\"}", b"1"], "byte for byte");
+        let jobs = split("[\"\u{e4}\", 2]".as_bytes()).expect("UTF-8");
+        assert_eq!(jobs, ["\"\u{e4}\"".as_bytes(), b"2"]);
+        for bad in
+            [&b"[\xff]"[..], b"\xff[1]", b"[1,\xff 2]", b"[\"\\\xff\"]", b"[\"\xff]", b"[\"\x01\xff\"]"]
+        {
+            assert!(split_bulk(&Bytes::from_static(bad)).is_err(), "{bad:?} is no JSON");
+        }
+    }
 
     #[tokio::test]
     async fn a_large_body_is_read_while_the_runtime_goes_on() {

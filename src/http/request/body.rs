@@ -1,4 +1,4 @@
-//! Reading a request's body, bounded in size and in time. Knows nothing of what is in it.
+//! Reads a request's body, limited in size and time. Independent of its content.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -14,19 +14,19 @@ use tokio::time::{Instant, timeout_at};
 use crate::http::answer::error::ApiError;
 use crate::http::answer::room::{RequestRoom, SMALL};
 
-/// How long a sender may pause within a body.
+/// Maximum pause within a body.
 const BODY_PAUSE: Duration = Duration::from_secs(30);
-/// How long a whole body may take.
+/// Maximum time for a whole body.
 const BODY_TIME: Duration = Duration::from_secs(300);
-/// Of a body that takes room, so many bytes must come in each [`ROOM_WINDOW`], or its end. One that comes byte by
-/// byte would keep others' room for long.
+/// Bytes of a body that uses body memory that must arrive in each [`ROOM_WINDOW`], unless it ends. A trickling body
+/// would use others' memory for long.
 const ROOM_LEAST: usize = 64 * 1024;
 const ROOM_WINDOW: Duration = Duration::from_secs(10);
 const BODY_STALLED: ApiError = ApiError::Refused(StatusCode::REQUEST_TIMEOUT, "the body stopped coming");
 
-/// Reads a whole body of at most `most` bytes, and takes `room` for what has come, if it is given. 413 if it is larger
-/// (the middleware reads the rest away), 408 if it stops coming, comes too slowly, or takes longer than [`BODY_TIME`],
-/// 400 if it breaks off, 503 if there is no room.
+/// Reads a whole body of at most `most` bytes, reserving body memory in `room` for what has arrived. Fails with 413 if
+/// it is larger (the middleware discards the rest), 408 if it stalls, trickles, or takes longer than [`BODY_TIME`], 400
+/// if it is aborted, and 503 without body memory.
 pub async fn read_body(
     mut body: Body,
     most: usize,
@@ -39,9 +39,9 @@ pub async fn read_body(
     }
     let mut first = Bytes::new();
     let mut whole = BytesMut::new();
-    // Known from the first wait on. Most bodies have come with their head, and nobody waits.
+    // Set at the first wait. Most bodies arrive with their head, without a wait.
     let mut end = None;
-    // While the body takes room: until when how much must have come.
+    // While the body uses body memory: a deadline, and the number of bytes that must have arrived by then.
     let mut due: Option<(Instant, usize)> = None;
     loop {
         let frame = match poll_fn(|cx| Poll::Ready(Pin::new(&mut body).poll_frame(cx))).await {
@@ -70,13 +70,13 @@ pub async fn read_body(
                 due = Some((Instant::now() + ROOM_WINDOW, came + ROOM_LEAST));
             }
         }
-        // Most bodies come in one piece, and are not copied.
+        // Most bodies arrive in one piece and are not copied.
         if first.is_empty() && whole.is_empty() {
             first = data;
             continue;
         }
         if whole.is_empty() {
-            // Memory that is not written to is not taken.
+            // Memory that is not written to is not resident.
             whole.reserve(declared.map_or(0, |size| size as usize).max(came));
             whole.extend_from_slice(&std::mem::take(&mut first));
         }
@@ -96,7 +96,7 @@ mod tests {
     use crate::http::answer::room::BodyRoom;
     use crate::name::Namespace;
 
-    /// Sends a byte after each pause, for ever.
+    /// Sends a byte after each pause, forever.
     struct Trickle(Duration, Pin<Box<Sleep>>);
 
     impl Trickle {
@@ -119,7 +119,7 @@ mod tests {
         }
     }
 
-    /// One body after the other.
+    /// One body followed by another.
     struct Then(Body, Body);
 
     impl HttpBody for Then {
@@ -156,7 +156,7 @@ mod tests {
     async fn a_large_body_that_slows_down_is_given_up_and_its_room_is_free() {
         let (room, ns) = (BodyRoom::new(1 << 20, 1 << 20), Namespace::parse("ns").expect("a literal"));
         let began = Instant::now();
-        // More than a small body at first, and then a byte at a time.
+        // First more than a small body, then a byte at a time.
         let large = Body::from(vec![0; SMALL + 1]);
         let body = Body::new(Then(large, Trickle::body(BODY_PAUSE / 20)));
         let read = read_body(body, 1 << 20, "too large", Some(&mut room.for_request(&ns))).await;

@@ -1,4 +1,4 @@
-//! Lists and objects of JSON of which only so much is kept: those of a request may have millions of elements, which would
+//! JSON arrays and objects that keep a limited number of elements: a request may have millions, which would
 //! take many times the memory of their text. The rest is counted.
 
 use std::collections::BTreeMap;
@@ -8,14 +8,14 @@ use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// The first elements of an array, as they stand there, and how many more there are.
+/// The first elements of an array as raw text, and the number of further ones.
 #[derive(Debug, Default)]
 pub struct Elements<'a, const MOST: usize> {
     pub first: Vec<&'a RawValue>,
     pub more: usize,
 }
 
-/// The first fields of an object of texts, and how many more there are. Of fields of one name the last counts.
+/// The first fields of an object of strings, and the number of further ones. The last of duplicate fields counts.
 #[derive(Debug, Default)]
 pub struct Texts<const MOST: usize> {
     pub first: BTreeMap<String, String>,
@@ -95,7 +95,7 @@ mod tests {
             assert_eq!(kept, (of.min(MOST), of.saturating_sub(MOST)), "of {of} elements, and how many more");
             assert!(elements.first.capacity() <= 2 * MOST, "memory for {}", elements.first.capacity());
         }
-        // What is no JSON behind the last element that counts is no JSON.
+        // Invalid JSON after the last element kept is still an error.
         let broken = format!("{},", array(MOST + 1).trim_end_matches(']'));
         assert!(serde_json::from_str::<Some64<'_>>(&broken).is_err(), "a broken array");
     }

@@ -1,5 +1,5 @@
-//! Extractors: whose request it is, for which queue, in which pool. They check in lmstfy's order: names (400),
-//! pool (404), token (401). A handler that runs has valid names and a token that was accepted.
+//! Extractors that validate and authorize requests, in lmstfy's order: names (400), pool (404), token (401). A handler
+//! that runs has valid names and an accepted token.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,61 +26,61 @@ const NO_POOL: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "pool not fou
 const NO_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "token not found");
 pub const BAD_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "invalid token");
 
-/// What the metrics and the log may say of a request. The namespace is set only after the token was accepted,
-/// so that clients without a token cannot fill the metrics with names.
+/// Data about a request for metrics and the log. The namespace is set only after the token was accepted, so that
+/// clients without a token cannot fill the metrics with names.
 #[derive(Debug, Default)]
 pub struct Labels {
     accepted: OnceLock<(PoolName, Namespace)>,
     pool: OnceLock<PoolName>,
-    /// Whether the request is logged: only then it is kept who asks.
+    /// Whether the request is logged; the caller is recorded only then.
     is_logged: bool,
     by: OnceLock<String>,
-    /// The request came over the admin port, where an account stands in place of a token.
+    /// The request came over the admin port, authorized by an account instead of a token.
     by_account: AtomicBool,
-    /// Who asks may not see what is in jobs.
+    /// The caller may not see job bodies.
     hides_bodies: AtomicBool,
 }
 
 impl Labels {
-    /// Of a request that is logged or not.
+    /// Creates the labels of a request.
     pub fn new(is_logged: bool) -> Labels {
         Labels { is_logged, ..Labels::default() }
     }
 
-    /// From now on the request needs no token: the admin port has let it in.
+    /// Marks the request as authorized by the admin port, so that it needs no token.
     pub fn needs_no_token(&self) {
         self.by_account.store(true, Ordering::Relaxed);
     }
 
-    /// From now on the answer shows neither bodies nor attributes, nor what endpoints said.
+    /// Hides bodies, attributes and replies of endpoints in the response.
     pub fn hide_bodies(&self) {
         self.hides_bodies.store(true, Ordering::Relaxed);
     }
 
-    /// Notes who asks: an account, or the hash of a token.
+    /// Records the caller: an account, or the hash of a token.
     pub fn asked_by(&self, by: impl FnOnce() -> String) {
         if self.is_logged {
             let _ = self.by.set(by());
         }
     }
 
-    /// Who asks, if that was noted.
+    /// Returns the caller, if recorded.
     pub fn by(&self) -> Option<&str> {
         self.by.get().map(String::as_str)
     }
 
-    /// The configured pool that the request names, whether or not its token is accepted.
+    /// Returns the configured pool named by the request, whether or not its token is accepted.
     pub fn pool(&self) -> Option<&PoolName> {
         self.pool.get()
     }
 
-    /// The pool and namespace, after the token was accepted.
+    /// Returns the pool and namespace, after the token was accepted.
     pub fn accepted(&self) -> Option<&(PoolName, Namespace)> {
         self.accepted.get()
     }
 }
 
-/// Whether the answer may show what is in jobs: bodies, attributes, and what endpoints said.
+/// Whether the response may show bodies, attributes, and replies of endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShowsBodies(pub bool);
 
@@ -94,7 +94,7 @@ impl<S: Sync> FromRequestParts<S> for ShowsBodies {
     }
 }
 
-/// Whether an account stands in place of a token.
+/// Whether the request is authorized by an account instead of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByAccount(pub bool);
 
@@ -106,61 +106,61 @@ impl<S: Sync> FromRequestParts<S> for ByAccount {
     }
 }
 
-/// A request for one queue, with a token that was accepted.
+/// A request for one queue, with an accepted token.
 pub struct Authorized {
     pub pool: Arc<PoolState>,
     pub key: TokenKey,
-    /// What was said of the token, if it was checked.
+    /// Record of the token, if it was checked.
     pub record: Option<TokenRecord>,
     pub queue: Queue,
-    /// What stands after `/job/`; `None` when it is no id that was ever given out.
+    /// Id after `/job/`; `None` if it is not a valid id.
     pub job_id: Option<JobId>,
 }
 
 impl Authorized {
-    /// The job that is named. 404 when what is named cannot be one.
+    /// Returns the job named in the path, or 404 if the id is invalid.
     pub fn job(&self) -> Result<JobRef, ApiError> {
         let id = self.job_id.ok_or(ApiError::NO_JOB)?;
         Ok(JobRef { queue: self.queue.clone(), id })
     }
 }
 
-/// A request for the job that has a key, with a token that was accepted.
+/// A request for the job with a key, with an accepted token.
 pub struct AuthorizedKey {
     pub pool: Arc<PoolState>,
     pub queue: Queue,
     pub key: JobKey,
 }
 
-/// A request for one schedule, with a token that was accepted.
+/// A request for one schedule, with an accepted token.
 pub struct AuthorizedSchedule {
     pub pool: Arc<PoolState>,
     pub key: TokenKey,
-    /// As of [`Authorized`].
+    /// As in [`Authorized`].
     pub record: Option<TokenRecord>,
     pub id: ScheduleId,
 }
 
-/// A publish to a namespace as a whole, with a token that was accepted.
+/// A publish to a whole namespace, with an accepted token.
 pub struct AuthorizedSet {
     pub pool: Arc<PoolState>,
     pub key: TokenKey,
-    /// As of [`Authorized`].
+    /// As in [`Authorized`].
     pub record: Option<TokenRecord>,
     pub namespace: Namespace,
 }
 
-/// A request for a namespace, with a token that was accepted.
+/// A request for a namespace, with an accepted token.
 pub struct AuthorizedNamespace {
     pub pool: Arc<PoolState>,
     pub namespace: Namespace,
 }
 
-/// A consume from one or more queues, with a token that was accepted.
+/// A consume from one or more queues, with an accepted token.
 pub struct AuthorizedConsume {
     pub pool: Arc<PoolState>,
     pub key: TokenKey,
-    /// As of [`Authorized`].
+    /// As in [`Authorized`].
     pub record: Option<TokenRecord>,
     pub queues: QueueList,
 }
@@ -172,7 +172,7 @@ pub struct Anonymous {
 }
 
 impl Authorized {
-    /// Of a request whose path was read already.
+    /// Authorizes a request whose path has been parsed.
     pub async fn of(
         queue: Queue,
         job_id: Option<JobId>,
@@ -241,7 +241,7 @@ impl FromRequestParts<Arc<AppState>> for AuthorizedSet {
 }
 
 impl AuthorizedConsume {
-    /// As [`Authorized::of`], from the queues that the path names.
+    /// Like [`Authorized::of`], for the queues in the path.
     pub async fn of(
         (namespace, names): (Namespace, Vec<QueueName>),
         head: Head<'_>,
@@ -270,7 +270,7 @@ fn names(parts: &Parts) -> Result<Names<'_>, ApiError> {
     Names::of(path::parts(parts.uri.path()))
 }
 
-/// A request's head, and what is told of the request.
+/// A request's head and its labels.
 #[derive(Clone, Copy)]
 pub struct Head<'a> {
     pub parts: &'a Parts,
@@ -278,7 +278,7 @@ pub struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Whether an account stands in place of a token.
+    /// Returns whether the request is authorized by an account instead of a token.
     fn is_by_account(&self) -> bool {
         self.labels.is_some_and(|labels| labels.by_account.load(Ordering::Relaxed))
     }
@@ -288,8 +288,8 @@ impl<'a> Head<'a> {
     }
 }
 
-/// The pool that the token names, and the token's secret part, which may be missing. With an account the query names the
-/// pool.
+/// Returns the pool named by the token, and the token's secret part, which may be missing. With an account, the query
+/// names the pool.
 fn pool_and_token(head: Head<'_>, state: &AppState) -> Result<(Arc<PoolState>, Option<Token>), ApiError> {
     if head.is_by_account() {
         let pool = Query(head.parts.uri.query().unwrap_or_default()).get("pool");
@@ -321,11 +321,11 @@ async fn authenticate(
     let (pool, token) = pool_and_token(head, state)?;
     let scope = Scope { pool: pool.name.clone(), namespace: namespace.clone() };
     let (key, record) = if head.is_by_account() {
-        // Counted against no limit.
+        // Not rate limited.
         let record = TokenRecord { exists: true, limit: None };
         (TokenKey { scope, token: Token::new("-").ok_or(NO_TOKEN)? }, Some(record))
     } else if state.skip_verification {
-        // Any token is accepted, and so is a request without one. Limits are counted by token, so it needs some.
+        // Any token is accepted, even none. Rate limits are counted by token, so a placeholder is used.
         (TokenKey { scope, token: token.or_else(|| Token::new("-")).ok_or(NO_TOKEN)? }, None)
     } else {
         let key = TokenKey { scope, token: token.ok_or(NO_TOKEN)? };

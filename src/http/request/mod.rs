@@ -1,6 +1,5 @@
-//! What a request says: its path, query, headers and body, whose it is, and from where it came; and how a table says
-//! which handler it goes to. Of `http` it imports
-//! `answer` and `state`.
+//! Parsing of requests: path, query, headers and body, authorization, and origin; also the tables of routes. Of `http`
+//! it imports `answer` and `state`.
 
 pub mod attributes;
 pub mod batch;

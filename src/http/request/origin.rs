@@ -1,16 +1,16 @@
-//! Requests that a web page of another site had somebody's browser send. The browser does not show their answers
-//! to the page, but what they ask for would be done: a token made, a job consumed. They are refused. Programs
-//! (curl, client libraries, token-cli) send none of the headers that are looked at here.
+//! Rejects cross-site requests, which a web page of another site had a user's browser send. The page cannot read the
+//! reply, but the request would take effect: a token created, a job consumed. Programs (curl, client libraries,
+//! token-cli) send none of the headers checked here.
 //!
-//! - `Sec-Fetch-Site` is set by browsers and by nobody else, and no page can change it. Only `same-origin` (a page
-//!   of this very server) and `none` (typed by the user) are let in. `same-site` is not: another port of this
-//!   machine, or another name of the same domain, is another server.
-//! - `Origin` counts where a browser does not send `Sec-Fetch-Site` (plain HTTP beyond loopback): it must name
-//!   the host and port that the request names. `null` names nobody.
-//! - A page that is for people may be visited from anywhere: links lead to it. It changes nothing.
-//! - `Host` counts on an admin port that asks for no password, or that only this machine can reach: a page may give its
-//!   own name the server's address (DNS rebinding) and is then of the same origin, but the browser still sends that
-//!   name. An IP address is no name, so nobody can lead it elsewhere.
+//! - `Sec-Fetch-Site` is set by browsers only, and pages cannot change it. Only `same-origin` (a page of this server)
+//!   and `none` (entered by the user) are allowed. `same-site` is not: another port of this machine, or another name of
+//!   the same domain, is another server.
+//! - `Origin` is checked if there is no `Sec-Fetch-Site` (plain HTTP beyond loopback): it must match the host and port
+//!   of the request. `null` never matches.
+//! - Dashboard pages may be visited from anywhere, since links lead to them. They change nothing.
+//! - `Host` is checked on an admin port without passwords, or reachable from this machine only: a page may resolve its
+//!   own name to the server's address (DNS rebinding) and is then same-origin, but the browser still sends that name.
+//!   IP addresses cannot be rebound.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -34,61 +34,61 @@ const OTHER_NAME: ApiError = ApiError::Refused(
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// The one GET of the public port that changes something: it consumes.
+/// The only GET of the public port with an effect: it consumes.
 pub const CONSUME: &str = "/api/{namespace}/{queue}";
 
-/// What Prometheus and load balancers ask on an admin port beyond loopback, by any name. It changes nothing.
+/// Paths used by Prometheus and load balancers on an admin port beyond loopback, allowed for any `Host`. They change
+/// nothing.
 const BY_ANY_NAME: [&str; 3] = ["/ping", "/ready", "/metrics"];
 
-/// Who looks at the requests of a port.
+/// Check of a port's requests.
 #[derive(Clone, Debug)]
 pub enum OriginCheck {
-    /// Refuses a change or a consume that another site sent; and what names another host, if the port asks for no token.
+    /// Rejects cross-site changes and consumes, and, if the port requires no token, other `Host` names.
     Public(Option<Arc<OwnNames>>),
-    /// Refuses whatever another site sent, and what names another host.
+    /// Rejects all cross-site requests and other `Host` names.
     Admin(Arc<OwnNames>),
 }
 
-/// What a port takes as its own name.
+/// Names of a port.
 #[derive(Debug)]
 pub struct OwnNames {
-    /// Only this machine can reach the port.
+    /// The port is reachable from this machine only.
     pub loopback: bool,
-    /// It asks for accounts, and no page knows their passwords.
+    /// It requires accounts, whose passwords no page knows.
     pub accounts: bool,
     /// `AdminHost` or `Host` of the configuration.
     pub configured: String,
-    /// `AdminUrl`: the address as people type it.
+    /// `AdminUrl`: the URL as users enter it.
     pub url: Option<OwnUrl>,
 }
 
-/// The address of a port as people type it, where a proxy is before it.
+/// URL of a port as users enter it, if it is behind a proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnUrl {
     scheme: String,
     authority: Authority,
-    /// Without a slash at its end: empty for the whole host.
+    /// Without a trailing slash; empty for the whole host.
     path: String,
 }
 
-/// The address was asked for as people type it, without a slash at its end. A relative link there leads beside it, unless
-/// it begins so.
+/// The request was for that URL without a trailing slash. Relative links then need this prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bare(pub String);
 
-/// The request was refused for where it comes from, or for the name that it asks.
+/// The request was rejected because of its origin or `Host`.
 #[derive(Clone, Copy, Debug)]
 pub struct ByOrigin;
 
 impl OwnUrl {
-    /// `None` for what is no such address.
+    /// Returns `None` if the text is not such a URL.
     pub fn parse(text: &str) -> Option<OwnUrl> {
         let uri: Uri = text.parse().ok()?;
         let (scheme, authority) = (uri.scheme_str()?.to_owned(), uri.authority()?.clone());
         Some(OwnUrl { scheme, authority, path: uri.path().trim_end_matches('/').to_owned() })
     }
 
-    /// Takes its path off where a proxy has left it on.
+    /// Removes its path from a request, unless the proxy has done so.
     pub fn strip(&self, request: &mut Request) {
         let uri = request.uri_mut();
         let rest = uri.path().strip_prefix(&self.path).filter(|_| !self.path.is_empty());
@@ -96,7 +96,7 @@ impl OwnUrl {
         let is_bare = rest.is_empty();
         let path = if is_bare { "/" } else { rest };
         let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
-        // A part of a path is one.
+        // A suffix of a valid path is valid.
         if let Ok(stripped) = format!("{path}{query}").parse() {
             *uri = stripped;
         }
@@ -113,7 +113,7 @@ impl OwnUrl {
 }
 
 impl OriginCheck {
-    /// Why this request of a route is refused, if it is.
+    /// Returns why this request of a route is rejected, if it is.
     pub fn refusal(&self, request: &Request, route: &str) -> Option<ApiError> {
         let (names, guarded) = match self {
             OriginCheck::Public(names) => (names.as_ref(), !is_read(request.method(), route)),
@@ -129,7 +129,8 @@ impl OriginCheck {
 }
 
 impl OwnNames {
-    /// Why the names in this request are refused, if they are. A request without one (HTTP/1.0) is from no browser.
+    /// Returns why the `Host` names of this request are rejected, if they are. A request without one (HTTP/1.0) does
+    /// not come from a browser.
     fn refusal(&self, request: &Request, route: &str) -> Option<ApiError> {
         let typed = self.url.as_ref().map_or("", |url| url.authority.host());
         let ours = |host: &str| {
@@ -150,13 +151,13 @@ impl OwnNames {
     }
 }
 
-/// Whether a request of the public port changes nothing.
+/// Returns whether a request of the public port changes nothing.
 fn is_read(method: &Method, route: &str) -> bool {
     [Method::GET, Method::HEAD, Method::OPTIONS].contains(method) && route != CONSUME
 }
 
-/// Whether somebody follows a link to a page, or types its address: links in chats and alerts lead to pages. A page in a
-/// frame, and what scripts and images fetch, say something else in these headers.
+/// Returns whether a user follows a link to a page or enters its address. Frames, scripts and images have other values
+/// in these headers.
 fn is_visit(request: &Request, route: &str) -> bool {
     let is_page = ["/", "/ui"].contains(&route) || route.starts_with("/ui/");
     let says = |name: &str, value: &str| {
@@ -170,7 +171,7 @@ fn is_visit(request: &Request, route: &str) -> bool {
 }
 
 fn from_other_site(request: &Request, url: Option<&OwnUrl>) -> bool {
-    // One look at each header of a program's request, in place of a search for either.
+    // A single pass over the headers of a program's request, instead of a search for each.
     if !request.headers().keys().any(|name| *name == SEC_FETCH_SITE || *name == header::ORIGIN) {
         return false;
     }
@@ -185,7 +186,7 @@ fn from_other_site(request: &Request, url: Option<&OwnUrl>) -> bool {
     !origins.all(|origin| origin.to_str().is_ok_and(is_ours))
 }
 
-/// Whether a page of this origin asks its own server.
+/// Returns whether `origin` is that of the requested server.
 fn is_origin(origin: &str, host: Option<&Authority>) -> bool {
     let Some((scheme, rest)) = origin.split_once("://") else { return false };
     let usual = match scheme {
@@ -198,7 +199,7 @@ fn is_origin(origin: &str, host: Option<&Authority>) -> bool {
     origin.host().eq_ignore_ascii_case(host.host()) && port(&origin) == port(host)
 }
 
-/// The host that the request names: in its target (`GET http://host/path`), or else in its one `Host`.
+/// Returns the host of the request: from its target (`GET http://host/path`), or else its single `Host` header.
 fn host(uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
     if let Some(authority) = uri.authority() {
         return Some(authority.clone());
@@ -208,7 +209,7 @@ fn host(uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
     host.filter(|_| hosts.next().is_none())
 }
 
-/// Whether every host that the request names, without its port and a dot at its end, is `good`.
+/// Returns whether every host in the request, without port and trailing dot, is `good`.
 fn all_names(request: &Request, good: impl Fn(&str) -> bool) -> bool {
     let good = |name: &Authority| good(without_dot(name.host()));
     let mut hosts = request.headers().get_all(header::HOST).iter();
@@ -221,7 +222,7 @@ fn without_dot(host: &str) -> &str {
     host.strip_suffix('.').unwrap_or(host)
 }
 
-/// The IP address that a host is. Browsers have turned other forms of one into this one.
+/// Parses a host that is an IP address. Browsers normalize other notations to this one.
 fn address(host: &str) -> Option<IpAddr> {
     match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(host) => host.parse::<Ipv6Addr>().ok().map(|ip| IpAddr::V6(ip).to_canonical()),
@@ -229,7 +230,7 @@ fn address(host: &str) -> Option<IpAddr> {
     }
 }
 
-/// Whether a name can only mean the machine that asks.
+/// Returns whether a name can only mean the local machine.
 fn is_localhost(host: &str) -> bool {
     let name = host.to_ascii_lowercase();
     name == "localhost" || name.ends_with(".localhost")
@@ -333,7 +334,7 @@ mod tests {
         "[fe80::1%25eth0]",
     ];
 
-    /// Guards against a proxy behind which each form is refused, and against a page of another site that uses it.
+    /// Guards against rejecting all forms behind a proxy, and against pages of another site that use it.
     #[test]
     fn the_address_that_people_type_is_ours() {
         let url = OwnUrl::parse("https://ops.example/dormouse/");
@@ -368,7 +369,7 @@ mod tests {
         }
     }
 
-    /// Guards against a link in a chat that is refused, and against a page that is shown in another site's frame.
+    /// Guards against rejecting links in a chat, and against pages shown in another site's frame.
     #[test]
     fn links_lead_to_pages_and_to_nothing_else() {
         let guard = admin(false, true, "h");

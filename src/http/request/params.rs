@@ -1,6 +1,6 @@
-//! Query parameters, as lmstfy reads them: the first of a repeated key counts, unknown keys are ignored, an
-//! empty value is a value. Numbers are digits only; leading zeros are fine. On the routes that lmstfy does not have
-//! durations may have decimals.
+//! Query parameters, read as in lmstfy: the first of a repeated key counts, unknown keys are ignored, an empty value is
+//! a value. Numbers are digits only, with leading zeros allowed. Routes that lmstfy does not have accept decimals in
+//! durations.
 
 use std::borrow::Cow;
 use std::num::NonZeroU16;
@@ -21,9 +21,9 @@ use crate::time;
 pub struct Query<'a>(pub &'a str);
 
 impl<'a> Query<'a> {
-    /// The first value of `key`.
+    /// Returns the first value of `key`.
     pub fn get(self, key: &str) -> Option<Cow<'a, str>> {
-        // Most queries need no decoding. It takes 1,300 instructions more for the three parameters of a publish, and
+        // Most queries need no decoding, which takes 1,300 more instructions for the three parameters of a publish, and
         // 2,500 for the five of a consume: 3 and 6 % of a request.
         if self.0.bytes().any(|byte| byte == b'%' || byte == b'+') {
             return form_urlencoded::parse(self.0.as_bytes()).find(|(k, _)| k == key).map(|(_, value)| value);
@@ -44,7 +44,7 @@ impl<'a> Query<'a> {
     }
 }
 
-/// When a new job is ready, how long it lives and how many tries it has.
+/// Delay, time to live and tries of a new job.
 #[derive(Debug, Clone, Copy)]
 pub struct Life {
     pub delay: Duration,
@@ -53,7 +53,11 @@ pub struct Life {
     pub tries: NonZeroU16,
 }
 
-/// `delay`, `ttl`, `tries`, checked in lmstfy's order.
+/// Time for which a job of lmstfy's routes lives after it is due, if its ttl equals its delay. lmstfy delivers such a job,
+/// because its pump runs up to a second early.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// `delay`, `ttl`, `tries` of lmstfy's routes, checked in lmstfy's order.
 pub fn life(query: Query<'_>, defaults: &Defaults) -> Result<Life, ApiError> {
     let delay: u32 = query.number("delay", defaults.delay, "invalid delay")?;
     let ttl: u32 = query.number("ttl", defaults.ttl, "invalid ttl")?;
@@ -61,17 +65,20 @@ pub fn life(query: Query<'_>, defaults: &Defaults) -> Result<Life, ApiError> {
         return Err(SHORT_TTL);
     }
     let tries = tries(query.get("tries").as_deref(), defaults.tries)?;
-    Ok(Life { delay: Duration::from_secs(u64::from(delay)), ttl: seconds(u64::from(ttl)), tries })
+    let grace = if ttl == delay { GRACE } else { Duration::ZERO };
+    let ttl = seconds(u64::from(ttl)).map(|ttl| ttl + grace);
+    Ok(Life { delay: Duration::from_secs(u64::from(delay)), ttl, tries })
 }
 
 const SHORT_TTL: ApiError = ApiError::bad("ttl is shorter than delay");
+const NO_TIME: ApiError = ApiError::bad("ttl equals delay: the job would expire when it is due");
 
 fn tries(given: Option<&str>, or: u16) -> Result<NonZeroU16, ApiError> {
     let tries: u16 = given.map_or(Some(or), time::digits).ok_or(ApiError::bad("invalid tries"))?;
     NonZeroU16::new(tries).ok_or(ApiError::bad("tries shouldn't be zero"))
 }
 
-/// A `ttl` that may have decimals. If it is not given it is the configured one, beginning when the job is due.
+/// Parses a `ttl` with decimals. The default is the configured one, counted from when the job is due.
 fn ttl(given: Option<&str>, delay: Duration, defaults: &Defaults) -> Result<Option<Duration>, ApiError> {
     let Some(given) = given else {
         return Ok(seconds(u64::from(defaults.ttl)).map(|ttl| ttl + delay));
@@ -80,12 +87,12 @@ fn ttl(given: Option<&str>, delay: Duration, defaults: &Defaults) -> Result<Opti
     match ttl {
         Duration::ZERO => Ok(None),
         ttl if ttl < delay => Err(SHORT_TTL),
+        ttl if ttl == delay => Err(NO_TIME),
         ttl => Ok(Some(ttl)),
     }
 }
 
-/// What one job of a publish may be given on the routes that lmstfy does not have: as texts, from a query or from a
-/// JSON object.
+/// Parameters of a job on the routes that lmstfy does not have, as strings from a query or a JSON object.
 #[derive(Debug, Default)]
 pub struct GivenJob<'a> {
     pub delay: Option<Cow<'a, str>>,
@@ -97,11 +104,11 @@ pub struct GivenJob<'a> {
     pub on_conflict: Option<Cow<'a, str>>,
 }
 
-/// Where and how a job is placed.
+/// Placement of a job.
 #[derive(Debug)]
 pub struct Placement {
     pub life: Life,
-    /// When it is due, if that was given in place of a delay.
+    /// Due time, if given instead of a delay.
     pub at: Option<Millis>,
     pub key: Option<(JobKey, OnConflict)>,
 }
@@ -119,7 +126,7 @@ impl<'a> GivenJob<'a> {
         }
     }
 
-    /// What it means, `now` by the store's clock.
+    /// Validates the parameters; `now` is by the store's clock.
     pub fn placement(&self, now: Millis, defaults: &Defaults) -> Result<Placement, ApiError> {
         let (delay, at) = self.due(now, defaults)?;
         let ttl = ttl(self.ttl.as_deref(), delay, defaults)?;
@@ -137,7 +144,7 @@ impl<'a> GivenJob<'a> {
         Ok(Placement { life: Life { delay, ttl, tries }, at, key: key.map(|key| (key, on_conflict)) })
     }
 
-    /// How long until it is due, and when, if that was given.
+    /// Returns the delay, and the due time if given.
     fn due(&self, now: Millis, defaults: &Defaults) -> Result<(Duration, Option<Millis>), ApiError> {
         let at = match (&self.delay, &self.at, &self.at_ms) {
             (None, None, None) => return Ok((Duration::from_secs(u64::from(defaults.delay)), None)),
@@ -156,14 +163,14 @@ impl<'a> GivenJob<'a> {
     }
 }
 
-/// A respawn's `tries`, `delay` and `ttl`, by id.
+/// Reads the `tries`, `delay` and `ttl` of a respawn by id.
 pub fn revival(query: Query<'_>, defaults: &Defaults) -> Result<Revival, ApiError> {
     let delay = duration(query, "delay", 0, "invalid delay")?;
     let ttl = ttl(query.get("ttl").as_deref(), delay, defaults)?;
     Ok(Revival { tries: tries(query.get("tries").as_deref(), 1)?, delay, ttl })
 }
 
-/// Seconds, with decimals; `or` so many.
+/// Reads seconds with decimals; default `or`.
 pub fn duration(query: Query<'_>, key: &str, or: u32, error: &'static str) -> Result<Duration, ApiError> {
     match query.get(key) {
         None => Ok(Duration::from_secs(u64::from(or))),
@@ -171,7 +178,7 @@ pub fn duration(query: Query<'_>, key: &str, or: u32, error: &'static str) -> Re
     }
 }
 
-/// `1` or `0`.
+/// Reads `1` or `0`.
 pub fn flag(query: Query<'_>, key: &str, or: bool, error: &'static str) -> Result<bool, ApiError> {
     match query.get(key).as_deref() {
         None => Ok(or),
@@ -181,7 +188,7 @@ pub fn flag(query: Query<'_>, key: &str, or: bool, error: &'static str) -> Resul
     }
 }
 
-/// Which jobs are looked for. An empty `contains` is none. Who may not see bodies may not look for what is in them.
+/// Creates a filter. An empty `contains` is ignored. Callers who may not see bodies may not search them.
 pub fn filter(contains: Option<String>, reason: Option<String>, shows: bool) -> Result<Filter, ApiError> {
     let contains = contains.filter(|text| !text.is_empty());
     if contains.as_ref().is_some_and(|text| text.len() > LONGEST) {
@@ -196,7 +203,7 @@ pub fn filter(contains: Option<String>, reason: Option<String>, shows: bool) -> 
     Ok(Filter { contains, reason })
 }
 
-/// The receipt of a hand-over, if there is one.
+/// Reads the receipt of a delivery, if given.
 pub fn receipt(query: Query<'_>) -> Result<Option<Receipt>, ApiError> {
     match query.get("receipt") {
         None => Ok(None),
@@ -204,7 +211,7 @@ pub fn receipt(query: Query<'_>) -> Result<Option<Receipt>, ApiError> {
     }
 }
 
-/// A list's `limit` and `cursor`.
+/// Reads `limit` and `cursor` of a list.
 pub fn page(query: Query<'_>, limit: usize) -> Result<(usize, Option<Cursor>), ApiError> {
     let limit = query.number("limit", limit, "invalid limit")?;
     if !(1..=MAX_LISTED).contains(&limit) {
@@ -218,15 +225,15 @@ pub fn page(query: Query<'_>, limit: usize) -> Result<(usize, Option<Cursor>), A
     Ok((limit, cursor.transpose()?))
 }
 
-/// The longest cursor: a row's place among all queues, with a pool, a namespace and a queue of the longest names. One of a
-/// store that moves, 640 bytes which are sealed, is shorter.
+/// Maximum length of a cursor: a position among all queues, with the longest pool, namespace and queue names. The
+/// cursor of a migrating store, 640 sealed bytes, is shorter.
 const MAX_CURSOR: usize = 1200;
-/// The largest body of an ack or a respawn of many: the longest ids and receipts, and room around them.
+/// Maximum body of an ack or respawn of many jobs: the longest ids and receipts, plus space around them.
 pub const MAX_NAMES: usize = 64 << 10;
-/// The largest weight of a queue.
+/// Maximum weight of a queue.
 const MAX_WEIGHT: u16 = 1000;
 
-/// The `weights` of a consume: one for each queue. One queue needs none.
+/// Reads the `weights` of a consume, one per queue. A single queue needs none.
 fn weights(query: Query<'_>, queues: &QueueList) -> Result<Option<Weights>, ApiError> {
     let Some(text) = query.get("weights") else { return Ok(None) };
     let count = queues.names().len();
@@ -239,8 +246,8 @@ fn weights(query: Query<'_>, queues: &QueueList) -> Result<Option<Weights>, ApiE
     }
 }
 
-/// `ttr`, `timeout`, `count`, `weights`, and whether the jobs are shown with their receipts; of a request whose head has so
-/// many bytes.
+/// Reads `ttr`, `timeout`, `count`, `weights`, and whether to include receipts. `head` is the size of the request's
+/// head in bytes.
 pub fn consume(
     query: Query<'_>,
     queues: QueueList,
@@ -259,13 +266,13 @@ pub fn consume(
     Ok((dispatch::Request { queues, weights, count, ttr, timeout, head }, receipts))
 }
 
-/// The `limit` of a request to a dead letter: 1 if it is not given. 0 is refused.
+/// Reads the `limit` of a request to a dead letter list, 1 by default. 0 is rejected.
 pub fn limit(query: Query<'_>) -> Result<u64, ApiError> {
     let limit: i64 = query.number("limit", 1, "invalid limit")?;
     if limit == 0 { Err(ApiError::bad("invalid limit")) } else { Ok(limit.unsigned_abs()) }
 }
 
-/// A respawn's `ttl`: `None` is forever.
+/// Reads the `ttl` of a respawn: `None` is forever.
 pub fn respawn_ttl(query: Query<'_>, defaults: &Defaults) -> Result<Option<Duration>, ApiError> {
     let ttl: u32 = query.number("ttl", defaults.ttl, "invalid ttl")?;
     Ok(seconds(u64::from(ttl)))
@@ -275,7 +282,7 @@ fn seconds(ttl: u64) -> Option<Duration> {
     (ttl > 0).then(|| Duration::from_secs(ttl))
 }
 
-/// Whether so many jobs may be named at a time.
+/// Checks the number of jobs named in a request.
 pub fn check_count(jobs: usize) -> Result<(), ApiError> {
     match jobs {
         0 => Err(ApiError::bad("no jobs")),
@@ -301,6 +308,27 @@ mod tests {
     fn the_first_of_a_repeated_key_counts_and_unknown_ones_do_not() {
         let life = life(Query("freeze_tries=1&delay=007&delay=9&ttl=0"), &DEFAULTS).expect("it is valid");
         assert_eq!((life.delay, life.ttl), (Duration::from_secs(7), None));
+    }
+
+    /// Guards against a delayed job that expires at the instant it is due, and is never delivered.
+    #[test]
+    fn a_ttl_that_equals_the_delay_leaves_time_to_deliver() {
+        let lives = |query: &str, defaults: &Defaults| {
+            let life = life(Query(query), defaults).unwrap_or_else(|e| panic!("{query} is valid: {e:?}"));
+            life.ttl.map(|ttl| ttl.as_secs())
+        };
+        for (query, expected) in [
+            ("delay=5&ttl=5", Some(65)),
+            ("delay=4294967295&ttl=4294967295", Some(4_294_967_355)),
+            ("delay=5&ttl=6", Some(6)),
+            ("delay=0&ttl=0", None),
+            ("delay=5&ttl=0", None),
+        ] {
+            assert_eq!(lives(query, &DEFAULTS), expected, "{query}");
+        }
+        let equal = Defaults { ttl: 7, delay: 7, ..DEFAULTS };
+        assert_eq!(lives("", &equal), Some(67), "both are the configured ones");
+        assert_eq!(lives("delay=3&ttl=3", &equal), Some(63), "neither is");
     }
 
     #[test]
@@ -350,6 +378,8 @@ mod tests {
             "at=9999-01-01T00:00:00Z",
             "at_ms=1.5",
             "delay=2&ttl=1.999",
+            "delay=2&ttl=2",
+            "at_ms=1002000&ttl=2",
             "ttl=",
             "tries=0",
             "tries=1.0",

@@ -1,5 +1,4 @@
-//! The path of a request of the public port, read by position: `/api/:namespace/:queue/:what/:name`. So it needs no
-//! route's pattern. It knows no route.
+//! Parses paths of the public port by position: `/api/:namespace/:queue/:what/:name`. Independent of route patterns.
 
 use std::borrow::Cow;
 
@@ -9,20 +8,20 @@ use crate::http::answer::error::{ApiError, NameIn};
 use crate::job::JobId;
 use crate::name::{JobKey, NameError, Namespace, Queue, QueueName, ScheduleName};
 
-/// The most queues that one consume may name, repeated ones counted each time.
+/// Maximum number of queues in a consume, counting duplicates.
 pub const MAX_QUEUES: usize = 100;
 pub const NO_QUEUE: ApiError = ApiError::bad("invalid queue name(s)");
 
-/// The first parts behind `/api/`, as they came.
+/// The first parts after `/api/`, undecoded.
 pub type Parts<'a> = [Option<&'a str>; 5];
 
-/// The parts of a path. None of one that ends in a slash: no route leads there.
+/// Splits a path. Returns no parts if it ends in a slash, since no route matches.
 pub fn parts(path: &str) -> Parts<'_> {
     let mut rest = path.strip_prefix("/api/").filter(|rest| !rest.ends_with('/'));
     let mut parts = [None; 5];
     for place in &mut parts {
         let Some(text) = rest else { break };
-        // Byte by byte: `split` takes a third more instructions for parts as short as these.
+        // Byte by byte: `split` takes a third more instructions for such short parts.
         let (part, after) = match text.bytes().position(|byte| byte == b'/') {
             Some(at) => (&text[..at], Some(&text[at + 1..])),
             None => (text, None),
@@ -32,19 +31,19 @@ pub fn parts(path: &str) -> Parts<'_> {
     parts
 }
 
-/// What a path names, percent-decoded. Empty is what it does not have.
+/// Names in a path, percent-decoded; empty if absent.
 #[derive(Debug)]
 pub struct Names<'a> {
     namespace: Cow<'a, str>,
     queue: Cow<'a, str>,
-    /// What stands between it and `name`.
+    /// The part before `name`.
     what: &'a str,
-    /// What stands after `/job/` or `/key/`.
+    /// The part after `/job/` or `/key/`.
     name: Cow<'a, str>,
 }
 
 impl<'a> Names<'a> {
-    /// Refuses what is not UTF-8 once decoded, and so no name.
+    /// Fails if a decoded part is not UTF-8.
     pub fn of([namespace, queue, what, name, _]: Parts<'a>) -> Result<Names<'a>, ApiError> {
         let what = what.unwrap_or_default();
         Ok(Names { namespace: decoded(namespace)?, queue: decoded(queue)?, what, name: decoded(name)? })
@@ -63,8 +62,8 @@ impl<'a> Names<'a> {
         Ok(Queue { namespace: self.namespace()?, name: name.map_err(bad_queue)? })
     }
 
-    /// The namespace and the queues of a consume, one queue more than [`MAX_QUEUES`] at most: the token has not
-    /// been looked at yet, so a stranger's long list must cost little.
+    /// Returns the namespace and queues of a consume, at most one queue more than [`MAX_QUEUES`]: the token has not
+    /// been checked yet, so a long list must be cheap.
     pub fn queues(&self) -> Result<(Namespace, Vec<QueueName>), ApiError> {
         let namespace = self.namespace()?;
         let names = self.queue.split(',').filter(|name| !name.is_empty()).take(MAX_QUEUES + 1);
@@ -73,7 +72,7 @@ impl<'a> Names<'a> {
         if names.is_empty() { Err(NO_QUEUE) } else { Ok((namespace, names)) }
     }
 
-    /// `None` when it is no id that was ever given out.
+    /// Returns `None` if it is not a valid id.
     pub fn job_id(&self) -> Option<JobId> {
         JobId::parse(&self.name)
     }
@@ -82,7 +81,7 @@ impl<'a> Names<'a> {
         JobKey::parse(&self.name)
     }
 
-    /// What stands after `/_schedules/`, or what it is that is no name.
+    /// Returns the name after `/_schedules/`, or the text if it is not a valid name.
     pub fn schedule(&self) -> Result<ScheduleName, String> {
         let name = percent_decode_str(self.what).decode_utf8_lossy();
         ScheduleName::parse(&name).ok_or_else(|| name.into_owned())
@@ -91,7 +90,7 @@ impl<'a> Names<'a> {
 
 fn decoded(part: Option<&str>) -> Result<Cow<'_, str>, ApiError> {
     let part = part.unwrap_or_default();
-    // Most have no escape. The decoder takes 300 instructions to say so.
+    // Most have no escapes. The decoder takes 300 instructions to find that out.
     if !part.as_bytes().contains(&b'%') {
         return Ok(Cow::Borrowed(part));
     }
@@ -106,7 +105,7 @@ const fn bad_queue(error: NameError) -> ApiError {
 mod tests {
     use super::*;
 
-    /// Guards against a part that is read at another position than routes have it.
+    /// Guards against parts read at another position than in routes.
     #[test]
     fn parts_stand_at_their_positions() {
         for (path, expected) in [
@@ -114,7 +113,7 @@ mod tests {
             ("/api/ns/q", [Some("ns"), Some("q"), None, None, None]),
             ("/api/ns/q/job/id", [Some("ns"), Some("q"), Some("job"), Some("id"), None]),
             ("/api/ns/q/job/id/touch", [Some("ns"), Some("q"), Some("job"), Some("id"), Some("touch")]),
-            // What a sixth part would be is in none.
+            // The sixth part is ignored.
             ("/api/ns/q/job/id/touch/x", [Some("ns"), Some("q"), Some("job"), Some("id"), Some("touch")]),
             ("/api/n%2Fs/q", [Some("n%2Fs"), Some("q"), None, None, None]),
             ("/api//q", [Some(""), Some("q"), None, None, None]),
@@ -130,7 +129,7 @@ mod tests {
         }
     }
 
-    /// Guards against escapes that divide a part, and against bytes that are no text.
+    /// Guards against escapes that split a part, and against bytes that are not text.
     #[test]
     fn names_are_decoded_once_and_checked() {
         let status = |path: &str| match Names::of(parts(path)).and_then(|names| names.queue()) {
@@ -159,8 +158,8 @@ mod tests {
         let names = Names::of(parts("/api/ns/%61,b,,c")).expect("text");
         let (namespace, queues) = names.queues().expect("names");
         let queues: Vec<&str> = queues.iter().map(QueueName::as_str).collect();
-        assert_eq!((namespace.as_str(), queues), ("ns", vec!["a", "b", "c"]), "empty names are passed over");
+        assert_eq!((namespace.as_str(), queues), ("ns", vec!["a", "b", "c"]), "empty names are ignored");
         let names = Names::of(parts("/api/ns/q/key/a%2Fb")).expect("text");
-        assert_eq!(names.key(), JobKey::parse("a/b"), "what stands after /key/");
+        assert_eq!(names.key(), JobKey::parse("a/b"), "the part after /key/");
     }
 }

@@ -1,8 +1,12 @@
-//! A table of routes: a row for each pattern, with the methods that it has and who answers them. Routers are built from
-//! tables, and from nothing else, so tests read there which routes a port has.
+//! A table of routes: a row per pattern, with its methods and handlers. Routers are built from tables only, so that
+//! tests can read a port's routes from them.
+
+use std::collections::BTreeSet;
 
 use axum::Router;
 use axum::handler::Handler;
+use axum::http::HeaderValue;
+use axum::http::header::ALLOW;
 use axum::routing::{MethodFilter, MethodRouter};
 
 use crate::http::answer::reply;
@@ -12,41 +16,43 @@ pub struct Row<S> {
     pub pattern: &'static str,
     methods: Vec<On<S>>,
     others: Others,
+    /// Methods that another row of this pattern answers.
+    elsewhere: &'static [&'static str],
 }
 
-/// Puts a handler beside those that a pattern has.
+/// Adds a handler to those of a pattern.
 type Add<S> = Box<dyn FnOnce(MethodRouter<S>) -> MethodRouter<S>>;
 
-/// A method with its handler. `None`: the fast path answers it, before the router is asked.
+/// A method with its handler; `None` if the fast path answers it.
 pub struct On<S> {
     method: &'static str,
     add: Option<Add<S>>,
 }
 
-/// What is said to a method that is not in the row.
+/// Reply to methods not in the row.
 enum Others {
-    /// 404, as lmstfy says.
+    /// 404, as in lmstfy.
     NotFound,
-    /// The same, but a HEAD is answered as the GET.
+    /// 404, but HEAD is answered like GET.
     NotFoundButHead,
-    /// Another row of this pattern says it, which has another guard.
+    /// Another row of this pattern, with another guard, decides.
     AnotherRow,
 }
 
-/// All other methods are answered 404, as lmstfy does. HEAD is one of them: axum would run the GET handler for it, and a
-/// HEAD of a queue would consume a job and send it to nobody.
+/// Creates a row that answers all other methods with 404, as in lmstfy, including HEAD: axum would run the GET handler
+/// for it, and a HEAD of a queue would consume a job and discard it.
 pub fn only<S, const N: usize>(pattern: &'static str, methods: [On<S>; N]) -> Row<S> {
-    Row { pattern, methods: methods.into(), others: Others::NotFound }
+    Row { pattern, methods: methods.into(), others: Others::NotFound, elsewhere: &[] }
 }
 
-/// As [`only`], but for HEAD: some balancers ask by it, and browsers of pages.
+/// Like [`only`], but answers HEAD, which some balancers, and browsers of pages, use.
 pub fn with_head<S, const N: usize>(pattern: &'static str, methods: [On<S>; N]) -> Row<S> {
-    Row { pattern, methods: methods.into(), others: Others::NotFoundButHead }
+    Row { pattern, methods: methods.into(), others: Others::NotFoundButHead, elsewhere: &[] }
 }
 
-/// For a pattern that stands in another row too.
+/// Creates a row for a pattern that is in another row too.
 pub fn beside<S, const N: usize>(pattern: &'static str, methods: [On<S>; N]) -> Row<S> {
-    Row { pattern, methods: methods.into(), others: Others::AnotherRow }
+    Row { pattern, methods: methods.into(), others: Others::AnotherRow, elsewhere: &[] }
 }
 
 pub fn get<H: Handler<T, S>, T: 'static, S: Shared>(handler: H) -> On<S> {
@@ -65,7 +71,7 @@ pub fn delete<H: Handler<T, S>, T: 'static, S: Shared>(handler: H) -> On<S> {
     on("DELETE", MethodFilter::DELETE, handler)
 }
 
-/// A method that the fast path answers.
+/// A method answered by the fast path.
 pub fn fast<S>(method: &'static str) -> On<S> {
     On { method, add: None }
 }
@@ -78,19 +84,26 @@ fn on<H: Handler<T, S>, T: 'static, S: Shared>(
     On { method, add: Some(Box::new(move |all| all.on(filter, handler))) }
 }
 
-/// What handlers may share.
+/// State shared by handlers.
 pub trait Shared: Clone + Send + Sync + 'static {}
 
 impl<S: Clone + Send + Sync + 'static> Shared for S {}
 
-/// The router that answers what is in the table.
+/// Builds the router of a table.
 pub fn router<S: Shared>(table: Vec<Row<S>>) -> Router<S> {
     table.into_iter().fold(Router::new(), |router, row| {
+        // axum knows neither the methods of the fast path nor that a HEAD is refused.
+        let allowed = HeaderValue::from_str(&row.allowed()).expect("names of methods are ASCII");
+        let refuse = move || async move {
+            let mut response = reply::not_found().await;
+            response.headers_mut().insert(ALLOW, allowed);
+            response
+        };
         let added = row.methods.into_iter().filter_map(|on| on.add);
         let methods = added.fold(MethodRouter::new(), |methods, add| add(methods));
         let methods = match row.others {
-            Others::NotFound => methods.head(reply::not_found).fallback(reply::not_found),
-            Others::NotFoundButHead => methods.fallback(reply::not_found),
+            Others::NotFound => methods.head(refuse.clone()).fallback(refuse),
+            Others::NotFoundButHead => methods.fallback(refuse),
             Others::AnotherRow => methods,
         };
         router.route(row.pattern, methods)
@@ -98,6 +111,18 @@ pub fn router<S: Shared>(table: Vec<Row<S>>) -> Router<S> {
 }
 
 impl<S> Row<S> {
+    /// Another row of this pattern answers these methods.
+    pub fn beside(self, elsewhere: &'static [&'static str]) -> Row<S> {
+        Row { elsewhere, ..self }
+    }
+
+    /// The value of `Allow`.
+    fn allowed(&self) -> String {
+        let methods = self.methods().map(|(method, _)| method).chain(self.elsewhere.iter().copied());
+        let methods: BTreeSet<&str> = methods.collect();
+        methods.into_iter().collect::<Vec<_>>().join(", ")
+    }
+
     /// The methods that it answers, and whether the fast path does.
     pub fn methods(&self) -> impl Iterator<Item = (&'static str, bool)> {
         let gets = self.methods.iter().any(|on| on.method == "GET");

@@ -1,7 +1,7 @@
 //! Cursors as clients see them: sealed, and good for one list. What is in a store's cursor is a place, among the timers
 //! of all namespaces too. Who could read it or make one up would learn when others' jobs are due.
 //!
-//! The key is the secret that the servers of one admin store share: a list goes on at another server, and after a
+//! The key is the secret that the servers share: a list goes on at another server, and after a
 //! restart.
 
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use parking_lot::Mutex;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use tokio::time::Instant;
 
-use crate::admin::AdminStore;
 use crate::engine::Cursor;
 use crate::error::{Error, Result};
 use crate::http::answer::error::ApiError;
 use crate::random;
+use crate::settings::{self, SettingsStore};
 
 /// What is sealed is filled up to a multiple of so many bytes: its length says nothing of a place among timers.
 const BLOCK: usize = 128;
@@ -28,13 +28,13 @@ const KEY_TRUSTED: Duration = Duration::from_secs(1);
 /// Seals cursors, and opens them.
 #[derive(Debug)]
 pub struct Cursors {
-    store: Arc<dyn AdminStore>,
+    store: Arc<dyn SettingsStore>,
     key: Mutex<Option<(Arc<LessSafeKey>, Instant)>>,
 }
 
 impl Cursors {
     /// By the secret of this store.
-    pub fn new(store: Arc<dyn AdminStore>) -> Cursors {
+    pub fn new(store: Arc<dyn SettingsStore>) -> Cursors {
         Cursors { store, key: Mutex::default() }
     }
 
@@ -45,7 +45,7 @@ impl Cursors {
         {
             return Ok(key.clone());
         }
-        let secret = self.store.secret(&random::bytes::<KEY>()).await?;
+        let secret = settings::shared_secret(&*self.store, &random::bytes::<KEY>()).await?;
         let key = UnboundKey::new(&AES_256_GCM, &secret)
             .map_err(|_| Error::corrupt("the secret of cursors cannot be read"))?;
         let key = Arc::new(LessSafeKey::new(key));

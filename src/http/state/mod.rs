@@ -184,15 +184,9 @@ pub struct AppState {
 }
 
 impl AppState {
-    /// What time of day it is, to whoever looks at this server. The time of a pool on disk does not go back: when the
-    /// machine's clock was set back it is ahead, and the instants of its jobs are.
+    /// Returns the time of day.
     pub fn now(&self) -> Millis {
-        let on_disk = |name| {
-            let about = self.about.pools.get(name);
-            about.is_some_and(|about| about.kind == "disk" && about.migrates_to.is_none())
-        };
-        let pools = self.pools.values().filter(|pool| on_disk(&pool.name));
-        pools.map(|pool| pool.engine.now()).fold(system_now(), Millis::max)
+        system_now()
     }
 
     /// When that was which was seen at this time of [`began`](AppState::began).

@@ -34,7 +34,7 @@ pub async fn redirect() -> Response {
 pub async fn zone(mut visit: Visit, Filled(form): Filled) -> Response {
     let name = form.get("tz").unwrap_or("UTC").trim();
     let Some(zone) = Zone::named(name, visit.zone.now) else {
-        let text = "there is no such time zone: write an IANA name, such as Europe/Berlin";
+        let text = "invalid zone: use an IANA name, such as Europe/Berlin";
         visit.refuse(Refusal::bad(text), form);
         let back = html! { h1 { "Zone" } p { a.button href=(visit.to("")) { "Back" } } };
         return visit.answer(Ok(Page::new("Zone", "", back)));

@@ -14,6 +14,7 @@ mod publish;
 mod queue;
 mod queues;
 mod refused;
+mod schedule_form;
 mod schedules;
 mod search;
 mod server;
@@ -58,6 +59,7 @@ pub fn pages() -> Vec<Row<Arc<Ui>>> {
         with_head("/ui/publish/{pool}/{namespace}", [get(publish::show), post(publish::publish)]),
         with_head("/ui/push/{pool}/{namespace}/{queue}", [get(push::show), post(push::change)]),
         with_head("/ui/schedules", [get(schedules::show), post(schedules::change)]),
+        with_head("/ui/schedules/edit", [get(schedule_form::show), post(schedule_form::change)]),
         with_head("/ui/bulk", [get(bulk::show), post(bulk::change)]),
         with_head("/ui/dead", [get(dead::show)]),
         with_head("/ui/server", [get(server::show), post(server::change)]),

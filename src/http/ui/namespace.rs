@@ -45,19 +45,21 @@ fn page(
     let [pool, namespace] = [&scope.pool, &scope.namespace].map(|name| part(name));
     let pushed: Vec<_> = listing.queues.iter().filter(|row| row.push.is_some()).collect();
     let body = html! {
-        h1 { "Namespace " (text(&scope.namespace)) }
+        div.head {
+            h1 { "Namespace " (text(&scope.namespace)) }
+            div.does {
+                a.button href=(visit.to(&format!("schedules?pool={pool}&namespace={namespace}"))) { "Schedules" }
+                @if visit.may_change() {
+                    a.button href=(visit.to(&format!("tokens/{pool}/{namespace}"))) { "Tokens" }
+                    a.button.primary href=(visit.to(&format!("publish/{pool}/{namespace}"))) { "Publish a job" }
+                }
+            }
+        }
         (rows::troubles(visit, &listing.pools))
         (sums(&listing.sums))
-        p.actions {
-            @if visit.may_change() {
-                a.button href=(visit.to(&format!("publish/{pool}/{namespace}"))) { "Publish a job" }
-                a href=(visit.to(&format!("tokens/{pool}/{namespace}"))) { "Tokens" }
-            }
-            a href=(visit.to(&format!("schedules?pool={pool}&namespace={namespace}"))) { "Schedules" }
-        }
         (filter(visit))
         @if listing.queues.is_empty() {
-            p { "No queue of this namespace is so. " a href="?" { "Show all of it" } "." }
+            p { "No queue matches. " a href="?" { "Show all queues" } "." }
         } @else {
             (rows::table(visit, "Queues of the namespace", &listing, Some(visit.fields.get("sort").unwrap_or("need")), true))
             @if let Some(cursor) = &listing.cursor {
@@ -105,7 +107,7 @@ fn filter(visit: &Visit) -> Markup {
     html! {
         form.filter method="get" {
             label for="q" { "Filter" }
-            input #q type="search" name="q" value=(typed(visit.fields.or_empty("q"))) placeholder="a part of namespace/queue" autocomplete="off" spellcheck="false";
+            input #q type="search" name="q" value=(typed(visit.fields.or_empty("q"))) placeholder="part of namespace/queue" autocomplete="off" spellcheck="false";
             @if let Some(sort) = visit.fields.get("sort") { input type="hidden" name="sort" value=(typed(sort)); }
             button type="submit" { "Show" }
         }

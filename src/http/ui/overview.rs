@@ -4,10 +4,10 @@ use axum::response::Response;
 use maud::{Markup, html};
 
 use super::page::ask::{Refusal, Said};
-use super::page::chart::{Line, chart};
+use super::page::chart::{Line, Unit, chart};
 use super::page::frame::Page;
 use super::page::rows::{self, NOT_BY_QUEUE};
-use super::page::text::{duration, known, number, rate, text};
+use super::page::text::{known, number, rate, text};
 use super::page::visit::{Visit, scheme};
 use super::server::servers;
 use crate::http::operators::queues::{HistoryReply, QueuesReply, SampleReply};
@@ -46,9 +46,11 @@ fn page(
         @if listing.queues.is_empty() && listing.cursor.is_none() {
             (empty(visit))
         } @else {
-            (rows::table(visit, "Queues, those that need somebody first", &listing, None, false))
+            h2 { "Queues" }
+            (rows::table(visit, "Queues, those that need attention first", &listing, None, true))
             p { a href=(visit.to("queues")) { "All queues" } }
         }
+        h2 { "Last hour" }
         (charts(visit, history.as_ref()))
         @if let Some(fleet) = fleet.as_ref().ok().filter(|fleet| fleet.is_several()) {
             h2 { "Servers" }
@@ -89,7 +91,7 @@ pub fn empty(visit: &Visit) -> Markup {
     let api = visit.state().server.clone();
     let (admin, scheme) = (visit.base(), scheme(visit.state().about.api_tls));
     html! {
-        p { "There is no queue yet. A queue is made by publishing to it:" }
+        p { "There is no queue yet. Publishing a job creates its queue:" }
         pre tabindex="0" { code {
             "TOKEN=$(curl -s -X POST '" (admin) "/token/demo?description=me' | sed 's/.*\"token\": *\"\\([^\"]*\\)\".*/\\1/;1d;3d')\n"
             "curl -X PUT \"" (scheme) "://" (api) "/api/demo/mail?tries=3&token=$TOKEN\" -d 'to: ann'"
@@ -102,24 +104,23 @@ pub fn charts(visit: &Visit, history: Result<&HistoryReply, &Refusal>) -> Markup
     let of = match history {
         Ok(of) => of,
         Err(refusal) => {
-            return html! { p.trouble { "There are no charts: " (text(&refusal.text)) } };
+            return html! { p.trouble { "The charts are not available: " (text(&refusal.text)) } };
         }
     };
     if !visit.state().history.is_kept() {
         return html! { p.note { "No history is kept: HistoryMemory is 0." } };
     }
     let zone = &visit.zone;
-    let whole = |value: f64| number(value.round() as u64);
     let ready: Vec<Option<f64>> = of.ready.iter().map(|n| n.map(|n| n as f64)).collect();
     html! {
         div.charts {
-            (chart("Jobs a second, at this server", &[
+            (chart("Throughput of this server", Unit::Rate, &[
                 Line { name: "in", points: &of.entered },
                 Line { name: "out", points: &of.out },
                 Line { name: "died", points: &of.died },
-            ], of, zone, rate))
-            (chart("Ready", &[Line { name: "ready", points: &ready }], of, zone, whole))
-            (chart("Oldest ready job", &[Line { name: "age", points: &of.oldest_ready_age }], of, zone, duration))
+            ], of, zone))
+            (chart("Ready jobs", Unit::Jobs, &[Line { name: "ready", points: &ready }], of, zone))
+            (chart("Oldest ready job", Unit::Time, &[Line { name: "age", points: &of.oldest_ready_age }], of, zone))
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A job that an operator publishes.
 
 use axum::extract::Path;
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use maud::{Markup, html};
 use serde::Deserialize;
@@ -13,7 +13,9 @@ use super::page::frame::{Page, curl};
 use super::page::rows::namespace_path;
 use super::page::text::{text, volatile};
 use super::page::visit::{PoolQueue, Visit};
+use crate::http::jobs::lists::VerboseJob;
 use crate::random;
+use crate::readable::{DURATION_FORMS, seconds};
 
 /// The largest body of a form.
 const MOST: usize = 64 << 10;
@@ -40,9 +42,34 @@ impl PoolNamespace {
     }
 }
 
-/// `GET /ui/publish/:pool/:namespace`
+/// `GET /ui/publish/:pool/:namespace?queue&from`
 pub async fn show(visit: Visit, Path(scope): Path<PoolNamespace>) -> Response {
-    visit.answer(Ok(page(&visit, &scope)))
+    let page = match visit.fields.get("from") {
+        None => Ok(page(&visit, &scope, &Fields::default())),
+        Some(id) => again(&visit, &scope, id).await.map(|usual| page(&visit, &scope, &usual)),
+    };
+    visit.answer(page)
+}
+
+/// Returns the fields of a form that publishes a job again. Its key may still be taken, and its delay is over: both are
+/// left out.
+async fn again(visit: &Visit, scope: &PoolNamespace, id: &str) -> Said<Fields> {
+    let PoolNamespace { pool, namespace } = scope.clone();
+    let place = PoolQueue { pool, namespace, queue: visit.fields.or_empty("queue").to_owned() };
+    let path = place.api(&format!("/job/{}", part(id)), &[("verbose", "1")]);
+    let job = visit.ask.get::<VerboseJob<'static>>(path).await?;
+    let body = job
+        .data
+        .as_deref()
+        .ok_or(Refusal::new(StatusCode::FORBIDDEN, "bodies are not shown to this account"))?;
+    let text = std::str::from_utf8(body).ok().filter(|text| text.len() <= MOST && !text.contains('\0'));
+    let text = text.ok_or(Refusal::bad(
+        "this body does not fit a form, which takes text of up to 64 KiB: download it, and publish it with curl",
+    ))?;
+    let attributes = job.attributes.iter().flat_map(|all| all.iter());
+    let attributes: String = attributes.map(|(name, value)| format!("{name}: {value}\n")).collect();
+    let ttl = if job.ttl == 0 { "0".to_owned() } else { String::new() };
+    Ok(Fields::of([("body", text), ("attributes", &attributes), ("ttl", &ttl)]))
 }
 
 /// `POST /ui/publish/:pool/:namespace`
@@ -58,7 +85,7 @@ pub async fn publish(mut visit: Visit, Path(scope): Path<PoolNamespace>, Filled(
         }
         Err(refusal) => {
             visit.refuse(refusal, form);
-            visit.answer(Ok(page(&visit, &scope)))
+            visit.answer(Ok(page(&visit, &scope, &Fields::default())))
         }
     }
 }
@@ -74,7 +101,18 @@ async fn send(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<(String, 
         return Err(Refusal::bad("a body of this form has 64 KiB at most"));
     }
     let names = ["delay", "at", "tries", "ttl", "key", "on_conflict"];
-    let query: Vec<_> = names.iter().filter_map(|name| Some((*name, form.get(name)?.trim()))).collect();
+    let mut given = Vec::new();
+    for name in names {
+        let Some(text) = form.get(name) else { continue };
+        let text = text.trim();
+        let text = match name {
+            "delay" | "ttl" => seconds(text)
+                .ok_or_else(|| Refusal::bad(format!("invalid {name} `{text}`: {DURATION_FORMS}")))?,
+            _ => text.to_owned(),
+        };
+        given.push((name, text));
+    }
+    let query: Vec<_> = given.iter().map(|(name, text)| (*name, &**text)).collect();
     let mut headers = attributes(form.or_empty("attributes"))?;
     // A form that is sent twice publishes once.
     if let Some(mark) = form.get("mark") {
@@ -110,8 +148,9 @@ fn attributes(text: &str) -> Said<Vec<(String, Vec<u8>)>> {
     Ok(headers)
 }
 
-fn page(visit: &Visit, scope: &PoolNamespace) -> Page {
-    let typed = |name: &str, usual: &str| visit.typed(name, usual);
+/// The form. `usual`: what its fields have at first.
+fn page(visit: &Visit, scope: &PoolNamespace, usual: &Fields) -> Page {
+    let typed = |name: &str, other: &str| visit.typed(name, usual.get(name).unwrap_or(other));
     let queue = typed("queue", visit.fields.or_empty("queue"));
     let mark = typed("mark", &random::ulid().to_string());
     // A form that was refused has done nothing, and may be sent again as another.
@@ -125,7 +164,7 @@ fn page(visit: &Visit, scope: &PoolNamespace) -> Page {
     let conflict = typed("on_conflict", "");
     let body = html! {
         h1 { "Publish a job" }
-        p.note { "A real worker will get it, or the URL that the queue is pushed to." }
+        p.hint { "A real worker will get it, or the URL that the queue is pushed to." }
         @if visit.may_change() {
             form.fill method="post" data-asks="1" {
                 input type="hidden" name="mark" value=(volatile(&html! { (mark) }).0);
@@ -133,11 +172,11 @@ fn page(visit: &Visit, scope: &PoolNamespace) -> Page {
                 input #queue name="queue" value=(queue) required autocomplete="off" spellcheck="false";
                 label for="job-body" { "Body" }
                 textarea #job-body name="body" rows="8" spellcheck="false" { "\n" (typed("body", "")) }
-                (field("delay", "Delay", "", "seconds, such as 60"))
-                (field("at", "Instant", "", "in place of a delay: 2026-11-24T08:00:00Z"))
+                (field("delay", "Delay", "", "60, 5m, 2h or 1d"))
+                (field("at", "Instant", "", "instead of a delay: 2026-11-24T08:00:00Z"))
                 (field("tries", "Tries", "", "as configured"))
-                (field("ttl", "TTL", "", "seconds, 0 is forever; as configured"))
-                (field("key", "Key", "", "one living job of the queue has it"))
+                (field("ttl", "TTL", "", "1d, for example; 0 is forever; as configured"))
+                (field("key", "Key", "", "unique among the living jobs of the queue"))
                 label for="on_conflict" { "If the key is taken" }
                 select #on_conflict name="on_conflict" {
                     @for (value, words) in [("", "keep the job that has it"), ("replace", "replace that job"), ("fail", "refuse this one")] {
@@ -146,11 +185,11 @@ fn page(visit: &Visit, scope: &PoolNamespace) -> Page {
                 }
                 label for="attributes" { "Attributes" }
                 textarea #attributes name="attributes" rows="2" placeholder="name: value" spellcheck="false" { "\n" (typed("attributes", "")) }
-                button type="submit" { "Publish a job" }
+                div.wide { button.primary type="submit" { "Publish a job" } }
             }
             @let example = PoolQueue { pool: scope.pool.clone(), namespace: scope.namespace.clone(), queue: if queue.is_empty() { "mail".into() } else { queue.clone() } };
             (curl(visit, "POST", &example.api("/jobs", &[("delay", "60")]), Some("to: ann")))
-        } @else { p.note { "This account changes nothing." } }
+        } @else { p.note { "This account is read-only." } }
     };
     Page::new(format!("Publish a job to {}", scope.namespace), "Queues", body).under(scope.trail(visit))
 }

@@ -19,10 +19,10 @@ const ASKED: [&str; 6] = ["q", "pool", "namespace", "need", "sort", "cursor"];
 /// The needs, and how the filter calls them.
 const NEEDS: [(&str, &str); 9] = [
     ("", "all"),
-    ("any", "that need somebody"),
-    ("push", "push in trouble"),
+    ("any", "that need attention"),
+    ("push", "push is failing"),
     ("dying", "dying"),
-    ("nobody", "nobody consumes"),
+    ("nobody", "no consumers"),
     ("late", "late"),
     ("growing", "growing"),
     ("paused", "paused"),
@@ -50,7 +50,7 @@ fn page(visit: &Visit, listing: Said<QueuesReply>) -> Said<Page> {
         @if listing.queues.is_empty() && ASKED.iter().all(|name| *name == "sort" || visit.fields.get(name).is_none()) {
             (empty(visit))
         } @else if listing.queues.is_empty() {
-            p { "No queue is so. " a href="?" { "Show all queues" } "." }
+            p { "No queue matches. " a href="?" { "Show all queues" } "." }
         } @else {
             (rows::table(visit, "Queues", &listing, Some(sorted), true))
             @if let Some(cursor) = &listing.cursor {
@@ -66,7 +66,7 @@ fn filter(visit: &Visit) -> Markup {
     html! {
         form.filter method="get" {
             label for="q" { "Filter" }
-            input #q type="search" name="q" value=(typed(fields.or_empty("q"))) placeholder="a part of namespace/queue" autocomplete="off" spellcheck="false";
+            input #q type="search" name="q" value=(typed(fields.or_empty("q"))) placeholder="part of namespace/queue" autocomplete="off" spellcheck="false";
             @if visit.many_pools() {
                 label for="pool" { "Pool" }
                 select #pool name="pool" {

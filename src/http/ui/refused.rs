@@ -97,15 +97,15 @@ fn page(status: StatusCode, why: &str, id: Option<&str>, asked: Option<&HeaderMa
 fn advice(asked: &HeaderMap) -> Markup {
     let given = |name: &str| asked.get(name).map(HeaderValue::as_bytes).map(String::from_utf8_lossy);
     html! {
-        p { "The server goes by these headers of the request:" }
+        p { "The server checked these headers of the request:" }
         ul {
             @for name in NAMES {
                 @if let Some(value) = given(name) { li { code { (name) } ": " (text(&value)) } }
                 @else { li { code { (name) } ": none" } }
             }
         }
-        p { "If this is the address by which people reach the dashboard, through a proxy say, name it in the configuration: " code { "AdminUrl = \"https://ops.example/dormouse\"" } "." }
-        p { "A page of another site may link to pages here. It can send no forms, fetch nothing and show no page in a frame." }
+        p { "If people reach the dashboard at this address, for example through a proxy, set it in the configuration: " code { "AdminUrl = \"https://ops.example/dormouse\"" } "." }
+        p { "Other sites may link to pages here. They cannot send forms, fetch data or show a page in a frame." }
     }
 }
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::page::ask::{Refusal, Said, Sent, part};
-use super::page::form::{Fields, Filled};
+use super::page::form::{Fields, Filled, query};
 use super::page::frame::{Page, curl, curls};
 use super::page::instant::instant;
 use super::page::rows::namespace_path;
@@ -107,7 +107,7 @@ fn asking(visit: &Visit) -> Said<Page> {
         "Schedules",
         Sure {
             title: format!("Delete the schedule {name} of {namespace}"),
-            what: html! { p { "It places no more jobs, and what became of its last ones is forgotten. Jobs that it has placed stay." } },
+            what: html! { p { "It places no more jobs, and its history is deleted. Jobs that it has placed stay." } },
             hidden: vec![("do", "delete"), ("pool", pool), ("namespace", namespace), ("name", name)],
             more: html! {},
             button: "Delete",
@@ -193,28 +193,39 @@ async fn page(visit: &Visit) -> Said<Page> {
     let Read { found, next, partly, trouble } = read(visit).await?;
     let filtered = ["namespace", "queue", "state"].iter().any(|name| visit.fields.get(name).is_some());
     let body = html! {
-        h1 { "Schedules" }
+        div.head {
+            h1 { "Schedules" }
+            @if visit.may_change() {
+                div.does { a.button.primary href=(new(visit)) { "New schedule" } }
+            }
+        }
         (filter(visit))
         @if visit.fields.get("namespace").is_none() {
-            p { "Shown are those of namespaces that have queues. Name a namespace to see those of one that has none yet." }
+            p.hint { "These are the schedules of namespaces that have queues. Name a namespace to see those of one that has none yet." }
         }
         @if partly { p.note { "Not all are shown: name a namespace." } }
         @if let Some(Refusal { status, text: why }) = &trouble {
-            p.trouble { "The list is not there now, or not all of it (" (status.as_u16()) "): " (text(why)) }
+            p.trouble { "The list is not available, or not all of it (" (status.as_u16()) "): " (text(why)) }
         }
         @if found.is_empty() && trouble.is_none() {
             @if filtered { p { a href="?" { "Show all schedules" } } }
             @if next.is_some() { p { "Looked at some " (number(LOOKED_AT)) " schedules, found none yet." } }
-            @else if partly { p { "Found none where it was looked." } }
+            @else if partly { p { "None found in the namespaces that were looked at." } }
             @else if visit.fields.get("cursor").is_some() { p { "There are no more." } }
             @else {
-                p { "There is no such schedule. A schedule is set by its name, in the namespace of its queue:" }
+                p { "There is no such schedule. Create one with New schedule, or:" }
                 (curl(visit, "PUT", "/api/demo/_schedules/nightly", Some("{\"queue\":\"reports\",\"cron\":\"30 2 * * *\",\"text\":\"sales\"}")))
             }
         } @else if !found.is_empty() { (table(visit, &found)) }
         @if let Some(next) = next { p { a.next rel="next" href=(next) { "Next" } } }
     };
     Ok(Page::new("Schedules", "Schedules", body))
+}
+
+/// The form for a schedule of the namespace that is shown.
+fn new(visit: &Visit) -> String {
+    let kept = ["pool", "namespace"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
+    visit.to(&format!("schedules/edit{}", query(kept)))
 }
 
 fn filter(visit: &Visit) -> Markup {
@@ -245,7 +256,7 @@ fn filter(visit: &Visit) -> Markup {
 fn table(visit: &Visit, found: &[Found]) -> Markup {
     html! {
         div.scroll role="region" aria-label="Schedules" tabindex="0" {
-            table.jobs {
+            table.jobs.wrap.schedules {
                 caption { "Schedules" }
                 thead { tr { @for name in ["Schedule", "Queue", "When", "State", "Next", "Last"] { th scope="col" { (name) } } td {} } }
                 tbody { @for of in found { (row(visit, of)) } }
@@ -263,12 +274,22 @@ fn row(visit: &Visit, Found { pool, namespace, schedule }: &Found) -> Markup {
             th scope="row" { a href=(visit.to(&namespace_path(pool, namespace))) { (text(namespace)) } "/" (cut(name)) }
             td { a href=(visit.to(&queue)) { (text(told("queue"))) } }
             td { (when(schedule)) }
-            td { (text(told("state"))) @if !told("why").is_empty() { ": " (cut(told("why"))) } }
+            td { (state(told("state"))) @if !told("why").is_empty() { " " (cut(told("why"))) } }
             td { (next(visit, schedule)) }
             td { (last(visit, schedule)) }
             td { @if visit.may_change() { (actions(visit, pool, namespace, schedule)) } }
         }
     }
+}
+
+fn state(state: &str) -> Markup {
+    let class = match state {
+        "on" => "badge on",
+        "broken" => "badge bad",
+        "paused" => "badge warn",
+        _ => "badge",
+    };
+    html! { span class=(class) { (text(state)) } }
 }
 
 fn when(schedule: &Value) -> Markup {
@@ -277,7 +298,7 @@ fn when(schedule: &Value) -> Markup {
             html! { code { (cut(cron)) } " " (text(schedule["zone"].as_str().unwrap_or("UTC"))) }
         }
         (None, Some(every)) => html! { "every " (duration(every)) },
-        _ => unknown("it cannot be read"),
+        _ => unknown("the schedule cannot be read"),
     }
 }
 
@@ -306,7 +327,7 @@ fn last(visit: &Visit, schedule: &Value) -> Markup {
         @for of in all {
             div {
                 (text(of["outcome"].as_str().unwrap_or_default())) " "
-                @if let Some(at) = instant(&of["due"]) { (visit.zone.at(at)) }
+                @if let Some(at) = instant(&of["due"]) { (visit.zone.when(at)) }
                 @if let Some(why) = of["why"].as_str() { ": " (cut(why)) }
             }
         }
@@ -316,6 +337,8 @@ fn last(visit: &Visit, schedule: &Value) -> Markup {
 fn actions(visit: &Visit, pool: &str, namespace: &str, schedule: &Value) -> Markup {
     let name = schedule["name"].as_str().unwrap_or_default();
     let mark = volatile(&html! { (crate::random::ulid().to_string()) }).0;
+    let edit = query([("pool", pool), ("namespace", namespace), ("name", name)].into_iter());
+    let edit = visit.to(&format!("schedules/edit{edit}"));
     let switch = if schedule["paused"] == true { "/resume" } else { "/pause" };
     let to = |rest: &str| {
         let (pool, namespace) = (part(pool), part(namespace));
@@ -330,6 +353,7 @@ fn actions(visit: &Visit, pool: &str, namespace: &str, schedule: &Value) -> Mark
             @if schedule["paused"] == true { button type="submit" name="do" value="resume" { "Resume" } }
             @else { button type="submit" name="do" value="pause" { "Pause" } }
             button type="submit" name="do" value="run" { "Run now" }
+            a.button href=(edit) { "Edit" }
             button.danger type="submit" name="ask" value="delete" formmethod="get" { "Delete" }
         }
         (curls(visit, &[("POST", to(switch), None), ("POST", to("/run"), None), ("DELETE", to(""), None)]))

@@ -1,23 +1,33 @@
-//! Search: a queue by a part of its name, a job by its key or its id. One hit leads straight there.
+//! Search: a queue by a part of its name, a job by its id, its key, or a text in it. One hit leads straight there. What a
+//! search looks at is bounded by the page's second, and the page says how far it got.
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use maud::html;
+use maud::{Markup, html};
 use serde_json::Value;
 
 use super::page::answer::see_other;
 use super::page::ask::{Refusal, Said, part};
 use super::page::frame::Page;
 use super::page::rows;
-use super::page::text::{count, text};
+use super::page::text::{count, cut, number, text};
 use super::page::visit::{PoolQueue, Visit};
+use super::queue::jobs::{Jobs, preview};
 use crate::engine::together;
+use crate::http::jobs::lists::ListedJob;
 use crate::http::operators::queues::{QueueReply, QueuesReply};
 use crate::job::JobId;
+use crate::name::JobKey;
 
-/// In how many queues a job is looked for by its id alone, and how many are asked at a time.
+/// In how many queues a job is looked for by its id or key, and how many are asked at a time.
 const BUSIEST: usize = 1000;
 const AT_ONCE: usize = 32;
+/// In which states jobs are searched for a text, and how many are shown of each queue and state, and in all.
+const STATES: [&str; 3] = ["ready", "delayed", "dead"];
+const OF_QUEUE: &str = "5";
+const SHOWN: usize = 50;
+/// Jobs of a queue and state that are looked at before the next.
+const OF_LIST: u64 = 10_000;
 
 /// `GET /ui/search`
 pub async fn show(visit: Visit) -> Response {
@@ -33,26 +43,25 @@ enum Found {
     Page(Page),
 }
 
+fn page(body: &Markup) -> Page {
+    Page::new("Search", "", html! { h1 { "Search" } (body) })
+}
+
 async fn find(visit: &Visit) -> Said<Found> {
     let wanted = visit.fields.or_empty("q").trim();
     if wanted.is_empty() {
-        return Ok(Found::Page(Page::new(
-            "Search",
-            "",
-            html! {
-                h1 { "Search" }
-                p { "A queue by a part of " code { "namespace/queue" } ", a job by its key or its id as " code { "namespace/queue/x" } "." }
-            },
-        )));
+        return Ok(Found::Page(page(&html! {
+            p { "A queue by a part of " code { "namespace/queue" } ", a job by its id, its key or a text in it, or as " code { "namespace/queue/key" } "." }
+        })));
     }
-    let parts: Vec<&str> = wanted.splitn(3, '/').collect();
     // From the page of a queue.
     if let Some(place) = visit.fields.get("in").and_then(place) {
         return in_queue(visit, &[place], wanted).await;
     }
+    let parts: Vec<&str> = wanted.splitn(3, '/').collect();
     match parts[..] {
         [id] if JobId::parse(id).is_some() => by_id(visit, id).await,
-        [namespace, queue, x] => {
+        [namespace, queue, x] if is_queue(namespace, queue) => {
             let place = |pool: &str| PoolQueue {
                 pool: pool.into(),
                 namespace: namespace.into(),
@@ -61,8 +70,16 @@ async fn find(visit: &Visit) -> Said<Found> {
             let places: Vec<_> = visit.state().pools.keys().map(|pool| place(pool.as_str())).collect();
             in_queue(visit, &places, x).await
         }
-        _ => by_name(visit, wanted).await,
+        _ => everywhere(visit, wanted).await,
     }
+}
+
+/// Whether these can be the names of a namespace and a queue: a text may have slashes too.
+fn is_queue(namespace: &str, queue: &str) -> bool {
+    let is_name = |name: &str| {
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
+    };
+    is_name(namespace) && is_name(queue)
 }
 
 fn place(path: &str) -> Option<PoolQueue> {
@@ -88,80 +105,196 @@ async fn in_queue(visit: &Visit, places: &[PoolQueue], x: &str) -> Said<Found> {
     let name = places.first().map(PoolQueue::name).unwrap_or_default();
     Err(Refusal::new(
         StatusCode::NOT_FOUND,
-        format!("no job of {name} has the id or the key {x}. Those that are acked are gone"),
+        format!("no job of {name} has the id or the key {x}. Jobs that were acked are gone"),
     ))
 }
 
-/// A job by its id alone, in the queues that were busiest lately.
-async fn by_id(visit: &Visit, id: &str) -> Said<Found> {
-    let (mut looked, mut cursor) = (0, String::new());
-    while looked < BUSIEST {
-        let listing = match visit.ask.get::<QueuesReply>(format!("/queues?sort=out&limit=100{cursor}")).await
-        {
-            Ok(listing) => listing,
-            Err(refusal) if looked == 0 => return Err(refusal),
-            // The second is over.
-            Err(_) => break,
-        };
-        let places: Vec<PoolQueue> = listing.queues.iter().filter_map(QueueReply::place).collect();
-        for some in places.chunks(AT_ONCE) {
-            let found = together::all(some.iter().map(async |place| {
-                let path = place.api(&format!("/job/{}", part(id)), &[]);
-                visit.ask.get::<Value>(path).await.ok().map(|_| format!("jobs/{}/{}", place.path(), part(id)))
-            }));
-            if let Some(page) = found.await.into_iter().flatten().next() {
-                return Ok(Found::At(page));
-            }
-            looked += some.len();
-        }
-        match listing.cursor {
-            Some(next) => cursor = format!("&cursor={}", part(&next)),
-            None => break,
-        }
-    }
-    Ok(Found::Page(Page {
-        status: StatusCode::NOT_FOUND,
-        ..Page::new(
-            "Search",
-            "",
-            html! {
-                h1 { "Search" }
-                p { "No job " (text(id)) " in the " (count(looked as u64, "queue", "queues")) " that " @if looked == 1 { "was" } @else { "were" } " busiest lately." }
-                p { "Name its queue: " code { "namespace/queue/" (text(id)) } }
-            },
-        )
-    }))
+/// Where a job was looked for, and where it is.
+struct Looked {
+    queues: usize,
+    /// The page of the job.
+    hit: Option<String>,
 }
 
-/// Queues by a part of their name.
-async fn by_name(visit: &Visit, wanted: &str) -> Said<Found> {
+/// Looks for a job in the queues that were busiest lately: `what` is `job` or `key`.
+async fn in_busiest(visit: &Visit, what: &str, wanted: &str, queues: &[PoolQueue]) -> Looked {
+    let mut looked = 0;
+    for some in queues.chunks(AT_ONCE) {
+        let found = together::all(some.iter().map(async |place| {
+            let path = place.api(&format!("/{what}/{}", part(wanted)), &[("verbose", "1")]);
+            match visit.ask.get::<Value>(path).await {
+                Ok(job) => {
+                    let id = job["job_id"].as_str().unwrap_or_default();
+                    Some(Some(format!("jobs/{}/{}", place.path(), part(id))))
+                }
+                Err(refusal) if refusal.status == StatusCode::NOT_FOUND => Some(None),
+                Err(_) => None,
+            }
+        }))
+        .await;
+        looked += found.iter().flatten().count();
+        if let Some(hit) = found.into_iter().flatten().flatten().next() {
+            return Looked { queues: looked, hit: Some(hit) };
+        }
+        if looked == 0 {
+            break;
+        }
+    }
+    Looked { queues: looked, hit: None }
+}
+
+/// The queues that were busiest lately, and whether there are more.
+async fn busiest(visit: &Visit) -> Said<(Vec<PoolQueue>, bool)> {
+    let (mut all, mut cursor) = (Vec::new(), String::new());
+    while all.len() < BUSIEST {
+        let listing = visit.ask.get::<QueuesReply>(format!("/queues?sort=out&limit=100{cursor}")).await;
+        let listing = match listing {
+            Ok(listing) => listing,
+            Err(refusal) if all.is_empty() => return Err(refusal),
+            // The second is over.
+            Err(_) => return Ok((all, true)),
+        };
+        all.extend(listing.queues.iter().filter_map(QueueReply::place));
+        match listing.cursor {
+            Some(next) => cursor = format!("&cursor={}", part(&next)),
+            None => return Ok((all, false)),
+        }
+    }
+    Ok((all, true))
+}
+
+/// A job by its id alone.
+async fn by_id(visit: &Visit, id: &str) -> Said<Found> {
+    let (queues, more) = busiest(visit).await?;
+    let Looked { queues: looked, hit } = in_busiest(visit, "job", id, &queues).await;
+    if let Some(hit) = hit {
+        return Ok(Found::At(hit));
+    }
+    let found = page(&html! {
+        p { "No job with this id is in the " (count(looked as u64, "queue", "queues")) " that " @if looked == 1 { "was" } @else { "were" } " busiest lately." }
+        @if more || looked < queues.len() { p { "There are more queues. Name its queue: " code { "namespace/queue/" (text(id)) } } }
+        @else { p { "Jobs that were acked are gone. Name its queue to be sure: " code { "namespace/queue/" (text(id)) } } }
+    });
+    Ok(Found::Page(Page { status: StatusCode::NOT_FOUND, ..found }))
+}
+
+/// What a search for a text found, and how far it looked.
+#[derive(Default)]
+struct InJobs {
+    jobs: Vec<(PoolQueue, ListedJob<'static>)>,
+    looked_at: u64,
+    queues: usize,
+    /// Jobs or queues were left out.
+    more: bool,
+    /// Why nothing was looked at.
+    refused: Option<Refusal>,
+}
+
+/// Queues by a part of their name, a job by its key, and jobs by a text in them.
+async fn everywhere(visit: &Visit, wanted: &str) -> Said<Found> {
     let listing = visit.ask.get::<QueuesReply>(format!("/queues?q={}&limit=50", part(wanted))).await?;
     let exact = |row: &&QueueReply| format!("{}/{}", row.namespace, row.queue) == wanted;
     let mut hits = listing.queues.iter().filter(exact);
-    let hit = match (hits.next(), hits.next(), &listing.queues[..]) {
-        (Some(row), None, _) => Some(row),
-        (None, _, [row]) => Some(row),
-        _ => None,
-    };
-    if let Some(row) = hit {
-        let page = match row.place() {
-            Some(place) => format!("queues/{}", place.path()),
-            None => rows::namespace_path(&row.pool, &row.namespace),
-        };
-        return Ok(Found::At(page));
+    if let (Some(row), None) = (hits.next(), hits.next()) {
+        return Ok(Found::At(page_of(row)));
     }
-    let none = listing.queues.is_empty();
-    let page = Page::new(
-        "Search",
-        "",
-        html! {
-            h1 { "Search" }
-            @if none {
-                p { "No queue has " q { (text(wanted)) } " in its name. A job is found by its key or its id as " code { "namespace/queue/x" } "." }
-            } @else { (rows::table(visit, "Queues", &listing, None, true)) }
+    let (queues, more) = busiest(visit).await?;
+    let by_key = match JobKey::parse(wanted) {
+        Some(_) => in_busiest(visit, "key", wanted, &queues).await,
+        None => Looked { queues: 0, hit: None },
+    };
+    match (&listing.queues[..], &by_key.hit) {
+        ([], Some(hit)) => return Ok(Found::At(hit.clone())),
+        // Its page finds a text in its jobs.
+        ([row], None) => return Ok(Found::At(page_of(row))),
+        _ => {}
+    }
+    let mut found = in_jobs(visit, wanted, &queues).await;
+    found.more |= more;
+    let none = listing.queues.is_empty() && by_key.hit.is_none() && found.jobs.is_empty();
+    let body = html! {
+        @if listing.queues.is_empty() { p.hint { "No queue has " q { (cut(wanted)) } " in its name." } }
+        @else {
+            h2 { "Queues" }
+            (rows::table(visit, "Queues", &listing, None, true))
             @if listing.cursor.is_some() { p { a href=(visit.to(&format!("queues?q={}", part(wanted)))) { "All of them" } } }
-        },
-    );
+        }
+        @if let Some(hit) = &by_key.hit { p { "A job has this key: " a href=(visit.to(hit)) { (cut(wanted)) } } }
+        (jobs(visit, wanted, &found, by_key.queues))
+    };
     let status = if none { StatusCode::NOT_FOUND } else { StatusCode::OK };
-    Ok(Found::Page(Page { status, ..page.of_samples(&listing) }))
+    Ok(Found::Page(Page { status, ..page(&body).of_samples(&listing) }))
+}
+
+fn page_of(row: &QueueReply) -> String {
+    match row.place() {
+        Some(place) => format!("queues/{}", place.path()),
+        None => rows::namespace_path(&row.pool, &row.namespace),
+    }
+}
+
+/// Looks for a text in the jobs of the busiest queues, until the page's second is over.
+async fn in_jobs(visit: &Visit, wanted: &str, queues: &[PoolQueue]) -> InJobs {
+    let mut found = InJobs::default();
+    for place in queues {
+        for state in STATES {
+            let query = [("state", state), ("contains", wanted), ("limit", OF_QUEUE), ("data", "1")];
+            match visit.ask.get::<Jobs>(place.api("/jobs", &query)).await {
+                Ok(page) => {
+                    let looked_at = page.looked_at.unwrap_or(page.scanned);
+                    found.looked_at += looked_at;
+                    found.more |= page.cursor.is_some();
+                    found.jobs.extend(page.jobs.into_iter().map(|job| (place.clone(), job)));
+                }
+                Err(refusal) => {
+                    found.refused = (found.looked_at == 0).then_some(refusal);
+                    found.more = true;
+                    return found;
+                }
+            }
+        }
+        found.queues += 1;
+        if found.jobs.len() >= SHOWN {
+            found.jobs.truncate(SHOWN);
+            found.more |= found.queues < queues.len();
+            return found;
+        }
+    }
+    found
+}
+
+/// The jobs that were found, and how far it was looked.
+fn jobs(visit: &Visit, wanted: &str, found: &InJobs, of_key: usize) -> Markup {
+    html! {
+        h2 { "Jobs" }
+        @if let Some(refusal) = &found.refused { p.note { "Jobs were not searched for this text: " (text(&refusal.text)) } }
+        @else {
+            p.hint {
+                "Looked for the key in " (count(of_key as u64, "queue", "queues")) ", and for the text in "
+                (count(found.looked_at, "job", "jobs")) " of " (count(found.queues as u64, "queue", "queues"))
+                ": ready, delayed and dead ones, the busiest queues first. "
+                @if found.more { "There are more. The filter of a queue's page goes on." } @else { "These are all." }
+            }
+        }
+        @if found.jobs.is_empty() { p { "No job matches." } } @else {
+            div.scroll role="region" aria-label="Jobs" tabindex="0" {
+                table.jobs.wrap {
+                    caption { "Jobs that contain the text" }
+                    thead { tr { @for name in ["Queue", "Id", "Key", "State", "Body"] { th scope="col" { (name) } } } }
+                    tbody { @for (place, job) in &found.jobs {
+                        @let id = job.job_id.to_string();
+                        @let state = job.state.as_deref().unwrap_or_default();
+                        tr data-key=(id) {
+                            td { a href=(visit.to(&format!("queues/{}?state={state}&contains={}", place.path(), part(wanted)))) { (text(&place.name())) } }
+                            th.id scope="row" { a href=(visit.to(&format!("jobs/{}/{id}", place.path()))) title=(id) { (id) } }
+                            td { @if let Some(key) = &job.key { (cut(key)) } }
+                            td { span class=(format!("badge state-{state}")) { (state) } }
+                            td.body { div.few { (preview(job)) } }
+                        }
+                    } }
+                }
+            }
+        }
+        @if found.looked_at >= OF_LIST { p.hint { "Of each queue and state at most the first " (number(OF_LIST)) " jobs are searched." } }
+    }
 }

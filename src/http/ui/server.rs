@@ -55,7 +55,7 @@ async fn page(visit: &Visit) -> Said<Page> {
         h2 { "Servers" }
         @match &fleet {
             Ok(fleet) => { (servers(visit, fleet)) }
-            Err(refusal) => { p.trouble { "The others are not known now: " (text(&refusal.text)) } }
+            Err(refusal) => { p.trouble { "The other servers are not known: " (text(&refusal.text)) } }
         }
         (changes(visit, &server.changes))
     };
@@ -92,14 +92,15 @@ fn of_most(now: Markup, most: Markup) -> Markup {
 
 /// How long something took.
 fn took(of: Option<&Took>) -> Markup {
-    let end =
-        |seconds: Option<f64>| seconds.map_or("longer than is told".into(), |n| format!("≤ {}", short(n)));
+    let end = |seconds: Option<f64>| {
+        seconds.map_or("longer than is measured".into(), |n| format!("≤ {}", short(n)))
+    };
     html! {
         @match of {
             Some(Took { count, p50, p99, worst }) => {
-                "p50 " (end(*p50)) ", p99 " (end(*p99)) ", worst " (end(*worst)) ", of " (number(*count)) " since the start"
+                "p50 " (end(*p50)) ", p99 " (end(*p99)) ", worst " (end(*worst)) ", " (number(*count)) " since the start"
             }
-            None => (unknown("there was none since the start")),
+            None => (unknown("none since the start")),
         }
     }
 }
@@ -119,22 +120,22 @@ fn facts(visit: &Visit, server: &ServerReply) -> Markup {
             dt { "Configuration" } dd { @match &server.config_file { Some(file) => (text(file)), None => "none: variables and defaults" } }
             dt { "AdminUrl" } dd { @match &server.admin_url { Some(url) => (text(url)), None => "not set" } }
             dt { "Zone database" } dd { (text(&server.zone_database)) }
-            dt { "Ready" } dd { @if server.ready { "yes" } @else { "no" } }
-            dt { "Accounts" } dd { @if server.asks_for_accounts { "asked for; your role: " (text(&server.role)) } @else { "none are configured" } }
-            dt { "Requests under way" } dd { (volatile(&html! { (number(server.requests)) })) }
+            dt { "Ready" } dd { @if server.ready { span.badge.good { "yes" } } @else { span.badge.bad { "no" } } }
+            dt { "Accounts" } dd { @if server.asks_for_accounts { "required; your role: " (text(&server.role)) } @else { "none are configured" } }
+            dt { "Requests in progress" } dd { (volatile(&html! { (number(server.requests)) })) }
             @for (port, ConnectionsReply { now, most }) in connections {
                 dt { "Connections of the " (port) " port" } dd { (volatile(&of_most(html! { (number(*now)) }, html! { (number(*most)) }))) }
             }
             dt { "Waiting consumers" } dd { (number(server.waiting)) }
-            dt { "Places that they take" } dd { (of_most(html! { (number(server.waiting_places)) }, html! { (number(most.waiting as u64)) })) }
-            dt { "Memory of large bodies" } dd { (of_most(html! { (size(server.body_bytes)) }, html! { (size(most.body_bytes as u64)) " each for requests and answers" })) }
+            dt { "Slots that they use" } dd { (of_most(html! { (number(server.waiting_places)) }, html! { (number(most.waiting as u64)) })) }
+            dt { "Memory of large bodies" } dd { (of_most(html! { (size(server.body_bytes)) }, html! { (size(most.body_bytes as u64)) " each for requests and responses" })) }
             dt { "Memory of the process" } dd { (volatile(&html! { (size(process.memory_bytes)) })) }
             dt { "CPU since the start" } dd { (volatile(&html! { (duration(process.cpu_seconds as f64)) })) }
             dt { "Open files" } dd { (volatile(&of_most(html! { (number(process.open_files)) }, html! { (number(process.most_files)) }))) }
             dt { "History: bytes" } dd { (size(history.bytes as u64)) }
-            dt { "History: histories" } dd { (number(history.histories as u64)) }
-            dt { "History: lost days" } dd { (number(history.lost_days)) }
-            dt { "History: lost hours" } dd { (number(history.lost_hours)) }
+            dt { "History: queues" } dd { (number(history.histories as u64)) }
+            dt { "History: days dropped" } dd { (number(history.lost_days)) }
+            dt { "History: hours dropped" } dd { (number(history.lost_hours)) }
             dt { "Access log" } dd { @if server.access_log { "on" } @else { "off" } }
         }
         @if visit.may_change() {
@@ -170,13 +171,13 @@ fn of_pool(visit: &Visit, pool: &PoolReply, cluster: Option<&Said<ClusterReply>>
         @if let Some(why) = &pool.trouble {
             p.trouble { "Its store does not answer: " (text(why)) @if let Some(since) = pool.trouble_since { ", since " (visit.zone.at(since)) } }
         } @else if let Some(since) = pool.full_since {
-            p.trouble { "Its store is full, since " (visit.zone.at(since)) ": it takes no more jobs." }
+            p.trouble { "Its store is full, since " (visit.zone.at(since)) ": publishes are refused." }
         } @else if !pool.up { p.trouble { "Requests to it fail." } }
         dl.facts {
             dt { "Kind" } dd { (text(&pool.about.kind)) }
             dt { "Address" } dd { (text(&pool.about.address)) }
             @if let Some(to) = &pool.about.migrates_to { dt { "Migrates to" } dd { (text(to)) } }
-            dt { "Health" } dd { @if pool.up && pool.trouble.is_none() { "well" } @else { b { "away" } } }
+            dt { "Health" } dd { @if pool.up && pool.trouble.is_none() { span.badge.good { "up" } } @else { span.badge.bad { "away" } } }
             @if let Some(free) = pool.figures.get(ROOM) {
                 dt { "Room on the disk" }
                 dd {
@@ -192,12 +193,12 @@ fn of_pool(visit: &Visit, pool: &PoolReply, cluster: Option<&Said<ClusterReply>>
             dt { "Outages since the start" } dd { (number(pool.outages)) }
             dt { "Queues" } dd { (number(pool.queues)) }
             dt { "Delayed and running jobs" } dd { (number(pool.timers)) }
-            @if let Some(late) = pool.overdue { dt { "The earliest is late by" } dd { (volatile(&html! { (duration(late)) })) } }
+            @if let Some(late) = pool.overdue { dt { "Oldest overdue job" } dd { (volatile(&html! { (duration(late)) })) } }
             @if let Some(at) = pool.sampled_at { dt { "Read" } dd { (volatile(&visit.zone.at(at))) } }
         }
         @match cluster {
             Some(Ok(cluster)) => (nodes(visit, pool, cluster)),
-            Some(Err(refusal)) => { p.trouble { "Its nodes are not known now: " (text(&refusal.text)) } }
+            Some(Err(refusal)) => { p.trouble { "The nodes are not known: " (text(&refusal.text)) } }
             None => {}
         }
         @if others().next().is_some() {
@@ -210,7 +211,7 @@ fn of_pool(visit: &Visit, pool: &PoolReply, cluster: Option<&Said<ClusterReply>>
 }
 
 fn nodes(visit: &Visit, pool: &PoolReply, cluster: &ClusterReply) -> Markup {
-    let unsaid = || unknown("the node does not say");
+    let unsaid = || unknown("the node does not report it");
     html! {
         @for (parts, words) in [(&cluster.away, "away"), (&cluster.moving, "moving to another node"), (&cluster.split, "on two nodes")] {
             @if !parts.is_empty() { p.trouble { "Of " (number(cluster.partitions.into())) " partitions " (number(parts.len() as u64)) " are " (words) "." } }
@@ -221,8 +222,8 @@ fn nodes(visit: &Visit, pool: &PoolReply, cluster: &ClusterReply) -> Markup {
                 thead { tr { @for name in ["Node", "Health", "Since", "Partitions", "Replicas", "Memory", "Clock", "Version"] { th scope="col" { (name) } } } }
                 tbody { @for node in &cluster.nodes { tr data-key=(node.addr) {
                     th scope="row" { (text(&node.addr)) }
-                    td { @if node.up { "well" } @else { b { "away" } } }
-                    td { (visit.zone.at(node.since)) }
+                    td { @if node.up { span.badge.good { "up" } } @else { span.badge.bad { "away" } } }
+                    td { (visit.zone.when(node.since)) }
                     td { (number(node.partitions.into())) }
                     td { @match node.replicas { Some(n) => (number(n)), None => (unsaid()) } }
                     td { @match node.used_memory { Some(n) => (volatile(&html! { (size(n)) })), None => (unsaid()) } }
@@ -243,8 +244,8 @@ impl ServersReply {
 /// The servers that share the tokens, with their sums.
 pub fn servers(visit: &Visit, fleet: &ServersReply) -> Markup {
     html! {
-        @if let Some(why) = &fleet.trouble { p.trouble { "The store that the servers tell of themselves in does not answer: " (text(why)) } }
-        @if fleet.versions_differ { p.note { "The servers are not all of one version." } }
+        @if let Some(why) = &fleet.trouble { p.trouble { "The store that lists the servers does not answer: " (text(why)) } }
+        @if fleet.versions_differ { p.note { "The servers run different versions." } }
         div.scroll role="region" aria-label="Servers" tabindex="0" {
             table.jobs {
                 caption { "Servers: in " (rate(fleet.rates.entered)) "/s, out " (rate(fleet.rates.out)) "/s, " (number(fleet.waiting)) " consumers wait" }
@@ -255,8 +256,8 @@ pub fn servers(visit: &Visit, fleet: &ServersReply) -> Markup {
                         None => (text(&line.name)),
                     } }
                     td { (text(&line.version)) }
-                    td { (visit.zone.at(line.started)) }
-                    td { @if line.ready { "yes" } @else { b { "no" } } }
+                    td { (visit.zone.when(line.started)) }
+                    td { @if line.ready { span.badge.good { "ready" } } @else { span.badge.bad { "not ready" } } }
                     td { (rate(line.rates.entered)) }
                     td { (rate(line.rates.out)) }
                     td { (number(line.waiting)) }
@@ -274,14 +275,14 @@ fn is_web(url: &str) -> bool {
 fn changes(visit: &Visit, changes: &[ChangeReply]) -> Markup {
     html! {
         h2 { "Changes" }
-        p { "The last " (changes.len()) " over this server, the newest first. The log has all of them." }
+        p.hint { "The last " (changes.len()) " made through this server, the newest first. The log has all of them." }
         @if !changes.is_empty() {
             div.scroll role="region" aria-label="Changes by operators" tabindex="0" {
-                table.jobs {
+                table.jobs.wrap {
                     caption { "Changes by operators" }
-                    thead { tr { @for name in ["When", "By", "What", "Of"] { th scope="col" { (name) } } } }
+                    thead { tr { @for name in ["When", "By", "Action", "Target"] { th scope="col" { (name) } } } }
                     tbody { @for change in changes { tr {
-                        td { (visit.zone.at(change.at)) }
+                        td { (visit.zone.when(change.at)) }
                         td { (text(&change.by)) }
                         td { (text(&change.action)) }
                         td { @if visit.many_pools() { (text(&change.pool)) " " } (cut(&change.of)) }

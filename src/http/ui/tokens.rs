@@ -124,7 +124,7 @@ async fn token_of(visit: &Visit, scope: &PoolNamespace, wanted: &str) -> Said<St
     let mut found = all.into_keys().filter(|token| hash(token) == wanted);
     match (found.next(), found.next()) {
         (Some(token), None) => Ok(token),
-        (None, _) => Err(Refusal::new(StatusCode::NOT_FOUND, "there is no such token any more")),
+        (None, _) => Err(Refusal::new(StatusCode::NOT_FOUND, "there is no such token")),
         _ => Err(Refusal::new(
             StatusCode::CONFLICT,
             "two tokens have this hash: use the JSON routes with the token itself",
@@ -156,8 +156,8 @@ async fn page(visit: &Visit, scope: &PoolNamespace) -> Said<Page> {
     rows.truncate(MOST);
     let body = html! {
         h1 { "Tokens of " (text(&scope.namespace)) }
-        @if total > MOST { p.note { "The first " (MOST) " of " (total) " are shown." } }
-        @if rows.is_empty() { p { "The namespace has no token: nobody can publish to it or consume from it." } }
+        @if total > MOST { p.note { "Only the first " (MOST) " of " (total) " are shown." } }
+        @if rows.is_empty() { p.hint { "The namespace has no token: nobody can publish to it or consume from it." } }
         @else { (table(visit, scope, &rows)) }
         (create(visit))
         (curl(visit, "POST", &format!("/token/{}?pool={}&description=mailer", part(&scope.namespace), part(&scope.pool)), None))
@@ -169,7 +169,7 @@ async fn page(visit: &Visit, scope: &PoolNamespace) -> Said<Page> {
 fn table(visit: &Visit, scope: &PoolNamespace, rows: &[TokenRow]) -> Markup {
     html! {
         div.scroll role="region" aria-label="Tokens" tabindex="0" {
-            table.jobs {
+            table.jobs.wrap {
                 caption { "Tokens, by the hash that metrics and the log show" }
                 thead { tr { @for name in ["Description", "Hash", "Limit", ""] { @if name.is_empty() { td {} } @else { th scope="col" { (name) } } } } }
                 tbody { @for row in rows { tr data-key=(row.hash) {
@@ -242,8 +242,7 @@ async fn asking(visit: &Visit, scope: &PoolNamespace) -> Said<Page> {
     let wanted = visit.fields.or_empty("hash");
     let all = listed(visit, scope).await?;
     let found = all.iter().find(|(token, _)| hash(token) == wanted);
-    let (_, description) =
-        found.ok_or(Refusal::new(StatusCode::NOT_FOUND, "there is no such token any more"))?;
+    let (_, description) = found.ok_or(Refusal::new(StatusCode::NOT_FOUND, "there is no such token"))?;
     let wanted = typed(wanted);
     let mut page = asks(
         visit,
@@ -252,7 +251,7 @@ async fn asking(visit: &Visit, scope: &PoolNamespace) -> Said<Page> {
         Sure {
             title: format!("Revoke a token of {}", scope.namespace),
             what: html! {
-                p { "The token " code { (wanted) } ", " q { (cut(description)) } ", opens nothing any more. Consumers that wait with it are sent away. It cannot be brought back." }
+                p { "The token " code { (wanted) } ", " q { (cut(description)) } ", opens nothing any more. Consumers that wait with it are disconnected. It cannot be brought back." }
             },
             hidden: vec![("do", "revoke"), ("hash", &wanted)],
             more: html! {},

@@ -41,6 +41,9 @@ impl Run {
 
     /// Does all that is to be done now, and answers when to look again.
     fn look(&mut self, now: Millis) -> Option<Millis> {
+        if let Some(right) = self.progress.set_right(&self.setting.rule, now) {
+            self.progress = right;
+        }
         let when = self.when();
         for _ in 0..1000 {
             // What is stored is what the next server reads. Not always: the test would take seconds.
@@ -204,10 +207,10 @@ fn a_clock_that_is_set_repeats_nothing() {
     run.run(from, from + HOUR);
     let first = run.take();
     assert_eq!(first.len(), 4, "an hour: {first:?}");
-    // Back by an hour: what was decided is not decided again, and the rest comes at its time.
-    let again = run.look(from + MINUTE);
-    assert_eq!((run.take(), again), (vec![], Some(from + 75 * MINUTE)), "an hour back");
-    run.run(from + MINUTE, from + 2 * HOUR);
+    // Back by a minute: what was decided is not decided again, and the rest comes at its time.
+    let again = run.look(from + 59 * MINUTE);
+    assert_eq!((run.take(), again), (vec![], Some(from + 75 * MINUTE)), "a minute back");
+    run.run(from + 59 * MINUTE, from + 2 * HOUR);
     assert_eq!(run.take().len(), 4, "the second hour");
     // Ahead by six hours is like an absence of six hours.
     run.look(from + 8 * HOUR + 7 * MINUTE);
@@ -221,13 +224,48 @@ fn a_clock_that_is_set_repeats_nothing() {
         ],
         "six hours ahead"
     );
-    // And back to the right time: nothing until what was decided is over.
-    assert_eq!(run.look(from + 2 * HOUR + 7 * MINUTE), Some(newest + 15 * MINUTE), "back to the right time");
-    // A change of when it is due does not bring back what was decided.
+}
+
+/// Guards against schedules that are silent for as long as the clock was ahead.
+#[test]
+fn a_clock_that_ran_ahead_and_was_set_right_silences_nothing() {
+    let from = at("2026-06-01T00:00:00Z");
+    for setting in [
+        json!({"queue": "q", "cron": "*/15 * * * *"}),
+        json!({"queue": "q", "cron": "0,15,30,45 0-23 * * *"}),
+        json!({"queue": "q", "every": 900}),
+    ] {
+        // Set right, or ahead when it is set.
+        for is_new in [false, true] {
+            let mut run = Run::new(setting.clone(), if is_new { from + DAY } else { from });
+            run.look(from + DAY + HOUR);
+            run.take();
+            let now = from + 7 * MINUTE;
+            assert_eq!(run.look(now), Some(from + 15 * MINUTE), "{setting}, new: {is_new}");
+            run.run(now, from + HOUR);
+            assert_eq!(
+                run.placed(),
+                (1..=4).map(|n| from + n * 15 * MINUTE).collect::<Vec<_>>(),
+                "{setting}"
+            );
+        }
+    }
+    // What was missed before the right time is owed still, what a wrong clock took for missed is not.
+    let mut run = Run::new(json!({"queue": "q", "every": 900, "catch_up": "all"}), from);
+    let Step::Do(decision) = step(&name(), &run.setting, &run.when(), &run.progress, from + 3 * HOUR) else {
+        panic!("three hours ahead, and nothing is owed");
+    };
+    run.progress = decision.unplaced;
+    run.look(from + HOUR);
+    let expected: Vec<Done> = (1..=4).map(|n| Done::CaughtUp { due: from + n * 15 * MINUTE }).collect();
+    assert_eq!(run.take(), expected, "of twelve that were missed by the wrong clock");
+    // A change counts from its own instant.
     let changed = parse(&json!({"queue": "q", "cron": "*/20 * * * *"})).expect("a setting").setting;
-    run.progress = run.progress.changed(&run.setting, &changed, from + 2 * HOUR + 7 * MINUTE);
+    let ran_ahead = Progress::new(from + DAY);
+    let right = ran_ahead.set_right(&run.setting.rule, from).expect("it ran ahead");
+    run.progress = right.changed(&run.setting, &changed, from + 7 * MINUTE);
     run.setting = changed;
-    assert_eq!(run.look(from + 2 * HOUR + 7 * MINUTE), Some(newest + 20 * MINUTE), "after a change");
+    assert_eq!(run.look(from + 7 * MINUTE), Some(from + 20 * MINUTE), "after a change");
 }
 
 #[test]

@@ -268,6 +268,12 @@ const FIELDS: &[(&str, &str, &str)] = &[
     ("attributes", "[]", "attributes cannot be a list: write an object of texts"),
     ("attributes", r#"{"Schedule":"x"}"#, r#"the server sets "Schedule" itself: leave it out"#),
     ("attributes", r#"{"a":1}"#, r#"1 is no value of "a": write a text of 1 to 128 bytes"#),
+    (
+        "attributes",
+        r#"{"a b":"x"}"#,
+        r#""a b" is no name of an attribute: write letters, digits and !#$%&'*+-.^_`|~"#,
+    ),
+    ("attributes", "{\"a\":\"x\\ny\"}", r#"the value of "a" has control characters: leave them out"#),
     ("attributes", r#"{"":"x"}"#, r#""" is no name of an attribute: write 1 to 32 bytes"#),
     ("attributes", r#"{"a":""}"#, r#""" is no value of "a": write a text of 1 to 128 bytes"#),
     ("attributes", r#"{"A":"2","a":"1"}"#, r#""a" is given twice, in another case: leave one out"#),

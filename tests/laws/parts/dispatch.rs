@@ -107,12 +107,12 @@ async fn a_parked_consumer_is_woken_by_a_publish() {
     let consumer = setup.consumer(&["a"], 1);
     setup.parked(1).await;
     setup.publish([job(&queue("a"), "x")]).await;
-    assert_eq!(consumer.await.unwrap(), ["x"], "what the consumer got"); // the task's own asserts speak
+    assert_eq!(consumer.await.unwrap(), ["x"], "the consumer's job"); // the task's own asserts speak
     setup.parked(0).await;
 }
 
-/// Guards against a look at all parts of a large queue for each of its jobs, and against a "nothing" for which only some
-/// were looked at.
+/// Guards against reading all partitions of a large queue for each of its jobs, and against an empty reply when only
+/// some were read.
 #[tokio::test(start_paused = true)]
 async fn who_waits_is_served_from_what_was_notified_and_who_does_not_from_all() {
     let setup = Setup::new();
@@ -120,7 +120,7 @@ async fn who_waits_is_served_from_what_was_notified_and_who_does_not_from_all() 
     setup.parked(2).await;
     assert_eq!(setup.engine.notified_fetches(), 0, "before they wait everything is looked at");
     setup.publish([job(&queue("a"), "x")]).await;
-    assert_eq!(first.await.unwrap(), ["x"], "what the first one got"); // as above
+    assert_eq!(first.await.unwrap(), ["x"], "the first consumer's job"); // as above
     setup.parked(1).await;
     let notified = setup.engine.notified_fetches();
     assert!(notified > 0, "the job was notified of");
@@ -128,7 +128,7 @@ async fn who_waits_is_served_from_what_was_notified_and_who_does_not_from_all() 
     assert_eq!(bodies(&nothing.take()), [""; 0]);
     assert_eq!(setup.engine.notified_fetches(), notified, "one that does not wait");
     setup.publish([job(&queue("a"), "y")]).await;
-    assert_eq!(second.await.unwrap(), ["y"], "what the second one got"); // as above
+    assert_eq!(second.await.unwrap(), ["y"], "the second consumer's job"); // as above
 }
 
 #[tokio::test(start_paused = true)]
@@ -139,7 +139,7 @@ async fn a_parked_consumer_is_woken_by_the_pump() {
     setup.publish([job(&queue("a"), "x").delay(Duration::from_secs(1))]).await;
     setup.stage.advance(Duration::from_secs(1)).await;
     ok("pump", setup.engine.pump().await);
-    assert_eq!(consumer.await.unwrap(), ["x"], "what the consumer got");
+    assert_eq!(consumer.await.unwrap(), ["x"], "the consumer's job");
 }
 
 #[tokio::test(start_paused = true)]
@@ -193,8 +193,8 @@ async fn waiters_of_different_lists_are_served_in_order_of_arrival() {
     }
 }
 
-/// Guards against a job that goes to a later waiter of another list, since it came while a fetch for the first one was
-/// under way that had looked before.
+/// Guards against a job delivered to a later waiter of another list because it came during a fetch for the first one
+/// that had already read the queue.
 #[tokio::test(start_paused = true)]
 async fn a_job_that_comes_during_a_fetch_in_vain_is_for_the_one_who_waits_longest() {
     let setup = Setup::new();
@@ -217,7 +217,7 @@ async fn a_job_that_comes_during_a_fetch_in_vain_is_for_the_one_who_waits_longes
     }
 }
 
-/// Guards against a fetch that hangs, and keeps jobs from those who wait for their queue in other lists.
+/// Guards against a hanging fetch that keeps jobs from waiters of the same queue in other lists.
 #[tokio::test(start_paused = true)]
 async fn a_fetch_that_hangs_keeps_a_job_from_others_for_a_moment() {
     let setup = Setup::that_has_skipped().await;
@@ -234,7 +234,7 @@ async fn a_fetch_that_hangs_keeps_a_job_from_others_for_a_moment() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     setup.publish([job(&queue("a"), "x")]).await;
     setup.settle().await;
-    assert!(consumers[1].is_finished(), "who waits for a alone has its job");
+    assert!(consumers[1].is_finished(), "the waiter for a alone has its job");
     setup.engine.set_endless(None);
 }
 
@@ -250,7 +250,7 @@ async fn a_list_that_hangs_and_has_nobody_else_keeps_no_job_from_others() {
         setup.dispatcher.notify(&queue("b"));
         setup.settle().await;
         assert!(setup.engine.fetches() > before, "a fetch hangs");
-        // Whoever comes to that list now waits for its next fetch.
+        // Consumers that join the list now wait for its next fetch.
         let _others: Vec<_> = (0..more).map(|_| setup.consumer(&["b", "a"], 1)).collect();
         setup.settle().await;
         let of_a = setup.consumer(&["a"], 1);
@@ -258,12 +258,12 @@ async fn a_list_that_hangs_and_has_nobody_else_keeps_no_job_from_others() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         setup.publish([job(&queue("a"), "x")]).await;
         setup.settle().await;
-        assert!(of_a.is_finished(), "who waits for a alone has its job, beside {more} others of the list");
+        assert!(of_a.is_finished(), "the waiter for a alone has its job, beside {more} others of the list");
         setup.engine.set_endless(None);
     }
 }
 
-/// Guards against a job that is said once, to a list that hangs, and of which nobody hears who could take it.
+/// Guards against a single notification that goes to a hanging list and reaches no list that could use it.
 #[tokio::test(start_paused = true)]
 async fn what_is_said_to_a_list_that_hangs_is_passed_on() {
     for hangs_before in [false, true] {
@@ -283,8 +283,8 @@ async fn what_is_said_to_a_list_that_hangs_is_passed_on() {
         setup.settle().await;
         tokio::time::sleep(Duration::from_millis(200)).await;
         setup.settle().await;
-        assert!(consumers[3].is_finished(), "who waits for a alone has its job");
-        // Nothing is passed on to lists that may hang too, and nothing that somebody has seen since.
+        assert!(consumers[3].is_finished(), "the waiter for a alone has its job");
+        // Nothing is passed on to lists that may hang too, or after a fetch has seen the queue since.
         tokio::time::sleep(Duration::from_secs(1)).await;
         setup.settle().await;
         let served: Vec<bool> = consumers.iter().map(JoinHandle::is_finished).collect();
@@ -314,7 +314,7 @@ async fn what_is_said_of_the_first_queue_of_a_list_that_hangs_is_passed_on() {
     setup.settle().await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     setup.settle().await;
-    assert!(of_a.is_finished(), "who waits for a alone has its job");
+    assert!(of_a.is_finished(), "the waiter for a alone has its job");
     assert!(!first.is_finished(), "one job serves one consumer");
     setup.engine.set_endless(None);
 }
@@ -385,12 +385,12 @@ async fn a_publish_to_a_queue_that_nobody_waits_for_costs_nothing() {
     let before = setup.engine.fetches();
     setup.publish([job(&queue("c"), "x")]).await;
     setup.settle().await;
-    assert_eq!(setup.engine.fetches(), before, "nobody waits for c");
+    assert_eq!(setup.engine.fetches(), before, "c has no waiters");
     consumer.abort();
     setup.parked(0).await;
     setup.publish([job(&queue("a"), "x")]).await;
     setup.settle().await;
-    assert_eq!(setup.engine.fetches(), before, "nobody waits for a any more");
+    assert_eq!(setup.engine.fetches(), before, "a has no more waiters");
 }
 
 #[tokio::test(start_paused = true)]
@@ -458,7 +458,7 @@ async fn a_consumer_that_left_costs_nothing() {
     let staying = setup.consumer(&["a"], 1);
     setup.parked(1).await;
     setup.publish([job(&queue("a"), "x")]).await;
-    assert_eq!(staying.await.unwrap(), ["x"], "the job went past those that left");
+    assert_eq!(staying.await.unwrap(), ["x"], "the job skipped the disconnected consumers");
 }
 
 #[tokio::test(start_paused = true)]
@@ -516,7 +516,7 @@ async fn a_poll_that_does_not_wait_does_not_rely_on_notifications() {
     let parked = setup.consumer(&["a"], 1);
     setup.parked(1).await;
     setup.publish([job(&queue("a"), "1"), job(&queue("a"), "2")]).await;
-    // Nobody was told; but who asks gets an answer from the store, and who came first is served first.
+    // There was no notification; but a call with timeout zero reads the store, and the first waiter is served first.
     let delivery = setup.poll(queue_list(&["a"]), Duration::ZERO).await.expect("the store is well");
     assert_eq!(bodies(delivery.jobs()), ["2"], "the parked consumer came first");
     assert_eq!(parked.await.unwrap(), ["1"]);
@@ -533,7 +533,7 @@ async fn closing_answers_parked_consumers_at_once_and_parks_no_more() {
         assert!(consumer.await.unwrap().is_empty(), "nothing was published");
     }
     let late = setup.poll(queue_list(&["a"]), POLL).await.expect("the store is well");
-    assert!(late.jobs().is_empty() && began.elapsed() < Duration::from_secs(1), "nobody waits any more");
+    assert!(late.jobs().is_empty() && began.elapsed() < Duration::from_secs(1), "there are no more waiters");
     setup.parked(0).await;
 }
 
@@ -575,7 +575,7 @@ async fn a_poll_of_many_queues_counts_once_for_each_ten_of_them() {
         setup.parked(others.len()).await;
         assert_eq!(setup.parked.places(), others.len(), "a poll of {queues} queues has left");
     }
-    // A name that is given twice is one queue, and whoever is alone gets in with any list.
+    // A repeated name is one queue, and a poll of any size is admitted while no other is parked.
     let setup = Setup::with_room(1);
     let twice = setup.consumer(&["a"; 100], 1);
     setup.parked(1).await;
@@ -592,7 +592,7 @@ async fn a_poll_of_many_queues_counts_once_for_each_ten_of_them() {
     );
 }
 
-/// Guards against heads of 64 KiB, for each of which a connection keeps as much while its poll waits.
+/// Guards against request heads of 64 KiB, which each connection keeps while its poll waits.
 #[tokio::test(start_paused = true)]
 async fn a_poll_with_a_long_head_counts_once_more_for_each_8_kib() {
     for (queues, head, places) in
@@ -617,7 +617,7 @@ async fn a_failed_fetch_is_told_and_the_wait_list_goes_on() {
     let setup = Setup::new();
     setup.engine.set_away(true);
     let failed = setup.poll(queue_list(&["a"]), POLL).await;
-    assert!(matches!(failed, Err(ConsumeError::Store(_))), "the store is away: {failed:?}");
+    assert!(matches!(failed, Err(ConsumeError::Store(_))), "the store is unavailable: {failed:?}");
     setup.engine.set_away(false);
     let consumer = setup.consumer(&["a"], 1);
     setup.parked(1).await;
@@ -700,7 +700,7 @@ async fn a_wait_list_that_is_held_up_among_dead_entries_is_not_the_only_one_woke
     assert_eq!(got, ["x"], "the list that waits longest skips dead entries of another queue");
     setup.engine.set_endless(None);
     setup.publish([job(&queue("a"), "y")]).await;
-    assert_eq!(held_up.await.unwrap(), ["y"], "it goes on when it is through");
+    assert_eq!(held_up.await.unwrap(), ["y"], "it continues afterwards");
 }
 
 #[tokio::test(start_paused = true)]
@@ -724,8 +724,8 @@ async fn a_store_that_is_back_is_not_asked_for_all_wait_lists_at_once_and_nobody
     }
     setup.settle().await;
     let most = setup.engine.most_under_way();
-    assert!(most <= 256, "{most} calls of the store were under way at a time");
-    assert_eq!(consumers.iter().filter(|c| c.is_finished()).count(), 0, "nobody is turned away");
+    assert!(most <= 256, "{most} concurrent calls of the store");
+    assert_eq!(consumers.iter().filter(|c| c.is_finished()).count(), 0, "no consumer is refused");
     setup.publish((0..LISTS / 1000).map(|i| job(&queue(&format!("q-{}", i * 1000)), "x"))).await;
     setup.settle().await;
     assert_eq!(
@@ -735,7 +735,7 @@ async fn a_store_that_is_back_is_not_asked_for_all_wait_lists_at_once_and_nobody
     );
 }
 
-/// Guards against jobs that go back to a part of a store that is away, and hold up those of others.
+/// Guards against returns to an unavailable partition that delay the returns of other jobs.
 #[tokio::test(start_paused = true)]
 async fn jobs_that_cannot_go_back_keep_no_others_from_it() {
     let setup = Setup::new();
@@ -807,7 +807,7 @@ async fn a_failed_fetch_leaves_nobody_behind_it_waiting_for_the_next_notificatio
         }
     }
     assert!(failed > 0, "the fetch that the publish caused should have failed");
-    assert_eq!(got, ["x"], "the job was there all along; {failed} consumers were told of the failure");
+    assert_eq!(got, ["x"], "the job was ready all along; {failed} consumers got the failure");
 }
 
 #[tokio::test(start_paused = true)]
@@ -835,13 +835,13 @@ async fn closing_lets_a_fetch_finish_and_gives_back_what_nobody_took() {
     setup.publish([job(&queue("a"), "x"), job(&queue("b"), "y")]).await;
     setup.settle().await;
     setup.dispatcher.close();
-    assert!(idle.await.unwrap().is_empty(), "no fetch is under way for it, so it is answered at once");
+    assert!(idle.await.unwrap().is_empty(), "it has no fetch in flight, so it is answered at once");
     leaving.abort();
     drop(gate);
     setup.dispatcher.settled().await;
-    assert_eq!(staying.await.unwrap(), ["x"], "popped before the close, for a consumer that was there");
+    assert_eq!(staying.await.unwrap(), ["x"], "popped before the close, for a connected consumer");
     let back = ok("peek", setup.engine.peek(&queue("b")).await).expect("y is back when it is settled");
-    assert_eq!(back.tries_left, 1, "tries of a job that nobody got");
+    assert_eq!(back.tries_left, 1, "tries of a job that reached no consumer");
 }
 
 #[tokio::test]
@@ -906,7 +906,7 @@ async fn a_parked_consumer_keeps_little() {
     assert!(size <= 384, "a waiting consumer takes {size} bytes");
 }
 
-/// How many of the jobs came from each of the queues a, b and c.
+/// Counts the jobs from the queues a, b and c.
 fn shares(bodies: &[String]) -> [usize; 3] {
     ["a", "b", "c"].map(|queue| bodies.iter().filter(|body| *body == queue).count())
 }
@@ -921,7 +921,7 @@ impl Setup {
         }
     }
 
-    /// What one consume of a, b and c gets.
+    /// Consumes once from a, b and c.
     async fn weighted(&self, weights: &[u16], count: u16, timeout: Duration) -> Vec<String> {
         let queues = queue_list(&["a", "b", "c"]);
         let request = Request {
@@ -936,7 +936,7 @@ impl Setup {
     }
 }
 
-/// Guards against a batch that goes to one queue, and against turns that begin anew with each consume.
+/// Guards against a batch taken from one queue, and against turns that restart with each consume.
 #[tokio::test(start_paused = true)]
 async fn weights_are_kept_whatever_the_count() {
     for count in [1, 3, 16, 17, 100] {
@@ -968,12 +968,12 @@ async fn with_weights_the_only_queue_that_has_jobs_gets_all_and_the_least_is_not
     for _ in 0..130 {
         got.extend(setup.weighted(&[20, 20, 1], 1, Duration::ZERO).await);
     }
-    // What c got while nobody else had jobs is not held against it.
+    // What c received while the others had no jobs does not count against it.
     let [a, b, c] = shares(&got);
     assert!(a.abs_diff(b) <= 2 && (2..=4).contains(&c), "a and b share, and c is served too: {a}, {b}, {c}");
 }
 
-/// Guards against weights that hold for those that find jobs, and not for those that wait for them.
+/// Guards against weights that apply to fetches but not to parked consumers.
 #[tokio::test(start_paused = true)]
 async fn consumers_that_wait_are_served_by_weight_too() {
     let setup = Arc::new(Setup::new());
@@ -997,7 +997,7 @@ async fn consumers_that_wait_are_served_by_weight_too() {
     }
 }
 
-/// Guards against jobs that an earlier call of a weighted fetch has taken, and that nobody gets when a later one fails.
+/// Guards against losing jobs taken by earlier calls of a weighted fetch when a later call fails.
 #[tokio::test(start_paused = true)]
 async fn a_weighted_fetch_that_fails_halfway_hands_out_what_it_has() {
     let setup = Setup::new();
@@ -1011,7 +1011,7 @@ async fn a_weighted_fetch_that_fails_halfway_hands_out_what_it_has() {
         drop(gate);
     };
     let (got, ()) = tokio::join!(fetch, fails);
-    assert_eq!(got.len(), 16, "what the first call took");
+    assert_eq!(got.len(), 16, "the jobs of the first call");
     setup.engine.set_away(false);
     let mut rest = Vec::new();
     for _ in 0..4 {
@@ -1020,7 +1020,8 @@ async fn a_weighted_fetch_that_fails_halfway_hands_out_what_it_has() {
     assert_eq!(got.len() + rest.len(), 150, "every job was handed out once");
 }
 
-/// Guards against a weighted fetch that takes what one answer may have from each of its calls: most of it would go back.
+/// Guards against a weighted fetch that takes a full reply's bytes in each of its calls, most of which would be
+/// returned.
 #[tokio::test(start_paused = true)]
 async fn a_weighted_fetch_has_one_budget_of_bytes() {
     for (size, fit) in [(500_000, 16), (100_000, 83), (1_000, 100)] {
@@ -1039,8 +1040,8 @@ async fn a_weighted_fetch_has_one_budget_of_bytes() {
     }
 }
 
-/// Guards against a waiting consumer that is turned away while a part of its queue is away, and against one that is told
-/// that there is nothing when nobody could look there.
+/// Guards against refusing a waiting consumer while part of its queue is unavailable, and against an empty reply when
+/// that part could not be read.
 #[tokio::test(start_paused = true)]
 async fn who_waits_goes_on_waiting_while_not_everywhere_can_be_looked() {
     let setup = Setup::new();
@@ -1061,5 +1062,5 @@ async fn who_waits_goes_on_waiting_while_not_everywhere_can_be_looked() {
     assert!(unseen(setup.poll(queue_list(&["a"]), Duration::from_secs(3)).await), "nobody could look");
     setup.engine.set_unseen(false);
     let seen = setup.poll(queue_list(&["a"]), Duration::from_secs(3)).await.expect("it was seen empty");
-    assert!(seen.jobs().is_empty(), "there is none");
+    assert!(seen.jobs().is_empty(), "the queue is empty");
 }

@@ -1,4 +1,4 @@
-//! What is late, and what is due now: in virtual time, with the tasks that place.
+//! Overdue and currently due schedules, in virtual time, with the tasks that place them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::support::wait::TIMEOUT;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Asks until it is so many.
+/// Waits until the queue has `jobs` ready jobs.
 async fn ready(play: &Play, name: &str, jobs: u64, why: &str) {
     let began = Instant::now();
     loop {
@@ -33,7 +33,7 @@ async fn ready(play: &Play, name: &str, jobs: u64, why: &str) {
     }
 }
 
-/// Guards against a store that is slow with what is caught up, and makes late what is due meanwhile.
+/// Guards against a slow catch-up that delays schedules that become due meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_caught_up_holds_up_nothing_that_is_due() {
     let clock = manual_clock();
@@ -63,7 +63,7 @@ async fn what_is_caught_up_holds_up_nothing_that_is_due() {
     assert_eq!(of.counts.get(&Became::Placed), Some(&5), "{of:?}");
 }
 
-/// Guards against a wake-up that is lost, since it comes while the task that does what is late walks through all schedules.
+/// Guards against losing a wake-up that comes while the task for overdue schedules walks through all of them.
 #[tokio::test]
 async fn what_is_late_is_heard_of_during_a_walk() {
     let clock = manual_clock();
@@ -80,9 +80,9 @@ async fn what_is_late_is_heard_of_during_a_walk() {
     // It has begun to walk before the other task begins.
     tokio::task::yield_now().await;
     let runs = tokio::spawn(scheduler::run(play.scheduler.clone(), outage, stop.clone()));
-    ready(&play, "q", 1, "the other task has looked, and has told of what is late").await;
+    ready(&play, "q", 1, "the other task has reported the overdue schedules").await;
     gated.hang_walks(false);
-    ready(&play, "old", 101, "one in time, and the newest hundred of what was missed").await;
+    ready(&play, "old", 101, "one in time, and the newest hundred missed ones").await;
     stop.cancel();
     runs.await.expect("no panic").expect("it has a timer");
     late.await.expect("no panic");
@@ -94,7 +94,7 @@ async fn a_backlog_is_caught_up_beside_what_is_due_and_by_another_server() {
     let play = Play::new();
     play.set("s", json!({ "queue": "q", "every": 1, "catch_up": "all", "deadline": 1 })).await;
     play.clock.advance(Duration::from_secs(3600));
-    // The first server decides what is missed, and is gone.
+    // The first server decides what was missed, and stops.
     ok("look", play.scheduler.look().await);
     let begun = play.get("s").await.state.progress.backlog.len();
     assert!((1..=100).contains(&begun), "{begun} are left");

@@ -1,4 +1,4 @@
-//! What is counted of a store's work.
+//! Metrics of a store's work.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use dormouse::engine::{Engine, OnConflict, Publication};
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
 
-/// Guards against dashboards on which looks at keys are jobs that were fetched.
+/// Guards against dashboards that count lookups by key as fetched jobs.
 #[tokio::test]
 async fn a_look_by_id_counts_as_a_job_that_was_fetched_and_one_by_key_does_not() {
     let metrics = Metrics::default();

@@ -1,4 +1,4 @@
-//! A pool that is moved while one of its stores is away. What both do when they are well is in the laws.
+//! A migrating pool with one store unavailable. The laws cover the case of two healthy stores.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -91,9 +91,9 @@ async fn an_old_store_that_is_away_does_not_keep_the_new_ones_jobs_back() {
     let pools = Move::new().await;
     pools.fill().await;
     pools.old.set_away(true);
-    assert_eq!(ok("consume", pools.consume(2).await), ["new"], "jobs of the store that is there");
+    assert_eq!(ok("consume", pools.consume(2).await), ["new"], "jobs of the available store");
     let none = pools.consume(2).await;
-    assert!(none.is_err(), "nobody can say that there is no job: {none:?}");
+    assert!(none.is_err(), "it is unknown whether there is a job: {none:?}");
     pools.old.set_away(false);
     assert_eq!(ok("consume", pools.consume(2).await), ["old"], "it is back");
 }
@@ -103,8 +103,8 @@ async fn a_new_store_that_is_away_does_not_keep_the_old_ones_jobs_back() {
     let pools = Move::new().await;
     pools.fill().await;
     pools.new.set_away(true);
-    assert_eq!(ok("consume", pools.consume(2).await), ["old"], "jobs of the store that is there");
-    assert!(pools.consume(2).await.is_err(), "nobody can say that there is no job");
+    assert_eq!(ok("consume", pools.consume(2).await), ["old"], "jobs of the available store");
+    assert!(pools.consume(2).await.is_err(), "it is unknown whether there is a job");
 }
 
 #[tokio::test]
@@ -183,7 +183,10 @@ async fn jobs_of_the_old_store_are_replaced_together() {
     let began = Instant::now();
     let done = ok("publish", pools.pool.publish(request(OnConflict::Replace)).await);
     let took = began.elapsed();
-    assert!(took < 70 * slow, "64 keys are looked up one by one, and what they name goes at once: {took:?}");
+    assert!(
+        took < 70 * slow,
+        "64 keys are looked up one by one, and their jobs deleted in one call: {took:?}"
+    );
     pools.old.set(State::Up);
     let Published::Done(placed) = done else { panic!("{done:?}") };
     let replaced = placed.iter().filter(|placed| matches!(placed.how, How::Replaced(_))).count();
@@ -231,7 +234,7 @@ async fn a_holder_is_answered_by_the_store_that_handed_out() {
     let buried = ok("bury", pools.pool.bury(&jobs[1].name(), jobs[1].proof(), None).await);
     assert_eq!(buried, Held::Done(()));
     let stale = ok("ack", pools.pool.ack(&queue("a"), &named).await);
-    assert_eq!(stale, [jobs[1].id], "the one is gone, the other is dead");
+    assert_eq!(stale, [jobs[1].id], "one is deleted, the other is dead");
     let revival = Revival { tries: std::num::NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
     let ids = [jobs[0].id, jobs[1].id];
     let revived = ok("respawn_jobs", pools.pool.respawn_jobs(&queue("a"), &ids, revival).await);
@@ -260,7 +263,7 @@ async fn lists_show_the_jobs_and_queues_of_both_stores() {
                 break;
             }
         }
-        assert_eq!(shown, expected, "by {limit}: those of the old store come first");
+        assert_eq!(shown, expected, "by {limit}: jobs of the old store come first");
     }
     for (store, names) in [["a", "c", "d", "e"], ["a", "b", "e", "f"]].into_iter().enumerate() {
         for name in names {
@@ -329,7 +332,7 @@ async fn a_receipt_is_good_with_each_server_that_has_the_jobs_store() {
     }
 }
 
-/// Waits until the pauses of two stores are alike, and tells them.
+/// Waits until both stores have the same pauses, and returns them.
 async fn pauses_of(pools: &Move) -> BTreeMap<Queue, Pause> {
     for _ in 0..100 {
         let (old, new) = (ok("pauses", pools.old.pauses().await), ok("pauses", pools.new.pauses().await));
@@ -341,10 +344,10 @@ async fn pauses_of(pools: &Move) -> BTreeMap<Queue, Pause> {
     let (old, new) = (ok("pauses", pools.old.pauses().await), ok("pauses", pools.new.pauses().await));
     let differ = |queue: &&Queue| old.get(queue) != new.get(queue);
     let differ: Vec<_> = old.keys().chain(new.keys()).filter(differ).collect();
-    panic!("a second is over, and these are not paused alike in both stores: {differ:?}")
+    panic!("after a second these are not paused equally in both stores: {differ:?}")
 }
 
-/// Guards against a queue that is paused in one store alone: its jobs in the other one are handed out, or never again.
+/// Guards against a queue paused in one store only: jobs of the other are delivered, or never again.
 #[tokio::test(start_paused = true)]
 async fn pauses_of_servers_that_know_one_store_hold_in_both() {
     let pools = Move::new().await;
@@ -364,8 +367,8 @@ async fn pauses_of_servers_that_know_one_store_hold_in_both() {
     }
 }
 
-/// Guards against a pause from before the move that is known a moment after the first job was handed out, and against a
-/// resume or pause that was done by half since a store was away.
+/// Guards against pauses from before the migration that take effect only after the first delivery, and against a resume
+/// or pause applied to one store because the other was unavailable.
 #[tokio::test(start_paused = true)]
 async fn a_pool_that_moves_begins_with_all_pauses() {
     let pools = Move::new().await;
@@ -376,7 +379,7 @@ async fn a_pool_that_moves_begins_with_all_pauses() {
     let began = Instant::now();
     let again = moving(&pools.old, &pools.new).await;
     assert!(began.elapsed().is_zero(), "it begins with them");
-    assert_eq!(pauses_of(&pools).await.len(), 201, "those of both");
+    assert_eq!(pauses_of(&pools).await.len(), 201, "the pauses of both stores");
     assert_eq!(ok("pauses", again.pauses().await), pauses_of(&pools).await);
     tokio::time::sleep(Duration::from_secs(1)).await;
     pools.old.set(State::Away);
@@ -431,7 +434,8 @@ async fn a_pause_that_one_store_refuses_is_done_in_neither() {
     }
 }
 
-/// Guards against a repeat that does something else once the job is gone that the first request met in the old store.
+/// Guards against a repeated request that has another effect after the job that the first one met in the old store was
+/// deleted.
 #[tokio::test]
 async fn what_a_request_met_in_the_old_store_is_remembered() {
     for (conflict, expected) in [(OnConflict::Keep, 0), (OnConflict::Replace, 1)] {
@@ -499,7 +503,7 @@ async fn the_first_queue_goes_first_whichever_store_has_its_jobs() {
     }
 }
 
-/// Guards against a second consumer of one fetch that is told that there is no job, when a store with jobs is away.
+/// Guards against an empty reply to the second consumer of a fetch when a store with jobs is unavailable.
 #[tokio::test(start_paused = true)]
 async fn a_consume_that_could_ask_one_store_alone_says_that_there_may_be_more() {
     for store in 0..2 {
@@ -517,7 +521,7 @@ async fn a_consume_that_could_ask_one_store_alone_says_that_there_may_be_more() 
     }
 }
 
-/// Guards against jobs of the new store that come back late, behind those of an old store that hangs.
+/// Guards against returns to the new store that wait behind those to a hanging old store.
 #[tokio::test(start_paused = true)]
 async fn give_backs_to_the_new_store_do_not_wait_for_the_old_one() {
     let pools = Move::new().await;
@@ -532,10 +536,10 @@ async fn give_backs_to_the_new_store_do_not_wait_for_the_old_one() {
     assert_eq!(
         ok("consume", pools.consume(1).await),
         ["new"],
-        "it came back, and the old store is not asked"
+        "it was returned, and the old store is not called"
     );
     pools.old.set(State::Up);
-    assert_eq!(ok("consume", pools.consume(1).await), ["old"], "so did the other one, later");
+    assert_eq!(ok("consume", pools.consume(1).await), ["old"], "the other job was returned later");
 }
 
 #[tokio::test(start_paused = true)]
@@ -557,7 +561,7 @@ async fn without_the_old_store_nobody_says_that_a_key_is_free() {
     .await;
 }
 
-/// The pools in which the old store is away, and those in which it hangs.
+/// Runs a test with the old store unavailable, and with the old store hanging.
 async fn without_the_old(states: &[State], mut test: impl AsyncFnMut(Move, State)) {
     for state in states {
         test(Move::new().await, *state).await;
@@ -580,7 +584,7 @@ async fn reads_of_a_queue_answer_without_the_old_store() {
         let dead = ok("dead_letter", pools.pool.dead_letter(&q).await);
         assert_eq!(dead, Size { jobs: 0, head: None }, "the new store's, while it is {state:?}");
         assert!(began.elapsed() <= 4 * PATIENCE, "four calls took {:?}", began.elapsed());
-        // Nobody can say that there is no such job.
+        // It is unknown whether there is such a job.
         let unknown = pools.pool.inspect_stored(&old.name()).await;
         assert!(unknown.is_err(), "the old store is {state:?}: {unknown:?}");
         let none = pools.pool.peek(&queue("b")).await;
@@ -636,7 +640,7 @@ async fn a_republish_whose_caller_leaves_is_done_to_its_end() {
     tokio::time::sleep(2 * PATIENCE).await;
     pools.old.set(State::Up);
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(ok("consume", pools.consume(9).await), ["again"], "the other one is acked");
+    assert_eq!(ok("consume", pools.consume(9).await), ["again"], "the other job is acked");
 }
 
 #[tokio::test(start_paused = true)]
@@ -654,7 +658,7 @@ async fn an_ack_of_the_new_stores_job_needs_no_old_store() {
     .await;
 }
 
-/// Guards against a bulk that waits for a store that hangs as long as its own calls last, and looks for each job of it.
+/// Guards against a bulk ack that waits the full timeout of a hanging store for each of its jobs.
 #[tokio::test(start_paused = true)]
 async fn an_ack_of_many_jobs_fails_soon_without_the_old_store() {
     without_the_old(&BOTH, async |pools, state| {
@@ -674,7 +678,7 @@ async fn an_ack_of_many_jobs_fails_soon_without_the_old_store() {
     .await;
 }
 
-/// Guards against a store that is away and counts as a pump that has more to move.
+/// Guards against counting an unavailable store as one with more jobs to move.
 #[tokio::test(start_paused = true)]
 async fn a_pump_without_the_old_store_tells_what_the_new_one_has_left() {
     let metrics = Metrics::default();
@@ -688,7 +692,10 @@ async fn a_pump_without_the_old_store_tells_what_the_new_one_has_left() {
         pools.old.set(State::Away);
         let pumped = ok("pump", pool.pump().await);
         assert!(pumped.moved == 1 && !pumped.next.is_zero(), "none is left there: {pumped:?}");
-        assert!(pumped.next <= Duration::from_secs(1), "the store that is away is asked soon: {pumped:?}");
+        assert!(
+            pumped.next <= Duration::from_secs(1),
+            "the unavailable store is tried again soon: {pumped:?}"
+        );
         assert!(pool.pump().await.is_err(), "the trouble shows");
         pools.old.set(State::Up);
     }
@@ -712,7 +719,7 @@ async fn what_changes_many_jobs_changes_nothing_without_the_old_store() {
     assert!(pools.pool.check().await.is_err(), "a consumer may get an error");
     assert_eq!(ok("dead_letter", pools.new.dead_letter(&q).await).jobs, 1, "nothing has changed");
     assert_eq!(ok("size", pools.new.ready(&q).await), 1, "nothing has changed");
-    // What was done before the trouble is told.
+    // Work done before the failure is reported.
     pools.old.set(State::Up);
     pools.new.set(State::Away);
     assert_eq!(ok("respawn", pools.pool.respawn_oldest(&q, 9, None).await), 1, "the old store's");
@@ -732,9 +739,9 @@ async fn an_old_store_that_hangs_holds_up_the_new_ones_jobs_for_a_moment_only() 
     assert!(began.elapsed() <= PATIENCE, "it took {:?}", began.elapsed());
     let began = Instant::now();
     assert_eq!(ok("consume", pools.consume(2).await), ["new 2", "new 3"], "and all others");
-    assert!(began.elapsed().is_zero(), "a store that is known to hang is waited for by nobody");
+    assert!(began.elapsed().is_zero(), "a store known to hang is not waited for");
     let none = pools.consume(1).await;
-    assert!(none.is_err(), "nobody can say that there is no job: {none:?}");
+    assert!(none.is_err(), "it is unknown whether there is a job: {none:?}");
     assert!(began.elapsed() < Duration::from_secs(2), "the error took {:?}", began.elapsed());
     assert_eq!(pools.old.fetches(), 1, "one consume hangs there");
     pools.old.set(State::Up);
@@ -797,7 +804,7 @@ async fn a_poll_gets_a_job_of_the_new_store_while_the_old_one_hangs() {
     pools.put(1, "new").await;
     let published = Instant::now();
     let delivery = poll.await.expect("no panic").expect("a job");
-    assert_eq!(bodies(delivery.jobs()), ["new"], "what was published while the old store hung");
+    assert_eq!(bodies(delivery.jobs()), ["new"], "the job published while the old store hung");
     assert!(published.elapsed() <= 2 * PATIENCE, "it came after {:?}", published.elapsed());
 }
 
@@ -842,7 +849,7 @@ async fn due(engine: &dyn Engine) -> Vec<StoredSchedule> {
     ok("due_schedules", engine.due_schedules(DueList::Now(100)).await).schedules
 }
 
-/// Guards against a schedule that is placed from two stores, and against one that loses what it has done.
+/// Guards against a schedule placed from two stores, and against one that loses its history.
 #[tokio::test]
 async fn a_schedule_moves_once_with_what_has_become_of_it() {
     let pool = Move::new().await;
@@ -853,7 +860,7 @@ async fn a_schedule_moves_once_with_what_has_become_of_it() {
     let after = &moved[0];
     assert_eq!((after.version.revision, after.landed), (before.version.revision, before.landed));
     assert_eq!((&after.setting, &after.progress), (&before.setting, &before.progress));
-    assert_eq!(due(&*pool.old).await, [], "nobody places it from the old store");
+    assert_eq!(due(&*pool.old).await, [], "it is not placed from the old store");
     let mark = read(&*pool.old, "s").await.expect("its mark stays");
     assert_eq!((mark.state, mark.next, mark.setting.text.len()), (ScheduleState::Moved, None, 0), "{mark:?}");
     assert_eq!(due(&*pool.pool).await.len(), 1, "once");
@@ -885,7 +892,7 @@ async fn a_move_that_was_cut_off_is_finished_at_the_next_look() {
     }
 }
 
-/// Guards against a schedule that comes back from its mark.
+/// Guards against a schedule that reappears because of its mark.
 #[tokio::test]
 async fn a_schedule_that_was_deleted_after_its_move_stays_so() {
     let pool = Move::new().await;
@@ -895,12 +902,12 @@ async fn a_schedule_that_was_deleted_after_its_move_stays_so() {
     let delete = ScheduleStep { id, expected, then: ScheduleThen::Delete };
     assert!(matches!(pool.pool.step_schedule(delete).await, Ok(Stepped::Done { .. })), "it goes");
     assert_eq!((read(&*pool.pool, "s").await, due(&*pool.pool).await), (None, vec![]));
-    // A server that knows the old store alone makes it anew: it moves as well.
+    // A server that knows only the old store creates it again: it migrates too.
     pool.schedule("s").await;
     assert_eq!(due(&*pool.pool).await.len(), 1, "it is due again");
 }
 
-/// Guards against an old store that is away and stops what has moved.
+/// Guards against an unavailable old store that stops migrated schedules.
 #[tokio::test]
 async fn schedules_that_have_moved_need_no_old_store() {
     let pool = Move::new().await;
@@ -913,7 +920,7 @@ async fn schedules_that_have_moved_need_no_old_store() {
     assert!(matches!(pool.pool.step_schedule(step).await, Ok(Stepped::Done { .. })), "it is placed");
     let then = ScheduleThen::Put(Box::new(schedules::new(None)));
     let new = ScheduleStep { id: schedules::schedule("new"), expected: None, then };
-    assert!(pool.pool.step_schedule(new).await.is_err(), "nobody can say whether the old store has it");
+    assert!(pool.pool.step_schedule(new).await.is_err(), "it is unknown whether the old store has it");
 }
 
 /// Guards against two of a kind at once, since the key of the job before is in the other store.
@@ -957,7 +964,7 @@ async fn overlap_counts_jobs_of_the_old_store() {
                 assert_eq!(
                     ok("consume", pools.consume(9).await),
                     ["new"],
-                    "the old one is gone, or runs: {what}"
+                    "the old job is deleted or running: {what}"
                 );
             }
             _ => panic!("{what}"),
@@ -965,7 +972,7 @@ async fn overlap_counts_jobs_of_the_old_store() {
     }
 }
 
-/// Guards against a schedule that is in neither store once a pool has moved back, since its mark is there.
+/// Guards against a schedule that is in neither store after a pool has migrated back, because its mark exists.
 #[tokio::test]
 async fn a_schedule_comes_back_with_a_pool_that_moves_back() {
     let pool = Move::new().await;
@@ -984,7 +991,7 @@ async fn a_schedule_comes_back_with_a_pool_that_moves_back() {
     }
 }
 
-/// Guards against a name that nobody can use any more, since one store says that its schedule is in the other.
+/// Guards against a name that stays unusable because one store says that its schedule is in the other.
 #[tokio::test]
 async fn the_name_of_a_schedule_that_was_deleted_after_its_move_is_free_when_the_pool_moves_back() {
     let pool = Move::new().await;
@@ -1017,13 +1024,13 @@ async fn a_schedule_stays_where_the_server_that_began_later_has_moved_it() {
     }
     let there = read(&*pool.new, "s").await.expect("it is there");
     assert_ne!(there.state, ScheduleState::Moved, "{there:?}");
-    // The later one is gone: a schedule that nobody places must not stay so.
+    // The later store is gone: the schedule must still be placed.
     stage.pass(Duration::from_secs(600)).await;
     tokio::time::sleep(Duration::from_secs(61)).await;
     assert_eq!(due(&*earlier).await.len(), 1, "it moves back");
 }
 
-/// Guards against a schedule that is taken for one whose move was cut off while it is under way.
+/// Guards against mistaking a schedule in transit for one whose move was interrupted.
 #[tokio::test(start_paused = true)]
 async fn a_schedule_on_its_way_is_let_arrive_by_who_moves_the_other_way() {
     for is_cut_off in [false, true] {
@@ -1061,7 +1068,7 @@ async fn a_schedule_on_its_way_is_let_arrive_by_who_moves_the_other_way() {
     }
 }
 
-/// Guards against a deleted schedule that comes back from a move that was cut off before its last step.
+/// Guards against a deleted schedule that reappears from a move interrupted before its last step.
 #[tokio::test]
 async fn a_schedule_that_is_deleted_in_the_middle_of_its_move_stays_so() {
     for is_away in [false, true] {
@@ -1100,9 +1107,9 @@ async fn a_schedule_that_is_deleted_in_the_middle_of_its_move_stays_so() {
 #[tokio::test(start_paused = true)]
 async fn one_that_is_added_later_and_deleted_in_the_middle_of_its_move_stays_so() {
     let pool = Move::new().await;
-    assert_eq!(due(&*pool.pool).await, [], "all have moved: there was none");
+    assert_eq!(due(&*pool.pool).await, [], "all have moved, since there were none");
     pool.schedule("s").await;
-    // It is found, read, marked and written, and then the old store is away.
+    // It is found, read, marked and written, and then the old store becomes unavailable.
     pool.old.set_calls_left(Some(3)).await;
     let list = async || {
         let list = ScheduleList::Page { prefix: String::new(), after: None, limit: 10, bodies: false };
@@ -1125,7 +1132,7 @@ async fn one_that_is_added_later_and_deleted_in_the_middle_of_its_move_stays_so(
     assert_eq!((read(&*pool.pool, "s").await, due(&*pool.pool).await), (None, vec![]), "for good");
 }
 
-/// Guards against an old store that hangs and makes what is due late.
+/// Guards against a hanging old store that delays due schedules.
 #[tokio::test(start_paused = true)]
 async fn an_old_store_that_hangs_delays_no_look() {
     let pool = Move::new().await;
@@ -1138,14 +1145,14 @@ async fn an_old_store_that_hangs_delays_no_look() {
         let began = Instant::now();
         assert_eq!(due(&*pool.pool).await.len(), 1, "it is due");
         assert!(began.elapsed() < Duration::from_millis(5), "look {look} took {:?}", began.elapsed());
-        // A step that must know who has a key does not wait either.
+        // A step that must know the holder of a key does not wait either.
         let job = job(&queue("q"), "new").key_or("k", OnConflict::Keep).placing(&pool.stages[1]);
         let job = Some(Publication { jobs: vec![job], replaces: None, once: None });
         let of = read(&*pool.new, "s").await.expect("it has moved");
         let then = ScheduleThen::Put(Box::new(SchedulePut { job, ..schedules::put(Some(PAST)) }));
         let step = ScheduleStep { id: of.id, expected: Some(of.version), then };
         let stepped = pool.pool.step_schedule(step).await;
-        assert!(matches!(stepped, Err(Error::Away(_))), "nobody can say: {stepped:?}");
+        assert!(matches!(stepped, Err(Error::Away(_))), "the outcome is unknown: {stepped:?}");
         assert!(began.elapsed() < Duration::from_millis(5), "step {look} took {:?}", began.elapsed());
         tokio::time::sleep(2 * PATIENCE).await;
     }
@@ -1155,5 +1162,5 @@ async fn an_old_store_that_hangs_delays_no_look() {
         due(&*pool.pool).await;
         tokio::time::sleep(PATIENCE).await;
     }
-    assert_eq!(due(&*pool.pool).await.len(), 2, "what is new there moves again");
+    assert_eq!(due(&*pool.pool).await.len(), 2, "a new schedule moves again");
 }

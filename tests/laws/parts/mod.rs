@@ -1,5 +1,5 @@
-//! What the parts that stand on a store keep: the dispatcher, a pool that moves, the counters,
-//! push, tokens, limits, quotas. In virtual time, without a server.
+//! Contracts of the components above a store: the dispatcher, migrating pools, metrics, push, tokens, rate limits,
+//! quotas. In virtual time, without a server.
 
 mod dispatch;
 mod late;
@@ -9,5 +9,6 @@ mod push;
 mod push_stage;
 mod quotas;
 mod scheduler;
+mod settings;
 mod throttle;
 mod tokens;

@@ -24,7 +24,8 @@ fn pauses(stage: &PushStage) -> Vec<Duration> {
     at.windows(2).map(|two| two[1] - two[0]).collect()
 }
 
-/// Guards against a list of retries that is used up, shifted, or begun anew after an hour, a day, a restart of a timer.
+/// Guards against a list of retries that is exhausted, shifted, or restarted after an hour, a day, or a restart of a
+/// timer.
 #[tokio::test(start_paused = true)]
 async fn a_week_of_retries_after_2n_plus_1_minutes() {
     let retry: Vec<u64> = (0..120).map(|n| (2 * n + 1) * 60).collect();
@@ -50,11 +51,11 @@ async fn a_week_of_retries_after_2n_plus_1_minutes() {
     assert_eq!(view.state, Some(JobState::Delayed), "it waits for its next attempt");
 }
 
-/// Guards against a status that is taken for another one, by what became of the job.
+/// Guards against confusing statuses, by their effect on the job.
 #[tokio::test(start_paused = true)]
 async fn each_answer_does_with_the_job_what_is_promised() {
     type Headers = &'static [(&'static str, &'static str)];
-    /// Status, headers, body, and the job's state and tries afterwards; `None`: it is gone.
+    /// Status, headers, body, and the job's state and tries afterwards; `None` if it is deleted.
     type Case = (u16, Headers, &'static str, Option<(JobState, u16)>);
     let no: Headers = &[("dormouse-retry", "no")];
     let cases: [Case; 16] = [
@@ -87,7 +88,7 @@ async fn each_answer_does_with_the_job_what_is_promised() {
     }
 }
 
-/// Guards against an ok_when that is ignored, or that takes what is not JSON for success.
+/// Guards against an ok_when that is ignored, or that treats non-JSON bodies as success.
 #[tokio::test(start_paused = true)]
 async fn ok_when_looks_into_the_answer() {
     for (body, good) in [
@@ -143,7 +144,7 @@ async fn retry_after_goes_before_retry_without_jitter_and_24_hours_at_most() {
     );
 }
 
-/// Guards against deaths that nobody is told of, and against a death that is told twice.
+/// Guards against unreported deaths, and against a death reported twice.
 #[tokio::test(start_paused = true)]
 async fn the_queue_of_on_dead_is_told_of_each_job_that_dies() {
     let stage = PushStage::new(json!({"retry": [1], "on_dead": "failed"})).await;
@@ -174,6 +175,59 @@ async fn the_queue_of_on_dead_is_told_of_each_job_that_dies() {
     assert_eq!(told, expected);
     let counts = stage.shown().await["counts"].clone();
     assert_eq!(counts, json!({"delivered": 0, "failed": 4, "dead": 3, "in_flight": 0}));
+}
+
+/// Guards against a job that vanishes untold, because its ttl ends before its next attempt.
+#[tokio::test(start_paused = true)]
+async fn a_pause_beyond_the_ttl_kills_at_once_and_on_dead_is_told() {
+    let slow: &[(&str, &str)] = &[("retry-after", "3600")];
+    for (what, status, headers, retry) in
+        [("back-off", 500, &[][..], 3600), ("Retry-After", 503, slow, 1), ("Retry-After", 429, slow, 1)]
+    {
+        let stage = PushStage::new(json!({"retry": [retry], "on_dead": "failed"})).await;
+        stage.endpoint.says(status, headers, "");
+        let short = stage.publish_for(&stage.key, "short", 9, Some(10 * MINUTE)).await;
+        let long = stage.publish_for(&stage.key, "long", 9, Some(120 * MINUTE)).await;
+        sleep(SECOND).await;
+        let dead = stage.view(&short).await.expect("dead jobs stay");
+        let reason = dead.reason.as_ref().map(|reason| reason.as_str().to_owned());
+        let expected = format!("attempt 1: status {status}");
+        assert_eq!(
+            (dead.state, reason),
+            (Some(JobState::Dead), Some(expected.clone())),
+            "{what} of {status}"
+        );
+        let waits = stage.view(&long).await.expect("it lives").state;
+        assert_eq!(waits, Some(JobState::Delayed), "{what} of {status} within the ttl");
+        let told = stage.take("failed").await;
+        assert_eq!(told.len(), 1, "{what} of {status}: one job died: {told:?}");
+        assert_eq!(told[0]["job_id"], json!(short.id.to_string()), "{what} of {status}: {told:?}");
+        sleep(10 * SECOND).await;
+        assert_eq!(stage.shown().await["counts"]["dead"], 1, "{what} of {status}");
+    }
+}
+
+/// Guards against a probe whose job vanishes, although a probe costs no try.
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_is_told_to_come_back_after_the_ttl_dies() {
+    let stage = PushStage::new(json!({"on_dead": "failed"})).await;
+    stage.endpoint.does(|_| (Duration::ZERO, refused()));
+    for n in 0..11 {
+        stage.publish(&n.to_string(), 30).await;
+    }
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(stage.shown().await["state"], "open");
+    let before = stage.endpoint.arrived().len();
+    stage.endpoint.says(503, &[("retry-after", "86400")], "");
+    let key = stage.key.clone();
+    let job = stage.publish_for(&key, "short", 30, Some(60 * MINUTE)).await;
+    sleep(30 * MINUTE).await;
+    assert!(stage.endpoint.arrived().len() > before, "probes are sent");
+    let view = stage.view(&job).await.expect("its ttl has not ended, and it is not gone untold");
+    assert_eq!(view.state, Some(JobState::Dead), "{view:?}");
+    assert!(view.reason.is_some(), "it says why: {view:?}");
+    let told = stage.take("failed").await;
+    assert_eq!(told.iter().filter(|one| one["job_id"] == json!(job.id.to_string())).count(), 1, "{told:?}");
 }
 
 /// Guards against an outage that burns the tries of the jobs that come during it.
@@ -216,12 +270,12 @@ async fn an_answer_to_a_probe_closes_the_breaker_also_when_it_is_no_success() {
         .endpoint
         .does(|arrived| (Duration::ZERO, answer(if arrived.body == "10" { 400 } else { 200 }, &[], "")));
     sleep(10 * SECOND).await;
-    assert_eq!(stage.shown().await["state"], "on", "400 is an answer");
-    assert!(stage.view(&bad).await.is_none(), "those behind it are delivered");
+    assert_eq!(stage.shown().await["state"], "on", "400 is a reply");
+    assert!(stage.view(&bad).await.is_none(), "the jobs behind it are delivered");
 }
 
-/// Guards against an ack that waits for a part of the store that is away, and holds up those of all other jobs until their
-/// ttr: they would be sent again.
+/// Guards against an ack that waits for an unavailable partition and delays all other acks until their ttr ends, so
+/// that jobs would be sent again.
 #[tokio::test(start_paused = true)]
 async fn an_ack_that_cannot_be_done_holds_up_no_other() {
     let stage = PushStage::new(json!({})).await;
@@ -242,8 +296,8 @@ async fn an_ack_that_cannot_be_done_holds_up_no_other() {
     assert_eq!(stage.endpoint.arrived().len(), 6, "each was sent once");
 }
 
-/// Guards against jobs that the endpoint never answers and that hold up all others behind an open breaker: each probe would
-/// be the same job, whose try comes back.
+/// Guards against jobs that the endpoint never answers and that block all others behind an open breaker: each probe
+/// would send the same job, whose try is restored.
 #[tokio::test(start_paused = true)]
 async fn a_probe_that_is_not_answered_goes_behind_the_others() {
     for fault in [None, Some(503)] {
@@ -264,7 +318,7 @@ async fn a_probe_that_is_not_answered_goes_behind_the_others() {
     }
 }
 
-/// Guards against an order that is lost while nobody listens: no job can be the reason for that.
+/// Guards against losing the order while the endpoint is unreachable, which no job can cause.
 #[tokio::test(start_paused = true)]
 async fn a_probe_that_finds_nobody_stays_in_front() {
     let stage = PushStage::new(json!({"concurrency": 1, "retry": [3600]})).await;
@@ -307,17 +361,22 @@ async fn no_more_than_the_rate_begin_in_any_stretch() {
     }
 }
 
-/// Guards against a pause that lends out what was never begun: after it nothing is sent for one `per`.
+/// Guards against a paused queue that keeps the rate reserved for requests it never started: after it nothing would be
+/// sent for one `per`.
 #[tokio::test(start_paused = true)]
 async fn a_paused_queue_holds_of_the_rate_only_what_it_has_begun() {
     let stage = PushStage::new(json!({"rate": 3, "per": 3600})).await;
     sleep(3 * SECOND).await;
-    assert_eq!(stage.store.rate_held(), Some(3), "what it may begin");
+    assert_eq!(stage.store.rate_held(), Some(3), "the requests it may start");
     stage.publish("x", 1).await;
     sleep(SECOND).await;
     stage.push.pause(&stage.key).await.expect("it pauses");
     sleep(3 * SECOND).await;
-    assert_eq!((stage.endpoint.arrived().len(), stage.store.rate_held()), (1, Some(1)), "what it has begun");
+    assert_eq!(
+        (stage.endpoint.arrived().len(), stage.store.rate_held()),
+        (1, Some(1)),
+        "the request it has started"
+    );
 }
 
 /// Guards against a rate that is doubled by a restart while the leases fail.
@@ -328,7 +387,7 @@ async fn what_was_begun_is_told_after_the_lease_has_lapsed() {
         stage.publish(&n.to_string(), 1).await;
     }
     sleep(SECOND).await;
-    assert_eq!(stage.endpoint.arrived().len(), 3, "as many as the rate allows");
+    assert_eq!(stage.endpoint.arrived().len(), 3, "the maximum of the rate");
     stage.store.leases_fail(true);
     sleep(15 * SECOND).await;
     assert_eq!(stage.store.rate_held(), Some(3), "by each lease that is asked for");
@@ -378,7 +437,7 @@ async fn an_overloaded_endpoint_gets_half_and_then_more_with_each_success() {
     assert_eq!(stage.shown().await["counts"]["delivered"], 200);
 }
 
-/// Guards against a push that goes on after it was told not to, and jobs lost or burned meanwhile.
+/// Guards against push continuing after it was stopped, and against jobs lost or tries spent meanwhile.
 #[tokio::test(start_paused = true)]
 async fn pause_resume_410_and_delete_keep_the_jobs() {
     let stage = PushStage::new(json!({})).await;
@@ -405,7 +464,7 @@ async fn pause_resume_410_and_delete_keep_the_jobs() {
     sleep(MINUTE).await;
     assert!(
         stage.view(&job).await.is_some_and(|view| view.state == Some(JobState::Ready)),
-        "nobody takes it"
+        "it is not delivered"
     );
     assert_eq!(stage.endpoint.arrived().len(), 2);
 }
@@ -433,7 +492,7 @@ async fn at_the_stop_requests_may_end_and_those_that_do_not_give_their_tries_bac
     }
 }
 
-/// Guards against a request that says too little, or what it must not.
+/// Guards against requests with missing or forbidden content.
 #[tokio::test(start_paused = true)]
 async fn a_request_says_what_is_promised() {
     let setting =
@@ -515,7 +574,7 @@ async fn a_stop_is_heard_at_once_while_consumes_fail() {
     }
 }
 
-/// Guards against a worker that goes on without its leases or its acks, and sends nothing until its consume ends.
+/// Guards against a worker that continues without its leases or acks, and sends nothing until its consume ends.
 #[tokio::test(start_paused = true)]
 async fn a_worker_whose_helper_has_died_is_begun_again_within_a_second() {
     for ack in [false, true] {
@@ -548,8 +607,8 @@ async fn fails_elsewhere(stage: &PushStage, job: &JobRef, reason: &str) {
     stage.push.resume(&stage.key).await.expect("it resumes");
 }
 
-/// Guards against an attempt that another server made a moment ago, and that nobody has told of yet: the number is
-/// wrong, the first delay is taken again, and one attempt too few is counted at the death.
+/// Guards against ignoring an attempt just made by another server and not yet reported: the number would be wrong, the
+/// first delay repeated, and the death report one attempt short.
 #[tokio::test(start_paused = true)]
 async fn an_attempt_of_another_server_counts_before_that_has_told_of_it() {
     let stage = PushStage::new(json!({})).await;
@@ -562,7 +621,7 @@ async fn an_attempt_of_another_server_counts_before_that_has_told_of_it() {
     assert_eq!(arrived.first().map(Arrived::attempt), Some(2), "the attempt after the first one");
 }
 
-/// Guards against a count that begins anew when push is deleted and set again.
+/// Guards against a count that restarts when push is deleted and set again.
 #[tokio::test(start_paused = true)]
 async fn attempts_are_counted_on_when_push_is_set_again() {
     let stage = PushStage::new(json!({"retry": [30]})).await;
@@ -589,7 +648,7 @@ async fn a_reason_with_the_largest_number_overflows_nothing() {
     fails_elsewhere(&stage, &job, "attempt 18446744073709551615: status 500").await;
     sleep(MINUTE).await;
     let attempts: Vec<u64> = stage.endpoint.arrived().iter().map(Arrived::attempt).collect();
-    assert_eq!(attempts, [1, 2], "a number that no attempt has is none");
+    assert_eq!(attempts, [1, 2], "no number is skipped");
     let view = stage.view(&job).await.expect("it is there");
     assert_eq!(view.state, Some(JobState::Dead), "two tries were left");
 }
@@ -612,7 +671,7 @@ async fn a_success_elsewhere_ends_the_open_state_of_a_server_that_has_nothing_to
     };
     assert_eq!(state().await, "open");
     sleep(MINUTE).await;
-    assert_eq!(state().await, "open", "nobody has answered yet");
+    assert_eq!(state().await, "open", "there was no reply yet");
     elsewhere().await;
     sleep(3 * SECOND).await;
     assert_eq!(state().await, "on", "it has answered another server");
@@ -634,8 +693,8 @@ async fn a_success_elsewhere_ends_the_open_state_of_a_server_that_has_nothing_to
     assert_eq!(state().await, "on");
 }
 
-/// Guards against a server that shows `open` for good: the others have delivered everything within a few seconds of its
-/// last failure, and it took that for deliveries from before.
+/// Guards against a server that shows `open` forever because it mistook deliveries by other servers, made within seconds
+/// of its last failure, for earlier ones.
 #[tokio::test(start_paused = true)]
 async fn a_success_elsewhere_right_after_the_last_failure_ends_the_open_state_too() {
     // The last failure is a second old when the other server tells of what it has delivered.
@@ -655,8 +714,8 @@ async fn a_success_elsewhere_right_after_the_last_failure_ends_the_open_state_to
     }
 }
 
-/// Guards against a job that is given back after a 410 before everybody knows that push is off: another server would call
-/// the endpoint with it.
+/// Guards against a job returned after a 410 before all servers know that push is off: another server would send it to the
+/// endpoint.
 #[tokio::test(start_paused = true)]
 async fn a_job_is_given_back_after_a_410_when_every_server_knows_of_it() {
     for is_shared in [false, true] {
@@ -691,7 +750,7 @@ async fn a_job_is_given_back_after_a_410_when_every_server_knows_of_it() {
     }
 }
 
-/// Guards against a try that is lost since what a 410 means could not be stored for long.
+/// Guards against a lost try because the effect of a 410 could not be stored for long.
 #[tokio::test(start_paused = true)]
 async fn a_job_is_given_back_after_a_410_before_its_hand_over_ends() {
     let stage = PushStage::new(json!({"timeout": 5})).await;
@@ -707,8 +766,8 @@ async fn a_job_is_given_back_after_a_410_before_its_hand_over_ends() {
     assert_eq!(stage.shown().await["state"], "off", "it is stored as soon as it can be");
 }
 
-/// Guards against slow endpoints that take every connection of the server for as long as they are slow, whether their
-/// queues were there before the quick one or are added later, one after the other.
+/// Guards against slow endpoints that occupy all of the server's connections, whether their queues existed before the quick
+/// one or are added later.
 #[tokio::test(start_paused = true)]
 async fn slow_endpoints_leave_connections_to_another_queue() {
     let setting = json!({"concurrency": 1000, "timeout": 300});
@@ -808,7 +867,7 @@ async fn a_circle_through_a_locked_setting_is_refused() {
 async fn a_circle_that_is_stored_ends_with_the_first_message() {
     let stage = PushStage::new(json!({"retry": [1], "on_dead": "b"})).await;
     stage.endpoint.says(422, &[("dormouse-retry", "no")], "no");
-    // As another server would store it: with no look at others.
+    // As another server would store it, without checking other queues.
     let (b, c) = (pushed("b"), pushed("c"));
     stage.set_of(&c, json!({"on_dead": "q"})).await.expect("a setting");
     let record = stage.store.record(&c).await.expect("it answers");

@@ -1,4 +1,4 @@
-//! Push in virtual time: jobs of the model, an endpoint that answers as it is told, and what push shares in memory.
+//! Push in virtual time: jobs in the model engine, a scripted endpoint, and shared state in memory.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU16;
@@ -80,7 +80,7 @@ impl MemoryPush {
         self.0.lock().workers.len()
     }
 
-    /// How many of the rate the last lease has told as held.
+    /// Returns the number of the rate's requests reserved by the last lease.
     pub fn rate_held(&self) -> Option<u32> {
         self.0.lock().rate_held
     }
@@ -163,7 +163,7 @@ pub struct Arrived {
 }
 
 impl Arrived {
-    /// A header's text; empty where there is none.
+    /// Returns a header's text; empty if it is missing.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
@@ -173,7 +173,7 @@ impl Arrived {
     }
 }
 
-/// What an endpoint does with a request: how long it takes, and what it says.
+/// Behavior of an endpoint: its delay and its reply.
 pub type Script = Box<
     dyn Fn(&Arrived) -> (Duration, std::result::Result<EndpointAnswer, ConnectFault>)
         + std::marker::Send
@@ -193,7 +193,7 @@ pub fn answer(
     Ok(EndpointAnswer { status, headers, body: Bytes::copy_from_slice(body.as_bytes()), whole: true })
 }
 
-/// No answer: nobody listens.
+/// No reply: the connection is refused.
 pub fn refused() -> std::result::Result<EndpointAnswer, ConnectFault> {
     Err(ConnectFault::Connect("refused".into()))
 }
@@ -229,7 +229,7 @@ impl Endpoint {
         self.does(move |_| (Duration::ZERO, answer(status, headers, body)));
     }
 
-    /// What has arrived so far.
+    /// Returns the requests received so far.
     pub fn arrived(&self) -> Vec<Arrived> {
         self.arrived.lock().clone()
     }
@@ -240,7 +240,7 @@ impl Endpoint {
     }
 }
 
-/// Counts a request as long as it is in flight.
+/// Counts a request while it is in flight.
 struct InFlight<'a>(&'a Endpoint);
 
 impl Drop for InFlight<'_> {
@@ -296,7 +296,7 @@ impl PushStage {
         PushStage::with(setting, 1000, MEMORY).await
     }
 
-    /// On a server with so many connections, and so many KiB for bodies and answers.
+    /// Creates a stage with this number of connections and KiB of body memory.
     pub async fn with(setting: Value, connections: usize, memory: usize) -> PushStage {
         let began = Instant::now();
         let clock: Arc<dyn Clock> = Arc::new(RuntimeClock(began));
@@ -352,7 +352,7 @@ impl PushStage {
         stage
     }
 
-    /// Sets it anew.
+    /// Replaces the setting.
     pub async fn set(&self, setting: Value) -> Value {
         self.set_of(&self.key, setting).await.expect("a setting")
     }
@@ -370,13 +370,18 @@ impl PushStage {
 
     /// The same to another queue.
     pub async fn publish_to(&self, key: &PushKey, body: &str, tries: u16) -> JobRef {
+        self.publish_for(key, body, tries, None).await
+    }
+
+    /// Publishes a job with this ttl.
+    pub async fn publish_for(&self, key: &PushKey, body: &str, tries: u16, ttl: Option<Duration>) -> JobRef {
         let (id, queue) = (self.ids.make(self.engine.now(), 0, false), key.queue.clone());
         let job = NewJob {
             queue: queue.clone(),
             id,
             body: Bytes::copy_from_slice(body.as_bytes()),
             attributes: Default::default(),
-            ttl: None,
+            ttl,
             delay: Duration::ZERO,
             tries: NonZeroU16::new(tries).expect("not zero"),
         };
@@ -384,7 +389,7 @@ impl PushStage {
         JobRef { queue, id }
     }
 
-    /// What is known of a job.
+    /// Returns the description of a job.
     pub async fn view(&self, job: &JobRef) -> Option<JobView> {
         self.engine.inspect_job(job).await.expect("the model answers")
     }

@@ -15,7 +15,7 @@ async fn on_a_disk_a_quota_is_exact_under_concurrent_publishes_and_acks() {
     let (engine, dir) = open_disk(clock.clone());
     let stage = VirtualStage::new(engine.clone(), clock, dir);
     let q = queue("q");
-    // What was there before counts.
+    // Existing jobs count.
     let before: Vec<_> = (0..30).map(|_| job(&q, "before").make(&stage)).collect();
     engine.publish(before.clone().into()).await.expect("published");
     let quotas = Quotas::from([(q.namespace.clone(), Quota { jobs: 100, bytes: 0, queues: 0 })]);
@@ -35,7 +35,7 @@ async fn on_a_disk_a_quota_is_exact_under_concurrent_publishes_and_acks() {
                 Err(error) => panic!("another error: {error}"),
             }
         }
-        assert_eq!(stored, room, "with room for so many");
+        assert_eq!(stored, room, "the remaining quota");
         for old in &before {
             engine.ack_job(JobRef { queue: q.clone(), id: old.id }).await.expect("acked");
         }

@@ -1,4 +1,4 @@
-//! The scheduler on a store, in virtual time: what becomes of occurrences while the store is away, full, or its clock is set.
+//! The scheduler on a store, in virtual time: occurrences while the store is unavailable or full, or its clock is set.
 
 use std::path::Path;
 use std::process::Command;
@@ -100,7 +100,7 @@ impl Play {
     }
 }
 
-/// Guards against what comes twice or not at all, and against another order than that of time.
+/// Guards against missing or duplicate occurrences, and against another order than by time.
 #[tokio::test]
 async fn occurrences_are_placed_in_time_and_once() {
     let play = Play::new();
@@ -118,7 +118,7 @@ async fn occurrences_are_placed_in_time_and_once() {
     assert_eq!(play.outcomes("s").await, expected);
     let ids: Vec<_> = play.jobs().await.iter().map(|job| job.id.to_string()).collect();
     let told: Vec<_> = play.history("s").await.into_iter().filter_map(|entry| entry.job_id).collect();
-    assert_eq!(ids, told, "the jobs that the history tells of");
+    assert_eq!(ids, told, "the jobs in the history");
 }
 
 /// Guards against an absence that loses or doubles, for each way of catching up.
@@ -144,7 +144,7 @@ async fn six_hours_away() {
     }
 }
 
-/// Guards against a job that is dropped at once when there is no room, and against one that is tried for ever.
+/// Guards against an occurrence that is dropped at once when the quota is reached, and against one retried forever.
 #[tokio::test]
 async fn a_namespace_over_its_quota_is_tried_until_the_deadline() {
     let play = Play::new();
@@ -160,7 +160,7 @@ async fn a_namespace_over_its_quota_is_tried_until_the_deadline() {
     ok("ack", play.engine.ack_job(dormouse::job::JobRef { queue: queue("r"), id: placed[0].id }).await);
     play.pass(SECOND).await;
     assert_eq!(play.outcomes("s").await, [(600_000, Became::Placed)], "now there is");
-    // The job of before takes the room.
+    // The previous job uses the quota.
     play.pass(Duration::from_secs(589)).await;
     for _ in 0..35 {
         play.pass(SECOND).await;
@@ -180,12 +180,12 @@ fn stage(play: &Play) -> VirtualStage {
     VirtualStage::new(play.engine.clone(), play.clock.clone(), ())
 }
 
-/// Guards against one job that stops its schedule.
+/// Guards against an occurrence that a clock has placed which ran ahead, and that then comes as a failure.
 #[tokio::test]
-async fn what_the_store_refuses_of_a_job_alone_has_failed() {
+async fn an_occurrence_whose_job_is_stored_already_keeps_it() {
     let play = Play::new();
     play.set("s", json!({ "queue": "q", "every": 10 })).await;
-    // Somebody has the id of its first job.
+    // Another job has the id of its first job.
     let of = play.get("s").await;
     let first =
         of.when(&play.scheduler.zones).and_then(|when| when.next(of.state.progress.cursor)).expect("one");
@@ -194,9 +194,10 @@ async fn what_the_store_refuses_of_a_job_alone_has_failed() {
     taken.id = job_id(namespace, name, &first);
     ok("publish", play.engine.publish(vec![taken].into()).await);
     play.pass(Duration::from_secs(10)).await;
-    let failed = play.history("s").await.pop().expect("an entry");
-    assert_eq!((failed.outcome, failed.job_id), (Became::Failed, None));
-    assert!(failed.why.is_some(), "with a reason");
+    let placed = play.history("s").await.pop().expect("an entry");
+    let id = job_id(namespace, name, &first).to_string();
+    assert_eq!((placed.outcome, placed.job_id), (Became::Placed, Some(id)));
+    assert_eq!(play.jobs().await.len(), 1, "one job");
     play.pass(Duration::from_secs(10)).await;
     assert_eq!(play.outcomes("s").await[1], (20_000, Became::Placed), "it goes on");
 }
@@ -229,9 +230,9 @@ async fn the_clock_is_set() {
     for _ in 0..10 {
         play.pass(Duration::from_secs(60)).await;
     }
-    assert_eq!(play.jobs().await.len(), 1, "what was decided is not placed again");
+    assert_eq!(play.jobs().await.len(), 1, "a decided occurrence is not placed again");
     play.pass(Duration::from_secs(60)).await;
-    assert_eq!(play.jobs().await.len(), 2, "it goes on where it was");
+    assert_eq!(play.jobs().await.len(), 2, "it continues from its cursor");
     play.clock.step_wall(3_600_000);
     play.look().await;
     let counts = play.get("s").await.state.history.counts;
@@ -243,22 +244,22 @@ async fn the_clock_is_set() {
     );
 }
 
-/// Guards against a change that owes what the new setting would have had before, or drops what the old one owed.
+/// Guards against a change that applies the new setting to the past, or drops occurrences due under the old one.
 #[tokio::test]
 async fn what_was_due_before_a_change_is_the_old_settings() {
     let play = Play::new();
     play.set("s", json!({ "queue": "q", "every": 60, "text": "old" })).await;
     play.clock.advance(Duration::from_secs(70));
-    // Nobody has looked since it was due.
+    // There was no check since it became due.
     play.set("s", json!({ "queue": "q", "every": 7, "text": "new" })).await;
     play.look().await;
-    assert_eq!(play.outcomes("s").await, [(60_000, Became::Placed)], "the old one's");
+    assert_eq!(play.outcomes("s").await, [(60_000, Became::Placed)], "the old setting's occurrence");
     assert_eq!(play.jobs().await[0].body.as_deref(), Some(&b"old"[..]));
     play.pass(Duration::from_secs(7)).await;
     assert_eq!(play.outcomes("s").await.last(), Some(&(77_000, Became::Placed)), "counted from the change");
 }
 
-/// Guards against a change or a pause that drops what was missed before it, and tells nobody.
+/// Guards against a change or pause that silently drops occurrences missed before it.
 #[tokio::test]
 async fn what_was_missed_before_a_change_is_caught_up() {
     for (catch_up, hours, jobs, pauses) in
@@ -268,7 +269,7 @@ async fn what_was_missed_before_a_change_is_caught_up() {
         let every = |seconds: u32| json!({ "queue": "q", "every": seconds, "catch_up": catch_up });
         play.set("s", every(3600)).await;
         play.clock.advance(Duration::from_secs(hours * 3600 + 1800));
-        // Nobody has looked since.
+        // There was no check since.
         if pauses {
             play.scheduler.pause(&schedule("s"), None).await.expect("paused");
         } else {
@@ -301,7 +302,7 @@ async fn what_is_due_now_goes_before_what_is_caught_up() {
     assert_eq!(ok("size", play.engine.ready(&queue("old")).await), 1500, "which come too");
 }
 
-/// Guards against an occurrence that takes two steps: a death between them would store a job that nobody knows of.
+/// Guards against an occurrence placed in two steps: a crash in between would store an unrecorded job.
 #[tokio::test]
 async fn a_death_after_any_call_leaves_the_job_and_its_schedule_as_one() {
     for calls in 0..6 {
@@ -315,14 +316,14 @@ async fn a_death_after_any_call_leaves_the_job_and_its_schedule_as_one() {
         let _ = play.scheduler.look().await; // it dies here, or has come to its end
         gated.set_calls_left(None).await;
         let (jobs, outcomes) = (play.jobs().await.len(), play.outcomes("s").await.len());
-        assert_eq!(jobs, outcomes, "jobs and what is told of them, after {calls} calls");
+        assert_eq!(jobs, outcomes, "jobs and history entries, after {calls} calls");
         play.look().await;
         assert_eq!(play.outcomes("s").await, [(10_000, Became::Placed)], "after {calls} calls");
         assert_eq!(play.jobs().await.len(), 1, "its job, after {calls} calls");
     }
 }
 
-/// Guards against a full store that hides what was missed: one occurrence is in time at each look.
+/// Guards against a full store that hides missed occurrences, since one is in time at each check.
 #[tokio::test]
 async fn without_room_what_is_too_late_is_missed_while_others_are_in_time() {
     let play = Play::new();
@@ -334,18 +335,18 @@ async fn without_room_what_is_too_late_is_missed_while_others_are_in_time() {
     }
     let of = play.get("s").await;
     let count = |outcome| of.state.history.counts.get(&outcome).copied().unwrap_or(0);
-    // The first took the room; those of 20 to 80 s are over, 90 to 120 s are in time.
+    // The first used the space; those of 20 to 80 s are too late, 90 to 120 s are in time.
     assert_eq!((count(Became::Placed), count(Became::Missed)), (1, 7), "{:?}", of.state.history);
     let why = of.state.history.entries[0].why.clone().unwrap_or_default();
     assert!(why.contains("quota"), "it says {why:?}");
-    // Its owner can make it rarer all the same, and what is due is missed by that.
+    // Its owner can still make it rarer, and due occurrences are then missed.
     assert_eq!(
         play.set("s", json!({ "queue": "q", "every": 3600, "catch_up": "none" })).await,
         Changed::Changed
     );
     let of = play.get("s").await;
     assert_eq!(of.state.history.counts.get(&Became::Missed), Some(&11), "{:?}", of.state.history);
-    assert_eq!(play.jobs().await.len(), 1, "the first one alone");
+    assert_eq!(play.jobs().await.len(), 1, "only the first job");
 }
 
 /// Guards against an occurrence whose jitter is not over, and that a change or a pause drops.
@@ -402,8 +403,8 @@ fn older_zones() -> Zones {
     Zones::directory(dir.path()).expect("a database")
 }
 
-/// Guards against a newer database that goes unheard until the next restart, and against an older one that decides what the
-/// newer has computed.
+/// Guards against a newer database that goes unnoticed until the next restart, and against an older one that overrides
+/// its results.
 #[tokio::test]
 async fn the_newest_zone_database_decides() {
     let play = Play::new();
@@ -449,7 +450,7 @@ async fn the_newest_zone_database_decides() {
     play.look().await;
     assert_eq!(play.jobs().await.len(), 1);
     assert_eq!(next().await, Some(at("2026-11-16T16:00:00Z")), "the next day");
-    // While the newer one is away, the older one places by its own account.
+    // While the newer server is down, the older one places by its own database.
     until(at("2026-11-16T17:00:00Z")).await;
     older.look().await;
     let dues: Vec<Millis> = play.history("s").await.iter().map(|entry| entry.due).collect();
@@ -496,7 +497,7 @@ async fn a_backup_of_an_hour_ago_is_put_back() {
     play.engine.close().await;
     drop(play);
 
-    // Ten seconds after the last one was due; it is still in time.
+    // Ten seconds after the last occurrence was due, which is still in time.
     clock.advance(Duration::from_secs(10));
     let play = open(&backup);
     play.look().await;
@@ -532,7 +533,7 @@ async fn a_schedule_that_cannot_be_read_is_shown_deleted_and_set() {
         let page = ok("list", play.engine.list_schedules(&id.namespace, list).await);
         page.schedules.into_iter().next().expect("it is there")
     };
-    // A newer server writes a word that this one does not know.
+    // A newer server writes a value unknown to this one.
     let break_it = async || {
         let of = stored().await;
         let text = String::from_utf8(of.setting.text.to_vec()).expect("text");
@@ -554,10 +555,10 @@ async fn a_schedule_that_cannot_be_read_is_shown_deleted_and_set() {
     let shown: Vec<_> =
         page.schedules.iter().map(|of| (of.revision(), matches!(of, FoundSchedule::Whole(_)))).collect();
     assert_eq!(shown, [(1, true), (2, false), (1, true)]);
-    // It is set again, and remembers what it can.
+    // It is set again, and keeps what it can.
     assert_eq!(play.set("s", json!({ "queue": "q", "every": 20 })).await, Changed::Changed);
     let of = play.get("s").await;
-    assert_eq!((of.version.revision, of.created_at), (3, START), "a later revision of the same one");
+    assert_eq!((of.version.revision, of.created_at), (3, START), "a later revision of the same schedule");
     assert_eq!(play.outcomes("s").await, [(10_000, Became::Placed)]);
     play.pass(Duration::from_secs(20)).await;
     assert_eq!(play.outcomes("s").await.len(), 2, "it places again, and nothing that was before");
@@ -566,7 +567,8 @@ async fn a_schedule_that_cannot_be_read_is_shown_deleted_and_set() {
     assert!(matches!(play.scheduler.get(&id).await, Err(NotChanged::NotFound)), "it is gone");
 }
 
-/// Guards against a store that can write nothing at all, not even why: what is missed for it says so when it can again.
+/// Guards against a store that can write nothing at all: occurrences missed for that reason get the reason once it can
+/// write again.
 #[tokio::test]
 async fn what_a_full_store_could_not_write_is_missed_with_its_reason() {
     let clock = manual_clock();
@@ -586,11 +588,11 @@ async fn what_a_full_store_could_not_write_is_missed_with_its_reason() {
     assert_eq!(play.outcomes("s").await, [(10_000, Became::Missed)]);
     let why = play.history("s").await[0].why.clone().unwrap_or_default();
     assert!(why.contains("OOM"), "it says {why:?}");
-    // What is missed for another reason does not say that one.
+    // Occurrences missed for another reason do not get it.
     play.pass(Duration::from_secs(6)).await;
     play.pass(Duration::from_secs(25)).await;
     let last = play.history("s").await.pop().expect("it is told");
-    assert_eq!((last.outcome, last.why), (Became::Missed, None), "nobody looked");
+    assert_eq!((last.outcome, last.why), (Became::Missed, None), "there was no check");
 }
 
 /// Guards against a walk that ends before it has seen all: of large bodies a store reads few at a time.
@@ -638,7 +640,7 @@ async fn a_newer_database_computes_all_anew() {
     play.engine.close().await;
 }
 
-/// What was logged.
+/// Captured log lines.
 #[derive(Clone, Default)]
 struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
 
@@ -653,7 +655,8 @@ impl std::io::Write for Lines {
     }
 }
 
-/// Guards against a server that is behind and does not say so, since its database has the same instants for what is there.
+/// Guards against an outdated server that does not report it because its database has the same instants for existing
+/// schedules.
 #[tokio::test]
 async fn a_server_that_is_behind_says_so_once() {
     let play = Play::new();

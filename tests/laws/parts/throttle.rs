@@ -34,7 +34,7 @@ fn server_on(store: Arc<MemoryAdmin>, clock: Arc<ManualClock>) -> Server {
     Server { store, clock, throttle }
 }
 
-/// A token that is there: what is known of others is not kept.
+/// Adds a token, since unknown ones are not cached.
 async fn known(s: &Server, text: &str) -> TokenKey {
     let key = token("p", "ns", text);
     s.store.add_token(&key, "d").await.expect("the store in memory answers");
@@ -45,7 +45,7 @@ async fn admit(s: &Server, key: &TokenKey, direction: Direction) -> Option<Pass>
     match s.throttle.admit(key, direction).await.expect("the store in memory answers") {
         Admission::Admitted(pass) => Some(pass),
         Admission::OverLimit(left) => {
-            assert!(!left.is_zero(), "a counter that has ended is over");
+            assert!(!left.is_zero(), "an ended counter does not limit");
             None
         }
     }
@@ -253,7 +253,7 @@ async fn without_the_store_a_limited_request_fails() {
     let key = token("p", "ns", "t");
     s.store.fail(true);
     let unknown = s.throttle.admit(&key, Read).await;
-    assert!(matches!(unknown, Err(Error::Away(_))), "nobody knows whether it has a limit: {unknown:?}");
+    assert!(matches!(unknown, Err(Error::Away(_))), "it is unknown whether it has a limit: {unknown:?}");
     s.store.fail(false);
     s.throttle.add(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
     let free = known(&s, "free").await;

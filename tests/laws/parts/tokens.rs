@@ -115,8 +115,8 @@ async fn a_store_that_hangs_delays_a_good_token_by_a_moment() {
         assert!(began.elapsed() <= PATIENCE, "check {n} came after {:?}: all wait together", began.elapsed());
     }
     let stranger = tokio::time::timeout(2 * PATIENCE, s.tokens.check(&unknown)).await;
-    assert!(stranger.is_err(), "nobody knows this one, so it waits for the store: {stranger:?}");
-    // What the store says in the end counts: it was deleted while the store hung.
+    assert!(stranger.is_err(), "an unknown token waits for the store: {stranger:?}");
+    // The store's final reply counts: the token was deleted while the store hung.
     drop(held);
     others_run().await;
     s.store.remove_token(&key).await.expect("the store in memory answers");
@@ -202,12 +202,12 @@ async fn a_question_from_before_a_change_does_not_cover_it() {
         assert_eq!(
             end_check(old).await.expect("the store in memory answers"),
             deletes,
-            "what was so when it was asked"
+            "the state when the lookup started"
         );
         assert_eq!(
             end_check(new).await.expect("the store in memory answers"),
             !deletes,
-            "what was so when it was asked"
+            "the state when the lookup started"
         );
         assert_eq!(
             s.tokens.check(&key).await.expect("the store in memory answers"),
@@ -226,7 +226,7 @@ async fn an_old_answer_that_comes_last_is_not_kept() {
     let old = begin_check(&s, &key).await;
     s.tokens.delete(&key).await.expect("the store in memory answers");
     drop(held);
-    assert!(end_check(old).await.expect("the store in memory answers"), "what was so when it was asked");
+    assert!(end_check(old).await.expect("the store in memory answers"), "the state when the lookup started");
     assert!(!s.tokens.check(&key).await.expect("the store in memory answers"), "deleted since");
 }
 
@@ -302,11 +302,11 @@ async fn while_the_store_is_away_good_tokens_stay_good_for_an_hour() {
     assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it was added");
     s.store.fail(true);
     s.clock.advance(FRESH);
-    assert!(s.tokens.check(&key).await.expect("good within the hour"), "the store is away");
+    assert!(s.tokens.check(&key).await.expect("good within the hour"), "during an outage");
     s.clock.advance(GRACE - FRESH - MS);
     assert!(s.tokens.check(&key).await.expect("good within the hour"), "the last millisecond");
     let answer = s.tokens.check(&unknown).await;
-    assert!(matches!(answer, Err(Error::Away(_))), "nobody knows this one: {answer:?}");
+    assert!(matches!(answer, Err(Error::Away(_))), "an unknown token: {answer:?}");
     s.clock.advance(MS);
     let answer = s.tokens.check(&key).await;
     assert!(matches!(answer, Err(Error::Away(_))), "the hour has ended: {answer:?}");
@@ -324,7 +324,7 @@ async fn while_the_store_is_away_few_requests_wait_for_it() {
     s.clock.advance(STALE);
     let before = s.store.calls();
     for _ in 0..10 {
-        assert!(s.tokens.check(&key).await.expect("good within the hour"), "the store is away");
+        assert!(s.tokens.check(&key).await.expect("good within the hour"), "during an outage");
     }
     assert_eq!(s.store.calls() - before, 1, "one question each half second");
     s.clock.advance(STALE);

@@ -1,32 +1,32 @@
-//! A disk that a power cut may stop: what it must still have afterwards, and what it may have.
+//! A disk that may lose power: the state that it must have afterwards, and the states that it may have.
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! `fsync(file)` and `fdatasync(file)`: when the call has ended, all writes and changes of size of that file
-//! that had ended when it began are on the disk, so that they can be read back. Not that the file has a name.
+//! `fsync(file)` and `fdatasync(file)`: when the call returns, all writes and size changes of that file that had
+//! completed before it began are readable from disk. Not the file's name.
 //!
-//! `fsync(directory)`: when it has ended, all names in that directory (made, removed, renamed) that had ended
-//! when it began are on the disk. Not the name of the directory itself in its parent, not what is in the files,
-//! and not what is in directories below.
+//! `fsync(directory)`: when it returns, all changes of names in that directory (creations, removals, renames) that had
+//! completed before it began are on disk. Not the name of the directory itself in its parent, nor the contents of
+//! files, nor those of subdirectories.
 //!
-//! That is [`Promise::Posix`]. [`Promise::Ext4`] adds what ext4 and xfs do beyond it: names are kept in one
-//! journal, so that every `fsync`, whatever of, keeps all names that were made, removed or changed before it,
-//! and a power cut undoes only the newest changes of names, none out of order.
+//! That is [`Promise::Posix`]. [`Promise::Ext4`] adds the behavior of ext4 and xfs: names are kept in one journal, so
+//! that every `fsync`, of anything, persists all earlier changes of names, and a power cut loses only the newest
+//! changes of names, in order.
 //!
-//! `sync_file_range` promises nothing, as its manual says.
+//! `sync_file_range` guarantees nothing, as its manual says.
 //!
-//! # What may happen to the rest
+//! # Possible states of everything else
 //!
-//! - **Writes.** Of each page of 4096 bytes the disk has any version since the last sync: the one before, the
-//!   newest, or one between two writes. A page may be torn in sectors of 512 bytes, each of another version.
-//!   Pages are independent: a later write may be there without an earlier one.
-//! - **Size.** A file that grew since has its old size or that after any of the changes, or has grown up to a
-//!   page within one write. Where the size has grown and a page has not come, there are zeros.
-//! - **Shrinking** frees the pages behind the new size: what was written after it is there only if it is.
-//! - **Names.** Any subset of the changes since the last sync of the directory has happened, each whole (a
-//!   rename is never half), those of one name in their order. A file whose name came without its data has what
-//!   the rules above say: often nothing.
-//! - **Directories** whose own name did not come are gone with all that is in them, synced or not.
+//! - **Writes.** Each page of 4096 bytes may have any version since the last sync: the previous, the newest, or one
+//!   between two writes. A page may be torn in sectors of 512 bytes, each with another version. Pages are independent:
+//!   a later write may be present without an earlier one.
+//! - **Size.** A file that grew since the last sync has its old size, the size after any of the changes, or has grown
+//!   partially up to a page within one write. Grown parts without their pages are zeros.
+//! - **Shrinking** frees the pages beyond the new size: later writes to them are present only if the shrinking is.
+//! - **Names.** Any subset of the changes since the last sync of the directory has happened, each completely (a rename
+//!   is atomic), those of one name in order. A file whose name is present without its data has the contents described
+//!   above: often none.
+//! - **Directories** whose own name is missing are lost with all their contents, synced or not.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File as OsFile;
@@ -37,7 +37,7 @@ use std::sync::Arc;
 use super::recording::{Node, Op, Recording, SyncKind};
 use super::rng::Rng;
 
-/// What the file system promises beyond the calls' manuals.
+/// Guarantees of the file system beyond the manuals of the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
     Posix,
@@ -86,7 +86,7 @@ impl Content {
         }
     }
 
-    /// Writes it out. What is zero stays a hole.
+    /// Writes it to disk. Zeros stay holes.
     fn store(&self, path: &Path) -> std::io::Result<()> {
         let file = OsFile::create(path)?;
         file.set_len(self.size)?;
@@ -197,12 +197,12 @@ impl Image {
     }
 }
 
-/// How much of what was not synced a cut leaves.
+/// Fate of unsynced changes.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Nothing,
     All,
-    /// In so many of a hundred cases, each change by itself.
+    /// Each change survives independently with this percentage.
     Some(usize),
 }
 
@@ -239,7 +239,7 @@ impl<'a> Disk<'a> {
         }
     }
 
-    /// Goes on until so many moments have passed.
+    /// Replays up to moment `to`.
     pub fn advance(&mut self, to: usize) {
         while self.at < to {
             let moment = self.recording.moments[self.at];
@@ -284,7 +284,7 @@ impl<'a> Disk<'a> {
         }
     }
 
-    /// The directory if all that was written were there: what the living system shows.
+    /// Returns the directory with all writes applied, as the running system shows it.
     pub fn living(&self) -> Image {
         let mut names = self.names.clone();
         self.names_since.iter().for_each(|change| set_names(&mut names, &change.op));
@@ -343,7 +343,7 @@ fn set_names(all: &mut HashMap<Node, BTreeMap<String, Node>>, op: &Op) {
     }
 }
 
-/// What is left of a file.
+/// Returns the remaining content of a file.
 fn cut_file(file: &File, rng: &mut Rng) -> Content {
     if file.since.is_empty() {
         return file.synced.clone();
@@ -511,9 +511,9 @@ mod tests {
         let (mut old, mut new, mut torn, mut short) = (0, 0, 0, 0);
         for file in left {
             let file = file.expect("its name is synced");
-            assert!(file.len() >= 3 * PAGE, "the synced length is there, not {}", file.len());
+            assert!(file.len() >= 3 * PAGE, "the synced length survives, not {}", file.len());
             assert!(file[..PAGE].iter().all(|b| *b == 1), "the first page was synced and not written since");
-            assert!(file[PAGE..].iter().all(|b| [0, 1, 2].contains(b)), "only what was written, or zeros");
+            assert!(file[PAGE..].iter().all(|b| [0, 1, 2].contains(b)), "only written bytes, or zeros");
             assert!(file[PAGE..3 * PAGE].iter().all(|b| *b != 0), "no zeros where something was synced");
             old += usize::from(file[PAGE..3 * PAGE].iter().all(|b| *b == 1));
             new += usize::from(file[PAGE..] == [2; 3 * PAGE]);

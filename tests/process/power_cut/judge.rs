@@ -1,10 +1,9 @@
-//! Opens what a power cut has left, takes everything out, and holds it against what was answered.
+//! Opens what a power cut has left, drains it, and compares it with the acknowledged requests.
 //!
-//! An act is *firm* when the power cut must not undo it. With `Sync = "always"` that is what was answered
-//! and must last, and every hand-over that was answered before the beginning of an act that is firm: the store
-//! writes one log, and what a sync keeps keeps all before it. With `"everysec"` it is what was answered
-//! longer ago than [`A_SECOND`]. An act that had not begun cannot have happened; between the two it may have
-//! happened or not, but never half.
+//! An act is *firm* if the power cut must not undo it. With `Sync = "always"` these are the acknowledged acts that must
+//! last, and every delivery acknowledged before the start of a firm act: the store has one log, and a sync persists
+//! everything before it. With `"everysec"` these are the acts acknowledged more than [`A_SECOND`] ago. An act that had
+//! not begun cannot have happened; any other may have happened completely or not at all.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -29,18 +28,18 @@ const A_SECOND: u64 = 1_500_000_000;
 /// Beyond every delay and ttr of the recorded requests.
 const LATER: Duration = Duration::from_secs(7200);
 
-/// What went wrong.
+/// Kind of violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// What was answered is not there.
+    /// An acknowledged job is missing.
     Lost,
-    /// What was forgotten is back.
+    /// A deleted job exists again.
     Resurrected,
     TryLost,
     TryGained,
     /// A step happened in part.
     Half,
-    /// A job is there twice, nobody published it, or it is not what was published.
+    /// A job exists twice, was not published, or differs from what was published.
     Wrong,
     Order,
     Early,
@@ -49,7 +48,7 @@ pub enum Kind {
 /// How a store stood.
 #[derive(Debug)]
 pub enum Verdict {
-    /// It opened, and this is what is wrong with it; nothing, if it is empty.
+    /// It opened, with these violations.
     Opened(Vec<(Kind, String)>),
     /// It did not open, for this reason.
     Refused(String),
@@ -150,7 +149,7 @@ impl Account {
         self.lives.len()
     }
 
-    /// The first moment from which something was promised.
+    /// Returns the moment of the first acknowledgement.
     pub fn first_answer(&self) -> u64 {
         self.acts.iter().map(|act| act.answered).min().unwrap_or(u64::MAX)
     }
@@ -160,9 +159,9 @@ impl Account {
         let clock = Arc::new(ManualClock::new(cut / 1_000_000));
         let mut options = DiskOptions::new(path, clock.clone());
         options.upkeep = false;
-        // What the judge does need not last.
+        // The judge's own writes need not last.
         options.sync = Sync::EverySecond;
-        // Debug builds of the store's libraries check more, and die where they find something.
+        // Debug builds of the store's libraries check more, and panic on violations.
         let opened = tokio::task::spawn_blocking(move || DiskEngine::open(options)).await;
         let engine = match opened {
             Ok(Ok(engine)) => engine,
@@ -183,7 +182,7 @@ impl Account {
         Verdict::Opened(findings)
     }
 
-    /// Holds what schedules say that they have placed against the jobs that are there.
+    /// Compares the occurrences recorded by schedules with the existing jobs.
     async fn schedules(&self, engine: &DiskEngine, cut: u64) -> Result<Vec<(Kind, String)>, String> {
         let (mut findings, mut jobs, mut cursor) =
             (Vec::new(), BTreeMap::<String, HashSet<String>>::new(), None);
@@ -194,7 +193,7 @@ impl Account {
             for job in page.jobs {
                 let of = job.attributes.get("schedule").cloned().unwrap_or_default();
                 if !jobs.entry(of).or_default().insert(job.id.to_string()) {
-                    findings.push((Kind::Wrong, format!("the occurrence {} is there twice", job.id)));
+                    findings.push((Kind::Wrong, format!("the occurrence {} exists twice", job.id)));
                 }
             }
             cursor = page.cursor;
@@ -234,11 +233,11 @@ impl Account {
         Ok(findings)
     }
 
-    /// Takes everything out of a store: what is ready, then what is later, then what is dead.
+    /// Drains a store: first ready, then later, then dead jobs.
     async fn take_all(&self, engine: &DiskEngine, clock: &ManualClock) -> Result<Vec<Found>, String> {
         let names: HashSet<&str> = self.lives.values().map(|life| life.queue.as_str()).collect();
         let mut queues: Vec<Queue> = names.into_iter().map(queue).collect();
-        // Whatever else there is would be wrong.
+        // Other queues would be a violation.
         let stats = engine.stats().await.map_err(|e| e.to_string())?;
         queues.extend(stats.queues.into_iter().map(|size| size.queue));
         queues.retain(|queue| queue.name.as_str() != TICKS);
@@ -267,7 +266,7 @@ impl Account {
                     // One of them is enough; the others run until long after the judge has left.
                     engine.ack(&jobs[0].queue, &[(jobs[0].id, None)]).await.map_err(|e| e.to_string())?;
                     for job in jobs {
-                        // It has one less while it is handed out. A respawn gave it one.
+                        // It has one less while it is delivered. A respawn gave it one.
                         let tries = if place == Place::Dead { 0 } else { job.tries_left + 1 };
                         found.push(Found { place, tries, job });
                     }
@@ -286,7 +285,7 @@ impl Account {
         for it in found {
             let id = it.job.id.to_string();
             if seen.insert(id.clone(), it).is_some() {
-                findings.push((Kind::Wrong, format!("{id} is there twice")));
+                findings.push((Kind::Wrong, format!("{id} exists twice")));
             }
             match self.lives.get(&id) {
                 Some(life) if life.body == it.job.body && life.queue == it.job.queue.name.as_str() => {}
@@ -320,7 +319,7 @@ impl Account {
 
     /// Whether an act that must last, or one that need not, is firm when it was answered before this time.
     fn firm_until(&self, cut: u64) -> impl Fn(bool) -> u64 {
-        // Nobody syncs what a killed server has written, before the next one opens it.
+        // Writes of a killed server are not synced before the next one opens the store.
         let served = if self.down.contains(&cut) { self.down.start } else { cut };
         let opened = if cut >= self.down.end { self.down.start } else { 0 };
         let second_ago = served.saturating_sub(A_SECOND).max(opened);
@@ -398,17 +397,17 @@ impl Account {
         }
     }
 
-    /// Ready jobs that nobody has had stand in the order in which they were published.
+    /// Checks that ready jobs without deliveries are in publish order.
     fn order(&self, found: &[Found], begun: &dyn Fn(usize) -> bool, findings: &mut Vec<(Kind, String)>) {
         let mut newest: HashMap<(&str, Duration), (u64, usize, usize)> = HashMap::new();
         for it in found {
             let id = it.job.id.to_string();
             let Some(life) = self.lives.get(&id) else { continue };
-            // One that comes back stands behind, and one that a hand-over was undone of where it was.
+            // A redelivered job is behind them, and one with an undone delivery at its old position.
             let fresh = it.tries == life.tries && !life.respawned.is_some_and(begun);
             let at_place = match it.place {
                 Place::Ready => life.delay.is_zero(),
-                // Of those that became due after the cut. Others had become ready before.
+                // Only those that became due after the cut; others had become ready before.
                 Place::Later => !life.delay.is_zero() && !life.taken.iter().any(|n| begun(*n)),
                 Place::Dead => false,
             };
@@ -447,7 +446,7 @@ impl Account {
         findings
     }
 
-    /// What was known of a job at the cut.
+    /// Describes what is known of a job at the cut.
     fn tell(&self, life: &Life, cut: u64) -> String {
         let when = |n: &usize| {
             let act = &self.acts[*n];
@@ -528,7 +527,7 @@ mod tests {
         Sent { id: id(n).to_string(), queue: "q".into(), body, tries, delay: Duration::from_secs(delay) }
     }
 
-    /// An act that began and was answered so many milliseconds before the cut.
+    /// Creates an act that began and was acknowledged this many milliseconds before the cut.
     fn act(began: u64, answered: u64, what: What) -> Act {
         Act { began: (CUT - began) * 1_000_000, answered: (CUT - answered) * 1_000_000, what }
     }
@@ -537,7 +536,7 @@ mod tests {
         act(began, began - 10, What::Publish(jobs.to_vec()))
     }
 
-    /// What the judge finds in a store with these jobs, when this was answered.
+    /// Returns the violations found in a store with these jobs, given these acts.
     async fn kinds(jobs: Vec<NewJob>, acts: Vec<Act>) -> Vec<Kind> {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let clock = Arc::new(ManualClock::new(CUT - 1000));
@@ -576,9 +575,9 @@ mod tests {
         assert_eq!(
             kinds(vec![stored(1, 1)], [answered, vec![acking]].concat()).await,
             [],
-            "the ack was under way"
+            "the ack was in flight"
         );
-        assert_eq!(kinds(vec![stored(1, 1)], vec![]).await, [Kind::Wrong], "nobody published it");
+        assert_eq!(kinds(vec![stored(1, 1)], vec![]).await, [Kind::Wrong], "it was never published");
     }
 
     #[tokio::test]
@@ -586,7 +585,7 @@ mod tests {
         let acts = |tries| vec![published(500, &[sent(1, tries, 0)])];
         assert_eq!(kinds(vec![stored(1, 1)], acts(2)).await, [Kind::TryLost]);
         assert_eq!(kinds(vec![stored(1, 2)], acts(1)).await, [Kind::TryGained]);
-        // A hand-over may be undone, unless something behind it was synced.
+        // A delivery may be undone, unless a later act was synced.
         let taken = act(400, 390, What::HandOut(vec![sent(1, 2, 0).id]));
         let undone = [acts(2), vec![taken]].concat();
         assert_eq!(kinds(vec![stored(1, 2)], undone.clone()).await, []);

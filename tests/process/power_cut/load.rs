@@ -1,5 +1,5 @@
-//! What the recorded server is asked, over HTTP: every kind of request that changes the store, and what was
-//! answered when. A request that is under way at a cut counts as not answered.
+//! Requests to the recorded server over HTTP: every kind that changes the store, with the times of their replies. A
+//! request in flight at a cut counts as not acknowledged.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,9 +15,9 @@ use crate::support::process::Process;
 
 /// The namespace of all jobs.
 pub const NAMESPACE: &str = "cut";
-/// The queue of the jobs of schedules, which nobody consumes.
+/// Queue of the schedules' jobs, which is not consumed.
 pub const TICKS: &str = "ticks";
-/// Longer than any test goes on, shorter than the judge looks ahead.
+/// Longer than any test runs, shorter than the judge looks ahead.
 const AN_HOUR: Duration = Duration::from_secs(3600);
 
 /// A job as it was published.
@@ -53,7 +53,7 @@ pub enum What {
 }
 
 impl What {
-    /// Whether a power cut must not take back what was answered, by docs/disk-format.md.
+    /// Returns whether a power cut must not undo it once acknowledged, according to docs/disk-format.md.
     pub fn must_last(&self) -> bool {
         !matches!(self, What::HandOut(_))
     }
@@ -105,12 +105,12 @@ impl Server {
         let _ = Command::new("kill").args([&format!("-{name}"), pid.trim()]).status();
     }
 
-    /// Ends it in order. Answers what it did.
+    /// Stops it cleanly. Returns its trace.
     pub async fn stop(self) -> Trace {
         self.end("TERM", Some(0)).await
     }
 
-    /// Ends it by kill -9. Answers what it did.
+    /// Kills it by kill -9. Returns its trace.
     pub async fn kill(self) -> Trace {
         self.end("KILL", None).await
     }
@@ -150,7 +150,7 @@ struct Answer {
     json: Value,
 }
 
-/// A client that writes down what it did.
+/// A client that records its requests.
 #[derive(Clone)]
 pub struct Driver {
     client: Client,
@@ -225,7 +225,7 @@ impl Driver {
         token.to_owned()
     }
 
-    /// A body of this length that is told from all others and does not compress. It is a JSON string.
+    /// Returns an incompressible, unique body of this length, which is a JSON string.
     fn body(&mut self, len: usize) -> Vec<u8> {
         self.count += 1;
         let mut body = format!("\"{}-{}-", self.name, self.count).into_bytes();
@@ -309,7 +309,7 @@ impl Driver {
         self.note(&answer, What::Republish { old: old.to_owned(), new });
     }
 
-    /// Waits until a number that the server tells is this.
+    /// Waits until a number reported by the server has this value.
     async fn until(&self, path: &str, field: &str, is: u64) {
         for _ in 0..3000 {
             let answer = self.ask(Method::GET, self.url(path), Vec::new()).await;
@@ -321,7 +321,7 @@ impl Driver {
         panic!("{path}: {field} is not {is} after 15 s");
     }
 
-    /// What a busy queue sees: so many requests, drawn at random, over a few queues.
+    /// Sends the random requests of a busy server over a few queues.
     pub async fn everyday(mut self, rounds: usize) {
         let mut waiting: Vec<(String, String)> = Vec::new();
         for _ in 0..rounds {
@@ -355,7 +355,7 @@ impl Driver {
                     }
                 }
                 _ => {
-                    // One that nobody has taken, or that somebody has.
+                    // A job that may or may not have been consumed.
                     if !waiting.is_empty() {
                         let (queue, id) = waiting.swap_remove(self.rng.below(waiting.len()));
                         self.ack(&queue, &id).await;
@@ -404,7 +404,7 @@ impl Driver {
         }
     }
 
-    /// So many megabytes in ready jobs, many small ones and then large ones. Answers them.
+    /// Publishes megabytes of ready jobs, many small ones and then large ones. Returns them.
     pub async fn mass(&mut self, megabytes: usize) -> Vec<Sent> {
         let mut sent = Vec::new();
         for _ in 0..16 {

@@ -1,13 +1,12 @@
-//! Power cuts. A real server is recorded while it is asked everything that changes its store; the recording
-//! is cut at some moment, and the directory is rebuilt as the cut may have left it; the store must open it,
-//! with all that was answered.
+//! Power cuts. A real server is recorded while it gets all kinds of requests that change its store; the recording is
+//! cut at some moment, and the directory is rebuilt in a state that the cut may have left. The store must open it, with
+//! everything that was acknowledged.
 //!
-//! [`trace`] sees each system call, [`recording`] reads them as changes of files and names, [`disk`] says what
-//! a cut may leave of them, [`load`] asks the server, [`judge`] opens what is left and accounts for it.
+//! [`trace`] records each system call, [`recording`] reads them as changes of files and names, [`disk`] defines what a
+//! cut may leave of them, [`load`] sends requests, [`judge`] opens the result and checks it.
 //!
-//! `POWER_CUTS=5000` tries so many cuts of each recording instead of a few;
-//! `POWER_CUTS_SEED=7` draws others; `POWER_CUTS_KEEP=dir` keeps the first directories that were
-//! refused or judged wrong. Needs `strace`.
+//! `POWER_CUTS=5000` tries that many cuts of each recording instead of a few; `POWER_CUTS_SEED=7` changes the random
+//! seed; `POWER_CUTS_KEEP=dir` keeps the first directories that were refused or judged wrong. Needs `strace`.
 
 mod disk;
 mod judge;
@@ -29,7 +28,7 @@ use recording::{Op, Recording, SyncKind};
 use rng::Rng;
 use tempfile::TempDir;
 
-/// What was recorded, and what the clients know.
+/// The recording, and the clients' account of it.
 struct Recorded {
     recording: Recording,
     account: Account,
@@ -44,11 +43,11 @@ enum Size {
     Large,
 }
 
-/// Runs servers and their clients, one after the other on the same directory, and proves that the recording
-/// misses nothing. Fails where a server's end leaves open what was written last.
+/// Runs servers and their clients, one after the other on the same directory, and checks that the recording is
+/// complete. Fails if the state of the last write is ambiguous after a kill.
 async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     let dir = TempDir::new().expect("a temporary directory");
-    // strace tells paths as the kernel knows them.
+    // strace prints paths as the kernel knows them.
     let home = dir.path().canonicalize().expect("it is there");
     let (root, work) = (home.join("root"), home.join("work"));
     std::fs::create_dir(&root).expect("a directory");
@@ -73,12 +72,12 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     let mut mass = driver.mass(if size == Size::Large { 90 } else { 5 }).await;
     driver.other(20).everyday(40).await;
     if size == Size::Large {
-        // Upkeep tells nobody when tables have what files of the log held.
+        // There is no event when tables contain what log files held.
         let began = Instant::now();
         while log_files(&root) > 6 && began.elapsed() < PATIENCE {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        // By now files of the log are needed no more.
+        // By now some log files are no longer needed.
         mass.extend(driver.mass(28).await);
     }
     recording.add(&root, &server.stop().await)?;
@@ -92,8 +91,8 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     let killed = load::nanoseconds();
     recording.add(&root, &server.kill().await)?;
 
-    // The third reads the log again, finds garbage, and compacts as long as it has little to do; a job now and then
-    // is little.
+    // The third server replays the log, finds garbage, and compacts while it has little load, such as an occasional
+    // job.
     let before = tables(&root);
     let server = Server::start(&root, &work, sync);
     let down = killed..load::nanoseconds();
@@ -102,7 +101,7 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     let began = Instant::now();
     while before.iter().all(|table| table.exists()) && began.elapsed() < PATIENCE {
         driver.publish("trickle", 100, 1, Duration::ZERO).await;
-        // Upkeep tells nobody when it has done something.
+        // There is no event when upkeep has done something.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     driver.other(40).everyday(60).await;
@@ -110,7 +109,7 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
 
     let mut last = Disk::new(&recording, Promise::Posix, None);
     last.advance(recording.moments.len());
-    // What the end of a process has cut off may be known by nobody.
+    // The effect of a call interrupted by the end of its process may be unknown.
     last.living().is_same(&root)?;
     let acts = std::mem::take(&mut *acts.lock().expect("no client died"));
     Ok(Recorded { recording, account: Account::new(acts, sync == "always", down) })
@@ -140,9 +139,9 @@ fn tables(dir: &Path) -> Vec<PathBuf> {
 }
 
 impl Recorded {
-    /// Whether everything of interest is in the recording; else what is not.
+    /// Checks that everything of interest is in the recording; otherwise names what is missing.
     fn has_all(&self, size: Size) -> Result<(), String> {
-        // Tables as made and removed.
+        // Tables created and removed.
         let (mut tables, mut heads, mut syncs) = ([0; 2], BTreeMap::new(), [0; 3]);
         for event in &self.recording.events {
             match &event.op {
@@ -275,7 +274,7 @@ impl Recorded {
     }
 }
 
-/// A moment, and what decides of what is left.
+/// A moment to cut at, and a seed for what survives.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     at: usize,
@@ -287,15 +286,15 @@ struct Cut {
 struct Report {
     cuts: usize,
     opened: usize,
-    /// By reason; and those of them where something had been answered.
+    /// By reason: all, and those after something had been acknowledged.
     refused: BTreeMap<String, (usize, usize)>,
-    /// Cuts, and findings, of each kind.
+    /// Number of cuts and of violations of each kind.
     wrong: BTreeMap<Kind, (usize, usize)>,
     examples: Vec<String>,
 }
 
 impl Report {
-    /// Adds one. Answers whether something is wrong.
+    /// Adds one. Returns whether something is wrong.
     fn add(&mut self, cut: Cut, is_promised: bool, verdict: Verdict) -> bool {
         self.cuts += 1;
         let findings = match verdict {
@@ -332,7 +331,7 @@ impl Report {
         assert!(self.cuts > 0, "no cut was tried");
         assert!(
             self.wrong.is_empty() && self.refused.is_empty(),
-            "every store opens and has what was answered, but of\n{}",
+            "every store should open with everything acknowledged, but of\n{}",
             self.show("these")
         );
     }
@@ -362,7 +361,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-/// How many cuts: so many, or as many as the long form asks for.
+/// Returns the number of cuts: `short`, or that of the long form.
 fn count(short: usize) -> usize {
     number("POWER_CUTS").map_or(short, |n| n as usize)
 }
@@ -371,7 +370,7 @@ fn seed() -> u64 {
     number("POWER_CUTS_SEED").unwrap_or(1)
 }
 
-/// How often a server is recorded anew.
+/// Number of attempts to record a server.
 const TRIES: usize = 4;
 
 /// Records a server, and checks that everything of interest is in the recording.
@@ -424,7 +423,7 @@ fn a_store_that_does_not_sync_is_found_out() {
         (SyncKind::FileData, &[][..]),
         // The pool itself may be gone.
         (SyncKind::Directory, &[Kind::Lost]),
-        // Tables and their lists: what has no bytes does not open.
+        // Tables and their lists: an empty one does not open.
         (SyncKind::File, &[]),
     ] {
         let is_found = |report: &Report| match signs {

@@ -1,5 +1,5 @@
-//! What happened to a directory, step by step: the system calls of one or more processes, read as changes of
-//! files and names. Refuses what it does not understand, and what would make it miss a change.
+//! History of a directory: the system calls of one or more processes, read as changes of files and names. Refuses calls
+//! that it does not understand, and any that would make it miss a change.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use super::trace::{Arg, Call, Trace};
 
-/// A file or a directory, whatever its name. 0 is the recorded directory.
+/// A file or a directory, independent of its name. 0 is the recorded directory.
 pub type Node = usize;
 
-/// One change, or one promise.
+/// One change, or one sync.
 #[derive(Clone, Debug)]
 pub enum Op {
     Write {
@@ -25,7 +25,7 @@ pub enum Op {
         file: Node,
         size: u64,
     },
-    /// These names of directories now stand for these nodes, or for nothing, all at once.
+    /// These names in directories now refer to these nodes, or to nothing, all atomically.
     Names(Vec<(Node, String, Option<Node>)>),
     /// `fsync` or `fdatasync` of a file, or `fsync` of a directory.
     Sync {
@@ -50,7 +50,7 @@ pub struct Event {
     pub ended: usize,
 }
 
-/// A moment at which an event begins or ends.
+/// The start or end of an event.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     pub event: usize,
@@ -66,9 +66,9 @@ pub struct Recording {
     pub moments: Vec<Moment>,
     /// Which nodes are directories.
     pub is_dir: Vec<bool>,
-    /// The first path that each node had, for those who read reports.
+    /// The first path of each node, for reports.
     pub first_path: Vec<String>,
-    /// The names as they are now.
+    /// The current names.
     names: HashMap<Node, BTreeMap<String, Node>>,
     /// The sizes as they are now.
     sizes: HashMap<Node, u64>,
@@ -93,10 +93,10 @@ impl Recording {
         }
     }
 
-    /// Adds what one process did, from its start to its end. Fails if it ended within a call of which nobody
-    /// can say whether it was done, or if the machine's clock went backwards.
+    /// Adds the calls of one process, from its start to its end. Fails if it ended within a call with an unknown
+    /// outcome, or if the machine's clock went backwards.
     pub fn add(&mut self, root: &Path, trace: &Trace) -> Result<(), String> {
-        // Of a write that was cut off the file tells how far it came; a sync that was promises nothing.
+        // For an interrupted write the file shows its progress; an interrupted sync guarantees nothing.
         let is_told =
             ["write", "pwrite64", "unlink", "fsync", "fdatasync", "close", "read", "readv", "fcntl", "lseek"];
         let only_reads = |call: &Call| {
@@ -244,7 +244,7 @@ impl Recording {
                 }
                 Vec::new()
             }
-            // Their effects come at their ends. `sync_file_range` promises nothing.
+            // Their effects are at their ends. `sync_file_range` guarantees nothing.
             "read" | "readv" | "lseek" | "dup" | "dup2" | "dup3" | "sync_file_range" => Vec::new(),
             _ => refuse(),
         }
@@ -261,7 +261,7 @@ impl Recording {
             "open" | "openat" | "creat" => {
                 let (dir, name) = match self.try_place(root, call, 0) {
                     Some(place) => place,
-                    // The recorded directory itself, or what it stands in.
+                    // The recorded directory itself, or its parents.
                     None => return,
                 };
                 let node = if name == "." { dir } else { self.names[&dir][&name] };
@@ -292,8 +292,8 @@ impl Recording {
         }
     }
 
-    /// What a call would have answered that the end of its process has cut off: how many bytes a write has
-    /// written, that a name is gone. `None` if it has done nothing.
+    /// Returns the result of a call interrupted by the end of its process: the number of bytes written, or that a name
+    /// is removed. `None` if it had no effect.
     fn cut_off(&self, root: &Path, call: &Call, fds: &HashMap<i64, Rc<RefCell<Open>>>) -> Option<i64> {
         if call.name == "unlink" {
             return (!path(call, 0)?.exists()).then_some(0);
@@ -316,7 +316,7 @@ impl Recording {
         let open = open.borrow();
         let (at, size) =
             (if open.appends { self.sizes[&open.node] } else { open.at }, self.sizes[&open.node]);
-        assert!(at >= size, "a write over old bytes was cut off, nobody knows where: {}", show(call));
+        assert!(at >= size, "a write over old bytes was interrupted, at an unknown position: {}", show(call));
         let now = std::fs::metadata(path).map_or(size, |file| file.len());
         Some(now.saturating_sub(at).min(data.len() as u64) as i64)
     }
@@ -378,7 +378,7 @@ impl Recording {
             panic!("a call without a descriptor: {}", show(call))
         };
         let open = fds.get(fd).unwrap_or_else(|| panic!("an unknown descriptor: {}", show(call)));
-        // A file that was deleted has no path any more.
+        // A deleted file has no path any more.
         if let Some(node) = self.find(root, shown) {
             assert_eq!(node, open.borrow().node, "the recording confuses files at {}", show(call));
         }

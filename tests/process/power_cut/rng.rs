@@ -24,7 +24,7 @@ impl Rng {
         (self.next() % end as u64) as usize
     }
 
-    /// Yes in so many of a hundred cases.
+    /// Returns true with a probability of `of` percent.
     pub fn percent(&mut self, of: usize) -> bool {
         self.below(100) < of
     }

@@ -1,9 +1,9 @@
-//! Runs the server under `strace` and reads what it tells: each system call that names something below the
-//! recorded directory, with its data, when it began and when it ended.
+//! Runs the server under `strace` and parses its output: each system call that names something below the recorded
+//! directory, with its data, its start and its end.
 //!
-//! A preloaded library would not see all: the store's libraries rename through `rustix`, which makes system
-//! calls itself and never enters libc. The kernel's view misses nothing, and recording.rs proves it: a
-//! recording that is replayed in full must give the directory as it is.
+//! A preloaded library would miss some: the store's libraries rename through `rustix`, which makes system calls
+//! directly without libc. strace misses nothing, and recording.rs verifies it: replaying a complete recording must give
+//! the actual directory.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 
-/// Every call that can change a file, a name or a file's offset, or make something last; and those that a
-/// recording would not understand, so that it can refuse them.
+/// Every call that can change a file, a name or a file's offset, or sync; and those that a recording would not
+/// understand, so that it can refuse them.
 const CALLS: &str = "open,openat,openat2,creat,close,close_range,dup,dup2,dup3,fcntl,read,readv,lseek,write,\
 writev,pwrite64,pwritev,pwritev2,truncate,ftruncate,fallocate,rename,renameat,renameat2,unlink,unlinkat,rmdir,\
 mkdir,mkdirat,link,linkat,symlink,symlinkat,mknod,mknodat,fsync,fdatasync,sync,syncfs,sync_file_range,mmap,\
@@ -36,11 +36,11 @@ pub enum Arg {
 pub struct Call {
     pub name: String,
     pub args: Vec<Arg>,
-    /// What it answered; `None` if the process ended first.
+    /// Its result; `None` if the process ended first.
     pub answer: Option<i64>,
 }
 
-/// Where a call begins or ends. The list of these is the order in which all happened.
+/// The start or end of a call, in the order of events.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     pub call: usize,
@@ -49,7 +49,7 @@ pub struct Moment {
     pub at: u64,
 }
 
-/// What one process did.
+/// The calls of one process.
 #[derive(Debug, Default)]
 pub struct Trace {
     pub calls: Vec<Call>,
@@ -68,8 +68,8 @@ impl Reader {
     }
 }
 
-/// A command that runs what follows it under `strace`, and the reader of what it tells. Only what names
-/// something below `root` is kept. `pipe` is a path for a named pipe.
+/// Returns a command prefix that runs a program under `strace`, and the reader of its output. Only calls that name
+/// something below `root` are kept. `pipe` is a path for a named pipe.
 pub fn strace(root: &Path, pipe: &Path) -> (Vec<String>, Reader) {
     let made = Command::new("mkfifo").arg(pipe).stdin(Stdio::null()).status();
     assert!(made.is_ok_and(|status| status.success()), "mkfifo {} works", pipe.display());
@@ -83,7 +83,7 @@ pub fn strace(root: &Path, pipe: &Path) -> (Vec<String>, Reader) {
         "-y",
         "--absolute-timestamps=format:unix,precision:ns",
         "-xx",
-        // The largest buffer that one call may have is far smaller.
+        // The largest buffer of one call is far smaller.
         "-s",
         "268435456",
         "-e",
@@ -167,15 +167,15 @@ fn is_kept(text: &[u8], needle: &[u8]) -> bool {
     let name = text.split(|b| *b == b'(').next().unwrap_or_default();
     match name {
         b"sync" | b"io_uring_setup" | b"io_setup" | b"fork" | b"vfork" | b"chdir" | b"fchdir" => true,
-        // Threads share their descriptors; a child process would have its own, which nobody follows.
+        // Threads share their descriptors; a child process would have its own, which are not traced.
         b"clone" | b"clone3" => !text.windows(11).any(|w| w == b"CLONE_FILES"),
-        // What the server logs may name a path.
+        // The server's log lines may contain a path.
         b"write" if text.starts_with(b"write(1<") || text.starts_with(b"write(2<") => false,
         _ => text[..text.len().min(FRONT)].windows(needle.len()).any(|w| w == needle),
     }
 }
 
-/// What stands behind the last `) = `.
+/// Parses the result after the last `) = `.
 fn answer(text: &[u8]) -> Option<i64> {
     let tail = &text[text.len().saturating_sub(FRONT)..];
     let at = tail.windows(4).rposition(|w| w == b") = ")?;
@@ -265,7 +265,7 @@ fn quoted(text: &[u8]) -> (Vec<u8>, &[u8]) {
     (hex(&text[1..end]), rest)
 }
 
-/// Reads `\x..`, repeated. Plain characters stand for themselves.
+/// Decodes repeated `\x..`. Other characters represent themselves.
 fn hex(text: &[u8]) -> Vec<u8> {
     const NONE: u8 = 255;
     const DIGIT: [u8; 256] = {

@@ -29,7 +29,7 @@ async fn a_queue_is_paused_and_resumed(store: Store) {
         .expect(400)
         .says("Not done: invalid for");
     submit(&server, queue, &[("do", "explode")]).await.expect(400);
-    // No link has a page say what it likes.
+    // No link can make a page show arbitrary text.
     browse(&server, &format!("{queue}&done=<b>all%20is%20well</b>")).await.says_not("all is well");
 }
 
@@ -54,10 +54,10 @@ async fn dead_jobs_are_respawned_and_cancelled(store: Store) {
     assert_eq!(server.size("/api/shop/q/deadletter").await, 2);
     let asks =
         browse(&server, &format!("{dead}&ask=cancel&job={}&job={}", jobs[1], jobs[2])).await.expect(200);
-    asks.says("Cancel 2 jobs of shop/q").says(&jobs[1]);
+    asks.says("Delete 2 jobs of shop/q").says(&jobs[1]);
     assert_eq!(asks.link("Back"), "?state=dead");
     let sure = [("do", "cancel"), ("sure", "yes"), ("job", &*jobs[1]), ("job", &*jobs[2])];
-    submit(&server, dead, &sure).await.expect(200).says("2 jobs were cancelled.");
+    submit(&server, dead, &sure).await.expect(200).says("2 jobs were deleted.");
     for job in &jobs[1..] {
         browse(&server, &format!("jobs/default/shop/q/{job}")).await.expect(404);
     }
@@ -115,7 +115,7 @@ async fn a_job_is_published_once(store: Store) {
         given.retain(|(name, of)| *name != field || *of == value);
         let page = submit(&server, form, &given).await.expect(400);
         page.says(&format!("Not done: {says}"));
-        assert_eq!(page.field("body").trim_start(), "<kept>", "what was typed comes back");
+        assert_eq!(page.field("body").trim_start(), "<kept>", "the input is kept");
         assert_eq!(page.field(field).trim_start(), value);
     }
     let large = "x".repeat((64 << 10) + 1);
@@ -154,7 +154,7 @@ async fn a_token_is_shown_once() {
     let bad = [("do", "limit"), ("hash", &*hash), ("read", "0"), ("write", "0"), ("interval", "77")];
     let page = submit(&server, tokens, &bad).await.expect(400);
     page.says("Not done:").says("/limit").says("$TOKEN");
-    assert_eq!(page.field("interval"), "77", "what was typed comes back");
+    assert_eq!(page.field("interval"), "77", "the input is kept");
     submit(&server, tokens, &[("do", "unlimit"), ("hash", &hash)])
         .await
         .expect(200)
@@ -234,7 +234,7 @@ async fn schedules_are_shown_and_changed() {
     let setting = r#"{"queue":"reports","cron":"30 2 * * *","zone":"Europe/Berlin","text":"sales"}"#;
     let put = server.api("PUT", "/api/shop/_schedules/nightly", &token).body(setting);
     send(put).await.expect(201);
-    // Its queue is there only once it has placed a job.
+    // Its queue exists once it has placed a job.
     server.sampled().await;
     browse(&server, "schedules").await.expect(200).says("Name a namespace to see those of one that has none");
     let named = browse(&server, "schedules?namespace=shop").await.expect(200);
@@ -266,7 +266,7 @@ async fn schedules_are_shown_and_changed() {
     act("pause", &[]).await.expect(404).says("Not done: no such schedule");
 }
 
-/// Guards against a page that says that there are none, when it looked at a part of them.
+/// Guards against an empty page that covers only part of the schedules.
 #[tokio::test]
 async fn a_page_without_schedules_leads_to_the_next() {
     let server = TestServer::on_disk().await;
@@ -322,7 +322,7 @@ async fn search_leads_to_the_one_hit() {
     browse(&server, "search?q=01M80D5J4VCPC2AJTPM8000000").await.expect(404).says("Name its queue");
 }
 
-/// Guards against pages that change something before somebody has said who they are.
+/// Guards against pages that change something before authentication.
 #[tokio::test]
 async fn accounts_are_asked_for() {
     let store = Store::disk();
@@ -333,7 +333,7 @@ async fn accounts_are_asked_for() {
     }
     submit(&server, "queues/default/shop/q", &[("do", "pause")]).await.expect(401);
     let page = send(server.admin("GET", "/ui/").basic_auth("ann", Some("long-password"))).await.expect(200);
-    assert!(page.text.contains("Account") && page.text.contains("ann"), "who one is stands there");
+    assert!(page.text.contains("Account") && page.text.contains("ann"), "the account is shown");
     let request = server.admin("POST", "/ui/queues/default/shop/q").basic_auth("ann", Some("long-password"));
     let request = request.header("Origin", format!("http://{}", server.admin_addr)).body("do=pause");
     assert!(send(request).await.expect(200).text.contains("The queue is paused."));

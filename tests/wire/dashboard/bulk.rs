@@ -1,4 +1,4 @@
-//! What is done to all jobs of a state; who may look, and at what.
+//! Bulk actions on jobs in a state, and read-only access.
 
 use serde_json::json;
 
@@ -34,7 +34,7 @@ async fn three_clicks_bring_dead_jobs_back(store: Store) {
     let dead = overview.link("5");
     assert_eq!(dead, "queues/default/shop/mail?state=dead");
     let page = browse(&server, &dead).await.expect(200);
-    page.says("3 × the mail <server> is away").says("2 × no such address");
+    page.says("3 the mail <server> is away").says("2 no such address");
     let ask = page.link("Respawn all");
     let queue = "queues/default/shop/mail";
     let asks = browse(&server, &format!("{queue}{ask}")).await.expect(200);
@@ -76,7 +76,7 @@ async fn three_clicks_bring_dead_jobs_back(store: Store) {
     {
         let page =
             submit(&server, "bulk", &[("do", "stop"), ("id", ended), ("back", back)]).await.expect(200);
-        page.says("It is told to stop.").says(title);
+        page.says("The action stops after its current step.").says(title);
     }
     submit(&server, "bulk", &[("do", "stop"), ("id", "nope")])
         .await
@@ -102,14 +102,14 @@ async fn destroying_wants_the_name(store: Store) {
     let form =
         |name| [("do", "destroy"), ("ask", "destroy"), ("sure", "yes"), ("which", "ready"), ("name", name)];
     let page = submit(&server, queue, &form("other")).await.expect(400);
-    page.says("Not done: the name of the queue is shop/q, and another was typed");
+    page.says("Not done: the queue's name is shop/q: nothing was done");
     assert_eq!(page.field("name"), "other");
     assert_eq!(server.size("/api/shop/q").await, 2, "nothing happened");
     submit(&server, queue, &[("do", "destroy"), ("sure", "yes"), ("name", "q")])
         .await
         .expect(400)
-        .says("nothing was chosen");
-    submit(&server, queue, &form("q")).await.expect(200).says("What was chosen is destroyed.");
+        .says("no state was chosen");
+    submit(&server, queue, &form("q")).await.expect(200).says("The jobs are destroyed.");
     assert_eq!(server.size("/api/shop/q").await, 0);
     let delayed = [("do", "destroy"), ("sure", "yes"), ("which", "delayed"), ("name", "shop/q")];
     submit(&server, queue, &delayed).await.expect(200);
@@ -125,7 +125,7 @@ async fn destroying_wants_the_name(store: Store) {
     assert_eq!(server.size("/api/shop/r/deadletter").await, 1);
     submit(&server, dead, &delete("r")).await.expect(200).says("It is begun");
     done(&server).await;
-    until("they are gone", async || server.size("/api/shop/r/deadletter").await == 0).await;
+    until("they are deleted", async || server.size("/api/shop/r/deadletter").await == 0).await;
 }
 
 on_each_store!(three_clicks_bring_dead_jobs_back, destroying_wants_the_name);
@@ -151,12 +151,12 @@ async fn many_dead_jobs_go_apart_from_the_delayed_ones() {
     };
     let page = submit(&server, queue, &of(&["delayed", "dead"])).await.expect(400);
     page.says("Not done: 1,001 dead jobs are too many").says("Nothing was done");
-    assert_eq!(page.field("name"), "q", "what was typed comes back");
+    assert_eq!(page.field("name"), "q", "the input is kept");
     let checked = page.all("input").filter(|field| field.get("checked").is_some());
     assert_eq!(checked.filter_map(|field| field.get("value")).collect::<Vec<_>>(), ["delayed", "dead"]);
     assert_eq!(server.size("/api/shop/q/deadletter").await, 1001);
     for which in [&["dead"], &["delayed"]] {
-        submit(&server, queue, &of(which)).await.expect(200).says("What was chosen is destroyed.");
+        submit(&server, queue, &of(which)).await.expect(200).says("The jobs are destroyed.");
         done(&server).await;
     }
     assert_eq!(server.size("/api/shop/q/deadletter").await, 0);
@@ -171,15 +171,15 @@ async fn dead_jobs_are_found_by_queue_and_by_what_is_in_them() {
     dead_job(&server, &token, "mail", "order 1", "other").await;
     server.sampled().await;
     let page = browse(&server, "dead").await.expect(200);
-    page.says("shop/mail").says("1 × away").says("1 × other").says("of 2 looked at");
+    page.says("shop/mail").says("1 away").says("1 other");
     let dead = "queues/default/shop/mail?state=dead";
     browse(&server, &format!("{dead}&contains=4711")).await.expect(200).says(&id).says_not("order 1 ");
     browse(&server, &format!("{dead}&reason=other"))
         .await
         .expect(200)
-        .says("With the reason other")
+        .says("Only jobs with the reason other")
         .says_not(&id);
-    browse(&server, &format!("{dead}&contains=nothing")).await.expect(200).says("No job is so");
+    browse(&server, &format!("{dead}&contains=nothing")).await.expect(200).says("No job matches");
 }
 
 #[tokio::test]
@@ -205,7 +205,7 @@ async fn the_server_tells_of_itself() {
     submit(&server, "server", &[("do", "explode")]).await.expect(400);
 }
 
-/// Guards against a viewer who changes something, and against bodies that are shown to who should not see them.
+/// Guards against a viewer who changes something, and against bodies shown without permission.
 #[tokio::test]
 async fn who_may_look_finds_no_forms_and_no_bodies() {
     let store = Store::disk();
@@ -254,7 +254,7 @@ async fn who_may_look_finds_no_forms_and_no_bodies() {
         "publish/default/shop",
     ] {
         let seen = page(viewer("GET", &format!("/ui/{ask}"))).await.expect(200);
-        seen.says("This account changes nothing.");
+        seen.says("This account is read-only.");
         let mut posts = seen.all("form").filter(|form| form.get("method") == Some("post"));
         assert!(posts.all(|form| form.get("class") == Some("zone")), "{ask}: {}", seen.answer.text);
     }
@@ -278,7 +278,7 @@ async fn the_dashboard_can_be_turned_off() {
     send(server.admin("GET", "/queues")).await.expect(200);
 }
 
-/// Guards against a proxy behind which forms are refused, and commands that lead past it.
+/// Guards against rejecting forms behind a proxy, and commands that bypass it.
 #[tokio::test]
 async fn the_outer_address_is_ours_and_the_zone_is_set() {
     let store = Store::disk();

@@ -1,4 +1,4 @@
-//! Pages after a change: what was changed is shown at once, whoever changed it, and not when the store is read next.
+//! Pages after a change show it at once, whoever made it, before the next sample.
 
 use super::{browse, dead_job, submit};
 use crate::support::client::send;

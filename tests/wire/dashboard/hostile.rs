@@ -1,11 +1,11 @@
-//! What comes from jobs, tokens and endpoints is text, wherever a page shows it.
+//! Content of jobs, tokens and endpoints is shown as text on every page.
 
 use super::page::{Element, Page};
 use super::{browse, dead_job, submit};
 use crate::support::client::send;
 use crate::support::servers::TestServer;
 
-/// What somebody may try: to end what a text stands in, to run, to lead away, to turn what is read.
+/// Attempts to end a text, run scripts, redirect, or reverse the reading direction.
 const HOSTILE: [&str; 8] = [
     "<script>alert(1)</script>",
     "\"><img src=x onerror=alert(1)>",
@@ -80,8 +80,8 @@ async fn server_of(text: &str) -> (TestServer, Vec<String>) {
     (server, pages.into())
 }
 
-/// The page without what the text may be: names of elements and of their attributes. And without how often stores are
-/// read, which only a page of a slow machine says.
+/// Returns the names of a page's elements and attributes, without texts and without the sampling interval, which only
+/// slow machines show.
 fn skeleton(page: &Page) -> Vec<(String, Vec<String>)> {
     let of = |element: &Element| {
         let names = element.attributes.iter().map(|(name, _)| name.clone()).collect();

@@ -6,6 +6,7 @@ mod fresh;
 mod hostile;
 mod page;
 mod pages;
+mod states;
 
 use reqwest::header::HeaderMap;
 

@@ -6,7 +6,7 @@ use markup5ever_rcdom::{Handle, NodeData, RcDom};
 
 use crate::support::client::Response;
 
-/// What was read of a page. Plain values: the parser's tree cannot wait for anything.
+/// A parsed page. Plain values, since the parser's tree cannot be held across an await.
 #[derive(Debug)]
 pub struct Page {
     pub answer: Response,
@@ -19,7 +19,7 @@ pub struct Page {
 pub struct Element {
     pub name: String,
     pub attributes: Vec<(String, String)>,
-    /// What stands in it.
+    /// Its text.
     pub text: String,
 }
 
@@ -48,13 +48,13 @@ impl Page {
     /// Panics when the page does not say this.
     #[track_caller]
     pub fn says(&self, text: &str) -> &Page {
-        assert!(self.main.contains(text), "{text:?} should stand in: {}", self.main);
+        assert!(self.main.contains(text), "{text:?} should be in: {}", self.main);
         self
     }
 
     #[track_caller]
     pub fn says_not(&self, text: &str) -> &Page {
-        assert!(!self.main.contains(text), "{text:?} should not stand in: {}", self.main);
+        assert!(!self.main.contains(text), "{text:?} should not be in: {}", self.main);
         self
     }
 
@@ -91,7 +91,7 @@ impl Page {
     }
 }
 
-/// Reads all elements below a node, in order. Answers the text of it.
+/// Reads all elements below a node, in order. Returns their text.
 fn read(node: &Handle, elements: &mut Vec<Element>) -> String {
     let at = elements.len();
     let is_element = match &node.data {

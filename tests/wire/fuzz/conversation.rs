@@ -1,12 +1,12 @@
-//! Random conversations with an HTTP port: a grammar that is mostly right, so that handlers are reached, and
-//! damage that is done to what it makes. Everything comes from a seed.
+//! Random conversations with an HTTP port, from a grammar that is mostly valid, so that handlers are reached, and from
+//! damage to its output. Everything derives from a seed.
 
-/// Random numbers (splitmix64). The same seed gives the same numbers, whatever else the test does.
+/// Random numbers (splitmix64). The same seed gives the same numbers, independently of the test.
 #[derive(Debug)]
 pub struct Random {
     state: u64,
-    /// This conversation is HTTP to the letter; only what it asks for may be odd. A connection ends with the
-    /// first request that is not HTTP, so without this few requests would reach a handler.
+    /// Whether this conversation is strictly valid HTTP; only its content may be odd. A connection ends with the first
+    /// invalid request, so otherwise few requests would reach a handler.
     tidy: bool,
 }
 
@@ -25,12 +25,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below this one, which is not zero.
+    /// Returns a number below `end`, which must not be zero.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
-    /// Yes, once in so many times.
+    /// Returns true once in `times` calls on average.
     pub fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
@@ -62,7 +62,7 @@ pub struct Known {
     pub ids: Vec<String>,
 }
 
-/// Which port a conversation goes to.
+/// Port of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Port {
     Api,
@@ -72,15 +72,15 @@ pub enum Port {
 /// How the client leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leave {
-    /// It says that it sends no more, and reads to the end.
+    /// It announces that it sends no more, and reads to the end.
     Read,
-    /// It closes after it has sent, and reads nothing.
+    /// It closes after sending, and reads nothing.
     Close,
     /// The same with a reset.
     Reset,
 }
 
-/// What is sent on one connection.
+/// Bytes sent on one connection.
 #[derive(Debug, Clone)]
 pub struct Conversation {
     pub port: Port,
@@ -119,8 +119,8 @@ pub fn conversation(random: &mut Random, known: &Known) -> Conversation {
     while requests < count {
         let mut request = Request::random(random, known, port);
         requests += 1;
-        // A long poll before another request holds that one up: what comes after the poll hides that its
-        // client leaves. Only the last one waits for long, and only when its client goes away.
+        // A long poll delays later requests of its connection, which hide that its client disconnects. So only the last
+        // one waits for long, and only when its client disconnects.
         let last = requests == count;
         request.timeout(random, last && leave != Leave::Read);
         bytes.extend(request.bytes(random));
@@ -131,7 +131,7 @@ pub fn conversation(random: &mut Random, known: &Known) -> Conversation {
     if random.breaks(3) && !bytes.is_empty() {
         bytes.truncate(random.below(bytes.len()));
     }
-    // Damage can make a short poll a long one, for which nobody wants to wait here.
+    // Damage can make a short poll a long one, for which the test should not wait.
     let leave = if leave == Leave::Read && waits_long(&bytes) { Leave::Close } else { leave };
     let mut pieces: Vec<usize> = Vec::new();
     if random.one_in(6) && bytes.len() > 1 {
@@ -300,7 +300,7 @@ impl Request {
                 3 => odd_number(random),
                 _ => number(random, 1),
             };
-            // What is odd must not be a long time: the first of a repeated key counts.
+            // An odd value must not be a long time: the first of a repeated key counts.
             let seconds = if may_be_long || !long(&seconds) { seconds } else { b"0".to_vec() };
             self.query.insert(0, (b"timeout".to_vec(), seconds));
         } else if self.consumes {
@@ -392,7 +392,7 @@ impl Request {
         }
     }
 
-    /// As it goes over the wire; how its end is told is sometimes wrong.
+    /// Encodes the request; its body length is sometimes wrong.
     fn bytes(self, random: &mut Random) -> Vec<u8> {
         let mut target = self.path;
         for (n, (key, value)) in self.query.iter().enumerate() {
@@ -559,7 +559,7 @@ fn api_path<'a>(random: &mut Random, known: &Known) -> (&'a str, Vec<u8>) {
 
 fn admin_path<'a>(random: &mut Random, known: &Known) -> (&'a str, Vec<u8>) {
     let namespace = namespace(random);
-    // The good token is not named here: nobody deletes it, and nobody limits it.
+    // The valid token is not named here, so it is neither deleted nor limited.
     let token = match random.below(4) {
         0 => known.limited.clone().into_bytes(),
         1 => format!("default:{}", known.limited).into_bytes(),
@@ -728,7 +728,7 @@ fn long(seconds: &[u8]) -> bool {
     !matches!(seconds, b"0" | b"1" | b"00000000000000000000001" | b"%31")
 }
 
-/// A value of a query or a part of a path that is not what is looked for.
+/// Returns an unexpected value of a query or path.
 fn odd_value(random: &mut Random) -> Vec<u8> {
     match random.below(9) {
         0 => odd_number(random),

@@ -1,10 +1,9 @@
-//! Random conversations with the real binary, on both ports and both stores. Whatever comes, no answer is a 5xx
-//! that docs do not explain, nothing panics or hangs, and the server's memory, sockets and waiting consumers come
-//! back to where they were.
+//! Random conversations with the real binary, on both ports and both stores. No reply is an undocumented 5xx, nothing
+//! panics or hangs, and the server's memory, sockets and waiting consumers return to their initial state.
 //!
-//! Some thousands of requests without further ado. For more, on each store:
-//! `WIRE_FUZZ_REQUESTS=500000 tests/run -P long random_conversations`. `WIRE_FUZZ_SECONDS` bounds the time, and
-//! `WIRE_FUZZ_SEED` repeats a run, but for the order in which conversations meet.
+//! Runs some thousands of requests by default. For more, on each store: `WIRE_FUZZ_REQUESTS=500000 tests/run -P long
+//! random_conversations`. `WIRE_FUZZ_SECONDS` limits the time, and `WIRE_FUZZ_SEED` repeats a run, except for the
+//! interleaving of conversations.
 
 mod conversation;
 
@@ -30,10 +29,10 @@ const REQUESTS: usize = 6_000;
 const SECONDS: usize = 100;
 /// Conversations at a time.
 const CLIENTS: usize = 24;
-/// How much more memory than after the first quarter of the requests the server may keep after the last one. By
-/// then its caches, the metrics of its queues and the store's buffers have not all reached their bounds.
+/// Allowed growth of memory from the first quarter of the requests to the end. By then the caches, the metrics of
+/// queues and the store's buffers have not all reached their limits.
 const GROWTH_KB: usize = 48 * 1024;
-/// Conversations that broke the server once, as a failure prints them.
+/// Conversations that once broke the server, as printed by a failure.
 const REPLAYED: &[(Port, &[u8])] = &[
     // Refused before the body is asked for.
     (Port::Api, b"PUT /ns/x HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc"),
@@ -46,14 +45,14 @@ fn setting(name: &str, usual: usize) -> usize {
     text.parse().unwrap_or_else(|e| panic!("{name} should be a number ({e}), not {text:?}"))
 }
 
-/// A server process and what it stands on.
+/// A server process and its environment.
 struct Stand {
     process: Process,
     dir: TempDir,
     _store: Store,
 }
 
-/// How that process is reached and looked at.
+/// Addresses of that process, and access to its state.
 struct Target {
     pid: u32,
     api: SocketAddr,
@@ -65,7 +64,7 @@ struct Target {
 impl Target {
     async fn start(store: Store) -> (Stand, Target) {
         let dir = TempDir::new().expect("a temporary directory");
-        // Jobs end within seconds, so that what is measured at the end is not the jobs that are still there.
+        // Jobs end within seconds, so that the final measurement does not include remaining jobs.
         let toml = format!(
             "LogDir = \"logs\"\nLogFormat = \"json\"\nTTLSecond = 10\nTTRSecond = 2\n{}",
             store.toml()
@@ -113,7 +112,7 @@ impl Target {
         links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
     }
 
-    /// The most memory that can be explained, after what is not in use was given back.
+    /// Returns the memory in use after unused memory was released.
     async fn settled_memory(&self, enough: usize) -> usize {
         let began = Instant::now();
         let mut least = self.memory();
@@ -139,7 +138,7 @@ impl Target {
     }
 }
 
-/// What came of the conversations.
+/// Results of the conversations.
 #[derive(Default)]
 struct Tally {
     requests: AtomicUsize,
@@ -162,15 +161,15 @@ impl Tally {
         }
     }
 
-    /// Notes what answers showed, or says what is wrong with them.
+    /// Records the replies, or returns what is wrong with them.
     fn note(&self, conversation: &Conversation, read: &[u8], in_order: bool) -> Result<(), String> {
         let port = if conversation.port == Port::Api { "public" } else { "admin" };
         let answers = answers(read)?;
         if answers.len() > conversation.requests + 40 {
             return Err(format!("{} answers to {} requests", answers.len(), conversation.requests));
         }
-        // A client sends its next request on a connection that it was not told to leave, and would get no answer.
-        // A reset takes answers along that the client has not read yet.
+        // A client sends its next request on a connection that it was not asked to close, and would get no reply. A
+        // reset discards replies that the client has not read.
         let all_sent = conversation.tidy && conversation.leave == Leave::Read && in_order;
         let told = answers.last().is_some_and(|answer| answer.last);
         if all_sent && answers.len() < conversation.requests && !told {
@@ -274,8 +273,8 @@ fn answers_are_told_apart_by_length_and_by_chunks() {
     assert!(answers(bad).is_err(), "a chunk without a length is no answer of ours");
 }
 
-/// Says it all and reads what comes, and whether that ended without a reset. Errors when the server does not end the
-/// connection in time.
+/// Sends everything and reads the replies. Returns them, and whether the connection ended without a reset. Fails if the
+/// server does not end it in time.
 async fn talk(addr: SocketAddr, conversation: &Conversation) -> Result<(Vec<u8>, bool), String> {
     let stream = TcpStream::connect(addr).await.map_err(|e| format!("no connection: {e}"))?;
     let _ = stream.set_nodelay(true);
@@ -331,7 +330,7 @@ async fn client(
         if tally.requests.load(Ordering::Relaxed) >= enough {
             return;
         }
-        // Each has a seed of its own, so that what others do does not change it.
+        // Each has its own seed, so that other clients do not affect it.
         let mut random = Random::new(seed ^ (client as u64) << 48 ^ number << 8);
         let ids = tally.ids.lock().clone();
         let known = Known { token: target.token.clone(), limited: target.limited.clone(), ids };
@@ -351,7 +350,7 @@ async fn client(
     }
 }
 
-/// Until there were so many requests in all.
+/// Runs until there were `enough` requests in total.
 async fn throw(target: &Arc<Target>, tally: &Arc<Tally>, seed: u64, enough: usize, end: Instant) {
     let clients: Vec<_> = (0..CLIENTS)
         .map(|n| tokio::spawn(client(n, seed, enough, end, target.clone(), tally.clone())))

@@ -257,6 +257,17 @@ def peek_consumes(liar: Liar) -> None:
 
 
 @lie
+def skips_promote(liar: Liar) -> None:
+    """A promote is answered and not sent."""
+
+    async def act(exchange: Exchange) -> None:
+        body = json.dumps({"msg": "ready"}).encode()
+        await exchange.send(Answer(200, [("Content-Type", "application/json")], body))
+
+    liar.rules.append(("promote", act, None))
+
+
+@lie
 def forgets_receipt(liar: Liar) -> None:
     """A touch by hand is sent without its receipt."""
     query(liar, "touch release bury", receipt=None)

@@ -25,6 +25,21 @@ async def get_and_cancel(s: Stage) -> None:
     equal(await c.cancel(queue="q", job_id=job_id), {}, "a cancel of what is not there")
 
 
+@scenario("Promote by id and by key: a delayed job is ready now; of another one it is a `conflict`.", "skips_promote")
+async def promote(s: Stage) -> None:
+    c = await s.client()
+    first = await s.direct.put("q", "first", delay=60)
+    keyed = await s.direct.put("q", "keyed", key="a/b", delay=60)
+    equal(await c.promote(queue="q", job_id=first), {}, "a promote by id")
+    equal(await c.promote(queue="q", key="a/b"), {}, "a promote by key")
+    equal([job["job_id"] for job in await s.direct.jobs("q", "ready")], [first, keyed], "the ready jobs")
+    error = await c.refused("promote", "conflict", queue="q", job_id=first)
+    equal((error["status"], error["message"]), (409, "the job is not delayed"), "the error")
+    await c.refused("promote", "conflict", queue="q", key="a/b")
+    await c.refused("promote", "not_found", queue="q", key="nobody")
+    await c.refused("promote", "not_found", queue="q", job_id="01ARZ3NDEKTSV4RRFFQ69G5FAV")
+
+
 @scenario("Peek.", "peek_consumes")
 async def peek(s: Stage) -> None:
     c = await s.client()

@@ -126,7 +126,7 @@ class Lost(DormouseError):
 
 
 class Conflict(DormouseError):
-    """409: the key is taken, or the job is not dead; `job_id` says which."""
+    """409: the key is taken, or the job is not dead or not delayed; `job_id` says which."""
 
     type = "conflict"
 
@@ -818,6 +818,14 @@ class Requests:
         """Forget the job that has this key; `NotFound` if none has."""
         path = self._path(queue, "key", _checked_key(key))
         return Request("DELETE", path, _read_nothing, repeat=True, gone_is_done=True)
+
+    def promote(self, queue: str, job_id: str) -> Request[None]:
+        """Make a delayed job ready now, behind those that are ready; `Conflict` if it is not delayed."""
+        return Request("POST", self._path(queue, "job", _checked_id(job_id), "promote"), _read_nothing)
+
+    def promote_key(self, queue: str, key: str) -> Request[None]:
+        """Make the delayed job that has this key ready now; `NotFound` if no job has it."""
+        return Request("POST", self._path(queue, "key", _checked_key(key), "promote"), _read_nothing)
 
     # Looking
 

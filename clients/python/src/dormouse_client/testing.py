@@ -230,6 +230,8 @@ class Double:
                 return self._show
             case ("DELETE", "key", _):
                 return self._cancel_key
+            case ("POST", "job" | "key", _, "promote"):
+                return self._promote
             case ("GET", "job", _):
                 return self._show
             case ("DELETE", "job", _):
@@ -301,6 +303,8 @@ class Double:
         ttl = asked.number("ttl", delay + _DAY)
         if ttl and ttl < delay:
             raise _Refused(400, "ttl is shorter than delay")
+        if ttl and ttl == delay:
+            raise _Refused(400, "ttl equals delay: the job would expire when it is due")
         tries = int(asked.number("tries", 1, decimals=False, most=65535))
         if not tries:
             raise _Refused(400, "tries shouldn't be zero")
@@ -357,6 +361,14 @@ class Double:
             raise _Refused(404, "no job has this key")
         self._forget(job)
         return httpx.Response(204)
+
+    def _promote(self, asked: _Asked) -> httpx.Response:
+        job = self._found(asked)
+        if job.state != "delayed":
+            return httpx.Response(409, json={"error": "the job is not delayed", "state": job.state})
+        job.due = self._clock
+        self._move()
+        return httpx.Response(200, json={"msg": "ready"})
 
     # Workers
 
@@ -428,7 +440,7 @@ class Double:
         spend = asked.number("spend", 1, decimals=False, most=1)
         job.reason = self._reason(asked) or job.reason
         job.tries += 0 if spend else 1
-        if not job.tries:
+        if not job.tries or job.gone_at() <= self._clock + delay:
             self._die(job)
             return httpx.Response(200, json={"msg": "dead"})
         job.receipt, job.due = None, self._clock + delay

@@ -230,6 +230,14 @@ impl Program {
                 }
                 Ok(json!({}))
             }
+            "promote" => {
+                match (op.maybe_text("job_id"), op.maybe_text("key")) {
+                    (Some(id), _) => client.promote(queue, id).await?,
+                    (None, Some(key)) => client.promote_key(queue, key).await?,
+                    (None, None) => return wrong("a promote needs job_id or key"),
+                }
+                Ok(json!({}))
+            }
             "get" => {
                 let info = match (op.maybe_text("job_id"), op.maybe_text("key")) {
                     (Some(id), _) => client.get(queue, id).await?,

@@ -1,11 +1,12 @@
-//! Every key and value of the disk store, byte by byte (docs/disk-format.md draws them). Pure functions over
-//! bytes: knows no database, no clock, and nothing of what a job goes through.
+//! Keys and values of the disk store, byte by byte (docs/disk-format.md has drawings). Pure functions over bytes:
+//! independent of the database, of clocks and of a job's life.
 //!
 //! Integers are big-endian, so that keys sort as their numbers do.
 
 mod parts;
 mod record;
 mod schedules;
+mod settings;
 
 use std::ops::RangeBounds;
 
@@ -18,23 +19,22 @@ pub use self::schedules::{
     META_REVISION, Progress, progress, progress_key, progress_keys, read_progress, read_progress_key,
     read_setting, setting, setting_key,
 };
+pub use self::settings::{read_record_key, read_record_value, record_key, record_keys, record_value};
 use crate::clock::{Micros, Millis};
 use crate::engine::{Fingerprint, Placed};
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
-/// The name of the number in `meta` below which all numbers may be in use.
+/// Key in `meta` of the number below which all sequence numbers may be in use.
 pub const META_SEQ: &[u8] = b"seq";
-/// The name of the time in `meta` that the pool's clock has reached.
+/// Key in `meta` of the time that the pool's clock has reached.
 pub const META_CLOCK: &[u8] = b"clock";
-/// The name of the id in `meta` above which no stored job's is.
+/// Key in `meta` of an upper bound on the ids of stored jobs.
 pub const META_NEWEST: &[u8] = b"newest";
-/// The name of the secret in `meta` that seals cursors.
-pub const META_SECRET: &[u8] = b"secret";
 /// Numbers begin here: far above what giving back counts down from it.
 pub const FIRST_SEQ: u64 = 1 << 48;
 
-/// The prefix of all keys of a queue. No queue's prefix begins another's, since lengths come first.
+/// Returns the prefix of all keys of a queue. No queue's prefix is a prefix of another's, since lengths come first.
 pub fn queue_key(queue: &Queue) -> Bytes {
     let (namespace, name) = (queue.namespace.as_str(), queue.name.as_str());
     let mut out = Vec::with_capacity(2 + namespace.len() + name.len());
@@ -43,35 +43,35 @@ pub fn queue_key(queue: &Queue) -> Bytes {
     out.into()
 }
 
-/// What the prefixes of all queues of a namespace begin with.
+/// Returns the common prefix of all queues of a namespace.
 pub fn namespace_key(namespace: &Namespace) -> Vec<u8> {
     let mut out = Vec::with_capacity(1 + namespace.as_str().len());
     put_short(&mut out, namespace.as_str());
     out
 }
 
-/// What [`namespace_key`] says, of the queue in a key of `jobs`.
+/// Returns the [`namespace_key`] of the queue in a key of `jobs`.
 pub fn namespace_of_job(key: &[u8]) -> Result<&[u8]> {
     let mut r = Reader(key);
     r.id()?;
     let rest = r.0;
     let len = r.short()?.len();
-    Ok(&rest[..1 + len]) // the length and the name were read just now
+    Ok(&rest[..1 + len]) // the length and the name were read above
 }
 
-/// What a key of `quotas` begins with that names a quota,
+/// Prefix of the keys of `quotas` that name a quota.
 pub const QUOTA: &[u8] = b"q";
-/// and one that says what a namespace has.
+/// Prefix of the keys of `quotas` that name a namespace's usage.
 const USED: &[u8] = b"u";
 
-/// `quotas`: what a namespace has whose jobs or bytes are bounded.
+/// Key in `quotas` of the usage of a namespace with a limit on jobs or bytes.
 pub fn used_key(namespace: &Namespace) -> Vec<u8> {
     [USED, namespace.as_str().as_bytes()].concat()
 }
 
-/// Every [`used_key`].
+/// Returns the range of all [`used_key`]s.
 pub fn used_keys() -> impl RangeBounds<&'static [u8]> {
-    USED.. // nothing sorts behind them
+    USED.. // the last prefix
 }
 
 /// Reads [`used_key`].
@@ -80,7 +80,7 @@ pub fn read_used_key(key: &[u8]) -> Result<Namespace> {
     name.and_then(|name| Namespace::parse(name).ok()).ok_or(Malformed("bad namespace"))
 }
 
-/// The value of a [`used_key`]: jobs and the bytes of their bodies.
+/// Returns the value of a [`used_key`]: the number of jobs and the bytes of their bodies.
 pub fn used(jobs: u64, bytes: u64) -> [u8; 16] {
     (u128::from(jobs) << 64 | u128::from(bytes)).to_be_bytes()
 }
@@ -99,8 +99,8 @@ pub fn read_queue_key(key: &[u8]) -> Result<Queue> {
     r.end().map(|()| queue)
 }
 
-/// `jobs`: the id, then the prefix of the queue. Ids grow with time, so new records come behind all others,
-/// whatever their queue: a table holds the jobs of one stretch of time, and a read looks into one.
+/// `jobs`: the id, then the prefix of the queue. Ids grow with time, so new records sort last, whatever their queue:
+/// each table holds the jobs of one period, and a read consults one table.
 pub fn job_key(queue: &[u8], id: JobId) -> Vec<u8> {
     let mut out = Vec::with_capacity(17 + queue.len());
     put_id(&mut out, id);
@@ -115,7 +115,7 @@ pub fn read_job_key(key: &[u8]) -> Result<(JobId, Queue)> {
     read_queue_key(r.0).map(|queue| (id, queue))
 }
 
-/// The value of `quarantine`, whose key is that of the job: the entry that led to it, and what is wrong.
+/// Returns the value of `quarantine`, whose key is that of the job: the entry that referred to it, and the error.
 pub fn quarantined(entry: &Entry, reason: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(27 + reason.len());
     put_entry(&mut out, entry);
@@ -144,8 +144,8 @@ pub fn split_list_key(key: &[u8]) -> Result<(&[u8], u64)> {
     Ok((queue, u64::from_be_bytes(*seq)))
 }
 
-/// The value of `ready` and `dead`. `since` is when the job became ready or dead. An entry that a publish makes has
-/// its generation for a number and does not repeat it, and needs no time: it is ready since then.
+/// Returns the value of `ready` and `dead`. `since` is when the job became ready or dead. An entry written by a publish
+/// omits both: its number is its generation, and it has been ready since then.
 pub fn list_value(entry: &Entry, since: Option<Micros>) -> Vec<u8> {
     let mut out = Vec::with_capacity(35);
     put_flagged_id(&mut out, entry.id, entry.keyed);
@@ -157,7 +157,7 @@ pub fn list_value(entry: &Entry, since: Option<Micros>) -> Vec<u8> {
     out
 }
 
-/// Reads [`list_value`] at number `seq`: the entry, and since when it is there.
+/// Reads [`list_value`] at number `seq`. Returns the entry and the time since which it is in the list.
 pub fn read_list_value(seq: u64, value: &[u8]) -> Result<(Entry, Millis)> {
     let mut r = Reader(value);
     let (id, keyed) = r.flagged_id()?;
@@ -169,12 +169,12 @@ pub fn read_list_value(seq: u64, value: &[u8]) -> Result<(Entry, Millis)> {
     r.end().map(|()| (Entry { id, tries, generation, keyed }, since))
 }
 
-/// Since when the job of a [`list_value`] is there, if that says so: by the pool's clock, which has been there.
+/// Returns the time in a [`list_value`], by the pool's clock, if it has one.
 pub fn read_list_time(value: &[u8]) -> Option<Micros> {
     read_number(value.get(27..)?).ok()
 }
 
-/// `delayed` and `running`: when due, then the number.
+/// `delayed` and `running`: the due time, then the number.
 pub fn timer_key((due, seq): TimerKey) -> [u8; 16] {
     (u128::from(due) << 64 | u128::from(seq)).to_be_bytes()
 }
@@ -206,7 +206,7 @@ pub fn key_key(queue: &[u8], key: &JobKey) -> Vec<u8> {
     [queue, key.as_str().as_bytes()].concat()
 }
 
-/// The value of `keys`: the job that has it.
+/// Returns the value of `keys`: the job that has the key.
 pub fn key_value(id: JobId, generation: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(25);
     put_id(&mut out, id);
@@ -221,7 +221,7 @@ pub fn read_key_value(value: &[u8]) -> Result<(JobId, u64)> {
     r.end().map(|()| holder)
 }
 
-/// The value of `queues`: until when the queue is paused; nothing when it is not.
+/// Returns the value of `queues`: the end of the queue's pause; empty if it is not paused.
 pub fn queue_value(paused: Option<Micros>) -> Vec<u8> {
     paused.map_or(Vec::new(), |until| until.to_be_bytes().into())
 }
@@ -231,31 +231,31 @@ pub fn read_queue_value(value: &[u8]) -> Result<Option<Micros>> {
     if value.is_empty() { Ok(None) } else { read_number(value).map(Some) }
 }
 
-/// What a key of `once` begins with that names a request,
+/// Prefix of the keys of `once` that name an idempotency key.
 const ONCE_KEY: u8 = b'k';
-/// and one that says when it ends.
+/// Prefix of the keys of `once` that give its expiry.
 const ONCE_END: u8 = b't';
 
-/// `once`: the name of a request, then its queue.
+/// `once`: the queue's prefix, then the idempotency key.
 pub fn once_key(queue: &[u8], key: &IdempotencyKey) -> Vec<u8> {
     [&[ONCE_KEY][..], queue, key.as_bytes()].concat()
 }
 
-/// The other half of a [`once_key`]: when it is forgotten. Sorts by that time.
+/// Returns the expiry row of a [`once_key`]. Sorts by that time.
 pub fn once_end(until: Micros, key: &[u8]) -> Vec<u8> {
     let mut out = once_ends_at(until);
     out.put_slice(key.get(1..).unwrap_or_default());
     out
 }
 
-/// What all [`once_end`] of this time begin with.
+/// Returns the common prefix of all [`once_end`] with this time.
 pub fn once_ends_at(until: Micros) -> Vec<u8> {
     let mut out = vec![ONCE_END];
     out.put_u64(until);
     out
 }
 
-/// Whether a key of `once` is a [`once_end`].
+/// Returns whether a key of `once` is a [`once_end`].
 pub fn is_once_end(key: &[u8]) -> bool {
     key.first() == Some(&ONCE_END)
 }
@@ -270,7 +270,7 @@ pub fn read_once_end(key: &[u8]) -> Result<(Micros, Vec<u8>)> {
     Ok((until, [&[ONCE_KEY][..], r.0].concat()))
 }
 
-/// What was done with an idempotency key.
+/// Recorded result of a request with an idempotency key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remembered {
     pub until: Micros,
@@ -298,22 +298,22 @@ pub fn read_remembered(value: &[u8]) -> Result<Remembered> {
     Ok(Remembered { until, fingerprint, placed })
 }
 
-/// An id larger than `id` and all ids of the `ms` milliseconds after it.
+/// Returns an id larger than `id` and all ids of the `ms` milliseconds after it.
 pub fn id_after(id: JobId, ms: Millis) -> JobId {
     let ulid = u128::from_be_bytes(id.to_bytes());
-    // The time is in the upper 48 bits; the rest is filled up.
+    // The time is in the upper 48 bits; all others are set.
     let after = ulid.saturating_add(u128::from(ms) << 80) | ((1 << 80) - 1);
     JobId::from_bytes(after.to_be_bytes(), true)
 }
 
-/// An id in `meta`: [`id_after`], without the version, which it has.
+/// Reads an id in `meta`, written by [`id_after`] without its version.
 pub fn read_newest(value: &[u8]) -> Result<JobId> {
     let mut r = Reader(value);
     let bytes = r.array()?;
     r.end().map(|()| JobId::from_bytes(bytes, true))
 }
 
-/// A number in `meta`.
+/// Reads a number in `meta`.
 pub fn read_number(value: &[u8]) -> Result<u64> {
     let mut r = Reader(value);
     let number = r.u64()?;

@@ -1,4 +1,4 @@
-//! What keys and values are made of: numbers, names, ids, entries. Knows no keyspace.
+//! Building blocks of keys and values: numbers, names, ids, entries. Independent of keyspaces.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::engine::{How, Placed};
 use crate::job::JobId;
 use crate::name::{Namespace, Queue, QueueName};
 
-/// Bytes that are not what this format says.
+/// Bytes that do not conform to the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 
@@ -19,22 +19,22 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// Orders timers: when it is due, then the number it got when it was set, so that jobs due at one moment
-/// keep the order in which they were published.
+/// Order of timers: due time, then the number assigned when the timer was set, so that jobs due at the same time keep
+/// their publish order.
 pub type TimerKey = (Micros, u64);
 
 pub type Result<T> = std::result::Result<T, Malformed>;
 
-/// What every list and timer holds of a job. An entry stands for a job only while the stored record has the
-/// same `generation`: an id may be acked and published again, and the old entry must not hand out the new job.
+/// A job in a list or timer. The entry is valid only while the stored record has the same `generation`: an id may be
+/// acked and published again, and the old entry must not deliver the new job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub id: JobId,
-    /// How many times the job may still be handed out.
+    /// Deliveries left.
     pub tries: u16,
-    /// The number that the publish took; never used twice.
+    /// Sequence number taken by the publish; never reused.
     pub generation: u64,
-    /// Whether the job may have a key: without this an ack of a running job would have to read its record.
+    /// Whether the job may have a key. Without this flag, an ack of a running job would have to read its record.
     pub keyed: bool,
 }
 
@@ -86,7 +86,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// An id, and whether [`KEYED`] is set.
+    /// Reads an id and the flag [`KEYED`].
     pub fn flagged_id(&mut self) -> Result<(JobId, bool)> {
         let flags = self.u8()?;
         if flags & !(VERSIONED | KEYED) != 0 {
@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
         Ok(Entry { id, tries: self.u16()?, generation: self.u64()?, keyed })
     }
 
-    /// What [`put_placed`] writes.
+    /// Reads [`put_placed`].
     pub fn placed(&mut self) -> Result<Placed> {
         let (id, due_at) = (self.id()?, Some(self.u64()?).filter(|at| *at > 0));
         let how = match self.u8()? {
@@ -123,7 +123,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A name behind its length. It is at most 255 bytes (`name.rs` holds that), so its length fits one byte.
+/// Writes a name after its length, which fits one byte: names have at most 255 bytes (see `name.rs`).
 pub fn put_short(out: &mut Vec<u8>, s: &str) {
     out.put_u8(s.len() as u8);
     out.put_slice(s.as_bytes());
@@ -137,9 +137,9 @@ pub fn take_short<'a>(bytes: &mut &'a [u8]) -> Result<&'a str> {
     Ok(s)
 }
 
-/// In the first byte of an id: it is versioned.
+/// Flag in the first byte of an id: it is versioned.
 const VERSIONED: u8 = 1;
-/// In the first byte of an entry: its job may have a key.
+/// Flag in the first byte of an entry: its job may have a key.
 const KEYED: u8 = 2;
 
 pub fn put_id(out: &mut Vec<u8>, id: JobId) {
@@ -157,10 +157,10 @@ pub fn put_entry(out: &mut Vec<u8>, entry: &Entry) {
     out.put_u64(entry.generation);
 }
 
-/// What became of a job.
+/// Writes the outcome of a publish.
 pub fn put_placed(out: &mut Vec<u8>, placed: &Placed) {
     put_id(out, placed.id);
-    // 0 is "not known": nothing was ever due in 1970.
+    // 0 is "unknown": no job was due in 1970.
     out.put_u64(placed.due_at.unwrap_or(0));
     match placed.how {
         How::New => out.put_u8(0),

@@ -1,4 +1,4 @@
-//! The record of a job, and the checksum that covers it. Knows no keyspace.
+//! The record of a job, and its checksum. Independent of keyspaces.
 
 use bytes::{BufMut, Bytes};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -11,40 +11,40 @@ use crate::name::JobKey;
 /// Where a job was when its record was last written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// In the ready list at this number, at least at first.
+    /// In the ready list at this number; it may have moved since.
     Ready(u64),
-    /// Delayed until this timer, at least at first.
+    /// Delayed until this timer; it may have moved since.
     Delayed(TimerKey),
-    /// In the dead letter at this number: exact, since leaving it rewrites the record.
+    /// In the dead letter list at this number. Always accurate, since leaving the list rewrites the record.
     Dead(u64),
 }
 
-/// A job as stored.
+/// A stored job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub location: Location,
     pub generation: u64,
-    /// When its ttl ends; `None` is never.
+    /// End of its ttl; `None` if it has none.
     pub expires: Option<Micros>,
     pub attributes: Attributes,
-    /// The key that it has now.
+    /// The key that the job holds now.
     pub key: Option<JobKey>,
     pub reason: Option<Reason>,
     pub body: Bytes,
 }
 
 impl Record {
-    /// Whether its ttl has ended.
+    /// Returns whether its ttl has ended.
     pub fn expired(&self, now: Micros) -> bool {
         self.expires.is_some_and(|at| at <= now)
     }
 }
 
-/// In the first byte of a record, beside the location: a key and a reason stand before the body.
+/// Flag in the first byte of a record: a key and a reason precede the body.
 const EXTRAS: u8 = 0x80;
 
-/// The value of `jobs`. The checksum in front covers key and value: a record found under another key, or with
-/// any byte changed, does not read.
+/// Returns the value of `jobs`. The leading checksum covers key and value, so a record under another key or with any
+/// byte changed is rejected.
 pub fn record(key: &[u8], record: &Record) -> Vec<u8> {
     let attributes: usize = record.attributes.iter().map(|(k, v)| 8 + k.len() + v.len()).sum();
     let has_extras = record.key.is_some() || record.reason.is_some();
@@ -62,7 +62,7 @@ pub fn record(key: &[u8], record: &Record) -> Vec<u8> {
     out.put_u64(due);
     out.put_u64(seq);
     out.put_u64(record.generation);
-    // 0 is "never": a ttl that ends at the epoch ends a microsecond later instead, and is over all the same.
+    // 0 is "never". A ttl that ends at the epoch is stored as 1 µs, which has passed as well.
     out.put_u64(record.expires.map_or(0, |at| at.max(1)));
     out.put_u32(record.attributes.len() as u32);
     for (k, v) in &record.attributes {
@@ -87,7 +87,7 @@ fn checksum(key: &[u8], value: &[u8]) -> u64 {
     xxh3_64_with_seed(value, xxh3_64(key))
 }
 
-/// Reads [`record`]. The body is a copy, so that it keeps no part of the database in memory.
+/// Reads [`record`]. The body is copied, so that it does not keep a database block in memory.
 pub fn read_record(key: &[u8], value: &[u8]) -> Result<Record> {
     let mut r = Reader(value);
     if r.u64()? != checksum(key, r.0) {

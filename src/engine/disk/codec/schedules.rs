@@ -1,4 +1,4 @@
-//! Schedules: a row of what was set, and a row that changes with each step.
+//! Schedules: a row for the setting, and one for the progress, which changes with each step.
 
 use bytes::{BufMut, Bytes};
 
@@ -7,16 +7,16 @@ use crate::clock::Millis;
 use crate::engine::{Landed, ScheduleId, ScheduleSetting, ScheduleState, ScheduleVersion};
 use crate::name::{Namespace, QueueName, ScheduleName};
 
-/// The name of the number in `meta` that no revision of a deleted schedule is above.
+/// Key in `meta` of an upper bound on the revisions of deleted schedules.
 pub const META_REVISION: &[u8] = b"revision";
-/// What the keys of progress begin with,
+/// Prefix of the keys of progress.
 const PROGRESS: u8 = b'p';
-/// and those of settings.
+/// Prefix of the keys of settings.
 const SETTING: u8 = b's';
-/// In place of a time that never comes.
+/// Encodes the absence of a next time.
 const NEVER: Millis = Millis::MAX;
 
-/// What changes with each step of a schedule.
+/// The part of a schedule that changes with each step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     pub version: ScheduleVersion,
@@ -33,17 +33,17 @@ fn key(kind: u8, id: &ScheduleId) -> Vec<u8> {
     out
 }
 
-/// `schedules`: the progress of a schedule.
+/// `schedules`: key of a schedule's progress.
 pub fn progress_key(id: &ScheduleId) -> Vec<u8> {
     key(PROGRESS, id)
 }
 
-/// `schedules`: the setting of a schedule.
+/// `schedules`: key of a schedule's setting.
 pub fn setting_key(id: &ScheduleId) -> Vec<u8> {
     key(SETTING, id)
 }
 
-/// All keys of progress.
+/// Returns the range of all keys of progress.
 pub fn progress_keys() -> std::ops::Range<Vec<u8>> {
     vec![PROGRESS]..vec![PROGRESS + 1]
 }
@@ -97,7 +97,7 @@ pub fn setting(it: &ScheduleSetting) -> Vec<u8> {
     out
 }
 
-/// Reads [`setting`], its body only if it is asked for.
+/// Reads [`setting`], with its body only if `body`.
 pub fn read_setting(value: &[u8], body: bool) -> Result<ScheduleSetting> {
     let mut r = Reader(value);
     let queue = QueueName::parse(r.short()?).map_err(|_| Malformed("bad queue name"))?;

@@ -10,11 +10,12 @@
 //! - The pool is opened, and the time of day is behind the last time that was stored: the pool's clock goes on from
 //!   the stored one, as after a step back. The time for which the pool was closed makes it less ahead.
 //!
-//! It never goes back, neither while the store is open nor over a restart. Ids grow by it, and a timer that is set is
-//! due later than every timer that was pumped.
+//! It never goes back, neither while the store is open nor over a restart: a timer that is set is due later than every
+//! timer that was pumped, and ids grow by it. Instants that callers give and get are in the time of day
+//! ([`to_day`](PoolClock::to_day), [`at_time_of_day`](PoolClock::at_time_of_day)).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use crate::clock::{Clock, Micros, Millis};
 
@@ -32,6 +33,8 @@ pub struct PoolClock {
 struct Offsets {
     /// The pool's time minus the monotonic clock. It only grows.
     pool: AtomicI64,
+    /// How far the pool's clock is ahead of the time of day, in milliseconds: see [`PoolClock::ahead`].
+    ahead: AtomicU64,
     /// The time of day minus the monotonic clock, when it was last looked at for the log.
     wall: AtomicI64,
 }
@@ -41,9 +44,14 @@ impl PoolClock {
     pub fn new(clock: Arc<dyn Clock>, seen: Micros) -> PoolClock {
         let (wall, now) = read(&*clock);
         let offset = wall.max(signed(seen)).saturating_sub(now);
-        let offsets =
-            Offsets { pool: AtomicI64::new(offset), wall: AtomicI64::new(wall.saturating_sub(now)) };
-        PoolClock { clock, offsets: Arc::new(offsets) }
+        let offsets = Offsets {
+            pool: AtomicI64::new(offset),
+            ahead: AtomicU64::new(0),
+            wall: AtomicI64::new(wall - now),
+        };
+        let clock = PoolClock { clock, offsets: Arc::new(offsets) };
+        clock.now_micros();
+        clock
     }
 
     /// Now, as timers count.
@@ -54,7 +62,30 @@ impl PoolClock {
         if offset < least {
             offset = self.offsets.pool.fetch_max(least, Ordering::Relaxed).max(least);
         }
+        self.learn_ahead(offset, offset.saturating_sub(least));
         Micros::try_from(now.saturating_add(offset)).unwrap_or(0)
+    }
+
+    /// Stores how far ahead the pool's clock is, seen to be `ahead` microseconds. Rounded up, so that no instant of the
+    /// time of day is early, and left alone where it is right to a millisecond: the two clocks are not read at one
+    /// moment, and a stored instant should be reported alike each time.
+    fn learn_ahead(&self, offset: i64, mut ahead: i64) {
+        let whole = |micros: i64| match u64::try_from(micros) {
+            Ok(micros) if micros >= 1000 => micros.div_ceil(1000),
+            _ => 0,
+        };
+        let known = self.offsets.ahead.load(Ordering::Relaxed);
+        if whole(ahead) > known {
+            // A thread that was stopped between the two reads has seen too much.
+            for _ in 0..2 {
+                let (wall, now) = read(&*self.clock);
+                ahead = ahead.min(offset.saturating_sub(wall.saturating_sub(now)));
+            }
+        }
+        let ahead = whole(ahead);
+        if ahead != known && (ahead == 0 || ahead + 1 != known) {
+            self.offsets.ahead.store(ahead, Ordering::Relaxed);
+        }
     }
 
     /// Now.
@@ -72,9 +103,19 @@ impl PoolClock {
         self.clock.now()
     }
 
-    /// How far ahead it is of the time of day, in whole milliseconds: both are cut to microseconds.
+    /// How far it was ahead of the time of day when it was last read, in milliseconds, rounded up; 0 for less than one.
     pub fn ahead(&self) -> Millis {
-        self.now_micros().saturating_sub(self.clock.wall_micros()) / 1000
+        self.offsets.ahead.load(Ordering::Relaxed)
+    }
+
+    /// The time of day at which this clock shows `at`.
+    pub fn to_day(&self, at: Micros) -> Millis {
+        (at / 1000).saturating_sub(self.ahead())
+    }
+
+    /// What this clock shows when the time of day is `at`, or a moment later.
+    pub fn at_time_of_day(&self, at: Millis) -> Micros {
+        at.saturating_add(self.ahead()).saturating_mul(1000)
     }
 
     /// Logs that the machine's clock was set, if it was since the last call.
@@ -82,6 +123,7 @@ impl PoolClock {
         let (wall, now) = read(&*self.clock);
         let offset = wall.saturating_sub(now);
         let step = offset.saturating_sub(self.offsets.wall.swap(offset, Ordering::Relaxed));
+        self.now_micros();
         let (step_ms, ahead_ms) = (step / 1000, self.ahead());
         if step <= -STEP {
             tracing::warn!(step_ms, ahead_ms, "the machine's clock was set back; the pool's clock goes on");
@@ -172,6 +214,20 @@ mod tests {
         assert_eq!(pool.ahead(), 0, "milliseconds that the pool is ahead of the time of day");
         let pool = PoolClock::new(machine.clone(), machine.wall_micros() + 1_000);
         assert_eq!(pool.ahead(), 1, "milliseconds that the pool is ahead of the time of day");
+    }
+
+    /// Guards against instants that are early for ever, because the clock was ahead once.
+    #[test]
+    fn an_instant_of_the_time_of_day_is_itself_again_and_never_early() {
+        for micros in [0, 1, 999, 1000, 1001, 59_999_999, 3_600_000_000u64] {
+            let machine = Arc::new(ManualClock::new(START));
+            let pool = PoolClock::new(machine.clone(), machine.wall_micros() + micros);
+            let at = START + 5_000;
+            let due = pool.at_time_of_day(at);
+            assert_eq!(pool.to_day(due), at, "{micros} us ahead");
+            machine.advance(Duration::from_micros(5_000_000 - 1001));
+            assert!(pool.now_micros() < due, "{micros} us ahead: due more than a millisecond too early");
+        }
     }
 
     proptest! {

@@ -9,6 +9,7 @@ use super::clock::PoolClock;
 use super::garbage::Garbage;
 use super::queues::Queues;
 use super::schedules::Schedules;
+use super::settings::Settings;
 use super::tables::Tables;
 use super::timers::Timers;
 use super::{Windows, WriterState, count, summary};
@@ -55,12 +56,14 @@ pub fn load(
         next_due: Arc::default(),
         garbage: Garbage::default(),
         pauses: Default::default(),
+        dead_ends: Default::default(),
         paused: Default::default(),
         keys: 0,
         once: 0,
         once_from: 0,
         quotas: Default::default(),
         schedules: Schedules::load(&store)?,
+        settings: Settings::load(&store, clock_mark)?,
         quarantine: Default::default(),
         to_notify: Default::default(),
         observers: Arc::default(),
@@ -74,6 +77,7 @@ pub fn load(
     }
     let live = state.live();
     state.garbage.count(&live, state.txn.store());
+    state.load_dead_ends();
     let now = state.clock.now_micros();
     for queue in state.queues.names() {
         state.queues.note_idle(&queue, now);
@@ -181,7 +185,8 @@ mod tests {
     fn numbers_are_reserved_on_the_disk_before_one_is_given() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
         let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
-        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO };
+        let windows =
+            Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO, dead: Duration::ZERO };
         let mut state = load(store, Arc::new(ManualClock::new(0)), windows, None).unwrap(); // it is whole
         let first = state.next_seq();
         assert!(std::mem::take(&mut state.must_sync), "the group that reserves numbers is synced");

@@ -7,9 +7,11 @@ mod count;
 pub mod garbage;
 pub mod keys;
 pub mod load;
+mod names;
 pub mod queues;
 pub mod quotas;
 pub mod schedules;
+pub mod settings;
 pub mod summary;
 pub mod tables;
 pub mod timers;
@@ -27,6 +29,7 @@ use self::garbage::{Garbage, Live, Upkeep};
 use self::queues::{QueueState, Queues, Waiting};
 use self::quotas::{QuotaCount, QuotaUse};
 use self::schedules::Schedules;
+use self::settings::Settings;
 use self::tables::Tables;
 use self::timers::Timers;
 use crate::clock::{Micros, Millis};
@@ -61,6 +64,8 @@ pub struct Windows {
     pub delayed: usize,
     /// How long an empty queue is remembered.
     pub idle: Duration,
+    /// For how long dead jobs are kept; zero: forever.
+    pub dead: Duration,
 }
 
 /// Everything that the writer thread reads and changes.
@@ -86,6 +91,9 @@ pub struct WriterState {
     pub garbage: Garbage,
     /// Pauses that end by themselves, the earliest first.
     pub pauses: BTreeSet<(Micros, Queue)>,
+    /// When the oldest dead job of a queue goes, where dead jobs have an age; the earliest first. Too early of a queue whose
+    /// oldest dead job has left.
+    pub dead_ends: BTreeSet<(Micros, Queue)>,
     /// How many queues of a namespace are paused; only those that have some.
     pub paused: HashMap<Namespace, usize>,
     /// Keys of jobs, and requests that are remembered. Not exact where a record could not be read.
@@ -96,6 +104,7 @@ pub struct WriterState {
     /// Namespaces with a quota.
     pub quotas: HashMap<Namespace, QuotaUse>,
     pub schedules: Schedules,
+    pub settings: Settings,
     /// The keys of the jobs that are in quarantine.
     pub quarantine: HashSet<Vec<u8>>,
     /// Queues that got ready jobs in this group: their consumers are told of it after the commit.
@@ -145,13 +154,20 @@ impl WriterState {
         }
     }
 
-    /// The queue, made and written down if it is new.
+    /// The queue, made and written down if it is new or was forgotten.
     pub fn queue(&mut self, queue: &Queue) -> &mut QueueState {
-        if self.queues.get(queue).is_none() {
-            let low = self.next_seq();
-            let state = self.queues.new_state(queue, low);
-            self.txn.put(Space::Queues, &state.key, []);
-            self.queues.insert(queue.clone(), state);
+        match self.queues.get(queue) {
+            Some(state) if state.listed => {}
+            Some(state) => {
+                self.txn.put(Space::Queues, &state.key, []);
+                self.queues.relist(queue);
+            }
+            None => {
+                let low = self.next_seq();
+                let state = self.queues.new_state(queue, low);
+                self.txn.put(Space::Queues, &state.key, []);
+                self.queues.insert(queue.clone(), state);
+            }
         }
         self.queues.get_mut(queue).expect("it was inserted, if it was not there")
     }
@@ -407,7 +423,8 @@ impl WriterState {
 
     /// Sets the timer of a job that was handed out.
     pub fn start_ttr(&mut self, timer: TimerKey, queue: &Queue, entry: Entry) {
-        let state = self.queue(queue);
+        // Its job is of this queue. A touch does not bring back a queue that was forgotten.
+        let state = self.queues.get_mut(queue).expect("the queue of a job is there");
         state.timers += 1;
         state.running += 1;
         let value = codec::timer_value(&state.key, &entry);

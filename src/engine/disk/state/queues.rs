@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ahash::HashMap;
 use bytes::Bytes;
 
+use super::names::Names;
 use crate::clock::{Micros, Millis};
 use crate::engine::disk::codec::{Entry, queue_key};
 use crate::job::JobId;
@@ -90,6 +91,8 @@ pub struct QueueState {
     pub dead: u64,
     /// No dead entry has a lower number.
     pub dead_from: u64,
+    /// Whether the queue stands in [`WriterState::dead_ends`](super::WriterState::dead_ends).
+    pub ages: bool,
     /// Delayed and running jobs.
     pub timers: u64,
     /// Running jobs.
@@ -98,6 +101,8 @@ pub struct QueueState {
     pub paused: Option<Micros>,
     /// Whether the queue waits in [`Queues::idle`].
     idle: bool,
+    /// Whether lists show it. One that was forgotten while jobs of it run is not shown.
+    pub listed: bool,
     sweep: Sweeps,
     held: Arc<EntriesInWindows>,
     /// Entries of the window that are counted in `held`.
@@ -121,10 +126,12 @@ impl QueueState {
             ready: 0,
             dead: 0,
             dead_from: 0,
+            ages: false,
             timers: 0,
             running: 0,
             paused: None,
             idle: false,
+            listed: true,
             sweep: Sweeps::default(),
             held,
             counted: 0,
@@ -291,10 +298,8 @@ fn list(sweeps: &mut BTreeSet<(Micros, Queue)>, queue: &Queue, state: &mut Queue
 #[derive(Debug)]
 pub struct Queues {
     all: HashMap<Queue, QueueState>,
-    /// The same names, sorted.
-    names: BTreeSet<Queue>,
-    /// How many of them each namespace has.
-    of_namespace: HashMap<Namespace, u64>,
+    /// Those of them that lists show.
+    names: Names,
     held: Arc<EntriesInWindows>,
     /// Those of them to be swept, and when: each once.
     sweeps: BTreeSet<(Micros, Queue)>,
@@ -308,8 +313,7 @@ impl Queues {
         let held = Arc::new(EntriesInWindows { entries: AtomicUsize::new(0), budget });
         Queues {
             all: HashMap::default(),
-            names: BTreeSet::new(),
-            of_namespace: HashMap::default(),
+            names: Names::default(),
             held,
             sweeps: BTreeSet::new(),
             idle: VecDeque::new(),
@@ -387,7 +391,7 @@ impl Queues {
 
     /// Up to `limit` of them from there on, sorted.
     pub fn page(&self, from: Bound<&Queue>, limit: usize) -> impl Iterator<Item = (&Queue, &QueueState)> {
-        let names = self.names.range::<Queue, _>((from, Bound::Unbounded)).take(limit);
+        let names = self.names.from(from).take(limit);
         names.filter_map(|queue| Some((queue, self.all.get(queue)?)))
     }
 
@@ -406,17 +410,31 @@ impl Queues {
         self.all.get_key_value(&queue).map_or(queue, |(kept, _)| kept.clone())
     }
 
+    /// From now on lists do not show this one. It is there still.
+    pub fn unlist(&mut self, queue: &Queue) {
+        if let Some(state) = self.all.get_mut(queue) {
+            state.listed = false;
+        }
+        self.names.remove(queue);
+    }
+
+    /// The opposite of [`unlist`](Queues::unlist).
+    pub fn relist(&mut self, queue: &Queue) {
+        if let Some(state) = self.all.get_mut(queue) {
+            state.listed = true;
+            self.names.add(queue);
+        }
+    }
+
     /// Adds one.
     pub fn insert(&mut self, queue: Queue, state: QueueState) -> &mut QueueState {
-        if self.names.insert(queue.clone()) {
-            *self.of_namespace.entry(queue.namespace.clone()).or_default() += 1;
-        }
+        self.names.add(&queue);
         self.all.entry(queue).or_insert(state)
     }
 
     /// How many of them are in the namespace.
     pub fn of_namespace(&self, namespace: &Namespace) -> u64 {
-        self.of_namespace.get(namespace).copied().unwrap_or(0)
+        self.names.of_namespace(namespace)
     }
 
     /// Those of the list that are there and not paused.
@@ -427,7 +445,7 @@ impl Queues {
 
     /// Their names, sorted.
     pub fn names(&self) -> Vec<Queue> {
-        self.names.iter().cloned().collect()
+        self.names.from(Bound::Unbounded).cloned().collect()
     }
 
     /// All.
@@ -461,14 +479,7 @@ impl Queues {
             return Some(None);
         }
         self.sweeps.remove(&(state.sweep.listed, queue.clone()));
-        if self.names.remove(&queue)
-            && let Some(count) = self.of_namespace.get_mut(&queue.namespace)
-        {
-            *count -= 1; // it was counted when its name came
-            if *count == 0 {
-                self.of_namespace.remove(&queue.namespace);
-            }
-        }
+        self.names.remove(&queue);
         Some(self.all.remove(&queue))
     }
 }

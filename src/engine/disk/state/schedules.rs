@@ -19,6 +19,8 @@ pub struct Known {
     pub version: ScheduleVersion,
     pub state: ScheduleState,
     pub next: Option<Millis>,
+    /// Of the setting.
+    pub bytes: u64,
 }
 
 impl Known {
@@ -35,7 +37,8 @@ pub struct Schedules {
     /// Those that are not elsewhere, by when they are due.
     due: BTreeMap<Millis, BTreeSet<ScheduleId>>,
     counts: [u64; ScheduleState::ALL.len()],
-    of_namespace: HashMap<Namespace, u64>,
+    /// How many each namespace has, and the bytes of their settings.
+    of_namespace: HashMap<Namespace, (u64, u64)>,
     /// No revision of a deleted schedule is above it.
     pub gone: u64,
     /// How many steps there were since the open, by what their placers computed with.
@@ -50,7 +53,12 @@ impl Schedules {
         for item in store.range(Space::Schedules, codec::progress_keys()) {
             let (key, value) = item?;
             let codec::Progress { version, state, next, .. } = codec::read_progress(&value)?;
-            all.set(codec::read_progress_key(&key)?, Some(Known { version, state, next }));
+            let id = codec::read_progress_key(&key)?;
+            let setting = store.get(Space::Schedules, &codec::setting_key(&id))?;
+            // One that is not whole is found out when it is read.
+            let setting = setting.and_then(|row| codec::read_setting(&row, true).ok());
+            let bytes = setting.map_or(0, |setting| setting.bytes() as u64);
+            all.set(id, Some(Known { version, state, next, bytes }));
         }
         Ok(all)
     }
@@ -64,7 +72,12 @@ impl Schedules {
     }
 
     pub fn of_namespace(&self, namespace: &Namespace) -> u64 {
-        self.of_namespace.get(namespace).copied().unwrap_or(0)
+        self.of_namespace.get(namespace).map_or(0, |(count, _)| *count)
+    }
+
+    /// How many bytes the settings of a namespace's schedules have.
+    pub fn bytes_of_namespace(&self, namespace: &Namespace) -> u64 {
+        self.of_namespace.get(namespace).map_or(0, |(_, bytes)| *bytes)
     }
 
     pub fn len(&self) -> u64 {
@@ -89,17 +102,18 @@ impl Schedules {
                 self.due.entry(place(known)).or_default().insert(id.clone());
             }
         }
-        let is_there = known.is_some();
+        let size = |known: Option<Known>| known.map_or((0, 0), |known| (1, known.bytes));
+        let (count, bytes) = size(known);
         let before = match known {
             Some(known) => self.known.insert(id.clone(), known),
             None => self.known.remove(&id),
         };
-        if before.is_some() != is_there {
-            let count = self.of_namespace.entry(id.namespace.clone()).or_default();
-            *count = if is_there { *count + 1 } else { count.saturating_sub(1) };
-            if *count == 0 {
-                self.of_namespace.remove(&id.namespace);
-            }
+        let (count_before, bytes_before) = size(before);
+        let of = self.of_namespace.entry(id.namespace.clone()).or_default();
+        of.0 = (of.0 + count).saturating_sub(count_before);
+        of.1 = (of.1 + bytes).saturating_sub(bytes_before);
+        if of.0 == 0 {
+            self.of_namespace.remove(&id.namespace);
         }
     }
 

@@ -48,7 +48,9 @@ fn key(part: u32) -> Vec<u8> {
 impl WriterState {
     /// Writes the summary into the group with this number.
     pub fn write_summary(&mut self, number: u64) {
-        let all: Vec<_> = self.queues.iter().collect();
+        // An empty one that was forgotten is gone.
+        let is_known = |queue: &super::queues::QueueState| queue.listed || !queue.is_empty();
+        let all: Vec<_> = self.queues.iter().filter(|(_, queue)| is_known(queue)).collect();
         let parts: Vec<Vec<u8>> = match all.chunks(PART) {
             chunks if chunks.len() == 0 => vec![self.summary_part(number, 1, &[])],
             chunks => {

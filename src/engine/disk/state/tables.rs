@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use crate::engine::disk::codec::{META_SECRET, QUOTA};
+use crate::engine::disk::codec::QUOTA;
 use crate::engine::disk::store::{Fatal, Space, Store};
 
 /// One table. What is in it may be secret.
@@ -17,12 +17,10 @@ pub enum Table {
     Quotas,
     /// Queues that are pushed.
     Push,
-    /// One row, [`META_SECRET`], among those of the store itself.
-    Secret,
 }
 
 impl Table {
-    const ALL: [Table; 5] = [Table::Tokens, Table::Limits, Table::Quotas, Table::Push, Table::Secret];
+    const ALL: [Table; 4] = [Table::Tokens, Table::Limits, Table::Quotas, Table::Push];
 
     /// The keyspace that holds it.
     pub fn space(self) -> Space {
@@ -31,7 +29,6 @@ impl Table {
             Table::Limits => Space::Limits,
             Table::Quotas => Space::Quotas,
             Table::Push => Space::Push,
-            Table::Secret => Space::Meta,
         }
     }
 
@@ -40,7 +37,6 @@ impl Table {
         match self {
             Table::Tokens | Table::Limits | Table::Push => b"",
             Table::Quotas => QUOTA,
-            Table::Secret => META_SECRET,
         }
     }
 }

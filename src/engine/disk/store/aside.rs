@@ -1,4 +1,4 @@
-//! Files that stand in the way are set aside, and never deleted.
+//! Moves unexpected files aside instead of deleting them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use super::durable::{self, sync};
 
-/// What was set aside, in the pool's directory.
+/// Directory in the pool for files moved aside.
 pub const ASIDE: &str = "aside";
 
-/// Files that are set aside, in a directory of their own for each time.
+/// Files moved aside by one run, in a directory of their own.
 #[derive(Debug)]
 pub struct Aside {
     dir: PathBuf,
@@ -19,7 +19,7 @@ pub struct Aside {
 }
 
 impl Aside {
-    /// Makes the directory when it is needed.
+    /// Chooses an unused directory name; the directory is created on first use.
     pub fn new(pool: &Path) -> Result<Aside> {
         let all = pool.join(ASIDE);
         let mut n = 1;
@@ -29,11 +29,11 @@ impl Aside {
         Ok(Aside { dir: all.join(n.to_string()), moved: BTreeMap::new() })
     }
 
-    /// A free name there for what has this name now.
+    /// Returns an unused path in the directory for a file called like `from`.
     fn place(&self, from: &Path) -> Result<PathBuf> {
         if !self.dir.exists() {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
-            // The directory's own name, and that of the one that holds it.
+            // The new directory's name, and that of its parent.
             for dir in self.dir.ancestors().skip(1).take(2) {
                 sync(dir)?;
             }
@@ -48,7 +48,7 @@ impl Aside {
         Ok(to)
     }
 
-    /// Moves a file or a directory there.
+    /// Moves a file or directory aside.
     pub fn take(&mut self, from: &Path) -> Result<()> {
         let to = self.place(from)?;
         fs::rename(from, &to)?;
@@ -60,11 +60,11 @@ impl Aside {
         Ok(())
     }
 
-    /// Writes bytes there that were a part of a file.
+    /// Stores bytes that were part of the file `from`.
     pub fn copy(&mut self, from: &Path, bytes: &[u8]) -> Result<()> {
         let to = self.place(from)?;
         if let Err(e) = durable::write(&to, bytes) {
-            // A part of it is of no use.
+            // A partial copy is useless.
             let _ = fs::remove_file(&to);
             return Err(e);
         }
@@ -73,7 +73,7 @@ impl Aside {
         Ok(())
     }
 
-    /// What was set aside, and where it is.
+    /// Returns the original and new path of everything moved.
     pub fn moved(&self) -> impl Iterator<Item = (&Path, &Path)> {
         self.moved.iter().map(|(from, to)| (from.as_path(), to.as_path()))
     }

@@ -1,6 +1,5 @@
-//! A consistent copy of an open store: what was committed when it was begun. The copy is a directory on the same file
-//! system that opens as a pool of its own. Its tables are hard links, since a table is never written again; its log is
-//! copied.
+//! Creates a consistent copy of an open store: everything committed before the copy began. The copy is a directory on
+//! the same file system that opens as a pool. Tables are immutable, so they are hard-linked; the log is copied.
 
 use std::fs::{self, DirBuilder};
 use std::io::Result;
@@ -11,11 +10,11 @@ use std::time::Duration;
 use super::durable::{self, sync};
 use super::{Store, log, mark, open, tables, trees};
 
-/// How long to ask that no table is made or replaced, and how long to wait between two tries.
+/// How long to wait for the lock on table files, and the pause between attempts.
 const TRY: Duration = Duration::from_millis(5);
 
 impl Store {
-    /// Makes a copy inside of the pool's directory, and answers where. Nothing is left after an error.
+    /// Copies the store into the pool's directory and returns the path. Leaves nothing behind on error.
     pub fn copy_inside(&self) -> Result<PathBuf> {
         open::remove_copy(&self.pool)?;
         let to = self.pool.join(open::COPY);
@@ -26,21 +25,22 @@ impl Store {
         done.map(|()| to)
     }
 
-    /// Makes a copy in `to`, which must not be there. Requests are served meanwhile; tables are not made or replaced.
+    /// Copies the store to `to`, which must not exist. Requests are served meanwhile, but tables are not created or
+    /// replaced.
     pub fn copy_to(&self, to: &Path) -> Result<()> {
         let make = |dir: &Path| DirBuilder::new().mode(0o700).create(dir);
         make(to)?;
         make(&to.join(trees::DIR))?;
         make(&to.join(log::DIR))?;
         {
-            // A merge may take long, and those who write out must not wait behind this.
+            // A merge may take long, and flushes must not wait behind this lock.
             let _files = loop {
                 if let Some(files) = self.files.try_write_for(TRY) {
                     break files;
                 }
                 std::thread::sleep(TRY);
             };
-            // What is committed from here on is in the log beyond what is copied.
+            // Commits from here on are in the part of the log that is not copied.
             self.log.copy_to(&to.join(log::DIR))?;
             for (space, _) in self.trees.all() {
                 let (from, to) = (self.pool.join(trees::DIR), to.join(trees::DIR));
@@ -58,7 +58,7 @@ impl Store {
             }
         }
         sync(&to.join(trees::DIR))?;
-        // What has no mark is no pool: a copy that was cut off is not opened by mistake.
+        // A directory without a mark does not open as a pool, so an interrupted copy is not mistaken for one.
         mark::write_mark_of_copy(to)?;
         to.parent().map_or(Ok(()), sync)
     }
@@ -78,7 +78,7 @@ mod tests {
         let (store, _mark) = open::open(&pool, StoreLimits::OF_A_TOOL).unwrap(); // new directory
         let mut txn = Txn::new(store.clone());
         let mut put = |n: u64| {
-            // Two keys of one group: both or none.
+            // Two keys of one group: both are copied or neither.
             txn.put(Space::Ready, n.to_be_bytes(), [7; 3000]);
             txn.put(Space::Dead, n.to_be_bytes(), [8; 3000]);
             txn.settle(n.is_multiple_of(7)).unwrap(); // nothing is wrong with the disk
@@ -108,9 +108,9 @@ mod tests {
             copy.all(space).map(key).collect()
         };
         let ready = keys(Space::Ready);
-        assert!(ready.len() >= 6000, "{} of 6000 that were committed before", ready.len());
+        assert!(ready.len() >= 6000, "{} entries copied, expected the 6000 committed before", ready.len());
         assert_eq!(ready, (0..ready.len() as u64).collect::<Vec<_>>(), "a copy has no gap");
-        assert_eq!(ready, keys(Space::Dead), "a group is copied as a whole");
-        assert!(store.copy_to(&to).is_err(), "a directory that is there is not written over");
+        assert_eq!(ready, keys(Space::Dead), "groups are copied whole");
+        assert!(store.copy_to(&to).is_err(), "an existing directory is not overwritten");
     }
 }

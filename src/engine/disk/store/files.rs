@@ -1,5 +1,5 @@
-//! The tables of the keyspaces: writes out, and compacts. For the thread that sweeps and for tools, except for the
-//! figures.
+//! Tables of the keyspaces: flushing and compaction. Used by the sweeper thread and by tools; the size queries by
+//! anyone.
 
 use std::time::Duration;
 
@@ -9,53 +9,53 @@ use super::merge::{Merged, not_merged};
 use super::tend::Tended;
 use super::{Fatal, Space, Store, tables, trees};
 
-/// How large a table becomes that a compaction makes.
+/// Target size of a compacted table.
 const TABLE: u64 = 64 << 20;
 
 impl Store {
-    /// How many files of the log hold groups: one, and older ones that are still needed.
+    /// Returns the number of log files with groups: the current one and older ones still needed.
     pub fn log_files(&self) -> usize {
         self.log.used()
     }
 
-    /// Bytes on disk, those of the log included.
+    /// Returns the bytes on disk, including the log.
     pub fn disk_bytes(&self) -> u64 {
         self.trees.all().map(|(_, tree)| tree.disk_space()).sum::<u64>() + self.log.disk_bytes()
     }
 
-    /// Bytes of a keyspace's tables.
+    /// Returns the bytes of a keyspace's tables.
     pub fn table_bytes(&self, space: Space) -> u64 {
         self.trees.of(space).disk_space()
     }
 
-    /// Writes all that is in memory out, and has the log forget it: it brings nothing of it back.
+    /// Flushes everything in memory to tables and truncates the log, so that no group is replayed.
     pub(super) fn move_to_tables(&self) -> Result<(), Fatal> {
         self.write_out_all()?;
         Ok(self.log.forget(self.log.last() + 1)?)
     }
 
-    /// Writes all that is in memory out as tables.
+    /// Flushes everything in memory to tables.
     pub fn write_out_all(&self) -> Result<(), Fatal> {
         match self.write_out(Duration::MAX)? {
             Tended::Done => Ok(()),
-            Tended::NotDone => Err(Fatal("there is no room to write out what is in memory".into())),
+            Tended::NotDone => Err(Fatal("not enough disk space to flush memory to tables".into())),
         }
     }
 
-    /// How many entries a keyspace has, with those that were deleted or written over and are still stored, and
-    /// with the notes that say so.
+    /// Returns the approximate number of entries of a keyspace, including overwritten and deleted entries still stored,
+    /// and tombstones.
     pub fn items(&self, space: Space) -> u64 {
         self.trees.of(space).approximate_len() as u64
     }
 
-    /// Rewrites all tables of a keyspace without what was deleted. Takes as long as the tables are large. The
-    /// old tables take their space until nobody reads them.
+    /// Rewrites all tables of a keyspace without deleted entries. Takes time proportional to their size. The old tables
+    /// use space until no reader needs them.
     pub fn compact(&self, space: Space) -> Result<Merged, Fatal> {
         let tree = self.trees.of(space);
         self.make_tables(space, || tree.major_compact(TABLE, self.trees.forgettable()).map(|()| Merged::Some))
     }
 
-    /// Merges or compacts. What a full disk has left of new tables is deleted.
+    /// Merges or compacts. If the disk fills up, deletes the partial new tables.
     pub fn make_tables(
         &self,
         space: Space,
@@ -72,13 +72,13 @@ impl Store {
         made
     }
 
-    /// Deletes what is left of tables that could not be made, those with this number and above: lsm-tree does so only when
-    /// it is opened. Not while another table is made; what is left then goes at the next start.
+    /// Deletes partial tables numbered `from` or above, left by a failed merge: lsm-tree does so only when it opens.
+    /// Does nothing while other tables are being created; the next start deletes them then.
     pub fn delete_partial(&self, space: Space, from: u64) {
         const PATIENCE: Duration = Duration::from_millis(100);
         let Some(_files) = self.files.try_write_for(PATIENCE) else { return };
         let dir = self.pool.join(trees::DIR).join(space.name());
-        // By the list on the disk: it may be one that lsm-tree does not know to be there, since the sync of its name failed.
+        // Read from disk, since lsm-tree may not know the newest list: syncing its name may have failed.
         let Ok(listed) = tables::files(&dir) else { return };
         for entry in std::fs::read_dir(dir.join(tables::TABLES)).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -86,7 +86,7 @@ impl Store {
                 && !listed.contains(&format!("{}/{name}", tables::TABLES))
                 && let Err(e) = std::fs::remove_file(entry.path())
             {
-                tracing::warn!(error = %e, "what is left of a table that could not be made stays until the next start");
+                tracing::warn!(error = %e, "a partial table could not be deleted; the next start deletes it");
             }
         }
     }
@@ -115,13 +115,13 @@ mod tests {
         txn.settle(false).unwrap(); // as above
         store.write_out_all().unwrap(); // as above
         store.compact(Space::Ready).unwrap(); // as above
-        assert_eq!(store.items(Space::Ready), 0, "all was deleted, and the compaction knows");
+        assert_eq!(store.items(Space::Ready), 0, "the compaction removed all deleted entries");
         let tables = dir.path().join(trees::DIR).join("ready/tables");
         let left = std::fs::read_dir(tables).unwrap().count(); // made with the store
-        assert_eq!(left, 0, "files of tables that nobody reads");
+        assert_eq!(left, 0, "table files without readers");
     }
 
-    /// Guards against a table that is deleted although the list on the disk names it: the store would not open again.
+    /// Guards against deleting a table that the list on disk names: the store would not open again.
     #[test]
     fn what_is_left_of_a_table_goes_and_what_the_list_on_the_disk_names_stays() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
@@ -130,8 +130,8 @@ mod tests {
         txn.put(Space::Ready, b"one", b"1");
         txn.settle(true).unwrap(); // nothing is wrong with the disk
         store.write_out_all().unwrap(); // as above
-        // As after a list that was renamed into its place, and could not be synced there: lsm-tree goes on with the one
-        // before.
+        // As if a new list was renamed into place but its directory sync failed: lsm-tree continues with the previous
+        // list.
         let (ready, dead) = (dir.path().join("trees/ready"), dir.path().join("trees/dead"));
         for name in tables::files(&ready).unwrap() {
             std::fs::copy(ready.join(&name), dead.join(&name)).unwrap(); // as above
@@ -139,7 +139,7 @@ mod tests {
         let left = dead.join(tables::TABLES).join("4711");
         std::fs::write(&left, "half a table").unwrap(); // as above
         store.delete_partial(Space::Dead, 0);
-        assert!(!left.exists(), "no list names it");
-        assert_eq!(tables::damage(&dead).unwrap(), None, "the list on the disk and its tables"); // it can be read
+        assert!(!left.exists(), "the partial table is deleted, since no list names it");
+        assert_eq!(tables::damage(&dead).unwrap(), None, "the list on disk and its tables are intact"); // it can be read
     }
 }

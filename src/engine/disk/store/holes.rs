@@ -1,6 +1,6 @@
-//! Holes: blocks of tables that do not read. lsm-tree merges no table that has one, so nobody merges its keyspace. Finds
-//! such tables, and writes what can be read of them anew, so that they can be given up. For a store that nobody else
-//! uses, but for the looks.
+//! Unreadable blocks of tables, called holes. lsm-tree cannot merge a table with a hole, so its keyspace is not merged.
+//! Finds such tables and rewrites their readable entries, so that the tables can be dropped. Except for the queries,
+//! the caller needs exclusive use of the store.
 
 use std::collections::BTreeSet;
 use std::ops::RangeBounds;
@@ -11,12 +11,12 @@ use super::durable::is_unreadable_io;
 use super::txn::Txn;
 use super::{Fatal, Space, Store, is_unreadable, or_walk};
 
-/// After so many blocks in a row that cannot be read a table is given up: its index may fail for ever.
+/// Number of consecutive unreadable blocks after which a table is given up: its index may fail forever.
 const BAD_BLOCKS: usize = 4096;
-/// At each of so many keys the filter is looked at, too. Its parts are for some thousands each.
+/// Interval of keys at which the filter is checked too. Each filter partition covers some thousands of keys.
 const FILTER_ASKED: usize = 256;
 
-/// A table with a hole, and which keys it may have.
+/// A table with a hole, and its key range.
 #[derive(Debug)]
 pub struct Holed {
     pub table: u64,
@@ -24,14 +24,14 @@ pub struct Holed {
 }
 
 impl Holed {
-    /// Whether the table may have this key.
+    /// Returns whether the table may contain `key`.
     pub fn may_have(&self, key: &[u8]) -> bool {
         self.keys.contains_key(key)
     }
 }
 
-/// Adds the keys of a range of a table that can be read. A walk over a keyspace ends at the first bad block, one over a
-/// table goes on behind it.
+/// Adds the readable keys of a table's range. A keyspace iterator ends at the first bad block; a table iterator
+/// continues behind it.
 fn add_keys(
     table: &Table,
     range: impl RangeBounds<Slice> + Send,
@@ -42,7 +42,7 @@ fn add_keys(
         match item {
             Ok(item) => {
                 bad = 0;
-                // A key of a table holds its block in memory.
+                // Copied, since a table's key keeps its block in memory.
                 keys.insert(Slice::from(&item.key.user_key[..]));
             }
             Err(e) if is_unreadable(&e) && bad < BAD_BLOCKS => bad += 1,
@@ -53,9 +53,9 @@ fn add_keys(
     Ok(())
 }
 
-/// Whether a table has a hole, its filter counted. An error says nothing of what is stored.
+/// Returns whether a table or its filter has a hole. An error means that this could not be determined.
 fn is_holed(table: &Table) -> std::io::Result<bool> {
-    // Whatever the hash is, the part of the filter that is for this key is read.
+    // For any hash, this reads the filter partition of the key.
     let ask = |key: &[u8]| table.get(key, SeqNo::MAX, 0).map(drop);
     let items = table.iter().enumerate().map(|(n, item)| match item {
         Ok(item) if n.is_multiple_of(FILTER_ASKED) => ask(&item.key.user_key),
@@ -72,7 +72,7 @@ fn is_holed(table: &Table) -> std::io::Result<bool> {
 }
 
 impl Store {
-    /// The tables of a keyspace that have holes. Reads the keyspace.
+    /// Returns the tables of a keyspace that have holes. Reads the whole keyspace.
     pub fn holed(&self, space: Space) -> std::io::Result<Vec<Holed>> {
         let mut holed = Vec::new();
         for table in self.trees.of(space).current_version().iter_tables() {
@@ -83,7 +83,8 @@ impl Store {
         Ok(holed)
     }
 
-    /// Which table it is that could not be merged for this reason, in words. Reads until there, or `gave_up`.
+    /// Describes the table that failed to merge with error `reason`. Reads tables until it is found or `gave_up`
+    /// returns true.
     pub fn which_is_holed(&self, space: Space, reason: &str, gave_up: impl Fn() -> bool) -> String {
         let version = self.trees.of(space).current_version();
         let mut tables = version.iter_tables().take_while(|_| !gave_up());
@@ -92,10 +93,10 @@ impl Store {
         format!("keyspace {}: {which} has blocks that cannot be read: {reason}", space.name())
     }
 
-    /// Writes anew what can be read of the entries that tables with holes may have, so that nothing is lost with these
-    /// tables but what their holes have. One whose newest value may be in a hole is deleted, although an older value can
-    /// be read; what the log has of it was put into memory [at the open](super::open::open_locked). Afterwards all is in
-    /// tables, that of other keyspaces too, and the log is used again.
+    /// Rewrites the readable entries in the key ranges of tables with holes, so that only the contents of the holes are
+    /// lost when these tables are dropped. An entry whose newest value may be in a hole is deleted, even if an older
+    /// value is readable; newer values from the log were loaded into memory [on open](super::open::open_locked).
+    /// Afterwards all keyspaces are flushed to tables and the log is empty.
     pub fn rewrite(&self, space: Space, holed: &[Holed]) -> Result<(), Fatal> {
         let tree = self.trees.of(space);
         let mut keys: BTreeSet<Slice> = BTreeSet::new();

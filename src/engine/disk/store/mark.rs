@@ -1,5 +1,5 @@
-//! The mark of a directory: the file that says whose it is, which format it has and how far it came, and that is locked
-//! while the directory is open. And why a directory cannot be opened. It knows nothing of trees and log.
+//! The mark of a directory: the file that records its owner, format and state, and is locked while the directory is
+//! open. Also the reasons why a directory cannot be opened. Independent of trees and log.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -9,23 +9,23 @@ use std::time::Duration;
 
 use super::durable::sync;
 
-/// The file that says whose directory it is, and that is locked while it is open.
+/// Name of the mark.
 pub const MARK: &str = "dormouse";
 const MAGIC: &str = "dormouse disk pool, format ";
 pub const FORMAT: u32 = 7;
-/// The line of the mark that stands there once the store is whole.
+/// Line of the mark once the store has been created completely.
 const MADE: &str = "made\n";
-/// The line that stands there while a repair gives up what is damaged.
+/// Line of the mark while a repair discards damaged data.
 const REPAIRING: &str = "repairing\n";
-/// What begins the line that an orderly close leaves. The last group follows.
+/// Prefix of the line written by a clean shutdown, followed by the number of the last group.
 const CLOSED: &str = "closed ";
 
-/// How often a lock is tried that another process holds,
+/// Number of attempts to take a lock held by another process.
 const LOCK_TRIES: u32 = 5;
-/// and how long to wait in between.
+/// Pause between attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// Why a directory cannot be opened. Each says what to do.
+/// Why a directory cannot be opened. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("{0} is in use by another process: stop it, or give this one a directory of its own")]
@@ -45,33 +45,33 @@ pub enum OpenError {
     Io(PathBuf, #[source] std::io::Error),
 }
 
-/// The mark in an open directory: who holds it holds the directory.
+/// The mark of an open directory. Holding it locks the directory.
 #[derive(Debug)]
 pub struct Mark {
     file: File,
     said: Said,
-    /// What the last orderly close had left here when the directory was opened.
+    /// The last group recorded by a clean shutdown, as of opening.
     was_closed: Option<u64>,
 }
 
-/// What a mark says.
+/// Contents of a mark.
 #[derive(Debug, Default)]
 pub struct Said {
-    /// Whether the store was whole once: from then on, what is missing is damage.
+    /// Whether the store has been created completely; from then on, missing files are corruption.
     pub made: bool,
-    /// Whether a repair was begun and not ended: nobody knows what it has done.
+    /// Whether a repair was started and did not finish.
     pub repairing: bool,
-    /// Its last group, if it was closed in order and nobody has opened it since.
+    /// The last group, if the last shutdown was clean and the store has not been opened since.
     pub closed: Option<u64>,
 }
 
 impl Mark {
-    /// What it says now.
+    /// Returns the current contents.
     pub fn said(&self) -> &Said {
         &self.said
     }
 
-    /// Notes that a repair begins, or has ended.
+    /// Records that a repair starts or has finished.
     pub fn write_repairing(&mut self, repairing: bool) -> std::io::Result<()> {
         self.said.repairing = repairing;
         if !repairing {
@@ -80,17 +80,17 @@ impl Mark {
         self.write()
     }
 
-    /// For who changes the store before it is opened: its end is in order no more.
+    /// Forgets a clean shutdown, because the store is about to be changed before it is opened.
     pub fn forget_close(&mut self) {
         self.said.closed = None;
     }
 
-    /// The last group before this open, if the store was closed in order.
+    /// Returns the last group before this open, if the shutdown was clean.
     pub fn was_closed(&self) -> Option<u64> {
         self.was_closed
     }
 
-    /// Writes the line that is always there, and those that say how far it came.
+    /// Writes the format line and the state lines.
     fn write(&mut self) -> std::io::Result<()> {
         let made = if self.said.made { MADE } else { "" };
         let repairing = if self.said.repairing { REPAIRING } else { "" };
@@ -102,7 +102,8 @@ impl Mark {
         self.file.sync_all()
     }
 
-    /// Notes that the store is open: whole, and its end in order no more. A repair that goes on notes its own end.
+    /// Records that the store is open: created completely, and not cleanly shut down. A repair in progress does so when
+    /// it finishes.
     pub fn write_opened(&mut self) -> std::io::Result<()> {
         self.was_closed = self.said.closed;
         if !self.said.made || (self.said.closed.is_some() && !self.said.repairing) {
@@ -112,24 +113,24 @@ impl Mark {
         Ok(())
     }
 
-    /// Notes which was the last group: a log that ends before it has lost something.
+    /// Records the last group on a clean shutdown: a log that ends earlier has lost groups.
     pub fn close(&mut self, number: u64) -> std::io::Result<()> {
         self.said.closed = Some(number);
         self.write()
     }
 }
 
-/// Writes the mark of a copy, which was whole at an end that was not in order.
+/// Writes the mark of a copy: created completely, not cleanly shut down.
 pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(MARK))?;
     Mark { file, said: Said { made: true, ..Said::default() }, was_closed: None }.write()?;
     sync(path)
 }
 
-/// What is wrong with a store while a repair of it has not ended.
-pub const CUT_OFF: &str = "a repair of it was cut off";
+/// Message about a store whose repair did not finish.
+pub const CUT_OFF: &str = "a repair was interrupted: run it again";
 
-/// Makes the directory, and locks it.
+/// Creates the directory and locks it.
 pub fn lock(path: &Path) -> Result<Mark, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     // Jobs and tokens are in it.
@@ -140,13 +141,13 @@ pub fn lock(path: &Path) -> Result<Mark, OpenError> {
         tracing::warn!(
             path,
             mode = format!("{mode:o}"),
-            "others may look into the data directory: chmod it to 700"
+            "the data directory is accessible to other users: chmod it to 700"
         );
     }
     read_mark(path)
 }
 
-/// Locks and reads the mark, or makes it in an empty directory.
+/// Locks and reads the mark, or creates it in an empty directory.
 fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     let file = path.join(MARK);
@@ -161,7 +162,7 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     let mut tries = 0;
     while let Err(e) = file.try_lock() {
         match e {
-            // `dormouse check` may hold it for a moment.
+            // `dormouse check` may hold it briefly.
             TryLockError::WouldBlock if tries < LOCK_TRIES => std::thread::sleep(LOCK_PAUSE),
             TryLockError::WouldBlock => return Err(OpenError::Locked(path.to_owned())),
             TryLockError::Error(e) => return Err(io(e)),
@@ -172,16 +173,16 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
     let mut mark = Mark { file, said: Said::default(), was_closed: None };
     if bytes.iter().all(|byte| *byte == 0) && empty {
-        // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
-        // not its bytes.
+        // New, or a start was interrupted before the mark was durable: a power cut may leave its length without its
+        // bytes.
         mark.write().map_err(io)?;
         sync(path).map_err(io)?;
         return Ok(mark);
     }
     mark.said = Said::parse(path, &bytes)?;
-    // Whoever wrote it may have been killed before it was on the disk, or its sync has failed: then no later sync writes
-    // what the system shows. A power cut would bring the mark of before back, and with it another store: one that was never
-    // made, or that was closed before the last jobs came. So it is written once more.
+    // The mark may not be durable: its writer was killed before the sync, or the sync failed, after which no later sync
+    // writes what the page cache shows. A power cut would then restore the previous mark, which may describe another
+    // state: never created, or shut down before the last jobs came. So it is written again.
     mark.write().map_err(io)?;
     Ok(mark)
 }
@@ -196,11 +197,10 @@ impl Said {
             Some(older) if older < FORMAT => return Err(OpenError::Older(path.to_owned(), older)),
             Some(_) => {}
         }
-        let damaged =
-            || OpenError::Damaged(path.to_owned(), format!("the file {MARK} is not what was written"));
+        let damaged = || OpenError::Damaged(path.to_owned(), format!("the file {MARK} is corrupt"));
         let (made, rest) = match rest.strip_prefix(MADE) {
             Some(rest) => (true, rest),
-            // A start that was cut off while it wrote that line.
+            // A start was interrupted while it wrote this line.
             None if MADE.starts_with(rest.trim_end_matches('\0')) => (false, ""),
             None => return Err(damaged()),
         };
@@ -208,7 +208,7 @@ impl Said {
             Some(rest) => (true, rest),
             None => (false, rest),
         };
-        // A line that was cut off says nothing: the store is opened as after a crash.
+        // A truncated line is ignored: the store opens as after a crash.
         let line = rest.trim_end_matches('\0');
         let closed = line.strip_suffix('\n').and_then(|line| line.strip_prefix(CLOSED)?.parse().ok());
         let begun = |whole: &str| whole.starts_with(line);

@@ -1,5 +1,5 @@
-//! Merges tables, so that reads look into few of them. A merge that finds a sector that does not read, or a full disk,
-//! harms nobody: its tables stay as they are. Decides nothing about garbage: `files.rs` compacts for that.
+//! Merges tables, so that reads consult few of them. A merge that meets an unreadable sector or a full disk changes
+//! nothing. Garbage is left to compaction in `files.rs`.
 
 use std::sync::Arc;
 
@@ -9,43 +9,44 @@ use lsm_tree::compaction::Leveled;
 use super::durable::is_full;
 use super::{Fatal, Space, Store, describe, is_unreadable};
 
-/// A merge asks for room for so many bytes at most. Its tables may be larger, but on a disk that fills up most of them
-/// is deleted already, and merging is what gives that back.
+/// Upper bound on the free space required for a merge. Its tables may be larger, but on a disk that fills up most of
+/// their entries are already deleted, and merging frees that space.
 const LARGE: u64 = 64 << 20;
-/// From so many unmerged runs on a merge is done without room,
+/// Number of unmerged runs beyond which a merge does not check free space.
 const PRESSING: usize = 16;
-/// and at so many the store fails, since nobody will merge them: a clear end instead of reads that take ever longer.
+/// Number of unmerged runs that makes the store fail: a clear end instead of ever slower reads.
 const TOO_MANY: usize = 26;
-/// A start waits for merges of keyspaces up to this size.
+/// Keyspaces up to this size are merged before a start completes.
 const AT_A_START: u64 = 256 << 20;
 
-/// What came of a look at a keyspace.
+/// Result of one merge attempt.
 #[derive(Debug)]
 pub enum Merged {
-    /// There is nothing to merge.
+    /// Nothing to merge.
     Nothing,
-    /// Something was merged or moved: there may be more.
+    /// Something was merged or moved; there may be more.
     Some,
-    /// There is no room to merge now.
+    /// Not enough free space now.
     NoRoom,
-    /// The disk was full meanwhile: not to be tried again soon.
+    /// The disk filled up during the merge; do not retry soon.
     DiskFull,
     /// A table of the keyspace cannot be read.
     Unreadable(String),
 }
 
-/// How many tables each level of a keyspace has, and their bytes: while that stays the same there is nothing new to do.
+/// Number of tables per level of a keyspace, and their total bytes. While this is unchanged there is nothing new to
+/// merge.
 pub type Shape = ([usize; 7], u64);
 
 impl Store {
-    /// See [`Shape`].
+    /// Returns the keyspace's [`Shape`].
     pub fn shape(&self, space: Space) -> Shape {
         let tree = self.trees.of(space);
         let levels = std::array::from_fn(|level| tree.level_table_count(level).unwrap_or(0));
         (levels, tree.disk_space())
     }
 
-    /// Merges some tables of a keyspace, if there are enough to merge and `has_room` for so many bytes.
+    /// Merges some tables of a keyspace if there are enough to merge and `has_room` accepts the bytes required.
     pub fn merge(&self, space: Space, has_room: impl Fn(u64) -> bool) -> Result<Merged, Fatal> {
         let (tree, before) = (self.trees.of(space), self.shape(space));
         if !has_room(before.1.min(LARGE)) && tree.l0_run_count() < PRESSING {
@@ -57,17 +58,13 @@ impl Store {
         })
     }
 
-    /// Merges what waits so long that the store would fail at once. Answers why that cannot be done, if a table of it
-    /// cannot be read. For a start, which is refused then, with what is damaged and where. What takes long is left to those
-    /// who merge while the store serves.
+    /// Merges keyspaces with so many unmerged runs that the store would fail at once. Returns the reason if a table is
+    /// unreadable, so that the start can be refused with its location. Long merges are left to the background thread.
     pub fn merge_overdue(&self) -> Option<String> {
         for (space, ..) in Space::ALL {
             let is_due = || self.too_many_unmerged(space) && self.table_bytes(space) <= AT_A_START;
             if is_due() {
-                tracing::info!(
-                    keyspace = space.name(),
-                    "merges what has waited too long, before anything is served"
-                );
+                tracing::info!(keyspace = space.name(), "merging overdue tables before serving requests");
             }
             while is_due() {
                 match self.merge(space, |_| true) {
@@ -75,7 +72,7 @@ impl Store {
                     Ok(Merged::Unreadable(reason)) => {
                         return Some(self.which_is_holed(space, &reason, || false));
                     }
-                    // Whoever merges while the store serves meets the same.
+                    // The background merge meets the same error.
                     _ => break,
                 }
             }
@@ -83,13 +80,13 @@ impl Store {
         None
     }
 
-    /// Whether so much waits to be merged that reads take ever longer.
+    /// Returns whether reads become ever slower because of unmerged runs.
     pub fn too_many_unmerged(&self, space: Space) -> bool {
         self.trees.of(space).l0_run_count() >= TOO_MANY
     }
 }
 
-/// What an error of a merge or a compaction means. Nothing is lost by one that was not done.
+/// Interprets an error of a merge or compaction. A failed merge loses nothing.
 pub fn not_merged(e: lsm_tree::Error) -> Result<Merged, Fatal> {
     match &e {
         lsm_tree::Error::Io(io) if is_full(io) => Ok(Merged::DiskFull),
@@ -108,7 +105,7 @@ mod tests {
     use super::super::{StoreLimits, open};
     use super::*;
 
-    /// Guards against a merge that gives up what somebody reads who came while it waited for another.
+    /// Guards against a merge that drops entries visible to a snapshot taken while it waited for another merge.
     #[test]
     fn a_merge_that_waited_gives_up_nothing_that_is_read() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
@@ -131,7 +128,8 @@ mod tests {
             scope.spawn(move || store.make_tables(Space::Meta, other).is_ok());
             begun.recv().unwrap(); // it sends before it waits
             let waits = scope.spawn(|| store.compact(Space::Meta).is_ok());
-            // Nothing tells that it waits. If it has not come so far, this test finds nothing, and fails nobody.
+            // There is no event for waiting. If the thread has not got there yet, this test passes without checking
+            // anything.
             thread::sleep(Duration::from_millis(100));
             let snapshot = store.snapshot();
             put(b"behind");
@@ -139,7 +137,7 @@ mod tests {
             assert!(waits.join().unwrap(), "it merges"); // it does not panic
             let read: Vec<_> =
                 snapshot.range(Space::Meta, ..).map(|entry| entry.unwrap().1.to_vec()).collect(); // it can be read
-            assert_eq!(read, [b"before"], "what was there when the read began");
+            assert_eq!(read, [b"before"], "the snapshot's entry");
         });
     }
 }

@@ -1,14 +1,12 @@
-//! The store: trees of lsm-tree that hold the keyspaces, and a log of what was committed until the trees have written it
-//! out. Only this folder knows lsm-tree and the files. This file knows keys and values as bytes; what they mean is
-//! known to codec.
+//! The store: lsm-tree trees for the keyspaces, and a log of commits until the trees have flushed them. Only this
+//! folder knows lsm-tree and the files. Keys and values are bytes here; codec gives them meaning.
 //!
 //! - [`txn`] is the transaction through which the writer thread reads and writes.
-//! - [`log`] keeps what is committed, [`trees`] holds it in memory, at first in [`recent`]; [`tend`] is what a thread beside
-//!   the writer does for both, [`merge`] what another one does for the tables,
-//!   and [`holes`] finds what of them cannot be read.
-//! - [`mark`] says whose directory it is, and is its lock; [`open`] opens it, when [`tables`] and [`log::judge`] say that nothing in there
-//!   is damaged; [`repair`] opens what is left of one that is, and [`aside`] keeps what it takes away.
-//! - [`copy`] makes a consistent copy while the store is open; [`durable`] writes what must survive the machine.
+//! - [`log`] holds commits; [`trees`] holds them in memory, first in [`recent`]. One background thread maintains both
+//!   ([`tend`]), another one the tables ([`merge`]). [`holes`] finds unreadable blocks.
+//! - [`mark`] identifies and locks a directory. [`open`] opens it after [`tables`] and [`log::judge`] have found no
+//!   corruption; [`repair`] recovers a corrupt one, and [`aside`] keeps the files that it removes.
+//! - [`copy`] creates a consistent copy of an open store; [`durable`] does durable writes.
 
 pub mod aside;
 pub mod copy;
@@ -44,7 +42,7 @@ pub use self::trees::StoreLimits;
 use self::trees::{Read, Trees};
 use crate::engine::disk::codec::{self, Malformed, Record};
 
-/// The store cannot go on: it must be poisoned.
+/// The store cannot continue and must be poisoned.
 #[derive(Debug)]
 pub struct Fatal(pub String);
 
@@ -66,7 +64,7 @@ impl From<Malformed> for Fatal {
     }
 }
 
-/// One line about an error of lsm-tree's; its own `Display` is its `Debug`.
+/// Describes an lsm-tree error in one line; its own `Display` is its `Debug`.
 pub fn describe(e: &lsm_tree::Error) -> String {
     match e {
         lsm_tree::Error::Io(e) => e.to_string(),
@@ -74,8 +72,8 @@ pub fn describe(e: &lsm_tree::Error) -> String {
     }
 }
 
-/// Whether an error says that bytes on the disk cannot be read or are not what was written. That harms whatever lies in
-/// the same block. Any other error says something of the whole store.
+/// Returns whether an error means that bytes on disk are unreadable or corrupt, which affects only their block. Any
+/// other error concerns the whole store.
 pub fn is_unreadable(e: &lsm_tree::Error) -> bool {
     match e {
         lsm_tree::Error::Io(e) => is_unreadable_io(e),
@@ -83,12 +81,12 @@ pub fn is_unreadable(e: &lsm_tree::Error) -> bool {
     }
 }
 
-/// What a point read found.
+/// Result of a point read.
 #[derive(Debug)]
 pub enum Found {
     Nothing,
     Record(Record),
-    /// Something is there, and it is not what was written.
+    /// There is an entry, but it is corrupt.
     Corrupt(String),
 }
 
@@ -98,9 +96,9 @@ pub struct Store {
     trees: Arc<Trees>,
     log: Arc<Log>,
     tending: Arc<Tending>,
-    /// Read-locked while tables are made and replaced, or files of the log used again.
+    /// Read-locked while tables are created or replaced, or log files reused.
     files: Arc<RwLock<()>>,
-    /// The pool's directory.
+    /// Directory of the pool.
     pool: PathBuf,
 }
 
@@ -115,12 +113,12 @@ impl Found {
         codec::read_record(key, value).map_or_else(|e| Found::Corrupt(e.to_string()), Found::Record)
     }
 
-    /// What a read of a job's record says.
+    /// Interprets a read of a job's record.
     fn read(key: &[u8], value: lsm_tree::Result<Option<Slice>>) -> Result<Found, Fatal> {
         match value {
             Ok(Some(value)) => Ok(Found::of(key, &value)),
             Ok(None) => Ok(Found::Nothing),
-            // A block that cannot be read harms its own jobs.
+            // An unreadable block affects only its own jobs.
             Err(e) if is_unreadable(&e) => Ok(Found::Corrupt(describe(&e))),
             Err(e) => Err(e.into()),
         }
@@ -133,19 +131,18 @@ impl Store {
         Store { trees, log, tending: Arc::default(), files: Arc::default(), pool: pool.to_owned() }
     }
 
-    /// Makes everything committed so far survive the machine. Once it has failed it must not be tried again: the system
-    /// may have forgotten what it did not write.
+    /// Makes everything committed so far durable. After an error it must not be retried: the kernel may have dropped
+    /// the unwritten pages.
     pub fn sync(&self) -> Result<(), Fatal> {
         self.log.sync().map_err(|e| Fatal(format!("a sync failed: {e}")))
     }
 
-    /// The number of the last commit.
+    /// Returns the number of the last commit.
     pub fn last_group(&self) -> u64 {
         self.log.last()
     }
 
-    /// Lets the log say what is synced, once nothing was committed for a while. A disk without room for that loses nothing
-    /// by it.
+    /// Records in the log what is synced, after a period without commits. Not essential, so a full disk is ignored.
     pub fn attest(&self) -> Result<(), Fatal> {
         match self.log.attest() {
             Err(e) if !is_full(&e) => Err(Fatal(format!("a sync failed: {e}"))),
@@ -153,7 +150,7 @@ impl Store {
         }
     }
 
-    /// The store as it is now.
+    /// Returns a snapshot of the current state.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot(self.trees.read())
     }
@@ -168,17 +165,17 @@ impl Store {
         Found::read(key, self.last(Space::Jobs, key))
     }
 
-    /// What the last commit left of a key.
+    /// Returns the last committed value of a key.
     fn last(&self, space: Space, key: &[u8]) -> lsm_tree::Result<Option<Slice>> {
         or_walk(self.trees.of(space), key, SeqNo::MAX, self.trees.last(space, key))
     }
 
-    /// Reads a number of `meta`.
+    /// Reads a number from `meta`.
     pub fn number(&self, name: &[u8]) -> Result<Option<u64>, Fatal> {
         Ok(self.get(Space::Meta, name)?.map(|value| codec::read_number(&value)).transpose()?)
     }
 
-    /// Walks a range of committed keys.
+    /// Iterates over a range of committed keys.
     pub fn range<K: AsRef<[u8]>, R: RangeBounds<K>>(
         &self,
         space: Space,
@@ -187,7 +184,7 @@ impl Store {
         walk(&self.trees.read(), space, range)
     }
 
-    /// Walks all committed keys.
+    /// Iterates over all committed keys.
     pub fn all(
         &self,
         space: Space,
@@ -195,7 +192,7 @@ impl Store {
         self.range::<&[u8], _>(space, ..)
     }
 
-    /// The first and the last committed key.
+    /// Returns the first and the last committed key.
     pub fn ends(&self, space: Space) -> Result<Option<(Slice, Slice)>, Fatal> {
         let mut all = self.all(space);
         let Some(first) = all.next().transpose()? else { return Ok(None) };
@@ -204,11 +201,11 @@ impl Store {
     }
 }
 
-/// The store as it was at one moment. Reads what was committed by then, for who reads beside the writer.
+/// The state of the store at one moment, for readers beside the writer.
 pub struct Snapshot(Read);
 
 impl Snapshot {
-    /// Walks a range of keys.
+    /// Iterates over a range of keys.
     pub fn range(
         &self,
         space: Space,
@@ -224,8 +221,8 @@ impl Snapshot {
     }
 }
 
-/// What was read of a key. Where that could not be read a walk is asked, which looks into no filter: a bad block of one
-/// harms nobody.
+/// Returns the result of a point read. If it was unreadable, reads the key with an iterator instead, which uses no
+/// filter: then an unreadable filter block has no effect.
 fn or_walk(
     tree: &AnyTree,
     key: &[u8],
@@ -240,7 +237,7 @@ fn or_walk(
     }
 }
 
-/// Walks a range of keys, as `read` sees them. A walk that has begun holds what it needs.
+/// Iterates over a range of keys as of `read`. The iterator keeps the tables it needs.
 fn walk<K: AsRef<[u8]>, R: RangeBounds<K>>(
     read: &Read,
     space: Space,

@@ -1,4 +1,4 @@
-//! Opening: finds out whose directory it is, locks it, and opens the store.
+//! Opens a store: identifies and locks its directory, checks it and replays the log.
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{ErrorKind, Read};
@@ -18,10 +18,10 @@ use super::mark::{CUT_OFF, MARK, Mark, OpenError, Said, lock};
 use super::trees::{self, Trees, Written};
 use super::{Slice, Space, Store, StoreLimits, describe, or_walk, tables};
 
-/// Where a copy is made that is sent away, in the pool's directory.
+/// Directory in the pool's for copies that are streamed away.
 pub const COPY: &str = "copy";
 
-/// Removes a copy that was not removed: its process was killed.
+/// Deletes a copy left behind by a killed process.
 pub fn remove_copy(pool: &Path) -> std::io::Result<()> {
     match std::fs::remove_dir_all(pool.join(COPY)) {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
@@ -29,19 +29,19 @@ pub fn remove_copy(pool: &Path) -> std::io::Result<()> {
     }
 }
 
-/// What is wrong with the files of a pool, and what its log holds.
+/// Result of checking a pool's files.
 #[derive(Debug, Default)]
 pub struct Judged {
-    /// What is damaged, each in a line.
+    /// Corruption, one line each.
     pub damage: Vec<String>,
-    /// Damaged keyspaces.
+    /// Corrupt keyspaces.
     pub trees: Vec<Space>,
-    /// The log, if its manifest can be read.
+    /// Log and findings, if the manifest is readable.
     pub log: Option<(Manifest, Findings)>,
 }
 
 impl Judged {
-    /// What is damaged, in a line.
+    /// Summarizes the corruption in one line.
     fn summary(&self) -> String {
         const MOST: usize = 4;
         let mut all: Vec<String> = self.damage.iter().take(MOST).cloned().collect();
@@ -52,7 +52,7 @@ impl Judged {
     }
 }
 
-/// Judges the files of a pool that was whole once. `closed` is the last group, if its end was in order. Changes nothing.
+/// Checks the files of a completely created pool. `closed` is the last group, if the shutdown was clean. Read-only.
 pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
     let mut judged = Judged::default();
     for dir in [trees::DIR, log::DIR] {
@@ -69,7 +69,7 @@ pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
     let dir = pool.join(log::DIR);
     match Manifest::read(&dir) {
         Ok(mut manifest) => {
-            // A close syncs.
+            // A clean shutdown syncs.
             manifest.synced = manifest.synced.max(closed.unwrap_or(0));
             let findings = judge::judge(&dir, &manifest)?;
             judged.damage.extend_from_slice(&findings.damage);
@@ -78,7 +78,7 @@ pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
         Err(e) => {
             let what = match e.kind() {
                 ErrorKind::NotFound => "is missing",
-                ErrorKind::InvalidData => "is not what was written",
+                ErrorKind::InvalidData => "is corrupt",
                 _ if is_unreadable_io(&e) => "cannot be read",
                 _ => return Err(e),
             };
@@ -88,7 +88,7 @@ pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
     Ok(judged)
 }
 
-/// Opens `path`, made if it is not there.
+/// Opens `path`, creating it if missing.
 pub fn open(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
     let mark = lock(path)?;
     if mark.said().repairing {
@@ -97,8 +97,8 @@ pub fn open(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError
     open_locked(path, limits, mark, false)
 }
 
-/// As [`open`], also while a repair has not ended: for who goes on with it. With `mends` what does not read in tables is
-/// put into memory, as far as the log still has it.
+/// Like [`open`], but also opens a store with an unfinished repair, so that the repair can continue. With `mends`,
+/// entries unreadable in tables are restored from the log as far as it still has them.
 pub fn open_locked(
     path: &Path,
     limits: StoreLimits,
@@ -108,7 +108,7 @@ pub fn open_locked(
     let io = |e| OpenError::Io(path.to_owned(), e);
     remove_copy(path).map_err(io)?;
     if !mark.said().made {
-        // Nobody was ever answered for what is in there.
+        // No request was acknowledged for its contents.
         make(path, limits).map_err(io)?;
     }
     let store = open_whole(path, limits, &mark, mends)?;
@@ -116,7 +116,7 @@ pub fn open_locked(
     Ok((store, mark))
 }
 
-/// Opens a store that was whole once, if nothing in it is damaged.
+/// Opens a completely created store if it has no corruption.
 pub fn open_whole(path: &Path, limits: StoreLimits, mark: &Mark, mends: bool) -> Result<Store, OpenError> {
     let io = |e: std::io::Error| match e.kind() {
         ErrorKind::InvalidData => OpenError::Damaged(path.to_owned(), e.to_string()),
@@ -131,7 +131,7 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &Mark, mends: bool) ->
     if let Some(damage) = behind(&trees, &findings) {
         return Err(OpenError::Damaged(path.to_owned(), damage));
     }
-    // Nothing is damaged: from here on the log is changed.
+    // No corruption was found: from here on the log is changed.
     let dir = path.join(log::DIR);
     if findings.is_torn {
         set_torn_aside(path, &manifest, &findings).map_err(io)?;
@@ -146,14 +146,13 @@ pub fn open_whole(path: &Path, limits: StoreLimits, mark: &Mark, mends: bool) ->
     Ok(Store::new(path, trees, log))
 }
 
-/// What is damaged, if tables have what the log has lost.
+/// Describes the corruption if tables have groups that the log has lost.
 pub fn behind(trees: &Trees, findings: &Findings) -> Option<String> {
     let (tables, last) = (trees.newest(), findings.last.number);
-    (tables > last)
-        .then(|| format!("tables have group {tables} of requests, and the log ends with group {last}"))
+    (tables > last).then(|| format!("tables have group {tables}, but the log ends with group {last}"))
 }
 
-/// Makes a store that holds nothing. What a start that was cut off has left is set aside.
+/// Creates an empty store. Moves aside the remains of an interrupted creation.
 fn make(path: &Path, limits: StoreLimits) -> std::io::Result<()> {
     let mut aside = Aside::new(path)?;
     for name in [trees::DIR, log::DIR] {
@@ -167,12 +166,12 @@ fn make(path: &Path, limits: StoreLimits) -> std::io::Result<()> {
     sync_names(path)
 }
 
-/// Opens the trees, which were judged to be whole.
+/// Opens trees that passed their check.
 pub fn open_trees(path: &Path, limits: StoreLimits) -> Result<Trees, OpenError> {
     Trees::open(path, limits).map_err(|e| failed(path, e))
 }
 
-/// What an error of lsm-tree's means where no damage was found.
+/// Interprets an lsm-tree error after a check has found no corruption.
 pub fn failed(path: &Path, e: lsm_tree::Error) -> OpenError {
     match e {
         lsm_tree::Error::Io(e) if !is_unreadable_io(&e) => OpenError::Io(path.to_owned(), e),
@@ -180,23 +179,23 @@ pub fn failed(path: &Path, e: lsm_tree::Error) -> OpenError {
     }
 }
 
-/// Puts what the log has into memory, but for what tables have.
+/// Loads the log's entries into memory, except those that tables have.
 pub struct Filler<'a> {
     trees: &'a Trees,
-    /// The first group that is needed.
+    /// The first group needed.
     first: u64,
-    /// Of which keys the tables cannot be read, and of which they can. `None` where nobody mends that.
+    /// Whether a key is unreadable in the tables, for the keys checked so far. `None` unless mending.
     unread: Option<HashMap<(Space, Slice), bool>>,
 }
 
 impl<'a> Filler<'a> {
-    /// With `mends` it also puts what does not read in tables. To repeat that changes nothing: what came after it is
-    /// repeated, too.
+    /// With `mends` it also restores entries that are unreadable in tables. Replaying those is harmless, since all
+    /// later entries are replayed too.
     pub fn new(trees: &'a Trees, manifest: &Manifest, mends: bool) -> Filler<'a> {
         Filler { trees, first: manifest.first, unread: mends.then(HashMap::default) }
     }
 
-    /// Puts the entries of the next group.
+    /// Loads the entries of the next group.
     pub fn group(&mut self, number: u64, group: &[u8]) -> std::io::Result<()> {
         let Filler { trees, first, unread } = self;
         if number < *first && unread.is_none() {
@@ -207,10 +206,10 @@ impl<'a> Filler<'a> {
             std::io::Error::new(ErrorKind::InvalidData, format!("group {number} cannot be read"))
         })?;
         let is_missing = |(space, key, _): &Item<'_>| {
-            // What stands before the first group that is needed was in tables, of which some may be lost.
+            // Groups before the first one needed were in tables, of which some may be lost.
             ((number >= *first || trees.lacks(*space)) && !trees.had(*space, number))
                 || unread.as_mut().is_some_and(|unread| {
-                    // Once and for all: from then on memory has it.
+                    // Checked once per key: from then on memory has it.
                     *unread.entry((*space, Slice::from(*key))).or_insert_with(|| {
                         let tree = trees.of(*space);
                         or_walk(tree, key, SeqNo::MAX, tree.get(key, SeqNo::MAX)).is_err()
@@ -218,7 +217,7 @@ impl<'a> Filler<'a> {
                 })
         };
         let written = |(space, key, value): Item<'_>| {
-            // It may be there, of another group.
+            // The key may already exist, from another group.
             Written { space, key: Slice::from(key), value: value.map(Slice::from), is_new: false }
         };
         trees.commit(number, items.into_iter().filter(is_missing).map(written));
@@ -226,7 +225,7 @@ impl<'a> Filler<'a> {
     }
 }
 
-/// Keeps a copy of what stands behind the end of a torn log, and clears it.
+/// Keeps a copy of the bytes behind the end of a torn log, and zeroes them.
 fn set_torn_aside(path: &Path, manifest: &Manifest, findings: &Findings) -> std::io::Result<()> {
     let dir = path.join(log::DIR);
     let (mut aside, mut total) = (Aside::new(path)?, 0);
@@ -234,42 +233,48 @@ fn set_torn_aside(path: &Path, manifest: &Manifest, findings: &Findings) -> std:
         let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         total += end;
         match aside.copy(&dir.join(slot.to_string()), &bytes[..end]) {
-            // Whoever has no room must be able to open the store and drain it.
-            Err(e) if is_full(&e) => tracing::warn!(error = %e, "no room to set the log's torn end aside"),
+            // With a full disk, the store must still open so that it can be drained.
+            Err(e) if is_full(&e) => {
+                tracing::warn!(error = %e, "not enough disk space to keep a copy of the log's torn tail")
+            }
             done => done?,
         }
         Ok(())
     })?;
     let path = path.display().to_string();
-    tracing::warn!(path, bytes = total, "the log's torn end, which nobody was answered for, was set aside");
+    tracing::warn!(
+        path,
+        bytes = total,
+        "the log ended in a torn tail of unacknowledged writes, which was moved aside"
+    );
     Ok(())
 }
 
-/// Makes the names last that the store relies on, whoever made them and when: a power cut may take a file whose
-/// name was never synced, with all that was synced in it.
+/// Makes the names that the store relies on durable: a power cut may lose a file whose name was never synced, even if
+/// its contents were.
 fn sync_names(path: &Path) -> std::io::Result<()> {
     for dir in [&path.join(trees::DIR), &path.join(log::DIR), path] {
         sync(dir)?;
     }
-    // `path` may have been made with some of these. One that this process may not read was there before.
+    // `path` may have been created with some of its parents. One that this process may not read existed before.
     for dir in path.canonicalize()?.ancestors().skip(1) {
         let _ = sync(dir);
     }
     Ok(())
 }
 
-/// What a look at a directory finds that is no error.
+/// Result of a check that found no error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// It is not there, or holds nothing: the first start makes it.
+    /// Missing or empty: the first start creates it.
     New,
     /// A server has it open.
     InUse,
-    /// It is whole.
+    /// No corruption.
     Whole,
 }
 
-/// Looks whether a directory can be opened. Makes and changes nothing.
+/// Checks whether a directory can be opened. Read-only.
 pub fn look(path: &Path) -> Result<Look, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     let file = match File::open(path.join(MARK)) {
@@ -283,7 +288,7 @@ pub fn look(path: &Path) -> Result<Look, OpenError> {
         }
         Err(e) => return Err(io(e)),
     };
-    // Held for a moment only: a start need not wait for what is read here. Each start writes the mark.
+    // Locked only for a moment, so that a start need not wait for this check. Each start writes the mark.
     let written = || match file.try_lock_shared() {
         Ok(()) => file.metadata()?.modified().map(Some),
         Err(TryLockError::WouldBlock) => Ok(None),
@@ -319,7 +324,7 @@ mod tests {
     use super::super::txn::Txn;
     use super::*;
 
-    /// Guards against a start that is refused, since somebody looks at the directory.
+    /// Guards against a start refused because of a concurrent check.
     #[test]
     fn a_look_keeps_no_start_out() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
@@ -338,7 +343,7 @@ mod tests {
         });
     }
 
-    /// Guards against groups that are given up as a torn end of a log that is damaged.
+    /// Guards against discarding groups of a corrupt log as its torn tail.
     #[test]
     fn what_is_damaged_is_refused_before_a_torn_end_is_cleared() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
@@ -349,7 +354,7 @@ mod tests {
                 txn.put(Space::Ready, [n], [n; 1000]);
                 txn.settle(false).unwrap(); // nothing is wrong with the disk
             }
-            // A table without the sync that comes before it.
+            // A table flushed without the sync that normally precedes it.
             store.trees.settle();
             store.trees.flush(Space::Ready, |_| Ok(())).unwrap(); // as above
         }
@@ -359,7 +364,7 @@ mod tests {
         std::fs::write(&log, &bytes).unwrap(); // as above
         let refused = open(dir.path(), StoreLimits::OF_A_TOOL).map(drop);
         let why = refused.expect_err("a table has what the log has lost").to_string();
-        assert!(why.contains("tables have group 5"), "it says what is damaged: {why}");
+        assert!(why.contains("tables have group 5"), "the error says what is corrupt: {why}");
         assert!(std::fs::read(&log).unwrap() == bytes, "the log is as it was"); // it is there
         assert!(!dir.path().join("aside").exists(), "nothing was set aside");
     }

@@ -1,6 +1,5 @@
-//! Entries that were committed lately, before they go into memtables. Most jobs live for a moment: an entry that is
-//! deleted while it stands here leaves nothing behind, no entry, no note that it was deleted, and no work for those who
-//! write tables out and merge them. Knows neither the log nor the trees.
+//! Recently committed entries, before they enter memtables. Most jobs live only briefly: an entry deleted while it is
+//! here leaves neither an entry nor a tombstone, and no work for flushes and merges. Independent of log and trees.
 
 use std::collections::VecDeque;
 
@@ -10,21 +9,21 @@ use lsm_tree::Slice;
 
 use super::space::Space;
 
-/// So many entries may wait, those that left counted until their turn comes,
+/// Maximum number of entries, including removed ones that are not yet at the front.
 const ENTRIES: usize = 1 << 15;
-/// and so many bytes of keys and values.
+/// Maximum bytes of keys and values.
 const BYTES: usize = 8 << 20;
-/// How many go on together: so they find the memtables in the processor's caches.
+/// Number of entries moved to memtables at a time, so that the memtables stay in the processor's caches.
 const TOGETHER: usize = 1 << 9;
 
-/// An entry of a group. `None` in place of a value deletes the key.
+/// An entry of a group; the value `None` deletes the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub group: u64,
     pub space: Space,
     pub key: Slice,
     pub value: Option<Slice>,
-    /// Whether below, in memtables and tables, there is no such key.
+    /// Whether memtables and tables do not contain the key.
     is_new: bool,
     hash: u64,
 }
@@ -39,22 +38,22 @@ impl Entry {
     }
 }
 
-/// The entries, in the order in which they were committed.
+/// Entries in commit order.
 #[derive(Debug, Default)]
 pub struct Recent {
     entries: VecDeque<Option<Entry>>,
-    /// How many have left at the front.
+    /// Number of entries removed at the front so far, modulo 2^32.
     left: u32,
-    /// Where the entry of a key is, counted from the first there ever was: four bytes each, which a processor's cache
-    /// holds.
+    /// Position of each key's entry, counted from the first entry ever: four bytes each, so that the table fits a
+    /// processor's cache.
     places: HashTable<u32>,
     hasher: RandomState,
     bytes: usize,
 }
 
 impl Recent {
-    /// Adds an entry of the newest group. `is_new` is whether the key was not there before, anywhere. Answers whether
-    /// the entry stands here now: one that deletes a key of which nothing is below leaves nothing.
+    /// Adds an entry of the newest group. `is_new` says that the key existed nowhere before. Returns whether the entry
+    /// was kept: a deletion of a key that exists nowhere below is dropped.
     pub fn add(&mut self, group: u64, space: Space, key: Slice, value: Option<Slice>, is_new: bool) -> bool {
         let hash = self.hash(space, &key);
         let mut entry = Entry { group, space, key, value, is_new, hash };
@@ -77,7 +76,7 @@ impl Recent {
             }
             Err(_) if entry.is_new && entry.value.is_none() => return false,
             Err(_) => {
-                // Only when the table grows: it asks for the hash of what it holds.
+                // Called only when the table grows, to rehash its contents.
                 let rehash = |place: &u32| entry_at(entries, left, *place).map_or(0, |entry| entry.hash);
                 self.places.insert_unique(hash, next, rehash);
             }
@@ -91,7 +90,7 @@ impl Recent {
         self.hasher.hash_one((space as u8, key))
     }
 
-    /// What a key was written last, if that stands here. `Some(None)`: it was deleted.
+    /// Returns the last write of a key, if it is here; `Some(None)` if the key was deleted.
     pub fn get(&self, space: Space, key: &[u8]) -> Option<Option<Slice>> {
         let at = |place: &u32| entry_at(&self.entries, self.left, *place);
         let is_it = |place: &u32| at(place).is_some_and(|entry| entry.is_of(space, key));
@@ -99,19 +98,20 @@ impl Recent {
         at(place).map(|entry| entry.value.clone())
     }
 
-    /// The oldest entries, as many as are too many. Groups go on as a whole: of a group that a table has it has all.
+    /// Removes the oldest entries beyond the limits, in whole groups: a table has either all entries of a group or
+    /// none.
     pub fn surplus(&mut self) -> impl Iterator<Item = Entry> {
         let is_too_much = self.entries.len() > ENTRIES || self.bytes > BYTES;
         let most = if is_too_much { TOGETHER.max(self.entries.len().saturating_sub(ENTRIES)) } else { 0 };
         self.take(most, if is_too_much { BYTES } else { usize::MAX })
     }
 
-    /// Some of the oldest entries, whatever there are, in whole groups.
+    /// Removes some of the oldest entries, in whole groups.
     pub fn oldest(&mut self) -> impl Iterator<Item = Entry> {
         self.take(TOGETHER, usize::MAX)
     }
 
-    /// Takes `most` entries, and more until `bytes` are left, and the rest of the last one's group.
+    /// Removes `most` entries, further ones until at most `bytes` are left, and the rest of the last entry's group.
     fn take(&mut self, most: usize, bytes: usize) -> impl Iterator<Item = Entry> {
         let (mut taken, mut last) = (0, None);
         std::iter::from_fn(move || {
@@ -125,7 +125,7 @@ impl Recent {
     }
 
     fn pop(&mut self) -> Option<Entry> {
-        // What has left in the middle stands first no more.
+        // Skips entries that were removed from the middle.
         self.first()?;
         let (place, entry) = (self.left, self.entries.pop_front().flatten()?);
         self.left = place.wrapping_add(1);
@@ -136,7 +136,7 @@ impl Recent {
         Some(entry)
     }
 
-    /// The first group with an entry that stands here.
+    /// Returns the group of the oldest entry.
     pub fn first(&mut self) -> Option<u64> {
         while let Some(None) = self.entries.front() {
             self.entries.pop_front();
@@ -146,7 +146,7 @@ impl Recent {
     }
 }
 
-/// The entry at this place, if it has not left.
+/// Returns the entry at `place`, if it has not been removed.
 fn entry_at(entries: &VecDeque<Option<Entry>>, left: u32, place: u32) -> Option<&Entry> {
     entries.get(place.wrapping_sub(left) as usize)?.as_ref()
 }
@@ -159,17 +159,17 @@ mod tests {
 
     use super::*;
 
-    /// What is below: the newest value of each key, and the notes of what was deleted.
+    /// Stands in for memtables and tables: the newest value of each key, and tombstones.
     type Below = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
     proptest! {
-        /// Whatever is written, and whenever entries go on: who looks here first and below then sees the last write,
-        /// and below sees it alone when all have gone on.
+        /// A read that consults the recent entries first and those below second sees the last write at any time, and
+        /// the entries below alone have the last writes once all have been moved.
         #[test]
         fn what_is_here_and_below_is_what_was_written(
             writes in proptest::collection::vec((0u8..6, proptest::option::of(any::<u8>()), 0usize..4), 0..200),
         ) {
-            // Places are counted beyond the last number.
+            // Positions wrap around.
             let mut recent = Recent { left: u32::MAX - 50, ..Recent::default() };
             let (mut below, mut all) = (Below::new(), Below::new());
             for (n, (key, value, gone)) in writes.into_iter().enumerate() {
@@ -214,14 +214,14 @@ mod tests {
             recent.add(group, Space::Ready, Slice::from([1]), None, false);
         }
         assert_eq!(recent.first(), None, "nothing is left");
-        // What was below before is deleted there, too.
+        // A key that exists below needs a tombstone.
         recent.add(1, Space::Ready, Slice::from([1]), Some(Slice::from([2])), false);
         recent.add(2, Space::Ready, Slice::from([1]), None, false);
         let left: Vec<_> = recent.oldest().map(|entry| (entry.group, entry.value)).collect();
-        assert_eq!(left, [(2, None)], "a note that it was deleted");
+        assert_eq!(left, [(2, None)], "a tombstone");
     }
 
-    /// A table tells by its newest group what it has.
+    /// The newest group of a table determines which groups it has.
     #[test]
     fn a_group_goes_on_as_a_whole() {
         let mut recent = Recent::default();

@@ -1,5 +1,5 @@
-//! Says what is damaged in the files of a pool's directory, and on request sets that aside, so that the rest opens. For
-//! a directory that no server has open. Deletes nothing.
+//! Reports corruption in a pool's directory, and on request moves corrupt files aside so that the rest opens. The
+//! directory must not be open in a server. Deletes nothing.
 
 use std::fmt;
 use std::fs::DirBuilder;
@@ -20,20 +20,20 @@ use crate::engine::disk::codec::{self, FIRST_SEQ, META_NEWEST, META_SEQ};
 /// What was found in a directory, and what was done.
 #[derive(Debug, Default)]
 pub struct RepairReport {
-    /// What is damaged, each in a line.
+    /// Corruption, one line each.
     pub damage: Vec<String>,
-    /// What is as it may be, and worth a line.
+    /// Remarks that are not errors.
     pub notes: Vec<String>,
-    /// What was set aside: from where, and where it is.
+    /// Original and new path of everything moved aside.
     pub aside: Vec<(PathBuf, PathBuf)>,
-    /// Whether the rest opens now.
+    /// Whether the corruption was accepted, so that the rest opens.
     pub accepted: bool,
-    /// Whether it holds nothing yet.
+    /// Whether the store is empty because its creation was interrupted.
     pub is_new: bool,
 }
 
 impl RepairReport {
-    /// Whether a server opens the directory now.
+    /// Returns whether a server can open the directory.
     pub fn opens(&self) -> bool {
         self.damage.is_empty() || self.accepted
     }
@@ -63,12 +63,13 @@ impl fmt::Display for RepairReport {
     }
 }
 
-/// What was lost may have reserved numbers (state/mod.rs), not more than this. There are 2^23 times as many.
+/// Upper bound on the job sequence numbers that lost data may have reserved (state/mod.rs). There are 2^23 times as
+/// many.
 const SEQS_LOST: u64 = 1 << 40;
-/// How many groups may have been lost, likewise.
+/// Upper bound on the number of groups lost.
 const NUMBERS_LOST: u64 = 1 << 31;
 
-/// Judges the files of the directory, and changes nothing but for `accept_loss`.
+/// Checks the files of the directory. Read-only unless `accept_loss`.
 pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError> {
     if !path.join(MARK).exists() {
         return Err(OpenError::NotOurs(path.to_owned()));
@@ -78,11 +79,11 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     let mut report = RepairReport::default();
     if !mark.said().made {
         report.is_new = true;
-        report.notes.push("it holds nothing yet: its first start was cut off".to_owned());
+        report.notes.push("it is empty: its creation was interrupted".to_owned());
         return Ok(report);
     }
     let mut judged = open::judge(path, mark.said().closed).map_err(io)?;
-    // lsm-tree deletes only what no list names, and the judge found each list whole.
+    // lsm-tree deletes only files that no list names, and every list passed its check.
     if judged.damage.is_empty() {
         let trees = open::open_trees(path, StoreLimits::OF_A_TOOL)?;
         if let Some((_, findings)) = &mut judged.log
@@ -95,7 +96,7 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     report.damage.clone_from(&judged.damage);
     report.damage.extend(mark.said().repairing.then(|| CUT_OFF.to_owned()));
     if judged.log.as_ref().is_some_and(|(_, findings)| findings.is_torn) {
-        report.notes.push("the log ends in torn groups, which nobody was answered for".to_owned());
+        report.notes.push("the log ends in torn groups, which were never acknowledged".to_owned());
     }
     if accept_loss && !report.damage.is_empty() {
         let aside = accept(path, &mut mark, &judged)?;
@@ -105,12 +106,12 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     Ok(report)
 }
 
-/// Sets aside what is damaged, and makes a store of the rest. The mark says that a repair was begun until its caller says
-/// that it has ended: killed at any moment, it leaves a store that does not open and can be repaired.
+/// Moves corrupt files aside and builds a store from the rest. The mark says that a repair is in progress until the
+/// caller records its end: if killed at any moment, it leaves a store that does not open and can be repaired.
 fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     let fatal = |Fatal(e)| OpenError::Damaged(path.to_owned(), e);
-    // The one before may have given tables up, and not have put what the log has of them into others.
+    // An interrupted repair may have dropped tables without restoring their entries from the log.
     let again = mark.said().repairing;
     mark.write_repairing(true).map_err(io)?;
     let mut aside = Aside::new(path).map_err(io)?;
@@ -119,10 +120,10 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     }
     let mut trees = open::open_trees(path, StoreLimits::OF_A_TOOL)?;
     let newest = trees.newest();
-    // What was in the tables that are lost, the log may still have.
+    // The log may still have entries of the lost tables.
     let lacking = Space::ALL.iter().map(|(space, ..)| *space);
     lacking.filter(|space| again || judged.trees.contains(space)).for_each(|space| trees.lack(space));
-    // Every group that is whole is put into tables, and the log begins anew.
+    // Flush every valid group to tables and start a new log.
     let old = path.join(log::DIR);
     let is_log_damaged = judged.log.as_ref().is_none_or(|(_, findings)| !findings.damage.is_empty());
     if is_log_damaged || !judged.trees.is_empty() || again {
@@ -141,7 +142,7 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     drop(trees);
     mark.forget_close();
     let store = open::open_whole(path, StoreLimits::OF_A_TOOL, mark, false)?;
-    // Where `meta` does not read, whoever gives that up raises them afterwards.
+    // If `meta` is unreadable, the caller raises them after dropping those tables.
     if store.holed(Space::Meta).map_err(io)?.is_empty() {
         raise_numbers(&store).map_err(fatal)?;
     }
@@ -149,12 +150,13 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     Ok(aside)
 }
 
-/// Raises the numbers of `meta` above all that was given, where what says them may be lost.
+/// Raises the numbers in `meta` above all that were ever assigned, since their last values may be lost.
 pub fn raise_numbers(store: &Store) -> Result<(), Fatal> {
     let mut txn = Txn::new(store.clone());
     let seq = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ);
     txn.put(Space::Meta, META_SEQ, (seq + SEQS_LOST).to_be_bytes());
-    // A publish of a larger id does not look whether it is stored. Where the last job does not read, no list is rebuilt.
+    // A publish with a larger id does not check whether the id exists. If the last job is unreadable, no list is
+    // rebuilt.
     if let Ok(Some((_, last))) = store.ends(Space::Jobs) {
         let last = codec::read_job_key(&last)?.0;
         let newest = store.get(Space::Meta, META_NEWEST)?;
@@ -165,8 +167,8 @@ pub fn raise_numbers(store: &Store) -> Result<(), Fatal> {
     txn.settle(true).map(drop)
 }
 
-/// Puts every group of a damaged log that is whole into memory. Answers the number and the turn that a new log begins
-/// with: above all that there may have been.
+/// Loads every valid group of a damaged log into memory. Returns the first number and turn of a new log, above all that
+/// may have existed.
 fn fill_from(dir: &Path, judged: &Judged, trees: &Trees) -> std::io::Result<(u64, u64)> {
     let manifest = match &judged.log {
         Some((manifest, _)) => manifest.clone(),
@@ -175,11 +177,11 @@ fn fill_from(dir: &Path, judged: &Judged, trees: &Trees) -> std::io::Result<(u64
             None => return Ok((NUMBERS_LOST, NUMBERS_LOST)),
         },
     };
-    // What stands behind the end of a log that is not damaged was not synced, and is no part of it.
+    // Groups behind the end of an undamaged log were not synced and are not part of it.
     let undamaged = judged.log.as_ref().filter(|(_, findings)| findings.damage.is_empty());
     let high = undamaged.map_or(u64::MAX, |(_, findings)| findings.last.number);
     let mut last = manifest.synced.max(manifest.first);
-    // A table with a bad block is no damage yet, and the new log has nothing of what is in it.
+    // A table with an unreadable block does not count as corrupt yet, and the new log has none of its entries.
     let mut filler = Filler::new(trees, &manifest, true);
     log::judge::judge_each(dir, &manifest, |number, group| {
         if number > high {
@@ -192,9 +194,8 @@ fn fill_from(dir: &Path, judged: &Judged, trees: &Trees) -> std::io::Result<(u64
     Ok((last + NUMBERS_LOST, turn + 1))
 }
 
-/// What a manifest that is lost may have said, by the heads of the files: those of the last turns that follow each other
-/// belong together. A group that is in tables already is repeated then, which changes nothing, since all that came after
-/// it is repeated too.
+/// Reconstructs a lost manifest from the headers of the files: the last run of consecutive turns belongs together. Some
+/// groups that are in tables are then replayed, which is harmless, since all later groups are replayed too.
 fn manifest_of_heads(dir: &Path) -> std::io::Result<Option<Manifest>> {
     let mut heads = Vec::new();
     let there = if dir.is_dir() { slots::list(dir)? } else { Vec::new() };

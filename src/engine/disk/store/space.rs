@@ -1,4 +1,4 @@
-//! The keyspaces of the store, with what is special about each.
+//! The keyspaces of the store and their properties.
 
 /// A keyspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,16 +20,16 @@ pub enum Space {
     Schedules,
 }
 
-/// How many keyspaces there are.
+/// Number of keyspaces.
 pub const SPACES: usize = 15;
 /// One number per keyspace.
 pub type PerSpace = [u64; SPACES];
 
 impl Space {
-    /// Each, with its name on disk and how large its part in memory may grow before it is written out as a
-    /// table. Small enough that a busy server stays near two hundred megabytes, large enough that entries which
-    /// live for seconds mostly die before they are written out, and that this happens seldom. Where there are quotas
-    /// each group writes into `quotas`, of which one entry for each quota is left when it is written out.
+    /// All keyspaces, with their names on disk and the size at which their memtables are flushed. Small enough that a
+    /// busy server stays near two hundred megabytes; large enough that most entries which live for seconds are deleted
+    /// before a flush, and flushes are rare. With quotas, every group writes to `quotas`, of which a flush keeps one
+    /// entry per quota.
     pub const ALL: [(Space, &'static str, u64); SPACES] = [
         (Space::Meta, "meta", 4 * MIB),
         (Space::Jobs, "jobs", 32 * MIB),
@@ -48,17 +48,17 @@ impl Space {
         (Space::Schedules, "schedules", 16 * MIB),
     ];
 
-    /// Its name on disk.
+    /// Returns the name on disk.
     pub fn name(self) -> &'static str {
         Space::ALL[self as usize].1
     }
 
-    /// Whether its keys are those of the entries of lists: each is written once, until it is deleted.
+    /// Returns whether its keys are list entries: each key is written once and then deleted.
     pub fn is_list(self) -> bool {
         matches!(self, Space::Delayed | Space::Running | Space::Ready | Space::Dead)
     }
 
-    /// How large its part in memory may grow.
+    /// Returns the size of its memtable that triggers a flush.
     pub fn memtable(self) -> u64 {
         Space::ALL[self as usize].2
     }

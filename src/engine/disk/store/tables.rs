@@ -1,10 +1,10 @@
-//! The lists of tables that lsm-tree keeps, as they lie on the disk: whether each keyspace is there with its list,
-//! whether the list is what was written, and whether each table in it is there. lsm-tree deletes tables that stand in no
-//! list, and does not compare the list with its checksum: so it may open only what was found whole here. What a table
-//! holds is checked when it is read: each block has a checksum.
+//! lsm-tree's table lists as stored on disk: checks that each keyspace has its list, that the list matches its
+//! checksum, and that its tables exist. lsm-tree deletes tables that no list names, and does not verify the list's
+//! checksum, so it may open only what has passed this check. Contents of tables are verified when they are read: each
+//! block has a checksum.
 //!
 //! A keyspace is a directory. `current` names its newest list, `v<number>`, with its checksum: `number:8 xxh3:16 0`,
-//! little-endian (lsm-tree 3.1.10, `version/persist.rs`). Its version is pinned for that.
+//! little-endian (lsm-tree 3.1.10, `version/persist.rs`). The version is pinned for this reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -18,15 +18,16 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::aside::Aside;
 use super::durable::{self, is_unreadable_io};
 
-/// Where a keyspace keeps its tables.
+/// Directory of a keyspace's tables.
 pub const TABLES: &str = "tables";
-/// Names the newest list of tables.
+/// File that names the newest list of tables.
 pub const CURRENT: &str = "current";
 
-/// Of which levels the index of a table is read when it is opened, and of which its filter; the last says of those below.
+/// Levels whose tables have their index, and those whose tables have their filter, loaded on open; the last value is
+/// for all lower levels.
 pub const PINNED: ([bool; 3], [bool; 2]) = ([true, true, false], [true, false]);
 
-/// What is wrong with the keyspace in `dir`; `None` if nothing is.
+/// Returns what is corrupt in the keyspace in `dir`.
 pub fn damage(dir: &Path) -> Result<Option<String>> {
     match judge(dir) {
         Err(e) if e.kind() == ErrorKind::InvalidData => Ok(Some(e.to_string())),
@@ -34,7 +35,7 @@ pub fn damage(dir: &Path) -> Result<Option<String>> {
     }
 }
 
-/// What stands in a file of a keyspace, which is called `what`.
+/// Reads a file of a keyspace, called `what` in errors.
 fn read_whole(path: &Path, what: &str) -> Result<Vec<u8>> {
     fs::read(path).map_err(|e| match e.kind() {
         ErrorKind::NotFound => invalid(format!("{what} is missing")),
@@ -43,7 +44,7 @@ fn read_whole(path: &Path, what: &str) -> Result<Vec<u8>> {
     })
 }
 
-/// Damage is [`ErrorKind::InvalidData`]; another error says nothing of the keyspace.
+/// Corruption is [`ErrorKind::InvalidData`]; other errors say nothing about the keyspace.
 fn judge(dir: &Path) -> Result<()> {
     let current = format!("the file {CURRENT}");
     let (version, checksum) = read_current(&read_whole(&dir.join(CURRENT), &current)?)
@@ -51,7 +52,7 @@ fn judge(dir: &Path) -> Result<()> {
     let list = format!("its list of tables, v{version},");
     let bytes = read_whole(&dir.join(format!("v{version}")), &list)?;
     if xxh3_128(&bytes) != checksum {
-        return Err(invalid(format!("{list} is not what was written")));
+        return Err(invalid(format!("{list} is corrupt")));
     }
     let tables = tables(&bytes).map_err(|e| invalid(format!("{list} cannot be read: {e}")))?;
     let there: BTreeSet<String> = names_in(&dir.join(TABLES))?.into_iter().collect();
@@ -70,8 +71,8 @@ fn judge(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether lsm-tree can open a table of this level: whether the list of its parts, what it says of itself, and the index
-/// and the filter if they are [`PINNED`] can be read.
+/// Returns whether lsm-tree can open a table of this level: whether its table of contents and metadata are readable,
+/// and index and filter if they are [`PINNED`].
 fn opens(path: &Path, level: usize) -> Result<bool> {
     const DAMAGED: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::UnexpectedEof, ErrorKind::InvalidData];
     let cache = Arc::new(Cache::with_capacity_bytes(0));
@@ -83,18 +84,18 @@ fn opens(path: &Path, level: usize) -> Result<bool> {
     };
     match opened {
         Ok(_) => Ok(true),
-        // Too many open files, for instance, say nothing of the table.
+        // Other errors, such as too many open files, say nothing about the table.
         Err(lsm_tree::Error::Io(e)) if !DAMAGED.contains(&e.kind()) && !is_unreadable_io(&e) => Err(e),
         Err(_) => Ok(false),
     }
 }
 
-/// What ends an archive of sfa: `SFA! 1 0 checksum:16 pos:8 len:8`, little-endian. It says where the list of the
-/// archive's parts stands.
+/// Length of the trailer of an sfa archive: `SFA! 1 0 checksum:16 pos:8 len:8`, little-endian. It locates the table of
+/// contents.
 const TRAILER: usize = 38;
 
-/// Whether the list of an archive's parts is what was written. sfa compares its checksum after it has asked for as much
-/// memory as the list says: a flipped byte would end the process.
+/// Returns whether an archive's table of contents matches its checksum. sfa verifies it only after allocating the
+/// memory that the length asks for, so a flipped byte would abort the process.
 fn has_whole_toc(mut archive: impl Read + Seek) -> Result<bool> {
     let Some(end) = archive.seek(SeekFrom::End(0))?.checked_sub(TRAILER as u64) else { return Ok(false) };
     archive.seek(SeekFrom::Start(end))?;
@@ -110,7 +111,7 @@ fn has_whole_toc(mut archive: impl Read + Seek) -> Result<bool> {
     Ok(xxh3_128(&toc) == checksum)
 }
 
-/// The files of the list that is the newest, and of its tables, below `dir`: what a copy of the keyspace needs.
+/// Returns the files that a copy of the keyspace needs, relative to `dir`: the newest list and its tables.
 pub fn files(dir: &Path) -> Result<Vec<String>> {
     let current = read_current(&fs::read(dir.join(CURRENT))?);
     let (version, _) = current.ok_or_else(|| Error::from(ErrorKind::InvalidData))?;
@@ -120,7 +121,7 @@ pub fn files(dir: &Path) -> Result<Vec<String>> {
     Ok(tables.chain([list, CURRENT.to_owned()]).collect())
 }
 
-/// The names in a directory; none if it is not there.
+/// Returns the names in a directory; none if it is missing.
 fn names_in(dir: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -130,18 +131,18 @@ fn names_in(dir: &Path) -> Result<Vec<String>> {
     entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 
-/// The number of the list, and its checksum.
+/// Parses `current`: the number of the list, and its checksum.
 fn read_current(current: &[u8]) -> Option<(u64, u128)> {
     let version = u64::from_le_bytes(current.get(..8)?.try_into().ok()?);
     let checksum = u128::from_le_bytes(current.get(8..24)?.try_into().ok()?);
-    // Behind it stands the kind of the checksum, of which there is one.
+    // The last byte is the kind of checksum; only kind 0 exists.
     (current.len() == 25 && current[24] == 0).then_some((version, checksum))
 }
 
-/// The bytes of a table in a list: `id:8 0 xxh3:16 seqno:8`, little-endian.
+/// Length of a table's entry in a list: `id:8 0 xxh3:16 seqno:8`, little-endian.
 const TABLE: usize = 33;
 
-/// The number of the table that is so listed.
+/// Parses the table number of an entry.
 fn table(mut bytes: &[u8]) -> Result<u64> {
     let id = u64::from_le_bytes(read(&mut bytes)?);
     match read::<1>(&mut bytes)? {
@@ -159,10 +160,10 @@ fn read<const N: usize>(from: &mut impl Read) -> Result<[u8; N]> {
     from.read_exact(&mut bytes).map(|()| bytes)
 }
 
-/// What a list says: runs in each level, tables in each run.
+/// Contents of a list: levels, their runs, and the tables of each run.
 type Levels = Vec<Vec<Vec<[u8; TABLE]>>>;
 
-/// The section of a list that names the tables.
+/// Parses the section of a list that names the tables.
 fn levels(mut section: &[u8]) -> Result<Levels> {
     let mut levels = Vec::new();
     for _ in 0..read::<1>(&mut section)?[0] {
@@ -176,10 +177,10 @@ fn levels(mut section: &[u8]) -> Result<Levels> {
     Ok(levels)
 }
 
-/// The sections of a list.
+/// Returns the sections of a list.
 fn sections(list: &[u8]) -> Result<Vec<(&[u8], Vec<u8>)>> {
     if !has_whole_toc(Cursor::new(list))? {
-        return Err(invalid("its list of parts is not what was written"));
+        return Err(invalid("its list of parts is corrupt"));
     }
     let reader = sfa::Reader::from_reader(&mut Cursor::new(list)).map_err(invalid)?;
     let bytes = |section: &sfa::TocEntry| {
@@ -190,11 +191,11 @@ fn sections(list: &[u8]) -> Result<Vec<(&[u8], Vec<u8>)>> {
     reader.toc().iter().map(|section| Ok((bytes(section)?, section.name().to_vec()))).collect()
 }
 
-/// The tables in a list, each with its level.
+/// Returns the tables in a list, each with its level.
 fn tables(list: &[u8]) -> Result<Vec<(u64, usize)>> {
     let sections = sections(list)?;
     let named = sections.iter().find(|(_, name)| name == TABLES.as_bytes());
-    let (section, _) = named.ok_or_else(|| invalid("no tables stand in it"))?;
+    let (section, _) = named.ok_or_else(|| invalid("it has no section of tables"))?;
     let levels = levels(section)?;
     let tables = levels
         .iter()
@@ -203,8 +204,8 @@ fn tables(list: &[u8]) -> Result<Vec<(u64, usize)>> {
     tables.collect()
 }
 
-/// Makes a keyspace open again, without the tables that are not there. One that has no list of tables is set aside
-/// as a whole; an empty one takes its place.
+/// Makes a keyspace open again, without missing and corrupt tables. If it has no usable list, the whole keyspace is
+/// moved aside and recreated empty.
 pub fn mend(dir: &Path, aside: &mut Aside) -> Result<()> {
     if !dir.is_dir() {
         return Ok(());
@@ -215,7 +216,7 @@ pub fn mend(dir: &Path, aside: &mut Aside) -> Result<()> {
         }
     }
     let Some((version, list)) = list_to_use(dir)? else { return aside.take(dir) };
-    // A table that the list does not name may be newer than the list. lsm-tree would delete it.
+    // A table that the list does not name may be newer than the list, and lsm-tree would delete it.
     let listed: BTreeMap<u64, usize> = tables(&list)?.into_iter().collect();
     let mut kept = BTreeSet::new();
     for name in names_in(&dir.join(TABLES))? {
@@ -226,7 +227,7 @@ pub fn mend(dir: &Path, aside: &mut Aside) -> Result<()> {
         }
     }
     let list = without(&list, |table| kept.contains(&table.to_string()))?;
-    // The next number: nothing is written over.
+    // A new number, so that nothing is overwritten.
     let version = version + 1;
     let mut current = version.to_le_bytes().to_vec();
     current.extend(xxh3_128(&list).to_le_bytes());
@@ -241,7 +242,7 @@ pub fn mend(dir: &Path, aside: &mut Aside) -> Result<()> {
     Ok(())
 }
 
-/// Sets these tables of a keyspace aside, and makes it open without them.
+/// Moves these tables of a keyspace aside, and makes it open without them.
 pub fn give_up(dir: &Path, tables: impl IntoIterator<Item = u64>, aside: &mut Aside) -> Result<()> {
     for table in tables {
         aside.take(&dir.join(TABLES).join(table.to_string()))?;
@@ -249,7 +250,8 @@ pub fn give_up(dir: &Path, tables: impl IntoIterator<Item = u64>, aside: &mut As
     mend(dir, aside)
 }
 
-/// The number and the bytes of the list that `current` means, if both are whole; else of the newest list that reads.
+/// Returns the list that `current` names if both are intact, else the newest readable list, with the highest number of
+/// any list.
 fn list_to_use(dir: &Path) -> Result<Option<(u64, Vec<u8>)>> {
     let (mut highest, mut best) = (0, None);
     let meant = fs::read(dir.join(CURRENT)).ok().and_then(|current| read_current(&current));
@@ -262,7 +264,7 @@ fn list_to_use(dir: &Path) -> Result<Option<(u64, Vec<u8>)>> {
             Err(e) if is_unreadable_io(&e) => continue,
             read => read?,
         };
-        // Of a list that is not what was written nothing is believed.
+        // A list that does not match its checksum is not used.
         let is_rotten = meant.is_some_and(|(version, sum)| version == number && sum != xxh3_128(&bytes));
         if !is_rotten && tables(&bytes).is_ok() && best.as_ref().is_none_or(|(best, _)| *best < number) {
             best = Some((number, bytes));
@@ -271,7 +273,7 @@ fn list_to_use(dir: &Path) -> Result<Option<(u64, Vec<u8>)>> {
     Ok(best.map(|(_, bytes)| (highest, bytes)))
 }
 
-/// A list with those of its tables that `keep` says. A run without tables is left out.
+/// Returns a list with only the tables selected by `keep`, and without empty runs.
 fn without(list: &[u8], keep: impl Fn(u64) -> bool) -> Result<Vec<u8>> {
     let mut writer = sfa::Writer::from_writer(Cursor::new(Vec::new()));
     for (bytes, name) in sections(list)? {
@@ -281,10 +283,10 @@ fn without(list: &[u8], keep: impl Fn(u64) -> bool) -> Result<Vec<u8>> {
             continue;
         }
         let mut levels = levels(bytes)?;
-        // All were read as tables before.
+        // All entries were parsed before.
         levels.iter_mut().flatten().for_each(|run| run.retain(|bytes| table(bytes).is_ok_and(&keep)));
         levels.iter_mut().for_each(|runs| runs.retain(|run| !run.is_empty()));
-        // No count is above the one that was read.
+        // No count exceeds the original, so these casts do not truncate.
         writer.write_all(&[levels.len() as u8])?;
         for runs in levels {
             writer.write_all(&[runs.len() as u8])?;
@@ -303,7 +305,7 @@ mod tests {
     use super::super::{Space, StoreLimits, open};
     use super::*;
 
-    /// A closed store with these keys in a table each, and the directory of their keyspace.
+    /// Creates and closes a store with one table per key. Returns it with the directory of their keyspace.
     fn tables_of(keys: &[&[u8]], each: impl Fn(&Path)) -> (tempfile::TempDir, std::path::PathBuf) {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
         let keyspace = dir.path().join("trees/ready");
@@ -318,7 +320,7 @@ mod tests {
         (dir, keyspace)
     }
 
-    /// Guards against a length that is believed before its checksum is compared: it ends the process.
+    /// Guards against using a length before its checksum is verified, which aborts the process.
     #[test]
     fn a_list_of_parts_that_says_too_much_is_damage() {
         let (_dir, keyspace) = tables_of(&[b"one"], |_| {});
@@ -332,10 +334,10 @@ mod tests {
         assert!(found.as_ref().is_some_and(|what| what.contains("what an open reads of table")), "{found:?}");
     }
 
-    /// Guards against a repair that deletes what it could not make sense of.
+    /// Guards against a repair that deletes tables it does not know.
     #[test]
     fn tables_that_an_older_list_does_not_name_are_set_aside() {
-        // lsm-tree removes a list when there is a newer one: it is put back.
+        // lsm-tree removes a list when it writes a newer one, so it is restored here.
         let older = std::cell::RefCell::new(Vec::new());
         let (dir, keyspace) = tables_of(&[b"one", b"two"], |keyspace| {
             let name = files(keyspace).unwrap().into_iter().find(|name| name.starts_with('v')).unwrap(); // it has a list

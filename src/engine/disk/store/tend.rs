@@ -1,5 +1,5 @@
-//! What is done beside the writer, so that it never waits: full memtables are written out, and files of the log are made
-//! ready and used again. A store that no thread tends, as a tool's, is tended by who commits.
+//! Background work that the writer never waits for: flushes full memtables, preallocates log files and reuses them.
+//! Without a background thread, as in tools, the committing thread does it.
 
 use std::time::{Duration, Instant};
 
@@ -11,31 +11,31 @@ use super::tender::Tender;
 use super::trees::Written;
 use super::{Fatal, Space, Store, describe};
 
-/// From so many files of the log on, what keeps the older half of them is written out.
+/// Number of log files from which the entries of the older half are flushed.
 const FILES: usize = 8;
-/// So many tables of a keyspace may wait to be merged: lsm-tree's lists count up to 255.
+/// Maximum number of unmerged tables of a keyspace: lsm-tree's lists count up to 255.
 const MOST_RUNS: usize = 200;
 
-/// What came of it.
+/// Result of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tended {
     Done,
-    /// There is more to do, and no time or no room for it now.
+    /// There is more to do, but no time or disk space now.
     NotDone,
 }
 
 impl Store {
-    /// From now on the caller's thread tends the store.
+    /// Registers the calling thread as the one that does the background work.
     pub fn tender(&self) -> Tender<'_> {
         self.tending.tender()
     }
 
-    /// Calls the thread that tends the store.
+    /// Wakes the background thread.
     pub fn call_tender(&self) {
         self.tending.call();
     }
 
-    /// Appends a group to the log and puts its entries into memory.
+    /// Appends a group to the log and adds its entries to memory.
     pub(super) fn commit(
         &self,
         draft: &mut Draft,
@@ -55,7 +55,7 @@ impl Store {
         Ok(())
     }
 
-    /// Does what there is to do.
+    /// Does the work that is due.
     pub fn tend(&self) -> Result<Tended, Fatal> {
         let old = self.log.too_old(FILES);
         if old.is_some() {
@@ -64,8 +64,8 @@ impl Store {
         self.write_out_some(self.trees.due(old.unwrap_or(0)), None)
     }
 
-    /// Writes what is in memory out as tables, all keyspaces', so that no older file of the log is needed. Stops after
-    /// `patience`, between two keyspaces.
+    /// Flushes the memory of all keyspaces to tables, so that no older log file is needed. Stops between two keyspaces
+    /// once `patience` has passed.
     pub fn write_out(&self, patience: Duration) -> Result<Tended, Fatal> {
         self.trees.settle();
         self.write_out_some(self.trees.due(u64::MAX), Instant::now().checked_add(patience))

@@ -1,15 +1,15 @@
-//! Whether a thread tends the store, and how it is called. Knows nothing of what it does.
+//! The handle of the background thread: whether there is one, and how to wake it.
 
 use std::thread::{self, Thread};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// The thread that tends the store, if there is one.
+/// The background thread, if there is one.
 #[derive(Debug, Default)]
 pub struct Tending(Mutex<Option<Thread>>);
 
-/// A thread tends the store as long as this lives.
+/// Registration of the calling thread; ends on drop.
 #[derive(Debug)]
 pub struct Tender<'a>(&'a Tending);
 
@@ -20,27 +20,27 @@ impl Drop for Tender<'_> {
 }
 
 impl Tender<'_> {
-    /// Waits until it is called, or for this long. At once if it was called since it last waited.
+    /// Waits for a wake-up or for `time`. Returns at once if there was a wake-up since the last wait.
     pub fn wait(&self, time: Duration) {
         thread::park_timeout(time);
     }
 }
 
 impl Tending {
-    /// From now on the caller's thread tends the store.
+    /// Registers the calling thread as the background thread.
     pub fn tender(&self) -> Tender<'_> {
         *self.0.lock() = Some(thread::current());
         Tender(self)
     }
 
-    /// Calls that thread.
+    /// Wakes the background thread.
     pub fn call(&self) {
         if let Some(thread) = &*self.0.lock() {
             thread.unpark();
         }
     }
 
-    /// Whether there is such a thread.
+    /// Returns whether a background thread is registered.
     pub fn is_tended(&self) -> bool {
         self.0.lock().is_some()
     }

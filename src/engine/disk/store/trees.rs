@@ -1,14 +1,13 @@
-//! The keyspaces, each a tree of lsm-tree, which has entries in a memtable that is written out as a table once it is
-//! large. lsm-tree has no log, no threads and no sequence numbers of its own; they come from here.
+//! The keyspaces, each an lsm-tree tree: entries are in a memtable, which is flushed as a table once it is large.
+//! lsm-tree has no log, no threads and no sequence numbers of its own; this module supplies them.
 //!
-//! What is committed stands in [`recent`](super::recent) for a while, where most of it ends. The rest goes into the
-//! memtables that [`Trees`] holds. Whoever commits takes no lock that anybody holds while the disk is written: a full
-//! memtable is exchanged in a moment, by the thread that writes it out.
+//! Commits first stay in [`recent`](super::recent), where most entries end. The rest moves to the memtables held by
+//! [`Trees`]. The committing thread takes no lock that is held during disk writes: the flushing thread swaps a full
+//! memtable for a new one in a moment.
 //!
-//! lsm-tree numbers its lists of tables by the counter that it is given, and reads through the newest list whose number
-//! is below that of the read. Here each tree counts its lists for itself, from 0 on, and entries have numbers above
-//! [`BASE`]: so every read goes through the newest list, and an older one, with its memtables and tables, is given up
-//! as soon as no read holds it.
+//! lsm-tree numbers its lists of tables from the counter it is given, and reads through the newest list with a number
+//! below that of the read. Here each tree counts its lists from 0, and entries have numbers above [`BASE`]. So every
+//! read uses the newest list, and an older list, with its memtables and tables, is dropped as soon as no read holds it.
 
 use std::fmt;
 use std::path::Path;
@@ -31,72 +30,72 @@ use super::recent::{Entry, Recent};
 use super::space::{PerSpace, SPACES, Space};
 use super::tables::PINNED;
 
-/// The directory of the trees, in the pool's.
+/// Directory of the trees within the pool's.
 pub const DIR: &str = "trees";
-/// Group 0 of the log, as a number of lsm-tree's.
+/// lsm-tree sequence number of group 0.
 const BASE: SeqNo = 1 << 32;
-/// A memtable may grow to so many times its size while the one before it is written out. Then commits wait.
+/// Multiple of its size that a memtable may reach while the previous one is flushed. Beyond it commits wait.
 const WAITING: u64 = 3;
-/// How often a commit that waits looks whether it waits in vain.
+/// Interval of a waiting commit's checks whether to give up.
 const WAITING_CHECK: Duration = Duration::from_millis(10);
 
-/// What an open store may hold of the machine.
+/// Resource limits of an open store.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreLimits {
-    /// How many tables may stay open.
+    /// Maximum number of open tables.
     pub open_tables: usize,
-    /// How many bytes of blocks that were read are kept.
+    /// Size of the block cache in bytes.
     pub cache: u64,
 }
 
 impl StoreLimits {
-    /// For a tool that opens a store, does one thing and ends.
+    /// For a tool that opens a store, does one thing and exits.
     pub const OF_A_TOOL: StoreLimits = StoreLimits { open_tables: 64, cache: 32 << 20 };
 }
 
-/// The number of the entries of a group.
+/// Returns the sequence number of a group's entries.
 fn seqno(group: u64) -> SeqNo {
     BASE + group
 }
 
-/// The trees of an open store.
+/// Trees of an open store.
 pub struct Trees {
     trees: [AnyTree; SPACES],
     memory: Mutex<Memory>,
-    /// Says that a memtable was written out.
+    /// Notified when a memtable has been flushed.
     written_out: Condvar,
     /// The last group whose entries are all in memory.
     committed: AtomicU64,
-    /// Up to which number each keyspace's tables had everything when they were opened.
+    /// For each keyspace, the highest sequence number in its tables when they were opened.
     persisted: [SeqNo; SPACES],
-    /// Which keyspaces have lost tables since then.
+    /// Keyspaces that have lost tables since then.
     lacking: [bool; SPACES],
-    /// How many reads of earlier moments there are.
+    /// Number of live snapshots.
     reads: AtomicUsize,
-    /// Held while a tree's tables are merged or compacted: see [`merging`](Trees::merging).
+    /// Held while a tree is merged or compacted: see [`merging`](Trees::merging).
     merging: [Mutex<()>; SPACES],
 }
 
-/// A key that is written, or deleted if there is no value.
+/// A key to write, or to delete if there is no value.
 #[derive(Clone, Debug)]
 pub struct Written {
     pub space: Space,
     pub key: Slice,
     pub value: Option<Slice>,
-    /// Whether the key was not there before.
+    /// Whether the key did not exist before.
     pub is_new: bool,
 }
 
-/// What was committed and is in no table.
+/// Commits that are in no table.
 struct Memory {
     recent: Recent,
     active: [Active; SPACES],
-    /// Deletions of what is below, since somebody asked.
+    /// Deletions of keys that exist below, counted since [`take_deleted`](Trees::take_deleted).
     deleted: PerSpace,
 }
 
 impl Memory {
-    /// Puts entries into the memtables.
+    /// Adds entries to the memtables.
     fn fill(active: &mut [Active; SPACES], entries: impl Iterator<Item = Entry>) {
         for Entry { group, space, key, value, .. } in entries {
             let kind = if value.is_some() { ValueType::Value } else { ValueType::Tombstone };
@@ -110,12 +109,12 @@ impl Memory {
     }
 }
 
-/// What is filled now, of one tree.
+/// The active memtable of one tree.
 struct Active {
     memtable: Arc<Memtable>,
-    /// The first group with entries in it; 0 if there is none.
+    /// The first group with entries in it; 0 if it is empty.
     first: u64,
-    /// The same of those that are being written out.
+    /// First group of the memtables being flushed.
     sealed: Option<u64>,
     bytes: u64,
 }
@@ -133,20 +132,21 @@ impl fmt::Debug for Trees {
 }
 
 impl Trees {
-    /// Opens or makes the trees below `pool`, without what is in the log.
+    /// Opens or creates the trees below `pool`, without the contents of the log.
     pub fn open(pool: &Path, limits: StoreLimits) -> lsm_tree::Result<Trees> {
         let cache = Arc::new(Cache::with_capacity_bytes(limits.cache));
         let tables = Arc::new(DescriptorTable::new(limits.open_tables));
         let mut trees = Vec::with_capacity(SPACES);
         for (space, name, _) in Space::ALL {
             let dir = pool.join(DIR).join(name);
-            // Whoever was killed between the rename of the newest list of tables and the sync of its name has left one
-            // that a power cut may take. lsm-tree deletes the older one here, and the log gives up what the newer one has.
+            // A process killed between renaming the newest list of tables and syncing its name leaves a list that a
+            // power cut may lose. lsm-tree deletes the older list here, and the log drops the groups that the newer one
+            // has.
             if dir.is_dir() {
-                // What fails here says nothing of what stands there.
+                // A failed sync does not mean corruption.
                 sync(&dir).map_err(std::io::Error::other)?;
             }
-            // Only these are looked up by key; everywhere else a filter would never be asked.
+            // Only these are looked up by key; elsewhere a filter would never be used.
             let filter = match space {
                 Space::Jobs | Space::Keys | Space::Once => {
                     FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(10.0))
@@ -162,7 +162,7 @@ impl Trees {
                 .filter_block_pinning_policy(PinningPolicy::new(PINNED.1))
                 .data_block_size_policy(BlockSizePolicy::all(4096))
                 .data_block_restart_interval_policy(RestartIntervalPolicy::new([10, 16]))
-                // What is merged again soon is not compressed.
+                // Tables that are merged again soon are not compressed.
                 .data_block_compression_policy(CompressionPolicy::new([
                     CompressionType::None,
                     CompressionType::None,
@@ -186,17 +186,17 @@ impl Trees {
         })
     }
 
-    /// A tree. `Space::ALL` lists the spaces in the order of the enum, which a test holds.
+    /// Returns a tree. A test ensures that `Space::ALL` has the order of the enum.
     pub fn of(&self, space: Space) -> &AnyTree {
         &self.trees[space as usize]
     }
 
-    /// Each, with its keyspace.
+    /// Returns all trees with their keyspaces.
     pub fn all(&self) -> impl Iterator<Item = (Space, &AnyTree)> {
         spaces().zip(&self.trees)
     }
 
-    /// Takes the entries of a group. Reads see them then, all at once. For who commits, and nobody else. Answers whether
+    /// Adds the entries of a group, which reads see all at once. Called only by the committing thread. Returns whether
     /// a memtable is full.
     pub fn commit(&self, group: u64, entries: impl IntoIterator<Item = Written>) -> bool {
         let mut memory = self.memory.lock();
@@ -216,19 +216,19 @@ impl Trees {
         spaces().zip(active.iter()).any(|(space, of)| of.bytes > space.memtable())
     }
 
-    /// Whether memtables and tables have no such key.
+    /// Returns whether memtables and tables do not contain the key.
     fn is_absent(&self, space: Space, key: &[u8]) -> bool {
         !matches!(self.of(space).get(key, SeqNo::MAX), Ok(Some(_)))
     }
 
-    /// What the last commit left of a key.
+    /// Returns the last committed value of a key.
     pub fn last(&self, space: Space, key: &[u8]) -> lsm_tree::Result<Option<Slice>> {
         let recent = self.memory.lock().recent.get(space, key);
         recent.map_or_else(|| self.of(space).get(key, SeqNo::MAX), Ok)
     }
 
-    /// Puts what was committed lately into the memtables, some at a time, so that nobody waits for long. Answers with
-    /// the lock when nothing is left.
+    /// Moves recent entries to the memtables in steps, so that others do not wait long for the lock. Returns the lock
+    /// once none are left.
     fn settled(&self) -> MutexGuard<'_, Memory> {
         loop {
             let mut memory = self.memory.lock();
@@ -241,44 +241,44 @@ impl Trees {
         }
     }
 
-    /// Puts what was committed lately into the memtables.
+    /// Moves all recent entries to the memtables.
     pub fn settle(&self) {
         drop(self.settled());
     }
 
-    /// How many entries that may be in tables were deleted since the last call, in each keyspace.
+    /// Returns the number of deletions, by keyspace, of entries that may be in tables, since the last call.
     pub fn take_deleted(&self) -> PerSpace {
         std::mem::take(&mut self.memory.lock().deleted)
     }
 
-    /// From now on nothing counts as being in the tables of a keyspace: some of them may be lost, and the log may have
-    /// what was in them. To repeat groups that other tables have changes nothing.
+    /// Treats the tables of a keyspace as incomplete from now on, so that the log's entries are replayed. Replaying
+    /// groups that other tables have is harmless.
     pub fn lack(&mut self, space: Space) {
         self.lacking[space as usize] = true;
     }
 
-    /// Whether it may be that tables of a keyspace are lost.
+    /// Returns whether tables of a keyspace may be lost.
     pub fn lacks(&self, space: Space) -> bool {
         self.lacking[space as usize]
     }
 
-    /// To be held while tables of a keyspace are merged, and until then: [`forgettable`](Trees::forgettable) tells of
-    /// the moment at which the merge begins, and lsm-tree would have one merge wait for another.
+    /// Locks a keyspace for merging. To be held before reading [`forgettable`](Trees::forgettable), which is valid for
+    /// the moment a merge begins, until the merge ends: lsm-tree would let one merge wait for another.
     pub fn merging(&self, space: Space) -> MutexGuard<'_, ()> {
         self.merging[space as usize].lock()
     }
 
-    /// The newest group of which a table had an entry when they were opened.
+    /// Returns the newest group with an entry in any table when they were opened.
     pub fn newest(&self) -> u64 {
         self.persisted.iter().map(|seqno| seqno.saturating_sub(BASE)).max().unwrap_or(0)
     }
 
-    /// Whether the tables of a keyspace had the entries of a group when they were opened.
+    /// Returns whether the tables of a keyspace contained a group's entries when they were opened.
     pub fn had(&self, space: Space, group: u64) -> bool {
         !self.lacks(space) && seqno(group) <= self.persisted[space as usize]
     }
 
-    /// Waits until no memtable is much too full, or `gave_up`.
+    /// Waits until no memtable is far too full or `gave_up` returns true.
     pub fn wait_for_room(&self, gave_up: impl Fn() -> bool) {
         let is_too_full = |(space, of): (Space, &Active)| of.bytes > WAITING * space.memtable();
         let mut memory = self.memory.lock();
@@ -287,8 +287,7 @@ impl Trees {
         }
     }
 
-    /// The keyspaces whose memtables are full, or were not written out when they were last tried, or hold entries of
-    /// groups before `old`.
+    /// Returns the keyspaces whose memtables are full, failed to flush, or have entries of groups before `old`.
     pub fn due(&self, old: u64) -> Vec<Space> {
         let active = &self.memory.lock().active;
         let is_due = |(space, of): &(Space, &Active)| {
@@ -297,7 +296,7 @@ impl Trees {
         spaces().zip(active.iter()).filter(is_due).map(|(space, _)| space).collect()
     }
 
-    /// The first group that is not in tables as a whole.
+    /// Returns the first group that is not completely in tables.
     pub fn first_needed(&self) -> u64 {
         let mut memory = self.memory.lock();
         let recent = memory.recent.first();
@@ -307,20 +306,20 @@ impl Trees {
         firsts.filter(|first| *first != 0).min().map_or(next, |first| first.min(next))
     }
 
-    /// Writes what is in the memtable of a keyspace out as a table. Reads and commits go on meanwhile. `sync` makes the
-    /// groups up to the one that it is told survive the machine: a table that outlives a power cut holds nothing that
-    /// the log may lose, and nothing was left out of it for the sake of a group that the log may lose.
+    /// Flushes the memtable of a keyspace to a table, while reads and commits continue. `sync` makes the groups up to
+    /// its argument durable: a table that survives a power cut must not contain entries that the log may lose, nor omit
+    /// entries because of a later group that the log may lose.
     pub fn flush(&self, space: Space, sync: impl Fn(u64) -> std::io::Result<()>) -> lsm_tree::Result<()> {
         let tree = self.of(space);
         let flushing = tree.get_flush_lock();
-        // What could not be written out before, and then what is filled now.
+        // First a memtable whose flush failed, then the active one.
         if self.memory.lock().active[space as usize].sealed.is_some() {
             self.flush_sealed(space, &flushing, &sync)?;
         }
         if self.memory.lock().active[space as usize].first == 0 {
             return Ok(());
         }
-        // From here on the writer fills a sealed memtable, until it gets the new one.
+        // Until it gets the new one, the writer continues to fill the sealed memtable.
         tree.rotate_memtable();
         let new = tree.active_memtable();
         let full = {
@@ -329,7 +328,7 @@ impl Trees {
             std::mem::replace(&mut of.memtable, new)
         };
         self.flush_sealed(space, &flushing, &sync)?;
-        // Here, since nobody waits for this thread: to free hundreds of thousands of entries takes 10 to 55 ms.
+        // Freeing hundreds of thousands of entries takes 10 to 55 ms; nothing waits for this thread.
         drop(full);
         Ok(())
     }
@@ -347,16 +346,16 @@ impl Trees {
         Ok(())
     }
 
-    /// Makes reads of what is committed now possible for as long as the answer lives.
+    /// Returns a snapshot of what is committed now. It is valid while the result lives.
     pub fn read(self: &Arc<Self>) -> Read {
         let _memory = self.settled();
         self.reads.fetch_add(1, Ordering::AcqRel);
         Read { trees: self.clone(), seqno: seqno(self.committed.load(Ordering::Acquire)) + 1 }
     }
 
-    /// Values before this that were written over may be given up. None while somebody reads what was committed at an
-    /// earlier moment: lsm-tree gives up a value that is old enough although the one that was written over it is not, and
-    /// each read goes through the newest list.
+    /// Returns the sequence number before which overwritten values may be dropped; 0 while there are snapshots.
+    /// lsm-tree drops an old enough value even if the value that replaced it is newer, and every read uses the newest
+    /// list.
     pub fn forgettable(&self) -> SeqNo {
         match self.reads.load(Ordering::Acquire) {
             0 => seqno(self.committed.load(Ordering::Acquire)) + 1,
@@ -365,7 +364,7 @@ impl Trees {
     }
 }
 
-/// A read of what was committed at one moment.
+/// A snapshot.
 #[derive(Debug)]
 pub struct Read {
     pub trees: Arc<Trees>,

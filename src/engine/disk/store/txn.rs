@@ -1,5 +1,5 @@
-//! The transaction through which the writer thread reads and writes. Keys and values are bytes here; what they mean is
-//! known to codec.
+//! The transaction through which the writer thread reads and writes. Keys and values are bytes here; codec gives them
+//! meaning.
 
 use std::cell::Cell;
 
@@ -11,41 +11,41 @@ use super::trees::Written;
 use super::{Fatal, Found, PerSpace, Space, Store};
 use crate::engine::disk::codec::{self, Record};
 
-/// Reads and writes of the writer thread: writes gather in one batch until [`flush`](Txn::flush), and point
-/// reads of jobs see them before that. Ranges do not: flush first.
+/// Reads and writes of the writer thread. Writes gather in a batch until [`flush`](Txn::flush). Point reads of jobs see
+/// the batch; range reads do not, so flush first.
 #[derive(Debug)]
 pub struct Txn {
     store: Store,
-    /// The batch, as the log will have it,
+    /// The batch in the format of the log.
     draft: Draft,
-    /// and as memory will.
+    /// The batch in the format of memory.
     batch: Vec<Written>,
     /// Job records that this batch has written or deleted.
     jobs: HashMap<Slice, Option<Slice>>,
     /// Bytes of keys and values in `batch`.
     bytes: usize,
-    /// The same of all batches, this one not yet.
+    /// Bytes of all earlier batches.
     written: u64,
-    /// Whether something was committed since the last `settle`.
+    /// Whether anything was committed since the last `settle`.
     unsettled: bool,
-    /// Rows that this batch has written or deleted and that are read back: see [`row`](Txn::row).
+    /// Rows in this batch that are read back: see [`row`](Txn::row).
     rows: HashMap<(Space, Vec<u8>), Option<Slice>>,
-    /// Rows of `quotas` that each batch writes last: they change with every step, and only the last value counts.
+    /// Rows of `quotas`, written last in each batch: they change in every step, and only the last value matters.
     late: HashMap<Vec<u8>, [u8; 16]>,
-    /// Records in a row that could not be read.
+    /// Number of consecutive unreadable records.
     unreadable: Cell<u32>,
 }
 
-/// So many records in a row that cannot be read are no bad sector: the disk has failed.
+/// This many consecutive unreadable records are not a bad sector: the disk has failed.
 const UNREADABLE_IN_A_ROW: u32 = 4096;
 
-/// Beyond this a batch is flushed early. It bounds memory, not atomicity: see [`Txn::relieve`].
+/// Size of a batch beyond which it is flushed early. Bounds memory, does not affect atomicity: see [`Txn::relieve`].
 const BATCH_BYTES: usize = 8 << 20;
-/// Room that is kept for what a batch reads back.
+/// Capacity kept for rows and jobs that a batch reads back.
 const KEPT: usize = 1 << 8;
 
 impl Txn {
-    /// Nothing read or written yet.
+    /// Creates an empty transaction.
     pub fn new(store: Store) -> Txn {
         Txn {
             store,
@@ -61,14 +61,14 @@ impl Txn {
         }
     }
 
-    /// The store, for reads of what is committed.
+    /// Returns the store, for reads of committed data.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
     /// Writes a key. For `jobs` use [`put_job`](Txn::put_job).
     pub fn put(&mut self, space: Space, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
-        // An entry of a list has a key of its own.
+        // List entries have unique keys.
         self.add(space, key.as_ref().into(), Some(value.as_ref().into()), space.is_list());
     }
 
@@ -78,22 +78,22 @@ impl Txn {
         self.batch.push(Written { space, key, value, is_new });
     }
 
-    /// Writes a key that may be there, or deletes it, in any keyspace.
+    /// Writes a key that may exist, or deletes it, in any keyspace.
     pub fn rewrite(&mut self, space: Space, key: Slice, value: Option<Slice>) {
         self.add(space, key, value, false);
     }
 
-    /// Deletes a key, there or not. For `jobs` use [`delete_job`](Txn::delete_job).
+    /// Deletes a key, which need not exist. For `jobs` use [`delete_job`](Txn::delete_job).
     pub fn delete(&mut self, space: Space, key: impl AsRef<[u8]>) {
         self.add(space, key.as_ref().into(), None, false);
     }
 
-    /// Writes the record of a job that is there.
+    /// Writes the record of an existing job.
     pub fn put_job(&mut self, key: Vec<u8>, record: &Record) {
         self.write_job(key, record, false);
     }
 
-    /// Writes the record of a job that is not there.
+    /// Writes the record of a new job.
     pub fn put_new_job(&mut self, key: Vec<u8>, record: &Record) {
         self.write_job(key, record, true);
     }
@@ -111,7 +111,7 @@ impl Txn {
         self.add(Space::Jobs, key, None, false);
     }
 
-    /// Reads a job's record, as this transaction left it.
+    /// Reads a job's record, including changes in this batch.
     pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
         if let Some(written) = self.jobs.get(key) {
             return Ok(written.as_ref().map_or(Found::Nothing, |value| Found::of(key, value)));
@@ -138,8 +138,8 @@ impl Txn {
         self.rows.insert((space, key), None);
     }
 
-    /// Writes a row of `quotas`, whose value may change again before the batch is committed. Only together with
-    /// something else that is written.
+    /// Writes a row of `quotas` whose value may change again before the batch is committed. The batch must contain
+    /// another write too.
     pub fn put_late(&mut self, key: &[u8], value: [u8; 16]) {
         match self.late.get_mut(key) {
             Some(late) => *late = value,
@@ -147,13 +147,13 @@ impl Txn {
         }
     }
 
-    /// Deletes such a row.
+    /// Deletes a row of `quotas`.
     pub fn delete_late(&mut self, key: &[u8]) {
         self.late.remove(key);
         self.delete(Space::Quotas, key);
     }
 
-    /// Reads a row of `keys` or `once`, as this transaction left it.
+    /// Reads a row of `keys` or `once`, including changes in this batch.
     pub fn row(&self, space: Space, key: Vec<u8>) -> Result<Option<Slice>, Fatal> {
         let key = (space, key);
         match self.rows.get(&key) {
@@ -162,8 +162,8 @@ impl Txn {
         }
     }
 
-    /// Commits the batch, without a sync: ranges see it from now on. Only between steps, or before a step's
-    /// first write: what is flushed apart is not atomic together.
+    /// Commits the batch without a sync, so that ranges see it. Only between steps or before a step's first write,
+    /// since separate batches are not atomic together.
     pub fn flush(&mut self) -> Result<(), Fatal> {
         if self.batch.is_empty() {
             return Ok(());
@@ -174,7 +174,7 @@ impl Txn {
         self.written += std::mem::take(&mut self.bytes) as u64;
         self.unsettled = true;
         self.store.commit(&mut self.draft, self.batch.drain(..))?;
-        // Not more than small: to clear a large table takes as long as it is large.
+        // Shrunk too, since clearing a large table takes time proportional to its capacity.
         self.rows.clear();
         self.rows.shrink_to(KEPT);
         self.jobs.clear();
@@ -182,12 +182,12 @@ impl Txn {
         Ok(())
     }
 
-    /// Flushes when the batch has grown large. Between steps only.
+    /// Flushes if the batch has grown large. Only between steps.
     pub fn relieve(&mut self) -> Result<(), Fatal> {
         if self.bytes >= BATCH_BYTES { self.flush() } else { Ok(()) }
     }
 
-    /// Commits, and makes it survive: the process always, the machine if `sync`. Answers whether it had to be synced.
+    /// Commits; also makes the commits durable if `sync`. Returns whether a sync was necessary.
     pub fn settle(&mut self, sync: bool) -> Result<bool, Fatal> {
         self.flush()?;
         let sync = sync && std::mem::take(&mut self.unsettled);
@@ -197,12 +197,12 @@ impl Txn {
         Ok(sync)
     }
 
-    /// How many bytes of keys and values were committed since the store was opened.
+    /// Returns the bytes of keys and values committed since the store was opened.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// How many entries that may be in tables were deleted since the last call, in each keyspace.
+    /// Returns the number of deletions, by keyspace, of entries that may be in tables, since the last call.
     pub fn take_deleted(&mut self) -> PerSpace {
         self.store.trees.take_deleted()
     }

@@ -1,5 +1,4 @@
-//! Gives up blocks of tables that do not read: what reads is written anew, and the tables are set aside. For a store that
-//! nobody has open.
+//! Drops tables with unreadable blocks, after rewriting their readable entries. The store must not be open in a server.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,12 +12,12 @@ use crate::engine::disk::store::repair::{RepairReport, raise_numbers};
 use crate::engine::disk::store::txn::Txn;
 use crate::engine::disk::store::{Fatal, Found, Space, Store, StoreLimits, open, tables, trees};
 
-/// Tables with holes, and of which keyspaces.
+/// Tables with holes, by keyspace.
 #[derive(Debug, Default)]
 pub struct Holes(Vec<(Space, Vec<Holed>)>);
 
 impl Holes {
-    /// Looks for them. An error says nothing of what is stored.
+    /// Reads all tables to find holes. An error means that this could not be determined.
     pub fn find(store: &Store) -> std::io::Result<Holes> {
         let mut holes = Vec::new();
         for (space, ..) in Space::ALL {
@@ -34,12 +33,12 @@ impl Holes {
         self.0.is_empty()
     }
 
-    /// The tables of a keyspace that have some.
+    /// Returns the tables of a keyspace that have holes.
     pub fn of(&self, space: Space) -> &[Holed] {
         self.0.iter().find(|(of, _)| *of == space).map_or(&[], |(_, holed)| holed)
     }
 
-    /// Each in a line.
+    /// Describes each table in one line.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         self.0.iter().flat_map(|(space, holed)| {
             let line = |of: &Holed| {
@@ -49,8 +48,8 @@ impl Holes {
         })
     }
 
-    /// Gives them up. A mark says meanwhile that a repair was begun: one that was killed is done again, and finds the same
-    /// tables, or one of them missing.
+    /// Drops the tables. Meanwhile the mark says that a repair is in progress: after a kill the repair is run again,
+    /// and finds the same tables, or one of them missing.
     pub fn give_up(
         &self,
         path: &Path,
@@ -74,18 +73,18 @@ impl Holes {
         if !self.of(Space::Meta).is_empty() {
             raise_numbers(&store).map_err(fatal)?;
         }
-        // Jobs are named one by one, and lists are rebuilt.
+        // Lost jobs are reported one by one, and lists are rebuilt.
         let is_rebuilt = |space: Space| LISTS.contains(&space) || matches!(space, Space::Jobs | Space::Keys);
         let lost = self
             .0
             .iter()
             .filter(|(space, _)| !is_rebuilt(*space))
-            .map(|(space, _)| format!("what could not be read of the keyspace {} is lost", space.name()));
+            .map(|(space, _)| format!("the unreadable part of keyspace {} is lost", space.name()));
         report.notes.extend(lost);
         Ok((store, mark))
     }
 
-    /// Lists without holes that have entries which say nothing.
+    /// Returns the lists without holes that have malformed entries.
     pub fn malformed(&self, store: &Store) -> Result<Vec<Space>, Fatal> {
         let mut found = Vec::new();
         for list in self.lists() {
@@ -100,13 +99,13 @@ impl Holes {
         Ok(found)
     }
 
-    /// The lists that can be read.
+    /// Returns the lists without holes.
     fn lists(&self) -> impl Iterator<Item = Space> {
         LISTS.into_iter().filter(|list| self.of(*list).is_empty())
     }
 
-    /// The keys of the jobs that lie in a hole and stand in a list. Once they are given up, nothing tells their entries
-    /// from those of jobs that were acked.
+    /// Returns the keys of listed jobs whose records are in a hole. After the tables are dropped, the entries of these
+    /// jobs look like those of acked jobs.
     pub fn jobs(&self, store: &Store) -> Result<BTreeSet<Vec<u8>>, Fatal> {
         let mut found = BTreeSet::new();
         if self.of(Space::Jobs).is_empty() {
@@ -127,7 +126,8 @@ impl Holes {
     }
 }
 
-/// Names which of these jobs are lost, and which of those in quarantine: these leave it. So does a job that reads now.
+/// Reports which of these jobs and of those in quarantine are lost, and removes from quarantine the lost ones and those
+/// that are readable now.
 pub fn tidy(store: &Store, mut jobs: BTreeSet<Vec<u8>>, report: &mut RepairReport) -> Result<(), Fatal> {
     for row in store.all(Space::Quarantine) {
         jobs.insert(row?.0.to_vec());

@@ -1,5 +1,5 @@
-//! What the engine's threads beside the writer do: one syncs and looks at the room on the disk, one writes out what is in
-//! memory, one sweeps and compacts, and one merges. They end when they are told to, or when the store is poisoned.
+//! The background threads of the engine: one syncs and measures free disk space, one flushes memory, one sweeps and
+//! compacts, and one merges. They end when stopped or when the store is poisoned.
 
 pub mod holes;
 pub mod quarantine;
@@ -25,27 +25,25 @@ use crate::engine::disk::writer::threads::Stop;
 use crate::engine::observer::Observers;
 use crate::error::Error;
 
-/// How often a store is synced that need not be synced before each answer, and how often the room on the disk is looked
-/// at.
+/// Interval of syncs, for a store that does not sync before each reply, and of measuring free disk space.
 const SECOND: Duration = Duration::from_secs(1);
-/// Between two parts of a ready list that are read to sweep them.
+/// Pause between reading two parts of a ready list during a sweep.
 const PART_PAUSE: Duration = Duration::from_millis(5);
-/// Before the first step, and after one that could not be done, since the store has too much to do.
+/// Pause before the first step, and after a step refused because the store is overloaded.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
-/// How often the tables are looked at whether there are enough to merge.
+/// Interval of checking whether there are enough tables to merge.
 const MERGE_PAUSE: Duration = Duration::from_millis(100);
-/// After a merge or a compaction that found the disk full.
+/// Pause after a merge or compaction that found the disk full.
 const FULL_PAUSE: Duration = Duration::from_secs(60);
-/// After a memtable that found the disk full.
+/// Pause after a flush that found the disk full.
 const FULL_TRY: Duration = Duration::from_secs(5);
-/// How long to wait for memory to be written out before a compaction.
+/// Maximum time for flushing memory before a compaction.
 const WRITE_OUT: Duration = Duration::from_secs(3);
-/// A compaction that has live entries to rewrite waits after the last one for so many times as long as that
-/// took: compactions take a twentieth of the time at most, however wrong the guess of what they give back.
+/// A compaction with live entries is followed by a pause of this many times its duration: so compactions use at most a
+/// twentieth of the time, however wrong the estimate of the space they free.
 const COMPACTION_REST: u32 = 19;
 
-/// Each second: syncs, if that is asked for; has the log say that what it holds is synced, when it rests; and looks at
-/// the room on the disk.
+/// Once a second: syncs, if requested; records in an idle log what is synced; measures free disk space.
 pub fn each_second(
     store: &Store,
     sync: bool,
@@ -72,18 +70,19 @@ pub fn each_second(
             return;
         }
         room.measure();
-        // From begin to begin: what a power cut takes is what came since the begin of the last sync.
+        // Measured between starts, so that a power cut loses at most the writes since the start of the last sync.
         pause = SECOND.saturating_sub(began.elapsed());
     }
 }
 
-/// Writes out what is in memory, and makes the files of the log ready.
+/// Flushes memory and preallocates log files.
 pub fn tend(store: &Store, stop: &Stop, poison: &Poison) {
     let tender = store.tender();
     while !stop.is_stopped() {
         match store.tend() {
             Ok(Tended::Done) => tender.wait(SECOND),
-            // The disk is full. A commit that waits for room may not wait as long as a disk may hang.
+            // The disk is full. Retry often enough that a commit waiting for a flush is not mistaken for a hanging
+            // disk.
             Ok(Tended::NotDone) => drop(stop.stopped_within(FULL_TRY)),
             Err(Fatal(reason)) => {
                 poison.set(reason);
@@ -93,10 +92,10 @@ pub fn tend(store: &Store, stop: &Stop, poison: &Poison) {
     }
 }
 
-/// What to do about a table that cannot be read.
-const GIVE_UP: &str = "stop the server, and let `dormouse repair` say what is damaged";
+/// Advice for an unreadable table.
+const GIVE_UP: &str = "stop the server and run `dormouse repair` to see the damage";
 
-/// Keyspaces with a table that cannot be read, each with what is wrong: what is in it is left as it is.
+/// Keyspaces with an unreadable table, with the error; they are no longer merged or compacted.
 #[derive(Debug, Default)]
 struct Unreadable(Vec<(Space, String)>);
 
@@ -117,7 +116,7 @@ impl Unreadable {
     }
 }
 
-/// Merges tables.
+/// Merges tables in the background.
 pub fn merge(store: &Store, room: &FreeSpace, stop: &Stop, poison: &Poison) {
     let mut done: [Option<Shape>; Space::ALL.len()] = Default::default();
     let mut unreadable = Unreadable::default();
@@ -143,7 +142,7 @@ pub fn merge(store: &Store, room: &FreeSpace, stop: &Stop, poison: &Poison) {
                     done[space as usize] = Some(shape);
                     continue;
                 }
-                // Looked at again, after a while.
+                // Tried again after a pause.
                 Some(Ok(Merged::NoRoom)) => pause = pause.max(SECOND),
                 Some(Ok(Merged::DiskFull)) => pause = FULL_PAUSE,
                 Some(Ok(Merged::Unreadable(reason))) => unreadable.add(store, space, &reason, stop),
@@ -152,7 +151,7 @@ pub fn merge(store: &Store, room: &FreeSpace, stop: &Stop, poison: &Poison) {
                     return;
                 }
             }
-            // It could not be merged.
+            // The merge failed.
             if store.too_many_unmerged(space) {
                 let why =
                     unreadable.of(space).map(|what| format!(" ({what}: {GIVE_UP})")).unwrap_or_default();
@@ -163,17 +162,17 @@ pub fn merge(store: &Store, room: &FreeSpace, stop: &Stop, poison: &Poison) {
     }
 }
 
-/// What the thread that sweeps works with.
+/// State of the sweeper thread.
 pub struct Sweeper {
     pub store: Store,
     pub handle: Handle,
     pub room: Arc<FreeSpace>,
-    /// How long it rests between two looks, and how often it does what is to be done about the files.
+    /// Interval between sweeps, and between rounds of file maintenance.
     pub every: Duration,
 }
 
 impl Sweeper {
-    /// Sweeps, and does to the files what the writer asks for.
+    /// Sweeps, and maintains the files as the writer requests.
     pub fn run(&self, stop: &Stop) {
         let (mut pause, mut scan) = (BUSY_PAUSE, None);
         let (mut report, mut next_upkeep, mut next_compaction) =
@@ -187,7 +186,7 @@ impl Sweeper {
                 let asked = SweepPlan { queue: scan.is_none(), upkeep: upkeep.then(|| report.clone()) };
                 let work = match self.handle.ask_blocking(asked) {
                     Ok(work) => work,
-                    // So busy that upkeep can wait.
+                    // Overloaded, so upkeep can wait.
                     Err(Error::Overloaded) => {
                         pause = BUSY_PAUSE;
                         continue;
@@ -207,7 +206,7 @@ impl Sweeper {
                             return;
                         }
                     }
-                    // Also when writing out was too slow: the next try must not be what keeps the disk busy.
+                    // Also if the flush took too long: the retry must not keep the disk busy itself.
                     if !work.upkeep.compact.is_empty() {
                         next_compaction = Instant::now() + COMPACTION_REST * began.elapsed();
                     }
@@ -223,7 +222,7 @@ impl Sweeper {
             if let Some(one) = scan.take() {
                 match self.part(one.clone()) {
                     Ok(rest) => (scan, pause) = (rest, PART_PAUSE),
-                    // The same part again: nobody else would come to it.
+                    // Retry the same part, since no other sweep would visit it.
                     Err(Error::Overloaded) => (scan, pause) = (Some(one), BUSY_PAUSE),
                     Err(_) => return,
                 }
@@ -231,12 +230,12 @@ impl Sweeper {
         }
     }
 
-    /// Sweeps one part of a queue. Answers what is left of it.
+    /// Sweeps one part of a queue. Returns the remaining scan.
     fn part(&self, mut scan: Scan) -> Result<Option<Scan>, Error> {
         let part = match scan.read(&self.store, self.handle.clock.now_micros()) {
             Ok(part) => part,
             Err(Fatal(reason)) => {
-                // Whoever consumes from it meets the same.
+                // Consumers of the queue get the same error.
                 tracing::error!(reason, "a ready list cannot be read, and is not swept");
                 return Ok(None);
             }
@@ -251,7 +250,7 @@ impl Sweeper {
         Ok(None)
     }
 
-    /// Has some requests forgotten that have ended, `from` a time on. Answers whether there may be more.
+    /// Deletes some expired idempotency keys, from the time `from` on. Returns whether there may be more.
     fn forget(&self, from: Option<Micros>) -> Result<bool, Error> {
         let Some(from) = from else { return Ok(false) };
         match Forget::read(&self.store, from, self.handle.clock.now_micros()) {
@@ -261,13 +260,16 @@ impl Sweeper {
                 Ok(more)
             }
             Err(Fatal(reason)) => {
-                tracing::error!(reason, "the remembered requests cannot be read, and are not forgotten");
+                tracing::error!(
+                    reason,
+                    "the idempotency keys cannot be read, so expired ones are not deleted"
+                );
                 Ok(false)
             }
         }
     }
 
-    /// Sweeps all that is to be swept now, without a pause.
+    /// Sweeps everything due now without pauses.
     pub fn all(&self) -> Result<(), Error> {
         loop {
             let work = self.handle.ask_blocking(SweepPlan { queue: true, upkeep: None })?;
@@ -283,7 +285,7 @@ impl Sweeper {
         }
     }
 
-    /// Does what the writer asks for. Answers what was compacted, and `None` when the disk was full.
+    /// Does the requested file maintenance. Returns the compacted keyspaces, or `None` if the disk was full.
     fn work(
         &self,
         upkeep: &Upkeep,
@@ -291,13 +293,13 @@ impl Sweeper {
         stop: &Stop,
     ) -> Result<Option<Vec<Space>>, Fatal> {
         let store = &self.store;
-        // What is not in tables is not compacted: if the disk is slow, another time.
+        // Compaction needs a flush first; if the disk is slow, try again later.
         if upkeep.write_out && store.write_out(WRITE_OUT)? == Tended::NotDone {
             return Ok(Some(Vec::new()));
         }
         let mut compacted = Vec::new();
         for (space, live) in &upkeep.compact {
-            // What has nothing that lives is deleted, not written.
+            // A keyspace without live entries needs no space: its tables are deleted, not rewritten.
             if unreadable.of(*space).is_some() || (*live > 0 && !self.room.compact(*live)) {
                 continue;
             }
@@ -329,13 +331,19 @@ mod tests {
     use crate::job::{JobId, NewJob};
     use crate::name::{Namespace, Queue, QueueName};
 
-    /// Guards against expired jobs that stay for ever, since the writer had no room for a call when they were swept.
+    /// Guards against expired jobs that stay forever because the writer's mailbox was full when they were swept.
     #[test]
     fn a_sweep_that_the_writer_was_too_busy_for_is_done_later() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
         let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
         let clock = Arc::new(ManualClock::new(1_000_000));
-        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::from_secs(600) };
+        let windows = Windows {
+            ready: 9,
+            ready_budget: 9,
+            delayed: 9,
+            idle: Duration::from_secs(600),
+            dead: Duration::ZERO,
+        };
         let mut state = load::load(store.clone(), clock.clone(), windows, None).unwrap(); // it is whole
         let queue =
             Queue { namespace: Namespace::parse("ns").unwrap(), name: QueueName::parse("q").unwrap() }; // names
@@ -362,7 +370,7 @@ mod tests {
         let mut group = Vec::new();
         for served in 0..30 {
             calls.next(&mut group);
-            // Before the plan is answered another call takes the only place: the sweep finds none.
+            // Before the plan is answered, another call takes the only slot of the mailbox, so the sweep finds it full.
             let other = (served == 0).then(|| StepCall::new(ShareStore));
             let _answer = other.map(|(call, answer)| (asked.ops.send(Box::new(call)), answer));
             for mut op in group.drain(..) {
@@ -371,14 +379,15 @@ mod tests {
                 op.answer(&poison);
             }
             if served == 0 {
-                // Nothing tells that it found none. If it has not come so far, this test finds nothing, and fails nobody.
+                // There is no event for that. If the thread has not got there yet, this test passes without checking
+                // anything.
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
         assert_eq!(state.queues.get(&queue).map(|queue| queue.ready), Some(0), "it has expired");
-        stop.tell();
+        stop.signal();
         drop(calls);
-        assert!(thread.join().is_ok(), "it ends as it is told to");
+        assert!(thread.join().is_ok(), "the sweeper stops without a panic");
     }
 
     #[test]
@@ -390,7 +399,7 @@ mod tests {
         let handle = Handle { ops, poison: Arc::default(), clock };
         let (stop, poison) = (Arc::<Stop>::default(), handle.poison.clone());
         let told = stop.clone();
-        // Nobody serves its calls.
+        // The mailbox has no receiver.
         drop(calls);
         let sweeper = Sweeper { store, handle, room: FreeSpace::new(dir.path(), 0), every: Duration::ZERO };
         let body = move || sweeper.run(&told);

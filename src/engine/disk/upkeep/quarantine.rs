@@ -1,6 +1,6 @@
-//! The quarantine: jobs whose record cannot be read. A bad sector harms the jobs in it and nobody else: what leads to
-//! such a job is taken out of the lists, and an entry here says which job it was, and why. Its record stays as it is,
-//! so that a peek at it says what is wrong; an ack deletes both.
+//! The quarantine: jobs whose record is unreadable. A bad sector affects only its own jobs: their entries are removed
+//! from the lists, and a row here keeps the job's id and the error. The record stays, so that a peek reports the error;
+//! an ack deletes both.
 
 use crate::engine::disk::codec::{self, Entry};
 use crate::engine::disk::state::WriterState;
@@ -8,7 +8,7 @@ use crate::engine::disk::store::{Fatal, Slice, Space, Store};
 use crate::job::JobRef;
 use crate::name::Queue;
 
-/// All jobs in quarantine, by id, each with what is wrong with its record.
+/// Returns all jobs in quarantine, by id, each with the error of its record.
 pub fn list(store: &Store) -> Result<Vec<(JobRef, String)>, Fatal> {
     let read = |item: Result<(Slice, Slice), Fatal>| {
         let (key, value) = item?;
@@ -19,15 +19,15 @@ pub fn list(store: &Store) -> Result<Vec<(JobRef, String)>, Fatal> {
 }
 
 impl WriterState {
-    /// Puts a job into quarantine. Whoever calls takes the entry out of its list.
+    /// Puts a job into quarantine. The caller removes its entry from the list.
     pub fn quarantine(&mut self, queue: &Queue, entry: &Entry, reason: &str) {
-        tracing::error!(%queue, job = %entry.id, reason, "a stored job cannot be read and goes into quarantine");
+        tracing::error!(%queue, job = %entry.id, reason, "a stored job is unreadable and is quarantined");
         let key = self.job_key(queue, entry.id);
         self.txn.put(Space::Quarantine, &key, codec::quarantined(entry, reason));
         self.quarantine.insert(key);
     }
 
-    /// The job with this key is deleted.
+    /// Removes a deleted job from quarantine.
     pub fn leave_quarantine(&mut self, key: &[u8]) {
         if self.quarantine.remove(key) {
             self.txn.delete(Space::Quarantine, key);

@@ -1,6 +1,6 @@
-//! Rebuilds what is lost of lists, from the jobs: a job's record says where it was when it was written. For a store that
-//! nobody has open. What an entry alone knew is lost: how many tries its job has left, and whether it had moved on since
-//! its record was written.
+//! Rebuilds lost parts of lists from the jobs: a job's record says where it was when it was written. The store must not
+//! be open in a server. Information kept only in the entry is lost: the tries left, and moves since the record was
+//! written.
 
 use std::collections::HashSet;
 
@@ -13,32 +13,33 @@ use crate::engine::disk::store::{Fatal, Slice, Space, Store};
 use crate::job::JobId;
 use crate::name::JobKey;
 
-/// The lists that jobs stand in. Of two that have a job the first counts: nobody works on it beside who does already.
+/// The lists of jobs, by precedence: a job found in two stays in the first, so that no second consumer gets a running
+/// job.
 pub const LISTS: [Space; 4] = [Space::Running, Space::Delayed, Space::Ready, Space::Dead];
-/// How many tries a job has left after its entry was lost.
+/// Tries left for a job whose entry was lost.
 const TRIES: u16 = 1;
 
-/// What a rebuild has done.
+/// Result of a rebuild.
 #[derive(Debug, Default)]
 pub struct Rebuilt {
-    /// Jobs that were put into a list.
+    /// Jobs that were added to a list.
     jobs: usize,
-    /// Entries that stood for no job, and were deleted.
+    /// Entries without a job, which were deleted.
     entries: usize,
 }
 
 impl Rebuilt {
-    /// Each in a line.
+    /// Describes the result, one line each.
     pub fn notes(&self) -> Vec<String> {
-        let jobs = format!("{} jobs that stood in no list were put into one, with one try left", self.jobs);
-        let entries = format!("{} entries of lists stood for no job, and were deleted", self.entries);
+        let jobs = format!("{} jobs missing from all lists were added to one, with one try left", self.jobs);
+        let entries = format!("{} list entries without a job were deleted", self.entries);
         if self.entries > 0 { vec![jobs, entries] } else { vec![jobs] }
     }
 }
 
-/// Puts every job that stands in no list into one, and deletes what stands in a list and leads to no job. Such a job goes
-/// where its record says: it is delayed, ready or dead. One that was handed out is ready. It has one try left. Keys are
-/// written anew, too. Every job must be readable.
+/// Adds every job missing from all lists to the one that its record names (delayed, ready or dead; a running job
+/// becomes ready) with one try left, and deletes list entries without a job. Also rewrites job keys. Every job must be
+/// readable.
 pub fn rebuild(store: &Store) -> Result<Rebuilt, Fatal> {
     let known = Known::read(store)?;
     let mut txn = Txn::new(store.clone());
@@ -47,31 +48,31 @@ pub fn rebuild(store: &Store) -> Result<Rebuilt, Fatal> {
     Ok(Rebuilt { jobs: known.lost.len(), entries: known.stale.len() })
 }
 
-/// What can be read of a store. Everything is read before anything is changed.
+/// What is readable in a store. Everything is read before anything is changed.
 #[derive(Default)]
 struct Known {
-    /// The jobs that stand in no list, without their bodies.
+    /// Jobs missing from all lists, without bodies.
     lost: Vec<(Vec<u8>, Record)>,
     /// Jobs with keys, and their generations.
     keys: Vec<(Vec<u8>, JobKey, u64)>,
-    /// Entries of lists that stand for no job.
+    /// List entries without a job.
     stale: Vec<(Space, Slice)>,
-    /// What namespaces with a quota have: it is counted anew.
+    /// Usage rows of namespaces with a quota, which are counted anew.
     counts: Vec<Slice>,
-    /// Queues of lost jobs that no list of queues names.
+    /// Queues of lost jobs that are not in `queues`.
     queues: HashSet<Bytes>,
-    /// The first free number,
+    /// The first unused sequence number.
     next: u64,
-    /// and a time that the pool's clock has reached: since when lost jobs were where they were is lost.
+    /// A time that the pool's clock has reached; used as the time at which lost jobs entered their lists.
     now: Micros,
 }
 
 impl Known {
     fn read(store: &Store) -> Result<Known, Fatal> {
         let mut known = Known::default();
-        // What is stored may have larger numbers, and later times, than what is left of `meta` says.
+        // Stored entries may have larger numbers and later times than a damaged `meta`.
         let (mut newest, mut now) = (0, store.number(META_CLOCK)?.unwrap_or(0));
-        // Jobs that stand in a list stay there.
+        // Jobs in a list stay there.
         let mut listed = HashSet::new();
         for list in LISTS {
             for item in store.all(list) {
@@ -80,14 +81,14 @@ impl Known {
                     known.stale.push((list, key));
                     continue;
                 };
-                // A key of a list ends with its number.
+                // A list key ends with its number.
                 newest = newest.max(codec::split_list_key(&key)?.1);
                 if matches!(list, Space::Ready | Space::Dead) {
-                    // The time of an id may be another pool's. A rebuild writes it where it knows none.
+                    // The time in an id may come from another pool; it is also written by a rebuild that knows no time.
                     let is_known = |at: &Micros| *at != micros_of(entry.id);
                     now = now.max(codec::read_list_time(&value).filter(is_known).unwrap_or(0));
                 }
-                // The note that it was deleted may be lost.
+                // The tombstone of an entry may be lost.
                 if !listed.insert((codec::job_key(prefix, entry.id), entry.generation)) {
                     known.stale.push((list, key));
                 }
@@ -110,7 +111,7 @@ impl Known {
                 known.lost.push((key.to_vec(), Record { body: Default::default(), ..record }));
             }
         }
-        // Those that are left lead to no job that reads.
+        // The remaining entries belong to no readable job.
         listed.retain(|(job, _)| !corrupt.contains(job));
         for list in LISTS.into_iter().filter(|_| !listed.is_empty()) {
             for item in store.all(list) {
@@ -126,7 +127,7 @@ impl Known {
         }
         for (key, _) in &known.lost {
             let prefix = codec::queue_key(&codec::read_job_key(key)?.1);
-            // What is there may say that a queue is paused.
+            // An existing row may contain a pause.
             if store.get(Space::Queues, &prefix)?.is_none() {
                 known.queues.insert(prefix);
             }
@@ -136,7 +137,7 @@ impl Known {
         Ok(known)
     }
 
-    /// Writes what stands in no list into one.
+    /// Adds the lost jobs to lists.
     fn write(&self, txn: &mut Txn) -> Result<(), Fatal> {
         let mut next = self.next;
         for prefix in &self.queues {
@@ -151,7 +152,7 @@ impl Known {
         for (key, record) in &self.lost {
             let (id, queue) = codec::read_job_key(key)?;
             let prefix = codec::queue_key(&queue);
-            // No job is older than itself, where the pool's time was lost too.
+            // No job is ready before it was published, even if the pool's time was lost too.
             let since = Some(self.now.max(micros_of(id)));
             let entry =
                 Entry { id, tries: TRIES, generation: record.generation, keyed: record.key.is_some() };
@@ -162,7 +163,7 @@ impl Known {
                 Location::Dead(seq) => {
                     txn.put(Space::Dead, codec::list_key(&prefix, seq), codec::list_value(&entry, since));
                 }
-                // In their order, behind all others: where they stood, another job may stand by now.
+                // In order, behind all others: their old numbers may be in use by now.
                 Location::Ready(_) => {
                     txn.put(Space::Ready, codec::list_key(&prefix, next), codec::list_value(&entry, since));
                     next += 1;
@@ -183,12 +184,12 @@ impl Known {
     }
 }
 
-/// When an id was made, in microseconds.
+/// Returns the creation time of an id in microseconds.
 fn micros_of(id: JobId) -> Micros {
     id.published_at().saturating_mul(1000)
 }
 
-/// The entry that stands there in a list, with the prefix of its queue.
+/// Parses a list entry and the prefix of its queue.
 pub fn entry<'a>(list: Space, key: &'a [u8], value: &'a [u8]) -> Result<(&'a [u8], Entry), Malformed> {
     match list {
         Space::Ready | Space::Dead => {

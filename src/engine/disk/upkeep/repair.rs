@@ -1,5 +1,5 @@
-//! `dormouse repair`: says what is damaged in a pool's directory, and on request gives that up, so that the rest is
-//! served. For a directory that no server has open.
+//! `dormouse repair`: reports corruption in a pool's directory, and on request discards it, so that the rest can be
+//! served. The directory must not be open in a server.
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use crate::engine::disk::store::open;
 use crate::engine::disk::store::repair::{self as files, RepairReport};
 use crate::engine::disk::store::{Fatal, Space, StoreLimits};
 
-/// Judges the directory. Where its files are damaged it changes nothing but for `accept_loss`. Where they are not it
-/// opens the store, as a server does, and looks at every table, at the lists and at the quarantine.
+/// Checks the directory. If its files are corrupt, changes nothing unless `accept_loss`. If not, opens the store like a
+/// server and checks every table, the lists and the quarantine.
 pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError> {
     let mut report = files::repair(path, accept_loss)?;
     if report.is_new || !report.opens() {
@@ -38,7 +38,7 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
         report.accepted = true;
         report.notes.extend(rebuilt.notes());
     } else if let Some(number) = mark.was_closed() {
-        // Nothing was written, so it is still closed as it was.
+        // Nothing was written, so the clean shutdown remains valid.
         mark.close(number).map_err(io)?;
     }
     if !report.accepted && !holes.of(Space::Quarantine).is_empty() {
@@ -95,7 +95,7 @@ mod tests {
         }
     }
 
-    /// A pool with ready jobs.
+    /// Creates a pool with ready jobs.
     async fn pool_with_jobs() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
         let engine = DiskEngine::open(options(dir.path())).unwrap(); // new directory
@@ -107,25 +107,25 @@ mod tests {
         dir
     }
 
-    /// Repairs a pool, accepts what is lost, and opens it.
+    /// Repairs a pool, accepting the loss, and opens it.
     fn repaired(pool: &Path) -> Arc<DiskEngine> {
         let told = repair(pool, true).unwrap(); // it can be repaired
         assert!(told.accepted, "{told}");
         DiskEngine::open(options(pool)).expect("it was repaired")
     }
 
-    /// How many jobs are ready.
+    /// Returns the number of ready jobs.
     async fn ready(engine: &DiskEngine) -> u64 {
         engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs // nothing is wrong with the disk
     }
 
-    /// Rows that do not compress, so that they fill several blocks.
+    /// Incompressible rows, so that they fill several blocks.
     fn row(kind: &[u8], n: u64) -> (Vec<u8>, [u8; 16]) {
         let noise = n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (format!("{}n{n:05}-{noise:016x}", String::from_utf8_lossy(kind)).into(), codec::used(n, noise))
     }
 
-    /// Puts rows of these kinds into a keyspace, and all keyspaces into tables.
+    /// Writes rows of these kinds to a keyspace and flushes all keyspaces to tables.
     fn fill(pool: &Path, space: Space, kinds: &[&[u8]]) {
         let (store, _mark) = open::open(pool, StoreLimits::OF_A_TOOL).unwrap(); // it is whole
         let mut txn = Txn::new(store.clone());
@@ -142,12 +142,12 @@ mod tests {
         tables.max_by_key(|path| path.metadata().unwrap().len()).unwrap() // as above
     }
 
-    /// Flips ten bytes at a third of the largest table of a keyspace, or of one of its sections.
+    /// Flips ten bytes at a third of a keyspace's largest table, or in one of its sections.
     fn damage(pool: &Path, space: Space, section: Option<&[u8]>) {
         let table = largest(pool, space);
         let mut bytes = fs::read(&table).unwrap(); // it was listed
         let at = match section {
-            // It is a table.
+            // The file is a table.
             Some(name) => sfa::Reader::new(&table).unwrap().toc().section(name).unwrap().pos() as usize + 5,
             None => bytes.len() / 3,
         };
@@ -155,12 +155,13 @@ mod tests {
         fs::write(table, bytes).unwrap(); // as above
     }
 
-    /// What the tables of operators hold after a start.
+    /// Returns the rows of an operators' table after a start.
     fn loaded(pool: &Path, table: Table) -> Result<Vec<Vec<u8>>, Fatal> {
         let (store, _mark) = open::open(pool, StoreLimits::OF_A_TOOL).unwrap(); // the log is whole
-        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO };
+        let windows =
+            Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO, dead: Duration::ZERO };
         let state = load::load(store, Arc::new(ManualClock::new(0)), windows, None)?;
-        assert!(state.quotas.is_empty(), "what namespaces have is counted anew");
+        assert!(state.quotas.is_empty(), "usage is counted anew");
         let tables = state.tables.lock();
         Ok(tables.rows(table).keys().map(|key| key.to_vec()).collect())
     }
@@ -169,7 +170,7 @@ mod tests {
     async fn a_repair_that_was_cut_off_is_done_again() {
         let dir = pool_with_jobs().await;
         {
-            // A table of a list was given up, and its jobs were not put into it yet.
+            // A list's table was dropped, and its jobs not yet added again.
             let (store, mut mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
             mark.write_repairing(true).unwrap(); // nothing is wrong with the disk
             let mut txn = Txn::new(store.clone());
@@ -177,8 +178,8 @@ mod tests {
             txn.settle(true).unwrap(); // as above
         }
         let refused = DiskEngine::open(options(dir.path())).map(drop);
-        let says = refused.expect_err("nobody knows what it lacks").to_string();
-        assert!(says.contains("a repair of it was cut off"), "it says: {says}");
+        let says = refused.expect_err("an unfinished repair").to_string();
+        assert!(says.contains("a repair was interrupted: run it again"), "it says: {says}");
         let report = repair(dir.path(), false).unwrap(); // it can be judged
         assert!(!report.opens(), "it does not open: {report}");
         let report = repair(dir.path(), true).unwrap(); // it can be repaired
@@ -189,8 +190,7 @@ mod tests {
         engine.close().await;
     }
 
-    /// Guards against a pool that a repair can never make start, and against a repair that drops settings that it can
-    /// read.
+    /// Guards against a pool that no repair can make start, and against a repair that drops readable settings.
     #[tokio::test]
     async fn settings_that_can_be_read_outlive_a_bad_block() {
         let kinds: [&[&[u8]]; 2] = [&[QUOTA, b"u"], &[b"l", b"r", b"s"]];
@@ -221,8 +221,7 @@ mod tests {
         }
     }
 
-    /// Guards against settings that were written anew, into several tables because they are many, and given up with the
-    /// table that was damaged.
+    /// Guards against dropping rewritten settings, which fill several tables, together with the damaged table.
     #[tokio::test]
     async fn many_settings_outlive_a_bad_block() {
         const LARGE: u64 = 3000;
@@ -245,7 +244,7 @@ mod tests {
         assert!((LARGE * 9 / 10..LARGE).contains(&left), "{left} rows of {LARGE} are left");
     }
 
-    /// Guards against a pool that does not open and of which a repair finds nothing wrong.
+    /// Guards against a pool that does not open although a repair finds no corruption.
     #[tokio::test]
     async fn a_table_that_cannot_be_opened_is_named_and_set_aside() {
         for section in [&b"meta"[..], b"tli", b"toc"] {
@@ -253,7 +252,7 @@ mod tests {
             let dir = pool_with_jobs().await;
             fill(dir.path(), Space::Push, &[b"s"]);
             match section {
-                // It stands at the end.
+                // The table of contents is at the end.
                 b"toc" => {
                     let table = largest(dir.path(), Space::Ready);
                     let len = table.metadata().unwrap().len(); // it was written
@@ -280,20 +279,20 @@ mod tests {
         }
     }
 
-    /// Guards against a repair that loses jobs of which the log has every byte.
+    /// Guards against a repair that loses jobs which the log has completely.
     #[tokio::test]
     async fn jobs_of_a_table_that_is_lost_come_from_the_log() {
         for is_cut_off in [false, true] {
             let dir = pool_with_jobs().await;
             fill(dir.path(), Space::Push, &[b"s"]);
-            // A newer table stays. It has none of the jobs of the one that is lost.
+            // A newer table is intact, and has none of the jobs of the lost one.
             let engine = DiskEngine::open(options(dir.path())).unwrap(); // it is whole
             engine.publish(vec![job(JOBS)].into()).await.unwrap(); // nothing is wrong with the disk
             engine.close().await;
             fill(dir.path(), Space::Push, &[b"l"]);
             damage(dir.path(), Space::Jobs, Some(b"tli"));
             if is_cut_off {
-                // A repair was killed when the table was set aside, and the log was not read yet.
+                // As if a repair was killed after moving the table aside and before reading the log.
                 mark::lock(dir.path()).unwrap().write_repairing(true).unwrap(); // nobody has it open
                 let mut aside = Aside::new(dir.path()).unwrap(); // nothing is wrong with the disk
                 tables::mend(&dir.path().join("trees/jobs"), &mut aside).unwrap(); // as above
@@ -308,7 +307,7 @@ mod tests {
         }
     }
 
-    /// Guards against a job that is stored twice: who publishes an id above the newest one does not look for it.
+    /// Guards against storing a job twice: a publish with an id above the newest one does not check whether it exists.
     #[tokio::test]
     async fn the_newest_id_is_known_after_a_repair() {
         let dir = pool_with_jobs().await;
@@ -321,7 +320,7 @@ mod tests {
         engine.close().await;
     }
 
-    /// Guards against a repair that ends at a job which cannot be read: the pool would never open again.
+    /// Guards against a repair that fails at an unreadable job, so that the pool could never open again.
     #[tokio::test]
     async fn a_list_is_rebuilt_although_some_jobs_cannot_be_read() {
         let dir = pool_with_jobs().await;
@@ -334,7 +333,7 @@ mod tests {
         engine.close().await;
     }
 
-    /// Writes so much of another keyspace that no file of the log is left that has what was written before.
+    /// Writes enough to another keyspace that every log file with earlier groups is reused.
     fn forget_log(pool: &Path) {
         let (store, _mark) = open::open(pool, StoreLimits::OF_A_TOOL).unwrap(); // it is whole
         let mut txn = Txn::new(store.clone());
@@ -345,8 +344,8 @@ mod tests {
         }
     }
 
-    /// Guards against a bad block among the jobs that nobody tells of: its keyspace is merged no more, until the store
-    /// fails, at each start again, and no tool gives the block up.
+    /// Guards against an unreported bad block among the jobs: its keyspace would not be merged until the store fails,
+    /// again after each start, and no tool would drop the block.
     #[tokio::test]
     async fn jobs_that_can_be_read_outlive_a_bad_block() {
         let dir = pool_with_jobs().await;
@@ -374,11 +373,11 @@ mod tests {
         }
         let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
         let ready = ready(&engine).await;
-        assert_eq!(ready, JOBS - lost, "what is lost stands in no list");
+        assert_eq!(ready, JOBS - lost, "lost jobs are in no list");
         engine.close().await;
     }
 
-    /// Guards against a repair that gives up what the log still has.
+    /// Guards against a repair that drops entries which the log still has.
     #[tokio::test]
     async fn jobs_in_a_bad_block_come_from_the_log() {
         let dir = pool_with_jobs().await;
@@ -391,7 +390,7 @@ mod tests {
         engine.close().await;
     }
 
-    /// Guards against a log that is used again for one keyspace, before what it says of the next one is read.
+    /// Guards against truncating the log for one keyspace before its entries for the next one are read.
     #[tokio::test]
     async fn what_the_log_has_of_each_of_two_bad_keyspaces_is_kept() {
         let dir = pool_with_jobs().await;
@@ -414,16 +413,16 @@ mod tests {
         assert_eq!(kept, rows, "rows that the log had");
     }
 
-    /// Guards against a start that fails over and over, and never says which table it is and what to do.
+    /// Guards against a start that fails over and over without naming the table or what to do.
     #[tokio::test]
     async fn a_start_with_too_many_tables_and_a_bad_one_says_which_and_can_be_mended() {
         let dir = pool_with_jobs().await;
         {
-            // As many tables as wait to be merged at most. Their jobs are those that are there.
+            // Creates the maximum number of unmerged tables, from the existing jobs.
             let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
             let jobs: Vec<_> = store.all(Space::Jobs).map(|job| job.unwrap()).collect(); // as above
             for n in 0..30 {
-                // Tables that do not overlap would count as one.
+                // Tables that do not overlap would count as one run.
                 let part = jobs.iter().skip(n).step_by(30);
                 let mut txn = Txn::new(store.clone());
                 part.for_each(|(key, value)| txn.put(Space::Jobs, key, value));
@@ -435,7 +434,7 @@ mod tests {
         let copied =
             std::process::Command::new("cp").arg("-a").arg(dir.path().join(".")).arg(whole.path()).status();
         assert!(copied.is_ok_and(|status| status.success()), "copied");
-        let engine = DiskEngine::open(options(whole.path())).expect("a start merges what waits");
+        let engine = DiskEngine::open(options(whole.path())).expect("a start merges overdue tables");
         engine.close().await;
         forget_log(dir.path());
         damage(dir.path(), Space::Jobs, Some(b"data"));
@@ -453,8 +452,8 @@ mod tests {
         engine.close().await;
     }
 
-    /// Guards against numbers that are given twice, and against a pool that no tool can make start: each start reads these
-    /// keyspaces.
+    /// Guards against reusing sequence numbers, and against a pool that no tool can make start, since each start reads
+    /// these keyspaces.
     #[tokio::test]
     async fn a_bad_block_of_what_a_start_reads_is_given_up() {
         for space in [Space::Meta, Space::Queues, Space::Quarantine, Space::Tokens, Space::Limits] {
@@ -489,8 +488,8 @@ mod tests {
         }
     }
 
-    /// Guards against a repair that is refused for ever: one that was cut off, or that finds other damage too, read numbers
-    /// that stood in a bad block before it gave the block up.
+    /// Guards against a repair that always fails because it reads numbers in a bad block before dropping the block:
+    /// after an interruption, or with other damage too.
     #[tokio::test]
     async fn a_bad_block_of_meta_stops_no_repair_of_something_else() {
         for is_cut_off in [false, true] {
@@ -514,7 +513,7 @@ mod tests {
         }
     }
 
-    /// Guards against a repair that passes over groups which the log still has, since the table that is lost now had them.
+    /// Guards against a repair that skips groups in the log because the lost table contained them.
     #[tokio::test]
     async fn jobs_of_a_table_that_is_lost_come_also_from_groups_that_were_needed_no_more() {
         let dir = pool_with_jobs().await;
@@ -536,7 +535,7 @@ mod tests {
         engine.close().await;
     }
 
-    /// Guards against jobs that are said to be ready since 1970, and an alert for each of their queues.
+    /// Guards against jobs reported as ready since 1970, and an alert for each of their queues.
     #[tokio::test]
     async fn a_job_of_a_rebuilt_list_is_no_older_than_itself() {
         let dir = pool_with_jobs().await;
@@ -547,12 +546,12 @@ mod tests {
         let engine = repaired(dir.path());
         let queues = engine.sizes().await.unwrap(); // nothing is wrong with the disk
         let ages: Vec<_> = queues.iter().map(|of| (of.ready, of.oldest_ready)).collect();
-        assert_eq!(ages, [(JOBS, Some(Duration::ZERO))], "jobs, and for how long the first is ready");
+        assert_eq!(ages, [(JOBS, Some(Duration::ZERO))], "jobs, and age of the oldest ready one");
         engine.close().await;
     }
 
-    /// Guards against numbers that are given twice, after two repairs that had to guess them: an entry would take the place
-    /// of another job's.
+    /// Guards against reusing sequence numbers after two repairs that had to guess them: an entry would overwrite
+    /// another job's.
     #[tokio::test]
     async fn numbers_are_new_after_each_repair() {
         let dir = pool_with_jobs().await;
@@ -569,7 +568,7 @@ mod tests {
         assert_eq!(store.all(Space::Ready).count() as u64, JOBS + 3 * 60, "each job has an entry of its own");
     }
 
-    /// Guards against a repair that empties a list, then fails, and finds nothing to rebuild the next time.
+    /// Guards against a repair that empties a list and then fails, so that the next one finds nothing to rebuild.
     #[tokio::test]
     async fn a_list_is_rebuilt_although_the_counts_of_quotas_cannot_be_read() {
         let dir = pool_with_jobs().await;
@@ -584,13 +583,12 @@ mod tests {
         engine.close().await;
     }
 
-    /// Guards against entries, and rows of the quarantine, that count for ever, and stand for jobs which a repair that was
-    /// cut off has given up.
+    /// Guards against entries and quarantine rows of jobs dropped by an interrupted repair, which would count forever.
     #[tokio::test]
     async fn what_stands_for_a_job_that_is_lost_goes_also_when_a_repair_was_cut_off() {
         let dir = pool_with_jobs().await;
         {
-            // The tables with the jobs were set aside.
+            // The tables with the jobs were moved aside.
             let (store, mut mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
             mark.write_repairing(true).unwrap(); // nothing is wrong with the disk
             let mut txn = Txn::new(store.clone());
@@ -607,11 +605,11 @@ mod tests {
         assert!(!told.to_string().contains("is in quarantine"), "{told}");
         let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
         let ready = ready(&engine).await;
-        assert_eq!(ready, JOBS - 7, "jobs that are there");
+        assert_eq!(ready, JOBS - 7, "jobs left");
         engine.close().await;
     }
 
-    /// Guards against a damaged log that is begun anew before what it has of a bad block is read.
+    /// Guards against replacing a damaged log before its entries for a bad block are read.
     #[tokio::test]
     async fn what_a_damaged_log_has_of_a_bad_block_is_kept() {
         let dir = pool_with_jobs().await;
@@ -632,8 +630,8 @@ mod tests {
         engine.close().await;
     }
 
-    /// Guards against a table whose jobs all go into quarantine for one block that has none of them, and of which a repair
-    /// finds nothing wrong.
+    /// Guards against quarantining all jobs of a table because of one bad block that contains none of them, and which a
+    /// repair does not report.
     #[tokio::test]
     async fn a_bad_filter_harms_no_job_and_is_mended() {
         let dir = pool_with_jobs().await;
@@ -662,8 +660,8 @@ mod tests {
         all_read();
     }
 
-    /// Guards against a pool's clock that goes back, where it was ahead of the time of day: timers that are set then would
-    /// be due before such as were pumped.
+    /// Guards against a pool's clock that goes back from ahead of the time of day: new timers would be due before ones
+    /// already pumped.
     #[tokio::test]
     async fn the_clock_is_not_behind_what_was_pumped() {
         const DELAY: Duration = Duration::from_secs(3600);

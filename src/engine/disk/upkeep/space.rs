@@ -1,6 +1,6 @@
-//! How much room the disk has, and what is refused while there is little. The store needs room to shrink: a consume
-//! and an ack write a few bytes each, and a compaction writes what lives before it deletes the rest. So what is new is
-//! refused long before the disk is full. Knows no job and no file.
+//! Free disk space, and the writes refused when there is little. The store needs space to shrink: consumes and acks
+//! write a few bytes each, and a compaction writes live entries before it deletes the rest. So publishes are refused
+//! long before the disk is full.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,27 +8,27 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
-/// A stored byte is counted so many times: once in the log, once in a table.
+/// Number of times a stored byte is counted: once for the log, once for a table.
 const COPIES: u64 = 2;
-/// What a stored job is counted for beside its body: its record, its entries, and their keys.
+/// Bytes counted per stored job besides its body: its record, entries and keys.
 const JOB: u64 = 400;
 
-/// The free space of one disk. Below `least` free bytes publishes are refused, below a half of it whatever else stores a body
-/// again (republish, respawn, bury, a release with a delay or a reason), and below a quarter compactions that have
-/// something to rewrite.
+/// Free space of one disk. With less than `least` bytes free, publishes are refused; with less than half of it, other
+/// writes of a body (republish, respawn, bury, release with a delay or reason); with less than a quarter, compactions
+/// with live entries.
 #[derive(Debug)]
 pub struct FreeSpace {
     path: PathBuf,
-    /// 0 is no bound.
+    /// 0 disables the limit.
     least: u64,
-    /// What was free at the last look, less what was stored since.
+    /// Free space when last measured, minus the bytes stored since.
     free: AtomicU64,
-    /// Whether publishes were refused at the last look. For the log.
+    /// Whether publishes were refused when last measured; for logging changes.
     low: AtomicBool,
 }
 
 impl FreeSpace {
-    /// That of the disk that `path` lies on.
+    /// Measures the file system of `path`.
     pub fn new(path: &Path, least: u64) -> Arc<FreeSpace> {
         let (free, low) = (AtomicU64::new(u64::MAX), AtomicBool::new(false));
         let room = Arc::new(FreeSpace { path: path.to_owned(), least, free, low });
@@ -36,7 +36,7 @@ impl FreeSpace {
         room
     }
 
-    /// Asks the system. A disk that does not say is taken to be as it was.
+    /// Measures free space. If this fails, the last value is kept.
     pub fn measure(&self) {
         let Ok(disk) = rustix::fs::statvfs(&self.path) else { return };
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
@@ -51,27 +51,27 @@ impl FreeSpace {
         }
     }
 
-    /// Free bytes, as far as known.
+    /// Returns the estimated free bytes.
     pub fn free(&self) -> u64 {
         self.free.load(Ordering::Relaxed)
     }
 
-    /// Whether publishes are refused now.
+    /// Returns whether publishes are refused.
     pub fn is_low(&self) -> bool {
         self.free() < self.least
     }
 
-    /// Takes room for new jobs with bodies of so many bytes.
+    /// Reserves space for new jobs with bodies of `bytes` in total.
     pub fn publish(&self, jobs: usize, bytes: usize) -> Result<()> {
         self.take(self.least, jobs, bytes)
     }
 
-    /// Takes room for a job that is stored again, with a body of so many bytes.
+    /// Reserves space for rewriting a job with a body of `bytes`.
     pub fn rewrite(&self, bytes: usize) -> Result<()> {
         self.take(self.least / 2, 1, bytes)
     }
 
-    /// Whether a compaction may write so many bytes before it deletes others.
+    /// Returns whether a compaction may write `bytes` before it deletes others.
     pub fn compact(&self, bytes: u64) -> bool {
         self.measure();
         self.least == 0 || self.free().saturating_sub(bytes) >= self.least / 4
@@ -83,7 +83,7 @@ impl FreeSpace {
             return Err(Error::Full { free, least });
         }
         let bytes = (bytes as u64).saturating_add(JOB * jobs as u64).saturating_mul(COPIES);
-        // Between two looks this alone bounds what is stored. The look corrects it.
+        // Bounds what is stored between two measurements, which correct it.
         let _ = self
             .free
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.saturating_sub(bytes)));
@@ -111,7 +111,7 @@ mod tests {
             "there is enough"
         );
         let low = with(free / 2 * 3);
-        assert!(low.is_low() && refused(low.publish(1, 9)), "below the mark nothing new is stored");
+        assert!(low.is_low() && refused(low.publish(1, 9)), "below the limit publishes are refused");
         assert!(low.rewrite(9).is_ok(), "above half of the mark a job is stored again");
         let lower = with(free.saturating_mul(3));
         assert!(refused(lower.rewrite(9)), "below half of the mark it is not");
@@ -126,8 +126,8 @@ mod tests {
         let free = FreeSpace::new(dir.path(), 0).free();
         let room = FreeSpace::new(dir.path(), free / 2);
         room.publish(1, (free / 2) as usize).unwrap(); // there was room when it was asked
-        assert!(refused(room.publish(1, 1)), "all room was taken by the one before");
+        assert!(refused(room.publish(1, 1)), "the previous publish used all space");
         room.measure();
-        assert!(room.publish(1, 1).is_ok(), "it was not stored: the look sees the room");
+        assert!(room.publish(1, 1).is_ok(), "measuring corrects the estimate, since nothing was stored");
     }
 }

@@ -1,7 +1,6 @@
-//! The sweep: deletes ready entries that stand for nothing, and jobs whose ttl has ended, and forgets queues long
-//! empty and requests that need not be remembered any more. Only queues that may hold such entries are looked at: the
-//! writer knows since when. The lists and the records are read beside the writer, which then checks what is to be
-//! deleted and deletes it.
+//! The sweep: deletes stale ready entries and jobs whose ttl has ended, removes queues empty for long, and deletes
+//! expired idempotency keys. It visits only queues that may have such entries, as recorded by the writer. Lists and
+//! records are read beside the writer, which then checks and deletes the candidates.
 
 use std::ops::Bound;
 
@@ -14,62 +13,62 @@ use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::{Fatal, Found, Space, Store};
 use crate::name::Queue;
 
-/// How many entries or requests are read at a time, and how many empty queues a step checks.
+/// Number of entries or idempotency keys read at a time, and of empty queues checked per step.
 const CHECKS: usize = 256;
 
-/// Asks for the next queue to sweep, and what is to be done about the files.
+/// Requests the next queue to sweep, and the file maintenance to do.
 pub struct SweepPlan {
-    /// Whether a queue is asked for. Else only queues long empty are forgotten.
+    /// Whether to return a queue to sweep; if not, only queues empty for long are removed.
     pub queue: bool,
-    /// What became of the last upkeep, if it is asked for again.
+    /// Result of the last file maintenance, if more is requested.
     pub upkeep: Option<UpkeepReport>,
 }
 
-/// What became of the work on the files that was asked for last.
+/// Result of the last file maintenance.
 #[derive(Clone, Debug, Default)]
 pub struct UpkeepReport {
-    /// Keyspaces that were compacted.
+    /// Compacted keyspaces.
     pub compacted: Vec<Space>,
-    /// Whether it is too soon after the last compaction for one that has live entries to rewrite.
+    /// Whether the last compaction is too recent for another one with live entries.
     pub too_soon: bool,
     /// Whether the disk is almost full.
     pub is_low: bool,
 }
 
-/// What there is to do.
+/// Work for the sweeper thread.
 #[derive(Debug)]
 pub struct Work {
     pub sweep: Option<Scan>,
-    /// What is to be done about the files now.
+    /// File maintenance to do now.
     pub upkeep: Upkeep,
-    /// From when on requests have ended that were not forgotten yet, if some have.
+    /// Time from which on expired idempotency keys have not been deleted, if there are any.
     pub requests: Option<Micros>,
-    /// Whether more empty queues wait to be forgotten.
+    /// Whether more empty queues can be removed.
     pub more: bool,
 }
 
-/// One queue's ready list, read part by part.
+/// A scan of one queue's ready list, in parts.
 #[derive(Clone, Debug)]
 pub struct Scan {
-    /// Its `after` is the last number that was read.
+    /// Its `after` is the last number read.
     at: ToSweep,
-    /// When the first of the jobs that live expires.
+    /// Earliest expiry of the live jobs.
     next: Micros,
 }
 
-/// What one part of a scan found.
+/// Result of reading one part.
 pub struct Part {
-    /// What should be deleted.
+    /// Entries to delete.
     pub remove: Remove,
     /// Whether this was the last part.
     pub done: bool,
 }
 
 impl Scan {
-    /// Reads on.
+    /// Reads the next part.
     pub fn read(&mut self, store: &Store, now: Micros) -> Result<Part, Fatal> {
         let prefix = &self.at.key;
-        // No entry has the number 0.
+        // Numbers start above 0.
         let from = Bound::Excluded(codec::list_key(prefix, self.at.after));
         let to = Bound::Included(codec::list_key(prefix, u64::MAX));
         let (mut stale, mut read) = (Vec::new(), 0);
@@ -82,7 +81,7 @@ impl Scan {
                 Found::Record(record) if record.generation == entry.generation && !record.expired(now) => {
                     self.next = self.next.min(record.expires.unwrap_or(Micros::MAX));
                 }
-                // Consume says what is wrong with it when it gets there.
+                // Reported when it is consumed.
                 Found::Corrupt(_) => {}
                 Found::Record(_) | Found::Nothing => stale.push((seq, entry)),
             }
@@ -90,39 +89,39 @@ impl Scan {
         Ok(Part { remove: Remove { queue: self.at.queue.clone(), stale }, done: read < CHECKS })
     }
 
-    /// The scan has come to the end.
+    /// Completes the scan.
     pub fn done(self) -> Done {
         Done(self)
     }
 }
 
-/// Deletes those of the entries that still are in the list, and stand for nothing or for an expired job.
+/// Deletes those entries that are still in the list and are stale or belong to an expired job.
 pub struct Remove {
     queue: Queue,
     stale: Vec<(u64, Entry)>,
 }
 
 impl Remove {
-    /// Whether there is nothing to delete.
+    /// Returns whether there is nothing to delete.
     pub fn is_empty(&self) -> bool {
         self.stale.is_empty()
     }
 }
 
-/// Notes when the queue is to be swept again.
+/// Records when the queue is to be swept again.
 pub struct Done(Scan);
 
-/// Forgets requests that need not be remembered any more.
+/// Deletes expired idempotency keys.
 pub struct Forget {
-    /// When each ended, and its name.
+    /// Expiry and key of each.
     ended: Vec<(Micros, Vec<u8>)>,
-    /// No request that is not forgotten ends earlier, but for those that are still remembered.
+    /// No idempotency key expires earlier, except ones renewed since.
     from: Micros,
 }
 
 impl Forget {
-    /// Reads which requests have ended between `from` and `now`. Their rows are read here, so that the writer finds
-    /// them in memory.
+    /// Reads the idempotency keys that expired between `from` and `now`. Also reads their rows, so that the writer
+    /// finds them in the block cache.
     pub fn read(store: &Store, from: Micros, now: Micros) -> Result<Forget, Fatal> {
         let mut ended = Vec::new();
         for item in store.range(Space::Once, codec::once_ends_at(from)..codec::once_ends_at(now)).take(CHECKS)
@@ -135,7 +134,7 @@ impl Forget {
         Ok(Forget { ended, from })
     }
 
-    /// Whether there may be more.
+    /// Returns whether there may be more.
     pub fn more(&self) -> bool {
         self.ended.len() == CHECKS
     }
@@ -150,7 +149,7 @@ impl Step for Forget {
     }
 }
 
-/// Lends the store to who reads beside the writer.
+/// Returns the store, for readers beside the writer.
 pub struct ShareStore;
 
 impl Step for ShareStore {
@@ -173,7 +172,7 @@ impl Step for SweepPlan {
             state.upkeep(report.too_soon, report.is_low)
         });
         let found = if self.queue { state.queues.take_sweep(now) } else { None };
-        // What is read beside the writer is what was committed.
+        // Readers beside the writer see only committed data.
         state.txn.flush()?;
         let sweep = found.map(|at| Scan { at, next: Micros::MAX });
         let requests = state.requests_ended(now);
@@ -224,7 +223,7 @@ impl Step for Done {
 }
 
 impl WriterState {
-    /// Forgets queues that have been empty for long. Answers how many it checked.
+    /// Removes queues that have been empty for long. Returns the number checked.
     fn forget_queues(&mut self, now: Micros) -> usize {
         let Some(since) = now.checked_sub(micros(self.windows.idle)) else { return 0 };
         for checked in 0..CHECKS {

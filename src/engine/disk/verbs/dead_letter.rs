@@ -110,6 +110,7 @@ impl WriterState {
         mut each: impl FnMut(&mut WriterState, Entry) -> Result<(u64, usize), Fatal>,
     ) -> Result<TakenDead, Fatal> {
         let limit = usize::try_from(limit).unwrap_or(STEP_ENTRIES).min(STEP_ENTRIES);
+        self.end_dead_of(queue, STEP_ENTRIES, now)?;
         let oldest = self.oldest_dead(queue, limit)?;
         let (mut jobs, mut written, mut passed) = (0, 0, 0);
         for (seq, entry, _) in &oldest {

@@ -3,9 +3,9 @@
 use std::ops::Bound;
 use std::time::Instant;
 
-use crate::clock::Micros;
 use crate::engine::delays::{DelayCount, DelayedOf, Delays, Rests};
 use crate::engine::disk::codec::{self, TimerKey};
+use crate::engine::disk::state::clock::PoolClock;
 use crate::engine::disk::store::{Fatal, Space, Store};
 use crate::engine::disk::writer::threads::Stop;
 
@@ -13,7 +13,12 @@ use crate::engine::disk::writer::threads::Stop;
 const PART: usize = 16_384;
 
 /// Counts those of the store. `None` when the engine ends. Blocks.
-pub fn count(store: &Store, count: &DelayCount, now: Micros, stop: &Stop) -> Result<Option<Delays>, Fatal> {
+pub fn count(
+    store: &Store,
+    count: &DelayCount,
+    clock: &PoolClock,
+    stop: &Stop,
+) -> Result<Option<Delays>, Fatal> {
     let prefix = match &count.of {
         DelayedOf::All => Vec::new(),
         DelayedOf::Namespace(namespace) => codec::namespace_key(namespace),
@@ -24,7 +29,8 @@ pub fn count(store: &Store, count: &DelayCount, now: Micros, stop: &Stop) -> Res
         DelayedOf::Queue(_) => queue == prefix,
         DelayedOf::All | DelayedOf::Namespace(_) => queue.starts_with(&prefix),
     };
-    let (mut delays, mut last): (Delays, Option<TimerKey>) = (Delays::new(now / 1000), None);
+    let (mut delays, mut last): (Delays, Option<TimerKey>) =
+        (Delays::new(clock.to_day(clock.now_micros())), None);
     let mut rests = Rests::default();
     loop {
         let began = Instant::now();
@@ -34,7 +40,7 @@ pub fn count(store: &Store, count: &DelayCount, now: Micros, stop: &Stop) -> Res
             let (key, value) = item?;
             let timer = codec::read_timer_key(&key)?;
             if is_counted(codec::split_timer_value(&value)?.0) {
-                delays.add(timer.0 / 1000, count);
+                delays.add(clock.to_day(timer.0), count);
             }
             (last, read) = (Some(timer), read + 1);
         }

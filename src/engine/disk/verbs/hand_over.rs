@@ -46,7 +46,7 @@ impl Step for Touch {
         let Some(entry) = state.stop_running(&job) else { return Ok(Held::NotYours) };
         let (due, hand_over) = (now.saturating_add(micros(ttr)), state.next_seq());
         state.start_ttr((due, hand_over), &job.queue, entry);
-        Ok(Held::Done(Touched { receipt: Receipt { hand_over, ..receipt }, until: due / 1000 }))
+        Ok(Held::Done(Touched { receipt: Receipt { hand_over, ..receipt }, until: state.clock.to_day(due) }))
     }
 }
 
@@ -61,11 +61,11 @@ impl Step for GiveUp {
         let (has_reason, expires) = (release.reason.is_some(), record.expires);
         record.reason = release.reason.or(record.reason);
         entry.tries = entry.tries.saturating_add(u16::from(release.tries == Tries::Restore));
-        if release.tries == Tries::Forfeit || entry.tries == 0 {
+        let due = now.saturating_add(micros(release.delay));
+        if release.tries == Tries::Forfeit || entry.tries == 0 || record.expired(due) {
             state.move_to_dead_letter(&job.queue, entry, record, now)?;
             return Ok(Held::Done(Released::Dead));
         }
-        let due = now.saturating_add(micros(release.delay));
         if due > now {
             let timer = (due, state.next_seq());
             record.location = Location::Delayed(timer);
@@ -77,7 +77,7 @@ impl Step for GiveUp {
             }
             state.push_ready_first(&job.queue, entry, expires, now);
         }
-        Ok(Held::Done(Released::Back { tries_left: entry.tries, due_at: due / 1000 }))
+        Ok(Held::Done(Released::Back { tries_left: entry.tries, due_at: state.clock.to_day(due) }))
     }
 }
 

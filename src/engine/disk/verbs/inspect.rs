@@ -6,6 +6,7 @@ use crate::clock::{Micros, Millis};
 use crate::engine::Detail;
 use crate::engine::disk::codec::{self, Entry, Location, Record};
 use crate::engine::disk::state::WriterState;
+use crate::engine::disk::state::clock::PoolClock;
 use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView, Receipt};
@@ -24,7 +25,7 @@ pub struct InspectKey {
     pub detail: Detail,
 }
 
-/// Where a job is: its state, its `due_at`, and its tries.
+/// Where a job is: its state, its `due_at` by the pool's clock, and its tries.
 pub type Whereabouts = (Option<JobState>, Option<Millis>, Option<u16>);
 
 impl Step for Inspect {
@@ -34,8 +35,13 @@ impl Step for Inspect {
     fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Option<JobView>> {
         let job = self.job;
         match state.txn.job(&state.job_key(&job.queue, job.id))? {
-            Found::Record(record) if record.expired(now) => Ok(None),
-            Found::Record(record) => Ok(Some(state.view_in(self.detail, &job, record, now)?)),
+            Found::Record(mut record) => {
+                state.set_end_of_dead(&job.queue, &mut record)?;
+                if record.expired(now) {
+                    return Ok(None);
+                }
+                Ok(Some(state.view_in(self.detail, &job, record, now)?))
+            }
             Found::Nothing => Ok(None),
             Found::Corrupt(reason) => Err(WriterState::corrupt(&job.queue, job.id, &reason).into()),
         }
@@ -57,16 +63,23 @@ impl Step for InspectKey {
 }
 
 /// What is shown of a job that is there.
-pub fn view(id: JobId, record: Record, place: Whereabouts, with_body: bool, now: Micros) -> JobView {
+pub fn view(
+    id: JobId,
+    record: Record,
+    place: Whereabouts,
+    with_body: bool,
+    (now, clock): (Micros, &PoolClock),
+) -> JobView {
     let (state, due_at, tries_left) = place;
     JobView {
         id,
         state,
-        due_at,
+        due_at: due_at.map(|at| at.saturating_sub(clock.ahead())),
         tries_left,
         receipt: None,
         ttl: record.expires.map(|at| Duration::from_micros(at.saturating_sub(now))),
         elapsed: Duration::from_millis((now / 1000).saturating_sub(id.published_at())),
+        published_at: id.published_at().saturating_sub(clock.ahead()),
         key: record.key,
         reason: record.reason,
         size: record.body.len() as u64,
@@ -79,7 +92,7 @@ impl WriterState {
     /// All that is known of a job that is there. Commits what was written before it: not for the middle of a step.
     pub fn view(&mut self, job: &JobRef, record: Record, now: Micros) -> Result<JobView, Fatal> {
         let place = self.find(job, &record)?;
-        Ok(view(job.id, record, place, true, now))
+        Ok(view(job.id, record, place, true, (now, &self.clock)))
     }
 
     /// As much as is asked for. What it was stored with is in its record: nothing is committed for it.
@@ -96,7 +109,9 @@ impl WriterState {
                 let receipt = self.receipt(job, tries, now);
                 Ok(JobView { receipt, ..self.view(job, record, now)? })
             }
-            Detail::Stored => Ok(detail.of(view(job.id, record, (None, None, None), true, now))),
+            Detail::Stored => {
+                Ok(detail.of(view(job.id, record, (None, None, None), true, (now, &self.clock))))
+            }
         }
     }
 

@@ -3,14 +3,16 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::inspect::view;
-use crate::clock::{Micros, Millis};
+use crate::clock::{Micros, Millis, micros};
 use crate::engine::disk::codec::{self, Entry, TimerKey};
 use crate::engine::disk::state::WriterState;
+use crate::engine::disk::state::clock::PoolClock;
 use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::{Fatal, Found, Space, Store};
 use crate::engine::disk::writer::handle::Handle;
@@ -50,8 +52,8 @@ impl Lists {
         let Some(start) = handle.ask(FindStart { queue: queue.clone(), state: list.state }).await? else {
             return Ok(Some(JobPage::default()));
         };
-        let now = handle.clock.now_micros();
-        read(handle, permit, move || start.page(&list, after, now)).await.map(Some)
+        let clock = handle.clock.clone();
+        read(handle, permit, move || start.page(&list, after, &clock)).await.map(Some)
     }
 
     /// Reads what is no list, beside the writer too.
@@ -162,6 +164,8 @@ struct Start {
     state: JobState,
     /// No entry stands before it.
     first: Place,
+    /// For how long dead jobs are kept; zero: forever.
+    dead_ttl: Duration,
 }
 
 impl Step for FindStart {
@@ -181,13 +185,14 @@ impl Step for FindStart {
             JobState::Dead => Some(Place::Number(queue.dead_from)),
         };
         let (store, prefix) = (state.txn.store().clone(), queue.key.clone());
-        Ok(first.map(|first| Start { store, prefix, state: self.state, first }))
+        let dead_ttl = state.windows.dead;
+        Ok(first.map(|first| Start { store, prefix, state: self.state, first, dead_ttl }))
     }
 }
 
 impl Start {
-    fn page(&self, list: &JobList, after: Option<Place>, now: Micros) -> Result<JobPage, Fatal> {
-        let snapshot = self.store.snapshot();
+    fn page(&self, list: &JobList, after: Option<Place>, clock: &PoolClock) -> Result<JobPage, Fatal> {
+        let (snapshot, now) = (self.store.snapshot(), clock.now_micros());
         let (space, end) = match self.state {
             JobState::Delayed => (Space::Delayed, vec![u8::MAX; 17]),
             JobState::Running => (Space::Running, vec![u8::MAX; 17]),
@@ -217,12 +222,15 @@ impl Start {
             reads += 1;
             page.scanned += 1;
             let job = codec::job_key(&self.prefix, entry.id);
-            let Found::Record(record) = snapshot.job(&job)? else { continue };
+            let Found::Record(mut record) = snapshot.job(&job)? else { continue };
+            if self.state == JobState::Dead && !self.dead_ttl.is_zero() {
+                record.expires = Some(due_at.saturating_mul(1000).saturating_add(micros(self.dead_ttl)));
+            }
             bytes += record.body.len();
             if record.generation == entry.generation && !record.expired(now) {
                 let tries = if self.state == JobState::Dead { 0 } else { entry.tries };
                 let place = (Some(self.state), Some(due_at), Some(tries));
-                page.jobs.push(view(entry.id, record, place, list.bodies, now));
+                page.jobs.push(view(entry.id, record, place, list.bodies, (now, clock)));
             }
         }
         Ok(page)

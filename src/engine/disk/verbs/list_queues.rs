@@ -3,7 +3,6 @@
 use std::ops::Bound::{Excluded, Included};
 use std::time::Duration;
 
-use super::pause::pause;
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};
@@ -47,7 +46,7 @@ impl Step for ListQueues {
                 running: Some(of.running),
                 dead: Some(of.dead),
                 oldest_ready_age: age,
-                paused: of.paused.filter(|until| *until > now).map(pause),
+                paused: of.paused.filter(|until| *until > now).map(|until| state.pause_until(until)),
                 queue,
             });
         }

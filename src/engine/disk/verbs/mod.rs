@@ -4,9 +4,11 @@
 
 pub mod ack;
 pub mod consume;
+pub mod dead_age;
 pub mod dead_letter;
 pub mod delays;
 pub mod destroy;
+pub mod forget_queue;
 pub mod give_back;
 pub mod hand_over;
 pub mod inspect;
@@ -15,9 +17,11 @@ pub mod list_jobs;
 pub mod list_queues;
 pub mod pause;
 pub mod peek;
+pub mod promote;
 pub mod publish;
 pub mod pump;
 pub mod quotas;
 pub mod respawn_jobs;
 pub mod schedules;
+pub mod settings;
 pub mod stats;

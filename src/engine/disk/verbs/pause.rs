@@ -45,13 +45,8 @@ impl Step for SetPause {
         state.set_pause(&queue, Some(until), now);
         state.pauses.insert((until, queue));
         state.next_due.stored(until);
-        Ok(Some(pause(until)))
+        Ok(Some(state.pause_until(until)))
     }
-}
-
-/// As callers see it.
-pub fn pause(until: Micros) -> Pause {
-    Pause { until: (until < Micros::MAX).then_some(until / 1000) }
 }
 
 impl Step for Paused {
@@ -60,11 +55,16 @@ impl Step for Paused {
 
     fn run(self, state: &mut WriterState, now: Micros) -> StepResult<BTreeMap<Queue, Pause>> {
         let goes_on = state.pauses.iter().filter(|(until, _)| *until > now);
-        Ok(goes_on.map(|(until, queue)| (queue.clone(), pause(*until))).collect())
+        Ok(goes_on.map(|(until, queue)| (queue.clone(), state.pause_until(*until))).collect())
     }
 }
 
 impl WriterState {
+    /// A pause as callers see it.
+    pub fn pause_until(&self, until: Micros) -> Pause {
+        Pause { until: (until < Micros::MAX).then(|| self.clock.to_day(until)) }
+    }
+
     /// Ends the pauses that are over, and tells the consumers.
     pub fn end_pauses(&mut self, now: Micros) {
         while self.pauses.first().is_some_and(|(until, _)| *until <= now) {

@@ -92,7 +92,12 @@ impl Step for Publish {
                 !plans.iter().any(|(index, plan)| *index == at && matches!(plan, Plan::Duplicate { .. }))
             };
             let stored = jobs.iter().enumerate().filter(|(at, _)| is_stored(*at));
+            let stores_none = stored.clone().next().is_none();
             state.admit(stored.map(|(_, placing)| &placing.job), &all_gone)?;
+            if let Some((_, queue)) = once.as_ref().filter(|_| stores_none) {
+                // It is remembered all the same.
+                state.admit_beside(&queue.namespace, 1)?;
+            }
         }
         // From here on everything is written, and nothing fails but the disk.
         for job in &gone {
@@ -187,12 +192,12 @@ impl WriterState {
             how = placed.how;
         }
         let due = match at {
-            Some(at) => at.saturating_mul(1000).max(now),
+            Some(at) => self.clock.at_time_of_day(at).max(now),
             None => now.saturating_add(micros(job.delay)),
         };
         let id = job.id;
         self.place(job, due, key.map(|(key, _)| key), now);
-        Ok(Placed { id, due_at: Some(due / 1000), how })
+        Ok(Placed { id, due_at: Some(self.clock.to_day(due)), how })
     }
 
     /// Stores a job whose id and key nobody has. It is ready at once if it is due now.

@@ -50,9 +50,10 @@ impl Step for Pump {
             state.mark_clock(now, 1);
         }
         state.end_pauses(now);
+        state.end_dead(now)?;
         state.refill_delayed()?;
-        let pause_ends = state.pauses.first().map(|(until, _)| *until);
-        let next = match state.timers.next().map(|(due, _)| due).into_iter().chain(pause_ends).min() {
+        let others = [state.pauses.first(), state.dead_ends.first()].into_iter().flatten().map(|(at, _)| *at);
+        let next = match state.timers.next().map(|(due, _)| due).into_iter().chain(others).min() {
             Some(due) => Duration::from_micros(due.saturating_sub(now)).min(LONG),
             None => LONG,
         };
@@ -117,6 +118,7 @@ impl WriterState {
         state.dead += 1;
         let key = codec::list_key(&state.key, seq);
         self.txn.put(Space::Dead, key, codec::list_value(&entry, Some(now)));
+        self.watch_dead(queue, now);
         Ok(bytes)
     }
 }

@@ -174,11 +174,29 @@ impl WriterState {
                 }
             }
             let queues = (self.queues.of_namespace(namespace), queues.len() as u64);
-            if let Some(what) = of.refuses(jobs, bytes, queues) {
+            let beside = self.schedules.bytes_of_namespace(namespace);
+            if let Some(what) = of.refuses(jobs, bytes, beside, queues) {
                 return Err(Error::OverQuota(what).into());
             }
         }
         Ok(())
+    }
+}
+
+impl WriterState {
+    /// Whether so many bytes that are no job's may be stored: of a schedule, or of the record of a call that stores no job.
+    /// Where the jobs are used up they may not.
+    pub fn admit_beside(&self, namespace: &Namespace, bytes: u64) -> Result<(), StepError> {
+        let Some(of) = self.quotas.get(namespace).filter(|_| bytes > 0) else { return Ok(()) };
+        let beside = self.schedules.bytes_of_namespace(namespace);
+        if of.quota.jobs > 0 && of.jobs.max(0).unsigned_abs() >= of.quota.jobs {
+            return Err(Error::OverQuota("jobs").into());
+        }
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        match of.refuses(0, bytes, beside, (0, 0)) {
+            Some(what) => Err(Error::OverQuota(what).into()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -232,7 +250,8 @@ mod tests {
         engine.close().await;
         drop(engine);
         let (store, _mark) = open::open(&options.path, StoreLimits::OF_A_TOOL).unwrap(); // closed just now
-        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO };
+        let windows =
+            Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO, dead: Duration::ZERO };
         let state = load::load(store.clone(), options.clock.clone(), windows, None).unwrap(); // it reads
         let used = state.quotas.get(&queue.namespace).map(|of| (of.jobs, of.bytes, of.is_exact()));
         assert_eq!(used, Some((4, 3 + 6 + 8 + 10, true)), "one runs, one is ready, two are delayed");
@@ -258,7 +277,8 @@ mod tests {
             txn.put(Space::Quotas, key, value);
         }
         txn.settle(false).unwrap(); // here and below nothing is wrong with the disk
-        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO };
+        let windows =
+            Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO, dead: Duration::ZERO };
         let mut state = load::load(store.clone(), Arc::new(ManualClock::new(0)), windows, None).unwrap();
         assert_eq!(state.quotas.keys().collect::<Vec<_>>(), [&good], "the others are counted anew");
         state.txn.settle(false).unwrap();

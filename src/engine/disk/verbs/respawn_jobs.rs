@@ -59,8 +59,13 @@ impl WriterState {
         let found: Result<Found, Fatal> = self.txn.job(&key);
         let mut record = match found? {
             Found::Nothing => return Ok((Revived::NotFound, 0)),
-            Found::Record(record) if record.expired(now) => return Ok((Revived::NotFound, 0)),
-            Found::Record(record) => record,
+            Found::Record(mut record) => {
+                self.set_end_of_dead(queue, &mut record)?;
+                if record.expired(now) {
+                    return Ok((Revived::NotFound, 0));
+                }
+                record
+            }
             Found::Corrupt(reason) => return Err(WriterState::corrupt(queue, id, &reason).into()),
         };
         let Location::Dead(dead) = record.location else { return Ok((Revived::NotDead, 0)) };
@@ -80,6 +85,6 @@ impl WriterState {
         } else {
             self.push_ready(queue, seq, entry, Some(now));
         }
-        Ok((Revived::Done { due_at: due / 1000 }, bytes))
+        Ok((Revived::Done { due_at: self.clock.to_day(due) }, bytes))
     }
 }

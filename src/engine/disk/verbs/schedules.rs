@@ -171,6 +171,9 @@ impl WriterState {
         {
             return Ok(Stepped::TooMany);
         }
+        let bytes_before = known.map_or(0, |known| known.bytes);
+        let bytes = put.setting.as_ref().map_or(bytes_before, |setting| setting.bytes() as u64);
+        self.admit_beside(&id.namespace, bytes.saturating_sub(bytes_before))?;
         if put.dry {
             return Ok(Stepped::Done { version, landed: None });
         }
@@ -191,7 +194,7 @@ impl WriterState {
         let (state, next, text) = (put.state, put.next, put.progress);
         let row = codec::progress(&Progress { version, state, next, landed, text });
         self.txn.put_row(Space::Schedules, codec::progress_key(&id), row);
-        self.schedules.set(id, Some(Known { version, state, next }));
+        self.schedules.set(id, Some(Known { version, state, next, bytes }));
         if !put.by.is_empty() {
             *self.schedules.by.entry(put.by).or_default() += 1;
         }

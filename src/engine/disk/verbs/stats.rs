@@ -24,7 +24,10 @@ impl Step for ReadSize {
     type Reply = Size;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Size> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Size> {
+        if self.of == SizeOf::Dead {
+            state.end_dead_of(&self.queue, STEP_ENTRIES, now)?;
+        }
         let Some(queue) = state.queues.get(&self.queue) else { return Ok(Size::default()) };
         Ok(match self.of {
             SizeOf::Ready => Size { jobs: queue.ready, head: None },

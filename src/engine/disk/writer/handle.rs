@@ -1,4 +1,4 @@
-//! How everybody else reaches the writer thread.
+//! Handle through which all other threads reach the writer thread.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::engine::disk::state::clock::PoolClock;
 use crate::engine::disk::step::{Step, StepResult};
 use crate::error::{Error, Result};
 
-/// Asks the writer, and knows when it has failed.
+/// Sends steps to the writer, and knows when it has failed.
 #[derive(Clone, Debug)]
 pub struct Handle {
     pub ops: mailbox::Sender<Op>,
@@ -21,7 +21,7 @@ pub struct Handle {
     pub clock: PoolClock,
 }
 
-/// Does nothing: answers when the writer is alive.
+/// A step without effect, which succeeds if the writer is alive.
 struct Check;
 
 impl Step for Check {
@@ -34,37 +34,36 @@ impl Step for Check {
 }
 
 impl Handle {
-    /// Asks for one step. Once the store is poisoned that is the answer to everything; who was under way then is told
-    /// that the store is away.
+    /// Runs one step on the writer thread. Fails with `Poisoned` once the store is poisoned; a call already in flight
+    /// then fails with `Away`, since its outcome is unknown.
     pub async fn ask<S: Step>(&self, step: S) -> Result<S::Reply> {
         let answer = self.send(step)?;
         let answer = tokio::select! {
             biased;
             answer = answer => self.received(answer),
-            // A writer that hangs answers nobody.
+            // A writer that hangs never replies.
             reason = self.poison.poisoned() => Err(Error::Poisoned(reason)),
         };
-        // It was asked before the store failed: it may have been done.
+        // It was sent before the store failed, so it may have been executed.
         answer.map_err(|e| if matches!(e, Error::Poisoned(_)) { Error::away(e) } else { e })
     }
 
-    /// As [`ask`](Handle::ask), for a thread that may block.
+    /// Like [`ask`](Handle::ask), for a thread that may block.
     pub fn ask_blocking<S: Step>(&self, step: S) -> Result<S::Reply> {
         let answer = self.send(step)?;
         self.ops.wake();
         self.received(answer.blocking_recv())
     }
 
-    /// Answers when the writer is alive.
+    /// Returns once the writer has replied.
     pub async fn check(&self) -> Result<()> {
         self.ask(Check).await
     }
 
-    /// Wakes the writer, so that it notices that it was told to end; also a poisoned one. When the queue is full it
-    /// is awake.
+    /// Wakes the writer, even if poisoned, so that it notices a stop. If the mailbox is full, the writer is awake.
     pub fn wake(&self) {
         let _ = self.ops.send(Box::new(StepCall::new(Check).0));
-        // Who ends the engine may block this thread until the writer has ended.
+        // The caller may block this thread until the writer has ended.
         self.ops.wake();
     }
 
@@ -79,7 +78,7 @@ impl Handle {
         answer.unwrap_or(Err(Error::Closed)).map_err(|e| self.or_poisoned(e))
     }
 
-    /// The writer may have died rather than been closed.
+    /// `Closed` may mean that the writer has died rather than been stopped.
     fn or_poisoned(&self, e: Error) -> Error {
         if matches!(e, Error::Closed) { self.poison.error().unwrap_or(e) } else { e }
     }

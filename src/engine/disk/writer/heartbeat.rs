@@ -1,5 +1,6 @@
-//! Notices a thread that hangs in the disk. Counts by its own waking up, not by a clock: a process that was stopped,
-//! or a machine that slept, is no disk that hangs. Makes no call to the disk itself, so that it hangs with nobody.
+//! Detects a thread that hangs in a disk operation. Measures time by counting its own wake-ups instead of using a
+//! clock, so that a stopped process or a sleeping machine is not mistaken for a hanging disk. Makes no disk calls, so
+//! it cannot hang itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,14 +9,14 @@ use std::time::Duration;
 use super::poison::Poison;
 use super::threads::Stop;
 
-/// What one thread says of its work.
+/// Progress of one thread.
 #[derive(Debug, Default)]
 pub struct Heartbeat {
-    /// Odd while it works; each begin and each end counts.
+    /// Odd while the thread works; incremented at each start and end.
     count: AtomicU64,
 }
 
-/// The thread works until this goes.
+/// The thread is working until this is dropped.
 #[derive(Debug)]
 pub struct Working<'a>(&'a Heartbeat);
 
@@ -26,15 +27,15 @@ impl Drop for Working<'_> {
 }
 
 impl Heartbeat {
-    /// One piece of work begins.
+    /// Marks the start of a unit of work.
     pub fn work(&self) -> Working<'_> {
         self.count.fetch_add(1, Ordering::Relaxed);
         Working(self)
     }
 }
 
-/// Poisons the store once one piece of work has taken `limit`. Each heartbeat comes with what its work is called. Calls
-/// `failed` when the store is poisoned, by whomever.
+/// Poisons the store once a unit of work has taken `limit`. Each heartbeat comes with the name of its work. Calls
+/// `failed` when the store is poisoned for any reason.
 pub fn watch(
     heartbeats: &[(&str, Arc<Heartbeat>)],
     limit: Duration,
@@ -82,11 +83,15 @@ mod tests {
         };
         let thread = threads::spawn("disk-watch", &stop, &poison, body).unwrap(); // there is room for a thread
         for _ in 0..50 {
-            // Each takes a moment, all together longer than the limit.
+            // Each is short; all together exceed the limit.
             let _work = (works.work(), hangs.work());
             std::thread::sleep(Duration::from_millis(2));
         }
-        assert!(poison.check().is_ok(), "no piece of work took long, and: {:?}", poison.error());
+        assert!(
+            poison.check().is_ok(),
+            "no unit of work exceeded the limit, but the store is poisoned: {:?}",
+            poison.error()
+        );
         let work = hangs.work();
         for _ in 0..10_000 {
             if poison.check().is_err() {
@@ -97,11 +102,8 @@ mod tests {
         let reason = poison.error().map(|e| e.to_string()).unwrap_or_default();
         assert!(reason.contains("a group of calls has taken longer than 50ms"), "it says: {reason:?}");
         drop(work);
-        assert!(
-            told_of.recv_timeout(Duration::from_secs(10)).is_ok(),
-            "nobody was told that the store failed"
-        );
-        stop.tell();
-        assert!(thread.join().is_ok(), "the watch ends as it is told to");
+        assert!(told_of.recv_timeout(Duration::from_secs(10)).is_ok(), "`failed` was not called");
+        stop.signal();
+        assert!(thread.join().is_ok(), "the watch thread stops without a panic");
     }
 }

@@ -1,6 +1,5 @@
-//! The calls that wait for the writer thread. Who sends from a task of tokio's does not wake the writer at once: tokio
-//! does, when that thread has run the tasks that are ready now, so that their calls go together and share a sync.
-//! Knows nothing of what a call does.
+//! The queue of calls for the writer thread. Sending from a tokio task does not wake the writer at once: tokio does so
+//! after the worker thread has run the tasks that are ready now, so that their calls form one group and share a sync.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,10 +10,10 @@ use parking_lot::{Condvar, Mutex};
 use crate::engine::batch::{BatchLimit, BatchSize};
 use crate::error::{Error, Result};
 
-/// Room that is kept for calls when none wait.
+/// Capacity kept for calls.
 const KEPT: usize = 1024;
 
-/// The side that calls.
+/// The sending side.
 #[derive(Debug)]
 pub struct Sender<T> {
     mailbox: Arc<Mailbox<T>>,
@@ -28,7 +27,7 @@ impl<T> Clone for Sender<T> {
     }
 }
 
-/// The side that serves. There is one.
+/// The receiving side; there is one.
 #[derive(Debug)]
 pub struct Receiver<T> {
     mailbox: Arc<Mailbox<T>>,
@@ -63,8 +62,8 @@ impl<T: Send + 'static> Wake for Mailbox<T> {
     }
 }
 
-/// Both sides. `capacity` calls may wait; the next gets [`Error::Overloaded`]. No group is larger than `limit`, but a
-/// call that is larger by itself still goes, alone.
+/// Creates a mailbox. `capacity` calls may wait; further ones fail with [`Error::Overloaded`]. A group is at most
+/// `limit`, except that a single larger call forms a group alone.
 pub fn mailbox<T: BatchSize + Send + 'static>(
     capacity: usize,
     limit: BatchLimit,
@@ -76,8 +75,9 @@ pub fn mailbox<T: BatchSize + Send + 'static>(
 }
 
 impl<T: BatchSize> Sender<T> {
-    /// Queues a call, which carries its own reply. [`Error::Overloaded`] when the queue is full, [`Error::Closed`] when
-    /// nobody serves it any more. Who blocks the thread then must [`wake`](Sender::wake) the receiver.
+    /// Queues a call, which carries its own reply channel. Fails with [`Error::Overloaded`] if the queue is full and
+    /// with [`Error::Closed`] if the receiver is gone. A caller that then blocks its thread must [`wake`](Sender::wake)
+    /// the receiver.
     pub fn send(&self, call: T) -> Result<()> {
         let mut inner = self.mailbox.inner.lock();
         if inner.closed {
@@ -89,8 +89,8 @@ impl<T: BatchSize> Sender<T> {
         inner.calls.push(call);
         if inner.asleep {
             drop(inner);
-            // Leaves the waker with tokio, which calls it when this thread has run what is ready now and has looked for
-            // more; where there is no tokio, at once. The task itself yields nothing and goes on.
+            // Registers the waker with tokio, which calls it once this thread has run the tasks that are ready and
+            // polled for more; without tokio it is called at once. The current task does not yield.
             let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&self.waker));
         }
         Ok(())
@@ -98,15 +98,15 @@ impl<T: BatchSize> Sender<T> {
 }
 
 impl<T> Sender<T> {
-    /// Wakes the receiver now: for a thread that waits for an answer without going back to its runtime.
+    /// Wakes the receiver now: for a thread that blocks instead of returning to its runtime.
     pub fn wake(&self) {
         self.waker.wake_by_ref();
     }
 }
 
 impl<T: BatchSize> Receiver<T> {
-    /// Waits for a call, and takes into `group`, which must be empty, all that wait, up to the limit. False when the
-    /// mailbox is closed and empty.
+    /// Waits for calls and moves all that wait, up to the limit, into `group`, which must be empty. Returns false once
+    /// the mailbox is closed and empty.
     pub fn next(&mut self, group: &mut Vec<T>) -> bool {
         let mut inner = self.mailbox.inner.lock();
         while inner.calls.is_empty() {
@@ -135,13 +135,13 @@ impl<T: BatchSize> Receiver<T> {
         true
     }
 
-    /// No more calls are taken; those that wait already are still served by `next`.
+    /// Accepts no more calls; those queued are still returned by `next`.
     pub fn close(&mut self) {
         self.mailbox.inner.lock().closed = true;
     }
 }
 
-/// Calls that nobody will serve are dropped, and with them their replies.
+/// Drops queued calls, and with them their replies.
 impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
         let mut inner = self.mailbox.inner.lock();
@@ -180,7 +180,7 @@ mod tests {
         }
         let sizes: Vec<_> = (0..4).map(|_| next(&mut calls)).collect();
         let expected = [vec![1, 2], vec![3], vec![9], vec![4]].map(Some);
-        assert_eq!(sizes, expected, "at most 4 a group, and what is larger goes alone");
+        assert_eq!(sizes, expected, "at most 4 jobs per group, and a larger call alone");
     }
 
     #[test]
@@ -190,7 +190,7 @@ mod tests {
         assert!(matches!(sender.send(Jobs(1)), Err(Error::Overloaded)), "one waits already");
         calls.close();
         assert!(matches!(sender.send(Jobs(1)), Err(Error::Closed)), "no more are taken");
-        assert_eq!(next(&mut calls), Some(vec![1]), "what waited is still served");
+        assert_eq!(next(&mut calls), Some(vec![1]), "queued calls are still served");
         assert_eq!(next(&mut calls), None, "there will be no more");
     }
 
@@ -206,8 +206,8 @@ mod tests {
         let call = Arc::new(());
         sender.send(Dropped(call.clone())).unwrap(); // there is room
         drop(calls);
-        assert_eq!(Arc::strong_count(&call), 1, "who still holds the call");
-        assert!(matches!(sender.send(Dropped(call)), Err(Error::Closed)), "nobody serves any more");
+        assert_eq!(Arc::strong_count(&call), 1, "references to the call");
+        assert!(matches!(sender.send(Dropped(call)), Err(Error::Closed)), "the receiver is gone");
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
             let (sender, mut calls) = mailbox(16, LIMIT);
             let served = std::thread::spawn(move || next(&mut calls));
             asleep(&sender);
-            // From one task, since tasks that are spawned one by one may be begun one by one.
+            // From one task, since separately spawned tasks may start one by one.
             runtime.build().unwrap().block_on(async {
                 let send = async move {
                     for _ in 0..4 {

@@ -1,6 +1,5 @@
-//! The writer thread: takes calls in groups, runs their steps in order, commits once, syncs once if anything in
-//! the group must survive a power cut, and only then answers and notifies. The one place where the store is
-//! written.
+//! The writer thread: takes calls in groups, runs their steps in order, commits once, syncs once if any step must
+//! survive a power cut, and only then replies and notifies. The only place that writes to the store.
 
 pub mod handle;
 pub mod heartbeat;
@@ -20,27 +19,27 @@ use crate::engine::disk::state::WriterState;
 use crate::engine::disk::store::Fatal;
 use crate::engine::notifier::Notifiers;
 
-/// How long a close waits for memory to be written out. The next start replays what is not.
+/// Maximum time for flushing memory on close. The next start replays the rest.
 const LAST_WRITE_OUT: Duration = Duration::from_secs(1);
 
-/// What the thread works with.
+/// State of the thread.
 pub struct Writer {
     pub state: WriterState,
     pub calls: mailbox::Receiver<Op>,
-    /// The calls that are served together. It belongs to the writer, so that the callers of a group whose step
-    /// panics are told of it after the store was poisoned.
+    /// The calls of the current group. Kept here so that if a step panics, its callers get their error only after the
+    /// store was poisoned.
     pub group: Vec<Op>,
     pub stop: Arc<Stop>,
     pub poison: Arc<Poison>,
     pub notifiers: Arc<Notifiers>,
-    /// Says that a group is served.
+    /// Marks the processing of a group as work.
     pub heartbeat: Arc<Heartbeat>,
-    /// Whether what must last is synced before it is answered.
+    /// Whether to sync before replying to steps that must last.
     pub sync: bool,
 }
 
 impl Writer {
-    /// Serves until it is told to end, and then what waits already. Answers the last group, if the store is in order.
+    /// Serves until stopped, then the queued calls. Returns the last group if the store has not failed.
     pub fn run(&mut self) -> Option<u64> {
         while self.calls.next(&mut self.group) {
             let work = self.heartbeat.clone();
@@ -52,7 +51,7 @@ impl Writer {
             }
         }
         let last = self.close();
-        // It hears of the end.
+        // Wakes it so that it notices the stop.
         self.state.txn.store().call_tender();
         last
     }
@@ -62,14 +61,14 @@ impl Writer {
         self.last().map_err(|fatal| self.poison.set(fatal.0)).ok()
     }
 
-    /// The last commit, synced in either mode.
+    /// Writes the last commit, synced in either mode.
     fn last(&mut self) -> Result<u64, Fatal> {
         if self.state.garbage.should_write_out(&self.state.txn) {
-            // The next start need not replay it.
+            // So that the next start need not replay it.
             self.state.txn.settle(true)?;
             self.state.txn.store().write_out(LAST_WRITE_OUT)?;
         }
-        // All of the summary is one group.
+        // The whole summary must be one group.
         self.state.txn.flush()?;
         let number = self.state.txn.store().last_group() + 1;
         self.state.write_summary(number);
@@ -96,7 +95,7 @@ impl Writer {
         }
     }
 
-    /// Makes what was done durable: for the process always, for the machine where that was asked for.
+    /// Makes the group durable: always against a crash of the process, and against a power cut if required.
     fn settle(&mut self, must_last: bool) {
         if self.poison.check().is_ok() {
             let sync = std::mem::take(&mut self.state.must_sync) || (self.sync && must_last);

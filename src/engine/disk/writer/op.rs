@@ -1,5 +1,4 @@
-//! A call on its way through the writer thread: the step that it asks for, then the answer that waits for the
-//! commit. Each travels in a box.
+//! A call on its way through the writer thread: first its step, then the reply that waits for the commit. Boxed.
 
 use tokio::sync::oneshot;
 
@@ -10,20 +9,20 @@ use crate::engine::disk::step::{Step, StepError};
 use crate::engine::disk::store::Fatal;
 use crate::error::{Error, Result};
 
-/// One call of any verb.
+/// A call of any verb.
 pub type Op = Box<dyn Pending>;
 
-/// What the writer does with a call, whatever its verb.
+/// Operations of the writer on a call of any verb.
 pub trait Pending: Send {
-    /// How many jobs it names.
+    /// Returns the number of jobs in the call.
     fn items(&self) -> usize;
-    /// How many bytes of jobs it has.
+    /// Returns the number of bytes of jobs in the call.
     fn bytes(&self) -> usize;
     /// See [`Step::MUST_LAST`].
     fn must_last(&self) -> bool;
-    /// Runs the step and keeps its answer.
+    /// Runs the step and keeps its result.
     fn run(&mut self, state: &mut WriterState) -> Result<(), Fatal>;
-    /// Sends the answer, or the poison's error if the store is poisoned by now.
+    /// Sends the result, or the poison's error if the store has been poisoned meanwhile.
     fn answer(&mut self, poison: &Poison);
 }
 
@@ -43,21 +42,21 @@ impl BatchSize for Op {
     }
 }
 
-/// Where the answer goes.
+/// Channel for the result.
 type Reply<S> = oneshot::Sender<Result<<S as Step>::Reply>>;
 
-/// One call of one verb.
+/// A call of one verb.
 pub enum StepCall<S: Step> {
-    /// The step is taken out while it runs. The reply stays, so that a panic of the step drops it with the group,
+    /// The step is taken out while it runs. The channel stays, so that if the step panics, it is dropped with the group
     /// after the store was poisoned.
     Asked(Option<S>, Reply<S>),
-    /// The step was run, and is not committed yet.
+    /// The step has run and is not committed yet.
     Run(Result<S::Reply>, Reply<S>),
     Answered,
 }
 
 impl<S: Step> StepCall<S> {
-    /// A call, and where its answer will be.
+    /// Creates a call, and the receiver of its result.
     pub fn new(step: S) -> (StepCall<S>, oneshot::Receiver<Result<S::Reply>>) {
         let (reply, answer) = oneshot::channel();
         (StepCall::Asked(Some(step), reply), answer)
@@ -95,11 +94,11 @@ impl<S: Step> Pending for StepCall<S> {
     fn answer(&mut self, poison: &Poison) {
         let (answer, reply) = match std::mem::replace(self, StepCall::Answered) {
             StepCall::Run(answer, reply) => (answer, reply),
-            // Not run, because the store was poisoned already.
+            // Not run, because the store was already poisoned.
             StepCall::Asked(_, reply) => (Err(Error::Closed), reply),
             StepCall::Answered => return,
         };
-        // The caller may have left.
+        // The caller may have gone.
         let _ = reply.send(poison.error().map_or(answer, Err));
     }
 }

@@ -1,5 +1,5 @@
-//! The engine's own threads: how they are started, told to end, and watched. A thread that panics, or ends
-//! before it was told to, poisons the store. Knows nothing of what a thread does.
+//! The engine's threads: starting, stopping and supervising them. A thread that panics, or ends before it was stopped,
+//! poisons the store.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -9,34 +9,34 @@ use parking_lot::{Condvar, Mutex};
 
 use super::poison::Poison;
 
-/// Tells every thread of one engine to end.
+/// Stop signal for all threads of an engine.
 #[derive(Debug, Default)]
 pub struct Stop {
-    told: Mutex<bool>,
+    stopped: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Stop {
-    /// Tells them.
-    pub fn tell(&self) {
-        *self.told.lock() = true;
+    /// Sends the signal.
+    pub fn signal(&self) {
+        *self.stopped.lock() = true;
         self.changed.notify_all();
     }
 
-    /// Whether they were told.
+    /// Returns whether the signal was sent.
     pub fn is_stopped(&self) -> bool {
-        *self.told.lock()
+        *self.stopped.lock()
     }
 
-    /// Waits for `time`, or until they are told. Answers whether they were.
+    /// Waits up to `time` for the signal. Returns whether it was sent.
     pub fn stopped_within(&self, time: Duration) -> bool {
-        let mut told = self.told.lock();
-        self.changed.wait_while_for(&mut told, |told| !*told, time);
-        *told
+        let mut stopped = self.stopped.lock();
+        self.changed.wait_while_for(&mut stopped, |stopped| !*stopped, time);
+        *stopped
     }
 }
 
-/// Lives as long as its thread.
+/// Supervises a thread; dropped at its end.
 struct Watch {
     name: &'static str,
     stop: Arc<Stop>,
@@ -53,7 +53,7 @@ impl Drop for Watch {
     }
 }
 
-/// Starts a thread that runs `body` and is watched.
+/// Starts a supervised thread that runs `body`.
 pub fn spawn<T: Send + 'static>(
     name: &'static str,
     stop: &Arc<Stop>,
@@ -62,7 +62,7 @@ pub fn spawn<T: Send + 'static>(
 ) -> std::io::Result<JoinHandle<T>> {
     let watch = Watch { name, stop: stop.clone(), poison: poison.clone() };
     std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-        // Goes before `body` does: whoever waits for an answer that `body` holds finds the store poisoned.
+        // Dropped before `body`, so that callers whose replies `body` owns find the store poisoned.
         let _watch = watch;
         body()
     })
@@ -73,11 +73,11 @@ mod tests {
     use super::*;
     use crate::error::Error;
 
-    /// Why the store is poisoned after a thread with this body has ended.
+    /// Returns why the store is poisoned after a thread with this body has ended.
     fn reason_after(name: &'static str, told: bool, body: fn()) -> Option<String> {
         let (stop, poison) = (Arc::<Stop>::default(), Arc::<Poison>::default());
         if told {
-            stop.tell();
+            stop.signal();
         }
         let thread = spawn(name, &stop, &poison, body).unwrap(); // the machine has room for a thread
         let _ = thread.join();
@@ -99,21 +99,21 @@ mod tests {
                 "after a panic at the end"
             );
             let ended = Some(format!("the thread {name} ended before it was told to"));
-            assert_eq!(reason_after(name, false, || ()), ended, "after an end that nobody asked for");
-            assert_eq!(reason_after(name, true, || ()), None, "after an end that was asked for");
+            assert_eq!(reason_after(name, false, || ()), ended, "after an end without a stop");
+            assert_eq!(reason_after(name, true, || ()), None, "after a stop");
         }
     }
 
     #[test]
     fn a_thread_that_waits_hears_at_once_that_it_should_end() {
         let stop = Arc::<Stop>::default();
-        assert!(!stop.stopped_within(Duration::from_millis(1)), "nobody told it, and it heard something");
+        assert!(!stop.stopped_within(Duration::from_millis(1)), "stopped without a signal");
         let thread = spawn("disk-test", &stop, &Arc::default(), {
             let stop = stop.clone();
             move || stop.stopped_within(Duration::from_secs(3600))
         });
-        stop.tell();
+        stop.signal();
         let told = thread.unwrap().join(); // the machine has room for a thread
-        assert!(matches!(told, Ok(true)), "told to end, and its wait says {told:?}");
+        assert!(matches!(told, Ok(true)), "after a stop the wait returned {told:?}");
     }
 }

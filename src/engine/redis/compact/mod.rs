@@ -60,8 +60,8 @@ use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
     By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
-    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
-    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
+    ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -341,6 +341,11 @@ impl Engine for CompactEngine {
         Ok(found.map(|view| detail.of(view)))
     }
 
+    async fn promote(&self, _: &Queue, _: By<'_>) -> Result<Promoted> {
+        self.open()?;
+        Err(Error::refused("a job cannot be promoted in the compact layout yet"))
+    }
+
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         self.open()?.list_jobs(queue, list).await
     }
@@ -351,6 +356,11 @@ impl Engine for CompactEngine {
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
         self.open()?.destroy(queue).await
+    }
+
+    async fn forget_queue(&self, _: &Queue) -> Result<()> {
+        self.open()?;
+        Err(Error::refused("a queue cannot be forgotten in the compact layout yet"))
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {

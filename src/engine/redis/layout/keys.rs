@@ -30,6 +30,8 @@ pub struct Keys {
     pub used_turn: String,
     /// Hash of how many schedules are in each state, and the highest revision of a deleted one.
     pub schedules: String,
+    /// Hash of how many bytes the schedules of each namespace take.
+    pub schedule_bytes: String,
     /// Sorted set of the schedules, as `namespace/name`: when they are due.
     pub due: String,
     /// Hash of the paused queues, as `namespace/queue`: until when, in milliseconds, or 0. The field without a name
@@ -58,6 +60,7 @@ impl Keys {
             used: key("dormouse/used"),
             used_turn: key("dormouse/used/turn"),
             schedules: key("dormouse/schedules"),
+            schedule_bytes: key("dormouse/schedule-bytes"),
             due: key("dormouse/due"),
             paused: key("dormouse/paused"),
             with_details: key("dormouse/details"),

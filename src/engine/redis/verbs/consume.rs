@@ -84,6 +84,7 @@ impl RedisCore {
         for run in ttrs.chunk_by(|a, b| a == b) {
             call.arg(run.len()).arg(micros(run[0])); // a run has at least one element
         }
+        call.arg(self.dead_ttl.as_millis() as u64);
         let (queues, asked) = (Arc::new(queues), ttrs.len());
         let consumed = ask!(self.attempts(Lane::Consume), |link| {
             self.consume_from(&link, &queues, asked, call.clone())

@@ -12,6 +12,8 @@ use crate::name::Queue;
 
 /// How many jobs one step takes.
 const STEP: u64 = 250;
+/// Steps of one [`trim_dead`](RedisCore::trim_dead).
+const MOST_TRIMS: usize = 40;
 
 impl RedisCore {
     /// Makes the oldest dead jobs ready again; ids whose job is gone are dropped and not counted.
@@ -54,6 +56,26 @@ impl RedisCore {
             unseen = unseen.saturating_sub(taken);
         }
         Ok(done)
+    }
+
+    /// Drops what is left in dead letters of jobs whose age has ended, at the old ends: those that died first go first.
+    /// In bounded steps, and no more than a bounded number, since many may have gone at once.
+    pub async fn trim_dead(&self, queues: &[Queue]) -> Result<()> {
+        if self.dead_ttl.is_zero() || queues.is_empty() {
+            return Ok(());
+        }
+        for _ in 0..MOST_TRIMS {
+            let mut cmd = self.call(&self.scripts.trim_dead);
+            cmd.arg(STEP);
+            for queue in queues {
+                cmd.key(self.keys.dead(queue)).arg(self.keys.job_prefix(queue));
+            }
+            let dropped: u64 = self.run(Lane::Other, &cmd).await?;
+            if dropped < STEP {
+                break;
+            }
+        }
+        Ok(())
     }
 
     async fn dead_size(&self, queue: &Queue) -> Result<u64> {

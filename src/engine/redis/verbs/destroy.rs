@@ -44,6 +44,19 @@ impl RedisCore {
         }
     }
 
+    /// Forgets the name of a queue that has no ready and no dead jobs. Another server that has recorded the name lately
+    /// does not record it again for a minute.
+    pub async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        let (namespace, name) = (&queue.namespace, &queue.name);
+        let mut cmd = self.call(&self.scripts.forget_queue);
+        cmd.key(self.keys.queues_of(namespace)).key(self.keys.index_of(namespace)).key(&self.keys.namespaces);
+        cmd.key(self.keys.ready(queue)).key(self.keys.dead(queue));
+        cmd.arg(name.as_str()).arg(namespace.as_str());
+        let _: u8 = self.run(Lane::Other, &cmd).await?;
+        self.recorded_queues.remove(self.partition, queue);
+        Ok(())
+    }
+
     /// Has a task [finish](RedisCore::finish_dropped) what others have left.
     pub fn spawn_finisher(self: &Arc<RedisCore>) {
         let core = self.clone();

@@ -55,21 +55,22 @@ impl RedisCore {
         cmd.arg(keys::member(queue, receipt.tries_left, id)).arg(receipt.hand_over);
         cmd.arg(keys::member_prefix(queue)).arg(keys::group(queue)).arg(id.to_string());
         cmd.arg(tries_left).arg(micros(delay)).arg(reason.as_ref().map_or("", Reason::as_str));
+        cmd.arg(self.dead_ttl.as_millis() as u64);
         let sent = Instant::now();
-        let (now, due): (u64, i64) = self.run(Lane::HandOver, &cmd).await?;
+        let (now, due, dead): (u64, i64, bool) = self.run(Lane::HandOver, &cmd).await?;
         self.learn(sent, now);
         let held = held(due)?;
         if let Held::Done(due) = held {
             self.common.handed_out.release(*id, due);
-            match (tries_left, delay.is_zero()) {
-                (0, _) => {}
-                (_, true) => self.tell_ready(queue),
-                (_, false) => self.stored(due),
+            match (dead, delay.is_zero()) {
+                (true, _) => {}
+                (false, true) => self.tell_ready(queue),
+                (false, false) => self.stored(due),
             }
         }
-        Ok(map(held, |due| match tries_left {
-            0 => Released::Dead,
-            tries_left => Released::Back { tries_left, due_at: due / 1000 },
+        Ok(map(held, |due| match dead {
+            true => Released::Dead,
+            false => Released::Back { tries_left, due_at: due / 1000 },
         }))
     }
 }

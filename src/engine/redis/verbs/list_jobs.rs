@@ -193,6 +193,7 @@ pub fn shown(
         receipt: None,
         ttl: value::ttl(ttl),
         elapsed: value::elapsed(now, id.published_at()),
+        published_at: id.published_at(),
         key: key_of(key)?,
         reason: reason_of(reason)?,
         size,

@@ -98,6 +98,7 @@ impl RedisCore {
         queues.dedup();
         let more = indexed > limit || queues.len() > limit;
         queues.truncate(limit);
+        self.trim_dead(&queues).await?;
         let mut figures = redis::pipe();
         for queue in &queues {
             figures.cmd("LLEN").arg(self.keys.ready(queue)).cmd("LLEN").arg(self.keys.dead(queue));

@@ -15,6 +15,7 @@ pub mod list_jobs;
 pub mod list_queues;
 pub mod pause;
 pub mod peek;
+pub mod promote;
 pub mod publish;
 pub mod pump;
 pub mod quotas;

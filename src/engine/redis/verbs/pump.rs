@@ -27,7 +27,7 @@ impl RedisCore {
     /// Moves due jobs. Once a second it has a look for destroys that were not finished.
     pub async fn pump(self: &Arc<RedisCore>) -> Result<Pumped> {
         let mut cmd = self.call(&self.scripts.pump);
-        cmd.key(&self.keys.timer_set).arg(BATCH);
+        cmd.key(&self.keys.timer_set).arg(BATCH).arg(self.dead_ttl.as_millis() as u64);
         self.next_due.pump_begins();
         let sent = Instant::now();
         let (now, moved, next, garbage, put_off, ready, ended): PumpAnswer =

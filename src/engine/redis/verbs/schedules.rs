@@ -74,7 +74,7 @@ impl RedisCore {
         steps: Arc<Vec<ScheduleStep>>,
     ) -> Result<Vec<Result<Option<Stepped>>>> {
         let mut call = self.call(&self.scripts.step_schedule);
-        call.key(&self.keys.schedules).key(&self.keys.due);
+        call.key(&self.keys.schedules).key(&self.keys.due).key(&self.keys.schedule_bytes);
         // Queues whose names the job of each step records.
         let mut new = Vec::with_capacity(steps.len());
         for step in &*steps {

@@ -47,6 +47,7 @@ impl RedisCore {
             let jobs = self.query(redis::cmd("LLEN").arg(self.keys.ready(queue))).await?;
             return Ok(Size { jobs, head: None });
         }
+        self.trim_dead(std::slice::from_ref(queue)).await?;
         let key = self.keys.dead(queue);
         let mut both = redis::pipe();
         both.cmd("LLEN").arg(&key).cmd("LINDEX").arg(&key).arg(-1);
@@ -87,6 +88,7 @@ impl RedisCore {
         let (timers, first): (u64, Vec<Value>) = self.query_all(&of_timers).await?;
         let mut sizes = Vec::with_capacity(queues.len());
         for chunk in queues.chunks(CHUNK) {
+            self.trim_dead(chunk).await?;
             let (mut lens, mut heads) = (redis::pipe(), redis::pipe());
             for queue in chunk {
                 lens.cmd("LLEN").arg(self.keys.ready(queue)).cmd("LLEN").arg(self.keys.dead(queue));

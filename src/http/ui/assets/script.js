@@ -1,5 +1,5 @@
-// What the pages can do beyond what they do without it: stay fresh, copy, and be used by keys. It makes no markup of its
-// own from what it reads: a page that it fetches is the server's, and is compared node by node.
+// What the pages can do beyond what they do without it: stay fresh, copy, show the values of charts, and be used by keys.
+// It makes no markup from what it reads: a page that it fetches is the server's, and is compared node by node.
 "use strict";
 (() => {
   const EVERY = 5000;
@@ -138,12 +138,55 @@
     if (navigator.clipboard && isSecureContext) navigator.clipboard.writeText(text).then(told, byHand); else byHand();
   }
 
+  // The command of a pause follows the duration that is selected.
+  function follow() {
+    for (const code of document.querySelectorAll("[data-select]")) {
+      const select = document.getElementById(code.dataset.select);
+      if (!select) continue;
+      code.dataset.without ??= code.textContent;
+      const text = select.value ? code.dataset.with.replace("SECONDS", select.value) : code.dataset.without;
+      if (code.textContent !== text) code.textContent = text;
+    }
+  }
+
+  // The values of a chart under the pointer.
+  const tip = document.createElement("div");
+  tip.id = "tip";
+  tip.hidden = true;
+  document.body.append(tip);
+  const AMOUNTS = {
+    jobs: (n) => n.toLocaleString("en") + (n === 1 ? " job" : " jobs"),
+    rate: (n) => (n === 0 ? "0" : n < 0.1 ? n.toFixed(2) : n < 10 ? n.toFixed(1) : Math.round(n).toLocaleString("en")) + "/s",
+    time: (n) => n > 0 && n < 1 ? Math.round(n * 1000) + " ms" : duration(n),
+  };
+  function point(event) {
+    const svg = event.target.closest?.("svg.plot");
+    tip.hidden = !svg;
+    if (!svg) return;
+    const { from, step, points, unit, zone } = svg.dataset;
+    const box = svg.getBoundingClientRect();
+    const n = Math.min(points - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * points)));
+    const at = new Date(Number(from) + n * Number(step));
+    const form = { timeZone: zone, hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+    if (step >= 3600000) Object.assign(form, { day: "numeric", month: "short" });
+    let time;
+    try { time = new Intl.DateTimeFormat("en", form).format(at) + " " + zone; } catch { time = at.toISOString(); }
+    const lines = [...svg.querySelectorAll("[data-values]")].map((line) => {
+      const value = line.dataset.values.split(",")[n];
+      return line.dataset.name + " " + (value ? AMOUNTS[unit](Number(value)) : "\u2013");
+    });
+    tip.textContent = [time, ...lines].join("\n");
+    tip.style.left = Math.max(4, Math.min(event.pageX + 12, document.documentElement.clientWidth - tip.offsetWidth - 8)) + "px";
+    tip.style.top = event.pageY + 14 + "px";
+  }
+
   // Shows what works only with a script.
   function dress() {
     for (const node of document.querySelectorAll("[data-copy], .live, .keys, [data-all]")) {
       node.hidden = false;
       node.setAttribute("data-shown", "");
     }
+    follow();
   }
 
   function go(path) { location.href = document.body.dataset.root + path; }
@@ -169,6 +212,9 @@
     box.addEventListener("change", () => { box.defaultChecked = box.checked; store(name, box.checked ? "1" : "0"); if (name === "live") refresh(); });
   }
   document.addEventListener("keydown", key);
+  document.addEventListener("change", follow);
+  document.addEventListener("pointermove", point);
+  document.addEventListener("pointerleave", () => { tip.hidden = true; });
   document.addEventListener("click", (event) => {
     const button = event.target.closest("[data-copy]");
     if (button) copy(button);

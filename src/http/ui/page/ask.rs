@@ -105,13 +105,13 @@ impl Asker {
         let path = path.as_ref();
         let until = *self.until.lock();
         let asked = self.ask(Method::GET, path, Sent::Nothing);
-        let late = || Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "it did not answer within a second");
+        let late = || Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no answer within a second");
         let bytes = timeout_at(until, asked).await.map_err(|_| late())??;
         serde_json::from_slice(&bytes).map_err(|error| {
             tracing::error!(%error, path, "a page cannot read the answer of a route");
             Refusal::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
-                "the server does not understand itself; its log says more",
+                "internal error: unexpected response (see the server log)",
             )
         })
     }

@@ -48,7 +48,7 @@ pub fn shown(bytes: &[u8], how: As) -> Markup {
         As::Text => {
             let text = String::from_utf8_lossy(&bytes[..total.min(SHOWN)]).into_owned();
             let broken = std::str::from_utf8(bytes).is_err();
-            (text, broken.then_some("These bytes are no UTF-8: what is not is shown as \u{fffd}."))
+            (text, broken.then_some("These bytes are not valid UTF-8: invalid ones are shown as \u{fffd}."))
         }
         As::Json => match std::str::from_utf8(bytes).ok().filter(|text| is_json(text)) {
             Some(text) => {
@@ -56,7 +56,7 @@ pub fn shown(bytes: &[u8], how: As) -> Markup {
                 is_cut = !is_whole;
                 (text, None)
             }
-            None => return html! { p { "The body is no JSON." } (shown(bytes, As::guess(bytes))) },
+            None => return html! { p { "The body is not JSON." } (shown(bytes, As::guess(bytes))) },
         },
     };
     html! {

@@ -19,9 +19,19 @@ impl Fields {
         Fields(pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
     }
 
+    /// Fields with these values.
+    pub fn of<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Fields {
+        Fields(pairs.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    }
+
     /// The first value of a field. An empty one is none, as forms send it.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.all(name).next()
+    }
+
+    /// The first value of a field, also an empty one: an empty `reason` is one.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(of, _)| of == name).map(|(_, value)| &**value)
     }
 
     /// The same, or an empty text.
@@ -37,7 +47,9 @@ impl Fields {
     /// A query with these fields and with others in place of some. `None` leaves one out.
     pub fn link(&self, changed: &[(&str, Option<&str>)]) -> String {
         let kept = self.0.iter().filter(|(name, value)| {
-            !value.is_empty() && !ONCE.contains(&&**name) && changed.iter().all(|(of, _)| of != name)
+            (!value.is_empty() || MAY_BE_EMPTY == name)
+                && !ONCE.contains(&&**name)
+                && changed.iter().all(|(of, _)| of != name)
         });
         let kept = kept.map(|(name, value)| (&**name, &**value));
         let given = changed.iter().filter_map(|(name, value)| Some((*name, (*value)?)));
@@ -51,6 +63,8 @@ impl Fields {
     }
 }
 
+/// The field whose empty value says something.
+const MAY_BE_EMPTY: &str = "reason";
 /// What a link does not take along: what was done, what is asked, and what was selected.
 const ONCE: [&str; 3] = ["done", "ask", "job"];
 
@@ -93,6 +107,8 @@ mod tests {
         assert_eq!((fields.get("q"), fields.all("job").count()), (None, 2));
         assert_eq!(fields.link(&[]), "?state=dead&reason=a%26b&cursor=x");
         assert_eq!(fields.link(&[("cursor", Some("y")), ("reason", None)]), "?state=dead&cursor=y");
+        assert_eq!(Fields::parse("reason=&q=").link(&[]), "?reason=", "the jobs without a reason");
+        assert_eq!(Fields::parse("reason=").text("reason"), Some(""));
         assert_eq!(
             Fields::parse("tz=Asia%2FTokyo").link(&[]),
             "?tz=Asia%2FTokyo",

@@ -117,7 +117,7 @@ fn render(visit: &Visit, page: Page) -> Markup {
                 (top(visit, &page))
                 main #content tabindex="-1" {
                     @if visit.state().readiness.is_draining() {
-                        p.trouble { "This server stops: it answers what has come, and ends." }
+                        p.trouble { "This server is stopping: it finishes the requests it has, then exits." }
                     }
                     @if let Some(done) = visit.fields.get("done").and_then(said) {
                         p.done role="status" { (done) }
@@ -137,7 +137,7 @@ fn render(visit: &Visit, page: Page) -> Markup {
 fn top(visit: &Visit, page: &Page) -> Markup {
     html! {
         a.skip href="#content" { "Skip to content" }
-        header.top {
+        div.bar { header.top {
             a.brand href=(visit.to("")) { "Dormouse" }
             nav aria-label="Pages" {
                 ul {
@@ -149,9 +149,9 @@ fn top(visit: &Visit, page: &Page) -> Markup {
             form.search role="search" method="get" action=(visit.to("search")) {
                 label for="search" { "Search" }
                 input #search type="search" name="q" value=(typed(search_text(visit)))
-                    placeholder="namespace/queue/key" autocomplete="off" spellcheck="false";
+                    placeholder="queue, key, job id or text" autocomplete="off" spellcheck="false";
             }
-        }
+        } }
         @if !page.trail.is_empty() {
             nav.trail aria-label="Where you are" {
                 ol {
@@ -174,10 +174,10 @@ fn bottom(visit: &Visit, page: &Page) -> Markup {
                     None => { span.read { "Read " (volatile(&visit.zone.at(Instant(visit.zone.now)))) ". " } }
                 }
                 @if let Some(each) = page.read_each {
-                    span.each { "They are read each " (duration(each)) ", since a reading takes long. " }
+                    span.each { "Reading the stores takes long, so it is done every " (duration(each)) ". " }
                 }
                 // The script shows it.
-                span.gone { "The server does not answer now. " }
+                span.gone { "The server does not respond. " }
                 a.refresh href=(visit.fields.link(&[])) { "Refresh" }
                 span.live hidden { " " label { input type="checkbox" data-live="1"; " Live" } }
             }
@@ -217,7 +217,7 @@ fn who(visit: &Visit) -> Markup {
     html! {
         @match visit.ask.account() {
             Some(account) if visit.may_change() => { "Account " b { (text(account)) } ", an operator." }
-            Some(account) => { "Account " b { (text(account)) } ", who may look and change nothing." }
+            Some(account) => { "Account " b { (text(account)) } ", read-only." }
             None => { "No accounts are configured: everybody who reaches this port may do everything." }
         }
     }
@@ -231,15 +231,18 @@ fn said(code: &str) -> Option<String> {
         "paused" => "The queue is paused.".into(),
         "resumed" => "The queue is resumed.".into(),
         "published" => "The job is published.".into(),
-        "kept" => "A job with this key was there already: nothing was published.".into(),
+        "kept" => "A job has this key already: nothing was published.".into(),
         "respawned" => format!("{} respawned.", count(n()?, "job was", "jobs were")),
         "cancelled" => format!("{} cancelled.", count(n()?, "job was", "jobs were")),
+        "promoted" => format!("{} due now.", count(n()?, "job is", "jobs are")),
+        "removed" => format!("{} deleted.", count(n()?, "job was", "jobs were")),
         "deleted" => "The dead jobs were deleted.".into(),
-        "destroyed" => "What was chosen is destroyed.".into(),
-        "begun" => "It is begun, and goes on when this page is closed.".into(),
-        "stopped" => "It is told to stop.".into(),
+        "destroyed" => "The jobs are destroyed.".into(),
+        "begun" => "It is begun, and continues when you close this page.".into(),
+        "stopped" => "The action stops after its current step.".into(),
         "none" => "No job was selected: nothing was done.".into(),
-        "saved" => "It is saved.".into(),
+        "saved" => "The setting is saved.".into(),
+        "schedule-saved" => "The schedule is saved.".into(),
         "push-paused" => "Push is paused.".into(),
         "push-resumed" => "Push is resumed.".into(),
         "push-off" => "Push is off.".into(),
@@ -270,7 +273,7 @@ pub fn curl(visit: &Visit, method: &str, path: &str, body: Option<&str>) -> Mark
 
 /// The commands that do the same as the buttons beside them, in their order.
 pub fn curls(visit: &Visit, commands: &[Command<'_>]) -> Markup {
-    let lines: Vec<String> = commands.iter().map(|command| line(visit, command)).collect();
+    let lines: Vec<String> = commands.iter().map(|command| command_line(visit, command)).collect();
     html! {
         details.curl {
             summary { "As curl" }
@@ -279,7 +282,8 @@ pub fn curls(visit: &Visit, commands: &[Command<'_>]) -> Markup {
     }
 }
 
-fn line(visit: &Visit, (method, path, body): &Command<'_>) -> String {
+/// A command as a shell takes it.
+pub fn command_line(visit: &Visit, (method, path, body): &Command<'_>) -> String {
     let auth = if visit.state().accounts.is_empty() { "" } else { " -u \"$DORMOUSE_ADMIN_AUTH\"" };
     let method = if *method == "GET" { String::new() } else { format!(" -X {method}") };
     let quoted = |text: &str| text.replace('\'', "'\\''");

@@ -42,14 +42,22 @@ impl Zone {
     /// Returns the date and time on the zone's clock, with the zone's name: abbreviations are ambiguous, `CST` is
     /// Shanghai and Chicago. Where clocks are set back an hour comes twice, so other zones than UTC have the offset too.
     pub fn clock(&self, at: Millis) -> String {
-        let shown = Zone::timestamp(at).to_zoned(self.zone.clone());
         let form = if self.name == "UTC" { "%Y-%m-%d %H:%M:%S" } else { "%Y-%m-%d %H:%M:%S%:z" };
-        format!("{} {}", shown.strftime(form), self.name)
+        format!("{} {}", self.formatted(at, form), self.name)
     }
 
     /// The time of day alone, for the axis of a chart.
     pub fn time_of_day(&self, at: Millis) -> String {
-        Zone::timestamp(at).to_zoned(self.zone.clone()).strftime("%H:%M").to_string()
+        self.formatted(at, "%H:%M")
+    }
+
+    /// The date alone, likewise.
+    pub fn date(&self, at: Millis) -> String {
+        self.formatted(at, "%b %-d")
+    }
+
+    fn formatted(&self, at: Millis, form: &str) -> String {
+        Zone::timestamp(at).to_zoned(self.zone.clone()).strftime(form).to_string()
     }
 
     /// An instant, and how far it is from now.
@@ -62,12 +70,24 @@ impl Zone {
 
     /// How long ago it was, or how long until it is.
     pub fn ago(&self, at: Millis) -> Markup {
+        html! { span.ago data-at=(at) { (volatile(&html! { (self.distance(at)) })) } }
+    }
+
+    /// An instant in a table: how far it is from now, with the full timestamp as its title.
+    pub fn when(&self, Instant(at): Instant) -> Markup {
+        html! {
+            time datetime=(Zone::timestamp(at).to_string()) title=(self.clock(at)) data-at=(at) {
+                (volatile(&html! { (self.distance(at)) }))
+            }
+        }
+    }
+
+    fn distance(&self, at: Millis) -> String {
         let by = self.now.abs_diff(at) as f64 / 1000.0;
-        let said = match at {
+        match at {
             at if at > self.now => format!("in {}", duration(by)),
             _ => format!("{} ago", duration(by.floor())),
-        };
-        html! { span.ago data-at=(at) { (volatile(&html! { (said) })) } }
+        }
     }
 
     /// For how long something is so that began then. To the tag of the page only the minute counts.
@@ -91,6 +111,9 @@ mod tests {
         assert!(shown.contains("datetime=\"2026-11-23T14:00:00Z\""), "{shown}");
         assert!(shown.contains("1 min 1 s ago"), "{shown}");
         assert!(zone.ago(at + 120_000).0.contains("in 59 s"));
+        let short = zone.when(Instant(at)).0;
+        assert!(short.contains("title=\"2026-11-23 15:00:00+01:00 Europe/Berlin\""), "{short}");
+        assert_eq!(short.matches("15:00:00").count(), 1, "the instant stands there once: {short}");
         assert_eq!(Zone::utc(at).clock(at), "2026-11-23 14:00:00 UTC");
         for wrong in ["Europe/Nowhere", "../../etc/passwd", "", "<b>", "/etc/localtime"] {
             assert!(Zone::named(wrong, at).is_none(), "{wrong}");

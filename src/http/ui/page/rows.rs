@@ -5,7 +5,8 @@ use maud::{Markup, html};
 use super::ask::part;
 use super::chart::spark;
 use super::frame::Page;
-use super::text::{count, duration, known, number, rate, text, unknown};
+use super::instant::Zone;
+use super::text::{VOLATILE, count, duration, number, rate, text, unknown, volatile};
 use super::visit::{PoolQueue, Visit};
 use crate::history::need::Need;
 use crate::history::{Of, Range};
@@ -14,8 +15,8 @@ use crate::name::{Namespace, PoolName, Queue, QueueName};
 use crate::time::Instant;
 
 /// Why a figure is not known.
-pub const NOT_BY_QUEUE: &str = "this store does not know it by queue";
-const READ_OFF_THE_ID: &str = "read off the id of the first job: when it was published, and its delay";
+pub const NOT_BY_QUEUE: &str = "this store does not count these by queue";
+const READ_OFF_THE_ID: &str = "estimated from the id of the first job: when it was published, plus its delay";
 /// Seconds from one reading of a store to the next.
 const USUAL: f64 = 10.0;
 const NOT_COUNTED: &str = "this server does not count this queue by itself";
@@ -51,30 +52,34 @@ impl QueueReply {
         self.need.map_or("", Need::as_str)
     }
 
-    /// What it needs, in words. A queue that is paused is late for that very reason.
-    pub fn words(&self) -> Option<String> {
+    /// What it needs, as a badge. A queue that is paused is late for that very reason.
+    pub fn badge(&self, zone: &Zone) -> Option<Markup> {
         let need = self.need?;
-        let words = self.words_of(need);
-        let is_told = need == Need::Paused || !self.paused;
-        Some(if is_told { words } else { format!("{words}; paused") })
+        let words = self.words_of(need, zone);
+        let paused = self.paused && need != Need::Paused;
+        let (badge, title) = (format!("badge {}", self.class()), words.0.clone());
+        let title = title.replace([VOLATILE.0, VOLATILE.1], "");
+        Some(volatile_title(&badge, &title, &html! { (words) @if paused { "; paused" } }))
     }
 
-    fn words_of(&self, need: Need) -> String {
-        match need {
-            Need::Push => match self.push.map(|push| push.as_str()) {
-                Some("off") => "push is off".into(),
-                Some("locked") => "push cannot be read".into(),
-                _ => "push: the breaker is open".into(),
-            },
-            Need::Dying => format!("{} died in ten minutes", number(self.worse)),
-            Need::Nobody => "nobody consumes".into(),
-            Need::Late => {
-                let about = if self.age_is_estimated() { "≈ " } else { "" };
-                format!("late: waits {about}{}", duration(self.oldest_ready_age.unwrap_or(0.0)))
+    fn words_of(&self, need: Need, zone: &Zone) -> Markup {
+        let since =
+            |at: Instant| volatile(&html! { (duration(zone.now.saturating_sub(at.0) as f64 / 1000.0)) });
+        html! {
+            @match need {
+                Need::Push => @match self.push.map(|push| push.as_str()) {
+                    Some("off") => "push is off",
+                    Some("locked") => "push cannot be read",
+                    // The breaker opens when the endpoint does not respond.
+                    _ => { "push is failing: no response" @if let Some(at) = self.push_failing_since { " for " (since(at)) } }
+                },
+                Need::Dying => { (number(self.worse)) " died in ten minutes" }
+                Need::Nobody => "no consumers",
+                Need::Late => { "late: waits " @if self.age_is_estimated() { "≈ " } (duration(self.oldest_ready_age.unwrap_or(0.0))) }
+                Need::Growing => "growing for five minutes",
+                Need::Paused => "paused, with ready jobs",
+                Need::Dead => (count(self.dead, "dead job", "dead jobs")),
             }
-            Need::Growing => "growing for five minutes".into(),
-            Need::Paused => "paused, with ready jobs".into(),
-            Need::Dead => count(self.dead, "dead job", "dead jobs"),
         }
     }
 
@@ -85,22 +90,32 @@ impl QueueReply {
     }
 }
 
+/// A badge with its words as title, which a narrow column cuts off. Both may change with every second.
+fn volatile_title(class: &str, title: &str, words: &Markup) -> Markup {
+    if words.0.contains(VOLATILE.0) {
+        // That it is there counts for the tag of the page.
+        return html! { (volatile(&html! { span class=(class) title=(title) { (words) } })) span hidden class=(class) {} };
+    }
+    html! { span class=(class) title=(title) { (words) } }
+}
+
 /// The states, and the words that they are shown by.
 pub const STATES: [(&str, &str); 4] =
     [("ready", "Ready"), ("delayed", "Delayed"), ("running", "Running"), ("dead", "Dead")];
 
-/// The columns of the table: how they are sorted by, and what they are called.
-const COLUMNS: [(&str, &str); 9] = [
-    ("need", "Need"),
-    ("name", "Queue"),
-    ("ready", "Ready"),
-    ("delayed", "Delayed"),
-    ("running", "Running"),
-    ("dead", "Dead"),
-    ("age", "Oldest"),
-    ("in", "In/s"),
-    ("out", "Out/s"),
+/// The columns of the table: how they are sorted by, what they are called, and how wide they are, as a class.
+const COLUMNS: [(&str, &str, &str); 9] = [
+    ("need", "Need", "need"),
+    ("name", "Queue", "name"),
+    ("ready", "Ready", "n"),
+    ("delayed", "Delayed", "n"),
+    ("running", "Running", "n"),
+    ("dead", "Dead", "n"),
+    ("age", "Oldest", "age"),
+    ("in", "In/s", "s"),
+    ("out", "Out/s", "s"),
 ];
+const OF_SERVER: &str = "of this server, over the last minute";
 
 /// The table. `sorted` by which column, if the reader may choose; `sparks` shows the last hour.
 pub fn table(
@@ -111,19 +126,19 @@ pub fn table(
     sparks: bool,
 ) -> Markup {
     html! {
-        div.scroll role="region" aria-label=(caption) tabindex="0" {
+        div.scroll.cards role="region" aria-label=(caption) tabindex="0" {
             table.queues {
                 caption { (caption) }
                 thead { tr {
-                    @for (by, name) in COLUMNS {
-                        th scope="col" class=(by) title=[["in", "out"].contains(&by).then_some("of this server, over the last minute")] aria-sort=[(sorted == Some(by)).then_some(if by == "name" { "ascending" } else { "descending" })] {
+                    @for (by, name, class) in COLUMNS {
+                        th scope="col" class=(class) title=[["in", "out"].contains(&by).then_some(OF_SERVER)] aria-sort=[(sorted == Some(by)).then_some(if by == "name" { "ascending" } else { "descending" })] {
                             @if sorted.is_some() {
                                 a href=(visit.fields.link_anew(&[("sort", Some(by))])) { (name) }
                             } @else { (name) }
                         }
                     }
-                    th scope="col" title="consumers of this server that wait" { "Waiting" }
-                    @if sparks { th scope="col" { "Ready, last hour" } }
+                    th.s scope="col" title="consumers of this server that wait for jobs" { "Waiting" }
+                    @if sparks { th.spark scope="col" { "Ready, last hour" } }
                 } }
                 tbody { @for row in &listing.queues { (line(visit, listing, row, sparks)) } }
             }
@@ -134,31 +149,40 @@ pub fn table(
 fn line(visit: &Visit, listing: &QueuesReply, row: &QueueReply, sparks: bool) -> Markup {
     let place = row.place();
     let page = place.as_ref().map(|place| visit.to(&format!("queues/{}", place.path())));
-    let of_state = |state: &str, n: Markup| match &page {
-        Some(page) => html! { a href=(format!("{page}?state={state}")) { (n) } },
-        None => n,
+    let of_state = |state: &str, label: &str, n: Option<u64>| {
+        html! {
+            td.n data-label=(label) { @match (n, &page) {
+                (Some(0), _) => { span.zero { "0" } }
+                (Some(n), Some(page)) => { a href=(format!("{page}?state={state}")) { (number(n)) } }
+                (Some(n), None) => (number(n)),
+                (None, _) => (unknown(NOT_BY_QUEUE)),
+            } }
+        }
     };
+    let badge = row.badge(&visit.zone);
+    let calm = badge.is_none() && !row.paused;
     let name = format!("{}/{}", row.namespace, row.queue);
     let key = format!("{}/{name}", row.pool);
     html! {
         tr data-key=(key) {
-            td.need {
-                @match row.words() {
-                    Some(words) => { span class=(format!("need {}", row.class())) { (words) } }
-                    None => { span.need { @if row.paused { "paused" } @else { "–" } } }
+            td class=(if calm { "need calm" } else { "need" }) {
+                @match badge {
+                    Some(badge) => (badge),
+                    None if row.paused => { span.badge { "paused" } }
+                    None => { span.zero { "–" } }
                 }
             }
-            th.name scope="row" {
+            th.name scope="row" title=(name) {
                 @if visit.many_pools() { span.pool { (text(&row.pool)) } " " }
                 @match &page {
                     Some(page) => { a href=(page) { (text(&name)) } }
                     None => { a href=(visit.to(&namespace_path(&row.pool, &row.namespace))) { (text(&name)) } }
                 }
             }
-            td { (of_state("ready", html! { (number(row.ready)) })) }
-            td { (of_state("delayed", known(row.delayed, NOT_BY_QUEUE))) }
-            td { (of_state("running", known(row.running, NOT_BY_QUEUE))) }
-            td { (of_state("dead", html! { (number(row.dead)) })) }
+            (of_state("ready", "Ready", Some(row.ready)))
+            (of_state("delayed", "Delayed", row.delayed))
+            (of_state("running", "Running", row.running))
+            (of_state("dead", "Dead", Some(row.dead)))
             td { (oldest(visit, listing, row)) }
             td { (per_second(row.entered)) }
             td { (per_second(row.out)) }
@@ -191,13 +215,14 @@ pub fn oldest(visit: &Visit, listing: &QueuesReply, row: &QueueReply) -> Markup 
             let age = visit.zone.age(read.saturating_sub((age * 1000.0) as u64));
             html! { @if row.age_is_estimated() { span title=(READ_OFF_THE_ID) { "≈ " } } (age) }
         }
-        None if row.ready > 0 => unknown("this store does not know how old its ready jobs are"),
-        None => html! { "–" },
+        None if row.ready > 0 => unknown("this store does not know the age of its ready jobs"),
+        None => html! { span.zero { "–" } },
     }
 }
 
 pub fn per_second(of: Option<f64>) -> Markup {
     match of {
+        Some(0.0) => html! { span.zero { "0" } },
         Some(of) => html! { (rate(of)) },
         None => unknown(NOT_COUNTED),
     }
@@ -225,15 +250,15 @@ pub fn troubles(visit: &Visit, pools: &[SampleReply]) -> Markup {
                     @if let Some(since) = pool.trouble_since { ", since " (visit.zone.at(since)) }
                     ". "
                     @match pool.sampled_at {
-                        Some(at) => { "What is shown of it is of " (visit.zone.at(at)) "." }
-                        None => { "Nothing is known of it." }
+                        Some(at) => { "Its figures are from " (visit.zone.at(at)) "." }
+                        None => { "It has not been read yet." }
                     }
                 }
             } @else if let Some(since) = pool.full_since {
-                p.trouble { "The store of pool " b { (text(&pool.pool)) } " is full, since " (visit.zone.at(since)) ": it takes no more jobs." }
+                p.trouble { "The store of pool " b { (text(&pool.pool)) } " is full, since " (visit.zone.at(since)) ": publishes are refused." }
             }
             @if pool.left_out > 0 {
-                p.note { "Of pool " b { (text(&pool.pool)) } " " (count(pool.left_out, "queue is", "queues are")) " left out: there are too many." }
+                p.note { "Of pool " b { (text(&pool.pool)) } " " (count(pool.left_out, "queue is", "queues are")) " not shown: the pool has too many." }
             }
         }
     }

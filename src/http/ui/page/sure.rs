@@ -1,4 +1,4 @@
-//! Pages that ask before something is done that cannot be undone: what it is, and of how much.
+//! Pages that ask for confirmation: what will be done, and to how much.
 
 use maud::{Markup, html};
 
@@ -38,7 +38,7 @@ pub fn page(visit: &Visit, trail: Vec<(String, Markup)>, nav: &'static str, sure
             }
             (curl)
         } @else {
-            p.note { "This account changes nothing." }
+            p.note { "This account is read-only." }
             p { a.button href=(back) { "Back" } }
         }
     };

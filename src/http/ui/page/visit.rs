@@ -229,6 +229,7 @@ impl FromRequestParts<Arc<Ui>> for Visit {
     async fn from_request_parts(parts: &mut Parts, ui: &Arc<Ui>) -> Result<Visit, Infallible> {
         let fields = Fields::parse(parts.uri.query().unwrap_or_default());
         let path = parts.uri.path().strip_prefix("/ui/").unwrap_or_default();
+        let until = Instant::now() + PATIENCE;
         // As browsers count it, which resolve relative links.
         let depth = path.matches('/').count();
         if parts.method != Method::POST {
@@ -240,7 +241,7 @@ impl FromRequestParts<Arc<Ui>> for Visit {
             asked.and_then(|name| Zone::named(&name, now)).or_else(|| Zone::named(&ui.state.about.zone, now));
         let zone = zone.unwrap_or_else(|| Zone::utc(now));
         Ok(Visit {
-            ask: Asker::of(&ui.json, parts, Instant::now() + PATIENCE),
+            ask: Asker::of(&ui.json, parts, until),
             ui: ui.clone(),
             // Whoever sets a zone leaves the one that the address names.
             here: format!("{path}{}", fields.link(&[("tz", None)])),

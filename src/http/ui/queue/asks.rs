@@ -1,20 +1,21 @@
-//! What can be done with a queue, as its page offers it, and the pages that ask before it is done.
+//! What can be done with a queue, as its page offers it, and the pages that ask for confirmation.
 
 use maud::{Markup, html};
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::dead::reason;
 use super::figures::Figures;
 use crate::http::ui::page::ask::{Refusal, Said, part};
 use crate::http::ui::page::form::Fields;
-use crate::http::ui::page::frame::{Command, Page, curl, curls};
+use crate::http::ui::page::frame::{Command, Page, command_line, curl, curls};
 use crate::http::ui::page::rows::{STATES, trail};
 use crate::http::ui::page::sure::{Sure, page as asks};
 use crate::http::ui::page::text::{count, cut, text};
 use crate::http::ui::page::visit::{PoolQueue, Visit};
 
-/// So many dead jobs are destroyed by one request, and more by a bulk action.
+/// Dead jobs that one request destroys. More are destroyed by a bulk action.
 pub const AT_ONCE: u64 = 1000;
-/// For how long a queue may be paused, in seconds, and how the form calls it.
+/// How long a queue may be paused, in seconds, with the form's words.
 const PAUSES: [(&str, &str); 6] = [
     ("", "until it is resumed"),
     ("600", "10 minutes"),
@@ -29,9 +30,10 @@ pub async fn asking(visit: &Visit, place: &PoolQueue, ask: &str, of: &Fields) ->
     let sure = match ask {
         "cancel" => cancel_selected(visit, place, of)?,
         "respawn-all" => respawn_all(visit, place, of).await,
+        "promote-all" => promote_all(visit, place, of).await,
         "delete-dead" => delete_dead(visit, place).await,
         "destroy" => destroy(visit, place, of).await,
-        _ => return Err(Refusal::bad("there is nothing to ask by that name")),
+        _ => return Err(Refusal::bad("invalid ask: there is no such question")),
     };
     Ok(asks(visit, trail(visit, place), "Queues", sure))
 }
@@ -42,19 +44,26 @@ fn cancel_selected<'a>(visit: &Visit, place: &PoolQueue, of: &'a Fields) -> Said
         return Err(Refusal::bad("no job was selected"));
     }
     let n = count(jobs.len() as u64, "job", "jobs");
+    let verb = verb(of.get("state").unwrap_or(visit.fields.or_empty("state")));
     let mut hidden = vec![("do", "cancel"), ("ask", "cancel")];
+    hidden.extend(of.get("state").map(|state| ("state", state)));
     hidden.extend(jobs.iter().map(|job| ("job", *job)));
     Ok(Sure {
-        title: format!("Cancel {n} of {}", place.name()),
+        title: format!("{verb} {n} of {}", place.name()),
         what: html! {
-            p { "The " (n) " will be gone: nobody gets them, and they cannot be brought back." }
-            ul { @for job in &jobs { li { (text(job)) } } }
+            p { "No worker will get the " (n) " any more. They cannot be brought back." }
+            ul { @for job in &jobs { li { code { (text(job)) } } } }
         },
         hidden,
         more: html! {},
-        button: "Cancel",
+        button: verb,
         curl: curls(visit, &jobs.iter().map(|job| cancel(place, job)).collect::<Vec<_>>()),
     })
+}
+
+/// What it is called to remove a job in this state.
+pub fn verb(state: &str) -> &'static str {
+    if state == "dead" { "Delete" } else { "Cancel" }
 }
 
 async fn delete_dead(visit: &Visit, place: &PoolQueue) -> Sure<'static> {
@@ -62,7 +71,7 @@ async fn delete_dead(visit: &Visit, place: &PoolQueue) -> Sure<'static> {
     let order = order(place, "delete", "dead", &Fields::default());
     Sure {
         title: format!("Delete the dead jobs of {}", place.name()),
-        what: html! { p { "All " (dead) " dead jobs will be gone, and cannot be brought back." } },
+        what: html! { p { "All " (dead) " dead jobs will be deleted. They cannot be brought back." } },
         hidden: vec![("do", "delete-dead"), ("ask", "delete-dead")],
         more: name_field(visit, place),
         button: "Delete dead jobs",
@@ -80,7 +89,7 @@ async fn destroy(visit: &Visit, place: &PoolQueue, of: &Fields) -> Sure<'static>
     let bulk = ("POST", "/bulk".to_owned(), Some(&*delayed));
     Sure {
         title: format!("Destroy {}", place.name()),
-        what: html! { p { "The jobs of the states that are chosen will be gone, and cannot be brought back. Running jobs stay: their workers may finish them." } },
+        what: html! { p { "Deletes the jobs in the states you choose. They cannot be brought back. Running jobs stay: their workers may finish them." } },
         hidden: vec![("do", "destroy"), ("ask", "destroy")],
         more: html! {
             fieldset {
@@ -106,24 +115,32 @@ fn name_field(visit: &Visit, place: &PoolQueue) -> Markup {
     }
 }
 
+/// What the fields' filter leaves of the jobs in a state, in words.
+fn filtered(of: &Fields, all: &Markup, state: &str) -> Markup {
+    let (why, contains) = (of.text("reason"), of.get("contains"));
+    html! {
+        @if why.is_some() || contains.is_some() { "Of " (all) " " (state) " jobs those" } @else { "All " (all) " " (state) " jobs" }
+        @if let Some(why) = why { " with the reason " q { (reason(Some(why))) } }
+        @if let Some(contains) = contains { " that contain " q { (cut(contains)) } }
+    }
+}
+
+/// The fields of a form that keep the filter.
+fn kept<'a>(of: &'a Fields, what: &'a str) -> Vec<(&'a str, &'a str)> {
+    let mut hidden = vec![("do", what), ("ask", what)];
+    hidden.extend(of.text("reason").map(|reason| ("reason", reason)));
+    hidden.extend(of.get("contains").map(|contains| ("contains", contains)));
+    hidden
+}
+
+const IN_STEPS: &str = "The server does this in steps, and continues when you close this page.";
+
 async fn respawn_all<'a>(visit: &Visit, place: &PoolQueue, of: &'a Fields) -> Sure<'a> {
-    let (reason, contains) = (of.get("reason"), of.get("contains"));
-    let filtered = reason.is_some() || contains.is_some();
     let dead = Figures::read(visit, place).await.jobs("dead");
-    let mut hidden = vec![("do", "respawn-all"), ("ask", "respawn-all")];
-    hidden.extend(reason.map(|reason| ("reason", reason)));
-    hidden.extend(contains.map(|contains| ("contains", contains)));
     Sure {
         title: format!("Respawn all dead jobs of {}", place.name()),
-        what: html! {
-            p {
-                @if filtered { "Of " (dead) " dead jobs those" } @else { "All " (dead) " dead jobs" }
-                @if let Some(reason) = reason { " with the reason " q { (cut(reason)) } }
-                @if let Some(contains) = contains { " that have " q { (cut(contains)) } }
-                " will be ready again, and workers get them. The server does it in steps, and goes on when this page is closed."
-            }
-        },
-        hidden,
+        what: html! { p { (filtered(of, &dead, "dead")) " will be ready again, and workers get them. " (IN_STEPS) } },
+        hidden: kept(of, "respawn-all"),
         more: html! {
             p { label for="tries" { "Tries" } " " input #tries name="tries" value=(visit.typed("tries", "1")) size="5" inputmode="numeric" autocomplete="off"; }
         },
@@ -132,17 +149,35 @@ async fn respawn_all<'a>(visit: &Visit, place: &PoolQueue, of: &'a Fields) -> Su
     }
 }
 
+async fn promote_all<'a>(visit: &Visit, place: &PoolQueue, of: &'a Fields) -> Sure<'a> {
+    let delayed = Figures::read(visit, place).await.jobs("delayed");
+    Sure {
+        title: format!("Make all delayed jobs of {} due now", place.name()),
+        what: html! { p { (filtered(of, &delayed, "delayed")) " will be ready now, and workers get them. " (IN_STEPS) } },
+        hidden: kept(of, "promote-all"),
+        more: html! {},
+        button: "Make all due now",
+        curl: curl(visit, "POST", "/bulk", Some(&order(place, "promote", "delayed", of))),
+    }
+}
+
 /// The body of a bulk action of this queue, on jobs that the fields' filter finds.
 fn order(place: &PoolQueue, action: &str, state: &str, of: &Fields) -> String {
+    ordered(place, action, state, of).to_string()
+}
+
+/// The same as JSON.
+pub fn ordered(place: &PoolQueue, action: &str, state: &str, of: &Fields) -> Value {
     let mut order = json!({
         "pool": place.pool, "namespace": place.namespace, "queue": place.queue, "action": action, "state": state,
     });
-    for name in ["reason", "contains"] {
-        if let Some(value) = of.get(name) {
+    // An empty reason selects the jobs without one.
+    for (name, value) in [("reason", of.text("reason")), ("contains", of.get("contains"))] {
+        if let Some(value) = value {
             order[name] = value.into();
         }
     }
-    order.to_string()
+    order
 }
 
 /// The command that cancels a job.
@@ -152,34 +187,37 @@ fn cancel<'a>(place: &PoolQueue, job: &str) -> Command<'a> {
 
 /// What can be done with a queue as a whole.
 pub fn actions(visit: &Visit, place: &PoolQueue, paused: bool) -> Markup {
+    if !visit.may_change() {
+        return html! {};
+    }
     let here = visit.fields.link(&[]);
     html! {
-        div.actions {
-            @if visit.may_change() {
-                @if paused {
-                    form method="post" action=(here) {
-                        button type="submit" name="do" value="resume" { "Resume queue" }
-                    }
-                } @else {
-                    form.actions method="post" action=(here) {
-                        button type="submit" name="do" value="pause" { "Pause queue" }
-                        label for="for" { "for" }
-                        select #for name="for" { @for (value, words) in PAUSES { option value=(value) { (words) } } }
-                    }
+        div.does {
+            @if paused {
+                form method="post" action=(here) {
+                    button type="submit" name="do" value="resume" { "Resume queue" }
                 }
-                a.button href=(visit.to(&publish(place))) { "Publish a job" }
-                a.button href=(visit.fields.link(&[("ask", Some("destroy"))])) { "Destroy" }
+            } @else {
+                form.actions method="post" action=(here) {
+                    button type="submit" name="do" value="pause" { "Pause queue" }
+                    label for="for" { "for" }
+                    select #for name="for" autocomplete="off" { @for (value, words) in PAUSES { option value=(value) { (words) } } }
+                }
             }
-            form.actions method="get" action=(visit.to("search")) {
-                input type="hidden" name="in" value=(place.path());
-                label for="find" { "Find by key or id" }
-                input #find name="q" autocomplete="off" spellcheck="false";
-                button type="submit" { "Find" }
-            }
+            a.button.primary href=(visit.to(&publish(place))) { "Publish a job" }
+            a.button.danger href=(visit.fields.link(&[("ask", Some("destroy"))])) { "Destroy" }
         }
-        @if visit.may_change() {
-            @let (what, path) = if paused { ("/resume", "/resume") } else { ("/pause", "/pause") };
-            (curl(visit, "POST", &place.api(path, if what == "/pause" { &[("for", "600")] } else { &[] }), None))
+    }
+}
+
+/// Finds one job of the queue.
+pub fn find(visit: &Visit, place: &PoolQueue) -> Markup {
+    html! {
+        form.actions method="get" action=(visit.to("search")) {
+            input type="hidden" name="in" value=(place.path());
+            label for="find" { "Find by key or id" }
+            input #find name="q" autocomplete="off" spellcheck="false";
+            button type="submit" { "Find" }
         }
     }
 }
@@ -189,33 +227,68 @@ pub fn publish(place: &PoolQueue) -> String {
     format!("publish/{}/{}?queue={}", part(&place.pool), part(&place.namespace), part(&place.queue))
 }
 
-/// What can be done with all dead jobs, or with those that the page is filtered by.
-pub fn of_all_dead(visit: &Visit, place: &PoolQueue) -> Markup {
-    let respawn = order(place, "respawn", "dead", &visit.fields);
-    let delete = order(place, "delete", "dead", &Fields::default());
+/// What can be done with all jobs in a state, or with those that the page is filtered by.
+pub fn of_all(visit: &Visit, place: &PoolQueue, state: &str, jobs: Option<u64>) -> Markup {
+    if jobs == Some(0) {
+        return html! {};
+    }
+    let order = |action: &str, of: &Fields| order(place, action, state, of);
     let bulk = |order| ("POST", "/bulk".to_owned(), Some(order));
+    let ask = |what: &'static str| visit.fields.link(&[("state", Some(state)), ("ask", Some(what))]);
     html! {
-        p.actions {
-            a.button href=(visit.fields.link(&[("ask", Some("respawn-all"))])) { "Respawn all" }
-            a.button href=(visit.fields.link(&[("ask", Some("delete-dead"))])) { "Delete dead jobs" }
+        @match state {
+            "dead" => {
+                p.actions {
+                    a.button href=(ask("respawn-all")) { "Respawn all" }
+                    a.button.danger href=(ask("delete-dead")) { "Delete dead jobs" }
+                }
+                @let (respawn, delete) = (order("respawn", &visit.fields), order("delete", &Fields::default()));
+                (curls(visit, &[bulk(&*respawn), bulk(&*delete)]))
+            }
+            "delayed" => {
+                p.actions { a.button href=(ask("promote-all")) { "Make all due now" } }
+                (curls(visit, &[bulk(&*order("promote", &visit.fields))]))
+            }
+            _ => {}
         }
-        (curls(visit, &[bulk(&*respawn), bulk(&*delete)]))
     }
 }
 
 /// What can be done with the rows that are selected.
 pub fn selected(visit: &Visit, place: &PoolQueue, state: &str) -> Markup {
-    let of_respawn = ("POST", place.api("/deadletter/respawn", &[]), Some("{\"jobs\":[\"ID\"]}"));
-    let commands = [of_respawn, cancel(place, "ID")];
-    // Only what is dead can be respawned.
-    let shown = &commands[usize::from(state != "dead")..];
-    html! {
+    let job = |rest: &str| place.api(&format!("/job/ID{rest}"), &[]);
+    let first = match state {
+        "dead" => Some(("POST", place.api("/deadletter/respawn", &[]), Some("{\"jobs\":[\"ID\"]}"))),
+        "delayed" => Some(("POST", job("/promote"), None)),
+        _ => None,
+    };
+    let commands: Vec<Command<'_>> = first.into_iter().chain([cancel(place, "ID")]).collect();
+    html! { div.row {
         form #selected .actions method="post" action=(visit.fields.link(&[])) {
             input type="hidden" name="state" value=(state);
             label hidden data-all="1" { input type="checkbox" data-all="1" autocomplete="off"; " All on this page" }
-            @if state == "dead" { button type="submit" name="do" value="respawn" { "Respawn" } }
-            button type="submit" name="ask" value="cancel" formmethod="get" { "Cancel" }
+            @match state {
+                "dead" => { button type="submit" name="do" value="respawn" { "Respawn" } }
+                "delayed" => { button type="submit" name="do" value="promote" { "Make due now" } }
+                _ => {}
+            }
+            button.danger type="submit" name="ask" value="cancel" formmethod="get" { (verb(state)) }
         }
-        (curls(visit, shown))
+        (curls(visit, &commands))
+    } }
+}
+
+/// The commands that do what can be done with the queue. That of a pause follows the duration that is selected.
+pub fn commands(visit: &Visit, place: &PoolQueue, paused: bool) -> Markup {
+    let line =
+        |path: &str, query: &[(&str, &str)]| command_line(visit, &("POST", place.api(path, query), None));
+    html! {
+        details.curl {
+            summary { "As curl" }
+            pre tabindex="0" {
+                @if paused { code { (line("/resume", &[])) } }
+                @else { code data-select="for" data-with=(line("/pause", &[("for", "SECONDS")])) { (line("/pause", &[])) } }
+            }
+        }
     }
 }

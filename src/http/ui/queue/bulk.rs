@@ -4,6 +4,7 @@ use axum::http::Method;
 use axum::response::Response;
 use maud::{Markup, html};
 
+use super::dead::reason;
 use crate::http::operators::bulk::{BulkReply, BulksReply};
 use crate::http::ui::home::back;
 use crate::http::ui::page::answer::see_other;
@@ -33,13 +34,15 @@ impl BulkReply {
         let verb = match &*self.action {
             "respawn" => "Respawn",
             "delete" => "Delete",
+            "promote" => "Make ready the",
             "cancel" => "Cancel",
+            "promote" => "Make due now:",
             other => other,
         };
         html! {
             (verb) " " (self.state) " jobs"
-            @if let Some(reason) = &self.reason { " with the reason " q { (cut(reason)) } }
-            @if let Some(contains) = &self.contains { " that have " q { (cut(contains)) } }
+            @if let Some(why) = &self.reason { " with the reason " q { (reason(Some(why))) } }
+            @if let Some(contains) = &self.contains { " that contain " q { (cut(contains)) } }
         }
     }
 
@@ -54,7 +57,7 @@ impl BulkReply {
         };
         html! {
             @if let (true, Some(total)) = (self.runs(), self.total.filter(|total| *total > 0)) {
-                progress max=(total) value=(self.looked_at.min(total)) aria-label="How far it came" {} " "
+                progress max=(total) value=(self.looked_at.min(total)) aria-label="Progress" {} " "
             }
             (number(self.done)) @if let Some(total) = self.total { " of " (number(total)) }
             ", " (self.status) @if let Some(why) = &self.why { " (" (cut(why)) ")" }
@@ -107,19 +110,19 @@ async fn page(visit: &Visit) -> Said<Page> {
     let BulksReply { actions, .. } = visit.ask.get("/bulk").await?;
     let body = html! {
         h1 { "Bulk actions" }
-        p { "They are of this server, and end with it. One runs on a queue at a time." }
-        @if actions.is_empty() { p { "There was none since the server began. They are begun on the page of a queue." } }
+        p.hint { "Actions of this server. They end when it stops. One at a time runs on a queue." }
+        @if actions.is_empty() { p.hint { "There has been none since the server started. They are begun on the page of a queue." } }
         @else {
             div.scroll role="region" aria-label="Bulk actions" tabindex="0" {
-                table.jobs {
+                table.jobs.wrap {
                     caption { "Bulk actions, the newest first" }
-                    thead { tr { @for name in ["Queue", "What", "By", "How far", "Begun"] { th scope="col" { (name) } } td {} } }
+                    thead { tr { @for name in ["Queue", "Action", "By", "Progress", "Started"] { th scope="col" { (name) } } td {} } }
                     tbody { @for action in actions.iter().take(MOST) { tr data-key=(action.id) {
                         th scope="row" { a href=(visit.to(&format!("queues/{}", action.place().path()))) { (text(&action.place().name())) } }
-                        td.text { (action.words()) }
+                        td { (action.words()) }
                         td { (text(&action.by)) }
                         td { (action.progress(visit)) }
-                        td { (visit.zone.at(action.started)) }
+                        td { (visit.zone.when(action.started)) }
                         td { @if action.runs() && visit.may_change() { (stop(visit, action)) } }
                     } } }
                 }

@@ -54,36 +54,61 @@ async fn act(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String> {
             let tries = tries.map_err(|_| Refusal::bad("Tries is a whole number"))?;
             begin(visit, place, "respawn", "dead", form, tries).await
         }
+        "promote" => promote(visit, place, form).await,
+        "promote-all" if sure => begin(visit, place, "promote", "delayed", form, None).await,
         "delete-dead" if sure => {
             named(place, form)?;
             begin(visit, place, "delete", "dead", form, None).await
         }
         "destroy" if sure => destroy(visit, place, form).await,
         "cancel" if sure => cancel(visit, place, form).await,
-        "cancel" | "respawn-all" | "delete-dead" | "destroy" => {
-            Err(Refusal::bad("this is not done before it was asked"))
+        "cancel" | "respawn-all" | "promote-all" | "delete-dead" | "destroy" => {
+            Err(Refusal::bad("this needs confirmation"))
         }
         _ => Err(Refusal::bad("the form does not say what to do")),
     }
 }
 
-/// Cancels the jobs that were selected, one after the other. What is gone already is no error.
+/// Cancels the jobs that were selected. What is gone already is no error.
 async fn cancel(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String> {
+    let is_dead = form.get("state").or(visit.fields.get("state")) == Some("dead");
+    let (words, code) = if is_dead { ("deleted", "removed") } else { ("cancelled", "cancelled") };
+    let done = each(visit, place, form, words, |job| (Method::DELETE, format!("/job/{job}"))).await?;
+    Ok(format!("{code}.{done}"))
+}
+
+/// Makes the jobs that were selected due now. Those that are no longer delayed are left as they are.
+async fn promote(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String> {
+    if form.all("job").next().is_none() {
+        return Ok("none".into());
+    }
+    let done =
+        each(visit, place, form, "made due", |job| (Method::POST, format!("/job/{job}/promote"))).await?;
+    Ok(format!("promoted.{done}"))
+}
+
+/// Asks a route for each job that was selected, and returns for how many it did something. `words`: what it does.
+async fn each(
+    visit: &Visit,
+    place: &PoolQueue,
+    form: &Fields,
+    words: &str,
+    route: impl Fn(&str) -> (Method, String),
+) -> Said<u64> {
     let mut done = 0;
     for job in form.all("job").take(100) {
-        let path = place.api(&format!("/job/{}", part(job)), &[]);
-        match visit.ask.change(Method::DELETE, &path, Sent::Nothing).await {
+        let (method, path) = route(&part(job));
+        match visit.ask.change(method, &place.api(&path, &[]), Sent::Nothing).await {
             Ok(_) => done += 1,
-            Err(refusal) if refusal.status == StatusCode::NOT_FOUND => {}
+            Err(refusal) if [StatusCode::NOT_FOUND, StatusCode::CONFLICT].contains(&refusal.status) => {}
             Err(refusal) if done == 0 => return Err(refusal),
             Err(refusal) => {
-                let text =
-                    format!("{} cancelled, then: {}", count(done, "job was", "jobs were"), refusal.text);
+                let text = format!("{} {words}, then: {}", count(done, "job was", "jobs were"), refusal.text);
                 return Err(Refusal::new(refusal.status, text));
             }
         }
     }
-    Ok(format!("cancelled.{done}"))
+    Ok(done)
 }
 
 /// Begins what the server does to all jobs of a state that a filter finds.
@@ -95,14 +120,7 @@ async fn begin(
     form: &Fields,
     tries: Option<u32>,
 ) -> Said<String> {
-    let mut order = json!({
-        "pool": place.pool, "namespace": place.namespace, "queue": place.queue, "action": action, "state": state,
-    });
-    for name in ["contains", "reason"] {
-        if let Some(value) = form.get(name) {
-            order[name] = value.into();
-        }
-    }
+    let mut order = asks::ordered(place, action, state, form);
     if let Some(tries) = tries {
         order["tries"] = tries.into();
     }
@@ -116,10 +134,7 @@ fn named(place: &PoolQueue, form: &Fields) -> Said<()> {
     if typed == place.queue || typed == place.name() {
         return Ok(());
     }
-    Err(Refusal::bad(format!(
-        "the name of the queue is {}, and another was typed: nothing was done",
-        place.name()
-    )))
+    Err(Refusal::bad(format!("the queue's name is {}: nothing was done", place.name())))
 }
 
 /// Destroys the jobs of the states that were chosen.
@@ -127,7 +142,7 @@ async fn destroy(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String
     named(place, form)?;
     let chosen: Vec<&str> = form.all("which").collect();
     if chosen.is_empty() {
-        return Err(Refusal::bad("nothing was chosen: nothing was done"));
+        return Err(Refusal::bad("no state was chosen: nothing was done"));
     }
     let is_chosen = |state: &str| chosen.contains(&state);
     let dead: Value = match is_chosen("dead") {
@@ -140,15 +155,15 @@ async fn destroy(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String
     let mut before = Vec::new();
     if is_chosen("delayed") && in_steps {
         return Err(Refusal::bad(format!(
-            "{} are too many to go together with the delayed ones: destroy either the dead ones or the delayed ones first, and the others once that has ended. Nothing was done",
+            "{} are too many to destroy together with the delayed jobs: destroy one of the two first, and the other when that has ended. Nothing was done",
             count(dead, "dead job", "dead jobs")
         )));
     } else if is_chosen("delayed") {
         begin(visit, place, "cancel", "delayed", &Fields::default(), None).await?;
-        before.push("the cancelling of the delayed jobs has begun");
+        before.push("cancelling the delayed jobs has begun");
     } else if in_steps {
         begin(visit, place, "delete", "dead", &Fields::default(), None).await?;
-        before.push("the deleting of the dead jobs has begun");
+        before.push("deleting the dead jobs has begun");
     }
     if is_chosen("ready") {
         let gone = visit.ask.change(Method::DELETE, &place.api("", &[]), Sent::Nothing).await;

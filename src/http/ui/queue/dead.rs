@@ -16,6 +16,8 @@ use crate::time::Instant;
 const QUEUES: &str = "20";
 /// How many reasons of each are shown.
 const REASONS: usize = 5;
+/// How many dead jobs the route looks at for their reasons.
+const LOOKED_AT: u64 = 1000;
 
 impl DeadQueue {
     fn place(&self) -> Option<PoolQueue> {
@@ -43,9 +45,9 @@ async fn page(visit: &Visit) -> Said<Page> {
             button type="submit" { "Show" }
         }
         @if listed.queues.is_empty() && ["namespace", "pool"].iter().any(|name| visit.fields.get(name).is_some()) {
-            p { "No queue that is so has dead jobs. " a href="?" { "Show all" } "." }
+            p { "No queue that matches has dead jobs. " a href="?" { "Show all" } "." }
         } @else if listed.queues.is_empty() {
-            p { "No queue has dead jobs, as of the last sample. This server has looked since " (visit.zone.at(Instant(visit.state().shown(visit.state().began.wall())))) "." }
+            p.hint { "No queue has dead jobs. This server has been running since " (visit.zone.at(Instant(visit.state().shown(visit.state().began.wall())))) "." }
         } @else { (table(visit, &listed.queues, &reasons)) }
         @if let Some(cursor) = &listed.cursor {
             p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(cursor))])) { "Next" } }
@@ -66,10 +68,14 @@ async fn reasons(visit: &Visit, queues: &[DeadQueue]) -> Vec<Option<ReasonsReply
 fn table(visit: &Visit, queues: &[DeadQueue], reasons: &[Option<ReasonsReply>]) -> Markup {
     html! {
         div.scroll role="region" aria-label="Queues with dead jobs" tabindex="0" {
-            table.jobs {
+            table.jobs.wrap {
                 caption { "Queues with dead jobs, the newest death first" }
                 thead { tr {
-                    @for name in ["Queue", "Dead", "In the last hour", "Last died", "Reasons"] { th scope="col" { (name) } }
+                    th scope="col" { "Queue" }
+                    th.n scope="col" { "Dead" }
+                    th.n scope="col" { "Last hour" }
+                    th scope="col" { "Last died" }
+                    th scope="col" { "Reasons" }
                     td {}
                 } }
                 tbody { @for (queue, reasons) in queues.iter().zip(reasons) { (row(visit, queue, reasons.as_ref())) } }
@@ -88,47 +94,62 @@ fn row(visit: &Visit, queue: &DeadQueue, reasons: Option<&ReasonsReply>) -> Mark
                 Some(page) => { a href=(page) { (text(&name)) } }
                 None => (text(&name)),
             } }
-            td { @match &page {
+            td.n { @match &page {
                 Some(page) => { a href=(page) { (number(queue.dead)) } }
                 None => (number(queue.dead)),
             } }
-            td { (known(queue.died_in_hour, "this server keeps no history of the queue")) }
+            td.n { (known(queue.died_in_hour, "this server keeps no history of the queue")) }
             td { @match queue.last_died {
-                Some(at) => (visit.zone.at(at)),
+                Some(at) => (visit.zone.when(at)),
                 None => (unknown("this server has seen none die")),
             } }
-            td.left { @match (reasons, &place) {
+            td { @match (reasons, &place) {
                 (Some(reasons), Some(place)) => (list(visit, place, reasons, REASONS)),
-                _ => (unknown("the store has not said so in time")),
+                _ => (unknown("the store did not answer in time")),
             } }
-            td { @if let (true, Some(page)) = (visit.may_change(), &page) {
+            td.n { @if let (true, Some(page)) = (visit.may_change(), &page) {
                 a.button href=(format!("{page}&ask=respawn-all")) { "Respawn all" span.vh { " of " (text(&name)) } }
             } }
         }
     }
 }
 
-/// The commonest reasons, each with the way to its jobs and to their respawn.
+/// A reason as pages show it: the worker's words. A job without one has used up its tries when its ttr expired.
+pub fn reason(of: Option<&str>) -> Markup {
+    match of.filter(|reason| !reason.is_empty()) {
+        Some(reason) => cut(reason),
+        None => html! { span title="no tries left" { "ttr expired" } },
+    }
+}
+
+/// The commonest reasons, each with a link to its jobs and to their respawn.
 pub fn list(visit: &Visit, place: &PoolQueue, reasons: &ReasonsReply, most: usize) -> Markup {
     let page = visit.to(&format!("queues/{}?state=dead", place.path()));
     html! {
         ul.reasons {
-            @for ReasonReply { reason, count } in reasons.reasons.iter().take(most) {
+            @for ReasonReply { reason: why, count } in reasons.reasons.iter().take(most) {
+                @let only = format!("{page}&reason={}", part(why.as_deref().unwrap_or_default()));
                 li {
-                    span.count { (number(*count)) } " × "
-                    @match reason {
-                        Some(reason) => {
-                            a href=(format!("{page}&reason={}", part(reason))) { (cut(shortened(reason, 80).0)) @if shortened(reason, 80).1 { "…" } }
-                            @if visit.may_change() {
-                                " " a href=(format!("{page}&reason={}&ask=respawn-all", part(reason))) { "Respawn" span.vh { " all with this reason" } }
-                            }
-                        }
-                        None => "no tries were left",
+                    span.count { (number(*count)) } " "
+                    span.why { a href=(only) { (short(why.as_deref())) } } " "
+                    @if visit.may_change() {
+                        a href=(format!("{only}&ask=respawn-all")) { "Respawn" span.vh { " all with this reason" } }
                     }
                 }
             }
         }
-        @if reasons.reasons.len() > most { p { (reasons.reasons.len() - most) " more" } }
-        p.most { "of " (number(reasons.looked_at)) " looked at" }
+        @if reasons.reasons.len() > most { p.more { (reasons.reasons.len() - most) " more reasons" } }
+        @if reasons.looked_at >= LOOKED_AT { p.more { "of the oldest " (number(reasons.looked_at)) " dead jobs" } }
+    }
+}
+
+/// The beginning of a reason, for a link.
+fn short(why: Option<&str>) -> Markup {
+    match why {
+        Some(why) => {
+            let (begin, more) = shortened(why, 80);
+            html! { (cut(begin)) @if more { "…" } }
+        }
+        None => reason(None),
     }
 }

@@ -7,8 +7,9 @@ use axum::http::StatusCode;
 use maud::{Markup, html};
 use tokio::time::timeout;
 
-use crate::http::operators::delays::{self, DelaysReply};
+use crate::http::operators::delays::{self, Bucket, DelaysReply};
 use crate::http::ui::page::ask::{Refusal, Said};
+use crate::http::ui::page::chart::Bars;
 use crate::http::ui::page::text::{count, number, text, volatile};
 use crate::http::ui::page::visit::{PoolQueue, Visit};
 
@@ -18,8 +19,10 @@ const STEPS: usize = 60;
 const FEW: u64 = 10_000;
 /// How long a page that has an older count waits for a new one.
 const SHORT: Duration = Duration::from_millis(100);
-/// The height of the SVG's own measure.
-const HEIGHT: u64 = 100;
+/// How many steps a chart has at least.
+const FEWEST: usize = 12;
+/// Milliseconds of each unit.
+const UNIT_MS: [(&str, u64); 3] = [("minute", 60_000), ("hour", 3_600_000), ("day", 86_400_000)];
 const UNITS: [(&str, &str); 3] = [("minute", "By minute"), ("hour", "By hour"), ("day", "By day")];
 
 /// A count, and by which unit it is.
@@ -51,15 +54,36 @@ pub async fn read(visit: &Visit, place: &PoolQueue) -> Option<Counted> {
         Some(Counted { by, delays: Ok(delays::last(visit.state(), &query(by))?), behind: None })
     };
     let Some(by) = unit(visit, place) else { return UNITS.iter().find_map(|&(by, _)| known(by)) };
+    if visit.fields.get("due").is_none() {
+        return fitting(visit, query).await;
+    }
     let asked = visit.ask.get(format!("/info/delays?{}", query(by)));
     let older = known(by);
     let Some(older) = older else { return Some(Counted { by, delays: asked.await, behind: None }) };
     let behind = match timeout(SHORT, asked).await {
         Ok(Ok(delays)) => return Some(Counted { by, delays: Ok(delays), behind: None }),
-        Ok(Err(refusal)) => format!("It was not counted anew: {}", refusal.text),
-        Err(_) => "It is being counted anew.".to_owned(),
+        Ok(Err(refusal)) => format!("The count could not be repeated: {}", refusal.text),
+        Err(_) => "A new count is under way.".to_owned(),
     };
     Some(Counted { behind: Some(behind), ..older })
+}
+
+/// The count by the smallest unit whose chart has all jobs.
+async fn fitting(visit: &Visit, query: impl Fn(&str) -> String) -> Option<Counted> {
+    let mut counted = None;
+    for (by, _) in UNITS {
+        let delays = visit.ask.get::<DelaysReply>(format!("/info/delays?{}", query(by))).await;
+        let fits = delays.as_ref().map_or(true, |delays| {
+            let step = UNIT_MS.iter().find(|(unit, _)| *unit == by).map_or(60_000, |(_, step)| *step);
+            let end = (delays.now.0 / step + STEPS as u64) * step;
+            delays.later == 0 && delays.buckets.iter().all(|bucket| bucket.from.0 < end)
+        });
+        counted = Some(Counted { by, delays, behind: None });
+        if fits {
+            break;
+        }
+    }
+    counted
 }
 
 /// Whether the count goes on, and the next page has it.
@@ -71,57 +95,77 @@ fn is_under_way(refusal: &Refusal) -> bool {
 pub fn section(visit: &Visit, counted: Option<&Counted>) -> Markup {
     let by = counted.map(|counted| counted.by);
     html! {
-        h2 { "When jobs fall due" }
-        p.range {
-            @for (unit, words) in UNITS {
-                a href=(visit.fields.link(&[("due", Some(unit))])) aria-current=[(by == Some(unit)).then_some("true")] { (words) }
-                " "
+        div.due {
+            nav.range aria-label="Steps of the chart of due jobs" {
+                span.more { "Due jobs" }
+                @for (unit, words) in UNITS {
+                    a href=(visit.fields.link(&[("due", Some(unit))])) aria-current=[(by == Some(unit)).then_some("true")] { (words) }
+                }
             }
-        }
-        @if let Some(behind) = counted.and_then(|counted| counted.behind.as_ref()) { p.note { (text(behind)) } }
-        @match counted.map(|counted| &counted.delays) {
-            None => {}
-            Some(Ok(delays)) => (shown(visit, delays)),
-            Some(Err(refusal)) if is_under_way(refusal) => {
-                p.note { "It is being counted. " a href=(visit.fields.link(&[])) { "Refresh" } }
+            @if let Some(behind) = counted.and_then(|counted| counted.behind.as_ref()) { p.note { (text(behind)) } }
+            @match counted.map(|counted| &counted.delays) {
+                None => {}
+                Some(Ok(delays)) => (shown(visit, delays)),
+                Some(Err(refusal)) if is_under_way(refusal) => {
+                    p.note { "The delayed jobs are being counted. " a href=(visit.fields.link(&[])) { "Refresh" } }
+                }
+                Some(Err(refusal)) => { p.trouble { "The delayed jobs could not be counted: " (text(&refusal.text)) } }
             }
-            Some(Err(refusal)) => { p.trouble { "It was not counted: " (text(&refusal.text)) } }
         }
     }
 }
 
 fn shown(visit: &Visit, delays: &DelaysReply) -> Markup {
-    let DelaysReply { now, delayed, overdue, buckets, later, .. } = delays;
-    let most = buckets.iter().map(|bucket| bucket.count).max().unwrap_or(0).max(1);
+    let DelaysReply { now, delayed, overdue, buckets, by, .. } = delays;
+    let step = UNIT_MS.iter().find(|(unit, _)| unit == by).map_or(60_000, |(_, step)| *step);
+    let from = now.0 / step * step;
+    let counts = steps(from, step, buckets);
+    let in_steps: u64 = counts.iter().sum();
     let said = format!(
         "{}: {} overdue, {} in the steps shown, {} later",
         count(*delayed, "delayed job", "delayed jobs"),
         number(*overdue),
-        number(buckets.iter().map(|bucket| bucket.count).sum()),
-        number(*later),
+        number(in_steps),
+        number(delayed.saturating_sub(overdue + in_steps)),
     );
     html! {
-        p { (said) ". Counted " (volatile(&visit.zone.at(*now))) }
-        @if !buckets.is_empty() {
-            figure.chart {
-                svg viewBox=(format!("0 0 {} {HEIGHT}", buckets.len() * 10)) preserveAspectRatio="none" role="img" aria-label=(said) {
-                    @for (n, bucket) in buckets.iter().enumerate() {
-                        @let high = (bucket.count * HEIGHT / most).max(1);
-                        rect.bar x=(n * 10 + 1) y=(HEIGHT - high) width="8" height=(high) {}
-                    }
-                }
-                details {
-                    summary { "As a table" }
-                    table {
-                        caption { "Jobs by the step in which they are due" }
-                        thead { tr { th scope="col" { "From" } th scope="col" { "Jobs" } } }
-                        tbody { @for bucket in buckets { tr {
-                            th scope="row" { (visit.zone.clock(bucket.from.0)) }
-                            td { (number(bucket.count)) }
-                        } } }
-                    }
-                }
-            }
+        @if *delayed == 0 { p.hint { "No job is delayed." } } @else {
+            div.charts { (Bars { title: "When jobs fall due", said, from, step, counts: &counts }.chart(&visit.zone)) }
+            p.more { "Counted " (volatile(&visit.zone.when(*now))) "." }
         }
+    }
+}
+
+/// Returns the jobs that are due in each step from `from` on, up to the last step that has some.
+fn steps(from: u64, step: u64, buckets: &[Bucket]) -> Vec<u64> {
+    let place = |bucket: &Bucket| {
+        let at = usize::try_from(bucket.from.0.saturating_sub(from) / step).ok()?;
+        (at < STEPS).then_some((at, bucket.count))
+    };
+    let placed: Vec<(usize, u64)> = buckets.iter().filter_map(place).collect();
+    let last = placed.iter().map(|(at, _)| at + 1).max().unwrap_or(0);
+    let mut counts = vec![0; last.max(FEWEST)];
+    for (at, jobs) in placed {
+        counts[at] += jobs;
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::Instant;
+
+    #[test]
+    fn jobs_lie_at_their_step_and_empty_steps_are_there() {
+        let bucket = |minute: u64, count| Bucket { from: Instant(minute * 60_000), count };
+        let from = 100 * 60_000;
+        assert_eq!(steps(from, 60_000, &[bucket(100, 2), bucket(112, 1)])[..], {
+            let mut counts = [0; 13];
+            (counts[0], counts[12]) = (2, 1);
+            counts
+        });
+        let counts = steps(from, 60_000, &[bucket(103, 1), bucket(100 + STEPS as u64, 9)]);
+        assert_eq!((counts.len(), counts.iter().sum::<u64>()), (FEWEST, 1), "what is later is not drawn");
     }
 }

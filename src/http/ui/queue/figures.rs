@@ -1,12 +1,14 @@
-//! How many jobs of a queue are in each state: counted for the page where the store counts them, or else of the sample.
+//! How many jobs of a queue are in each state, and how it is: read for the page where its store answers, from the last
+//! sample otherwise.
 
-use maud::{Markup, html};
+use maud::Markup;
 use serde::Deserialize;
 
+use crate::history::need::Need;
 use crate::http::operators::queues::{QueueReply, QueuesReply};
 use crate::http::ui::page::ask::{Refusal, Said};
 use crate::http::ui::page::rows::NOT_BY_QUEUE;
-use crate::http::ui::page::text::{known, number, unknown};
+use crate::http::ui::page::text::known;
 use crate::http::ui::page::visit::{PoolQueue, Visit};
 
 #[derive(Debug, Deserialize)]
@@ -14,31 +16,24 @@ struct Size {
     size: u64,
 }
 
-#[derive(Debug, Deserialize)]
-struct Dead {
-    deadletter_size: u64,
-}
-
 /// What was read of a queue.
 pub struct Figures {
     pub listing: Said<QueuesReply>,
+    /// Says whether the names are valid and the pool is there.
     ready: Said<Size>,
-    dead: Said<Dead>,
 }
 
 impl Figures {
     pub async fn read(visit: &Visit, place: &PoolQueue) -> Figures {
         visit.refresh(place).await;
-        let ask = &visit.ask;
-        let (listing, ready, dead) = tokio::join!(
-            ask.get(format!("/queues?{}&limit=1", place.query())),
-            ask.get(place.api("/size", &[])),
-            ask.get(place.api("/deadletter", &[])),
+        let (listing, ready) = tokio::join!(
+            visit.ask.get(format!("/queues?{}&limit=1", place.query())),
+            visit.ask.get(place.api("/size", &[])),
         );
-        Figures { listing, ready, dead }
+        Figures { listing, ready }
     }
 
-    /// What the last sample has of the queue.
+    /// What is known of the queue. `None` also while nobody has published to it.
     pub fn row(&self) -> Option<&QueueReply> {
         self.listing.as_ref().ok()?.queues.first()
     }
@@ -49,26 +44,37 @@ impl Figures {
         all.into_iter().flatten().find(|refusal| refusal.status.is_client_error())
     }
 
-    /// How many jobs are in a state.
-    pub fn jobs(&self, state: &str) -> Markup {
-        let row = self.row();
-        // What no store has named has none.
-        let sampled =
-            |of: fn(&QueueReply) -> Option<u64>| row.map_or_else(|| self.listing.is_ok().then_some(0), of);
+    /// Returns the number of jobs in a state, if it is known.
+    pub fn count(&self, state: &str) -> Option<u64> {
+        let Some(row) = self.row() else {
+            // A queue that no store has named has none.
+            let ready = self.ready.as_ref().ok().map(|size| size.size);
+            let is_ready = state == "ready";
+            return if is_ready { ready } else { self.listing.is_ok().then_some(0) };
+        };
         match state {
-            "ready" => fresh(self.ready.as_ref().map(|size| size.size), row.map(|row| row.ready)),
-            "dead" => fresh(self.dead.as_ref().map(|dead| dead.deadletter_size), row.map(|row| row.dead)),
-            "delayed" => known(sampled(|row| row.delayed), NOT_BY_QUEUE),
-            _ => known(sampled(|row| row.running), NOT_BY_QUEUE),
+            "ready" => Some(row.ready),
+            "dead" => Some(row.dead),
+            "delayed" => row.delayed,
+            _ => row.running,
         }
     }
-}
 
-/// A count that was read for the page, or else the sample's.
-fn fresh(read: Result<u64, &Refusal>, sample: Option<u64>) -> Markup {
-    match (read, sample) {
-        (Ok(n), _) => html! { (number(n)) },
-        (Err(refusal), Some(n)) => html! { span title=(refusal.text) { (number(n)) } },
-        (Err(refusal), None) => unknown(&refusal.text),
+    /// The number of jobs in a state.
+    pub fn jobs(&self, state: &str) -> Markup {
+        known(self.count(state), NOT_BY_QUEUE)
+    }
+
+    /// Returns the state whose jobs a page opens on: dead if jobs are dying or there are no others, then ready, then
+    /// delayed.
+    pub fn state_that_matters(&self) -> &'static str {
+        let has = |state: &str| self.count(state).is_some_and(|jobs| jobs > 0);
+        let is_dying = self.row().is_some_and(|row| row.need == Some(Need::Dying));
+        let others = ["ready", "delayed", "running"].into_iter().any(has);
+        match (has("dead"), is_dying || !others) {
+            (true, true) => "dead",
+            _ if has("ready") || !has("delayed") => "ready",
+            _ => "delayed",
+        }
     }
 }

@@ -7,6 +7,8 @@ use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::asks::{publish, verb};
+use super::dead::reason;
 use super::jobs::instant_of;
 use super::push;
 use crate::http::jobs::lists::VerboseJob;
@@ -36,24 +38,24 @@ type Job = VerboseJob<'static>;
 pub async fn show(visit: Visit, Path(named): Path<Named>) -> Response {
     let Named { pool, namespace, queue, id } = named;
     let place = PoolQueue { pool, namespace, queue };
-    if visit.fields.get("ask") == Some("cancel") {
-        return visit.answer(Ok(asking(&visit, &place, &id)));
-    }
     let job = visit.ask.get::<Job>(place.api(&format!("/job/{}", part(&id)), &[("verbose", "1")])).await;
+    if visit.fields.get("ask") == Some("cancel") {
+        return visit.answer(job.map(|job| asking(&visit, &place, &job)));
+    }
     let how = match visit.fields.get("as") {
         Some("raw") => match job {
             Ok(Job { data: Some(bytes), .. }) => {
                 return answer::download(&format!("{id}.bin"), bytes.into_owned());
             }
             Ok(_) => {
-                let refusal = Refusal::new(StatusCode::FORBIDDEN, "the body is not shown to this account");
+                let refusal = Refusal::new(StatusCode::FORBIDDEN, "bodies are not shown to this account");
                 return visit.answer(Err(refusal));
             }
             Err(_) => None,
         },
         Some(given) => match body::ALL.iter().find(|(name, ..)| *name == given) {
             Some((.., how)) => Some(*how),
-            None => return visit.answer(Err(Refusal::bad("a body is shown as text, json, hex or raw"))),
+            None => return visit.answer(Err(Refusal::bad("invalid as: text, json, hex or raw"))),
         },
         None => None,
     };
@@ -76,10 +78,15 @@ pub async fn change(mut visit: Visit, Path(named): Path<Named>, Filled(form): Fi
             let said = visit.ask.change(Method::POST, &route("/respawn"), Sent::Nothing).await;
             said.map(|_| visit.done("respawned.1"))
         }
+        ("promote", _) => {
+            let said = visit.ask.change(Method::POST, &route("/promote"), Sent::Nothing).await;
+            said.map(|_| visit.done("promoted.1"))
+        }
         ("cancel", Some("yes")) => {
             let said = visit.ask.change(Method::DELETE, &route(""), Sent::Nothing).await;
             // The job has no page any more.
-            let queue = visit.to(&format!("queues/{}?done=cancelled.1", place.path()));
+            let code = if form.get("state") == Some("dead") { "removed" } else { "cancelled" };
+            let queue = visit.to(&format!("queues/{}?done={code}.1", place.path()));
             said.map(|_| answer::see_other(&queue))
         }
         _ => Err(Refusal::bad("the form does not say what to do")),
@@ -98,22 +105,29 @@ pub async fn change(mut visit: Visit, Path(named): Path<Named>, Filled(form): Fi
     }
 }
 
-fn asking(visit: &Visit, place: &PoolQueue, id: &str) -> Page {
+fn asking(visit: &Visit, place: &PoolQueue, job: &Job) -> Page {
+    let (id, state) = (job.job_id.to_string(), job.state.as_deref().unwrap_or_default());
+    let verb = verb(state);
     asks(
         visit,
         trail(visit, place),
         "Queues",
         Sure {
-            title: format!("Cancel job {id}"),
+            title: format!("{verb} job {id}"),
             what: html! {
-                p { "The job of " (text(&place.name())) " will be gone: nobody gets it, and it cannot be brought back." }
+                p { "No worker will get this job of " (text(&place.name())) " any more. It cannot be brought back." }
             },
-            hidden: vec![("do", "cancel")],
+            hidden: vec![("do", "cancel"), ("state", state)],
             more: html! {},
-            button: "Cancel job",
-            curl: curl(visit, "DELETE", &place.api(&format!("/job/{}", part(id)), &[]), None),
+            button: button(state),
+            curl: curl(visit, "DELETE", &place.api(&format!("/job/{id}"), &[]), None),
         },
     )
+}
+
+/// The button that removes a job in this state.
+fn button(state: &str) -> &'static str {
+    if state == "dead" { "Delete" } else { "Cancel job" }
 }
 
 fn page(
@@ -125,12 +139,21 @@ fn page(
     let job = job?;
     let id = job.job_id.to_string();
     let body = html! {
-        h1 { "Job " (text(&id)) }
+        div.head {
+            h1 { "Job " (text(&id)) }
+            @match job.state.as_deref() {
+                Some(state) => { span class=(format!("badge state-{state}")) { (state) } }
+                None => {}
+            }
+            button.copy type="button" data-copy="job-id" hidden { "Copy" span.vh { " the id" } }
+            (actions(visit, place, &job))
+        }
+        span #job-id hidden { (id) }
+        (curl_of(visit, place, &job))
         (facts(visit, &job))
-        (actions(visit, place, &job))
-        (attempts(visit, place, &job, &push))
         h2 { "Body" }
         (show_body(visit, &job, how))
+        (attempts(visit, place, &job, &push))
     };
     let page = Page::new(format!("Job {id} of {}", place.name()), "Queues", body);
     Ok(page.under(trail(visit, place)))
@@ -140,16 +163,32 @@ fn actions(visit: &Visit, place: &PoolQueue, job: &Job) -> Markup {
     if !visit.may_change() {
         return html! {};
     }
-    let path = |rest: &str| place.api(&format!("/job/{}{rest}", job.job_id), &[]);
+    let state = job.state.as_deref().unwrap_or_default();
+    let again = format!("{}&from={}", publish(place), part(&job.job_id.to_string()));
     html! {
-        form.actions method="post" action=(visit.fields.link(&[])) {
-            @if job.state.as_deref() == Some("dead") { button type="submit" name="do" value="respawn" { "Respawn" } }
-            button.danger type="submit" name="ask" value="cancel" formmethod="get" { "Cancel job" }
+        form.does method="post" action=(visit.fields.link(&[])) {
+            @match state {
+                "dead" => { button.primary type="submit" name="do" value="respawn" { "Respawn" } }
+                "delayed" => { button.primary type="submit" name="do" value="promote" { "Make due now" } }
+                _ => {}
+            }
+            @if job.data.is_some() { a.button href=(visit.to(&again)) { "Publish again" } }
+            button.danger type="submit" name="ask" value="cancel" formmethod="get" { (button(state)) }
         }
-        @let commands = [("POST", path("/respawn"), None), ("DELETE", path(""), None)];
-        // Only what is dead can be respawned.
-        (curls(visit, &commands[usize::from(job.state.as_deref() != Some("dead"))..]))
     }
+}
+
+/// The commands that do the same.
+fn curl_of(visit: &Visit, place: &PoolQueue, job: &Job) -> Markup {
+    let path = |rest: &str| place.api(&format!("/job/{}{rest}", job.job_id), &[]);
+    let first = match job.state.as_deref() {
+        Some("dead") => Some("/respawn"),
+        Some("delayed") => Some("/promote"),
+        _ => None,
+    };
+    let commands =
+        first.map(|rest| ("POST", path(rest), None)).into_iter().chain([("DELETE", path(""), None)]);
+    html! { @if visit.may_change() { (curls(visit, &commands.collect::<Vec<_>>())) } }
 }
 
 /// How the job was pushed, as far as the queue's last attempts are of it.
@@ -158,7 +197,7 @@ fn attempts(visit: &Visit, place: &PoolQueue, job: &Job, push: &Said<Value>) -> 
         Ok(push) => push,
         Err(refusal) if refusal.status == StatusCode::NOT_FOUND => return html! {},
         Err(refusal) => {
-            return html! { p.note { "Whether it was pushed is not known: " (text(&refusal.text)) } };
+            return html! { p.note { "The attempts to push it cannot be read: " (text(&refusal.text)) } };
         }
     };
     let of_queue = push::attempts_of(push, None).len() as u64;
@@ -166,9 +205,9 @@ fn attempts(visit: &Visit, place: &PoolQueue, job: &Job, push: &Said<Value>) -> 
     html! {
         h2 { "Attempts" }
         @if own.is_empty() {
-            p { "None of the queue's last " (count(of_queue, "attempt", "attempts")) " to push was of this job." }
+            p.hint { "None of the queue's last " (count(of_queue, "attempt", "attempts")) " to push was of this job." }
         } @else {
-            p { "Of the queue's last " (count(of_queue, "attempt", "attempts")) " to push " (number(own.len() as u64)) ":" }
+            p.hint { (number(own.len() as u64)) " of the queue's last " (count(of_queue, "attempt", "attempts")) " to push:" }
             (push::table(visit, place, &own))
         }
     }
@@ -181,22 +220,23 @@ fn facts(visit: &Visit, job: &Job) -> Markup {
         dl.facts {
             dt { "State" }
             dd { @match state {
-                Some(state) => { b class=(format!("state {state}")) { (state) } }
-                None => { (unknown("this store does not know it")) }
+                Some(state) => (state),
+                None => (unknown("this store does not know it")),
             } }
-            dt { "Published" } dd { (visit.zone.at(Instant(job.job_id.published_at()))) }
+            dt { "Published" } dd { (volatile(&visit.zone.at(Instant(visit.zone.now.saturating_sub(job.elapsed_ms))))) }
             @if let (Some(at), Some(state)) = (job.due_at, state) { dt { (instant_of(state)) } dd { (visit.zone.at(at)) } }
             @if job.ttl > 0 {
-                dt { "Its ttl ends" }
+                dt { "TTL ends" }
                 dd { (volatile(&visit.zone.at(Instant(visit.zone.now + job.ttl * 1000)))) }
             } @else { dt { "TTL" } dd { "forever" } }
             dt { "Tries left" }
             dd { @match job.remain_tries {
                 Some(tries) => { (tries) }
-                None => { (unknown("this store does not know them of a job in this state")) }
+                None => { (unknown("this store does not know the tries of a job in this state")) }
             } }
             @if let Some(key) = &job.key { dt { "Key" } dd { (text(key)) } }
             @if let Some(reason) = &job.reason { dt { "Reason" } dd.text { (text(reason)) } }
+            @else if state == Some("dead") { dt { "Reason" } dd { (reason(None)) } }
             @for (name, value) in job.attributes.iter().flat_map(|all| all.iter()) {
                 dt { "Attribute " (text(name)) } dd.text { (text(value)) }
             }
@@ -211,7 +251,7 @@ fn facts(visit: &Visit, job: &Job) -> Markup {
 
 fn show_body(visit: &Visit, job: &Job, how: Option<As>) -> Markup {
     let Some(bytes) = job.data.as_deref() else {
-        return html! { p.note { "The body of job " (text(&job.job_id.to_string())) " is not shown to this account." } };
+        return html! { p.note { "Bodies are not shown to this account." } };
     };
     let how = how.unwrap_or_else(|| As::guess(bytes));
     html! {

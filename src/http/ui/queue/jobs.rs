@@ -4,6 +4,7 @@ use axum::http::StatusCode;
 use maud::{Markup, html};
 use tokio::time::{Instant, sleep};
 
+use super::dead::reason;
 use crate::http::jobs::lists::{JobsReply, ListedJob};
 use crate::http::ui::page::ask::{Refusal, Said};
 use crate::http::ui::page::text::{
@@ -31,9 +32,8 @@ pub async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Said<Jobs> {
     let mut all = Jobs { cursor: visit.fields.get("cursor").map(str::to_owned), ..Jobs::default() };
     loop {
         let mut query = vec![("state", state), ("limit", JOBS), ("data", "1")];
-        query.extend(
-            ["contains", "reason"].into_iter().filter_map(|name| Some((name, visit.fields.get(name)?))),
-        );
+        query.extend(visit.fields.get("contains").map(|text| ("contains", text)));
+        query.extend(visit.fields.text("reason").map(|text| ("reason", text)));
         query.extend(all.cursor.as_deref().map(|cursor| ("cursor", cursor)));
         let began = Instant::now();
         let next = visit.ask.get::<Jobs>(place.api("/jobs", &query)).await;
@@ -55,11 +55,11 @@ pub async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Said<Jobs> {
     }
 }
 
-/// What the instant of a job in a state is.
+/// Returns the column's name for the instant of a job in a state.
 pub fn instant_of(state: &str) -> &'static str {
     match state {
         "delayed" => "Due",
-        "running" => "Its ttr ends",
+        "running" => "TTR ends",
         "dead" => "Dead since",
         _ => "Ready since",
     }
@@ -77,42 +77,25 @@ pub fn list(
     let of = match of {
         Ok(of) => of,
         Err(Refusal { status, text: why }) => {
-            return html! { p.trouble { "The list is not there now (" (status.as_u16()) "): " (text(why)) } };
+            return html! { p.trouble { "The list is not available (" (status.as_u16()) "): " (text(why)) } };
         }
     };
-    let filtered = visit.fields.get("contains").is_some() || visit.fields.get("reason").is_some();
+    let filtered = visit.fields.get("contains").is_some() || visit.fields.text("reason").is_some();
     html! {
         @if filtered {
-            p.looked { "This page looked at " (number(of.scanned)) " of " (total) ", found " (number(of.jobs.len() as u64)) "." }
+            p.hint { "This page looked at " (number(of.scanned)) " of " (total) ", found " (number(of.jobs.len() as u64)) "." }
         }
         @if of.jobs.is_empty() {
             @match &of.cursor {
                 Some(_) if filtered => {}
                 Some(_) => { p { "Looked at " (count(of.scanned, "job", "jobs")) ", found none yet." } }
                 None if filtered => {
-                    p { "No job is so. " a href=(visit.fields.link_anew(&[("contains", None), ("reason", None)])) { "Show all" } "." }
+                    p { "No job matches. " a href=(visit.fields.link_anew(&[("contains", None), ("reason", None)])) { "Show all" } "." }
                 }
-                None => { p { "No job is " (state) "." } }
+                None => { p.hint { "No job is " (state) "." } }
             }
         } @else {
-            div.scroll role="region" aria-label="Jobs" tabindex="0" {
-                table.jobs {
-                    caption { "Jobs that are " (state) }
-                    thead { tr {
-                        @if selects { th scope="col" { span.vh { "Selected" } } }
-                        th scope="col" { "Id" }
-                        th scope="col" { "Key" }
-                        th scope="col" { "Published" }
-                        th scope="col" { (instant_of(state)) }
-                        th scope="col" { "Tries left" }
-                        th scope="col" { "TTL" }
-                        th scope="col" { "Size" }
-                        th scope="col" { "Reason" }
-                        th scope="col" { "Body" }
-                    } }
-                    tbody { @for job in &of.jobs { (row(visit, place, job, selects)) } }
-                }
-            }
+            (table(visit, place, state, &of.jobs, selects))
         }
         @if let Some(cursor) = &of.cursor {
             p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(cursor))])) { "Next" } }
@@ -120,35 +103,64 @@ pub fn list(
     }
 }
 
-fn row(visit: &Visit, place: &PoolQueue, job: &ListedJob<'_>, selects: bool) -> Markup {
+fn table(visit: &Visit, place: &PoolQueue, state: &str, jobs: &[ListedJob<'_>], selects: bool) -> Markup {
+    // Workers give reasons; few jobs that are not dead have one.
+    let reasons = state == "dead" || jobs.iter().any(|job| job.reason.is_some());
+    html! {
+        div.scroll role="region" aria-label="Jobs" tabindex="0" {
+            table.jobs.list {
+                caption { "Jobs that are " (state) }
+                thead { tr {
+                    @if selects { th.c-select scope="col" { span.vh { "Selected" } } }
+                    th.c-id scope="col" { "Id" }
+                    th.c-key scope="col" { "Key" }
+                    th.c-when scope="col" { "Published" }
+                    th.c-when scope="col" { (instant_of(state)) }
+                    th.c-tries.n scope="col" { "Tries left" }
+                    th.c-ttl.n scope="col" { "TTL" }
+                    th.c-size.n scope="col" { "Size" }
+                    @if reasons { th scope="col" { "Reason" } }
+                    th scope="col" { "Body" }
+                } }
+                tbody { @for job in jobs { (row(visit, place, job, (selects, reasons))) } }
+            }
+        }
+    }
+}
+
+fn row(visit: &Visit, place: &PoolQueue, job: &ListedJob<'_>, (selects, reasons): (bool, bool)) -> Markup {
     let id = job.job_id.to_string();
     let page = visit.to(&format!("jobs/{}/{id}", place.path()));
+    let is_dead = job.state.as_deref() == Some("dead");
     html! {
         tr data-key=(id) {
             @if selects {
                 td { input type="checkbox" name="job" value=(id) aria-label=(format!("Select {id}")) form="selected"; }
             }
-            th.id scope="row" { a href=(page) { (text(&id)) } }
-            td { @if let Some(key) = &job.key { (cut(key)) } }
-            td { (visit.zone.at(job.published_at)) }
+            // The style sheet cuts it off: who copies it gets all of it.
+            th.id scope="row" { a href=(page) title=(id) { (text(&id)) } }
+            td { @if let Some(key) = &job.key { span.clip title=(visible(key)) { (cut(key)) } } }
+            td { (visit.zone.when(job.published_at)) }
             td { @match job.due_at {
-                Some(at) => { (visit.zone.at(at)) }
+                Some(at) => { (visit.zone.when(at)) }
                 None => { (unknown("this store does not know it")) }
             } }
-            td { @match job.remain_tries {
+            td.n { @match job.remain_tries {
                 Some(tries) => { (tries) }
-                None => { (unknown("this store does not know them of a job in this state")) }
+                None => { (unknown("this store does not know the tries of a job in this state")) }
             } }
-            td { (ttl(job.ttl)) }
-            td { (size(job.size)) }
-            td.text { @if let Some(reason) = &job.reason { (cut(reason)) } }
-            td.text { (preview(job)) }
+            td.n { (ttl(job.ttl)) }
+            td.n { (size(job.size)) }
+            @if reasons {
+                td { @if job.reason.is_some() || is_dead { div.few { (reason(job.reason.as_deref())) } } }
+            }
+            td.body { div.few { (preview(job)) } }
         }
     }
 }
 
 /// How long a job lives still.
-pub fn ttl(seconds: u64) -> Markup {
+fn ttl(seconds: u64) -> Markup {
     match seconds {
         0 => html! { "forever" },
         seconds => volatile(&html! { (duration(seconds as f64)) }),
@@ -156,8 +168,8 @@ pub fn ttl(seconds: u64) -> Markup {
 }
 
 /// The beginning of a body.
-fn preview(job: &ListedJob<'_>) -> Markup {
-    let Some(data) = &job.data else { return unknown("it is not shown to this account") };
+pub fn preview(job: &ListedJob<'_>) -> Markup {
+    let Some(data) = &job.data else { return unknown("bodies are not shown to this account") };
     let begin = data.get(..ENOUGH).unwrap_or(data);
     let (shown, more) = begin_of(begin);
     html! { bdi { (visible(&shown)) } @if more || begin.len() < data.len() { "…" } }

@@ -120,11 +120,11 @@ fn tested(said: &Value) -> Done {
     Done::Once(
         "Test request",
         html! {
-            @if said["ok"] == true { p.done { "The endpoint has taken it." } }
-            @else { p.trouble { "The endpoint has not taken it: " (text(said["reason"].as_str().unwrap_or("no reason"))) } }
+            @if said["ok"] == true { p.done { "The endpoint accepted the request." } }
+            @else { p.trouble { "The endpoint did not accept the request: " (text(said["reason"].as_str().unwrap_or("no reason"))) } }
             dl.facts {
                 dt { "Status" }
-                dd { @match said["status"].as_u64() { Some(status) => { (status) } None => { (unknown("no answer came")) } } }
+                dd { @match said["status"].as_u64() { Some(status) => { (status) } None => { (unknown("no response")) } } }
                 dt { "Took" } dd { (said["milliseconds"].as_u64().unwrap_or(0)) " ms" }
                 @if let Some(answer) = answer { dt { "Answer" } dd.text { (text(answer)) } }
             }
@@ -136,9 +136,9 @@ fn tested(said: &Value) -> Done {
 fn setting(form: &Fields) -> Said<Value> {
     let rest = form.get("setting").map_or("{}", str::trim);
     let rest: Value = serde_json::from_str(rest)
-        .map_err(|error| Refusal::bad(format!("what is set beside the URL should be JSON: {error}")))?;
+        .map_err(|error| Refusal::bad(format!("the other settings are not JSON: {error}")))?;
     let Value::Object(mut all) = rest else {
-        return Err(Refusal::bad("what is set beside the URL should be a JSON object"));
+        return Err(Refusal::bad("the other settings should be a JSON object"));
     };
     all.insert("url".into(), form.or_empty("url").trim().into());
     Ok(all.into())
@@ -148,15 +148,15 @@ fn asking(visit: &Visit, place: &PoolQueue, ask: &str) -> Said<Page> {
     let (title, what, button) = match ask {
         "secret" => (
             "New secret",
-            "Requests are signed with a new secret from now on, and for 24 hours with the old one too. One before that ends at once.",
+            "Requests are signed with a new secret from now on, and for 24 hours with the old one too. An earlier one stops working at once.",
             "New secret",
         ),
         "off" => (
             "Turn push off",
-            "The queue is pushed no more. The secret, the counts and the attempts are forgotten; the jobs stay.",
+            "Jobs of the queue are no longer sent. The secret, the counts and the attempts are deleted; the jobs stay.",
             "Turn push off",
         ),
-        _ => return Err(Refusal::bad("there is nothing to ask by that name")),
+        _ => return Err(Refusal::bad("invalid ask: there is no such question")),
     };
     let mark = random::ulid().to_string();
     Ok(asks(
@@ -188,7 +188,7 @@ async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
         @match &push {
             Some(push) => { (state(visit, push)) (actions(visit, place, push)) (form(visit, place, Some(push))) (attempts(visit, place, push)) }
             None => {
-                p { "The queue is not pushed: its jobs wait for workers that ask." }
+                p { "The queue is not pushed: workers fetch its jobs." }
                 (form(visit, place, None))
             }
         }
@@ -197,12 +197,30 @@ async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
     Ok(page.under(trail(visit, place)))
 }
 
+/// The state of push as a badge. While the endpoint does not respond, for how long.
+pub fn badge(visit: &Visit, push: &Value) -> Markup {
+    let state = push["state"].as_str().unwrap_or("–");
+    let since = instant(&push["since"]);
+    html! {
+        @match state {
+            "open" => {
+                span.badge.push {
+                    "failing: no response"
+                    @if let Some(at) = since { " for " (visit.zone.age(at.0)) }
+                }
+            }
+            "on" => { span.badge.on { "on" } }
+            other => { span.badge.warn { (text(other)) } }
+        }
+    }
+}
+
 fn state(visit: &Visit, push: &Value) -> Markup {
     let figure = |name: &str| push["counts"][name].as_u64().map_or("–".into(), number);
     html! {
         dl.facts {
             dt { "State" }
-            dd { b { (text(push["state"].as_str().unwrap_or("–"))) } @if let Some(why) = push["why"].as_str() { ": " (cut(why)) } }
+            dd { (badge(visit, push)) @if let Some(why) = push["why"].as_str() { " " (cut(why)) } }
             @if let Some(since) = instant(&push["since"]) { dt { "Since" } dd { (visit.zone.at(since)) } }
             dt { "URL" } dd { (text(push["url"].as_str().unwrap_or("–"))) }
         }
@@ -255,10 +273,10 @@ fn form(visit: &Visit, place: &PoolQueue, push: Option<&Value>) -> Markup {
         form.fill method="post" action=(visit.fields.link(&[])) {
             label for="url" { "URL" }
             input #url name="url" value=(visit.typed("url", url)) required autocomplete="off" spellcheck="false";
-            label for="setting" { "All else, as JSON" }
+            label for="setting" { "Other settings, as JSON" }
             textarea #setting name="setting" rows="8" spellcheck="false" { "\n" (visit.typed("setting", &usual)) }
-            @if headers { p.wide.note { "The values of headers are not shown: write them again, or leave out the headers." } }
-            button type="submit" name="do" value="save" { "Save" }
+            @if headers { p.wide.note { "The values of headers are not shown: enter them again, or leave out the headers." } }
+            div.wide { button.primary type="submit" name="do" value="save" { "Save" } }
         }
         (curl(visit, "PUT", &push_route(place, ""), Some("{\"url\":\"https://shop.example/jobs\"}")))
     }
@@ -274,8 +292,8 @@ fn attempts(visit: &Visit, place: &PoolQueue, push: &Value) -> Markup {
     let all = attempts_of(push, None);
     html! {
         h2 { "Attempts" }
-        @if all.is_empty() { p { "There was none yet." } } @else {
-            p { "The last " (count(all.len() as u64, "attempt", "attempts")) ", the newest first." }
+        @if all.is_empty() { p.hint { "There has been no attempt yet." } } @else {
+            p.hint { "The last " (count(all.len() as u64, "attempt", "attempts")) ", the newest first." }
             (table(visit, place, &all))
         }
     }
@@ -285,17 +303,17 @@ fn attempts(visit: &Visit, place: &PoolQueue, push: &Value) -> Markup {
 pub fn table(visit: &Visit, place: &PoolQueue, all: &[&Value]) -> Markup {
     html! {
         div.scroll role="region" aria-label="Attempts" tabindex="0" {
-            table.jobs {
+            table.jobs.wrap {
                 caption { "Attempts" }
                 thead { tr { @for name in ["Time", "Job", "Status", "Took", "Answer"] { th scope="col" { (name) } } } }
                 tbody { @for attempt in all { tr {
-                    td { @if let Some(at) = instant(&attempt["time"]) { (visit.zone.at(at)) } }
+                    td { @if let Some(at) = instant(&attempt["time"]) { (visit.zone.when(at)) } }
                     td { @if let Some(id) = attempt["job_id"].as_str() {
                         a href=(visit.to(&format!("jobs/{}/{}", place.path(), part(id)))) { (text(id)) }
                     } }
-                    td { @match attempt["status"].as_u64() { Some(status) => { (status) } None => { (unknown("no answer came")) } } }
-                    td { (attempt["milliseconds"].as_u64().unwrap_or(0)) " ms" }
-                    td.text { (cut(attempt["answer"].as_str().unwrap_or_default())) }
+                    td { @match attempt["status"].as_u64() { Some(status) => { (status) } None => { (unknown("no response")) } } }
+                    td.n { (attempt["milliseconds"].as_u64().unwrap_or(0)) " ms" }
+                    td { (cut(attempt["answer"].as_str().unwrap_or_default())) }
                 } } }
             }
         }

@@ -42,19 +42,22 @@ pub async fn show(visit: Visit, Path(place): Path<PoolQueue>) -> Response {
     visit.answer(page)
 }
 
-/// The state whose jobs are shown.
-fn state(visit: &Visit) -> Said<&'static str> {
-    let Some(given) = visit.fields.get("state") else { return Ok("ready") };
+/// The state whose jobs the reader asks for.
+fn asked_state(visit: &Visit) -> Said<Option<&'static str>> {
+    let Some(given) = visit.fields.get("state") else { return Ok(None) };
     let known = STATES.iter().find(|(state, _)| *state == given);
-    known.map(|(state, _)| *state).ok_or(Refusal::bad("a state is ready, delayed, running or dead"))
+    let (state, _) = known.ok_or(Refusal::bad("invalid state: ready, delayed, running or dead"))?;
+    Ok(Some(state))
 }
 
 pub async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
-    let state = state(visit)?;
-    let read = read(visit, place, state).await;
-    if let Some(refusal) = read.figures.refusal() {
+    let asked = asked_state(visit)?;
+    let figures = Figures::read(visit, place).await;
+    if let Some(refusal) = figures.refusal() {
         return Err(refusal.clone());
     }
+    let state = asked.unwrap_or_else(|| figures.state_that_matters());
+    let read = read(visit, place, figures, state).await;
     // A wrong cursor or filter. One that this account may not use is refused in the place of the list.
     if let Err(refusal) = &read.jobs
         && refusal.status == StatusCode::BAD_REQUEST
@@ -69,15 +72,14 @@ pub async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
     })
 }
 
-async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Read {
+async fn read(visit: &Visit, place: &PoolQueue, figures: Figures, state: &str) -> Read {
     let range = visit.fields.get("range").unwrap_or("hour");
     let ask = &visit.ask;
     let reasons = async {
         let path = format!("/dead/reasons?{}", place.query());
         if state == "dead" { Some(ask.get(path).await) } else { None }
     };
-    let (figures, history, jobs, push, bulk, reasons, due) = tokio::join!(
-        Figures::read(visit, place),
+    let (history, jobs, push, bulk, reasons, due) = tokio::join!(
         ask.get(format!("/queues/history?{}&range={}", place.query(), part(range))),
         jobs::read(visit, place, state),
         ask.get(push_route(place, "")),
@@ -91,42 +93,55 @@ async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Read {
 fn body(visit: &Visit, place: &PoolQueue, state: &str, read: &Read) -> Markup {
     let row = read.figures.row();
     html! {
-        h1 { "Queue " (text(&place.name())) }
+        (head(visit, place, row))
+        @if visit.may_change() { (asks::commands(visit, place, row.is_some_and(|row| row.paused))) }
         @if let Ok(listing) = &read.figures.listing { (rows::troubles(visit, &listing.pools)) }
-        @if let Some(words) = row.and_then(QueueReply::words) {
-            p class=(format!("need {}", row.map_or("", QueueReply::class))) { (words) }
-        }
         @if let Some(row) = row.filter(|row| row.paused) {
             p.note {
                 "The queue is paused"
                 @if let Some(until) = row.paused_until { " until " (visit.zone.at(until)) }
-                ": consumers find nothing."
+                ": consumers get no jobs."
             }
         }
-        (figures(visit, read))
-        (asks::actions(visit, place, row.is_some_and(|row| row.paused)))
-        (push(visit, place, &read.push))
         (bulk::of_queue(visit, place, &read.bulk))
+        (figures(visit, read))
+        (push(visit, place, &read.push))
+        (ranges(visit))
+        (charts(visit, read.history.as_ref()))
+        (due::section(visit, read.due.as_ref()))
         (tabs(visit, state, read))
         @if state == "dead" {
-            @if let Some(Ok(reasons)) = read.reasons.as_ref().filter(|_| visit.fields.get("reason").is_none()) {
-                @if reasons.reasons.iter().any(|reason| reason.reason.is_some()) { (dead::list(visit, place, reasons, 20)) }
+            @if let Some(Ok(reasons)) = read.reasons.as_ref().filter(|_| visit.fields.text("reason").is_none()) {
+                @if !reasons.reasons.is_empty() {
+                    section.panel { h2 { "Why jobs died" } (dead::list(visit, place, reasons, 20)) }
+                }
             }
-            @if visit.may_change() { (asks::of_all_dead(visit, place)) }
         }
-        (filter(visit, state))
+        div.row {
+            (filter(visit, state))
+            @if visit.may_change() { (asks::of_all(visit, place, state, read.figures.count(state))) }
+        }
+        (filtered(visit))
         @let selects = visit.may_change() && state != "running" && read.jobs.as_ref().is_ok_and(|list| !list.jobs.is_empty());
         @if selects { (asks::selected(visit, place, state)) }
         (jobs::list(visit, place, state, &read.jobs, &read.figures.jobs(state), selects))
-        nav.range aria-label="Range of the charts" {
-            @for (range, words) in [("hour", "Hour"), ("day", "Day")] {
-                a href=(visit.fields.link(&[("range", Some(range))]))
-                    aria-current=[(visit.fields.get("range").unwrap_or("hour") == range).then_some("true")] { (words) }
-                " "
+        (asks::find(visit, place))
+    }
+}
+
+/// What the queue is, how it is, and what can be done with it.
+fn head(visit: &Visit, place: &PoolQueue, row: Option<&QueueReply>) -> Markup {
+    let paused = row.is_some_and(|row| row.paused);
+    html! {
+        div.head {
+            h1 { "Queue " (text(&place.name())) }
+            @match row.and_then(|row| row.badge(&visit.zone)) {
+                Some(badge) => (badge),
+                None if paused => { span.badge { "paused" } }
+                None => {}
             }
+            (asks::actions(visit, place, paused))
         }
-        (charts(visit, read.history.as_ref()))
-        (due::section(visit, read.due.as_ref()))
     }
 }
 
@@ -138,7 +153,7 @@ fn figures(visit: &Visit, read: &Read) -> Markup {
                 div { dt { "Oldest" } dd { (rows::oldest(visit, listing, row)) } }
                 div { dt title="of this server, over the last minute" { "In/s" } dd { (rows::per_second(row.entered)) } }
                 div { dt title="of this server, over the last minute" { "Out/s" } dd { (rows::per_second(row.out)) } }
-                div { dt title="consumers of this server that wait" { "Waiting" } dd { (number(row.waiting)) } }
+                div { dt title="consumers of this server that wait for jobs" { "Waiting" } dd { (number(row.waiting)) } }
             }
         }
     }
@@ -150,14 +165,25 @@ fn push(visit: &Visit, place: &PoolQueue, push: &Said<Value>) -> Markup {
     match push {
         Ok(push) => html! {
             p.push {
-                a href=(page) { "Push" } " is " b { (text(push["state"].as_str().unwrap_or("–"))) } ": to "
+                a href=(page) { "Push" } " is " (super::push::badge(visit, push)) " to "
                 (cut(push["url"].as_str().unwrap_or("–")))
             }
         },
         Err(refusal) if refusal.status == StatusCode::NOT_FOUND => html! {
-            p.push { "Not pushed. " a href=(page) { "Push" } }
+            p.push.hint { "Workers fetch its jobs. " a href=(page) { "Push" } " them to a URL instead." }
         },
-        Err(refusal) => html! { p.note { "Whether it is pushed is not known: " (text(&refusal.text)) } },
+        Err(refusal) => html! { p.note { "The push setting cannot be read: " (text(&refusal.text)) } },
+    }
+}
+
+fn ranges(visit: &Visit) -> Markup {
+    html! {
+        nav.range aria-label="Range of the charts" {
+            @for (range, words) in [("hour", "Hour"), ("day", "Day")] {
+                a href=(visit.fields.link(&[("range", Some(range))]))
+                    aria-current=[(visit.fields.get("range").unwrap_or("hour") == range).then_some("true")] { (words) }
+            }
+        }
     }
 }
 
@@ -167,9 +193,13 @@ fn tabs(visit: &Visit, shown: &str, read: &Read) -> Markup {
             ul {
                 @for (state, words) in STATES {
                     @let to = visit.fields.link_anew(&[("state", Some(state)), ("reason", None)]);
-                    li { a href=(to) aria-current=[(shown == state).then_some("page")] {
-                        (words) " " span.count { (read.figures.jobs(state)) }
-                    } }
+                    @let is_shown = shown == state;
+                    @let label = html! { (words) " " span.count { (read.figures.jobs(state)) } };
+                    li {
+                        // There is nothing behind a zero.
+                        @if !is_shown && read.figures.count(state) == Some(0) { span.tab { (label) } }
+                        @else { a href=(to) aria-current=[is_shown.then_some("page")] { (label) } }
+                    }
                 }
             }
         }
@@ -177,19 +207,24 @@ fn tabs(visit: &Visit, shown: &str, read: &Read) -> Markup {
 }
 
 fn filter(visit: &Visit, state: &str) -> Markup {
+    let reason = visit.fields.text("reason");
     html! {
         form.filter method="get" {
             input type="hidden" name="state" value=(state);
             label for="contains" { "Filter" }
             input #contains type="search" name="contains" value=(typed(visit.fields.or_empty("contains")))
-                placeholder="a part of body, key, attribute or reason" autocomplete="off" spellcheck="false";
-            @if let Some(reason) = visit.fields.get("reason") {
-                input type="hidden" name="reason" value=(typed(reason));
-            }
+                placeholder="text in body, key, attribute or reason" autocomplete="off" spellcheck="false";
+            @if let Some(reason) = reason { input type="hidden" name="reason" value=(typed(reason)); }
             button type="submit" { "Show" }
         }
-        @if let Some(reason) = visit.fields.get("reason") {
-            p { "With the reason " q { (cut(reason)) } ". " a href=(visit.fields.link_anew(&[("reason", None)])) { "All reasons" } }
+    }
+}
+
+/// The reason that the list is filtered by, if it is.
+fn filtered(visit: &Visit) -> Markup {
+    html! {
+        @if let Some(reason) = visit.fields.text("reason") {
+            p { "Only jobs with the reason " b { (dead::reason(Some(reason))) } ". " a href=(visit.fields.link_anew(&[("reason", None)])) { "All reasons" } }
         }
     }
 }

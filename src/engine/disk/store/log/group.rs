@@ -1,14 +1,13 @@
-//! The bytes of a group, and of what stands at the head of each file of the log (docs/disk-format.md draws them). Pure
-//! functions over bytes: knows no file.
+//! Byte format of groups and of log file headers (docs/disk-format.md has a drawing). Pure functions over bytes.
 //!
-//! A group is what one commit writes: `len:4 number:8 synced:8 previous:8 items check:8`. `len` counts the bytes of the
-//! items, `previous` is the `check` of the group before, and `check` is the XXH3 of all that stands before it, seeded
-//! with the pool's number: so a group of another pool is none, and a group that was left out is noticed. An item is
-//! `keyspace:1 keylen:2 vallen:4 key value`; one that deletes a key has no value, and `vallen` is [`DELETED`]. Zeros
-//! fill a group up to a multiple of [`ALIGN`] bytes, so that who looks for one has few places to look at.
+//! A group is what one commit writes: `len:4 number:8 synced:8 previous:8 items check:8`. `len` is the length of the
+//! items, `previous` the `check` of the preceding group, and `check` the XXH3 of everything before it, seeded with the
+//! pool's number. So a group of another pool is invalid, and a missing group is noticed. An item is `keyspace:1
+//! keylen:2 vallen:4 key value`; a deletion has no value and [`DELETED`] as `vallen`. Zeros pad a group to a multiple
+//! of [`ALIGN`] bytes, which limits the positions a search must check.
 //!
-//! `number` is written XOR the pool's number, which nobody knows who publishes. So no body can be full of heads that a
-//! search would take for those of groups, and read the rest of the file for each.
+//! `number` is stored XOR the pool's number, which producers do not know. So no job body can be crafted full of
+//! apparent group headers, each of which would make a search read the rest of the file.
 
 use std::ops::RangeInclusive;
 
@@ -16,34 +15,34 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::engine::disk::store::space::Space;
 
-/// What stands before the items,
+/// Bytes before the items.
 pub const HEAD: usize = 28;
-/// and behind them.
+/// Bytes after the items.
 pub const CHECK: usize = 8;
-/// Where a group may begin, from the begin of its file.
+/// Groups start at multiples of this offset in their file.
 const ALIGN: usize = 8;
-/// What an item has beside its key and value.
+/// Bytes of an item besides its key and value.
 pub const ITEM: usize = 7;
-/// In place of the length of a value: the key is deleted.
+/// Value length that marks a deletion.
 const DELETED: u32 = u32::MAX;
 
-/// What a group says of itself.
+/// Header fields of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
-    /// Groups are numbered without a gap.
+    /// Groups are numbered without gaps.
     pub number: u64,
-    /// All up to this one were on the disk when the group was written.
+    /// All groups up to this one were synced when this one was written.
     pub synced: u64,
-    /// The `check` of the group before.
+    /// The `check` of the preceding group.
     pub previous: u64,
     pub check: u64,
 }
 
-/// A group that is gathered: its items are in here already, behind the room for its head.
+/// A group being built: the items so far, behind space for the header.
 #[derive(Debug)]
 pub struct Draft(Vec<u8>);
 
-/// The room that a draft keeps.
+/// Capacity that a draft keeps.
 const KEPT: usize = 1 << 20;
 
 impl Default for Draft {
@@ -53,7 +52,7 @@ impl Default for Draft {
 }
 
 impl Draft {
-    /// Adds an item. `None` deletes the key.
+    /// Appends an item. `None` deletes the key.
     pub fn add(&mut self, space: Space, key: &[u8], value: Option<&[u8]>) {
         self.0.push(space as u8);
         self.0.extend((key.len() as u16).to_be_bytes());
@@ -62,7 +61,7 @@ impl Draft {
         self.0.extend(value.unwrap_or_default());
     }
 
-    /// The whole group, and its `check`.
+    /// Completes the group. Returns its bytes and `check`.
     pub fn seal(&mut self, pool: u64, number: u64, synced: u64, previous: u64) -> (&[u8], u64) {
         let len = (self.0.len() - HEAD) as u32;
         self.0[..4].copy_from_slice(&len.to_be_bytes());
@@ -75,32 +74,32 @@ impl Draft {
         (&self.0, check)
     }
 
-    /// Begins the next one.
+    /// Starts a new group.
     pub fn clear(&mut self) {
         self.0.truncate(HEAD);
         self.0.shrink_to(KEPT);
     }
 }
 
-/// The 8 bytes there.
+/// Reads 8 bytes at `at`.
 fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     let bytes = bytes.get(at..at + 8)?;
     Some(u64::from_be_bytes(bytes.try_into().ok()?))
 }
 
-/// Where the items of the group that may begin there end, if its head is not absurd.
+/// Returns the end of the items of a group at `at`, if its length fits the file.
 fn items_end(bytes: &[u8], at: usize) -> Option<usize> {
     let len = u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize;
     let end = at.checked_add(HEAD + len)?;
     (end + CHECK <= bytes.len()).then_some(end)
 }
 
-/// The number that stands in a head.
+/// Reads the number in a group header.
 fn number(bytes: &[u8], at: usize, pool: u64) -> Option<u64> {
     u64_at(bytes, at + 4).map(|number| number ^ pool)
 }
 
-/// The group that begins there, and where the next one may begin.
+/// Reads the group at `at`. Also returns where the next group may start.
 pub fn read(bytes: &[u8], at: usize, pool: u64) -> Option<(Group, usize)> {
     let items = items_end(bytes, at)?;
     let (number, check) = (number(bytes, at, pool)?, u64_at(bytes, items)?);
@@ -109,7 +108,7 @@ pub fn read(bytes: &[u8], at: usize, pool: u64) -> Option<(Group, usize)> {
         .then_some((group, (items + CHECK).next_multiple_of(ALIGN)))
 }
 
-/// Where heads stand, from there on, of groups with these numbers, and where the items of each would end.
+/// Returns the positions, from `from` on, of headers with one of these numbers, and the end of each group's items.
 fn heads(
     bytes: &[u8],
     from: usize,
@@ -124,7 +123,7 @@ fn heads(
     (from.next_multiple_of(ALIGN)..last).step_by(ALIGN).filter_map(head)
 }
 
-/// Looks for a whole group with one of these numbers, from there on. `bytes` is a file, from its begin.
+/// Searches for a valid group with one of these numbers, from `from` on. `bytes` is a whole file.
 pub fn find(
     bytes: &[u8],
     from: usize,
@@ -135,10 +134,10 @@ pub fn find(
         .find_map(|(at, _)| read(bytes, at, pool).map(|(group, end)| (at, group, end)))
 }
 
-/// An item: `None` deletes the key.
+/// An item; `None` deletes the key.
 pub type Item<'a> = (Space, &'a [u8], Option<&'a [u8]>);
 
-/// The items of the whole group in `bytes`. `None` in place of one that cannot be read.
+/// Returns the items of the valid group in `bytes`; `None` for an item that cannot be parsed.
 pub fn items(group: &[u8]) -> impl Iterator<Item = Option<Item<'_>>> {
     let end = items_end(group, 0).unwrap_or(0);
     let mut rest = group.get(HEAD..end).unwrap_or_default();
@@ -171,14 +170,14 @@ fn take_item<'a>(rest: &mut &'a [u8]) -> Option<Item<'a>> {
     Some((space, key, value))
 }
 
-/// What stands at the head of a file.
+/// Header of a log file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileHead {
-    /// The number that only this pool has, and knows.
+    /// Random number that identifies the pool.
     pub pool: u64,
-    /// The turn of the file: each use of a file takes the next number.
+    /// Turn of the file: each reuse of a file gets the next number.
     pub turn: u64,
-    /// The number of the first group in it.
+    /// Number of its first group.
     pub first: u64,
 }
 
@@ -212,7 +211,7 @@ mod tests {
 
     const POOL: u64 = 7;
 
-    /// Whoever changes these bytes changes the format of directories that exist.
+    /// A change of these bytes changes the format of existing directories.
     #[test]
     fn a_group_and_the_head_of_a_file_have_these_bytes() {
         let mut draft = Draft::default();
@@ -245,15 +244,15 @@ mod tests {
         assert_eq!(check, [60, 232, 68, 200, 4, 108, 142, 251], "its check");
     }
 
-    /// Guards against a published body that makes an open slow: full of heads with numbers that may come and lengths that
-    /// reach far, each of which a search would read as a group.
+    /// Guards against a published body that slows down opening: full of apparent headers with plausible numbers and
+    /// large lengths, each of which a search would read as a group.
     #[test]
     fn what_was_published_is_not_read_as_groups() {
         const SECRET: u64 = 0x9e37_79b9_7f4a_7c15;
         const NEXT: u32 = 100_000;
         let (mut torn, mut whole) = (Draft::default(), Draft::default());
-        // Each eight bytes are the length of one group, and the number of the one before. With this key they stand where
-        // groups may begin.
+        // Every eight bytes are the length of one apparent group and the number of the previous one. With this key they
+        // are aligned like groups.
         let body: Vec<u8> = (0..1 << 17).flat_map(|_| [NEXT.to_be_bytes(), [0; 4]]).flatten().collect();
         torn.add(Space::Jobs, b"a key", Some(&body));
         let (torn, check) = torn.seal(SECRET, NEXT.into(), 1, 2);
@@ -262,7 +261,7 @@ mod tests {
         let read = |pool: u64| -> usize {
             heads(&bytes, ALIGN, pool, numbers.clone()).map(|(at, end)| end - at).sum()
         };
-        assert_eq!(read(SECRET), HEAD, "bytes that are read as groups, to find one that has no items");
+        assert_eq!(read(SECRET), HEAD, "bytes read as groups: only the empty group");
         assert!(read(0) > 1 << 30, "of a megabyte {} would be, if numbers stood there as they are", read(0));
         let found = find(&bytes, ALIGN, SECRET, numbers.clone()).map(|(at, group, _)| (at, group.check));
         assert_eq!(found, Some((torn.len(), check)), "the group behind the body");

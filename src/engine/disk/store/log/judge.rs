@@ -1,6 +1,6 @@
-//! Reads the files of a log, and says what is damaged, and what is a torn end that a power cut left. What was synced is
-//! whole unless it was damaged; what was written later may be missing, at several places, and nobody was answered for
-//! it. Changes nothing.
+//! Checks the files of a log and distinguishes corruption from a torn tail left by a power cut. Synced groups are
+//! intact unless corrupted. Later groups may be missing in several places, and no request was acknowledged for them.
+//! Read-only.
 
 use std::io::{ErrorKind, Result};
 use std::ops::Range;
@@ -10,54 +10,54 @@ use super::group::{self, FILE_HEAD, FileHead, Group};
 use super::manifest::Manifest;
 use super::slots::{self, FILE, name};
 
-/// What was found.
+/// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// What is not as it was written, and cannot be the work of a power cut, each in a line.
+    /// Corruption that a power cut cannot explain, one line each.
     pub damage: Vec<String>,
-    /// Whether a power cut or a kill tore the log: whole groups stand behind its end, which count no more.
+    /// Whether a power cut or kill tore the log, leaving valid groups behind its end that no longer count.
     pub is_torn: bool,
     /// The last group that counts.
     pub last: Group,
-    /// Where that ends: a file, by its place in the manifest, and the byte in it.
+    /// End of the last group: index of its file in the manifest, and offset.
     pub end: (usize, usize),
-    /// The first group of each file up to there.
+    /// First group of each file up to the end.
     pub firsts: Vec<u64>,
 }
 
-/// A stretch that is no group.
+/// A range of bytes that is not a valid group.
 struct Problem {
     file: usize,
     start: usize,
-    /// The number that was expected there, and, once a later group was found, that one's.
+    /// Number of the expected group, up to that of the next valid group, if there is one.
     groups: Range<u64>,
-    /// The last group before it, and where that ends.
+    /// The last group before the range, and its end.
     before: Group,
     end: (usize, usize),
 }
 
-/// Judges the log in `dir`.
+/// Checks the log in `dir`.
 pub fn judge(dir: &Path, manifest: &Manifest) -> Result<Findings> {
     judge_each(dir, manifest, |_, _| Ok(()))
 }
 
-/// As [`judge`]. Shows each group that is whole, by its number and the bytes from its begin on, whatever is missing
-/// before it.
+/// Like [`judge`], and calls `each` with the number of every valid group and the bytes from its start, even after a
+/// gap.
 pub fn judge_each(
     dir: &Path,
     manifest: &Manifest,
     mut each: impl FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<Findings> {
     let mut findings = Findings::default();
-    // Of so many groups the files may hold parts: one with a later number was written by nobody.
+    // Upper bound on the number of groups in the files; a group with a later number is not ours.
     let len = |(slot, _): &(u32, u64)| {
-        // One that is missing, or cut, had groups too.
+        // A missing or truncated file may have held groups too.
         std::fs::metadata(dir.join(slot.to_string())).map_or(FILE, |file| file.len().max(FILE))
     };
     let most = manifest.files.iter().map(len).sum::<u64>() / (group::HEAD + group::CHECK) as u64;
     let mut reader = Reader {
         pool: manifest.pool,
-        // What stands before the first file is in tables.
+        // Groups before the first file are in tables.
         last: Group { number: manifest.first.saturating_sub(1), ..Group::default() },
         open: false,
         problems: Vec::new(),
@@ -84,26 +84,26 @@ pub fn judge_each(
 
 struct Reader {
     pool: u64,
-    /// The last group that was read. Its `check` is 0 while it is not known.
+    /// The last group read. Its `check` is 0 if unknown.
     last: Group,
     /// Whether the last problem has not ended yet.
     open: bool,
     problems: Vec<Problem>,
     synced: u64,
-    /// How many groups there may be.
+    /// Upper bound on the number of groups.
     most: u64,
-    /// Behind the last group.
+    /// End of the last group.
     end: (usize, usize),
 }
 
 impl Reader {
-    /// Reads the head of the next file.
+    /// Reads the next file's header.
     fn begin(&mut self, file: usize, bytes: &[u8], turn: u64) {
         let head = FileHead::read(bytes).filter(|head| (head.pool, head.turn) == (self.pool, turn));
         match head {
             Some(head) if file == 0 || head.first == self.last.number + 1 => {
                 self.last.number = head.first.saturating_sub(1);
-                // The rest of the file before had no room for the group.
+                // The previous file ended because the group did not fit.
                 if std::mem::take(&mut self.open) {
                     self.problems.pop();
                 }
@@ -114,7 +114,7 @@ impl Reader {
         }
     }
 
-    /// Reads the groups in it.
+    /// Reads the file's groups.
     fn read(
         &mut self,
         file: usize,
@@ -158,10 +158,10 @@ impl Reader {
         self.open = true;
     }
 
-    /// What the problems mean.
+    /// Classifies the problems.
     fn judge(self, manifest: &Manifest, findings: &mut Findings) {
         (findings.last, findings.end) = (self.last, self.end);
-        // The one that no group follows is the end of the log.
+        // A problem without a later group is the end of the log.
         let is_end = |problem: &Problem| problem.groups.end == u64::MAX;
         let is_torn = |problem: &Problem| problem.groups.start > self.synced;
         if let Some(first) = self.problems.first().filter(|first| !is_end(first) && is_torn(first)) {
@@ -171,16 +171,12 @@ impl Reader {
         }
         for problem in self.problems.iter().filter(|problem| !is_end(problem) || !is_torn(problem)) {
             let Range { start, end } = problem.groups;
-            // The place comes from this list.
-            let at = format!(
-                "{}: what stands from byte {} on",
-                name(manifest.files[problem.file].0),
-                problem.start
-            );
+            // The index comes from this list.
+            let at = format!("{}: data from byte {} on", name(manifest.files[problem.file].0), problem.start);
             let lost = match end.min(self.synced + 1).saturating_sub(start) {
-                0 => "no group of requests is known to be in it".to_owned(),
-                1 => format!("group {start} of requests is in it, which was on the disk"),
-                n => format!("{n} groups of requests are in it, {start} to {}", start + n - 1),
+                0 => "no synced group is known to be in it".to_owned(),
+                1 => format!("it contains group {start}, which was synced"),
+                n => format!("it contains {n} groups, {start} to {}", start + n - 1),
             };
             findings.damage.push(format!("{at} cannot be read; {lost}"));
         }

@@ -1,5 +1,5 @@
-//! The manifest: which files the log consists of, in which order, and from which group on it is needed. One small file
-//! that is replaced as a whole, and checked. Knows no group.
+//! The manifest: which files form the log, in which order, and from which group on they are needed. A small checksummed
+//! file, replaced atomically.
 //!
 //! `magic:8 pool:8 first:8 synced:8 count:4 (slot:4 turn:8)* check:8`.
 
@@ -11,27 +11,27 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::engine::disk::store::durable;
 
-/// The directory of the log, in the pool's.
+/// Directory of the log within the pool's.
 pub const DIR: &str = "log";
-/// The manifest, in the directory of the log.
+/// Name of the manifest within the log's directory.
 pub const NAME: &str = "manifest";
-/// What it is written as, before it takes the place of the old one.
+/// Name of a new manifest until it is renamed.
 const NEW: &str = "manifest.new";
 const MAGIC: &[u8; 8] = b"dormman1";
 const HEAD: usize = 36;
 const ENTRY: usize = 12;
 const CHECK: usize = 8;
 
-/// What the file says.
+/// Contents of the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// A number that only this pool has.
+    /// Random number that identifies the pool.
     pub pool: u64,
-    /// The first group that is needed: what stands before it is in tables.
+    /// The first group needed; earlier groups are in tables.
     pub first: u64,
-    /// All up to this group were synced when the file was written.
+    /// All groups up to this one were synced when the manifest was written.
     pub synced: u64,
-    /// The files that may hold groups, by number, each with its turn, in the order in which they are written.
+    /// Files that may hold groups, as slot and turn, in writing order.
     pub files: Vec<(u32, u64)>,
 }
 
@@ -70,13 +70,13 @@ impl Manifest {
         Some(Manifest { pool: number(8)?, first: number(16)?, synced: number(24)?, files })
     }
 
-    /// Reads it from the directory of a log. [`ErrorKind::NotFound`] if it is not there, [`ErrorKind::InvalidData`] if
-    /// it is not what was written.
+    /// Reads the manifest of a log directory. Fails with [`ErrorKind::NotFound`] if it is missing and with
+    /// [`ErrorKind::InvalidData`] if it is corrupt.
     pub fn read(dir: &Path) -> Result<Manifest> {
         Manifest::from_bytes(&fs::read(dir.join(NAME))?).ok_or_else(|| Error::from(ErrorKind::InvalidData))
     }
 
-    /// Puts it in the place of the one that is there, synced.
+    /// Replaces the manifest atomically and syncs it.
     pub fn write(&self, dir: &Path) -> Result<()> {
         durable::write(&dir.join(NEW), &self.to_bytes())?;
         fs::rename(dir.join(NEW), dir.join(NAME))?;

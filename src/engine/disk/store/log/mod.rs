@@ -1,14 +1,13 @@
-//! The log: what was committed, in the order in which it was, until tables have it. Knows groups as bytes, and nothing
-//! of keys, tables or jobs.
+//! The log: commits in order, until they are in tables. Treats groups as bytes; knows nothing of keys, tables or jobs.
 //!
-//! - [`group`] are the bytes of one commit, [`manifest`] says which files there are, [`judge`] what is damaged.
-//! - The writer [`append`](Log::append)s. What was appended has survived the process; what was
-//!   appended before a [`sync`](Log::sync) began has survived the machine when it ends.
-//! - [`tend`](Log::tend) is for a thread beside the writer. It makes files ahead, with their blocks written, so that a
-//!   sync has nothing to write but the groups; and uses those again that are needed no more.
+//! - [`group`] is the format of one commit, [`manifest`] lists the files, [`judge`] finds corruption.
+//! - The writer calls [`append`](Log::append). An appended group survives a crash of the process; once a later
+//!   [`sync`](Log::sync) has returned, it survives a power cut.
+//! - [`tend`](Log::tend) runs on a thread beside the writer. It preallocates files, so that a sync writes nothing but
+//!   groups, and reuses files that are no longer needed.
 //!
-//! All files have one size. Each has a number of its own, its slot, and is written in turns: a turn begins with a head,
-//! and what is left of an earlier turn behind the last group has lower numbers than that.
+//! All files have the same size. Each is identified by its slot and written in turns: a turn starts with a header, and
+//! groups left from an earlier turn behind the last group have lower numbers than that header.
 
 pub mod group;
 pub mod judge;
@@ -39,45 +38,45 @@ pub struct Log {
     dir: PathBuf,
     pool: u64,
     tail: Mutex<Tail>,
-    /// Files with groups that may not be synced, the current one last. They stay open until they are, so that no
-    /// failed write goes unnoticed: the system tells each open file of it once.
+    /// Files with groups that may not be synced, the current one last. They stay open until they are, so that no failed
+    /// write goes unnoticed: the kernel reports it once per open file.
     dirty: Mutex<Vec<Arc<File>>>,
-    /// The last group that is synced,
+    /// The last synced group.
     synced: AtomicU64,
-    /// and the last one of which the manifest says so.
+    /// The last group recorded as synced in the manifest.
     noted: AtomicU64,
-    /// Where the next group goes in the current file, for who makes it ready.
+    /// Write offset in the current file, for the preallocating thread.
     at: AtomicU64,
     files: Mutex<Files>,
-    /// Held while the manifest is written.
+    /// Serializes writes of the manifest.
     writing: Mutex<()>,
-    /// Held while a file that has groups is synced; why a sync has failed. The system tells of it once, and who syncs next
-    /// must hear of it too.
+    /// Serializes syncs and keeps the first sync error: the kernel reports it once per open file, and every later sync
+    /// must fail too.
     failed: Mutex<Option<String>>,
 }
 
-/// Where the next group goes.
+/// Position of the next group.
 #[derive(Debug)]
 struct Tail {
     file: Arc<File>,
     at: u64,
-    /// The file is ready at least up to here.
+    /// The file is preallocated at least up to here.
     ready: u64,
     last: Group,
 }
 
-/// The files.
+/// Files of the log.
 #[derive(Debug)]
 struct Files {
     used: VecDeque<Used>,
-    /// The current file, with blocks up to `ready`.
+    /// The current file, preallocated up to `ready`.
     current: Spare,
-    /// Stands in the manifest already, behind those that are used.
+    /// Already in the manifest, after the files in use.
     next: Option<Spare>,
     spare: Option<Spare>,
-    /// The first slot that no file has.
+    /// The lowest slot without a file.
     free: u32,
-    /// What stands before this group is needed no more.
+    /// Groups before this one are no longer needed.
     first: u64,
 }
 
@@ -86,7 +85,7 @@ struct Files {
 struct Used {
     slot: u32,
     turn: u64,
-    /// The first group in it.
+    /// Its first group.
     first: u64,
 }
 
@@ -96,20 +95,20 @@ impl Files {
         used.chain(self.next.iter().map(|next| (next.slot, self.turn() + 1))).collect()
     }
 
-    /// How many of the first files have no group from `first` on: a file is over where the next one begins.
+    /// Returns how many of the first files have no group from `first` on. A file ends where the next one starts.
     fn over(&self, first: u64) -> usize {
         self.used.iter().skip(1).take_while(|next| next.first <= first).count()
     }
 
-    /// The turn of the current file.
+    /// Returns the turn of the current file.
     fn turn(&self) -> u64 {
         self.used.back().map_or(0, |used| used.turn)
     }
 }
 
 impl Log {
-    /// Makes a log without groups in `dir`, which must be there and hold none. Its first group has the number `first`,
-    /// and its files begin with this turn.
+    /// Creates an empty log in `dir`, an existing empty directory. `first` is the number of its first group and `turn`
+    /// that of its first file.
     pub fn create(dir: &Path, first: u64, turn: u64) -> Result<()> {
         let pool = std::hash::BuildHasher::hash_one(&std::collections::hash_map::RandomState::new(), DIR);
         let file = slots::create(dir, 0)?.file;
@@ -119,14 +118,14 @@ impl Log {
         Manifest { pool, first, synced: first - 1, files: vec![(0, turn)] }.write(dir)
     }
 
-    /// Opens a log in which nothing is damaged, to go on behind its last group. All that it holds must be synced.
+    /// Opens an undamaged log for appending. All of its contents must be synced.
     pub fn open(dir: &Path, manifest: &Manifest, findings: &Findings) -> Result<Log> {
         let ((current, at), pool) = (findings.end, manifest.pool);
         let files = manifest.files.iter().zip(&findings.firsts);
         let used: VecDeque<_> = files.map(|(&(slot, turn), &first)| Used { slot, turn, first }).collect();
         let Used { slot, turn, first } = used[current];
         if findings.end == (0, FILE_HEAD) {
-            // A power cut may have torn the begin of the only file: what stood before it is in tables.
+            // A power cut may have torn the header of the only file, whose earlier groups are in tables.
             slots::write(dir, slot, 0, &FileHead { pool, turn, first }.to_bytes())?;
         }
         let current = slots::open_spare(dir, slot)?;
@@ -150,24 +149,24 @@ impl Log {
         match log.provide_next() {
             // From here on the manifest names none of these.
             Ok(()) => extra.iter().try_for_each(|slot| fs::remove_file(dir.join(slot.to_string())))?,
-            // Whoever has no room must be able to open the store and drain it.
+            // With a full disk, the store must still open so that it can be drained.
             Err(e) if is_full(&e) => tracing::warn!(error = %e, "no room for the next file of the log"),
             Err(e) => return Err(e),
         }
         Ok(log)
     }
 
-    /// The number of the last group.
+    /// Returns the number of the last group.
     pub fn last(&self) -> u64 {
         self.tail.lock().last.number
     }
 
-    /// How many files hold groups that may be needed.
+    /// Returns the number of files with groups that may be needed.
     pub fn used(&self) -> usize {
         self.files.lock().used.len()
     }
 
-    /// The first group of the newer half of the files that hold groups, where there are more than `most`.
+    /// If more than `most` files have groups, returns the first group of the newer half.
     pub fn too_old(&self, most: usize) -> Option<u64> {
         let files = self.files.lock();
         (files.used.len() > most)
@@ -175,15 +174,15 @@ impl Log {
             .flatten()
     }
 
-    /// Bytes on disk, those of files ahead included.
+    /// Returns the bytes on disk, including preallocated files.
     pub fn disk_bytes(&self) -> u64 {
         let files = self.files.lock();
         let ahead = files.spare.iter().chain(&files.next).map(|spare| spare.ready);
         (files.used.len() as u64 - 1) * FILE + files.current.ready + ahead.sum::<u64>()
     }
 
-    /// Appends a group, and answers its number. It has survived the process then. After an error nothing may be
-    /// appended any more.
+    /// Appends a group and returns its number. The group then survives a crash of the process. After an error, nothing
+    /// more may be appended.
     pub fn append(&self, draft: &mut Draft) -> Result<u64> {
         let tail = &mut *self.tail.lock();
         let number = tail.last.number + 1;
@@ -206,7 +205,7 @@ impl Log {
         Ok(number)
     }
 
-    /// Says that the current file is written up to `end`: nobody else writes there.
+    /// Records that the current file is written up to `end`, so that the preallocating thread does not write there.
     fn taken(&self, tail: &mut Tail, end: u64) {
         if end > tail.ready {
             let mut files = self.files.lock();
@@ -215,7 +214,7 @@ impl Log {
         }
     }
 
-    /// Begins the next file. Answers its head, which goes with its first group.
+    /// Switches to the next file. Returns its header, to be written with the first group.
     fn turn_over(&self, tail: &mut Tail, first: u64) -> Result<[u8; FILE_HEAD]> {
         loop {
             let mut files = self.files.lock();
@@ -233,8 +232,8 @@ impl Log {
         }
     }
 
-    /// Makes everything appended so far survive the machine. Once it has failed it must not be tried again: the system
-    /// may have forgotten what it did not write.
+    /// Makes everything appended so far durable. After an error it must not be retried: the kernel may have dropped the
+    /// unwritten pages.
     pub fn sync(&self) -> Result<()> {
         let last = self.last();
         let files = self.dirty.lock().clone();
@@ -258,8 +257,8 @@ impl Log {
         }
     }
 
-    /// Makes the groups up to this one survive the machine, and notes that they have: a table may have their entries
-    /// from now on, and a log that ends before them is damaged.
+    /// Makes the groups up to `group` durable and records this in the manifest: from then on tables may contain their
+    /// entries, and a log that ends earlier is corrupt.
     pub fn secure(&self, group: u64) -> Result<()> {
         if self.noted.load(Ordering::Acquire) >= group {
             return Ok(());
@@ -270,32 +269,32 @@ impl Log {
         self.rewrite_manifest(0).map(drop)
     }
 
-    /// Notes what is synced, where no later group may say so: one that is not synced itself may be lost. Until then damage
-    /// to it looks like an end that a power cut tore.
+    /// Records the synced groups in the manifest if no later group does so, since a later unsynced group may be lost.
+    /// Until then, corruption of them looks like a torn tail.
     pub fn attest(&self) -> Result<()> {
         self.secure(self.synced.load(Ordering::Acquire))
     }
 
-    /// Whether [`tend`](Log::tend) should be called soon.
+    /// Returns whether [`tend`](Log::tend) should be called soon.
     pub fn wants_tending(&self) -> bool {
-        // Whoever holds the files tends them, or will be done at once: then the next commit asks.
+        // The lock's holder is tending the files or about to release it; then the next commit asks again.
         self.files.try_lock().is_some_and(|files| files.next.is_none() || self.is_short(&files))
     }
 
-    /// Whether the current file has few blocks ahead.
+    /// Returns whether little preallocated space is left in the current file.
     fn is_short(&self, files: &Files) -> bool {
         let ready = files.current.ready;
         ready < FILE && ready < self.at.load(Ordering::Relaxed) + AHEAD / 2
     }
 
-    /// Makes files ready ahead of the writer, and uses those again that are not needed for the groups from `first` on.
+    /// Preallocates files ahead of the writer, and reuses files without groups from `first` on.
     pub fn tend(&self, first: u64) -> Result<()> {
-        // First what gives room back.
+        // Free space first.
         if self.files.lock().over(first) > 0 {
             self.forget(first)?;
         }
         if self.is_short(&self.files.lock()) {
-            // Twice as many as were used: a file that is hardly written stays small.
+            // Twice the space in use, so that a file with few groups stays small.
             let most = (2 * self.at.load(Ordering::Relaxed)).next_multiple_of(AHEAD).min(FILE);
             while self.add_blocks(most, |files| Some(&mut files.current))? {}
         }
@@ -306,12 +305,12 @@ impl Log {
         Ok(())
     }
 
-    /// Gives a file some more blocks, up to `most`. Answers whether it did.
+    /// Preallocates more of a file, up to `most`. Returns whether it did.
     fn add_blocks(&self, most: u64, of: impl Fn(&mut Files) -> Option<&mut Spare>) -> Result<bool> {
         let mut files = self.files.lock();
         let Some(file) = of(&mut files).filter(|file| file.ready < most) else { return Ok(false) };
         let len = AHEAD.min(FILE - file.ready);
-        // Under the lock, since the writer may come to these bytes.
+        // Under the lock, since the writer may reach these bytes.
         file.file.write_all_at(&[0; AHEAD as usize][..len as usize], file.ready)?;
         file.ready += len;
         let file = file.file.clone();
@@ -320,7 +319,7 @@ impl Log {
         Ok(true)
     }
 
-    /// Sees to it that there is a next file, and that the manifest names it.
+    /// Ensures that there is a next file and that the manifest names it.
     fn provide_next(&self) -> Result<()> {
         let _writing = self.writing.lock();
         let files = self.files.lock();
@@ -340,7 +339,7 @@ impl Log {
         };
         listed.push((next.slot, turn));
         self.write_manifest(first, listed)?;
-        // Only now: whoever has no room tries again with the same file.
+        // Only now, so that a retry after a full disk uses the same file.
         let mut files = self.files.lock();
         files.free = files.free.max(next.slot + 1);
         files.spare.take_if(|spare| spare.slot == next.slot);
@@ -348,7 +347,7 @@ impl Log {
         Ok(())
     }
 
-    /// For who holds `writing`.
+    /// The caller must hold `writing`.
     fn write_manifest(&self, first: u64, files: Vec<(u32, u64)>) -> Result<()> {
         let synced = self.synced.load(Ordering::Acquire);
         Manifest { pool: self.pool, first, synced, files }.write(&self.dir)?;
@@ -356,12 +355,12 @@ impl Log {
         Ok(())
     }
 
-    /// Writes the manifest anew: groups are needed from `first` on, if that is later. Answers the files that it names no
-    /// more, since all their groups stand before.
+    /// Rewrites the manifest with `first` as the first group needed, if that is later than before. Returns the files it
+    /// no longer names, because all their groups are earlier.
     fn rewrite_manifest(&self, first: u64) -> Result<Vec<Used>> {
         let _writing = self.writing.lock();
         let files = self.files.lock();
-        // With 0 none: whoever frees files says from where on groups are needed.
+        // `first` 0 frees nothing: only the caller that frees files knows from where on groups are needed.
         let (over, first) = (files.over(first), files.first.max(first));
         let listed = files.listed().split_off(over);
         drop(files);
@@ -371,11 +370,11 @@ impl Log {
         Ok(files.used.drain(..over).collect())
     }
 
-    /// Forgets the groups before `first`, at once and for good: a start does not repeat them. Files that have no others are
-    /// used again, or removed.
+    /// Truncates the log before `first`, at once and durably: a start does not replay earlier groups. Files without
+    /// later groups are reused or deleted.
     pub fn forget(&self, first: u64) -> Result<()> {
-        // An entry may be in no table for the sake of a later group that deletes it: that must not be lost, then. Before
-        // the manifest is held, for which the writer may wait.
+        // An entry may be missing from the tables because a later group deletes it, so that group must be durable
+        // first. Synced before taking the manifest's lock, which the writer may wait for.
         self.sync()?;
         for used in self.rewrite_manifest(first)? {
             let freed = slots::open_again(&self.dir, used.slot)?;
@@ -390,7 +389,7 @@ impl Log {
         Ok(())
     }
 
-    /// Copies what was appended so far into `to`, a directory that is empty, synced. Files must not be used again
+    /// Copies the groups appended so far to the empty directory `to`, and syncs them. Files must not be reused
     /// meanwhile.
     pub fn copy_to(&self, to: &Path) -> Result<()> {
         let (at, last, first, files) = {
@@ -400,7 +399,7 @@ impl Log {
             (tail.at, tail.last.number, files.first, used)
         };
         for (n, (slot, _)) in files.iter().enumerate() {
-            // What cannot be read is not copied as zeros.
+            // Fails on unreadable sectors instead of copying zeros.
             let mut bytes = fs::read(self.dir.join(slot.to_string()))?;
             if n + 1 == files.len() {
                 bytes.truncate(at as usize);

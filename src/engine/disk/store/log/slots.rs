@@ -1,4 +1,4 @@
-//! The files of a log in its directory: what they are called, how one is made, read and removed. Knows no group.
+//! Files of a log: their names, and how they are created, read and deleted. Independent of groups.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Result;
@@ -10,14 +10,14 @@ use std::time::Duration;
 use super::manifest::DIR;
 use crate::engine::disk::store::durable::is_unreadable_io;
 
-/// How large a file of the log is. A group that is larger stands in a file alone.
+/// Size of a log file. A larger group has a file of its own.
 pub const FILE: u64 = 8 << 20;
-/// So many bytes get their blocks at a time, and so many a new file has.
+/// Unit of preallocation, and size of a new file.
 pub const AHEAD: u64 = 256 << 10;
-/// So much is given up where a disk does not read.
+/// Unit of unreadable data.
 const SECTOR: usize = 4096;
 
-/// A file that is open, with blocks up to `ready`.
+/// An open file, preallocated up to `ready`.
 #[derive(Clone, Debug)]
 pub struct Spare {
     pub slot: u32,
@@ -25,12 +25,12 @@ pub struct Spare {
     pub ready: u64,
 }
 
-/// How messages call a file of the log.
+/// Returns the name of a log file in messages.
 pub fn name(slot: u32) -> String {
     format!("{DIR}/{slot}")
 }
 
-/// The slots that have a file. A name that no slot has is somebody else's.
+/// Returns the slots with a file. Other names are ignored.
 pub fn list(dir: &Path) -> Result<Vec<u32>> {
     let mut slots = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -41,21 +41,21 @@ pub fn list(dir: &Path) -> Result<Vec<u32>> {
     Ok(slots)
 }
 
-/// Opens a file in `dir`, made if it is not there.
+/// Opens a file in `dir`, creating it if missing.
 pub fn open(dir: &Path, slot: u32) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     options.open(dir.join(slot.to_string()))
 }
 
-/// Opens a file that is there.
+/// Opens an existing file.
 pub fn open_spare(dir: &Path, slot: u32) -> Result<Spare> {
     let file = open(dir, slot)?;
     let ready = file.metadata()?.len();
     Ok(Spare { slot, file: Arc::new(file), ready })
 }
 
-/// Opens one that is to be used again. What a large group has left beyond the size of a file goes.
+/// Opens a file for reuse, truncating a file that a large group has extended.
 pub fn open_again(dir: &Path, slot: u32) -> Result<Spare> {
     let mut spare = open_spare(dir, slot)?;
     if spare.ready > FILE {
@@ -65,7 +65,7 @@ pub fn open_again(dir: &Path, slot: u32) -> Result<Spare> {
     Ok(spare)
 }
 
-/// Makes a file whose first bytes have their blocks. The name is not synced.
+/// Creates a preallocated file. Its name is not synced.
 pub fn create(dir: &Path, slot: u32) -> Result<Spare> {
     let file = open(dir, slot)?;
     file.set_len(0)?;
@@ -74,8 +74,8 @@ pub fn create(dir: &Path, slot: u32) -> Result<Spare> {
     Ok(Spare { slot, file: Arc::new(file), ready: AHEAD })
 }
 
-/// What stands in a file. There are zeros where the disk does not read: what stood there is no group any more, and
-/// whoever judges the log says what was lost.
+/// Reads a file, with zeros for unreadable sectors: a group in them is invalid, and checking the log reports what was
+/// lost.
 pub fn read(dir: &Path, slot: u32) -> Result<Vec<u8>> {
     let file = File::open(dir.join(slot.to_string()))?;
     let mut bytes = vec![0; file.metadata()?.len() as usize];
@@ -96,15 +96,15 @@ pub fn read(dir: &Path, slot: u32) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes bytes into a file, made if it is not there, and syncs them. The name is not synced.
+/// Writes bytes to a file, creating it if missing, and syncs them. Its name is not synced.
 pub fn write(dir: &Path, slot: u32, at: u64, bytes: &[u8]) -> Result<()> {
     let file = open(dir, slot)?;
     file.write_all_at(bytes, at)?;
     file.sync_data()
 }
 
-/// Removes a file in parts: a file system that tells the disk of each freed block (mounted with `discard`) takes long
-/// for many, and a sync waits for that.
+/// Deletes a file in steps: a file system mounted with `discard` informs the disk of each freed block, which takes long
+/// for many, and syncs would wait for it.
 pub fn remove(dir: &Path, file: &File, slot: u32) -> Result<()> {
     const PART: u64 = 4 << 20;
     const PAUSE: Duration = Duration::from_millis(2);

@@ -1,5 +1,4 @@
-//! What a start does with the files of a log that was judged: clears a torn end, shows the groups, and writes them once
-//! more. Decides nothing.
+//! Opening a log that was checked: clears a torn tail, replays the groups, and rewrites them. Makes no decisions.
 
 use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
@@ -9,8 +8,8 @@ use super::judge::Findings;
 use super::manifest::Manifest;
 use super::slots;
 
-/// Overwrites what stands behind the end of a torn log with zeros, so that nobody takes a group in it for one of those
-/// that will be written there. `keep` gets the bytes of each file before.
+/// Zeroes the bytes behind the end of a torn log, so that no group in them can be mistaken for a later one. `keep` gets
+/// each file's bytes first.
 pub fn clear_torn(
     dir: &Path,
     manifest: &Manifest,
@@ -18,7 +17,7 @@ pub fn clear_torn(
     mut keep: impl FnMut(u32, &[u8]) -> Result<()>,
 ) -> Result<()> {
     let (last, end) = findings.end;
-    // From behind: as long as it is not done, the rest looks torn.
+    // Backwards, so that an interrupted run leaves a log that still looks torn.
     for (n, (slot, _)) in manifest.files.iter().enumerate().skip(last).rev() {
         let from = if n == last { end } else { 0 };
         let bytes = slots::read(dir, *slot)?;
@@ -29,10 +28,10 @@ pub fn clear_torn(
     Ok(())
 }
 
-/// Shows the groups of the log, one after the other. Each that the judge has found must be there.
+/// Passes the groups of the log to `each` in order. Every group that the check found must be there.
 ///
-/// `again` writes the bytes of each file in its place once more, synced. After an unclean end the system may show bytes
-/// that never reached the disk: when a sync has failed they stay in memory, and no later sync writes them.
+/// `again` rewrites and syncs the bytes of each file. After a crash the page cache may hold bytes that never reached
+/// the disk: after a failed sync they stay in memory, and no later sync writes them.
 pub fn replay(
     dir: &Path,
     manifest: &Manifest,
@@ -59,7 +58,7 @@ pub fn replay(
             at = end;
         }
         if again {
-            // A part that does not read is written as zeros. No group is in it, and then it reads again.
+            // Unreadable sectors are written as zeros. They hold no valid group, and become readable again.
             slots::write(dir, *slot, 0, &bytes)?;
         }
     }

@@ -1,10 +1,10 @@
-//! Of the log as a whole: what is there after a kill, what is used again, what is torn and what is damaged.
+//! Tests of the log as a whole: recovery after a kill, reuse of files, torn tails and corruption.
 
 use super::start::{clear_torn, replay};
 use super::*;
 use crate::engine::disk::store::Space;
 
-/// A new log in a temporary directory.
+/// Creates a log in a temporary directory.
 fn new() -> (tempfile::TempDir, Log) {
     let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
     Log::create(dir.path(), 1, 1).unwrap(); // nothing is wrong with the disk
@@ -29,7 +29,7 @@ fn opened(dir: &Path) -> Log {
     Log::open(dir, &manifest, &findings).unwrap() // as above
 }
 
-/// Appends a group of about so many bytes, which holds its number.
+/// Appends a group of about `bytes` bytes that contains its number.
 fn append(log: &Log, bytes: usize) -> u64 {
     let mut draft = Draft::default();
     let number = log.last() + 1;
@@ -39,7 +39,7 @@ fn append(log: &Log, bytes: usize) -> u64 {
     number
 }
 
-/// The groups that a start would repeat: each holds its number.
+/// Returns the numbers of the groups that a start would replay, checked against their contents.
 fn replayed(dir: &Path) -> Vec<u64> {
     let (manifest, findings) = judged(dir);
     let mut numbers = Vec::new();
@@ -74,7 +74,7 @@ fn what_was_appended_is_there_after_a_kill_over_many_files() {
             log.sync().unwrap(); // nothing is wrong with the disk
         }
     }
-    // One that is larger than a file stands alone.
+    // A group larger than a file has a file of its own.
     append(&log, FILE as usize + 5);
     append(&log, 5);
     assert!(log.used() >= 3, "{} files hold 9 MiB and more", log.used());
@@ -106,7 +106,7 @@ fn files_that_are_needed_no_more_are_used_again() {
     assert_eq!(replayed(dir.path()), there, "an open changes nothing");
 }
 
-/// Guards against a file that stays as large as its largest group was: who was to cut it was killed.
+/// Guards against a file that stays as large as its largest group because the process was killed before truncating it.
 #[test]
 fn a_large_file_is_cut_by_the_next_start() {
     let (dir, log) = new();
@@ -123,7 +123,7 @@ fn a_large_file_is_cut_by_the_next_start() {
     assert_eq!(replayed(dir.path()), [last], "what is needed");
 }
 
-/// Guards against groups that a start passes over without a word, and against zeros that it writes in their place.
+/// Guards against a start that silently skips groups or overwrites them with zeros.
 #[test]
 fn what_the_judge_has_read_and_a_start_does_not_is_an_error() {
     let (dir, log) = new();
@@ -135,12 +135,12 @@ fn what_the_judge_has_read_and_a_start_does_not_is_an_error() {
     let slots: Vec<u32> = manifest.files[..=findings.end.0].iter().map(|(slot, _)| *slot).collect();
     assert!(slots.len() >= 3, "20 MiB take {slots:?}");
     for slot in slots {
-        // A sector of the first group in it is not what it was: the disk has one that reads at times.
+        // Corrupts a sector of the first group: a disk with a sector that reads only sometimes.
         flip(dir.path(), slot, 2 * FILE_HEAD as u64);
         let there = slots::read(dir.path(), slot).unwrap(); // as it was written
         let repeated = replay(dir.path(), &manifest, &findings, true, |_, _| Ok(()));
         let why = repeated.expect_err("a group is missing").to_string();
-        assert!(why.contains(&slots::name(slot)), "it says where: {why}");
+        assert!(why.contains(&slots::name(slot)), "the error names the file: {why}");
         assert!(slots::read(dir.path(), slot).unwrap() == there, "the file is as it was"); // as above
         flip(dir.path(), slot, 2 * FILE_HEAD as u64);
     }
@@ -171,20 +171,20 @@ fn what_was_not_synced_may_be_torn_and_what_was_synced_is_damaged() {
             }
         }
         drop(log);
-        // In the third.
+        // Corrupts the third.
         flip(dir.path(), 0, ends[1] + 1000);
         let (_, findings) = judged(dir.path());
         let found = if findings.damage.is_empty() { Ok(findings.last.number) } else { Err(()) };
         assert_eq!(found, expected, "{synced} synced, the third damaged: {findings:?}");
         if expected.is_err() {
-            let lost = "cannot be read; group 3 of requests is in it, which was on the disk";
-            let lost = format!("log/0: what stands from byte {} on {lost}", ends[1]);
+            let lost = "cannot be read; it contains group 3, which was synced";
+            let lost = format!("log/0: data from byte {} on {lost}", ends[1]);
             assert_eq!(findings.damage, [lost], "what is damaged");
             continue;
         }
         assert!(findings.is_torn, "groups stand behind what was torn");
         assert_eq!(findings.end, (0, ends[1] as usize), "where it is torn");
-        // What stood behind the tear never comes back, whatever is written there.
+        // Groups behind the tear never return, whatever is written there.
         let log = opened(dir.path());
         append(&log, 2000);
         drop(log);
@@ -216,7 +216,8 @@ fn a_synced_end_is_told_from_a_torn_one_once_it_is_attested() {
     }
 }
 
-/// A group that only hands out is not synced: a power cut takes it, and nothing else would say that the one before was.
+/// A group that only records deliveries is not synced. If a power cut takes it, nothing else would show that the group
+/// before it was synced.
 #[test]
 fn what_is_synced_is_attested_although_a_later_group_is_not() {
     let (dir, log) = new();
@@ -263,7 +264,7 @@ fn a_begin_that_was_torn_is_begun_again() {
     log.forget(2).unwrap(); // nothing is wrong with the disk
     drop(log);
     slots::open(dir.path(), 0).unwrap().write_all_at(&[0; 4096], 0).unwrap(); // it is there
-    // The manifest says that the first group was synced when it was written, or not: it was not.
+    // The manifest does not say that the header was synced.
     let log = opened(dir.path());
     assert_eq!(log.last(), 1, "numbers go on");
     append(&log, 100);
@@ -301,7 +302,7 @@ fn a_writer_that_is_faster_than_who_makes_files_ready_loses_nothing() {
 #[test]
 fn a_disk_without_room_leaves_no_files_behind() {
     let (dir, log) = new();
-    // A directory in the place of the next file: it cannot be made.
+    // A directory in place of the next file, so that it cannot be created.
     let next = dir.path().join("9");
     log.files.lock().next = None;
     log.files.lock().free = 9;

@@ -1,0 +1,19 @@
+//! Durations on the command line: seconds, or a number with a unit.
+
+use crate::readable::{self, DURATION_FORMS};
+
+/// Parses a duration as a parameter of the HTTP API: a decimal number of seconds.
+pub fn seconds(text: &str) -> Result<String, String> {
+    readable::seconds(text).ok_or_else(|| DURATION_FORMS.to_owned())
+}
+
+/// Parses a duration of whole seconds.
+pub fn whole_seconds(text: &str) -> Result<u64, String> {
+    let whole = readable::seconds(text).and_then(|seconds| seconds.parse().ok());
+    whole.ok_or_else(|| format!("{DURATION_FORMS}; it has whole seconds"))
+}
+
+/// Parses a duration as a number of seconds.
+pub fn fractional_seconds(text: &str) -> Result<f64, String> {
+    seconds(text)?.parse().map_err(|_| DURATION_FORMS.to_owned())
+}

@@ -1,0 +1,85 @@
+//! What the writer keeps in memory of settings: which keys there are, their versions, and the last changes. What they are
+//! is read from the disk. Changes memory only: the steps write the same change to the disk.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+
+use bytes::Bytes;
+
+use crate::clock::Micros;
+use crate::engine::disk::codec;
+use crate::engine::disk::store::{Fatal, Space, Store};
+
+/// How many changes are remembered.
+const CHANGES_KEPT: usize = 20_000;
+
+/// The keys of all settings.
+#[derive(Debug, Default)]
+pub struct Settings {
+    versions: BTreeMap<Bytes, u64>,
+    /// Of the last changes, the oldest first.
+    log: VecDeque<(u64, Bytes)>,
+    /// Of the last change.
+    version: u64,
+    /// Changes up to this one are in the log no more.
+    floor: u64,
+}
+
+impl Settings {
+    /// Reads them all from the disk. `mark` is a time less than a second before which the store was open last.
+    pub fn load(store: &Store, mark: Micros) -> Result<Settings, Fatal> {
+        let mut all = Settings { version: mark, ..Settings::default() };
+        for item in store.range(Space::Schedules, codec::record_keys()) {
+            let (key, value) = item?;
+            let version = codec::read_record_value(&value)?.0;
+            all.versions.insert(Bytes::copy_from_slice(codec::read_record_key(&key)?), version);
+            all.version = all.version.max(version);
+        }
+        all.floor = all.version;
+        Ok(all)
+    }
+
+    pub fn version_of(&self, key: &[u8]) -> Option<u64> {
+        self.versions.get(key).copied()
+    }
+
+    /// Notes a change, and returns its version.
+    pub fn change(&mut self, key: Bytes, is_there: bool, now: Micros) -> u64 {
+        self.version = now.max(self.version + 1);
+        match is_there {
+            true => _ = self.versions.insert(key.clone(), self.version),
+            false => _ = self.versions.remove(&key),
+        }
+        self.log.push_back((self.version, key));
+        if self.log.len() > CHANGES_KEPT
+            && let Some((version, _)) = self.log.pop_front()
+        {
+            self.floor = version;
+        }
+        self.version
+    }
+
+    /// The keys that begin with `prefix`, behind `after`, in order.
+    pub fn keys(&self, prefix: &[u8], after: Option<&[u8]>) -> impl Iterator<Item = &Bytes> {
+        let from = match after.filter(|after| *after >= prefix) {
+            Some(after) => Bound::Excluded(Bytes::copy_from_slice(after)),
+            None => Bound::Included(Bytes::copy_from_slice(prefix)),
+        };
+        let range = self.versions.range((from, Bound::Unbounded)).map(|(key, _)| key);
+        range.take_while(move |key| key.starts_with(prefix))
+    }
+
+    /// The version up to which all is told, and the keys that have changed since, up to so many; `None`: all may have.
+    pub fn changes(&self, since: u64, most: usize) -> (u64, Option<Vec<Bytes>>) {
+        if since == self.version {
+            return (self.version, Some(Vec::new()));
+        }
+        if since < self.floor || since > self.version {
+            return (self.version, None);
+        }
+        let from = self.log.partition_point(|(version, _)| *version <= since);
+        let some: Vec<_> = self.log.range(from..).take(most).collect();
+        let version = some.last().map_or(self.version, |(version, _)| *version);
+        (version, Some(some.into_iter().map(|(_, key)| key.clone()).collect()))
+    }
+}

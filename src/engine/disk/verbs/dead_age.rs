@@ -1,0 +1,98 @@
+//! The age of dead jobs, where the pool bounds it: a job goes so long after its death. Their entries say when they died, so
+//! an age that is configured later holds for all. The pump deletes them; until it comes by they are not shown.
+
+use crate::clock::{Micros, micros};
+use crate::engine::disk::codec::{self, Location, Record};
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::STEP_ENTRIES;
+use crate::engine::disk::store::{Fatal, Space};
+use crate::name::Queue;
+
+/// Queues whose dead jobs one step looks at.
+const QUEUES: usize = 64;
+
+impl WriterState {
+    /// When a job goes that died then; `None` if dead jobs stay.
+    pub fn end_of_dead(&self, since: Micros) -> Option<Micros> {
+        (!self.windows.dead.is_zero()).then(|| since.saturating_add(micros(self.windows.dead)))
+    }
+
+    /// A job of this queue died then, after all others of it.
+    pub fn watch_dead(&mut self, queue: &Queue, since: Micros) {
+        if let Some(ends) = self.end_of_dead(since)
+            && !std::mem::replace(&mut self.queue(queue).ages, true)
+        {
+            self.dead_ends.insert((ends, queue.clone()));
+            self.next_due.stored(ends);
+        }
+    }
+
+    /// At the start: all dead letters are looked at.
+    pub fn load_dead_ends(&mut self) {
+        if self.windows.dead.is_zero() {
+            return;
+        }
+        for queue in self.queues.names() {
+            if let Some(state) = self.queues.get_mut(&queue).filter(|state| state.dead > 0) {
+                state.ages = true;
+                self.dead_ends.insert((0, queue));
+            }
+        }
+    }
+
+    /// Gives the record of a dead job the end that its age sets.
+    pub fn set_end_of_dead(&mut self, queue: &Queue, record: &mut Record) -> Result<(), Fatal> {
+        if let Location::Dead(seq) = record.location
+            && !self.windows.dead.is_zero()
+        {
+            self.txn.flush()?;
+            let since = self.list_row(Space::Dead, queue, seq)?.map(|(_, since)| since.saturating_mul(1000));
+            record.expires = since.and_then(|since| self.end_of_dead(since));
+        }
+        Ok(())
+    }
+
+    /// Deletes dead jobs whose age has ended: a bounded number, the earliest first.
+    pub fn end_dead(&mut self, now: Micros) -> Result<(), Fatal> {
+        let mut left = STEP_ENTRIES;
+        for _ in 0..QUEUES {
+            if left == 0 || self.dead_ends.first().is_none_or(|(at, _)| *at > now) {
+                return Ok(());
+            }
+            let Some((_, queue)) = self.dead_ends.pop_first() else { return Ok(()) };
+            if let Some(state) = self.queues.get_mut(&queue) {
+                state.ages = false;
+            }
+            left -= self.end_dead_of(&queue, left, now)?;
+            if let Some((_, _, since)) = self.oldest_dead(&queue, 1)?.first() {
+                self.watch_dead(&queue, since.saturating_mul(1000));
+            }
+            self.queues.note_idle(&queue, now);
+        }
+        Ok(())
+    }
+
+    /// The same of one queue. Answers how many.
+    pub fn end_dead_of(&mut self, queue: &Queue, limit: usize, now: Micros) -> Result<usize, Fatal> {
+        let mut ended = 0;
+        if self.windows.dead.is_zero() {
+            return Ok(0);
+        }
+        for (seq, entry, since) in self.oldest_dead(queue, limit)? {
+            if self.end_of_dead(since.saturating_mul(1000)).is_none_or(|ends| ends > now) {
+                break;
+            }
+            if self.read_entry(queue, &entry)?.is_some() {
+                self.delete_job(queue, self.job_key(queue, entry.id))?;
+            }
+            let Some(state) = self.queues.get_mut(queue) else { break };
+            state.dead = state.dead.saturating_sub(1);
+            state.dead_from = seq + 1;
+            let key = codec::list_key(&state.key, seq);
+            self.txn.delete(Space::Dead, key);
+            self.observers.tell(|observer| observer.expired(1));
+            ended += 1;
+        }
+        Ok(ended)
+    }
+}

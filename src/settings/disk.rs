@@ -1,0 +1,135 @@
+//! Settings in the directory of the default pool. Records that end by themselves and counters are in memory alone: a
+//! directory has one server.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ahash::HashMap;
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{
+    Counted, MAX_CHANGES, Page, Put, Record, SCAN_BYTES, SettingChanges, SettingVersion, SettingsStore,
+};
+use crate::engine::disk::{DiskEngine, Records};
+use crate::error::{Error, Result};
+
+/// Fewer counters than this are never cleaned.
+const FEW: usize = 1024;
+
+/// Settings of one server.
+#[derive(Debug)]
+pub struct DiskSettings {
+    records: Records,
+    /// What ends by itself, and when.
+    kept: Mutex<BTreeMap<String, (Instant, Record)>>,
+    counters: Mutex<Counters>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    all: HashMap<String, (u64, Instant)>,
+    /// When there are this many, those that have ended are removed.
+    clean_at: usize,
+}
+
+impl DiskSettings {
+    pub fn new(engine: &DiskEngine) -> DiskSettings {
+        DiskSettings { records: engine.records(), kept: Mutex::default(), counters: Mutex::default() }
+    }
+
+    /// What is kept at this key and has not ended.
+    fn kept(&self, key: &str) -> Option<Record> {
+        let kept = self.kept.lock();
+        kept.get(key).filter(|(ends, _)| *ends > Instant::now()).map(|(_, record)| record.clone())
+    }
+}
+
+fn record((version, value): (SettingVersion, Bytes)) -> Record {
+    Record { version, value }
+}
+
+fn text(key: Bytes) -> Result<String> {
+    String::from_utf8(key.into()).map_err(Error::corrupt)
+}
+
+#[async_trait]
+impl SettingsStore for DiskSettings {
+    async fn get(&self, key: &str) -> Result<Option<Record>> {
+        match self.kept(key) {
+            Some(kept) => Ok(Some(kept)),
+            None => Ok(self.records.setting(key).await?.map(record)),
+        }
+    }
+
+    async fn put(&self, key: &str, value: Option<Bytes>, expected: Option<SettingVersion>) -> Result<Put> {
+        if let Some(kept) = self.kept(key) {
+            if expected != Some(kept.version) {
+                return Ok(Put::Differs(Some(kept)));
+            }
+            self.kept.lock().remove(key);
+            return self.put(key, value, None).await;
+        }
+        Ok(match self.records.put_setting(key, value, expected).await? {
+            Ok(version) => Put::Done(version),
+            Err(there) => Put::Differs(there.map(record)),
+        })
+    }
+
+    async fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page> {
+        let (found, mut more) = self.records.scan_settings(prefix, after, limit, SCAN_BYTES).await?;
+        let found = found.into_iter().map(|(key, row)| Ok((text(key)?, record(row))));
+        let mut all: BTreeMap<String, Record> = found.collect::<Result<_>>()?;
+        let end = all.last_key_value().map(|(last, _)| last.clone()).filter(|_| more);
+        let now = Instant::now();
+        let mut kept = self.kept.lock();
+        kept.retain(|_, (ends, _)| *ends > now);
+        let is_asked = |key: &&String| {
+            key.starts_with(prefix)
+                && after.is_none_or(|after| key.as_str() > after)
+                && end.as_ref().is_none_or(|end| *key <= end)
+        };
+        let kept = kept.iter().filter(|(key, _)| is_asked(key));
+        all.extend(kept.map(|(key, (_, record))| (key.clone(), record.clone())));
+        more |= all.len() > limit;
+        Ok(Page { records: all.into_iter().take(limit).collect(), more })
+    }
+
+    async fn changes(&self, prefix: &str, since: SettingVersion) -> Result<SettingChanges> {
+        let (version, keys) = self.records.setting_changes(since, MAX_CHANGES).await?;
+        let keys = keys.filter(|_| since > 0).map(|keys| {
+            let of_prefix = keys.into_iter().filter(|key| key.starts_with(prefix.as_bytes()));
+            of_prefix.map(text).collect::<Result<_>>()
+        });
+        Ok(SettingChanges { version, keys: keys.transpose()? })
+    }
+
+    async fn keep(&self, key: &str, value: Bytes, ttl: Duration) -> Result<()> {
+        let version = self.records.setting_changes(0, 1).await?.0;
+        let mut kept = self.kept.lock();
+        let version = kept.get(key).map_or(version, |(_, before)| before.version) + 1;
+        kept.insert(key.to_owned(), (Instant::now() + ttl, Record { value, version }));
+        Ok(())
+    }
+
+    async fn count(&self, key: &str, max: u64, window: Duration) -> Result<Counted> {
+        let now = Instant::now();
+        let mut counters = self.counters.lock();
+        if counters.all.len() >= counters.clean_at.max(FEW) {
+            counters.all.retain(|_, (_, ends)| *ends > now);
+            counters.clean_at = counters.all.len() * 2;
+        }
+        let counter = counters.all.entry(key.to_owned()).or_insert((0, now));
+        if counter.1 <= now {
+            *counter = (0, now + window);
+        }
+        let left = counter.1 - now;
+        if counter.0 >= max {
+            return Ok(Counted::Full(left));
+        }
+        counter.0 += 1;
+        Ok(Counted::Below(left))
+    }
+}

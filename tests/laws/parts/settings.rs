@@ -1,0 +1,122 @@
+//! Settings in a Redis that is full, hangs, or has lost its newest writes; and what two servers see of each other.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dormouse::settings::redis::RedisSettings;
+use dormouse::settings::{Put, SettingVersion, SettingsStore};
+use tokio::time::timeout;
+
+use crate::stage::ok;
+use crate::support::redis_admin::open_admin_redis;
+use crate::support::redis_server::RedisServer;
+use crate::support::wait::until;
+
+/// All keys of settings.
+const KEYS: [&str; 3] = ["dormouse/settings", "dormouse/settings/names", "dormouse/settings/changes"];
+
+async fn open(redis: &RedisServer) -> Arc<RedisSettings> {
+    Arc::new(RedisSettings::new(&*open_admin_redis(redis).await))
+}
+
+async fn put(
+    store: &RedisSettings,
+    key: &str,
+    value: Option<&str>,
+    expected: Option<SettingVersion>,
+) -> SettingVersion {
+    let value = value.map(|value| Bytes::copy_from_slice(value.as_bytes()));
+    match ok("put", store.put(key, value, expected).await) {
+        Put::Done(version) => version,
+        Put::Differs(there) => {
+            panic!("{key} from version {expected:?} should be put, but there is {there:?}")
+        }
+    }
+}
+
+/// Guards against a server that does not hear of another one's change, and against two that both think they have won.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_servers_see_each_other() {
+    let redis = RedisServer::start();
+    let (one, two) = (open(&redis).await, open(&redis).await);
+    let first = put(&one, "a", Some("1"), None).await;
+    assert_eq!(ok("get", two.get("a").await).map(|of| of.version), Some(first), "what the other has put");
+    let second = put(&two, "a", Some("2"), Some(first)).await;
+    let told = ok("changes", one.changes("", first).await);
+    assert_eq!((told.version, told.keys), (second, Some(vec!["a".to_owned()])), "what the other has changed");
+    let lost = ok("put", one.put("a", Some("3".into()), Some(first)).await);
+    assert!(
+        matches!(lost, Put::Differs(Some(there)) if there.value == "2"),
+        "who has read an older one loses"
+    );
+}
+
+/// Guards against a full Redis from which nothing can be deleted, and against a change that is done in half there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_redis_takes_deletions_and_keeps_what_it_has() {
+    let redis = RedisServer::start();
+    let store = open(&redis).await;
+    let there = put(&store, "there", Some("x"), None).await;
+    let gone = put(&store, "gone", Some("x"), None).await;
+    let conn = &mut redis.connection();
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(1).exec(conn).expect("CONFIG SET");
+    for (key, expected) in [("new", None), ("there", Some(there))] {
+        let told = store.put(key, Some("y".into()), expected).await;
+        assert!(told.is_err(), "a full Redis has taken {key}: {told:?}");
+    }
+    ok("keep", store.keep("kept", "y".into(), Duration::from_secs(9)).await); // a heartbeat goes on
+    put(&store, "gone", None, Some(gone)).await;
+    let page = ok("scan", store.scan("", None, 10).await);
+    let keys: Vec<_> = page.records.iter().map(|(key, record)| (key.as_str(), record.version)).collect();
+    let (kept, keys) = keys.split_first().expect("two are there");
+    assert_eq!((kept.0, keys), ("kept", &[("there", there)][..]), "what is there while it is full");
+    let told = ok("changes", store.changes("", gone).await);
+    assert_eq!(told.keys, Some(vec!["gone".to_owned()]), "the deletion is told");
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).exec(conn).expect("CONFIG SET");
+    put(&store, "there", Some("y"), Some(there)).await;
+}
+
+/// Guards against servers that go on with what a failover has lost: the new master has an older state, and does not say so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_writes_were_lost_everybody_reads_all() {
+    let redis = RedisServer::start();
+    let store = open(&redis).await;
+    let first = put(&store, "a", Some("1"), None).await;
+    let conn = &mut redis.connection();
+    let older: Vec<Vec<u8>> =
+        KEYS.iter().map(|key| redis::cmd("DUMP").arg(key).query(conn).expect("DUMP")).collect();
+    let lost = put(&store, "a", Some("2"), Some(first)).await;
+    for (key, of) in KEYS.iter().zip(&older) {
+        redis::cmd("RESTORE").arg(key).arg(0).arg(of).arg("REPLACE").exec(conn).expect("RESTORE");
+    }
+    assert_eq!(ok("changes", store.changes("", lost).await).keys, None, "before another change");
+    let next = put(&store, "b", Some("1"), None).await;
+    assert!(next > lost, "version {next} was used before: {lost} was lost");
+    assert_eq!(ok("changes", store.changes("", lost).await).keys, None, "and after it");
+    let told = ok("changes", store.changes("", first).await);
+    assert_eq!(told.keys, Some(vec!["b".to_owned()]), "a server that has not seen what was lost");
+}
+
+/// Guards against a call that waits for a Redis that hangs, and against one that does not come back with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_hangs_is_an_error_until_it_goes_on() {
+    let redis = RedisServer::start();
+    let store = open(&redis).await;
+    let version = put(&store, "a", Some("1"), None).await;
+    let signal = |name: &str| {
+        let id = redis.child.as_ref().expect("it runs").id().to_string();
+        let status = Command::new("kill").args([format!("-{name}"), id]).status();
+        assert!(status.is_ok_and(|status| status.success()), "kill -{name}");
+    };
+    signal("STOP");
+    let told = timeout(Duration::from_secs(20), store.get("a")).await;
+    signal("CONT");
+    assert!(matches!(told, Ok(Err(_))), "a Redis that hangs: {told:?}");
+    until(
+        "it answers again",
+        async || matches!(store.get("a").await, Ok(Some(there)) if there.version == version),
+    )
+    .await;
+}
