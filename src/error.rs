@@ -70,6 +70,10 @@ pub enum Error {
     /// The part of the store that the call needs cannot be used now, while others go on. Nothing happened.
     #[error("{0}")]
     Unreachable(Unreachable),
+    /// A batch must be stored as a whole or not at all, and its keys belong to several partitions of a spread queue. Nothing
+    /// happened.
+    #[error("the keys of the jobs are in several partitions of the queue")]
+    SeveralPartitions,
     /// A consume has found no job in the parts of its queue that can be used, and others cannot: nobody can say that there is
     /// none in these. Nothing happened.
     #[error("{0}")]

@@ -202,25 +202,17 @@ table! {
         "Cert" cert: Option<PathBuf> = None;
         /// Dormouse's own. The key of the first of them, PEM.
         "Key" key: Option<PathBuf> = None;
-        /// Dormouse's own. How a Redis keeps the jobs: `lmstfy`, so that lmstfy's servers may serve them too, or
-        /// `compact`, in a third of the memory. Default: `lmstfy` with `Addr`, `compact` with `Cluster`.
-        "Layout" layout: Option<Layout> = None;
-        /// Dormouse's own. How many parts a compact pool has: a power of two up to 4096. It stays what it was at the
-        /// pool's first start. Default: 64 with `Cluster`, 1 with `Addr`.
+        /// Dormouse's own. Number of partitions of a pool in a cluster: a power of two up to 4096. It stays what it was
+        /// at the pool's first start. Default: 64.
         "Partitions" partitions: Option<u16> = None, in 1..=MAX_PARTITIONS.into();
-        /// Dormouse's own. What every key of a compact pool begins with. Default: the pool's name.
+        /// Dormouse's own. What every key of a pool in a cluster begins with. Default: the pool's name.
         "Prefix" prefix: Option<String> = None;
-        /// Dormouse's own. How many replicas of its Redis, or of each node, must have what was asked of a compact pool
-        /// before it is answered; at most 5.
+        /// Dormouse's own. Number of replicas of its Redis, or of each node of a cluster, that must have a write before it
+        /// is answered; at most 5.
         "WaitReplicas" wait_replicas: u16 = 0, in 0..=5;
-        /// Dormouse's own. A queue of a compact pool is spread over all its parts once its home has so many of its jobs, or
-        /// has taken so many in ten seconds; 0: never by itself.
-        "SpreadAt" spread_at: u32 = 50_000;
-        /// Dormouse's own. Queues that are spread from their first job on, `["shop/orders", "mail/*", "*/bulk-*"]`. In a
-        /// variable they are separated by commas.
+        /// Dormouse's own. Queues of a pool in a cluster that use all partitions: `["shop/orders", "mail/*", "*/bulk-*"]`.
+        /// In a variable they are separated by commas.
         "Spread" spread: Vec<String> = Vec::new();
-        /// Dormouse's own. Queues that this server never spreads, in the same form. It wins.
-        "Ordered" ordered: Vec<String> = Vec::new();
         /// The pool that publishes go to, while this one is drained.
         "MigrateTo" migrate_to: Option<String> = None;
         /// Dormouse's own. A directory that this pool keeps its jobs in.
@@ -255,7 +247,7 @@ impl PoolConfig {
 
 /// The largest number that TOML has.
 const MOST: u64 = i64::MAX as u64;
-/// The most parts that a pool has: each needs a slot of its own in a cluster, with room to spread.
+/// Upper bound on the partitions of a pool: each needs a slot of its own in a cluster, with room to spread.
 const MAX_PARTITIONS: u16 = 4096;
 
 /// Which URLs push may call.
@@ -273,13 +265,6 @@ pub enum ShowBodies {
     All,
     Operators,
     None,
-}
-
-/// How a Redis keeps the jobs of a pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
-    Lmstfy,
-    Compact,
 }
 
 /// When a disk pool syncs.
@@ -329,7 +314,6 @@ macro_rules! words {
 
 words!(PushHttps { "any" => Any, "only" => Only, "" => Any });
 words!(ShowBodies { "all" => All, "operators" => Operators, "none" => None, "" => All });
-words!(Layout { "lmstfy" => Lmstfy, "compact" => Compact });
 words!(SyncMode { "always" => Always, "everysec" => EverySec });
 words!(LogFormat { "text" => Text, "json" => Json });
 words!(LogLevel {

@@ -23,9 +23,6 @@
 //! **No wake-up is lost.** A wait list that is left with waiters first registers for its queues, and then fetches
 //! once more. A notification that comes during a fetch marks the list as stale, and it fetches again.
 //!
-//! After that it asks only for what the engine has notified of ([`consume_notified`](crate::engine::Engine::consume_notified)),
-//! as long as nobody is there who does not wait.
-//!
 //! **One notification, one fetch.** A notification concerns the wait list whose first waiter waits longest, so
 //! that ten thousand wait lists over one queue cost no more than one. If a fetch is under way for that waiter, and
 //! is not held up, the list fetches once more. That list owes it to the others: a fetch that found less than it asked

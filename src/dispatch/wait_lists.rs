@@ -72,8 +72,6 @@ pub struct WaitList {
     registered: Option<u64>,
     /// There may be jobs that no fetch has seen.
     pub stale: bool,
-    /// A fetch that began while the list was registered has seen its queues empty: what comes is notified of since.
-    pub looked: bool,
     /// A task fetches for this list, or is about to.
     pub fetching: bool,
     /// The last waiter that the fetch under way is for, and since when it is. It changes which waiter is the next one:
@@ -104,10 +102,6 @@ pub struct Fetch {
     pub ttrs: Vec<Duration>,
     /// Every waiter up to this arrival came before the fetch.
     pub before: u64,
-    /// Only what was notified of need be looked for: nobody is to be told that there is nothing.
-    pub notified: bool,
-    /// The list was registered when it began.
-    pub registered: bool,
     /// When it began.
     pub began: u64,
 }
@@ -180,14 +174,7 @@ impl WaitList {
 
     /// A fetch for the first waiters, of those that came before `next`.
     fn fetch(&mut self, before: u64, next: u64, began: u64) -> Fetch {
-        let mut fetch = Fetch {
-            waiters: Vec::new(),
-            ttrs: Vec::new(),
-            before,
-            notified: self.looked && self.impatient.is_empty(),
-            registered: self.is_registered(),
-            began,
-        };
+        let mut fetch = Fetch { waiters: Vec::new(), ttrs: Vec::new(), before, began };
         for (arrival, waiter) in self.waiters.range(..next).take(MAX_WAITERS) {
             let count = usize::from(waiter.count);
             if fetch.ttrs.len() + count > MAX_CONSUME {

@@ -79,7 +79,7 @@ macro_rules! laws {
     };
 }
 
-/// All laws in one test, for stages that have a store in common: nextest runs each test in a process of its own. What
+/// All laws in one test, for stages that have a cluster in common, but for those that order.txt names: nextest runs each test in a process of its own. What
 /// `$keep` answers is kept until the last of them has ended.
 macro_rules! laws_together {
     ($module:ident, $stage:expr, $keep:expr $(, $more:ident)*) => {
@@ -92,7 +92,7 @@ macro_rules! laws_together {
                 let _keep = $keep;
                 let mut all = $crate::law_list! { law_plays, $stage };
                 $(all.extend($crate::more_laws! { law_plays, $more, $stage });)*
-                $crate::together::play(all).await;
+                $crate::together::play_on($crate::together::On::Cluster, all).await;
             }
         }
     };
@@ -100,7 +100,7 @@ macro_rules! laws_together {
 
 /// The same of queues that are spread: but for the laws of order that order.txt names.
 macro_rules! spread_laws_together {
-    ($module:ident, $stage:expr, $keep:expr, $goes_ahead:expr) => {
+    ($module:ident, $stage:expr, $keep:expr) => {
         mod $module {
             #[allow(unused_imports)] // `$stage` may name what stands beside the macro
             use super::*;
@@ -110,7 +110,7 @@ macro_rules! spread_laws_together {
                 let _keep = $keep;
                 let mut all = $crate::law_list! { law_plays, $stage };
                 all.extend($crate::more_laws! { law_plays, verbs, $stage });
-                $crate::together::play_spread(all, $goes_ahead).await;
+                $crate::together::play_on($crate::together::On::Spread, all).await;
             }
         }
     };

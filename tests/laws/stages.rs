@@ -19,7 +19,7 @@ use dormouse::engine::Engine;
 use dormouse::engine::disk::DiskEngine;
 use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::Migration;
-use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisEngine, SpreadRules};
+use dormouse::engine::redis::{RedisEngine, RedisOptions, SpreadRules};
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
 use parking_lot::Mutex;
@@ -80,39 +80,6 @@ async fn redis() -> impl Stage {
     RealStage::new(engine, REDIS, server)
 }
 
-/// Every queue is spread, and a job may be handed out before one that has been ready for so much longer elsewhere.
-fn everything(ahead: Duration) -> SpreadRules {
-    SpreadRules { spread: vec!["*/*".into()], ahead, ..SpreadRules::default() }
-}
-
-/// An engine in the compact layout, and its Redis.
-async fn open_compact(partitions: u16) -> (Arc<CompactEngine>, RedisServer) {
-    open_compact_with(partitions, SpreadRules::default()).await
-}
-
-async fn open_compact_with(partitions: u16, spread: SpreadRules) -> (Arc<CompactEngine>, RedisServer) {
-    let redis = RedisServer::start();
-    let layout = CompactLayout { prefix: "p".into(), partitions, wait_replicas: 0, spread };
-    let engine = CompactEngine::connect(redis.address(), &PoolName::default_pool(), &layout).await;
-    (engine.expect("the Redis answers"), redis)
-}
-
-async fn compact() -> impl Stage {
-    let (engine, server) = open_compact(1).await;
-    RealStage::new(engine, REDIS, server)
-}
-
-/// Every queue in eight partitions, of which none goes ahead of the others.
-async fn spread_over_8() -> impl Stage {
-    let (engine, server) = open_compact_with(8, everything(Duration::ZERO)).await;
-    RealStage::new(engine, REDIS, server)
-}
-
-async fn compact_of_8() -> impl Stage {
-    let (engine, server) = open_compact(8).await;
-    RealStage::new(engine, REDIS, server)
-}
-
 /// The cluster that every stage on one has in common.
 async fn shared_cluster() -> Arc<RedisCluster> {
     static SHARED: Mutex<Weak<RedisCluster>> = Mutex::new(Weak::new());
@@ -131,14 +98,14 @@ fn next_prefix() -> String {
 }
 
 /// A pool of its own on it.
-async fn open_cluster() -> (Arc<CompactEngine>, Arc<RedisCluster>) {
+async fn open_cluster() -> (Arc<RedisEngine>, Arc<RedisCluster>) {
     open_cluster_with(SpreadRules::default()).await
 }
 
-async fn open_cluster_with(spread: SpreadRules) -> (Arc<CompactEngine>, Arc<RedisCluster>) {
+async fn open_cluster_with(spread: SpreadRules) -> (Arc<RedisEngine>, Arc<RedisCluster>) {
     let cluster = shared_cluster().await;
-    let layout = CompactLayout { prefix: next_prefix(), partitions: 8, wait_replicas: 0, spread };
-    let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
+    let options = RedisOptions { prefix: next_prefix(), partitions: 8, wait_replicas: 0, spread };
+    let engine = RedisEngine::connect_with(cluster.address(), &PoolName::default_pool(), &options).await;
     (engine.expect("the cluster answers"), cluster)
 }
 
@@ -147,9 +114,9 @@ async fn cluster() -> impl Stage {
     RealStage::new(engine, REDIS, cluster)
 }
 
-/// Every queue over all masters, as servers have it.
+/// Every queue uses all partitions.
 async fn cluster_spread() -> impl Stage {
-    let (engine, cluster) = open_cluster_with(everything(Duration::from_secs(1))).await;
+    let (engine, cluster) = open_cluster_with(SpreadRules(vec!["*/*".into()])).await;
     RealStage::new(engine, REDIS, cluster)
 }
 
@@ -178,26 +145,6 @@ async fn disk_to_redis() -> impl Stage {
     RealStage::new(moving(old, new).await, REDIS, (server, dir))
 }
 
-async fn redis_to_compact() -> impl Stage {
-    let ((old, server), (new, new_server)) = (open_redis().await, open_compact(8).await);
-    RealStage::new(moving(old, new).await, REDIS, (server, new_server))
-}
-
-async fn compact_to_redis() -> impl Stage {
-    let ((old, server), (new, new_server)) = (open_compact(8).await, open_redis().await);
-    RealStage::new(moving(old, new).await, REDIS, (server, new_server))
-}
-
-async fn compact_to_disk() -> impl Stage {
-    let ((old, server), (new, dir)) = (open_compact(1).await, open_disk(Arc::new(SystemClock::default())));
-    RealStage::new(moving(old, new).await, REDIS, (server, dir))
-}
-
-async fn disk_to_compact() -> impl Stage {
-    let ((old, dir), (new, server)) = (open_disk(Arc::new(SystemClock::default())), open_compact(1).await);
-    RealStage::new(moving(old, new).await, REDIS, (server, dir))
-}
-
 async fn redis_to_cluster() -> impl Stage {
     let ((old, server), (new, cluster)) = (open_redis().await, open_cluster().await);
     RealStage::new(moving(old, new).await, REDIS, (server, cluster))
@@ -205,16 +152,6 @@ async fn redis_to_cluster() -> impl Stage {
 
 async fn cluster_to_redis() -> impl Stage {
     let ((old, cluster), (new, server)) = (open_cluster().await, open_redis().await);
-    RealStage::new(moving(old, new).await, REDIS, (cluster, server))
-}
-
-async fn compact_to_cluster() -> impl Stage {
-    let ((old, server), (new, cluster)) = (open_compact(1).await, open_cluster().await);
-    RealStage::new(moving(old, new).await, REDIS, (server, cluster))
-}
-
-async fn cluster_to_compact() -> impl Stage {
-    let ((old, cluster), (new, server)) = (open_cluster().await, open_compact(1).await);
     RealStage::new(moving(old, new).await, REDIS, (cluster, server))
 }
 
@@ -261,23 +198,14 @@ crate::laws!(on_model, model, virtual_time, verbs);
 crate::laws!(on_disk, disk, virtual_time, verbs);
 crate::laws!(on_disk_metered, metered_disk, virtual_time, verbs);
 crate::laws!(on_redis, redis, verbs);
-crate::laws!(on_compact, compact, verbs);
-crate::laws!(on_compact_of_8, compact_of_8, verbs);
-crate::spread_laws_together!(on_compact_spread, spread_over_8, (), false);
 crate::laws_together!(on_cluster, cluster, shared_cluster().await, verbs);
-crate::spread_laws_together!(on_cluster_spread, cluster_spread, shared_cluster().await, true);
+crate::spread_laws_together!(on_cluster_spread, cluster_spread, shared_cluster().await);
 crate::laws!(migrating_disk_to_disk, disk_to_disk, virtual_time, verbs);
 crate::laws!(migrating_redis_to_redis, redis_to_redis, verbs);
 crate::laws!(migrating_redis_to_disk, redis_to_disk, verbs);
 crate::laws!(migrating_disk_to_redis, disk_to_redis, verbs);
-crate::laws!(migrating_redis_to_compact, redis_to_compact, verbs);
-crate::laws!(migrating_compact_to_redis, compact_to_redis, verbs);
-crate::laws!(migrating_compact_to_disk, compact_to_disk, verbs);
-crate::laws!(migrating_disk_to_compact, disk_to_compact, verbs);
 crate::laws_together!(migrating_redis_to_cluster, redis_to_cluster, shared_cluster().await, verbs);
 crate::laws_together!(migrating_cluster_to_redis, cluster_to_redis, shared_cluster().await, verbs);
-crate::laws_together!(migrating_compact_to_cluster, compact_to_cluster, shared_cluster().await, verbs);
-crate::laws_together!(migrating_cluster_to_compact, cluster_to_compact, shared_cluster().await, verbs);
 crate::laws_together!(migrating_disk_to_cluster, disk_to_cluster, shared_cluster().await, verbs);
 crate::laws_together!(migrating_cluster_to_disk, cluster_to_disk, shared_cluster().await, verbs);
 crate::laws_together!(migrating_cluster_to_cluster, cluster_to_cluster, shared_cluster().await, verbs);

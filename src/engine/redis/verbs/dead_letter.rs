@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::ttl_millis;
 use crate::engine::redis::link::Lane;
@@ -13,7 +13,7 @@ use crate::name::Queue;
 /// How many jobs one step takes.
 const STEP: u64 = 250;
 
-impl RedisCore {
+impl PartitionCore {
     /// Makes the oldest dead jobs ready again; ids whose job is gone are dropped and not counted.
     pub async fn respawn_oldest(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
         let script = &self.scripts.respawn;
@@ -42,7 +42,9 @@ impl RedisCore {
         let (mut unseen, mut done) = (self.dead_size(queue).await?, 0);
         while unseen > 0 && done < limit {
             let mut cmd = self.call(script);
-            cmd.key(self.keys.dead(queue)).arg(self.keys.job_prefix(queue)).arg(STEP.min(unseen).min(limit - done));
+            cmd.key(self.keys.dead(queue))
+                .arg(self.keys.job_prefix(queue))
+                .arg(STEP.min(unseen).min(limit - done));
             let step = self.run(Lane::Other, &cmd).await;
             let (taken, deleted): (u64, u64) = step.map_err(|e| Error::from(e).after(done))?;
             done += deleted;

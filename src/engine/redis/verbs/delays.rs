@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use crate::clock::Millis;
 use crate::engine::delays::{DelayCount, DelayedOf, Delays, Rests};
 use crate::engine::redis::connection::fault::Outcome;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::Lane;
 use crate::error::Result;
@@ -30,7 +30,7 @@ pub fn add(delays: &mut Delays, told: &[i64], count: &DelayCount) {
     }
 }
 
-impl RedisCore {
+impl PartitionCore {
     /// Counts the delayed jobs.
     pub async fn delays(&self, count: &DelayCount) -> Result<Delays> {
         let prefix = match &count.of {
@@ -44,8 +44,7 @@ impl RedisCore {
             let began = Instant::now();
             let mut cmd = self.call(&self.scripts.count_timers);
             cmd.key(&self.keys.timer_set).arg(&prefix).arg(count.step).arg(&from).arg(read).arg(PIECE);
-            let (now, next, next_read, told, whole): Counted =
-                self.run(Lane::Other, &cmd).await?;
+            let (now, next, next_read, told, whole): Counted = self.run(Lane::Other, &cmd).await?;
             let delays = delays.get_or_insert_with(|| Delays::new(now / 1000));
             add(delays, &told, count);
             add_whole(delays, &whole, count)?;

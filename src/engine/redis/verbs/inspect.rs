@@ -4,17 +4,26 @@ use bytes::Bytes;
 use redis::Value;
 
 use crate::clock::Millis;
-use crate::engine::Detail;
 use crate::engine::redis::connection::fault::Fault;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::{key_of, read, reason_of};
+use crate::engine::{By, Detail};
 use crate::error::Result;
 use crate::job::{JobRef, JobState, JobView, Receipt};
 use crate::name::{JobKey, Queue};
 
-impl RedisCore {
+impl PartitionCore {
+    /// A job by its id or its key.
+    pub async fn inspect_by(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
+        match (by, detail) {
+            (By::Key(key), detail) => self.inspect_key(queue, key, detail).await,
+            (By::Id(id), Detail::Stored) => self.inspect_stored(&JobRef { queue: queue.clone(), id }).await,
+            (By::Id(id), _) => self.inspect(&JobRef { queue: queue.clone(), id }, detail.held_with()).await,
+        }
+    }
+
     /// A job by its id, as it is stored.
     pub async fn inspect_stored(&self, job: &JobRef) -> Result<Option<JobView>> {
         let key = self.keys.job(&job.queue, &job.id);
@@ -66,7 +75,10 @@ impl RedisCore {
     pub async fn inspect(&self, job: &JobRef, held_with: Option<u16>) -> Result<Option<JobView>> {
         let JobRef { queue, id } = job;
         let mut cmd = self.call(&self.scripts.inspect);
-        cmd.key(&self.keys.timer_set).key(self.keys.job(queue, id)).key(self.keys.ready(queue)).key(self.keys.dead(queue));
+        cmd.key(&self.keys.timer_set)
+            .key(self.keys.job(queue, id))
+            .key(self.keys.ready(queue))
+            .key(self.keys.dead(queue));
         cmd.key(self.keys.details(queue, id)).arg(keys::member_prefix(queue)).arg(id.to_string());
         cmd.arg(held_with.map_or(-1, i32::from));
         let reply: Vec<Value> = self.run(Lane::Other, &cmd).await?;

@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::clock::Micros;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::fields::Fields;
 use crate::engine::redis::layout::script_call::ScriptCall;
 use crate::engine::redis::layout::scripts::Script;
@@ -49,7 +49,7 @@ pub fn jobs_of(calls: &[Publication]) -> impl Iterator<Item = &NewJob> {
     calls.iter().flat_map(|call| &call.jobs).map(|placing| &placing.job)
 }
 
-impl RedisCore {
+impl PartitionCore {
     /// The call of lua/publish.lua. Values that are stored already are not sent again, here and below.
     pub fn plain_step(&self, calls: &[Publication], staged: bool) -> Result<PublishStep> {
         let (lists, list_of) = lists_of(calls);
@@ -150,7 +150,12 @@ impl RedisCore {
 
     /// Those of these queues whose names are not known to be recorded.
     fn new_queues(&self, lists: &[&Queue]) -> Vec<Queue> {
-        lists.iter().filter(|queue| !self.recorded_queues.has(self.partition, queue)).copied().cloned().collect()
+        lists
+            .iter()
+            .filter(|queue| !self.recorded_queues.has(self.partition, queue))
+            .copied()
+            .cloned()
+            .collect()
     }
 
     /// The timer member of a job that is to be replaced, if this process knows it.
@@ -229,7 +234,10 @@ pub fn unreadable() -> Fault {
 
 impl PublishOutcome {
     /// What the script answers, and when. `plain` has the jobs of a plain one.
-    pub fn read(reply: Value, plain: Option<Vec<(JobId, Option<Micros>)>>) -> Outcome<(Micros, PublishOutcome)> {
+    pub fn read(
+        reply: Value,
+        plain: Option<Vec<(JobId, Option<Micros>)>>,
+    ) -> Outcome<(Micros, PublishOutcome)> {
         match plain {
             Some(jobs) => read_plain(reply, jobs),
             None => read_keyed(reply),
@@ -267,8 +275,7 @@ fn read_keyed(reply: Value) -> Outcome<(Micros, PublishOutcome)> {
     let [now, what, rest @ ..] = &reply[..] else { return Err(unreadable()) };
     let first = || rest.first().ok_or_else(unreadable);
     let placed = || read_placed(&read::<String>(first()?)?).ok_or_else(unreadable);
-    let refused =
-        |error| PublishOutcome::Stored { refused: HashMap::from([(0, error)]), jobs: Vec::new() };
+    let refused = |error| PublishOutcome::Stored { refused: HashMap::from([(0, error)]), jobs: Vec::new() };
     let outcome = match &*read::<String>(what)? {
         "done" => PublishOutcome::Stored { refused: HashMap::new(), jobs: placed()? },
         "replay" => PublishOutcome::Unchanged(Published::Replay(
