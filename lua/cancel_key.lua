@@ -9,10 +9,13 @@ local name = ARGV[1] .. '/' .. id
 local there = key_of(ARGV[3] .. name, ARGV[4] .. name)
 if there then
   local tries = tonumber(call('HGET', ARGV[4] .. name, 'tries') or 1023)
-  local _, _, member = find_timer(KEYS[1], ARGV[2], id, tries)
+  local found, _, member = find_timer(KEYS[1], ARGV[2], id, tries)
   if not member and has_set_aside(ARGV[1]) then return -1 end
   call('DEL', ARGV[3] .. name)
-  if member then call('ZREM', KEYS[1], member) end
+  if member then
+    call('ZREM', KEYS[1], member)
+    count_timers(kind_of(found), ARGV[1], -1)
+  end
 end
 call('DEL', KEYS[2])
 call('HDEL', ARGV[4] .. name, 'key', 'tries', 'until')

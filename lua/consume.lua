@@ -52,8 +52,8 @@ for list = 1, lists do
               call('PERSIST', keys[i])
               local pushed = redis.pcall('LPUSH', KEYS[1 + lists + list], struct.pack('<HH', 1, #id) .. id)
               if type(pushed) == 'table' then
-                -- The dead letter is of another type: the pump tries again in a minute.
-                timers[t + 1] = score(now + 60000000)
+                -- The dead letter is of another type: the pump tries again in a minute. Nobody counts whole seconds.
+                timers[t + 1] = string.format('%.0f', math.floor(now / 1000000) + 60)
                 timers[t + 2] = member .. struct.pack('<HH', 0, #id) .. id
               else
                 died[#died + 1] = list

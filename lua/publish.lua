@@ -110,11 +110,15 @@ for replaced = 1, replaced_count do
     local key = KEYS[before_jobs + job_count + replaced]
     local there = call('DEL', key) == 1
     local member = ARGV[arg + 1]
-    if (member == '' or call('ZREM', KEYS[1], member) == 0) and there then timers_of[#timers_of + 1] = key end
+    if member ~= '' and call('ZREM', KEYS[1], member) == 1 then
+      count_timers('r', string.match(key, '^j/(.*)/[^/]*$'), -1)
+    elseif there then
+      timers_of[#timers_of + 1] = key
+    end
   end
   arg = arg + 2
 end
-forget_timers(KEYS[1], timers_of)
+count_gone(forget_timers(KEYS[1], timers_of))
 for name = before_jobs + job_count + replaced_count + 1, #KEYS, 3 do
   redis.pcall('HSET', KEYS[name], ARGV[arg], 1)
   -- Not of one where nothing was stored.

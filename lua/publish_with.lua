@@ -103,7 +103,7 @@ for i, job in ipairs(jobs) do
         if job.conflict == 'keep' then
           job.how, job.due = 'duplicate', due
         elseif not running then
-          job.how, job.holder_timer = 'replaced', member
+          job.how, job.holder_timer, job.holder_kind = 'replaced', member, found and kind_of(found)
         end
       end
     end
@@ -124,7 +124,7 @@ if quotas then
 end
 
 -- The first write is a SET: a Redis that is full refuses it, and with it the whole call.
-local elements_of, timers, placed = {}, {}, {}
+local elements_of, timers, placed, delayed = {}, {}, {}, {}
 for i, job in ipairs(jobs) do
   local id = job.id
   if job.how == 'duplicate' then
@@ -143,6 +143,7 @@ for i, job in ipairs(jobs) do
       job.due = job.due + job.due % 2
       timers[#timers + 1] = score(job.due)
       timers[#timers + 1] = job.member .. element
+      delayed[job.group] = (delayed[job.group] or 0) + 1
     else
       local elements = elements_of[job.list]
       if not elements then elements = {}; elements_of[job.list] = elements end
@@ -154,6 +155,7 @@ for i, job in ipairs(jobs) do
     job.due and string.format('%.0f', job.due) or '', gone or '')
 end
 if #timers > 0 then call('ZADD', KEYS[1], unpack(timers)) end
+for group, count in pairs(delayed) do count_timers('d', group, count) end
 for list = 1, #lists do
   if elements_of[list] then call('LPUSH', KEYS[1 + list], unpack(elements_of[list])) end
 end
@@ -161,7 +163,10 @@ for i, job in ipairs(jobs) do
   if job.key and job.how ~= 'duplicate' then
     if job.how == 'replaced' then
       call('DEL', job.holder_key)
-      if job.holder_timer then call('ZREM', KEYS[1], job.holder_timer) end
+      if job.holder_timer then
+        call('ZREM', KEYS[1], job.holder_timer)
+        count_timers(job.holder_kind, job.group, -1)
+      end
     end
     -- Whoever had the key before and is there still has it no more.
     if job.holder then call('HDEL', job.holder_details, 'key', 'tries', 'until') end
@@ -173,7 +178,11 @@ for i, job in ipairs(jobs) do
 end
 if replaced_key then
   local there = call('DEL', replaced_key) == 1
-  if (args.replaced == '' or call('ZREM', KEYS[1], args.replaced) == 0) and there then forget_timers(KEYS[1], {replaced_key}) end
+  if args.replaced ~= '' and call('ZREM', KEYS[1], args.replaced) == 1 then
+    count_timers('r', string.match(replaced_key, '^j/(.*)/[^/]*$'), -1)
+  elseif there then
+    count_gone(forget_timers(KEYS[1], {replaced_key}))
+  end
 end
 local outcome = table.concat(placed, '\n')
 if record then call('SET', record, args.fingerprint .. outcome, 'PX', args.remembered) end

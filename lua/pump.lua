@@ -5,7 +5,8 @@
 -- ARGV    how many at most
 -- returns {now, how many left the timer, us until the next is due (-1 = none), members that were garbage,
 --         members put off because their list has another type, {ns/queue that got ready jobs}, {per ns/queue with some:
---         name, jobs whose hand-over has ended and that are ready again, jobs that died}}
+--         name, jobs whose hand-over has ended and that are ready again, jobs that died}, {per ns/queue with some: name,
+--         delayed jobs and running ones whose timers are gone}}
 -- bound   200 members (the caller's)
 local t, byte = KEYS[1], string.byte
 local second, most = string.format('%.0f', math.floor(now / 1000000)), tonumber(ARGV[1])
@@ -28,11 +29,23 @@ if early > 0 then
   if below < most then read_due('(' .. second, score(now), most - below, due, scores) end
 end
 local n, garbage, put_off, ready, told = #due, 0, 0, {}, {}
--- Whether the score is of a hand-over. Of lmstfy's, whole seconds, nobody can say it; whole seconds of delayed jobs are
--- written half a microsecond later.
-local function ran(score)
+-- What the score is of: 3 a hand-over, 2 a delay. Of lmstfy's, whole seconds, nobody can say it: 0; whole seconds of
+-- delayed jobs are written half a microsecond later.
+local function kind_of(score)
   local part = (score % 1) * 1000000
-  return part >= 0.75 and math.floor(part + 0.5) % 2 == 1
+  if part == 0 then return 0 end
+  return part >= 0.75 and math.floor(part + 0.5) % 2 == 1 and 3 or 2
+end
+-- Per group {name, delayed, running} whose timers are gone.
+local gone, gone_of, of_last = {}, {}
+local function of_group(name)
+  if of_last and of_last[1] == name then return of_last end
+  of_last = gone_of[name]
+  if not of_last then
+    of_last = {name, 0, 0}
+    gone_of[name], gone[#gone + 1] = of_last, of_last
+  end
+  return of_last
 end
 -- The names that the last member began with, and their group: the next begins with them too, mostly.
 local names, group
@@ -61,13 +74,18 @@ if n > 0 then
   -- The first write frees memory, so that a full Redis can still be drained; nothing below it may fail.
   if n > below then call('ZREMRANGEBYRANK', t, below + early, n + early - 1) end
   if below > 0 then call('ZREMRANGEBYRANK', t, 0, below - 1) end
-  local keys, groups, tries, entries, whole, again, k = {}, {}, {}, {}, {}, {}, 0
+  local keys, groups, tries, entries, whole, kinds, k = {}, {}, {}, {}, {}, {}, 0
   for i = 1, n do
     local group, left, id, entry = read(due[i])
     if group then
       k = k + 1
       keys[k], groups[k], tries[k], entries[k], whole[k] = 'j/' .. group .. '/' .. id, group, left, entry, due[i]
-      again[k] = left > 0 and ran(scores[i]) and 1 or 0
+      local kind = kind_of(scores[i])
+      kinds[k] = kind
+      if kind > 0 then
+        local of = of_group(group)
+        of[kind] = of[kind] + 1
+      end
     else
       garbage = garbage + 1
     end
@@ -83,20 +101,27 @@ if n > 0 then
       end
       local l = lists[list]
       if not l then
-        l = {whole = {}, group = tries[i] > 0 and groups[i], of = groups[i], again = 0}
+        l = {whole = {}, kinds = {}, group = tries[i] > 0 and groups[i], of = groups[i], again = 0}
         lists[list] = l
         order[#order + 1] = list
       end
       l[#l + 1] = entry
       l.whole[#l.whole + 1] = whole[i]
-      l.again = l.again + again[i]
+      l.kinds[#l] = kinds[i]
+      if kinds[i] == 3 and tries[i] > 0 then l.again = l.again + 1 end
     end
   end
   for _, list in ipairs(order) do
     local l = lists[list]
     if type(redis.pcall('LPUSH', list, unpack(l))) == 'table' then
       -- Not a list: another program's key. Look again in a minute, so that the others are not held up.
-      for i = 1, #l do call('ZADD', t, score(now + 60000000 + i), l.whole[i]) end
+      for i = 1, #l do
+        -- Of the same kind.
+        local due, kind, of = now + 60000000 + 2 * i, l.kinds[i], of_group(l.of)
+        due = due - due % 2 + kind % 2
+        call('ZADD', t, kind > 0 and score(due) or string.format('%.0f', math.floor(due / 1000000)), l.whole[i])
+        if kind > 0 then of[kind] = of[kind] - 1 end
+      end
       put_off = put_off + #l
     else
       if l.group then ready[#ready + 1] = l.group end
@@ -119,4 +144,8 @@ if head[2] then
   if next_due < 0 then next_due = 0 end
   if next_due > 1000000000 then next_due = 1000000000 end
 end
-return {now, n, next_due, garbage, put_off, ready, told}
+local counts = {}
+for i = 1, #gone do
+  counts[3 * i - 2], counts[3 * i - 1], counts[3 * i] = gone[i][1], gone[i][2], gone[i][3]
+end
+return {now, n, next_due, garbage, put_off, ready, told, counts}

@@ -27,6 +27,7 @@ if delay > 0 then
   due = now + delay
   due = due + due % 2
   call('ZADD', KEYS[3], score(due), ARGV[6] .. struct.pack('<HH', tries, #id) .. id)
+  count_timers('d', ARGV[7], 1)
 else
   call('LPUSH', KEYS[2], struct.pack('<HH', tries, #id) .. id)
 end

@@ -33,6 +33,9 @@ const WORK: Duration = Duration::from_millis(300);
 const TTR: Duration = Duration::from_secs(2);
 /// A publisher waits for its answer whatever happens.
 const PATIENT: Duration = Duration::from_secs(20);
+/// An answer that comes this soon after its consumer has left was on its way by then: no server can know of it. One that
+/// comes later was sent to a consumer that was known to have left.
+const ON_ITS_WAY: Duration = Duration::from_millis(500);
 /// The longest that draining may take. Only jobs that nobody gets let it pass.
 const DRAIN: Duration = Duration::from_secs(100);
 
@@ -52,6 +55,8 @@ struct Told {
     delivered: HashMap<String, Vec<Instant>>,
     /// When the first 204 came.
     acked: HashMap<String, Instant>,
+    /// How long after they had left consumers were sent jobs all the same.
+    on_their_way: Vec<Duration>,
     /// The first answer of each verb to a request that began after the stall.
     resumed: BTreeMap<&'static str, Duration>,
 }
@@ -69,16 +74,47 @@ struct Fleet {
     over: Mutex<Option<Instant>>,
 }
 
+/// A request whose client has lost its patience.
+struct Left {
+    stream: TcpStream,
+    read: Vec<u8>,
+    since: Instant,
+}
+
+impl Left {
+    /// Closes the client's half, so that the server sees that it has left, and reads on: what has been sent to nobody is
+    /// told from what was on its way. Returns the answer that comes all the same, and how long that took.
+    async fn read_on(mut self) -> Option<((u16, Vec<u8>), Duration)> {
+        let rest = async {
+            self.stream.shutdown().await.ok()?;
+            while whole(&self.read).is_none() && self.stream.read_buf(&mut self.read).await.ok()? > 0 {}
+            Some(())
+        };
+        tokio::time::timeout(PATIENT, rest).await.ok()??;
+        Some((whole(&self.read)?, self.since.elapsed()))
+    }
+}
+
 impl Fleet {
-    /// Sends a request on a connection of its own. `None` when no whole answer came in time; an answer that was
-    /// there when the time was up counts as one that came.
+    /// Sends a request on a connection of its own. `None` when no whole answer came in time.
     async fn ask(&self, method: &str, path: &str, body: &str, patience: Duration) -> Option<(u16, Vec<u8>)> {
+        self.ask_or_leave(method, path, body, patience).await.ok()
+    }
+
+    /// The same. `Err` when the patience is over; without what is left when the connection broke.
+    async fn ask_or_leave(
+        &self,
+        method: &str,
+        path: &str,
+        body: &str,
+        patience: Duration,
+    ) -> Result<(u16, Vec<u8>), Option<Left>> {
         let head = format!(
             "{method} /api/ns/{path} HTTP/1.1\r\nHost: x\r\nX-Token: {}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
             self.token,
             body.len()
         );
-        let mut stream = TcpStream::connect(self.addr).await.ok()?;
+        let mut stream = TcpStream::connect(self.addr).await.map_err(|_| None)?;
         let mut read = Vec::new();
         let talk = async {
             stream.write_all(head.as_bytes()).await.ok()?;
@@ -90,11 +126,11 @@ impl Fleet {
             Some(())
         };
         let answered = tokio::time::timeout(patience, talk).await;
-        if answered.is_err() {
-            // What has arrived by now has been delivered: a real client may well have seen it.
-            while stream.try_read_buf(&mut read).is_ok_and(|more| more > 0) {}
+        match (whole(&read), answered) {
+            (Some(answer), _) => Ok(answer),
+            (None, Err(_)) => Err(Some(Left { stream, read, since: Instant::now() })),
+            (None, Ok(_)) => Err(None),
         }
-        whole(&read)
     }
 
     /// Notes when a verb worked for the first time after the stall.
@@ -148,31 +184,52 @@ impl Fleet {
             let besides =
                 if number.is_multiple_of(3) { format!(",empty{}", number % 5) } else { String::new() };
             let path = format!("{queue}{besides}?ttr={ttr}&timeout={timeout}&count={count}");
-            let answer = self.ask("GET", &path, "", self.patience).await;
-            let Some((200, text)) = answer else {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                continue;
+            let text = match self.ask_or_leave("GET", &path, "", self.patience).await {
+                Ok((200, text)) => text,
+                left => {
+                    if let Err(Some(left)) = left {
+                        acks.spawn(self.clone().was_left(queue, left));
+                    }
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    continue;
+                }
             };
             self.works("consume", asked);
-            let text: Value = serde_json::from_slice(&text).expect("JSON");
-            let jobs = text.as_array().cloned().unwrap_or_else(|| vec![text]);
-            let now = Instant::now();
-            let bodies: Vec<String> =
-                jobs.iter().map(|job| String::from_utf8(data(job)).expect("a body of ours")).collect();
-            for body in &bodies {
-                self.told.lock().delivered.entry(body.clone()).or_default().push(now);
-            }
+            let jobs = self.delivered(&text);
             if !self.draining.load(Ordering::SeqCst) {
                 tokio::time::sleep(WORK).await;
             }
             // Beside the next poll, so that the stall meets consumes and not acks alone.
-            for (job, body) in jobs.iter().zip(bodies) {
-                let acking = self.clone().ack(format!("{queue}/job/{}", job_id(job)), body);
-                acks.spawn(acking);
+            for (id, body) in jobs {
+                acks.spawn(self.clone().ack(format!("{queue}/job/{id}"), body));
             }
         }
         while let Some(acked) = acks.join_next().await {
             acked.expect("no panic");
+        }
+    }
+
+    /// Notes what a consume was answered. Returns ids and bodies.
+    fn delivered(&self, text: &[u8]) -> Vec<(String, String)> {
+        let text: Value = serde_json::from_slice(text).expect("JSON");
+        let jobs = text.as_array().cloned().unwrap_or_else(|| vec![text]);
+        let now = Instant::now();
+        let body = |job| String::from_utf8(data(job)).expect("a body of ours");
+        let jobs: Vec<_> = jobs.iter().map(|job| (job_id(job), body(job))).collect();
+        for (_, body) in &jobs {
+            self.told.lock().delivered.entry(body.clone()).or_default().push(now);
+        }
+        jobs
+    }
+
+    /// A consumer has left. What was on its way to it counts as delivered, and is acked.
+    async fn was_left(self: Arc<Fleet>, queue: &'static str, left: Left) {
+        let Some(((200, text), after)) = left.read_on().await else { return };
+        self.told.lock().on_their_way.push(after);
+        if after < ON_ITS_WAY {
+            for (id, body) in self.delivered(&text) {
+                self.clone().ack(format!("{queue}/job/{id}"), body).await;
+            }
         }
     }
 
@@ -286,12 +343,14 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
         .collect();
     println!(
         "stall of {:?}, {CONSUMERS} consumers with a patience of {:?}: {} jobs answered 201, {} answered 5xx, {} not \
-         answered; burned {}; 5xx and stored all the same {}; {} acked, handed out again {}; resumed after {:?}",
+         answered; sent to consumers that had just left {:?}; burned {}; 5xx and stored all the same {}; {} acked, handed \
+         out again {}; resumed after {:?}",
         stall.lasts,
         stall.patience,
         count(&|status| status == 201),
         count(&|status| status >= 500),
         count(&|status| status == 0),
+        told.on_their_way,
         burned.len(),
         stored.len(),
         told.acked.len(),

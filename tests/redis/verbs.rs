@@ -1,7 +1,7 @@
 //! What keys, pauses, receipts and lists leave in a Redis, and what several servers and lmstfy's make of it. What one
 //! store must do is in the laws.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::{NonZeroU16, NonZeroUsize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -973,4 +973,72 @@ async fn callers_who_leave_early_start_one_copy_and_a_long_namespace_is_listed_w
     engine.close().await;
     let made = served(conn, "hscan") - before.0;
     assert!(made <= 2 * steps, "{made} steps were made, where a copy takes {steps}");
+}
+
+/// The numbers of delayed and running jobs that the Redis has.
+fn timer_counts(conn: &mut Connection) -> BTreeMap<String, i64> {
+    conn.hgetall("dormouse/timers").expect("a hash")
+}
+
+/// What a list of queues says of a queue: delayed and running.
+async fn counted(engine: &Arc<dyn Engine>, q: &Queue) -> [Option<u64>; 2] {
+    let page = engine.list_queues(&q.namespace, None, 100).await.expect("listed");
+    let view = page.queues.into_iter().find(|view| view.queue == *q).expect("it is listed");
+    [view.delayed, view.running]
+}
+
+/// Guards against numbers that drift with what is done to jobs, and against those of another server that come late.
+#[tokio::test]
+async fn delayed_and_running_jobs_are_counted_in_every_state() {
+    let server = RedisServer::start();
+    let (redis, q) = (engine(&server).await, queue("q"));
+    let one: Arc<dyn Engine> = redis.clone();
+    let two: Arc<dyn Engine> = engine(&server).await;
+    let many = NonZeroU16::new(9).expect("not zero");
+    let delayed = |n: u64| NewJob { delay: TTR, tries: many, ..job(&q, id(n), "x") };
+    for n in 0..20 {
+        let job = if n < 10 { delayed(n) } else { NewJob { tries: many, ..job(&q, id(n), "x") } };
+        one.publish(vec![job].into()).await.expect("published");
+    }
+    assert_eq!(counted(&one, &q).await, [Some(10), Some(0)]);
+    let held = consume(&redis, &q, 8, TTR).await.expect("consumed");
+    assert_eq!(counted(&one, &q).await, [Some(10), Some(8)]);
+    // A touch changes nothing, a release with a delay both, and what is acked or buried is gone.
+    let touched = one.touch(&name(&q, held[0].id), held[0].proof(), TTR).await.expect("touched");
+    assert!(matches!(touched, Held::Done(_)), "{touched:?}");
+    let release = Release { delay: TTR, ..Release::default() };
+    one.release(&name(&q, held[1].id), held[1].proof(), release).await.expect("released");
+    one.release(&name(&q, held[2].id), held[2].proof(), Release::default()).await.expect("released");
+    one.bury(&name(&q, held[3].id), held[3].proof(), None).await.expect("buried");
+    redis.give_back(vec![held[4].clone()]).await.expect("given back");
+    one.ack(&q, &[(held[5].id, Some(held[5].proof()))]).await.expect("acked");
+    one.ack(&q, &[(held[6].id, None), (id(0), None)]).await.expect("acked");
+    assert_eq!(counted(&one, &q).await, [Some(10), Some(2)], "two are held: the first and the last");
+    // By the other server, which does not know whether it runs; and one that was released.
+    two.ack(&q, &[(held[7].id, None)]).await.expect("acked");
+    two.ack(&q, &[(held[1].id, None)]).await.expect("acked");
+    let replace = Publication { jobs: vec![delayed(30).into()], replaces: Some(name(&q, id(1))), once: None };
+    two.publish(replace).await.expect("republished");
+    for (n, conflict) in [(31, OnConflict::Keep), (32, OnConflict::Replace)] {
+        place(&redis, keyed(delayed(n), "key", conflict)).await;
+    }
+    let expected = [("d/shop/q", 10), ("r/shop/q", 1)].map(|(field, n)| (field.to_owned(), n));
+    let conn = &mut server.connection();
+    until("both have written it down", async || timer_counts(conn) == BTreeMap::from(expected.clone())).await;
+    assert_eq!(counted(&two, &q).await, [Some(10), Some(1)], "the other server sees the same");
+    let key = JobKey::parse("key").expect("a key");
+    assert!(one.cancel_key(&q, &key).await.expect("cancelled"), "it was there");
+    assert_eq!(counted(&one, &q).await, [Some(9), Some(1)], "cancelled by its key");
+    // What becomes due is counted no more; and what nobody counted is found by the next server that starts.
+    let soon = NewJob { delay: Duration::from_micros(1), ..job(&q, id(40), "x") };
+    one.publish(vec![soon].into()).await.expect("published");
+    one.pump().await.expect("pumped");
+    assert_eq!(counted(&one, &q).await, [Some(9), Some(1)], "the pump has moved it");
+    let right = BTreeMap::from([("d/shop/q", 9), ("r/shop/q", 1)].map(|(field, n)| (field.to_owned(), n)));
+    until("all is written down", async || timer_counts(conn) == right).await;
+    let _: () = conn.del("dormouse/timers/turn").expect("DEL");
+    let wrong = [("d/shop/q", 100), ("r/shop/q", -5), ("d/shop/gone", 7)];
+    let _: () = conn.hset_multiple("dormouse/timers", &wrong).expect("HSET");
+    let _three = engine(&server).await;
+    until("all timers were counted", async || timer_counts(conn) == right).await;
 }

@@ -14,6 +14,7 @@ use super::counting::Counting;
 use super::layout::scripts::Scripts;
 use super::link::Link;
 use super::pauses::Pauses;
+use super::timer_counts::TimerCounts;
 use crate::engine::batch::Caller;
 use crate::engine::next_due::NextDue;
 use crate::engine::{Published, ScheduleStep, Stepped};
@@ -38,6 +39,8 @@ pub(crate) struct RedisCore {
     /// When a pump has begun that last, in microseconds.
     pub(super) looked_for_dropped: AtomicU64,
     pub(super) quotas: Counting,
+    /// How many jobs are delayed and running, as far as it is not written down yet.
+    pub(super) timer_counts: TimerCounts,
 }
 
 impl Deref for RedisCore {

@@ -4,7 +4,7 @@
 //! - `connection/`: how connections are made, kept and shared, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
 //! - `verbs/`: a file for each step, named as on disk.
-//! - `link`: what does not depend on the layout; `core`: what verbs and tasks have in common; `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`: what this
+//! - `link`: what does not depend on the layout; `core`: what verbs and tasks have in common; `pauses`, `copies`, `counting`, `timer_counts`, `arming`, `cache`, `clock`: what this
 //!   process remembers; `batches`: which calls share a script call.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `replicas`, `waits`: which replicas are in step, and whether they have what was asked.
@@ -34,6 +34,7 @@ mod replicas;
 mod reply;
 mod safety;
 pub(crate) mod tables;
+mod timer_counts;
 pub(crate) mod verbs;
 mod waits;
 mod watch;
@@ -79,6 +80,7 @@ use self::core::RedisCore;
 use self::counting::Counting;
 use self::link::Link;
 use self::pauses::Pauses;
+use self::timer_counts::TimerCounts;
 
 /// A pool of jobs on a Redis.
 #[derive(Debug)]
@@ -112,11 +114,15 @@ impl RedisEngine {
             far_looks: Mutex::default(),
             looked_for_dropped: AtomicU64::default(),
             quotas: Counting::default(),
+            timer_counts: TimerCounts::default(),
         });
         let guards = opened.keep();
         link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
         link.tasks.spawn_essential("the watch of pauses", pause::run(core.clone()));
         link.tasks.spawn_essential("the count of namespaces with a quota", quotas::run(core.clone()));
+        let (counts, recounts) = (verbs::timer_counts::write, verbs::timer_counts::recount);
+        link.tasks.spawn_essential("the count of delayed and running jobs", counts(core.clone()));
+        link.tasks.spawn_essential("the recount of delayed and running jobs", recounts(core.clone()));
         core.spawn_finisher();
         let tasks = &link.tasks;
         serve(

@@ -19,6 +19,10 @@ pub const DROPPED: &str = "dormouse/dropped";
 pub const USED: &str = "dormouse/used";
 /// Who counts what they have.
 pub const USED_TURN: &str = "dormouse/used/turn";
+/// Hash of how many jobs of each queue are delayed (`d/namespace/queue`) and running (`r/..`).
+pub const TIMER_COUNTS: &str = "dormouse/timers";
+/// Who counts them anew.
+pub const TIMER_COUNTS_TURN: &str = "dormouse/timers/turn";
 /// Hash of how many schedules are in each state, and the highest revision of a deleted one.
 pub const SCHEDULES: &str = "dormouse/schedules";
 /// Sorted set of the schedules, as `namespace/name`: when they are due.

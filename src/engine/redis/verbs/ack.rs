@@ -4,13 +4,14 @@
 
 use std::time::Instant;
 
-use redis::Cmd;
+use redis::{Cmd, Value};
 
 use crate::engine::batch::Call;
 use crate::engine::redis::batches::arrival_of;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
+use crate::engine::redis::timer_counts::Change;
 use crate::error::Result;
 use crate::job::{JobId, JobRef, Receipt};
 use crate::name::Queue;
@@ -21,12 +22,38 @@ impl RedisCore {
         let arrived = arrival_of(&batch);
         let (jobs, replies): (Vec<_>, Vec<_>) = batch.into_iter().map(Call::split).unzip();
         self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
-        let call = || self.forget(jobs.iter().map(|job| (job, self.common.handed_out.remove(&job.id))));
-        let outcome: Outcome<u64> = self.run_made(&self.hand_overs, &self.scripts.ack, arrived, call).await;
+        let mut known = Vec::with_capacity(jobs.len());
+        let call = || {
+            let jobs = jobs.iter().map(|job| (job, self.common.handed_out.remove(&job.id)));
+            self.forget(jobs.inspect(|(_, tries)| known.push(tries.is_some())))
+        };
+        let outcome: Outcome<Value> = self.run_made(&self.hand_overs, &self.scripts.ack, arrived, call).await;
+        let outcome = outcome.and_then(|reply| self.acked(&jobs, &known, reply));
         for reply in replies {
             // A caller that has left needs no answer.
-            let _ = reply.send(outcome.clone().map(drop).map_err(Fault::into));
+            let _ = reply.send(outcome.clone().map_err(Fault::into));
         }
+    }
+
+    /// Counts the timers that an ack has removed. `known` says of each job whether its timer was named: it ran.
+    fn acked(&self, jobs: &[JobRef], known: &[bool], reply: Value) -> Outcome<()> {
+        let (gone, others) = match reply {
+            Value::Array(_) => {
+                let (_, gone, others): (u64, usize, Vec<Value>) = redis::from_redis_value(reply)?;
+                (gone, others)
+            }
+            // All were there and ran; or the timers that were named are gone, and no others.
+            reply => {
+                let all = redis::from_redis_value::<usize>(reply)? == jobs.len();
+                let ran = jobs.iter().zip(known).filter(|(_, known)| all || **known);
+                ran.for_each(|(job, _)| self.timer_counts.running(&job.queue, -1));
+                return Ok(());
+            }
+        };
+        // In a batch of several queues nobody knows whose timers were gone before: the recount corrects that.
+        let ran = jobs.iter().zip(known).filter(|(_, known)| **known).take(gone);
+        ran.for_each(|(job, _)| self.timer_counts.running(&job.queue, -1));
+        self.timers_gone(&others)
     }
 
     /// The call that forgets these jobs, with the timer members of those whose tries are given.
@@ -51,8 +78,9 @@ impl RedisCore {
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
         let call = || self.ack_call(queue, jobs);
-        let stale: Vec<usize> =
+        let (stale, delayed, running): (Vec<usize>, i64, i64) =
             self.run_made(&self.hand_overs, &self.scripts.ack_many, Instant::now(), call).await?;
+        self.timer_counts.add(queue, Change { delayed: -delayed, running: -running });
         let stale: Option<Vec<JobId>> = stale.iter().map(|n| jobs.get(*n).map(|(id, _)| *id)).collect();
         Ok(stale.ok_or_else(|| Fault::unreadable("ack_many"))?)
     }

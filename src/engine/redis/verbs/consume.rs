@@ -117,6 +117,7 @@ impl RedisCore {
         for handed_out in handed_out(cells, queues) {
             let HandedOut { queue, id, tries_left, due, ttl, stored } = handed_out?;
             earliest = earliest.min(due);
+            self.timer_counts.running(queue, 1);
             let Some(id) = keys::job_id(&id) else {
                 tracing::warn!(pool = &*self.common.pool, %queue, "skipped a job whose id no server has made");
                 unreadable = true;

@@ -65,8 +65,9 @@ impl RedisCore {
                 cmd.arg(keys::element(job.tries_left.saturating_add(1), &job.id));
             }
             let give = || self.run(&self.hand_overs, &self.scripts.give_back, cmd.clone());
-            let _: u64 = until_given(&self.connections.closing, give).await?;
-            for queue in lists {
+            let over: Vec<i64> = until_given(&self.connections.closing, give).await?;
+            for (queue, over) in lists.into_iter().zip(over) {
+                self.timer_counts.running(queue, -over);
                 self.common.notifiers.notify(queue);
             }
         }

@@ -11,6 +11,7 @@ use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::reply::wrong_type;
+use crate::engine::redis::timer_counts::Change;
 use crate::engine::{Held, Release, Released, Touched, Tries};
 use crate::error::Result;
 use crate::job::{JobRef, Reason, Receipt};
@@ -63,6 +64,8 @@ impl RedisCore {
         let held = held(due)?;
         if let Held::Done(due) = held {
             self.common.handed_out.release(*id, due);
+            let delayed = tries_left > 0 && !delay.is_zero();
+            self.timer_counts.add(queue, Change { delayed: i64::from(delayed), running: -1 });
             match (tries_left, delay.is_zero()) {
                 (0, _) => {}
                 (_, true) => self.common.notifiers.notify(queue),

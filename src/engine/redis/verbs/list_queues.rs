@@ -105,11 +105,12 @@ impl RedisCore {
             figures.cmd("HEXISTS").arg(keys::queues_of(namespace)).arg(queue.name.as_str());
         }
         let figures = if queues.is_empty() { Vec::new() } else { self.figures(&figures).await? };
+        let timers = self.timer_counts(&queues).await?;
         let next = queues.last().filter(|_| more).map(|queue| queue.name.clone());
         let now = self.clock.now();
         let mut page = QueuePage { queues: Vec::with_capacity(queues.len()), next };
         let mut gone = Vec::new();
-        for (queue, figures) in queues.into_iter().zip(figures.chunks_exact(3)) {
+        for ((queue, figures), timers) in queues.into_iter().zip(figures.chunks_exact(3)).zip(timers) {
             let paused = self.pauses.of(&queue, now);
             if figures[2] == 0 && paused.is_none() {
                 gone.push(queue.name);
@@ -117,8 +118,8 @@ impl RedisCore {
             }
             page.queues.push(QueueView {
                 ready: Some(figures[0]),
-                delayed: None,
-                running: None,
+                delayed: Some(timers.delayed as u64),
+                running: Some(timers.running as u64),
                 dead: Some(figures[1]),
                 oldest_ready_age: None,
                 paused,

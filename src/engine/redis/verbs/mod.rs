@@ -21,3 +21,4 @@ pub mod quotas;
 pub mod respawn_jobs;
 pub mod schedules;
 pub mod stats;
+pub mod timer_counts;

@@ -20,8 +20,8 @@ const BATCH: usize = 200;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// What the script says: now, how many left the timer, how long until the next, garbage, how many were put off, the
-/// queues that got ready jobs, and what [`Link::tell_ended`] reads.
-type PumpAnswer = (u64, usize, i64, u64, u64, Vec<Vec<u8>>, Vec<Value>);
+/// queues that got ready jobs, what [`Link::tell_ended`] reads, and whose timers are gone.
+type PumpAnswer = (u64, usize, i64, u64, u64, Vec<Vec<u8>>, Vec<Value>, Vec<Value>);
 
 impl RedisCore {
     /// Moves due jobs. Once a second it has a look for destroys that were not finished.
@@ -30,7 +30,7 @@ impl RedisCore {
         cmd.arg(keys::TIMER_SET).arg(BATCH);
         self.next_due.pump_begins();
         let sent = self.clock.begin();
-        let (now, moved, next, garbage, put_off, ready, ended): PumpAnswer =
+        let (now, moved, next, garbage, put_off, ready, ended, gone): PumpAnswer =
             self.run(&self.pumps, &self.scripts.pump, cmd).await?;
         self.clock.learn(sent, now);
         if self.looked_for_dropped.load(Ordering::Relaxed).abs_diff(now) >= 1_000_000 {
@@ -47,6 +47,7 @@ impl RedisCore {
                 "put off jobs whose queue's key is not a list"
             );
         }
+        self.timers_gone(&gone)?;
         self.tell_ended(ended)?;
         for queue in ready.iter().filter_map(|group| keys::queue_of_group(group)) {
             self.common.notifiers.notify(&queue);

@@ -92,18 +92,19 @@ impl RedisCore {
                 heads.cmd("LINDEX").arg(keys::ready(queue)).arg(-1);
             }
             let (lens, heads) = (self.figures(&lens).await?, self.figures::<Option<Vec<u8>>>(&heads).await?);
+            let timers = self.timer_counts(chunk).await?;
             let now = self.clock.now();
             let age = |element: &Option<Vec<u8>>| {
                 let id = keys::id_of_element(element.as_ref()?)?;
                 Some(Duration::from_millis(now.saturating_sub(id.first_due())))
             };
-            let of = chunk.iter().zip(lens.chunks_exact(2)).zip(heads);
-            sizes.extend(of.map(|((queue, len), head)| QueueSize {
+            let of = chunk.iter().zip(lens.chunks_exact(2)).zip(heads).zip(timers);
+            sizes.extend(of.map(|(((queue, len), head), timers)| QueueSize {
                 queue: queue.clone(),
                 ready: len[0],
                 dead: len[1],
-                delayed: None,
-                running: None,
+                delayed: Some(timers.delayed as u64),
+                running: Some(timers.running as u64),
                 oldest_ready: age(&head),
                 head: head.as_deref().map(xxh3_64),
             }));

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::Cmd;
+use redis::{Cmd, Value};
 
 use self::script::{ScriptAnswer, Stored, placed_plain, read_keyed, read_plain};
 pub use self::script::{Step, answer_of_publish, jobs_of, read_placed, unreadable};
@@ -306,7 +306,7 @@ impl RedisCore {
             return;
         }
         let call = self.forget(jobs.iter().map(|(job, tries)| (job, Some(*tries))));
-        let taken_back: Outcome<u64> = self.run(&self.shared, &self.scripts.ack, call).await;
+        let taken_back: Outcome<Value> = self.run(&self.shared, &self.scripts.ack, call).await;
         if let Err(fault) = taken_back {
             let (pool, count) = (&*self.common.pool, jobs.len());
             tracing::warn!(pool, count, "jobs are stored that were answered with an error: {fault}");
@@ -321,12 +321,17 @@ impl RedisCore {
         now: Micros,
     ) -> Vec<Placed> {
         let mut notified: Option<&Queue> = None;
+        // The script of others counts by itself.
+        let counts = is_plain(call);
         let mut all = Vec::with_capacity(call.jobs.len());
         for Placing { job, .. } in &call.jobs {
             let Some((placed, due)) = next(job) else { break };
             match due {
                 _ if placed.how == How::Duplicate => {}
-                Some(due) if due > now => self.next_due.stored(due),
+                Some(due) if due > now => {
+                    self.next_due.stored(due);
+                    self.timer_counts.delayed(&job.queue, i64::from(counts));
+                }
                 _ if notified == Some(&job.queue) => {}
                 _ => {
                     self.common.notifiers.notify(&job.queue);
