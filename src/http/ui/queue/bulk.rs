@@ -34,7 +34,6 @@ impl BulkReply {
         let verb = match &*self.action {
             "respawn" => "Respawn",
             "delete" => "Delete",
-            "promote" => "Make ready the",
             "cancel" => "Cancel",
             "promote" => "Make due now:",
             other => other,
