@@ -212,7 +212,7 @@ impl Server {
         }
     }
 
-    /// Serves until it is told to stop or a part of the server fails permanently, then stops. The error names what
+    /// Serves until a signal stops it or a part of the server fails permanently, then stops. The error names what
     /// failed.
     pub async fn run(self, mut signals: mpsc::Receiver<Signal>) -> Result<(), ServerError> {
         let failure = self.failure.clone();
