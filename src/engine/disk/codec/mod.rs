@@ -99,7 +99,7 @@ pub fn read_queue_key(key: &[u8]) -> Result<Queue> {
     r.end().map(|()| queue)
 }
 
-/// `jobs`: the id, then the prefix of the queue. Ids grow with time, so new records sort last, whatever their queue:
+/// `jobs`: the id, then the prefix of the queue. Ids grow with time, so new records of any queue sort last:
 /// each table holds the jobs of one period, and a read consults one table.
 pub fn job_key(queue: &[u8], id: JobId) -> Vec<u8> {
     let mut out = Vec::with_capacity(17 + queue.len());

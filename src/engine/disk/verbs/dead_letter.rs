@@ -23,7 +23,7 @@ pub struct DeleteDead {
     pub limit: u64,
 }
 
-/// What one step took out of a dead letter.
+/// Jobs that one step took out of a dead letter.
 #[derive(Clone, Copy, Debug)]
 pub struct TakenDead {
     pub jobs: u64,
