@@ -307,7 +307,7 @@ impl Told {
     }
 }
 
-/// Publishes until the server is gone.
+/// Publishes until the server has ended.
 async fn publisher(told: Arc<Told>, url: String, token: String) {
     let client = Client::new();
     loop {
@@ -318,8 +318,8 @@ async fn publisher(told: Arc<Told>, url: String, token: String) {
     }
 }
 
-/// Consumes and acks until the server is gone; in the last round, until a poll longer than any ttr finds nothing and no
-/// job is missing.
+/// Consumes and acks until the server has ended; in the last round, until a poll longer than any ttr finds nothing
+/// and no job is missing.
 async fn consumer(told: Arc<Told>, url: String, token: String, last_life: bool) {
     let client = Client::new();
     let began = Instant::now();

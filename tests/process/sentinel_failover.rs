@@ -1,5 +1,5 @@
-//! Cost of a failover of a Redis behind Sentinels: jobs answered with 201 that never came, jobs redelivered after their
-//! ack was answered, and the time without replies.
+//! Cost of a failover of a Redis behind Sentinels: jobs lost after a 201, jobs redelivered after their ack was
+//! acknowledged, and the time without responses.
 //!
 //! By default a short form of three cases runs. The figures of docs/operations.md come from
 //!

@@ -407,7 +407,7 @@ impl Account {
             let fresh = it.tries == life.tries && !life.respawned.is_some_and(begun);
             let at_place = match it.place {
                 Place::Ready => life.delay.is_zero(),
-                // Only those that became due after the cut; others had become ready before.
+                // Only jobs that became due after the cut; others had become ready before.
                 Place::Later => !life.delay.is_zero() && !life.taken.iter().any(|n| begun(*n)),
                 Place::Dead => false,
             };
@@ -446,7 +446,7 @@ impl Account {
         findings
     }
 
-    /// Describes what is known of a job at the cut.
+    /// Describes the history of a job up to the cut.
     fn tell(&self, life: &Life, cut: u64) -> String {
         let when = |n: &usize| {
             let act = &self.acts[*n];

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 
-/// Every call that can change a file, a name or a file's offset, or sync; and those that a recording would not
-/// understand, so that it can refuse them.
+/// Every call that can change a file, a name or a file's offset, or sync; and calls that a recording cannot
+/// represent, so that it can reject them.
 const CALLS: &str = "open,openat,openat2,creat,close,close_range,dup,dup2,dup3,fcntl,read,readv,lseek,write,\
 writev,pwrite64,pwritev,pwritev2,truncate,ftruncate,fallocate,rename,renameat,renameat2,unlink,unlinkat,rmdir,\
 mkdir,mkdirat,link,linkat,symlink,symlinkat,mknod,mknodat,fsync,fdatasync,sync,syncfs,sync_file_range,mmap,\
