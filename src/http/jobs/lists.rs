@@ -278,7 +278,7 @@ fn asked_filter(query: Query<'_>, shows: bool) -> Result<Filter, ApiError> {
     params::filter(given("contains"), given("reason"), shows)
 }
 
-/// Searches the jobs of a queue. 503 if [`MOST_SEARCHES`] searches are in flight; `None` for an invalid cursor.
+/// Searches the jobs of a queue. 503 if the maximum of searches is in flight; `None` for an invalid cursor.
 pub async fn search(
     state: &AppState,
     pool: &PoolState,
