@@ -221,7 +221,7 @@ export function wholeSeconds(op: string, name: string, duration: number): string
   return String(Math.ceil(Number(seconds(op, name, duration))));
 }
 
-// What follows reads answers: each throws when there is something else.
+// The following functions parse replies: each throws if the reply has another form.
 
 /** @internal */
 export function object(value: unknown): Answer {

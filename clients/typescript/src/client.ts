@@ -448,7 +448,7 @@ function figure(answer: Answer, name: string): number | undefined {
   return typeof answer[name] === "number" ? (answer[name] as number) : undefined;
 }
 
-// What follows is for workers too.
+// The following methods are for workers too.
 
 /** @internal */
 export function consumeAsk(queues: string | readonly string[], options: ConsumeOptions): Ask {

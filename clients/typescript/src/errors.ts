@@ -6,23 +6,23 @@ import type { Published } from "./client.js";
 
 /** What went wrong. docs/clients.md has the answers of the server behind each. */
 export type ErrorType =
-  | "invalid" // 400, or refused before it was sent
+  | "invalid" // 400, or rejected before it was sent
   | "unauthorized" // 401
   | "forbidden" // 403
   | "not_found" // 404
-  | "unsupported" // an older server, or lmstfy's
-  | "lost" // 409: the job is not this worker's any more
+  | "unsupported" // the server is too old, or lmstfy's
+  | "lost" // 409: the job is no longer this worker's
   | "conflict" // 409: the key is taken; the job is not dead, or not delayed
-  | "busy" // 409: a request with the same idempotency key is under way
+  | "busy" // 409: a request with the same idempotency key is in flight
   | "too_large" // 413
   | "key_reused" // 422: the idempotency key was used for another request
   | "limited" // 429
   | "full" // 507: the disk, or the quota of the namespace
   | "unavailable" // 502, 503, 504
   | "server" // any other 5xx
-  | "timeout" // no answer in time, or 408
-  | "network" // the connection was refused, reset or broken off
-  | "protocol"; // no answer of a Dormouse: a redirect, or what cannot be read
+  | "timeout" // no response in time, or 408
+  | "network" // the connection was refused, reset or aborted
+  | "protocol"; // not a response of Dormouse: a redirect, or an unreadable body
 
 const RETRYABLE: ReadonlySet<ErrorType> = new Set([
   "busy", "limited", "full", "unavailable", "server", "timeout", "network",
@@ -116,7 +116,7 @@ export function invalid(op: string, message: string, details?: ErrorDetails): Do
 /** The error of a request that got no whole answer. @internal */
 export function broken(op: string, cause: unknown, timedOut: boolean): DormouseError {
   if (timedOut) return new DormouseError("timeout", op, "no answer in time", { cause });
-  // The error of a fetch names what has happened as its cause.
+  // The error of a fetch has the actual error as its cause.
   const inner = cause instanceof Error && cause.cause instanceof Error ? cause.cause : cause;
   const { message, code } = (inner instanceof Error ? inner : {}) as Partial<NodeJS.ErrnoException>;
   return new DormouseError("network", op, message || code || "the connection broke", { cause });
@@ -129,7 +129,7 @@ export function refused(op: string, status: number, headers: { get(name: string)
     const read: unknown = JSON.parse(body.toString());
     if (typeof read === "object" && read !== null) told = read as Record<string, unknown>;
   } catch {
-    // An answer of a proxy: its text is told as it is.
+    // A proxy's response: its text is used unchanged.
   }
   const said = told.error || told.msg;
   const message = typeof said === "string"

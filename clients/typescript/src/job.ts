@@ -29,7 +29,7 @@ export class Job {
     this.queue = optional(answer, "queue") ?? "";
     this.namespace = optional(answer, "namespace") ?? "";
     this.data = Buffer.from(optional(answer, "data") ?? "", "base64");
-    this.remainTries = answer.remain_tries === null ? 0 : number(answer, "remain_tries"); // which a store may not know
+    this.remainTries = answer.remain_tries === null ? 0 : number(answer, "remain_tries"); // unknown in some stores
     this.ttl = number(answer, "ttl");
     this.elapsed = number(answer, "elapsed_ms") / 1000;
     this.attributes = attributesOf(answer);
@@ -50,7 +50,7 @@ export class Job {
     try {
       return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(this.data)) as T;
     } catch (error) {
-      // The parser's own text has a piece of the body, and that is not for a log.
+      // The parser's own text contains a part of the body, which must not be logged.
       const why = error instanceof SyntaxError ? "this is no JSON" : "this is no UTF-8";
       throw new Permanent(new Error(`the body cannot be read: ${why}`, { cause: error }));
     }

@@ -124,7 +124,7 @@ function attributesOf(op: string, options: JobOptions): [string, string][] {
       throw invalid(op, `the value of an attribute has 1 to 128 bytes of UTF-8: that of ${name}`);
     }
   }
-  // The trace of the handler that publishes goes on, where there is room.
+  // Continues the trace of the handler that publishes, unless there are 16 attributes.
   const current = currentTraceparent();
   if (current && fits(current, 128) && !all.has("traceparent") && all.size < MAX_ATTRIBUTES) all.set("traceparent", current);
   return [...all];

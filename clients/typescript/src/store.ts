@@ -135,7 +135,7 @@ export class Store {
       return queue && !queue.paused ? inState(queue, "ready")[0] : undefined;
     });
     if (!weights) return heads.find((job) => job !== undefined);
-    // Who is owed most is next.
+    // The queue that is owed most is next.
     const name = JSON.stringify([namespace, queues, weights]);
     const owed = this.#shares.get(name) ?? queues.map(() => 0);
     this.#shares.set(name, owed);

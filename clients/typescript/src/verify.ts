@@ -55,7 +55,7 @@ export function verify(
 function keyOf(secret: string): Buffer {
   const text = secret.replace(/^whsec_/, "");
   const key = Buffer.from(text, "base64");
-  // As Standard Webhooks has it; the server's have 32.
+  // As in Standard Webhooks; the server's secrets have 32.
   if (key.length < 24 || key.length > 64 || key.toString("base64") !== text) {
     throw new SignatureError("secret", "a secret should be whsec_ and 24 to 64 bytes in base64");
   }
