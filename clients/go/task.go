@@ -345,7 +345,7 @@ func (t *task) stillWorks() {
 	t.limit = t.run.w.client.clock.AfterFunc(time.Minute, t.stillWorks)
 }
 
-// abandon sends a result before the handler has returned. It reports whether it did, false if the handler has
+// abandon sends a result before the handler has returned. It returns false if the handler has
 // returned.
 func (t *task) abandon(res result) bool {
 	t.mu.Lock()
