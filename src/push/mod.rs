@@ -35,7 +35,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -46,6 +45,7 @@ use self::delivery::{Plan, Verdict};
 use self::record::{BOTH_SIGN, PushRecord, Switch};
 use self::setting::Setting;
 use self::shared::{LOOK, PushServer, PushedPool, PushedQueue};
+pub use self::shown::PushState;
 use self::shown::{NewSecret, SeenPush, ShownPush, Tested};
 use self::sign::SigningSecret;
 use self::store::{PushKey, PushRecords, Version};
@@ -95,32 +95,7 @@ struct Running {
     task: JoinHandle<()>,
 }
 
-/// Whether a queue is pushed now, as far as this server knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PushState {
-    On,
-    /// This server's breaker is open.
-    Open,
-    Paused,
-    Off,
-    /// No key of this server opens its record.
-    Locked,
-}
-
-impl PushState {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            PushState::On => "on",
-            PushState::Open => "open",
-            PushState::Paused => "paused",
-            PushState::Off => "off",
-            PushState::Locked => "locked",
-        }
-    }
-}
-
-/// Shows no records: they contain secrets.
+/// Shows no record: there are secrets in them.
 impl fmt::Debug for Push {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Push").field("server", &self.server).finish_non_exhaustive()
