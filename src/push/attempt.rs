@@ -283,7 +283,7 @@ impl Sending {
         }
     }
 
-    /// Releases or buries the job. Returns whether it has died.
+    /// Releases the job for a retry, or for the last time. Returns whether it has died.
     async fn release(&self, delay: Duration, tries: Tries, reason: Option<Reason>) -> bool {
         let (job, receipt) = (self.job_ref(), self.job.proof());
         let release = Release { delay, tries, reason };
