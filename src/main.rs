@@ -272,8 +272,8 @@ fn main() -> ExitCode {
 }
 
 /// Returns the number of threads that serve requests. The writer of a disk pool is a thread of its own, and they
-/// leave a core to it: sharing it costs a tenth of the throughput. `None` leaves the runtime's default: one per core,
-/// or `TOKIO_WORKER_THREADS`.
+/// leave a core to it: threads that compete for a core cost a tenth of a request. `None` leaves the runtime's
+/// default: one per core, or `TOKIO_WORKER_THREADS`.
 fn threads(config: &Config) -> Option<usize> {
     if std::env::var_os("TOKIO_WORKER_THREADS").is_some() {
         return None;

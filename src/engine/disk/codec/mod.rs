@@ -31,7 +31,7 @@ pub const META_SEQ: &[u8] = b"seq";
 pub const META_CLOCK: &[u8] = b"clock";
 /// Key in `meta` of an upper bound on the ids of stored jobs.
 pub const META_NEWEST: &[u8] = b"newest";
-/// Numbers begin here: far above what giving back counts down from it.
+/// First number: far above the numbers that returned jobs count down from it.
 pub const FIRST_SEQ: u64 = 1 << 48;
 
 /// Returns the prefix of all keys of a queue. No queue's prefix is a prefix of another's, since lengths come first.
