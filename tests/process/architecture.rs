@@ -109,7 +109,7 @@ fn only_http_knows_axum() {
     hold("only src/http knows axum", &["src/http/"], |line| has_word(line, "axum"));
 }
 
-/// A name may have addresses that answer nothing: none of them may hold up a connection.
+/// A name may have addresses that do not respond: none of them may delay a connection.
 #[test]
 fn connections_are_opened_by_dial() {
     hold(

@@ -117,7 +117,7 @@ fn now() -> i64 {
     jiff::Timestamp::now().as_millisecond()
 }
 
-/// Guards against instants that are early, and against timestamps that are wrong, for ever after a clock ran ahead once.
+/// Guards against early instants and wrong timestamps, forever after a clock ran ahead once.
 #[tokio::test]
 async fn instants_on_disk_are_the_time_of_day_after_a_clock_ran_ahead() {
     let mut server = Server::start("[Pool.default]\nPath = \"jobs\"\n").await;

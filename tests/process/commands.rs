@@ -266,7 +266,7 @@ impl Seen {
     fn dormouse(&mut self, document: &str, words: &[String]) {
         dormouse_knows(document, &words.join(" "));
         if words.len() < 3 {
-            // Names a command whose arguments stand elsewhere.
+            // Names a command whose arguments are elsewhere.
             return;
         }
         let dir = TempDir::new().expect("a temporary directory");

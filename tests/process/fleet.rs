@@ -285,10 +285,10 @@ async fn a_job_of_lmstfy_is_not_early_at_our_server() {
 #[derive(Default)]
 struct Told {
     published: Mutex<BTreeSet<String>>,
-    /// Acks that were sent. Whether those without an answer came through is not known.
+    /// Acks that were sent. It is unknown whether those without a reply arrived.
     ack_sent: Mutex<BTreeSet<String>>,
     acked: Mutex<BTreeSet<String>>,
-    /// Handed out again after their ack was answered.
+    /// Delivered again after their ack was acknowledged.
     risen: Mutex<BTreeSet<String>>,
     published_in_this_life: AtomicUsize,
 }

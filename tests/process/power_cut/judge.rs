@@ -76,7 +76,7 @@ struct Life {
 pub struct Account {
     acts: Vec<Act>,
     lives: BTreeMap<String, Life>,
-    /// Whether each sync is before an answer.
+    /// Whether each sync precedes a reply.
     always: bool,
     /// From a kill to the next start, in nanoseconds since 1970.
     down: Range<u64>,

@@ -159,7 +159,7 @@ fn nanoseconds(time: &[u8]) -> u64 {
     parse(seconds) * 1_000_000_000 + parse(fraction)
 }
 
-/// Paths stand near the front of a line: behind it there is only data.
+/// Paths are near the front of a line, followed only by data.
 const FRONT: usize = 8192;
 
 /// Whether a call is of interest: it names something below the root, or the recording must refuse it.
