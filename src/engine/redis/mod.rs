@@ -32,6 +32,7 @@ mod link;
 mod look;
 mod pauses;
 mod pool;
+mod ready_lists;
 mod replicas;
 mod reply;
 mod safety;

@@ -7,7 +7,8 @@ use std::time::Instant;
 use redis::{Cmd, FromRedisValue, Pipeline};
 
 use super::cache::RecordedQueues;
-use super::cluster::{self, Cluster, Partition, ask};
+use super::cluster::map::Partition;
+use super::cluster::{self, Cluster, ask};
 use super::connection::fault::Outcome;
 use super::connection::shared::Field;
 use super::counting::Counting;

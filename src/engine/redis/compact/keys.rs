@@ -7,7 +7,7 @@ use super::partitions::{Partition, Partitions};
 use super::spread::Spreading;
 use crate::engine::redis::cluster::PartedLists;
 use crate::engine::redis::layout::keys::queue_of_group;
-use crate::engine::redis::link::ReadyLists;
+use crate::engine::redis::ready_lists::ReadyLists;
 use crate::name::{IdempotencyKey, JobKey, Queue};
 
 /// A key that nobody ever writes: a server that moves the partition's slot refuses each call that names it.

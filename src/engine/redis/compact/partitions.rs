@@ -3,8 +3,8 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-pub use crate::engine::redis::cluster::Partition;
 use crate::engine::redis::cluster::SLOTS;
+pub use crate::engine::redis::cluster::map::Partition;
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
