@@ -18,7 +18,7 @@ impl CompactScripts {
             std::fs::read_to_string(root.join("src/engine/redis/compact/scripts.rs")).expect("it is there");
         let (_, table) = text.split_once("\nscripts! {\n").expect("a table of scripts");
         let (table, _) = table.split_once("\n}\n").expect("its end");
-        // `    name: part part`, and further parts on lines that stand further in.
+        // `    name: part part`, and further parts on lines with a deeper indent.
         let entries = table.lines().filter_map(|line| line.strip_prefix("    ")?.split_once(':'));
         let names = entries.map(|(name, _)| name.to_owned());
         let is_name = |name: &String| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');

@@ -37,7 +37,7 @@ class LoopThread:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_run, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
-                # Not at the end of the process: what is registered with `atexit` may still publish.
+                # Not at the exit of the process: functions registered with `atexit` may still publish.
                 weakref.finalize(self, _stop, self._loop).atexit = False
             return self._loop
 
@@ -73,7 +73,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     finally:
         for task in asyncio.all_tasks(loop):
             task.cancel()
-        # What was cancelled gets one turn to clean up; a task that goes on regardless is left behind.
+        # Cancelled tasks get one turn to clean up; a task that continues regardless is abandoned.
         loop.run_until_complete(asyncio.sleep(0))
         loop.run_until_complete(loop.shutdown_asyncgens())
         if not asyncio.all_tasks(loop):

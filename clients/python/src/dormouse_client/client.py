@@ -241,7 +241,7 @@ class AsyncClient:
                 perhaps_done = perhaps_done or error.unanswered()
                 failures += 1
                 pause = max(backoff(failures), error.retry_after or 0)
-                # As planned before the pause: a busy machine may make that longer, and leave no time.
+                # As planned before the pause: a busy machine may prolong it until no time is left.
                 left = self.retry_for - (clock() - began) - pause
                 if left <= 0:
                     raise
@@ -436,7 +436,7 @@ def _checked_url(url: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise Invalid("the URL begins with http:// or https:// and a host")
     if parsed.userinfo or parsed.query or parsed.fragment:
-        # Said without the URL, which may have a password in it.
+        # The message omits the URL, which may contain a password.
         raise Invalid("the URL has no user, query or fragment")
     return str(parsed)
 
@@ -445,7 +445,7 @@ def _http_transport(url: str) -> httpx.AsyncBaseTransport:
     parsed = httpx.URL(url)
     proxy = None if urllib.request.proxy_bypass(parsed.host) else urllib.request.getproxies().get(parsed.scheme)
     return httpx.AsyncHTTPTransport(
-        # To read the certificates of authorities takes long, and plain HTTP needs none.
+        # Reading the certificates of authorities takes long, and plain HTTP needs none.
         verify=parsed.scheme == "https" or proxy is not None,
         proxy=proxy,
         limits=httpx.Limits(keepalive_expiry=_IDLE_CONNECTION),

@@ -201,7 +201,7 @@ class Acks:
 
     async def _send(self, queue: str, batch: list[tuple[Job, asyncio.Future[None]]]) -> None:
         client, requests = self._client, self._client.requests
-        # Whose ttr has ended while it waited for others is lost: nothing is sent for it any more.
+        # A job whose ttr has ended while it waited is lost: nothing more is sent for it.
         batch = [(job, done) for job, done in batch if not done.done()]
         if not batch:
             return
@@ -276,7 +276,7 @@ class Hold:
         self._attempt: int | None = None
         self._task: asyncio.Task[BaseException | None] | None = None
 
-    # Its life
+    # Life of a job
 
     async def run(self) -> None:
         """Run the handler and send the result."""
@@ -291,7 +291,7 @@ class Hold:
         async with self.turn:
             if self.settled is None:
                 await self._settle(self._judge(error))
-        # A touch that was under way has set them again.
+        # A touch in flight has set them again.
         self._disarm("touch", "expiry")
         self._finished()
 
@@ -347,7 +347,7 @@ class Hold:
         error = asyncio.CancelledError() if task.cancelled() else task.result()
         call_if_open(self.loop, self._has_returned, error)
 
-    # And back on the worker's
+    # Back on the worker's loop
 
     def _has_returned(self, error: BaseException | None) -> None:
         self.returned = True
@@ -492,7 +492,7 @@ class Hold:
                 else:
                     await self._insist(request, failed)
             except (Lost, NotFound) as error:
-                # After a try was given back, the receipt that the server shows may be another worker's.
+                # After a try was restored, the receipt that the server shows may be another worker's.
                 ours = not perhaps_done or verdict.spend
                 if isinstance(error, Lost) and error.status and self._doubt and ours and await self._find_receipt():
                     continue
@@ -538,7 +538,7 @@ class Hold:
         return self._attempt
 
     async def _send_ack(self, timeout: float) -> None:
-        # A request for many jobs has its own time-out.
+        # A request for several jobs has its own timeout.
         async with asyncio.timeout_at(self._expires):
             await self.crew.acks.ack(self.job)
 
@@ -589,7 +589,7 @@ class Hold:
                 return result
         raise Lost("its ttr is over")
 
-    # By hand, from within the handler
+    # Manual calls, from within the handler
 
     async def attempt_by_hand(self) -> int:
         if self.settled is Outcome.LOST:
@@ -689,7 +689,7 @@ class AsyncHeldJob(_HeldBase):
     __slots__ = ()
 
     async def _ask(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        # A handler that is cancelled leaves what it asked for to its end: it may be on its way.
+        # If the handler is cancelled, its call continues to its end: it may be in flight.
         asked = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._hold.loop))
         asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
         return await asyncio.shield(asked)

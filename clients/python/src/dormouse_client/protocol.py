@@ -285,7 +285,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     return max(pause.total_seconds(), 0.0) or None
 
 
-# What is sent
+# Arguments
 
 
 class JobOptions(TypedDict, total=False):
@@ -316,7 +316,7 @@ class Message:
 
     def __init__(self, data: bytes | str, **options: Unpack[JobOptions]) -> None:
         try:
-            # Not `bytes(data)`: of a number that would be so many zeros.
+            # Not `bytes(data)`: for an integer n that would be n zeros.
             self.body = data.encode() if isinstance(data, str) else bytes(memoryview(data))
         except (TypeError, UnicodeEncodeError) as error:
             raise Invalid(f"the body is bytes, or a text that can be UTF-8: {error}") from error
@@ -417,7 +417,7 @@ def cut_reason(text: str) -> bytes:
     return text.encode(errors="replace")[:MAX_REASON].decode(errors="ignore").encode()
 
 
-# What comes back
+# Results
 
 
 @dataclass(frozen=True, slots=True)
@@ -738,7 +738,7 @@ class Requests:
         headers = _idempotent(idempotency_key)
         attributes = message.attributes
         if not all(_HEADER_NAME.fullmatch(n) and _HEADER_VALUE.fullmatch(v) for n, v in attributes.items()):
-            # What a header cannot carry goes as JSON: a batch of one.
+            # Attributes that a header cannot carry are sent as JSON: a batch of one.
             return Request(
                 "POST",
                 self._path(queue, "jobs", "batch"),
@@ -827,7 +827,7 @@ class Requests:
         """Make the delayed job that has this key ready now; `NotFound` if no job has it."""
         return Request("POST", self._path(queue, "key", _checked_key(key), "promote"), _read_nothing)
 
-    # Looking
+    # Reading
 
     def get(self, queue: str, job_id: str) -> Request[JobDetails]:
         """A job by its id, in whatever state it is."""
@@ -870,7 +870,7 @@ class Requests:
         path = self._path(queue, "jobs", state=state, limit=limit, data=int(data), cursor=cursor)
         return Request("GET", path, _read_listed, repeat=True)
 
-    # Those who want no worker
+    # Without a worker
 
     def consume(
         self,

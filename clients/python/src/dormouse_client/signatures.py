@@ -36,7 +36,7 @@ def verify(secrets: str | Sequence[str], headers: Mapping[str, str], body: bytes
         job_id, stamp, signatures = (given[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))
     except KeyError as error:
         raise SignatureError("missing", f"the header {error.args[0]}") from None
-    # Python refuses to read numbers of thousands of digits, by another error.
+    # Python rejects numbers of thousands of digits with another error.
     if not (stamp.isascii() and stamp.isdecimal() and len(stamp) < 20):
         raise SignatureError("timestamp", "it is no number of seconds")
     if abs((time.time() if now is None else now) - int(stamp)) > TOLERANCE:
@@ -46,7 +46,7 @@ def verify(secrets: str | Sequence[str], headers: Mapping[str, str], body: bytes
     ours = False
     for one in signatures.split():
         for right in rights:
-            # No short cut: how long it takes says nothing of which one matched.
+            # No early exit: the duration must not reveal which one matched.
             ours |= hmac.compare_digest(one.encode(errors="replace"), right)
     if not ours:
         raise SignatureError("signature", "none of them is of our secrets")

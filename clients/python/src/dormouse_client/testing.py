@@ -482,7 +482,7 @@ class Double:
                 self._forget(job)
         return httpx.Response(200, json={"acked": len(said) - len(stale), "stale": stale})
 
-    # Looking
+    # Reading
 
     def _show(self, asked: _Asked) -> httpx.Response:
         job = self._found(asked)

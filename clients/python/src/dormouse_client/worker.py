@@ -163,7 +163,7 @@ class Worker:
                     raise
             done = True
         finally:
-            # A handler that did not return may block its loop for ever.
+            # A handler that has not returned may block its loop forever.
             handlers.close(wait=done)
 
     async def run_async(self) -> None:
@@ -320,7 +320,7 @@ class _Run:
         if self._worker.stops and not self._stopping.is_set():
             self._stopping.set()
             self._crew.acks.hurry()
-            # Where no half can be closed, what lies in the kernel already gets its turn.
+            # If the write side cannot be closed, data in the kernel's buffer is read first.
             parked = self._request is not None and self._head is None
             halved = parked and self._line is not None and self._line.hang_up()
             self.loop.call_later(_LAST_WORD if halved else 0.01, self._close_poll)
