@@ -48,7 +48,7 @@ impl Acks {
         self.waiting.load(Ordering::Relaxed) >= MOST_WAITING
     }
 
-    /// Returns when the task has died.
+    /// Completes when the task has died.
     pub async fn died(&self) {
         self.to_ack.closed().await;
     }

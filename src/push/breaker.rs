@@ -78,7 +78,7 @@ impl Breaker {
         ends
     }
 
-    /// Whether requests may be sent at `now`.
+    /// Returns which requests may be sent at `now`.
     pub fn gate(&self, now: Instant) -> Gate {
         match &self.open {
             None => Gate::Closed,

@@ -153,7 +153,7 @@ pub fn http_date(seconds: u64) -> String {
     at.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
 }
 
-/// Whether the reference library of Standard Webhooks verifies a request with this secret. Its body must be text.
+/// Verifies a request against this secret with the reference library of Standard Webhooks. Its body must be text.
 pub fn verifies(secret: &str, request: &Arrived) -> Result<(), String> {
     let webhook = Webhook::new(secret).map_err(|e| format!("the secret {secret:?}: {e}"))?;
     webhook.verify(&request.body, &request.headers).map_err(|e| format!("{e}: {request:?}"))

@@ -326,7 +326,7 @@ impl Hold {
         }
     }
 
-    /// After a 409: returns the new receipt if the job is ours under another one.
+    /// After a 409: adopts the job's new receipt if it is ours under another one. Returns whether it is.
     pub(crate) async fn look(
         &self,
         client: &Client,

@@ -88,7 +88,7 @@ async fn handle(
     loop {
         let limited = job.hold.cause() == Some(Cause::TimeLimit);
         tokio::select! {
-            // A handler that has returned counts, and is cancelled before its job is returned.
+            // A handler that has returned takes precedence, and a handler is cancelled before its job is returned.
             biased;
             handled = &mut handler => return Some(handled),
             () = at(limit), if job.hold.cause().is_none() => job.hold.cancel(Cause::TimeLimit),
