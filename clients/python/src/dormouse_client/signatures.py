@@ -1,4 +1,4 @@
-"""The signature of a push: whether a request is ours, and fresh."""
+"""Verification of pushes: whether a request is from the server, and fresh."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOLERANCE = 300
 
 
 class SignatureError(Exception):
-    """A request that is not to be believed; `wrong` says why."""
+    """A rejected request; `wrong` tells why."""
 
     def __init__(self, wrong: Literal["missing", "timestamp", "signature", "secret"], text: str) -> None:
         super().__init__(f"{wrong}: {text}")
@@ -21,9 +21,9 @@ class SignatureError(Exception):
 
 
 def verify(secrets: str | Sequence[str], headers: Mapping[str, str], body: bytes, *, now: float | None = None) -> None:
-    """Check a pushed request: raises `SignatureError` if it was not signed with one of the secrets within five minutes.
+    """Verify a pushed request: raise `SignatureError` unless one of the secrets signed it within the last five minutes.
 
-    :param secrets: the queue's, `whsec_…`; several while a new one is brought in.
+    :param secrets: the queue's, `whsec_…`; several during a change of the secret.
     :param headers: of the request, in any case.
     :param body: its raw bytes.
     :param now: Unix seconds, for tests.
