@@ -4,10 +4,10 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, SpreadRules};
+use dormouse::engine::redis::{RedisAddress, RedisEngine, RedisOptions, SpreadRules};
 use dormouse::engine::{
-    Beside, Engine, NewId, Once, Publication, Published, ScheduleBounds, ScheduleId, SchedulePut,
-    ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen, Stepped,
+    Engine, Once, Publication, Published, ScheduleBounds, ScheduleId, SchedulePut, ScheduleSetting,
+    ScheduleState, ScheduleStep, ScheduleThen, Stepped,
 };
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Attributes, Job, JobIds, JobRef, NewJob};
@@ -20,7 +20,7 @@ use crate::support::redis_cluster_bus::PartedCluster;
 use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
 
-async fn open(address: RedisAddress, prefix: &str, wait_replicas: u16) -> Arc<CompactEngine> {
+async fn open(address: RedisAddress, prefix: &str, wait_replicas: u16) -> Arc<RedisEngine> {
     open_with(address, prefix, wait_replicas, SpreadRules::default()).await
 }
 
@@ -29,17 +29,15 @@ async fn open_with(
     prefix: &str,
     wait_replicas: u16,
     spread: SpreadRules,
-) -> Arc<CompactEngine> {
-    let layout = CompactLayout { prefix: prefix.into(), partitions: 8, wait_replicas, spread };
-    CompactEngine::connect(address, &PoolName::default_pool(), &layout).await.expect("it is there")
+) -> Arc<RedisEngine> {
+    let options = RedisOptions { prefix: prefix.into(), partitions: 8, wait_replicas, spread };
+    RedisEngine::connect_with(address, &PoolName::default_pool(), &options).await.expect("it is there")
 }
 
-fn job(engine: &CompactEngine, queue: &Queue, body: &str) -> NewJob {
-    let new =
-        NewId { queue, delay: Duration::ZERO, bytes: body.len(), versioned: false, beside: Beside::Nobody };
+fn job(engine: &RedisEngine, queue: &Queue, body: &str) -> NewJob {
     NewJob {
         queue: queue.clone(),
-        id: engine.make_id(&JobIds::default(), new),
+        id: engine.make_id(&JobIds::default(), queue, Duration::ZERO, false),
         body: body.to_owned().into(),
         attributes: Attributes::new(),
         ttl: None,
@@ -48,15 +46,15 @@ fn job(engine: &CompactEngine, queue: &Queue, body: &str) -> NewJob {
     }
 }
 
-async fn put(engine: &CompactEngine, queue: &Queue, body: &str) -> Result<()> {
+async fn put(engine: &RedisEngine, queue: &Queue, body: &str) -> Result<()> {
     engine.publish(vec![job(engine, queue, body)].into()).await.map(drop)
 }
 
-async fn take(engine: &CompactEngine, queue: &Queue) -> Result<Vec<Job>> {
+async fn take(engine: &RedisEngine, queue: &Queue) -> Result<Vec<Job>> {
     Ok(engine.consume(&queue.clone().into(), &[TTR; 64]).await?.jobs)
 }
 
-async fn ack(engine: &CompactEngine, job: &Job) -> Result<()> {
+async fn ack(engine: &RedisEngine, job: &Job) -> Result<()> {
     engine.ack_job(JobRef { queue: job.queue.clone(), id: job.id }).await
 }
 
@@ -254,13 +252,13 @@ async fn what_a_master_took_that_was_cut_off_is_lost_unless_a_replica_was_waited
     until("it is a replica", async || put(&safe, &queue, "again").await.is_ok()).await;
 }
 
-async fn running(engine: &CompactEngine, queue: &Queue) -> u64 {
+async fn running(engine: &RedisEngine, queue: &Queue) -> u64 {
     let page = engine.list_queues(&queue.namespace, None, 10).await.expect("it answers");
     page.queues.iter().filter_map(|view| view.running).sum()
 }
 
 /// The slot of the partition that the jobs of a queue are made for.
-fn slot_of(engine: &CompactEngine, queue: &Queue) -> u16 {
+fn slot_of(engine: &RedisEngine, queue: &Queue) -> u16 {
     let bytes = job(engine, queue, "").id.to_bytes();
     (u16::from_be_bytes([bytes[9], bytes[10]]) >> 4) * 2048 + 1024
 }

@@ -2,6 +2,7 @@
 //! answered.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use tokio::sync::Mutex;
@@ -23,15 +24,35 @@ pub const PUBLISHES: BatchLimit = BatchLimit { items: MAX_PUBLISH, bytes: 1 << 2
 
 /// A publication that shares a script call with others.
 #[derive(Debug)]
-pub struct Plain(pub Publication);
+pub struct Plain {
+    pub publication: Publication,
+    pub taken: Taken,
+}
+
+impl Plain {
+    pub fn new(publication: Publication, taken: Taken) -> Plain {
+        Plain { publication, taken }
+    }
+}
+
+/// Whether a publication is on its way, or has gone to another partition: the first one to take it has it.
+#[derive(Clone, Debug, Default)]
+pub struct Taken(Arc<AtomicBool>);
+
+impl Taken {
+    /// Takes it, unless it was.
+    pub fn take(&self) -> bool {
+        !self.0.swap(true, Ordering::SeqCst)
+    }
+}
 
 impl BatchSize for Plain {
     fn items(&self) -> usize {
-        self.0.jobs.len()
+        self.publication.jobs.len()
     }
 
     fn bytes(&self) -> usize {
-        self.0.jobs.iter().map(|placing| bytes_of(&placing.job)).sum()
+        self.publication.jobs.iter().map(|placing| bytes_of(&placing.job)).sum()
     }
 }
 

@@ -10,14 +10,14 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue};
 use tokio::time::{sleep, timeout};
 
-use super::cluster::{self, Cluster, PartedLists, ask};
-use super::compact::partitions::{Partition, Partitions};
+use super::cluster::{self, Cluster, PartedLists, Partition, ask};
 use super::connection::connector::{Connector, RedisAddress};
 use super::connection::fault::Outcome;
 use super::connection::shared::SharedConnection;
 use super::connection::status::Connections;
 use super::layout::scripts::Script;
 use super::link::{Common, Lane, ReadyLists};
+use super::partitions::Partitions;
 use super::verbs::check;
 use crate::engine::together;
 use crate::error::{Error, Result, Unreachable};

@@ -93,6 +93,11 @@ impl Cluster {
         Some(parts[usize::from(partition)].node.as_ref()?.link.clone())
     }
 
+    /// The node of the first partition that has one.
+    pub fn any_link(&self) -> Option<Arc<Link>> {
+        self.parts.read().iter().find_map(|part| Some(part.node.as_ref()?.link.clone()))
+    }
+
     /// Every node that has partitions, and the first of those.
     pub fn nodes(&self) -> Vec<(Arc<Link>, Partition)> {
         let mut nodes: Vec<(Arc<Node>, Partition)> = Vec::new();

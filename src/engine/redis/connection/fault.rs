@@ -118,6 +118,11 @@ impl Fault {
         self.kind != Kind::Corrupt
     }
 
+    /// Whether a part of the pool cannot be used, so that nothing was done.
+    pub fn is_of_part(&self) -> bool {
+        matches!(self.kind, Kind::Part(_))
+    }
+
     /// Whether the server answered, and refused.
     pub fn is_refusal(&self) -> bool {
         self.kind == Kind::Refused

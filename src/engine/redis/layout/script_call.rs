@@ -7,6 +7,7 @@ use std::time::Instant;
 use redis::aio::MultiplexedConnection;
 use redis::{Arg, Cmd, ErrorKind, RedisResult, ServerErrorKind, ToRedisArgs, Value};
 
+use super::keys::guard_of;
 use super::scripts::Source;
 use crate::clock::Micros;
 
@@ -29,7 +30,7 @@ pub struct ScriptCall {
 impl ScriptCall {
     /// A call in the partition with this base. Every base but the empty one comes with a guard.
     pub fn new(source: Arc<Source>, lasts: bool, base: &Arc<str>) -> ScriptCall {
-        let guard = (!base.is_empty()).then(|| format!("{base}!"));
+        let guard = (!base.is_empty()).then(|| guard_of(base));
         let (arrived, base) = (Instant::now(), base.clone());
         ScriptCall { source, lasts, arrived, base, guard, keys: Cmd::new(), args: Cmd::new() }
     }
@@ -40,9 +41,9 @@ impl ScriptCall {
         self
     }
 
-    /// When its caller made it.
+    /// When its caller made it. In a cluster a call waits for its partition and has its whole time when it is sent.
     pub fn arrived(&self) -> Instant {
-        self.arrived
+        if self.guard.is_some() { Instant::now() } else { self.arrived }
     }
 
     /// The next key.

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::engine::Quotas;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::link::Lane;
+use crate::engine::{Quota, Quotas};
 use crate::error::Result;
 use crate::name::Namespace;
 
@@ -40,16 +40,18 @@ const CHUNK: usize = 250;
 /// Jobs and bytes.
 type Used = [i64; 2];
 
-impl RedisCore {
-    /// Sets these quotas and no others, for all servers of this kind.
-    pub async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+impl PartitionCore {
+    /// Sets these quotas and no others, for all servers of this kind. `enforced`: scripts refuse what exceeds them, and do
+    /// not only count.
+    pub async fn set_quotas(&self, quotas: &Quotas, enforced: bool) -> Result<()> {
         let _one = self.quotas.setting.lock().await;
         let mut most: BTreeMap<String, String> = BTreeMap::new();
         for name in self.namespaces_with_quota().await? {
             most.insert(name, String::new());
         }
         for (name, quota) in quotas {
-            most.insert(name.to_string(), format!("{} {} {}", quota.jobs, quota.bytes, quota.queues));
+            let Quota { jobs, bytes, queues } = if enforced { *quota } else { Quota::default() };
+            most.insert(name.to_string(), format!("{jobs} {bytes} {queues}"));
         }
         // Before it is written down, so that what is counted from now on is not done uncounted.
         self.scripts.count(!quotas.is_empty());
@@ -136,7 +138,7 @@ impl RedisCore {
 }
 
 /// The task that counts.
-pub async fn run(core: Arc<RedisCore>) {
+pub async fn run(core: Arc<PartitionCore>) {
     let count = async {
         let mut pause = Duration::MAX;
         loop {
@@ -148,6 +150,8 @@ pub async fn run(core: Arc<RedisCore>) {
                 pause = Duration::MAX;
                 continue;
             }
+            // Partitions of one node share its time.
+            let _one = core.counting.acquire().await;
             let began = Instant::now();
             let mut all = true;
             for chunk in namespaces.chunks(CHUNK) {
