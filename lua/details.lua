@@ -67,8 +67,8 @@ end
 -- Whether a destroy has set jobs of a queue aside: one that has no timer may be among them, and then it has no key.
 local function has_set_aside(group) return call('EXISTS', base .. 'dormouse/dropped/' .. group) == 1 end
 
--- What the keys of jobs, of details and of producers' keys begin with; ns/queue/.. follows.
-local job_base, details_base, key_base = base .. 'j/', base .. 'dormouse/details/', base .. 'dormouse/key/'
+-- What the keys of details and of producers' keys begin with, as `job_base` does for jobs; ns/queue/.. follows.
+local details_base, key_base = base .. 'dormouse/details/', base .. 'dormouse/key/'
 
 -- Ends what binds a job, by its ns/queue and id, to its key.
 local function drop_key(group, id)

@@ -105,13 +105,13 @@ function quotas.admit(keys, sizes, gone, staged)
 end
 
 -- Takes room for so many bytes that are no job's: of a schedule, or of the record of a publish that stores no job. Where the
--- jobs are used up there is none. Answers as `admit` does.
-function quotas.admit_beside(name, bytes)
+-- jobs are used up there is none for what is new. Answers as `admit` does.
+function quotas.admit_beside(name, bytes, is_new)
   local namespace = namespace_called(name)
   if not namespace then return end
   local most, has = namespace.most, namespace.has
   if bytes <= 0 then return end
-  if most[1] > 0 and has[1] >= most[1] then return 1 end
+  if is_new and most[1] > 0 and has[1] >= most[1] then return 1 end
   if most[2] > 0 and has[2] + bytes > most[2] then return 2 end
   has[2] = has[2] + bytes
 end

@@ -10,10 +10,10 @@ if turn ~= ARGV[1] and (turn or ARGV[3] ~= '0') then return {} end
 -- A full Redis refuses SET as the first write.
 call('DEL', KEYS[2])
 call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
-local part, found = call('SCAN', ARGV[3], 'MATCH', base .. 'j/*', 'COUNT', ARGV[4]), {}
+local part, found = call('SCAN', ARGV[3], 'MATCH', job_base .. '*', 'COUNT', ARGV[4]), {}
 for arg = 5, #ARGV do found[ARGV[arg]] = {0, 0} end
 for _, key in ipairs(part[2]) do
-  local of = found[string.match(string.sub(key, #base + 1), '^j/([^/]*)/')]
+  local of = found[string.match(string.sub(key, #job_base + 1), '^([^/]*)/')]
   local size = of and redis.pcall('STRLEN', key)
   if type(size) == 'number' then of[1], of[2] = of[1] + 1, of[2] + size end
 end

@@ -54,7 +54,7 @@ local function take_step(step, keys, publish)
   local namespace, more = string.match(step.member, '^[^/]*'), 0
   if step.text and keys.bytes then
     more = #step.text + #step.body - setting_bytes(keys.schedule)
-    local used_up = quotas and quotas.admit_beside(namespace, more)
+    local used_up = quotas and quotas.admit_beside(namespace, more, not revision)
     if used_up then return {'quota', used_up} end
   end
   if step.dry then

@@ -44,7 +44,10 @@ pub fn parse<T: clap::Parser>(
     T::try_parse_from(args).map_err(|error| {
         let text = error.render().to_string();
         if error.use_stderr() {
-            complain(text.trim_end());
+            // What is wrong with a value is one line, as with values that are checked later. Others show the usage.
+            let one_line = error.kind() == clap::error::ErrorKind::ValueValidation;
+            let text = if one_line { text.lines().next().unwrap_or_default() } else { text.trim_end() };
+            complain(text);
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
         }
         exit_code(program, print(&text))

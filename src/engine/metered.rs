@@ -11,9 +11,9 @@ use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
-    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, How, JobList, JobPage, Once, Pause,
-    Pausing, Placing, Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released,
-    Respawn, Respawned, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, How, JobList, JobPage, Once, Pause, Pausing,
+    Placing, Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn,
+    Respawned, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};

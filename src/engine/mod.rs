@@ -76,8 +76,9 @@ use async_trait::async_trait;
 
 pub use self::calls::{
     By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, Pause, Pausing,
-    Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota, Quotas,
-    Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries, delay_in_id,
+    Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota,
+    Quotas, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
+    delay_in_id,
 };
 use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;

@@ -34,7 +34,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -45,6 +44,7 @@ use self::delivery::{Plan, Verdict};
 use self::record::{BOTH_SIGN, PushRecord, Switch};
 use self::setting::Setting;
 use self::shared::{LOOK, PushServer, PushedPool, PushedQueue};
+pub use self::shown::PushState;
 use self::shown::{NewSecret, SeenPush, ShownPush, Tested};
 use self::sign::SigningSecret;
 use self::store::{PushKey, PushRecords, Version};
@@ -92,31 +92,6 @@ struct Running {
     /// Since when the endpoint is down, as far as this server knows; 0 while it is not.
     down_since: Arc<AtomicU64>,
     task: JoinHandle<()>,
-}
-
-/// Whether a queue is pushed now, as far as this server knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PushState {
-    On,
-    /// This server's breaker is open.
-    Open,
-    Paused,
-    Off,
-    /// No key of this server opens its record.
-    Locked,
-}
-
-impl PushState {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            PushState::On => "on",
-            PushState::Open => "open",
-            PushState::Paused => "paused",
-            PushState::Off => "off",
-            PushState::Locked => "locked",
-        }
-    }
 }
 
 /// Shows no record: there are secrets in them.

@@ -1,15 +1,39 @@
 //! What operators see of a pushed queue: the JSON of the admin port's routes. No value of a header, and no secret but one
 //! that is new.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::PushState;
 use super::delivery;
 use super::record::{PushRecord, Switch};
 use super::store::{Attempt, PushKey, Seen};
 use crate::clock::Millis;
 use crate::error::LOCKED;
+
+/// Whether a queue is pushed now, as far as this server knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PushState {
+    On,
+    /// This server's breaker is open.
+    Open,
+    Paused,
+    Off,
+    /// No key of this server opens its record.
+    Locked,
+}
+
+impl PushState {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PushState::On => "on",
+            PushState::Open => "open",
+            PushState::Paused => "paused",
+            PushState::Off => "off",
+            PushState::Locked => "locked",
+        }
+    }
+}
 
 /// A setting and its state.
 #[derive(Clone, Debug, Serialize)]

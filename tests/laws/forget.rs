@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use dormouse::engine::Pausing;
 use dormouse::engine::forget::forget;
-use dormouse::engine::{Engine, Pausing};
 
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;

@@ -580,6 +580,6 @@ macro_rules! law_plays {
 }
 
 pub(crate) use {
-    admin_law_list, admin_laws, admin_laws_together, law_list, law_plays, law_tests, laws, laws_of, laws_of_together,
-    laws_together, more_laws, settings_law_list, settings_laws, spread_laws_together,
+    admin_law_list, admin_laws, admin_laws_together, law_list, law_plays, law_tests, laws, laws_of,
+    laws_of_together, laws_together, more_laws, settings_law_list, settings_laws, spread_laws_together,
 };

@@ -124,10 +124,7 @@ async fn open_cluster() -> (Arc<RedisEngine>, Arc<RedisCluster>) {
     open_cluster_with(SpreadRules::default(), Duration::ZERO).await
 }
 
-async fn open_cluster_with(
-    spread: SpreadRules,
-    dead_ttl: Duration,
-) -> (Arc<RedisEngine>, Arc<RedisCluster>) {
+async fn open_cluster_with(spread: SpreadRules, dead_ttl: Duration) -> (Arc<RedisEngine>, Arc<RedisCluster>) {
     let cluster = shared_cluster().await;
     let options = RedisOptions { prefix: next_prefix(), partitions: 8, wait_replicas: 0, spread, dead_ttl };
     let engine = RedisEngine::connect_with(cluster.address(), &PoolName::default_pool(), &options).await;

@@ -267,7 +267,7 @@ impl Jobs {
         if placed.iter().all(|placed| placed.how == How::Duplicate)
             && let Some((queue, _)) = &done
         {
-            self.admit_beside(&queue.namespace, 1)?;
+            self.admit_beside(&queue.namespace, 1, true)?;
         }
         if let (Some(once), Some(done)) = (once, done) {
             self.done.insert(done, (now + ms(REMEMBERED), once.fingerprint, placed.clone()));
@@ -310,10 +310,10 @@ impl Jobs {
     }
 
     /// Whether so many bytes that are no job's may be stored.
-    fn admit_beside(&self, namespace: &Namespace, bytes: usize) -> Result<()> {
+    fn admit_beside(&self, namespace: &Namespace, bytes: usize, is_new: bool) -> Result<()> {
         let Some(quota) = self.quotas.get(namespace).filter(|_| bytes > 0) else { return Ok(()) };
         let [jobs, used, _] = self.used(namespace).map(|used| used as u64);
-        if quota.jobs > 0 && jobs >= quota.jobs {
+        if is_new && quota.jobs > 0 && jobs >= quota.jobs {
             Err(Error::OverQuota("jobs"))
         } else if quota.bytes > 0 && used + bytes as u64 > quota.bytes {
             Err(Error::OverQuota("bytes"))
@@ -944,7 +944,7 @@ impl Engine for ModelEngine {
         }
         let version = ScheduleVersion { revision: revision_now, step };
         let bytes_before = before.as_ref().map_or(0, |before| before.setting.bytes());
-        state.admit_beside(&id.namespace, setting.bytes().saturating_sub(bytes_before))?;
+        state.admit_beside(&id.namespace, setting.bytes().saturating_sub(bytes_before), before.is_none())?;
         if put.dry {
             return Ok(Stepped::Done { version, landed: None });
         }

@@ -138,8 +138,11 @@ async fn every_route_says_who_may_use_it() {
                 may != May::All,
                 "{method} {path} without an account: {nobody:?}"
             );
-            let wrong = send(request(Some(("viewer", "secret")))).await;
-            assert_eq!(wrong.status == 401, may != May::All, "{method} {path} with a wrong password");
+            // Once for each route: after 100 an address may fail once a second.
+            if Some(method) == methods.first() {
+                let wrong = send(request(Some(("viewer", "secret")))).await;
+                assert_eq!(wrong.status == 401, may != May::All, "{method} {path} with a wrong password");
+            }
             let operator = send(request(Some(("operator", "secret")))).await;
             assert!(![401, 403].contains(&operator.status), "{method} {path} by an operator: {operator:?}");
             asked += 1;

@@ -8,7 +8,7 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, Equivalent, OptionsBuilder, UnitWeighter};
 use tokio::time::Instant;
 
-use super::cluster::Partition;
+use super::cluster::map::Partition;
 use crate::clock::{Micros, Millis};
 use crate::job::JobId;
 use crate::name::Queue;

@@ -10,7 +10,7 @@ use redis::{Cmd, FromRedisValue, Pipeline};
 use tokio::sync::Mutex;
 
 use super::batches::Plain;
-use super::cluster::Partition;
+use super::cluster::map::Partition;
 use super::connection::fault::Outcome;
 use super::connection::shared::Field;
 use super::copies::Copies;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::cluster::Partition;
+use super::cluster::map::Partition;
 use crate::clock::{self, Micros};
 use crate::engine::next_due::NextDue;
 

@@ -1,7 +1,7 @@
 //! Which partitions may have ready jobs of a spread queue, as far as this process knows, and which one is consumed from next.
 //! Nothing depends on it but the order in which partitions are asked. Asks nobody.
 
-use super::cluster::Partition;
+use super::cluster::map::Partition;
 use super::spread::nth;
 
 /// What is known of the partitions of one queue.

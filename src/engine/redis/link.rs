@@ -1,7 +1,6 @@
 //! What an engine has of a Redis whatever its layout is: connections, the Redis's clock, who is notified, and the tasks
 //! that keep all this going. An engine has one link, or in a cluster one to each node. Knows no key.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,12 +14,13 @@ use super::connection::connector::{Connection, Connector, RedisAddress};
 use super::connection::fault::Outcome;
 use super::connection::shared::{SharedConnection, first_up};
 use super::connection::status::Connections;
+use super::ready_lists::ReadyLists;
 use super::replicas::Replicas;
 use crate::engine::notifier::Notifiers;
 use crate::engine::observer::Observers;
 use crate::error::Result;
 use crate::job::Job;
-use crate::name::{PoolName, Queue};
+use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
 
@@ -34,20 +34,6 @@ pub const PUBLISHERS: usize = 2;
 const REMEMBERED_HAND_OVERS: usize = 131_072;
 /// How long a new engine waits for its connections. A busy machine needs some of it.
 const FIRST_CONNECTIONS: Duration = Duration::from_secs(5);
-
-/// Which keys are ready lists.
-pub trait ReadyLists: Send + Sync + fmt::Debug {
-    /// The ready lists of a queue that are on this Redis.
-    fn keys_of(&self, queue: &Queue) -> Vec<Vec<u8>>;
-    /// The queue whose ready list this is, when it is one.
-    fn queue_of(&self, key: &[u8]) -> Option<Queue>;
-    /// Whether one command may name several of them: in a cluster each may be in a slot of its own.
-    fn are_together(&self) -> bool {
-        true
-    }
-    /// This list, or any, may have jobs that this process knows nothing of. Consumers of its queue are notified next.
-    fn may_have(&self, _: Option<(&Queue, &[u8])>) {}
-}
 
 /// What a call is for: each kind has connections of its own, so that none holds up the others.
 #[derive(Clone, Copy, Debug)]

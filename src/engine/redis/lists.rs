@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
-use super::cluster::{PartedLists, Partition};
+use super::cluster::PartedLists;
+use super::cluster::map::Partition;
 use super::layout::keys::{queue_of_ready, ready_of};
-use super::link::ReadyLists;
 use super::partitions::Partitions;
+use super::ready_lists::ReadyLists;
 use super::spread::Spreading;
 use crate::name::Queue;
 

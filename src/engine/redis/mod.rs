@@ -44,6 +44,7 @@ mod open;
 mod partitions;
 mod pauses;
 mod pool;
+mod ready_lists;
 mod replicas;
 mod reply;
 mod router;

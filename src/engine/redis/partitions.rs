@@ -3,7 +3,8 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::cluster::{Partition, SLOTS};
+use super::cluster::SLOTS;
+use super::cluster::map::Partition;
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Queue};
 

@@ -9,7 +9,8 @@ use redis::{Cmd, FromRedisValue, Pipeline};
 use tokio::sync::Semaphore;
 
 use super::cache::RecordedQueues;
-use super::cluster::{self, Cluster, Partition, ask};
+use super::cluster::map::Partition;
+use super::cluster::{self, Cluster, ask};
 use super::connection::fault::Outcome;
 use super::connection::shared::Field;
 use super::dues::Dues;

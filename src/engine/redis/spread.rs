@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ahash::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
 
-use super::cluster::Partition;
+use super::cluster::map::Partition;
 use super::hints::Hints;
 use crate::engine::MAX_PUBLISH;
 use crate::name::Queue;

@@ -96,7 +96,7 @@ impl Step for Publish {
             state.admit(stored.map(|(_, placing)| &placing.job), &all_gone)?;
             if let Some((_, queue)) = once.as_ref().filter(|_| stores_none) {
                 // It is remembered all the same.
-                state.admit_beside(&queue.namespace, 1)?;
+                state.admit_beside(&queue.namespace, 1, true)?;
             }
         }
         // From here on everything is written, and nothing fails but the disk.

@@ -185,11 +185,11 @@ impl WriterState {
 
 impl WriterState {
     /// Whether so many bytes that are no job's may be stored: of a schedule, or of the record of a call that stores no job.
-    /// Where the jobs are used up they may not.
-    pub fn admit_beside(&self, namespace: &Namespace, bytes: u64) -> Result<(), StepError> {
+    /// Where the jobs are used up, nothing new may.
+    pub fn admit_beside(&self, namespace: &Namespace, bytes: u64, is_new: bool) -> Result<(), StepError> {
         let Some(of) = self.quotas.get(namespace).filter(|_| bytes > 0) else { return Ok(()) };
         let beside = self.schedules.bytes_of_namespace(namespace);
-        if of.quota.jobs > 0 && of.jobs.max(0).unsigned_abs() >= of.quota.jobs {
+        if is_new && of.quota.jobs > 0 && of.jobs.max(0).unsigned_abs() >= of.quota.jobs {
             return Err(Error::OverQuota("jobs").into());
         }
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);

@@ -173,7 +173,7 @@ impl WriterState {
         }
         let bytes_before = known.map_or(0, |known| known.bytes);
         let bytes = put.setting.as_ref().map_or(bytes_before, |setting| setting.bytes() as u64);
-        self.admit_beside(&id.namespace, bytes.saturating_sub(bytes_before))?;
+        self.admit_beside(&id.namespace, bytes.saturating_sub(bytes_before), known.is_none())?;
         if put.dry {
             return Ok(Stepped::Done { version, landed: None });
         }

@@ -10,7 +10,7 @@
 mod calls;
 mod follow;
 mod known;
-mod map;
+pub mod map;
 mod node;
 mod view;
 
@@ -22,7 +22,6 @@ use tokio_util::sync::DropGuard;
 pub(crate) use self::calls::ask;
 pub use self::calls::{Attempts, Cluster, PartState};
 use self::follow::Follower;
-pub use self::map::Partition;
 pub use self::node::{Node, PartedLists, first_found, masters};
 pub use self::view::SLOTS;
 use super::connection::connector::RedisAddress;

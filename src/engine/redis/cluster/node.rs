@@ -14,7 +14,8 @@ use super::view::{Master, NodeId, View};
 use crate::engine::redis::connection::connector::{Connector, RedisAddress};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::connection::open::HostPort;
-use crate::engine::redis::link::{Common, Lane, Link, ReadyLists};
+use crate::engine::redis::link::{Common, Lane, Link};
+use crate::engine::redis::ready_lists::ReadyLists;
 use crate::engine::redis::watch;
 use crate::name::Queue;
 

@@ -10,6 +10,14 @@ use crate::engine::ScheduleId;
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
+/// What the keys of jobs begin with, behind the base of their partition: a literal, for the text of scripts.
+macro_rules! job_prefix {
+    () => {
+        "j/"
+    };
+}
+pub(super) use job_prefix;
+
 /// A key that nobody makes: the empty write of a health check goes there and leaves nothing.
 pub const CHECK: &str = "dormouse/check";
 
@@ -81,12 +89,12 @@ impl Keys {
     }
 
     pub fn job(&self, queue: &Queue, id: &JobId) -> String {
-        format!("{}j/{}/{}/{id}", self.base, queue.namespace, queue.name)
+        format!("{}{}{}/{}/{id}", self.base, job_prefix!(), queue.namespace, queue.name)
     }
 
     /// What the keys of a queue's jobs begin with: scripts append the id. Never a key by itself.
     pub fn job_prefix(&self, queue: &Queue) -> String {
-        format!("{}j/{}/{}/", self.base, queue.namespace, queue.name)
+        format!("{}{}{}/{}/", self.base, job_prefix!(), queue.namespace, queue.name)
     }
 
     /// The list of ready jobs: the newest at the left, the oldest at the right.

@@ -6,10 +6,24 @@ use std::time::Instant;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Arg, Cmd, ErrorKind, RedisResult, ServerErrorKind, ToRedisArgs, Value};
+use ring::digest;
 
 use super::keys::guard_of;
-use super::scripts::Source;
 use crate::clock::Micros;
+
+/// The text of a script, and its name on the server.
+#[derive(Debug)]
+pub struct Source {
+    pub text: &'static str,
+    pub sha: String,
+}
+
+impl Source {
+    pub fn new(text: &'static str) -> Source {
+        let sha = digest::digest(&digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
+        Source { text, sha: sha.as_ref().iter().map(|byte| format!("{byte:02x}")).collect() }
+    }
+}
 
 /// A call of a script.
 #[derive(Clone, Debug)]

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
-use ring::digest;
 
-use super::script_call::ScriptCall;
+use super::keys::job_prefix;
+use super::script_call::{ScriptCall, Source};
 
 /// One script and its name on the server.
 #[derive(Debug)]
@@ -19,13 +19,6 @@ pub struct Script {
     counts: AtomicBool,
     /// Replicas are to have what it has changed, where a pool asks for that.
     lasts: bool,
-}
-
-/// The text of a script, and its name on the server.
-#[derive(Debug)]
-pub struct Source {
-    pub text: &'static str,
-    pub sha: String,
 }
 
 /// All of them.
@@ -78,8 +71,12 @@ pub struct Scripts {
     pub push_report: Script,
 }
 
-/// A part of a script: a file; or, in brackets, one as the function of that name, which takes keys and arguments.
+/// A part of a script: a file; in brackets, one as the function of that name, which takes keys and arguments; or
+/// `job_base`, what the keys of the partition's jobs begin with, for scripts that meet jobs their caller cannot name.
 macro_rules! part {
+    (job_base) => {
+        concat!("local job_base = base .. '", job_prefix!(), "'\n")
+    };
     ($name:literal) => {
         include_str!(concat!("../../../../lua/", $name, ".lua"))
     };
@@ -123,24 +120,24 @@ impl Default for Scripts {
         let mut scripts = Scripts {
             stage: counted!("stage"),
             publish: counted!("forget", "publish"),
-            publish_with: counted!("forget", "details", "publish_with"),
-            cancel_key: counted!("details", "cancel_key"),
+            publish_with: counted!("forget", job_base, "details", "publish_with"),
+            cancel_key: counted!(job_base, "details", "cancel_key"),
             consume: with_clock!("dead", "consume"),
             give_back: with_clock!("give_back"),
             touch: with_clock!("touch"),
-            release: with_clock!("details", "dead", "release"),
+            release: with_clock!(job_base, "details", "dead", "release"),
             ack: counted!("forget", "ack"),
             ack_many: counted!("forget", "ack_many"),
             peek: with_clock!("peek"),
-            inspect: with_clock!("details", "inspect"),
-            describe: with_clock!("details", "describe"),
-            promote: with_clock!("details", "promote"),
-            scan_timers: with_clock!("details", "scan_timers"),
-            count_timers: with_clock!("details", "count_timers"),
+            inspect: with_clock!(job_base, "details", "inspect"),
+            describe: with_clock!(job_base, "details", "describe"),
+            promote: with_clock!(job_base, "details", "promote"),
+            scan_timers: with_clock!(job_base, "details", "scan_timers"),
+            count_timers: with_clock!(job_base, "details", "count_timers"),
             destroy: counted!("destroy"),
             forget_queue: with_clock!("forget_queue"),
-            respawn: with_clock!("details", "respawn"),
-            respawn_job: with_clock!("details", "respawn_job"),
+            respawn: with_clock!(job_base, "details", "respawn"),
+            respawn_job: with_clock!(job_base, "details", "respawn_job"),
             pause: with_clock!("pause"),
             resume: with_clock!("resume"),
             delete_dead: counted!("delete_dead"),
@@ -151,10 +148,10 @@ impl Default for Scripts {
             uncount: without_clock!("uncount"),
             remove_token: without_clock!("remove_token"),
             set_quotas: with_clock!("set_quotas"),
-            recount: with_clock!("recount"),
+            recount: with_clock!(job_base, "recount"),
             recounted: with_clock!("recounted"),
             put_quota: without_clock!("put_quota"),
-            step_schedule: counted!("forget", "details", [publish "publish_with"], "schedules", "step_schedule"),
+            step_schedule: counted!("forget", job_base, "details", [publish "publish_with"], "schedules", "step_schedule"),
             list_schedules: with_clock!("schedules", "list_schedules"),
             due_schedules: with_clock!("schedules", "due_schedules"),
             get_setting: without_clock!("settings", "get_setting"),
@@ -203,13 +200,6 @@ impl Scripts {
         for script in publishes.into_iter().chain(deletes) {
             script.counts.store(counts, Ordering::Relaxed);
         }
-    }
-}
-
-impl Source {
-    fn new(text: &'static str) -> Source {
-        let sha = digest::digest(&digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
-        Source { text, sha: sha.as_ref().iter().map(|byte| format!("{byte:02x}")).collect() }
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Router;
-use crate::engine::redis::cluster::Partition;
+use crate::engine::redis::cluster::map::Partition;
 use crate::engine::{Consumed, together};
 use crate::error::{Error, Result, Unreachable};
 use crate::name::{Queue, QueueList};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redis::{Cmd, FromRedisValue, RedisResult};
 
 use super::Router;
-use crate::engine::redis::cluster::Partition;
+use crate::engine::redis::cluster::map::Partition;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::link::{Lane, Link};

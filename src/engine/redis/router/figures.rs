@@ -3,7 +3,7 @@
 
 use super::Router;
 use crate::engine::delays::{DelayCount, DelayedOf, Delays};
-use crate::engine::redis::cluster::Partition;
+use crate::engine::redis::cluster::map::Partition;
 use crate::engine::{QueuePage, QueueSize, QueueView, Size, SizeOf, Stats, together};
 use crate::error::{Error, Result};
 use crate::job::Job;

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Router;
-use crate::engine::redis::cluster::Partition;
+use crate::engine::redis::cluster::map::Partition;
 use crate::engine::{
-    By, Detail, Held, Once, Promoted, Published, Release, Released, Respawn, Respawned, Revival, Revived, Touched,
-    together,
+    By, Detail, Held, Once, Promoted, Published, Release, Released, Respawn, Respawned, Revival, Revived,
+    Touched, together,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};

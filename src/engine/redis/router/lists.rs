@@ -2,7 +2,7 @@
 //! was spread goes on. Changes nothing.
 
 use super::Router;
-use crate::engine::redis::cluster::Partition;
+use crate::engine::redis::cluster::map::Partition;
 use crate::engine::{Cursor, JobList, JobPage};
 use crate::error::Result;
 use crate::job::JobState;

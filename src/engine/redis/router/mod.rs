@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::quotas::Samples;
-use super::cluster::Partition;
+use super::cluster::map::Partition;
 use super::core::PartitionCore;
 use super::link::{Lane, Link};
 use super::partitions::Partitions;

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::Router;
 use crate::engine::redis::batches::{Plain, Taken};
-use crate::engine::redis::cluster::Partition;
+use crate::engine::redis::cluster::map::Partition;
 use crate::engine::redis::link::Lane;
 use crate::engine::redis::pool::SLOW;
 use crate::engine::redis::verbs::publish::{check, is_plain};

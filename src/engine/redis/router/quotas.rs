@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use super::Router;
-use crate::engine::redis::cluster::Partition;
+use crate::engine::redis::cluster::map::Partition;
 use crate::engine::redis::reply::over_quota;
 use crate::engine::{Placing, Publication, Quota, Quotas, together};
 use crate::error::Result;

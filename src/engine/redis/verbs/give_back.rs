@@ -65,7 +65,12 @@ impl PartitionCore {
                 cmd.arg(keys::member(&job.queue, job.tries_left, &job.id)).arg(job.receipt);
                 cmd.arg(keys::element(job.tries_left.saturating_add(1), &job.id));
             }
-            let give = || self.run(Lane::HandOver, &cmd);
+            // Each attempt is a call of its own, with its own deadline.
+            let give = || {
+                let mut again = cmd.clone();
+                again.arrived_at(std::time::Instant::now());
+                async move { self.run(Lane::HandOver, &again).await }
+            };
             let _: u64 = until_given(self.tasks.stopping(), give).await?;
             for queue in lists {
                 self.tell_ready(queue);

@@ -52,12 +52,13 @@ fn asked_state(visit: &Visit) -> Said<Option<&'static str>> {
 
 pub async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
     let asked = asked_state(visit)?;
-    let figures = Figures::read(visit, place).await;
+    // Both at once: a store that stalls uses up the page's time with the figures.
+    let (figures, due) = tokio::join!(Figures::read(visit, place), due::read(visit, place));
     if let Some(refusal) = figures.refusal() {
         return Err(refusal.clone());
     }
     let state = asked.unwrap_or_else(|| figures.state_that_matters());
-    let read = read(visit, place, figures, state).await;
+    let read = read(visit, place, (figures, due), state).await;
     // A wrong cursor or filter. One that this account may not use is refused in the place of the list.
     if let Err(refusal) = &read.jobs
         && refusal.status == StatusCode::BAD_REQUEST
@@ -72,20 +73,24 @@ pub async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
     })
 }
 
-async fn read(visit: &Visit, place: &PoolQueue, figures: Figures, state: &str) -> Read {
+async fn read(
+    visit: &Visit,
+    place: &PoolQueue,
+    (figures, due): (Figures, Option<due::Counted>),
+    state: &str,
+) -> Read {
     let range = visit.fields.get("range").unwrap_or("hour");
     let ask = &visit.ask;
     let reasons = async {
         let path = format!("/dead/reasons?{}", place.query());
         if state == "dead" { Some(ask.get(path).await) } else { None }
     };
-    let (history, jobs, push, bulk, reasons, due) = tokio::join!(
+    let (history, jobs, push, bulk, reasons) = tokio::join!(
         ask.get(format!("/queues/history?{}&range={}", place.query(), part(range))),
         jobs::read(visit, place, state),
         ask.get(push_route(place, "")),
         ask.get("/bulk"),
         reasons,
-        due::read(visit, place),
     );
     Read { figures, history, jobs, push, bulk, due, reasons }
 }
