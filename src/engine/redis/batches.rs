@@ -70,6 +70,11 @@ impl BatchSize for JobRef {
     }
 }
 
+/// Says why a call that waits for it cannot be sent any more.
+pub trait RefusesLate {
+    fn too_late(&self) -> Fault;
+}
+
 /// Starts `count` tasks that take batches, each one after the other, and have `carry` answer each call of them, with this
 /// core; it is told which task it works for. Calls that have waited for [`SEND_WITHIN`] are answered with an error instead.
 /// Once `tasks` are told to end no more calls are taken; these end when those that waited are answered.
@@ -82,7 +87,7 @@ pub fn serve<Req, Rep, Core, Carried>(
 ) where
     Req: BatchSize + Send + 'static,
     Rep: Send + 'static,
-    Core: Send + Sync + 'static,
+    Core: RefusesLate + Send + Sync + 'static,
     Carried: Future<Output = ()> + Send,
 {
     let calls = Arc::new(Mutex::new(calls));
@@ -103,7 +108,7 @@ pub fn serve<Req, Rep, Core, Carried>(
                     batch = next => batch,
                 };
                 let Some(batch) = batch else { return };
-                let batch = refuse_late(batch);
+                let batch = refuse_late(batch, &*core);
                 if !batch.is_empty() {
                     carry(core.clone(), own, batch).await;
                 }
@@ -113,11 +118,13 @@ pub fn serve<Req, Rep, Core, Carried>(
 }
 
 /// Answers calls that have waited too long to be sent, and returns the others.
-fn refuse_late<Req, Rep>(batch: Vec<Call<Req, Rep>>) -> Vec<Call<Req, Rep>> {
+fn refuse_late<Req, Rep>(batch: Vec<Call<Req, Rep>>, core: &impl RefusesLate) -> Vec<Call<Req, Rep>> {
     let (late, in_time): (Vec<_>, Vec<_>) =
         batch.into_iter().partition(|call| call.arrived.elapsed() >= SEND_WITHIN);
-    let replies = late.into_iter().map(|call| call.split().1).collect();
-    answer_each(replies, Err(Fault::too_late().into()));
+    if !late.is_empty() {
+        let replies = late.into_iter().map(|call| call.split().1).collect();
+        answer_each(replies, Err(core.too_late().into()));
+    }
     in_time
 }
 

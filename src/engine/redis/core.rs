@@ -9,9 +9,9 @@ use std::time::Instant;
 use redis::{Cmd, FromRedisValue, Pipeline};
 use tokio::sync::Mutex;
 
-use super::batches::Plain;
+use super::batches::{Plain, RefusesLate};
 use super::cluster::map::Partition;
-use super::connection::fault::Outcome;
+use super::connection::fault::{Fault, Outcome};
 use super::connection::shared::Field;
 use super::copies::Copies;
 use super::counting::Counting;
@@ -55,6 +55,12 @@ impl Deref for PartitionCore {
 
     fn deref(&self) -> &Pool {
         &self.pool
+    }
+}
+
+impl RefusesLate for PartitionCore {
+    fn too_late(&self) -> Fault {
+        self.place.too_late(self.partition)
     }
 }
 

@@ -7,7 +7,8 @@
 //! Both times count from the *arrival* of a call, not from when it is sent or sent again: the deadline is
 //! [`BEGIN_WITHIN`] later, and the caller is answered with an error [`RESPONSE_TIMEOUT`] later, never before. The
 //! difference covers the script, its reply and the error of the estimated clock. So no call begins after its caller
-//! was answered. A call that has waited for [`SEND_WITHIN`] is not sent at all.
+//! was answered. A call that has waited for [`SEND_WITHIN`] joins no batch, and one that has waited for [`BEGIN_WITHIN`]
+//! is not sent at all.
 //!
 //! That leaves the calls that the Redis carried out just before it stalled. Their answers still come when it goes
 //! on. Who called listens for them, and takes back what nobody was told of.
@@ -28,8 +29,8 @@ use super::waits::call_and_wait;
 
 /// How long after its call arrived a script may still begin.
 const BEGIN_WITHIN: Duration = Duration::from_secs(4);
-/// How long after it arrived a call may still be sent. One that is sent later has less than a second to begin, and so
-/// would those that share its batch.
+/// How long after it arrived a call may still join a batch. One that is sent later has less than a second to begin, and
+/// so would those that share its batch.
 pub const SEND_WITHIN: Duration = Duration::from_secs(3);
 /// A call that was refused as late although it was sent this shortly ago met another clock than the one that is
 /// known: the Redis's clock was set, or another Redis is the master now. It is sent once more.
@@ -64,7 +65,7 @@ async fn run_call(
 }
 
 fn may_be_sent(arrived: Instant) -> Outcome<()> {
-    if arrived.elapsed() < SEND_WITHIN { Ok(()) } else { Err(Fault::too_late()) }
+    if arrived.elapsed() < BEGIN_WITHIN { Ok(()) } else { Err(Fault::too_late()) }
 }
 
 impl Link {

@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use super::cache::RecordedQueues;
 use super::cluster::map::Partition;
 use super::cluster::{self, Cluster, ask};
-use super::connection::fault::Outcome;
+use super::connection::fault::{Fault, Outcome};
 use super::connection::shared::Field;
 use super::dues::Dues;
 use super::layout::script_call::ScriptCall;
@@ -80,6 +80,14 @@ impl Place {
         match self {
             Place::One(_) => Ok(()),
             Place::Cluster(cluster) => cluster.ready(partition, lane).await,
+        }
+    }
+
+    /// The fault of a call that has waited too long to be sent to a partition.
+    pub fn too_late(&self, partition: Partition) -> Fault {
+        match self {
+            Place::One(_) => Fault::too_late(),
+            Place::Cluster(cluster) => cluster.too_late(partition),
         }
     }
 

@@ -162,6 +162,11 @@ pub fn guard_of(base: &str) -> String {
     format!("{base}!")
 }
 
+/// A string of the partition with this base that is written beside a call, so that replicas can be waited for.
+pub fn waited_of(base: &str) -> String {
+    format!("{base}dormouse/waited")
+}
+
 /// The list of ready jobs of a queue in the partition with this base.
 pub fn ready_of(base: &str, queue: &Queue) -> String {
     format!("{base}q/{}/{}", queue.namespace, queue.name)

@@ -8,7 +8,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Arg, Cmd, ErrorKind, RedisResult, ServerErrorKind, ToRedisArgs, Value};
 use ring::digest;
 
-use super::keys::guard_of;
+use super::keys::{guard_of, waited_of};
 use crate::clock::Micros;
 
 /// The text of a script, and its name on the server.
@@ -130,7 +130,7 @@ impl ScriptCall {
 
     /// A key in the slot of the call, for a write beside it that replicas can be waited for by.
     pub fn mark(&self) -> String {
-        format!("{}dormouse/waited", self.base)
+        waited_of(&self.base)
     }
 
     async fn load(&self, conn: &mut MultiplexedConnection) -> RedisResult<()> {
