@@ -147,8 +147,9 @@ impl Nodes for NodesOfPool {
         for (part, [ready, dead]) in self.router.lengths(queue).await? {
             let node = self.cluster.parts.read()[usize::from(part)].node.clone();
             let node = node.map(|node| node.address.to_string());
-            let (delayed, running) = self.router.part(part).timers_of(queue).await?;
-            if ready + dead + delayed + running > 0 {
+            let timers = self.router.part(part).timers_of(queue).await?;
+            let (delayed, running) = timers.unzip();
+            if ready + dead > 0 || timers != Some((0, 0)) {
                 jobs.push(JobsOfPart { part, node, ready, delayed, running, dead });
             }
         }

@@ -32,6 +32,8 @@ const PIECE: usize = 500;
 const TIMER_PIECES: usize = 4;
 /// How many pieces of a list one call reads at most.
 const MAX_PIECES: usize = 10;
+/// Pieces of the timer set that are read to count the jobs of one queue.
+const MAX_COUNTED_PIECES: usize = 100;
 /// How many jobs of the queue one call looks at, most of which may be gone: about 2.5 µs of the Redis each.
 const MOST_DESCRIBED: u64 = 1000;
 /// How many ids behind the place a cursor has.
@@ -126,11 +128,12 @@ impl PartitionCore {
         self.run(Lane::Other, &cmd).await
     }
 
-    /// How many delayed and how many running jobs of a queue are here. Reads all timers, in pieces.
-    pub async fn timers_of(&self, queue: &Queue) -> Result<(u64, u64)> {
+    /// How many delayed and how many running jobs of a queue are here. `None` when there are too many timers to look at
+    /// all of them.
+    pub async fn timers_of(&self, queue: &Queue) -> Result<Option<(u64, u64)>> {
         let (prefix, mut place) = (keys::member_prefix(queue), InTimers::default());
         let (mut delayed, mut running) = (0, 0);
-        loop {
+        for _ in 0..MAX_COUNTED_PIECES {
             let (score, side, end, cells) = self.scan_timers(&prefix, &place).await?;
             for cell in cells.chunks_exact(2) {
                 let (score, end): (String, Vec<u8>) = (read(&cell[0])?, read(&cell[1])?);
@@ -139,10 +142,11 @@ impl PartitionCore {
                 *(if runs { &mut running } else { &mut delayed }) += 1;
             }
             if score.is_empty() {
-                return Ok((delayed, running));
+                return Ok(Some((delayed, running)));
             }
             place = InTimers { score, side, end };
         }
+        Ok(None)
     }
 
     /// Whether a delayed or a running job of a queue is here. Reads timers in pieces until it finds one.
