@@ -45,7 +45,7 @@ impl Router {
     }
 
     /// Whether any partition may take it.
-    fn is_free(&self, publication: &Publication) -> bool {
+    pub fn is_free(&self, publication: &Publication) -> bool {
         publication.replaces.is_none()
             && publication.once.is_none()
             && publication.jobs.iter().all(|of| of.key.is_none() && self.spreading.is_spread(&of.job.queue))

@@ -35,22 +35,23 @@ const TURN: Duration = Duration::from_secs(15);
 /// How long a new quota waits for the count of what was there. A small store is counted by then.
 const PATIENCE: Duration = Duration::from_millis(800);
 /// How many namespaces one script call sets or corrects.
-const CHUNK: usize = 250;
+pub const CHUNK: usize = 250;
 
 /// Jobs and bytes.
-type Used = [i64; 2];
+pub type Used = [i64; 2];
 
 impl PartitionCore {
-    /// Sets these quotas and no others, for all servers of this kind. `enforced`: scripts refuse what exceeds them, and do
-    /// not only count.
-    pub async fn set_quotas(&self, quotas: &Quotas, enforced: bool) -> Result<()> {
+    /// Sets these quotas and no others, for all servers of this kind. Whether scripts refuse new queues too: a partition of
+    /// a cluster does not know them all.
+    pub async fn set_quotas(&self, quotas: &Quotas, knows_queues: bool) -> Result<()> {
         let _one = self.quotas.setting.lock().await;
         let mut most: BTreeMap<String, String> = BTreeMap::new();
         for name in self.namespaces_with_quota().await? {
             most.insert(name, String::new());
         }
         for (name, quota) in quotas {
-            let Quota { jobs, bytes, queues } = if enforced { *quota } else { Quota::default() };
+            let Quota { jobs, bytes, queues } = *quota;
+            let queues = if knows_queues { queues } else { 0 };
             most.insert(name.to_string(), format!("{jobs} {bytes} {queues}"));
         }
         // Before it is written down, so that what is counted from now on is not done uncounted.
@@ -80,6 +81,16 @@ impl PartitionCore {
             let _ = timeout(PATIENCE, done.wait_for(|done| *done >= asked)).await;
         }
         Ok(())
+    }
+
+    /// Says what other partitions have of these namespaces.
+    pub async fn set_elsewhere(&self, namespaces: impl Iterator<Item = (&Namespace, Used)>) -> Result<()> {
+        let mut call = self.call(&self.scripts.sampled);
+        call.key(&self.keys.used);
+        for (name, [jobs, bytes]) in namespaces {
+            call.arg(name.as_str()).arg(format!("{} {}", jobs.max(0), bytes.max(0)));
+        }
+        Ok(self.run::<u64>(Lane::Other, &call).await.map(drop)?)
     }
 
     /// The namespaces that have a quota by what is written down.
