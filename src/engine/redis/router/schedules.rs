@@ -2,6 +2,8 @@
 //! whether it may be taken, publishes the job so that a repeat changes nothing, and then replaces the record. A step that ends
 //! in between is taken again, and finds its job published.
 
+use std::sync::Arc;
+
 use super::Router;
 use crate::engine::{
     DueList, DueSchedules, Landed, Once, Publication, Published, ScheduleList, SchedulePage, SchedulePut,
@@ -11,11 +13,19 @@ use crate::error::{Error, Result};
 use crate::name::{IdempotencyKey, Namespace};
 
 impl Router {
-    pub async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+    pub async fn step_schedule(self: &Arc<Self>, step: ScheduleStep) -> Result<Stepped> {
+        if self.only().is_some() {
+            return self.settings().step_schedule(step).await;
+        }
+        // A caller that leaves must not leave a job without its record.
+        let router = self.clone();
+        let stepped = tokio::spawn(async move { router.step_in_cluster(step).await });
+        stepped.await.unwrap_or(Err(Error::Closed))
+    }
+
+    async fn step_in_cluster(&self, step: ScheduleStep) -> Result<Stepped> {
         let settings = self.settings();
-        let (ScheduleThen::Put(put), None) = (&step.then, self.only()) else {
-            return settings.step_schedule(step).await;
-        };
+        let ScheduleThen::Put(put) = &step.then else { return settings.step_schedule(step).await };
         let Some(job) = put.job.clone() else { return settings.step_schedule(step).await };
         let with = |put: SchedulePut| ScheduleStep { then: ScheduleThen::Put(Box::new(put)), ..step.clone() };
         let dry = SchedulePut { job: None, dry: true, ..(**put).clone() };
