@@ -12,12 +12,13 @@ use crate::name::Queue;
 const MOST_PARTS: usize = 16;
 
 impl Router {
-    /// A part of a queue's jobs in one state. The cursor of a partition stands behind `s`, its number and `-`.
+    /// A part of a queue's jobs in one state. The cursor of a partition stands behind `s`, the state, the
+    /// partition's number and `-`.
     pub async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         let home = self.partitions.home(queue);
         let (at, inner) = match &list.cursor {
             None => (home, None),
-            Some(Cursor(text)) => match self.read_cursor(text) {
+            Some(Cursor(text)) => match self.read_cursor(text, list.state) {
                 Some((partition, "")) => (partition, None),
                 Some((partition, inner)) => (partition, Some(Cursor(inner.to_owned()))),
                 // One of a queue that was not spread.
@@ -44,13 +45,13 @@ impl Router {
             page.scanned += of_part.scanned;
             read += 1;
             if let Some(Cursor(inner)) = of_part.cursor {
-                page.cursor = Some(Cursor(format!("s{partition}-{inner}")));
+                page.cursor = Some(Cursor(format!("{}{partition}-{inner}", tag_of(list.state))));
                 return Ok(Some(page));
             }
             if let Some(next) = left.peek()
                 && (page.jobs.len() == list.limit || read == MOST_PARTS)
             {
-                page.cursor = Some(Cursor(format!("s{next}-")));
+                page.cursor = Some(Cursor(format!("{}{next}-", tag_of(list.state))));
                 return Ok(Some(page));
             }
         }
@@ -76,9 +77,14 @@ impl Router {
         Ok(with_jobs)
     }
 
-    fn read_cursor<'a>(&self, text: &'a str) -> Option<(Partition, &'a str)> {
-        let (partition, inner) = text.strip_prefix('s')?.split_once('-')?;
+    fn read_cursor<'a>(&self, text: &'a str, state: JobState) -> Option<(Partition, &'a str)> {
+        let (partition, inner) = text.strip_prefix(&*tag_of(state))?.split_once('-')?;
         let partition = partition.parse().ok()?;
         self.partitions.all().contains(&partition).then_some((partition, inner))
     }
+}
+
+/// What a cursor in a list of this state begins with.
+fn tag_of(state: JobState) -> String {
+    format!("s{}.", JobState::ALL.iter().position(|other| *other == state).unwrap_or_default())
 }
