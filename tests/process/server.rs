@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use crate::support::complaints::complaints;
 use crate::support::process::Process;
 use crate::support::redis_cluster::RedisCluster;
-use crate::support::redis_server::RedisServer;
 use reqwest::{Client, Method, StatusCode};
 use tempfile::TempDir;
 

@@ -185,7 +185,7 @@ fn crc16(bytes: &[u8]) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::name::QueueName;
+    use crate::name::{Namespace, QueueName};
 
     #[test]
     fn slots_are_those_of_a_cluster() {
