@@ -1,4 +1,4 @@
-# Two stages: the first builds, the second holds the two binaries and nothing that builds.
+# Two stages: the first builds, the second contains only the two binaries.
 FROM rust:1.95-slim-bookworm AS build
 # jemalloc is built by its makefile. The image has a C compiler and no make.
 RUN apt-get update && apt-get install -y --no-install-recommends make && rm -rf /var/lib/apt/lists/*
@@ -9,11 +9,11 @@ COPY src src
 COPY lua lua
 # Served by both ports.
 COPY docs/openapi.yaml docs/openapi-admin.yaml docs/
-# Not built here, but Cargo.toml names what is in it.
+# Not built here, but Cargo.toml refers to these files.
 COPY benches benches
-# A member of the workspace, which cargo wants to see.
+# A member of the workspace, which cargo requires to exist.
 COPY clients/rust clients/rust
-# What `dormouse -v` says of the build: docker build --build-arg COMMIT=... --build-arg DATE=...
+# Build information for `dormouse -v`: docker build --build-arg COMMIT=... --build-arg DATE=...
 ARG COMMIT=unknown
 ARG DATE=unknown
 RUN DORMOUSE_BUILD_COMMIT="$COMMIT" DORMOUSE_BUILD_DATE="$DATE" cargo build --release --locked --bins
@@ -26,15 +26,15 @@ RUN groupadd --gid 10001 dormouse \
     && mkdir -m 0700 /data && chown 10001:10001 /data
 COPY --from=build /src/target/release/dormouse /src/target/release/token-cli /usr/local/bin/
 COPY config/dormouse.toml config/redis.toml /etc/dormouse/
-# A number: runAsNonRoot refuses a name.
+# A number, since runAsNonRoot rejects names.
 USER 10001:10001
-# What listens on 127.0.0.1 inside a container is reached by nobody outside. The admin port stays there: `docker exec`
-# reaches it. To publish it too, set DORMOUSE_ADMIN_HOST=0.0.0.0, and an account: DORMOUSE_ACCOUNTS_OPERATOR=<password>.
+# A server on 127.0.0.1 inside a container is unreachable from outside. The admin port stays there, for `docker exec`.
+# To publish it too, set DORMOUSE_ADMIN_HOST=0.0.0.0, and an account: DORMOUSE_ACCOUNTS_OPERATOR=<password>.
 ENV DORMOUSE_HOST=0.0.0.0
 # Without a configuration jobs are kept in /data/dormouse-data. Give it a volume.
 WORKDIR /data
 VOLUME /data
 EXPOSE 7777 7778
-# An admin port that is elsewhere, or speaks TLS, is named by DORMOUSE_ADMIN.
+# DORMOUSE_ADMIN gives the address of an admin port elsewhere or with TLS.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["dormouse", "health"]
 ENTRYPOINT ["dormouse"]

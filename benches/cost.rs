@@ -72,7 +72,7 @@ enum Step {
     Backlog,
     /// Takes a batch, and acks its jobs one by one.
     Batch,
-    /// nginx's answer.
+    /// nginx's response.
     Constant,
 }
 

@@ -301,7 +301,7 @@ async fn bulk(bench: &Bench, store: Store) -> Outcome {
     .await?;
     let (mut api, began) = (server.api.connect().await?, Instant::now());
     let mut size = 0;
-    // What did not fill an answer stays ready.
+    // Jobs that do not fill a reply stay ready.
     while size < dead / 100 * 100 && began.elapsed() < Duration::from_secs(120) {
         tokio::time::sleep(Duration::from_millis(200)).await;
         let request = server.api.bare("GET", "/api/bench/mail/deadletter/size");

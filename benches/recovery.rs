@@ -209,7 +209,7 @@ async fn recover(bench: &Bench, fault: Fault, name: &str, rows: &Mutex<Vec<Strin
     }
     let gone = Instant::now();
     *over.lock() = Some(gone);
-    // All must work, and go on working for a second.
+    // All must work, and keep working for a second.
     loop {
         tokio::time::sleep(Duration::from_millis(50)).await;
         let settled = mets.iter().all(|(_, met)| {

@@ -238,7 +238,7 @@ struct Worst {
     threads: usize,
 }
 
-/// Looks at the server until something fails.
+/// Samples the server until something fails.
 async fn watch(pid: u32, worst: &mut Worst) -> Outcome {
     loop {
         worst.memory = worst.memory.max(memory(pid)?.0);

@@ -3,8 +3,8 @@
 //! of its Redis.
 //!
 //! A machine has two clocks. The time of day can be set, even backwards. The monotonic clock cannot, and gives only
-//! differences. Ages and expiries, such as those of cached tokens and rate limits, use the monotonic clock. A disk
-//! pool's time uses both (see src/engine/disk/state/clock.rs).
+//! differences. Ages and expiries, as of cached tokens and rate limits, use the monotonic clock. A disk pool's time
+//! uses both (see src/engine/disk/state/clock.rs).
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

@@ -16,10 +16,11 @@ use tokio::time::{Instant, timeout_at};
 
 /// Time between the beginnings of two attempts (RFC 8305, section 8: "Connection Attempt Delay").
 const DELAY: Duration = Duration::from_millis(250);
-/// Maximum number of attempts under way at the same time: each has a file open. For one more, the oldest is given up.
+/// Maximum number of concurrent attempts: each has a file open. Before a further attempt begins, the oldest is
+/// dropped.
 const MAX_ATTEMPTS: usize = 2;
 
-/// Why there is no connection: what came of the last attempt that failed.
+/// Why there is no connection: the error of the last failed attempt.
 #[derive(Debug, thiserror::Error)]
 pub struct DialError {
     /// `None` if there was no address to connect to.
@@ -47,7 +48,7 @@ pub async fn connect(addresses: &[SocketAddr], time: Duration) -> Result<TcpStre
     .await
 }
 
-/// The same with another way to connect. The order of the addresses is kept, but families take turns.
+/// Like [`connect`], with another function to connect. Addresses keep their order, but the families alternate.
 pub async fn race<T, F>(
     addresses: &[SocketAddr],
     time: Duration,
@@ -57,7 +58,7 @@ where
     F: Future<Output = io::Result<T>>,
 {
     let deadline = Instant::now() + time;
-    // Each address has its turn within the time, however many there are.
+    // Each address gets its turn within the time, however many there are.
     let delay = DELAY.min(time / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX));
     let mut waiting = take_turns(addresses).into_iter().peekable();
     let mut attempts = VecDeque::new();
@@ -81,7 +82,7 @@ where
             Err(_) if Instant::now() >= deadline => {
                 let late = io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
                 return Err(match attempts.back() {
-                    // What an address has said tells more.
+                    // An error from an address is more informative.
                     Some((address, _)) if last.address.is_none() => {
                         DialError { address: Some(*address), error: late }
                     }
@@ -93,7 +94,7 @@ where
     }
 }
 
-/// Returns the outcome of the first attempt that ends, and takes it out.
+/// Returns the outcome of the first attempt that ends, and removes it.
 async fn first_to_end<T, F: Future<Output = T>>(
     attempts: &mut VecDeque<(SocketAddr, Pin<Box<F>>)>,
 ) -> (SocketAddr, T) {
@@ -111,7 +112,7 @@ async fn first_to_end<T, F: Future<Output = T>>(
     .await
 }
 
-/// Returns the addresses with the families in turn, that of the first one first (RFC 8305, section 4).
+/// Returns the addresses with alternating families, beginning with that of the first (RFC 8305, section 4).
 fn take_turns(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     let preferred = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (mut preferred, mut others): (VecDeque<_>, VecDeque<_>) =
@@ -136,8 +137,8 @@ mod tests {
         all.split(' ').map(|one| one.parse().expect("an address")).collect()
     }
 
-    /// What came of the addresses, and after how many milliseconds each was tried. Port 1 drops packets, port 2 refuses,
-    /// port 3 takes a connection after 400 ms, others do at once.
+    /// Returns the outcome, and after how many milliseconds each address was tried. Port 1 drops packets, port 2
+    /// refuses, port 3 accepts after 400 ms, all others at once.
     async fn tried(all: &str, seconds: u64) -> (Result<u16, DialError>, Vec<(u16, u128)>) {
         let (began, tried) = (Instant::now(), Mutex::default());
         let connect = |address: SocketAddr| {
@@ -157,7 +158,7 @@ mod tests {
         (outcome, tried.into_inner())
     }
 
-    /// Guards against an address that drops packets and has a connection wait for its timeout.
+    /// Guards against an address that drops packets and delays the connection until its timeout.
     #[tokio::test(start_paused = true)]
     async fn the_next_address_is_tried_after_a_quarter_of_a_second() {
         let (outcome, times) = tried("10.0.0.1:1 10.0.0.2:4", 10).await;

@@ -1,5 +1,6 @@
-//! The servers that share settings. Each writes a line of itself there every five seconds, which is gone after
-//! fifteen, and reads those of the others. Nobody leads, and nothing is decided by it: it is for people who look.
+//! The fleet: the servers that share a settings store. Each writes its line every five seconds, which expires after
+//! fifteen, and reads the others' lines. There is no leader, and nothing depends on the lines: they are for
+//! operators.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,15 +15,15 @@ use crate::error::{Error, Result};
 use crate::random;
 use crate::settings::{self, MAX_SCAN, SettingsStore};
 
-/// How often a server writes its line, and how long it stays.
+/// Interval between writes of a line, and its lifetime.
 const STEP: Duration = Duration::from_secs(5);
 const LIVES: Duration = Duration::from_secs(15);
-/// What the keys of the lines begin with.
+/// Prefix of the keys of lines.
 const PREFIX: &str = "servers/";
-/// How long the store may take.
+/// Timeout for the store.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// What a server says of itself.
+/// The state that a server publishes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FleetLine {
     pub name: String,
@@ -30,47 +31,47 @@ pub struct FleetLine {
     pub commit: String,
     /// Milliseconds since 1970.
     pub started: Millis,
-    /// The address of its admin port as people type it.
+    /// URL of its admin port as users enter it.
     pub admin_url: Option<String>,
     pub ready: bool,
-    /// Published, handed out, acked, and died: jobs a second over the last minute.
+    /// Published, delivered, acked, and died: jobs per second over the last minute.
     pub rates: [f64; 4],
-    /// Consumers that wait.
+    /// Waiting consumers.
     pub waiting: u64,
 }
 
-/// The servers that are there.
+/// The servers of the fleet.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// When the store was asked; `None` while it never was.
+    /// When the store was last read; `None` before the first time.
     pub at: Option<Millis>,
-    /// By name. This server is one of them.
+    /// By name, including this server.
     pub lines: Vec<FleetLine>,
-    /// Why the store did not answer the last time.
+    /// Error of the last read, if it failed.
     pub trouble: Option<String>,
 }
 
-/// The lines of all servers.
+/// Exchanges lines with the other servers.
 #[derive(Debug)]
 pub struct Fleet {
     store: Arc<dyn SettingsStore>,
-    /// Two servers may have the same name.
+    /// Unique, since two servers may have the same name.
     id: String,
     seen: RwLock<Arc<Seen>>,
 }
 
 impl Fleet {
-    /// Asks nothing yet.
+    /// Creates the fleet, without a call to the store.
     pub fn new(store: Arc<dyn SettingsStore>) -> Arc<Fleet> {
         Arc::new(Fleet { store, id: random::ulid().to_string(), seen: RwLock::default() })
     }
 
-    /// Who was there lately.
+    /// Returns the servers seen by the last read.
     pub fn seen(&self) -> Arc<Seen> {
         self.seen.read().clone()
     }
 
-    /// Says every five seconds what `line` answers, until it is stopped.
+    /// Publishes the result of `line` every five seconds, until it is stopped.
     pub async fn run(self: Arc<Self>, line: impl Fn() -> FleetLine + Send, stop: CancellationToken) {
         stop.run_until_cancelled(async {
             loop {
@@ -81,7 +82,7 @@ impl Fleet {
         .await;
     }
 
-    /// Writes this server's line, and returns those of all.
+    /// Writes this server's line, and returns those of all servers.
     async fn exchange(&self, line: Vec<u8>) -> Result<Vec<settings::Record>> {
         self.store.keep(&format!("{PREFIX}{}", self.id), line.into(), LIVES).await?;
         let (mut lines, mut after): (Vec<settings::Record>, Option<String>) = (Vec::new(), None);
@@ -96,14 +97,14 @@ impl Fleet {
     }
 
     async fn meet(&self, own: &FleetLine) {
-        // Texts and numbers: there is nothing in it that JSON cannot say.
+        // Texts and numbers always serialize.
         let line = serde_json::to_vec(own).unwrap_or_default();
         let asked = timeout(PATIENCE, self.exchange(line)).await;
         let answer = asked.unwrap_or_else(|_| Err(Error::away("it does not answer")));
         let before = self.seen();
         *self.seen.write() = Arc::new(match answer {
             Ok(lines) => {
-                // A line of a newer server may be another one.
+                // Lines of newer servers may have another format.
                 let mut lines: Vec<FleetLine> =
                     lines.iter().filter_map(|line| serde_json::from_slice(&line.value).ok()).collect();
                 lines.sort_by(|a, b| a.name.cmp(&b.name).then(a.started.cmp(&b.started)));

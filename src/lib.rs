@@ -1,8 +1,8 @@
-//! Dormouse: a delayed task queue server. Jobs sleep until they are due, are handed to exactly one worker at a
+//! Dormouse: a delayed task queue server. Jobs sleep until they are due, are delivered to exactly one worker at a
 //! time, and come back if the worker dies. It speaks lmstfy's HTTP API.
 //!
-//! docs/design.md has the terms, the map of the folders and who may import whom; tests/process/architecture.rs holds
-//! it. src/engine/mod.rs is the contract of a store.
+//! docs/design.md has the glossary, the map of the folders and their allowed imports, which
+//! tests/process/architecture.rs enforces. src/engine/mod.rs is the contract of a store.
 
 pub mod admin;
 pub mod bulk;

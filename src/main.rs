@@ -18,12 +18,12 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// Each connection has buffers that a waiting consumer hardly touches. This allocator lays them out so that the
-/// untouched pages take no memory.
+/// Each connection has buffers that a waiting consumer hardly uses. This allocator places them so that unused pages
+/// take no memory.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// What `--help` says behind the options.
+/// Text of `--help` after the options.
 const AFTER: &str = "\
 Ports:
   7777  the API, for producers and workers: lmstfy's, and more. Host, Port
@@ -62,10 +62,10 @@ Examples:
 
 docs/configuration.md has every key, docs/operations.md what to know on call.";
 
-/// A delayed task queue server. Jobs sleep until they are due, are handed to exactly one worker at a time, and
+/// A delayed task queue server. Jobs sleep until they are due, are delivered to exactly one worker at a time, and
 /// come back if the worker dies. Speaks lmstfy's HTTP API.
 ///
-/// Without a configuration it keeps its jobs in ./dormouse-data, listens on 127.0.0.1, and prints what to try.
+/// Without a configuration it keeps its jobs in ./dormouse-data, listens on 127.0.0.1, and prints commands to try.
 #[derive(Parser)]
 #[command(
     name = "dormouse",
@@ -77,33 +77,33 @@ docs/configuration.md has every key, docs/operations.md what to know on call.";
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Configuration file (TOML) [default: conf/config.toml, if it is there]
+    /// Configuration file (TOML) [default: conf/config.toml, if it exists]
     #[arg(short = 'c', long = "config", value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print the version, with the commit and its date
     #[arg(short = 'v', long = "version")]
     version: bool,
-    /// The public port, whatever the configuration says
+    /// The public port, overriding the configuration
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
-    /// The admin port, with the dashboard, whatever the configuration says
+    /// The admin port, with the dashboard, overriding the configuration
     #[arg(long, value_name = "PORT")]
     admin_port: Option<u16>,
-    /// The directory that the default pool keeps its jobs in [default: ./dormouse-data]
+    /// The directory of the default pool's jobs [default: ./dormouse-data]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Do not check tokens, for development only: any token opens every namespace, and so does no token (-sv)
+    /// Do not check tokens, for development only: every request may use every namespace (-sv)
     #[arg(long = "sv")]
     skip_verification: bool,
     /// Write the process id to this file, and remove it at the end
     #[arg(short = 'p', long = "pid-file", value_name = "FILE")]
     pid_file: Option<PathBuf>,
-    /// Log lines as severe as this say where in the code they come from (-bt)
+    /// Log lines of at least this severity include their place in the code (-bt)
     #[arg(long = "bt", value_name = "LEVEL", value_enum, default_value_t = LogLevel::Warn)]
     backtrace: LogLevel,
 }
 
-/// Without one of these the server starts.
+/// Without a command the server starts.
 #[derive(Subcommand)]
 enum Command {
     Queue(Box<cli::QueueArgs>),
@@ -113,20 +113,20 @@ enum Command {
     ///
     /// The server is the one whose admin port is at DORMOUSE_ADMIN [default: http://127.0.0.1:7778].
     Health,
-    /// Read the configuration as a start would, and print what is in force, without secrets
+    /// Read the configuration as a start would, and print the result, without secrets
     ///
-    /// Starts nothing and makes nothing. Exit code 2 and one line where the configuration is wrong.
+    /// Starts and creates nothing. Exit code 2 and one line if the configuration is invalid.
     Check {
-        /// Configuration file (TOML) [default: conf/config.toml, if it is there]
+        /// Configuration file (TOML) [default: conf/config.toml, if it exists]
         #[arg(short = 'c', long = "config", value_name = "FILE")]
         config: Option<PathBuf>,
-        /// Ask each store too, on one line each; exit code 1 if one cannot be used
+        /// Also call each store, with one line each; exit code 1 if one cannot be used
         #[arg(long)]
         stores: bool,
     },
     /// Write the man pages of both binaries into a directory
     Man {
-        /// Made if it is not there
+        /// Created if missing
         dir: PathBuf,
     },
     /// Print the completions of a shell
@@ -135,9 +135,9 @@ enum Command {
         #[arg(value_enum)]
         shell: Shell,
     },
-    /// Say what is damaged in the directory of a disk pool that no server has open
+    /// Report damage in the directory of a disk pool that no server has open
     Repair {
-        /// Set aside what is damaged, and give up the jobs in it, so that the rest opens. Copy the directory first
+        /// Move damaged files aside, and give up the jobs in them, so that the rest opens. Copy the directory first
         #[arg(long)]
         accept_loss: bool,
         /// The pool's `Path`
@@ -145,7 +145,7 @@ enum Command {
     },
 }
 
-/// lmstfy's flags have one dash and several letters, which Go's parser takes and clap's does not.
+/// Rewrites lmstfy's flags, which have one dash and several letters: Go's parser accepts them, clap does not.
 fn args() -> impl Iterator<Item = OsString> {
     std::env::args_os().map(|arg| match arg.to_str() {
         Some(flag) if matches!(flag.split('=').next(), Some("-sv" | "-bt")) => format!("-{flag}").into(),
@@ -153,7 +153,7 @@ fn args() -> impl Iterator<Item = OsString> {
     })
 }
 
-/// The environment, or the name of a variable of ours that cannot be read. Those of others are passed over.
+/// Returns the environment, or the name of a variable of ours that is not UTF-8. Other invalid variables are skipped.
 fn variables() -> Result<Vec<(String, String)>, String> {
     let names = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
     let read = names.map(|(name, value)| match value.into_string() {
@@ -164,12 +164,12 @@ fn variables() -> Result<Vec<(String, String)>, String> {
     read.filter_map(Result::transpose).collect()
 }
 
-/// The configuration file: the one that is named, or the usual one if it is there.
+/// Returns the configuration file: the one given, or the default if it exists.
 fn configured(file: Option<PathBuf>) -> Option<PathBuf> {
     file.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()))
 }
 
-/// What flags say in place of variables.
+/// Returns the flags in the form of variables.
 fn flags(args: &Args) -> Result<Vec<(&'static str, String)>, String> {
     let data = args.data.as_deref().map(|dir| dir.to_str().ok_or("--data is not UTF-8")).transpose()?;
     if data.is_some_and(|dir| dir.starts_with('~')) {
@@ -183,10 +183,11 @@ fn flags(args: &Args) -> Result<Vec<(&'static str, String)>, String> {
     Ok(given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect())
 }
 
-/// The configuration, whether nothing configures this server, and the names of service links. `flags` replace variables.
+/// Returns the configuration, whether nothing configures this server, and the names of service links. `flags`
+/// override variables.
 fn load(file: Option<&Path>, flags: Vec<(&'static str, String)>) -> Result<(Config, bool, String), String> {
     let mut env = variables().map_err(|variable| format!("the variable {variable} is not UTF-8"))?;
-    // Flags are for a first try, too.
+    // Flags alone do not end the demo.
     let demo = file.is_none() && !is_configured(&env);
     env.retain(|(name, _)| flags.iter().all(|(flag, _)| flag != name));
     env.extend(flags.into_iter().map(|(name, value)| (name.to_owned(), value)));
@@ -261,7 +262,7 @@ fn main() -> ExitCode {
         let signals = signals(logs).map_err(|e| ServerError::Failed(format!("signals: {e}")))?;
         server::run(config, options, signals).await
     });
-    // Whatever still runs has had its grace period.
+    // Tasks that still run have had their grace period.
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -270,9 +271,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// How many threads serve requests. The writer of a pool on disk is a thread of its own, which they leave a core to:
-/// threads that displace each other cost a tenth of a request. `None` where the runtime's own rule holds: one for each
-/// core, or `TOKIO_WORKER_THREADS`.
+/// Returns the number of threads that serve requests. The writer of a disk pool is a thread of its own, and they
+/// leave a core to it: threads that compete for a core cost a tenth of a request. `None` leaves the runtime's
+/// default: one per core, or `TOKIO_WORKER_THREADS`.
 fn threads(config: &Config) -> Option<usize> {
     if std::env::var_os("TOKIO_WORKER_THREADS").is_some() {
         return None;
@@ -282,7 +283,7 @@ fn threads(config: &Config) -> Option<usize> {
     on_disk.then(|| (cores - 1).max(1))
 }
 
-/// Writes a page for each binary and each command.
+/// Writes a man page for each binary and each command.
 fn man(dir: &Path) -> ExitCode {
     let write = || -> std::io::Result<()> {
         std::fs::create_dir_all(dir)?;
@@ -295,8 +296,8 @@ fn man(dir: &Path) -> ExitCode {
     }
 }
 
-/// Exit code 0 if a start would succeed, as far as the configuration can tell, 2 if it is wrong; 1 if a store cannot be
-/// used.
+/// Returns exit code 0 if a start would succeed, judging by the configuration; 2 if it is invalid; 1 if a store
+/// cannot be used.
 fn check(file: Option<PathBuf>, stores: bool) -> ExitCode {
     let config = match load(configured(file).as_deref(), Vec::new()) {
         Ok((config, ..)) => config,
@@ -332,7 +333,7 @@ fn check(file: Option<PathBuf>, stores: bool) -> ExitCode {
     if failed { ExitCode::FAILURE } else { printed }
 }
 
-/// Exit code 0 if the directory opens, 1 if it does not.
+/// Returns exit code 0 if the directory opens, 1 if it does not.
 fn repair(dir: &Path, accept_loss: bool) -> ExitCode {
     files::keep_private();
     match server::repair(dir, accept_loss) {
@@ -344,7 +345,7 @@ fn repair(dir: &Path, accept_loss: bool) -> ExitCode {
     }
 }
 
-/// The signals that the server is to hear of, for as long as the runtime is there. SIGUSR1 also opens the logs anew.
+/// Forwards signals to the server while the runtime exists. SIGUSR1 also reopens the logs.
 fn signals(logs: log::Logs) -> std::io::Result<mpsc::Receiver<Signal>> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;

@@ -1,6 +1,6 @@
-//! The time in which a store cannot be used: one log line when it begins, one when it has ended, however many
-//! requests and tasks notice. Everybody who uses a store reports to the same [`Outage`] what came of it. The same for
-//! the time in which a store has no memory left: then it stores nothing new, and is drained. Knows no store.
+//! Outages of a store: one log line when an outage begins and one when it ends, however many requests and tasks
+//! notice. All callers of a store report the outcomes of their calls to the same [`Outage`]. Periods without free
+//! memory are handled alike: then the store accepts nothing new, and is drained. Knows no store.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -13,31 +13,31 @@ use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, Result};
 
-/// An outage has ended when the store works and no failure was reported for this long. Failures of requests
-/// that were under way arrive when others succeed already, and what retries does so once a second: without
-/// this wait each would be an outage of its own in the log.
+/// An outage has ended when the store works and no failure was reported for this long. Failures of requests in flight
+/// arrive after others have succeeded, and retries fail once a second: without this wait each would be a separate
+/// outage in the log.
 pub const SETTLED: Duration = Duration::from_secs(3);
 
-/// The pause before a store that failed is asked again, whether or not a request needs it.
+/// Pause before a failed store is called again, whether or not a request needs it.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// One store's outages, one after the other.
+/// Outages of one store.
 #[derive(Debug)]
 pub struct Outage {
     store: String,
     away: Episodes,
-    /// The times in which it has no memory left.
+    /// Periods without free memory.
     full: Episodes,
-    /// How many outages there were.
+    /// Number of outages so far.
     count: AtomicU64,
-    /// Notified when one begins.
+    /// Notified when an outage begins.
     began: Notify,
 }
 
-/// Times in which something fails, one after the other.
+/// Consecutive periods of failures.
 #[derive(Debug, Default)]
 struct Episodes {
-    /// Whether `state` holds one, so that the usual report takes no lock.
+    /// Whether `state` is set, so that successes take no lock.
     on: AtomicBool,
     state: Mutex<Option<Failing>>,
 }
@@ -47,12 +47,12 @@ struct Failing {
     since: Instant,
     last: Instant,
     failures: u64,
-    /// The first request that failed of it.
+    /// The first failed request of the period.
     first_request: Option<String>,
 }
 
 impl Episodes {
-    /// Something failed. Returns whether this begins one.
+    /// Records a failure. Returns whether it begins a period.
     fn failed(&self, request_id: Option<&str>) -> bool {
         let now = Instant::now();
         let mut state = self.state.lock();
@@ -70,7 +70,7 @@ impl Episodes {
         true
     }
 
-    /// It works. Returns the episode that this ends: the last failure is [`SETTLED`] ago.
+    /// Records a success. Returns the period that it ends: the last failure is [`SETTLED`] ago.
     fn works(&self) -> Option<Failing> {
         if !self.is_on() {
             return None;
@@ -95,24 +95,24 @@ impl Failing {
 }
 
 impl Outage {
-    /// No outage yet. `store` is what the log calls it.
+    /// Starts without an outage. `store` is the store's name in the log.
     pub fn new(store: impl Into<String>) -> Arc<Outage> {
         let (away, full) = (Episodes::default(), Episodes::default());
         let (count, began) = (AtomicU64::default(), Notify::new());
         Arc::new(Outage { store: store.into(), away, full, count, began })
     }
 
-    /// How many outages there were since the start, with one that goes on.
+    /// Returns the number of outages since the start, including a current one.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// The store did not do what it was asked.
+    /// Reports a failed call.
     pub fn failed(&self, error: &dyn Display) {
         self.failed_for(error, None);
     }
 
-    /// It did not do what a request asked for.
+    /// Reports a failed call of a request.
     pub fn failed_request(&self, error: &Error, request_id: &str) {
         if error.is_out_of_memory() {
             self.full_for(error, Some(request_id));
@@ -129,7 +129,7 @@ impl Outage {
         }
     }
 
-    /// The store did what it was asked.
+    /// Reports a successful call.
     pub fn works(&self) {
         if let Some(failing) = self.away.works() {
             let (failures, seconds) = (failing.failures, failing.seconds());
@@ -138,7 +138,7 @@ impl Outage {
         }
     }
 
-    /// The store has no memory left for what it was to store. That is no outage: it does all else.
+    /// Reports that the store has no memory for new data. That is no outage, since everything else works.
     pub fn full(&self, error: &dyn Display) {
         self.full_for(error, None);
     }
@@ -154,7 +154,7 @@ impl Outage {
         }
     }
 
-    /// The store had memory for something new.
+    /// Reports that the store accepted new data.
     pub fn has_room(&self) {
         if let Some(failing) = self.full.works() {
             let (refused, seconds) = (failing.failures, failing.seconds());
@@ -162,8 +162,8 @@ impl Outage {
         }
     }
 
-    /// Either of the two. A server that is too busy or going down says nothing about its store; a full disk, and a part
-    /// of a store that cannot be used, are reported by the store itself.
+    /// Reports the outcome of a call. An overloaded or stopping server says nothing about its store; a full disk, and
+    /// an unavailable partition, are reported by the store itself.
     pub fn report<T>(&self, result: &Result<T>) {
         match result {
             Ok(_) | Err(Error::TooManyPaused(_)) => self.works(),
@@ -183,8 +183,8 @@ impl Outage {
         }
     }
 
-    /// Asks the store again and again while there is an outage, so that its end is noticed without a request.
-    /// Never returns; one task of a store is enough.
+    /// Calls the store repeatedly during an outage, so that its end is noticed without a request. Never returns; one
+    /// task per store is enough.
     pub async fn ask_until_it_works<A: Future<Output = Result<()>>>(&self, ask: impl Fn() -> A) {
         loop {
             self.began.notified().await;
@@ -195,7 +195,7 @@ impl Outage {
         }
     }
 
-    /// Whether there is one now.
+    /// Whether there is an outage now.
     pub fn is_on(&self) -> bool {
         self.away.is_on()
     }

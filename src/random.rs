@@ -1,4 +1,4 @@
-//! Random bytes that nobody can guess: the operating system's. Knows nothing of what they are for.
+//! Unpredictable random bytes, from the operating system.
 
 use std::cell::RefCell;
 
@@ -7,32 +7,32 @@ use ulid::Ulid;
 
 use crate::clock::system_now;
 
-/// How many bytes a thread asks the operating system for at once: one call of it serves a hundred requests.
+/// Bytes that a thread requests from the operating system at once: one system call serves a hundred requests.
 const AHEAD: usize = 1024;
 
 thread_local! {
-    /// Bytes of the operating system, and how many of them, from the first, have not been given out.
+    /// Random bytes, and how many of them, counted from the first, are still unused.
     static ASKED: RefCell<([u8; AHEAD], usize)> = const { RefCell::new(([0; AHEAD], 0)) };
 }
 
-/// Random bytes, which are given out once.
+/// Returns random bytes. None are returned twice.
 pub fn bytes<const N: usize>() -> [u8; N] {
     const { assert!(N <= AHEAD) };
     ASKED.with_borrow_mut(|(asked, left)| {
         if *left < N {
-            // Linux waits until it has some, at its start, and never fails to give them from then on.
+            // Linux blocks until its generator is initialized after boot, and never fails afterwards.
             SystemRandom::new().fill(asked).expect("the operating system has random bytes");
             *left = AHEAD;
         }
         *left -= N;
-        // Wiped here: nobody else is given them.
+        // Wiped here, so that the bytes exist only once.
         let mut bytes = [0; N];
         bytes.swap_with_slice(&mut asked[*left..*left + N]);
         bytes
     })
 }
 
-/// A new ULID: the time of day, and 80 random bits.
+/// Returns a new ULID: the time of day, and 80 random bits.
 pub fn ulid() -> Ulid {
     let mut random = [0; 16];
     random[6..].copy_from_slice(&bytes::<10>());
@@ -45,7 +45,7 @@ mod tests {
 
     use super::*;
 
-    /// Guards against bytes that are given out twice: a nonce, or a token, would be known to somebody else.
+    /// Guards against bytes that are returned twice: a nonce or a token would be known to another caller.
     #[test]
     fn no_bytes_are_given_out_twice() {
         let here: Vec<[u8; 24]> = (0..AHEAD).map(|_| bytes()).collect();

@@ -35,7 +35,7 @@ fn shown(text: &str, stays: impl Fn(char) -> bool) -> Cow<'_, str> {
         match c {
             c if !is_hidden(c) || stays(c) => out.push(c),
             '\u{7f}' => out.push('\u{2421}'),
-            // The pictures of control characters stand in the same order.
+            // The pictures of control characters are in the same order.
             c if (c as u32) < 0x20 => out.extend(char::from_u32(0x2400 + c as u32)),
             c => _ = write!(out, "‹U+{:04X}›", c as u32),
         }
@@ -43,7 +43,7 @@ fn shown(text: &str, stays: impl Fn(char) -> bool) -> Cow<'_, str> {
     out.into()
 }
 
-/// Returns JSON with hidden characters escaped (`\u202e`), which does not change its meaning: they can only stand in
+/// Returns JSON with hidden characters escaped (`\u202e`), which does not change its meaning: they occur only in
 /// strings. Line ends and tabs stay.
 pub fn visible_json(json: &str) -> Cow<'_, str> {
     let hides = |c: char| is_hidden(c) && !matches!(c, '\n' | '\t' | '\r');
@@ -84,7 +84,7 @@ pub fn number(n: u64) -> String {
     out
 }
 
-/// Returns a number and what it counts.
+/// Returns a number with its noun.
 pub fn count(n: u64, one: &str, many: &str) -> String {
     format!("{} {}", number(n), if n == 1 { one } else { many })
 }
@@ -151,7 +151,7 @@ pub fn seconds(text: &str) -> Option<String> {
     let (number, unit) = text.split_at(digits);
     let is_number = number.starts_with(|c: char| c.is_ascii_digit());
     if !is_number || unit.is_empty() {
-        // The server judges plain numbers.
+        // The server checks plain numbers.
         return (is_number && number.parse::<f64>().is_ok()).then(|| number.to_owned());
     }
     let (_, of) = DURATION_UNITS.iter().find(|(name, _)| *name == unit)?;

@@ -1,5 +1,5 @@
-//! Times as people read and write them, on the routes that lmstfy does not have: seconds with up to three decimals, and
-//! instants. To the millisecond, without floating point. Knows no clock, and no HTTP.
+//! Times as users read and write them, on the routes that lmstfy does not have: seconds with up to three decimals,
+//! and instants. Precise to the millisecond, without floating point. Knows no clock and no HTTP.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,22 +12,22 @@ use crate::clock::Millis;
 
 /// The longest duration, as on lmstfy's routes.
 pub const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
-/// The last instant that can be written, whatever the offset: a day before the end of the year 9999.
+/// The last instant that can be written in every offset: a day before the end of the year 9999.
 const LAST: Millis = 253_402_207_200_000;
 
-/// A duration from seconds: digits, and up to three decimals. `None` for any other text and beyond
+/// Parses seconds: digits, and up to three decimals. `None` for any other text and beyond [`LONGEST`].
 /// [`LONGEST`].
 pub fn duration(text: &str) -> Option<Duration> {
     decimal(text).map(Duration::from_millis).filter(|duration| *duration <= LONGEST)
 }
 
-/// An instant from RFC 3339 with any offset, or from Unix seconds with up to three decimals. What is before 1970 is
-/// the beginning of 1970. Parts of a millisecond are rounded up, so that nothing is due early.
+/// Parses an instant from RFC 3339 with any offset, or from Unix seconds with up to three decimals. An instant before
+/// 1970 becomes the beginning of 1970. Parts of a millisecond are rounded up, so that nothing is due early.
 pub fn instant(text: &str) -> Option<Millis> {
     if let Some(millis) = decimal(text) {
         return (millis <= LAST).then_some(millis);
     }
-    // Many clients forget that a plus in a query is a blank. Nothing else can stand there.
+    // Many clients forget to escape the plus in a query, which then means a blank. No other character is valid here.
     let plus = text.len().checked_sub("+00:00".len()).filter(|at| text.as_bytes()[*at] == b' ');
     let mended = plus.map(|at| format!("{}+{}", &text[..at], &text[at + 1..]));
     let time: Timestamp = mended.as_deref().unwrap_or(text).parse().ok()?;
@@ -35,12 +35,12 @@ pub fn instant(text: &str) -> Option<Millis> {
     Millis::try_from(nanos.div_ceil(1_000_000)).ok().filter(|millis| *millis <= LAST)
 }
 
-/// Unix milliseconds: digits only.
+/// Parses Unix milliseconds: digits only.
 pub fn instant_in_millis(text: &str) -> Option<Millis> {
     digits(text).filter(|millis| *millis <= LAST)
 }
 
-/// Thousandths of a decimal number with up to three decimals.
+/// Returns thousandths of a decimal number with up to three decimals.
 fn decimal(text: &str) -> Option<u64> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
     if decimals.len() > 3 {
@@ -50,7 +50,7 @@ fn decimal(text: &str) -> Option<u64> {
     digits::<u64>(whole)?.checked_mul(1000)?.checked_add(thousandths)
 }
 
-/// A number written in digits alone. `None` for any other text, and for a number that does not fit.
+/// Parses a number of digits only. `None` for any other text, and for a number that does not fit.
 pub fn digits<T: FromStr>(text: &str) -> Option<T> {
     if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
         return None;
@@ -58,7 +58,7 @@ pub fn digits<T: FromStr>(text: &str) -> Option<T> {
     text.parse().ok()
 }
 
-/// Shown as RFC 3339, in UTC, with milliseconds.
+/// Serialized as RFC 3339, in UTC, with milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Instant(pub Millis);

@@ -1,5 +1,5 @@
-//! TLS as both sides of it need it: certificates and keys from PEM files, which can be read anew while connections are
-//! made with them; the root certificates that are trusted. Knows neither HTTP nor Redis.
+//! TLS for servers and clients: certificates and keys from PEM files, which can be reloaded while connections use
+//! them; trusted root certificates. Knows neither HTTP nor Redis.
 
 use std::fmt::{self, Display};
 use std::io;
@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// Who we are: a chain of certificates, ours first, and the key of the first. From two files.
+/// A certificate chain, our own certificate first, and its key. From two files.
 #[derive(Debug)]
 pub struct Identity {
     certificates: PathBuf,
@@ -27,13 +27,13 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads the files. The error names the one that is wrong.
+    /// Reads the files. The error names the invalid one.
     pub fn read(certificates: &Path, key: &Path) -> Result<Arc<Identity>, String> {
         let current = RwLock::new(Arc::new(read(certificates, key)?));
         Ok(Arc::new(Identity { certificates: certificates.to_owned(), key: key.to_owned(), current }))
     }
 
-    /// Reads the files anew. After an error it is who it was.
+    /// Reads the files again. After an error the previous identity stays.
     pub fn reload(&self) -> Result<(), String> {
         let fresh = read(&self.certificates, &self.key)?;
         *self.current.write() = Arc::new(fresh);
@@ -65,7 +65,7 @@ fn read(certificates: &Path, key: &Path) -> Result<CertifiedKey, String> {
         .map_err(|error| wrong(key, &format!("not the key of {}: {error}", certificates.display())))
 }
 
-/// The certificates of a PEM file: one at least.
+/// Returns the certificates of a PEM file, at least one.
 pub fn certificates_of(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let wrong = |error: &dyn Display| format!("{}: {error}", path.display());
     let certificates = CertificateDer::pem_file_iter(path).map_err(|error| wrong(&error))?;
@@ -73,7 +73,7 @@ pub fn certificates_of(path: &Path) -> Result<Vec<CertificateDer<'static>>, Stri
     if certificates.is_empty() { Err(wrong(&"there is no certificate in it")) } else { Ok(certificates) }
 }
 
-/// The system's root certificates. `what` is who goes without, should there be none.
+/// Returns the system's root certificates. `what` is the warning's text if there are none; empty for no warning.
 pub fn system_roots(what: &str) -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let (added, _unfit) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -83,7 +83,7 @@ pub fn system_roots(what: &str) -> RootCertStore {
     roots
 }
 
-/// Adds those of a PEM file. The error says what is wrong with the file.
+/// Adds the certificates of a PEM file. The error names the file and the problem.
 pub fn add_roots(roots: &mut RootCertStore, path: &Path) -> Result<(), String> {
     for certificate in certificates_of(path)? {
         roots.add(certificate).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -91,7 +91,7 @@ pub fn add_roots(roots: &mut RootCertStore, path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Takes connections as `identity`.
+/// Returns an acceptor that uses `identity`.
 pub fn acceptor(identity: Arc<Identity>) -> TlsAcceptor {
     let config = ServerConfig::builder_with_provider(default_provider().into());
     let versions = config.with_safe_default_protocol_versions().expect("ring has what both versions need");
@@ -105,12 +105,12 @@ fn client() -> ConfigBuilder<ClientConfig, WantsVerifier> {
     config.with_safe_default_protocol_versions().expect("ring has what both versions need")
 }
 
-/// What a client needs that trusts these roots and shows no certificate.
+/// Returns the configuration of a client that trusts these roots and has no certificate.
 pub fn plain_client(roots: RootCertStore) -> ClientConfig {
     client().with_root_certificates(roots).with_no_client_auth()
 }
 
-/// Makes connections.
+/// Opens TLS connections.
 #[derive(Clone)]
 pub struct ClientTls(TlsConnector);
 
@@ -121,7 +121,7 @@ impl fmt::Debug for ClientTls {
 }
 
 impl ClientTls {
-    /// Trusts these roots, and shows `identity` to who asks.
+    /// Trusts these roots, and presents `identity` to servers that request a certificate.
     pub fn new(roots: RootCertStore, identity: Option<Arc<Identity>>) -> ClientTls {
         let config = match identity {
             Some(identity) => client().with_root_certificates(roots).with_client_cert_resolver(identity),
@@ -130,14 +130,14 @@ impl ClientTls {
         ClientTls(TlsConnector::from(Arc::new(config)))
     }
 
-    /// Speaks TLS on a connection to this host, a name or an address, which its certificate must be for.
+    /// Starts TLS on a connection to this host, a name or an address, which the certificate must match.
     pub async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         self.0.connect(name, stream).await
     }
 }
 
-/// Whether the other side was reached, and what it said or showed is not what we take: trying again does not help.
+/// Whether the peer was reached, but its handshake or certificate was rejected: retries do not help.
 pub fn is_refusal(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
 }

@@ -14,9 +14,9 @@ use tokio::time::timeout;
 
 use super::Outcome;
 
-/// What no answer takes, long polls included.
+/// Longer than any reply takes, long polls included.
 const PATIENCE: Duration = Duration::from_secs(200);
-/// Longer answers are not ours: the figures of 100,000 queues are the longest that are.
+/// Larger than any of our replies: the longest are the statistics of 100,000 queues.
 const MAX_ANSWER: usize = 256 << 20;
 
 /// Where requests go, and in whose name.
@@ -64,7 +64,7 @@ impl Target {
 pub struct Client {
     stream: TcpStream,
     pub target: Target,
-    /// Read, and not yet part of an answer.
+    /// Read, and not yet part of a reply.
     rest: Vec<u8>,
 }
 
@@ -91,13 +91,13 @@ impl Consumed {
 }
 
 impl Client {
-    /// Sends a request and waits for its answer.
+    /// Sends a request and waits for its reply.
     pub async fn call(&mut self, request: &[u8]) -> io::Result<Answer> {
         self.stream.write_all(request).await?;
         timeout(PATIENCE, self.receive()).await.map_err(|_| io::ErrorKind::TimedOut)?
     }
 
-    /// The same, for an answer that must have this status.
+    /// Like [`call`](Client::call), and requires this status.
     pub async fn expect(&mut self, status: u16, request: &[u8]) -> Outcome<Answer> {
         let answer = self.call(request).await?;
         if answer.status == status {
@@ -109,7 +109,7 @@ impl Client {
         Err(format!("{line} should answer {status}, and answered {}: {body}", answer.status).into())
     }
 
-    /// Publishes; answers the status 201 or fails.
+    /// Publishes. Fails unless the status is 201.
     pub async fn publish(&mut self, queue: &str, query: &str, body: &[u8]) -> Outcome<Answer> {
         let request = self.target.put(&format!("/api/bench/{queue}?{query}"), body);
         self.expect(201, &request).await
@@ -157,7 +157,7 @@ impl Client {
     }
 
     async fn receive(&mut self) -> io::Result<Answer> {
-        // The buffer is dropped with the answer: connections that wait have none.
+        // The buffer is dropped with the reply: waiting connections have none.
         let mut read = std::mem::take(&mut self.rest);
         loop {
             if let Some((answer, used)) = parse(&read)? {
@@ -179,7 +179,7 @@ impl Client {
     }
 }
 
-/// The first answer in `read`, and how long it is; `None` while it is not all there.
+/// Parses the first reply in `read`, and returns its length; `None` if it is incomplete.
 fn parse(read: &[u8]) -> io::Result<Option<(Answer, usize)>> {
     let Some(end) = read.windows(4).position(|four| four == b"\r\n\r\n") else { return Ok(None) };
     let bad = || io::Error::from(io::ErrorKind::InvalidData);

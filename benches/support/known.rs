@@ -58,7 +58,7 @@ struct Line {
 pub struct Came {
     pub published: usize,
     pub lost: usize,
-    /// Handed out again after the ack.
+    /// Delivered again after the ack.
     pub again: usize,
     /// The longest time without a 201, in seconds.
     pub without: f64,
@@ -185,7 +185,7 @@ impl Shared {
         Ok(())
     }
 
-    /// An answer with one of these statuses. Others are counted.
+    /// Returns a reply with one of these statuses. Others are counted.
     async fn call(
         &self,
         client: &mut Option<Client>,

@@ -20,7 +20,7 @@ struct Entry {
     delay: Duration,
     /// Just before the request was written.
     sent: Option<Instant>,
-    /// Just after its answer was read.
+    /// Just after its reply was read.
     answered: Option<Instant>,
     received: Vec<Instant>,
 }
@@ -39,7 +39,7 @@ impl Ledger {
         self.entry(job, |entry| entry.answered = Some(Instant::now()));
     }
 
-    /// Notes a delivery; answers how many there were before.
+    /// Records a delivery. Returns how many there were before.
     pub fn received(&self, job: usize) -> usize {
         let now = Instant::now();
         let mut before = 0;

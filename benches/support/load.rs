@@ -87,7 +87,7 @@ pub async fn end(mut tasks: JoinSet<Outcome>) -> Outcome {
     Ok(())
 }
 
-/// Sends `count` requests over some connections; `request` makes the n-th, whose answer must have this status.
+/// Sends `count` requests over some connections; `request` makes the n-th, whose reply must have this status.
 pub async fn send(
     target: &Target,
     connections: usize,

@@ -37,5 +37,5 @@ mod redis_stall;
 #[path = "../../tests/support/wait.rs"]
 mod wait;
 
-/// A benchmark that cannot go on says why, and counts as failed.
+/// A benchmark that cannot continue returns the reason, and counts as failed.
 pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;

@@ -1,5 +1,5 @@
-//! An nginx that answers every request with a constant: what a request costs at all, as a yardstick, and an endpoint
-//! that costs little. Debian's package nginx-light has it.
+//! An nginx that returns a constant for every request: the minimum cost of a request, as a yardstick, and a cheap
+//! endpoint. It is in Debian's package nginx-light.
 
 use std::net::SocketAddr;
 
@@ -26,7 +26,7 @@ impl Nginx {
         Ok(Nginx(real::Nginx::start(TempDir::new()?, constant)?))
     }
 
-    /// Where it answers.
+    /// Returns its address.
     pub fn target(&self) -> Target {
         Target::new(self.0.addr(), None)
     }

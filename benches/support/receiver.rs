@@ -1,5 +1,5 @@
-//! An endpoint that a queue is pushed to, on the benchmark's own clock: it answers 200 at once, notes when each job
-//! came, and can be down.
+//! An endpoint for pushed queues, on the benchmark's own clock: it responds with 200 at once, records when each job
+//! arrived, and can be down.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

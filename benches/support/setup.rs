@@ -20,7 +20,7 @@ use super::redis_server::RedisServer;
 /// What a server keeps its jobs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// Synced before each answer.
+    /// Synced before each reply.
     Disk,
     /// Synced every second.
     DiskEverySec,

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// acks sends the acks of a queue together: those that come within a short time of each other.
+// acks collects the acks of a queue for a short time, and sends them together.
 type acks struct {
 	run     *run
 	mu      sync.Mutex
 	waiting map[string][]*task
 }
 
-// add takes a task whose turn its caller has taken.
+// add adds a task whose turn the caller has taken.
 func (a *acks) add(t *task) {
 	queue := t.job.Queue
 	a.mu.Lock()
@@ -28,7 +28,7 @@ func (a *acks) add(t *task) {
 	}
 }
 
-// sendAll waits for no others.
+// sendAll sends all acks without waiting for others.
 func (a *acks) sendAll() {
 	a.mu.Lock()
 	queues := make([]string, 0, len(a.waiting))
@@ -53,7 +53,7 @@ func (a *acks) send(queue string) {
 	a.settle(queue, tasks)
 }
 
-// settle repeats until each job is acked or lost.
+// settle retries until each job is acked or lost.
 func (a *acks) settle(queue string, tasks []*task) {
 	client := a.run.w.client
 	for n := 0; ; n++ {
@@ -104,8 +104,8 @@ func (a *acks) settle(queue string, tasks []*task) {
 	}
 }
 
-// sort settles what was acked, and what is lost. It gives those whose receipt a lost touch had made old, and the error
-// of looking for the new one.
+// sort settles the jobs that were acked or lost. It returns those whose receipt was replaced by a touch with a lost
+// reply, and the error of looking up the new one.
 func (a *acks) sort(held []*task, stale []string) (again []*task, failed *callError) {
 	lost := map[string]bool{}
 	for _, id := range stale {

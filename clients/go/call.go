@@ -16,10 +16,10 @@ import (
 	"time"
 )
 
-// request is one call of the server.
+// request is a call to the server.
 type request struct {
 	op, method     string
-	queue          string // or several, with commas, where several is set
+	queue          string // or several, separated by commas, if several is set
 	several        bool
 	path           []string // below the queue
 	noQueue        bool     // the namespace itself
@@ -27,14 +27,14 @@ type request struct {
 	header         http.Header
 	body           []byte
 	idempotencyKey string
-	repeat         bool           // also after answers that leave open whether it was done
-	goneIsDone     bool           // a 404 to a repeat says that the first one was done
-	timeout        time.Duration  // of one request; 0 is the client's
-	waits          time.Duration  // how long the server may hold the request, beside its timeout
-	retryFor       *time.Duration // nil is the client's
-	through        *http.Client   // nil is the client's
+	repeat         bool           // also after errors that leave open whether it was executed
+	goneIsDone     bool           // a 404 of a retry means that the first request was executed
+	timeout        time.Duration  // per request; 0 for the client's
+	waits          time.Duration  // how long the server may hold the request, in addition to timeout
+	retryFor       *time.Duration // nil for the client's
+	through        *http.Client   // nil for the client's
 	ttr            time.Duration  // of a consume
-	heard          func()         // is called when the head of an answer has come
+	heard          func()         // called when the head of a response has arrived
 }
 
 func (r *request) name() string {
@@ -44,7 +44,7 @@ func (r *request) name() string {
 	return r.op + " " + r.queue
 }
 
-// address is the URL of the request. Names that would make another path are refused.
+// address returns the URL of the request. It rejects names that would change the path.
 func (r *request) address(c *Client) (string, *Error) {
 	address := c.base + "/api/" + c.namespace
 	if !r.noQueue {
@@ -64,7 +64,7 @@ func (r *request) address(c *Client) (string, *Error) {
 			return "", invalid(r.name(), "an id or a key has 1 to 255 bytes")
 		}
 		part = url.PathEscape(part)
-		if part == "." || part == ".." { // a step in a path, unless it is escaped
+		if part == "." || part == ".." { // a path step, unless escaped
 			part = strings.ReplaceAll(part, ".", "%2E")
 		}
 		address += "/" + part
@@ -86,13 +86,13 @@ func validName(name string) bool {
 	return name != "" && len(name) <= 255
 }
 
-// callError is an error of a call: Error, or that of the caller's context.
+// callError is an error of a call: an Error, or that of the caller's context.
 type callError struct {
 	*Error
 	ctx error
 }
 
-// plain is the error as the caller of the library gets it.
+// plain returns the error for the caller of the library.
 func (e *callError) plain() error {
 	switch {
 	case e == nil:
@@ -103,17 +103,17 @@ func (e *callError) plain() error {
 	return e.Error
 }
 
-// answer is what a 2xx must be complete in, to be one of a Dormouse.
+// answer checks that a 2xx reply has the fields that a Dormouse server sends.
 type answer interface{ complete() bool }
 
-// done is a call whose answer's headers do not matter.
+// done sends a call whose response headers do not matter.
 func (c *Client) done(ctx context.Context, r request, into any) error {
 	_, failed := c.call(ctx, r, into)
 	return failed.plain()
 }
 
-// call sends a request, and repeats it while that is safe and of use. The answer is read as JSON, or is to be a 204
-// where into is nil.
+// call sends a request, and retries it while that is safe and useful. It parses the reply as JSON; if into is nil,
+// the reply must be a 204.
 func (c *Client) call(ctx context.Context, r request, into any) (http.Header, *callError) {
 	retryFor := c.retryFor
 	if r.retryFor != nil {
@@ -150,7 +150,7 @@ func (c *Client) call(ctx context.Context, r request, into any) (http.Header, *c
 	}
 }
 
-// maxAnswer is more than any answer of a server has: 8 MiB of jobs as base64 with their attributes.
+// maxAnswer is larger than any reply of a server: 8 MiB of jobs as base64 with their attributes.
 const maxAnswer = 64 << 20
 
 // send sends a request once.
@@ -159,8 +159,8 @@ func (c *Client) send(
 ) (http.Header, *Error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	// http.Transport repeats what it takes for safe when a kept connection breaks, and a consume is a GET. It repeats
-	// nothing whose body it cannot have again. So a GET has a body that turns out to be empty.
+	// http.Transport retries requests that it considers safe when an idle connection breaks, and a consume is a GET. It
+	// does not retry a request whose body cannot be read again. So a GET has a body, which turns out to be empty.
 	var body io.Reader
 	if len(r.body) > 0 || r.method == http.MethodGet {
 		body = io.NopCloser(bytes.NewReader(r.body))
@@ -186,7 +186,7 @@ func (c *Client) send(
 	}
 	resp, err := through.Do(req)
 	if err != nil {
-		var outer *url.Error // it names the URL with the query, and that has receipts and keys
+		var outer *url.Error // it contains the URL with the query, which has receipts and keys
 		if errors.As(err, &outer) {
 			err = outer.Err
 		}
@@ -224,7 +224,7 @@ func unreadable(op string, resp *http.Response, why string) *Error {
 	return e
 }
 
-// newTransport is Go's own with more connections kept, for those who call from many goroutines.
+// newTransport returns Go's own transport with more idle connections, for calls from many goroutines.
 func newTransport() *http.Transport {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.MaxIdleConnsPerHost = t.MaxIdleConns
@@ -233,7 +233,7 @@ func newTransport() *http.Transport {
 
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// printable says whether a header can carry the text.
+// printable reports whether a header can carry the text.
 func printable(text string) bool {
 	for i := 0; i < len(text); i++ {
 		if text[i] < ' ' || text[i] > '~' {
@@ -252,7 +252,7 @@ func keyOrRandom(given *string) string {
 	return hex.EncodeToString(key[:])
 }
 
-// pauseAfter is how long to wait before the next repeat; n is how many there were.
+// pauseAfter returns the pause before the next retry; n is the number of earlier ones.
 func pauseAfter(n int) time.Duration {
 	longest := 5 * time.Second
 	if n < 6 {
@@ -266,7 +266,7 @@ func spread(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.9 + 0.2*fraction()))
 }
 
-// fraction is random, from 0 to 1. (Go 1.19 gives every process the same numbers from math/rand.)
+// fraction returns a random number from 0 to 1. (Go 1.19 gives every process the same numbers from math/rand.)
 func fraction() float64 {
 	var bits [8]byte
 	fill(bits[:])
@@ -279,13 +279,13 @@ func fill(bits []byte) {
 	}
 }
 
-// clock is the time, so that tests can move it.
+// clock tells the time; tests can move it.
 type clock interface {
 	Now() time.Time
 	AfterFunc(d time.Duration, f func()) timer
 }
 
-// timer is a call to come.
+// timer is a scheduled call.
 type timer interface{ Stop() bool }
 
 type systemClock struct{}
@@ -293,7 +293,7 @@ type systemClock struct{}
 func (systemClock) Now() time.Time                            { return time.Now() }
 func (systemClock) AfterFunc(d time.Duration, f func()) timer { return time.AfterFunc(d, f) }
 
-// sleep says whether the time has passed; not when it was interrupted.
+// sleep reports whether the time has passed without an interrupt.
 func sleep(c clock, d time.Duration, interrupt <-chan struct{}) bool {
 	over := make(chan struct{})
 	timer := c.AfterFunc(d, func() { close(over) })
@@ -336,5 +336,5 @@ func orZero(t *time.Time) time.Time {
 
 func (e *callError) is(kind Kind) bool { return e != nil && e.Kind == kind }
 
-// lost says that the request may have been done, though no answer has said so.
+// lost reports whether the request may have been executed although its reply was lost.
 func (e *callError) lost() bool { return e != nil && e.answerLost() }

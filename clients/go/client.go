@@ -1,9 +1,9 @@
 // Package dormouse publishes and handles jobs of a Dormouse server.
 //
-// A [Client] has all requests; this file has them and their answers, errors.go the errors, message.go what a publish
-// may say, call.go how a request is sent and repeated. A [Worker] fetches jobs, holds them while a handler works, and
-// gives them back: worker.go has its polls and its stop, task.go one job in its hands, acks.go its acks. verify.go has
-// the signatures of push. Package dormousetest has a server in the process, for tests.
+// A [Client] has all requests; this file has them and their replies, errors.go the errors, message.go the options of
+// a publish, call.go the sending and retries. A [Worker] consumes jobs, extends their deliveries while handlers run,
+// and reports the results: worker.go has its polls and its stop, task.go a single job, acks.go its acks. verify.go
+// has the signatures of push. Package dormousetest has an in-process server for tests.
 package dormouse
 
 import (
@@ -20,10 +20,10 @@ import (
 	"time"
 )
 
-// Version is that of the library, and of the server that it was made for.
+// Version is the version of the library, and of the server that it was made for.
 const Version = "0.1.0"
 
-// Client sends requests for one namespace. It is safe for concurrent use, and keeps its connections.
+// Client sends requests for one namespace. It is safe for concurrent use, and reuses its connections.
 type Client struct {
 	base      string // the URL up to and without /api
 	namespace string
@@ -34,20 +34,20 @@ type Client struct {
 	clock     clock
 }
 
-// Option sets something of a [Client].
+// Option is an option of a [Client].
 type Option func(*Client)
 
-// Timeout is for one request; 10 s when it is not given. A [Client.Consume] that waits has its own waiting beside it.
+// Timeout sets the timeout of one request; 10 s by default. The wait of a [Client.Consume] is added to it.
 func Timeout(d time.Duration) Option { return func(c *Client) { c.timeout = d } }
 
-// RetryFor is how long a call is repeated, the first request and all pauses included; 30 s when it is not given, 9
-// minutes at most, and 0 repeats nothing.
+// RetryFor sets how long a call may be retried, including the first request and all pauses; 30 s by default, at most
+// 9 minutes, and 0 disables retries.
 func RetryFor(d time.Duration) Option { return func(c *Client) { c.retryFor = d } }
 
-// Transport sends the requests in place of a transport of the client's own: for a proxy, certificates, or a double.
+// Transport sets the transport of requests, instead of the client's own: for a proxy, certificates, or a double.
 func Transport(t http.RoundTripper) Option { return func(c *Client) { c.http.Transport = t } }
 
-// NewClient makes a client for the namespace of the server at the URL, which may have a path in front of /api.
+// NewClient returns a client for a namespace of the server at the URL, which may have a path before /api.
 func NewClient(rawURL, namespace, token string, opts ...Option) (*Client, error) {
 	const op = "new client"
 	base, err := url.Parse(rawURL)
@@ -84,7 +84,7 @@ func NewClient(rawURL, namespace, token string, opts ...Option) (*Client, error)
 	return c, nil
 }
 
-// FromEnv makes a client of DORMOUSE_URL (http://127.0.0.1:7777 when it is not set), DORMOUSE_NAMESPACE and
+// FromEnv returns a client configured by DORMOUSE_URL (http://127.0.0.1:7777 by default), DORMOUSE_NAMESPACE and
 // DORMOUSE_TOKEN.
 func FromEnv(opts ...Option) (*Client, error) {
 	address := os.Getenv("DORMOUSE_URL")
@@ -97,13 +97,13 @@ func FromEnv(opts ...Option) (*Client, error) {
 	return NewClient(address, os.Getenv("DORMOUSE_NAMESPACE"), os.Getenv("DORMOUSE_TOKEN"), opts...)
 }
 
-// String names the client without its token.
+// String describes the client without its token.
 func (c Client) String() string { return "dormouse.Client(" + c.namespace + ")" }
 
-// GoString names the client without its token.
+// GoString describes the client without its token.
 func (c Client) GoString() string { return c.String() }
 
-// State of a job.
+// State is the state of a job.
 type State string
 
 // The states of a job.
@@ -114,13 +114,13 @@ const (
 	Dead    State = "dead"
 )
 
-// Published is the answer to a publish.
+// Published is the result of a publish.
 type Published struct {
 	JobID     string
-	DueAt     time.Time // when it becomes ready; zero for a duplicate of which the server does not know it
+	DueAt     time.Time // when it becomes ready; zero for a duplicate whose server does not know it
 	Duplicate bool      // the key was taken, and nothing was stored: JobID is the job that has it
-	Replaced  string    // the id of the job that made room, with Replace
-	Replayed  bool      // the server had seen this idempotency key, and answered as it did then
+	Replaced  string    // the id of the job that was replaced, with Replace
+	Replayed  bool      // the reply is that of an earlier request with this idempotency key
 }
 
 // Publish stores a job.
@@ -158,18 +158,18 @@ func (c *Client) publish(ctx context.Context, queue string, m Message) (Publishe
 	return answer.published(header), nil
 }
 
-// What a batch has at most.
+// Maximum size of a batch.
 const (
 	batchJobs  = 64
 	batchBytes = 8 << 20
 )
 
-// PublishMany stores any number of jobs, in their order, in batches of which each is stored whole or not at all. After
-// an error the jobs that were published before are returned beside it; an [Error] has them too, and its Index counts
-// from the first of msgs.
+// PublishMany stores any number of jobs in order, in batches. Each batch is stored completely or not at all. After an
+// error, the jobs published before it are returned too; an [Error] also has them, and its Index counts from the first
+// of msgs.
 func (c *Client) PublishMany(ctx context.Context, queue string, msgs []Message) ([]Published, error) {
 	op := "publish " + queue
-	for i := range msgs { // all of them before any is sent
+	for i := range msgs { // checks all before sending any
 		err := msgs[i].check(op)
 		if err == nil && msgs[i].idempotencyKey != nil {
 			err = invalid(op, "a job of many has no idempotency key of its own")
@@ -252,16 +252,16 @@ func (a *publishAnswer) published(header http.Header) Published {
 	}
 }
 
-// ConsumeOptions say what a [Client.Consume] asks for. What is zero is the server's default.
+// ConsumeOptions are the options of a [Client.Consume]. Zero values mean the server's defaults.
 type ConsumeOptions struct {
 	Count   int           // how many jobs at most, 1 to 100
-	TTR     time.Duration // until a job comes back that nobody touches; whole seconds, a part of one counts as one
-	Timeout time.Duration // how long to wait for a job; whole seconds, a part of one counts as one
-	Weights []int         // one for each queue: in what proportion they are served
+	TTR     time.Duration // until a job is redelivered unless touched; whole seconds, rounded up
+	Timeout time.Duration // how long to wait for a job; whole seconds, rounded up
+	Weights []int         // one for each queue: their proportions
 }
 
-// Consume takes jobs from queues, with receipts; none where none came in time. It is never repeated after an answer
-// that was lost. A [Worker] does all of this better.
+// Consume takes jobs from queues, with receipts; none if no job came in time. It is never retried after a lost reply.
+// Most programs should use a [Worker] instead.
 func (c *Client) Consume(ctx context.Context, opts ConsumeOptions, queues ...string) ([]*Job, error) {
 	ask, err := c.consumeRequest(opts, queues)
 	if err != nil {
@@ -295,7 +295,7 @@ func (c *Client) consumeRequest(opts ConsumeOptions, queues []string) (request, 
 	}, nil
 }
 
-// consume gives no jobs and no error when none came in time.
+// consume returns no jobs and no error if no job came in time.
 func (c *Client) consume(ctx context.Context, through *http.Client, ask request) ([]*Job, *callError) {
 	var answer consumeAnswer
 	var came time.Time
@@ -342,7 +342,7 @@ func (a *consumeAnswer) complete() bool {
 	return len(*a) > 0
 }
 
-// wireJob is a job as the routes answer it that show one.
+// wireJob is a job in the reply of a route that shows one.
 type wireJob struct {
 	ID          string            `json:"job_id"`
 	Queue       string            `json:"queue"`
@@ -369,16 +369,16 @@ func (w *wireJob) job(c *Client) *Job {
 	}
 }
 
-// JobInfo is a job that was looked at, and is not held.
+// JobInfo is a job that was looked up, without a delivery.
 type JobInfo struct {
 	*Job
 	State  State
-	DueAt  time.Time // when it is, or became, ready; of a running one, when its ttr ends; zero where nobody knows
+	DueAt  time.Time // when it is, or became, ready; when the ttr of a running one ends; zero if unknown
 	Key    string
 	Reason string // of the last release or bury that gave one
 }
 
-// look asks for a job, with all that is known of it: by its id, its key, or as the next one.
+// look looks up a job with all of its fields: by id, by key, or the next one.
 func (c *Client) look(ctx context.Context, queue string, path ...string) (*JobInfo, error) {
 	var wire wireJob
 	_, failed := c.call(ctx, request{
@@ -392,17 +392,17 @@ func (c *Client) look(ctx context.Context, queue string, path ...string) (*JobIn
 	}, nil
 }
 
-// Get looks at a job by its id.
+// Get looks up a job by id.
 func (c *Client) Get(ctx context.Context, queue, id string) (*JobInfo, error) {
 	return c.look(ctx, queue, "job", id)
 }
 
-// GetByKey looks at the job that has the key.
+// GetByKey looks up the job with the key.
 func (c *Client) GetByKey(ctx context.Context, queue, key string) (*JobInfo, error) {
 	return c.look(ctx, queue, "key", key)
 }
 
-// Peek shows the job that the next consume would get; nil when there is none.
+// Peek returns the job that the next consume would get; nil if there is none.
 func (c *Client) Peek(ctx context.Context, queue string) (*Job, error) {
 	info, err := c.look(ctx, queue, "peek")
 	var told *Error
@@ -415,24 +415,24 @@ func (c *Client) Peek(ctx context.Context, queue string) (*Job, error) {
 	return info.Job, nil
 }
 
-// Cancel forgets a job, in whatever state it is. It is no error when there is no such job.
+// Cancel deletes a job, in any state. It succeeds if there is no such job.
 func (c *Client) Cancel(ctx context.Context, queue, id string) error {
 	return c.done(ctx, request{op: "cancel", method: http.MethodDelete, queue: queue, path: []string{"job", id}, repeat: true}, nil)
 }
 
-// CancelByKey forgets the job that has the key; [ErrNotFound] when none has it.
+// CancelByKey deletes the job with the key; [ErrNotFound] if there is none.
 func (c *Client) CancelByKey(ctx context.Context, queue, key string) error {
 	return c.done(ctx, request{
 		op: "cancel", method: http.MethodDelete, queue: queue, path: []string{"key", key}, repeat: true, goneIsDone: true,
 	}, nil)
 }
 
-// Promote makes a delayed job ready now, behind those that are ready; [ErrConflict] when it is not delayed.
+// Promote makes a delayed job ready now, after other ready jobs; [ErrConflict] if it is not delayed.
 func (c *Client) Promote(ctx context.Context, queue, id string) error {
 	return c.promote(ctx, queue, "job", id)
 }
 
-// PromoteByKey makes the delayed job that has the key ready now; [ErrNotFound] when no job has it.
+// PromoteByKey makes the delayed job with the key ready now; [ErrNotFound] if no job has it.
 func (c *Client) PromoteByKey(ctx context.Context, queue, key string) error {
 	return c.promote(ctx, queue, "key", key)
 }
@@ -443,10 +443,10 @@ func (c *Client) promote(ctx context.Context, queue, by, name string) error {
 	return c.done(ctx, request{op: "promote", method: http.MethodPost, queue: queue, path: path}, &answer)
 }
 
-// Acked is the answer to an [Client.AckMany].
+// Acked is the result of an [Client.AckMany].
 type Acked struct {
 	Acked int
-	Stale []string // ids of jobs that are not this worker's any more
+	Stale []string // ids of jobs that are no longer this worker's
 }
 
 // AckMany acks jobs of one queue, any number of them, with their receipts.
@@ -484,10 +484,10 @@ func (c *Client) AckMany(ctx context.Context, queue string, jobs []*Job) (Acked,
 	return all, nil
 }
 
-// maxAcks is how many jobs one request acks.
+// maxAcks is the maximum number of jobs acked by one request.
 const maxAcks = 100
 
-// ackSome acks at most 100 jobs of a queue; one alone by a request of its own. Nothing given is the client's own.
+// ackSome acks at most 100 jobs of a queue; a single one by its own route. Zero values mean the client's settings.
 func (c *Client) ackSome(
 	ctx context.Context, queue string, jobs []*Job, timeout time.Duration, retryFor *time.Duration,
 ) (Acked, *callError) {
@@ -522,8 +522,8 @@ func (c *Client) ackSome(
 	return Acked(answer), failed
 }
 
-// Pause hands out nothing of the queue from now on: for so long, or until [Client.Resume] when it is 0. It returns
-// when that ends.
+// Pause stops deliveries from the queue: for howLong, or if that is 0 until [Client.Resume]. It returns when the
+// pause ends by itself.
 func (c *Client) Pause(ctx context.Context, queue string, howLong time.Duration) (until time.Time, err error) {
 	query := url.Values{}
 	if howLong < 0 {
@@ -547,25 +547,25 @@ func (c *Client) Resume(ctx context.Context, queue string) error {
 	return c.done(ctx, request{op: "resume", method: http.MethodPost, queue: queue, path: []string{"resume"}, repeat: true}, &answer)
 }
 
-// Size is how many jobs are ready.
+// Size returns the number of ready jobs.
 func (c *Client) Size(ctx context.Context, queue string) (int64, error) {
 	var answer struct{ Size int64 }
 	err := c.done(ctx, request{op: "size", method: http.MethodGet, queue: queue, path: []string{"size"}, repeat: true}, &answer)
 	return answer.Size, err
 }
 
-// Destroy forgets the jobs of the queue that are ready.
+// Destroy deletes the ready jobs of the queue.
 func (c *Client) Destroy(ctx context.Context, queue string) error {
 	return c.done(ctx, request{op: "destroy", method: http.MethodDelete, queue: queue}, nil)
 }
 
-// DeadLetter is where dead jobs of a queue are.
+// DeadLetter describes the dead jobs of a queue.
 type DeadLetter struct {
 	Size int64
-	Head string // the id of the oldest; empty when there is none
+	Head string // the id of the oldest; empty if there is none
 }
 
-// DeadLetter shows the dead letter of the queue. [Client.Jobs] lists what is in it.
+// DeadLetter returns the size and the oldest job of the queue's dead letter. [Client.Jobs] lists its jobs.
 func (c *Client) DeadLetter(ctx context.Context, queue string) (DeadLetter, error) {
 	var answer struct {
 		Size int64  `json:"deadletter_size"`
@@ -575,14 +575,14 @@ func (c *Client) DeadLetter(ctx context.Context, queue string) (DeadLetter, erro
 	return DeadLetter(answer), err
 }
 
-// Respawned is the answer to a [Client.Respawn].
+// Respawned is the result of a [Client.Respawn].
 type Respawned struct {
 	Respawned int
-	Missing   []string // ids of jobs that are not dead, or not there
+	Missing   []string // ids of jobs that are not dead or do not exist
 }
 
-// Respawn makes dead jobs ready again, any number of them. Of the options it takes [Tries] (1 when it is not given),
-// [Delay] and [TTL].
+// Respawn makes dead jobs ready again, any number of them. It accepts the options [Tries] (1 by default), [Delay] and
+// [TTL].
 func (c *Client) Respawn(ctx context.Context, queue string, ids []string, opts ...PublishOption) (Respawned, error) {
 	op := "respawn " + queue
 	query, err := respawnQuery("respawn "+queue, opts)
@@ -611,8 +611,8 @@ func (c *Client) Respawn(ctx context.Context, queue string, ids []string, opts .
 	return all, nil
 }
 
-// RespawnOldest makes the oldest dead jobs ready again, with one try each, and says how many there were. Of the options
-// it takes [TTL], in whole seconds: a part of one counts as one.
+// RespawnOldest makes up to most of the oldest dead jobs ready again, with one try each, and returns how many. It
+// accepts the option [TTL], in whole seconds, rounded up.
 func (c *Client) RespawnOldest(ctx context.Context, queue string, most int, opts ...PublishOption) (int, error) {
 	op := "respawn " + queue
 	query, err := respawnQuery(op, opts)
@@ -650,22 +650,22 @@ func respawnQuery(op string, opts []PublishOption) (url.Values, error) {
 	return query, nil
 }
 
-// DeleteDead forgets the oldest dead jobs, so many at most.
+// DeleteDead deletes up to most of the oldest dead jobs.
 func (c *Client) DeleteDead(ctx context.Context, queue string, most int) error {
 	query := url.Values{"limit": {strconv.Itoa(most)}}
 	return c.done(ctx, request{op: "delete dead", method: http.MethodDelete, queue: queue, path: []string{"deadletter"}, query: query}, nil)
 }
 
-// QueueInfo is a queue of the namespace. A figure that the store cannot tell cheaply is nil.
+// QueueInfo is a queue of the namespace. Numbers that the store cannot count cheaply are nil.
 type QueueInfo struct {
 	Queue          string
 	Ready          *int64
 	Delayed        *int64
 	Running        *int64
 	Dead           *int64
-	OldestReadyAge *time.Duration // how long the next job has been ready
+	OldestReadyAge *time.Duration // age of the oldest ready job
 	Paused         bool
-	PausedUntil    time.Time // zero where the pause does not end by itself
+	PausedUntil    time.Time // zero if the pause does not end by itself
 }
 
 // Queues lists the queues of the namespace.
@@ -699,7 +699,7 @@ func (c *Client) Queues() *Iterator[QueueInfo] {
 	}}
 }
 
-// ListedJob is a job as a list shows it.
+// ListedJob is a job in a list.
 type ListedJob struct {
 	ID          string
 	State       State
@@ -714,13 +714,13 @@ type ListedJob struct {
 	Attributes  map[string]string // with WithData
 }
 
-// ListOption says more of a [Client.Jobs].
+// ListOption is an option of [Client.Jobs].
 type ListOption func(url.Values)
 
-// WithData lists bodies and attributes too.
+// WithData includes bodies and attributes.
 func WithData() ListOption { return func(query url.Values) { query.Set("data", "1") } }
 
-// Jobs lists the jobs of a queue that are in one state, in the order in which they will come; dead ones oldest first.
+// Jobs lists the jobs of a queue in one state, in order of delivery; dead ones oldest first.
 func (c *Client) Jobs(queue string, state State, opts ...ListOption) *Iterator[ListedJob] {
 	return &Iterator[ListedJob]{page: func(ctx context.Context, cursor string) ([]ListedJob, string, error) {
 		var answer struct {
@@ -753,13 +753,13 @@ func (c *Client) Jobs(queue string, state State, opts ...ListOption) *Iterator[L
 	}}
 }
 
-// Iterator walks through a list. A page is asked for when it is needed:
+// Iterator iterates over a list. It reads pages as needed:
 //
 //	for jobs := client.Jobs("mail", dormouse.Dead); jobs.Next(ctx); {
 //		use(jobs.Value())
 //	}
 //
-// After Next has returned false, Err says whether the list has ended or an error has ended it.
+// After Next has returned false, Err distinguishes the end of the list from an error.
 type Iterator[T any] struct {
 	page   func(ctx context.Context, cursor string) ([]T, string, error)
 	values []T
@@ -769,7 +769,7 @@ type Iterator[T any] struct {
 	err    error
 }
 
-// Next goes to the next value, if there is one.
+// Next advances to the next value, if there is one.
 func (it *Iterator[T]) Next(ctx context.Context) bool {
 	for len(it.values) == 0 {
 		if it.err != nil || (it.begun && it.cursor == "") {
@@ -785,8 +785,8 @@ func (it *Iterator[T]) Next(ctx context.Context) bool {
 	return true
 }
 
-// Value is what the last Next went to.
+// Value returns the current value.
 func (it *Iterator[T]) Value() T { return it.value }
 
-// Err is what ended the walk early; nil when the list has ended.
+// Err returns the error that ended the iteration; nil at the end of the list.
 func (it *Iterator[T]) Err() error { return it.err }

@@ -68,7 +68,7 @@ func TestAttributesArriveAsTheyWereGivenOrAreRefused(t *testing.T) {
 	for i := 0; i < 16; i++ {
 		many[fmt.Sprint("n", i)] = "x"
 	}
-	// The trace of the context is no reason to refuse the sixteen of the caller.
+	// The context's trace does not make the caller's sixteen attributes invalid.
 	published, err := s.client.Publish(ContextWithTraceparent(bg, "00-1"), "mail", nil, Attributes(many))
 	if err != nil || len(s.info("mail", published.JobID).Attributes) != 16 {
 		t.Error(err)
@@ -221,7 +221,7 @@ func TestACallIsRepeatedWhileThatIsSafe(t *testing.T) {
 	}()
 	id := s.publish("looked", "x")
 	calls := map[string]struct {
-		repeated bool // also when it may have been done
+		repeated bool // also if it may have been executed
 		do       func() error
 	}{
 		"publish":      {true, func() error { _, err := s.client.Publish(bg, "q", nil); return err }},
@@ -294,7 +294,7 @@ func TestPausesGrowAndHaveAnEnd(t *testing.T) {
 	for _, most := range []time.Duration{100, 200, 400, 800, 1600, 3200, 5000, 5000} {
 		s.clock.elapse(t, pausing, most*time.Millisecond/2, most*time.Millisecond)
 	}
-	for len(done) == 0 { // how many more there are is chance
+	for len(done) == 0 { // how many more there are is random
 		s.clock.advance(5 * time.Second)
 		time.Sleep(time.Millisecond)
 	}
@@ -344,7 +344,7 @@ func TestListsGoOnWhenTheyAreNeeded(t *testing.T) {
 	if n != 250 || it.Err() != nil || it.Next(bg) {
 		t.Fatal(n, it.Err())
 	}
-	// An empty page that has a cursor is not the end.
+	// An empty page with a cursor is not the end.
 	pages := []string{`{"jobs":[],"cursor":"a"}`, `{"jobs":[],"cursor":"b"}`, `{"jobs":[{"job_id":"x"}],"cursor":null}`}
 	s.wire.fail(func(req *http.Request) (*http.Response, error) {
 		page := pages[0]
@@ -490,7 +490,7 @@ func TestAClientIsMadeOfWhatItIsGiven(t *testing.T) {
 	}
 }
 
-// served is a client of a server over TCP.
+// served returns a client of a server over TCP.
 func served(t *testing.T, handler http.HandlerFunc, opts ...Option) *Client {
 	t.Helper()
 	server := httptest.NewServer(handler)
@@ -567,8 +567,8 @@ func TestAnAnswerThatBreaksOff(t *testing.T) {
 	asError(t, err, ErrNetwork)
 }
 
-// A kept connection that breaks when a consume has been sent: Go's transport would send a GET again, and the job of the
-// first would be lost for its ttr.
+// An idle connection breaks after a consume was sent: Go's transport would retry a GET, and the job of the first
+// request would be lost for its ttr.
 func TestAConsumeIsSentOnceOnAConnectionThatBreaks(t *testing.T) {
 	consumes := int32(0)
 	c := served(t, func(w http.ResponseWriter, r *http.Request) {
@@ -580,7 +580,7 @@ func TestAConsumeIsSentOnceOnAConnectionThatBreaks(t *testing.T) {
 		conn, _, _ := w.(http.Hijacker).Hijack()
 		conn.Close()
 	})
-	if _, err := c.Size(bg, "mail"); err != nil { // the connection is kept
+	if _, err := c.Size(bg, "mail"); err != nil { // the connection stays open
 		t.Fatal(err)
 	}
 	_, err := c.Consume(bg, ConsumeOptions{}, "mail")

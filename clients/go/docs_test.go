@@ -21,17 +21,17 @@ import (
 	"dormouse.example/clients/go/dormousetest"
 )
 
-// patience is how long a test waits for the programs that it runs.
+// patience is the timeout for the programs that a test runs.
 const patience = 30 * time.Second
 
-// serve is a double behind a port, and the environment of programs that use it.
+// serve returns a double behind a port, and the environment of programs that use it.
 func serve(t *testing.T) (client *dormouse.Client, url string, env []string) {
 	t.Helper()
 	double := dormousetest.New()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		resp, err := double.RoundTrip(r)
 		if err != nil {
-			return // the caller has gone
+			return // the caller has disconnected
 		}
 		for name, values := range resp.Header {
 			w.Header()[name] = values
@@ -49,7 +49,7 @@ func serve(t *testing.T) (client *dormouse.Client, url string, env []string) {
 		"GOPROXY=off", "GOFLAGS=-mod=mod", "GOWORK=off")
 }
 
-// build compiles the files as a module of its own, outside of this one and offline.
+// build compiles the files as a separate module, offline.
 func build(t *testing.T, env []string, files map[string]string) (program string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -84,7 +84,7 @@ replace go.opentelemetry.io/otel => %s
 	return program
 }
 
-// until runs a program, waits for a line of it that has the text, tells it to stop, and wants it to end well.
+// until runs a program, waits for a line that contains the text, stops it, and requires it to exit cleanly.
 func until(t *testing.T, env []string, text string, command ...string) {
 	t.Helper()
 	run := exec.Command(command[0], command[1:]...)
@@ -113,7 +113,7 @@ func until(t *testing.T, env []string, text string, command ...string) {
 	if !found {
 		t.Fatalf("no line has %q: %v\n%s", text, err, &all)
 	}
-	// log.Fatal(worker.Run(..)) ends with 1, and has nil to say.
+	// log.Fatal(worker.Run(..)) exits with 1, and prints nil.
 	if err != nil && !strings.HasSuffix(strings.TrimSpace(all.String()), "<nil>") {
 		t.Fatalf("%v\n%s", err, &all)
 	}
@@ -141,15 +141,15 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Not every import is used by every edition of the page.
+// Not every edition of the page uses every import.
 var _ = []any{
 	errors.New, fmt.Sprint, io.EOF, log.Print, http.StatusOK, os.Getenv, signal.Notify, strings.Cut, sync.Mutex{},
 	time.Now, dormouse.Version, dormousetest.New, otel.Tracer, propagation.TraceContext{}, trace.WithSpanKind,
 }
 `
 
-// The blocks of the page are parts of one program: declarations stand in it as they are, statements are a function of
-// their own, which is called with a client and a worker, and then the worker handles what is due.
+// The blocks of the page are parts of one program: declarations are used unchanged, statements become a function of
+// their own, which is called with a client and a worker, before the worker handles the jobs that are due.
 func TestEachBlockOfThePageRuns(t *testing.T) {
 	page, err := os.ReadFile("../../docs/clients/go.md")
 	if err != nil {
@@ -199,7 +199,7 @@ func call(n int, block func(context.Context, *dormouse.Client, *dormouse.Worker)
 	}
 }
 
-// seen is what the middleware of the page has made of a trace.
+// seen reports the trace that the page's middleware received.
 func seen() (above string) {
 	client, _ := dormouse.FromEnv()
 	traced(func(ctx context.Context, job *dormouse.Job) error {
@@ -238,7 +238,7 @@ func main() {
 	}
 }
 
-// The module of the example is built from an empty directory, offline, with a replace.
+// The module of the example is built in an empty directory, offline, with a replace directive.
 func TestTheExampleBuildsOffline(t *testing.T) {
 	client, _, env := serve(t)
 	source, err := os.ReadFile("example/main.go")

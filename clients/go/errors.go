@@ -12,34 +12,34 @@ import (
 	"unicode/utf8"
 )
 
-// Kind says what went wrong. Kinds are errors themselves, so that a caller asks for one by
-// errors.Is(err, dormouse.ErrConflict); errors.As with an *Error has the details.
+// Kind is the kind of an error. Kinds are errors themselves, so that callers can check for one with errors.Is(err,
+// dormouse.ErrConflict); errors.As with an *Error provides the details.
 type Kind string
 
-// The kinds of errors. docs/api.md of the server has the answers behind them.
+// The kinds of errors. docs/api.md of the server lists their responses.
 const (
 	ErrInvalid      Kind = "invalid"      // 400, or refused before it was sent
 	ErrUnauthorized Kind = "unauthorized" // 401
 	ErrForbidden    Kind = "forbidden"    // 403
 	ErrNotFound     Kind = "not_found"    // 404
-	ErrUnsupported  Kind = "unsupported"  // the server does not know the request: an older one, or lmstfy's
-	ErrLost         Kind = "lost"         // 409: the job is not this worker's any more
+	ErrUnsupported  Kind = "unsupported"  // the server does not support the request: it is too old, or lmstfy's
+	ErrLost         Kind = "lost"         // 409: the job is no longer this worker's
 	ErrConflict     Kind = "conflict"     // 409: the key is taken; the job is not dead, or not delayed
-	ErrBusy         Kind = "busy"         // 409: a request with the same idempotency key is under way
+	ErrBusy         Kind = "busy"         // 409: a request with the same idempotency key is in flight
 	ErrTooLarge     Kind = "too_large"    // 413
 	ErrKeyReused    Kind = "key_reused"   // 422: the idempotency key was used for another request
 	ErrLimited      Kind = "limited"      // 429
 	ErrFull         Kind = "full"         // 507: the disk, or the quota of the namespace
 	ErrUnavailable  Kind = "unavailable"  // 502, 503, 504
 	ErrServer       Kind = "server"       // any other 5xx
-	ErrTimeout      Kind = "timeout"      // no answer in time, or 408
-	ErrNetwork      Kind = "network"      // the connection was refused, reset or broken off
-	ErrProtocol     Kind = "protocol"     // no answer of a Dormouse: a redirect, or what cannot be read
+	ErrTimeout      Kind = "timeout"      // no response in time, or 408
+	ErrNetwork      Kind = "network"      // the connection was refused, reset or aborted
+	ErrProtocol     Kind = "protocol"     // not a response of Dormouse: a redirect, or an unreadable body
 )
 
 func (k Kind) Error() string { return "dormouse: " + string(k) }
 
-// Retryable says whether the same call may be well later.
+// Retryable reports whether the same call may succeed later.
 func (k Kind) Retryable() bool {
 	switch k {
 	case ErrBusy, ErrLimited, ErrFull, ErrUnavailable, ErrServer, ErrTimeout, ErrNetwork:
@@ -48,18 +48,18 @@ func (k Kind) Retryable() bool {
 	return false
 }
 
-// Error is what every call of a [Client] returns, unless the caller's context has ended.
+// Error is the error of every call of a [Client], unless the caller's context has ended.
 type Error struct {
 	Kind       Kind
-	Op         string        // what was asked, such as "publish mail"
-	Status     int           // of HTTP; 0 where there was no answer
-	Message    string        // the server's text, or the first 200 bytes of the answer
-	RequestID  string        // X-Request-ID of the answer: the server's log has it
-	RetryAfter time.Duration // how long the server asks to wait; 0 where it does not say
+	Op         string        // the operation, such as "publish mail"
+	Status     int           // of HTTP; 0 without a response
+	Message    string        // the server's text, or the first 200 bytes of the response
+	RequestID  string        // X-Request-ID of the response, also in the server's log
+	RetryAfter time.Duration // how long the server asks to wait; 0 if unspecified
 	JobID      string        // of a conflict: the job that has the key
-	Index      int           // which job of the call is meant, from 0; -1 where none is
-	Published  []Published   // of PublishMany: what was published before
-	Err        error         // the cause, where no answer came
+	Index      int           // index of the job in the call, from 0; -1 if none
+	Published  []Published   // of PublishMany: the jobs published before
+	Err        error         // the cause, if there was no response
 }
 
 func (e *Error) Error() string {
@@ -70,21 +70,21 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("dormouse: %s: %s (%s%s)", e.Op, e.Message, status, string(e.Kind))
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is holds for the error's own [Kind].
+// Is reports whether target is the error's [Kind].
 func (e *Error) Is(target error) bool { return target == error(e.Kind) }
 
-// Retryable says whether the same call may be well later.
+// Retryable reports whether the same call may succeed later.
 func (e *Error) Retryable() bool { return e.Kind.Retryable() }
 
-// nothingDone tells of answers which say that the request has changed nothing, so that every call may be repeated.
+// nothingDone reports whether the response says that nothing was changed, so that every call may be retried.
 func (e *Error) nothingDone() bool {
 	return e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable || e.Kind == ErrBusy
 }
 
-// inDoubt tells of errors after which the request may or may not have been done.
+// inDoubt reports whether the request may or may not have been executed.
 func (e *Error) inDoubt() bool {
 	switch e.Status {
 	case http.StatusRequestTimeout, http.StatusInternalServerError, http.StatusBadGateway,
@@ -94,14 +94,13 @@ func (e *Error) inDoubt() bool {
 	return e.Status == 0 && (e.Kind == ErrTimeout || e.Kind == ErrNetwork)
 }
 
-// answerLost says that the request may have been done, though no answer has said so: also where one has come that
-// cannot be read.
+// answerLost reports whether the request may have been executed although its reply was lost or is unreadable.
 func (e *Error) answerLost() bool {
 	unreadable := e.Kind == ErrProtocol && e.Status >= 200 && e.Status <= 299
 	return unreadable || e.inDoubt() && !e.neverSent()
 }
 
-// neverSent tells of connections that were not made.
+// neverSent reports whether the connection could not be made.
 func (e *Error) neverSent() bool {
 	var dial *net.OpError
 	return e.Status == 0 && errors.As(e.Err, &dial) && dial.Op == "dial"
@@ -115,7 +114,7 @@ func protocol(op string, status int, format string, args ...any) *Error {
 	return &Error{Kind: ErrProtocol, Op: op, Status: status, Message: fmt.Sprintf(format, args...), Index: -1}
 }
 
-// broken is the error of a request that got no whole answer.
+// broken returns the error of a request without a complete response.
 func broken(op string, err error) *Error {
 	kind := ErrNetwork
 	var timeout interface{ Timeout() bool }
@@ -125,7 +124,7 @@ func broken(op string, err error) *Error {
 	return &Error{Kind: kind, Op: op, Message: err.Error(), Index: -1, Err: err}
 }
 
-// refused is the error that an answer other than 2xx tells of.
+// refused returns the error in a response other than 2xx.
 func refused(op string, status int, header http.Header, body []byte) *Error {
 	var told struct {
 		Error string `json:"error"`
@@ -194,7 +193,7 @@ func kindOf(status int, message string) Kind {
 	return ErrProtocol
 }
 
-// retryAfter reads seconds or a date. What cannot be read, and what has passed, is 0.
+// retryAfter parses seconds or a date. Invalid and past values are 0.
 func retryAfter(text string) time.Duration {
 	if seconds, err := strconv.ParseUint(strings.TrimSpace(text), 10, 31); err == nil {
 		return time.Duration(seconds) * time.Second
@@ -207,7 +206,7 @@ func retryAfter(text string) time.Duration {
 	return 0
 }
 
-// cut gives the beginning of a text, at most so many bytes, in whole characters.
+// cut truncates a text to at most most bytes, in whole characters.
 func cut(text string, most int) string {
 	if len(text) <= most {
 		return text

@@ -11,48 +11,48 @@ import (
 	"time"
 )
 
-// Job is one that was handed out, or looked at. What touches, releases, buries or acks it needs a job that was
-// consumed; a [Worker] does that by itself.
+// Job is a job that was delivered or looked up. Touching, releasing, burying and acking require a consumed job; a
+// [Worker] does that by itself.
 type Job struct {
 	ID          string
 	Queue       string
 	Namespace   string
 	Data        []byte
-	RemainTries int           // how many more times it may be handed out
-	TTL         time.Duration // until it is forgotten; 0 is never
-	Elapsed     time.Duration // from the publish to the hand-over
+	RemainTries int           // number of deliveries left
+	TTL         time.Duration // until it expires; 0 is never
+	Elapsed     time.Duration // from the publish to the delivery
 	Attributes  map[string]string
 
 	client *Client
 	task   *task         // of a worker
-	turn   chan struct{} // full while a touch or the result of the job is under way: they never cross
+	turn   chan struct{} // full while a touch or the result of the job is in flight: they never cross
 
 	mu      sync.Mutex
 	receipt string    // of a job that is held
-	until   time.Time // the hand-over stands until then, by our clock
-	settled Outcome   // what has become of it
-	attempt int       // 0 while it is not known
+	until   time.Time // end of the delivery, by the local clock
+	settled Outcome   // the result
+	attempt int       // 0 while unknown
 
-	// Whoever has the turn uses these.
+	// Owned by the holder of the turn.
 	touchLost bool // the answer of a touch was lost, so the receipt may be old
 	givenLost bool // the answer of a release or bury was lost, so it may be done
-	givenBack bool // and the try given back: the receipt that the server shows may be another worker's
+	givenBack bool // and its try restored: the receipt that the server shows may be another worker's
 }
 
-// Outcome is what has become of a job that a worker had.
+// Outcome is the result of a worker's job.
 type Outcome string
 
-// What becomes of a job.
+// Outcomes of a job.
 const (
 	OutcomeAcked    Outcome = "acked"
-	OutcomeReleased Outcome = "released" // also where that was the job's death
+	OutcomeReleased Outcome = "released" // also if the job died of it
 	OutcomeBuried   Outcome = "buried"
 	OutcomeSnoozed  Outcome = "snoozed"
 	OutcomeReturned Outcome = "returned" // by a worker that stops, with its try
 	OutcomeLost     Outcome = "lost"
 )
 
-// JSON reads the body as JSON. An error of it is a [Permanent] one: a handler that returns it has the job buried.
+// JSON parses the body as JSON. Its error is [Permanent]: if a handler returns it, the job is buried.
 func (j *Job) JSON(v any) error {
 	if err := json.Unmarshal(j.Data, v); err != nil {
 		return Permanent(err)
@@ -60,11 +60,11 @@ func (j *Job) JSON(v any) error {
 	return nil
 }
 
-// Traceparent is the attribute of that name; empty where there is none.
+// Traceparent returns the attribute of that name; empty if there is none.
 func (j *Job) Traceparent() string { return j.Attributes["traceparent"] }
 
-// Touch keeps the job for ttr from now: 0 is the worker's own ttr, or else the server's default. It returns when that
-// ends.
+// Touch extends the delivery to ttr from now: 0 means the worker's ttr, or else the server's default. It returns when
+// the delivery ends.
 func (j *Job) Touch(ctx context.Context, ttr time.Duration) (until time.Time, err error) {
 	if j.task != nil && ttr == 0 {
 		ttr = j.task.run.w.ttr
@@ -82,7 +82,7 @@ func (j *Job) Touch(ctx context.Context, ttr time.Duration) (until time.Time, er
 	return until, err
 }
 
-// Ack forgets the job: it is done.
+// Ack deletes the job, which is done.
 func (j *Job) Ack(ctx context.Context) error {
 	return j.byHand(ctx, "ack", func(timeout time.Duration, retryFor *time.Duration) *callError {
 		acked, failed := j.client.ackSome(ctx, j.Queue, []*Job{j}, timeout, retryFor)
@@ -96,21 +96,21 @@ func (j *Job) Ack(ctx context.Context) error {
 	})
 }
 
-// Release says how a job goes back to its queue.
+// Release describes how to return a job to its queue.
 type Release struct {
 	Delay   time.Duration // until it is ready again
 	Reason  string        // shown with the job; 4 KiB of it
-	KeepTry bool          // gives the try back that this hand-over has cost
+	KeepTry bool          // restores the try of this delivery
 }
 
-// Released is what a release has made of a job.
+// Released is the result of a release.
 type Released struct {
 	Dead        bool // no try was left
 	RemainTries int
 	DueAt       time.Time
 }
 
-// Release gives the job back.
+// Release returns the job to its queue.
 func (j *Job) Release(ctx context.Context, how Release) (released Released, err error) {
 	if how.Delay < 0 {
 		return released, invalid("release "+j.Queue, "the delay is negative")
@@ -125,7 +125,7 @@ func (j *Job) Release(ctx context.Context, how Release) (released Released, err 
 	return released, err
 }
 
-// Bury puts the job into the dead letter, whatever tries are left.
+// Bury moves the job to the dead letter, even if tries are left.
 func (j *Job) Bury(ctx context.Context, reason string) error {
 	return j.byHand(ctx, "bury", func(timeout time.Duration, retryFor *time.Duration) *callError {
 		failed := j.bury(ctx, reason, timeout, retryFor)
@@ -136,8 +136,8 @@ func (j *Job) Bury(ctx context.Context, reason string) error {
 	})
 }
 
-// Attempt is which attempt at the job this is, from 1: one more than the last failure says in its reason. The first
-// call asks the server.
+// Attempt returns the number of this attempt at the job, from 1: the number in the reason of the last failure plus
+// one. The first call asks the server.
 func (j *Job) Attempt(ctx context.Context) (int, error) {
 	if j.client == nil {
 		return 0, invalid("attempt "+j.Queue, "the job was not consumed")
@@ -150,7 +150,7 @@ func (j *Job) Attempt(ctx context.Context) (int, error) {
 	return attempt, failed.plain()
 }
 
-// bounds are those of a call by hand: of a worker's job no longer than it is the worker's.
+// bounds returns the limits of a manual call: for a worker's job, not longer than its delivery.
 func (j *Job) bounds() (timeout time.Duration, retryFor *time.Duration) {
 	if j.task == nil {
 		return 0, nil
@@ -160,7 +160,8 @@ func (j *Job) bounds() (timeout time.Duration, retryFor *time.Duration) {
 	return shorter(j.client.timeout, left), &all
 }
 
-// byHand does a call in the job's turn. A receipt that a lost touch has made old is looked for.
+// byHand executes a manual call in the job's turn. It looks up the receipt if a touch with a lost reply may have
+// replaced it.
 func (j *Job) byHand(ctx context.Context, verb string, do func(time.Duration, *time.Duration) *callError) error {
 	if j.proof() == "" {
 		return invalid(verb+" "+j.Queue, "the job was not consumed")
@@ -222,14 +223,14 @@ func (j *Job) outcome() Outcome {
 	return j.settled
 }
 
-// left is how long the hand-over stands.
+// left returns the remaining time of the delivery.
 func (j *Job) left() time.Duration {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.until.Sub(j.client.clock.Now())
 }
 
-// What follows is for whoever has the turn. A timeout of 0 and a retryFor of nil are the client's own.
+// The following methods require the turn. A timeout of 0 and a retryFor of nil mean the client's settings.
 
 func (j *Job) touch(
 	ctx context.Context, ttr, timeout time.Duration, retryFor *time.Duration,
@@ -289,7 +290,7 @@ func (j *Job) bury(ctx context.Context, reason string, timeout time.Duration, re
 	return j.give(ctx, "bury", url.Values{}, reason, timeout, retryFor, &answer)
 }
 
-// maxReason is how much of a reason the server takes.
+// maxReason is the maximum length of a reason in bytes.
 const maxReason = 4096
 
 func (j *Job) give(
@@ -305,8 +306,8 @@ func (j *Job) give(
 	return failed
 }
 
-// findReceipt looks for the receipt that is valid now, after a touch whose answer was lost. What it finds is ours only
-// while the hand-over stands by our own clock.
+// findReceipt looks up the current receipt, after a touch whose reply was lost. It is ours only while the delivery
+// lasts by the local clock.
 func (j *Job) findReceipt(
 	ctx context.Context, timeout time.Duration, retryFor *time.Duration,
 ) (ours bool, failed *callError) {
@@ -351,7 +352,7 @@ func (j *Job) findAttempt(ctx context.Context, timeout time.Duration, retryFor *
 	return j.attempt, nil
 }
 
-// attemptTold is which attempt a reason tells of, as push and workers write it; 0 when it is none of theirs.
+// attemptTold returns the attempt in a reason written by push or a worker; 0 for other reasons.
 func attemptTold(reason string) int {
 	if !strings.HasPrefix(reason, "attempt ") {
 		return 0

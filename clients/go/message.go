@@ -12,13 +12,13 @@ import (
 	"unicode/utf8"
 )
 
-// Conflict says what a publish does whose key is taken.
+// Conflict is the way in which a publish handles a taken key.
 type Conflict string
 
-// What a taken key means.
+// Ways to handle a taken key.
 const (
 	Keep    Conflict = "keep"    // nothing is stored, and the answer has the job that is there
-	Replace Conflict = "replace" // a job that is delayed or ready makes room in the same step
+	Replace Conflict = "replace" // a delayed or ready job is replaced in the same step
 	Fail    Conflict = "fail"    // ErrConflict
 )
 
@@ -36,10 +36,10 @@ type Message struct {
 	err            error // of making it
 }
 
-// PublishOption says more of a job. What is not given is the server's default.
+// PublishOption is an option of a job. Omitted options get the server's defaults.
 type PublishOption func(*Message)
 
-// NewMessage makes a job for [Client.PublishMany].
+// NewMessage returns a job for [Client.PublishMany].
 func NewMessage(data []byte, opts ...PublishOption) Message {
 	m := Message{data: data}
 	for _, opt := range opts {
@@ -48,7 +48,7 @@ func NewMessage(data []byte, opts ...PublishOption) Message {
 	return m
 }
 
-// NewJSONMessage makes a job whose body is v as JSON. A v that cannot be JSON is an error of the publish.
+// NewJSONMessage returns a job whose body is v as JSON. If v cannot be JSON, publishing it fails.
 func NewJSONMessage(v any, opts ...PublishOption) Message {
 	data, err := json.Marshal(v)
 	m := NewMessage(data, opts...)
@@ -65,20 +65,20 @@ func At(t time.Time) PublishOption { return func(m *Message) { m.at = &t } }
 // AtText is [At] for a text in RFC 3339.
 func AtText(text string) PublishOption { return func(m *Message) { m.atText = &text } }
 
-// TTL has the job forgotten d after its publish; 0 is never.
+// TTL makes the job expire d after its publish; 0 is never.
 func TTL(d time.Duration) PublishOption { return func(m *Message) { m.ttl = &d } }
 
-// Tries is how many times the job may be handed out, 1 to 65535.
+// Tries sets the maximum number of deliveries, 1 to 65535.
 func Tries(n int) PublishOption { return func(m *Message) { m.tries = &n } }
 
-// Key is a name of the producer's own for the job: no two jobs of a queue have it while they are delayed, ready or
-// running. It is 1 to 255 bytes of printable ASCII without blanks.
+// Key sets the producer's name for the job: unique among the delayed, ready and running jobs of a queue. It has 1 to
+// 255 bytes of printable ASCII without blanks.
 func Key(key string) PublishOption { return func(m *Message) { m.jobKey = &key } }
 
-// OnConflict says what a taken key means; [Keep] when it is not given.
+// OnConflict sets how to handle a taken key; [Keep] by default.
 func OnConflict(c Conflict) PublishOption { return func(m *Message) { m.onConflict = &c } }
 
-// Attribute sends a text beside the body: a name of up to 32 bytes in lower case, a value of up to 128, 16 at most.
+// Attribute adds an attribute: a name of up to 32 bytes in lower case, a value of up to 128; at most 16.
 func Attribute(name, value string) PublishOption {
 	return func(m *Message) {
 		if m.attributes == nil {
@@ -88,7 +88,7 @@ func Attribute(name, value string) PublishOption {
 	}
 }
 
-// Attributes are several of [Attribute].
+// Attributes adds several attributes.
 func Attributes(all map[string]string) PublishOption {
 	return func(m *Message) {
 		for name, value := range all {
@@ -97,24 +97,24 @@ func Attributes(all map[string]string) PublishOption {
 	}
 }
 
-// Traceparent is the attribute of that name, by which traces go on through jobs. Within a handler a publish has that of
-// the handler's job by itself.
+// Traceparent sets the attribute of that name, through which traces continue. Publishes within a handler use that of
+// the handler's job by default.
 func Traceparent(value string) PublishOption { return Attribute("traceparent", value) }
 
 // IdempotencyKey makes publishes safe to repeat over calls and processes: 1 to 255 characters of printable ASCII. For
-// ten minutes the same publish with the same key stores nothing more. Each call has a random one when none is given.
+// ten minutes, a repeat of the publish with the same key stores nothing. By default each call has a random key.
 func IdempotencyKey(key string) PublishOption { return func(m *Message) { m.idempotencyKey = &key } }
 
 type traceparentKey struct{}
 
-// ContextWithTraceparent has publishes with this context carry on the trace. An empty value ends it.
+// ContextWithTraceparent makes publishes with this context continue the trace. An empty value ends it.
 func ContextWithTraceparent(ctx context.Context, value string) context.Context {
 	return context.WithValue(ctx, traceparentKey{}, value)
 }
 
 const maxAttributes = 16
 
-// carry adds the trace of the context, unless the caller has said another or there is no room.
+// carry adds the context's trace, unless the caller has set one or there are 16 attributes.
 func (m *Message) carry(ctx context.Context) {
 	value, _ := ctx.Value(traceparentKey{}).(string)
 	_, given := m.attributes["traceparent"]
@@ -128,7 +128,7 @@ func (m *Message) carry(ctx context.Context) {
 	m.attributes = all
 }
 
-// check refuses what the server would store otherwise than it was given, or could not read.
+// check rejects values that the server would change or could not read.
 func (m *Message) check(op string) *Error {
 	switch {
 	case m.err != nil:
@@ -157,7 +157,7 @@ func (m *Message) check(op string) *Error {
 	return nil
 }
 
-// fitsHeaders says whether headers can carry the attributes, through proxies too.
+// fitsHeaders reports whether headers can carry the attributes, through proxies too.
 func (m *Message) fitsHeaders() bool {
 	for name, value := range m.attributes {
 		if !printable(value) || strings.TrimSpace(value) != value {
@@ -183,7 +183,8 @@ func (m *Message) headers() http.Header {
 	return header
 }
 
-// atMillis is the instant in Unix milliseconds, rounded up. What is before 1970 has passed all the same.
+// atMillis returns the instant in Unix milliseconds, rounded up. An instant before 1970 becomes the beginning of
+// 1970, which is past as well.
 func (m *Message) atMillis() int64 {
 	millis := m.at.UnixMilli()
 	if m.at.Nanosecond()%int(time.Millisecond) != 0 {
@@ -195,7 +196,7 @@ func (m *Message) atMillis() int64 {
 	return millis
 }
 
-// each calls with what was given, by the names and in the texts that the server takes.
+// each calls back for each given option, with the names and formats of the server.
 func (m *Message) each(number, text func(name, value string)) {
 	if m.delay != nil {
 		number("delay", seconds(*m.delay))
@@ -226,7 +227,7 @@ func (m *Message) query() url.Values {
 	return query
 }
 
-// element is the job as one of a batch.
+// element returns the job as an element of a batch.
 func (m *Message) element() []byte {
 	data := m.data
 	if data == nil {
@@ -238,13 +239,13 @@ func (m *Message) element() []byte {
 	}
 	m.each(func(name, value string) { fields[name] = json.Number(value) },
 		func(name, value string) { fields[name] = value })
-	text, _ := json.Marshal(fields) // bytes, texts and numbers of ours become JSON without fail
+	text, _ := json.Marshal(fields) // bytes, texts and numbers always serialize
 	return text
 }
 
 func (m *Message) key() string { return keyOrRandom(m.idempotencyKey) }
 
-// seconds is how the server reads durations: with up to three decimals. Parts of a millisecond are rounded up.
+// seconds formats a duration with up to three decimals, rounded up to milliseconds.
 func seconds(d time.Duration) string {
 	millis := d / time.Millisecond
 	if d%time.Millisecond > 0 {
@@ -253,7 +254,7 @@ func seconds(d time.Duration) string {
 	return strconv.FormatFloat(float64(millis)/1000, 'f', -1, 64)
 }
 
-// wholeSeconds is how the routes read durations that lmstfy has.
+// wholeSeconds formats a duration for lmstfy's routes.
 func wholeSeconds(d time.Duration) string {
 	return strconv.FormatInt(int64(math.Ceil(d.Seconds())), 10)
 }

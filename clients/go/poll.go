@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// forPolls is an HTTP client for the polls of one worker: with a connection of its own where that can be, so that the
-// end of a poll may close it. Nothing is known of a transport that is not Go's.
+// forPolls returns an HTTP client for the polls of one worker: if possible with its own connection, which the end of
+// a poll may close. Transports other than Go's are used unchanged.
 func (c *Client) forPolls() (polls *http.Client, ownConnection bool) {
 	copied := *c.http
 	if transport, ok := c.http.Transport.(*http.Transport); ok {
@@ -20,13 +20,13 @@ func (c *Client) forPolls() (polls *http.Client, ownConnection bool) {
 	return &copied, ownConnection
 }
 
-// How long the end of a poll waits for the server's last word, and for the rest of an answer that has begun.
+// How long the end of a poll waits for the server's reply, and for the rest of a reply that has begun.
 const (
 	lastWord  = 500 * time.Millisecond
 	restOfOne = 5 * time.Second
 )
 
-// pollOnce asks once. When the worker stops, the poll is closed.
+// pollOnce sends one poll. When the worker stops, the poll is closed.
 func (r *run) pollOnce() ([]*Job, *callError) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -42,14 +42,14 @@ func (r *run) pollOnce() ([]*Job, *callError) {
 	return r.w.client.consume(httptrace.WithClientTrace(ctx, p.trace()), r.through, r.ask)
 }
 
-// parked is a poll that waits for its answer.
+// parked is a poll that waits for its reply.
 type parked struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
 	mu       sync.Mutex
 	conn     net.Conn
-	answered bool // the answer has begun
+	answered bool // the reply has begun
 }
 
 func (p *parked) trace() *httptrace.ClientTrace {
@@ -67,8 +67,8 @@ func (p *parked) trace() *httptrace.ClientTrace {
 	}
 }
 
-// hangUp ends the poll, and loses no job that is on its way. Half of the connection is closed: the server takes that
-// for the end of the caller, and answers that there is no job, or has sent one already.
+// hangUp ends the poll without losing a job in transit. It closes the write side of the connection: the server takes
+// that for a disconnect, and replies that there is no job, or has sent one already.
 func (p *parked) hangUp(halfClose bool) {
 	p.mu.Lock()
 	answered := p.answered

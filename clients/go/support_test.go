@@ -15,15 +15,15 @@ import (
 	"dormouse.example/clients/go/dormousetest"
 )
 
-// patience is how long a test waits for what should come at once.
+// patience is the timeout for events that should happen at once.
 const patience = 10 * time.Second
 
-// fakeClock stands still until it is moved. The calls that fall due run in goroutines of their own, as Go's do.
+// fakeClock moves only when told to. Timers run in goroutines of their own, like Go's.
 type fakeClock struct {
 	mu     sync.Mutex
 	now    time.Time
 	timers map[*fakeTimer]struct{}
-	set    chan struct{} // closed, and made anew, when a timer was set or stopped
+	set    chan struct{} // closed and replaced when a timer was set or stopped
 }
 
 type fakeTimer struct {
@@ -94,7 +94,7 @@ const (
 	acking   = "dormouse.example/clients/go.(*acks).add.func1"
 )
 
-// next waits for a timer of the name that is due between the two, and says for how long it waits.
+// next waits for a timer of the name that is due between the two, and returns its remaining time.
 func (c *fakeClock) next(t *testing.T, name string, from, to time.Duration) time.Duration {
 	t.Helper()
 	over := time.After(patience)
@@ -116,7 +116,7 @@ func (c *fakeClock) next(t *testing.T, name string, from, to time.Duration) time
 	}
 }
 
-// elapse waits for such a timer, that is due between the two, and moves the clock to it.
+// elapse waits for a timer of the name that is due between the two, and moves the clock to it.
 func (c *fakeClock) elapse(t *testing.T, name string, from, to time.Duration) time.Duration {
 	t.Helper()
 	left := c.next(t, name, from, to)
@@ -124,12 +124,12 @@ func (c *fakeClock) elapse(t *testing.T, name string, from, to time.Duration) ti
 	return left
 }
 
-// wire is a transport that notes the requests, and lets a test have some of them fail.
+// wire is a transport that records requests, and lets a test make some of them fail.
 type wire struct {
 	next http.RoundTripper
 
 	mu       sync.Mutex
-	requests []string // method, path and what matters of the query
+	requests []string // method, path and the relevant part of the query
 	before   func(req *http.Request) (*http.Response, error)
 	after    func(req *http.Request) error
 }
@@ -159,7 +159,7 @@ func (w *wire) fail(before func(*http.Request) (*http.Response, error), after fu
 	w.before, w.after = before, after
 }
 
-// seen are the requests whose path ends so, or all.
+// seen returns the requests whose path has the suffix, or all.
 func (w *wire) seen(suffix string) (found []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -173,7 +173,7 @@ func (w *wire) seen(suffix string) (found []string) {
 
 var errBroken = errors.New("connection reset by peer")
 
-// times has a request whose path ends so fail, n times.
+// times makes requests whose path has the suffix fail, n times.
 func times(n int, suffix string) func(*http.Request) error {
 	var mu sync.Mutex
 	return func(req *http.Request) error {
@@ -195,7 +195,7 @@ func respond(status int, body string, header ...string) *http.Response {
 	return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader(body))}
 }
 
-// stage is a client on a double, with a wire between and a clock.
+// stage is a client on a double, with a wire between them, and a clock.
 type stage struct {
 	t      *testing.T
 	server *dormousetest.Server
@@ -248,7 +248,7 @@ func (s *stage) gone(queue, id string) {
 	}
 }
 
-// receive is what comes from a channel.
+// receive returns the next value of a channel.
 func receive[T any](t *testing.T, c <-chan T) (got T) {
 	t.Helper()
 	select {

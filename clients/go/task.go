@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// RetryAfter is an error of a handler that says when to try again.
+// RetryAfter returns an error with which a handler sets the time of the next attempt.
 func RetryAfter(d time.Duration, err error) error { return &verdict{err: err, after: d, kind: retry} }
 
-// Snooze is an error of a handler that wants the job later, and has not failed: no try is spent.
+// Snooze returns an error with which a handler postpones the job without a failure: no try is used.
 func Snooze(d time.Duration) error { return &verdict{after: d, kind: snooze} }
 
-// Permanent is an error of a handler after which no try is of use: the job is buried.
+// Permanent returns an error with which a handler says that retries are useless: the job is buried.
 func Permanent(err error) error { return &verdict{err: err, kind: permanent} }
 
 type verdict struct {
@@ -42,7 +42,7 @@ func (v *verdict) Error() string {
 	return "again in " + v.after.String()
 }
 
-// PanicError is what a handler has panicked with.
+// PanicError is the panic of a handler.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -50,13 +50,13 @@ type PanicError struct {
 
 func (e *PanicError) Error() string { return fmt.Sprint("panic: ", e.Value) }
 
-// Unwrap gives what the handler panicked with, if that is an error.
+// Unwrap returns the panic value, if that is an error.
 func (e *PanicError) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err
 }
 
-// recovered is a handler that returns its panics.
+// recovered returns a handler that returns its panics as errors.
 func recovered(h Handler) Handler {
 	return func(ctx context.Context, job *Job) (err error) {
 		ended := false
@@ -66,7 +66,7 @@ func recovered(h Handler) Handler {
 			}
 			value := recover()
 			if value == nil {
-				// The goroutine ends all the same; work notices it.
+				// The goroutine still ends; work notices it.
 				value = "the handler has ended its goroutine"
 			}
 			err = &PanicError{Value: value, Stack: debug.Stack()}
@@ -77,15 +77,15 @@ func recovered(h Handler) Handler {
 	}
 }
 
-// Why the context of a handler has ended, beside [ErrLost].
+// Causes of the end of a handler's context, besides [ErrLost].
 var (
 	ErrStopping  = errors.New("dormouse: the worker stops")
-	ErrTimeLimit = errors.New("time limit") // as it stands in the reason of a job
+	ErrTimeLimit = errors.New("time limit") // as in the reason of a job
 )
 
 type taskKey struct{}
 
-// Cause says why the context of a handler has ended: [ErrLost], [ErrStopping] or [ErrTimeLimit]. Else it is the
+// Cause returns why the context of a handler has ended: [ErrLost], [ErrStopping] or [ErrTimeLimit]; otherwise the
 // context's own error.
 func Cause(ctx context.Context) error {
 	if t, ok := ctx.Value(taskKey{}).(*task); ok {
@@ -105,7 +105,7 @@ func (detached) Deadline() (deadline time.Time, ok bool) { return }
 func (detached) Done() <-chan struct{}                   { return nil }
 func (detached) Err() error                              { return nil }
 
-// task is a job in the hands of a worker.
+// task is a job of a worker.
 type task struct {
 	run   *run
 	job   *Job
@@ -114,12 +114,12 @@ type task struct {
 	end   context.CancelFunc
 
 	mu        sync.Mutex
-	cause     error // why the context has ended
-	over      bool  // nothing is touched any more
-	returned  bool  // the handler has
-	abandoned bool  // the result was decided before the handler has returned
+	cause     error // of the end of the context
+	over      bool  // touches have ended
+	returned  bool  // the handler has returned
+	abandoned bool  // the result was decided before the handler returned
 	lost      bool
-	failures  int // of touches, since the last one that worked
+	failures  int // of touches, since the last success
 	touching  timer
 	lease     timer
 	limit     timer
@@ -153,7 +153,7 @@ func (t *task) work(h Handler) {
 	err = h(t.ctx, t.job)
 }
 
-// ended is called when the handler has returned, once.
+// ended is called once, when the handler has returned.
 func (t *task) ended(err error) {
 	var panicked *PanicError
 	if errors.As(err, &panicked) {
@@ -164,7 +164,7 @@ func (t *task) ended(err error) {
 	t.returned, t.over = true, true
 	t.stopTimers()
 	abandoned, lost, cause := t.abandoned, t.lost, t.cause
-	if !abandoned { // else settle reads them already
+	if !abandoned { // otherwise settle reads them already
 		t.took, t.err = t.run.w.client.clock.Now().Sub(t.began), err
 	}
 	t.mu.Unlock()
@@ -199,7 +199,7 @@ func (t *task) cancel(cause error) {
 	}
 }
 
-// lose gives the job up: it is somebody else's, or will be.
+// lose gives the job up: another worker has it, or will have it.
 func (t *task) lose() {
 	t.mu.Lock()
 	if t.over {
@@ -221,7 +221,7 @@ func (r *run) logLost(job *Job) {
 		"queue", job.Queue, "job", job.ID)
 }
 
-// leaseOver is called when the hand-over ends by our clock, unless a touch has made it longer meanwhile.
+// leaseOver is called when the delivery ends by the local clock, unless a touch has extended it meanwhile.
 func (t *task) leaseOver() {
 	if left := t.job.left(); left > 0 {
 		t.mu.Lock()
@@ -236,10 +236,10 @@ func (t *task) leaseOver() {
 	}
 }
 
-// touchAfter plans the next touch for a third of ttr from now.
+// touchAfter schedules the next touch for a third of ttr from now.
 func (t *task) touchAfter(ttr time.Duration) { t.plan(spread(ttr / 3)) }
 
-// touchedByHand plans anew what follows a touch of the handler's own, which may be for a shorter time.
+// touchedByHand reschedules touches after a manual touch of the handler, which may be for a shorter time.
 func (t *task) touchedByHand(ttr time.Duration) {
 	t.touchAfter(ttr)
 	left := t.job.left()
@@ -266,15 +266,15 @@ func (t *task) isOver() bool {
 	return t.over
 }
 
-// once is the time that a call of the worker's may be repeated by the client: the worker repeats itself, with the
-// receipt that is valid then.
+// once disables the client's retries for a worker's calls: the worker retries by itself, with the receipt that is
+// current then.
 var once = new(time.Duration)
 
-// maxInFlight is how many touches, releases and buries of a worker are in flight at most. The others wait: a thousand
-// connections at once are slower than some that are kept.
+// maxInFlight is the maximum number of touches, releases and buries of a worker in flight. Others wait: a thousand
+// connections at once are slower than a few that are reused.
 const maxInFlight = 32
 
-// touch keeps the job for another ttr. The handler's context has no part in it.
+// touch extends the delivery by another ttr, independent of the handler's context.
 func (t *task) touch() {
 	job, w, ctx := t.job, t.run.w, context.Background()
 	job.turn <- struct{}{}
@@ -284,7 +284,7 @@ func (t *task) touch() {
 	for !t.isOver() && job.outcome() == "" {
 		left := job.left()
 		if left <= 0 {
-			return // leaseOver does the rest
+			return // leaseOver handles the rest
 		}
 		timeout := shorter(shorter(w.ttr/3, 10*time.Second), left)
 		_, failed := job.touch(ctx, w.ttr, timeout, once)
@@ -319,7 +319,7 @@ func (t *task) touch() {
 	}
 }
 
-// limitOver is called when the handler has had its time.
+// limitOver is called at the end of the handler's time limit.
 func (t *task) limitOver() {
 	t.cancel(ErrTimeLimit)
 	t.mu.Lock()
@@ -345,7 +345,8 @@ func (t *task) stillWorks() {
 	t.limit = t.run.w.client.clock.AfterFunc(time.Minute, t.stillWorks)
 }
 
-// abandon sends a result before the handler has returned. It says whether it has not.
+// abandon sends a result before the handler has returned. It returns false if the handler has
+// returned.
 func (t *task) abandon(res result) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -360,17 +361,17 @@ func (t *task) abandon(res result) bool {
 	return true
 }
 
-// result is what is to become of a job.
+// result is the result to send for a job.
 type result struct {
 	outcome Outcome
 	keepTry bool
 	after   time.Duration
-	backoff bool   // after is as the worker's back-off says
-	reason  string // without the attempt; none where it is empty
+	backoff bool   // after is set by the worker's back-off
+	reason  string // without the attempt; empty for none
 	err     error
 }
 
-// returned gives a job back at once, with its try.
+// returned returns a job to its queue at once, with its try.
 var returned = result{outcome: OutcomeReturned, keepTry: true}
 
 func (t *task) resultOf(err, cause error) result {
@@ -392,12 +393,12 @@ func (t *task) resultOf(err, cause error) result {
 	return result{outcome: OutcomeReleased, backoff: true, reason: err.Error(), err: err}
 }
 
-// settle sends the result until the server has taken it, or the job is lost.
+// settle sends the result until the server has accepted it, or the job is lost.
 func (t *task) settle(res result) {
 	job, w := t.job, t.run.w
 	job.turn <- struct{}{}
 	if res.outcome == OutcomeAcked && job.outcome() == "" {
-		t.run.acks.add(t) // and settled is called from there
+		t.run.acks.add(t) // settled is called from there
 		return
 	}
 	outcome := job.outcome()
@@ -425,7 +426,7 @@ func (t *task) settle(res result) {
 				continue
 			}
 		case (failed.is(ErrLost) || failed.is(ErrNotFound)) && job.givenLost:
-			outcome = res.outcome // it was done, and the answer was lost
+			outcome = res.outcome // it was executed, and the reply was lost
 			continue
 		case failed.is(ErrLost), failed.is(ErrNotFound):
 			failed = nil
@@ -437,8 +438,8 @@ func (t *task) settle(res result) {
 	t.settled(outcome)
 }
 
-// pauseInTime is how long to wait before the next repeat, if there is time for one. Where the job would be lost before
-// the server wants to hear of it again, it is half of what is left: that server may be back long before.
+// pauseInTime returns the pause before the next retry, if there is time for one. If the job would expire before the
+// time that the server asks for, it is half of the remaining time: that server may be back long before.
 func (j *Job) pauseInTime(n int, failed *Error) (pause time.Duration, inTime bool) {
 	left := j.left()
 	if pause = longer(pauseAfter(n), failed.RetryAfter); pause >= left {
@@ -447,10 +448,10 @@ func (j *Job) pauseInTime(n int, failed *Error) (pause time.Duration, inTime boo
 	return pause, left > lastRepeat
 }
 
-// lastRepeat is how long a job is held at least when something is repeated for it.
+// lastRepeat is the minimum remaining time of a delivery for a retry.
 const lastRepeat = 100 * time.Millisecond
 
-// waitInTime waits before a repeat. It says whether there is time for one.
+// waitInTime waits before a retry. It reports whether there is time for one.
 func (r *run) waitInTime(job *Job, n int, failed *Error) bool {
 	pause, inTime := job.pauseInTime(n, failed)
 	return inTime && sleep(r.w.client.clock, pause, nil)
@@ -477,7 +478,7 @@ func (t *task) give(res result, timeout time.Duration) *callError {
 	return failed
 }
 
-// backoffAfter asks the program's own function, if there is one: its panic ends no worker.
+// backoffAfter calls the program's own function, if there is one; a panic of it does not end the worker.
 func (w *Worker) backoffAfter(attempt int, err error) (after time.Duration) {
 	defer func() {
 		if value := recover(); value != nil {
@@ -501,7 +502,7 @@ func (t *task) settled(outcome Outcome) {
 
 func (t *task) finished(outcome Outcome) {
 	hook := t.run.w.hooks.Finish
-	if hook == nil || t.ctx == nil { // a job that was given back has not begun
+	if hook == nil || t.ctx == nil { // a job that was returned without a handler
 		return
 	}
 	t.mu.Lock()

@@ -10,18 +10,18 @@ import (
 	"time"
 )
 
-// SignatureFault says which part of a signed request is wrong.
+// SignatureFault is the reason why a signed request was rejected.
 type SignatureFault string
 
-// What can be wrong with a signed request.
+// Reasons to reject a signed request.
 const (
 	SignatureMissing   SignatureFault = "missing"   // a header is not there
-	SignatureTimestamp SignatureFault = "timestamp" // it is no time, or more than five minutes away
-	SignatureWrong     SignatureFault = "signature" // it was not made with one of the secrets from this body
-	SignatureSecret    SignatureFault = "secret"    // a secret is none of Dormouse's: this program is set up wrong
+	SignatureTimestamp SignatureFault = "timestamp" // invalid, or more than five minutes off
+	SignatureWrong     SignatureFault = "signature" // not made with one of the secrets from this body
+	SignatureSecret    SignatureFault = "secret"    // a secret is invalid: this program is misconfigured
 )
 
-// SignatureError is why [Verify] has refused a request.
+// SignatureError is the error of [Verify].
 type SignatureError struct {
 	What SignatureFault
 	Text string
@@ -29,11 +29,11 @@ type SignatureError struct {
 
 func (e *SignatureError) Error() string { return "dormouse: " + e.Text }
 
-// tolerance is how far the clocks of the server and of this machine may be apart.
+// tolerance is the tolerated difference between the clocks of the server and of this machine.
 const tolerance = 5 * time.Minute
 
-// Verify says whether the request with these headers and this body, byte for byte, was pushed by the server: nil, or a
-// [*SignatureError]. After a new secret was made both are given while both sign.
+// Verify checks whether the request with these headers and this body, byte for byte, was pushed by the server;
+// otherwise it returns a [*SignatureError]. While two secrets sign, after a new one was made, pass both.
 func Verify(secrets []string, header http.Header, body []byte) error {
 	return VerifyAt(time.Now(), secrets, header, body)
 }
@@ -43,7 +43,7 @@ func VerifyAt(now time.Time, secrets []string, header http.Header, body []byte) 
 	keys := make([][]byte, len(secrets))
 	for i, secret := range secrets {
 		key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, "whsec_"))
-		if err != nil || len(key) < 24 || len(key) > 64 { // as Standard Webhooks has it; the server's have 32
+		if err != nil || len(key) < 24 || len(key) > 64 { // as in Standard Webhooks; the server's have 32
 			return &SignatureError{SignatureSecret, "a secret should be whsec_ and 24 to 64 bytes in base64"}
 		}
 		keys[i] = key

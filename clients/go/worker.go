@@ -14,41 +14,41 @@ import (
 	"time"
 )
 
-// Handler does a job. What it returns decides what becomes of the job: nil acks it, an error releases it to be tried
-// again, and [RetryAfter], [Snooze] and [Permanent] say more. Its context ends when the job is lost, when its time is
-// up, or when the worker stops; [Cause] says which.
+// Handler handles a job. Its result decides about the job: nil acks it, an error releases it for a retry, and
+// [RetryAfter], [Snooze] and [Permanent] are more specific. Its context ends when the job is lost, when its time is
+// up, or when the worker stops; [Cause] tells which.
 type Handler func(ctx context.Context, job *Job) error
 
-// Middleware wraps a handler. What the handler panics with is an error here.
+// Middleware wraps a handler. Panics of the handler are errors here.
 type Middleware func(next Handler) Handler
 
-// Hooks are called as a worker goes about its work; those that are nil are not. They are called from many goroutines,
-// and hold up the worker while they run.
+// Hooks receive events of a worker; nil hooks are skipped. They are called from many goroutines, and block the worker
+// while they run.
 type Hooks struct {
-	// Poll has come back with so many jobs, or with an error.
+	// Poll has returned this number of jobs, or an error.
 	Poll func(jobs int, took time.Duration, err error)
 	// Start of a handler.
 	Start func(job *Job)
-	// Finish of a job: when the server has taken the result, or when the handler of a lost one has returned.
+	// Finish of a job: the server has accepted the result, or the handler of a lost job has returned.
 	Finish func(job *Job, f Finished)
 	// Touch of a job, by the worker itself.
 	Touch func(job *Job, err error)
-	// Away is called once an outage: the server cannot be polled. Back ends it.
+	// Away is called once per outage, when polls begin to fail. Back ends it.
 	Away func(err error)
 	Back func(away time.Duration)
-	// Drain begins, with so many handlers at work.
+	// Drain begins, with this number of running handlers.
 	Drain func(running int)
 }
 
-// Finished is how a job ended.
+// Finished describes how a job ended.
 type Finished struct {
 	Outcome Outcome
-	Took    time.Duration // the handler
+	Took    time.Duration // of the handler
 	Elapsed time.Duration // from the publish of the job
 	Err     error         // what the handler returned
 }
 
-// Logger takes the worker's lines: a *slog.Logger is one. No line has the body of a job or the token.
+// Logger receives the worker's log lines: a *slog.Logger is one. No line contains the body of a job or the token.
 type Logger interface {
 	Debug(msg string, args ...any)
 	Info(msg string, args ...any)
@@ -56,22 +56,21 @@ type Logger interface {
 	Error(msg string, args ...any)
 }
 
-// WorkerOption sets something of a [Worker].
+// WorkerOption is an option of a [Worker].
 type WorkerOption func(*Worker)
 
-// Concurrency is how many handlers work at a time, over all queues of the worker; 10 when it is not given.
+// Concurrency sets the maximum number of concurrent handlers, over all queues of the worker; 10 by default.
 func Concurrency(n int) WorkerOption { return func(w *Worker) { w.concurrency = n } }
 
-// TTR is for how long a job is held at a time: how long it takes until somebody else gets it when this process dies.
-// It is renewed while the handler works. Whole seconds, 3 at least; 30 when it is not given.
+// TTR sets the duration of a delivery: how long it takes until another worker gets the job if this process dies. It
+// is extended while the handler runs. Whole seconds, at least 3; 30 by default.
 func TTR(d time.Duration) WorkerOption { return func(w *Worker) { w.ttr = d } }
 
-// Poll is how long a poll waits for jobs: less than proxies on the way cut. A part of a second counts as one; 20 s when
-// it is not given.
+// Poll sets how long a poll waits for jobs: below the timeouts of proxies. Rounded up to seconds; 20 s by default.
 func Poll(d time.Duration) WorkerOption { return func(w *Worker) { w.poll = d } }
 
-// Backoff is after how long a job is tried again that has failed once, twice, and so on. The last repeats. Each is made
-// up to a tenth shorter or longer. 5 s, 30 s, 5 min, 30 min, 2 h when it is not given.
+// Backoff sets the delays after the first failure of a job, the second, and so on. The last one repeats. Each is
+// varied by up to a tenth. The default is 5 s, 30 s, 5 min, 30 min, 2 h.
 func Backoff(delays ...time.Duration) WorkerOption {
 	return func(w *Worker) {
 		w.valid(len(delays) > 0, "Backoff needs a delay")
@@ -84,39 +83,39 @@ func Backoff(delays ...time.Duration) WorkerOption {
 	}
 }
 
-// BackoffFunc is [Backoff] by a function of the attempt that has failed, from 1, and of its error.
+// BackoffFunc is [Backoff] by a function of the failed attempt, from 1, and of its error.
 func BackoffFunc(f func(attempt int, err error) time.Duration) WorkerOption {
 	return func(w *Worker) { w.backoff = f }
 }
 
-// TimeLimit ends a handler's context after d. There is none when it is not given.
+// TimeLimit ends a handler's context after d. There is no limit by default.
 func TimeLimit(d time.Duration) WorkerOption {
 	return func(w *Worker) { w.valid(d > 0, "TimeLimit should be longer than 0"); w.timeLimit = d }
 }
 
-// Drain is for how long handlers may go on when the worker stops; 25 s when it is not given.
+// Drain sets how long handlers may continue when the worker stops; 25 s by default.
 func Drain(d time.Duration) WorkerOption { return func(w *Worker) { w.drain = d } }
 
-// Grace is for how long handlers may go on whose context has ended; 5 s when it is not given.
+// Grace sets how long handlers may continue after the end of their context; 5 s by default.
 func Grace(d time.Duration) WorkerOption { return func(w *Worker) { w.grace = d } }
 
-// AckWindow is how long an ack waits for others, to be sent together; 5 ms when it is not given.
+// AckWindow sets how long an ack waits for others, to be sent together; 5 ms by default.
 func AckWindow(d time.Duration) WorkerOption { return func(w *Worker) { w.ackWindow = d } }
 
-// Weights say in what proportion the queues are served while several have jobs, 1 to 1000 for each. Without them the
-// first queue that has jobs goes first, in the order of [Worker.Handle].
+// Weights sets the proportions of the queues while several have jobs, 1 to 1000 for each. Without weights, earlier
+// queues take precedence, in the order of [Worker.Handle].
 func Weights(of map[string]int) WorkerOption { return func(w *Worker) { w.weights = of } }
 
-// WithHooks has the hooks called.
+// WithHooks sets the hooks.
 func WithHooks(h Hooks) WorkerOption { return func(w *Worker) { w.hooks = h } }
 
-// WithLogger has lines written to l; to Go's package log when it is not given, those of debug left out.
+// WithLogger sets the logger; by default Go's package log, without debug lines.
 func WithLogger(l Logger) WorkerOption { return func(w *Worker) { w.log = l } }
 
 // WithoutSignals leaves SIGTERM and SIGINT to the program.
 func WithoutSignals() WorkerOption { return func(w *Worker) { w.noSignals = true } }
 
-// Worker fetches jobs and has handlers do them.
+// Worker consumes jobs and runs their handlers.
 type Worker struct {
 	client      *Client
 	concurrency int
@@ -131,7 +130,7 @@ type Worker struct {
 	hooks       Hooks
 	log         Logger
 	noSignals   bool
-	wrong       error // the first option that is
+	wrong       error // the first invalid option
 
 	mu         sync.Mutex
 	queues     []string
@@ -148,7 +147,7 @@ func (w *Worker) valid(ok bool, otherwise string) {
 	}
 }
 
-// NewWorker makes a worker. Give it handlers, then run it.
+// NewWorker returns a worker. Add handlers, then run it.
 func NewWorker(client *Client, opts ...WorkerOption) (*Worker, error) {
 	w := &Worker{
 		client:      client,
@@ -178,7 +177,7 @@ func NewWorker(client *Client, opts ...WorkerOption) (*Worker, error) {
 	return w, nil
 }
 
-// Handle has the handler do the jobs of a queue, from the next Run on. The first queue is served first.
+// Handle sets the handler of a queue, from the next Run on. Earlier queues take precedence.
 func (w *Worker) Handle(queue string, h Handler) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -195,20 +194,20 @@ func (w *Worker) Use(m ...Middleware) {
 	w.middleware = append(w.middleware, m...)
 }
 
-// ErrUnclean is what Run returns when a handler had not returned at the end of its grace.
+// ErrUnclean is returned by Run if a handler had not returned at the end of its grace.
 var ErrUnclean = errors.New("dormouse: handlers had not returned when the worker ended")
 
-// Run works until it is told to stop: by SIGTERM or SIGINT, by [Worker.Stop], or by the end of its context, of which
-// handlers see the values alone. Then it takes no more jobs, lets handlers go on for Drain and then for Grace, gives
-// back what they have not done, and returns: nil, or [ErrUnclean]. A second signal or Stop ends both times. What no
-// repeat can mend, such as a wrong token, ends the worker with that error.
+// Run works until it is stopped: by SIGTERM or SIGINT, by [Worker.Stop], or by the end of its context, whose values
+// alone are visible to handlers. Then it consumes no more jobs, lets handlers continue for Drain and then for Grace,
+// returns unfinished jobs to their queues, and returns nil or [ErrUnclean]. A second signal or Stop ends both times.
+// A permanent error, such as an invalid token, ends the worker with that error.
 func (w *Worker) Run(ctx context.Context) error { return w.work(ctx, false) }
 
-// RunUntilIdle handles what is due, and returns when a poll has found nothing and no handler works: for tests, and for
-// programs that are run by a timer.
+// RunUntilIdle handles the jobs that are due, and returns when a poll has found nothing and no handler runs: for
+// tests, and for programs started by a timer.
 func (w *Worker) RunUntilIdle(ctx context.Context) error { return w.work(ctx, true) }
 
-// Stop has Run end as at a signal. It does not wait.
+// Stop ends Run like a signal. It does not wait.
 func (w *Worker) Stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -309,21 +308,21 @@ type run struct {
 	ask       request
 	through   *http.Client // of polls
 	halfClose bool
-	inFlight  chan struct{} // full while maxInFlight requests for held jobs are
+	inFlight  chan struct{} // full while maxInFlight requests for delivered jobs are
 	handlers  map[string]Handler
 	acks      acks
 
 	stops    sync.Mutex
-	stopping chan struct{} // closed: no poll any more
-	hurry    chan struct{} // closed: no handler is waited for any more
+	stopping chan struct{} // closed: no more polls
+	hurry    chan struct{} // closed: handlers are no longer waited for
 
 	mu        sync.Mutex
 	free      int
 	tasks     map[*task]struct{} // whose handlers have not returned
 	unsettled int                // jobs whose results are not sent yet
-	changed   chan struct{}      // has something after one of these has
+	changed   chan struct{}      // has a value after a change of these
 
-	away time.Time // since when the server cannot be polled; zero while it can
+	away time.Time // since when polls fail; zero while they work
 }
 
 func (r *run) stop() {
@@ -346,7 +345,7 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// pollUntilStopped asks for as many jobs as there are free slots, whenever there is one.
+// pollUntilStopped polls for as many jobs as there are free slots, whenever there is one.
 func (r *run) pollUntilStopped(untilIdle bool) error {
 	defer r.through.CloseIdleConnections()
 	if untilIdle {
@@ -403,7 +402,7 @@ func (r *run) pollUntilStopped(untilIdle bool) error {
 	}
 }
 
-// waitForSlot says how many slots are free, 0 when the worker stops, and whether nothing is under way.
+// waitForSlot returns the number of free slots, 0 if the worker stops, and whether no job is in progress.
 func (r *run) waitForSlot() (free int, idle bool) {
 	for {
 		if closed(r.stopping) {
@@ -422,10 +421,10 @@ func (r *run) waitForSlot() (free int, idle bool) {
 	}
 }
 
-// take begins jobs, or gives them back when the worker stops.
+// take starts jobs, or returns them to their queue if the worker stops.
 func (r *run) take(jobs []*Job) {
 	for _, job := range jobs {
-		if job.left() <= 0 { // so long the answer took
+		if job.left() <= 0 { // the reply took too long
 			r.logLost(job)
 			continue
 		}
@@ -456,7 +455,7 @@ func (r *run) leave(t *task) {
 	r.change()
 }
 
-// settled is called once for each job that was taken: when its result was sent, or when it is lost.
+// settled is called once for each consumed job: when its result was sent, or when it is lost.
 func (r *run) settled() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -475,7 +474,7 @@ func (r *run) handlersReturned() bool { return len(r.tasks) == 0 }
 
 func (r *run) resultsSent() bool { return r.unsettled == 0 }
 
-// wait says whether something has come to be: within some time when one is given, and before the interrupt.
+// wait waits for a condition, and reports whether it holds: at most for the given time, and until the interrupt.
 func (r *run) wait(is func() bool, most *time.Duration, interrupt <-chan struct{}) bool {
 	over := make(chan struct{})
 	if most != nil {
@@ -522,7 +521,7 @@ func (r *run) isBack() {
 	}
 }
 
-// end lets handlers go on for their time, and sends all results.
+// end lets handlers continue for their time, and sends all results.
 func (r *run) end() error {
 	running := r.working()
 	if hook := r.w.hooks.Drain; hook != nil {

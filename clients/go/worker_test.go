@@ -17,13 +17,13 @@ import (
 	"time"
 )
 
-// shift is a worker at work, whose handlers do as the test says.
+// shift is a running worker, whose handlers do what the test says.
 type shift struct {
 	*stage
 	worker   *Worker
 	done     chan error
 	begun    chan *begun   // handlers that have begun
-	finished chan finished // jobs that have come to their end
+	finished chan finished // finished jobs
 	touched  chan error    // touches of the worker
 	drained  chan int      // the hook
 	away     chan error    // the hook
@@ -37,7 +37,7 @@ type finished struct {
 	Finished
 }
 
-// begun is a handler that waits for the test to say what it returns.
+// begun is a handler that waits for the test to decide its result.
 type begun struct {
 	ctx context.Context
 	job *Job
@@ -53,7 +53,7 @@ func (b *begun) ends(t *testing.T, cause error) {
 	}
 }
 
-// lines are those of a log.
+// lines are the lines of a log.
 type lines struct {
 	mu  sync.Mutex
 	all []string
@@ -123,7 +123,7 @@ func (sh *shift) start() *shift {
 	return sh
 }
 
-// next is a handler that has begun.
+// next returns the next started handler.
 func (sh *shift) next() *begun {
 	sh.t.Helper()
 	return receive(sh.t, sh.begun)
@@ -155,7 +155,7 @@ func (sh *shift) touches() {
 	}
 }
 
-// waitForAcks waits until so many acks wait for others.
+// waitForAcks waits until n acks wait for others.
 func (sh *shift) waitForAcks(n int) {
 	acks := &sh.worker.running.acks
 	for waiting := -1; waiting != n; runtime.Gosched() {
@@ -190,7 +190,7 @@ func TestWhatAHandlerReturnsDecides(t *testing.T) {
 		sh := newShift(t).start()
 		id := sh.publish("mail", "x", Tries(test.tries))
 		b := sh.next()
-		sh.worker.Stop() // what is ready at once is for another
+		sh.worker.Stop() // further ready jobs stay for another worker
 		b.ret <- test.err
 		sh.outcome(test.outcome)
 		if err := receive(t, sh.done); err != nil {
@@ -229,7 +229,7 @@ func TestBackoffGrowsWithTheAttempts(t *testing.T) {
 	sh.next().ret <- nil
 	sh.outcome(OutcomeAcked)
 	sh.stop()
-	// One look for each failure, and one for each attempt that asked: here the same.
+	// One look-up per failure, and one per attempt that asked: the same here.
 	if looks := len(sh.wire.seen("GET mail/job/" + id)); looks != 12 {
 		t.Errorf("%d looks, of which six are this test's own", looks)
 	}
@@ -306,7 +306,7 @@ func TestAPanicIsAnError(t *testing.T) {
 	if sh.lines.with("worker_test.go") == 0 {
 		t.Error("no stack is logged")
 	}
-	sh.publish("mail", "x") // and the worker goes on
+	sh.publish("mail", "x") // and the worker continues
 	sh.next().ret <- nil
 	sh.outcome(OutcomeAcked)
 	sh.stop()
@@ -356,7 +356,7 @@ func TestATouchThatFailedIsRepeated(t *testing.T) {
 	sh.stop()
 }
 
-// The server has done the touch, and the worker has not heard of it: its receipt is old.
+// The server has executed the touch, but its reply was lost: the worker's receipt is old.
 func TestATouchWhoseAnswerWasLost(t *testing.T) {
 	sh := newShift(t).start()
 	id := sh.publish("mail", "x")
@@ -365,7 +365,7 @@ func TestATouchWhoseAnswerWasLost(t *testing.T) {
 	sh.advance(sh.clock.next(t, touching, 9*time.Second, 11*time.Second))
 	asError(t, receive(t, sh.touched), ErrNetwork)
 	sh.advance(sh.clock.next(t, touching, 50*time.Millisecond, 100*time.Millisecond))
-	asError(t, receive(t, sh.touched), ErrLost) // then it looks, and touches with what it finds
+	asError(t, receive(t, sh.touched), ErrLost) // then it looks up the receipt, and touches with it
 	if err := receive(t, sh.touched); err != nil {
 		t.Fatal(err)
 	}
@@ -440,7 +440,7 @@ func TestAJobThatSomebodyElseHasIsLost(t *testing.T) {
 	sh := newShiftOn(s, Concurrency(1)).start()
 	sh.publish("mail", "x", Tries(3))
 	b := sh.next()
-	s.server.Advance(30 * time.Second) // the server's clock alone: the hand-over is over
+	s.server.Advance(30 * time.Second) // only the server's clock: the delivery is over
 	other, err := s.client.Consume(bg, ConsumeOptions{}, "mail")
 	if err != nil || len(other) != 1 {
 		t.Fatal(other, err)
@@ -483,7 +483,7 @@ func TestAJobThatCannotBeTouchedIsLostAtTheEndOfItsTTR(t *testing.T) {
 	}
 }
 
-// A touch makes the receipt old, so the result waits for the touch that is under way.
+// A touch replaces the receipt, so the result waits for the touch in flight.
 func TestAResultWaitsForATouch(t *testing.T) {
 	sh := newShift(t).start()
 	sh.publish("mail", "x")
@@ -513,7 +513,7 @@ func TestAResultWaitsForATouch(t *testing.T) {
 
 func TestAResultIsRepeatedUntilTheEndOfTTR(t *testing.T) {
 	for _, result := range []error{nil, errors.New("no")} {
-		// The answer is lost: what was asked was done.
+		// The reply is lost: the request was executed.
 		sh := newShift(t).start()
 		id := sh.publish("mail", "x", Tries(2))
 		b := sh.next()
@@ -527,7 +527,7 @@ func TestAResultIsRepeatedUntilTheEndOfTTR(t *testing.T) {
 		if got := receive(t, sh.finished); got.Outcome == OutcomeLost {
 			t.Fatalf("%v: %s", result, got.Outcome)
 		}
-		// It never comes through.
+		// It never succeeds.
 		sh.publish("mail", "y", Tries(2))
 		b = sh.next()
 		sh.wire.fail(func(req *http.Request) (*http.Response, error) {
@@ -569,7 +569,7 @@ func TestWhatAHandlerDidByHand(t *testing.T) {
 		if until, err := b.job.Touch(b.ctx, time.Minute); err != nil || !until.Equal(sh.server.Now().Add(time.Minute)) {
 			t.Fatal(until, err)
 		}
-		sh.clock.next(t, touching, 18*time.Second, 22*time.Second) // the next touch is a third of that away
+		sh.clock.next(t, touching, 18*time.Second, 22*time.Second) // the next touch is due after a third of that
 		if err := test.do(b.ctx, b.job); err != nil {
 			t.Fatal(err)
 		}
@@ -589,7 +589,7 @@ func TestWhatAHandlerDidByHand(t *testing.T) {
 	}
 }
 
-// Whether the job is lost is not known while nobody can look.
+// It is unknown whether the job is lost while look-ups fail.
 func TestALookThatFailsIsNoLoss(t *testing.T) {
 	sh := newShiftOn(newStage(t, RetryFor(0))).start()
 	sh.publish("mail", "x")
@@ -621,7 +621,7 @@ func TestTheTimeLimit(t *testing.T) {
 		sh.clock.elapse(t, limiting, 5*time.Second, 5*time.Second)
 		b.ends(t, ErrTimeLimit)
 		b.ret <- returns
-		if returns == nil { // it has come to its end all the same
+		if returns == nil { // it has ended all the same
 			sh.outcome(OutcomeAcked)
 			sh.gone("mail", id)
 			continue
@@ -631,7 +631,7 @@ func TestTheTimeLimit(t *testing.T) {
 			t.Fatal(reason)
 		}
 	}
-	// A handler that is deaf: its job goes back after grace, its slot is not free.
+	// A handler that ignores its context: its job is returned after grace, its slot stays taken.
 	id := sh.publish("mail", "deaf", Tries(2))
 	waiting := sh.publish("mail", "waits")
 	b := sh.next()
@@ -658,7 +658,7 @@ func TestTheTimeLimit(t *testing.T) {
 	sh.stop()
 }
 
-// A thousand handlers that touch at once would open a thousand connections, and come too late together.
+// A thousand handlers that touch at once would open a thousand connections, and be late together.
 func TestSoManyRequestsForHeldJobsAreInFlight(t *testing.T) {
 	const handlers = 3 * maxInFlight
 	s := newStage(t)
@@ -693,7 +693,7 @@ func TestSoManyRequestsForHeldJobsAreInFlight(t *testing.T) {
 		for atomic.LoadInt32(&open) < maxInFlight {
 			runtime.Gosched()
 		}
-		for i := 0; i < 1000; i++ { // whoever would come beside them has time to
+		for i := 0; i < 1000; i++ { // time for any concurrent request
 			runtime.Gosched()
 		}
 		close(gate)
@@ -775,7 +775,7 @@ func TestAcksGoTogether(t *testing.T) {
 	for len(s.wire.seen("POST mail/ack")) < 2 {
 		runtime.Gosched()
 	}
-	sh.waitForAcks(30) // all others went by hundreds
+	sh.waitForAcks(30) // all others were sent by hundreds
 	sh.clock.elapse(t, acking, time.Second, time.Second)
 	for i := 0; i < 230; i++ {
 		sh.outcome(OutcomeAcked)
@@ -820,7 +820,7 @@ func TestAnOutageIsToldOnce(t *testing.T) {
 	}
 }
 
-// A proxy, or a server that stops, answers at once that there is nothing: no reason to ask a thousand times a second.
+// A proxy, or a stopping server, replies at once that there is nothing: no reason to poll a thousand times a second.
 func TestAnEmptyAnswerAtOnceIsAFailure(t *testing.T) {
 	s := newStage(t)
 	empty := func(after time.Duration) {
@@ -866,7 +866,7 @@ func TestWhatNoRepeatCanMendEndsTheWorker(t *testing.T) {
 			}
 			return nil, nil
 		}, nil)
-		s.publish("mail", "y") // has the poll come back, if one was sent before
+		s.publish("mail", "y") // ends the poll, if one was sent before
 		running := receive(t, sh.drained)
 		b.ret <- nil // handlers may end
 		sh.outcome(OutcomeAcked)
@@ -990,7 +990,7 @@ func TestStopping(t *testing.T) {
 		sh := newShift(t).start()
 		sh.publish("mail", "x")
 		b := sh.next()
-		asError(t, sh.worker.Run(bg), ErrInvalid) // it runs already
+		asError(t, sh.worker.Run(bg), ErrInvalid) // it is running already
 		b.ret <- nil
 		sh.stop()
 		sh.start() // and it can run again
@@ -1000,8 +1000,8 @@ func TestStopping(t *testing.T) {
 	})
 }
 
-// A poll that is parked is closed, so that the server gives its job to the next. What is on its way at that moment is
-// given back with its try.
+// A parked poll is closed, so that the server gives its job to the next consumer. A job in transit at that moment is
+// returned with its try.
 func TestTheParkedPollIsClosed(t *testing.T) {
 	for _, answer := range []string{"", `{"job_id":"x","queue":"mail","namespace":"test","data":"","receipt":"r","remain_tries":0,"ttl":1}`} {
 		parked, closed, released := make(chan struct{}), make(chan struct{}), make(chan string, 1)

@@ -253,7 +253,7 @@ mod tests {
         #[test]
         fn tokens_and_limits_survive(pool in "[a-z]{1,9}", ns in "[a-z]{1,9}", token in ".{1,40}", n: [i64; 3]) {
             let scope = Scope {
-                pool: PoolName::parse(&pool).unwrap(), // the pattern makes names
+                pool: PoolName::parse(&pool).unwrap(), // the pattern generates names
                 namespace: Namespace::parse(&ns).unwrap(),
             };
             let key = TokenKey { scope, token: Token::new(&token).unwrap() }; // not empty

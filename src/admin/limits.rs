@@ -40,7 +40,7 @@ pub enum LimitError {
 #[derive(Debug)]
 #[must_use]
 pub enum Admission {
-    /// Admitted. Give the pass back if the request does not do what it was counted for.
+    /// Admitted. Give the pass back if the request fails.
     Admitted(Pass),
     /// The limit is reached; the interval ends after this time.
     OverLimit(Duration),

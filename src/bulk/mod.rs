@@ -1,6 +1,7 @@
-//! Actions on all jobs of a queue that a filter finds: respawn, delete, promote, cancel. Each is a task that works in small steps
-//! and leaves the store nine tenths of the time. It ends when it has looked at as many jobs as there were at its
-//! beginning, when it is stopped, or when the server stops; never within a step. Knows no HTTP.
+//! Bulk actions on all jobs of a queue that match a filter: respawn, delete, promote, cancel. Each is a task that
+//! works in small steps and leaves nine tenths of the time to other work of the store. It ends after examining as
+//! many jobs as there were at its beginning, when it is stopped, or when the server stops; never within a step. Knows
+//! no HTTP.
 
 mod order;
 mod work;

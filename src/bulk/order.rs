@@ -12,9 +12,9 @@ pub enum Action {
     Respawn(Revival),
     /// Delete dead jobs.
     Delete,
-    /// Delayed ones are due now.
+    /// Make delayed jobs due now.
     Promote,
-    /// Those in this state are forgotten.
+    /// Delete jobs in this state.
     Cancel(JobState),
 }
 

@@ -1,4 +1,4 @@
-//! `dormouse backup`: takes a copy of a pool from a server's admin port, as a directory or as a tar.
+//! `dormouse backup`: copies a pool through a server's admin port, as a directory or as a tar.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, IsTerminal, Read, Write};
@@ -11,26 +11,27 @@ use super::client::{ApiClient, HttpCall};
 use super::program::{CommandError, Result, admin_url, print_line};
 use super::push;
 
-/// The file that says that a directory is a whole pool. It comes last.
+/// The file that marks a directory as a complete pool. It comes last.
 const MARK: &str = "dormouse";
 
-/// Take a copy of a pool on disk while its server runs, from the admin port
+/// Copy a pool on disk while its server runs, through the admin port
 ///
-/// The copy opens as after a power cut: nothing that was answered before this command is missing, tokens are in it.
-/// The admin port is at DORMOUSE_ADMIN [default: http://127.0.0.1:7778]; DORMOUSE_ADMIN_AUTH=user:password if it asks.
+/// The copy opens as after a power cut: it has everything that was answered before this command, including tokens.
+/// The admin port is at DORMOUSE_ADMIN [default: http://127.0.0.1:7778]; DORMOUSE_ADMIN_AUTH=user:password if it
+/// asks.
 #[derive(Args)]
 pub struct BackupArgs {
     /// The pool [default: default]
     #[arg(long, value_name = "NAME")]
     pool: Option<String>,
-    /// The directory to make, or - for a tar on standard output
+    /// The directory to create, or - for a tar on standard output
     #[arg(value_name = "DIR|-")]
     to: PathBuf,
 }
 
-/// Does what the command line says.
+/// Runs the command.
 pub fn backup(BackupArgs { pool, to }: BackupArgs) -> Result<()> {
-    // Without a slash at its end, behind which `.part` would be a name of its own.
+    // Removes a trailing slash, after which `.part` would be another name.
     let to: PathBuf = to.components().collect();
     let is_tar = to == Path::new("-");
     if is_tar && io::stdout().is_terminal() {
@@ -47,7 +48,7 @@ pub fn backup(BackupArgs { pool, to }: BackupArgs) -> Result<()> {
     let failed = |error: io::Error| CommandError::NotDone(format!("the backup is not whole: {error}"));
     if is_tar {
         let mut out = io::stdout().lock();
-        // What is left for the end of the program to write may not fit the disk either, and nobody would hear of it.
+        // Flushes here: the rest may not fit on the disk either, and an error at exit would be lost.
         return io::copy(&mut tar, &mut out).and_then(|_| out.flush()).map_err(failed);
     }
     let done = unpack(&mut tar, &part).and_then(|found| {
@@ -56,21 +57,21 @@ pub fn backup(BackupArgs { pool, to }: BackupArgs) -> Result<()> {
         Ok(found)
     });
     if done.is_err() {
-        // Nothing is left of it.
+        // Leaves nothing behind.
         let _ = fs::remove_dir_all(&part);
     }
     let (files, bytes) = done.map_err(failed)?;
     print_line(&format!("{files} files with {bytes} bytes are in {}", to.display()))
 }
 
-/// What a directory is called until it is whole.
+/// Returns the name of the directory until it is complete.
 fn part_of(to: &Path) -> PathBuf {
     let mut part = to.as_os_str().to_owned();
     part.push(".part");
     part.into()
 }
 
-/// Makes the directory out of a tar, synced. Answers how many files and bytes it has.
+/// Unpacks a tar into a new directory, and syncs it. Returns the number of files and bytes.
 fn unpack(tar: &mut impl Read, to: &Path) -> io::Result<(u64, u64)> {
     DirBuilder::new().mode(0o700).create(to)?;
     let (mut files, mut bytes, mut whole, mut dirs) = (0, 0, false, vec![to.to_owned()]);
@@ -89,7 +90,7 @@ fn unpack(tar: &mut impl Read, to: &Path) -> io::Result<(u64, u64)> {
         File::open(to.join(&path))?.sync_all()?;
         (files, bytes, whole) = (files + 1, bytes + entry.size(), path == Path::new(MARK));
     }
-    // To its end, which says that nothing broke off.
+    // Reads to the end, to detect an aborted transfer.
     io::copy(tar, &mut io::sink())?;
     if !whole {
         return Err(io::Error::other("it ended before its end"));

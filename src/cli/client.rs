@@ -1,4 +1,4 @@
-//! The HTTP of the command line: one call, and what the server says to it.
+//! HTTP client of the command line: one call, and the server's reply.
 
 use std::error::Error;
 use std::io::{self, Read as _};
@@ -24,36 +24,36 @@ use super::program::{CommandError, Result};
 use crate::dial;
 use crate::tls::{ClientTls, system_roots};
 
-/// How long the server may take to answer.
+/// Timeout of a call.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How long it may take until an answer begins that is long, and how long it may pause.
+/// Timeout for the beginning of a long reply, and maximum pause within it.
 const LONG: Duration = Duration::from_secs(600);
 const PAUSE: Duration = Duration::from_secs(60);
-/// How long one of the server's addresses may take to be reached.
+/// Timeout for connecting to the server.
 const CONNECT: Duration = Duration::from_secs(10);
-/// The longest answer that is read, in bytes: a page of jobs with their bodies, or hundreds of thousands of tokens.
+/// Maximum bytes of a reply: a page of jobs with their bodies, or hundreds of thousands of tokens.
 const MAX_ANSWER: usize = 64 << 20;
 
-/// One call, built step by step.
+/// A call, built step by step.
 #[derive(Clone, Debug)]
 pub struct HttpCall {
     method: Method,
-    /// Percent-encoded, as the query is.
+    /// Percent-encoded, like the query.
     path: String,
     query: String,
     body: Vec<u8>,
-    /// How long the server may take to answer beyond the usual time.
+    /// Time that the server may take in addition to the timeout.
     patience: Duration,
 }
 
 impl HttpCall {
-    /// A GET of nothing yet.
+    /// Returns a GET of the root.
     pub fn get() -> HttpCall {
         let (path, query, body) = (String::new(), String::new(), Vec::new());
         HttpCall { method: Method::GET, path, query, body, patience: Duration::ZERO }
     }
 
-    /// The same one segment further down the path.
+    /// Appends a segment to the path.
     pub fn to(mut self, segment: &str) -> HttpCall {
         self.path.push('/');
         self.path.push_str(&encode(segment));
@@ -64,7 +64,7 @@ impl HttpCall {
         HttpCall { method: Method::POST, body: body.into(), ..self }
     }
 
-    /// A PUT without a body.
+    /// Makes it a PUT without a body.
     pub fn put(self) -> HttpCall {
         HttpCall { method: Method::PUT, ..self }
     }
@@ -73,7 +73,7 @@ impl HttpCall {
         HttpCall { body: body.into(), ..self.put() }
     }
 
-    /// The same for a server that waits for so long before it answers.
+    /// Allows for a server that replies only after this time.
     pub fn patient(self, patience: Duration) -> HttpCall {
         HttpCall { patience, ..self }
     }
@@ -82,7 +82,7 @@ impl HttpCall {
         HttpCall { method: Method::DELETE, ..self }
     }
 
-    /// With those parameters that are given.
+    /// Adds the parameters that have a value.
     pub fn with(mut self, pairs: impl IntoIterator<Item = (&'static str, Option<String>)>) -> HttpCall {
         for (key, value) in pairs {
             if let Some(value) = value {
@@ -96,18 +96,18 @@ impl HttpCall {
     }
 }
 
-/// A server, and the header that opens it.
+/// A server, and the header with its credentials.
 pub struct ApiClient {
-    /// As the user gave it, for messages.
+    /// As given by the user, for messages.
     url: String,
     /// Host and port.
     address: String,
-    /// It speaks TLS.
+    /// Whether it speaks TLS.
     tls: bool,
     key: Option<Header>,
 }
 
-/// A header's name, and its value, which is secret.
+/// Name and secret value of a header.
 pub type Header = (&'static str, String);
 
 pub fn basic_auth(account: &str) -> Header {
@@ -115,7 +115,8 @@ pub fn basic_auth(account: &str) -> Header {
 }
 
 impl ApiClient {
-    /// A client that follows no redirect and uses no proxy, so that the token goes to the named server only.
+    /// Creates a client that follows no redirects and uses no proxy, so that the token is sent only to the named
+    /// server.
     pub fn new(url: &str, key: Option<Header>) -> Result<ApiClient> {
         let found = url.parse::<Uri>().ok().and_then(|uri| {
             let tls = match uri.scheme_str()? {
@@ -125,7 +126,7 @@ impl ApiClient {
             };
             let plain = uri.path() == "/" && uri.query().is_none();
             let authority = uri.authority().filter(|authority| plain && !authority.as_str().contains('@'))?;
-            // What is behind the host is a port, or nothing.
+            // The host is followed by a port or nothing.
             let port = match authority.as_str().strip_prefix(authority.host()) {
                 Some("") => {
                     if tls {
@@ -146,26 +147,26 @@ impl ApiClient {
         Ok(ApiClient { url: url.trim_end_matches('/').to_owned(), address, tls, key })
     }
 
-    /// Sends a call, and answers the status and the text.
+    /// Sends a call, and returns the status and the text.
     pub fn exchange(&self, call: HttpCall) -> Result<(StatusCode, String)> {
         let trouble = |e: &dyn std::fmt::Display| self.trouble(e);
         let patience = TIMEOUT + call.patience;
         let request = self.request(call)?;
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| trouble(&e))?;
         let answer = runtime.block_on(async { timeout(patience, self.carry(request)).await });
-        // It may still look up a name.
+        // A look-up of a name may still be running.
         runtime.shutdown_background();
         answer.map_err(|_| trouble(&"no answer in time"))?.map_err(|e| trouble(&e))
     }
 
-    /// The text of a 2xx.
+    /// Sends a call, and returns the text of a 2xx.
     pub fn send(&self, call: HttpCall) -> Result<String> {
         let (status, text) = self.exchange(call)?;
         self.succeeded(status, &text)?;
         Ok(text)
     }
 
-    /// The JSON of an answer that was received already.
+    /// Parses the JSON of a reply that has been received.
     pub fn answered(&self, status: StatusCode, text: &str) -> Result<Value> {
         self.succeeded(status, text)?;
         self.parse(text)
@@ -178,13 +179,13 @@ impl ApiClient {
         Err(CommandError::NotDone(format!("{} answered {status}: {}", self.url, says(text))))
     }
 
-    /// The same for an answer that is JSON.
+    /// Like [`send`](ApiClient::send), for a JSON reply.
     pub fn json(&self, call: HttpCall) -> Result<Value> {
         let text = self.send(call)?;
         self.parse(&text)
     }
 
-    /// The same for an answer that is JSON or nothing.
+    /// Like [`json`](ApiClient::json), for a reply that may be empty.
     pub fn json_or_nothing(&self, call: HttpCall) -> Result<Option<Value>> {
         let text = self.send(call)?;
         if text.is_empty() { Ok(None) } else { self.parse(&text).map(Some) }
@@ -196,7 +197,7 @@ impl ApiClient {
     }
 }
 
-/// A body that is read as it comes, however long it is.
+/// A body of any length, read as it arrives.
 pub struct BodyReader {
     runtime: Runtime,
     connection: Option<Pin<Box<dyn Future<Output = hyper::Result<()>>>>>,
@@ -213,7 +214,7 @@ impl BodyReader {
                 tokio::select! {
                     biased;
                     frame = body.frame() => return frame,
-                    // What it fails with the body fails with too.
+                    // Its errors are reported by the body too.
                     _ = running => *connection = None,
                 }
             }
@@ -240,11 +241,11 @@ impl io::Read for BodyReader {
     }
 }
 
-/// An answer, or why there is none.
+/// A reply, or why there is none.
 type Answer = std::result::Result<(StatusCode, String), Box<dyn Error + Send + Sync>>;
 
 impl ApiClient {
-    /// Sends a call, and answers with the body of a 2xx.
+    /// Sends a call, and returns the body of a 2xx.
     pub fn read(&self, call: HttpCall) -> Result<BodyReader> {
         let trouble = |e: &dyn std::fmt::Display| self.trouble(e);
         let request = self.request(call)?;
@@ -303,7 +304,7 @@ impl ApiClient {
         Ok(Box::new(ClientTls::new(system_roots(""), None).connect(host, stream).await?))
     }
 
-    /// Over a connection of its own.
+    /// Sends a request over a new connection.
     async fn carry(&self, request: Request<Full<Bytes>>) -> Answer {
         let (mut sender, connection) = http1::handshake(TokioIo::new(self.connect().await?)).await?;
         let answer = async move {
@@ -312,17 +313,17 @@ impl ApiClient {
             let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await?.to_bytes();
             Ok((status, String::from_utf8_lossy(&body).into_owned()))
         };
-        // The connection ends when its sender is gone. What it fails with the request fails with too.
+        // The connection ends when its sender is dropped. Its errors are reported by the request too.
         tokio::join!(answer, connection).0
     }
 }
 
-/// A connection, with TLS or without.
+/// A connection, with or without TLS.
 trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
 
-/// What an error answer says: its text, and which job or element it is about.
+/// Returns the text of an error reply, and the job or element that it is about.
 pub fn says(text: &str) -> String {
     let Ok(json) = serde_json::from_str::<Value>(text) else {
         return super::show::one_line(text);

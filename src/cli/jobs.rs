@@ -1,4 +1,4 @@
-//! `dormouse queue consume`, `ack` and `cancel`: what a worker does, by hand.
+//! `dormouse queue consume`, `ack` and `cancel`: the work of a worker, by hand.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::show;
 pub enum JobCommand {
     /// Get the next job of a queue, as a worker does. It is yours until its ttr ends; `ack` it when it is done
     Consume {
-        /// The queue, or several, separated by commas, the first one first
+        /// The queue, or several, separated by commas, in order of preference
         queue: String,
         /// How long the job is yours: 30s, 5m, 2h [default: the server's TTRSecond]
         #[arg(long, value_name = "DURATION", value_parser = seconds)]
@@ -26,9 +26,9 @@ pub enum JobCommand {
         #[arg(long, value_name = "COUNT")]
         count: Option<u32>,
     },
-    /// Say that jobs are done: they are deleted
+    /// Acknowledge jobs that are done, which deletes them
     Ack {
-        /// The queue that the jobs are in
+        /// The queue of the jobs
         queue: String,
         /// The ids of the jobs
         #[arg(required = true, value_name = "ID")]
@@ -37,14 +37,14 @@ pub enum JobCommand {
         #[arg(long)]
         receipt: Option<String>,
     },
-    /// Delete jobs that should not be done any more, in whatever state they are
+    /// Delete jobs that should not run any more, in any state
     Cancel {
-        /// The queue that the jobs are in
+        /// The queue of the jobs
         queue: String,
         /// The ids of the jobs
         #[arg(required_unless_present = "key", conflicts_with = "key", value_name = "ID")]
         jobs: Vec<String>,
-        /// The job with this key instead
+        /// Delete the job with this key instead
         #[arg(long)]
         key: Option<String>,
     },

@@ -1,6 +1,6 @@
-//! `dormouse queue`: looks into queues and sets them right, for the person on call. It speaks to a server's public port
-//! as any client does, and to its admin port for what is pushed: it knows no store and no configuration. `tokens.rs` is
-//! the other tool, token-cli.
+//! `dormouse queue`: inspects and repairs queues, for operators. It uses a server's public port like any client, and
+//! its admin port for push and for operators' routes: it knows no store and no configuration. `tokens.rs` is the
+//! other tool, token-cli.
 
 mod backup;
 mod client;
@@ -28,7 +28,7 @@ use self::program::{CommandError, Result, admin_url, exit_code, print_line, stan
 pub use self::program::{complain, fail, parse};
 use self::session::{PAGE, ServerArgs, Session};
 
-/// Looks into queues and sets them right, through a server's public port.
+/// Inspect and repair queues, through a server's public port.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -64,30 +64,30 @@ pub struct QueueArgs {
 
 #[derive(Subcommand)]
 enum QueueCommand {
-    /// The queues of the namespace, with how many jobs are where
+    /// List the queues of the namespace, with their numbers of jobs
     List {
-        /// Show at most so many
+        /// Maximum number of queues
         #[arg(long, value_name = "COUNT")]
         limit: Option<usize>,
-        /// From the admin port, over all namespaces unless one is named: queues that need this, or `any`, which it is
-        /// without a value
+        /// From the admin port, over all namespaces unless one is named: only queues with this need; without a value,
+        /// with any need
         #[arg(long, value_name = "NEED", num_args = 0..=1, default_missing_value = "any")]
         need: Option<String>,
     },
-    /// The next jobs of a queue, without handing them out
+    /// Show the next jobs of a queue, without delivering them
     Peek {
-        /// The queue to look into
+        /// The queue to inspect
         queue: String,
-        /// Jobs in which state
+        /// State of the jobs
         #[arg(long, value_enum, default_value_t = ListedState::Ready)]
         state: ListedState,
-        /// Show at most so many
+        /// Maximum number of jobs
         #[arg(long, value_name = "COUNT", default_value_t = 20)]
         limit: usize,
         /// Show bodies too
         #[arg(long)]
         data: bool,
-        /// Show only this job, in whatever state, with its body
+        /// Show only this job, in any state, with its body
         #[arg(long, value_name = "ID", conflicts_with_all = ["state", "limit", "data"])]
         job: Option<String>,
     },
@@ -103,20 +103,20 @@ enum QueueCommand {
         /// When it is ready: RFC 3339, or Unix seconds
         #[arg(long, value_name = "TIME", conflicts_with = "delay")]
         at: Option<String>,
-        /// Time until it disappears: seconds, or 5m, 2h, 1d; 0 is forever
+        /// Time until it expires: seconds, or 5m, 2h, 1d; 0 is forever
         #[arg(long, value_name = "DURATION", value_parser = seconds)]
         ttl: Option<String>,
-        /// How many times it may be handed out
+        /// Maximum number of deliveries
         #[arg(long, value_name = "COUNT")]
         tries: Option<String>,
-        /// A name of your own for it
+        /// A name of your own for it, unique in the queue
         #[arg(long)]
         key: Option<String>,
-        /// What a taken key means: keep, replace or fail
+        /// If the key is taken: keep, replace or fail
         #[arg(long, value_name = "WHAT", requires = "key")]
         on_conflict: Option<String>,
     },
-    /// Hand out nothing from a queue, until it is resumed
+    /// Stop deliveries from a queue, until it is resumed
     Pause {
         /// The queue to pause
         queue: String,
@@ -133,53 +133,53 @@ enum QueueCommand {
     Work(jobs::JobCommand),
     /// Make dead jobs ready again
     Respawn {
-        /// The queue whose dead jobs live again
+        /// The queue of the dead jobs
         queue: String,
-        /// Which jobs
+        /// The ids of the jobs
         #[arg(required_unless_present_any = ["oldest", "all"], conflicts_with = "oldest")]
         jobs: Vec<String>,
-        /// All that are dead now, over the admin port; waits until it is done
+        /// All jobs that are dead now, over the admin port; waits until it is done
         #[arg(long, conflicts_with_all = ["jobs", "oldest"])]
         all: bool,
-        /// Of all, those that died for this reason; an empty one: for none that was told
+        /// With --all: only jobs that died for this reason; empty: jobs without a reason
         #[arg(long, requires = "all")]
         reason: Option<String>,
-        /// The oldest so many instead, with one try each
+        /// This number of the oldest dead jobs instead, with one try each
         #[arg(long, value_name = "COUNT", conflicts_with_all = ["tries", "delay"])]
         oldest: Option<u64>,
-        /// How many times each may be handed out [default: 1]
+        /// Maximum number of deliveries of each [default: 1]
         #[arg(long, value_name = "COUNT")]
         tries: Option<String>,
         /// Time until they are ready: seconds, or 5m, 2h, 1d
         #[arg(long, value_name = "DURATION", value_parser = seconds)]
         delay: Option<String>,
-        /// Time until they disappear: seconds, or 5m, 2h, 1d; 0 is forever
+        /// Time until they expire: seconds, or 5m, 2h, 1d; 0 is forever
         #[arg(long, value_name = "DURATION", value_parser = seconds)]
         ttl: Option<String>,
         #[command(flatten)]
         of: operators::OfPool,
     },
     Promote(promote::PromoteArgs),
-    /// Forget the ready jobs of a queue. Delayed, running and dead ones stay
+    /// Delete the ready jobs of a queue. Delayed, running and dead ones stay
     Purge {
         /// The queue to purge
         queue: String,
-        /// Yes, forget them
+        /// Confirm
         #[arg(long)]
         yes: bool,
     },
-    /// Forget a queue: its name and all of its jobs but those that run
+    /// Delete a queue: its name and all of its jobs except running ones
     Forget {
-        /// The queue to forget
+        /// The queue to delete
         queue: String,
-        /// Yes, forget it
+        /// Confirm
         #[arg(long)]
         yes: bool,
     },
     /// Send the jobs of a queue to a URL
     #[command(subcommand)]
     Push(push::PushCommand),
-    /// Jobs that come again
+    /// Recurring jobs
     #[command(subcommand)]
     Schedules(schedules::SchedulesCommand),
     #[command(flatten)]
@@ -187,7 +187,7 @@ enum QueueCommand {
 }
 
 impl QueueCommand {
-    /// Whether it is about what is in one namespace.
+    /// Whether the command applies to one namespace.
     fn needs_namespace(&self, has_admin: bool) -> bool {
         match self {
             QueueCommand::List { need, .. } => need.is_none() && !has_admin,
@@ -205,7 +205,7 @@ enum ListedState {
     Dead,
 }
 
-/// Does what the command line says, and answers the exit code.
+/// Runs the command, and returns the exit code.
 pub fn run(args: QueueArgs) -> ExitCode {
     let needs_namespace = args.command.needs_namespace(args.server.has_admin());
     let session = Session::open(args.server, needs_namespace);
@@ -217,7 +217,7 @@ pub fn print(text: &str) -> ExitCode {
     exit_code("dormouse", program::print(text))
 }
 
-/// Takes a copy of a pool.
+/// Copies a pool.
 pub fn backup(args: BackupArgs) -> ExitCode {
     exit_code("dormouse", backup::backup(args))
 }
@@ -376,12 +376,12 @@ impl Session {
         self.show(&done, || show::fields(&done))
     }
 
-    /// Speaks to the admin port.
+    /// Creates a client of the admin port.
     fn admin_client(&self) -> Result<ApiClient> {
         ApiClient::new(&admin_url(self.admin.clone())?, push::login()?)
     }
 
-    /// A call that gets below a queue.
+    /// Returns a call below a queue.
     fn at(&self, queue: &str) -> HttpCall {
         HttpCall::get().to("api").to(&self.namespace).to(queue)
     }
@@ -391,7 +391,7 @@ impl Session {
 mod tests {
     use super::*;
 
-    /// Guards against an argument whose meaning nobody can look up.
+    /// Guards against an argument without a description.
     #[test]
     fn every_argument_is_described() {
         fn walk(command: &clap::Command, path: &str, wrong: &mut Vec<String>, seen: &mut usize) {

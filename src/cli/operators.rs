@@ -1,5 +1,5 @@
-//! What `dormouse queue` asks of the admin port, without a token: all queues by need, their history, dead jobs and why they
-//! died, and actions on all jobs of a queue.
+//! Commands of `dormouse queue` that use the admin port without a token: queues by need, their history, dead jobs and
+//! their reasons, and bulk actions.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::program::{CommandError, Result};
 use super::session::Session;
 use super::show;
 
-/// How often it is asked how far an action has come.
+/// Interval between progress checks of an action.
 const STEP: Duration = Duration::from_millis(300);
 
-/// Which pool.
+/// Option for the pool.
 #[derive(Args)]
 pub struct OfPool {
     /// The pool [default: default]
@@ -25,42 +25,42 @@ pub struct OfPool {
 
 #[derive(Subcommand)]
 pub enum OperatorCommand {
-    /// What a queue did lately, or all queues together (admin port)
+    /// Show the recent history of a queue, or of all queues together (admin port)
     History {
-        /// The queue; all together without one
+        /// The queue; without one, all together
         queue: Option<String>,
         /// The last hour, or the last day
         #[arg(long, value_enum, default_value_t = Range::Hour)]
         range: Range,
-        /// Show so many of the last steps
+        /// Number of steps to show, from the latest back
         #[arg(long, value_name = "COUNT", default_value_t = 30)]
         limit: usize,
         #[command(flatten)]
         of: OfPool,
     },
-    /// Queues with dead jobs; of one queue why they died (admin port)
+    /// List queues with dead jobs; for one queue, show why they died (admin port)
     Dead {
-        /// The queue; all that have dead jobs without one
+        /// The queue; without one, all that have dead jobs
         queue: Option<String>,
         #[command(flatten)]
         of: OfPool,
     },
-    /// Forget all jobs of a queue that are ready, delayed or dead. Running ones stay (admin port)
+    /// Delete all jobs of a queue that are ready, delayed or dead. Running ones stay (admin port)
     Destroy {
         /// The queue whose jobs are destroyed
         queue: String,
-        /// Jobs in which state; several times for several
+        /// State of the jobs; may be repeated
         #[arg(long, value_enum, required = true, value_name = "STATE")]
         state: Vec<Destroyed>,
-        /// Yes, forget them
+        /// Confirm
         #[arg(long)]
         yes: bool,
         #[command(flatten)]
         of: OfPool,
     },
-    /// Actions on all jobs of a queue: what runs and what ran (admin port)
+    /// Show bulk actions on jobs of queues: running and recent ones (admin port)
     Bulk {
-        /// Show this one
+        /// Show only this action
         id: Option<String>,
         /// Stop it
         #[arg(long, requires = "id")]
@@ -86,7 +86,7 @@ fn word(value: impl ValueEnum) -> Option<String> {
 }
 
 impl OperatorCommand {
-    /// Whether it is about one queue, which stands in a namespace.
+    /// Whether the command applies to one queue, and so needs a namespace.
     pub fn needs_namespace(&self) -> bool {
         match self {
             OperatorCommand::History { queue, .. } | OperatorCommand::Dead { queue, .. } => queue.is_some(),
@@ -97,7 +97,7 @@ impl OperatorCommand {
 }
 
 impl Session {
-    /// The queues of all namespaces, or of one, by what they need.
+    /// Lists the queues of one or all namespaces by need.
     pub fn list_by_need(&self, need: Option<String>, limit: usize) -> Result<()> {
         let call =
             HttpCall::get().to("queues").with([("need", need), ("namespace", self.namespace_if_given())]);
@@ -142,7 +142,7 @@ impl Session {
         }
     }
 
-    /// Respawns all dead jobs of a queue, or those with one reason, and waits until it is done.
+    /// Respawns all dead jobs of a queue, or those with one reason, and waits for the end.
     pub fn respawn_all(&self, queue: &str, given: Vec<(&'static str, Value)>, of: OfPool) -> Result<()> {
         let mut order = Map::new();
         order.extend(given.into_iter().map(|(key, value)| (key.to_owned(), value)));
@@ -173,7 +173,7 @@ impl Session {
         actions.iter().try_for_each(done)
     }
 
-    /// Has it done, and waits for its end. It goes on without this program.
+    /// Starts a bulk action, and waits for its end. It continues if this program is killed.
     fn order(&self, queue: &str, mut order: Map<String, Value>, of: &OfPool) -> Result<Value> {
         order.insert("namespace".to_owned(), json!(self.namespace));
         order.insert("queue".to_owned(), json!(queue));
@@ -193,7 +193,7 @@ impl Session {
     }
 }
 
-/// An action that did not come to its end is an error.
+/// Returns an error if an action was not completed.
 fn done(action: &Value) -> Result<()> {
     match (action["status"].as_str(), action["why"].as_str()) {
         (Some("done"), _) => Ok(()),

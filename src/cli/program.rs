@@ -1,16 +1,16 @@
-//! What every command needs beside HTTP: how it fails and which exit code says so, its options from the environment,
-//! standard input and output. Knows no command.
+//! Common parts of all commands besides HTTP: errors and exit codes, options from the environment, standard input and
+//! output. Knows no command.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Why a command was not done, in one line.
+/// Why a command failed, in one line.
 pub enum CommandError {
     /// An argument is missing or wrong.
     Usage(String),
-    /// The server refused or could not be reached, or not all was done.
+    /// The server refused or could not be reached, or only a part was done.
     NotDone(String),
 }
 
@@ -54,7 +54,7 @@ pub fn parse<T: clap::Parser>(
     })
 }
 
-/// An option, or else a variable of the environment. What is empty is not given.
+/// Returns an option, or else a variable of the environment. Empty values count as absent.
 pub fn given(option: Option<String>, variable: &str) -> Result<Option<String>> {
     let value = match option {
         Some(value) => value,
@@ -69,9 +69,9 @@ pub fn given(option: Option<String>, variable: &str) -> Result<Option<String>> {
     Ok(Some(value).filter(|value| !value.is_empty()))
 }
 
-/// Where the admin port is: as the command line says it, or the variable.
+/// Returns the URL of the admin port, from the command line or the environment.
 pub fn admin_url(said: Option<String>) -> Result<String> {
-    // The second is the name that the variable had before.
+    // The second is the variable's previous name.
     let url = match given(said, "DORMOUSE_ADMIN")? {
         Some(url) => Some(url),
         None => given(None, "DORMOUSE_ADMIN_URL")?,
@@ -99,7 +99,7 @@ pub fn print_line(text: &str) -> Result<()> {
     if text.is_empty() { Ok(()) } else { print(&format!("{text}\n")) }
 }
 
-/// Writes `text` to standard output. A reader that has closed the pipe has read what it wanted, which is no error.
+/// Writes `text` to standard output. A reader that closes the pipe has read enough, which is no error.
 pub fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -13,10 +13,10 @@ use super::show;
 pub struct PromoteArgs {
     /// The queue of the delayed jobs
     queue: String,
-    /// Which jobs
+    /// The ids of the jobs
     #[arg(required_unless_present = "key")]
     jobs: Vec<String>,
-    /// The job that has this key
+    /// The job with this key
     #[arg(long, conflicts_with = "jobs")]
     key: Option<String>,
 }

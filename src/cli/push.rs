@@ -1,4 +1,4 @@
-//! `dormouse queue push`: how a queue's jobs are sent to a URL, through the admin port.
+//! `dormouse queue push`: push settings, through the admin port.
 
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
@@ -9,25 +9,25 @@ use super::program::{CommandError, Result, given, standard_input};
 
 #[derive(Subcommand)]
 pub enum PushCommand {
-    /// Set how a queue is pushed. What is not given is at its default. Shows the secret the first time
+    /// Set how a queue is pushed; omitted options get their defaults. Shows the secret the first time
     Set(Box<PushSettingArgs>),
-    /// What is set, its state, counts, and the last attempts
+    /// Show the setting, its state, counts, and the last attempts
     Show(Target),
-    /// Forget what is set, and the secret. Jobs stay
+    /// Delete the setting and the secret. Jobs stay
     Delete(Target),
-    /// Send one signed test request now, and show what comes back
+    /// Send one signed test request now, and show the response
     Test(Target),
     /// Send nothing until it is resumed
     Pause(Target),
-    /// End a pause, or go on after the endpoint has answered 410
+    /// End a pause, or continue after the endpoint has answered 410
     Resume(Target),
-    /// Make a new secret. The one before signs too, for 24 hours
+    /// Make a new secret. The previous one still signs for 24 hours
     Secret(Target),
 }
 
 #[derive(Args)]
 pub struct Target {
-    /// The queue that is pushed
+    /// The pushed queue
     queue: String,
     /// The queue's pool
     #[arg(long, value_name = "NAME")]
@@ -38,7 +38,7 @@ pub struct Target {
 pub struct PushSettingArgs {
     #[command(flatten)]
     target: Target,
-    /// Where the jobs go; without it the whole setting is read from standard input, as JSON
+    /// URL of the endpoint; without it the whole setting is read from standard input, as JSON
     #[arg(value_name = "TO")]
     to: Option<String>,
     /// POST or PUT
@@ -47,34 +47,34 @@ pub struct PushSettingArgs {
     /// A header, as 'Name: value'; may be repeated. Other users of this machine can read it in the process list
     #[arg(long = "header", value_name = "HEADER", requires = "to")]
     headers: Vec<String>,
-    /// Time for the whole answer: seconds, or 5m
+    /// Timeout of a request: seconds, or 5m
     #[arg(long, value_name = "DURATION", value_parser = whole_seconds, requires = "to")]
     timeout: Option<u64>,
-    /// Requests in flight, over all servers
+    /// Maximum requests in flight, over all servers
     #[arg(long, value_name = "COUNT", requires = "to")]
     concurrency: Option<u64>,
-    /// Requests begun in any --per, over all servers
+    /// Maximum requests begun per --per, over all servers
     #[arg(long, value_name = "COUNT", requires = "to")]
     rate: Option<u64>,
-    /// Time that --rate counts in: seconds, or 5m, 2h, 1d
+    /// Period of --rate: seconds, or 5m, 2h, 1d
     #[arg(long, value_name = "DURATION", value_parser = whole_seconds, requires = "to")]
     per: Option<u64>,
     /// Time before the second attempt, the third, and so on: 5s,30s,5m
     #[arg(long, value_name = "DURATIONS", value_parser = fractional_seconds, value_delimiter = ',', requires = "to")]
     retry: Option<Vec<f64>>,
-    /// A 2xx counts only if this of its JSON is so, as '/code=0'
+    /// A 2xx counts only if its JSON has this value, as in '/code=0'
     #[arg(long, value_name = "POINTER=JSON", requires = "to")]
     ok_when: Option<String>,
     /// raw or cloudevents
     #[arg(long, requires = "to")]
     format: Option<String>,
-    /// A queue of the namespace that is told of jobs that die
+    /// A queue of the namespace that gets a message about each job that dies
     #[arg(long, value_name = "QUEUE", requires = "to")]
     on_dead: Option<String>,
 }
 
 impl PushSettingArgs {
-    /// The JSON that the server takes.
+    /// Returns the JSON of the setting.
     fn json(self) -> Result<Vec<u8>> {
         let Some(to) = self.to else { return standard_input() };
         let mut setting = Map::from_iter([("url".to_owned(), json!(to))]);
@@ -110,7 +110,7 @@ impl PushSettingArgs {
 }
 
 impl PushCommand {
-    /// What to ask the server for.
+    /// Returns the call of the command.
     pub fn call(self, namespace: &str) -> Result<HttpCall> {
         let at = |target: &Target| {
             let call = HttpCall::get().to("push").to(namespace).to(&target.queue);
@@ -131,7 +131,7 @@ impl PushCommand {
     }
 }
 
-/// The header for basic auth, as token-cli's: from the environment, where other users cannot read it.
+/// Returns the header for basic authentication, from the environment, where other users cannot read it.
 pub fn login() -> Result<Option<Header>> {
     let login = given(None, "DORMOUSE_ADMIN_AUTH")?;
     Ok(login.as_deref().map(basic_auth))

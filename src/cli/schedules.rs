@@ -1,4 +1,4 @@
-//! `dormouse queue schedules`: jobs that come again.
+//! `dormouse queue schedules`: recurring jobs.
 
 use std::path::{Path, PathBuf};
 
@@ -13,34 +13,34 @@ use super::show;
 
 #[derive(Subcommand)]
 pub enum SchedulesCommand {
-    /// The schedules of the namespace, by name. With `-o json` a set that `sync` takes
+    /// List the schedules of the namespace, by name. With `-o json`, as a set for `sync`
     List {
-        /// Only names that begin so
+        /// Only names with this prefix
         #[arg(long, value_name = "TEXT")]
         prefix: Option<String>,
-        /// Only those whose jobs go to this queue
+        /// Only schedules that publish to this queue
         #[arg(long)]
         queue: Option<String>,
-        /// Only those that are on, paused, ended or broken
+        /// Only schedules in this state: on, paused, ended or broken
         #[arg(long)]
         state: Option<String>,
-        /// Show at most so many
+        /// Maximum number of schedules
         #[arg(long, value_name = "COUNT")]
         limit: Option<usize>,
     },
-    /// What is set, what comes next, and what became of the last occurrences
+    /// Show the setting, the next occurrences, and the results of the last ones
     Show {
         /// The schedule
         name: String,
     },
-    /// Set a schedule. What is not given is at its default
+    /// Set a schedule; omitted options get their defaults
     Set(Box<ScheduleSettingArgs>),
-    /// Forget a schedule. Its jobs stay
+    /// Delete a schedule. Its jobs stay
     Delete {
         /// The schedule
         name: String,
     },
-    /// Place nothing, until it is resumed
+    /// Publish nothing, until it is resumed
     Pause {
         /// The schedule
         name: String,
@@ -48,29 +48,29 @@ pub enum SchedulesCommand {
         #[arg(long = "for", value_name = "DURATION", value_parser = seconds)]
         time: Option<String>,
     },
-    /// End a pause. What was due meanwhile is not caught up
+    /// End a pause. Occurrences that were due meanwhile are not caught up
     Resume {
         /// The schedule
         name: String,
     },
-    /// Place one job now, beside those that come by themselves
+    /// Publish one job now, in addition to the occurrences
     Run {
         /// The schedule
         name: String,
-        /// A past instant that the job is for: RFC 3339, or Unix seconds
+        /// The past instant of an occurrence to repeat: RFC 3339, or Unix seconds
         #[arg(long, value_name = "TIME")]
         at: Option<String>,
     },
-    /// When an expression or an interval would be due. Stores nothing
+    /// Show when an expression or an interval would be due. Stores nothing
     Preview(Preview),
-    /// Make the server's schedules those of a file: {"schedules": [{"name": "..", ..}]}
+    /// Replace the server's schedules by those of a file: {"schedules": [{"name": "..", ..}]}
     Sync {
         /// The file; - is standard input
         file: PathBuf,
-        /// Delete the schedules that the file does not name
+        /// Delete schedules that are not in the file
         #[arg(long)]
         prune: bool,
-        /// Only names that begin so are in the file, and only such are deleted
+        /// The file has only names with this prefix, and only such schedules are deleted
         #[arg(long, value_name = "TEXT")]
         prefix: Option<String>,
         /// Change nothing; exit with 1 if there are differences
@@ -79,27 +79,27 @@ pub enum SchedulesCommand {
     },
 }
 
-/// When there are occurrences.
+/// When a schedule is due.
 #[derive(Args)]
 #[group(multiple = false)]
 struct Rule {
-    /// Minute, hour, day, month and weekday, as '30 2 * * *'; or six with the second first
+    /// Minute, hour, day, month and weekday, as in '30 2 * * *'; or six fields, with the second first
     #[arg(long, value_name = "EXPRESSION")]
     cron: Option<String>,
-    /// Time between two: seconds, or 5m, 2h, 1d
+    /// Time between two occurrences: seconds, or 5m, 2h, 1d
     #[arg(long, value_name = "DURATION", value_parser = seconds)]
     every: Option<String>,
 }
 
 #[derive(Args)]
 struct Bounds {
-    /// The time zone of --cron, as Europe/Berlin [default: UTC]
+    /// The time zone of --cron, as in Europe/Berlin [default: UTC]
     #[arg(long)]
     zone: Option<String>,
-    /// None before: RFC 3339, or Unix seconds
+    /// No occurrence before this: RFC 3339, or Unix seconds
     #[arg(long, value_name = "TIME")]
     start: Option<String>,
-    /// None after
+    /// No occurrence after this
     #[arg(long, value_name = "TIME")]
     end: Option<String>,
 }
@@ -110,13 +110,13 @@ pub struct Preview {
     rule: Rule,
     #[command(flatten)]
     bounds: Bounds,
-    /// Only what comes after it [default: now]
+    /// Only occurrences after this [default: now]
     #[arg(long, value_name = "TIME")]
     from: Option<String>,
-    /// How many [default: 5]
+    /// Number of occurrences [default: 5]
     #[arg(short = 'n', long, value_name = "COUNT")]
     count: Option<String>,
-    // Stands here in place of the option of all commands, whose -n is another one.
+    // Replaces the global option, because -n has another meaning here.
     /// The namespace whose token is used
     #[arg(long, value_name = "NAME")]
     namespace: Option<String>,
@@ -126,7 +126,7 @@ pub struct Preview {
 pub struct ScheduleSettingArgs {
     /// The schedule
     name: String,
-    /// Where its jobs go; without it the whole setting is read from standard input, as JSON
+    /// Queue of its jobs; without it the whole setting is read from standard input, as JSON
     queue: Option<String>,
     /// The body of its jobs
     #[arg(requires = "queue")]
@@ -138,43 +138,43 @@ pub struct ScheduleSettingArgs {
     /// An attribute of its jobs, as name=value; may be repeated
     #[arg(long = "attribute", value_name = "NAME=VALUE", requires = "queue")]
     attributes: Vec<String>,
-    /// How many times each job may be handed out
+    /// Maximum number of deliveries of each job
     #[arg(long, value_name = "COUNT", requires = "queue")]
     tries: Option<String>,
-    /// Time until each job disappears: seconds, or 5m, 2h, 1d; 0 is forever
+    /// Time until each job expires: seconds, or 5m, 2h, 1d; 0 is forever
     #[arg(long, value_name = "DURATION", value_parser = seconds, requires = "queue")]
     ttl: Option<String>,
-    /// When an earlier job still lives: allow, skip or replace
+    /// If the previous job still exists: allow, skip or replace
     #[arg(long, value_name = "WHAT", requires = "queue")]
     overlap: Option<String>,
     /// The key of its jobs, with skip and replace
     #[arg(long, requires = "queue")]
     key: Option<String>,
-    /// Time after its due time within which an occurrence is in time: seconds, or 5m, 2h, 1d
+    /// Maximum lateness of an occurrence: seconds, or 5m, 2h, 1d
     #[arg(long, value_name = "DURATION", value_parser = seconds, requires = "queue")]
     deadline: Option<String>,
-    /// What becomes of missed ones: none, last or all
+    /// Which missed occurrences are caught up: none, last or all
     #[arg(long, value_name = "WHAT", requires = "queue")]
     catch_up: Option<String>,
     /// Time over which occurrences are spread: seconds, or 5m, 2h
     #[arg(long, value_name = "DURATION", value_parser = seconds, requires = "queue")]
     jitter: Option<String>,
-    /// Pause it, or end its pause: true or false [default: as it was]
+    /// Pause it, or end its pause: true or false [default: unchanged]
     #[arg(long, value_name = "BOOL", requires = "queue")]
     paused: Option<bool>,
-    /// Only while this revision is in force
+    /// Only if this is the current revision
     #[arg(long, value_name = "NUMBER", requires = "queue")]
     revision: Option<u64>,
-    /// Say what it would do, and change nothing
+    /// Show what would change, and change nothing
     #[arg(long)]
     dry_run: bool,
 }
 
 impl ScheduleSettingArgs {
-    /// The JSON that the server takes.
+    /// Returns the JSON of the setting.
     fn json(self) -> Result<Vec<u8>> {
         let Some(queue) = self.queue else {
-            // They stand in other commands too, so they cannot require the queue by themselves.
+            // Other commands have these too, so they cannot require the queue by themselves.
             let Rule { cron, every } = &self.rule;
             let Bounds { zone, start, end } = &self.bounds;
             return match [cron, every, zone, start, end].into_iter().any(Option::is_some) {
@@ -183,7 +183,7 @@ impl ScheduleSettingArgs {
             };
         };
         let text = |text: Option<String>| text.map(Value::from);
-        // What is no number the server refuses, and says what it takes.
+        // Invalid numbers are passed on: the server rejects them, and says what is valid.
         let number = |text: Option<String>| {
             let number = |text: &str| serde_json::from_str(text).ok().filter(Value::is_number);
             text.map(|text| number(&text).unwrap_or(Value::String(text)))
@@ -231,7 +231,7 @@ impl SchedulesCommand {
         let all = || HttpCall::get().to("api").to(&session.namespace).to("_schedules");
         match self {
             Command::List { prefix, queue, state, limit } => {
-                // With the bodies JSON is a set that `sync` takes.
+                // With bodies, the JSON is a set for `sync`.
                 let data = flag(session.output == Output::Json);
                 let call =
                     all().with([("prefix", prefix), ("queue", queue), ("state", state), ("data", data)]);
@@ -287,7 +287,7 @@ impl Preview {
     }
 }
 
-/// Sends the whole set. A dry run that finds differences is not done.
+/// Sends the whole set. A dry run that finds differences exits with 1.
 fn sync(session: &Session, call: HttpCall, file: &Path) -> Result<()> {
     let set = if file == Path::new("-") { standard_input()? } else { given_file(file)? };
     let answer = session.client.json(call.put_body(set))?;

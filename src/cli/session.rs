@@ -1,5 +1,4 @@
-//! A server as every command of `dormouse queue` has it: its client, the namespace, and how answers are shown. Knows no
-//! command.
+//! A server as used by the commands of `dormouse queue`: client, namespace, and output format. Knows no command.
 
 use clap::{Args, ValueEnum};
 use serde_json::Value;
@@ -9,10 +8,10 @@ use super::program::{CommandError, Result, given, print_line};
 use super::show;
 use crate::readable::visible_json;
 
-/// How many jobs or queues one page of the server has at most, and how many jobs one request may name.
+/// Maximum jobs or queues per page of the server, and jobs per request.
 pub const PAGE: usize = 100;
 
-/// Which server, which namespace, and how to show what it says.
+/// Server, namespace and output format.
 #[derive(Args)]
 pub struct ServerArgs {
     /// The server's public port [default: http://127.0.0.1:7777]
@@ -32,19 +31,19 @@ pub struct ServerArgs {
     output: Output,
 }
 
-/// How answers are shown.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     Table,
     Json,
 }
 
-/// A server, a namespace, and how answers are shown.
+/// A server, a namespace, and the output format.
 pub struct Session {
     pub client: ApiClient,
-    /// Where the admin port is, if the command line says it.
+    /// URL of the admin port, if given on the command line.
     pub admin: Option<String>,
-    /// Empty: all, where that may be.
+    /// Empty for all namespaces, for commands that allow it.
     pub namespace: String,
     pub output: Output,
 }
@@ -57,12 +56,12 @@ impl ServerArgs {
 }
 
 impl Session {
-    /// The namespace, if one was named.
+    /// Returns the namespace, if one was given.
     pub fn namespace_if_given(&self) -> Option<String> {
         Some(self.namespace.clone()).filter(|namespace| !namespace.is_empty())
     }
 
-    /// Without a namespace for what is about all of them.
+    /// Opens a session, without a namespace for commands that apply to all.
     pub fn open(args: ServerArgs, needs_namespace: bool) -> Result<Session> {
         let url = given(args.url, "DORMOUSE_URL")?.unwrap_or_else(|| "http://127.0.0.1:7777".to_owned());
         let token = given(args.token, "DORMOUSE_TOKEN")?;
@@ -81,7 +80,7 @@ impl Session {
         })
     }
 
-    /// Shows what the server says.
+    /// Sends a call, and shows the reply.
     pub fn answer(&self, call: HttpCall) -> Result<()> {
         let answer = self.client.json(call)?;
         self.show(&answer, || show::fields(&answer))
@@ -94,12 +93,12 @@ impl Session {
         }
     }
 
-    /// Up to `limit` elements of a list that the server shows in pages.
+    /// Returns up to `limit` elements of a paged list.
     pub fn pages(&self, call: &HttpCall, field: &str, limit: usize) -> Result<Vec<Value>> {
         self.pages_of(&self.client, call, field, limit)
     }
 
-    /// The same of another port.
+    /// Like [`pages`](Session::pages), from another port.
     pub fn pages_of(
         &self,
         client: &ApiClient,

@@ -1,5 +1,5 @@
-//! Answers as tables. Control and direction characters of jobs are made visible: they could drive the terminal, or show
-//! another text than is there.
+//! Replies as tables. Control and direction characters of jobs are made visible: they could control the terminal, or
+//! display misleading text.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use unicode_width::UnicodeWidthStr;
 
 use crate::readable::{duration, shortened, visible};
 
-/// How much of a body or a reason is shown, in characters.
+/// Maximum characters of a body or a reason.
 const MOST: usize = 60;
 
 pub fn queues(queues: &[Value]) -> String {
@@ -43,7 +43,7 @@ pub fn jobs(jobs: &[Value], bodies: bool) -> String {
     table(&rows, 0..0)
 }
 
-/// Queues by what they need.
+/// Formats queues with their needs.
 pub fn needs(queues: &[Value]) -> String {
     let heads =
         ["NEED", "QUEUE", "READY", "DELAYED", "RUNNING", "DEAD", "OLDEST", "IN/S", "OUT/S", "WAITING"];
@@ -57,7 +57,7 @@ pub fn needs(queues: &[Value]) -> String {
     table(&rows, 2..10)
 }
 
-/// Namespace and queue, behind the pool if it is another than the default one.
+/// Returns namespace and queue, with the pool unless it is the default one.
 fn named(queue: &Value) -> String {
     let name = format!("{}/{}", cell(&queue["namespace"]), cell(&queue["queue"]));
     match queue["pool"].as_str() {
@@ -66,7 +66,7 @@ fn named(queue: &Value) -> String {
     }
 }
 
-/// Queues with dead jobs.
+/// Formats queues with dead jobs.
 pub fn dead(queues: &[Value]) -> String {
     let heads = ["QUEUE", "DEAD", "IN AN HOUR", "LAST"];
     let rows = queues.iter().map(|queue| {
@@ -77,7 +77,7 @@ pub fn dead(queues: &[Value]) -> String {
     table(&rows, 1..3)
 }
 
-/// Why jobs died.
+/// Formats the reasons of dead jobs.
 pub fn reasons(reasons: &Value) -> String {
     let all = reasons["reasons"].as_array().map_or(&[] as &[Value], Vec::as_slice);
     let rows = all.iter().map(|one| vec![cell(&one["count"]), cell(&one["reason"])]);
@@ -86,7 +86,7 @@ pub fn reasons(reasons: &Value) -> String {
     format!("{}\nlooked at {} dead jobs", table(&rows, 0..1), cell(&reasons["looked_at"]))
 }
 
-/// Actions on all jobs of a queue.
+/// Formats bulk actions.
 pub fn actions(actions: &[Value]) -> String {
     let heads = ["ID", "QUEUE", "ACTION", "STATE", "STATUS", "DONE", "LOOKED AT", "OF", "BY", "WHY"];
     let rows = actions.iter().map(|action| {
@@ -99,7 +99,7 @@ pub fn actions(actions: &[Value]) -> String {
     table(&rows, 5..8)
 }
 
-/// The last steps of a history, the newest last.
+/// Formats the last steps of a history, newest last.
 pub fn history(past: &Value, limit: usize) -> String {
     let fields = ["in", "out", "acked", "died", "ready", "delayed", "running", "dead", "oldest_ready_age"];
     let heads =
@@ -115,7 +115,7 @@ pub fn history(past: &Value, limit: usize) -> String {
     format!("since {}\n{}", cell(&past["since"]), table(&rows, 0..10))
 }
 
-/// The tokens of a namespace, by their descriptions.
+/// Formats the tokens of a namespace, by description.
 pub fn tokens(answer: &Value) -> String {
     let mut rows = vec![vec!["TOKEN".to_owned(), "DESCRIPTION".to_owned()]];
     let all = answer["tokens"].as_object().into_iter().flatten();
@@ -142,7 +142,7 @@ pub fn schedules(schedules: &[Value]) -> String {
     table(&rows, 0..0)
 }
 
-/// A schedule: its fields, what comes next, and what became of the last ones.
+/// Formats a schedule: its fields, the next occurrences, and the last ones.
 pub fn schedule(schedule: &Value) -> String {
     let mut single = schedule.clone();
     let mut take = |field: &str| single.as_object_mut().and_then(|fields| fields.remove(field));
@@ -158,7 +158,7 @@ pub fn schedule(schedule: &Value) -> String {
     parts.join("\n\n")
 }
 
-/// Instants to come: in UTC, and as their zone's clock shows them.
+/// Formats occurrences: in UTC, and in local time of their zone.
 pub fn instants(next: &Value) -> String {
     let mut rows = vec![vec!["NEXT".to_owned(), "LOCAL".to_owned()]];
     let all = next.as_array().into_iter().flatten();
@@ -166,7 +166,7 @@ pub fn instants(next: &Value) -> String {
     table(&rows, 0..0)
 }
 
-/// What a sync did, or would do: a name on each line.
+/// Formats the result of a sync: a name per line.
 pub fn differences(answer: &Value) -> String {
     let mut lines = Vec::new();
     for what in ["created", "changed", "removed"] {
@@ -178,7 +178,7 @@ pub fn differences(answer: &Value) -> String {
     lines.join("\n")
 }
 
-/// An answer that is one object: a field on each line.
+/// Formats an object: a field per line.
 pub fn fields(object: &Value) -> String {
     let shown = |(name, value): (&String, _)| {
         let value = if name == "data" { body(value) } else { named_cell(name, value) };
@@ -193,7 +193,7 @@ pub fn one_line(text: &str) -> String {
     cut_at(text, MOST * 4)
 }
 
-/// A line for each row, and each column as wide as its widest cell. Those of `right` are numbers, which end together.
+/// Formats rows in columns as wide as their widest cell. Columns in `right` are numbers, aligned right.
 fn table(rows: &[Vec<String>], right: Range<usize>) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let wide = |column: usize| rows.iter().map(|row| row[column].width()).max().unwrap_or(0);
@@ -208,7 +208,7 @@ fn table(rows: &[Vec<String>], right: Range<usize>) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// A value: `-` when it is not known, or there is none.
+/// Formats a value; `-` if it is null or missing.
 fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -219,7 +219,7 @@ fn cell(value: &Value) -> String {
     }
 }
 
-/// A value as people read it: of some fields it is a duration in seconds, or milliseconds.
+/// Formats the value of a field, for some fields as a duration in seconds or milliseconds.
 fn named_cell(field: &str, value: &Value) -> String {
     match (field, value.as_f64()) {
         ("ttl", Some(0.0)) => "forever".to_owned(),
@@ -229,12 +229,12 @@ fn named_cell(field: &str, value: &Value) -> String {
     }
 }
 
-/// A duration that is given in seconds.
+/// Formats a duration in seconds.
 fn seconds(value: &Value) -> String {
     value.as_f64().map_or("-".to_owned(), duration)
 }
 
-/// The body of a job, which comes as base64.
+/// Formats the body of a job, which is base64 in the reply.
 fn body(data: &Value) -> String {
     let bytes = data.as_str().and_then(|data| STANDARD.decode(data).ok()).unwrap_or_default();
     cut(&String::from_utf8_lossy(&bytes))
@@ -271,7 +271,7 @@ mod tests {
         assert!(text.starts_with("QUEUE"), "no blanks at the edge: {text:?}");
     }
 
-    /// Guards against a job whose text moves the cursor or sets the title of the terminal of who looks at it.
+    /// Guards against a job whose text moves the cursor or sets the title of the user's terminal.
     #[test]
     fn what_a_job_contains_does_not_drive_the_terminal() {
         let odd = "\u{1b}]0;title\u{7}\r\n\u{9b}2J\u{202e}txt.exe";

@@ -1,4 +1,4 @@
-//! `dormouse token`: the tokens that open namespaces, through the admin port. token-cli does the same with lmstfy's flags.
+//! `dormouse token`: tokens of namespaces, through the admin port. token-cli does the same with lmstfy's flags.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use super::session::Output;
 use super::show;
 use crate::readable::visible_json;
 
-/// Create, list and delete the tokens that open namespaces (admin port)
+/// Create, list and delete the tokens of namespaces (admin port)
 ///
 /// The admin port is at DORMOUSE_ADMIN [default: http://127.0.0.1:7778]; DORMOUSE_ADMIN_AUTH=user:password if it asks.
 #[derive(Args)]
@@ -25,7 +25,7 @@ Examples:
 pub struct TokenCommands {
     #[command(subcommand)]
     command: TokenCommand,
-    /// The namespace that the token opens; or DORMOUSE_NAMESPACE
+    /// The namespace of the token; or DORMOUSE_NAMESPACE
     #[arg(short = 'n', long, global = true, value_name = "NAME", help_heading = "Shared options")]
     namespace: Option<String>,
     /// The namespace's pool [default: default]
@@ -43,13 +43,13 @@ pub struct TokenCommands {
 enum TokenCommand {
     /// Create a token and print it
     New {
-        /// What the token is for
+        /// Purpose of the token
         #[arg(short = 'D', long, value_name = "TEXT", default_value = "dormouse token new")]
         description: String,
     },
     /// List the tokens of a namespace
     List,
-    /// Delete a token: whoever uses it is refused from now on
+    /// Delete a token. Requests with it are refused from now on
     Delete {
         /// The token
         token: String,
@@ -62,7 +62,7 @@ pub fn run(args: TokenCommands) -> ExitCode {
 }
 
 impl TokenCommands {
-    /// Prints an answer as JSON, or as `text`.
+    /// Prints a reply as JSON, or as `text`.
     fn print(&self, answer: &Value, text: &str) -> Result<()> {
         match self.output {
             Output::Table => print_line(text),
@@ -88,7 +88,7 @@ impl TokenCommands {
                 self.print(&answer, &show::tokens(&answer))
             }
             TokenCommand::Delete { token } => {
-                // In a path the pool stands before the token, unless the token names its pool already.
+                // In a path, the pool precedes the token, unless the token names its pool already.
                 let token = match &self.pool {
                     Some(pool) if !token.contains(':') => format!("{pool}:{token}"),
                     _ => token.clone(),

@@ -1,5 +1,5 @@
-//! token-cli: creates, deletes and lists tokens through a server's admin port. Same flags as lmstfy's tool, and `-u` for
-//! admin ports that ask for a password.
+//! token-cli: creates, deletes and lists tokens through a server's admin port. It has lmstfy's flags, and `-u` for
+//! admin ports with accounts.
 
 use std::process::ExitCode;
 
@@ -9,16 +9,15 @@ use super::client::{ApiClient, Header, HttpCall, basic_auth};
 use super::program::{CommandError, Result, exit_code, given, print_line};
 use crate::readable::visible_json;
 
-/// Holds `user:password` when `-u` is not given.
+/// Provides `user:password` if `-u` is not given.
 const AUTH_ENV: &str = "DORMOUSE_ADMIN_AUTH";
 
-/// The command line of token-cli, for its man page.
+/// Returns the command line of token-cli, for its man page.
 pub fn command() -> clap::Command {
     <TokenArgs as clap::CommandFactory>::command()
 }
 
-/// Creates, deletes and lists the tokens that open a namespace, through the admin port of a Dormouse (or
-/// lmstfy) server.
+/// Creates, deletes and lists the tokens of a namespace, through the admin port of a Dormouse (or lmstfy) server.
 #[derive(Parser, Debug)]
 #[command(
     name = "token-cli",
@@ -53,16 +52,16 @@ pub struct TokenArgs {
     /// List the pools.
     #[arg(short = 'P', long, group = "action")]
     pools: bool,
-    /// The namespace that the token opens.
+    /// The namespace of the token.
     #[arg(short = 'n', long, value_name = "NAME")]
     namespace: Option<String>,
     /// The pool of the namespace; the default pool when not given.
     #[arg(short = 'p', long, value_name = "NAME")]
     pool: Option<String>,
-    /// What the token is for.
+    /// Purpose of the token.
     #[arg(short = 'D', long, value_name = "TEXT")]
     description: Option<String>,
-    /// The token to delete; or one to create instead of a random one, of at least 20 characters.
+    /// The token to delete; or the one to create instead of a random one, with at least 20 characters.
     #[arg(short = 't', long)]
     token: Option<String>,
     /// An account of the server's `[Accounts]`. Other users of this machine can read it in the process list:
@@ -71,7 +70,7 @@ pub struct TokenArgs {
     user: Option<String>,
 }
 
-/// Does what the command line says, and answers the exit code.
+/// Runs the command, and returns the exit code.
 pub fn run(args: &TokenArgs) -> ExitCode {
     exit_code("token-cli", ask(args))
 }
@@ -85,7 +84,7 @@ fn ask(args: &TokenArgs) -> Result<()> {
     if status.is_success() { Ok(()) } else { Err(CommandError::NotDone(format!("{host} answered {status}"))) }
 }
 
-/// The argument, unless it is missing or empty.
+/// Returns the argument, unless it is missing or empty.
 fn need<'a>(value: &'a Option<String>, what: &str) -> Result<&'a str> {
     let missing = || CommandError::Usage(format!("{what} is missing; see --help"));
     value.as_deref().filter(|value| !value.is_empty()).ok_or_else(missing)
@@ -105,7 +104,7 @@ fn address(args: &TokenArgs) -> Result<&str> {
     }
 }
 
-/// The header for basic auth, from `-u` or else the environment.
+/// Returns the header for basic authentication, from `-u` or else the environment.
 fn authorization(args: &TokenArgs) -> Result<Option<Header>> {
     let from = if args.user.is_some() { "-u" } else { AUTH_ENV };
     match given(args.user.clone(), AUTH_ENV)? {
@@ -125,7 +124,7 @@ fn plan(args: &TokenArgs) -> Result<HttpCall> {
         Ok(at()?.with(query).post(""))
     } else if args.delete {
         let token = need(&args.token, "the token (-t)")?;
-        // In a path the pool stands before the token, unless the token names its pool already.
+        // In a path, the pool precedes the token, unless the token names its pool already.
         match pool {
             Some(pool) if !token.contains(':') => Ok(at()?.to(&format!("{pool}:{token}")).delete()),
             _ => Ok(at()?.to(token).delete()),

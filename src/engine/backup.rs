@@ -1,4 +1,4 @@
-//! A copy of a store while it is open, for stores whose files are this server's own.
+//! Copies of an open store, for stores whose files are this server's own.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,24 +7,24 @@ use async_trait::async_trait;
 
 use crate::error::Result;
 
-/// A store that copies itself while it is open.
+/// A store that can be copied while it is open.
 #[async_trait]
 pub trait Backup: Send + Sync + fmt::Debug + 'static {
-    /// Copies the store as it is at an instant after the call: all that was answered before is in the copy. One at a
-    /// time; others go on meanwhile.
+    /// Copies the store as it is at an instant after the call: everything acknowledged before is in the copy. One
+    /// copy at a time; other calls continue meanwhile.
     async fn copy(&self) -> Result<StoreCopy>;
 }
 
-/// A copy. Its directory goes when this is dropped, which blocks.
+/// A copy. Dropping it deletes its directory, which blocks.
 #[derive(Debug)]
 pub struct StoreCopy {
     dir: PathBuf,
-    /// The file that says that it is whole: whoever copies the copy, copies it last.
+    /// The file that marks it as complete: it must be copied last.
     pub mark: &'static str,
 }
 
 impl StoreCopy {
-    /// The copy in this directory.
+    /// Returns the copy in this directory.
     pub fn new(dir: PathBuf, mark: &'static str) -> StoreCopy {
         StoreCopy { dir, mark }
     }

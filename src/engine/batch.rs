@@ -1,6 +1,6 @@
-//! Gathers concurrent calls into batches: while one batch is on its way to the store, the next gathers, and
-//! nobody waits for a timer. On Redis a batch is one script call. The writer of a disk pool is a thread, whose calls
-//! wait in a mailbox of their own; it shares the bounds of this file. Knows nothing of what a call does.
+//! Gathers concurrent calls into batches: while one batch is on its way to the store, the next gathers, so no call
+//! waits for a timer. On Redis a batch is one script call. The writer of a disk pool is a thread with its own
+//! mailbox; it shares the bounds of this file. Knows nothing of the calls' meaning.
 
 use std::time::Instant;
 
@@ -8,32 +8,32 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::error::{Error, Result};
 
-/// How large a batch may grow. A single call heavier than this still goes, alone.
+/// Bound of a batch. A single call beyond it is sent alone.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchLimit {
-    /// Jobs (or what else [`BatchSize::items`] counts).
+    /// Jobs (or other units of [`BatchSize::items`]).
     pub items: usize,
     pub bytes: usize,
 }
 
 impl BatchLimit {
-    /// Whether a batch of so much is within it.
+    /// Whether a batch of this size is within the bound.
     pub fn holds(self, items: usize, bytes: usize) -> bool {
         items <= self.items && bytes <= self.bytes
     }
 }
 
-/// What a call weighs against a [`BatchLimit`].
+/// Size of a call against a [`BatchLimit`].
 pub trait BatchSize {
-    /// How many jobs it moves.
+    /// Number of jobs that it moves.
     fn items(&self) -> usize;
-    /// How many bytes it carries to the store.
+    /// Bytes that it carries to the store.
     fn bytes(&self) -> usize {
         0
     }
 }
 
-/// A call that waits for its answer.
+/// A call that waits for its reply.
 #[derive(Debug)]
 pub struct Call<Req, Rep> {
     pub request: Req,
@@ -43,28 +43,28 @@ pub struct Call<Req, Rep> {
 }
 
 impl<Req, Rep> Call<Req, Rep> {
-    /// Takes it apart, for who keeps requests and replies in two lists.
+    /// Splits it, for callers that keep requests and replies in two lists.
     pub fn split(self) -> (Req, Reply<Rep>) {
         (self.request, Reply(self.reply))
     }
 
-    /// The same call with another request.
+    /// Replaces the request.
     pub fn map<Other>(self, request: impl FnOnce(Req) -> Other) -> Call<Other, Rep> {
         Call { request: request(self.request), arrived: self.arrived, reply: self.reply }
     }
 }
 
-/// Where one answer goes.
+/// Destination of one reply.
 #[derive(Debug)]
 pub struct Reply<Rep>(oneshot::Sender<Result<Rep>>);
 
 impl<Rep> Reply<Rep> {
-    /// Answers. Gives the answer back when nobody waits for it any more.
+    /// Sends the reply. Returns it if the caller no longer waits.
     pub fn send(self, answer: Result<Rep>) -> std::result::Result<(), Result<Rep>> {
         self.0.send(answer)
     }
 
-    /// Whether nobody waits for it any more.
+    /// Whether the caller no longer waits.
     pub fn is_abandoned(&self) -> bool {
         self.0.is_closed()
     }
@@ -80,7 +80,7 @@ impl<Req: BatchSize, Rep> BatchSize for Call<Req, Rep> {
     }
 }
 
-/// The side that calls.
+/// The calling side.
 #[derive(Debug)]
 pub struct Caller<Req, Rep> {
     calls: mpsc::Sender<Call<Req, Rep>>,
@@ -93,8 +93,8 @@ impl<Req, Rep> Clone for Caller<Req, Rep> {
 }
 
 impl<Req, Rep> Caller<Req, Rep> {
-    /// Queues a call and waits for its answer. [`Error::Overloaded`] when the queue is full, [`Error::Closed`] when
-    /// nobody serves it any more.
+    /// Queues a call and waits for its reply. [`Error::Overloaded`] if the queue is full, [`Error::Closed`] if the
+    /// serving side has ended.
     pub async fn call(&self, request: Req) -> Result<Rep> {
         let (reply, answer) = oneshot::channel();
         self.calls.try_send(Call { request, arrived: Instant::now(), reply }).map_err(|e| match e {
@@ -105,28 +105,28 @@ impl<Req, Rep> Caller<Req, Rep> {
     }
 }
 
-/// The side that serves.
+/// The serving side.
 #[derive(Debug)]
 pub struct Calls<Req, Rep> {
     calls: mpsc::Receiver<Call<Req, Rep>>,
-    /// Opens the next batch: it did not fit into the last one, or has just come.
+    /// First call of the next batch: it did not fit into the previous one, or has just arrived.
     held: Option<Call<Req, Rep>>,
     limit: BatchLimit,
 }
 
-/// Both sides. `capacity` calls may wait; the next gets [`Error::Overloaded`].
+/// Returns both sides. `capacity` calls may wait; the next gets [`Error::Overloaded`].
 pub fn channel<Req, Rep>(capacity: usize, limit: BatchLimit) -> (Caller<Req, Rep>, Calls<Req, Rep>) {
     let (tx, rx) = mpsc::channel(capacity);
     (Caller { calls: tx }, Calls { calls: rx, held: None, limit })
 }
 
 impl<Req: BatchSize, Rep> Calls<Req, Rep> {
-    /// Waits for a call, and takes with it those of the tasks that are ready now, up to the limit. `None` when every
-    /// caller is gone. Cancel-safe: no call is lost.
+    /// Waits for a call, and adds the calls of tasks that are ready now, up to the limit. `None` when every caller
+    /// has been dropped. Cancel-safe: no call is lost.
     pub async fn next(&mut self) -> Option<Vec<Call<Req, Rep>>> {
         if self.held.is_none() {
             self.held = Some(self.calls.recv().await?);
-            // The first caller would be served alone, before the tasks that are ready with it have run.
+            // Otherwise the first call would be served alone, before other ready tasks have run.
             tokio::task::yield_now().await;
         }
         let first = self.held.take()?;
@@ -148,7 +148,7 @@ impl<Req: BatchSize, Rep> Calls<Req, Rep> {
         batch
     }
 
-    /// No more calls are taken; those that wait already are still served by `next`.
+    /// Accepts no more calls; waiting ones are still returned by `next`.
     pub fn close(&mut self) {
         self.calls.close();
     }

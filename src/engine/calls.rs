@@ -1,5 +1,5 @@
-//! What the calls of an [`Engine`](super::Engine) take and answer, where that is more than a job or a number. Plain
-//! values; the trait's documentation says what they do.
+//! Arguments and results of an [`Engine`](super::Engine)'s methods, beyond a job or a number. Plain values; the
+//! trait's documentation explains them.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -11,14 +11,14 @@ use crate::clock::Millis;
 use crate::job::{Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
 use crate::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueName};
 
-/// How much one namespace may keep in a store, in whatever state its jobs are; 0: no bound.
+/// Limits of one namespace in a store, over all states of its jobs; 0: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quota {
     pub jobs: u64,
-    /// Of the jobs' bodies, as they are stored.
+    /// Bytes of the jobs' bodies, as stored.
     pub bytes: u64,
-    /// Queues that the store knows: one that was emptied counts until it is forgotten.
+    /// Queues known to the store: an emptied queue counts until it is forgotten.
     pub queues: u64,
 }
 
@@ -28,7 +28,7 @@ impl Quota {
     }
 }
 
-/// The quotas of those namespaces that have one.
+/// The quotas of all namespaces that have one.
 pub type Quotas = BTreeMap<Namespace, Quota>;
 
 /// A delay as an id has it, in seconds.
@@ -36,66 +36,66 @@ pub fn delay_in_id(delay: Duration) -> u32 {
     u32::try_from(delay.as_secs()).unwrap_or(u32::MAX)
 }
 
-/// What one consume handed out.
+/// Result of a consume.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Consumed {
-    /// In the order in which they were handed out.
+    /// In order of delivery.
     pub jobs: Vec<Job>,
-    /// The queues may have more ready jobs, although fewer than asked for were handed out: the call has reached
-    /// its bound while it skipped jobs that are gone, or one of two stores did not answer. Consume again.
+    /// The queues may have more ready jobs, although fewer than requested were delivered: the call has reached its
+    /// bound while it skipped deleted jobs, or one of two stores did not reply. Consume again.
     pub more: bool,
 }
 
-/// What one pump did.
+/// Result of a pump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pumped {
-    /// How many due jobs left the timer.
+    /// Number of due jobs moved.
     pub moved: usize,
-    /// How long until the next is due: zero when some are due already. Stores that others write to answer at
-    /// most a second, since nobody tells them of a job that became due earlier.
+    /// Time until the next job is due: zero if there are due jobs left. At most a second for stores with other
+    /// writers, since they do not report jobs that are due earlier.
     pub next: Duration,
 }
 
-/// Which of a queue's jobs are counted.
+/// Which of a queue's jobs to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeOf {
     Ready,
     Dead,
 }
 
-/// How many jobs of a queue are ready, or dead.
+/// Number of a queue's ready or dead jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
     pub jobs: u64,
-    /// The oldest of the dead ones. `None` of ready ones: a peek shows the first.
+    /// The oldest dead job. `None` for ready ones: a peek shows the first.
     pub head: Option<JobId>,
 }
 
-/// What names a job within its queue.
+/// Name of a job within its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By<'a> {
     Id(JobId),
     Key(&'a JobKey),
 }
 
-/// How much is to be told of a job.
+/// Which fields of a job to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
-    /// What it was stored with: body, attributes, ttl. State, `due_at`, `tries_left`, key and reason are `None`. Of a
-    /// job by its id it costs the least.
+    /// Stored fields only: body, attributes, ttl. State, `due_at`, `tries_left`, key and reason are `None`. The
+    /// cheapest way to read a job by id.
     Stored,
     All,
-    /// As `All`, and of a running job that has as many tries left the receipt that is valid now.
+    /// Like `All`, with the current receipt of a running job if it has this number of tries left.
     HeldWith(u16),
 }
 
 impl Detail {
-    /// With how many tries left the job must run whose receipt is to be told.
+    /// Returns the number of tries left for which the receipt is requested.
     pub fn held_with(self) -> Option<u16> {
         if let Detail::HeldWith(tries) = self { Some(tries) } else { None }
     }
 
-    /// What of a view is to be told.
+    /// Removes the fields that were not requested.
     pub fn of(self, view: JobView) -> JobView {
         match self {
             Detail::All | Detail::HeldWith(_) => view,
@@ -106,54 +106,54 @@ impl Detail {
     }
 }
 
-/// How many jobs of one queue are where.
+/// Numbers of a queue's jobs by state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueSize {
     pub queue: Queue,
     pub ready: u64,
     pub dead: u64,
-    /// `None` where the store does not know them by queue.
+    /// `None` if the store does not count them by queue.
     pub delayed: Option<u64>,
     pub running: Option<u64>,
-    /// For how long the first ready job has been ready; `None` when none is.
+    /// Age of the first ready job; `None` if there is none.
     pub oldest_ready: Option<Duration>,
-    /// Tells the first ready job from others of its queue: it changes when another one comes to the head, and may when
-    /// the same one comes back to it. `None` when nothing is ready.
+    /// Identifies the first ready job within its queue: changes when another job comes to the head, and may change
+    /// when the same one returns to it. `None` if no job is ready.
     pub head: Option<u64>,
 }
 
-/// What a scrape of the metrics shows of a store.
+/// Statistics of a store, for the metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Jobs with a timer: delayed ones and running ones.
+    /// Jobs with a timer: delayed and running ones.
     pub timers: u64,
-    /// How long ago the earliest of them was due; `None` when none is due.
+    /// How long the earliest of them has been overdue; `None` if none is due.
     pub overdue: Option<Duration>,
     pub queues: Vec<QueueSize>,
-    /// Figures that only one kind of store has, by the name of their gauge (`used_mem_bytes`, …).
+    /// Gauges specific to one kind of store, by name (`used_mem_bytes`, …).
     pub gauges: Vec<(&'static str, f64)>,
 }
 
-/// What one [`Engine::publish`](super::Engine::publish) is to do.
+/// Argument of [`Engine::publish`](super::Engine::publish).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publication {
     /// 1 to [`MAX_PUBLISH`](super::MAX_PUBLISH), all of one queue if there is a [`once`](Publication::once). No two
     /// have the same key.
     pub jobs: Vec<Placing>,
-    /// Acked in the same step, before keys are looked at; one that is not there is fine.
+    /// Acked in the same step, before keys are checked; ignored if missing.
     pub replaces: Option<JobRef>,
-    /// Makes the call safe to repeat.
+    /// Makes the call idempotent.
     pub once: Option<Once>,
 }
 
 impl Publication {
-    /// Bytes of all bodies.
+    /// Returns the bytes of all bodies.
     pub fn bytes(&self) -> usize {
         self.jobs.iter().map(|placing| placing.job.body.len()).sum()
     }
 }
 
-/// These jobs, and nothing more.
+/// Only these jobs.
 impl From<Vec<NewJob>> for Publication {
     fn from(jobs: Vec<NewJob>) -> Publication {
         Publication { jobs: jobs.into_iter().map(Placing::from).collect(), replaces: None, once: None }
@@ -164,38 +164,38 @@ impl From<Vec<NewJob>> for Publication {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placing {
     pub job: NewJob,
-    /// When it is due by the store's time of day, in place of the job's `delay`; a time that has passed is now.
+    /// When it is due by the store's time of day, instead of the job's `delay`; a past time means now.
     pub at: Option<Millis>,
-    /// Its key, and what to do when another job has it.
+    /// Its key, and what to do if another job has it.
     pub key: Option<(JobKey, OnConflict)>,
 }
 
-/// By its own delay, without a key.
+/// With its own delay, without a key.
 impl From<NewJob> for Placing {
     fn from(job: NewJob) -> Placing {
         Placing { job, at: None, key: None }
     }
 }
 
-/// What a key means that another job has.
+/// What to do if another job has the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnConflict {
     /// The other job stays, and this one is not stored.
     #[default]
     Keep,
-    /// A delayed or ready one goes, as if it was acked. A running one goes on without the key.
+    /// A delayed or ready job is deleted, like by an ack. A running one continues without the key.
     Replace,
-    /// Nothing is stored, of the whole call.
+    /// Nothing of the whole call is stored.
     Fail,
-    /// A job of another store has the key, and this becomes of the one that was to get it: a duplicate is not stored,
-    /// and one that has replaced a job is. From a wrapper of several stores.
+    /// The key belongs to a job in another store; this is the outcome for the new job: a duplicate is not stored, a
+    /// replacement is. Set by a wrapper of several stores.
     Elsewhere(Placed),
 }
 
-/// How a repeated request is known.
+/// Identity of a request that may be repeated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Once {
-    /// Kept apart for each queue: that of the first job.
+    /// Separate per queue: that of the first job.
     pub key: IdempotencyKey,
     /// Equal for equal requests.
     pub fingerprint: Fingerprint,
@@ -204,25 +204,23 @@ pub struct Once {
 /// A hash of everything that makes two requests equal.
 pub type Fingerprint = [u8; 16];
 
-/// What became of a [`Publication`].
+/// Result of a [`Publication`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Published {
-    /// It is done. One for each job, in order.
+    /// Executed. One result per job, in order.
     Done(Vec<Placed>),
-    /// It was done already, by an equal request with the same [`Once::key`], and this is what became of that one.
-    /// Nothing has changed.
+    /// An equal request with the same [`Once::key`] was executed before, with these results. Nothing has changed.
     Replay(Vec<Placed>),
     /// Another request has used the [`Once::key`]. Nothing has changed.
     Mismatch,
-    /// The key of the job at `index` is taken by the job `id`, and it was to [`Fail`](OnConflict::Fail). Nothing has
-    /// changed.
+    /// The job at `index` has [`Fail`](OnConflict::Fail), and its key belongs to the job `id`. Nothing has changed.
     Conflict { index: usize, id: JobId },
 }
 
-/// What became of one job of a [`Publication`].
+/// Result of one job of a [`Publication`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// The job that is there now: for a duplicate the one that was there before.
+    /// The job that exists now: for a duplicate, the job that existed before.
     pub id: JobId,
     /// Its [`due_at`](JobView::due_at).
     pub due_at: Option<Millis>,
@@ -233,17 +231,17 @@ pub struct Placed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     New,
-    /// Its key was taken and it was to [`Keep`](OnConflict::Keep) the other job: it was not stored.
+    /// It was not stored: its key was taken, and it has [`Keep`](OnConflict::Keep).
     Duplicate,
-    /// This delayed or ready job, which had its key, is gone.
+    /// This delayed or ready job, which had the key, was deleted.
     Replaced(JobId),
 }
 
-/// What became of a step that only the holder of a hand-over may take.
+/// Result of an operation that requires a receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held<T> {
     Done(T),
-    /// The job is there, and this hand-over of it is over. Nothing has changed.
+    /// The job exists, but this delivery of it is over. Nothing has changed.
     NotYours,
     /// There is no such job. Nothing has changed.
     NotFound,
@@ -251,36 +249,36 @@ pub enum Held<T> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touched {
-    /// Takes the place of the receipt that was shown.
+    /// Replaces the previous receipt.
     pub receipt: Receipt,
-    /// When the ttr ends now.
+    /// The new end of the ttr.
     pub until: Millis,
 }
 
-/// How a job is released.
+/// How to release a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Release {
     /// Zero: ready at once, at the head of its queue. A job whose ttl does not last longer than this dies.
     pub delay: Duration,
     pub tries: Tries,
-    /// Takes the place of the job's reason, if there is one.
+    /// Replaces the job's reason, if given.
     pub reason: Option<Reason>,
 }
 
-/// What a release does to the tries of a job. A job that has none left dies, whatever the delay.
+/// What a release does to the tries of a job. A job without tries left dies, with any delay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tries {
-    /// The hand-over has taken its try.
+    /// The delivery has used its try.
     #[default]
     Spend,
-    /// The hand-over gives its try back.
+    /// The delivery returns its try.
     Restore,
-    /// It has none left, whatever it had: it is buried.
+    /// All tries are removed: the job is buried.
     Forfeit,
 }
 
 impl Release {
-    /// Into the dead letter.
+    /// Returns a release into the dead letter.
     pub fn bury(reason: Option<Reason>) -> Release {
         Release { delay: Duration::ZERO, tries: Tries::Forfeit, reason }
     }
@@ -294,43 +292,43 @@ pub enum Released {
     Dead,
 }
 
-/// Which dead jobs are respawned, and how.
+/// Which dead jobs to respawn, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Respawn<'a> {
-    /// So many, the oldest first. Each is ready at once, with one try and this ttl; `None` is forever.
+    /// Up to `limit` jobs, oldest first. Each is ready at once, with one try and this ttl; `None` is forever.
     Oldest { limit: u64, ttl: Option<Duration> },
-    /// These, 1 to [`MAX_NAMED`](super::MAX_NAMED).
+    /// These jobs, 1 to [`MAX_NAMED`](super::MAX_NAMED).
     Jobs(&'a [JobId], Revival),
 }
 
-/// What a respawn did.
+/// Result of a respawn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Respawned {
-    /// How many jobs are alive again.
+    /// Number of respawned jobs.
     pub count: u64,
-    /// What became of each that was named, in the order given.
+    /// Result for each named job, in order.
     pub each: Vec<Revived>,
 }
 
 impl Respawned {
-    /// Counts what became of the jobs that were named.
+    /// Counts the results of named jobs.
     pub fn of(each: Vec<Revived>) -> Respawned {
         let done = each.iter().filter(|revived| matches!(revived, Revived::Done { .. }));
         Respawned { count: done.count() as u64, each }
     }
 }
 
-/// What jobs get that are respawned by id.
+/// Settings of jobs respawned by id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revival {
     pub tries: NonZeroU16,
-    /// Zero: ready at once, behind all others.
+    /// Zero: ready at once, after all others.
     pub delay: Duration,
     /// From now on; `None` is forever. Longer than `delay`.
     pub ttl: Option<Duration>,
 }
 
-/// What became of one job that was to be respawned.
+/// Result of the respawn of one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Revived {
     Done {
@@ -343,12 +341,12 @@ pub enum Revived {
     NotFound,
 }
 
-/// What became of a job that was to be promoted.
+/// Result of a promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promoted {
     /// It is ready.
     Done,
-    /// It is in this state; `None` where the store cannot find out with a bounded piece of work. Nothing has changed.
+    /// It is in this state; `None` if the store cannot determine it in bounded time. Nothing has changed.
     NotDelayed(Option<JobState>),
     NotFound,
 }
@@ -376,33 +374,33 @@ impl Pause {
     }
 }
 
-/// Where a list of jobs goes on. Text of URL-safe characters, 600 at most, with a meaning for the store alone.
+/// Position in a list of jobs. At most 600 URL-safe characters, interpreted only by the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(pub String);
 
-/// Which part of a queue's jobs to show.
+/// Selects a page of a queue's jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobList {
     pub state: JobState,
     /// 1 to [`MAX_LISTED`](super::MAX_LISTED).
     pub limit: usize,
-    /// `None` begins.
+    /// `None` starts at the beginning.
     pub cursor: Option<Cursor>,
     pub bodies: bool,
 }
 
-/// A part of a queue's jobs.
+/// A page of a queue's jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobPage {
-    /// May be none although there are more.
+    /// May be empty although there are more.
     pub jobs: Vec<JobView>,
-    /// Where to go on; `None` at the end.
+    /// Cursor of the next page; `None` at the end.
     pub cursor: Option<Cursor>,
-    /// How many jobs of the queue the store looked at; some may be gone.
+    /// Number of the queue's jobs examined; some may have been deleted.
     pub scanned: u64,
 }
 
-/// Figures of one queue. `None` is what the store cannot tell without much work, or at all.
+/// Statistics of one queue. `None` if the store cannot tell, or only with much work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueView {
     pub queue: Queue,
@@ -411,17 +409,17 @@ pub struct QueueView {
     pub delayed: Option<u64>,
     pub running: Option<u64>,
     pub dead: Option<u64>,
-    /// For how long the head has been ready; `None` also when nothing is ready.
+    /// Age of the job at the head; `None` also if no job is ready.
     pub oldest_ready_age: Option<Duration>,
     /// `None` when it is not paused.
     pub paused: Option<Pause>,
 }
 
-/// A part of a namespace's queues.
+/// A page of a namespace's queues.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueuePage {
-    /// May be fewer than asked for although there are more.
+    /// May be shorter than requested although there are more.
     pub queues: Vec<QueueView>,
-    /// Where to go on: behind this name. `None` at the end.
+    /// Name after which the next page begins; `None` at the end.
     pub next: Option<QueueName>,
 }

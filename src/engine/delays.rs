@@ -1,5 +1,5 @@
-//! What falls due when: delayed jobs counted by the minute, hour or day in which they are due. Plain values; how they are
-//! read is each store's business.
+//! Statistics of due times: delayed jobs counted by minute, hour or day. Plain values; each store reads them in its
+//! own way.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,17 +7,17 @@ use std::time::Duration;
 use crate::clock::Millis;
 use crate::name::{Namespace, Queue};
 
-/// Which delayed jobs are counted, and in which steps.
+/// Which delayed jobs to count, and in which steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DelayCount {
     pub of: DelayedOf,
-    /// How long a step is, in milliseconds; not 0. Steps begin at whole multiples of it.
+    /// Length of a step in milliseconds; not 0. Steps begin at whole multiples of it.
     pub step: Millis,
-    /// How many steps that have some are told apart; not 0.
+    /// Maximum number of non-empty steps; not 0.
     pub most: usize,
 }
 
-/// Whose jobs.
+/// Selects jobs by owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DelayedOf {
     All,
@@ -25,31 +25,31 @@ pub enum DelayedOf {
     Queue(Queue),
 }
 
-/// How many delayed jobs fall due when.
+/// Numbers of delayed jobs by due time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delays {
-    /// The store's clock when the count began.
+    /// The store's time when the count began.
     pub now: Millis,
-    /// Due by then, and not moved yet.
+    /// Jobs that are due and not moved yet.
     pub overdue: u64,
-    /// By the beginning of each step, the first ones that have some.
+    /// By the beginning of each step: the first non-empty ones.
     pub steps: BTreeMap<Millis, u64>,
-    /// In all further steps.
+    /// Jobs in all further steps.
     pub later: u64,
-    /// Where the first of those begins.
+    /// Beginning of the first of those.
     later_from: Option<Millis>,
 }
 
-/// The rests of a store that is counted: a third of what the work takes. Short ones are put together, since a timer
-/// counts in milliseconds.
+/// Rests of a store during a count: a third of the working time. Short rests are combined, since timers count in
+/// milliseconds.
 #[derive(Debug, Default)]
 pub struct Rests(Duration);
 
 impl Rests {
-    /// The shortest.
+    /// Shortest rest.
     const SHORTEST: Duration = Duration::from_millis(4);
 
-    /// How long to rest after a part of the work that took so long.
+    /// Returns how long to rest after a part of the work that took `took`.
     pub fn after(&mut self, took: Duration) -> Duration {
         self.0 += took / 3;
         if self.0 < Rests::SHORTEST { Duration::ZERO } else { std::mem::take(&mut self.0) }
@@ -61,12 +61,12 @@ impl Delays {
         Delays { now, ..Delays::default() }
     }
 
-    /// All of them.
+    /// Returns the total.
     pub fn delayed(&self) -> u64 {
         self.overdue + self.steps.values().sum::<u64>() + self.later
     }
 
-    /// A job is due then.
+    /// Adds a job due at `due`.
     pub fn add(&mut self, due: Millis, count: &DelayCount) {
         if due <= self.now {
             self.overdue += 1;
@@ -75,7 +75,7 @@ impl Delays {
         }
     }
 
-    /// So many jobs are due in the step that begins then.
+    /// Adds `jobs` jobs in the step that begins at `begins`.
     pub fn add_step(&mut self, begins: Millis, jobs: u64, most: usize) {
         if self.later_from.is_some_and(|from| begins >= from) {
             self.later += jobs;
@@ -90,7 +90,7 @@ impl Delays {
         }
     }
 
-    /// Those of another store too.
+    /// Adds the counts of another store.
     pub fn merge(&mut self, other: Delays, most: usize) {
         self.now = self.now.max(other.now);
         self.overdue += other.overdue;
@@ -122,7 +122,7 @@ mod tests {
     }
 
     proptest! {
-        /// In whatever order they come, and from one store or from two.
+        /// In any order, and from one store or from two.
         #[test]
         fn the_parts_add_up_and_the_first_steps_are_told(
             dues in prop::collection::vec(0u64..6_000_000, 0..200), split in 0usize..200, most in 1usize..20,

@@ -1,12 +1,12 @@
-//! When the pump must look again, and who tells it that something is due before that. Kept beside a store by
-//! whoever changes it; knows no store and no clock.
+//! When the pump must run next, with a wake-up for jobs that are due earlier. Kept by the code that changes a store;
+//! knows no store and no clock.
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::clock::Micros;
 
-/// When the pump must look again, and who tells it that something is due before that.
+/// When the pump must run next, with a wake-up for jobs that are due earlier.
 #[derive(Debug)]
 pub struct NextDue {
     state: Mutex<Dues>,
@@ -16,10 +16,10 @@ pub struct NextDue {
 #[derive(Debug)]
 struct Dues {
     said: Micros,
-    /// The earliest that this process has stored since the last pump began. The pump may not have seen it,
-    /// whichever of the two replies is read first.
+    /// Earliest due time stored by this process since the last pump began. The pump may have missed it, in whichever
+    /// order the two replies are read.
     stored: Micros,
-    /// Whether the pump must be told. A pump that begins knows by itself.
+    /// Whether the pump must be woken. A pump that begins needs no wake-up.
     earlier: bool,
 }
 
@@ -31,7 +31,7 @@ impl Default for NextDue {
 }
 
 impl NextDue {
-    /// A job was stored that is due then.
+    /// Records a stored job that is due at `due`.
     pub fn stored(&self, due: Micros) {
         let mut state = self.state.lock();
         state.stored = state.stored.min(due);
@@ -49,7 +49,7 @@ impl NextDue {
         state.earlier = false;
     }
 
-    /// A pump said when the next is due.
+    /// Records the next due time that a pump has returned.
     pub fn pump_said(&self, due: Micros) {
         let mut state = self.state.lock();
         state.said = due.min(state.stored);
@@ -60,7 +60,7 @@ impl NextDue {
         }
     }
 
-    /// Waits until a job was stored that is due earlier than the last pump said.
+    /// Waits until a stored job is due earlier than the last pump returned.
     pub async fn earlier(&self) {
         while !self.state.lock().earlier {
             self.told.notified().await;

@@ -1,5 +1,5 @@
-//! What operators are told of a store that lies on several nodes: which of its parts cannot be used, and what each node
-//! says of itself. Knows no store and no HTTP.
+//! State of a store on several nodes, for operators: unavailable partitions, and statistics of each node. Knows no
+//! store and no HTTP.
 
 use std::fmt;
 
@@ -9,35 +9,35 @@ use crate::clock::Millis;
 use crate::error::Result;
 use crate::name::Queue;
 
-/// The number of a part of a store.
+/// Number of a partition.
 pub type PartNumber = u16;
 
-/// A store that lies on several nodes.
+/// A store on several nodes.
 #[async_trait]
 pub trait Nodes: Send + Sync + fmt::Debug + 'static {
-    /// The parts that cannot be used now. Takes half a second at most.
+    /// Returns the unavailable partitions, within half a second.
     async fn unusable(&self) -> Unusable;
 
-    /// All that is known of the nodes. Takes half a second at most: what a node does not say in that time is not there.
+    /// Returns the state of the nodes, within half a second: later replies of nodes are missing.
     async fn view(&self) -> NodesView;
 
-    /// Where a queue lies, and how many jobs it has there.
+    /// Returns the partitions of a queue, with its numbers of jobs.
     async fn places(&self, queue: &Queue) -> Result<QueuePlaces>;
 }
 
-/// Parts that cannot be used, in order, by why.
+/// Unavailable partitions, in order, by cause.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unusable {
-    /// The node does not answer, and no other one has taken its place yet.
+    /// The node is down, and no replica has taken over yet.
     pub away: Vec<PartNumber>,
-    /// They are moved to another node.
+    /// They are being moved to another node.
     pub moving: Vec<PartNumber>,
     /// Two nodes have jobs of them.
     pub split: Vec<PartNumber>,
 }
 
 impl Unusable {
-    /// All of them, in order.
+    /// Returns all of them, in order.
     pub fn all(&self) -> Vec<PartNumber> {
         let mut all = [&self.away[..], &self.moving, &self.split].concat();
         all.sort_unstable();
@@ -45,57 +45,57 @@ impl Unusable {
     }
 }
 
-/// All nodes.
+/// State of all nodes.
 #[derive(Clone, Debug)]
 pub struct NodesView {
-    /// What every key begins with.
+    /// Prefix of every key.
     pub prefix: String,
-    /// How many parts there are.
+    /// Number of partitions.
     pub parts: PartNumber,
-    /// How many replicas must have what was asked before it is answered.
+    /// Number of replicas that must have a write before the reply.
     pub wait_replicas: u16,
     pub nodes: Vec<NodeView>,
     pub unusable: Unusable,
-    /// How many calls a node has refused before it began them, by why, since this process began.
+    /// Number of calls that nodes refused before executing them, by reason, since this process began.
     pub redirections: Vec<(&'static str, u64)>,
 }
 
-/// A node that serves parts, or could.
+/// A node that serves partitions, or could.
 #[derive(Clone, Debug)]
 pub struct NodeView {
     pub id: String,
     /// `host:port`.
     pub addr: String,
-    /// It answers, and takes writes.
+    /// It responds, and accepts writes.
     pub up: bool,
-    /// Since when it is so, as far as this process knows.
+    /// Since when `up` has its value, as far as this process knows.
     pub since: Millis,
-    /// How many parts it has.
+    /// Number of its partitions.
     pub parts: PartNumber,
     pub replicas: Option<u64>,
     pub used_memory: Option<u64>,
-    /// How far its clock is ahead of the median of all, in microseconds.
+    /// Lead of its clock over the median of all, in microseconds.
     pub clock: Option<i64>,
     pub version: Option<String>,
-    /// Its figures for the metrics.
+    /// Its statistics for the metrics.
     pub gauges: Vec<(&'static str, f64)>,
 }
 
-/// Where a queue lies.
+/// Partitions of a queue.
 #[derive(Clone, Debug)]
 pub struct QueuePlaces {
     pub home: PartNumber,
-    /// It lies in all parts, and not at home alone.
+    /// The queue is spread over all partitions.
     pub spread: bool,
-    /// The parts that have jobs of it.
+    /// The partitions that have jobs of it.
     pub jobs: Vec<JobsOfPart>,
 }
 
-/// How many jobs of a queue one part has.
+/// Numbers of a queue's jobs in one partition.
 #[derive(Clone, Debug)]
 pub struct JobsOfPart {
     pub part: PartNumber,
-    /// `host:port`; `None` when nobody has the part now.
+    /// `host:port`; `None` if no node has the partition now.
     pub node: Option<String>,
     pub ready: u64,
     /// `None` when the part has too many timers to count those of the queue.

@@ -1,5 +1,5 @@
-//! How an engine tells that a queue may have ready jobs, and how it asks who waits for them. The dispatcher
-//! implements [`Notifier`]; it alone knows the consumers. Engines hold their notifiers in [`Notifiers`].
+//! Reports that a queue may have ready jobs, and which queues have waiting consumers. The dispatcher implements
+//! [`Notifier`]; it alone knows the consumers. Engines hold their notifiers in [`Notifiers`].
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -8,7 +8,7 @@ use parking_lot::RwLock;
 
 use crate::name::Queue;
 
-/// Hears of ready jobs, and knows which queues consumers wait for.
+/// Receives notifications of ready jobs, and knows which queues consumers wait for.
 ///
 /// Every method returns at once and may be called from any thread.
 pub trait Notifier: Send + Sync + fmt::Debug {
@@ -34,7 +34,7 @@ pub struct Notifiers {
 }
 
 impl Notifiers {
-    /// From now on this one is notified too.
+    /// Adds a notifier.
     pub fn attach(&self, notifier: Weak<dyn Notifier>) {
         self.all.write().push(notifier);
     }

@@ -1,4 +1,4 @@
-//! How an engine tells what it does by itself, for the metrics: what its answers say is counted from them
+//! Reports internal events of an engine to the metrics; everything else is counted from its replies
 //! ([`Metered`](super::metered::Metered)). Engines hold their observers in [`Observers`].
 
 use std::fmt;
@@ -9,36 +9,36 @@ use parking_lot::RwLock;
 
 use crate::name::Queue;
 
-/// Hears what a store does. Every method returns at once and may be called from any thread.
+/// Receives internal events of a store. Every method returns at once and may be called from any thread.
 pub trait Observer: Send + Sync + fmt::Debug {
-    /// One step of the store has so many jobs to publish.
+    /// One step of the store has this number of jobs to publish.
     fn published_together(&self, jobs: usize);
 
-    /// One step of the store has so many jobs to ack.
+    /// One step of the store has this number of jobs to ack.
     fn acked_together(&self, jobs: usize);
 
-    /// The disk took so long to make what so many calls have done last.
+    /// A sync took this time, for this number of calls.
     fn synced(&self, took: Duration, calls: usize);
 
-    /// A call was answered so long after it was sent, since replicas had to have it too.
+    /// A reply was delayed by this time, waiting for replicas.
     fn waited(&self, took: Duration);
 
-    /// Jobs of a queue died while they were pumped or consumed: nobody's answer says so.
+    /// Jobs of a queue died in a pump or a consume, which no reply reports.
     fn died(&self, queue: &Queue, jobs: u64);
 
-    /// Jobs of a queue are ready again, since the ttr of their hand-over has ended.
+    /// Jobs of a queue are ready again, since the ttr of their delivery has ended.
     fn redelivered(&self, queue: &Queue, jobs: u64);
 
-    /// The ttl of jobs has ended, and the store has forgotten them.
+    /// Jobs have expired, and the store has deleted them.
     fn expired(&self, jobs: u64);
 }
 
-/// The observers of an engine: usually one, that of its pool.
+/// The observers of an engine: usually one, its pool's.
 #[derive(Debug, Default)]
 pub struct Observers(RwLock<Vec<Arc<dyn Observer>>>);
 
 impl Observers {
-    /// From now on this one is told too.
+    /// Adds an observer.
     pub fn attach(&self, observer: Arc<dyn Observer>) {
         self.0.write().push(observer);
     }

@@ -1,10 +1,10 @@
-//! Waits for several answers at the same time: those of several partitions, or to several calls of an engine.
+//! Waits for several futures concurrently: calls of several partitions, or of an engine.
 
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
 
-/// What these answer, in their order. They are polled together, so what they send is on its way at the same time.
+/// Returns the results in order. The futures are polled together, so their requests are in flight at the same time.
 pub async fn all<T>(asks: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut asks: Vec<_> = asks.into_iter().map(|ask| (Box::pin(ask), None)).collect();
     poll_fn(|context| {
@@ -21,7 +21,7 @@ pub async fn all<T>(asks: impl IntoIterator<Item = impl Future<Output = T>>) -> 
     asks.into_iter().filter_map(|(_, answer)| answer).collect()
 }
 
-/// The same, up to the first that fails.
+/// Like [`all`], up to the first error.
 pub async fn try_all<T, E>(
     asks: impl IntoIterator<Item = impl Future<Output = Result<T, E>>>,
 ) -> Result<Vec<T>, E> {

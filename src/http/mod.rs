@@ -1,10 +1,10 @@
-//! The two HTTP ports: their routers, and what the rest of the crate needs of them. Their routes stand in `routes.rs`.
-//! Only this folder knows axum. It names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens
+//! The two HTTP ports: their routers, and the interface for the rest of the crate. Routes are in `routes.rs`. Only
+//! this folder knows axum. It names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens
 //! and limits through `admin`.
 //!
-//! Imports run one way: `port → {schedules, ui} → {jobs, operators} → request → state → answer`. Each folder imports only
-//! of those that stand right of it, and two in braces not of each other. Each folder's `mod.rs` says what it imports of
-//! them.
+//! Imports point one way: `port → {schedules, ui} → {jobs, operators} → request → state → answer`. Each folder
+//! imports only folders further right, and two folders in braces do not import each other. Each folder's `mod.rs`
+//! lists its imports.
 
 mod answer;
 mod jobs;
@@ -43,16 +43,17 @@ pub use self::state::parked_tokens::keep_checked;
 pub use self::state::proxies::TrustedProxies;
 pub use self::state::{AppState, Defaults, MOST_SEARCHES, PoolState, Readiness};
 
-/// The public port. With `-sv` on loopback no token keeps a page out that has its own name lead there.
+/// Creates the public port. With `-sv` on loopback no token protects it from pages that resolve their own name to it,
+/// so its names are checked.
 pub fn api(state: Arc<AppState>, names: OwnNames) -> Api {
     let names = (state.skip_verification && names.loopback).then(|| Arc::new(names));
     let observe = Observe { state, guard: OriginCheck::Public(names), port: "public" };
     Api::new(observe.clone(), finish(router(routes::public()), observe))
 }
 
-/// The admin port. If accounts are configured, the routes for tokens, limits, quotas, push, queues, jobs, what
-/// falls due when, the nodes of a cluster and the access log ask for one. For jobs an account stands in place of a token,
-/// the query names the pool, and each change is logged.
+/// Creates the admin port. If accounts are configured, the routes for tokens, limits, quotas, push, queues, jobs,
+/// delays, cluster nodes and the access log require one. On job routes the account replaces the token, the query
+/// names the pool, and every change is logged.
 pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
     let log_in = || from_fn_with_state(state.clone(), logins::basic_auth);
     let jobs =
@@ -75,7 +76,7 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
     }
     match url {
         None => routes,
-        // Before a route is looked for.
+        // Must happen before routing.
         Some(url) => Router::new().fallback_service(service_fn(move |mut request: Request| {
             url.strip(&mut request);
             routes.clone().oneshot(request)

@@ -1,5 +1,5 @@
-//! The routes of both ports, in tables. The routers are built from them, and tests hold them against the OpenAPI
-//! documents and against who may do what.
+//! The routes of both ports, in tables. Routers are built from the tables, and tests compare them with the OpenAPI
+//! documents and with the roles.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::{schedules, ui};
 
 type Row = table::Row<Arc<AppState>>;
 
-/// The public port.
+/// Returns the routes of the public port.
 pub fn public() -> Vec<Row> {
     let mut table = of_lmstfy();
     table.extend(ours());
@@ -24,7 +24,7 @@ pub fn public() -> Vec<Row> {
     table
 }
 
-/// The routes that lmstfy has, with its methods.
+/// Returns lmstfy's routes, with its methods.
 fn of_lmstfy() -> Vec<Row> {
     vec![
         only(CONSUME, [fast("PUT"), fast("GET"), delete(consume::destroy)]),
@@ -40,7 +40,7 @@ fn of_lmstfy() -> Vec<Row> {
     ]
 }
 
-/// The routes that lmstfy does not have. To them it says 404.
+/// Returns our own routes, which lmstfy answers with 404.
 fn ours() -> Vec<Row> {
     vec![
         only("/api/{namespace}", [get(lists::queues)]),
@@ -63,7 +63,8 @@ fn ours() -> Vec<Row> {
     ]
 }
 
-/// What the admin port asks for an account, if accounts are configured. `has_backup`: it gives a copy of a store away.
+/// Returns the admin port's routes that require an account, if accounts are configured. `has_backup`: includes the
+/// backup of stores.
 pub fn by_account(has_backup: bool) -> Vec<Row> {
     vec![
         only("/token/{namespace}", [get(tokens::list_tokens), post(tokens::create_token)]),
@@ -103,7 +104,7 @@ pub fn by_account(has_backup: bool) -> Vec<Row> {
     ]
 }
 
-/// The routes of jobs and schedules that hand nothing out, by the handlers of the public port.
+/// Returns the routes of jobs and schedules that deliver nothing, with the handlers of the public port.
 pub fn jobs_by_account() -> Vec<Row> {
     let mut table = vec![
         only("/api/{namespace}", [get(lists::queues)]),
@@ -128,7 +129,7 @@ pub fn jobs_by_account() -> Vec<Row> {
     table
 }
 
-/// What the admin port answers to everybody. `has_pages`: there is a dashboard.
+/// Returns the admin port's routes without authentication. `has_pages`: there is a dashboard.
 pub fn for_all(has_pages: bool) -> Vec<Row> {
     vec![
         only("/", [if has_pages { get(ui::home) } else { get(reply::not_found) }]),
@@ -143,18 +144,18 @@ pub fn for_all(has_pages: bool) -> Vec<Row> {
     ]
 }
 
-/// A method of a route, as tests read it.
+/// A method of a route, for tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
     /// `public` or `admin`.
     pub port: &'static str,
     pub method: &'static str,
     pub pattern: &'static str,
-    /// The fast path answers it, and the router is not asked.
+    /// Handled by the fast path instead of the router.
     pub fast: bool,
 }
 
-/// All routes of both ports.
+/// Returns all routes of both ports.
 pub fn all() -> Vec<Route> {
     fn routes_of<S>(port: &'static str, table: &[table::Row<S>]) -> Vec<Route> {
         let of_row = |row: &table::Row<S>| {
@@ -178,7 +179,7 @@ mod tests {
     use super::*;
     use crate::http::operators::roles::VIEWED;
 
-    /// Guards against a route that got another name, by which no viewer may look at it any more.
+    /// Guards against a renamed route that viewers can no longer read.
     #[test]
     fn what_viewers_may_look_at_are_routes() {
         let all = all();

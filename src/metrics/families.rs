@@ -308,7 +308,7 @@ impl<B: MetricVecBuilder> Parted<MetricVec<B>> {
         self.part(labels).with_label_values(labels)
     }
 
-    /// The series is not shown any more. Whoever holds it counts on for nobody.
+    /// Hides the series. Its holders continue to count without effect.
     pub(super) fn remove_label_values(&self, labels: &[&str]) {
         // It may not be there.
         let _ = self.part(labels).remove_label_values(labels);

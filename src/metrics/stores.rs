@@ -110,7 +110,7 @@ pub struct PoolMetrics {
     steps: Box<[StepSeries]>,
     /// For a disk pool.
     disk: OnceLock<DiskSeries>,
-    /// Those of `named` that belong to this pool.
+    /// The series of `named` that belong to this pool.
     queues: RwLock<HashMap<Queue, Arc<QueueSeries>>>,
     /// Shared by the queues named after jobs.
     of_jobs: OnceLock<Arc<QueueSeries>>,

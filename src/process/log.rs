@@ -18,7 +18,7 @@ use crate::config::{LogFormat, LogLevel};
 /// Target of access log lines.
 pub const ACCESS: &str = "access";
 
-/// Target of audit lines: who created or deleted a token or a limit. Logged at every level.
+/// Target of audit lines: who changed what over the admin port. Logged at every level.
 pub const AUDIT: &str = "audit";
 
 /// The log files, to be reopened after rotation.

@@ -22,7 +22,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
 
-/// Interval at which a long sleep checks the store's clock.
+/// Interval for rereading the store's clock during a long sleep.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Pumps until `stop`, reporting the result of each step to `outage`. Fails only if its timer fails.

@@ -1,6 +1,6 @@
-//! The acks of what was delivered, on a task of its own: one call at a time, and what comes meanwhile goes with the
-//! next. So a slow ack holds no slot. What could not be acked waits beside what comes: it may lie in a part of the store
-//! that is away.
+//! Acks delivered jobs in a task of its own: one call at a time, and the jobs that arrive meanwhile go into
+//! the next call. So a slow ack occupies no slot. Failed acks wait apart from new ones: their partition may
+//! be unavailable.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::engine::MAX_NAMED;
 use crate::error::Error;
 use crate::job::{JobId, Receipt};
 
-/// With so many delivered jobs whose acks wait for the store nothing more is consumed.
+/// The worker stops consuming while this number of delivered jobs wait for their ack.
 const MOST_WAITING: usize = 2000;
 
-/// A delivered job, and until when its ack is worth trying.
+/// A delivered job, and the deadline of its ack.
 type ToAck = (JobId, Receipt, Instant);
 
-/// Takes what was delivered. The task ends after the last of these.
+/// Queues delivered jobs for their ack. The task ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct Acks {
     to_ack: mpsc::UnboundedSender<ToAck>,
-    /// Delivered, and the ack is not done yet.
+    /// Number of delivered jobs that are not acked yet.
     waiting: Arc<AtomicUsize>,
 }
 
@@ -36,19 +36,19 @@ impl Acks {
         Acks { to_ack, waiting }
     }
 
-    /// A job was delivered, and is acked soon.
+    /// Queues the ack of a delivered job, with its deadline.
     pub fn add(&self, id: JobId, receipt: Receipt, until: Instant) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        // The receiver ends after all of its senders.
+        // The receiver ends only after all senders.
         let _ = self.to_ack.send((id, receipt, until));
     }
 
-    /// Whether too many acks wait for the store.
+    /// Whether too many delivered jobs wait for their ack.
     pub fn are_behind(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) >= MOST_WAITING
     }
 
-    /// Returns when the task has died.
+    /// Completes when the task has died.
     pub async fn died(&self) {
         self.to_ack.closed().await;
     }
@@ -80,9 +80,9 @@ async fn ack(
             jobs.clear();
         } else {
             let now = Instant::now();
-            // What is not acked in time is sent once more: the receiver knows it by its id.
+            // A job whose ack missed the deadline is sent again: the receiver recognizes it by its id.
             jobs.retain(|(_, _, until)| now < *until);
-            // New ones that fail all the time keep those that were left from no try.
+            // New failures must not postpone the retry of older ones.
             if is_again {
                 again = now + AGAIN;
             }
@@ -92,7 +92,7 @@ async fn ack(
     }
 }
 
-/// Acks jobs. Answers whether none of them need be tried again.
+/// Acks jobs. Returns whether none of them needs a retry.
 async fn ack_all(queue: &PushedQueue, jobs: &[ToAck]) -> bool {
     let named: Vec<_> = jobs.iter().map(|(id, receipt, _)| (*id, Some(*receipt))).collect();
     let acked = queue.pool.engine.ack(&queue.key.queue, &named).await;

@@ -1,22 +1,24 @@
-//! Which addresses push may call. Whoever may set a URL could otherwise have this server call what only it can reach:
-//! the machine itself, its network, the metadata of its cloud. Knows no resolver and no connection.
+//! Decides which addresses push may call. Anyone who may set a URL could otherwise use this server to reach
+//! hosts that only it can reach: the machine itself, its network, the metadata service of its cloud. Knows no
+//! resolver and no connection.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// What an administrator allows beside public addresses, and whether http may be used.
+/// Addresses and names that an administrator allows in addition to public addresses, and whether http may be
+/// used.
 #[derive(Clone, Debug, Default)]
 pub struct AddressGuard {
     networks: Vec<IpNet>,
-    /// Lower case, without a dot at the end.
+    /// In lower case, without a trailing dot.
     names: Vec<String>,
     pub https_only: bool,
 }
 
 impl AddressGuard {
-    /// From the entries of `PushAllow`: networks, addresses and host names. The error says which entry is none of
-    /// them.
+    /// Parses the entries of `PushAllow`: networks, addresses and host names. The error names the invalid
+    /// entry.
     pub fn new(entries: &[String], https_only: bool) -> Result<AddressGuard, String> {
         let mut guard = AddressGuard { https_only, ..AddressGuard::default() };
         for entry in entries.iter().map(|entry| entry.trim()).filter(|entry| !entry.is_empty()) {
@@ -34,13 +36,13 @@ impl AddressGuard {
         Ok(guard)
     }
 
-    /// Whether a host may be called at whatever address it has.
+    /// Whether a host may be called at any address.
     pub fn allows_name(&self, host: &str) -> bool {
         let host = host.strip_suffix('.').unwrap_or(host);
         self.names.iter().any(|name| name.eq_ignore_ascii_case(host))
     }
 
-    /// Why an address may not be called; `None` when it may.
+    /// Returns why an address may not be called; `None` if it may.
     pub fn refuses(&self, address: IpAddr) -> Option<&'static str> {
         let address = address.to_canonical();
         let refused = |address: IpAddr| {
@@ -50,25 +52,24 @@ impl AddressGuard {
             };
             kind.filter(|_| !self.networks.iter().any(|network| network.contains(&address)))
         };
-        // What is inside is judged too: a gateway may unpack it.
+        // The embedded IPv4 address is checked too: a gateway may unpack it.
         refused(address).or_else(|| inside(address).and_then(|inner| refused(inner.into())))
     }
 }
 
-/// A host name as it is compared; `None` for any other text.
+/// Returns the normalized form of a host name; `None` if `text` is not one.
 fn name(text: &str) -> Option<String> {
     let text = text.strip_suffix('.').unwrap_or(text);
     let label = |label: &str| {
         !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
     };
-    // What ends in a number is an address that was written wrong.
+    // A last label of digits only is a mistyped address.
     let last = text.rsplit('.').next()?;
     (text.split('.').all(label) && !last.bytes().all(|b| b.is_ascii_digit()))
         .then(|| text.to_ascii_lowercase())
 }
 
-/// What an address is that strangers may not have called; `None` for a public one. After IANA's register of
-/// special-purpose addresses.
+/// Returns the kind of a special-purpose address, as in IANA's registry; `None` for a public one.
 fn kind_v4(address: Ipv4Addr) -> Option<&'static str> {
     Some(match address.octets() {
         [169, 254, 169, 254] | [100, 100, 100, 200] => "the metadata address of a cloud",
@@ -84,8 +85,8 @@ fn kind_v4(address: Ipv4Addr) -> Option<&'static str> {
     })
 }
 
-/// The same of IPv6: only global unicast is public, 2000::/3, without its special parts; and NAT64, whose inside is
-/// judged.
+/// Like `kind_v4`, for IPv6: only global unicast (2000::/3) without its special ranges is public, and NAT64,
+/// whose embedded address is checked.
 fn kind_v6(address: Ipv6Addr) -> Option<&'static str> {
     Some(match address.segments() {
         [0, 0, 0, 0, 0, 0, 0, 0] => "the unspecified address",
@@ -104,7 +105,7 @@ fn kind_v6(address: Ipv6Addr) -> Option<&'static str> {
     })
 }
 
-/// The IPv4 address that an IPv6 address stands for, by NAT64, 6to4 or ISATAP.
+/// Returns the IPv4 address embedded in an IPv6 address by NAT64, 6to4 or ISATAP.
 fn inside(address: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(address) = address else { return None };
     let v4 = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));

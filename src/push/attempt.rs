@@ -1,5 +1,5 @@
-//! One attempt: the request of a job, and what becomes of the job by its answer. A task of its own: the worker hears
-//! only that it has [`Ended`].
+//! One attempt: sends the request of a job, and acks, releases or buries the job by the response. Runs as a
+//! task of its own: the worker receives only [`Ended`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,21 +19,22 @@ use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, NewJob, Reason};
 use crate::name::{IdempotencyKey, Queue};
 
-/// A failed job sleeps for so long at least: at once it would be ready before all others.
+/// Shortest pause before a retry: without one the failed job would be ready before all others.
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
-/// The pause before a message is tried again for which the namespace's quota has no room: thousands may be tried.
+/// Pause before a death message is published again after the namespace's quota refused it: thousands may
+/// retry.
 const AGAIN_OVER_QUOTA: Duration = Duration::from_secs(5);
-/// How long the number of an attempt is looked for: the ttr runs meanwhile.
+/// Timeout for looking up the number of an attempt: the job's ttr runs meanwhile.
 const NUMBER: Duration = Duration::from_secs(2);
-/// How many times the job of an `on_dead` may be handed out. It lives forever.
+/// `tries` of a death message. It has no ttl.
 const TRIES_OF_DEAD: std::num::NonZeroU16 = std::num::NonZeroU16::new(10).expect("ten is not zero");
 
-/// How long other servers take to see a change of a record, twice over.
+/// Twice the time that other servers need to notice a change of a record.
 const SEEN: Duration = LOOK.saturating_mul(2);
-/// How long before the end of its hand-over a job is given back that waits for something else.
+/// How long before its ttr ends a waiting job is released.
 const GIVE_BACK: Duration = Duration::from_secs(3);
 
-/// A request is over, or what becomes of it is known.
+/// Sent when a request has ended, or when its consequence is known.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
     pub began: Instant,
@@ -41,11 +42,12 @@ pub struct Ended {
     pub sign: Sign,
     pub slow: bool,
     pub success: bool,
-    /// The revision of the record whose endpoint said 410.
+    /// The revision of the record whose endpoint returned 410.
     pub gone: Option<u64>,
 }
 
-/// What a request takes while it is in flight. Tells the worker of the end, also when the request's task panics.
+/// Resources of a request in flight. When dropped, reports the end to the worker, also after a panic of the
+/// task.
 pub struct Slot {
     ended: Ended,
     tell: mpsc::UnboundedSender<Ended>,
@@ -53,7 +55,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Of a request that has just begun.
+    /// Returns the slot of a request that begins now.
     pub fn new(
         began: Instant,
         probe: bool,
@@ -72,12 +74,12 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // The worker waits for all of them.
+        // The worker outlives all of its slots.
         let _ = self.tell.send(self.ended);
     }
 }
 
-/// One request, and what becomes of its job.
+/// One request and its job.
 pub struct Sending {
     pub queue: Arc<PushedQueue>,
     pub plan: Arc<Plan>,
@@ -142,7 +144,7 @@ impl Sending {
                 self.release(Duration::ZERO, Tries::Restore, None).await;
             }
             Verdict::Failed(failed) => {
-                // Before the slot is free: who looks for earlier attempts must look from now on.
+                // Before the slot is released: from now on workers must look up the numbers of attempts.
                 self.queue.failed.fetch_add(1, Ordering::Relaxed);
                 let told_already = self.first_failure().await;
                 slot.end(|ended| (ended.slow, ended.sign) = (failed.slow, failed.sign));
@@ -158,8 +160,8 @@ impl Sending {
         }
     }
 
-    /// The store is told that attempts fail before the first job that failed comes back: a server that is killed must
-    /// not take the knowledge with it. Answers whether this failure was told so.
+    /// Reports the first failure to the store before the failed job is released: otherwise the knowledge that
+    /// attempts fail would be lost with this server. Returns whether this call has reported it.
     async fn first_failure(&self) -> bool {
         let (queue, mut told) = (&self.queue, false);
         let tell = async {
@@ -168,14 +170,14 @@ impl Sending {
             told = true;
             Ok::<_, Error>(())
         };
-        // Later than that it is told with the others.
+        // After the timeout the regular report includes it.
         let _ = timeout(NUMBER, queue.failure_told.get_or_try_init(|| tell)).await;
         told
     }
 
-    /// Which attempt this is. The reason of an earlier failure tells of it, whichever server it was on. It is not
-    /// looked for where there can be none: the job has just become due, or no attempt has failed since push was set,
-    /// and no other server can know better.
+    /// Returns the number of this attempt, from the reason that the previous failure left with the job on
+    /// whichever server. Skips the look-up if there can be no previous failure: the job has just become due,
+    /// or no attempt has failed since push was set and no other server pushes the queue.
     async fn number(&self) -> u64 {
         let (queue, job) = (&self.queue, &self.job);
         let since_due = job.elapsed.saturating_sub(Duration::from_secs(u64::from(job.id.delay_seconds())));
@@ -189,13 +191,13 @@ impl Sending {
         let view = queue.pool.engine.inspect(&job.queue, By::Id(job.id), Detail::All);
         match timeout(NUMBER, view).await {
             Ok(Ok(Some(view))) => delivery::attempts_told(view.reason.as_ref()) + 1,
-            // Better sent with a wrong number than not at all.
+            // A wrong number is better than no request.
             Ok(Ok(None) | Err(_)) | Err(_) => 1,
         }
     }
 
-    /// Waits until it is stored that push is off, and until other servers have seen it: they would take the job and call
-    /// the endpoint once more. Not so long that the job's hand-over ends, which would cost its try.
+    /// Waits until `off` is stored and other servers have noticed it: before that they would consume the job
+    /// and call the endpoint once more. Returns before the ttr ends, which would cost the job a try.
     async fn until_off_is_known(&self) {
         let known = async {
             let mut turned_off = self.queue.turned_off.subscribe();
@@ -212,9 +214,9 @@ impl Sending {
         JobRef { queue: self.job.queue.clone(), id: self.job.id }
     }
 
-    /// What follows a failed attempt. Answers whether the job has died.
+    /// Handles a failed attempt. Returns whether the job has died.
     async fn failed(&self, attempt: u64, failed: &Failed) -> bool {
-        // The endpoint may be down for this job alone: then the next probe is another one's.
+        // The endpoint may fail for this job alone, so the next probe should use another job.
         let is_free = self.probe && failed.sign == Sign::Down && !failed.never;
         let reason = delivery::reason(attempt, &failed.reason);
         let (pause, tries, last) = if is_free {
@@ -233,7 +235,7 @@ impl Sending {
         }
         let died = self.release(pause, tries, reason.filter(|_| !is_free)).await;
         if died {
-            // By the store's clock the ttl ends within the pause.
+            // By the store's clock, the ttl ends within the pause.
             self.tell_of_death(attempt, failed).await;
         }
         died
@@ -244,10 +246,11 @@ impl Sending {
         self.job.ttl.is_some_and(|left| left.saturating_sub(self.began.elapsed()) <= pause)
     }
 
-    /// Publishes to the queue of `on_dead`, before the job dies: who is told twice knows it by the job's id.
+    /// Publishes to the `on_dead` queue before the job dies. A receiver recognizes a repeated message by the
+    /// job's id.
     async fn tell_of_death(&self, attempt: u64, failed: &Failed) {
         let Some(name) = &self.plan.setting.on_dead else { return };
-        // Or circles of settings, which two servers can make, would never end.
+        // Two servers can create a circle of settings, and messages would multiply forever.
         if delivery::is_death_message(&self.job) {
             return;
         }
@@ -255,7 +258,7 @@ impl Sending {
         let body = delivery::death_message(&queue.name, &self.job, attempt, failed);
         let to = Queue { namespace: queue.namespace.clone(), name: name.clone() };
         let id = self.job.id.to_string();
-        // Told once for each death: a job that was respawned dies again.
+        // One message per death: a job that was respawned can die again.
         let once = format!("push/{queue}/{id}/{attempt}");
         let fingerprint: Fingerprint = xxhash_rust::xxh3::xxh3_128(once.as_bytes()).to_be_bytes();
         let once = IdempotencyKey::new(&fingerprint).map(|key| Once { key, fingerprint });
@@ -276,7 +279,7 @@ impl Sending {
         }
     }
 
-    /// Puts the job back, or into the dead letter. Answers whether it has died.
+    /// Releases the job for a retry, or for the last time. Returns whether it has died.
     async fn release(&self, delay: Duration, tries: Tries, reason: Option<Reason>) -> bool {
         let (job, receipt) = (self.job_ref(), self.job.proof());
         let release = Release { delay, tries, reason };
@@ -285,7 +288,7 @@ impl Sending {
         matches!(released, Ok(Held::Done(Released::Dead)))
     }
 
-    /// Asks the store again and again until the hand-over ends: after it the job comes back by itself.
+    /// Retries until the ttr ends; then the job returns by itself.
     async fn until_ttr<T, F: Future<Output = Result<T>>>(&self, step: impl Fn() -> F) -> Result<T> {
         loop {
             let done = step().await;
@@ -308,7 +311,8 @@ impl Sending {
     }
 }
 
-/// From 0 to 1, another one for each attempt, so that jobs that failed together do not come back together.
+/// Returns a number from 0 to 1 that differs per attempt, so that jobs that failed together do not retry
+/// together.
 fn jitter(id: &JobId, attempt: u64) -> f64 {
     let mut bytes = [0; 24];
     bytes[..16].copy_from_slice(&id.to_bytes());

@@ -1,42 +1,43 @@
-//! What a server does when an endpoint is down or overloaded: the breaker consumes nothing but probes, the slow-down
-//! halves the concurrency. Both are this server's own, of one queue. Time is an argument; knows no job.
+//! Reacts to an endpoint that is down or overloaded: the breaker stops everything except probes, the
+//! slow-down halves the concurrency. Both belong to one queue on one server. Time is an argument; knows no
+//! job.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// So many failures of the endpoint in a row open the breaker.
+/// Number of consecutive failures of the endpoint that opens the breaker.
 const ROW: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// A probe that is due begins within this time, if there is a job and a slot for it.
+/// A due probe begins within this time if a job and a slot are available.
 const PROBED: Duration = Duration::from_secs(2);
-/// The concurrency is whole again when nothing has told to be slow for so long.
+/// The full concurrency is restored after this time without a request to slow down.
 const SLOW_FOR: Duration = Duration::from_secs(60);
 
-/// What an attempt says of the endpoint.
+/// What the result of an attempt says about the endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sign {
     #[default]
     None,
-    /// It answers, whatever it thinks of the job.
+    /// It responds, with any status that is not below.
     Answers,
-    /// It is down: refused, reset, time-out, TLS, unknown host, 502, 503, 504.
+    /// It is down: connection refused or reset, timeout, TLS, unknown host, 502, 503, 504.
     Down,
 }
 
 /// Whether requests may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
-    /// As many as there are slots.
+    /// All slots may be used.
     Closed,
-    /// One, now.
+    /// One request may be sent now, as a probe.
     Probe,
-    /// None before then; without a time: until the probe has ended.
+    /// No request may be sent before this time; `None`: until the probe has ended.
     Wait(Option<Instant>),
 }
 
-/// Counts failures of the endpoint, and opens.
+/// Counts failures of the endpoint, and opens after too many in a row.
 #[derive(Debug, Default)]
 pub struct Breaker {
     row: u32,
@@ -48,25 +49,26 @@ struct Open {
     pause: Duration,
     next: Instant,
     probing: bool,
-    /// When an attempt has failed last.
+    /// Time of the last failed attempt.
     failed: Instant,
-    /// The endpoint has answered another server since, and this one has had nothing to probe with.
+    /// The endpoint has responded to another server since, while this one had nothing to probe with.
     answers_others: bool,
 }
 
 impl Breaker {
-    /// Whether nothing but probes may be sent.
+    /// Whether only probes may be sent.
     pub fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Whether the endpoint is down, as far as this server can know.
+    /// Whether the endpoint is down, as far as this server knows.
     pub fn is_down(&self) -> bool {
         self.open.as_ref().is_some_and(|open| !open.answers_others)
     }
 
-    /// The last attempt of any server that delivered ended so long ago. Returns whether that ends what
-    /// [`is_down`](Breaker::is_down) says. This server still probes first: it may be its own network that is broken.
+    /// Learns that the last successful attempt of any server ended `ago`. Returns whether that changes
+    /// [`is_down`](Breaker::is_down) to false. This server still sends a probe first: its own network may be
+    /// broken.
     pub fn learn_delivered(&mut self, now: Instant, ago: Option<Duration>) -> bool {
         let Some(open) = &mut self.open else { return false };
         let delivered = ago.and_then(|ago| now.checked_sub(ago));
@@ -76,7 +78,7 @@ impl Breaker {
         ends
     }
 
-    /// Whether requests may be sent now.
+    /// Returns which requests may be sent at `now`.
     pub fn gate(&self, now: Instant) -> Gate {
         match &self.open {
             None => Gate::Closed,
@@ -92,7 +94,7 @@ impl Breaker {
         }
     }
 
-    /// An attempt has ended. Answers whether the endpoint is [down](Breaker::is_down) by it, or up again.
+    /// Records the end of an attempt. Returns whether that changes [`is_down`](Breaker::is_down).
     pub fn ended(&mut self, now: Instant, probe: bool, sign: Sign) -> bool {
         match (sign, &mut self.open) {
             (Sign::Answers, open) => {
@@ -130,34 +132,34 @@ impl Breaker {
         }
     }
 
-    /// Begins anew: the setting has changed. Answers whether the endpoint was down.
+    /// Starts afresh after a change of the setting. Returns whether the endpoint was down.
     pub fn reset(&mut self) -> bool {
         std::mem::take(self).is_down()
     }
 }
 
-/// Halves the concurrency when the endpoint asks for it.
+/// Halves the concurrency when the endpoint asks for fewer requests.
 #[derive(Debug, Default)]
 pub struct SlowDown {
-    /// The concurrency, and when it was halved last.
+    /// The reduced concurrency, and when it was halved last.
     halved: Option<(u32, Instant)>,
 }
 
 impl SlowDown {
-    /// How many of so many slots may be used.
+    /// Returns how many of `slots` may be used.
     pub fn limit(&self, slots: u32) -> u32 {
         self.halved.map_or(slots, |(limit, _)| limit.min(slots))
     }
 
-    /// A request that began then was answered with 429, 502, 503 or 504. Those that were under way together count as
-    /// one.
+    /// Handles a 429, 502, 503 or 504 for a request that began at `began`. Requests that were in flight
+    /// together halve the concurrency once.
     pub fn slow(&mut self, began: Instant, now: Instant, slots: u32) {
         if self.halved.is_none_or(|(_, at)| began >= at) {
             self.halved = Some(((self.limit(slots) / 2).max(1), now));
         }
     }
 
-    /// A request was answered with success.
+    /// Handles a success: the concurrency grows by one.
     pub fn success(&mut self, now: Instant, slots: u32) {
         if let Some((limit, at)) = &mut self.halved {
             *limit += 1;
@@ -167,7 +169,7 @@ impl SlowDown {
         }
     }
 
-    /// Forgets what is long ago. Answers when to look again.
+    /// Restores the full concurrency when its time has come. Returns when to call again.
     pub fn tick(&mut self, now: Instant) -> Option<Instant> {
         let (_, at) = self.halved?;
         if now >= at + SLOW_FOR {
@@ -242,8 +244,8 @@ mod tests {
         assert_eq!(slow_down.limit(50), 50, "whole again after a minute of peace");
     }
 
-    /// Guards against a server that shows `open` for good: another one has delivered everything while it was told of
-    /// nothing, right after its last failure.
+    /// Guards against a server that shows `open` for good: another one delivered everything right after this
+    /// one's last failure, while this one had no reports.
     #[test]
     fn what_another_server_delivers_after_the_last_failure_ends_the_open_state() {
         let (mut breaker, began) = (Breaker::default(), Instant::now());

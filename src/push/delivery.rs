@@ -1,4 +1,4 @@
-//! One delivery: the request that a job becomes, and what its answer means. Knows no connection and no store.
+//! One delivery: builds the request of a job, and judges the response. Knows no connection and no store.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,19 +18,19 @@ use crate::clock::Millis;
 use crate::job::{Job, JobId, Reason};
 use crate::name::{Queue, QueueName};
 
-/// The longest pause that an answer may ask for.
+/// Longest pause that a `Retry-After` can ask for.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(24 * 3600);
-/// What a push's reason begins with: the number of the attempt stands behind it.
+/// Prefix of push's reasons; the number of the attempt follows.
 const ATTEMPT: &str = "attempt ";
-/// The largest body that is repeated to the queue of `on_dead`.
+/// Largest body that a death message repeats.
 const MAX_DATA: usize = 1 << 20;
 
-/// A setting made ready: what all deliveries of a queue have in common.
+/// A setting prepared for use: what all deliveries of a queue have in common.
 #[derive(Debug)]
 pub struct Plan {
     pub setting: Setting,
     pub switch: Switch,
-    /// Of the record.
+    /// Revision of the record.
     pub revision: u64,
     uri: Uri,
     headers: HeaderMap,
@@ -38,7 +38,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Errors when the record cannot be used, which its parser should have found.
+    /// Fails if the record cannot be used, which its parser should have found.
     pub fn new(queue: &Queue, record: &PushRecord) -> Result<Plan, String> {
         let setting = record.setting.clone();
         let uri = setting.url.as_str().parse().map_err(|_| "url cannot be called".to_owned())?;
@@ -63,19 +63,19 @@ impl Plan {
         Ok(Plan { setting, switch: record.switch, revision: record.revision, uri, headers, signer })
     }
 
-    /// How much memory a job takes while it is sent: its body, with `on_dead` also what may tell of its death, and what
-    /// is read of the answer at first.
+    /// Returns how much memory a job needs while it is sent: its body, with `on_dead` a possible death
+    /// message, and the first part of the response.
     pub fn memory(&self, job: &Job) -> usize {
         let body = job.body.len() * if self.setting.on_dead.is_some() { 4 } else { 1 };
         body + SMALL_ANSWER * if self.setting.ok_when.is_some() { 2 } else { 1 }
     }
 
-    /// How long a job is consumed for.
+    /// The ttr with which jobs are consumed.
     pub fn ttr(&self) -> Duration {
         self.setting.timeout + Duration::from_secs(10)
     }
 
-    /// The request of a job, for the `attempt`-th time, at `now` by the time of day.
+    /// Builds the request for the `attempt`-th attempt of a job. `now` is the time of day.
     pub fn request(&self, job: &Job, attempt: u64, now: Millis) -> Request<Bytes> {
         let id = job.id.to_string();
         let mut request = self.signed(&id, job.body.clone(), now);
@@ -86,7 +86,7 @@ impl Plan {
                 "traceparent" => Ok(HeaderName::from_static("traceparent")),
                 name => HeaderName::try_from(format!("job-attr-{name}")),
             };
-            // A name or a value that no header can have is left out.
+            // Skips names and values that no header can have.
             if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(value.as_bytes())) {
                 headers.insert(name, value);
             }
@@ -102,7 +102,7 @@ impl Plan {
         request
     }
 
-    /// A request that is no job's, to see what comes back.
+    /// Builds a test request, which belongs to no job.
     pub fn test_request(&self, id: &str, now: Millis) -> Request<Bytes> {
         let mut request = self.signed(id, Bytes::from_static(b"{\"test\":true}"), now);
         request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -127,7 +127,7 @@ impl Plan {
         request
     }
 
-    /// What an answer means, at `now` by the time of day.
+    /// Judges a response. `now` is the time of day.
     pub fn judge(&self, answer: &Result<EndpointAnswer, ConnectFault>, now: Millis) -> Verdict {
         let now = UNIX_EPOCH + Duration::from_millis(now);
         let answer = match answer {
@@ -135,7 +135,7 @@ impl Plan {
             Err(fault) => {
                 return Verdict::Failed(Failed {
                     reason: fault.to_string(),
-                    // An address that is forbidden is as good as an unknown host.
+                    // A forbidden address counts like an unknown host.
                     sign: Sign::Down,
                     was_sent: fault.was_sent(),
                     ..Failed::default()
@@ -161,7 +161,7 @@ impl Plan {
         }
     }
 
-    /// Why a 2xx is not good enough.
+    /// Returns why a 2xx does not meet `ok_when`.
     fn not_ok(&self, answer: &EndpointAnswer) -> Option<String> {
         let ok_when = self.setting.ok_when.as_ref()?;
         if !answer.whole {
@@ -178,18 +178,18 @@ fn insert_text(headers: &mut HeaderMap, name: &'static str, text: &str) {
     }
 }
 
-/// RFC 3339, in UTC, with milliseconds; empty beyond the year 9999.
+/// Formats a time as RFC 3339, in UTC, with milliseconds; empty beyond the year 9999.
 pub fn time(millis: Millis) -> String {
     let time = i64::try_from(millis).ok().and_then(|millis| jiff::Timestamp::from_millisecond(millis).ok());
     time.map_or(String::new(), |time| format!("{time:.3}"))
 }
 
-/// What an answer means for the job.
+/// What a response means for the job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     Delivered,
     Failed(Failed),
-    /// 410: the endpoint wants no more.
+    /// 410: the endpoint wants no further requests.
     Gone,
 }
 
@@ -199,20 +199,20 @@ pub struct Failed {
     pub reason: String,
     pub status: Option<u16>,
     pub sign: Sign,
-    /// The request may have reached the endpoint: the job may be the reason.
+    /// The request may have reached the endpoint: the job may be the cause.
     pub was_sent: bool,
     /// The endpoint asks for fewer requests.
     pub slow: bool,
     pub retry_after: Option<Duration>,
-    /// No further attempt.
+    /// The job dies without a further attempt.
     pub never: bool,
 }
 
-/// Reads seconds or a date. What has passed is now; what cannot be read is nothing.
+/// Parses seconds or a date. A past date is zero; an invalid text is `None`.
 fn retry_after(value: &HeaderValue, now: SystemTime) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
     let after = if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
-        // More digits than fit are beyond the longest.
+        // More digits than fit are beyond the maximum.
         text.parse().map_or(LONGEST_RETRY_AFTER, Duration::from_secs)
     } else {
         httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default()
@@ -220,16 +220,16 @@ fn retry_after(value: &HeaderValue, now: SystemTime) -> Option<Duration> {
     Some(after.min(LONGEST_RETRY_AFTER))
 }
 
-/// The reason that a failed attempt leaves with its job.
+/// Returns the reason that a failed attempt leaves with its job.
 pub fn reason(attempt: u64, why: &str) -> Option<Reason> {
     let text = format!("{ATTEMPT}{attempt}: {why}");
     Reason::new(&text[..text.floor_char_boundary(KEPT)])
 }
 
-/// Which attempt the reason of a job tells of; 0 when it is none of ours.
+/// Returns the number of the attempt from a job's reason; 0 if push did not write the reason.
 pub fn attempts_told(reason: Option<&Reason>) -> u64 {
     let told = reason.and_then(|reason| reason.as_str().strip_prefix(ATTEMPT)?.split_once(':'));
-    // Who polls the queue too may write what it likes.
+    // Consumers who poll the queue may write any reason.
     told.and_then(|(number, _)| number.parse::<u32>().ok()).unwrap_or(0).into()
 }
 
@@ -240,7 +240,7 @@ pub fn shown(answer: &Result<EndpointAnswer, ConnectFault>) -> String {
     }
 }
 
-/// The job that the queue of `on_dead` gets for one that has died.
+/// Returns the body of the message about a job that has died, for the `on_dead` queue.
 pub fn death_message(queue: &QueueName, job: &Job, attempts: u64, failed: &Failed) -> Bytes {
     let death_message = DeathMessage {
         job_id: job.id.to_string(),
@@ -250,17 +250,17 @@ pub fn death_message(queue: &QueueName, job: &Job, attempts: u64, failed: &Faile
         reason: failed.reason.clone(),
         data: (job.body.len() <= MAX_DATA).then(|| STANDARD.encode(&job.body)),
     };
-    // Texts and numbers become JSON without fail.
+    // Texts and numbers always serialize.
     serde_json::to_vec(&death_message).unwrap_or_default().into()
 }
 
-/// Whether a job is such a message: its body says so.
+/// Whether a job is a death message, judged by its body.
 pub fn is_death_message(job: &Job) -> bool {
     let read = serde_json::from_slice::<DeathMessage>(&job.body);
     read.is_ok_and(|death_message| JobId::parse(&death_message.job_id).is_some())
 }
 
-/// What a message of `on_dead` says.
+/// Body of a message in an `on_dead` queue.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DeathMessage {

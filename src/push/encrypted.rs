@@ -1,13 +1,12 @@
-//! Secrets and values of headers are encrypted in the store, with a key that only the servers have. [`Encrypted`] stands
-//! between push and its store. Push sees each record as it has written it. In the store the values of its headers are
-//! null, `secret` and `old_secret` are missing, and `encrypted` holds all three:
-//!
+//! Secrets and header values are encrypted in the store, with a key that only the servers have. [`Encrypted`]
+//! wraps push's store. Push sees each record as it wrote it. In the store, the header values are null,
+//! `secret` and `old_secret` are missing, and `encrypted` holds all three:
 //! ```text
 //! base64(nonce:12 ChaCha20-Poly1305(JSON of headers, secret, old_secret) tag:16)
 //! ```
 //!
-//! They are bound to pool, queue and URL: whoever can write to the store, and has no key, cannot have them sent
-//! elsewhere. A record that no key opens stays as it is for push, which takes it for locked.
+//! They are bound to pool, queue and URL: an attacker who can write to the store, but has no key, cannot have
+//! them sent elsewhere. A record that no key opens is passed on unchanged, and push treats it as locked.
 
 use std::fmt;
 use std::os::unix::fs::PermissionsExt;
@@ -26,17 +25,17 @@ use super::store::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Se
 use crate::error::{Error, Result};
 use crate::random;
 
-/// The field of a record that holds what is encrypted.
+/// Field of a record that holds the encrypted values.
 const ENCRYPTED: &str = "encrypted";
-/// The fields of a record that are secret. The values of its headers are, too.
+/// Secret fields of a record. The header values are secret too.
 const SECRET: [&str; 2] = ["secret", "old_secret"];
 const HEADERS: &str = "headers";
-/// The most keys in a file: each is tried.
+/// Maximum number of keys in a file: each is tried.
 const MAX_KEYS: usize = 16;
-/// More than so many keys and comments take.
+/// Larger than any file of that many keys with comments.
 const MAX_FILE: u64 = 64 << 10;
 
-/// The keys of a file. The first encrypts, all decrypt. Its `Debug` shows none.
+/// The keys of a file. The first encrypts, all decrypt. `Debug` shows none.
 #[derive(Default)]
 pub struct SecretKeys(Vec<LessSafeKey>);
 
@@ -47,8 +46,8 @@ impl fmt::Debug for SecretKeys {
 }
 
 impl SecretKeys {
-    /// Reads a file of one key on each line: 32 bytes in base64. Empty lines and those that begin with `#` are passed
-    /// over. The error names the file, and shows nothing of it.
+    /// Reads a file with one key per line: 32 bytes in base64. Skips empty lines and lines that begin with
+    /// `#`. The error names the file, and shows none of its contents.
     pub fn read(path: &Path) -> Result<SecretKeys, String> {
         let wrong = |why: &dyn fmt::Display| format!("{}: {why}", path.display());
         let about = std::fs::metadata(path).map_err(|e| wrong(&e))?;
@@ -88,7 +87,7 @@ impl SecretKeys {
         Ok(Some(STANDARD.encode([&nonce[..], &text].concat())))
     }
 
-    /// What was encrypted, and by the how many-th key. `None` if no key opens it.
+    /// Decrypts, and returns the index of the key that fits. `None` if no key does.
     fn open(&self, bound_to: &str, sealed: &str) -> Option<(usize, Map<String, Value>)> {
         let sealed = STANDARD.decode(sealed).ok()?;
         let (nonce, text) = sealed.split_first_chunk::<NONCE_LEN>()?;
@@ -100,7 +99,7 @@ impl SecretKeys {
         })
     }
 
-    /// A record as it is stored.
+    /// Returns a record in its stored form.
     fn hide(&self, key: &PushKey, plain: Bytes) -> Result<Bytes> {
         let Ok(Value::Object(mut record)) = serde_json::from_slice(&plain) else { return Ok(plain) };
         let mut secrets: Map<String, Value> =
@@ -116,8 +115,8 @@ impl SecretKeys {
         Ok(serde_json::to_vec(&record).map_err(Error::refused)?.into())
     }
 
-    /// A stored record as push has written it, and whether it is stored as it would be now. One that is locked, or no
-    /// record, stays as it is.
+    /// Returns a stored record as push wrote it, and whether its stored form is up to date. A locked or
+    /// invalid record is returned unchanged.
     fn show(&self, key: &PushKey, stored: Bytes) -> (Bytes, bool) {
         let Ok(mut record) = serde_json::from_slice::<Value>(&stored) else { return (stored, true) };
         let Some(sealed) = record.get(ENCRYPTED) else {
@@ -138,24 +137,24 @@ impl SecretKeys {
     }
 }
 
-/// What secrets are bound to: nobody can have them sent elsewhere.
+/// Associated data of the encryption: it binds secrets to their queue and URL.
 fn bound_to(key: &PushKey, record: &Value) -> String {
     let url = record.pointer("/setting/url").and_then(Value::as_str).unwrap_or_default();
     format!("dormouse push\0{key}\0{url}")
 }
 
-/// What is readable of a record that no key of this server has opened. `None` for any other.
+/// Returns the readable part of a record that no key of this server opened; `None` for any other record.
 pub fn locked(record: &[u8]) -> Option<Value> {
     let has = |record: &Value| record.get(ENCRYPTED).is_some() && record["setting"].is_object();
     serde_json::from_slice::<Value>(record).ok().filter(has)
 }
 
-/// A store of push in which secrets are encrypted. Without keys it changes nothing.
+/// A push store that encrypts secrets. Without keys it changes nothing.
 #[derive(Debug)]
 pub struct Encrypted {
     store: Arc<dyn PushStore>,
     keys: SecretKeys,
-    /// What was stored before this start is encrypted by the first key.
+    /// Records stored before this start are encrypted with the first key.
     all: AtomicBool,
 }
 
@@ -178,7 +177,7 @@ impl PushStore for Encrypted {
                 let new = self.keys.hide(key, plain.clone())?;
                 match self.store.swap(key, Some(record.clone()), Some(new)).await {
                     Ok(true) => done += 1,
-                    // Changed meanwhile: the next look finds out how.
+                    // Changed meanwhile: the next pass finds out how.
                     Ok(false) => left += 1,
                     Err(error @ Error::Away(_)) => return Err(error),
                     Err(error) => failed = Some(error),
@@ -192,7 +191,7 @@ impl PushStore for Encrypted {
                 "push: secrets in the store are encrypted with the first key of SecretKeyFile"
             );
         }
-        // A store that takes nothing, for its disk is full, must not keep jobs from being sent.
+        // A store that refuses writes because its disk is full must not stop deliveries.
         if let Some(error) = failed {
             tracing::warn!(%error, "push: some secrets in the store are encrypted at the next start only");
         }
@@ -286,7 +285,7 @@ mod tests {
             stored,
             "never the same nonce"
         );
-        // Other keys, another place, other bytes.
+        // Other keys, another queue, another URL, other bytes.
         for (what, of, name, url) in [
             ("another key", &[2, 3][..], "mail", "https://shop.example/"),
             ("another queue", &[1], "mails", "https://shop.example/"),

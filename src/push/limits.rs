@@ -1,4 +1,4 @@
-//! How many requests one server may begin in any stretch of time, and what all of its queues share. Knows no job.
+//! Bounds how many requests one server begins per period, and what its queues share. Knows no job.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,23 +9,23 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// What all queues share: connections, memory. One half is divided evenly among the queues. A quarter is kept for
-/// queues that hold nothing, one share of each at a time. The rest is for whoever comes first. So one queue alone may have
-/// three quarters, and slow endpoints leave each other queue its part. A job that is larger than a part may take from the parts of
-/// others, one of each queue at a time.
+/// A resource that all queues share: connections, memory. One half is divided evenly among the queues. A
+/// quarter is reserved for queues that hold nothing, one share of each at a time. The rest is first come,
+/// first served. So one queue alone may have three quarters, and slow endpoints leave every other queue its
+/// part. A job that is larger than a part may borrow from the parts of others, one job per queue at a time.
 ///
-/// Requests that are under way cannot be taken back. When a queue is added, those before it may hold more than their new
-/// part. Until they have given it back the parts of the queues before are filled first, and the new one begins with what
-/// is kept for those that hold nothing.
+/// Shares of requests in flight cannot be revoked. When a queue is added, older queues may hold more than
+/// their new part. Until they have returned the excess, the parts of older queues are filled first, and the
+/// new queue starts with the reserve for queues that hold nothing.
 #[derive(Debug)]
 pub struct PushShares {
     even: Arc<Semaphore>,
     all_even: usize,
     for_idle: Arc<Semaphore>,
     first_come: Arc<Semaphore>,
-    /// The even part of each queue.
+    /// Size of each queue's even part.
     part: AtomicUsize,
-    /// The queues, the oldest first.
+    /// The queues, oldest first.
     queues: Mutex<Vec<Weak<HeldShare>>>,
 }
 
@@ -43,7 +43,7 @@ impl PushShares {
         })
     }
 
-    /// Returns what one more queue holds, which is nothing yet. It has an even part after the next
+    /// Adds a queue, which holds nothing yet. It gets an even part with the next
     /// [`divide`](PushShares::divide).
     pub fn join(&self) -> Part {
         let part = Part::default();
@@ -51,8 +51,8 @@ impl PushShares {
         part
     }
 
-    /// Divides the even half among so many queues. Called again and again: what queues hold beyond their parts comes back
-    /// with time.
+    /// Divides the even half among `queues` queues. Must be called repeatedly: queues return their excess
+    /// only over time.
     pub fn divide(&self, queues: usize) {
         let part = (self.all_even / queues.max(1)).max(1);
         self.part.store(part, Ordering::Relaxed);
@@ -68,20 +68,20 @@ impl PushShares {
         }
     }
 
-    /// How many more a queue may take.
+    /// Returns how many more shares a queue may take.
     pub fn room(&self, of: &Part) -> usize {
         let even = self.left(of).min(self.even.available_permits());
         let room = even + self.first_come.available_permits();
         if of.is_idle() { room.max(self.for_idle.available_permits().min(1)) } else { room }
     }
 
-    /// How many of its even part a queue does not hold.
+    /// Returns how many shares of its even part a queue does not hold.
     fn left(&self, of: &Part) -> usize {
         of.0.most_even.load(Ordering::Relaxed).saturating_sub(of.0.even.load(Ordering::Relaxed))
     }
 
-    /// Takes so many; nothing where there are not enough. A queue that holds nothing of its even part may take more than
-    /// that if the part is smaller.
+    /// Takes `many` shares; `None` if too few are free. A queue that holds nothing of its even part may
+    /// exceed it if the part is smaller than `many`.
     pub fn take(&self, of: &Part, many: usize) -> Option<TakenShare> {
         let count = u32::try_from(many).ok()?;
         let is_large = many > self.part.load(Ordering::Relaxed) && of.0.even.load(Ordering::Relaxed) == 0;
@@ -96,17 +96,17 @@ impl PushShares {
     }
 }
 
-/// What one queue holds.
+/// The shares that one queue holds.
 #[derive(Clone, Debug, Default)]
 pub struct Part(Arc<HeldShare>);
 
 #[derive(Debug, Default)]
 struct HeldShare {
-    /// Of what is divided evenly.
+    /// Shares of the evenly divided half.
     even: AtomicUsize,
-    /// The most that it may hold of that.
+    /// Maximum of `even`.
     most_even: AtomicUsize,
-    /// How many shares it has taken, wherever they are from.
+    /// Number of takes that are not returned yet, from whichever part.
     shares: AtomicUsize,
 }
 
@@ -116,7 +116,7 @@ impl Part {
     }
 }
 
-/// What was taken of [`PushShares`], until it is dropped.
+/// Shares taken from [`PushShares`], until dropped.
 #[derive(Debug)]
 pub struct TakenShare {
     _permit: OwnedSemaphorePermit,
@@ -139,7 +139,7 @@ impl Drop for TakenShare {
     }
 }
 
-/// When requests were begun lately.
+/// Start times of recent requests.
 #[derive(Debug, Default)]
 pub struct Window(VecDeque<Instant>);
 
@@ -148,7 +148,7 @@ impl Window {
         self.0.push_back(now);
     }
 
-    /// How many were begun within the last `per`.
+    /// Returns how many requests began within the last `per`.
     pub fn count(&mut self, now: Instant, per: Duration) -> u32 {
         while self.0.front().is_some_and(|begun| *begun + per <= now) {
             self.0.pop_front();
@@ -156,13 +156,14 @@ impl Window {
         self.0.len() as u32 // no rate is larger
     }
 
-    /// How many may begin now if at most `rate` may in any `per`; when it is none, from when one may.
+    /// Returns how many requests may begin now at `rate` per `per`. If none may, returns when one may.
     pub fn room(&mut self, now: Instant, rate: u32, per: Duration) -> Result<usize, Option<Instant>> {
         let begun = self.count(now, per) as usize;
         let rate = rate as usize;
         match rate.checked_sub(begun) {
             None | Some(0) if rate == 0 => Err(None),
-            // The one after which a place is free, when more are counted than may be, too.
+            // When this request leaves the window one more may begin, also if the window has more than the rate
+            // allows.
             None | Some(0) => Err(self.0.get(self.0.len() - rate).map(|begun| *begun + per)),
             Some(room) => Ok(room),
         }
@@ -175,7 +176,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Takes as many as there are.
+    /// Takes all free shares, one by one.
     fn take_all(shares: &PushShares, part: &Part) -> Vec<TakenShare> {
         std::iter::from_fn(|| shares.take(part, 1)).collect()
     }
@@ -200,7 +201,7 @@ mod tests {
         assert_eq!(take_all(&shares, &parts[6]).len(), 3, "the seventh has its part");
     }
 
-    /// Guards against queues that are added, and fill the part of one that was there before them.
+    /// Guards against added queues that fill the part of an older one.
     #[test]
     fn queues_that_are_added_while_others_hold_much_take_no_part_of_an_older_one() {
         let shares = PushShares::new(42);
@@ -215,7 +216,7 @@ mod tests {
             slow.push((part, taken));
         }
         assert_eq!(take_all(&shares, &old).len(), 2, "its part: of 21 among eight");
-        // The first of them gives back what it has, and has its part like all others.
+        // The first slow queue returns its shares, and gets its part like all others.
         slow[0].1.clear();
         shares.divide(8);
         for (n, (part, taken)) in slow.iter_mut().enumerate() {

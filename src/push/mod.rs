@@ -1,12 +1,13 @@
-//! Push: a queue's jobs are sent to a URL. One [`worker`] for each pushed queue consumes them over the dispatcher, as
-//! any consumer does, and only into free slots. What is set, and what was seen, is in the store of tokens and limits,
-//! so that all servers share it. Knows the engine's verbs and an HTTP client, and nothing of the HTTP server.
+//! Push sends a queue's jobs to a URL. One [`worker`] per pushed queue consumes them through the dispatcher,
+//! like any consumer, and only into free slots. Settings and results are in the store of tokens and limits,
+//! so that all servers share them. Knows the engine's verbs and an HTTP client, and nothing of the HTTP
+//! server.
 //!
 //! ```text
 //! Push ── every half second, or at once after a change here ──> PushStore::records
 //!   └── worker of each queue ── setting ── client: address, TLS, connections
-//!         ├── breaker, slow-down, window: what may be begun now
-//!         └── delivery: what is sent, and what an answer means
+//!         ├── breaker, slow-down, window: how many requests may begin now
+//!         └── delivery: builds requests, judges responses
 //! ```
 
 mod acks;
@@ -53,10 +54,10 @@ use crate::error::{Error, LOCKED};
 use crate::name::{PoolName, Queue, QueueName};
 use crate::random;
 
-/// Through how many queues `on_dead` may lead.
+/// Longest chain of queues through `on_dead`.
 const MAX_ON_DEAD: usize = 16;
 
-/// Why an operator's request was not done.
+/// Why an operator's request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PushError {
     #[error("{0}")]
@@ -76,20 +77,20 @@ pub struct Push {
     server: Arc<PushServer>,
     guard: Arc<AddressGuard>,
     pools: BTreeMap<PoolName, Arc<PushedPool>>,
-    /// A worker ends when it is taken out, for nobody tells it a plan any more.
+    /// A worker ends when it is removed, since that drops the sender of its plans.
     workers: Mutex<HashMap<PushKey, Running>>,
     /// Records that no key of this server opens.
     locked: Mutex<HashSet<PushKey>>,
-    /// Something was changed here.
+    /// Notified after a change on this server.
     changed: Notify,
 }
 
-/// A worker, and what it goes by.
+/// A worker and its plan.
 struct Running {
     plan: watch::Sender<Arc<Plan>>,
     /// The record that the plan was made of.
     record: bytes::Bytes,
-    /// Since when the endpoint is down, as far as this server knows; 0 while it is not.
+    /// Since when the endpoint is down, as far as this server knows; 0 while it is up.
     down_since: Arc<AtomicU64>,
     task: JoinHandle<()>,
 }
@@ -102,7 +103,7 @@ impl fmt::Debug for Push {
 }
 
 impl Push {
-    /// Nothing is pushed until [`run`](Push::run).
+    /// Pushes nothing until [`run`](Push::run).
     pub fn new(
         server: PushServer,
         guard: Arc<AddressGuard>,
@@ -113,7 +114,7 @@ impl Push {
         Arc::new(Push { server: Arc::new(server), guard, pools, workers, locked, changed })
     }
 
-    /// Follows what is set until the tasks are stopped.
+    /// Applies settings until the tasks are stopped.
     pub async fn run(self: Arc<Self>) {
         let stop = self.server.tasks.stopping().clone();
         let mut known = None;
@@ -123,27 +124,27 @@ impl Push {
             }
             known = stop.run_until_cancelled(self.refresh(known)).await.flatten();
             self.divide();
-            // Early or late, it looks again.
+            // A notification or the timeout: both refresh.
             let _ = stop.run_until_cancelled(timeout(LOOK, self.changed.notified())).await;
         }
     }
 
-    /// Begins to stop: nothing is consumed any more.
+    /// Begins to stop: consumes nothing more.
     pub fn stop(&self) {
         self.server.tasks.stop();
     }
 
-    /// Returns when it was stopped, and every request has ended and its job is acked or back.
+    /// Completes when push has stopped, every request has ended, and each of their jobs is acked or returned.
     pub async fn ended(&self) {
         self.server.tasks.ended().await;
     }
 
-    /// Cuts the requests that are still in flight. Their jobs go back, with their tries.
+    /// Cancels the requests still in flight. Their jobs return with their tries.
     pub fn cut(&self) {
         self.server.cut.cancel();
     }
 
-    /// Whether a worker has ended that should go on, which is a fault of ours. It is forgotten.
+    /// Whether a worker ended that should be running, which is a bug. Removes it.
     fn a_worker_died(&self) -> bool {
         let mut workers = self.workers.lock();
         let before = workers.len();
@@ -157,7 +158,7 @@ impl Push {
         workers.len() < before
     }
 
-    /// Asks the store whether something has changed, and tells the workers. Answers what is known now.
+    /// Asks the store for changed records, and updates the workers. Returns the version that is now known.
     async fn refresh(&self, known: Option<Version>) -> Option<Version> {
         let records = self.server.store.records(known).await;
         self.server.outage.report(&records);
@@ -168,13 +169,13 @@ impl Push {
                 self.follow(records);
                 Some(version)
             }
-            // What was set goes on.
+            // The current workers go on.
             Err(_) => known,
         }
     }
 
-    /// Leaves out what is locked, so that its workers end: what they go by may have changed. Says so of those that were
-    /// not so before.
+    /// Removes locked records, so that their workers end: their settings may have changed. Logs those that
+    /// were not locked before.
     fn leave_out_locked(&self, records: &mut PushRecords) {
         let is_locked = |(key, record): &mut (PushKey, bytes::Bytes)| {
             encrypted::locked(record).is_some() && self.pools.contains_key(&key.pool)
@@ -225,14 +226,14 @@ impl Push {
         }
     }
 
-    /// Divides what the queues share. Again and again: what one holds beyond its part comes back with time.
+    /// Divides the shared resources. Repeated, since queues return their excess only over time.
     fn divide(&self) {
         let queues = self.workers.lock().len();
         self.server.connections.divide(queues);
         self.server.memory.divide(queues);
     }
 
-    /// The pushed queues of a pool.
+    /// Returns the state of each pushed queue of a pool.
     pub fn states(&self, pool: &PoolName) -> HashMap<Queue, PushState> {
         let of_pool = |key: &&PushKey| key.pool == *pool;
         let locked = self.locked.lock();
@@ -250,7 +251,7 @@ impl Push {
         states
     }
 
-    /// Since when the endpoints of a pool's queues are down, as far as this server knows.
+    /// Returns since when the endpoints of a pool's queues are down, as far as this server knows.
     pub fn failing_since(&self, pool: &PoolName) -> HashMap<Queue, Millis> {
         let workers = self.workers.lock();
         let of_pool = workers.iter().filter(|(key, _)| key.pool == *pool);
@@ -259,8 +260,8 @@ impl Push {
         since.filter(|(_, since)| *since > 0).collect()
     }
 
-    /// Sets how a queue is pushed. The secret is kept, and one that is paused stays so. Answers what is in force, with
-    /// the secret if it is new.
+    /// Sets how a queue is pushed. Keeps the secret, and the state of a paused queue. Returns the stored
+    /// setting, with the secret if it is new.
     pub async fn put(&self, key: &PushKey, given: &Value) -> Result<ShownPush> {
         let setting = Setting::parse(given, &key.queue.name).map_err(PushError::Bad)?;
         if let Some(why) = setting.refused(&self.guard) {
@@ -275,7 +276,7 @@ impl Push {
         let secret = SigningSecret::random();
         let mut new = true;
         let change = |old: Read| -> Result<Option<PushRecord>> {
-            // One that cannot be read is replaced, with its secret.
+            // A record that cannot be read is replaced, together with its secret.
             let old = old.inspect_err(|error| tracing::warn!(%error, "push: set anew")).unwrap_or_default();
             new = old.is_none();
             let setting = setting.clone();
@@ -287,7 +288,7 @@ impl Push {
                     switch: Switch::On,
                     since: now,
                     why: "it was set".into(),
-                    // Not one that an earlier record had: its requests may still be in flight.
+                    // Differs from the revisions of an earlier record, whose requests may still be in flight.
                     revision: self.server.clock.wall_micros(),
                 },
                 Some(old) if old.switch == Switch::Off => {
@@ -295,7 +296,7 @@ impl Push {
                 }
                 Some(old) => PushRecord { setting, revision: old.revision + 1, ..old },
             };
-            // What could not be used again must not be stored.
+            // A record that cannot be read back must not be stored.
             PushRecord::parse(&record.to_bytes(), &key.queue.name)
                 .map_err(|_| {
                     "the setting could not be read back: ok_when may be nested too deeply".to_owned()
@@ -309,7 +310,7 @@ impl Push {
         Ok(if new { shown.with_secret(record.secret.reveal()) } else { shown })
     }
 
-    /// What is set, and what was seen.
+    /// Returns the setting and the results of a queue.
     pub async fn get(&self, key: &PushKey) -> Result<SeenPush> {
         let bytes = self.server.store.record(key).await?.ok_or(PushError::NotFound)?;
         let seen = self.server.store.seen(key).await?;
@@ -320,7 +321,7 @@ impl Push {
         Ok(SeenPush::new(push, seen))
     }
 
-    /// Forgets what is set, and the secret. Jobs stay. Forgetting what is not there is fine.
+    /// Deletes the setting and the secret. Jobs stay. Deleting a missing setting succeeds.
     pub async fn delete(&self, key: &PushKey) -> Result<()> {
         while let Some(old) = self.server.store.record(key).await? {
             if self.server.store.swap(key, Some(old), None).await? {
@@ -331,12 +332,12 @@ impl Push {
         Ok(())
     }
 
-    /// Sends nothing until it is resumed.
+    /// Stops sending until the queue is resumed.
     pub async fn pause(&self, key: &PushKey) -> Result<ShownPush> {
         self.switch(key, Switch::Paused, "an operator paused it").await
     }
 
-    /// Ends a pause, and what a 410 has begun.
+    /// Resumes a queue that an operator paused or a 410 turned off.
     pub async fn resume(&self, key: &PushKey) -> Result<ShownPush> {
         self.switch(key, Switch::On, "an operator resumed it").await
     }
@@ -357,7 +358,7 @@ impl Push {
         Ok(ShownPush::new(key, &record))
     }
 
-    /// Makes a new secret. The one before signs too, for a day.
+    /// Makes a new secret. The previous one still signs for a day.
     pub async fn new_secret(&self, key: &PushKey) -> Result<NewSecret> {
         let (now, secret) = (self.server.now(), SigningSecret::random());
         let until = now + BOTH_SIGN.as_millis() as u64;
@@ -370,7 +371,7 @@ impl Push {
         Ok(NewSecret { secret: record.secret.reveal().to_owned(), both_sign_until: delivery::time(until) })
     }
 
-    /// Sends one signed request that is no job's, and answers what came back.
+    /// Sends one signed test request, and returns the result.
     pub async fn test(&self, key: &PushKey) -> Result<Tested> {
         let bytes = self.server.store.record(key).await?.ok_or(PushError::NotFound)?;
         let record = record::read(key, &bytes)?;
@@ -395,13 +396,14 @@ impl Push {
         })
     }
 
-    /// Why the queue of `key` may not have this `on_dead`: what is set of others leads back to it. Two settings that
-    /// are made at the same moment may still become a circle: no message of `on_dead` has one of its own.
+    /// Returns why the queue of `key` may not have this `on_dead`: the settings of others lead back to it.
+    /// Two simultaneous changes may still create a circle; it does no harm, since a death message that dies
+    /// has no death message.
     async fn circle(&self, key: &PushKey, on_dead: &QueueName) -> Result<Option<String>> {
         let mut next = PushKey { pool: key.pool.clone(), queue: key.queue.clone() };
         next.queue.name = on_dead.clone();
         for _ in 0..MAX_ON_DEAD {
-            // One that cannot be read leads nowhere.
+            // A record that cannot be read leads nowhere.
             let record = self.server.store.record(&next).await?;
             let leads_to = |record: bytes::Bytes| match encrypted::locked(&record) {
                 Some(locked) => QueueName::parse(locked["setting"]["on_dead"].as_str()?).ok(),

@@ -1,6 +1,6 @@
-//! Looks up names, by the machine's own resolver. A name that does not resolve can hang for half a minute, so few are
-//! looked up at a time, each once however many requests ask for it, and on threads on which nothing else waits. Names
-//! that were slow wait for each other and for nobody else. Knows no address that is forbidden.
+//! Resolves names with the machine's own resolver. A name that does not resolve can block for half a minute,
+//! so look-ups are few, run on their own threads, and are shared by all requests for the same name. Slow
+//! names wait only for each other. Knows no forbidden addresses.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,27 +16,28 @@ use tokio::sync::watch;
 
 use super::client::Resolve;
 
-/// How many names are looked up at a time, and how many of those that were slow.
+/// Maximum concurrent look-ups of other names, and of slow ones.
 const AT_A_TIME: usize = 8;
 const SLOW_AT_A_TIME: usize = 4;
-/// A name that took longer is slow, until it takes less.
+/// A look-up that takes longer marks its name as slow, until one takes less.
 const SLOW: Duration = Duration::from_millis(500);
-/// A name that was slow so long ago is tried among the others: those that are slow may leave it no turn.
+/// A name that was marked as slow this long ago is tried in the fast lane: other slow names may block the
+/// slow one.
 const TRIED_AGAIN: Duration = Duration::from_secs(60);
-/// How many of those are tried at a time.
+/// Maximum concurrent trials.
 const TRIALS: usize = 2;
-/// How many names are known to be slow. With more all are forgotten.
+/// Maximum number of names known to be slow. Beyond it, all are forgotten.
 const MOST_SLOW: usize = 10_000;
 
-/// Finds the addresses of a name. It may block.
+/// Finds the addresses of a name. May block.
 pub type LookUp = dyn Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync;
 
-/// What was found, for everybody who asked.
+/// Result of a look-up, shared by all callers.
 type Resolved = Option<Result<Vec<IpAddr>, String>>;
 
 /// The machine's own resolver.
 pub struct SystemResolver {
-    /// Threads that block, for names that are not known to be slow and for those that are.
+    /// Blocking threads, for names that are not known to be slow and for slow ones.
     lanes: [Option<Runtime>; 2],
     state: Arc<Mutex<Lookups>>,
     look_up: Arc<LookUp>,
@@ -45,9 +46,9 @@ pub struct SystemResolver {
 #[derive(Default)]
 struct Lookups {
     under_way: HashMap<String, watch::Receiver<Resolved>>,
-    /// When it was slow.
+    /// When each name was last slow.
     slow: HashMap<String, Instant>,
-    /// How many of these are under way among the others.
+    /// Number of slow names being tried in the fast lane.
     trials: usize,
 }
 
@@ -64,7 +65,7 @@ impl SystemResolver {
         }))
     }
 
-    /// By another one, for tests.
+    /// Creates a resolver with another look-up function, for tests.
     pub fn by(look_up: Arc<LookUp>) -> io::Result<SystemResolver> {
         let lane = |most| {
             let mut lane = Builder::new_current_thread();
@@ -74,7 +75,7 @@ impl SystemResolver {
         Ok(SystemResolver { lanes, state: Arc::default(), look_up })
     }
 
-    /// What is found of a name: by a look-up that is under way, or by a new one.
+    /// Returns the result of a look-up: of one in flight, or of a new one.
     fn ask(&self, host: &str) -> watch::Receiver<Resolved> {
         let mut state = self.state.lock();
         if let Some(found) = state.under_way.get(host) {
@@ -90,7 +91,7 @@ impl SystemResolver {
         let ask = move || {
             {
                 let mut state = state.lock();
-                // The state has one; a name that nobody waits for any more is not looked up.
+                // `state` holds one receiver; with no other, no caller waits for the name.
                 if tell.receiver_count() <= 1 {
                     state.under_way.remove(&host);
                     state.trials -= usize::from(trial);
@@ -121,7 +122,7 @@ impl SystemResolver {
 
 impl Drop for SystemResolver {
     fn drop(&mut self) {
-        // What hangs is not waited for.
+        // Look-ups that hang are not waited for.
         self.lanes.iter_mut().filter_map(Option::take).for_each(Runtime::shutdown_background);
     }
 }
@@ -129,7 +130,7 @@ impl Drop for SystemResolver {
 #[async_trait]
 impl Resolve for SystemResolver {
     async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-        // In lower case: a name is one name however it is written.
+        // In lower case, since names are case-insensitive.
         let mut found = self.ask(&host.to_ascii_lowercase());
         let found = found.wait_for(Option::is_some).await.map(|found| found.clone());
         match found.ok().flatten() {
@@ -148,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// Guards against names that hang and hold up every other name, or take a thread for each request.
+    /// Guards against names that hang and block every other name, or take a thread per request.
     #[tokio::test]
     async fn names_that_hang_are_few_at_a_time_and_hold_up_no_other() {
         let (hangs, held) = (Arc::new(AtomicBool::new(false)), Arc::new([const { AtomicUsize::new(0) }; 2]));
@@ -190,7 +191,7 @@ mod tests {
         while slow.join_next().await.is_some() {}
     }
 
-    /// Guards against a name that was slow once and stays behind those that hang for good.
+    /// Guards against a name that was slow once and waits behind names that hang forever.
     #[tokio::test]
     async fn a_name_that_was_slow_a_minute_ago_is_looked_up_beside_those_that_hang() {
         let (end, ended) = std::sync::mpsc::channel::<()>();
@@ -227,7 +228,7 @@ mod tests {
         so.unwrap_or_else(|_| panic!("{many} at a time, not {}", held.load(Ordering::SeqCst)));
     }
 
-    /// Guards against a look-up for each request of one name, and for requests that have long ended.
+    /// Guards against a look-up per request of one name, and for requests that have ended.
     #[tokio::test]
     async fn a_name_is_looked_up_once_for_all_who_ask_and_not_for_nobody() {
         let count = Arc::new(AtomicUsize::new(0));
@@ -247,7 +248,7 @@ mod tests {
             found.expect("no panic").expect_err("there is no such name");
         }
         assert_eq!(count.load(Ordering::SeqCst), 1, "looked up so often");
-        // Fills the threads; those behind are asked for by nobody when their turn comes.
+        // Fills the threads; no caller waits for the remaining names when their turn comes.
         for n in 0..100 {
             drop(resolver.ask(&format!("left{n}")));
         }

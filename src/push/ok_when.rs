@@ -1,5 +1,5 @@
-//! `ok_when`: whether a 2xx counts as a success, by one value of its JSON body. Takes the body as the endpoint sent it:
-//! what is of no interest may hold numbers, escapes and nesting that none of our types can represent. Knows no request.
+//! `ok_when`: whether a 2xx counts as a success, by one value of its JSON body. Takes the body as the endpoint sent
+//! it: the rest of it may hold numbers, escapes and nesting that none of our types can represent. Knows no request.
 
 use serde_json::value::RawValue;
 use serde_json::{Number, Value};
@@ -25,7 +25,7 @@ impl OkWhen {
             return Some("and its body is not JSON".into());
         };
         match Walk::new(json).find(&parts(&self.pointer)) {
-            // A value that no type of ours can represent is none that a setting can name.
+            // A value that our types cannot represent cannot be in a setting either.
             Some(found) if serde_json::from_str(found).is_ok_and(|found| same(&found, &self.equals)) => None,
             Some(_) => Some(format!("and {:?} of its body is another", self.pointer)),
             None => Some(format!("and there is no {:?} in its body", self.pointer)),
@@ -105,7 +105,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Where a name occurs twice the last one counts, as in JavaScript and in serde_json.
+    /// If a name occurs twice, the last occurrence counts, as in JavaScript and serde_json.
     fn find_member(&mut self, name: &str, rest: &[String]) -> Option<&'a str> {
         let mut found = None;
         self.at += 1;
@@ -195,10 +195,10 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Whether a string as it stands in JSON, in its quotes, is `name`.
+/// Whether a quoted JSON string equals `name`.
 fn is_name(string: &str, name: &str) -> bool {
     match string.contains('\\') {
-        // A name with half a surrogate pair is none that a pointer can have.
+        // A string with an unpaired surrogate cannot be part of a pointer.
         true => serde_json::from_str::<String>(string).is_ok_and(|string| string == name),
         false => string.get(1..string.len() - 1) == Some(name),
     }
@@ -221,7 +221,7 @@ mod tests {
         OkWhen { pointer: pointer.into(), equals }.unmet(body.as_bytes())
     }
 
-    /// Guards against jobs that the endpoint has accepted and that die of what stands elsewhere in its answer.
+    /// Guards against jobs that the endpoint has accepted and that die of other values in its response.
     #[test]
     fn what_stands_elsewhere_in_the_body_is_of_no_interest() {
         let deep = |depth| format!("{}1{}", "[{\"a\":".repeat(depth), "}]".repeat(depth));
@@ -268,7 +268,7 @@ mod tests {
         );
     }
 
-    /// Guards against large numbers that are equal to their neighbours, and against small ones that are not to themselves.
+    /// Guards against large numbers that equal their neighbours, and small ones that do not equal themselves.
     #[test]
     fn numbers_are_compared_by_value() {
         for (equals, body, met) in [
@@ -339,7 +339,7 @@ mod tests {
         })
     }
 
-    /// All pointers into a value, and some that lead nowhere.
+    /// Collects all pointers into a value, and some that lead nowhere.
     fn pointers(value: &Value, at: String, all: &mut Vec<String>) {
         all.push(format!("{at}/none"));
         match value {
@@ -358,7 +358,7 @@ mod tests {
         all.push(at);
     }
 
-    /// Writes a value with white space, and beside each member and element others that no `Value` can hold.
+    /// Writes a value with white space, and adds members and elements that no `Value` can hold.
     fn write(value: &Value, noise: &str, to: &mut String) {
         match value {
             Value::Object(members) => {
@@ -409,7 +409,7 @@ mod tests {
             }
         }
 
-        /// No body makes it panic, and what it takes for JSON is JSON.
+        /// No body causes a panic, and every body that is accepted as JSON is JSON.
         #[test]
         fn any_body_is_judged(
             body in prop_oneof![prop::collection::vec(any::<u8>(), 0..60), "[\\[\\]{}\",:\\\\ua01e.-]{0,40}".prop_map(String::into_bytes)],

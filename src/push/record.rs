@@ -1,4 +1,4 @@
-//! The record of a pushed queue, which is what is stored of it: setting, secret and state. Knows no store.
+//! The stored record of a pushed queue: setting, secret and state. Knows no store.
 
 use std::time::Duration;
 
@@ -13,33 +13,33 @@ use crate::clock::Millis;
 use crate::error::Error;
 use crate::name::QueueName;
 
-/// How long the secret before still signs.
+/// How long the previous secret still signs.
 pub const BOTH_SIGN: Duration = Duration::from_secs(24 * 3600);
 
-/// Whether a queue is pushed now, as far as it is said and stored. (A breaker is each server's own.)
+/// Whether a queue is pushed, as stored. (Breakers belong to single servers.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Switch {
     On,
-    /// By an operator.
+    /// An operator paused it.
     Paused,
-    /// The endpoint said 410.
+    /// The endpoint returned 410.
     Off,
 }
 
-/// Everything that is stored of a pushed queue. Its setting is JSON in the bytes that are stored.
+/// The record of a pushed queue. The stored form has the setting as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PushRecord<S = Setting> {
     pub setting: S,
     pub secret: SigningSecret,
-    /// The secret before, and until when it signs too.
+    /// The previous secret, and until when it signs too.
     #[serde(default)]
     pub old_secret: Option<(SigningSecret, Millis)>,
     #[serde(rename = "state")]
     pub switch: Switch,
     pub since: Millis,
     pub why: String,
-    /// Grows with every change. The first is the time of day at which it was set, in microseconds.
+    /// Grows with every change. The first revision is the time of day in microseconds.
     pub revision: u64,
 }
 
@@ -53,11 +53,11 @@ impl<S> PushRecord<S> {
 impl PushRecord {
     pub fn to_bytes(&self) -> Vec<u8> {
         let stored = self.clone().with_setting(self.setting.to_json(true));
-        // Texts and numbers become JSON without fail.
+        // Texts and numbers always serialize.
         serde_json::to_vec(&stored).unwrap_or_default()
     }
 
-    /// Reads them. The error shows no value: there are secrets among them.
+    /// Parses the stored form. The error shows no value, since some are secret.
     pub fn parse(bytes: &[u8], queue: &QueueName) -> Result<PushRecord, String> {
         let stored: PushRecord<Value> =
             serde_json::from_slice(bytes).map_err(|_| "the record is not as it was written".to_owned())?;
@@ -67,20 +67,20 @@ impl PushRecord {
         Ok(record)
     }
 
-    /// The same in another state.
+    /// Returns the record in another state.
     pub fn switched(self, switch: Switch, since: Millis, why: &str) -> PushRecord {
         PushRecord { switch, since, why: why.into(), revision: self.revision + 1, ..self }
     }
 
-    /// What signs. `None` when a secret is none of ours.
+    /// Returns the signer. `None` if a secret is invalid.
     pub fn signer(&self) -> Option<Signer> {
         let old = self.old_secret.iter().map(|(secret, until)| (secret, *until));
         Signer::new(std::iter::once((&self.secret, Millis::MAX)).chain(old))
     }
 }
 
-/// Reads a record of the store. The error says whose it is, and shows no value; [`Error::Locked`] where no key of this
-/// server has opened it.
+/// Parses a record of the store. The error names the queue, and shows no value; [`Error::Locked`] if no key of this
+/// server opened it.
 pub fn read(key: &PushKey, bytes: &[u8]) -> crate::error::Result<PushRecord> {
     if encrypted::locked(bytes).is_some() {
         return Err(Error::Locked);

@@ -1,5 +1,5 @@
-//! What is set of a pushed queue, as an operator writes it and as it is stored. Every mistake is named by its field.
-//! Knows no store.
+//! The setting of a pushed queue, as operators write it and as it is stored. Every error names its field. Knows no
+//! store.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,12 +14,12 @@ use super::address::AddressGuard;
 use super::ok_when::{MAX_PARTS, OkWhen};
 use crate::name::QueueName;
 
-/// The largest setting, in bytes.
+/// Maximum size of a setting in bytes.
 pub const MAX_SETTING: usize = 64 << 10;
 const MAX_URL: usize = 2048;
 const MAX_HEADERS: usize = 32;
 const MAX_RETRIES: usize = 256;
-/// The longest pause between two attempts, in seconds.
+/// Longest pause between two attempts, in seconds.
 const MAX_RETRY: f64 = 30.0 * 86_400.0;
 const MAX_RATE: u64 = 100_000;
 const MAX_PER: u64 = 3600;
@@ -31,21 +31,21 @@ const FIELDS: &str = "url method headers timeout concurrency rate per retry ok_w
 pub struct Setting {
     pub url: Url,
     pub method: Method,
-    /// As they were given. Their values are secrets.
+    /// As given. The values are secrets.
     pub headers: BTreeMap<String, String>,
     pub timeout: Duration,
     pub concurrency: u32,
-    /// 0: no limit.
+    /// 0 means no limit.
     pub rate: u32,
     pub per: Duration,
-    /// Seconds before the second attempt, the third, and so on; the last one repeats. Not empty.
+    /// Seconds before the second attempt, the third, and so on; the last value repeats. Not empty.
     pub retry: Vec<f64>,
     pub ok_when: Option<OkWhen>,
     pub cloud_events: bool,
     pub on_dead: Option<QueueName>,
 }
 
-/// Headers that push sets itself.
+/// Whether push sets this header itself.
 fn is_ours(name: &HeaderName) -> bool {
     let name = name.as_str();
     ["webhook-", "dormouse-", "job-attr-"].iter().any(|prefix| name.starts_with(prefix))
@@ -59,7 +59,8 @@ impl fmt::Debug for Setting {
 }
 
 impl Setting {
-    /// Reads what an operator wrote, or what [`to_json`](Setting::to_json) did. The error names the field.
+    /// Parses a setting as an operator wrote it, or as [`to_json`](Setting::to_json) stored it. The error names the
+    /// field.
     pub fn parse(given: &Value, queue: &QueueName) -> Result<Setting, String> {
         let Value::Object(given) = given else { return Err("the setting should be a JSON object".into()) };
         if let Some(unknown) = given.keys().find(|key| !FIELDS.split(' ').any(|field| field == *key)) {
@@ -93,7 +94,8 @@ impl Setting {
         })
     }
 
-    /// Why this server would never call the URL; `None` when it would, or a name is judged later.
+    /// Returns why this server would never call the URL; `None` if it would, or if the host is a name, which is
+    /// checked later.
     pub fn refused(&self, guard: &AddressGuard) -> Option<String> {
         if guard.https_only && self.url.scheme() != "https" {
             return Some("url should be https: PushHttps says so".into());
@@ -109,7 +111,7 @@ impl Setting {
         ))
     }
 
-    /// Everything, with the values of headers or with null in their place.
+    /// Returns all fields, with the values of headers, or with null in their place.
     pub fn to_json(&self, with_values: bool) -> Value {
         let headers: Map<String, Value> = self
             .headers
@@ -138,14 +140,14 @@ impl Setting {
         all
     }
 
-    /// The pause before the attempt after the `n`-th one, without jitter.
+    /// Returns the pause after the `n`-th attempt, without jitter.
     pub fn pause_after(&self, n: u64) -> Duration {
         let at = usize::try_from(n.saturating_sub(1)).unwrap_or(usize::MAX).min(self.retry.len() - 1);
         Duration::from_secs_f64(self.retry[at])
     }
 }
 
-/// A whole number is shown as one.
+/// Shows a whole number without a fraction.
 fn number(seconds: f64) -> Value {
     if seconds.fract() == 0.0 { json!(seconds as u64) } else { json!(seconds) }
 }
@@ -188,7 +190,7 @@ fn url(given: &Map<String, Value>) -> Result<Url, String> {
         return Err("url should not name port 0".into());
     }
     url.set_fragment(None);
-    // What is stored is longer where something had to be encoded.
+    // Percent-encoding may have made it longer.
     if url.as_str().len() > MAX_URL {
         return Err(format!("url should have {MAX_URL} bytes at most, percent-encoded"));
     }
@@ -335,7 +337,7 @@ mod tests {
             let setting = setting.unwrap_or_else(|error| panic!("{host}: {error}"));
             assert!(setting.refused(&AddressGuard::default()).is_some(), "{host} became {}", setting.url);
         }
-        // Digits and dots of other scripts, which some read as those of ASCII, and names beyond ASCII.
+        // Digits and dots of other scripts, which some parsers read as ASCII, and names beyond ASCII.
         for host in ["１２７.0.0.1", "①②⑦.0.0.1", "127。0。0。1", "bücher.example"] {
             let refused = parse(json!({"url": format!("http://{host}:8080/x")})).expect_err(host);
             assert!(refused.contains("url cannot be read"), "{host}: {refused}");

@@ -1,5 +1,5 @@
-//! What the parts of push share: one [`PushServer`] for the process, a [`PushedPool`] for each of its pools, and a
-//! [`PushedQueue`] for each worker with its requests, acks and leases. Decides nothing.
+//! State shared within push: one [`PushServer`] per process, a [`PushedPool`] for each of its pools, and a
+//! [`PushedQueue`] shared by a worker and its requests, acks and leases. Decides nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -26,30 +26,30 @@ use crate::outage::Outage;
 use crate::process::tasks::Tasks;
 use crate::random;
 
-/// The pause before what has failed is tried again.
+/// Pause before an operation that failed is retried.
 pub const AGAIN: Duration = Duration::from_millis(250);
-/// How often the store is asked for changes: every server knows of one within a second.
+/// How often the store is asked for changes: every server learns of one within a second.
 pub const LOOK: Duration = Duration::from_millis(500);
-/// How much memory bodies and answers in flight may take over all queues, in KiB.
+/// Memory for bodies and responses in flight, over all queues, in KiB.
 pub const MEMORY: usize = 256 << 10;
 
-/// What all workers of this server share.
+/// Shared by all workers of this server.
 #[derive(Debug)]
 pub struct PushServer {
     pub store: Arc<dyn PushStore>,
-    /// Hears whether the store answers.
+    /// Receives whether calls of the store succeed.
     pub outage: Arc<Outage>,
     pub client: Arc<dyn client::Send>,
     pub clock: Arc<dyn Clock>,
-    /// This process; what its workers are called begins with it.
+    /// Name of this process; the names of its workers begin with it.
     pub name: String,
     /// Workers, leases, requests, acks.
     pub tasks: Tasks,
-    /// Requests in flight are cut.
+    /// Cancels the requests in flight.
     pub cut: CancellationToken,
-    /// How many requests of all queues may be in flight: open files are bounded.
+    /// Bounds the requests in flight of all queues, since each has a file open.
     pub connections: Arc<PushShares>,
-    /// How much memory their bodies and answers may take, in KiB: [`MEMORY`].
+    /// Bounds the memory of their bodies and responses, in KiB: [`MEMORY`].
     pub memory: Arc<PushShares>,
 }
 
@@ -58,9 +58,9 @@ impl PushServer {
         self.clock.wall_micros() / 1000
     }
 
-    /// Changes a record by `change`, which may be asked more than once, and answers what was stored. `change` answers
-    /// nothing when there is nothing to change. It is given a record that cannot be read as an error. One that is locked
-    /// is never changed.
+    /// Replaces a record by the result of `change`, and returns the stored record. `change` may be called more than
+    /// once, receives a record that cannot be read as an error, and returns `None` if there is nothing to change. A
+    /// locked record is never changed.
     pub async fn change<E: From<Error>>(
         &self,
         key: &PushKey,
@@ -87,32 +87,32 @@ pub struct PushedPool {
     pub dispatcher: Arc<Dispatcher>,
     pub ids: Arc<JobIds>,
     pub metrics: Arc<PoolMetrics>,
-    /// Hears whether the pool's store answers.
+    /// Receives whether calls of the pool's store succeed.
     pub outage: Arc<Outage>,
 }
 
-/// What the worker of one queue shares with its requests, its acks and its leases.
+/// Shared by the worker of one queue and its requests, acks and leases.
 #[derive(Debug)]
 pub struct PushedQueue {
     pub server: Arc<PushServer>,
     pub pool: Arc<PushedPool>,
     pub key: PushKey,
-    /// This worker, for the leases: an earlier one of the same queue may still have requests in flight.
+    /// Name of this worker for the leases: an earlier worker of the same queue may still have requests in flight.
     pub name: Arc<str>,
     pub metrics: PushSeries,
-    /// What was not told to the store yet.
+    /// Results that are not reported to the store yet.
     pub report: Mutex<PushReport>,
-    /// When an attempt has delivered last, on this server.
+    /// When an attempt of this server last succeeded.
     pub delivered: Mutex<Option<Instant>>,
-    /// The revision of the record for which it is stored that the endpoint has said 410, or was tried in vain.
+    /// Latest revision whose 410 is stored, or could not be stored.
     pub turned_off: watch::Sender<u64>,
-    /// How many attempts have failed, on any server.
+    /// Number of failed attempts, on all servers.
     pub failed: AtomicU64,
-    /// The store knows that attempts fail.
+    /// Set when the store knows that attempts fail.
     pub failure_told: OnceCell<()>,
     /// No other server pushes the queue.
     pub alone: AtomicBool,
-    /// What it holds of connections and memory.
+    /// The queue's share of connections and of memory.
     pub connections: Part,
     pub memory: Part,
 }

@@ -1,5 +1,5 @@
-//! What operators see of a pushed queue: the JSON of the admin port's routes. No value of a header, and no secret but one
-//! that is new.
+//! What operators see of a pushed queue: the JSON of the admin port's routes. Contains no header values, and a secret
+//! only when it is new.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -38,7 +38,7 @@ impl PushState {
 /// A setting and its state.
 #[derive(Clone, Debug, Serialize)]
 pub struct ShownPush {
-    /// As an operator wrote it, with null for each value of a header.
+    /// As an operator wrote it, with null in place of header values.
     #[serde(flatten)]
     setting: Value,
     pool: String,
@@ -48,7 +48,7 @@ pub struct ShownPush {
     /// `None` if this server cannot read the record.
     since: Option<String>,
     why: String,
-    /// Of a setting that is new.
+    /// Present if the setting is new.
     #[serde(skip_serializing_if = "Option::is_none")]
     secret: Option<String>,
 }
@@ -64,7 +64,7 @@ impl ShownPush {
         ShownPush::of(key, record.setting.to_json(false), state, since, &record.why)
     }
 
-    /// Of a record that no key of this server opens: its setting as it is stored.
+    /// For a record that no key of this server opens: shows its setting as stored.
     pub fn locked(key: &PushKey, setting: Value) -> ShownPush {
         ShownPush::of(key, setting, PushState::Locked, None, LOCKED)
     }
@@ -82,12 +82,12 @@ impl ShownPush {
         }
     }
 
-    /// The same with its secret, which is shown once.
+    /// Adds the secret, which is shown once.
     pub fn with_secret(self, secret: &str) -> ShownPush {
         ShownPush { secret: Some(secret.to_owned()), ..self }
     }
 
-    /// The same while the breaker of a server is open, if jobs are to be sent at all.
+    /// Shows `open` while the breaker of any server is open, unless the queue is paused or off.
     fn with_open(self, since: Option<Millis>) -> ShownPush {
         match (self.state, since) {
             (PushState::On, Some(since)) => ShownPush {
@@ -101,13 +101,13 @@ impl ShownPush {
     }
 }
 
-/// The same with what became of deliveries, on all servers.
+/// A setting with its results over all servers.
 #[derive(Clone, Debug, Serialize)]
 pub struct SeenPush {
     #[serde(flatten)]
     push: ShownPush,
     counts: Counts,
-    /// The latest first.
+    /// Latest first.
     attempts: Vec<ShownAttempt>,
 }
 
@@ -125,7 +125,7 @@ struct ShownAttempt {
     time: String,
     status: Option<u16>,
     milliseconds: u64,
-    /// `None` for viewers that may not see bodies.
+    /// `None` for viewers without permission to read bodies.
     answer: Option<String>,
 }
 
@@ -145,24 +145,24 @@ impl SeenPush {
         SeenPush { push: push.with_open(open), counts, attempts }
     }
 
-    /// Takes out what the endpoint has answered: to some it is not shown.
+    /// Removes the endpoint's responses, for viewers without permission to read bodies.
     pub fn hide_answers(&mut self) {
         self.attempts.iter_mut().for_each(|attempt| attempt.answer = None);
     }
 }
 
-/// What came of a test request.
+/// Result of a test request.
 #[derive(Clone, Debug, Serialize)]
 pub struct Tested {
     pub ok: bool,
     pub status: Option<u16>,
-    /// Why it would have failed as an attempt.
+    /// Why an attempt would have failed.
     pub reason: Option<String>,
     pub milliseconds: u64,
     pub answer: Option<String>,
 }
 
-/// A new secret. The one before it signs until then too.
+/// A new secret. The previous one still signs until `both_sign_until`.
 #[derive(Clone, Debug, Serialize)]
 pub struct NewSecret {
     pub secret: String,

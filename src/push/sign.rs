@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Millis;
 use crate::random;
 
-/// What the text of a secret begins with.
+/// Prefix of a secret.
 const PREFIX: &str = "whsec_";
 const BYTES: usize = 32;
 
-/// A secret as its owner sees it. Its `Debug` does not show it.
+/// A secret as shown to its owner. `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SigningSecret(String);
@@ -24,12 +24,12 @@ impl SigningSecret {
         SigningSecret(format!("{PREFIX}{}", STANDARD.encode(random::bytes::<BYTES>())))
     }
 
-    /// The text: for the store and for its owner, once.
+    /// Returns the text of the secret, for the store and, once, for its owner.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// The key that signs. `None` when the text is no secret of ours.
+    /// Returns the signing key. `None` if the text is not a valid secret.
     fn key(&self) -> Option<hmac::Key> {
         let bytes = STANDARD.decode(self.0.strip_prefix(PREFIX)?).ok()?;
         Some(hmac::Key::new(hmac::HMAC_SHA256, &bytes))
@@ -42,12 +42,12 @@ impl fmt::Debug for SigningSecret {
     }
 }
 
-/// Signs with one secret, or with two after a change: each key, and until when it signs.
+/// Signs with one secret, or with two after a change. Each key has the time until which it signs.
 #[derive(Clone, Debug)]
 pub struct Signer(Vec<(hmac::Key, Millis)>);
 
 impl Signer {
-    /// Signs with each of them until its end. `None` when one is no secret of ours.
+    /// Returns a signer that uses each secret until its time. `None` if one is invalid.
     pub fn new<'a>(secrets: impl IntoIterator<Item = (&'a SigningSecret, Millis)>) -> Option<Signer> {
         secrets
             .into_iter()
@@ -56,7 +56,7 @@ impl Signer {
             .map(Signer)
     }
 
-    /// The value of `webhook-signature`, at `now` by the time of day.
+    /// Returns the value of `webhook-signature`. `now` is the time of day.
     pub fn sign(&self, id: &str, now: Millis, body: &[u8]) -> String {
         let seconds = now / 1000;
         let mut text = String::with_capacity(48 * self.0.len());

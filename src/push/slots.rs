@@ -1,13 +1,13 @@
-//! The slots and the rate that one worker has. A task of its own leases them about once a second, and tells the store
-//! what became of deliveries. No delivery waits for it.
+//! A worker's slots and rate. A separate task leases them about once a second, and reports results to the store. No
+//! delivery waits for it.
 //!
 //! ```text
 //! worker ──Demand──> task ──Lease──> PushStore
 //!        <──Slots───      <──Grant──
 //! ```
 //!
-//! A worker keeps to the slots that it has heard of last. So its demand says the most that it may hold until it hears
-//! of others, and the store is asked only when the worker has heard the answer before.
+//! A worker keeps to the latest slots it has received. So its demand states the maximum that it may hold until it
+//! receives others, and the store is asked only after the worker has received the previous grant.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,41 +19,42 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::shared::PushedQueue;
 use super::store::{Grant, Lease, PushReport};
 
-/// For how long a lease stands. With [`RENEW`] and a request's time a server that dies gives its slots back within 15 s.
+/// Duration of a lease. Together with [`RENEW`] and the time of a request, the slots of a server that dies are free
+/// within 15 s.
 pub const LEASE: Duration = Duration::from_secs(10);
 /// How often a lease is renewed.
 const RENEW: Duration = Duration::from_secs(1);
-/// How often counts and attempts are told.
+/// How often counts and attempts are reported.
 const REPORT: Duration = Duration::from_secs(2);
 
-/// What a worker may do.
+/// The slots and rate granted to a worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Slots {
     pub grant: Grant,
-    /// Afterwards it may do nothing.
+    /// The worker may do nothing after this time.
     pub until: Instant,
-    /// Which answer of the store it is. There was none before the first.
+    /// Number of this grant, counted from 1.
     pub number: u64,
 }
 
-/// What a worker holds until it hears of other slots, and what it could use: the lease to ask for. One without time are
-/// its last words: it has ended, and so have all of its requests.
+/// The lease that a worker asks for: the most that it may hold until it receives other slots, and how much it could use.
+/// A lease without time is its last: the worker and all of its requests have ended.
 #[derive(Clone, Debug, Default)]
 pub struct Demand {
-    /// The slots that it keeps to.
+    /// Number of the grant that it keeps to.
     pub number: u64,
     pub lease: Lease,
-    /// The task was told of it at once, under this number.
+    /// The task was woken for a demand with this number.
     pub urgent: bool,
 }
 
 impl Demand {
-    /// Takes the place of the demand before. Answers whether the task must hear of it at once.
+    /// Replaces the previous demand. Returns whether to wake the task.
     pub fn replace(mut self, before: &mut Demand) -> bool {
         let (holds, time) = (before.lease.holds, before.lease.time);
         let news =
             (holds, time) != (self.lease.holds, self.lease.time) || is_news(&self.lease, &before.lease);
-        // What was urgent may have waited for the worker to hear of these slots.
+        // An urgent demand may have waited until the worker received these slots.
         let (same, waited) = (self.number == before.number, before.urgent);
         self.urgent = news || same && waited;
         *before = self;
@@ -61,13 +62,13 @@ impl Demand {
     }
 }
 
-/// Whether the store must hear of it at once, which was told another lease.
+/// Whether the store must learn at once of a lease that differs from `told`.
 fn is_news(lease: &Lease, told: &Lease) -> bool {
     let news = |of: &Lease| (of.slots, of.wants, of.rate, of.per, of.open);
     news(lease) != news(told)
 }
 
-/// Starts the task of a worker. It ends with the worker, which says so, and gives back what is leased.
+/// Starts the leasing task of a worker. It ends after the worker's last demand, and releases the lease.
 pub fn start(queue: &Arc<PushedQueue>) -> (watch::Sender<Demand>, watch::Receiver<Slots>) {
     let (demand, demands) =
         watch::channel(Demand { lease: Lease { time: LEASE, ..Lease::default() }, ..Demand::default() });
@@ -92,20 +93,20 @@ async fn run(queue: Arc<PushedQueue>, demands: watch::Receiver<Demand>, slots: w
     };
     tokio::join!(leases, reports);
     let last = demands.borrow().lease.clone();
-    // The lease of a worker that has died ends by itself: its requests may be in flight.
+    // The lease of a worker that died expires by itself: its requests may be in flight.
     if last.time.is_zero() {
         report(&queue).await;
         let _ = queue.server.store.lease(&queue.key, last).await;
     }
 }
 
-/// Returns when the worker has ended.
+/// Completes when the worker has ended.
 async fn ended(mut demands: watch::Receiver<Demand>) {
-    // An error says so, too.
+    // An error means the same.
     let _ = demands.wait_for(|demand| demand.lease.time.is_zero()).await;
 }
 
-/// Asks the store, and says what else it has answered.
+/// Leases from the store, and records what else the grant contains.
 async fn ask(queue: Arc<PushedQueue>, lease: Lease) -> Option<Grant> {
     let grant = queue.server.store.lease(&queue.key, lease).await;
     queue.server.outage.report(&grant);
@@ -115,7 +116,7 @@ async fn ask(queue: Arc<PushedQueue>, lease: Lease) -> Option<Grant> {
     Some(grant)
 }
 
-/// Leases slots until the worker is gone, by `ask`.
+/// Leases slots through `ask` until the worker has ended.
 async fn lease<F: Future<Output = Option<Grant>>>(
     ask: impl Fn(Lease) -> F,
     mut demands: watch::Receiver<Demand>,
@@ -126,11 +127,11 @@ async fn lease<F: Future<Output = Option<Grant>>>(
         let Demand { number, lease, .. } = demands.borrow_and_update().clone();
         let has = *slots.borrow();
         let (now, heard) = (Instant::now(), number == has.number);
-        // The store believes that the worker holds more than it does, and others could have it.
+        // The store assumes that the worker holds more than it does; others could use the difference.
         let gives_up = believed > has.grant.slots && lease.holds <= has.grant.slots;
         if heard && (now >= next || gives_up || is_news(&lease, &told)) {
             (told, believed, next) = (lease.clone(), lease.holds, now + RENEW);
-            // Without an answer the last one stands until its end.
+            // Without a grant the previous one stays valid until it ends.
             if let Some(grant) = ask(lease).await {
                 believed = believed.max(grant.slots);
                 slots.send_replace(Slots { grant, until: now + LEASE, number: has.number + 1 });
@@ -143,13 +144,13 @@ async fn lease<F: Future<Output = Option<Grant>>>(
                     return;
                 }
             }
-            // Afterwards the worker has not heard yet, and is not waited for.
+            // In the second case the worker has not received its slots yet, so only a demand wakes this early.
             () = sleep_until(if now < next { next } else { now + RENEW }) => {}
         }
     }
 }
 
-/// Tells the store what became of deliveries. What could not be told is told with the next.
+/// Reports results to the store. A report that fails is merged into the next.
 async fn report(queue: &PushedQueue) {
     let mut report = std::mem::take(&mut *queue.report.lock());
     if report == PushReport::default() {
@@ -172,7 +173,7 @@ mod tests {
 
     use super::*;
 
-    /// Guards against a store that gives slots to others which the worker may still use.
+    /// Guards against a store that grants others slots which the worker may still use.
     #[tokio::test(start_paused = true)]
     async fn the_store_is_asked_only_when_the_worker_has_heard_the_answer_before() {
         let asked = Mutex::new(Vec::new());

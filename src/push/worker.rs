@@ -1,5 +1,5 @@
 //! The worker of one pushed queue on one server: consumes into free slots, and begins requests. Its loop owns the
-//! state, and does nothing that takes time: requests are tasks, and so are the acks and the leases.
+//! state and never blocks: requests, acks and leases are tasks of their own.
 //!
 //! ```text
 //! Dispatcher ──jobs──> loop ──> attempt (a task each) ──Ended──> loop: the slot is free, breaker, slow-down
@@ -8,8 +8,8 @@
 //!                        └── slots and rate, which a task leases about once a second
 //! ```
 //!
-//! At the stop nothing is consumed any more. Requests in flight may end; those that do not in time are cut, and their
-//! jobs go back with their tries.
+//! When the server stops, the worker consumes nothing more. Requests in flight may end within the grace period; the
+//! others are cancelled, and their jobs return with their tries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,14 +33,14 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::name::QueueList;
 
-/// How long one consume waits for jobs. A longer one would do as well.
+/// How long one consume waits for jobs. The value does not matter much.
 const POLL: Duration = Duration::from_secs(60);
-/// The most jobs of one consume: the dispatcher's bound.
+/// Maximum jobs per consume: the dispatcher's bound.
 const MOST_CONSUMED: usize = 100;
-/// The pause before a record that could not be changed is changed again.
+/// Pause before the change of a record is retried.
 const CHANGE_AGAIN: Duration = Duration::from_secs(1);
 
-/// A consume that is under way.
+/// A consume in flight.
 struct Consuming {
     count: usize,
     probe: bool,
@@ -52,29 +52,28 @@ type Consumed = std::result::Result<Delivery, ConsumeError>;
 struct Worker {
     queue: Arc<PushedQueue>,
     plan: Arc<Plan>,
-    /// Nothing is consumed any more.
+    /// Consumes nothing more.
     ending: bool,
     in_flight: u32,
     breaker: Breaker,
-    /// Since when the endpoint is down, while the breaker says so.
+    /// Since when the endpoint is down, by the breaker.
     down_since: Millis,
-    /// The same for others: 0 while it is not.
+    /// `down_since`, shared with others: 0 while the endpoint is up.
     down: Arc<AtomicU64>,
     slow_down: SlowDown,
     window: Window,
     slots: Slots,
     consuming: Option<Consuming>,
-    /// Nothing is consumed before.
+    /// No consume begins before this time.
     consume_at: Instant,
-    /// The revision whose endpoint said 410, until the record says so.
+    /// The revision whose endpoint returned 410, until the record says so.
     gone: Option<u64>,
     acks: Acks,
     demand: watch::Sender<Demand>,
     tell: mpsc::UnboundedSender<Ended>,
 }
 
-/// Runs the worker of a queue until nobody can tell it a plan any more or the tasks are stopped, and all of its requests
-/// have ended.
+/// Runs the worker of a queue until it is removed or the tasks are stopped, and all of its requests have ended.
 pub async fn run(queue: Arc<PushedQueue>, mut plans: watch::Receiver<Arc<Plan>>, down: Arc<AtomicU64>) {
     let plan = plans.borrow_and_update().clone();
     let stop = queue.server.tasks.stopping().clone();
@@ -122,12 +121,12 @@ pub async fn run(queue: Arc<PushedQueue>, mut plans: watch::Receiver<Arc<Plan>>,
             () = sleep_until(wake) => {}
         }
     }
-    worker.consuming = None; // what it has brought meanwhile goes back
+    worker.consuming = None; // jobs that it has fetched return
     worker.reset_breaker();
     worker.tell_demand(Instant::now());
 }
 
-/// Waits for the consume that is under way; forever when there is none.
+/// Waits for the consume in flight; forever without one.
 async fn consumed(consuming: &mut Option<Consuming>) -> Consumed {
     match consuming {
         Some(consuming) => (&mut consuming.delivery).await,
@@ -135,7 +134,7 @@ async fn consumed(consuming: &mut Option<Consuming>) -> Consumed {
     }
 }
 
-/// Returns when the task that acks or the one that leases has died.
+/// Completes when the task that acks or the one that leases has died.
 async fn helper_died(acks: &Acks, demand: &watch::Sender<Demand>) {
     tokio::select! {
         () = acks.died() => {}
@@ -148,8 +147,8 @@ impl Worker {
         self.ending && self.in_flight == 0
     }
 
-    /// Tells what it holds, and consumes as much as there is room for. Answers when to look again unless something
-    /// happens.
+    /// Publishes the demand, and consumes as many jobs as there are free slots. Returns when to call again at the
+    /// latest.
     fn step(&mut self) -> Instant {
         let now = Instant::now();
         self.tell_demand(now);
@@ -157,7 +156,7 @@ impl Worker {
         let probe = self.breaker.is_open();
         if self.consuming.as_ref().is_some_and(|consuming| consuming.count > room || consuming.probe != probe)
         {
-            self.consuming = None; // what it has brought meanwhile goes back
+            self.consuming = None; // jobs that it has fetched return
         }
         if self.consuming.is_none() && room > 0 {
             self.consuming = Some(self.consume(room, probe));
@@ -166,7 +165,7 @@ impl Worker {
         wake.into_iter().chain(lapses).min().unwrap_or(now + POLL)
     }
 
-    /// How many jobs may be consumed now; when it is none, when to look again unless something happens.
+    /// Returns how many jobs may be consumed now. If none, also when to look again at the latest.
     fn room(&mut self, now: Instant) -> (usize, Option<Instant>) {
         if self.ending || !self.is_on() || now >= self.slots.until {
             return (0, None);
@@ -185,7 +184,8 @@ impl Worker {
         let mut room = self.slow_down.limit(slots).saturating_sub(self.in_flight) as usize;
         match self.breaker.gate(now) {
             Gate::Closed => {}
-            // What was in flight when it opened may take all slots for long: a probe is sent beside it.
+            // Requests in flight when the breaker opened may occupy all slots for long: the probe does not wait for
+            // them.
             Gate::Probe => room = usize::from(slots > 0),
             Gate::Wait(next) => return (0, next),
         }
@@ -198,12 +198,12 @@ impl Worker {
         (room.min(connections).min(MOST_CONSUMED), wake)
     }
 
-    /// Whether jobs are to be sent.
+    /// Whether jobs should be sent.
     fn is_on(&self) -> bool {
         self.plan.switch == Switch::On && self.gone != Some(self.plan.revision)
     }
 
-    /// How many requests may be in flight while the lease stands.
+    /// Returns how many requests may be in flight while the lease is valid.
     fn may_hold(&self) -> u32 {
         self.slots.grant.slots.min(self.plan.setting.concurrency)
     }
@@ -212,7 +212,7 @@ impl Worker {
         let request = dispatch::Request {
             queues: QueueList::from(self.queue.key.queue.clone()),
             weights: None,
-            count: count as u16, // MOST_CONSUMED at most
+            count: count as u16, // at most MOST_CONSUMED
             ttr: self.plan.ttr(),
             timeout: POLL,
             head: 0,
@@ -221,12 +221,12 @@ impl Worker {
         Consuming { count, probe, delivery }
     }
 
-    /// The consume that was under way has brought jobs, or failed.
+    /// Handles the end of the consume in flight: sends its jobs, or backs off.
     fn begin_all(&mut self, delivery: Consumed) {
         let probe = self.consuming.take().is_some_and(|consuming| consuming.probe);
         let all = match delivery {
             Ok(delivery) => self.begin(delivery, probe),
-            // The dispatcher has tried for a while, and tells the outage.
+            // The dispatcher has retried for a while, and logs the outage.
             Err(error) => {
                 tracing::debug!(queue = %self.queue.key, %error, "push could not consume");
                 false
@@ -237,14 +237,14 @@ impl Worker {
         }
     }
 
-    /// Sends jobs that were consumed. Answers whether there was room for all of them.
+    /// Sends jobs that were consumed. Returns whether there was room for all of them.
     fn begin(&mut self, mut delivery: Delivery, probe: bool) -> bool {
         let now = Instant::now();
         let server = &self.queue.server;
         // Another queue may have taken the connections meanwhile, and jobs may be large.
         let room = |job: &Job| {
-            // A part of the whole at most, so that each job fits. One that is larger than what the queue has left waits
-            // while others take the rest.
+            // Capped, so that every job fits. A job that exceeds the queue's remaining part waits while others use
+            // the rest.
             let kib = self.plan.memory(job).div_ceil(1024).min(MEMORY / 8);
             let connection = server.connections.take(&self.queue.connections, 1)?;
             Some((connection, server.memory.take(&self.queue.memory, kib)?))
@@ -255,7 +255,7 @@ impl Worker {
         for (job, (connection, memory)) in delivery.take().into_iter().zip(rooms) {
             self.in_flight += 1;
             self.queue.metrics.in_flight.inc();
-            // Nobody would take them out again.
+            // Without a rate nothing would remove them again.
             if self.plan.setting.rate > 0 {
                 self.window.begun(now);
             }
@@ -270,7 +270,7 @@ impl Worker {
         all
     }
 
-    /// A request has ended: its slot is free.
+    /// Handles the end of a request: frees its slot.
     fn ended(&mut self, ended: Ended) {
         let now = Instant::now();
         self.in_flight -= 1;
@@ -311,7 +311,7 @@ impl Worker {
         }
     }
 
-    /// What was counted so far does not count any more.
+    /// Discards the failures counted so far.
     fn reset_breaker(&mut self) {
         if self.breaker.reset() {
             self.queue.metrics.breaker_open.dec();
@@ -319,11 +319,11 @@ impl Worker {
         }
     }
 
-    /// The record has changed.
+    /// Applies a changed record.
     fn adopt(&mut self, plan: Arc<Plan>) {
         let turned_on = plan.switch == Switch::On && self.plan.switch != Switch::On;
         if turned_on || plan.setting != self.plan.setting {
-            // Nobody knows yet whether the endpoint answers.
+            // It is unknown whether the new endpoint responds.
             self.reset_breaker();
         }
         if plan.setting != self.plan.setting {
@@ -331,10 +331,10 @@ impl Worker {
         }
         self.gone = None;
         self.plan = plan;
-        self.consuming = None; // its ttr was another one
+        self.consuming = None; // its ttr may differ
     }
 
-    /// The store has answered to a lease.
+    /// Applies the store's grant.
     fn take_slots(&mut self, slots: Slots) {
         self.slots = slots;
         if self.breaker.learn_delivered(Instant::now(), slots.grant.delivered_ago) {
@@ -342,7 +342,7 @@ impl Worker {
         }
     }
 
-    /// Tells what is needed, and the most that is held until other slots are heard of.
+    /// Publishes the worker's demand, and the most that it holds until it receives other slots.
     fn tell_demand(&mut self, now: Instant) {
         let setting = &self.plan.setting;
         let stands = now < self.slots.until;
@@ -355,12 +355,12 @@ impl Worker {
         let rate_held = match stands && wants > 0 {
             true => self.slots.grant.rate.min(setting.rate),
             false => {
-                // It counts as well when the lease has lapsed.
+                // It counts even if the lease has ended.
                 let begun = self.window.count(now, setting.per);
                 if stands { begun.min(self.slots.grant.rate) } else { begun }
             }
         };
-        // It keeps to what it tells, also if it is resumed or set anew before the answer.
+        // Keeps to the published maximum, also if it is resumed or changed before the grant arrives.
         (self.slots.grant.slots, self.slots.grant.rate) = (self.may_hold(), rate_held);
         let lease = Lease {
             server: self.queue.name.clone(),
@@ -379,7 +379,7 @@ impl Worker {
     }
 }
 
-/// The endpoint has said 410: nobody calls it until an operator says so. Not if the record was changed since.
+/// Handles a 410: turns the queue off until an operator resumes it, unless the record was changed since.
 async fn turn_off(queue: Arc<PushedQueue>, revision: u64) {
     store_off(&queue, revision).await;
     queue.turned_off.send_replace(revision);
@@ -404,7 +404,7 @@ async fn store_off(queue: &PushedQueue, revision: u64) {
                 );
                 return;
             }
-            // Those that have the key hear it from the endpoint, too.
+            // Servers that have the key learn it from the endpoint too.
             Err(Error::Locked) => return,
             Err(_) => {
                 let stop = queue.server.tasks.stopping();

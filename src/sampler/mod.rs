@@ -175,8 +175,8 @@ impl Sampler {
         self.ask(PATIENCE, &mut last).await;
     }
 
-    /// A queue was forgotten: no sample and no scrape shows it until the store does. Waits for a reading under way, which may
-    /// have met the queue.
+    /// Hides a forgotten queue from samples and scrapes, unless the store reports it again. Waits for a running
+    /// reading, which may include the queue.
     pub async fn forget(&self, queue: &Queue) {
         let mut last = self.last.lock().await;
         last.1 = None;
@@ -190,8 +190,8 @@ impl Sampler {
         *latest = Arc::new(Sample { rows: Arc::new(rows), ..Sample::clone(&latest) });
     }
 
-    /// For a scrape: whether the store can be used, and its figures, which may take `patience`. Where they were read a
-    /// moment ago it is not asked for them again.
+    /// For a scrape: whether the store can be used, and its statistics, within `patience`. Recent statistics are
+    /// reused.
     pub async fn scrape(self: &Arc<Self>, patience: Duration) -> (bool, Reading) {
         let end = Instant::now() + patience;
         let figures = async {

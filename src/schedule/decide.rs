@@ -1,13 +1,13 @@
-//! What is to be done of a schedule now: a pure function of its setting, of what was decided last and of the time of
-//! day. Whoever places asks [`step`], does what it says in one step of the store, together with the progress that comes
-//! with it, and asks again.
+//! Decides what to do for a schedule now: a pure function of its setting, its progress and the time of day. The
+//! caller asks [`step`], performs the decision and stores the new progress in one step, and asks again.
 //!
-//! - An occurrence is placed from its due time and its jitter on. It is *missed* once its due time, the longest jitter
-//!   and the deadline are over.
-//! - What is in time goes first. What is caught up waits in [`Progress::backlog`], so that it delays nobody.
-//! - What was decided is not decided again: a step back of the clock by up to [`RAN_AHEAD`] is a pause until it has come
-//!   up again, and a step ahead is like an absence. Beyond that the clock ran ahead and was set right: the schedule goes
-//!   on from now ([`Progress::set_right`]).
+//! - An occurrence is placed (its job is published) once its due time and its jitter have passed. It is *missed* once
+//!   its due time, the maximum jitter and the deadline have passed.
+//! - Occurrences in time go first. Missed ones wait in [`Progress::backlog`] to be caught up, so that they delay no
+//!   others.
+//! - A decision is final: if the clock steps back by up to [`RAN_AHEAD`], the schedule pauses until the clock has
+//!   caught up; a step ahead is like a downtime. After a larger step back, the earlier clock counts as wrong, and the
+//!   schedule continues from now ([`Progress::set_right`]).
 
 use std::collections::VecDeque;
 
@@ -19,14 +19,14 @@ use super::when::{Cursor, MOST_CAUGHT_UP, MOST_COUNTED, Missed, Occurrence, When
 use crate::clock::Millis;
 use crate::name::ScheduleName;
 
-/// A clock by which something was decided that lies further in the future than this ran ahead, and was set right.
+/// If a decision is further in the future than this, it was made by a clock that ran ahead and has been corrected.
 pub const RAN_AHEAD: Millis = 60_000;
 
-/// What is stored of a schedule beside its setting: until where it is decided. Written with each step.
+/// State of a schedule besides its setting: up to where it is decided. Written with each step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     pub cursor: Cursor,
-    /// Missed ones that are to be caught up, oldest first.
+    /// Missed occurrences to be caught up, oldest first.
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     pub backlog: VecDeque<Occurrence>,
     /// When `every` was set: its anchor, unless there is a start.
@@ -42,33 +42,32 @@ pub struct Paused {
     pub until: Option<Millis>,
 }
 
-/// What is to be done.
+/// What to do for a schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "one lives at a time")]
 pub enum Step {
-    /// Nothing before this instant, by the time of day.
+    /// Nothing before this time of day.
     Wait(Millis),
-    /// Nothing until somebody changes or resumes it.
+    /// Nothing until the schedule is changed or resumed.
     Idle,
     Do(Decision),
 }
 
-/// One step: `missed` is recorded, then `place` is published, and the progress is stored.
+/// One step: record `missed`, publish `place`, and store the progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// These are given up.
+    /// Missed occurrences that are not caught up.
     pub missed: Option<GivenUp>,
     pub place: Option<Place>,
-    /// What is stored in the same step, whatever becomes of `place`.
+    /// Progress to store in the same step, with any outcome of `place`.
     pub progress: Progress,
-    /// The same without `place`: where the store has no room for its job, `missed` is recorded all the same.
+    /// Progress without `place`: if the store has no space for its job, `missed` is still recorded.
     pub unplaced: Progress,
-    /// When the next occurrence is to be placed after that. `None`: none comes any more. What is left to be caught up can
-    /// be placed at once.
+    /// When the next occurrence should be placed. `None` without one. The backlog can be placed at once.
     pub next: Option<Millis>,
 }
 
-/// Missed occurrences that nobody catches up.
+/// Missed occurrences that are not caught up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GivenUp {
     pub due: Millis,
@@ -77,23 +76,23 @@ pub struct GivenUp {
     pub count: Option<u32>,
 }
 
-/// An occurrence whose job is to be stored.
+/// An occurrence whose job to publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub occurrence: Occurrence,
-    /// It was missed. Such a one is placed after what is in time, of all schedules.
+    /// It was missed. Such jobs are published after all jobs in time, over all schedules.
     pub caught_up: bool,
 }
 
 impl Progress {
-    /// Of a schedule that is created now: nothing before is owed.
+    /// Returns the progress of a new schedule: earlier occurrences do not count.
     pub fn new(now: Millis) -> Progress {
         Progress { cursor: Cursor::at(now), backlog: VecDeque::new(), every_set_at: now, paused: None }
     }
 
-    /// Returns the progress from which a schedule goes on that was decided by a clock that ran ahead and was set right
-    /// since; `None` if it was not. Nothing after `now` counts as decided. `every` keeps its phase: an instant that was
-    /// placed comes again as the same one, with the same job id.
+    /// Returns the progress for continuing if decisions were made by a clock that ran ahead and has been
+    /// corrected; `None` if not. Nothing after `now` counts as decided. `every` keeps its phase: an occurrence that
+    /// was placed recurs with the same identity and job id.
     pub fn set_right(&self, rule: &Rule, now: Millis) -> Option<Progress> {
         let latest = now.saturating_add(RAN_AHEAD);
         if self.cursor.after <= latest && self.every_set_at <= latest {
@@ -114,12 +113,12 @@ impl Progress {
         Some(progress)
     }
 
-    /// After a change of the setting. What of the old one was due by now should be decided before: [`step`] says
-    /// whether something is.
+    /// Returns the progress after a change of the setting. Due occurrences of the old setting should be decided
+    /// first: [`step`] tells whether there are any.
     pub fn changed(&self, old: &Setting, new: &Setting, now: Millis) -> Progress {
         let mut progress = self.awake(now);
         if new.moves(old) {
-            // After the clock was set back what was decided stays so.
+            // Decisions stay final after the clock was set back.
             progress.cursor = Cursor::at(now.max(self.cursor.after));
         }
         if matches!(new.rule, Rule::Every(_)) && new.rule != old.rule {
@@ -128,12 +127,12 @@ impl Progress {
         progress
     }
 
-    /// Paused, whatever it was.
+    /// Returns the progress with this pause, replacing any other.
     pub fn pause(&self, until: Option<Millis>) -> Progress {
         Progress { paused: Some(Paused { until }), ..self.clone() }
     }
 
-    /// Goes on with what comes after now. What was owed before is not.
+    /// Ends a pause: continues after now, without the occurrences before.
     pub fn resume(&self, now: Millis) -> Progress {
         let awake = self.awake(now);
         match awake.paused {
@@ -142,33 +141,33 @@ impl Progress {
         }
     }
 
-    /// Whether it is paused now.
+    /// Whether the schedule is paused at `now`.
     pub fn is_paused(&self, now: Millis) -> bool {
         self.paused.is_some_and(|paused| paused.until.is_none_or(|until| until > now))
     }
 
-    /// Without a pause that has ended.
+    /// Removes a pause that has ended.
     pub fn awake(&self, now: Millis) -> Progress {
         match self.paused.and_then(|paused| paused.until).filter(|until| *until <= now) {
-            // What is due as it ends is due.
+            // An occurrence at the end of the pause is due.
             Some(until) => self.after_pause(until.saturating_sub(1)),
             None => self.clone(),
         }
     }
 
-    /// Nothing that was due during the pause is owed, nor what waited to be caught up when it began.
+    /// Skips everything due during the pause, and the backlog from before.
     fn after_pause(&self, end: Millis) -> Progress {
         let cursor = if end > self.cursor.after { Cursor::at(end) } else { self.cursor };
         Progress { cursor, backlog: VecDeque::new(), paused: None, every_set_at: self.every_set_at }
     }
 }
 
-/// Whether nothing can come any more.
+/// Whether there are no further occurrences.
 pub fn is_ended(when: &When, progress: &Progress) -> bool {
     progress.backlog.is_empty() && when.next(progress.cursor).is_none()
 }
 
-/// What is to be done now, by the time of day.
+/// Decides what to do at `now`, by the time of day.
 pub fn step(name: &ScheduleName, setting: &Setting, when: &When, progress: &Progress, now: Millis) -> Step {
     if progress.is_paused(now) {
         return progress.paused.and_then(|paused| paused.until).map_or(Step::Idle, Step::Wait);
@@ -176,7 +175,7 @@ pub fn step(name: &ScheduleName, setting: &Setting, when: &When, progress: &Prog
     let mut after = progress.awake(now);
     let placed_at = |occurrence: &Occurrence| occurrence.due + jitter(name, occurrence.due, setting.jitter);
     let late = now.saturating_sub(setting.jitter + setting.deadline).saturating_sub(1);
-    // Most often there is nothing: one search says so.
+    // Mostly there is nothing to do, which one search shows.
     let first = when.next(after.cursor);
     let missed = match first {
         Some(first) if first.due <= late => when.missed(after.cursor, late),
@@ -203,7 +202,8 @@ pub fn step(name: &ScheduleName, setting: &Setting, when: &When, progress: &Prog
     }
 }
 
-/// Puts into the backlog what is to be caught up of `missed`, and answers what is given up, of the backlog too.
+/// Adds the occurrences of `missed` that are to be caught up to the backlog. Returns those that are given up,
+/// including dropped ones of the backlog.
 fn owe(
     backlog: &mut VecDeque<Occurrence>,
     missed: Option<Missed>,
@@ -216,7 +216,7 @@ fn owe(
         CatchUp::All => MOST_CAUGHT_UP,
     };
     let oldest = backlog.front().copied().or(missed.as_ref().map(|missed| missed.first))?;
-    // How many are too old to be in `newest`, which has one more than can be caught up.
+    // Number of occurrences too old for `newest`, which has one more than can be caught up.
     let too_old = missed
         .as_ref()
         .map_or(Some(0), |missed| missed.count.map(|count| count as usize - missed.newest.len()));

@@ -1,5 +1,5 @@
-//! The JSON fields of a setting and the parameters of a query, as texts, numbers, instants and zones. Knows neither what a
-//! setting is nor a store.
+//! Parses JSON fields of a setting and query parameters: texts, numbers, instants and zones. Knows no setting and no
+//! store.
 
 use std::ops::RangeInclusive;
 
@@ -13,13 +13,13 @@ use crate::time;
 
 const FIELDS: &str = "queue cron every zone start end text data attributes tries ttl overlap key deadline catch_up \
                       jitter paused";
-/// What answers show beside the setting. It may stand in a PUT, so that an answer can be edited and put back.
+/// Fields of replies besides the setting. A PUT may contain them, so that a reply can be edited and sent back.
 const SHOWN: &str = "name state revision created_at changed_at mode anchor zones paused_until next counts occurrences \
                      last result why";
 
 const YEAR: Millis = 31_536_000_000;
 
-/// The fields of a setting. Null is the same as absent.
+/// The fields of a setting. Null means absent.
 pub struct Fields<'a>(&'a Map<String, Value>);
 
 impl<'a> Fields<'a> {
@@ -61,7 +61,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// Seconds with up to three decimals, as milliseconds.
+    /// Parses seconds with up to three decimals, and returns milliseconds.
     pub fn seconds(&self, field: &str, range: RangeInclusive<Millis>) -> Result<Option<Millis>> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let found = number(value).and_then(|text| time::duration(&text));
@@ -79,12 +79,12 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The text of a JSON number, as exact as it can be.
+/// Returns the exact text of a JSON number.
 pub fn number(value: &Value) -> Option<String> {
     value.is_number().then(|| value.to_string())
 }
 
-/// A zone of the database. The error says how it is written, if it is written otherwise.
+/// Looks up a zone. The error corrects its case, if only that is wrong.
 pub fn zone(name: &str, zones: &Zones) -> Result<TimeZone> {
     zones.get(name).map_err(|why| {
         let hint = match why {
@@ -99,7 +99,7 @@ pub fn zone(name: &str, zones: &Zones) -> Result<TimeZone> {
     })
 }
 
-/// An `every` of a query, in seconds.
+/// Parses an `every` of a query, in seconds.
 pub fn every(text: &str) -> Result<Millis> {
     let every = time::duration(text).map(|every| every.as_millis() as Millis);
     every.filter(|every| (1000..=YEAR).contains(every)).ok_or_else(|| wrong_every(&quoted(text)))
@@ -111,7 +111,7 @@ pub fn wrong_every(given: &str) -> Refusal {
     Refusal::of("every", error)
 }
 
-/// An instant of a query, or of a setting.
+/// Parses an instant of a query or a setting.
 pub fn instant(field: &str, text: &str) -> Result<Millis> {
     time::instant(text).ok_or_else(|| wrong_instant(field, &quoted(text)))
 }
@@ -124,7 +124,7 @@ fn wrong_instant(field: &str, given: &str) -> Refusal {
     Refusal::of(field, error)
 }
 
-/// An end is not before its start.
+/// Checks that the end is not before the start.
 pub fn ordered(start: Option<Millis>, end: Option<Millis>) -> Result<()> {
     match start.zip(end) {
         Some((start, end)) if start > end => {

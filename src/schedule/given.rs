@@ -1,5 +1,5 @@
-//! Reads a setting as its owner writes it, and as it is stored. Every mistake is named by its field, quotes what was given and
-//! says what would do. Knows no store.
+//! Parses a setting as written by users and as stored. Every error names the field, quotes its value and says what is
+//! valid. Knows no store.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::job::{Attributes, is_attribute_name, is_attribute_value};
 use crate::name::{JobKey, QueueName, ScheduleName};
 use crate::time;
 
-/// A job has up to 16 attributes, and three of them are ours.
+/// A job has up to 16 attributes, and the server sets three.
 const MAX_ATTRIBUTES: usize = 13;
 const MAX_ATTRIBUTE_NAME: usize = 32;
 const MAX_ATTRIBUTE_VALUE: usize = 128;
@@ -29,18 +29,18 @@ const DAY: Millis = 86_400_000;
 const HOUR: Millis = 3_600_000;
 const DEADLINE: Millis = 60_000;
 
-/// What a PUT says.
+/// Contents of a PUT.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
     pub setting: Setting,
-    /// `None`: as it was, and at first not.
+    /// `None`: unchanged, initially not paused.
     pub paused: Option<bool>,
-    /// It is done only while this revision is in force.
+    /// Condition: the revision that must be current.
     pub revision: Option<u64>,
 }
 
 impl Given {
-    /// Reads what was written of the schedule `name`.
+    /// Parses the schedule `name` as written by a user.
     pub fn parse(name: &ScheduleName, given: &Value, zones: &Zones, defaults: &JobDefaults) -> Result<Given> {
         let fields = Fields::new(given)?;
         let setting = Setting::read(name, &fields, defaults)?;
@@ -57,7 +57,7 @@ impl Given {
 }
 
 impl Setting {
-    /// Reads what [`to_json`](Setting::to_json) wrote. Its zone may be in no database any more.
+    /// Parses the result of [`to_json`](Setting::to_json). The zone may no longer exist.
     pub fn stored(name: &ScheduleName, stored: &Value) -> Result<Setting> {
         let defaults = JobDefaults { tries: NonZeroU16::MIN, ttl: None };
         Setting::read(name, &Fields::new(stored)?, &defaults)
@@ -110,7 +110,7 @@ fn rule(fields: &Fields<'_>) -> Result<Rule> {
     one_rule(fields.text("cron")?.as_ref(), fields.get("every").as_ref(), cron, of_number)
 }
 
-/// Either an expression or an interval, as `cron` and `every` read them.
+/// Requires either an expression or an interval, parsed by `cron` and `every`.
 pub fn one_rule<C, E>(
     given_cron: Option<&C>,
     given_every: Option<&E>,
@@ -153,7 +153,7 @@ fn body(fields: &Fields<'_>) -> Result<Body> {
     }
 }
 
-/// Refuses attributes that no header can carry, by which push sends them. What is stored already goes on.
+/// Rejects attributes that no header can carry, since push sends them as headers. Stored schedules keep theirs.
 fn carried_by_headers(attributes: &Attributes) -> Result<()> {
     for (name, value) in attributes {
         let name_shown = quoted(name);
@@ -209,7 +209,7 @@ fn tries(fields: &Fields<'_>) -> Result<Option<NonZeroU16>> {
     tries.map(Some).ok_or_else(|| fields.wrong("tries", value, "write a whole number from 1 to 65535"))
 }
 
-/// 0 is forever.
+/// Parses `ttl`; 0 is forever.
 fn ttl(fields: &Fields<'_>) -> Result<Option<Option<Duration>>> {
     let longest = time::LONGEST.as_millis() as Millis;
     let ttl = fields.seconds("ttl", 0..=longest)?.map(Duration::from_millis);

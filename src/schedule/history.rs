@@ -1,4 +1,4 @@
-//! What became of occurrences: the last ones, and how many by outcome. Missed ones in a row are one entry.
+//! Results of occurrences: the latest ones, and counts by outcome. Consecutive missed ones form one entry.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,24 +7,24 @@ use serde::{Deserialize, Serialize};
 use super::when::MOST_COUNTED;
 use crate::clock::Millis;
 
-/// How many are kept, the newest.
+/// Maximum number of entries.
 pub const MOST_KEPT: usize = 20;
-/// The most bytes that are kept of a reason.
+/// Maximum bytes of a reason.
 const MAX_WHY: usize = 200;
 
-/// What became of an occurrence.
+/// Outcome of an occurrence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Became {
     Placed,
     CaughtUp,
-    /// A job of an earlier one lives.
+    /// The job of an earlier occurrence still exists.
     Skipped,
-    /// It came too late.
+    /// The deadline had passed.
     Missed,
-    /// The store refuses this job alone.
+    /// The store refuses this job in particular.
     Failed,
-    /// Somebody asked for it.
+    /// Run on request.
     Run,
 }
 
@@ -48,7 +48,7 @@ impl Became {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     pub due: Millis,
-    /// Of missed ones in a row the last one.
+    /// Due time of the last of several missed occurrences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_due: Option<Millis>,
     /// When it was decided.
@@ -58,11 +58,11 @@ pub struct Entry {
     pub job_id: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// How many; `None` above [`MOST_COUNTED`].
+    /// Number of occurrences; `None` above [`MOST_COUNTED`].
     pub count: Option<u32>,
 }
 
-/// The last occurrences, newest first, and how many there were by outcome.
+/// The latest entries, newest first, and the number of occurrences by outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct History {
     pub entries: VecDeque<Entry>,
@@ -70,14 +70,14 @@ pub struct History {
 }
 
 impl History {
-    /// Whether the job of the occurrence that is due then was stored.
+    /// Whether the job of the occurrence due at `due` was published.
     pub fn has_placed(&self, due: Millis) -> bool {
         let placed = |entry: &Entry| matches!(entry.outcome, Became::Placed | Became::CaughtUp);
         self.entries.iter().any(|entry| entry.due == due && placed(entry))
     }
 
-    /// Adds one. Missed ones become one entry with those just before, with the last reason. Those of an entry that is not
-    /// counted add [`MOST_COUNTED`] to the counts: so many there were at least.
+    /// Adds an entry. Missed occurrences are merged with those directly before, with the latest reason. An entry
+    /// without a count adds [`MOST_COUNTED`] to the counts, a lower bound.
     pub fn add(&mut self, mut entry: Entry) {
         *self.counts.entry(entry.outcome).or_default() += u64::from(entry.count.unwrap_or(MOST_COUNTED));
         if let Some(why) = &mut entry.why {

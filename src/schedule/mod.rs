@@ -1,18 +1,18 @@
-//! When jobs come again: the room that knows time. It knows no store, no HTTP and no clock: now is an argument, and what
-//! it says is done by others.
+//! Recurring jobs: all rules about time. Knows no store, no HTTP and no clock: the current time is an argument, and
+//! the caller performs the decisions.
 //!
 //! - [`Zones`]: a database of time zones, and its version.
 //! - [`Given::parse`]: the JSON of a PUT, or a [`Refusal`] with its field. [`Setting`]: with all defaults; it is stored
 //!   as its own JSON ([`Setting::to_json`], [`Setting::stored`]).
 //! - [`Setting::when`]: its instants, a [`When`]. `None`: no database has its zone any more (`broken`).
-//! - [`Progress`]: until where a schedule is decided. [`step`]: what is to be done now, and the progress after it.
-//! - [`History`]: what became of the last occurrences.
-//! - [`Preview`]: the next instants of what is not set.
+//! - [`Progress`]: up to where a schedule is decided. [`step`]: the decision for now, and the progress after it.
+//! - [`History`]: results of the last occurrences.
+//! - [`Preview`]: occurrences of a schedule that is not stored.
 //! - [`job_id`], [`Setting::job_attributes`]: of the job of an occurrence.
 //!
-//! Whoever places does, of each schedule whose time has come: `step`; if it says [`Step::Do`], one step of the store that
-//! compares what was last decided, publishes `place`, adds to the history and stores the progress with its `next`; then
-//! `step` again. A change of the setting, by [`Progress::changed`], comes after all that `step` has to do by then.
+//! For each due schedule, the caller asks `step`. On [`Step::Do`] it publishes `place`, adds to the history and
+//! stores the progress, on condition that the stored progress has not changed; then it asks `step` again. A change of
+//! the setting, by [`Progress::changed`], follows all decisions that are due by then.
 
 mod cron;
 mod decide;

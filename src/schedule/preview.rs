@@ -1,4 +1,4 @@
-//! What an expression or an interval would mean, asked in the words of a query. Nothing is stored of it.
+//! Preview of a cron expression or an interval, from query parameters. Stores nothing.
 
 use std::borrow::Cow;
 
@@ -12,13 +12,13 @@ use super::zones::Zones;
 use crate::clock::Millis;
 use crate::time;
 
-/// The most instants of one preview, and how many without being asked.
+/// Maximum and default number of instants.
 const MOST: usize = 100;
 const SHOWN: usize = 5;
-/// How far one looks ahead: a hundred years.
+/// How far to look ahead: a hundred years.
 const FARTHEST: Millis = 36_525 * 86_400_000;
 
-/// A question for the next instants.
+/// A request for the next instants.
 #[derive(Clone, Debug)]
 pub struct Preview {
     pub when: When,
@@ -27,7 +27,7 @@ pub struct Preview {
 }
 
 impl Preview {
-    /// Reads what `given` says of `cron`, `every`, `zone`, `start`, `end`, `from` and `n`.
+    /// Parses `cron`, `every`, `zone`, `start`, `end`, `from` and `n` from `given`.
     pub fn parse<'a>(
         given: impl Fn(&str) -> Option<Cow<'a, str>>,
         zones: &Zones,
@@ -36,7 +36,7 @@ impl Preview {
         let at = |field| given(field).map(|text| instant(field, &text)).transpose();
         let (start, end, from) = (at("start")?, at("end")?, at("from")?.unwrap_or(now));
         ordered(start, end)?;
-        // A plus in a query is a blank, and no zone has one.
+        // A plus in a query means a blank, and no zone contains one.
         let name = given("zone").map_or("UTC".to_owned(), |name| name.replace(' ', "+"));
         let zone = zone(&name, zones)?;
         let (expression, interval) = (given("cron"), given("every"));
@@ -51,7 +51,7 @@ impl Preview {
         Ok(Preview { when: when.between(start, end), from, count })
     }
 
-    /// The instants after the one from which it looks.
+    /// Returns the next instants.
     pub fn next(&self) -> impl Iterator<Item = Occurrence> + '_ {
         let last = self.from.saturating_add(FARTHEST);
         self.when.after(self.from).take(self.count).take_while(move |next| next.due <= last)

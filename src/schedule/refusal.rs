@@ -1,4 +1,4 @@
-//! Why a setting or a parameter is refused, and how errors show what was given. Knows no field.
+//! Errors of settings and parameters, and how they quote values. Knows no field.
 
 use std::fmt;
 
@@ -8,13 +8,13 @@ use serde_json::Value;
 use super::cron::{CronError, Part};
 use crate::name::ScheduleName;
 
-/// Why a setting or a parameter is refused: the JSON of a 400.
+/// Error of a setting or a parameter: the JSON of a 400.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refusal {
     pub error: String,
-    /// `None` when it is no field's.
+    /// `None` if it concerns no single field.
     pub field: Option<String>,
-    /// The part of the expression.
+    /// Field of the expression.
     pub part: Option<&'static str>,
 }
 
@@ -23,7 +23,7 @@ impl Refusal {
         Refusal { error: error.to_string(), field: Some(field.to_owned()), part: None }
     }
 
-    /// What is said of a name that is none.
+    /// Returns the error text for an invalid name.
     pub fn bad_name(name: &str) -> String {
         let (most, shown) = (ScheduleName::MOST, &name[..name.floor_char_boundary(ScheduleName::MOST + 1)]);
         format!(
@@ -38,20 +38,20 @@ impl From<CronError> for Refusal {
     }
 }
 
-/// Refused, or not.
+/// A result with [`Refusal`].
 pub type Result<T> = std::result::Result<T, Refusal>;
 
 pub fn shorten(text: &str) -> &str {
     &text[..text.floor_char_boundary(64)]
 }
 
-/// As errors show it.
+/// Quotes a text for an error.
 pub fn quoted(text: &str) -> String {
     let short = shorten(text);
     if short.len() < text.len() { format!("{short:?}..") } else { format!("{short:?}") }
 }
 
-/// A value as errors show it: a text or a number as it is, of what has parts what it is.
+/// Formats a value for an error: texts and numbers as they are, others by their type.
 pub fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => quoted(text),

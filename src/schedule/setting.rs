@@ -1,4 +1,4 @@
-//! What is set of a schedule, with all defaults filled in. Knows no store.
+//! The setting of a schedule, with all defaults filled in. Knows no store.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use crate::job::Attributes;
 use crate::name::{JobKey, QueueName, ScheduleName};
 use crate::time;
 
-/// The largest body of a schedule's jobs, in bytes.
+/// Maximum body of a schedule's jobs in bytes.
 pub const MAX_BODY: usize = 64 << 10;
-/// The largest setting, in bytes of JSON: the body in base64 or with escapes, and what is beside it.
+/// Maximum size of a setting in bytes of JSON: the body in base64 or with escapes, and the other fields.
 pub const MAX_SETTING: usize = 6 * MAX_BODY + (64 << 10);
 /// Attributes that the server sets.
 pub const SCHEDULE: &str = "schedule";
 pub const SCHEDULED_AT: &str = "scheduled-at";
 pub const CAUGHT_UP: &str = "caught-up";
 
-/// When there are occurrences.
+/// When a schedule is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rule {
     Cron(Arc<Cron>),
-    /// Milliseconds from each to the next.
+    /// Milliseconds between occurrences.
     Every(Millis),
 }
 
@@ -50,7 +50,7 @@ impl Body {
     }
 }
 
-/// What happens when the job of an earlier occurrence still lives.
+/// What to do if the job of an earlier occurrence still exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overlap {
     Allow,
@@ -58,7 +58,7 @@ pub enum Overlap {
     Replace,
 }
 
-/// What becomes of missed occurrences.
+/// Which missed occurrences are caught up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CatchUp {
     None,
@@ -66,7 +66,7 @@ pub enum CatchUp {
     All,
 }
 
-/// The configured ones, for what is not given.
+/// Configured defaults of jobs.
 #[derive(Clone, Copy, Debug)]
 pub struct JobDefaults {
     pub tries: NonZeroU16,
@@ -85,10 +85,10 @@ pub struct Setting {
     pub body: Body,
     pub attributes: Attributes,
     pub tries: NonZeroU16,
-    /// Counted from the placing; `None` is forever.
+    /// Counted from publishing; `None` is forever.
     pub ttl: Option<Duration>,
     pub overlap: Overlap,
-    /// Of its jobs. `None` with [`Overlap::Allow`].
+    /// Key of its jobs. `None` with [`Overlap::Allow`].
     pub key: Option<JobKey>,
     pub deadline: Millis,
     pub catch_up: CatchUp,
@@ -96,7 +96,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// All fields with defaults, but `paused`; with the body or without.
+    /// Returns all fields except `paused`, with or without the body.
     pub fn to_json(&self, with_body: bool) -> Map<String, Value> {
         let (cron, every) = match &self.rule {
             Rule::Cron(cron) => (json!(cron.text()), Value::Null),
@@ -136,7 +136,7 @@ impl Setting {
         all
     }
 
-    /// The attributes of the job of an occurrence.
+    /// Returns the attributes of an occurrence's job.
     pub fn job_attributes(&self, name: &ScheduleName, due: Millis, caught_up: bool) -> Attributes {
         let mut all = self.attributes.clone();
         all.insert(SCHEDULE.to_owned(), name.to_string());
@@ -147,7 +147,7 @@ impl Setting {
         all
     }
 
-    /// Whether a change to this setting counts from its own instant: it has other occurrences than the old one.
+    /// Whether a change to this setting takes effect from its own time on, since the occurrences differ.
     pub fn moves(&self, old: &Setting) -> bool {
         let of = |setting: &Setting| {
             let Setting { rule, zone, start, end, jitter, .. } = setting;
@@ -156,7 +156,7 @@ impl Setting {
         of(self) != of(old)
     }
 
-    /// Its instants; `every_set_at` is when `every` was set. `None`: no database has its zone any more.
+    /// Returns its instants; `every_set_at` is when `every` was set. `None` if its zone no longer exists.
     pub fn when(&self, zones: &Zones, every_set_at: Millis) -> Option<When> {
         let zone = zones.get(&self.zone).ok()?;
         Some(self.when_in(zone, every_set_at))
@@ -178,13 +178,13 @@ impl Setting {
         }
     }
 
-    /// From where `every` counts.
+    /// Returns the anchor of `every`.
     pub fn anchor(&self, every_set_at: Millis) -> Option<Millis> {
         matches!(self.rule, Rule::Every(_)).then(|| self.start.unwrap_or(every_set_at))
     }
 }
 
-/// Seconds, as a whole number where they are one.
+/// Formats seconds, as an integer if possible.
 pub fn seconds(millis: Millis) -> Value {
     if millis.is_multiple_of(1000) { json!(millis / 1000) } else { json!(millis as f64 / 1000.0) }
 }

@@ -1,9 +1,9 @@
-//! The instants of a schedule: its expression in its zone, or its interval, between its start and its end. What comes
-//! after an instant, and what was missed between two. Knows no setting and no clock.
+//! The instants of a schedule: its expression in its zone, or its interval, between start and end. Finds the
+//! occurrences after an instant, and those missed between two. Knows no setting and no clock.
 //!
-//! *By the clock* an occurrence is a local time: the first instant at which its zone's clock shows it, or the first one
-//! after the gap that it lies in. *By interval* it is each second whose local time matches. So what was decided last is
-//! a local time in the one case and an instant in the other ([`Cursor`]).
+//! With a *clock* rule an occurrence is a local time: the first instant at which the zone's clock shows it, or the
+//! first instant after the gap that contains it. With an *interval* rule it is each second whose local time matches.
+//! So the last decision is a local time in the first case and an instant in the second ([`Cursor`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use super::cron::Cron;
 use super::zones::{civil, local, millis};
 use crate::clock::Millis;
 
-/// More missed ones are not counted.
+/// More missed occurrences are not counted.
 pub const MOST_COUNTED: u32 = 10_000;
-/// How many of those that were missed may be caught up, the newest.
+/// Maximum number of missed occurrences that are caught up: the newest.
 pub const MOST_CAUGHT_UP: usize = 100;
-/// The last one that nobody catches up is known too: until when it went.
+/// The last one that is not caught up is needed too: it ends the range of the others.
 const KEPT: usize = MOST_CAUGHT_UP + 1;
 
-/// How a schedule's instants are found, as answers tell it.
+/// How a schedule's instants are computed, as shown in replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -36,7 +36,7 @@ pub enum Mode {
 #[derive(Clone, Debug)]
 enum Rule {
     Cron(Arc<Cron>),
-    /// The first instant, and how long from each to the next; not 0.
+    /// The first instant, and the time between two; not 0.
     Every {
         first: Millis,
         every: Millis,
@@ -56,33 +56,33 @@ pub struct When {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Occurrence {
     pub due: Millis,
-    /// By the clock: the local time that it is, the first one where several fall on this instant.
+    /// With a clock rule: its local time, the first if several fall on this instant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<DateTime>,
 }
 
-/// Until where a schedule is decided.
+/// Up to where a schedule is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
     pub after: Millis,
-    /// By the clock, once there was an occurrence: the last local time that is decided. It holds in place of the
-    /// instant, since another zone database may have another instant for it.
+    /// With a clock rule, after the first occurrence: the last decided local time. It takes precedence over the
+    /// instant, which another zone database may compute differently.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<DateTime>,
 }
 
-/// Occurrences that came too late to be placed as if nothing had been.
+/// Occurrences whose deadline has passed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missed {
     pub first: Occurrence,
-    /// The newest of them, oldest first: one more than [`MOST_CAUGHT_UP`] at most. Not empty.
+    /// The newest of them, oldest first: at most one more than [`MOST_CAUGHT_UP`]. Not empty.
     pub newest: VecDeque<Occurrence>,
     /// `None` above [`MOST_COUNTED`].
     pub count: Option<u32>,
 }
 
 impl Cursor {
-    /// What is due at this instant is decided, and all before.
+    /// Everything up to this instant, included, is decided.
     pub fn at(after: Millis) -> Cursor {
         Cursor { after, local: None }
     }
@@ -93,13 +93,13 @@ impl When {
         When { rule: Rule::Cron(cron), zone, start: 0, end: Millis::MAX }
     }
 
-    /// Each `every` milliseconds after the anchor. If there is a start, it is the anchor and the first of them.
+    /// Every `every` milliseconds after the anchor. A start is the anchor and the first instant.
     pub fn every(every: Millis, anchor: Millis, start: Option<Millis>, zone: TimeZone) -> When {
         let first = start.unwrap_or_else(|| anchor.saturating_add(every));
         When { rule: Rule::Every { first, every: every.max(1) }, zone, start: 0, end: Millis::MAX }
     }
 
-    /// Nothing before the start, nothing after the end: both may be an occurrence.
+    /// Restricts the instants to those from `start` to `end`, both included.
     pub fn between(mut self, start: Option<Millis>, end: Option<Millis>) -> When {
         (self.start, self.end) = (start.unwrap_or(0), end.unwrap_or(Millis::MAX));
         self
@@ -113,12 +113,12 @@ impl When {
         }
     }
 
-    /// RFC 3339 with the zone's offset. Empty for what no calendar has.
+    /// Formats an instant as RFC 3339 with the zone's offset. Empty beyond the calendar.
     pub fn local(&self, at: Millis) -> String {
         local(&self.zone, at).unwrap_or_default()
     }
 
-    /// The first occurrence that is not decided. `None`: nothing comes any more.
+    /// Returns the first undecided occurrence; `None` if none follow.
     pub fn next(&self, cursor: Cursor) -> Option<Occurrence> {
         let from = Cursor::at(cursor.after.max(self.start.saturating_sub(1)));
         let next = match &self.rule {
@@ -135,26 +135,26 @@ impl When {
         next.filter(|next| next.due <= self.end)
     }
 
-    /// Where a schedule stands once this occurrence is decided.
+    /// Returns the cursor after deciding this occurrence.
     pub fn decided(&self, occurrence: &Occurrence) -> Cursor {
-        // Of a gap all local times are decided, up to the one that the clock shows after it.
+        // All local times of a gap are decided, up to the one that the clock shows after it.
         let shown = || civil(&self.zone, occurrence.due);
         let local = occurrence.local.map(|local| shown().map_or(local, |shown| shown.max(local)));
         Cursor { after: occurrence.due, local }
     }
 
-    /// What comes after an instant, in order.
+    /// Returns the occurrences after an instant, in order.
     pub fn after(&self, instant: Millis) -> impl Iterator<Item = Occurrence> + '_ {
         self.from(Cursor::at(instant))
     }
 
-    /// What is not decided, in order.
+    /// Returns the undecided occurrences, in order.
     pub fn from(&self, cursor: Cursor) -> impl Iterator<Item = Occurrence> + '_ {
         std::iter::successors(self.next(cursor), |last| self.next(self.decided(last)))
     }
 
-    /// What is due from the cursor to `until`, that instant included. Takes [`MOST_COUNTED`] steps and some thousands
-    /// more at most.
+    /// Returns the occurrences from the cursor up to `until`, included. Bounded by [`MOST_COUNTED`] steps and a few
+    /// thousand more.
     pub fn missed(&self, cursor: Cursor, until: Millis) -> Option<Missed> {
         let mut all = self.from(cursor).take_while(|occurrence| occurrence.due <= until);
         let first = all.next()?;
@@ -172,7 +172,7 @@ impl When {
         Some(Missed { first, newest: self.newest(newest[0].due, until), count: None })
     }
 
-    /// The newest [`KEPT`] between two instants, of more: found by halving the time in which they lie.
+    /// Returns the newest [`KEPT`] occurrences between two instants that have more, by bisection.
     fn newest(&self, after: Millis, until: Millis) -> VecDeque<Occurrence> {
         let between = |after| self.after(after).take_while(|occurrence| occurrence.due <= until);
         let (mut enough, mut few) = (after, until);
@@ -186,7 +186,7 @@ impl When {
         between(enough).take(KEPT).collect()
     }
 
-    /// The first local time after `local` that matches, at its instant; later than `after`.
+    /// Returns the first matching local time after `local`, at its instant, which is later than `after`.
     fn by_clock(&self, cron: &Cron, mut local: DateTime, after: Option<Millis>) -> Option<Occurrence> {
         loop {
             local = cron.at_or_after(next_second(local)?)?;
@@ -197,26 +197,27 @@ impl When {
         }
     }
 
-    /// The first instant at which the clock shows this, or the first one after the gap.
+    /// Returns the first instant at which the clock shows `local`, or the first after the gap.
     fn instant(&self, local: DateTime) -> Option<Timestamp> {
         match self.zone.to_ambiguous_timestamp(local).offset() {
             AmbiguousOffset::Unambiguous { offset } => offset.to_timestamp(local).ok(),
             AmbiguousOffset::Fold { before, after } => {
-                // Where the rule for all later years begins, a local time may be told twice that comes once.
+                // Where the rule for all later years begins, a local time may be reported as ambiguous although it
+                // occurs once.
                 let first = before.to_timestamp(local).ok().filter(|at| self.zone.to_offset(*at) == before);
                 first.or_else(|| after.to_timestamp(local).ok())
             }
             AmbiguousOffset::Gap { after, .. } => {
-                // Read with the offset after the gap it is an instant before the gap; the gap is what follows.
+                // With the offset after the gap, it is an instant before the gap; the gap follows.
                 let earlier = after.to_timestamp(local).ok()?;
                 Some(self.zone.following(earlier).next()?.timestamp())
             }
         }
     }
 
-    /// The first second after `after` whose local time matches. Between two changes of the offset local times are as
-    /// far apart as instants. A change puts a clock back or ahead by a day at most: what is further away is looked for
-    /// near the place where it would be without any change.
+    /// Returns the first second after `after` whose local time matches. Between two changes of the offset, local
+    /// times advance like instants. A change moves a clock by at most a day: matches further away are searched near
+    /// their position without any change.
     fn by_interval(&self, cron: &Cron, after: Millis) -> Option<Occurrence> {
         const DAYS: SignedDuration = SignedDuration::from_hours(72);
         let begin = Timestamp::from_second(i64::try_from(after / 1000 + 1).ok()?).ok()?;
@@ -239,7 +240,7 @@ impl When {
     }
 }
 
-/// The first of `first`, `first + every`, .. that is later than `after`.
+/// Returns the first of `first`, `first + every`, .. that is later than `after`.
 fn step(first: Millis, every: Millis, after: Millis) -> Option<Millis> {
     match after.checked_sub(first) {
         None => Some(first),

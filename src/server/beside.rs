@@ -1,5 +1,5 @@
-//! The tasks that run beside the ports, from when the stores are open until the stop: what pumps, places, samples, pushes
-//! and looks after tokens and quotas.
+//! Background tasks that run from the opening of the stores until the stop: pumps, schedules, samplers, push, and the
+//! upkeep of tokens and quotas.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,10 +13,10 @@ use crate::process::tasks::{Failure, Tasks};
 use crate::pump;
 use crate::scheduler;
 
-/// How long a server whose last pool has failed still answers, and says why: somebody may want to read it.
+/// How long a server whose last pool has failed still replies with the reason.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
-/// Starts all of them. Returns once the quotas hold, or take longer than a second.
+/// Starts all of them. Returns once the quotas are in effect, or after a second.
 pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure: &Failure) {
     for store in state.quotas.stores() {
         let (quotas, stop) = (state.quotas.clone(), tasks.stopping().clone());
@@ -24,12 +24,12 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
             stop.run_until_cancelled(quotas.keep_applied(store)).await;
         });
     }
-    // What is published from now on is held to them, unless the store of quotas takes longer than a second.
+    // Quotas apply to all publishes from now on, unless their store takes longer than a second.
     state.quotas.begun().await;
     let (push, stop) = (state.push.clone(), tasks.stopping().clone());
     tasks.spawn_essential("push", async move {
         push.run().await;
-        // It is stopped before all else, so that nothing more is consumed.
+        // It is stopped first, so that nothing more is consumed.
         stop.cancelled().await;
     });
 
@@ -73,7 +73,7 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
     });
 }
 
-/// Asks the store of tokens, while it is away, until it is there again.
+/// Calls the store of tokens during an outage, until it is available again.
 pub fn ask_for_tokens(store: Arc<dyn AdminStore>, outage: Arc<Outage>, tasks: &Tasks) {
     let stop = tasks.stopping().clone();
     tasks.spawn_essential("the question whether an outage of the tokens is over", async move {
@@ -85,8 +85,8 @@ pub fn ask_for_tokens(store: Arc<dyn AdminStore>, outage: Arc<Outage>, tasks: &T
     });
 }
 
-/// Waits until a store fails for good. The server goes on without it while another pool is left, and otherwise ends,
-/// after a while in which it says why.
+/// Waits until a store fails permanently. The server continues while another pool is left; otherwise it ends, after a
+/// while in which it reports the reason.
 async fn fails(store: String, failed: StoreEnd, pools_left: &AtomicUsize, failure: &Failure) {
     let why = match failed {
         StoreEnd::WithServer(failed) => failed.await,

@@ -1,4 +1,4 @@
-//! `dormouse check`: what a start would find wrong, without starting. Makes nothing.
+//! `dormouse check`: reports the errors of a start without starting. Creates nothing.
 
 use super::error::ServerError;
 use super::prepare::{Tls, prepare};
@@ -8,12 +8,12 @@ use crate::engine::disk::{Look, look as look_at_disk};
 use crate::engine::redis::look as look_at_redis;
 use crate::tls::ClientTls;
 
-/// Reads the files that the configuration names, as a start does.
+/// Reads the files named in the configuration, as a start does.
 pub fn check(config: &Config) -> Result<(), ServerError> {
     prepare(config).map(drop)
 }
 
-/// Each store, and what it says: why it cannot be used, or what it is.
+/// Calls each store, and returns its description, or why it cannot be used.
 pub async fn check_stores(config: &Config) -> Vec<(String, Result<String, String>)> {
     let tls = match Tls::read(config) {
         Ok(tls) => tls,

@@ -11,7 +11,7 @@ use crate::config::PoolConfig;
 use crate::name::{Namespace, PoolName};
 use crate::process::log::AUDIT;
 
-/// A token for the namespace `demo` of the default pool: one that is there already, or a new one.
+/// Returns a token for the namespace `demo` of the default pool: an existing one, or a new one.
 pub async fn token(tokens: &TokenManager) -> Result<String, ServerError> {
     let failed = |error: &dyn std::fmt::Display| ServerError::Failed(format!("the demo token: {error}"));
     let namespace = Namespace::parse("demo").map_err(|e| failed(&e))?;
@@ -24,13 +24,13 @@ pub async fn token(tokens: &TokenManager) -> Result<String, ServerError> {
     Ok(created.reveal().to_owned())
 }
 
-/// Prints the addresses, where the jobs are kept, and the commands. `pool` is the default one.
+/// Prints the addresses, the place of the jobs, and the commands. `pool` is the default one.
 pub fn print(api: SocketAddr, admin: SocketAddr, pool: &PoolConfig, token: &str) {
     let data = match pool.path.as_deref() {
         Some(path) => std::path::absolute(path).unwrap_or(path.into()).display().to_string(),
         None => "the Redis of pool default".into(),
     };
-    // Nobody may read it, and the server serves all the same.
+    // The server runs even if the output cannot be written.
     let _ = write!(
         std::io::stdout(),
         "\

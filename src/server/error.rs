@@ -1,8 +1,8 @@
-//! Why a server does not serve, for the one line on the terminal.
+//! Errors of a server, for one line on the terminal.
 
 use std::io;
 
-/// Why a server did not start, or did not go on. One line that says what to do.
+/// Why a server did not start, or stopped. One line that says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     #[error("{0}: {1}")]
@@ -11,7 +11,7 @@ pub enum ServerError {
     Bind(String, io::Error, &'static str),
     #[error("{0}")]
     Failed(String),
-    /// A key of the configuration is wrong. Nothing was touched.
+    /// A key of the configuration is invalid. Nothing was touched.
     #[error("{0}")]
     Configuration(String),
 }

@@ -1,6 +1,6 @@
-//! The composition root: builds stores, wrappers, dispatchers and state from the configuration, starts every
-//! task, opens the ports, and takes all of it down again. The only module that names a concrete engine, beside the stores
-//! of `admin` and `push` that lie in one.
+//! The composition root: builds stores, wrappers, dispatchers and state from the configuration, starts every task,
+//! opens the ports, and shuts all of it down. The only module that names a concrete engine, apart from the stores of
+//! `admin` and `push` that are part of one.
 
 mod beside;
 mod check;
@@ -43,48 +43,48 @@ use crate::process::version::Build;
 use crate::push::encrypted::Encrypted;
 use crate::push::limits::PushShares;
 
-/// How many connections the admin port takes.
+/// Maximum connections of the admin port.
 const MAX_ADMIN_CONNECTIONS: usize = 1024;
-/// How many connections push uses, those that it keeps included.
+/// Maximum connections of push, including idle ones.
 const MAX_PUSH_CONNECTIONS: usize = 4096;
-/// How long a stop takes at most.
+/// Maximum duration of a stop.
 const STOP: Duration = Duration::from_millis(4800);
-/// How long the requests that are under way may take to end, once the server is told to stop. Together with
-/// two and a half times [`TIDY`] it is below [`STOP`]: what push was doing gets a half more.
+/// Time for requests in flight to end after the stop begins. Together with two and a half times [`TIDY`] it is below
+/// [`STOP`]: push gets another half.
 const GRACE: Duration = Duration::from_millis(3500);
-/// How long the other tasks may take to end after that. The stores get what is left of [`STOP`], and this at least.
+/// Time for the other tasks to end after that. The stores get the rest of [`STOP`], and at least this.
 const TIDY: Duration = Duration::from_millis(500);
 
-/// What the command line says and the configuration does not.
+/// Settings of the command line that are not in the configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Every token is accepted.
     pub skip_verification: bool,
-    /// The server was started without a configuration, file or environment: it makes a token for the `demo` namespace,
-    /// and prints what to try.
+    /// The server was started without a configuration, file or environment: it creates a token for the `demo`
+    /// namespace, and prints commands to try.
     pub demo: bool,
-    /// Written once the server serves, removed at its end.
+    /// Written once the server serves, removed when it ends.
     pub pid_file: Option<PathBuf>,
-    /// Where the configuration was read, for the log.
+    /// Path of the configuration file, for the log.
     pub config_file: Option<PathBuf>,
 }
 
-/// What somebody tells the process.
+/// A signal to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// To stop; by which signal.
+    /// Stop; with the signal's name.
     Stop(&'static str),
-    /// To read files anew that may have been replaced.
+    /// Reload files that may have been replaced.
     Reload,
 }
 
-/// Runs a server until it is told to stop, or a part of it fails for good.
+/// Runs a server until it is stopped, or a part of it fails permanently.
 pub async fn run(
     config: Config,
     options: Options,
     mut signals: mpsc::Receiver<Signal>,
 ) -> Result<(), ServerError> {
-    // A store may take its time to open, and an operator need not wait for it.
+    // Opening a store may take long, and an operator can stop the server meanwhile.
     let mut starting = Box::pin(Server::start(config, options));
     let mut reload = false;
     let server = loop {
@@ -96,7 +96,7 @@ pub async fn run(
                     notify::stopping(STOP);
                     return Ok(());
                 }
-                // Both ports answer by now, with what was read before.
+                // Both ports are already serving with the previous files.
                 Signal::Reload => reload = true,
             },
             server = &mut starting => break server?,
@@ -111,35 +111,36 @@ pub async fn run(
 
 #[derive(Debug)]
 pub struct Server {
-    /// Where the public port is.
+    /// Address of the public port.
     pub api: SocketAddr,
-    /// Where the admin port is.
+    /// Address of the admin port.
     pub admin: SocketAddr,
     state: Arc<AppState>,
     /// The stores, each once.
     engines: Vec<Arc<dyn Engine>>,
-    /// The public port and its connections. They end first.
+    /// Tasks of the public port and its connections. They end first.
     api_tasks: Tasks,
-    /// The admin port and its connections. They end later: until then `/ready` says that the server stops.
+    /// Tasks of the admin port and its connections. They end later: until then `/ready` reports that the server is
+    /// stopping.
     admin_tasks: Tasks,
     tasks: Tasks,
-    /// How long it goes on after it was told to stop.
+    /// How long it serves after the signal to stop.
     drain_time: Duration,
     tls: Tls,
-    /// Reported by a part that cannot go on.
+    /// Reported by a part that cannot continue.
     failure: Failure,
     pid_file: Option<PidFile>,
 }
 
 impl Server {
-    /// Builds all of it, binds both ports, and begins to serve.
+    /// Builds everything, binds both ports, and begins to serve.
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
         let Prepared { keys, push: (guard, client), tls, trusted, zones } = prepare(&config)?;
         let files = divide_files(&config)?;
         let push = PushParts {
             guard,
             client: client(files.push_connections.max(2)),
-            // As many again may be kept for a while after their requests.
+            // As many may be kept idle after their requests.
             connections: PushShares::new((files.push_connections / 2).max(1)),
         };
         // Ports first: a second server on the same machine then fails before it touches a store.
@@ -148,7 +149,7 @@ impl Server {
         metrics.began(build.version, build.build_commit, config.max_parked_polls);
         let failure = Failure::default();
         let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| Tasks::new(failure.clone()));
-        // Both answer while the stores open.
+        // Both ports reply while the stores open.
         let open_ports =
             listeners.serve(&config, &files, (&tls, &trusted), &metrics, [&api_tasks, &admin_tasks]);
 
@@ -191,7 +192,7 @@ impl Server {
         let mut server = Server {
             api: addresses.api,
             admin: addresses.admin,
-            // A pool that moves closes its two stores.
+            // A migrating pool closes both of its stores.
             engines: state.pools.values().map(|pool| pool.engine.clone()).collect(),
             state,
             api_tasks,
@@ -211,7 +212,7 @@ impl Server {
         }
     }
 
-    /// Serves until it is told to stop or a part of the server fails for good, and stops then. The error says what
+    /// Serves until a signal stops it or a part of the server fails permanently, then stops. The error names what
     /// failed.
     pub async fn run(self, mut signals: mpsc::Receiver<Signal>) -> Result<(), ServerError> {
         let failure = self.failure.clone();
@@ -228,7 +229,7 @@ impl Server {
         result
     }
 
-    /// Waits for the signal to stop, and answers which it was.
+    /// Waits for the signal to stop, and returns its name.
     async fn told_to_stop(&self, signals: &mut mpsc::Receiver<Signal>) -> &'static str {
         while let Some(signal) = signals.recv().await {
             match signal {
@@ -236,12 +237,12 @@ impl Server {
                 Signal::Reload => self.tls.reload(),
             }
         }
-        // Nobody can tell it any more.
+        // No further signal can arrive.
         std::future::pending().await
     }
 
-    /// Goes on for a while, in which `/ready` says no and connections end, so that balancers find out. A second signal
-    /// ends it.
+    /// Continues to serve for the drain time, while `/ready` returns 503 and connections end, so that balancers
+    /// notice. A second signal ends it.
     async fn drain(&self, by: &str, signals: &mut mpsc::Receiver<Signal>) {
         self.state.readiness.drain();
         notify::stopping(self.drain_time + STOP);
@@ -255,19 +256,19 @@ impl Server {
         }
     }
 
-    /// Has the figures of all stores read now, in place of when it is time.
+    /// Reads the statistics of all stores now, ahead of schedule.
     pub async fn read_stores(&self) {
         for pool in self.state.pools.values() {
             pool.sampler.read().await;
         }
     }
 
-    /// Takes no more requests, answers waiting consumers, finishes what is under way, closes the stores.
+    /// Accepts no more requests, replies to waiting consumers, finishes requests in flight, closes the stores.
     pub async fn stop(self) {
         self.stop_by("its owner").await;
     }
 
-    /// The same, and says by what: a signal, or a failure.
+    /// Like [`stop`](Server::stop), and logs the cause: a signal or a failure.
     async fn stop_by(self, by: &str) {
         let began = Instant::now();
         let polls = self.state.parked.count();
@@ -283,7 +284,7 @@ impl Server {
         if tokio::time::timeout(GRACE, under_way).await.is_err() {
             tracing::warn!("some requests did not end in time and are cut off");
             self.state.push.cut();
-            // Their last words go to the store of tokens, whose connection ends with the tasks.
+            // Their last leases go to the store of tokens, whose connection ends with the tasks.
             let _ = tokio::time::timeout(TIDY / 2, self.state.push.ended()).await;
         }
         self.admin_tasks.stop();
@@ -302,7 +303,7 @@ impl Server {
         tracing::info!("stopped");
     }
 
-    /// Writes the pid file, logs the addresses, and prints what to try if there is no configuration.
+    /// Writes the pid file, logs the addresses, and prints commands to try if there is no configuration.
     async fn announce(&mut self, config: &Config, options: &Options) -> Result<(), ServerError> {
         let file = options.pid_file.as_deref().map(PidFile::write).transpose();
         self.pid_file = file.map_err(|e| ServerError::Failed(e.to_string()))?;
@@ -326,25 +327,25 @@ impl Server {
             let token = demo::token(&self.state.tokens).await?;
             demo::print(self.api, self.admin, &config.pool["default"], &token);
         }
-        // Last: whoever hears it may send a signal at once, which a server that starts takes in another way.
+        // Last: its receiver may send a signal at once, and while starting signals are handled differently.
         notify::ready();
         Ok(())
     }
 }
 
-/// Divides the files that the process may have open.
+/// Divides the limit of open files.
 fn divide_files(config: &Config) -> Result<OpenFiles, ServerError> {
     let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
     // Without an [AdminRedis], tokens in the default pool's cluster have connections of their own.
     let admin = config.admin_redis.as_ref().or(config.pool.get("default").filter(|pool| pool.path.is_none()));
     let redises = config.pool.values().filter(|pool| pool.path.is_none()).chain(admin);
-    // A cluster counts as eight: as many connections as thirty masters have.
+    // A cluster counts as eight, which suffices for thirty masters.
     let redises = redises.map(|redis| if redis.cluster.is_empty() { 1 } else { 8 }).sum();
     let most = (config.max_connections, MAX_ADMIN_CONNECTIONS, MAX_PUSH_CONNECTIONS);
     OpenFiles::divide(disks, redises, most.0, most.1, most.2).map_err(ServerError::Failed)
 }
 
-/// What each pool serves from: its store, or both when it moves.
+/// Returns the engine of each pool: its store, or the migration between two.
 async fn served(
     config: &Config,
     stores: &Stores,
@@ -362,7 +363,7 @@ async fn served(
     Ok(served)
 }
 
-/// Closes stores, all at the same time, so that a stop takes no longer for many of them.
+/// Closes stores concurrently, so that many do not prolong a stop.
 async fn close(engines: impl IntoIterator<Item = Arc<dyn Engine>>, patience: Duration) {
     let closing = Tasks::new(Failure::default());
     for engine in engines {

@@ -1,4 +1,4 @@
-//! The two ports: opens them, serves them while their routes are not there yet, and says by which names they go.
+//! The two ports: opens them, serves them before their routes exist, and knows their names.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::process::open_files::OpenFiles;
 use crate::process::tasks::Tasks;
 use crate::tls::{Identity, acceptor};
 
-/// Both of them, bound.
+/// Both ports, bound.
 pub struct Listeners {
     api: TcpListener,
     admin: TcpListener,
 }
 
-/// Where they are.
+/// Addresses of both ports.
 #[derive(Clone, Copy, Debug)]
 pub struct PortAddresses {
     pub api: SocketAddr,
@@ -29,7 +29,7 @@ pub struct PortAddresses {
 }
 
 impl Listeners {
-    /// Opens both, and says which they are.
+    /// Opens both ports, and returns their addresses.
     pub async fn open(config: &Config) -> Result<(Listeners, PortAddresses), ServerError> {
         let (api, api_address) = listen(&config.host, config.port, "DORMOUSE_PORT").await?;
         let (admin, admin_address) =
@@ -37,8 +37,8 @@ impl Listeners {
         Ok((Listeners { api, admin }, PortAddresses { api: api_address, admin: admin_address }))
     }
 
-    /// Serves both, each by its own tasks. They answer that the server starts, until what this answers is called: from
-    /// then on they answer by their routes.
+    /// Serves both ports, each with its own tasks. They reply that the server is starting until the returned function
+    /// is called with their routes.
     pub fn serve(
         self,
         config: &Config,
@@ -70,7 +70,7 @@ fn own_names(port: SocketAddr, configured: &str) -> OwnNames {
     OwnNames { loopback, accounts: false, configured: configured.to_owned(), url: None }
 }
 
-/// Serves a port. The server ends if that does.
+/// Serves a port. The server ends if this ends.
 fn serve<R: Routes>(
     name: &'static str,
     listener: TcpListener,
@@ -86,7 +86,7 @@ fn serve<R: Routes>(
     opening
 }
 
-/// Opens a port, and says which. `variable` is how to choose another one.
+/// Opens a port, and returns its address. `variable` is the variable that sets another one.
 async fn listen(
     host: &str,
     port: u16,

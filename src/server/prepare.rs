@@ -1,4 +1,4 @@
-//! What a start reads and checks before it opens anything: the files that the configuration names.
+//! Reads and checks the files named in the configuration, before anything is opened.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::push::names::SystemResolver;
 use crate::schedule::Zones;
 use crate::tls::{ClientTls, Identity, add_roots, certificates_of, system_roots};
 
-/// What is read and checked before anything is opened.
+/// Files read and checked before anything is opened.
 pub struct Prepared<C> {
     pub keys: Option<SecretKeys>,
     pub push: (Arc<AddressGuard>, C),
@@ -25,19 +25,19 @@ pub struct Prepared<C> {
     pub zones: Arc<Zones>,
 }
 
-/// The certificates of both ports, and how Redis servers are spoken with.
+/// Certificates of both ports, and TLS settings of Redis servers.
 #[derive(Debug, Default)]
 pub struct Tls {
     pub api: Option<Arc<Identity>>,
     pub admin: Option<Arc<Identity>>,
-    /// By the section of the configuration, as `[Pool.default]`.
+    /// By section of the configuration, as in `[Pool.default]`.
     pub of_redis: BTreeMap<String, ClientTls>,
-    /// All that can be read anew, each with what it is.
+    /// All certificates that can be reloaded, each with a description.
     pub identities: Vec<(String, Arc<Identity>)>,
 }
 
 impl Tls {
-    /// Reads the files. The error names the key, as it was written, and the file.
+    /// Reads the files. The error names the key, as written, and the file.
     pub fn read(config: &Config) -> Result<Tls, String> {
         let mut tls = Tls::default();
         let names = ["TLSCert", "TLSKey"].map(|key| config.written(key));
@@ -69,14 +69,14 @@ impl Tls {
         files: (&Option<PathBuf>, &Option<PathBuf>),
     ) -> Result<Option<Arc<Identity>>, String> {
         let (Some(certificates), Some(key)) = files else { return Ok(None) };
-        // What is wrong after that is wrong with the key.
+        // Any further error is one of the key.
         certificates_of(certificates).map_err(|error| format!("{of_certificates}: {error}"))?;
         let identity = Identity::read(certificates, key).map_err(|error| format!("{of_key}: {error}"))?;
         self.identities.push((of_certificates.to_owned(), identity.clone()));
         Ok(Some(identity))
     }
 
-    /// Reads the files anew.
+    /// Reloads the files.
     pub fn reload(&self) {
         for (what, identity) in &self.identities {
             match identity.reload() {
@@ -89,7 +89,7 @@ impl Tls {
     }
 }
 
-/// Reads the files that the configuration names.
+/// Reads the files named in the configuration.
 pub fn prepare(config: &Config) -> Result<Prepared<impl FnOnce(usize) -> Client + use<>>, ServerError> {
     let wrong =
         |key: &str, error: String| ServerError::Configuration(format!("{}: {error}", config.written(key)));
@@ -110,8 +110,8 @@ pub fn prepare(config: &Config) -> Result<Prepared<impl FnOnce(usize) -> Client 
     Ok(Prepared { keys, push, tls, trusted: Arc::new(trusted), zones })
 }
 
-/// What push sends with, over so many connections, and where it may call. Reads the certificates before anything is
-/// opened.
+/// Returns push's address guard, and a function that creates its client for a number of connections. Reads the
+/// certificates before anything is opened.
 fn push_client(config: &Config) -> Result<(Arc<AddressGuard>, impl FnOnce(usize) -> Client + use<>), String> {
     let https_only = config.push_https == PushHttps::Only;
     let wrong = |key: &str, error: String| format!("{}: {error}", config.written(key));

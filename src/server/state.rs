@@ -1,5 +1,5 @@
-//! Puts together what the handlers share: of each pool a dispatcher and a scheduler, push, tokens, bounds. Opens and starts
-//! nothing.
+//! Assembles the state shared by handlers: per pool a dispatcher and a scheduler, push, tokens, limits. Opens and
+//! starts nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,16 +40,16 @@ use crate::sampler::Sampler;
 use crate::schedule::Zones;
 use crate::scheduler::Scheduler;
 
-/// What of a server is there before its state.
+/// Parts of a server that exist before its state.
 pub struct StateParts<'a> {
     pub config: &'a Config,
     pub config_file: Option<String>,
     pub skip_verification: bool,
     pub stores: &'a Stores,
-    /// What each pool serves from.
+    /// The engine of each pool.
     pub served: BTreeMap<PoolName, Arc<dyn Engine>>,
     pub admin_stores: AdminStores,
-    /// Of these.
+    /// Of the admin stores.
     pub outage: Arc<Outage>,
     pub push: PushParts,
     pub zones: Arc<Zones>,
@@ -57,18 +57,18 @@ pub struct StateParts<'a> {
     pub readiness: Readiness,
     pub trusted: Arc<TrustedProxies>,
     pub tasks: Tasks,
-    /// The public port.
+    /// Number of the public port.
     pub port: u16,
 }
 
-/// What push stands on: where it may call, by what, and over how many connections for each queue.
+/// Parts of push: address guard, client, and connection shares.
 pub struct PushParts {
     pub guard: Arc<AddressGuard>,
     pub client: Client,
     pub connections: Arc<PushShares>,
 }
 
-/// A pool and who serves it.
+/// A pool and its dispatcher.
 struct ServedPool {
     name: PoolName,
     engine: Arc<dyn Engine>,
@@ -77,7 +77,7 @@ struct ServedPool {
     outage: Arc<Outage>,
 }
 
-/// What the handlers use, and a dispatcher for each pool.
+/// Builds the state of the handlers, with a dispatcher for each pool.
 pub fn app_state(parts: StateParts<'_>) -> AppState {
     let StateParts { config, config_file, skip_verification, stores, served, zones, metrics, tasks, .. } =
         parts;
@@ -172,7 +172,7 @@ impl ServedPool {
     }
 }
 
-/// What push uses of a pool.
+/// Returns push's view of a pool.
 fn pushed(pool: &ServedPool, metrics: &Metrics) -> PushedPool {
     PushedPool {
         name: pool.name.clone(),
@@ -184,7 +184,7 @@ fn pushed(pool: &ServedPool, metrics: &Metrics) -> PushedPool {
     }
 }
 
-/// Where a pool moves to.
+/// Returns the pool that a pool migrates to.
 fn moves_to<'a>(config: &'a Config, pool: &PoolName) -> Option<&'a str> {
     config.pool[pool.as_str()].migrate_to.as_deref()
 }
@@ -199,8 +199,8 @@ fn placers(config: &Config, served: &[ServedPool]) -> BTreeMap<PoolName, Arc<dyn
     served.iter().map(placer).collect()
 }
 
-/// Each store that holds quotas, and whose: those of its own pool, and of pools that move to it. Also one that is
-/// drained: servers of an earlier round publish to it still.
+/// Returns each store with quotas and the pools it serves: its own, and pools that migrate to it. Sources of
+/// migrations are included, since servers that have not restarted yet still publish to them.
 fn bounded(config: &Config, stores: &Stores) -> impl Iterator<Item = (Arc<dyn Engine>, Vec<PoolName>)> {
     stores.engines.iter().map(move |(name, engine)| {
         let moving = stores.engines.keys().filter(|pool| moves_to(config, pool) == Some(name.as_str()));
@@ -218,7 +218,7 @@ fn defaults(config: &Config) -> Defaults {
     }
 }
 
-/// What is told of the server and its pools: no secrets.
+/// Returns the displayed configuration of the server and its pools: no secrets.
 fn about(config: &Config, config_file: Option<String>) -> About {
     let pool = |(name, pool): (&String, &PoolConfig)| {
         let (kind, address) = if let Some(path) = &pool.path {
@@ -251,14 +251,14 @@ fn about(config: &Config, config_file: Option<String>) -> About {
     }
 }
 
-/// What the machine is called; where it does not say, nobody else asks.
+/// Returns the machine's name, or `localhost` if it is unknown.
 fn machine() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();
     if name.is_empty() { "localhost".into() } else { name.into() }
 }
 
-/// What one of many may have of `most`: half, unless something is configured.
+/// Returns the configured share of `most`, by default half.
 pub fn half_unless(configured: usize, most: usize) -> usize {
     if configured == 0 { most.div_ceil(2) } else { configured }
 }

@@ -1,5 +1,5 @@
-//! Opens the stores that the configuration names: those of the pools, and the one of tokens and limits. Starts no
-//! task of its own.
+//! Opens the stores named in the configuration: the pools' stores, and the store of tokens and limits. Starts no
+//! tasks of its own.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -35,28 +35,28 @@ use crate::settings::disk::DiskSettings;
 use crate::settings::redis::RedisSettings;
 use crate::tls::ClientTls;
 
-/// How long after it has not answered a store is asked again.
+/// Pause before a store that did not respond is called again.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// What a ready job takes in memory, in bytes, without its body.
+/// Memory of a ready job in bytes, without its body.
 const READY_JOB: usize = 64;
 
-/// What the keys of tokens and limits begin with in a cluster of their own.
+/// Prefix of the keys of tokens and limits in their own cluster.
 const ADMIN_PREFIX: &str = "dormouse";
 
-/// Ends when a store has failed for good, and says why.
+/// Completes with the reason when a store has failed permanently.
 pub type Failed = Pin<Box<dyn Future<Output = String> + Send>>;
 
-/// A store, who hears whether it can be used, and its end.
+/// A store, its outages, and its end.
 type Opened = (Arc<dyn Engine>, Arc<Outage>, StoreEnd);
 
-/// The same of a Redis, and its nodes if it is a cluster.
+/// An opened Redis, with its nodes if it is a cluster.
 type OpenedRedis = (Opened, Option<Arc<dyn Nodes>>);
 
-/// How a store ends that fails for good.
+/// Consequence of a store's permanent failure.
 pub enum StoreEnd {
-    /// It serves nobody any more, and others go on.
+    /// The store stops serving, and other pools continue.
     Alone(Failed),
-    /// The server cannot go on either: a task of it has died.
+    /// The server must end too: one of its tasks has died.
     WithServer(Failed),
 }
 
@@ -65,25 +65,25 @@ pub struct Stores {
     /// Each store under its pool's name, metered.
     pub engines: BTreeMap<PoolName, Arc<dyn Engine>>,
     pub disks: BTreeMap<PoolName, Arc<DiskEngine>>,
-    /// Of those that are in a cluster.
+    /// Nodes of the pools in a cluster.
     pub nodes: BTreeMap<PoolName, Arc<dyn Nodes>>,
-    /// Hears whether a store can be used.
+    /// Outages of each store.
     pub outages: BTreeMap<PoolName, Arc<Outage>>,
-    /// What each store is called, and its end.
+    /// Name and end of each store.
     pub failures: Vec<(String, StoreEnd)>,
 }
 
-/// Until when stores are waited for.
+/// Deadline for opening stores.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience(Instant);
 
 impl Patience {
-    /// From now on for so long.
+    /// Begins now and lasts `time`.
     pub fn of(time: Duration) -> Patience {
         Patience(Instant::now() + time)
     }
 
-    /// Opens a store. One that cannot be reached, hangs or loads is asked again; one that refuses is not.
+    /// Opens a store. Retries if it is unreachable, hangs or is loading; not if it refuses.
     async fn wait_for<T>(
         self,
         store: &str,
@@ -104,7 +104,7 @@ impl Patience {
     }
 }
 
-/// Opens every pool's store. A disk pool keeps `open_tables` of its files open. After an error `stores` holds those
+/// Opens every pool's store. A disk pool keeps `open_tables` of its files open. After an error, `stores` has those
 /// that are open.
 pub async fn open_stores(
     config: &Config,
@@ -134,7 +134,7 @@ pub async fn open_stores(
                     ready_budget: pool.ready_memory.saturating_mul(1 << 20) / READY_JOB,
                     ..DiskOptions::new(path, Arc::new(SystemClock::default()))
                 };
-                // Opening reads the store, which may take a while.
+                // Opening reads the whole store, which may take a while.
                 let disk = tokio::task::spawn_blocking(|| DiskEngine::open(options))
                     .await
                     .map_err(|e| failed(&e))?
@@ -170,7 +170,7 @@ pub async fn open_stores(
     Ok(())
 }
 
-/// A Redis, or a cluster.
+/// Opens a Redis, or a cluster.
 async fn open_redis(
     address: RedisAddress,
     name: &PoolName,
@@ -183,7 +183,7 @@ async fn open_redis(
     Ok(((redis.clone(), redis.outage(), failed), nodes))
 }
 
-/// What the log says of a pool on a Redis at the start. The version is unknown where it is forbidden to ask.
+/// Logs a pool on a Redis at the start. The version is unknown if the server's user may not read it.
 fn log_redis(name: &PoolName, of: &PoolConfig, redis_version: Option<&str>) {
     let nodes = of.cluster.join(",");
     let (pool, addr) = (name.as_str(), of.addr.as_deref().unwrap_or(&nodes));
@@ -191,10 +191,10 @@ fn log_redis(name: &PoolName, of: &PoolConfig, redis_version: Option<&str>) {
     tracing::info!(pool, kind, addr, redis_version, "pool");
 }
 
-/// In one store: tokens and limits, what push keeps, and settings.
+/// Stores of tokens and limits, of push, and of settings, in one place.
 pub type AdminStores = (Arc<dyn AdminStore>, Arc<dyn PushStore>, Arc<dyn SettingsStore>);
 
-/// The Redis or cluster that `[AdminRedis]` names, or else the default pool's directory or cluster.
+/// Opens the store of `[AdminRedis]`, or else the default pool's directory or cluster.
 pub async fn admin_store(
     config: &Config,
     tls: &Tls,
@@ -204,14 +204,14 @@ pub async fn admin_store(
     tasks: &Tasks,
 ) -> Result<AdminStores, ServerError> {
     let failed = |e: &dyn std::fmt::Display| ServerError::Pool("[AdminRedis]".into(), e.to_string());
-    let default = &config.pool["default"]; // a configuration without it is refused
+    let default = &config.pool["default"]; // a configuration without it is rejected
     let in_cluster = (!default.cluster.is_empty()).then_some((default, "[Pool.default]"));
     let redis = config.admin_redis.as_ref().map(|admin| (admin, "[AdminRedis]")).or(in_cluster);
     match (redis, stores.disks.get(&PoolName::default_pool())) {
         (Some((redis, section)), _) => {
             let opened = patience.wait_for(section, async || {
                 let address = redis_address(redis, tls.of_redis.get(section));
-                // The pool's own cluster was looked at.
+                // The pool's own cluster has been checked.
                 let is_own = section == "[AdminRedis]";
                 if is_own && address.cluster {
                     look(&address, None, !config.allow_unsafe_redis).await?;
@@ -251,7 +251,7 @@ pub fn redis_options(name: &str, pool: &PoolConfig) -> RedisOptions {
     }
 }
 
-/// Where a pool's Redis is. `tls` is how to speak with it.
+/// Returns the address of a pool's Redis. `tls` is its TLS setting.
 pub fn redis_address(pool: &PoolConfig, tls: Option<&ClientTls>) -> RedisAddress {
     let secret = |s: &Option<Secret>| s.as_ref().map(|s| s.reveal().to_owned()).filter(|s| !s.is_empty());
     RedisAddress {

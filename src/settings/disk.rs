@@ -1,4 +1,4 @@
-//! Settings in the directory of the default pool. Records that end by themselves and counters are in memory alone: a
+//! Settings in the directory of the default pool. Records with a ttl and counters are in memory only, since a
 //! directory has one server.
 
 use std::collections::BTreeMap;
@@ -16,14 +16,14 @@ use super::{
 use crate::engine::disk::{DiskEngine, Records};
 use crate::error::{Error, Result};
 
-/// Fewer counters than this are never cleaned.
+/// Counters are not cleaned below this number.
 const FEW: usize = 1024;
 
 /// Settings of one server.
 #[derive(Debug)]
 pub struct DiskSettings {
     records: Records,
-    /// What ends by itself, and when.
+    /// Records with a ttl, and their end.
     kept: Mutex<BTreeMap<String, (Instant, Record)>>,
     counters: Mutex<Counters>,
 }
@@ -31,7 +31,7 @@ pub struct DiskSettings {
 #[derive(Debug, Default)]
 struct Counters {
     all: HashMap<String, (u64, Instant)>,
-    /// When there are this many, those that have ended are removed.
+    /// Number of counters at which ended ones are removed.
     clean_at: usize,
 }
 
@@ -40,7 +40,7 @@ impl DiskSettings {
         DiskSettings { records: engine.records(), kept: Mutex::default(), counters: Mutex::default() }
     }
 
-    /// What is kept at this key and has not ended.
+    /// Returns the record kept under this key, unless it has ended.
     fn kept(&self, key: &str) -> Option<Record> {
         let kept = self.kept.lock();
         kept.get(key).filter(|(ends, _)| *ends > Instant::now()).map(|(_, record)| record.clone())

@@ -1,7 +1,7 @@
-//! Settings: what all servers must agree on and no job carries. The trait [`SettingsStore`] keeps records by key and knows
-//! nothing of what is in them; whoever keeps something here has a prefix of its own. Two stores implement it: a Redis, in a
-//! cluster one slot ([`redis`]), and the directory of the default pool ([`disk`]). The laws in tests/laws/settings.rs hold
-//! both.
+//! Settings: state that all servers must agree on and that belongs to no job. The trait [`SettingsStore`] stores
+//! opaque records by key; each user has its own prefix. Two stores implement it: a Redis, with all keys in one slot
+//! of a cluster ([`redis`]), and the directory of the default pool ([`disk`]). The laws in tests/laws/settings.rs
+//! hold for both.
 //!
 //! Servers cache what requests need, and follow [`SettingsStore::changes`].
 
@@ -16,21 +16,21 @@ use bytes::Bytes;
 
 use crate::error::Result;
 
-/// The key of the secret that all servers share.
+/// Key of the secret that all servers share.
 const SECRET: &str = "secret";
-/// The longest key, in bytes.
+/// Maximum length of a key in bytes.
 pub const MAX_KEY: usize = 1024;
 /// Upper bound on the records of one [`SettingsStore::scan`].
 pub const MAX_SCAN: usize = 500;
 /// A page of a scan ends after this many bytes of values, or one record.
 pub const SCAN_BYTES: usize = 1 << 20;
-/// Upper bound on the keys that one [`SettingsStore::changes`] names.
+/// Upper bound on the keys returned by one [`SettingsStore::changes`].
 pub const MAX_CHANGES: usize = 1000;
-/// How many changes a store remembers at least. A server that has missed more reads all.
+/// Minimum number of changes that a store keeps. A server that has missed more reads everything.
 pub const CHANGES_KEPT: usize = 20_000;
 
-/// Grows with every change of a store and is never used twice, also when a Redis has lost its newest writes. 0 comes
-/// before all.
+/// Grows with every change of a store and is never reused, also after a Redis has lost its newest writes. 0 precedes
+/// all.
 pub type SettingVersion = u64;
 
 /// A value, and the change that wrote it.
@@ -40,31 +40,31 @@ pub struct Record {
     pub version: SettingVersion,
 }
 
-/// What became of a [`SettingsStore::put`].
+/// Result of a [`SettingsStore::put`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Put {
-    /// It is done: the version of the record now, or of its deletion.
+    /// Done: the new version of the record, or of its deletion.
     Done(SettingVersion),
-    /// The record is another one than was expected. Nothing has changed.
+    /// The record does not have the expected version. Nothing has changed.
     Differs(Option<Record>),
 }
 
-/// A part of the records.
+/// A page of records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
-    /// In the order of their keys. May be fewer than asked for although there are more.
+    /// In the order of their keys. May be shorter than requested although there are more.
     pub records: Vec<(String, Record)>,
-    /// Whether there may be more behind the last.
+    /// Whether there may be more after the last.
     pub more: bool,
 }
 
-/// What has changed.
+/// Changes since a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingChanges {
-    /// Where to go on: all changes up to this version are told.
+    /// Version to continue from: all changes up to it are included.
     pub version: SettingVersion,
-    /// The keys that were put or deleted, in the order of the changes, some perhaps more than once. `None`: all may have
-    /// changed, since too much has happened or the store has lost its newest writes.
+    /// The keys that were put or deleted, in order, some perhaps more than once. `None`: any may have changed, since
+    /// there were too many changes or the store has lost its newest writes.
     pub keys: Option<Vec<String>>,
 }
 
@@ -75,16 +75,16 @@ impl SettingChanges {
     }
 }
 
-/// What became of a [`SettingsStore::count`].
+/// Result of a [`SettingsStore::count`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
-    /// The counter was below the bound. It ends so much later.
+    /// The counter was below the bound. It ends after this time.
     Below(Duration),
-    /// It was not, and nothing has changed. It ends so much later.
+    /// The counter was at the bound, and has not changed. It ends after this time.
     Full(Duration),
 }
 
-/// Returns the secret that all servers share: the one that is stored, or `new`, which is stored where there is none.
+/// Returns the secret that all servers share: the stored one, or `new`, which is stored if there is none.
 pub async fn shared_secret(store: &dyn SettingsStore, new: &[u8]) -> Result<Bytes> {
     loop {
         if let Some(stored) = store.get(SECRET).await? {
@@ -104,23 +104,23 @@ pub trait SettingsStore: Send + Sync + fmt::Debug + 'static {
     /// Returns a record.
     async fn get(&self, key: &str) -> Result<Option<Record>>;
 
-    /// Puts a record, or deletes it (`None`), if the version of what is there is `expected`; `None` expects that nothing is
-    /// there. Durable once it is answered.
+    /// Puts a record, or deletes it (`None`), if the version of the current record is `expected`; `None` expects no
+    /// record. Durable once it returns.
     async fn put(&self, key: &str, value: Option<Bytes>, expected: Option<SettingVersion>) -> Result<Put>;
 
-    /// Returns the records whose keys begin with `prefix`, in the order of their keys, behind `after`: up to `limit`, 1 to
-    /// [`MAX_SCAN`].
+    /// Returns the records whose keys begin with `prefix` and follow `after`, in the order of their keys: up to
+    /// `limit`, 1 to [`MAX_SCAN`].
     async fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page>;
 
-    /// Returns the keys with this prefix that were put or deleted after the change `since`; all, if that is 0. Costs next to
-    /// nothing when nothing has changed.
+    /// Returns the keys with this prefix that were put or deleted after the change `since`; all, if that is 0. Cheap
+    /// if nothing has changed.
     async fn changes(&self, prefix: &str, since: SettingVersion) -> Result<SettingChanges>;
 
-    /// Puts a record that is gone after `ttl`, whatever is there, unless it is kept again. It is no change: see
-    /// [`scan`](SettingsStore::scan) for such records. Need not survive a restart.
+    /// Puts a record that expires after `ttl` unless it is kept again, replacing any other. Does not count as a
+    /// change: use [`scan`](SettingsStore::scan) for such records. Need not survive a restart.
     async fn keep(&self, key: &str, value: Bytes, ttl: Duration) -> Result<()>;
 
-    /// Adds one to a counter that is below `max`. A counter begins at 0 and ends `window` after its first count. Counters are
-    /// no records.
+    /// Increments a counter that is below `max`. A counter begins at 0 and ends `window` after its first count.
+    /// Counters are not records.
     async fn count(&self, key: &str, max: u64, window: Duration) -> Result<Counted>;
 }

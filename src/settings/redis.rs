@@ -1,4 +1,4 @@
-//! Settings in a Redis, that of tokens and limits; in a cluster all are in one slot. lmstfy has none of these keys:
+//! Settings in the Redis of tokens and limits; in a cluster, all in one slot. lmstfy has none of these keys:
 //!
 //! `dormouse/settings` hash key → `version ends value`, and a field without a name: the version of the last change;
 //! `dormouse/settings/names` sorted set of the keys; `dormouse/settings/changes` stream of changes, whose ids are the
@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 
 /// The hash of all records.
 const RECORDS: &str = "dormouse/settings";
-/// The part of the tables in which all of it is.
+/// The partition of all its keys.
 const PART: u16 = 0;
 
 /// Settings that a fleet shares.
@@ -32,7 +32,7 @@ pub struct RedisSettings {
 }
 
 impl RedisSettings {
-    /// In the Redis of tokens and limits, over their connection.
+    /// Uses the connection of the Redis of tokens and limits.
     pub fn new(admin: &RedisAdmin) -> RedisSettings {
         RedisSettings { tables: admin.tables(), scripts: Scripts::default() }
     }
@@ -55,7 +55,7 @@ fn read<T: FromRedisValue>(value: Value) -> Result<T> {
     redis::from_redis_value(value).map_err(|_| unreadable())
 }
 
-/// A record of a version and a value; `None` for an empty version.
+/// Returns the record of a version and a value; `None` for an empty version.
 fn record(version: Value, value: Value) -> Result<Option<Record>> {
     let version: String = read(version)?;
     if version.is_empty() {
@@ -95,7 +95,7 @@ impl SettingsStore for RedisSettings {
             Some(after) => format!("({after}"),
             None => format!("[{prefix}"),
         };
-        // No text has this byte.
+        // No text contains this byte.
         let end = [b"(", prefix.as_bytes(), b"\xff"].concat();
         call.arg(from).arg(end).arg(limit).arg(SCAN_BYTES);
         let mut found = self.run::<Vec<Value>>(script, &call).await?.into_iter();

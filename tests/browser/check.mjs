@@ -1,16 +1,16 @@
-// A browser reads the dashboard of a server that it fills itself: by mouse, by keyboard, without a script, in light and
-// dark, on a wide and on a narrow screen. Every page is checked by axe, and neither the console nor the policy of the
-// pages may complain.
+// Browser test of the dashboard of a server that it fills itself: by mouse, by keyboard, without a script, in light
+// and dark, on wide and narrow screens. axe checks every page, and the console must show no errors and no violations
+// of the content security policy.
 //
 //     node check.mjs ADMIN API [DIRECTORY OF SCREENSHOTS]
 //
-// ADMIN and API are the addresses of a fresh server's ports, such as http://127.0.0.1:7778. AWAY_ADMIN and AWAY_API are
-// those of another one, whose Redis has the process id AWAY_REDIS: it is killed. Besides:
+// ADMIN and API are the URLs of a fresh server's ports, such as http://127.0.0.1:7778. AWAY_ADMIN and AWAY_API are
+// those of another server, whose Redis has the process id AWAY_REDIS and is killed. Options:
 //
-//     ALL_PICTURES=1    a picture of each page, light and dark, wide and narrow, and not only those of the documents
-//     LOAD_MINUTES=60   how long there is load before the charts are looked at; a minute and a quarter otherwise
-//     DEAD_JOBS=1000    how many jobs three clicks bring back; ten thousand otherwise
-//     WITHOUT_AXE=1     only uses the pages, which takes some minutes less
+//     ALL_PICTURES=1    screenshots of each page, light and dark, wide and narrow; by default only the documents'
+//     LOAD_MINUTES=60   minutes of load before the charts are checked; 1.25 by default
+//     DEAD_JOBS=1000    number of jobs respawned by three clicks; ten thousand by default
+//     WITHOUT_AXE=1     without axe, which saves some minutes
 import assert from "node:assert/strict";
 import { existsSync, mkdirSync, statSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -49,14 +49,14 @@ const open = async (options = {}) => {
   const page = await context.newPage();
   page.setDefaultTimeout(20_000);
   page.on("console", (message) => {
-    // The page that is not there says so in the console too, and over plain HTTP browsers go without one of the headers.
+    // A missing page is reported in the console too, and over plain HTTP browsers ignore one of the headers.
     if (!/status of 40\d|Cross-Origin-Opener-Policy header has been ignored/.test(message.text())) told.push(`${page.url()}: ${message.text()}`);
   });
   page.on("pageerror", (error) => told.push(`${page.url()}: ${error}`));
   return page;
 };
 const at = (path) => `${admin}/ui/${path}`;
-// By an element of its own: a form with a field "contains" is no node to some ways of looking for texts.
+// Waits for a specific element: a form with a field "contains" confuses some text searches.
 const says = async (page, text) => {
   await page.waitForSelector("main > p.done");
   assert((await page.locator("main > p.done").innerText()).includes(text), text);
@@ -64,17 +64,17 @@ const says = async (page, text) => {
 const heading = (page) => page.locator("h1").innerText();
 
 let checked = 0;
-// The pictures of docs/dashboard.md.
+// Screenshots for docs/dashboard.md.
 const PICTURES = ["overview-light-1280", "dead-light-1280", "server-dark-1280"];
 const LOOKS = ["light", "dark"].flatMap((colorScheme) => [1440, 1280, 390].map((width) => ({ colorScheme, width })));
 
-// Holds what a page shows now to axe and to its width, and takes its picture.
+// Checks the current page with axe, and its width, and takes a screenshot.
 async function check(page, name, { colorScheme, width }) {
   const title = await page.title();
   assert(title.endsWith("– Dormouse"), `${name}: ${title}`);
   const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   assert(wide <= 0, `${name} at ${width}: the page is ${wide} pixels too wide`);
-  // On a wide screen nothing is hidden behind the edge of its table.
+  // On a wide screen no table is cut off.
   const cut = width < 1280 ? [] : await page.evaluate(() => [...document.querySelectorAll(".scroll")]
     .filter((node) => node.scrollWidth > node.clientWidth + 1)
     .map((node) => `${node.getAttribute("aria-label")}: ${node.scrollWidth} of ${node.clientWidth}`));
@@ -91,7 +91,7 @@ async function check(page, name, { colorScheme, width }) {
   const picture = `${name}-${colorScheme}-${width}`;
   if (!shots || !PICTURES.includes(picture) && !process.env.ALL_PICTURES) return;
   const path = `${shots}/${picture}.png`;
-  // Of some pages what stands further down.
+  // For some pages, a part further down.
   const from = { large: "p.switch", bytes: "p.switch" }[name];
   const y = from ? await page.evaluate((from) => document.querySelector(from).offsetTop - 60, from) : 0;
   const whole = await page.evaluate(() => document.documentElement.scrollHeight) - y;
@@ -100,9 +100,9 @@ async function check(page, name, { colorScheme, width }) {
   assert(process.env.ALL_PICTURES || statSync(path).size < 150_000, `${path} is too large: ${statSync(path).size}`);
 }
 
-// Looks at pages.
+// Visits and checks pages.
 async function looked(look, pages, server = admin) {
-  // axe is put into the page by the test, which the policy of the page forbids to everybody else.
+  // The test injects axe into the page, which its content security policy would forbid.
   const page = await open({ colorScheme: look.colorScheme, viewport: { width: look.width, height: 900 }, bypassCSP: true, reducedMotion: "reduce" });
   for (const [name, path] of Object.entries(pages)) {
     const answer = await page.goto(`${server}/ui/${path}`);
@@ -112,11 +112,11 @@ async function looked(look, pages, server = admin) {
   await page.context().close();
 }
 
-// A server that has nothing yet.
+// A server without queues.
 await sampled();
 for (const look of LOOKS) await looked(look, { empty: "", "empty-dead": "dead" });
 
-// What the pages show.
+// Data for all pages.
 const token = (await ask("POST", admin + "/token/shop?description=the%20mailer")).token;
 const own = { "X-Token": token };
 const HOSTILE = `<script>document.title = "taken over"</script> \u202etxt.exe`;
@@ -137,11 +137,11 @@ const why = ["the mail server is away", "the mail server is away", "no such addr
 for (let n = 0; n < 24; n++) {
   await bury(n);
 }
-// Nobody listens there: after ten attempts push takes the endpoint to be down.
+// Nothing listens there: after ten attempts push considers the endpoint down.
 await ask("PUT", `${admin}/push/shop/hooks`, JSON.stringify({ url: "http://127.0.0.1:9/jobs", retry: [0.1] }));
 for (let n = 0; n < 12; n++) await put("hooks", `event ${n}`, "&tries=100");
 await ask("PUT", `${api}/api/shop/_schedules/nightly`, JSON.stringify({ queue: "reports", cron: "30 2 * * MON-FRI", zone: "Europe/Berlin", text: "sales" }), own);
-// A queue whose workers are too slow, and one that is busy, more so at times.
+// A queue whose workers are too slow, and a busy one with varying load.
 for (let n = 0; n < 200; n++) await put("exports", `export ${n}`);
 const loaded = { began: Date.now(), runs: true };
 const take = async (queue, count) => {
@@ -153,7 +153,7 @@ loaded.ends = (async () => {
   for (let n = 0; loaded.runs; n++) {
     const minute = (Date.now() - loaded.began) / 60_000;
     for (let m = 0; m < 3 + 2 * Math.sin(minute / 2); m++) await put("thumbnails", `picture ${n}-${m}`);
-    // Its workers rest now and then.
+    // Its workers pause now and then.
     if (Math.floor(minute) % 7 !== 5) await take("thumbnails", 6);
     if (n % 20 === 0) await take("exports", 1);
     if (n % 200 === 199) await bury(n);
@@ -200,7 +200,7 @@ for (const look of LOOKS) {
   await page.context().close();
 }
 
-// The Redis of another server is away: what was known of it is shown.
+// The Redis of another server is killed: its last data is shown.
 if (process.env.AWAY_ADMIN) {
   const [admin, api] = [process.env.AWAY_ADMIN, process.env.AWAY_API];
   const { token } = await ask("POST", admin + "/token/shop?description=away");
@@ -213,11 +213,11 @@ if (process.env.AWAY_ADMIN) {
   for (const look of LOOKS) await looked(look, { away: "", "away-queue": "queues/default/shop/mail" }, admin);
 }
 
-// What takes its time: queues that are late, and charts.
+// Results that take time: late queues, and charts.
 {
   const rest = loaded.began + Number(process.env.LOAD_MINUTES ?? 1.25) * 60_000 - Date.now();
   await new Promise((done) => setTimeout(done, Math.max(0, rest)));
-  // One that was paused a moment ago: the other is late by now.
+  // This queue was paused a moment ago: the other one is late by now.
   await put("refunds", "held");
   await ask("POST", `${api}/api/shop/refunds/pause?for=3600`, null, own);
   await sampled();
@@ -231,7 +231,7 @@ if (process.env.AWAY_ADMIN) {
 console.log(`axe: ${checked} pages, no violation`);
 assert(process.env.WITHOUT_AXE || checked >= 90, `all pages: ${checked}`);
 
-// A job's script is text, to the very browser.
+// A script in a job is displayed as text, in the browser too.
 {
   const page = await open();
   await page.goto(at(PAGES.script));
@@ -241,7 +241,7 @@ assert(process.env.WITHOUT_AXE || checked >= 90, `all pages: ${checked}`);
   await page.context().close();
 }
 
-// Live: a page that is open shows what has come, and keeps what somebody does.
+// Live updates: an open page shows new jobs, and keeps the user's input.
 {
   const page = await open();
   await page.goto(at("queues/default/shop/live"));
@@ -267,7 +267,7 @@ assert(process.env.WITHOUT_AXE || checked >= 90, `all pages: ${checked}`);
   const shifted = await page.evaluate(() => globalThis.shifted);
   console.log(`a refresh with a row more moves the page by ${shifted.toFixed(4)}`);
   assert(shifted <= 0.02, `a refresh moves the page by ${shifted}`);
-  // Off is off.
+  // Switched off, it stops updating.
   await page.locator("[data-live]").uncheck();
   let asked = 0;
   page.on("request", () => { asked += 1; });
@@ -276,7 +276,7 @@ assert(process.env.WITHOUT_AXE || checked >= 90, `all pages: ${checked}`);
   await page.context().close();
 }
 
-// What is right after a change: the button beside Pause, its command, and the values of a chart under the pointer.
+// Correct right after a change: the button next to Pause, its command, and the values of a chart under the pointer.
 for (const [how, javaScriptEnabled, live] of [["live", true, true], ["not live", true, false], ["without a script", false, false]]) {
   const page = await open({ javaScriptEnabled });
   await page.goto(at("queues/default/shop/mail"));
@@ -298,7 +298,7 @@ for (const [how, javaScriptEnabled, live] of [["live", true, true], ["not live",
   await page.context().close();
 }
 
-// A delayed job that is due now, and a schedule, with their clicks.
+// Promoting a delayed job, and a schedule, by clicks.
 {
   const page = await open();
   await page.goto(at("queues/default/shop/reminders"));
@@ -319,7 +319,7 @@ for (const [how, javaScriptEnabled, live] of [["live", true, true], ["not live",
   await page.context().close();
 }
 
-// By keyboard alone: from the overview to the dead jobs of the first row, one of them back in its queue.
+// By keyboard only: from the overview to the dead jobs of the first row, and one of them back to its queue.
 {
   const page = await open();
   await page.goto(at(""));
@@ -344,7 +344,7 @@ for (const [how, javaScriptEnabled, live] of [["live", true, true], ["not live",
   await page.context().close();
 }
 
-// Three clicks: from the overview to all dead jobs back in their queue, by mouse, by keyboard, and without a script.
+// Three clicks: from the overview to respawning all dead jobs, by mouse, by keyboard, and without a script.
 {
   const batches = Math.ceil(Number(process.env.DEAD_JOBS ?? 10_000) / 64);
   const letters = JSON.stringify(Array.from({ length: 64 }, (_, n) => ({ to: `user${n}@shop.example` })));
@@ -358,7 +358,7 @@ for (const [how, javaScriptEnabled, live] of [["live", true, true], ["not live",
     }
     assert.fail(what);
   };
-  // The workers take all of them, and are never heard of again.
+  // Workers consume all of them, and never ack.
   const die = async () => {
     const answers = async () => {
       while ((await fetch(`${api}/api/shop/letters?ttr=1&count=100`, { headers: own })).status === 200);
@@ -375,7 +375,7 @@ for (const [how, javaScriptEnabled, live] of [["live", true, true], ["not live",
   };
   const keys = async (page) => {
     let pressed = 0;
-    // By Tab alone, as who sees nothing of the page would go.
+    // By Tab only, like a user who cannot see the page.
     const to = async (wanted) => {
       for (let n = 0; n < 400; n++) {
         await page.keyboard.press("Tab");
@@ -415,7 +415,7 @@ for (const [how, javaScriptEnabled, live] of [["live", true, true], ["not live",
   }
 }
 
-// Over plain HTTP a browser does not say from which site a form comes: its Origin counts.
+// Over plain HTTP browsers do not send Sec-Fetch-Site: the Origin is checked.
 {
   const page = await open();
   await page.goto(at(PAGES.paused).replace("127.0.0.1", "ops.example"));
@@ -424,7 +424,7 @@ for (const [how, javaScriptEnabled, live] of [["live", true, true], ["not live",
   await page.context().close();
 }
 
-// Copy, also where there is no clipboard API.
+// Copying, also without a clipboard API.
 {
   const page = await open();
   await page.addInitScript(() => Object.defineProperty(navigator, "clipboard", { value: undefined }));

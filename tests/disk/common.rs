@@ -62,7 +62,7 @@ pub fn clock() -> Arc<ManualClock> {
     Arc::new(ManualClock::new(START))
 }
 
-/// Hands out up to `count` jobs of one queue.
+/// Consumes up to `count` jobs of one queue.
 pub async fn take(engine: &DiskEngine, queue: &Queue, count: u16, ttr: Duration) -> Vec<Job> {
     let jobs = consume(engine, &queue.clone().into(), &vec![ttr; count.into()]).await;
     jobs.expect("consume should answer")

@@ -222,7 +222,7 @@ async fn account_for(engine: &DiskEngine, account: &Account, what: &str) -> Outc
             (Ok(None), Some(_)) => panic!("{what}: job {n} is lost in silence"),
             (Ok(Some(_)), None) => panic!("{what}: job {n} was acked and is back"),
             (Err(Error::Corrupt(_)), _) => drop(unread.insert(*n)),
-            // It says that it cannot go on, and why.
+            // It reports that it cannot continue, and why.
             (Err(Error::Poisoned(_)), _) => return Outcome::FoundLater,
             (Err(e), _) => panic!("{what}: {e}"),
         }

@@ -731,7 +731,8 @@ async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
     }
 }
 
-/// Guards against a key that stays taken for ever, and against a bad job that takes the key of a good one with it.
+/// Guards against a key that stays taken forever, and against an unreadable job that takes the key of a readable one
+/// with it.
 #[tokio::test]
 async fn a_job_in_quarantine_does_not_keep_its_key() {
     const JOBS: u64 = 600;

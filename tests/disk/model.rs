@@ -1,5 +1,5 @@
-//! Random operations on the disk engine and on the model, with windows so small that every step crosses their
-//! edges: after each step both must answer the same, also after a reopen and after a crash.
+//! Random operations on the disk engine and on the model, with windows so small that every step crosses their edges:
+//! after each step both must return the same, also after a reopen and after a crash.
 
 use std::fmt::Debug;
 use std::num::NonZeroU16;
@@ -136,7 +136,7 @@ struct World {
     clock: Arc<ManualClock>,
     dir: TempDir,
     engine: Arc<DiskEngine>,
-    /// Hand-overs, as the engine and as the model gave them.
+    /// Deliveries, as returned by the engine and by the model.
     running: Vec<(Job, Job)>,
     /// Receipts of deliveries, of both.
     held: Vec<(JobRef, Receipt, Receipt)>,

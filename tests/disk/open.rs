@@ -169,7 +169,7 @@ async fn a_machine_that_learns_the_time_late_fires_no_job_early() {
     let delayed = NewJob { delay: Duration::from_secs(3600), ..job(&q, 1) };
     engine.publish(vec![delayed].into()).await.expect("published");
     engine.close().await;
-    // The machine starts again without the time, and hears of it only after the store was opened.
+    // The machine restarts without the time, and gets it only after the store was opened.
     let wrong = Arc::new(ManualClock::new(0));
     let engine = open(dir.path(), &wrong);
     wrong.advance(Duration::from_secs(10));

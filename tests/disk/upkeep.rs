@@ -199,7 +199,7 @@ async fn calls_of_one_group_see_each_other() {
     let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
     let engine = open(dir.path(), &clock);
     let q = queue("group");
-    // All are queued before the writer answers the first: most of them meet in one group.
+    // All are queued before the writer replies to the first: most of them are in one group.
     for round in 0..50u64 {
         let n = round * 10;
         let (a, b, c, taken, d, e) = tokio::join!(

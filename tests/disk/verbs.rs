@@ -12,7 +12,7 @@ use dormouse::error::Error;
 use dormouse::job::{JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, Queue};
 
-/// Guards against an answer that says that nothing has happened after some steps of a destroy were done.
+/// Guards against a reply that says that nothing has happened although some steps of a destroy were done.
 #[tokio::test]
 async fn what_was_done_before_the_store_closed_is_told() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -32,7 +32,7 @@ struct Ports<'a> {
 }
 
 impl Ports<'_> {
-    /// Asks, and answers status and JSON. A 5xx is a right that is missing.
+    /// Sends a request, and returns status and JSON. A 5xx shows a missing right.
     async fn ask(
         &self,
         method: &str,
@@ -167,7 +167,7 @@ impl Ports<'_> {
                 self.ok("GET", &format!("/api/ns/q/job/{id}"), "").await;
             }
         }
-        // Time-outs of the many: jobs die, and others come again.
+        // Many ttrs end: some jobs die, others are redelivered.
         tokio::time::sleep(std::time::Duration::from_millis(2500)).await;
         let dead = self.ok("GET", "/api/ns/q/jobs?state=dead&limit=1", "").await;
         if let Some(id) = dead["jobs"][0]["job_id"].as_str() {

@@ -65,7 +65,7 @@ fn hold(sentence: &str, allowed: &[&str], breaks: impl Fn(&str) -> bool) {
     let mut kept = 0;
     for source in sources("src", "rs") {
         let own = allowed.iter().any(|path| source.path.starts_with(path));
-        // Tests inside a module may build what they test.
+        // Tests inside a module may build the types that they test.
         let lines = without_tests(&source.text).lines();
         for (i, line) in lines.enumerate().filter(|(_, line)| breaks(code(line))) {
             if own {
@@ -103,7 +103,7 @@ fn only_http_knows_axum() {
     hold("only src/http knows axum", &["src/http/"], |line| has_word(line, "axum"));
 }
 
-/// A name may have addresses that answer nothing: none of them may hold up a connection.
+/// A name may have addresses that do not respond: none of them may delay a connection.
 #[test]
 fn connections_are_opened_by_dial() {
     hold(
@@ -192,8 +192,8 @@ fn keys_of_redis_are_made_in_one_file_per_store() {
         |line| prefixes.iter().any(|prefix| line.contains(prefix)),
     );
     let mut wrong = String::new();
-    // The pump alone meets queues that its caller cannot name: they stand in the timer's members. What counts tells by
-    // its key whose a job is.
+    // Only the pump processes queues that its caller cannot name: their names are in the timer's members. The script
+    // that counts recognizes a job's queue by its key.
     for script in sources("lua", "lua")
         .into_iter()
         .filter(|script| !["lua/pump.lua", "lua/quotas.lua"].contains(&&*script.path))

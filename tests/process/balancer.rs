@@ -128,7 +128,7 @@ struct Met {
 }
 
 impl Met {
-    /// The body of an answer with one of these; else the request has failed.
+    /// Returns the response if it has one of these statuses; otherwise the request has failed.
     fn good(&self, answer: Result<(u16, Bytes), String>, good: &[u16]) -> Option<(u16, Bytes)> {
         self.requests.fetch_add(1, Ordering::Relaxed);
         match answer {

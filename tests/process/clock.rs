@@ -42,7 +42,7 @@ impl Server {
         Process::start(dir.path(), &["-c", "dormouse.toml"], &env)
     }
 
-    /// Kills it, sets its clock, and starts it again on what it had.
+    /// Kills the server, sets its clock, and restarts it on the same data.
     fn restart(&mut self, seconds: i64) {
         if let Some(process) = self.process.take() {
             process.kill();
@@ -53,7 +53,7 @@ impl Server {
         self.process = Some(process);
     }
 
-    /// Hands out what is ready in a queue, and returns when each job was due by its schedule, in milliseconds.
+    /// Consumes the ready jobs of a queue, and returns when each was due by its schedule, in milliseconds.
     async fn scheduled(&self, queue: &str) -> Vec<i64> {
         let taken = self.call("GET", &format!("{queue}?count=100&ttr=3600")).await;
         let due = |job: &serde_json::Value| {
@@ -117,7 +117,7 @@ fn now() -> i64 {
     jiff::Timestamp::now().as_millisecond()
 }
 
-/// Guards against instants that are early, and against timestamps that are wrong, for ever after a clock ran ahead once.
+/// Guards against early instants and wrong timestamps, forever after a clock ran ahead once.
 #[tokio::test]
 async fn instants_on_disk_are_the_time_of_day_after_a_clock_ran_ahead() {
     let mut server = Server::start("[Pool.default]\nPath = \"jobs\"\n").await;
@@ -152,8 +152,8 @@ async fn instants_on_disk_are_the_time_of_day_after_a_clock_ran_ahead() {
     }
 }
 
-/// Sets a schedule of each second; puts its clock ahead, and right again with a restart or without; and looks whether it
-/// goes on. `clock` is the store's.
+/// Sets a schedule of each second; sets its clock ahead, and back again with or without a restart; and checks that it
+/// continues. `clock` is the store's.
 async fn a_schedule_goes_on_after_a_clock_ran_ahead(server: &mut Server, clock: Option<&Faketime>) {
     let every = r#"{"queue":"q","every":1,"catch_up":"all"}"#;
     let put = |server: &Server, name: &str| {

@@ -86,7 +86,8 @@ fn scripts_are_split_as_a_shell_does() {
     assert_eq!(joined, ["openssl_rand", "A=x_echo_a | b_c d", "grep_x", "cat", "tail"]);
 }
 
-/// Returns the command lines of a document: those of its blocks, and text between backticks that begins with a program.
+/// Returns the command lines of a document: lines of its blocks, and text between backticks that begins with a
+/// program.
 fn lines(document: &str) -> Vec<String> {
     let mut lines = Vec::new();
     for block in blocks(document) {
@@ -103,7 +104,7 @@ fn lines(document: &str) -> Vec<String> {
     lines
 }
 
-/// Commands and names found in a document, and what is wrong with them.
+/// Commands and names found in a document, and the errors in them.
 #[derive(Default)]
 struct Seen {
     wrong: Vec<String>,
@@ -265,7 +266,7 @@ impl Seen {
     fn dormouse(&mut self, document: &str, words: &[String]) {
         dormouse_knows(document, &words.join(" "));
         if words.len() < 3 {
-            // Names a command whose arguments stand elsewhere.
+            // Names a command whose arguments are elsewhere.
             return;
         }
         let dir = TempDir::new().expect("a temporary directory");

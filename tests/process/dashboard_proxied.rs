@@ -1,5 +1,5 @@
-//! The dashboard behind nginx: with a stripped prefix, a kept prefix, and https outside. curl acts as the browser, with
-//! a browser's headers. The nginx blocks are those of docs/dashboard.md.
+//! The dashboard behind nginx: with a stripped prefix, a kept prefix, and https outside. curl acts as the browser,
+//! with a browser's headers. The nginx configuration is that of docs/dashboard.md.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::process::Command;
@@ -130,7 +130,7 @@ impl Outside {
         self.ask(url, &told.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// Resolves a link on the page at `base`. It must be below the outer URL, whatever proxies strip.
+    /// Resolves a link on the page at `base`. It must be below the outer URL, with or without a stripped prefix.
     fn resolved(&self, base: &str, link: &str) -> String {
         let to = Url::parse(base).and_then(|base| base.join(link)).expect("a link").to_string();
         assert!(to.starts_with(&format!("{}/ui/", self.url)), "{link:?} of {base} leads out: {to}");

@@ -17,7 +17,7 @@ fn a_stop_does_not_wait_for_a_disk_that_hangs() {
         Ok(library) => library,
         Err(why) => return eprintln!("skipped: {why}"),
     };
-    // Concurrently, since each takes as long as a stop may.
+    // Concurrently, since each takes the maximum time of a stop.
     let stopping = ["1", "2"].map(|threads| {
         let dir = tempfile::tempdir().expect("a directory");
         let faults = dir.path().join("faults");

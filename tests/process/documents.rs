@@ -1,4 +1,4 @@
-//! The first walk of docs/schedules.md, carried out as it stands.
+//! The introduction of docs/schedules.md, executed as printed.
 
 use std::process::{Command, Stdio};
 
@@ -51,8 +51,8 @@ fn shown_keys(line: &str) -> Vec<&str> {
     keys.filter(|key| !key.is_empty() && key.chars().all(|c| c.is_ascii_lowercase() || c == '_')).collect()
 }
 
-/// Guards against a first walk that does not work, or that answers something else than is shown: the blocks are run as
-/// they stand, with the addresses of a server of the test.
+/// Guards against an introduction that does not work, or whose replies differ from those shown: the blocks are run as
+/// printed, with the addresses of the test's server.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_walk_through_schedules_works_as_it_stands() {
     let document = "docs/schedules.md";

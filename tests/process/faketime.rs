@@ -40,8 +40,8 @@ impl Faketime {
     /// The environment of the process.
     pub fn env(&self) -> Vec<(&'static str, String)> {
         vec![
-            // An allocator that brings its own malloc, such as redis-server's, reads the clock before libfaketime
-            // can answer. libc's is put before it.
+            // An allocator with its own malloc, such as redis-server's, reads the clock before libfaketime is ready.
+            // So libc's is loaded before it.
             ("LD_PRELOAD", format!("{} libc.so.6", self.library)),
             ("FAKETIME_TIMESTAMP_FILE", self.dir.path().join("offset").display().to_string()),
             ("FAKETIME_NO_CACHE", "1".to_owned()),

@@ -285,10 +285,10 @@ async fn a_job_of_lmstfy_is_not_early_at_our_server() {
 #[derive(Default)]
 struct Told {
     published: Mutex<BTreeSet<String>>,
-    /// Acks that were sent. Whether those without an answer came through is not known.
+    /// Acks that were sent. It is unknown whether those without a reply arrived.
     ack_sent: Mutex<BTreeSet<String>>,
     acked: Mutex<BTreeSet<String>>,
-    /// Handed out again after their ack was answered.
+    /// Delivered again after their ack was acknowledged.
     risen: Mutex<BTreeSet<String>>,
     published_in_this_life: AtomicUsize,
 }
@@ -307,7 +307,7 @@ impl Told {
     }
 }
 
-/// Publishes until the server is gone.
+/// Publishes until the server has ended.
 async fn publisher(told: Arc<Told>, url: String, token: String) {
     let client = Client::new();
     loop {
@@ -318,8 +318,8 @@ async fn publisher(told: Arc<Told>, url: String, token: String) {
     }
 }
 
-/// Consumes and acks until the server is gone; in the last round, until a poll longer than any ttr finds nothing and no
-/// job is missing.
+/// Consumes and acks until the server has ended; in the last round, until a poll longer than any ttr finds nothing
+/// and no job is missing.
 async fn consumer(told: Arc<Told>, url: String, token: String, last_life: bool) {
     let client = Client::new();
     let began = Instant::now();

@@ -1,4 +1,4 @@
-//! What probes, balancers and service managers hear: `/ping`, `/ready`, the drain, the wait for a store, `dormouse
+//! Health for probes, balancers and service managers: `/ping`, `/ready`, the drain, the wait for a store, `dormouse
 //! health`, and systemd's socket.
 
 use std::net::TcpListener;
@@ -15,7 +15,7 @@ use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
 
-/// What an answer says: status, `Retry-After`, `Connection`, and the text.
+/// A response: status, `Retry-After`, `Connection`, and the text.
 #[derive(Debug)]
 struct Said {
     status: u16,
@@ -188,7 +188,7 @@ async fn a_start_waits_for_a_store_and_both_ports_answer_meanwhile() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_waits_no_longer_than_it_is_told_and_not_for_a_wrong_password() {
     let redis = RedisServer::start_with(Some("right"), &[]);
-    // It takes connections, and never answers.
+    // It accepts connections, and never responds.
     let hangs = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let hangs = hangs.local_addr().expect("it is bound").to_string();
     let nobody = ports().1[0].clone();

@@ -288,7 +288,7 @@ async fn a_queue_is_pushed() {
     ] {
         assert_eq!(set[field], value, "{field} of {set}");
     }
-    // The endpoint answers 200, and no JSON.
+    // The endpoint responds with 200, but not with JSON.
     let test = stand.queue(&["push", "test", "mail"]);
     assert_eq!(test.code, 1, "the endpoint does not take it: {test:?}");
     let (head, _) = arrived.recv().await.expect("it came");

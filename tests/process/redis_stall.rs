@@ -1,6 +1,6 @@
-//! A Redis that stalls and goes on (a fork, a slow disk, a suspended machine) while publishers and impatient
-//! consumers are at work. What was asked for in vain during the stall must not be done after it: no job is burned
-//! for a consumer that has left, no publish is stored that was answered 5xx, no acked job comes again.
+//! A Redis that stalls and continues (a fork, a slow disk, a suspended machine) under a load of publishers and
+//! impatient consumers. Requests that failed during the stall must have no effect after it: no job is burned for a
+//! consumer that has disconnected, no publish is stored after a 5xx, no acked job is delivered again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -21,43 +21,43 @@ use tokio::task::JoinSet;
 
 /// Jobs with one try: a burned one is never seen again.
 const ONCE: &str = "once";
-/// Jobs with many tries and a short ttr: what was not acked comes again.
+/// Jobs with many tries and a short ttr: redelivered until acked.
 const AGAIN: &str = "again";
 const CONSUMERS: usize = 200;
 const PUBLISHERS: usize = 20;
-/// Jobs in each queue before anything begins, so that there is something to burn.
+/// Jobs in each queue at the beginning, so that there is something to burn.
 const BACKLOG: usize = 3_000;
 /// How long a consumer works on a job before the queues are drained.
 const WORK: Duration = Duration::from_millis(300);
 /// The ttr of [`AGAIN`].
 const TTR: Duration = Duration::from_secs(2);
-/// A publisher waits for its answer whatever happens.
+/// Publishers wait long for their response.
 const PATIENT: Duration = Duration::from_secs(20);
-/// An answer that comes this soon after its consumer has left was on its way by then: no server can know of it. One that
-/// comes later was sent to a consumer that was known to have left.
+/// A response that arrives this soon after its consumer has disconnected was already in transit: no server can know
+/// of it. A later one was sent to a consumer known to have disconnected.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
-/// The longest that draining may take. Only jobs that nobody gets let it pass.
+/// Maximum time for draining. It is exceeded only if jobs are stuck.
 const DRAIN: Duration = Duration::from_secs(100);
 
-/// How long the Redis stalls, and how long a consumer waits for an answer.
+/// Duration of the stall, and timeout of a consumer.
 #[derive(Clone, Copy)]
 struct Stall {
     lasts: Duration,
     patience: Duration,
 }
 
-/// Who was told what. A job is known by its body.
+/// Observed responses. A job is identified by its body.
 #[derive(Default)]
 struct Told {
-    /// The status of each publish; 0 where no answer came.
+    /// The status of each publish; 0 without a response.
     published: HashMap<String, u16>,
-    /// When its consumer had all of the answer, for each time that it was handed out.
+    /// When its consumer had received the whole response, for each delivery.
     delivered: HashMap<String, Vec<Instant>>,
-    /// When the first 204 came.
+    /// When the first 204 arrived.
     acked: HashMap<String, Instant>,
-    /// How long after they had left consumers were sent jobs all the same.
+    /// Delays between a consumer's disconnect and jobs that it still received.
     on_their_way: Vec<Duration>,
-    /// The first answer of each verb to a request that began after the stall.
+    /// Delay of the first success of each verb for a request that began after the stall.
     resumed: BTreeMap<&'static str, Duration>,
 }
 
@@ -68,13 +68,13 @@ struct Fleet {
     told: Mutex<Told>,
     number: AtomicUsize,
     publishing: AtomicBool,
-    /// Consumers work no more: they only take and ack.
+    /// Consumers only consume and ack, without working.
     draining: AtomicBool,
     consuming: AtomicBool,
     over: Mutex<Option<Instant>>,
 }
 
-/// A request whose client has lost its patience.
+/// A request after its client's timeout.
 struct Left {
     stream: TcpStream,
     read: Vec<u8>,
@@ -82,8 +82,8 @@ struct Left {
 }
 
 impl Left {
-    /// Closes the client's half, so that the server sees that it has left, and reads on: what has been sent to nobody is
-    /// told from what was on its way. Returns the answer that comes all the same, and how long that took.
+    /// Closes the client's half of the connection, so that the server can notice, and reads on: this distinguishes
+    /// responses in transit from responses sent later. Returns a response that still arrives, and its delay.
     async fn read_on(mut self) -> Option<((u16, Vec<u8>), Duration)> {
         let rest = async {
             self.stream.shutdown().await.ok()?;
@@ -96,12 +96,12 @@ impl Left {
 }
 
 impl Fleet {
-    /// Sends a request on a connection of its own. `None` when no whole answer came in time.
+    /// Sends a request over a new connection. `None` without a complete response in time.
     async fn ask(&self, method: &str, path: &str, body: &str, patience: Duration) -> Option<(u16, Vec<u8>)> {
         self.ask_or_leave(method, path, body, patience).await.ok()
     }
 
-    /// The same. `Err` when the patience is over; without what is left when the connection broke.
+    /// Like `ask`. `Err` after the timeout, without [`Left`] if the connection was aborted.
     async fn ask_or_leave(
         &self,
         method: &str,
@@ -133,7 +133,7 @@ impl Fleet {
         }
     }
 
-    /// Notes when a verb worked for the first time after the stall.
+    /// Records the first success of a verb after the stall.
     fn works(&self, verb: &'static str, asked: Instant) {
         if let Some(over) = *self.over.lock()
             && asked >= over
@@ -169,18 +169,18 @@ impl Fleet {
         }
     }
 
-    /// Polls, works, acks. A third of the polls does not wait, the others are short.
+    /// Polls, works, acks. A third of the polls do not wait, the others are short.
     async fn consumer(self: Arc<Fleet>, number: usize) {
         let mut acks = JoinSet::new();
         while self.consuming.load(Ordering::SeqCst) {
             let queue = if number.is_multiple_of(2) { ONCE } else { AGAIN };
-            // The ttr of ONCE is longer than the test: nothing but a burn keeps a job away.
+            // The ttr of ONCE is longer than the test: only a burn keeps a job away.
             let ttr = if queue == ONCE { 600 } else { TTR.as_secs() };
             let (timeout, count) = (number / 2 % 3, if number / 2 % 10 == 9 { 5 } else { 1 });
-            // Never longer than the consumer's own patience, so that only the stall makes consumers leave.
+            // Never longer than the consumer's timeout, so that only the stall makes consumers disconnect.
             let timeout = timeout.min(self.patience.as_secs().saturating_sub(1) as usize);
             let asked = Instant::now();
-            // Those that ask for other queues besides wait apart, and are fetched for at the same time.
+            // Polls with further queues are in another wait list, and are fetched for concurrently.
             let besides =
                 if number.is_multiple_of(3) { format!(",empty{}", number % 5) } else { String::new() };
             let path = format!("{queue}{besides}?ttr={ttr}&timeout={timeout}&count={count}");
@@ -199,7 +199,7 @@ impl Fleet {
             if !self.draining.load(Ordering::SeqCst) {
                 tokio::time::sleep(WORK).await;
             }
-            // Beside the next poll, so that the stall meets consumes and not acks alone.
+            // In parallel with the next poll, so that the stall affects consumes and not only acks.
             for (id, body) in jobs {
                 acks.spawn(self.clone().ack(format!("{queue}/job/{id}"), body));
             }
@@ -209,7 +209,7 @@ impl Fleet {
         }
     }
 
-    /// Notes what a consume was answered. Returns ids and bodies.
+    /// Records the response to a consume. Returns ids and bodies.
     fn delivered(&self, text: &[u8]) -> Vec<(String, String)> {
         let text: Value = serde_json::from_slice(text).expect("JSON");
         let jobs = text.as_array().cloned().unwrap_or_else(|| vec![text]);
@@ -222,7 +222,7 @@ impl Fleet {
         jobs
     }
 
-    /// A consumer has left. What was on its way to it counts as delivered, and is acked.
+    /// Handles a disconnected consumer. Jobs in transit count as delivered, and are acked.
     async fn was_left(self: Arc<Fleet>, queue: &'static str, left: Left) {
         let Some(((200, text), after)) = left.read_on().await else { return };
         self.told.lock().on_their_way.push(after);
@@ -233,7 +233,7 @@ impl Fleet {
         }
     }
 
-    /// Acks until it is answered.
+    /// Acks until a response arrives.
     async fn ack(self: Arc<Fleet>, path: String, body: String) {
         loop {
             let asked = Instant::now();
@@ -251,7 +251,7 @@ impl Fleet {
     }
 }
 
-/// The status and body of an answer that is all there.
+/// Returns the status and body of a response, if it is complete.
 fn whole(read: &[u8]) -> Option<(u16, Vec<u8>)> {
     let end = read.windows(4).position(|four| four == b"\r\n\r\n")?;
     let head = String::from_utf8_lossy(&read[..end]).to_ascii_lowercase();
@@ -263,7 +263,7 @@ fn whole(read: &[u8]) -> Option<(u16, Vec<u8>)> {
 }
 
 async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
-    // Tokens are kept elsewhere, so that requests reach the stalled Redis, and do not stop at their tokens.
+    // Tokens are in another Redis, so that requests reach the stalled one.
     let (redis, admin) = (RedisServer::start(), RedisServer::start());
     let toml = format!("[Pool.default]\n{}[AdminRedis]\n{}", redis.keys(), admin.keys());
     let dir = TempDir::new().expect("a temporary directory");
@@ -289,7 +289,7 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
     }
     let publishers: Vec<_> = (0..PUBLISHERS).map(|_| tokio::spawn(fleet.clone().publisher())).collect();
     let consumers: Vec<_> = (0..CONSUMERS).map(|n| tokio::spawn(fleet.clone().consumer(n))).collect();
-    // Everybody is at work.
+    // All consumers are working.
     crate::support::wait::until("every consumer had a job", async || fleet.deliveries() > CONSUMERS).await;
     let stalled = redis.stall();
     tokio::time::sleep(stall.lasts).await;
@@ -301,8 +301,8 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
         publisher.await.expect("no panic");
     }
     fleet.draining.store(true, Ordering::SeqCst);
-    // Until nothing is ready, and no timer is left by which a job could come again. A busy machine takes long for that,
-    // and may hand out nothing for seconds. The timer of a job that was burned stays, so the figures tell of it.
+    // Until nothing is ready, and no timer is left that could redeliver a job. On a busy machine this takes long,
+    // with seconds without any delivery. The timer of a burned job stays, so the counts show it.
     let (began, conn) = (Instant::now(), &mut redis.connection());
     let mut left = || -> (u64, u64, u64) {
         let mut lengths = redis::pipe();

@@ -21,9 +21,9 @@ use crate::support::servers::{Store, on_each_store};
 use reqwest::Client;
 use tempfile::TempDir;
 
-/// So many schedules are due each second in the long forms.
+/// Schedules due per second in the long forms.
 const SCHEDULES: usize = 10;
-/// Longer than what any fault of the long forms takes: nothing may be missed.
+/// Longer than any fault of the long forms: nothing may be missed.
 const DEADLINE: u64 = 300;
 
 /// When the jobs of the queue `q` were due, in milliseconds since 1970, by the name of their schedule. Takes them all.
@@ -88,7 +88,7 @@ async fn occurrences_come_once_through_kill_9(store: Store) {
 
 on_each_store!(occurrences_come_once_through_kill_9);
 
-/// How long the long forms go on.
+/// Duration of the long forms.
 fn long() -> Duration {
     let minutes = std::env::var("SCHEDULE_MINUTES").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     Duration::from_secs(60 * minutes)
@@ -138,7 +138,7 @@ impl Watch {
         watch
     }
 
-    /// Looks at the last occurrences of each. A server that does not answer is passed over.
+    /// Reads the last occurrences of each. A server that does not respond is skipped.
     async fn look(&mut self, url: &str) {
         for n in 0..SCHEDULES {
             let get = self.client.get(format!("{url}/_schedules/s{n}")).header("X-Token", &self.token);
@@ -189,25 +189,25 @@ fn now() -> i64 {
     jiff::Timestamp::now().as_millisecond()
 }
 
-/// What befalls the master of the Redis.
+/// A fault of the Redis master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
     /// kill -9, and a start at once.
     Restart,
-    /// It stands still for half a second.
+    /// The master is suspended for half a second.
     Pause,
     /// The master hangs until a replica has taken over, and then continues.
     Hang,
     /// The master is killed by kill -9, and restarted once a replica has taken over.
     Kill,
-    /// A replica takes its place while it is well.
+    /// A regular failover to a replica.
     FailOver,
 }
 
 impl Fault {
     const ALL: [Fault; 5] = [Fault::Pause, Fault::FailOver, Fault::Restart, Fault::Kill, Fault::Hang];
 
-    /// Answers once another Redis is the master, where that is meant.
+    /// Returns once another Redis is the master, if the fault causes a failover.
     async fn happen(self, redises: &mut Sentinels) {
         let Some(master) = redises.current() else { return };
         match self {
@@ -239,7 +239,7 @@ impl Fault {
     }
 }
 
-/// Starts it as a replica of the server at `host port`, or as a master, whatever it was.
+/// Restarts it as a replica of the server at `host port`, or as a master.
 fn launch_as(redis: &mut RedisServer, replica_of: Option<&str>) {
     if let Some(at) = redis.args.iter().position(|arg| arg == "--replicaof") {
         redis.args.drain(at..at + 2);
@@ -248,14 +248,14 @@ fn launch_as(redis: &mut RedisServer, replica_of: Option<&str>) {
     assert!(redis.launch(), "the port is free");
 }
 
-/// Sends it a signal by its name.
+/// Sends it a signal by name.
 fn signal(redis: &RedisServer, name: &str) {
     let Some(child) = &redis.child else { return };
     let status = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
     assert!(status.is_ok_and(|status| status.success()), "kill -{name} works");
 }
 
-/// Waits until another Redis is the master, at most as long as nothing may be missed.
+/// Waits until another Redis is the master, at most for the deadline of schedules.
 async fn another(redises: &Sentinels, than: usize) {
     let began = Instant::now();
     while redises.current() == Some(than) && began.elapsed() < Duration::from_secs(DEADLINE / 2) {
@@ -263,7 +263,8 @@ async fn another(redises: &Sentinels, than: usize) {
     }
 }
 
-/// Lets each fault happen to the Redis in turn until `stop`, each when all is well again. Returns how often each did.
+/// Injects each fault in turn until `stop`, after recovery from the previous one. Returns how often each was
+/// injected.
 async fn torment(mut redises: Sentinels, stop: Arc<AtomicBool>) -> (Sentinels, BTreeMap<Fault, usize>) {
     let mut happened: BTreeMap<Fault, usize> = BTreeMap::new();
     for fault in Fault::ALL.into_iter().cycle() {
@@ -280,8 +281,8 @@ async fn torment(mut redises: Sentinels, stop: Arc<AtomicBool>) -> (Sentinels, B
     (redises, happened)
 }
 
-/// Two servers on one Redis behind Sentinels. A server is killed every three seconds, one after the other; meanwhile the
-/// The Redis is killed, hangs, and fails over. Each second comes once.
+/// Two servers on one Redis behind Sentinels. The servers are killed in turn, one every three seconds; meanwhile the
+/// Redis is killed, hangs, and fails over. Each second is placed once.
 #[ignore = "long: a minute, or as many as SCHEDULE_MINUTES says"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_servers_that_are_killed_place_each_second_once() {

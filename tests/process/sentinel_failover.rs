@@ -1,5 +1,5 @@
-//! Cost of a failover of a Redis behind Sentinels: jobs answered with 201 that never came, jobs redelivered after their
-//! ack was answered, and the time without replies.
+//! Cost of a failover of a Redis behind Sentinels: jobs lost after a 201, jobs redelivered after their ack was
+//! acknowledged, and the time without responses.
 //!
 //! By default a short form of three cases runs. The figures of docs/operations.md come from
 //!
@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 const EACH: Duration = Duration::from_millis(10);
 /// Number of waiting consumers.
 const CONSUMERS: usize = 16;
-/// Longer than any answer of a server that is well.
+/// Longer than any response of a healthy server.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(8);
 /// Maximum time for draining after the load, exceeded only by a broken server.
 const DRAIN: Duration = Duration::from_secs(120);
@@ -319,7 +319,7 @@ fn check(case: Case, figures: Figures) {
     assert!(consume_gap < bound, "consumers get jobs within {bound:?}, not {consume_gap:?}: {case:?}");
 }
 
-/// How many times every case of the long form is to be run.
+/// How many times to run every case of the long form.
 fn rounds() -> Option<u32> {
     std::env::var("DORMOUSE_FAILOVERS").ok().map(|n| n.parse().expect("DORMOUSE_FAILOVERS is a number"))
 }

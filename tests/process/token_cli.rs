@@ -60,7 +60,7 @@ fn ended(output: &Output) -> (i32, String, String) {
     (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
 }
 
-/// Runs the tool against one canned answer. Yields how it ended, and the request's head.
+/// Runs the tool against one canned response. Returns its exit code and output, and the request's head.
 fn talk(response: &str, args: &[&str], auth: Option<&str>) -> ((i32, String, String), String) {
     let (address, served) = server(response);
     let address = address.to_string();

@@ -1,5 +1,5 @@
-//! Where push may call: forbidden addresses however they are written and whatever names lead to them, certificates,
-//! and a proxy. nginx speaks TLS here, tinyproxy is the proxy.
+//! Which endpoints push may call: forbidden addresses in every notation and behind every name, certificates, and a
+//! proxy. nginx serves TLS, tinyproxy is the proxy.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-/// Hosts that a URL may name and that are none of the public network. A PUT refuses each with 400.
+/// Hosts that a URL may contain and that are not on the public network. A PUT rejects each with 400.
 const WRITTEN: [&str; 48] = [
     "127.0.0.1",
     "127.0.0.1.",
@@ -69,10 +69,10 @@ const WRITTEN: [&str; 48] = [
     "[ff02::1]",
 ];
 
-/// One address of this machine, which push may call.
+/// An address of this machine that push may call.
 const ALLOWED: &str = "PushAllow = [\"127.0.0.2/32\"]\n";
 
-/// A server process for which names lead where a test wants.
+/// A server process with faked name resolution.
 struct Faked {
     pushed: Pushed,
     process: Process,
@@ -81,7 +81,7 @@ struct Faked {
 }
 
 impl Faked {
-    /// With these keys. The reason when this machine cannot do it.
+    /// Starts with these keys. Returns the reason if this machine cannot do it.
     async fn start(names: &[(&str, &[&str])], keys: &str) -> Result<Faked, String> {
         let names = FakeNames::new(names)?;
         let (dir, env) = (TempDir::new().expect("a temporary directory"), names.env());
@@ -94,7 +94,7 @@ impl Faked {
     }
 }
 
-/// Whatever is written into the URL, and whatever a name leads to: nobody on this machine is called.
+/// No notation of a URL and no name reaches this machine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forbidden_address_is_never_called() {
     let forbidden = Receiver::start_at("[::]:0").await; // every address of this machine, of both families
@@ -133,21 +133,21 @@ async fn a_forbidden_address_is_never_called() {
         let refused = pushed.admin("PUT", "/push/ns/q", json!({"url": url})).await;
         assert_eq!(refused.status, 400, "{url} should be refused: {refused:?}");
     }
-    // Names of whoever is in the URL are refused, whatever follows.
+    // User info in the URL makes no difference.
     for url in [format!("http://shop.example@{four}:{port}/"), format!("http://a:b@{four}:{port}/")] {
         let refused = pushed.admin("PUT", "/push/ns/q", json!({"url": url})).await;
         assert_eq!(refused.status, 400, "{url} should be refused: {refused:?}");
     }
     pushed.admin("GET", "/push/ns/q", "").await.expect(404);
 
-    // Names are judged when they are called.
+    // Names are checked when they are called.
     let mut named: Vec<String> = answers.iter().map(|(name, _)| (*name).to_owned()).collect();
     named.extend(["localhost", "LOCALHOST", "localhost.", "Loopback.TEST"].map(str::to_owned));
     let mut jobs = Vec::new();
     for (i, name) in named.iter().enumerate() {
         let (queue, url) = (format!("q{i}"), format!("http://{name}:{port}/"));
         let put = pushed.admin("PUT", &format!("/push/ns/{queue}"), json!({"url": url, "timeout": 5})).await;
-        // One may know more of a name than that it is one.
+        // Some names are rejected at once.
         if put.status == 400 {
             continue;
         }
@@ -160,21 +160,21 @@ async fn a_forbidden_address_is_never_called() {
     for (name, queue, id) in &jobs {
         let job = pushed.until_job(queue, id, "dead").await;
         let why = job["reason"].as_str().unwrap_or_default();
-        // A system may know no `localhost.`.
+        // Some systems do not know `localhost.`.
         let unknown = name.ends_with('.') && why.contains("unknown host");
         assert!(why.contains("PushAllow") || unknown, "{name}: the attempt says why: {job}");
     }
     assert_eq!((forbidden.count(), forbidden.connections()), (0, 0), "called, or connected to");
 }
 
-/// A name whose owner answers with a good address first, and with another one when it is called.
+/// A name that first resolves to an allowed address, and to another one when it is called.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_that_changes_its_mind_reaches_no_forbidden_address() {
     // Allowed: 127.0.0.2. Forbidden: 127.0.0.1, at the same port.
     let allowed = Receiver::start_at("127.0.0.2:0").await;
     let port = allowed.addr().port();
     let forbidden = Receiver::start_at(&format!("127.0.0.1:{port}")).await;
-    // The connection is closed after each answer, so that the name is asked for again.
+    // The connection is closed after each response, so that the name is resolved again.
     allowed.answer(|_| Answer::with(200, &[("Connection", "close")], ""));
     let names: [(&str, &[&str]); 4] = [
         ("rebind.test", &["127.0.0.2", "127.0.0.1"]),
@@ -200,7 +200,7 @@ async fn a_name_that_changes_its_mind_reaches_no_forbidden_address() {
     assert!(allowed.count() >= 6, "the allowed address is called: {}", allowed.count());
     assert_eq!((forbidden.count(), forbidden.connections()), (0, 0), "called, or connected to");
 
-    // When the allowed address does not answer, the other one is not tried in its place.
+    // If the allowed address does not respond, the forbidden one is not tried instead.
     drop(allowed);
     for i in 0..names.len() {
         let queue = format!("q{i}");
@@ -210,7 +210,7 @@ async fn a_name_that_changes_its_mind_reaches_no_forbidden_address() {
     assert_eq!((forbidden.count(), forbidden.connections()), (0, 0), "called, or connected to");
 }
 
-/// Guards against names that hang and take the threads on which the stores work, one for each request.
+/// Guards against names that hang and occupy the threads of the stores, one per request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_that_hang_take_few_threads_and_hold_up_nobody_else() {
     let receiver = Receiver::start_at("127.0.0.2:0").await;
@@ -238,7 +238,7 @@ async fn names_that_hang_take_few_threads_and_hold_up_nobody_else() {
     pushed.until_gone("good", &job).await;
 }
 
-/// A listener that takes no connection more: what is sent to it is dropped.
+/// Listens without accepting further connections: packets are dropped.
 async fn drops_packets(at: &str) -> (TcpListener, Vec<TcpStream>) {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind(at.parse().expect("an address")).unwrap_or_else(|e| panic!("{at} can be bound: {e}"));
@@ -267,7 +267,7 @@ async fn an_address_that_drops_packets_holds_up_none_that_answers() {
     pushed.set("q", json!({"url": format!("http://two.test:{port}/"), "timeout": 5})).await;
     let id = pushed.publish("q", "tries=1", "x").await;
     pushed.until_gone("q", &id).await;
-    // Every address is judged before one of them is called.
+    // Every address is checked before one of them is called.
     let forbidden = Receiver::start_at(&format!("127.0.0.1:{port}")).await;
     pushed.set("forbidden", json!({"url": format!("http://forbidden.test:{port}/"), "timeout": 2})).await;
     let id = pushed.publish("forbidden", "tries=1", "x").await;
@@ -275,7 +275,7 @@ async fn an_address_that_drops_packets_holds_up_none_that_answers() {
     assert_eq!((forbidden.count(), forbidden.connections()), (0, 0), "called, or connected to");
 }
 
-/// An endpoint that may be called sends push to one that may not.
+/// An allowed endpoint redirects push to a forbidden one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redirect_leads_nowhere() {
     let pushed = Pushed::with("PushAllow = [\"127.0.0.2/32\"]\n", Store::disk()).await;
@@ -301,7 +301,7 @@ async fn a_redirect_leads_nowhere() {
     assert!(!targets.contains(&"/back".to_owned()), "not even to where it may call: {targets:?}");
 }
 
-/// Names in `PushAllow` are allowed by themselves, not their neighbours.
+/// A name in `PushAllow` allows itself, not its neighbours.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_allowed_name_is_called_and_no_other() {
     let pushed = Pushed::with("PushAllow = [\"localhost\"]\n", Store::disk()).await;
@@ -323,7 +323,7 @@ async fn https_only_refuses_http() {
     pushed.set("q", json!({"url": "https://shop.example/"})).await;
 }
 
-/// What became of a job of one try: `acked`, or why it died.
+/// Returns the outcome of a job with one try: `Ok` if it was acked, or why it died.
 async fn outcome(pushed: &Pushed, url: &str) -> Result<(), String> {
     let queue = "tls";
     pushed.set(queue, json!({"url": url, "timeout": 5})).await;
@@ -370,7 +370,7 @@ async fn certificates_are_verified() {
     }
     assert_eq!(receiver.count(), 2, "no job was sent to a server that is another one");
 
-    // Without PushCA the system's roots alone count.
+    // Without PushCA, only the system's roots are trusted.
     let plain = Pushed::with("PushAllow = [\"localhost\"]\n", Store::disk()).await;
     outcome(&plain, &by_name).await.expect_err("an authority of a test is not the system's");
     assert_eq!(receiver.count(), 2);
@@ -396,17 +396,17 @@ async fn a_proxy_carries_http_and_tls() {
     let connect = format!("CONNECT {}", nginx.addr());
     assert!(proxy.log().contains(&connect), "TLS goes through a tunnel: {}", proxy.log());
 
-    // What is forbidden without a proxy is forbidden with it.
+    // Addresses that are forbidden without a proxy are forbidden with it.
     let refused = pushed.admin("PUT", "/push/ns/q", json!({"url": "http://169.254.169.254/"})).await;
     assert_eq!(refused.status, 400, "{refused:?}");
 
-    // When the proxy is gone nothing goes past it.
+    // Without the proxy, nothing bypasses it.
     drop(proxy);
     outcome(&pushed, &receiver.url("/")).await.expect_err("the proxy is gone");
     assert_eq!(receiver.count(), 2);
 }
 
-/// The setting of a queue stays when the configuration forbids its address later: each attempt says why it failed.
+/// A queue's setting stays if the configuration forbids its address later: each attempt shows why it failed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_address_that_was_allowed_once_is_judged_again() {
     let store = Store::redis();

@@ -1,5 +1,5 @@
-//! What a queue that is pushed sends, and what becomes of the job after each answer. docs/push.md has the table of
-//! answers; each of its rows is a row of a table here.
+//! Requests of a pushed queue, and what happens to the job after each response. docs/push.md has the table of
+//! responses; each of its rows is a row of a table here.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ async fn a_delivery_says_what_it_delivers(store: Store) {
     }
 }
 
-/// The id stays the same at each attempt, so that a receiver can go by it; the rest of the signature does not.
+/// The id is the same for each attempt, so that a receiver can deduplicate; the rest of the signature is not.
 async fn each_attempt_is_counted_and_waits_for_its_delay(store: Store) {
     let pushed = Pushed::on(store).await;
     let receiver = Receiver::start().await;
@@ -82,19 +82,19 @@ async fn each_attempt_is_counted_and_waits_for_its_delay(store: Store) {
     }
 }
 
-/// What a row of the table of answers expects of a job with two tries.
+/// Expected state of a job with two tries.
 #[derive(Debug)]
 enum Becomes {
     Acked,
-    /// Delayed by so many seconds, from and to; one try is spent.
+    /// Delayed by a number of seconds in this range; one try is used.
     Released(f64, f64),
     Dead,
 }
 
-/// A row: what it is called, what is answered, what the setting says beside its URL, and what becomes of the job.
+/// A row: its name, the response, the setting besides the URL, and the expected state.
 type Row = (&'static str, Answer, Value, Becomes);
 
-/// Publishes a job of two tries to each row's queue, and compares what becomes of it.
+/// Publishes a job with two tries to each row's queue, and checks its state.
 async fn play(pushed: &Pushed, receiver: &Receiver, rows: Vec<Row>) {
     let answers: Vec<Answer> = rows.iter().map(|(_, answer, ..)| answer.clone()).collect();
     receiver.answer(move |request| {
@@ -133,7 +133,7 @@ async fn play(pushed: &Pushed, receiver: &Receiver, rows: Vec<Row>) {
     }
 }
 
-/// Six hundred seconds, give or take a tenth.
+/// Six hundred seconds, plus or minus a tenth.
 const RETRY: Becomes = Becomes::Released(540.0, 660.0);
 
 async fn a_2xx_acks(store: Store) {
@@ -254,7 +254,7 @@ async fn retry_after_goes_before_retry(store: Store) {
     play(&pushed, &receiver, rows).await;
 }
 
-/// A date that is over, and no seconds at all: at once.
+/// A past date and zero seconds mean at once.
 async fn a_retry_after_of_nothing_is_at_once(store: Store) {
     let pushed = Pushed::on(store).await;
     let receiver = Receiver::start().await;
@@ -306,7 +306,7 @@ async fn without_tries_left_it_is_dead_and_on_dead_is_told(store: Store) {
     assert_eq!(data(&told), b"print this", "{told}");
     assert_eq!(told.as_object().map(|all| all.len()), Some(6), "no other field: {told}");
 
-    // One that no endpoint answered, and one that died at once.
+    // One without any response, and one that died at once.
     pushed.set("gone", json!({"url": format!("http://{}/", nobody()), "on_dead": "failed"})).await;
     pushed.publish("gone", "", "x").await;
     let told = pushed.api("GET", "/api/ns/failed?timeout=20", "").await.expect(200);
@@ -379,7 +379,7 @@ async fn a_cloudevent_is_the_same_body_with_its_headers(store: Store) {
     verifies(set["secret"].as_str().expect("a secret"), request).unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Guards against a push that takes jobs for which it has no room, as lmstfy's did.
+/// Guards against a push that takes jobs without a free slot, as lmstfy's did.
 async fn nothing_is_taken_that_cannot_be_sent_now(store: Store) {
     let pushed = Pushed::on(store).await;
     let receiver = Receiver::start().await;
@@ -391,7 +391,7 @@ async fn nothing_is_taken_that_cannot_be_sent_now(store: Store) {
     }
     receiver.until(2).await;
     assert_eq!(pushed.size("q").await, 3, "the others are ready");
-    // What is ready can be had by hand.
+    // Consumers can still get ready jobs.
     let by_hand = pushed.api("GET", "/api/ns/q", "").await.expect(200);
     assert_eq!(by_hand.data(), b"c", "the next one");
     until("two in flight are shown", async || pushed.shown("q").await["counts"]["in_flight"] == 2).await;
@@ -428,7 +428,7 @@ async fn one_at_a_time_is_strictly_in_order(store: Store) {
     assert_eq!(receiver.most_in_flight(), 1);
 }
 
-/// No more than `rate` requests in any `per` seconds.
+/// At most `rate` requests in any `per` seconds.
 async fn a_rate_holds_in_any_interval(store: Store) {
     let pushed = Pushed::on(store).await;
     let receiver = Receiver::start().await;
@@ -439,12 +439,12 @@ async fn a_rate_holds_in_any_interval(store: Store) {
     let arrived = receiver.until(16).await;
     for six in arrived.windows(6) {
         let took = six[5].at - six[0].at;
-        // They are begun at most five in two seconds; on their way they may come closer by a little.
+        // At most five begin in two seconds; they may arrive slightly closer together.
         assert!(took > Duration::from_millis(1750), "six requests came within {took:?}");
     }
 }
 
-/// 429 and the like halve the requests in flight; each success makes it one more.
+/// 429 and similar responses halve the requests in flight; each success adds one.
 async fn an_endpoint_that_is_overloaded_gets_fewer_at_a_time(store: Store) {
     let pushed = Pushed::on(store).await;
     let receiver = Receiver::start().await;
@@ -462,7 +462,7 @@ async fn an_endpoint_that_is_overloaded_gets_fewer_at_a_time(store: Store) {
         pushed.publish("q", "", "fine").await;
     }
     receiver.release(8);
-    // Half as many; after each success one more, and never more than eight.
+    // Half as many; one more after each success, up to eight.
     for limit in [4, 5, 6, 7, 8, 8, 8] {
         let what = format!("{limit} in flight");
         receiver.until_so(&what, |receiver| receiver.count() > 8 && receiver.in_flight() == limit).await;
@@ -473,7 +473,7 @@ async fn an_endpoint_that_is_overloaded_gets_fewer_at_a_time(store: Store) {
     assert!(busy.iter().all(|request| request.text() == "busy"), "the busy ones came first");
     for request in fine {
         let (refusals, successes) = (8 - request.answered.min(8), request.answered.saturating_sub(8));
-        // While the refusals come in, the others are still in flight.
+        // While the refusals arrive, the others are still in flight.
         let most = (4 + successes + refusals).min(8);
         assert!(request.in_flight <= most, "{} in flight after {successes} successes", request.in_flight);
     }
@@ -512,7 +512,7 @@ async fn jobs_stay_when_push_is_deleted(store: Store) {
     pushed.admin("DELETE", "/push/ns/q", "").await.expect(204);
     tokio::time::sleep(Duration::from_secs(1)).await; // the contract: within a second
     receiver.release(1);
-    // Its answer counts.
+    // Its response counts.
     pushed.until_gone("q", &under_way).await;
     let job = pushed.until_job("q", &waits, "ready").await;
     assert_eq!(job["remain_tries"], json!(1), "{job}");
@@ -521,7 +521,7 @@ async fn jobs_stay_when_push_is_deleted(store: Store) {
     assert_eq!((by_hand.job_id(), receiver.count()), (waits, 1));
 }
 
-/// The queue's own pause holds its pushes too: it hands out nothing to anybody.
+/// The queue's own pause stops its pushes too.
 async fn a_paused_queue_is_not_pushed(store: Store) {
     let pushed = Pushed::on(store).await;
     let receiver = Receiver::start().await;

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// What a server on this store needs to push to this machine.
+/// Configuration of a server on this store that may push to this machine.
 fn loopback(toml: &str) -> String {
     format!("PushAllow = [\"127.0.0.0/8\"]\n{toml}")
 }
@@ -32,7 +32,7 @@ async fn start(store: Store) -> TestServer {
     TestServer::start(&loopback(&store.toml()), store).await
 }
 
-/// A pushed queue of the default pool, of namespace `ns`.
+/// A pushed queue of the default pool, in namespace `ns`.
 fn pushed(name: &str) -> PushKey {
     let queue = Queue {
         namespace: Namespace::parse("ns").expect("a name"),
@@ -41,14 +41,14 @@ fn pushed(name: &str) -> PushKey {
     PushKey { pool: PoolName::default_pool(), queue }
 }
 
-/// What an operator asks for of `ns/q`.
+/// Sends an operator's request for `ns/q`.
 async fn ask(server: &TestServer, method: &str, path: &str, body: Option<Value>) -> Response {
     let request = server.admin(method, &format!("/push/ns/q{path}"));
     let body = body.map(|body| body.to_string()).unwrap_or_default();
     send(request.body(body)).await
 }
 
-/// Pushes `ns/q` to a receiver, with more set.
+/// Pushes `ns/q` to a receiver, with this setting.
 async fn set(server: &TestServer, receiver: &Receiver, mut setting: Value) -> Value {
     setting["url"] = json!(receiver.url("/jobs"));
     ask(server, "PUT", "", Some(setting)).await.expect(200).json
@@ -140,7 +140,7 @@ async fn pause_resume_test_secret_and_what_is_wrong(store: Store) {
     assert_eq!(receiver.arrived().len(), 1);
     assert_eq!(ask(&server, "POST", "/pause", None).await.expect(200).json["state"], "paused");
     assert_eq!(shown(&server).await["state"], "paused");
-    tokio::time::sleep(Duration::from_millis(1100)).await; // every server knows of it within a second
+    tokio::time::sleep(Duration::from_millis(1100)).await; // every server learns of it within a second
     let id = publish(&server, &token, "x").await;
     let by_hand = server.get(&token, "/api/ns/q?timeout=5").await.expect(200);
     assert_eq!(by_hand.job_id(), id, "it can be consumed by hand, and push has not taken it");
@@ -162,7 +162,7 @@ async fn pause_resume_test_secret_and_what_is_wrong(store: Store) {
     until("the job is ready again", async || server.size("/api/ns/q").await == 1).await;
 }
 
-/// Guards against a name that is judged once and then leads elsewhere, and against redirects that are followed.
+/// Guards against a name that is checked once and then leads elsewhere, and against redirects that are followed.
 async fn where_it_may_not_call_it_does_not(store: Store) {
     let receiver = Receiver::start().await;
     let server = TestServer::start(&store.toml(), store).await; // nothing is allowed
@@ -199,7 +199,7 @@ async fn what_is_set_survives_a_restart(store: Store) {
     assert_eq!(receiver.until(2).await[1].text(), "after");
 }
 
-/// Guards against a stop that waits for a slow endpoint, or takes a try for what it cut.
+/// Guards against a stop that waits for a slow endpoint, or uses a try for a cancelled request.
 async fn a_stop_gives_back_what_the_endpoint_does_not_answer(store: Store) {
     let receiver = Receiver::start().await;
     receiver.answer(|_| Scripted::status(200).after(Duration::from_secs(60)));
@@ -219,7 +219,7 @@ async fn a_stop_gives_back_what_the_endpoint_does_not_answer(store: Store) {
     drop(server);
 }
 
-/// Guards against a rate that begins anew with the server.
+/// Guards against a rate that restarts with the server.
 async fn a_rate_holds_over_a_restart(store: Store) {
     let receiver = Receiver::start().await;
     let toml = loopback(&store.toml());
@@ -238,7 +238,7 @@ async fn a_rate_holds_over_a_restart(store: Store) {
     drop(server);
 }
 
-/// Guards against slots that are given out anew while requests of the setting before are in flight.
+/// Guards against slots that are granted again while requests of the previous setting are in flight.
 async fn requests_of_a_deleted_setting_keep_their_slots(store: Store) {
     let (server, receiver) = (start(store).await, Receiver::start().await);
     let token = server.token("ns").await;
@@ -250,7 +250,7 @@ async fn requests_of_a_deleted_setting_keep_their_slots(store: Store) {
         }
         receiver.until_so("three in flight", |receiver| receiver.in_flight() >= 3).await;
         ask(&server, "DELETE", "", None).await.expect(204);
-        tokio::time::sleep(Duration::from_millis(1100)).await; // every server knows of it within a second
+        tokio::time::sleep(Duration::from_millis(1100)).await; // every server learns of it within a second
     }
     assert_eq!(receiver.most_in_flight(), 3, "in flight at most");
     receiver.release(3);
@@ -271,7 +271,7 @@ on_each_store!(
     a_stop_gives_back_what_the_endpoint_does_not_answer,
 );
 
-/// Guards against slots that are counted by each server for itself.
+/// Guards against slots that each server counts for itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_share_the_slots_and_the_counts() {
     let (redis, receiver) = (RedisServer::start(), Receiver::start().await);
@@ -294,7 +294,7 @@ async fn two_servers_share_the_slots_and_the_counts() {
     }
 }
 
-/// Guards against attempts that the other server has made a moment ago and not told of yet.
+/// Guards against recent attempts of the other server that are not reported yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_count_the_attempts_of_a_job_together() {
     let (redis, receiver) = (RedisServer::start(), Receiver::start().await);
@@ -320,7 +320,7 @@ async fn two_servers_count_the_attempts_of_a_job_together() {
     assert!(wrong.is_empty(), "{} of {} jobs were counted wrong: {wrong:?}", wrong.len(), attempts.len());
 }
 
-/// Guards against slots of a fleet that are given twice, kept by the dead, or divided unfairly.
+/// Guards against slots of a fleet that are granted twice, kept by dead servers, or divided unfairly.
 #[tokio::test]
 async fn leases_never_hold_more_than_there_is() {
     let redis = RedisServer::start();
@@ -368,12 +368,12 @@ async fn leases_never_hold_more_than_there_is() {
     assert_eq!(lease("a", 60_000, 4, 0, 4).await, (4, 10), "it is resumed, and nothing is lent");
 }
 
-/// What push keeps in a Redis.
+/// Opens a push store on a Redis.
 async fn open_redis(redis: &RedisServer) -> RedisPush {
     RedisPush::new(&*crate::support::redis_admin::open_admin_redis(redis).await)
 }
 
-/// One worker's lease of four slots, and of ten requests in half a second.
+/// Takes a worker's lease of four slots, and of ten requests in half a second.
 async fn lease_of(store: &dyn PushStore, server: &str, rate_held: u32) -> (u32, u32, bool) {
     let lease = Lease {
         server: server.into(),
@@ -391,7 +391,7 @@ async fn lease_of(store: &dyn PushStore, server: &str, rate_held: u32) -> (u32, 
     (share.slots, share.rate, share.alone)
 }
 
-/// Guards against slots that are forgotten with the setting while their requests are in flight.
+/// Guards against leases that are deleted with the setting while their requests are in flight.
 async fn what_is_leased_outlives_the_setting(store: &dyn PushStore) {
     let (key, record) = (pushed("q"), Some("one".into()));
     assert!(store.swap(&key, None, record.clone()).await.expect("it answers"));
@@ -421,15 +421,15 @@ async fn what_is_leased_outlives_the_setting_and_the_rate_a_kill_on_disk() {
     drop(dir);
 }
 
-/// Guards against a row for each queue that was ever pushed with a rate: the clock that tells how much time has passed
-/// begins anew with each process.
+/// Guards against a row for each queue that was ever pushed with a rate: the monotonic clock restarts with each
+/// process.
 #[tokio::test]
 async fn what_a_kill_left_of_a_rate_is_forgotten_an_hour_after_its_end() {
     use dormouse::clock::ManualClock;
     use dormouse::engine::disk::{DiskEngine, DiskOptions, RawStore};
     let dir = tempfile::tempdir().expect("a directory");
     let day = 24 * 3600 * 1000;
-    // The time of day goes on from one process to the next, the clock of each begins at its own time.
+    // The time of day continues from one process to the next, while each monotonic clock starts anew.
     let process = async |began: u64, time_of_day: u64| {
         let clock = std::sync::Arc::new(ManualClock::new(began));
         clock.step_wall((time_of_day - began) as i64);
@@ -441,7 +441,7 @@ async fn what_a_kill_left_of_a_rate_is_forgotten_an_hour_after_its_end() {
     };
     let rows =
         || RawStore::open(dir.path()).expect("it was closed").keys("push").expect("it can be read").len();
-    // It was up for a month when it was killed.
+    // It had been up for a month when it was killed.
     let (engine, store) = process(30 * day, 100 * day).await;
     assert_eq!(lease_of(&store, "a", 0).await, (4, 10, true), "alone: everything");
     drop((engine, store));
@@ -452,7 +452,7 @@ async fn what_a_kill_left_of_a_rate_is_forgotten_an_hour_after_its_end() {
     assert_eq!(rows(), 0, "it is over for long");
 }
 
-/// Guards against a server that cannot reach the endpoint and keeps the only slot from those that can.
+/// Guards against a server that cannot reach the endpoint and keeps the only slot from servers that can.
 #[tokio::test]
 async fn a_server_whose_breaker_is_open_leaves_the_only_slot_to_another() {
     let redis = RedisServer::start();
@@ -484,7 +484,7 @@ async fn a_server_whose_breaker_is_open_leaves_the_only_slot_to_another() {
     }
 }
 
-/// Guards against changes that are lost or not seen, on both stores.
+/// Guards against lost or invisible changes, on both stores.
 async fn a_store_of_push_keeps_what_it_is_given(store: &dyn PushStore) {
     let (key, other) = (pushed("q"), pushed("q2"));
     let first = store.records(None).await.expect("it answers").expect("never asked before");
@@ -514,7 +514,7 @@ async fn a_store_of_push_keeps_what_it_is_given(store: &dyn PushStore) {
     assert_eq!((seen.delivered, seen.failed, seen.dead), (30, 60, 90));
     let times: Vec<u64> = seen.attempts.iter().map(|attempt| attempt.time).collect();
     assert_eq!(times, (10..30).collect::<Vec<_>>(), "the last 20, the latest last");
-    // The last delivery counts, whoever tells of it first.
+    // The last delivery counts, in any order of the reports.
     let age = async || {
         let lease = Lease { server: "a".into(), time: Duration::from_secs(9), ..Lease::default() };
         store.lease(&key, lease).await.expect("it answers").delivered_ago
@@ -540,7 +540,7 @@ async fn a_store_of_push_keeps_what_it_is_given_on_redis() {
     a_store_of_push_keeps_what_it_is_given(&store).await;
 }
 
-/// All of a queue's is in one slot, or its scripts would fail.
+/// All keys of a queue must be in one slot, or its scripts fail.
 #[tokio::test]
 async fn a_store_of_push_in_a_cluster() {
     let cluster = RedisCluster::start_of(3, 0);
@@ -564,7 +564,7 @@ async fn a_store_of_push_keeps_what_it_is_given_on_disk() {
     drop(dir);
 }
 
-/// How often the disk was told to keep what was written.
+/// Number of syncs.
 #[derive(Debug, Default)]
 struct Syncs(AtomicUsize);
 
@@ -581,8 +581,8 @@ impl Observer for Syncs {
     fn expired(&self, _: u64) {}
 }
 
-/// Guards against reports that wait for each other's syncs: with very many pushed queues what is shown would be old, and a
-/// change of a setting would wait behind all of them.
+/// Guards against reports that wait for each other's syncs: with many pushed queues the displayed counts would be
+/// old, and a change of a setting would wait behind all of them.
 #[tokio::test]
 async fn reports_of_many_queues_share_their_syncs() {
     let clock = std::sync::Arc::new(dormouse::clock::SystemClock::default());
@@ -603,7 +603,7 @@ async fn reports_of_many_queues_share_their_syncs() {
     drop(dir);
 }
 
-/// Answers each name with the next of these addresses, and the last one again.
+/// Resolves every name to the next of these address lists; the last one repeats.
 #[derive(Debug)]
 struct Names(Mutex<Vec<Vec<SocketAddr>>>);
 
@@ -615,12 +615,12 @@ impl Resolve for Names {
     }
 }
 
-/// A client that may call `allow` beside public addresses, and whose DNS says these, one after the other.
+/// A client that may call `allow` besides public addresses, and whose DNS returns these lists in turn.
 fn client(allow: &[&str], names: Vec<Vec<SocketAddr>>) -> Client {
     client_of(allow, names, 1000)
 }
 
-/// The same with so many connections.
+/// Like [`client`], with this maximum of connections.
 fn client_of(allow: &[&str], names: Vec<Vec<SocketAddr>>, connections: usize) -> Client {
     let allow: Vec<String> = allow.iter().map(|entry| (*entry).to_owned()).collect();
     let guard = AddressGuard::new(&allow, false).expect("entries");
@@ -635,7 +635,7 @@ async fn call(client: &Client, url: &str, body_counts: bool) -> Result<EndpointA
     client.send(request, Duration::from_secs(2), body_counts).await
 }
 
-/// Guards against a resolver that says something harmless first and something else when it counts.
+/// Guards against a resolver that returns a harmless address first and another one when it counts.
 #[tokio::test]
 async fn every_connection_judges_the_addresses_that_it_uses() {
     let receiver = Receiver::start().await;
@@ -649,13 +649,13 @@ async fn every_connection_judges_the_addresses_that_it_uses() {
         let fault = call(&client, &url, false).await.expect_err(forbidden);
         assert!(matches!(&fault, ConnectFault::Forbidden(_)), "{forbidden}: {fault}");
     }
-    // Allowed at first; the connection is not kept, and the next one leads to where it may not.
+    // Allowed at first; the connection is not kept, and the next one leads to a forbidden address.
     receiver.answer(|_| Scripted::with(200, &[("Connection", "close")], ""));
     let rebound = client(&["127.0.0.1/32"], vec![vec![at("127.0.0.1")], vec![at("127.0.0.2")]]);
     assert_eq!(call(&rebound, &url, false).await.expect("it is allowed").status, 200);
     let fault = call(&rebound, &url, false).await.expect_err("it is forbidden");
     assert!(matches!(&fault, ConnectFault::Forbidden(_)), "{fault}");
-    // Of several addresses only those that are allowed are called.
+    // Of several addresses only the allowed ones are called.
     let mixed = client(&["127.0.0.1/32"], vec![vec![at("127.0.0.2"), at("127.0.0.1")]]);
     assert_eq!(call(&mixed, &url, false).await.expect("one is allowed").status, 200);
     let named = client(&["rebinding.example"], vec![vec![at("127.0.0.1")]]);
@@ -665,7 +665,7 @@ async fn every_connection_judges_the_addresses_that_it_uses() {
     assert_eq!(receiver.arrived().len(), 3, "called only where it may");
 }
 
-/// Guards against a redirect that leads where the URL itself might not.
+/// Guards against a redirect to a forbidden URL.
 #[tokio::test]
 async fn redirects_are_not_followed() {
     let receiver = Receiver::start().await;
@@ -676,8 +676,8 @@ async fn redirects_are_not_followed() {
     assert_eq!(receiver.arrived().len(), 1);
 }
 
-/// Guards against an attempt that is lost because a kept connection was closed by the other side, and against
-/// connections that are not kept.
+/// Guards against an attempt that is lost because the peer closed an idle connection, and against connections that
+/// are not kept.
 #[tokio::test]
 async fn connections_are_kept_and_one_that_was_closed_meanwhile_costs_no_attempt() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -714,12 +714,13 @@ async fn connections_are_kept_and_one_that_was_closed_meanwhile_costs_no_attempt
     );
 }
 
-/// Guards against a job that crashes its receiver and is sent to one worker after the other in a single attempt.
+/// Guards against a job that crashes its receiver and is sent to one worker process after the other within one
+/// attempt.
 #[tokio::test]
 async fn a_receiver_that_dies_of_a_request_gets_it_once_more_at_most() {
     let receiver = Receiver::start().await;
     let client = client(&["127.0.0.1"], vec![vec![receiver.addr()]]);
-    // So many connections are kept.
+    // Each of them leaves an idle connection.
     let url = receiver.url("/");
     let calls =
         tokio::join!(call(&client, &url, false), call(&client, &url, false), call(&client, &url, false));
@@ -731,7 +732,7 @@ async fn a_receiver_that_dies_of_a_request_gets_it_once_more_at_most() {
     call(&client, &receiver.url("/"), false).await.expect_err("nobody answers");
     let sent = receiver.count() - before;
     assert!((1..=2).contains(&sent), "sent {sent} times in one attempt");
-    // What is no HTTP is an answer: it is not asked for again.
+    // A response that is not HTTP is a response: the request is not repeated.
     receiver.answer(|_| Scripted::status(200));
     call(&client, &receiver.url("/"), false).await.expect("an answer");
     let before = receiver.count();
@@ -740,7 +741,7 @@ async fn a_receiver_that_dies_of_a_request_gets_it_once_more_at_most() {
     assert_eq!(receiver.count() - before, 1, "garbage was asked for again");
 }
 
-/// How many connections lead to these ports, from this side.
+/// Returns the number of connections from this process to these ports.
 fn connections_to(ports: &[u16]) -> usize {
     let table = std::fs::read_to_string("/proc/self/net/tcp").expect("Linux tells of its connections");
     let established = table.lines().skip(1).filter(|line| {
@@ -752,7 +753,7 @@ fn connections_to(ports: &[u16]) -> usize {
     established.count()
 }
 
-/// Guards against connections that are kept for each endpoint, until the server has no file left for its stores.
+/// Guards against idle connections to each endpoint, until the server has no file left for its stores.
 #[tokio::test]
 async fn kept_connections_are_bounded_over_all_endpoints_and_make_room() {
     let mut receivers = Vec::new();
@@ -766,7 +767,7 @@ async fn kept_connections_are_bounded_over_all_endpoints_and_make_room() {
         for receiver in &receivers {
             let answer = call(&client, &receiver.url("/"), false).await;
             assert_eq!(answer.expect("an answer").status, 200, "round {round}");
-            // What makes room is closed by a task of its own, which may not have run yet.
+            // A task closes the connection that makes place, and may not have run yet.
             let mut open = 0;
             until("what makes room is closed", async || {
                 open = connections_to(&ports);
@@ -783,7 +784,7 @@ async fn kept_connections_are_bounded_over_all_endpoints_and_make_room() {
     assert_eq!(last.connections(), before, "the connection that was used last is still kept");
 }
 
-/// Guards against an answer that fills the memory, and against one that never ends.
+/// Guards against a response that fills the memory, and against one that never ends.
 #[tokio::test]
 async fn at_most_a_mebibyte_of_an_answer_is_read_and_for_the_timeout_at_most() {
     let receiver = Receiver::start().await;

@@ -1,5 +1,5 @@
-//! The receivers and the walks of the documents, as they stand there: each receiver is run, if its language is on this
-//! machine, and verifies what it should.
+//! Receivers and procedures in the documents, as printed: each receiver is run, if its language is installed, and
+//! must verify signatures.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,20 +17,20 @@ use tempfile::TempDir;
 
 const SECRET: &str = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
-/// A document of this repository.
+/// Reads a document of this repository.
 fn read(document: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{document}: {e}"))
 }
 
-/// The code blocks of a language, in the order of a document.
+/// Returns the code blocks of a language, in document order.
 fn blocks(document: &str, language: &str) -> Vec<String> {
     let (text, begin) = (read(document), format!("\n```{language}\n"));
     let blocks = text.split(&begin).skip(1).filter_map(|rest| rest.split("\n```").next());
     blocks.map(|block| format!("{block}\n")).collect()
 }
 
-/// A receiver of the documents that runs. It ends when it is dropped.
+/// A running receiver of the documents. Stops on drop.
 struct Running {
     child: Child,
     addr: SocketAddr,
@@ -38,7 +38,7 @@ struct Running {
 }
 
 impl Running {
-    /// Starts the first block of its language. `None`, and a line that says so, when this machine cannot run it.
+    /// Starts the first block of its language. Returns `None`, and prints a line, if this machine cannot run it.
     fn start(language: &str, secret: &str) -> Option<Running> {
         let all = blocks("docs/push.md", language);
         let code = all.first().unwrap_or_else(|| panic!("docs/push.md has a receiver in {language}"));
@@ -80,7 +80,7 @@ impl Running {
         Some(running)
     }
 
-    /// What it answers to a request that is signed with this secret, at this time from now.
+    /// Returns its status for a request signed with this secret, at this offset from now.
     async fn answers(&self, secret: &str, seconds: i64, signed: &str, body: &str) -> u16 {
         let stamp = jiff::Timestamp::now().as_second() + seconds;
         let webhook = Webhook::new(secret).expect("a secret");
@@ -115,7 +115,7 @@ fn skipped(language: &str, why: &std::io::Error) -> Option<Running> {
     None
 }
 
-/// It takes what is signed, and nothing else; and what a server pushes.
+/// It accepts only signed requests, including a server's.
 async fn verifies_what_it_should(language: &str) {
     let Some(receiver) = Running::start(language, SECRET) else { return };
     let other = format!("whsec_{}=", "A".repeat(43));
@@ -159,7 +159,7 @@ async fn verifies_what_it_should(language: &str) {
     let secret = set["secret"].as_str().unwrap_or_else(|| panic!("a secret was expected: {set}"));
     let Some(receiver) = Running::start(language, secret) else { return };
     pushed.set("q", url(receiver.addr)).await;
-    // Bytes that are no text, and no bytes at all.
+    // Bytes that are not text, and an empty body.
     for body in [vec![0, 255, 13, 10, 128], Vec::new(), b"plain".to_vec()] {
         let id = pushed.api("PUT", "/api/ns/q?tries=1", body).await.expect(201).job_id();
         pushed.until_gone("q", &id).await;
@@ -186,7 +186,7 @@ async fn the_receiver_in_php_verifies() {
     verifies_what_it_should("php").await;
 }
 
-/// The setting in the document is taken as it stands, and the defaults in its table are those in force.
+/// The setting in the document is accepted as printed, and the defaults in its table are correct.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_document_says_the_defaults() {
     let pushed = Pushed::on(Store::disk()).await;

@@ -1,4 +1,4 @@
-//! Push when something is down: the endpoint, one server of two, the only one. And what a fleet shares.
+//! Push during outages: of the endpoint, of one of two servers, of the only server. And what a fleet shares.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use crate::support::wait::until;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How many tries the jobs of a queue have spent together, and how many jobs are dead.
+/// Returns how many tries the jobs of a queue have used together, and how many jobs are dead.
 async fn spent(pushed: &Pushed, queue: &str, ids: &[String], tries: i64) -> (i64, usize) {
     let (mut spent, mut dead) = (0, 0);
     for id in ids {
         let Some(job) = pushed.job(queue, id).await else { continue };
-        // A job in a worker's hands has one less until that is given back.
+        // A running job has one try less, until it is returned.
         let running = i64::from(job["state"] == "running");
         spent += tries - job["remain_tries"].as_i64().unwrap_or_default() - running;
         dead += usize::from(job["state"] == "dead");
@@ -26,7 +26,7 @@ async fn spent(pushed: &Pushed, queue: &str, ids: &[String], tries: i64) -> (i64
     (spent, dead)
 }
 
-/// The breaker: an outage costs no tries beyond the first ten and those in flight, and when the endpoint is back
+/// The breaker: an outage costs no tries except the first ten and those in flight, and when the endpoint is back
 /// everything is delivered.
 async fn an_outage_costs_few_tries(store: Store) {
     const TRIES: i64 = 3;
@@ -41,7 +41,7 @@ async fn an_outage_costs_few_tries(store: Store) {
         ids.push(pushed.publish("q", &format!("tries={TRIES}"), &n.to_string()).await);
     }
     pushed.until_state("q", "open").await;
-    // The first pause of a second divides those that opened it from the probes.
+    // The first pause of a second separates the requests that opened it from the probes.
     const PAUSE: Duration = Duration::from_millis(800);
     let pauses = |arrived: &[Arrived]| -> Vec<Duration> {
         arrived.windows(2).map(|two| two[1].at - two[0].at).collect()
@@ -77,7 +77,7 @@ async fn an_outage_costs_few_tries(store: Store) {
     pushed.until_state("q", "on").await;
 }
 
-/// The same where nobody listens, and with tries enough that no job dies.
+/// An outage in which nothing listens, with enough tries that no job dies.
 async fn an_endpoint_that_is_down_loses_nothing(store: Store) {
     let pushed = Pushed::on(store).await;
     let mut receiver = Receiver::start().await;
@@ -103,7 +103,7 @@ async fn an_endpoint_that_is_down_loses_nothing(store: Store) {
     assert_eq!(pushed.size("q/deadletter").await, 0);
 }
 
-/// Answers of the receiver itself say nothing of its health: 500 and 404 open no breaker.
+/// Error responses of the application do not show an outage: 500 and 404 do not open the breaker.
 async fn answers_of_the_receiver_open_no_breaker(store: Store) {
     let pushed = Pushed::on(store).await;
     let receiver = Receiver::start().await;
@@ -117,7 +117,7 @@ async fn answers_of_the_receiver_open_no_breaker(store: Store) {
     }
     pushed.until_job("q", &last, "dead").await;
     assert_eq!((pushed.state("q").await.as_str(), receiver.count()), ("on", 24));
-    // Nine bad ones, a good one, nine bad ones: not ten in a row.
+    // Nine failures, a success, nine failures: not ten in a row.
     for status in [[503; 9].as_slice(), &[200], &[503; 9], &[200]].concat() {
         last = pushed.publish("q", "", &status.to_string()).await;
     }
@@ -134,7 +134,7 @@ on_each_store!(
     answers_of_the_receiver_open_no_breaker,
 );
 
-/// A server process on a Redis, which may push to this machine.
+/// Starts a server process on a Redis, which may push to this machine.
 async fn server(dir: &TempDir, redis: &RedisServer) -> (Process, String) {
     std::fs::write(dir.path().join("c.toml"), format!("{LOCAL}{}", redis_toml(redis))).expect("a file");
     let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
@@ -142,7 +142,7 @@ async fn server(dir: &TempDir, redis: &RedisServer) -> (Process, String) {
     (process, admin)
 }
 
-/// How often each job was delivered, by its body.
+/// Returns how often each job was delivered, by its body.
 fn deliveries(receiver: &Receiver) -> BTreeMap<String, usize> {
     let mut times = BTreeMap::new();
     for request in receiver.arrived() {
@@ -151,15 +151,15 @@ fn deliveries(receiver: &Receiver) -> BTreeMap<String, usize> {
     times
 }
 
-/// How many requests this server has begun, by its metrics.
+/// Returns how many requests this server has begun, from its metrics.
 async fn begun(admin: &str) -> u64 {
     let text = send(request("GET", &format!("http://{admin}/metrics"), "")).await.expect(200).text;
     let attempts = text.lines().filter(|line| line.starts_with("dormouse_push_attempts_total{"));
     attempts.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-/// Two servers share four slots; one dies by kill -9 with requests in flight. The other one gets its slots within
-/// 15 seconds, and every job is delivered.
+/// Two servers share four slots; one dies by kill -9 with requests in flight. The other one gets its slots within 15
+/// seconds, and every job is delivered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_dies_gives_its_slots_back_and_loses_no_job() {
     let redis = RedisServer::start();
@@ -187,7 +187,7 @@ async fn a_server_that_dies_gives_its_slots_back_and_loses_no_job() {
     b.kill();
     let died = Instant::now();
     receiver.until_so("fewer in flight without B", |receiver| receiver.in_flight() < 4).await;
-    // Its connections do not end in the same moment, and its slots come back much later.
+    // Its connections do not end at the same moment, and its slots become free much later.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let left = receiver.in_flight();
     receiver.until_so("four in flight from one server", |receiver| receiver.in_flight() == 4).await;
@@ -198,7 +198,8 @@ async fn a_server_that_dies_gives_its_slots_back_and_loses_no_job() {
     for _ in 0..20 {
         publish().await;
     }
-    // What the dead server had in flight comes again when its ttr has ended: thirty seconds after it was sent.
+    // Jobs that the dead server had in flight are redelivered when their ttr ends: thirty seconds after they were
+    // sent.
     let all = ids.len();
     for id in ids {
         pushed.until_gone("q", &id).await;
@@ -211,7 +212,7 @@ async fn a_server_that_dies_gives_its_slots_back_and_loses_no_job() {
     assert_eq!(twice, 4 - left, "those in flight at the kill are sent again, and no others");
 }
 
-/// Each server has a part of the rate, and gives it to the other one while it has nothing to send.
+/// Each server has a part of the rate, and lends it to the other server while it has nothing to send.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rate_holds_over_two_servers() {
     const RATE: usize = 6;
@@ -228,12 +229,12 @@ async fn a_rate_holds_over_two_servers() {
     let arrived = receiver.until(30).await;
     for some in arrived.windows(RATE + 1) {
         let took = some[RATE].at - some[0].at;
-        // They are begun at most six in two seconds; on their way they may come closer by a little.
+        // At most six begin in two seconds; they may arrive slightly closer together.
         assert!(took > Duration::from_millis(1700), "{} requests came within {took:?}", RATE + 1);
     }
 }
 
-/// Without the store of the settings no slot is renewed: what is leased goes on until its end, and all goes on when
+/// Without the store of settings no lease is renewed: leased slots are used until their end, and push resumes when
 /// the store is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pushes_go_on_when_the_store_of_settings_is_back() {
@@ -257,8 +258,8 @@ async fn pushes_go_on_when_the_store_of_settings_is_back() {
     assert_eq!(bodies, ["before", "while it is away", "after"]);
 }
 
-/// Guards against a Redis that is full and can be drained by nobody: a lease that cannot be renewed ends after ten seconds,
-/// and nothing would be sent any more.
+/// Guards against a full Redis that cannot be drained: a lease that cannot be renewed ends after ten seconds, and
+/// nothing more would be sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_redis_is_drained_by_push() {
     const JOBS: usize = 50;
@@ -266,7 +267,7 @@ async fn a_full_redis_is_drained_by_push() {
     let toml = format!("{LOCAL}{}", redis_toml(&redis));
     let pushed = Pushed::by(TestServer::start(&toml, ()).await).await;
     let receiver = Receiver::start().await;
-    // One after the other, for longer than a lease stands.
+    // One after the other, for longer than a lease.
     receiver.answer(|_| Answer::status(200).after(Duration::from_millis(300)));
     pushed.push_to(&receiver, "q", json!({"concurrency": 1})).await;
     pushed.admin("POST", "/push/ns/q/pause", "").await.expect(200);
@@ -277,12 +278,12 @@ async fn a_full_redis_is_drained_by_push() {
     redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(1).exec(conn).expect("CONFIG SET");
     let refused = pushed.api("PUT", "/api/ns/other", "x").await;
     assert_eq!(refused.status, 500, "it is full: {refused:?}");
-    // What is there can be changed, or an operator could not even begin.
+    // Existing settings can be changed, or an operator could not even begin.
     pushed.admin("POST", "/push/ns/q/resume", "").await.expect(200);
     until("all jobs are delivered", async || receiver.count() >= JOBS && pushed.size("q").await == 0).await;
     until("counts are told", async || pushed.shown("q").await["counts"]["delivered"] == JOBS).await;
     assert_eq!(receiver.count(), JOBS, "each was sent once");
-    // What the endpoint says of itself is stored, and what is set can be deleted.
+    // The endpoint's 410 is stored, and settings can be deleted.
     pushed.admin("DELETE", "/push/ns/q", "").await.expect(204);
     pushed.admin("GET", "/push/ns/q", "").await.expect(404);
     let new = json!({"url": receiver.url("/")});
@@ -295,7 +296,7 @@ async fn a_full_redis_is_drained_by_push() {
     pushed.admin("PUT", "/push/ns/q", new).await.expect(200);
 }
 
-/// Guards against a server that calls an endpoint with the job that another one gave back after a 410.
+/// Guards against a server that calls an endpoint with a job that another server returned after a 410.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_410_no_other_server_calls_the_endpoint_with_the_job() {
     let redis = RedisServer::start();
@@ -321,7 +322,7 @@ async fn after_a_410_no_other_server_calls_the_endpoint_with_the_job() {
     assert_eq!(times, Some(1), "requests with the job");
 }
 
-/// Between the answer and the ack a server dies: the job is sent again, with the same id, after its ttr.
+/// A server dies between the response and the ack: the job is sent again, with the same id, after its ttr.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_whose_ack_was_lost_is_sent_again_with_its_id() {
     let dir = TempDir::new().expect("a temporary directory");
@@ -344,7 +345,7 @@ async fn a_job_whose_ack_was_lost_is_sent_again_with_its_id() {
     assert_eq!((arrived[0].job_id(), arrived[1].job_id()), (id.as_str(), id.as_str()));
 }
 
-/// A stop in order waits for requests under way as long as it may, and gives back what it cannot end.
+/// A regular stop waits for requests in flight within the grace period, and returns the rest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_in_order_sends_nothing_twice() {
     let store = Store::redis();

@@ -1,5 +1,5 @@
-//! An endpoint that a queue is pushed to: answers as a test says, notes each request with the instant of its arrival,
-//! and can hang, reset, be down and come up again.
+//! An endpoint for pushed queues: responds as a test says, records each request with its arrival time, and can hang,
+//! reset, go down and come up again.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -15,10 +15,10 @@ use tokio::task::JoinHandle;
 
 use crate::support::wait::TIMEOUT;
 
-/// A larger request than any test sends.
+/// Larger than any request of a test.
 const MAX_REQUEST: usize = 4 << 20;
 
-/// A request as it came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Arrived {
     pub method: String,
@@ -26,52 +26,52 @@ pub struct Arrived {
     pub target: String,
     pub headers: HeaderMap,
     pub body: Vec<u8>,
-    /// When its last byte had come.
+    /// When its last byte arrived.
     pub at: Instant,
-    /// How many requests were in flight then, itself included.
+    /// Number of requests in flight at that time, itself included.
     pub in_flight: usize,
-    /// How many had been answered, or given up, before.
+    /// Number of requests that had been answered or abandoned before.
     pub answered: usize,
 }
 
 impl Arrived {
-    /// A header's value, or nothing.
+    /// Returns a header's value, or an empty text.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
-    /// The job that it delivers.
+    /// Returns the id of its job.
     pub fn job_id(&self) -> &str {
         self.header("webhook-id")
     }
 
-    /// Which attempt this is, from 1.
+    /// Returns the number of the attempt, from 1.
     #[track_caller]
     pub fn attempt(&self) -> u32 {
         let text = self.header("dormouse-attempt");
         text.parse().unwrap_or_else(|_| panic!("a Dormouse-Attempt was expected, not {text:?} in {self:?}"))
     }
 
-    /// Its body as text.
+    /// Returns its body as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 }
 
-/// What a request is answered.
+/// Response to a request.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// These bytes, status line and all; the connection stays open when they have a `Content-Length`.
+    /// These bytes, including the status line; the connection stays open if they have a `Content-Length`.
     Bytes(Vec<u8>),
-    /// Nothing, until the caller is gone.
+    /// No response, until the caller disconnects.
     Hang,
     /// A connection reset.
     Reset,
-    /// The connection is closed without an answer.
+    /// The connection is closed without a response.
     Close,
-    /// These bytes, when [`Receiver::release`] lets one through.
+    /// These bytes, once [`Receiver::release`] allows it.
     Held(Vec<u8>),
-    /// These bytes and no more, until the caller is gone.
+    /// Only these bytes, until the caller disconnects.
     Part(Vec<u8>),
     /// These bytes, after this time.
     Late(Duration, Vec<u8>),
@@ -97,13 +97,13 @@ impl Answer {
         Answer::Bytes(bytes)
     }
 
-    /// 200 with the beginning of a longer body, whose rest never comes.
+    /// 200 with the beginning of a longer body, whose rest never arrives.
     pub fn part(body: &str) -> Answer {
         let length = body.len() + 1;
         Answer::Part(format!("HTTP/1.1 200 Scripted\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes())
     }
 
-    /// The same, after this time.
+    /// Delays the response by this time.
     pub fn after(self, time: Duration) -> Answer {
         match self {
             Answer::Bytes(bytes) => Answer::Late(time, bytes),
@@ -111,7 +111,7 @@ impl Answer {
         }
     }
 
-    /// The same, held until [`Receiver::release`].
+    /// Holds the response until [`Receiver::release`].
     pub fn held(self) -> Answer {
         match self {
             Answer::Bytes(bytes) => Answer::Held(bytes),
@@ -126,14 +126,14 @@ struct Shared {
     script: Mutex<Script>,
     arrived: Mutex<Vec<Arrived>>,
     in_flight: Mutex<InFlight>,
-    /// A request came, or was answered.
+    /// Notified when a request arrives or is answered.
     changed: Notify,
     held: Semaphore,
     gate: watch::Sender<bool>,
     connections: Mutex<usize>,
 }
 
-/// Holds the answers of a receiver back, or lets them through.
+/// Holds back the responses of a receiver, or lets them pass.
 pub struct Gate(Arc<Shared>);
 
 impl Gate {
@@ -153,21 +153,21 @@ struct InFlight {
     answered: usize,
 }
 
-/// A running endpoint. It ends when it is dropped.
+/// A running endpoint. Stops on drop.
 pub struct Receiver {
     addr: SocketAddr,
     shared: Arc<Shared>,
-    /// Dropped: the listener and every connection close.
+    /// Dropping it closes the listener and every connection.
     up: Option<(watch::Sender<()>, JoinHandle<()>)>,
 }
 
 impl Receiver {
-    /// On a free port of 127.0.0.1. Answers 200 until it is told otherwise.
+    /// Starts on a free port of 127.0.0.1. Responds with 200 until a test changes that.
     pub async fn start() -> Receiver {
         Receiver::start_at("127.0.0.1:0").await
     }
 
-    /// At an address of this machine.
+    /// Starts at an address of this machine.
     pub async fn start_at(addr: &str) -> Receiver {
         let shared = Arc::new(Shared {
             script: Mutex::new(Box::new(|_| Answer::status(200))),
@@ -184,22 +184,22 @@ impl Receiver {
         Receiver { addr, shared, up }
     }
 
-    /// Where it listens.
+    /// Returns its address.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// The URL of a path.
+    /// Returns the URL of a path.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.addr)
     }
 
-    /// From now on each request is answered by this function.
+    /// Sets the function that answers each request.
     pub fn answer(&self, script: impl FnMut(&Arrived) -> Answer + Send + 'static) {
         *self.shared.script.lock() = Box::new(script);
     }
 
-    /// From now on requests are answered by these in turn; the last one repeats.
+    /// Sets responses to be used in turn; the last one repeats.
     pub fn answer_in_turn(&self, answers: impl IntoIterator<Item = Answer>) {
         let mut answers: VecDeque<Answer> = answers.into_iter().collect();
         self.answer(move |_| {
@@ -208,50 +208,50 @@ impl Receiver {
         });
     }
 
-    /// From now on requests are answered 200 while the gate is open, as it is at first, and held while it is closed.
+    /// Responds with 200 while the gate is open, as it is at first, and holds requests while it is closed.
     pub fn answer_when_told(&self) -> Gate {
         self.answer(|_| Answer::Gated);
         Gate(self.shared.clone())
     }
 
-    /// Lets so many of the answers through that are held or will be.
+    /// Lets this number of held responses pass, present or future.
     pub fn release(&self, answers: usize) {
         self.shared.held.add_permits(answers);
     }
 
-    /// What has come so far.
+    /// Returns the requests received so far.
     pub fn arrived(&self) -> Vec<Arrived> {
         self.shared.arrived.lock().clone()
     }
 
-    /// How many requests have come so far.
+    /// Returns the number of requests received so far.
     pub fn count(&self) -> usize {
         self.shared.arrived.lock().len()
     }
 
-    /// How many connections were accepted so far.
+    /// Returns the number of connections accepted so far.
     pub fn connections(&self) -> usize {
         *self.shared.connections.lock()
     }
 
-    /// Requests that have come and are not answered, now.
+    /// Returns the number of requests that are in flight now.
     pub fn in_flight(&self) -> usize {
         self.shared.in_flight.lock().now
     }
 
-    /// The most that were ever in flight at the same time.
+    /// Returns the maximum that were ever in flight together.
     pub fn most_in_flight(&self) -> usize {
         self.shared.in_flight.lock().most
     }
 
-    /// Waits until so many requests have come in all, and answers all that have.
+    /// Waits until this number of requests has been received in total, and returns all.
     pub async fn until(&self, requests: usize) -> Vec<Arrived> {
         let what = format!("{requests} requests at the receiver");
         self.until_so(&what, |receiver| receiver.count() >= requests).await;
         self.arrived()
     }
 
-    /// Waits until something holds. It is looked at whenever a request comes or is answered.
+    /// Waits for a condition, which is checked whenever a request arrives or is answered.
     pub async fn until_so(&self, what: &str, holds: impl Fn(&Receiver) -> bool) {
         let looking = async {
             loop {
@@ -268,7 +268,7 @@ impl Receiver {
         }
     }
 
-    /// Nobody listens any more; open connections are closed.
+    /// Closes the listener and all connections.
     pub async fn down(&mut self) {
         if let Some((up, task)) = self.up.take() {
             drop(up);
@@ -293,7 +293,7 @@ impl Drop for Receiver {
     }
 }
 
-/// An address where nobody listens.
+/// Returns an address without a listener.
 pub fn nobody() -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port can be bound");
     listener.local_addr().expect("it is bound")
@@ -321,11 +321,11 @@ fn serve(listener: TcpListener, shared: Arc<Shared>) -> (watch::Sender<()>, Join
     (up, task)
 }
 
-/// Counts a request as long as it lives.
+/// Counts a request in flight, until dropped.
 struct Flying<'a>(&'a Shared);
 
 impl<'a> Flying<'a> {
-    /// Counts a request, and notes in it what was in flight when it came.
+    /// Counts a request, and records in it how many were in flight when it arrived.
     fn new(shared: &'a Shared, request: &mut Arrived) -> Flying<'a> {
         let mut in_flight = shared.in_flight.lock();
         in_flight.now += 1;
@@ -391,7 +391,7 @@ async fn talk(mut stream: TcpStream, shared: &Shared) {
             Answer::Close => None,
         };
         let Some(bytes) = bytes else { return };
-        // Counted as answered before the caller can have seen the answer: its next request may come at once.
+        // Counted as answered before the caller can see the response: its next request may follow at once.
         drop(flying);
         if stream.write_all(&bytes).await.is_err() || !has_length(&bytes) {
             return;
@@ -403,7 +403,7 @@ fn ok() -> &'static [u8] {
     b"HTTP/1.1 200 Scripted\r\nContent-Length: 0\r\n\r\n"
 }
 
-/// Returns when the other side has closed the connection. It sends nothing before it is answered.
+/// Completes when the peer has closed the connection. It sends nothing before it gets a response.
 async fn gone(stream: &mut TcpStream) {
     let mut byte = [0];
     let _ = stream.read(&mut byte).await;
@@ -415,7 +415,7 @@ fn has_length(answer: &[u8]) -> bool {
     head.contains("\r\ncontent-length:") && !head.contains("\r\nconnection: close")
 }
 
-/// The next request of a connection. `read` keeps what came beyond it.
+/// Reads the next request of a connection. `read` keeps surplus bytes.
 async fn receive(stream: &mut TcpStream, read: &mut Vec<u8>) -> Option<Arrived> {
     loop {
         if let Some((request, used)) = parse(read) {

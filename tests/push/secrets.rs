@@ -1,5 +1,5 @@
-//! Secrets of push and values of headers, as the store shows them with and without `SecretKeyFile`, and what servers do
-//! that have another key, or none.
+//! Secrets and header values of push in the store, with and without `SecretKeyFile`, and servers with another key, or
+//! none.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -14,12 +14,12 @@ use crate::support::wait::until;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Keys as `openssl rand -base64 32` makes them, if it makes all bytes alike.
+/// Keys in the format of `openssl rand -base64 32`, with all bytes alike.
 const ONE: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\n";
 const TWO: &str = "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=\n";
 const VALUE: &str = "Bearer a-header-value";
 
-/// Starts servers, one after the other or side by side, on what it holds.
+/// A store on which servers run, one after the other or in parallel.
 struct Stage {
     dir: TempDir,
     store: Store,
@@ -45,7 +45,7 @@ impl Stage {
         path
     }
 
-    /// A server with these keys; none where they are empty.
+    /// Starts a server with these keys; without a key file if empty.
     async fn server(&self, keys: &str) -> (Process, Pushed) {
         let file = if keys.is_empty() { String::new() } else { self.key_file(keys).display().to_string() };
         let env = [("DORMOUSE_SECRET_KEY_FILE", file.as_str())];
@@ -54,13 +54,13 @@ impl Stage {
         (process, pushed)
     }
 
-    /// Pushes a queue to the receiver with a header, and answers its secret.
+    /// Pushes a queue to the receiver with a header, and returns its secret.
     async fn set(&self, pushed: &Pushed, queue: &str) -> String {
         let set = pushed.push_to(&self.receiver, queue, json!({"headers": {"Authorization": VALUE}})).await;
         set["secret"].as_str().unwrap_or_else(|| panic!("a secret the first time: {set}")).to_owned()
     }
 
-    /// A job of this queue arrives with its header, and is signed with this secret.
+    /// Checks that a job of this queue arrives with its header, signed with this secret.
     async fn is_pushed(&self, pushed: &Pushed, queue: &str, secret: &str) {
         let id = pushed.publish(queue, "", "x").await;
         pushed.until_gone(queue, &id).await;
@@ -100,7 +100,7 @@ fn without_prefix(secret: &str) -> &str {
     secret.strip_prefix("whsec_").expect("a secret")
 }
 
-/// Guards against secrets that whoever reads the store, its backup or its replica has.
+/// Guards against secrets that can be read from the store, its backup or its replica.
 async fn with_a_key_the_store_shows_no_secret(store: Store) {
     let stage = Stage::on(store).await;
     let (process, pushed) = stage.server(ONE).await;
@@ -115,7 +115,7 @@ async fn with_a_key_the_store_shows_no_secret(store: Store) {
     for secret in [VALUE, without_prefix(&first), without_prefix(second)] {
         assert!(!stage.shows(secret), "{secret} is in the store");
     }
-    // It is what a restart reads. Without a key what is set elsewhere is plain.
+    // A restart reads the same keys. Without a key, new settings are plain.
     let (process, pushed) = stage.server(ONE).await;
     stage.is_pushed(&pushed, "q", second).await;
     stop(process).await;
@@ -125,7 +125,7 @@ async fn with_a_key_the_store_shows_no_secret(store: Store) {
     assert!(stage.shows(VALUE) && stage.shows(without_prefix(&plain)), "the test looks at the right bytes");
 }
 
-/// Guards against requests that are signed with nothing or with garbage, and against secrets that are overwritten by a
+/// Guards against requests that are signed with nothing or garbage, and against secrets that are overwritten by a
 /// server that cannot read them.
 async fn a_server_without_the_key_sends_nothing_and_overwrites_nothing(store: Store) {
     let stage = Stage::on(store).await;
@@ -156,7 +156,7 @@ async fn a_server_without_the_key_sends_nothing_and_overwrites_nothing(store: St
         }
         let before = stage.receiver.count();
         pushed.publish("q", "", "x").await;
-        // A queue of its own is pushed meanwhile, so the other one could have been, too.
+        // Its own queue is pushed meanwhile, so the other one could have been, too.
         let own = stage.set(&pushed, &format!("own{}", keys.len())).await;
         stage.is_pushed(&pushed, &format!("own{}", keys.len()), &own).await;
         assert_eq!(stage.receiver.count(), before + 1, "nothing of the locked queue is sent");
@@ -172,7 +172,7 @@ async fn a_server_without_the_key_sends_nothing_and_overwrites_nothing(store: St
     until("the jobs that waited are sent", async || pushed.size("q").await == 0).await;
     stage.is_pushed(&pushed, "q", &secret).await;
     stop(process).await;
-    // Who has lost the key can begin anew.
+    // An operator who has lost the key can set push anew.
     let (process, pushed) = stage.server(TWO).await;
     pushed.admin("DELETE", "/push/ns/q", "").await.expect(204);
     let anew = stage.set(&pushed, "q").await;
@@ -181,13 +181,13 @@ async fn a_server_without_the_key_sends_nothing_and_overwrites_nothing(store: St
     stop(process).await;
 }
 
-/// Guards against secrets that stay as they were because nobody writes them, and keys that cannot be taken away.
+/// Guards against secrets that stay unencrypted until the next change, and keys that cannot be removed.
 async fn a_start_encrypts_what_is_plain_or_has_an_older_key(store: Store) {
     let stage = Stage::on(store).await;
     let (process, pushed) = stage.server("").await;
     let secret = stage.set(&pushed, "q").await;
     stop(process).await;
-    // Plain, then by the first key, then by the second, which takes the first one's place.
+    // Plain, then with the first key, then with the second, which becomes the first.
     for (keys, then) in [(ONE.to_owned(), ONE), (format!("{TWO}{ONE}"), TWO)] {
         let (mut process, pushed) = stage.server(&keys).await;
         process.line_with("are encrypted with the first key");
@@ -215,7 +215,7 @@ on_each_store!(
     a_start_encrypts_what_is_plain_or_has_an_older_key,
 );
 
-/// A rolling restart that gives a fleet its key: the servers that have it push what the others cannot read.
+/// A rolling restart that gives a fleet its key: servers that have it push queues that others cannot read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_a_fleet_gets_its_key_those_that_have_it_push() {
     let stage = Stage::on(Store::Redis(RedisServer::start())).await;
@@ -224,7 +224,7 @@ async fn while_a_fleet_gets_its_key_those_that_have_it_push() {
     stage.is_pushed(&before, "q", &secret).await;
     let (new, after) = stage.server(ONE).await;
     before.until_state("q", "locked").await;
-    // What is changed by one that has the key holds for all.
+    // A change by a server with the key applies everywhere.
     after.admin("POST", "/push/ns/q/pause", "").await.expect(200);
     before.admin("POST", "/push/ns/q/resume", "").await.expect(409);
     assert_eq!(after.state("q").await, "paused");
@@ -248,7 +248,7 @@ async fn while_a_fleet_gets_its_key_those_that_have_it_push() {
     stop(old).await;
 }
 
-/// What is wrong with the file stops the server before it touches anything, and no word of the file is shown.
+/// An invalid key file stops the server before it touches anything, and none of its contents is shown.
 #[test]
 fn a_bad_file_of_keys_is_named_at_the_start() {
     let dir = TempDir::new().expect("a temporary directory");

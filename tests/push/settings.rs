@@ -1,4 +1,4 @@
-//! Conversations with the admin port about what queues are pushed to.
+//! Conversations with the admin port about push settings.
 
 use crate::pushed::{LOCAL, Pushed, verifies};
 use crate::receiver::{Answer, Receiver};
@@ -57,7 +57,7 @@ async fn a_setting_is_answered_with_what_is_in_force(store: Store) {
     );
     assert_eq!(pushed.state("q").await, "on");
 
-    // What a PUT omits is at its default again.
+    // Omitted fields of a PUT return to their defaults.
     let third = pushed.set("q", json!({"url": "https://shop.example/jobs"})).await;
     assert_eq!((&third["timeout"], &third["method"]), (&json!(15), &json!("POST")), "{third}");
     assert!(third.get("on_dead").is_none_or(Value::is_null) && third.get("secret").is_none(), "{third}");
@@ -130,7 +130,7 @@ async fn a_bad_setting_is_named_and_changes_nothing(store: Store) {
     ] {
         bad.push(("headers".to_owned(), with("headers", json!({name: "x"}))));
     }
-    // What passes at first sight, and could not be called, stored or read back.
+    // Settings that look valid, but cannot be called, stored or read back.
     bad.push(("url".to_owned(), with("url", json!("http://{host}/"))));
     bad.push(("url".to_owned(), with("url", json!(format!("http://h/{}", "\u{44f}".repeat(700))))));
     let deep = format!(
@@ -185,7 +185,7 @@ async fn a_test_says_what_came_back(store: Store) {
     assert_eq!(pushed.size("q").await, 0);
 }
 
-/// Both secrets sign for a day, so that receivers can be given the new one at their own time.
+/// Both secrets sign for a day, so that receivers can be updated in time.
 async fn a_new_secret_signs_beside_the_old_one(store: Store) {
     let pushed = Pushed::on(store).await;
     let receiver = Receiver::start().await;
@@ -274,7 +274,7 @@ on_each_store!(
     metrics_tell_what_push_does,
 );
 
-/// A setting and its end reach the other server within a second.
+/// A setting and its deletion reach the other server within a second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_other_server_sees_a_change_within_a_second() {
     let redis = RedisServer::start();
@@ -284,7 +284,7 @@ async fn the_other_server_sees_a_change_within_a_second() {
     let receiver = Receiver::start().await;
     a.push_to(&receiver, "q", json!({"timeout": 33})).await;
     let second = tokio::time::Instant::now() + std::time::Duration::from_secs(1);
-    // What is asked for by its name is read there and then.
+    // A single queue is always read from the store.
     assert_eq!(b.shown("q").await["timeout"], json!(33));
     a.admin("POST", "/push/ns/q/pause", "").await.expect(200);
     tokio::time::sleep_until(second + std::time::Duration::from_secs(1)).await; // the contract: within a second
@@ -323,7 +323,7 @@ async fn the_routes_ask_for_the_account_and_refuse_web_pages() {
     send(server.api("GET", "/push/ns/q", "")).await.expect(404);
 }
 
-/// Neither the secret, nor a header's value, nor a body is in any log, whatever is answered.
+/// No log contains the secret, a header's value or a body, for any response.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_log_shows_a_secret() {
     let dir = TempDir::new().expect("a temporary directory");
@@ -348,7 +348,7 @@ async fn no_log_shows_a_secret() {
     }
 }
 
-/// The documents say that one line tells of each change of state, and none of an attempt.
+/// As documented: one log line per change of state, and none per attempt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_of_state_is_one_line() {
     let dir = TempDir::new().expect("a temporary directory");
@@ -371,7 +371,7 @@ async fn a_change_of_state_is_one_line() {
     assert!(about[0].contains("410") && about[0].contains('q'), "{about:?}");
 }
 
-/// A file of certificates that is not there, and networks that are none, stop the server with exit code 2.
+/// A missing certificate file and invalid networks stop the server with exit code 2.
 #[test]
 fn bad_keys_are_named_at_the_start() {
     for (keys, named) in [

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::receiver::nobody;
 use crate::support::wait::TIMEOUT;
 
-/// A running proxy that serves this machine. It ends when it is dropped.
+/// A running proxy on this machine. Stops on drop.
 pub struct Tinyproxy {
     child: Child,
     addr: SocketAddr,
@@ -17,7 +17,7 @@ pub struct Tinyproxy {
 }
 
 impl Tinyproxy {
-    /// On a free port.
+    /// Starts on a free port.
     pub fn start() -> Tinyproxy {
         let (dir, addr) = (TempDir::new().expect("a temporary directory"), nobody());
         let log = dir.path().join("log");
@@ -48,12 +48,12 @@ impl Tinyproxy {
         proxy
     }
 
-    /// Its URL.
+    /// Returns its URL.
     pub fn url(&self) -> String {
         format!("http://{}", self.addr)
     }
 
-    /// What it has been asked for so far.
+    /// Returns its log of requests so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }

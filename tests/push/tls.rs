@@ -1,4 +1,4 @@
-//! An nginx that speaks TLS before a receiver.
+//! An nginx that terminates TLS for a receiver.
 
 use std::net::SocketAddr;
 
@@ -7,8 +7,8 @@ use tempfile::TempDir;
 use crate::support::certificates::Authority;
 use crate::support::nginx::Nginx;
 
-/// An nginx on 127.0.0.1 whose certificate is for `names` (`DNS:localhost,IP:127.0.0.1`), and which passes requests on to
-/// `receiver`.
+/// Starts an nginx on 127.0.0.1 with a certificate for `names` (`DNS:localhost,IP:127.0.0.1`), which passes requests
+/// on to `receiver`.
 pub fn nginx_before(authority: &Authority, receiver: SocketAddr, names: &str) -> Nginx {
     let dir = TempDir::new().expect("a temporary directory");
     let (key, certificate) = (dir.path().join("key.pem"), dir.path().join("certificate.pem"));

@@ -1,5 +1,5 @@
-//! A trace goes on through a job: docs/traces.md has a producer and a consumer in each of two languages, which are run as
-//! they stand there.
+//! A trace continues through a job: docs/traces.md has a producer and a consumer in each of two languages, which are
+//! run as printed.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::support::servers::{Store, TestServer, on_each_store};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-/// The programs of a language: the producer, and the consumer.
+/// Returns the programs of a language: the producer, and the consumer.
 fn programs(language: &str) -> [String; 2] {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/traces.md");
     let (text, begin) =
@@ -21,12 +21,12 @@ fn programs(language: &str) -> [String; 2] {
     blocks.try_into().unwrap_or_else(|found| panic!("a producer and a consumer in {language}, not {found:?}"))
 }
 
-/// What a program prints. `None` where its language is not on this machine.
+/// Returns the output of a program. `None` if its language is not installed.
 async fn run(language: &str, code: &str, pushed: &Pushed, queue: &str) -> Option<String> {
     let (interpreter, flag) = if language == "python" { ("python3", "-c") } else { ("node", "-e") };
     let mut command = Command::new(interpreter);
     command.arg(flag).arg(code);
-    // What stands behind the code of `node -e` begins at 1.
+    // Arguments after the code of `node -e` begin at 1.
     if language == "js" {
         command.args(["--", "x"]);
     }
@@ -45,7 +45,7 @@ async fn run(language: &str, code: &str, pushed: &Pushed, queue: &str) -> Option
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Guards against programs in the documentation that do not run, and against a trace that one language ends for another.
+/// Guards against programs in the documentation that do not run, and against a trace that is lost between languages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_trace_goes_from_each_producer_to_each_consumer_and_to_push() {
     let pushed = Pushed::on(Store::disk()).await;
@@ -67,7 +67,7 @@ async fn a_trace_goes_from_each_producer_to_each_consumer_and_to_push() {
     }
 }
 
-/// Guards against attributes that are lost where a job sleeps, comes again, or is published anew.
+/// Guards against attributes that are lost when a job is delayed, redelivered or republished.
 async fn a_trace_survives_the_sleep_of_its_job(store: Store) {
     let server = TestServer::start(&store.toml(), store).await;
     let token = server.token("ns").await;

@@ -1,4 +1,4 @@
-//! Calls of an engine as tests say them: each is one call of the trait, with an answer that is short to compare.
+//! Calls of an engine for tests: each is one call of the trait, with a result that is short to compare.
 
 use std::time::Duration;
 

@@ -10,8 +10,8 @@ pub struct FakeNames {
 }
 
 impl FakeNames {
-    /// Each name with its answers, one for each question in turn; an answer is a list of addresses. The reason when
-    /// this machine cannot do it.
+    /// Each name has a list of results, one per look-up in turn; a result is a list of addresses. Fails with the
+    /// reason if this machine cannot do it.
     pub fn new(names: &[(&str, &[&str])]) -> Result<FakeNames, String> {
         let shim = Shim::compile("tests/support/fake_names.c")?;
         assert!(names.len() <= 64, "fake_names.c knows 64 names at most");

@@ -1,5 +1,5 @@
-//! The reference engine: every job in one map, every answer found by going through all of them. Slow, and simple enough
-//! to be read against the contract in engine/mod.rs. It proves that the laws can be kept, and random
+//! The reference engine: every job is in one map, and every result is computed by a full scan. Slow, and simple
+//! enough to be read against the contract in engine/mod.rs. It proves that the laws can be kept, and random
 //! operations on a real engine are compared with it.
 
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ pub struct ModelEngine {
     state: Mutex<Jobs>,
     notifiers: Notifiers,
     observers: Observers,
-    /// Told whenever a timer was armed.
+    /// Notified whenever a timer was armed.
     armed: Notify,
     /// As in stores that find out only when a timer is due that its job has expired: until then the timer counts in
     /// `stats`, and a pump that ends it counts it as moved.

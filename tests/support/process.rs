@@ -58,7 +58,7 @@ impl Process {
         Process { child, lines, seen: Vec::new() }
     }
 
-    /// Waits for a line with `text`, and answers it.
+    /// Waits for a line with `text`, and returns it.
     pub fn line_with(&mut self, text: &str) -> String {
         self.line_or_end(text)
             .unwrap_or_else(|| panic!("waited for a line with {text:?}; came:\n{}", self.seen.join("\n")))

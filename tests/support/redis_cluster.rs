@@ -9,7 +9,7 @@ use super::redis_server::RedisServer;
 
 /// How long the nodes may take to agree on anything.
 const AGREE: Duration = Duration::from_secs(30);
-/// After how long without an answer nodes take one of them for dead, in milliseconds.
+/// Time without a reply after which nodes consider one of them down, in milliseconds.
 pub const NODE_TIMEOUT: u64 = 1000;
 
 /// Its servers: masters first, then a replica of each.

@@ -70,7 +70,7 @@ impl RedisCluster {
         replicas.all(|copied: Option<u64>| copied.is_some() && copied >= offset)
     }
 
-    /// Tells a server something.
+    /// Sends a command to a server.
     pub fn tell<T: redis::FromRedisValue>(&self, server: usize, words: &[&str]) -> T {
         let mut cmd = redis::cmd(words[0]);
         cmd.arg(&words[1..]);

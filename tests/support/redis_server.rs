@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a server may take to answer its first PING.
+/// Timeout for a server's first reply to PING.
 const START: Duration = Duration::from_secs(20);
 
 /// A running redis-server, or a killed one that can be started again on its port.
@@ -111,7 +111,7 @@ impl RedisServer {
         panic!("redis-server on port {} did not answer within {START:?}", self.port)
     }
 
-    /// Whether it answers PING, and is no longer loading. Needing a password is an answer.
+    /// Whether it replies to PING, and is no longer loading. A demand for a password counts as a reply.
     fn answers(&self) -> bool {
         let Ok(mut stream) = TcpStream::connect(self.addr()) else { return false };
         let mut answer = [0; 7];

@@ -1,4 +1,4 @@
-//! A Redis that stands still, and its figures in /proc.
+//! A suspended Redis, and its statistics in /proc.
 
 use std::process::{Child, Command};
 
@@ -10,7 +10,7 @@ impl RedisServer {
         self.child.as_ref().map_or(0, Child::id)
     }
 
-    /// Stops it from running, until the answer is dropped. Its connections stay.
+    /// Suspends it until the result is dropped. Its connections stay.
     pub fn stall(&self) -> Stalled {
         let stalled = Stalled(self.pid());
         stalled.signal("STOP");

@@ -1,4 +1,4 @@
-//! In the place of tests/wire/held.rs, for tests whose answers are not held against the documents.
+//! Replaces tests/wire/held.rs in tests whose responses are not checked against the documents.
 
 use std::net::SocketAddr;
 

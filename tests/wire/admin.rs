@@ -138,7 +138,7 @@ async fn limits_count_per_direction(store: Store) {
 
 on_each_store!(limits_count_per_direction);
 
-/// Requests without a 200 or 201 are given back shortly after their reply.
+/// Requests without a 200 or 201 are uncounted shortly after their reply.
 async fn what_failed_is_not_counted(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;

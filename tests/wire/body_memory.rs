@@ -13,7 +13,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 const MIB: usize = 1 << 20;
-/// Less than a request or an answer may wait for others that stand still.
+/// Less than a request or a reply may wait for stalled ones.
 const SOON: Duration = Duration::from_secs(5);
 /// A sender is stuck if its kernel accepts nothing more for this long.
 const STUCK: Duration = Duration::from_millis(500);
@@ -30,7 +30,7 @@ async fn connect(addr: SocketAddr) -> TcpStream {
     socket.connect(addr).await.expect("the port takes connections")
 }
 
-/// Sends requests, each by itself, and reads the statuses of their answers, and nothing more.
+/// Sends requests over separate connections, and reads only the statuses of their responses.
 async fn idle_readers(server: &TestServer, paths: &[&str], token: &str) -> Vec<(u16, TcpStream)> {
     let reader = |path: &&str| tokio::spawn(idle_reader(server.api_addr, path.to_string(), token.to_owned()));
     let readers: Vec<_> = paths.iter().map(reader).collect();
@@ -72,8 +72,8 @@ async fn goes_on(server: &TestServer, token: &str) {
     timeout(SOON, all).await.expect("another tenant waits for one that stands still");
 }
 
-/// Guards against answers that are counted until the connection's buffer has them, not until they are sent; and
-/// against lists that are read before they are counted.
+/// Guards against replies that are counted until the connection's buffer has them, instead of until they are sent;
+/// and against lists that are read before they are counted.
 #[tokio::test]
 async fn idle_readers_take_their_share_and_no_more() {
     let server = server(Store::disk()).await;

@@ -36,7 +36,7 @@ pub(crate) use on_a_cluster;
 /// The slots of the partitions of a pool of eight.
 const SLOTS: [u16; 8] = [1024, 3072, 5120, 7168, 9216, 11_264, 13_312, 15_360];
 
-/// 503 with this text, and when to come again.
+/// Checks for a 503 with this text, and Retry-After.
 fn assert_503(answer: &Response, text: &str, what: &str) {
     assert_eq!(answer.status, 503, "{what}: {answer:?}");
     assert_eq!(answer.says(), text, "{what}");
@@ -313,7 +313,7 @@ fn keys(cluster: &RedisCluster) -> Vec<u64> {
     SLOTS.iter().map(count).collect()
 }
 
-/// Guards against an answer that a failover takes back, and against consumers that are stopped by it.
+/// Guards against a reply that a failover revokes, and against consumers that it stops.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_enough_replicas_changes_are_refused_and_consumers_go_on() {
     let cluster = RedisCluster::start_of(3, 0);

@@ -89,14 +89,14 @@ pub async fn raw(addr: SocketAddr, bytes: &[u8]) -> String {
         let mut stream = TcpStream::connect(addr).await.expect("the port takes connections");
         stream.write_all(bytes).await.expect("the server reads");
         let mut answer = Vec::new();
-        // A reset after the answer is how a server may end a connection that is still sent on.
+        // A server may reset the connection after its response, if the client is still sending.
         let _ = stream.read_to_end(&mut answer).await;
         String::from_utf8_lossy(&answer).into_owned()
     };
     tokio::time::timeout(TIMEOUT, talk).await.expect("the server ends the connection in time")
 }
 
-/// The status of a raw answer.
+/// Returns the status of a raw response.
 #[track_caller]
 pub fn status(answer: &str) -> u16 {
     let code = answer.split(' ').nth(1).and_then(|code| code.parse().ok());

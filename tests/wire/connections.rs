@@ -29,12 +29,12 @@ fn get(path: &str, token: &str) -> String {
 /// Reads to the end of the connection.
 async fn read_to_end(stream: &mut TcpStream) -> String {
     let mut all = Vec::new();
-    // A reset after the answer ends a connection too.
+    // A reset after the response ends a connection too.
     let _ = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut all)).await.expect("an end in time");
     String::from_utf8_lossy(&all).into_owned()
 }
 
-/// Whether an answer says that its connection ends.
+/// Whether a response announces the end of its connection.
 fn says_close(answer: &str) -> bool {
     answer.to_ascii_lowercase().contains("\r\nconnection: close\r\n")
 }
@@ -223,7 +223,7 @@ async fn an_answer_after_which_the_connection_ends_says_so() {
         let answer = raw(server.api_addr, bad.as_bytes()).await;
         assert!(says_close(&answer), "{:.20}: {answer}", bad);
     }
-    // Who is not refused may go on.
+    // Clients that are not rejected may continue.
     let mut stream = connect(server.api_addr).await;
     let head = format!(
         "PUT /api/ns/q HTTP/1.1\r\nHost: x\r\nX-Token: {token}\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"

@@ -1,5 +1,5 @@
-//! Holds every answer that a test's client gets against the OpenAPI document of the port that gave it: status, content
-//! type, headers, and the schema of the body.
+//! Checks every response that a test's client gets against the OpenAPI document of its port: status, content type,
+//! headers, and the schema of the body.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -52,7 +52,7 @@ pub fn hold(method: &Method, url: &Url, response: &Response) {
     }
 }
 
-/// What a port takes and answers.
+/// The OpenAPI document of a port.
 pub struct Document {
     pub name: &'static str,
     pub json: Value,
@@ -71,7 +71,7 @@ impl Document {
         self.json["paths"].as_object().expect("a document has paths")
     }
 
-    /// What a part is, if it only says where it stands.
+    /// Resolves a reference.
     pub fn resolved<'a>(&'a self, mut part: &'a Value) -> &'a Value {
         while let Some(place) = part["$ref"].as_str() {
             let found = place.strip_prefix('#').and_then(|place| self.json.pointer(place));
@@ -95,7 +95,7 @@ impl Document {
             .map(String::as_str)
     }
 
-    /// Why an answer is not as it is documented.
+    /// Returns how a response differs from its documentation.
     pub fn holds(&self, method: &str, path: &str, response: &Response) -> Result<(), String> {
         if path == "/" || path.starts_with("/ui") {
             // The pages of the dashboard.

@@ -167,7 +167,7 @@ async fn other_methods_and_routes_are_unknown_and_do_nothing() {
     assert_eq!(job.data(), b"x", "the job was still there");
 }
 
-/// Guards against an `Allow` that names what is refused, or leaves out what the fast path answers.
+/// Guards against an `Allow` that contains a rejected method, or omits those of the fast path.
 #[tokio::test]
 async fn a_wrong_method_is_told_which_ones_there_are() {
     let server = TestServer::on_disk().await;
@@ -226,7 +226,7 @@ async fn a_head_that_is_too_large_or_not_http_gets_4xx_and_no_hang() {
     send(server.api("GET", "/ping", "")).await.expect(200);
 }
 
-/// Sends a head and then `bytes` of body from a thread, without waiting for the answer, and reads that meanwhile.
+/// Sends a head and then `bytes` of body from a thread, while reading the response.
 fn flood(server: &TestServer, head: String, bytes: usize) -> String {
     let mut writer = std::net::TcpStream::connect(server.api_addr).expect("the port takes connections");
     writer.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
@@ -244,7 +244,7 @@ fn flood(server: &TestServer, head: String, bytes: usize) -> String {
             left -= n;
         }
     });
-    // Only a client that first sends and then reads sees whether the answer survives.
+    // Only a client that sends first and then reads sees whether the response survives.
     sending.join().expect("the writer ends");
     let mut answer = Vec::new();
     let _ = reader.read_to_end(&mut answer);

@@ -83,7 +83,7 @@ async fn series_are_born_with_nothing(store: Store) {
     ]);
 }
 
-/// Guards against graphs on which a job that fails, comes again or dies is not to be seen.
+/// Guards against graphs that do not show a job that fails, is redelivered or dies.
 async fn the_life_of_jobs_is_to_be_seen(store: Store) {
     let knows_states = matches!(store, Store::Disk(_));
     let server = TestServer::on(store).await;
@@ -151,7 +151,7 @@ async fn the_life_of_jobs_is_to_be_seen(store: Store) {
 
 on_each_store!(series_are_born_with_nothing, the_life_of_jobs_is_to_be_seen);
 
-/// Guards against a store that is read for each of many scrapes, and against figures that stand still.
+/// Guards against a store that is read for each of many scrapes, and against statistics that do not change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reading_that_is_younger_than_five_seconds_is_shared() {
     const YOUNG: Duration = Duration::from_secs(5);

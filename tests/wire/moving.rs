@@ -162,7 +162,7 @@ async fn a_paused_queue_hands_out_nothing_in_any_part_of_a_move(pools: Pools) {
     }
 }
 
-/// Guards against a producer that repeats a request whose answer was lost in the restart, and stores its job twice.
+/// Guards against a producer that repeats a request whose reply was lost in the restart, and stores its job twice.
 async fn a_repeat_is_known_in_every_part_of_a_move(pools: Pools) {
     let ask = async |server: &TestServer, token: &str, key: &str, body: &'static str| {
         let path = format!("/api/ns/q?key={key}");

@@ -256,7 +256,7 @@ pub fn example(document: &Document, (path, method, operation): (&str, &str, &Val
     Example { method: method.to_ascii_uppercase(), path, body }
 }
 
-/// The names of the fields of an answer, or of the first of a list.
+/// Returns the field names of a reply, or of the first element of a list.
 fn fields(of: &Value) -> BTreeSet<&str> {
     let of = of.get(0).unwrap_or(of);
     of.as_object().into_iter().flat_map(|of| of.keys().map(String::as_str)).collect()

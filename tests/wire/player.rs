@@ -28,11 +28,11 @@ pub fn scenarios() -> Vec<Value> {
     serde_json::from_str(text).expect("the recordings are a JSON array")
 }
 
-/// A difference that a server must show: the scenario, the step, and the body in place of the recorded one, as
-/// JSON. The rest of that answer is compared as usual.
+/// An expected difference: the scenario, the step, and the body instead of the recorded one, as JSON. The rest of
+/// that response is compared as usual.
 pub type Expected = (&'static str, usize, &'static str);
 
-/// Plays all scenarios, many at a time, and panics with every answer that differs.
+/// Plays all scenarios, several at a time, and panics with every response that differs.
 pub async fn play_all(server: TestServer) {
     play_all_but(server, &[]).await;
 }
@@ -79,7 +79,7 @@ struct Player<'a> {
     background: HashMap<String, (Value, JoinHandle<Raw>)>,
 }
 
-/// An answer as it came.
+/// A response as received.
 struct Raw {
     status: u16,
     content_type: Option<String>,
@@ -193,7 +193,7 @@ impl Player<'_> {
         self.vars.iter().fold(text.to_owned(), |text, (k, v)| text.replace(&format!("{{{k}}}"), v))
     }
 
-    /// The answer in the terms of a recording.
+    /// Converts a response to the format of a recording.
     fn seen(&mut self, step: &Value, raw: Raw) -> Value {
         let mut body = if raw.body.is_empty() {
             Value::Null

@@ -4,7 +4,7 @@ use crate::support::client::send;
 use crate::support::servers::TestServer;
 use serde_json::{Value, json};
 
-/// The answer to a preview.
+/// Requests a preview.
 async fn preview(server: &TestServer, token: &str, query: &str) -> crate::support::client::Response {
     server.get(token, &format!("/api/ns/_schedules/_preview?{query}")).await
 }

@@ -106,7 +106,7 @@ async fn every_publish_is_held_to_the_quota_and_nothing_else_is(store: Store) {
     let third = republished.expect(201).job_id();
     used_up(send(server.api("PUT", &format!("/api/ns/q/job/{first}"), &token).body("c")).await, "jobs");
 
-    // Workers go on.
+    // Workers continue.
     let job = server.get(&token, "/api/ns/q?ttr=600").await.expect(200);
     assert_eq!((job.data(), job.job_id()), (b"c".to_vec(), third.clone()));
     send(server.api("DELETE", &format!("/api/ns/q/job/{third}"), &token)).await.expect(204);

@@ -7,7 +7,7 @@ use crate::player::{Expected, play_all, play_all_but};
 use crate::support::redis_cluster::RedisCluster;
 use crate::support::servers::{Store, TestServer};
 
-/// Where a server whose default pool moves answers otherwise than lmstfy did with its one pool: it has two.
+/// The difference between lmstfy's recording and a server whose default pool migrates: it has two pools.
 const TWO_POOLS: Expected = ("admin-pools", 0, r#"["bigger","default"]"#);
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! Conversations about what requests may say: the order of the checks, parameters, attributes, names, and the
-//! shapes of answers. A refusal changes nothing.
+//! Conversations about valid and invalid requests: the order of the checks, parameters, attributes, names, and the
+//! forms of replies. A rejected request changes nothing.
 
 use std::collections::BTreeSet;
 

@@ -8,7 +8,7 @@ use crate::support::client::{Response, send};
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::TestServer;
 
-/// Longer than an answer about a token is believed.
+/// Longer than a token's cached record is valid.
 const STALE: Duration = Duration::from_millis(1100);
 
 /// A server whose jobs are on a Redis, and whose tokens are behind a proxy to it.

@@ -301,7 +301,7 @@ async fn while_the_disk_is_almost_full_every_operation_that_stores_says_507() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// Sends a head, and `body` of the `length` that it announces, and holds the answer against the document.
+/// Sends a head, and `body` of the `length` that it announces, and checks the response against the document.
 async fn begin(asked: &Asked, token: &str, length: usize, body: &str) -> Response {
     let Example { method, path, .. } = &asked.example;
     let of_type = asked.example.body.as_ref().map_or("text/plain", |(of_type, _)| of_type);

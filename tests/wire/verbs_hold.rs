@@ -78,7 +78,7 @@ async fn a_consume_shows_receipts_when_it_is_asked_to(store: Store) {
     let two = server.get(&token, "/api/ns/q?receipt=1&count=2").await.expect(200);
     let holds: Vec<Hold> = two.json.as_array().into_iter().flatten().map(Hold::of).collect();
     assert_eq!(holds.len(), 2, "{}", two.text);
-    // A large answer is made while it is sent.
+    // A large reply is produced while it is sent.
     server.put(&token, "/api/ns/q", &"x".repeat(1 << 20)).await.expect(201);
     let large = server.get(&token, "/api/ns/q?receipt=1&count=2").await.expect(200);
     Hold::of(&large.json[0]);
@@ -290,7 +290,7 @@ async fn a_respawn_says_how_far_it_has_looked() {
     assert_eq!(refused.json["error"], "the job is not dead", "it has looked at all");
 }
 
-/// Guards against a worker that is told when a job comes back which never does.
+/// Guards against a worker that is told when a job will be ready which never will be.
 async fn a_release_beyond_the_ttl_is_dead_with_its_reason(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -342,7 +342,7 @@ async fn a_delayed_job_is_due_now(store: Store) {
     post(&server, &token, "/api/ns/q/key/a%20b/promote", "").await.expect(400);
     let other = send(server.api("PUT", &format!("{job}/promote"), &token)).await;
     assert_eq!((other.status, other.says()), (404, "api not found"));
-    // On the admin port the account stands in place of the token.
+    // On the admin port the account replaces the token.
     let last = server.put(&token, "/api/ns/q?delay=600", "last").await.expect(201).job_id();
     let path = format!("/api/ns/q/job/{last}/promote");
     assert_eq!(send(server.admin("POST", &path)).await.expect(200).says(), "ready");

@@ -272,7 +272,7 @@ async fn a_cursor_is_good_for_its_own_list_and_tells_nothing(store: Store) {
     assert_eq!(jobs(&page).len(), 1, "the list continues: {}", page.text);
 }
 
-/// Guards against an answer of a hundred megabytes.
+/// Guards against a reply of a hundred megabytes.
 async fn a_page_of_large_bodies_ends_early_and_goes_on(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;

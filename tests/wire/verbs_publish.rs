@@ -33,7 +33,7 @@ fn unix_ms() -> u64 {
     now.as_millis() as u64
 }
 
-/// An instant of an answer, in Unix milliseconds.
+/// Parses an instant of a reply, in Unix milliseconds.
 #[track_caller]
 fn instant(value: &Value) -> u64 {
     let text = value.as_str().unwrap_or_else(|| panic!("an instant was expected, not {value}"));

@@ -132,7 +132,7 @@ class Liar:
         async for raw in reader:
             op = json.loads(raw)
             self.asked[op["id"]] = dict(op)
-            # What is under way must not hold up what comes.
+            # Concurrently, so that an operation in flight does not block the next line.
             self.later(self._op(op))
             await asyncio.sleep(0)
         if not self.outlives_input:

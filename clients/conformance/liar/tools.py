@@ -23,7 +23,7 @@ def lie(break_: Break) -> Break:
     return break_
 
 
-# What most breaks are made of.
+# Building blocks of most faults.
 
 
 def op(liar: Liar, names: str, change: Callable[[Line], Any]) -> None:

@@ -216,7 +216,7 @@ async def idle(language: str, seconds: float) -> None:
         await hand.start(server, token, concurrency=50)
         await hand.work()
         await asyncio.sleep(1)
-        # A poll that waits is counted when it is answered.
+        # A waiting poll is counted when it ends.
         meter = await Meter.start(server, hand)
         await asyncio.sleep(seconds)
         _, _, of_worker, asked = await meter.stop()
@@ -330,7 +330,7 @@ async def killed(languages: Sequence[str], seconds: int) -> int:
             await server.again()
         await asyncio.gather(*publishers)
         await until(lambda: sum(hand.done() for hand in hands) >= len(ids), 60)
-        # What is done twice comes a little later.
+        # Duplicates arrive a little later.
         await asyncio.sleep(2)
         result = tell("killed " + "+".join(languages), hands, ids, failed)
         for hand in hands:
@@ -366,7 +366,7 @@ async def rolling(languages: Sequence[str], seconds: int) -> int:
             codes[await old.program.exit_code(40)] += 1
         await publishing
         await until(lambda: sum(hand.done() for hand in hands) >= len(ids), 60)
-        # What is done twice comes a little later.
+        # Duplicates arrive a little later.
         await asyncio.sleep(2)
         result = tell("rolling " + "+".join(languages), hands, ids, failed)
         print(f"rolling: exit codes {dict(codes)}", flush=True)

@@ -94,7 +94,7 @@ async def play(server: Server, language: Language, scenario: Scenario) -> Outcom
         began = time.monotonic()
         async with asyncio.timeout(scenario.seconds):
             await scenario.play(stage)
-        # A program that says more than the protocol has would break whoever reads it.
+        # Output beyond the protocol would confuse any reader of it.
         if program.bad_lines:
             raise Broken(f"lines that are no JSON on standard output: {program.bad_lines[:3]}")
     except TimeoutError:
@@ -253,7 +253,7 @@ async def run_liar(
         cells = []
         for outcome in sorted((o for o in outcomes if o.scenario is scenario), key=lambda o: o.language != "keeps"):
             kept, honest = outcome.word in ("holds", "again"), outcome.language == "keeps"
-            # A liar that does not start, or is at fault itself, has been seen by nobody.
+            # A liar that does not start, or fails by itself, proves nothing.
             fine = (kept == honest and outcome.ready) or outcome.word == "lacks"
             failed += not fine
             if not honest and outcome.word != "lacks":

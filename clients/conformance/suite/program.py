@@ -98,7 +98,7 @@ class Program:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(Gone(f"the program has ended: {self.said()}"))
-        # Who hung up on a request that was cancelled does not look at it.
+        # The caller of a cancelled request does not read its exception.
         for future in self._waiting.values():
             future.exception() if future.done() and not future.cancelled() else None
         asyncio.get_running_loop().call_soon(self.signal.ring)
@@ -163,7 +163,7 @@ class Program:
         self.process.stdin.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), 5)
-        # It was started as the head of a group, so this reaches what it has started, and nothing else.
+        # It was started as a group leader, so this reaches its descendants, and nothing else.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signals.SIGKILL)
         await self.process.wait()

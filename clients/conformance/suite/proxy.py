@@ -298,13 +298,14 @@ async def streamed(exchange: Exchange) -> None:
     try:
         await asyncio.wait({relaying, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not relaying.done():
-            # Half of the connection is closed, or all of it: half is on the server's side, which may have a last word.
+            # The connection is closed completely, or only on the client's side: the server may still send a last
+            # reply.
             exchange.proxy.half_close(exchange)
             await asyncio.wait({relaying})
         try:
             relaying.result()
         except (Ended, OSError):
-            # What the program has seen of the answer breaks off too.
+            # The part of the response that the program has seen is aborted too.
             exchange.answered_at = None
             raise
     finally:
@@ -343,7 +344,7 @@ async def reset_within(exchange: Exchange) -> None:
     cut = len(raw) - 2 if answer.status == 204 else len(raw) - max(1, len(answer.body) // 2)
     exchange.writer.write(raw[:cut])
     await exchange.writer.drain()
-    # The bytes would be thrown away by an RST that comes with them.
+    # An RST right behind the bytes would make the peer discard them.
     await asyncio.sleep(0.05)
     exchange.reset()
 

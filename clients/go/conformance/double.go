@@ -10,7 +10,7 @@ import (
 	"dormouse.example/clients/go/dormousetest"
 )
 
-// double publishes jobs to a server in the process and handles them, moves its clock, and handles what is due then.
+// double publishes jobs to an in-process server and handles them, moves its clock, and handles jobs due by then.
 func (p *program) double(ctx context.Context, c command) (any, error) {
 	server := dormousetest.New()
 	client, err := dormouse.NewClient("http://double", "double", "", dormouse.Transport(server))

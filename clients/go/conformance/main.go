@@ -1,5 +1,5 @@
-// The conformance program of the Go library: it does what the lines of its standard input say, and tells what has come
-// of it on its standard output. The suite in clients/conformance drives it.
+// The conformance program of the Go library: it executes the commands on its standard input, and writes the results
+// to its standard output. The suite in clients/conformance drives it.
 package main
 
 import (
@@ -36,9 +36,9 @@ func main() {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	go func() {
-		<-signals // each worker has it too
+		<-signals // each worker receives it too
 		p.running.Wait()
-		p.mu.Lock() // for good: no line is cut
+		p.mu.Lock() // forever: no line is truncated
 		if p.unclean {
 			os.Exit(1)
 		}
@@ -49,7 +49,7 @@ func main() {
 	os.Exit(0)
 }
 
-// program has what the lines have made.
+// program holds the objects created by commands.
 type program struct {
 	mu      sync.Mutex // of all below
 	out     *json.Encoder
@@ -57,8 +57,8 @@ type program struct {
 	workers map[string]*worker
 	held    map[string]*dormouse.Job // by id
 	gates   map[string]chan struct{}
-	done    map[string]int // how often a job has come to an end with "times"
-	unclean bool           // a worker has left handlers
+	done    map[string]int // how often a step with "times" has ended a job
+	unclean bool           // a worker has ended with running handlers
 
 	running sync.WaitGroup // workers
 }
@@ -99,7 +99,7 @@ func (p *program) read(in io.Reader) {
 			p.write(object{"id": c.ID, "result": result})
 		}
 		switch c.Op {
-		case "client", "worker", "start", "open": // later lines stand on them
+		case "client", "worker", "start", "open": // later lines depend on them
 			answer()
 		default:
 			go answer()
@@ -107,7 +107,7 @@ func (p *program) read(in io.Reader) {
 	}
 }
 
-// describe is an error as the protocol has it.
+// describe returns an error in the format of the protocol.
 func describe(err error) object {
 	if err == nil {
 		return nil
@@ -177,7 +177,7 @@ type command struct {
 	fields map[string]json.RawMessage
 }
 
-// get reads a field; it says whether that was given.
+// get parses a field; it reports whether the field was given.
 func (c command) get(name string, into any) bool {
 	text, given := c.fields[name]
 	if !given || string(text) == "null" {

@@ -9,7 +9,7 @@ import (
 	"dormouse.example/clients/go"
 )
 
-// request does an op that is one call of a client.
+// request executes an op that is one call of a client.
 func (p *program) request(ctx context.Context, client *dormouse.Client, c command) (any, error) {
 	switch c.Op {
 	case "publish":
@@ -83,7 +83,7 @@ func (p *program) request(ctx context.Context, client *dormouse.Client, c comman
 	return nil, fmt.Errorf("the op %q is not known", c.Op)
 }
 
-// message reads what a publish says. A body that is JSON is a value of its own.
+// message parses the options of a publish. A JSON body is returned as value.
 func message(c command) (data []byte, value any, opts []dormouse.PublishOption, err error) {
 	add := func(opt dormouse.PublishOption) { opts = append(opts, opt) }
 	var seconds float64
@@ -206,7 +206,7 @@ func (p *program) job(id string) (*dormouse.Job, error) {
 	return nil, fmt.Errorf("the job %q was not consumed", id)
 }
 
-// hold does what a job is needed for that was consumed.
+// hold executes an op on a consumed job.
 func (p *program) hold(ctx context.Context, c command) (any, error) {
 	job, err := p.job(c.JobID)
 	if err != nil {
@@ -262,7 +262,7 @@ func respawn(ctx context.Context, client *dormouse.Client, c command) (any, erro
 	return object{"respawned": done.Respawned, "missing": append([]string{}, done.Missing...)}, err
 }
 
-// most is how many are drawn from an iterator: all when it is not said.
+// most returns how many values to read from an iterator: all by default.
 func most(c command) int {
 	take := 1 << 30
 	c.get("take", &take)

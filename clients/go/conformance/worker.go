@@ -13,7 +13,7 @@ import (
 	"dormouse.example/clients/go"
 )
 
-// worker is one of the library's, with a handler that does what the body of each job says.
+// worker is a worker of the library, whose handler follows the steps in the body of each job.
 type worker struct {
 	p       *program
 	name    string
@@ -22,8 +22,8 @@ type worker struct {
 	running int64
 	ended   chan struct{}
 	err     error
-	stop    context.CancelFunc // ends its run, also before that has begun; nil before its start
-	stopped bool               // it was told to
+	stop    context.CancelFunc // ends its run, even before it has begun; nil before its start
+	stopped bool               // it was asked to stop
 }
 
 func (p *program) makeWorker(c command) (any, error) {
@@ -76,7 +76,7 @@ func (p *program) makeWorker(c command) (any, error) {
 	return object{}, nil
 }
 
-// queueList reads a list, or an object of weights in its order.
+// queueList parses a list, or an object of weights in its order.
 func queueList(text json.RawMessage) (queues []string, weights map[string]int, err error) {
 	if !bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
 		err = json.Unmarshal(text, &queues)
@@ -206,7 +206,7 @@ func (w *worker) middleware(next dormouse.Handler) dormouse.Handler {
 	}
 }
 
-// handle does the steps of a job.
+// handle executes the steps of a job.
 func (w *worker) handle(ctx context.Context, job *dormouse.Job) error {
 	running := atomic.AddInt64(&w.running, 1)
 	defer atomic.AddInt64(&w.running, -1)
@@ -221,10 +221,10 @@ func (w *worker) handle(ctx context.Context, job *dormouse.Job) error {
 		case <-over:
 		}
 	}()
-	result := "panic" // unless it comes to its end
+	result := "panic" // unless it returns
 	defer func() { w.event("end", object{"job_id": job.ID, "result": result}) }()
 	err := s.all()
-	if ctx.Err() != nil { // the other goroutine may not have been told
+	if ctx.Err() != nil { // the other goroutine may not have been notified
 		s.tellCancelled()
 	}
 	switch {
@@ -259,7 +259,7 @@ func (s *steps) tellCancelled() {
 	})
 }
 
-// step is one of a job's body. What is not given is nil.
+// step is a step in a job's body. Missing fields are nil.
 type step struct {
 	Sleep   *float64 `json:"sleep"`
 	Wait    *string  `json:"wait"`
@@ -310,7 +310,7 @@ func (s *steps) all() error {
 	return nil
 }
 
-// passedOver counts the ends that have "times".
+// passedOver counts the ends with "times", and reports whether to skip this one.
 func (s *steps) passedOver(i int, one step) bool {
 	if one.Times == nil {
 		return false
@@ -331,7 +331,7 @@ func (s *steps) one(one step) (end bool, err error) {
 		return false, s.untilDone(nil, s.w.p.gate(*one.Wait))
 	case one.Ignore != nil:
 		time.Sleep(duration(*one.Ignore))
-	case one.Block != nil: // handlers have no thread of their own in Go: the others go on
+	case one.Block != nil: // handlers have no thread of their own in Go: the others continue
 		time.Sleep(duration(*one.Block))
 	case one.Publish != nil:
 		_, err = s.w.client.Publish(ctx, one.Publish.Queue, one.Publish.Data)
@@ -361,7 +361,7 @@ func (s *steps) one(one step) (end bool, err error) {
 	return false, err
 }
 
-// untilDone waits for one of the two, or for the end of the context.
+// untilDone waits for either of the two, or for the end of the context.
 func (s *steps) untilDone(over <-chan time.Time, gate <-chan struct{}) error {
 	select {
 	case <-over:

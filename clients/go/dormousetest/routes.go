@@ -22,11 +22,11 @@ const (
 	maxAttributes = 16
 )
 
-// call is a request whose names are good.
+// call is a request with valid names.
 type call struct {
 	method    string
 	namespace string
-	queue     string   // or several, of a consume
+	queue     string   // or several, for a consume
 	rest      []string // of the path
 	query     url.Values
 	header    http.Header
@@ -63,7 +63,7 @@ func parse(req *http.Request, path string, body []byte) (*call, *answer) {
 	return c, nil
 }
 
-// readPoll reads what a consume asks for.
+// readPoll parses the parameters of a consume.
 func readPoll(c *call) (p poll, refused *answer) {
 	refuse := func(text string) (poll, *answer) {
 		a := failed(http.StatusBadRequest, text)
@@ -121,7 +121,7 @@ var (
 
 func ok(body object) answer { return answer{status: http.StatusOK, body: body} }
 
-// once answers everything but polls.
+// once answers all requests except polls.
 func (s *Server) once(c *call) answer {
 	if c.queue == "" {
 		return s.listQueues(c)
@@ -183,7 +183,7 @@ func (s *Server) once(c *call) answer {
 	return unknown
 }
 
-// repeat is a publish that was answered.
+// repeat is a completed publish.
 type repeat struct {
 	request string
 	got     answer
@@ -222,7 +222,7 @@ func attributeHeaders(header http.Header) map[string]string {
 	return attributes
 }
 
-// wanted is what a publish says of a job. Numbers are kept as they were written.
+// wanted is the description of a job in a publish. Numbers are kept as text.
 type wanted struct {
 	Data       []byte            `json:"data"`
 	Text       *string           `json:"text"`
@@ -304,7 +304,7 @@ func (s *Server) publish(c *call, q *queue, batch bool) answer {
 	}
 	var published []object
 	for i, one := range all {
-		done, _ := s.put(q, jobs[i], one) // what could refuse it was looked at
+		done, _ := s.put(q, jobs[i], one) // all reasons to refuse it were checked
 		published = append(published, done)
 	}
 	return answer{status: http.StatusCreated, body: object{"msg": "published", "jobs": published}}
@@ -312,7 +312,7 @@ func (s *Server) publish(c *call, q *queue, batch bool) answer {
 
 func given(query url.Values, name string) json.Number { return json.Number(query.Get(name)) }
 
-// prepare makes a job that is not in the store yet.
+// prepare creates a job that is not in the store yet.
 func (s *Server) prepare(c *call, w wanted) (*job, *answer) {
 	refuse := func(text string) (*job, *answer) {
 		a := failed(http.StatusBadRequest, text)
@@ -360,7 +360,7 @@ func (s *Server) prepare(c *call, w wanted) (*job, *answer) {
 		delay = at.Sub(s.now)
 	}
 	if delay > 0 {
-		// Whole milliseconds, never too early.
+		// Whole milliseconds, rounded up.
 		j.state, j.since = delayed, s.now.Add((delay + time.Millisecond - 1).Truncate(time.Millisecond))
 	} else {
 		delay = 0
@@ -410,7 +410,7 @@ func (s *Server) prepare(c *call, w wanted) (*job, *answer) {
 	return j, nil
 }
 
-// span reads seconds with up to three decimals. Nothing is what is said.
+// span parses seconds with up to three decimals. An empty text means otherwise.
 func span(text string, otherwise time.Duration) (time.Duration, bool) {
 	if text == "" {
 		return otherwise, true
@@ -548,7 +548,7 @@ func (s *Server) promote(j *job, none answer) answer {
 	return ok(object{"msg": "ready"})
 }
 
-// held does what a receipt is needed for.
+// held executes an operation that needs a receipt.
 func (s *Server) held(c *call, j *job) answer {
 	receipt := c.query.Get("receipt")
 	ttr, good := span(c.query.Get("ttr"), defaultTTR)
@@ -611,7 +611,7 @@ func (s *Server) pause(c *call, q *queue) answer {
 	return ok(object{"msg": "paused", "until": instant(q.until)})
 }
 
-// page reads the limit and the cursor of a list: the name or the place after which it goes on.
+// page parses the limit and the cursor of a list: the name or position after which it continues.
 func page(c *call, otherwise int) (limit int, after string, refused *answer) {
 	limit, after = otherwise, c.query.Get("cursor")
 	if text, given := c.query["limit"]; given {
@@ -674,7 +674,7 @@ func (s *Server) listJobs(c *call, q *queue) answer {
 	if refused != nil {
 		return *refused
 	}
-	// Where the page before has ended, as a job that comes before all of this page.
+	// The end of the previous page, as a job that precedes all of this page.
 	var last *job
 	if after != "" {
 		var since int64

@@ -1,12 +1,12 @@
-// Package dormousetest has a Dormouse in the process, for tests: an [http.RoundTripper] that answers as a server does,
-// over a clock that stands still until the test moves it.
+// Package dormousetest provides an in-process Dormouse for tests: an [http.RoundTripper] that responds like a server,
+// with a clock that only the test moves.
 //
 //	server := dormousetest.New()
 //	client, err := dormouse.NewClient("http://double", "test", "", dormouse.Transport(server))
 //
-// The real client and the real worker run on it; [dormouse.Worker.RunUntilIdle] handles what is due, and returns. Of
-// the routes it has those that the client uses. This file has the server and its clock, store.go the jobs, and routes.go
-// the requests.
+// The real client and the real worker run on it; [dormouse.Worker.RunUntilIdle] handles the jobs that are due, and
+// returns. It has only the routes that the client uses. This file has the server and its clock, store.go the jobs,
+// and routes.go the requests.
 package dormousetest
 
 import (
@@ -24,15 +24,15 @@ import (
 type Server struct {
 	mu      sync.Mutex
 	now     time.Time
-	changed chan struct{} // closed, and made anew, when a poll may find something
+	changed chan struct{} // closed and replaced when a poll may find something
 	store   map[string]map[string]*queue
-	numbers int64                 // of jobs, places and hand-overs
-	heads   int64                 // places before all others
+	numbers int64                 // of jobs, positions and deliveries
+	heads   int64                 // positions before all others
 	repeats map[string]*repeat    // by namespace, queue and idempotency key
 	shares  map[string]*weighting // by the list of queues and weights
 }
 
-// New makes a server without jobs. Its clock shows the time of the machine, and stands still.
+// New returns a server without jobs. Its clock starts at the machine's time, and does not advance by itself.
 func New() *Server {
 	return &Server{
 		now: time.Now().UTC().Truncate(time.Millisecond), changed: make(chan struct{}),
@@ -40,15 +40,15 @@ func New() *Server {
 	}
 }
 
-// Now is what the server's clock shows.
+// Now returns the time of the server's clock.
 func (s *Server) Now() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.now
 }
 
-// Advance moves the clock: what falls due is ready, what is not acked in time comes back, and polls that have waited
-// long enough are answered.
+// Advance moves the clock: due jobs become ready, jobs that were not acked in time are redelivered, and polls whose
+// timeout has passed are answered.
 func (s *Server) Advance(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,13 +56,13 @@ func (s *Server) Advance(d time.Duration) {
 	s.wake()
 }
 
-// wake has polls look again. The caller has the lock.
+// wake makes polls check again. The caller holds the lock.
 func (s *Server) wake() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// answer is what a request gets: JSON, or nothing with a 204.
+// answer is a response: JSON, or empty with a 204.
 type answer struct {
 	status   int
 	body     any
@@ -111,7 +111,7 @@ func (s *Server) RoundTrip(req *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// answer waits where a poll does; all else is done under the lock.
+// answer waits if a poll does; everything else happens under the lock.
 func (s *Server) answer(req *http.Request, body []byte) (answer, error) {
 	path := req.URL.EscapedPath()
 	if i := strings.Index(path, "/api/"); i >= 0 {
@@ -134,7 +134,7 @@ func (s *Server) answer(req *http.Request, body []byte) (answer, error) {
 		return *refused, nil
 	}
 	end := s.now.Add(poll.timeout)
-	real := time.NewTimer(poll.timeout) // so that a worker sees its polls end
+	real := time.NewTimer(poll.timeout) // so that a worker's polls end
 	defer real.Stop()
 	for over := poll.timeout == 0; ; {
 		s.upkeep()

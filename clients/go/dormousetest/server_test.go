@@ -34,7 +34,7 @@ func publish(t *testing.T, client *dormouse.Client, queue, data string, opts ...
 	return published.JobID
 }
 
-// consume says what comes: the bodies, with a blank between.
+// consume returns the bodies of the consumed jobs, separated by blanks.
 func consume(t *testing.T, client *dormouse.Client, count int, queues ...string) string {
 	t.Helper()
 	jobs, err := client.Consume(ctx, dormouse.ConsumeOptions{Count: count, TTR: 10 * time.Second}, queues...)
@@ -64,7 +64,7 @@ func TestJobsComeInTheirOrder(t *testing.T) {
 	want(t, consume(t, client, 1, "other", "mail"), "a")
 	server.Advance(999 * time.Millisecond)
 	want(t, consume(t, client, 9, "mail"), "")
-	server.Advance(5 * time.Second) // both at once, in the order of their instants
+	server.Advance(5 * time.Second) // both at once, in order of their due times
 	want(t, consume(t, client, 9, "mail"), "b c")
 }
 
@@ -117,7 +117,7 @@ func TestAPollWaits(t *testing.T) {
 	server.Advance(time.Second)
 	want(t, <-came, "1")
 	go wait()
-	for ended := false; !ended; { // the poll may not have come yet: its minute counts from then
+	for ended := false; !ended; { // the poll may not have arrived yet: its minute begins with it
 		server.Advance(time.Minute)
 		select {
 		case got := <-came:

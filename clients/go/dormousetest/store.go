@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// queue has its jobs by their ids, in whatever state.
+// queue has its jobs by id, in any state.
 type queue struct {
 	jobs   map[string]*job
 	paused bool
-	until  time.Time // of the pause; zero where it does not end
+	until  time.Time // of the pause; zero if it does not end by itself
 }
 
 type state string
@@ -33,12 +33,12 @@ type job struct {
 	state      state
 	published  time.Time
 	since      time.Time // when it is or became ready, when its ttr ends, or when it died
-	place      int64     // among jobs of one state and instant; of ready ones alone, their order
+	place      int64     // order among jobs of one state and instant; for ready jobs, their order
 	expires    time.Time // zero is never
 	tries      int       // that are left
 	key        string
 	reason     string
-	receipt    string // of the hand-over that stands
+	receipt    string // of the current delivery
 }
 
 func (s *Server) number() int64 {
@@ -58,7 +58,7 @@ func (s *Server) queue(namespace, name string) *queue {
 	return queues[name]
 }
 
-// upkeep does what the time has brought: in the order of its instants.
+// upkeep executes everything that is due, in order of time.
 func (s *Server) upkeep() {
 	for _, queues := range s.store {
 		for _, q := range queues {
@@ -82,7 +82,7 @@ func (s *Server) upkeep() {
 	}
 }
 
-// comeBack makes a job ready at its instant, or dead where no try is left.
+// comeBack makes a job ready at its instant, or dead if no try is left.
 func (s *Server) comeBack(j *job) {
 	if j.tries == 0 {
 		s.die(j, j.since)
@@ -96,7 +96,7 @@ func (s *Server) die(j *job, at time.Time) {
 	j.tries, j.key, j.receipt, j.expires = 0, "", "", time.Time{}
 }
 
-// order is that in which jobs of one state come.
+// order sorts jobs of one state by their order of delivery.
 func order(jobs []*job) {
 	sort.Slice(jobs, func(a, b int) bool { return jobs[a].before(jobs[b]) })
 }
@@ -108,7 +108,7 @@ func (j *job) before(other *job) bool {
 	return j.place < other.place
 }
 
-// in lists the jobs of one state, in their order.
+// in returns the jobs of one state, in order.
 func (q *queue) in(st state) []*job {
 	var jobs []*job
 	for _, j := range q.jobs {
@@ -120,7 +120,7 @@ func (q *queue) in(st state) []*job {
 	return jobs
 }
 
-// holder is the job that has the key.
+// holder returns the job with the key.
 func (q *queue) holder(key string) *job {
 	for _, j := range q.jobs {
 		if key != "" && j.key == key {
@@ -136,16 +136,16 @@ type poll struct {
 	queues    []string
 	weights   []int
 	count     int
-	many      bool // it is answered by an array
+	many      bool // the reply is an array
 	receipts  bool
 	ttr       time.Duration
 	timeout   time.Duration
 }
 
-// weighting serves queues in their proportion: who is owed most is next.
+// weighting serves queues in proportion to their weights: the queue that is owed most is next.
 type weighting struct{ owed []int }
 
-// handOut takes ready jobs; nil when there is none.
+// handOut delivers ready jobs; nil if there are none.
 func (s *Server) handOut(p poll) any {
 	var jobs []object
 	for len(jobs) < p.count {
@@ -171,7 +171,7 @@ func (s *Server) handOut(p poll) any {
 	return jobs[0]
 }
 
-// hold gives a job a new receipt: how many tries are left, and a number.
+// hold gives a job a new receipt: the number of tries left, and a unique number.
 func (s *Server) hold(j *job, ttr time.Duration) {
 	j.state, j.since, j.place = running, s.now.Add(ttr), s.number()
 	j.receipt = fmt.Sprintf("%d-%d", j.tries, j.place)
@@ -220,7 +220,7 @@ func (s *Server) next(p poll) *job {
 	return best
 }
 
-// shown is a job as the routes of lmstfy show it.
+// shown returns a job in the format of lmstfy's routes.
 func (j *job) shown(now time.Time) object {
 	var attributes any
 	if len(j.attributes) > 0 {
@@ -232,7 +232,7 @@ func (j *job) shown(now time.Time) object {
 	}
 }
 
-// ttl is in seconds, rounded, at least 1; 0 is forever.
+// ttl returns seconds, rounded, at least 1; 0 is forever.
 func (j *job) ttl(now time.Time) int64 {
 	if j.expires.IsZero() {
 		return 0

@@ -39,7 +39,7 @@ func main() {
 	}
 }
 
-// publish stores a mail for each name; one that waits already is not stored again.
+// publish stores a mail for each name, unless one is waiting already.
 func publish(ctx context.Context, client *dormouse.Client, names []string) error {
 	for _, name := range names {
 		published, err := client.PublishJSON(ctx, "mail", mail{To: name}, dormouse.Tries(5), dormouse.Key(name))

@@ -569,6 +569,6 @@ def plain(record: Any) -> Json:
 if __name__ == "__main__":
     sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     code = Program().main()
-    # Handlers that did not return keep no process alive.
+    # Handlers that have not returned must not keep the process alive.
     sys.stdout.flush()
     os._exit(code)

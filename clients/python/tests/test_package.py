@@ -46,6 +46,6 @@ def test_the_wheel_is_used_from_an_empty_environment(tmp_path: Path) -> None:
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel, cwd=tmp_path)
     (tmp_path / "program.py").write_text(PROGRAM)
     assert run(python, "-W", "error", "program.py", cwd=tmp_path) == "0.1.0\n"
-    # Its types are there for whoever checks the program.
+    # Its types are available to type checkers of the program.
     checked = run(sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "program.py", cwd=tmp_path)
     assert "no issues found" in checked

@@ -77,7 +77,7 @@ async def left(server: Server) -> dict[str, int]:
     return {state: count for state, count in counts.items() if count}
 
 
-# What becomes of a job
+# Results of jobs
 
 
 @pytest.mark.parametrize(
@@ -646,7 +646,7 @@ def test_weights_and_order_of_queues(loop: JumpingLoop, server: Server) -> None:
             assert last.url.path.rpartition("/")[2] == ("b,a" if queues == ["b", "a"] else "a,b")
             assert last.url.params.get("weights") == weights
 
-    # A worker of an AsyncClient has a thread: a loop that jumps would not wait for it.
+    # A worker of an AsyncClient has a thread: a loop with virtual time would not wait for it.
     asyncio.run(test())
 
 

@@ -1,4 +1,4 @@
-//! The client: every verb of the public port, and when a call is repeated.
+//! The client: every verb of the public port, and the rules for retries.
 
 use std::env;
 use std::fmt;
@@ -25,22 +25,22 @@ use crate::request::{Call, Repeat, job_path, namespace_path, queue_path, queues_
 use crate::time::{Given, Pauses, seconds, seconds_json, whole};
 use crate::transport::{Answer, Head, Http, Request, Transport};
 
-/// How long a call may be repeated at most: for ten minutes a server knows what it has answered.
+/// Maximum of `retry_for`: a server remembers idempotency keys for ten minutes.
 const LONGEST_RETRY: Duration = Duration::from_secs(540);
-/// What one batch of publishes has at most.
+/// Maximum size of a batch of publishes.
 const BATCH_JOBS: usize = 64;
 const BATCH_BYTES: usize = 8 << 20;
-/// What one call with ids has at most.
+/// Maximum number of ids in one call.
 const IDS: usize = 100;
 /// How much longer than its poll a consume may take.
 const POLL_SLACK: Duration = Duration::from_secs(10);
 
 tokio::task_local! {
-    /// The trace of the job that a handler works on.
+    /// The trace of the job in the current handler.
     pub(crate) static TRACE: Option<String>;
 }
 
-/// A server, and a namespace of it. A clone shares its connections.
+/// A client of a server and a namespace. Clones share its connections.
 ///
 /// ```no_run
 /// # async fn example() -> dormouse_client::Result<()> {
@@ -64,7 +64,7 @@ struct Inner {
     retry_for: Duration,
 }
 
-/// Makes a [`Client`].
+/// Builds a [`Client`].
 #[derive(Clone)]
 pub struct Builder {
     url: String,
@@ -76,25 +76,25 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// How long one request may take; 10 s by default.
+    /// Timeout of one request; 10 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Builder {
         self.timeout = timeout;
         self
     }
 
-    /// How long a call may be repeated; 30 s by default, 540 at most, zero is never.
+    /// How long a call may be retried; 30 s by default, at most 540 s, zero for never.
     pub fn retry_for(mut self, retry_for: Duration) -> Builder {
         self.retry_for = retry_for;
         self
     }
 
-    /// Another way to a server, such as a [double](crate::double).
+    /// Uses another transport, such as a [double](crate::double).
     pub fn transport(mut self, transport: Arc<dyn Transport>) -> Builder {
         self.transport = Some(transport);
         self
     }
 
-    /// The client; no connection is opened yet.
+    /// Builds the client; opens no connection yet.
     pub fn build(self) -> Result<Client> {
         if self.retry_for > LONGEST_RETRY {
             return Err(Error::invalid("retry_for should be 540 seconds at most"));
@@ -133,12 +133,12 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client of the server at `url`, which may have a path in front of `/api`.
+    /// Creates a client of the server at `url`, which may have a path before `/api`.
     pub fn new(url: &str, namespace: &str, token: &str) -> Result<Client> {
         Client::builder(url, namespace, token).build()
     }
 
-    /// The same, with options.
+    /// Returns a builder, for more options.
     pub fn builder(url: &str, namespace: &str, token: &str) -> Builder {
         Builder {
             url: url.to_owned(),
@@ -150,8 +150,8 @@ impl Client {
         }
     }
 
-    /// A client by `DORMOUSE_URL` (`http://127.0.0.1:7777` where it is not set), `DORMOUSE_NAMESPACE` and
-    /// `DORMOUSE_TOKEN`, as `dormouse queue` has them.
+    /// Creates a client from `DORMOUSE_URL` (default `http://127.0.0.1:7777`), `DORMOUSE_NAMESPACE` and
+    /// `DORMOUSE_TOKEN`, as `dormouse queue` does.
     pub fn from_env() -> Result<Client> {
         let read = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let url = read("DORMOUSE_URL").unwrap_or_else(|| "http://127.0.0.1:7777".to_owned());
@@ -160,12 +160,12 @@ impl Client {
         Client::new(&url, &namespace, &read("DORMOUSE_TOKEN").unwrap_or_default())
     }
 
-    /// The namespace.
+    /// Returns the namespace.
     pub fn namespace(&self) -> &str {
         &self.0.namespace
     }
 
-    /// The same over connections of its own.
+    /// Returns a client with its own connections.
     pub(crate) fn fork(&self) -> Result<Client> {
         let Some(transport) = self.0.transport.fork() else {
             return Ok(self.clone());
@@ -183,14 +183,14 @@ impl Client {
         self.0.timeout
     }
 
-    /// Publishes a job. It is stored when the answer comes. The request is repeated with one idempotency key, so
-    /// that it is stored once.
+    /// Publishes a job. It is durable when this returns. Retries use the same idempotency key, so that the job is
+    /// stored once.
     pub fn publish(&self, queue: &str, job: impl Into<NewJob>) -> Publish {
         Publish { client: self.clone(), queue: queue.to_owned(), job: job.into(), idempotency_key: None }
     }
 
-    /// Publishes any number of jobs in order, in batches of which each is stored whole or not at all. An error says
-    /// what was published before it.
+    /// Publishes any number of jobs in order, in batches. Each batch is stored completely or not at all. An error has
+    /// the jobs published before it.
     pub async fn publish_many(&self, queue: &str, jobs: Vec<NewJob>) -> Result<Vec<Published>> {
         let mut elements = Vec::with_capacity(jobs.len());
         for (n, job) in jobs.iter().enumerate() {
@@ -244,12 +244,12 @@ impl Client {
         Ok(placed.jobs)
     }
 
-    /// Forgets a job, in whatever state it is.
+    /// Deletes a job, in any state.
     pub async fn cancel(&self, queue: &str, id: &str) -> Result<()> {
         self.call(&Call::delete(job_path(self.namespace(), queue, id)).safe()).await.map(drop)
     }
 
-    /// Forgets the job that has this key. It is no error of a repeat that it is gone.
+    /// Deletes the job with this key. A retry that finds it gone succeeds.
     pub async fn cancel_key(&self, queue: &str, key: &str) -> Result<()> {
         let call = Call::delete(self.key_path(queue, key)?).safe();
         let mut repeated = false;
@@ -259,23 +259,23 @@ impl Client {
         }
     }
 
-    /// Makes a delayed job ready now, behind those that are ready. [`ErrorKind::Conflict`] if it is not delayed.
+    /// Makes a delayed job ready now, after other ready jobs. [`ErrorKind::Conflict`] if it is not delayed.
     pub async fn promote(&self, queue: &str, id: &str) -> Result<()> {
         self.call(&Call::post(job_path(self.namespace(), queue, id).join("promote"))).await.map(drop)
     }
 
-    /// Makes the delayed job that has this key ready now. [`ErrorKind::NotFound`] if no job has it.
+    /// Makes the delayed job with this key ready now. [`ErrorKind::NotFound`] if no job has it.
     pub async fn promote_key(&self, queue: &str, key: &str) -> Result<()> {
         self.call(&Call::post(self.key_path(queue, key)?.join("promote"))).await.map(drop)
     }
 
-    /// A job by its id, in whatever state.
+    /// Returns a job by id, in any state.
     pub async fn get(&self, queue: &str, id: &str) -> Result<JobInfo> {
         let call = Call::get(job_path(self.namespace(), queue, id)).with("verbose", "1");
         self.call(&call).await?.json()
     }
 
-    /// The job that has this key.
+    /// Returns the job with this key.
     pub async fn get_key(&self, queue: &str, key: &str) -> Result<JobInfo> {
         self.call(&Call::get(self.key_path(queue, key)?).with("verbose", "1")).await?.json()
     }
@@ -287,7 +287,7 @@ impl Client {
         Ok(queue_path(self.namespace(), queue).join("key").join(key))
     }
 
-    /// The job that the next consume would get.
+    /// Returns the job that the next consume would get.
     pub async fn peek(&self, queue: &str) -> Result<Option<JobInfo>> {
         match self.call(&Call::get(queue_path(self.namespace(), queue).join("peek"))).await {
             Ok(answer) => answer.json().map(Some),
@@ -296,7 +296,7 @@ impl Client {
         }
     }
 
-    /// Asks for jobs of these queues. [`Consume`] says how many, and how long to wait.
+    /// Consumes jobs of these queues. [`Consume`] sets how many, and how long to wait.
     pub fn consume<Q: AsRef<str>>(&self, queues: impl IntoIterator<Item = Q>) -> Consume {
         Consume {
             client: self.clone(),
@@ -308,7 +308,7 @@ impl Client {
         }
     }
 
-    /// Acks many jobs of one queue, each by itself.
+    /// Acks jobs of one queue, each independently.
     pub async fn ack_many(&self, queue: &str, jobs: &[Job]) -> Result<Acked> {
         let mut acked = Acked::default();
         for part in jobs.chunks(IDS) {
@@ -323,7 +323,7 @@ impl Client {
         Ok(acked)
     }
 
-    /// One request, within `limit` and without repeats if it is given.
+    /// Sends one request, within `limit` and without retries if given.
     pub(crate) async fn ack_ids(
         &self,
         queue: &str,
@@ -348,7 +348,7 @@ impl Client {
         Ok(Acked { acked: answered.acked, stale: answered.stale })
     }
 
-    /// Nothing of this queue is handed out from now on; after `during` that ends by itself.
+    /// Stops deliveries from this queue, for `during` or until it is resumed.
     pub async fn pause(&self, queue: &str, during: Option<Duration>) -> Result<Option<Timestamp>> {
         #[derive(Deserialize)]
         struct Paused {
@@ -364,7 +364,7 @@ impl Client {
         self.call(&Call::post(queue_path(self.namespace(), queue).join("resume")).safe()).await.map(drop)
     }
 
-    /// How many jobs are ready.
+    /// Returns the number of ready jobs.
     pub async fn size(&self, queue: &str) -> Result<u64> {
         #[derive(Deserialize)]
         struct Size {
@@ -374,17 +374,17 @@ impl Client {
         Ok(self.call(&call).await?.json::<Size>()?.size)
     }
 
-    /// The queues of the namespace, a page at a time when it is needed.
+    /// Lists the queues of the namespace, reading pages as needed.
     pub fn queues(&self) -> Queues {
         Queues::new(self.clone())
     }
 
-    /// The jobs of a queue in one state, a page at a time when it is needed.
+    /// Lists the jobs of a queue in one state, reading pages as needed.
     pub fn jobs(&self, queue: &str, state: State) -> Jobs {
         Jobs::new(self.clone(), queue, state)
     }
 
-    /// How many dead jobs a queue has, and the oldest.
+    /// Returns the number of dead jobs of a queue, and the oldest.
     pub async fn dead_letter(&self, queue: &str) -> Result<DeadLetter> {
         #[derive(Deserialize)]
         struct Shown {
@@ -399,28 +399,28 @@ impl Client {
         })
     }
 
-    /// Makes dead jobs ready again, by their ids or the oldest.
+    /// Makes dead jobs ready again, by id or the oldest.
     pub fn respawn(&self, queue: &str) -> Respawn {
         Respawn { client: self.clone(), queue: queue.to_owned(), tries: None, delay: None, ttl: None }
     }
 
-    /// Deletes the oldest dead jobs, so many at most.
+    /// Deletes up to `oldest` of the oldest dead jobs.
     pub async fn delete_dead(&self, queue: &str, oldest: u64) -> Result<()> {
         let call = Call::delete(queue_path(self.namespace(), queue).join("deadletter"));
         self.call(&call.with("limit", &oldest.to_string())).await.map(drop)
     }
 
-    /// Forgets the jobs of a queue that are ready.
+    /// Deletes the ready jobs of a queue.
     pub async fn destroy(&self, queue: &str) -> Result<()> {
         self.call(&Call::delete(queue_path(self.namespace(), queue))).await.map(drop)
     }
 
-    /// A call that is repeated as its kind allows.
+    /// Sends a call, with the retries that its kind allows.
     pub(crate) async fn call(&self, call: &Call) -> Result<Answer> {
         self.repeat(call, &mut false).await
     }
 
-    /// The same; it says whether an answer may have been lost on the way.
+    /// Like [`call`](Client::call); sets `lost` if a reply may have been lost.
     async fn repeat(&self, call: &Call, lost: &mut bool) -> Result<Answer> {
         let until = Instant::now() + self.0.retry_for;
         let mut pauses = Pauses::default();
@@ -429,7 +429,7 @@ impl Client {
         loop {
             let error = match self.once(call, limit).await {
                 Ok(answer) => return Ok(answer),
-                // It was cut short by the end of all repeats: what came before says more.
+                // The end of the retries cut it short: the error before is more informative.
                 Err(error) if error.kind() == ErrorKind::Timeout && limit < self.0.timeout => {
                     return Err(before.unwrap_or(error));
                 }
@@ -450,12 +450,12 @@ impl Client {
         }
     }
 
-    /// One request, within `limit`.
+    /// Sends one request, within `limit`.
     pub(crate) async fn once(&self, call: &Call, limit: Duration) -> Result<Answer> {
         self.once_seen(call, limit, &Head::default()).await
     }
 
-    /// The same; `head` learns when the head of the answer came.
+    /// Like [`once`](Client::once); records in `head` when the head of the response arrived.
     pub(crate) async fn once_seen(&self, call: &Call, limit: Duration, head: &Head) -> Result<Answer> {
         let mut headers = call.headers.clone();
         headers.insert(HeaderName::from_static("x-token"), self.0.token.clone());
@@ -472,7 +472,7 @@ impl Client {
     }
 }
 
-/// The call, to be done once however often it is sent.
+/// Adds an idempotency key, so that the call is executed once however often it is sent.
 fn once_only(mut call: Call, key: Option<String>) -> Result<Call> {
     let key = match key {
         Some(key) => key,
@@ -492,7 +492,7 @@ fn replayed(answer: &Answer) -> bool {
     answer.header("idempotency-replayed").is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
-/// The attributes of a job, and the trace of the handler that publishes it.
+/// Returns the attributes of a job, with the trace of the handler that publishes it.
 fn attributes(job: &NewJob) -> crate::job::Attributes {
     let mut attributes = job.attributes.clone();
     if !attributes.contains_key(TRACEPARENT) && attributes.len() < 16 {
@@ -503,14 +503,14 @@ fn attributes(job: &NewJob) -> crate::job::Attributes {
     attributes
 }
 
-/// Whether a header carries this attribute to the byte, also through proxies, which drop names with a `_`.
+/// Whether a header transports this attribute unchanged, also through proxies, which drop names with a `_`.
 fn fits_header(name: &str, value: &str) -> bool {
     let token = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let plain = value.bytes().all(|byte| (b' '..=b'~').contains(&byte)) && value.trim() == value;
     plain && name.bytes().all(token)
 }
 
-/// A job of a batch.
+/// Returns the JSON of a job in a batch.
 fn element(job: &NewJob) -> Result<Value> {
     job.check()?;
     let mut element = Map::new();
@@ -545,7 +545,7 @@ fn element(job: &NewJob) -> Result<Value> {
 
 type Boxed<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
-/// A publish that is about to be sent: `.await` sends it.
+/// A publish; `.await` sends it.
 #[must_use = "nothing is sent before it is awaited"]
 #[derive(Debug)]
 pub struct Publish {
@@ -556,7 +556,7 @@ pub struct Publish {
 }
 
 impl Publish {
-    /// The producer's own key, for a repeat by another process.
+    /// Sets the idempotency key, so that another process can repeat the publish.
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Publish {
         self.idempotency_key = Some(key.into());
         self
@@ -613,7 +613,7 @@ impl IntoFuture for Publish {
     }
 }
 
-/// A consume that is about to be sent: `.await` sends it, once. For programs that want no [`Worker`](crate::Worker).
+/// A consume; `.await` sends it, once. For programs without a [`Worker`](crate::Worker).
 #[must_use = "nothing is sent before it is awaited"]
 #[derive(Clone, Debug)]
 pub struct Consume {
@@ -626,26 +626,25 @@ pub struct Consume {
 }
 
 impl Consume {
-    /// In which proportion the queues are served; one for each.
+    /// Sets the proportions of the queues; one weight per queue.
     pub fn weights(mut self, weights: impl Into<Vec<u32>>) -> Consume {
         self.weights = weights.into();
         self
     }
 
-    /// How many jobs at most, 1 to 100.
+    /// Maximum number of jobs, 1 to 100.
     pub fn count(mut self, count: usize) -> Consume {
         self.count = count;
         self
     }
 
-    /// How long a job may take until it is touched or comes back; whole seconds (a part of one counts as one), 30 by
-    /// default.
+    /// Time until a job is redelivered unless touched; whole seconds, rounded up, 30 by default.
     pub fn ttr(mut self, ttr: Duration) -> Consume {
         self.ttr = whole(ttr);
         self
     }
 
-    /// How long to wait for a job; whole seconds (a part of one counts as one), by default not at all.
+    /// How long to wait for a job; whole seconds, rounded up, by default not at all.
     pub fn timeout(mut self, timeout: Duration) -> Consume {
         self.timeout = whole(timeout);
         self
@@ -662,12 +661,12 @@ impl Consume {
             .undone()
     }
 
-    /// How long the request of a poll may take.
+    /// Returns the timeout of the poll's request.
     pub(crate) fn limit(&self) -> Duration {
         self.timeout.saturating_add(POLL_SLACK)
     }
 
-    /// The jobs of an answer whose head came at `since`.
+    /// Returns the jobs of a reply whose head arrived at `since`.
     pub(crate) fn jobs(&self, answer: Result<Answer>, since: Instant) -> Result<Vec<Job>> {
         #[derive(Deserialize)]
         #[serde(untagged)]
@@ -736,7 +735,7 @@ impl Consume {
     }
 }
 
-/// No job came in time.
+/// Whether the poll ended without a job.
 pub(crate) fn is_empty(error: &Error) -> bool {
     error.status() == Some(404) && error.message() == "no job available"
 }
@@ -750,7 +749,7 @@ impl IntoFuture for Consume {
     }
 }
 
-/// Dead jobs that are to be ready again.
+/// A respawn of dead jobs.
 #[derive(Clone, Debug)]
 pub struct Respawn {
     client: Client,
@@ -761,25 +760,25 @@ pub struct Respawn {
 }
 
 impl Respawn {
-    /// How many times they may be handed out; 1 by default. Only by ids.
+    /// Number of deliveries; 1 by default. Only by ids.
     pub fn tries(mut self, tries: u32) -> Respawn {
         self.tries = Some(tries);
         self
     }
 
-    /// How long until they are due. Only by ids.
+    /// Time until they are due. Only by ids.
     pub fn delay(mut self, delay: Duration) -> Respawn {
         self.delay = Some(delay);
         self
     }
 
-    /// How long they are kept; zero is for ever.
+    /// Time until they expire; zero is forever.
     pub fn ttl(mut self, ttl: Duration) -> Respawn {
         self.ttl = Some(ttl);
         self
     }
 
-    /// These jobs, any number of them.
+    /// Respawns these jobs, any number of them.
     pub async fn jobs(self, ids: &[impl AsRef<str>]) -> Result<Respawned> {
         #[derive(Deserialize)]
         struct Answered {
@@ -802,7 +801,7 @@ impl Respawn {
         Ok(all)
     }
 
-    /// The oldest, so many at most: how many there were.
+    /// Respawns up to `limit` of the oldest jobs. Returns how many.
     pub async fn oldest(self, limit: u64) -> Result<u64> {
         #[derive(Deserialize)]
         struct Answered {
@@ -820,10 +819,10 @@ impl Respawn {
     }
 }
 
-/// A page of a list, and where the next one begins.
+/// A page of a list, and the cursor of the next one.
 pub(crate) type Page<T> = (Vec<T>, Option<String>);
 
-/// What lists read.
+/// Reads a page of queues.
 pub(crate) async fn queues(client: Client, cursor: Option<String>) -> Result<Page<QueueInfo>> {
     #[derive(Deserialize)]
     struct Listed {
@@ -835,7 +834,7 @@ pub(crate) async fn queues(client: Client, cursor: Option<String>) -> Result<Pag
     Ok((listed.queues, listed.cursor))
 }
 
-/// Likewise.
+/// Reads a page of jobs.
 pub(crate) async fn jobs(
     client: Client,
     queue: String,

@@ -1,5 +1,5 @@
-//! Opens connections: straight or through a proxy that the environment names, with TLS or without. A connection can
-//! be left: half of it is closed, and what the other side still sends is read.
+//! Opens connections: directly or through a proxy from the environment, with or without TLS. A connection can be
+//! left: its write side is closed, and data that the peer still sends is read.
 
 use std::error::Error as StdError;
 use std::future::Future;
@@ -19,7 +19,7 @@ use tower_service::Service;
 
 use crate::error::Result;
 
-/// So often a connection on which nothing is sent shows that both its ends are there.
+/// Interval at which an idle connection verifies that its peer exists.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 #[cfg(feature = "rustls")]
@@ -27,7 +27,7 @@ type Tls = Arc<rustls::ClientConfig>;
 #[cfg(not(feature = "rustls"))]
 type Tls = ();
 
-/// The roots of the system, and what the program has chosen for cryptography, if it has.
+/// Returns the system's roots, with the program's choice of cryptography, if any.
 #[cfg(feature = "rustls")]
 fn tls() -> Result<Tls> {
     use hyper_rustls::ConfigBuilderExt as _;
@@ -48,7 +48,7 @@ fn tls() -> Result<Tls> {
     Ok(())
 }
 
-/// TLS over what `connector` connects, where the URL says https.
+/// Adds TLS to the connections of `connector`, for https URLs.
 #[cfg(feature = "rustls")]
 fn secured<C>(connector: C, tls: &Tls) -> hyper_rustls::HttpsConnector<C> {
     (connector, tls.clone()).into()
@@ -113,8 +113,9 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// Closes half of the connection of a request. The server takes that for the end of the caller: it answers that there
-/// is no job, or has sent one already. No other request gets the connection. False: there is none yet.
+/// Closes the write side of a request's connection. The server takes that for a disconnect: it replies that there is
+/// no job, or has sent one already. No other request uses the connection. Returns `false` if there is no connection
+/// yet.
 pub(crate) fn leave(connection: &CaptureConnection) -> bool {
     let connected = connection.connection_metadata();
     let Some(connected) = connected.as_ref() else {
@@ -129,10 +130,10 @@ pub(crate) fn leave(connection: &CaptureConnection) -> bool {
 trait Io: Read + Write + Send + Unpin {}
 impl<T: Read + Write + Send + Unpin> Io for T {}
 
-/// One connection.
+/// A connection.
 pub(crate) struct Stream {
     io: Box<dyn Io>,
-    /// It leads to a proxy that must be told the whole URL.
+    /// It leads to a proxy that needs absolute URLs.
     proxied: bool,
     leave: CancellationToken,
     left: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -150,8 +151,8 @@ impl Read for Stream {
         cx: &mut Context<'_>,
         to: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        // hyper reads for as long as an answer is wanted, so this is woken. Reading tells whether the connection is
-        // broken: an error of the half that is closed does not count.
+        // hyper reads while a response is expected, so this is woken. Reading tells whether the connection is broken:
+        // an error of the closed side does not count.
         if self.left.as_mut().poll(cx).is_ready() {
             let _ = Pin::new(&mut self.io).poll_shutdown(cx);
         }

@@ -1,5 +1,5 @@
-//! A server in the process, for tests: jobs, keys, receipts, pauses, lists and the dead letter, over a clock that
-//! the test moves. The real [`Client`] and [`Worker`] run on it.
+//! An in-process server for tests: jobs, keys, receipts, pauses, lists and the dead letter, with a clock that the
+//! test moves. The real [`Client`] and [`Worker`] run on it.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -45,17 +45,17 @@ use crate::worker::{Worker, WorkerError};
 const DEFAULT_TTL: i64 = 86_400_000;
 const MAX_BODY: usize = 1 << 20;
 
-/// A server in the process. A clone is the same server.
+/// An in-process server. Clones are the same server.
 #[derive(Clone)]
 pub struct Double(Arc<Inner>);
 
 struct Inner {
     state: Mutex<Store>,
-    /// Counts changes, for whoever waits for one.
+    /// Counts changes, to wake waiting polls.
     changes: watch::Sender<u64>,
 }
 
-/// What a request is refused with.
+/// An error response.
 struct Refusal {
     status: u16,
     body: Value,
@@ -80,7 +80,7 @@ struct Stored {
     state: State,
     /// When it becomes ready, when its `ttr` ends, or when it became ready or dead.
     due_at: i64,
-    /// Its place among those of its state: what came first is first.
+    /// Its order among the jobs of its state, ascending.
     order: i64,
     receipt: Option<String>,
     key: Option<String>,
@@ -94,7 +94,7 @@ struct Store {
     jobs: BTreeMap<String, Stored>,
     paused: HashMap<(String, String), Option<i64>>,
     repeats: HashMap<(String, String), (String, u16, Value)>,
-    /// The polls that wait: their number, namespace and queues.
+    /// The waiting polls: number, namespace and queues.
     parked: Vec<(i64, String, String)>,
 }
 
@@ -105,13 +105,13 @@ impl Default for Double {
 }
 
 impl Double {
-    /// An empty server, whose clock stands at the time of day.
+    /// Creates an empty server, whose clock starts at the time of day.
     pub fn new() -> Double {
         let store = Store { now: Timestamp::now().as_millisecond(), ..Store::default() };
         Double(Arc::new(Inner { state: Mutex::new(store), changes: watch::Sender::new(0) }))
     }
 
-    /// A client of a namespace of it. Any token is good.
+    /// Returns a client of one of its namespaces. Any token is valid.
     pub fn client(&self, namespace: &str) -> Client {
         Client::builder("http://double.invalid", namespace, "double")
             .transport(Arc::new(self.clone()))
@@ -119,12 +119,12 @@ impl Double {
             .expect("a name, a token and a transport are all that it needs")
     }
 
-    /// Its time of day.
+    /// Returns its time of day.
     pub fn now(&self) -> Timestamp {
         Timestamp::from_millisecond(self.store().now).unwrap_or(Timestamp::MAX)
     }
 
-    /// Moves its clock: what falls due becomes ready, and what was not touched comes back.
+    /// Moves its clock: due jobs become ready, and jobs whose `ttr` has ended are redelivered.
     pub fn advance(&self, by: Duration) {
         let mut store = self.store();
         store.now += millis(by);
@@ -133,7 +133,7 @@ impl Double {
         self.changed();
     }
 
-    /// Runs a worker until nothing is ready in its queues and no job is at work, and stops it.
+    /// Runs a worker until its queues have no ready jobs and no job is running, and stops it.
     pub async fn run_until_idle(&self, worker: &Worker) -> Result<(), WorkerError> {
         let stopper = worker.stopper();
         let idle = async {
@@ -226,7 +226,7 @@ impl Double {
     }
 }
 
-/// A poll that waits, until it is answered or dropped.
+/// A waiting poll, until it gets a reply or is dropped.
 struct Parked(Double, i64);
 
 impl Parked {
@@ -263,14 +263,14 @@ impl Transport for Double {
     }
 }
 
-/// A request, taken apart.
+/// A parsed request.
 struct Given {
     method: Method,
     path: Vec<String>,
     query: HashMap<String, String>,
     headers: HeaderMap,
     body: Bytes,
-    /// Method, path, query and body, which tell whether two requests are the same.
+    /// Method, path, query and body, to recognize a repeated request.
     text: String,
     replayed: bool,
 }
@@ -309,7 +309,7 @@ impl Given {
         }
     }
 
-    /// Milliseconds of a parameter in seconds.
+    /// Returns a parameter in seconds as milliseconds.
     fn seconds(&self, name: &str, default: i64) -> Result<i64, Refusal> {
         Ok(self.number::<f64>(name)?.map_or(default, to_millis))
     }
@@ -348,7 +348,7 @@ fn instant(millis: i64) -> Value {
     format!("{at:.3}").into()
 }
 
-/// A job that is to be stored.
+/// A job to be stored.
 #[derive(Default)]
 struct Placing {
     data: Bytes,
@@ -435,7 +435,7 @@ impl Store {
         }
     }
 
-    /// What is due now: jobs expire, become ready, come back or die.
+    /// Handles everything due: jobs expire, become ready, are redelivered or die.
     fn pump(&mut self) {
         let now = self.now;
         self.jobs.retain(|_, job| {
@@ -459,7 +459,7 @@ impl Store {
         }
     }
 
-    /// The jobs of a queue in a state, in their order.
+    /// Returns the jobs of a queue in a state, in order.
     fn of(&self, namespace: &str, queue: &str, state: State) -> Vec<&Stored> {
         let mut jobs: Vec<_> = self
             .jobs
@@ -582,7 +582,7 @@ impl Store {
         }
     }
 
-    /// Stores a job, or says which one has its key. `batch` is its place in a batch.
+    /// Stores a job, or returns the job that has its key. `batch` is its index in a batch.
     fn place(
         &mut self,
         ns: &str,
@@ -742,7 +742,7 @@ impl Store {
                     job.die();
                     return Ok((200, json!({ "msg": "dead" })));
                 }
-                // Without a delay it is at the head again.
+                // Without a delay it returns to the head.
                 (job.state, job.order) =
                     if delay > 0 { (State::Delayed, number) } else { (State::Ready, -number) };
                 Ok((
@@ -810,7 +810,7 @@ impl Store {
         json!({ "namespace": ns, "queues": queues, "cursor": null })
     }
 
-    /// A cursor is the number of jobs that were shown.
+    /// A cursor is the number of jobs shown.
     fn list(&self, ns: &str, queue: &str, given: &Given) -> Told {
         let state = match given.query("state").unwrap_or("ready") {
             "ready" => State::Ready,

@@ -1,29 +1,29 @@
-//! What can go wrong with a call, in one type.
+//! The error type of all calls.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::job::Published;
 
-/// What kind of trouble it is. [`Error::is_retryable`] says for which a repeat may help.
+/// Kind of an error. [`Error::is_retryable`] tells for which kinds a retry may help.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// 400, or refused before anything was sent.
+    /// 400, or rejected before anything was sent.
     Invalid,
-    /// 401: the token opens nothing.
+    /// 401: the token is invalid.
     Unauthorized,
     /// 403.
     Forbidden,
-    /// 404: there is no such job, key or pool.
+    /// 404: no such job, key or pool.
     NotFound,
-    /// The server is older than this call, or lmstfy's.
+    /// The server is too old for this call, or is lmstfy's.
     Unsupported,
-    /// 409: the hand-over is not the caller's any more.
+    /// 409: the delivery is no longer the caller's.
     Lost,
     /// 409: a key is taken, or a job is not dead or not delayed.
     Conflict,
-    /// 409: a request with this idempotency key is under way.
+    /// 409: a request with this idempotency key is in flight.
     Busy,
     /// 413.
     TooLarge,
@@ -37,16 +37,16 @@ pub enum ErrorKind {
     Unavailable,
     /// Any other 5xx.
     Server,
-    /// No answer in time, or 408.
+    /// No response in time, or 408.
     Timeout,
-    /// The connection was refused, reset or broken off.
+    /// The connection was refused, reset or aborted.
     Network,
     /// A redirect, a 2xx that cannot be read, or any other status.
     Protocol,
 }
 
 impl ErrorKind {
-    /// The word for it, the same in all client libraries.
+    /// Returns the kind as a word, the same in all client libraries.
     pub fn as_str(self) -> &'static str {
         match self {
             ErrorKind::Invalid => "invalid",
@@ -76,7 +76,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// Why a call failed. It holds no token and no body of a job.
+/// Why a call failed. Contains no token and no job body.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -129,66 +129,66 @@ impl Error {
         self
     }
 
-    /// The same, of a call that had published `before` when it failed.
+    /// Adds the jobs that the call had published before it failed.
     pub(crate) fn behind(mut self, before: Vec<Published>, jobs: usize) -> Error {
         self.0.index = self.0.index.map(|index| index + jobs);
         self.0.published = Some(before);
         self
     }
 
-    /// What kind of trouble it is.
+    /// Returns the kind.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The status of the answer; none if none came.
+    /// Returns the status of the response, if there was one.
     pub fn status(&self) -> Option<u16> {
         self.0.status
     }
 
-    /// The server's own text, or the first 200 bytes of what came in its place.
+    /// Returns the server's error text, or the first 200 bytes of another response.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The `X-Request-ID` of the answer, by which the server's log has it.
+    /// Returns the `X-Request-ID` of the response, which is also in the server's log.
     pub fn request_id(&self) -> Option<&str> {
         self.0.request_id.as_deref()
     }
 
-    /// After how long the server wants to be asked again.
+    /// Returns how long the server asks to wait before a retry.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }
 
-    /// The job that has the key.
+    /// Returns the job that has the key.
     pub fn job_id(&self) -> Option<&str> {
         self.0.job_id.as_deref()
     }
 
-    /// Which job of a list is wrong, counted from 0.
+    /// Returns the index of the invalid job in a list, from 0.
     pub fn index(&self) -> Option<usize> {
         self.0.index
     }
 
-    /// Of [`publish_many`](crate::Client::publish_many): what was published before this batch, in order.
+    /// Returns the jobs that [`publish_many`](crate::Client::publish_many) published before this batch, in order.
     pub fn published(&self) -> Option<&[Published]> {
         self.0.published.as_deref()
     }
 
-    /// Whether the same call may succeed later. It does not say that a repeat is harmless: a consume whose
-    /// answer was lost has perhaps taken a job.
+    /// Whether the same call may succeed later. A retry is not always harmless: a consume whose reply was lost may
+    /// have taken a job.
     pub fn is_retryable(&self) -> bool {
         use ErrorKind::*;
         matches!(self.0.kind, Busy | Limited | Full | Unavailable | Server | Timeout | Network)
     }
 
-    /// The server says that it has done nothing, and may be asked again.
+    /// Whether the server reports that it has done nothing, and may be called again.
     pub(crate) fn did_nothing(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Busy) || matches!(self.0.status, Some(429 | 503))
     }
 
-    /// A harmless call is repeated after it.
+    /// Whether a harmless call is retried after it.
     pub(crate) fn is_passing(&self) -> bool {
         self.did_nothing()
             || self.0.kind == ErrorKind::Network
@@ -196,7 +196,7 @@ impl Error {
             || matches!(self.0.status, Some(500 | 502 | 504 | 507))
     }
 
-    /// Nobody knows whether the call was done: no answer has come, or none that can be read.
+    /// Whether it is unknown if the call was executed: no response arrived, or an unreadable one.
     pub(crate) fn is_uncertain(&self) -> bool {
         match self.0.kind {
             ErrorKind::Network => !self.0.unsent,
@@ -206,7 +206,7 @@ impl Error {
         }
     }
 
-    /// There was not even a connection.
+    /// Marks an error before there was a connection.
     pub(crate) fn never_sent(mut self) -> Error {
         self.0.unsent = true;
         self
@@ -240,5 +240,5 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {}
 
-/// What a call answers.
+/// Result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

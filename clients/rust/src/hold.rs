@@ -1,6 +1,6 @@
-//! One hand-over of a job: its receipt, until when it is ours, and what becomes of it.
+//! One delivery of a job: its receipt, its expiry, and its result.
 //!
-//! Everything that carries the receipt is sent under one lock, so a touch and a result never cross.
+//! All requests with the receipt are sent under one lock, so a touch and a result never cross.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,24 +18,24 @@ use crate::job::{JobInfo, Released};
 use crate::request::{Call, job_path};
 use crate::time::{Pauses, seconds};
 
-/// A reason is cut to so many bytes, in whole characters.
+/// Maximum bytes of a reason; it is truncated to whole characters.
 const MAX_REASON: usize = 4096;
-/// How long a job is ours at least when something is repeated for it before the server wants that.
+/// Minimum remaining time for a retry that is earlier than the server asked for.
 const LAST_REPEAT: Duration = Duration::from_millis(100);
 
 /// Why a handler should end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Cause {
-    /// The job is not ours any more. Nothing that the handler says counts.
+    /// The job is no longer ours. The handler's result is ignored.
     Lost,
-    /// The worker was told to stop, and its `drain` is over.
+    /// The worker is stopping, and its `drain` has passed.
     Drain,
-    /// It took longer than `time_limit`.
+    /// It exceeded `time_limit`.
     TimeLimit,
 }
 
 impl Cause {
-    /// The word for it.
+    /// Returns the cause as a word.
     pub fn as_str(self) -> &'static str {
         match self {
             Cause::Lost => "lost",
@@ -45,7 +45,7 @@ impl Cause {
     }
 }
 
-/// What was done with a job.
+/// The result that was sent for a job.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Settled {
     Acked,
@@ -53,7 +53,7 @@ pub(crate) enum Settled {
     Buried,
 }
 
-/// What is sent for a job.
+/// A request for a job.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Touch { ttr: Duration },
@@ -62,7 +62,7 @@ pub(crate) enum Step {
     Bury { reason: String },
 }
 
-/// What came of it.
+/// Result of a request.
 #[derive(Debug)]
 pub(crate) enum Done {
     Touched(Timestamp),
@@ -76,37 +76,37 @@ pub(crate) struct Hold {
     id: String,
     ttr: Duration,
     standing: Mutex<Standing>,
-    /// By our own clock. Readable while something is being sent.
+    /// By the local clock. Readable while a request is in flight.
     expires: watch::Sender<Instant>,
     settled: OnceLock<Settled>,
     cause: OnceLock<Cause>,
     cancel: CancellationToken,
     lost: AtomicBool,
-    /// The `ttr` of the last touch by hand. A worker that keeps the job listens.
+    /// The `ttr` of the last manual touch, for the worker that keeps the job.
     touched: watch::Sender<Duration>,
     attempt: OnceLock<u32>,
 }
 
-/// What the next request for the job carries.
+/// State for the next request of the job.
 pub(crate) struct Standing {
     receipt: Option<String>,
     doubts: Doubts,
 }
 
-/// What was done perhaps: no answer has said so.
+/// Requests that may have been executed: their replies were lost.
 #[derive(Clone, Copy, Default)]
 struct Doubts {
-    /// A touch, which has made the receipt old then: until when the job is ours in any case. Of several such touches
-    /// one was done at most, so the earliest counts.
+    /// Set by a touch, which may have replaced the receipt: how long the job is ours in any case. At most one of
+    /// several such touches was executed, so the earliest expiry counts.
     unsure: Option<Instant>,
     /// A release or bury.
     given: bool,
-    /// And the try given back: what a look shows may be another worker's.
+    /// A release that restored the try: a look-up may then show another worker's delivery.
     given_back: bool,
 }
 
 impl Doubts {
-    /// A step is sent at this time.
+    /// Records that a request is sent now.
     fn add(&mut self, step: &Step, sent: Instant) {
         match step {
             Step::Touch { ttr } => {
@@ -158,12 +158,12 @@ impl Hold {
         self.cause().unwrap_or(Cause::Lost)
     }
 
-    /// Lost whatever else it was cancelled for, since nothing is sent for it then.
+    /// Lost takes precedence over any other cause, since then nothing is sent for the job.
     pub(crate) fn cause(&self) -> Option<Cause> {
         if self.lost.load(Ordering::Acquire) { Some(Cause::Lost) } else { self.cause.get().copied() }
     }
 
-    /// Gives the job up: it is somebody else's, or will be.
+    /// Gives the job up: another worker has it, or will have it.
     pub(crate) fn lose(&self) {
         if !self.lost.swap(true, Ordering::AcqRel) {
             tracing::warn!(job = %self.id, queue = %self.queue, "the job is lost: its time ran out, or another has it");
@@ -171,12 +171,12 @@ impl Hold {
         self.cancel(Cause::Lost);
     }
 
-    /// Learns of touches by hand: then the next touch, and the end of the hand-over, are counted anew.
+    /// Receives manual touches, which restart the time until the next touch and the expiry.
     pub(crate) fn touched_by_hand(&self) -> watch::Receiver<Duration> {
         self.touched.subscribe()
     }
 
-    /// Tells the handler to end; the first cause stands.
+    /// Cancels the handler; the first cause stays.
     pub(crate) fn cancel(&self, cause: Cause) {
         let _ = self.cause.set(cause);
         self.cancel.cancel();
@@ -190,31 +190,31 @@ impl Hold {
         *self.expires.borrow()
     }
 
-    /// Waits until it is ours no more.
+    /// Waits until the delivery has expired.
     pub(crate) async fn expired(&self) {
         let mut expires = self.expires.subscribe();
         loop {
             let at = *expires.borrow_and_update();
             tokio::select! {
-                // A touch may have been answered meanwhile.
+                // A touch may have succeeded meanwhile.
                 () = sleep_until(at) => if self.expires() <= at { return },
                 _ = expires.changed() => {}
             }
         }
     }
 
-    /// Tells the handler to end when whoever keeps the job is no more.
+    /// Cancels the handler when the returned guard is dropped.
     pub(crate) fn kept(&self) -> DropGuard {
         self.cancel.clone().drop_guard()
     }
 
-    /// How long it is still ours.
+    /// Returns how long it is still ours.
     pub(crate) fn left(&self) -> Duration {
         self.expires().saturating_duration_since(Instant::now())
     }
 
-    /// How long to wait before something is repeated for the job. Where it would be lost before the server wants to be
-    /// asked again, half of what is left: that server may be back long before.
+    /// Returns the pause before a retry. If the job would expire before the time that the server asks for, half of
+    /// the remaining time: that server may be back long before.
     pub(crate) fn pause(&self, pauses: &mut Pauses, error: &Error) -> Duration {
         let (left, pause) = (self.left(), pauses.next(error.retry_after()));
         match pause < left {
@@ -224,7 +224,7 @@ impl Hold {
         }
     }
 
-    /// Whether a release or bury was done perhaps, though no answer has said so.
+    /// Whether a release or bury may have been executed although its reply was lost.
     pub(crate) async fn perhaps_given(&self) -> bool {
         self.standing.lock().await.doubts.given
     }
@@ -258,7 +258,7 @@ impl Hold {
         self.send_alone(Step::Bury { reason: reason.to_owned() }).await.map(drop)
     }
 
-    /// One more than the attempt that stands in the job's reason. The first call asks.
+    /// Returns the attempt in the job's reason plus one. The first call reads it from the server.
     pub(crate) async fn attempt(&self) -> Result<u32> {
         if let Some(attempt) = self.known_attempt() {
             return Ok(attempt);
@@ -278,7 +278,7 @@ impl Hold {
         *self.attempt.get_or_init(|| attempt_of(info.reason.as_deref()).saturating_add(1))
     }
 
-    /// One look at the job.
+    /// Looks the job up once.
     pub(crate) async fn look_at(&self, client: &Client, timeout: Duration) -> Result<JobInfo> {
         let path = job_path(self.client.namespace(), &self.queue, &self.id);
         client.once(&Call::get(path).with("verbose", "1"), timeout).await?.json()
@@ -294,7 +294,7 @@ impl Hold {
         if self.touched.receiver_count() == 0 {
             return sending.await;
         }
-        // A worker has the job: nothing is repeated when it is lost, and its handler learns of it at once.
+        // If a worker has the job, retries end when it is lost, and its handler learns of it at once.
         let done = tokio::select! {
             done = sending => done,
             () = self.expired() => Err(not_yours()),
@@ -306,7 +306,7 @@ impl Hold {
         done
     }
 
-    /// Sends a step, and after a 409 looks whether an earlier touch was done whose answer was lost.
+    /// Sends a request. After a 409, checks whether an earlier touch with a lost reply was executed.
     pub(crate) async fn send(
         &self,
         client: &Client,
@@ -326,7 +326,7 @@ impl Hold {
         }
     }
 
-    /// After a 409: whether the job is ours by another receipt, which is the one to go on with.
+    /// After a 409: adopts the job's new receipt if it is ours under another one. Returns whether it is.
     pub(crate) async fn look(
         &self,
         client: &Client,
@@ -357,7 +357,7 @@ impl Hold {
         }
     }
 
-    /// One request, repeated at most where the server says that it has done nothing.
+    /// Sends one request; with retries only if the server has done nothing.
     async fn send_once(
         &self,
         client: &Client,
@@ -368,7 +368,7 @@ impl Hold {
     ) -> Result<Done> {
         let call = self.call(standing, step);
         let (sent, before) = (Instant::now(), standing.doubts);
-        // Whoever drops this future leaves the step in doubt too.
+        // Dropping this future also leaves the request in doubt.
         standing.doubts.add(step, sent);
         let answer = if repeat { client.call(&call).await } else { client.once(&call, timeout).await };
         let answer = match answer {
@@ -447,7 +447,7 @@ fn unreadable() -> Error {
     Error::new(ErrorKind::Protocol, "the answer is not that of this call")
 }
 
-/// At most 4 KiB of a reason, in whole characters.
+/// Truncates a reason to 4 KiB, in whole characters.
 pub(crate) fn cut(reason: &str) -> &str {
     let mut end = reason.len().min(MAX_REASON);
     while !reason.is_char_boundary(end) {
@@ -456,7 +456,7 @@ pub(crate) fn cut(reason: &str) -> &str {
     &reason[..end]
 }
 
-/// The number in `attempt <n>: <text>`, as workers and push write it; 0 of any other reason.
+/// Returns the number in `attempt <n>: <text>`, as written by workers and push; 0 for other reasons.
 pub(crate) fn attempt_of(reason: Option<&str>) -> u32 {
     let number =
         reason.and_then(|reason| reason.strip_prefix("attempt ")).and_then(|rest| rest.split_once(':'));
@@ -476,7 +476,7 @@ mod tests {
         assert_eq!(cut("short"), "short");
     }
 
-    /// Guards against a long touch that was not done, behind which a short one counts for nothing.
+    /// Guards against a long touch that was not executed and hides the expiry of a short one.
     #[test]
     fn of_touches_in_doubt_the_one_that_ends_first_counts() {
         let mut doubts = Doubts::default();

@@ -1,4 +1,4 @@
-//! Jobs: one that is to be published, one that was handed out, and what a server tells of others.
+//! Jobs: to be published, delivered, and as reported by a server.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -21,19 +21,19 @@ use crate::time::At;
 /// The attributes of a job.
 pub type Attributes = BTreeMap<String, String>;
 
-/// The attribute that a trace travels in.
+/// The attribute with the trace.
 pub const TRACEPARENT: &str = "traceparent";
 
 const MAX_ATTRIBUTES: usize = 16;
 const MAX_NAME: usize = 32;
 const MAX_VALUE: usize = 128;
 
-/// What a taken key means to a publish.
+/// How a publish handles a taken key.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum OnConflict {
-    /// Nothing is stored; the answer names the job that has the key.
+    /// Stores nothing; the reply names the job that has the key.
     Keep,
-    /// That job goes, unless it runs.
+    /// Replaces that job, unless it is running.
     Replace,
     /// The publish fails.
     Fail,
@@ -49,7 +49,7 @@ impl OnConflict {
     }
 }
 
-/// A job that is to be published.
+/// A job to be published.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -69,67 +69,66 @@ pub struct NewJob {
 }
 
 impl NewJob {
-    /// A job with this body, due at once.
+    /// Creates a job with this body, due at once.
     pub fn new(data: impl Into<Bytes>) -> NewJob {
         NewJob { data: data.into(), ..NewJob::default() }
     }
 
-    /// A job whose body is `value` in JSON.
+    /// Creates a job whose body is `value` as JSON.
     pub fn json<T: Serialize + ?Sized>(value: &T) -> Result<NewJob> {
         let data = serde_json::to_vec(value)
             .map_err(|e| Error::invalid(format!("no JSON can be made of it: {e}")))?;
         Ok(NewJob::new(data))
     }
 
-    /// How long until it is due.
+    /// Time until it is due.
     pub fn delay(mut self, delay: Duration) -> NewJob {
         self.delay = Some(delay);
         self
     }
 
-    /// When it is due, in place of a delay. An instant that has passed is now.
+    /// When it is due, instead of a delay. A past instant means now.
     pub fn at(mut self, at: impl Into<At>) -> NewJob {
         self.at = Some(at.into());
         self
     }
 
-    /// How long after the publish it disappears; zero is never.
+    /// Time from the publish until it expires; zero is never.
     pub fn ttl(mut self, ttl: Duration) -> NewJob {
         self.ttl = Some(ttl);
         self
     }
 
-    /// How many times it may be handed out.
+    /// Maximum number of deliveries.
     pub fn tries(mut self, tries: u32) -> NewJob {
         self.tries = Some(tries);
         self
     }
 
-    /// The producer's own name for it: while it is delayed, ready or running there is no other of this name.
+    /// The producer's name for it: unique among the delayed, ready and running jobs of the queue.
     pub fn key(mut self, key: impl Into<String>) -> NewJob {
         self.key = Some(key.into());
         self
     }
 
-    /// What it means that the key is taken.
+    /// How to handle a taken key.
     pub fn on_conflict(mut self, what: OnConflict) -> NewJob {
         self.on_conflict = Some(what);
         self
     }
 
-    /// A text that travels beside the body: 16 at most, names of 32 bytes in lower case, values of 128 bytes.
+    /// Adds an attribute: at most 16, names of 32 bytes in lower case, values of 128 bytes.
     pub fn attribute(mut self, name: impl Into<String>, value: impl Into<String>) -> NewJob {
         self.attributes.insert(name.into(), value.into());
         self
     }
 
-    /// The trace that it belongs to. Without it a job that is published within a handler carries on that of the
-    /// handler's job.
+    /// Sets its trace. Without it, a job that is published within a handler continues the trace of the handler's job.
     pub fn traceparent(self, traceparent: impl Into<String>) -> NewJob {
         self.attribute(TRACEPARENT, traceparent)
     }
 
-    /// Refuses what would not arrive as it was given.
+    /// Rejects values that would not arrive unchanged.
     pub(crate) fn check(&self) -> Result<()> {
         if self.delay.is_some() && self.at.is_some() {
             return Err(Error::invalid("only one of delay and at can be given"));
@@ -191,59 +190,59 @@ impl From<Bytes> for NewJob {
     }
 }
 
-/// A job that was published.
+/// A published job.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Published {
-    /// Its id; of a duplicate that of the job that was there.
+    /// Its id; for a duplicate, the id of the existing job.
     pub job_id: String,
-    /// When it is due; none only of a duplicate whose store does not know.
+    /// When it is due; missing only for a duplicate whose store does not know.
     #[serde(default)]
     pub due_at: Option<Timestamp>,
     /// Nothing was stored, since a job had the key.
     #[serde(default)]
     pub duplicate: bool,
-    /// The job whose place it took.
+    /// The job that it replaced.
     #[serde(default)]
     pub replaced: Option<String>,
-    /// The answer to an earlier request with the same idempotency key.
+    /// The reply was that of an earlier request with the same idempotency key.
     #[serde(default)]
     pub replayed: bool,
 }
 
-/// A job that was handed out. A clone is the same job.
+/// A delivered job. Clones are the same job.
 #[derive(Clone)]
 pub struct Job {
     /// Its id.
     pub id: String,
-    /// The queue that it is from.
+    /// Its queue.
     pub queue: String,
     /// The namespace of the queue.
     pub namespace: String,
     /// The body.
     pub data: Bytes,
-    /// How many more times it may be handed out.
+    /// Number of deliveries left.
     pub remain_tries: u32,
-    /// How long it is kept; none is for ever.
+    /// Time until it expires; `None` is forever.
     pub ttl: Option<Duration>,
-    /// How long ago it was published.
+    /// Time since it was published.
     pub elapsed: Duration,
-    /// What travels beside the body.
+    /// Its attributes.
     pub attributes: Attributes,
     pub(crate) hold: Arc<Hold>,
 }
 
 impl Job {
-    /// The body as JSON. A handler that returns this error has its job buried: it would fail again.
+    /// Parses the body as JSON. If a handler returns this error the job is buried, since it would fail again.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, BodyError> {
         serde_json::from_slice(&self.data).map_err(|e| BodyError(e.to_string()))
     }
 
-    /// The trace that the job belongs to.
+    /// Returns the job's trace.
     pub fn traceparent(&self) -> Option<&str> {
         self.attributes.get(TRACEPARENT).map(String::as_str)
     }
 
-    /// The client that it came by.
+    /// Returns the client that consumed it.
     pub fn client(&self) -> &Client {
         self.hold.client()
     }
@@ -253,32 +252,32 @@ impl Job {
         self.hold.cancelled().await
     }
 
-    /// Why the handler should end, if it should.
+    /// Returns why the handler should end, if it should.
     pub fn cause(&self) -> Option<Cause> {
         self.hold.cause()
     }
 
-    /// Which attempt this is, counted from 1. It asks the server.
+    /// Returns the number of this attempt, from 1. Calls the server.
     pub async fn attempt(&self) -> Result<u32> {
         self.hold.attempt().await
     }
 
-    /// The job is this caller's for `ttr` from now. A worker does so by itself.
+    /// Extends the delivery to `ttr` from now. A worker does so by itself.
     pub async fn touch(&self, ttr: Duration) -> Result<Timestamp> {
         self.hold.touch(ttr).await
     }
 
-    /// It is done.
+    /// Acks the job.
     pub async fn ack(&self) -> Result<()> {
         self.hold.ack().await
     }
 
-    /// Not now: back to its queue after `delay`. `spend` is whether the try counts.
+    /// Returns the job to its queue after `delay`. `spend`: whether the try counts.
     pub async fn release(&self, delay: Duration, spend: bool, reason: &str) -> Result<Released> {
         self.hold.release(delay, spend, reason).await
     }
 
-    /// Never again: to the dead letter.
+    /// Moves the job to the dead letter.
     pub async fn bury(&self, reason: &str) -> Result<()> {
         self.hold.bury(reason).await
     }
@@ -295,19 +294,19 @@ impl fmt::Debug for Job {
     }
 }
 
-/// What a release came to.
+/// Result of a release.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Released {
-    /// It is in its queue again, with so many tries left.
+    /// It is in its queue again.
     Back {
-        /// How many more times it may be handed out.
+        /// Number of deliveries left.
         remain_tries: u32,
     },
-    /// No try was left.
+    /// It died, since no try was left.
     Dead,
 }
 
-/// A body that is not the JSON that was asked for.
+/// A body that is not the expected JSON.
 #[derive(Clone, Debug)]
 pub struct BodyError(String);
 
@@ -319,38 +318,38 @@ impl fmt::Display for BodyError {
 
 impl std::error::Error for BodyError {}
 
-/// What a handler says of a job that it did not do.
+/// Why a handler did not complete a job.
 ///
 /// Any error turns into [`Outcome::Failed`] by `?`, and a [`BodyError`] into [`Outcome::Permanent`].
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Outcome {
-    /// It failed: again after the worker's back-off, a try spent.
+    /// It failed: retried after the worker's back-off, and a try is used.
     Failed(String),
-    /// It failed: again after this time, a try spent.
+    /// It failed: retried after this time, and a try is used.
     RetryAfter(Duration, String),
-    /// It can never work: to the dead letter.
+    /// It can never succeed: moved to the dead letter.
     Permanent(String),
-    /// Not now: again after this time, the try given back.
+    /// Postponed for this time; the try is restored.
     Snooze(Duration),
 }
 
 impl Outcome {
-    /// A failure of any kind that can be shown.
+    /// Returns a failure with any displayable error.
     pub fn failed(error: impl fmt::Display) -> Outcome {
         Outcome::Failed(error.to_string())
     }
 
-    /// A failure, with the time until the next attempt.
+    /// Returns a failure, with the time until the next attempt.
     pub fn retry_after(delay: Duration, error: impl fmt::Display) -> Outcome {
         Outcome::RetryAfter(delay, error.to_string())
     }
 
-    /// What no attempt will mend.
+    /// Returns a permanent failure.
     pub fn permanent(error: impl fmt::Display) -> Outcome {
         Outcome::Permanent(error.to_string())
     }
 
-    /// The text, if it has one.
+    /// Returns the text, if it has one.
     pub fn text(&self) -> Option<&str> {
         match self {
             Outcome::Failed(text) | Outcome::RetryAfter(_, text) | Outcome::Permanent(text) => Some(text),
@@ -366,7 +365,7 @@ impl<E: std::error::Error + 'static> From<E> for Outcome {
     }
 }
 
-/// The states of a job.
+/// State of a job.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
@@ -374,14 +373,14 @@ pub enum State {
     Delayed,
     /// It waits for a consumer.
     Ready,
-    /// A consumer has it.
+    /// It is delivered to a consumer.
     Running,
     /// Its tries are used up, or it was buried.
     Dead,
 }
 
 impl State {
-    /// The word for it.
+    /// Returns the state as a word.
     pub fn as_str(self) -> &'static str {
         match self {
             State::Delayed => "delayed",
@@ -392,75 +391,75 @@ impl State {
     }
 }
 
-/// A job as a look shows it.
+/// A job as reported by a server.
 #[derive(Clone, Debug, Deserialize)]
 pub struct JobInfo {
     /// Its id.
     #[serde(rename = "job_id")]
     pub id: String,
-    /// The queue that it is in; not of lists.
+    /// Its queue; missing in lists.
     #[serde(default)]
     pub queue: Option<String>,
-    /// The namespace of the queue; not of lists.
+    /// The namespace of the queue; missing in lists.
     #[serde(default)]
     pub namespace: Option<String>,
-    /// The body; of a list only with [`Jobs::data`](crate::Jobs::data).
+    /// The body; in lists only with [`Jobs::data`](crate::Jobs::data).
     #[serde(default, deserialize_with = "base64_body")]
     pub data: Option<Bytes>,
-    /// Its state, where the store can tell it.
+    /// Its state, if the store knows it.
     #[serde(default)]
     pub state: Option<State>,
     /// When it becomes ready, when its `ttr` ends, or when it became ready or dead.
     #[serde(default)]
     pub due_at: Option<Timestamp>,
-    /// When it was published; of lists alone.
+    /// When it was published; only in lists.
     #[serde(default)]
     pub published_at: Option<Timestamp>,
-    /// How many more times it may be handed out.
+    /// Number of deliveries left.
     #[serde(default)]
     pub remain_tries: Option<u32>,
-    /// Seconds until it disappears; 0 is never.
+    /// Seconds until it expires; 0 is never.
     #[serde(default)]
     pub ttl: Option<u64>,
-    /// Milliseconds since the publish; not of lists.
+    /// Milliseconds since the publish; missing in lists.
     #[serde(default)]
     pub elapsed_ms: Option<u64>,
-    /// What travels beside the body.
+    /// Its attributes.
     #[serde(default)]
     pub attributes: Option<Attributes>,
-    /// The producer's own name for it.
+    /// The producer's name for it.
     #[serde(default)]
     pub key: Option<String>,
-    /// Why a worker gave it up.
+    /// The reason that a worker gave.
     #[serde(default)]
     pub reason: Option<String>,
-    /// Bytes of the body; of lists alone.
+    /// Bytes of the body; only in lists.
     #[serde(default)]
     pub size: Option<u64>,
     #[serde(default)]
     pub(crate) receipt: Option<String>,
 }
 
-/// A queue, and how many jobs it has.
+/// A queue, with its numbers of jobs.
 #[derive(Clone, Debug, Deserialize)]
 pub struct QueueInfo {
     /// Its name.
     pub queue: String,
-    /// Jobs that wait for a consumer.
+    /// Jobs waiting for a consumer.
     pub ready: u64,
-    /// Jobs that are not due yet, where the store can tell.
+    /// Jobs that are not due yet, if the store knows.
     #[serde(default)]
     pub delayed: Option<u64>,
-    /// Jobs that a consumer has, where the store can tell.
+    /// Jobs delivered to consumers, if the store knows.
     #[serde(default)]
     pub running: Option<u64>,
     /// Jobs in the dead letter.
     #[serde(default)]
     pub dead: u64,
-    /// For how many seconds the next job has been ready.
+    /// Age of the oldest ready job in seconds.
     #[serde(default)]
     pub oldest_ready_age: Option<f64>,
-    /// Nothing of it is handed out.
+    /// Deliveries are paused.
     #[serde(default)]
     pub paused: bool,
     /// When the pause ends by itself.
@@ -471,27 +470,27 @@ pub struct QueueInfo {
 /// The dead letter of a queue.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct DeadLetter {
-    /// How many jobs it has.
+    /// Number of jobs.
     pub size: u64,
-    /// The oldest of them.
+    /// Id of the oldest.
     pub head: Option<String>,
 }
 
-/// What a respawn by id came to.
+/// Result of a respawn by id.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Respawned {
-    /// How many are ready, or delayed, again.
+    /// Number of jobs that are ready or delayed again.
     pub respawned: u64,
-    /// Those that are not dead, or not there.
+    /// Ids of jobs that are not dead or do not exist.
     pub missing: Vec<String>,
 }
 
-/// What an ack of many came to.
+/// Result of an ack of several jobs.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Acked {
-    /// How many are gone.
+    /// Number of deleted jobs.
     pub acked: u64,
-    /// Those that are there, and not the caller's any more.
+    /// Ids of jobs that exist and are no longer the caller's.
     pub stale: Vec<String>,
 }
 
@@ -500,7 +499,7 @@ fn base64_body<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Bytes
     text.map(|text| STANDARD.decode(text).map(Bytes::from)).transpose().map_err(D::Error::custom)
 }
 
-/// A job as a consume answers it.
+/// A job in the reply to a consume.
 #[derive(Deserialize)]
 pub(crate) struct HandedOut {
     pub job_id: String,

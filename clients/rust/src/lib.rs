@@ -1,11 +1,11 @@
 //! Client and worker of Dormouse, a delayed task queue server.
 //!
-//! [`Client`] has every verb of the server. [`Worker`] takes jobs, keeps them while handlers work on them, brings
-//! back what failed, and ends well when it is told to stop. [`verify`] checks what push sends. [`double`] is a
-//! server in the process, for tests.
+//! [`Client`] has every verb of the server. [`Worker`] consumes jobs, extends their deliveries while handlers run,
+//! retries failures, and stops gracefully. [`verify`] checks requests of push. [`double`] is an in-process server for
+//! tests.
 //!
 //! `error`, `time`, `connect`, `transport` and `request` know no verb; `client` and `lists` know no worker; `hold` is
-//! one hand-over of a job, which both sides use; `worker` is above them.
+//! one delivery of a job, used by both; `worker` is above them.
 
 mod client;
 mod connect;
@@ -33,7 +33,7 @@ pub use signature::{SignatureError, verify, verify_at};
 pub use time::At;
 pub use worker::{Ended, Event, Next, Stopper, Worker, WorkerError};
 
-/// The blocks of the documentation are compiled.
+/// Compiles the blocks of the documentation.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/clients/rust.md")]
 mod documentation {}

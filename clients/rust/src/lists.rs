@@ -1,4 +1,4 @@
-//! Lists that ask for a page when it is needed.
+//! Lists that read pages as needed.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -11,7 +11,7 @@ use crate::client::{self, Client, Page};
 use crate::error::Result;
 use crate::job::{JobInfo, QueueInfo, State};
 
-/// A page that is on its way.
+/// The request of a page.
 type Asked<T> = Pin<Box<dyn Future<Output = Result<Page<T>>> + Send>>;
 
 struct Pages<T> {
@@ -26,7 +26,7 @@ impl<T> Pages<T> {
         Pages { here: VecDeque::new(), cursor: None, asked: None, ended: false }
     }
 
-    /// An empty page does not end the list: its cursor does.
+    /// An empty page does not end the list, only a missing cursor does.
     fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
@@ -92,7 +92,7 @@ impl Jobs {
         Jobs { client, queue: queue.to_owned(), state, data: false, pages: Pages::new() }
     }
 
-    /// With bodies and attributes.
+    /// Includes bodies and attributes.
     pub fn data(mut self, data: bool) -> Jobs {
         self.data = data;
         self

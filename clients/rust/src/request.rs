@@ -1,4 +1,4 @@
-//! How a call is put into a request, and an answer into an error.
+//! Encodes calls as requests, and decodes error responses.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,12 +10,12 @@ use serde::de::DeserializeOwned;
 use crate::error::{Error, ErrorKind, Result};
 use crate::transport::{Answer, Method};
 
-/// After what a call is repeated.
+/// When a call is retried.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Repeat {
-    /// After whatever passes: a second one does no harm.
+    /// After any transient error: repeating it is harmless.
     Safe,
-    /// Only after an answer that says that nothing was done.
+    /// Only after a response that says that nothing was done.
     Undone,
 }
 
@@ -27,7 +27,7 @@ impl Path {
     pub(crate) fn join(mut self, segment: &str) -> Path {
         self.0.push('/');
         match segment {
-            // Unescaped they are steps of a path, which proxies take.
+            // Unescaped, they would be resolved as path steps by proxies.
             "." | ".." => self.0.push_str(&segment.replace('.', "%2E")),
             _ => encode(&mut self.0, segment),
         }
@@ -47,7 +47,7 @@ pub(crate) fn job_path(namespace: &str, queue: &str, id: &str) -> Path {
     queue_path(namespace, queue).join("job").join(id)
 }
 
-/// Several queues stand in one segment with commas between, which stay as they are.
+/// Several queues are joined in one segment by commas, which are not escaped.
 pub(crate) fn queues_path(namespace: &str, queues: &[impl AsRef<str>]) -> Path {
     let mut path = namespace_path(namespace).0;
     path.push('/');
@@ -60,7 +60,7 @@ pub(crate) fn queues_path(namespace: &str, queues: &[impl AsRef<str>]) -> Path {
     Path(path)
 }
 
-/// Everything but letters, digits and `-_.~` is escaped.
+/// Escapes everything except letters, digits and `-_.~`.
 fn encode(to: &mut String, text: &str) {
     use std::fmt::Write as _;
     for byte in text.bytes() {
@@ -90,7 +90,7 @@ impl Call {
         Call { method, path: path.0, headers, body: Bytes::new(), repeat, queries: false }
     }
 
-    /// A look, which is repeated.
+    /// A read, which may be retried.
     pub(crate) fn get(path: Path) -> Call {
         Call::new(Method::GET, path, Repeat::Safe)
     }
@@ -140,7 +140,7 @@ impl Call {
 }
 
 impl Answer {
-    /// The body as JSON.
+    /// Parses the body as JSON.
     pub(crate) fn json<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_slice(&self.body).map_err(|e| {
             Error::new(ErrorKind::Protocol, format!("the answer cannot be read: {e}"))
@@ -156,7 +156,7 @@ impl Answer {
         self.header("x-request-id").map(str::to_owned)
     }
 
-    /// The answer if it is a 2xx, else what it says.
+    /// Returns the response if it is a 2xx, otherwise its error.
     pub(crate) fn accept(self) -> Result<Answer> {
         if (200..300).contains(&self.status) { Ok(self) } else { Err(self.error()) }
     }
@@ -172,7 +172,7 @@ impl Answer {
         let told: Told = serde_json::from_slice(&self.body).unwrap_or_default();
         let text = told.error.or(told.msg).unwrap_or_else(|| {
             let head = &self.body[..self.body.len().min(200)];
-            // Where a character was cut, what is left of it is not shown.
+            // Removes the remains of a truncated character.
             String::from_utf8_lossy(head).trim_end_matches(char::REPLACEMENT_CHARACTER).trim().to_owned()
         });
         let kind = kind_of(self.status, &text);
@@ -184,7 +184,7 @@ impl Answer {
     }
 }
 
-/// What `Retry-After` says: seconds, or an instant. One that has passed says nothing.
+/// Parses `Retry-After`: seconds, or an instant. A past instant is ignored.
 fn pause_of(text: &str) -> Option<Duration> {
     let text = text.trim();
     if let Ok(seconds) = text.parse() {

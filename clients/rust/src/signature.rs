@@ -1,4 +1,4 @@
-//! Whether a request that push sent is from the server that has the secret.
+//! Verifies that a push request is from a server with the secret.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -7,25 +7,25 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hmac_sha256::HMAC;
 
-/// How far the clock of the sender may be away from ours.
+/// Tolerated difference between the sender's clock and ours.
 const TOLERANCE: Duration = Duration::from_secs(300);
 
-/// What is wrong with a request.
+/// Why a request was rejected.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum SignatureError {
-    /// A header is not there, or empty.
+    /// A header is missing or empty.
     Missing,
-    /// It is no time, or more than five minutes away.
+    /// The timestamp is invalid, or more than five minutes off.
     Timestamp,
-    /// None of the signatures is that of a secret.
+    /// No signature matches a secret.
     Signature,
-    /// A secret is none, or there is none.
+    /// A secret is invalid, or none is given.
     Secret,
 }
 
 impl SignatureError {
-    /// The word for it.
+    /// Returns the error as a word.
     pub fn as_str(self) -> &'static str {
         match self {
             SignatureError::Missing => "missing",
@@ -49,8 +49,8 @@ impl fmt::Display for SignatureError {
 
 impl std::error::Error for SignatureError {}
 
-/// Checks a request of push: the headers as they came, in any case, and the raw body. While a secret is changed
-/// there are two.
+/// Verifies a push request: its headers as received, in any case, and the raw body. During a change of the secret,
+/// pass both.
 ///
 /// ```
 /// # use dormouse_client::{SignatureError, verify};
@@ -66,7 +66,7 @@ pub fn verify<'a>(
     verify_at(secrets, headers, body, SystemTime::now())
 }
 
-/// The same at another time, for tests.
+/// Like [`verify`] at another time, for tests.
 pub fn verify_at<'a>(
     secrets: impl IntoIterator<Item = impl AsRef<str>>,
     headers: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -123,7 +123,7 @@ pub fn verify_at<'a>(
 fn key(secret: &str) -> Result<Vec<u8>, SignatureError> {
     let text = secret.strip_prefix("whsec_").unwrap_or(secret);
     let key = STANDARD.decode(text).map_err(|_| SignatureError::Secret)?;
-    // As Standard Webhooks has it; the server's have 32.
+    // As in Standard Webhooks; the server's secrets have 32.
     if (24..=64).contains(&key.len()) { Ok(key) } else { Err(SignatureError::Secret) }
 }
 

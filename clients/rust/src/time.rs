@@ -1,4 +1,4 @@
-//! Instants and durations, as they are given and as the server reads them.
+//! Instants and durations, as given and as the server parses them.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,13 +12,13 @@ pub struct At(pub(crate) Given);
 pub(crate) enum Given {
     /// Unix milliseconds.
     Millis(i64),
-    /// The server reads it.
+    /// Parsed by the server.
     Text(String),
 }
 
 impl From<Timestamp> for At {
     fn from(at: Timestamp) -> At {
-        // A part of a millisecond is rounded up: nothing is due before its time.
+        // Rounds up to milliseconds, so that nothing is due early.
         let millis =
             at.as_nanosecond().div_euclid(1_000_000) + i128::from(at.as_nanosecond() % 1_000_000 != 0);
         At(Given::Millis(i64::try_from(millis).unwrap_or(i64::MAX)))
@@ -56,12 +56,12 @@ impl From<String> for At {
     }
 }
 
-/// Whole milliseconds, rounded up.
+/// Returns whole milliseconds, rounded up.
 pub(crate) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
 }
 
-/// Seconds with three decimals at most, as queries have them.
+/// Formats seconds with at most three decimals, for queries.
 pub(crate) fn seconds(duration: Duration) -> String {
     let millis = millis(duration);
     match millis % 1000 {
@@ -70,7 +70,7 @@ pub(crate) fn seconds(duration: Duration) -> String {
     }
 }
 
-/// The same as a number of JSON.
+/// Returns seconds as a JSON number.
 pub(crate) fn seconds_json(duration: Duration) -> serde_json::Value {
     let millis = millis(duration);
     match millis % 1000 {
@@ -80,27 +80,27 @@ pub(crate) fn seconds_json(duration: Duration) -> serde_json::Value {
     }
 }
 
-/// Whole seconds, for parameters that have no decimals: a part of one counts as one.
+/// Rounds up to whole seconds, for parameters without decimals.
 pub(crate) fn whole(duration: Duration) -> Duration {
     Duration::from_secs(duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() != 0)))
 }
 
-/// A number from 0 to 1, evenly.
+/// Returns a random number from 0 to 1, evenly distributed.
 pub(crate) fn random() -> f64 {
     let mut bytes = [0; 4];
-    // Without random bytes the pauses are those in the middle: nothing depends on them.
+    // Without random bytes the pauses are average: nothing depends on them.
     if getrandom::fill(&mut bytes).is_err() {
         return 0.5;
     }
     f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX)
 }
 
-/// The same duration, a tenth shorter or longer.
+/// Returns the duration, up to a tenth shorter or longer.
 pub(crate) fn jittered(duration: Duration) -> Duration {
     duration.mul_f64(0.9 + 0.2 * random())
 }
 
-/// The pauses between one try and the next.
+/// Pauses between retries.
 #[derive(Debug, Default)]
 pub(crate) struct Pauses {
     tries: i32,
@@ -110,7 +110,7 @@ impl Pauses {
     const FIRST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(5);
 
-    /// Random between half and all of 0.1 s · 2ⁿ, 5 s at most, and never less than the server asks for.
+    /// Returns a random pause between half and all of 0.1 s · 2ⁿ, at most 5 s, and at least what the server asks for.
     pub(crate) fn next(&mut self, retry_after: Option<Duration>) -> Duration {
         let most = Pauses::FIRST.mul_f64(f64::powi(2.0, self.tries.min(6))).min(Pauses::LONGEST);
         self.tries += 1;

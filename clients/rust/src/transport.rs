@@ -1,4 +1,4 @@
-//! How requests get to a server: over HTTP, or, in tests, to a [double](crate::double) in the process.
+//! Transports of requests: over HTTP, or, in tests, to an in-process [double](crate::double).
 
 use std::error::Error as StdError;
 use std::future::Future;
@@ -21,20 +21,20 @@ use crate::error::{Error, ErrorKind, Result};
 
 pub use hyper::Method;
 
-/// A request. Its path begins with a slash, is percent-encoded, and has the query behind it.
+/// A request. Its path begins with a slash, is percent-encoded, and includes the query.
 #[derive(Clone)]
 pub struct Request {
     /// GET, PUT, POST or DELETE.
     pub method: Method,
-    /// What comes behind the URL of the server.
+    /// The part after the server's URL.
     pub path: String,
-    /// The token is among them.
+    /// Include the token.
     pub headers: HeaderMap,
-    /// The body; empty if there is none.
+    /// The body; may be empty.
     pub body: Bytes,
 }
 
-/// An answer as it came.
+/// A response.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// The status.
@@ -45,7 +45,7 @@ pub struct Answer {
     pub body: Bytes,
 }
 
-/// What caller and transport tell each other while a request is under way.
+/// Signals between caller and transport during a request.
 #[derive(Debug, Default)]
 pub struct Head {
     came: OnceLock<Instant>,
@@ -53,44 +53,43 @@ pub struct Head {
 }
 
 impl Head {
-    /// The head of the answer has come now, which is before its body has.
+    /// Records that the head of the response has arrived, before its body.
     pub fn came(&self) {
-        // A second call changes nothing: the first head counts.
+        // A second call has no effect: the first head counts.
         let _ = self.came.set(Instant::now());
     }
 
-    /// When it came, if it has.
+    /// Returns when the head arrived, if it has.
     pub fn at(&self) -> Option<Instant> {
         self.came.get().copied()
     }
 
-    /// The caller wants the end of a poll, and no job to be lost that is on its way. A moment later the future of the
-    /// answer is dropped.
+    /// Asks to end a poll without losing a job in transit. The future of the response is dropped a moment later.
     pub fn leave(&self) {
         self.left.cancel();
     }
 
-    /// Returns when the caller wants that. An answer may still come. A transport need not listen.
+    /// Completes when the caller asks for the end. A response may still arrive. Transports may ignore this.
     pub async fn left(&self) {
         self.left.cancelled().await;
     }
 }
 
-/// The future of an answer.
+/// The future of a response.
 pub type Answering<'a> = Pin<Box<dyn Future<Output = Result<Answer>> + Send + 'a>>;
 
-/// Whoever takes requests. A future that is dropped closes the connection that it waits on.
+/// Sends requests. Dropping a future closes its connection.
 pub trait Transport: Send + Sync + 'static {
     /// Sends one request once, and follows no redirect.
     fn send<'a>(&'a self, request: Request, head: &'a Head) -> Answering<'a>;
 
-    /// The same with connections of its own, for another runtime; none if it has no connections.
+    /// Returns a transport with its own connections, for another runtime; `None` if it has no connections.
     fn fork(&self) -> Option<Result<Arc<dyn Transport>>> {
         None
     }
 }
 
-/// HTTP/1.1 over connections that are kept.
+/// HTTP/1.1 over persistent connections.
 pub(crate) struct Http {
     pool: Pool<Connector, Full<Bytes>>,
     proxies: Arc<Matcher>,
@@ -131,7 +130,7 @@ impl Http {
         *request.headers_mut() = given.headers;
         let agent = HeaderValue::from_static(concat!("dormouse-rust/", env!("CARGO_PKG_VERSION")));
         request.headers_mut().insert(USER_AGENT, agent);
-        // To a server with TLS there is a tunnel, which was asked for it.
+        // A TLS server is reached through a tunnel, which was authorized when it was opened.
         let proxy = self.proxies.intercept(&to).filter(|_| to.scheme_str() == Some("http"));
         if let Some(auth) = proxy.as_ref().and_then(|proxy| proxy.basic_auth()) {
             request.headers_mut().insert(PROXY_AUTHORIZATION, auth.clone());
@@ -173,7 +172,7 @@ impl Transport for Http {
     }
 }
 
-/// Why no whole answer came: the causes, the outermost first.
+/// Returns why no complete response arrived: the causes, outermost first.
 fn broken(mut cause: Option<&dyn StdError>) -> Error {
     let mut causes = Vec::new();
     while let Some(error) = cause {
@@ -208,7 +207,7 @@ mod tests {
         (listener, address)
     }
 
-    /// The head of the next request on a new connection.
+    /// Returns the head of the next request on a new connection.
     async fn heard(listener: &TcpListener) -> (TcpStream, String) {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut head = Vec::new();
@@ -218,7 +217,7 @@ mod tests {
         (stream, String::from_utf8(head).unwrap())
     }
 
-    /// Guards against the loss of an answer that was under way, and against a next request on half a connection.
+    /// Guards against the loss of a response in transit, and against a further request on a half-closed connection.
     #[tokio::test]
     async fn a_request_that_is_left_gets_its_answer_and_its_connection_no_other() {
         let (listener, address) = listen().await;

@@ -1,4 +1,4 @@
-//! The worker on the double: what becomes of jobs, by the words of their handlers.
+//! The worker on the double: results of jobs by the outcomes of their handlers.
 #![allow(clippy::unwrap_used, reason = "tests state what they expect by unwrapping")]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A worker of the queue `q`, and what became of its jobs.
+/// A worker of the queue `q`, and the results of its jobs.
 fn worker<R>(
     client: &Client,
     handler: impl Fn(Job) -> R + Send + Sync + 'static,
@@ -188,7 +188,7 @@ async fn many_jobs_go_in_batches_and_an_error_says_how_far_it_came() {
     let jobs: Vec<NewJob> = (0..150).map(|n| NewJob::new(n.to_string()).key(format!("k{n}"))).collect();
     assert_eq!(client.publish_many("q", jobs).await.unwrap().len(), 150);
     let jobs = (140..300).map(|n: i32| {
-        // The 101st of the call has a key that is taken.
+        // The 101st of the call has a taken key.
         let key = if n == 240 { "k7".to_owned() } else { format!("new{n}") };
         NewJob::new("x").key(key).on_conflict(OnConflict::Fail)
     });
@@ -218,13 +218,13 @@ async fn what_would_not_arrive_as_given_is_refused_before_it_is_sent() {
     assert!(Client::builder("http://h", "ns", "t").retry_for(541 * SECOND).build().is_err());
 }
 
-/// What happens to requests for a verb.
+/// A fault of requests for a verb.
 enum Fault {
-    /// The first one waits before it is sent.
+    /// The first one is delayed before it is sent.
     Late(Duration),
-    /// The answer to the first one cannot be read.
+    /// The response to the first one is unreadable.
     Unreadable,
-    /// The first one is done, and gets no answer.
+    /// The first one is executed, but gets no response.
     Unanswered,
     /// Each gets 503, with this `Retry-After`.
     Refused(&'static str),
@@ -279,7 +279,7 @@ async fn a_touch_whose_answer_cannot_be_read_may_be_done() {
     job.ack().await.unwrap();
 }
 
-/// The caller's own time-out is shorter than the client's.
+/// The caller's own timeout is shorter than the client's.
 #[tokio::test]
 async fn a_touch_that_nobody_waits_for_any_more_may_be_done() {
     let client = Faulty::client("/touch?", Fault::Unanswered);
@@ -295,7 +295,7 @@ async fn a_pause_of_half_an_eternity_is_an_error() {
     assert_eq!(client.size("q").await.unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
-/// Guards against repeats of a call by hand that go on when the job is another worker's.
+/// Guards against retries of a manual call that continue when the job is another worker's.
 #[tokio::test]
 async fn a_release_by_hand_is_not_repeated_when_the_job_is_lost() {
     let client = Faulty::client("/release?", Fault::Refused("1"));
@@ -322,7 +322,7 @@ async fn a_release_by_hand_is_not_repeated_when_the_job_is_lost() {
     assert_eq!(*ended.lock().unwrap(), [Ended::Lost]);
 }
 
-/// Handlers that heed nothing but tell of their cancellation; the second says that all have begun.
+/// Handlers that ignore their cancellation but record it; the second value signals that all have begun.
 fn told_and_deaf(
     client: &Client,
     handlers: usize,
@@ -341,7 +341,7 @@ fn told_and_deaf(
     (worker.concurrency(handlers).signals(false), told, begun)
 }
 
-/// Guards against handlers that go on after the worker has ended and do not know it.
+/// Guards against handlers that continue after the worker has ended without knowing it.
 #[tokio::test]
 async fn a_second_stop_tells_every_handler() {
     let client = Double::new().client("demo");
@@ -359,7 +359,7 @@ async fn a_second_stop_tells_every_handler() {
     }
 }
 
-/// The job is touched no more. So its handler should end, before another worker has the job.
+/// The job is no longer touched. So its handler should end before another worker gets the job.
 #[tokio::test]
 async fn a_run_that_is_dropped_cancels_its_handlers() {
     let client = Double::new().client("demo");
@@ -372,7 +372,7 @@ async fn a_run_that_is_dropped_cancels_its_handlers() {
     assert_eq!(timeout(5 * SECOND, told.recv()).await.unwrap(), Some(Cause::Lost));
 }
 
-/// The handler returns the error of its own release. So the worker releases too, and is refused.
+/// The handler returns the error of its own release. So the worker releases too, and is rejected.
 #[tokio::test]
 async fn a_release_by_hand_whose_answer_was_lost_is_no_loss() {
     let client = Faulty::client("/release?", Fault::Unreadable);
@@ -394,7 +394,7 @@ async fn a_release_by_hand_whose_answer_was_lost_is_no_loss() {
     assert_eq!(delayed[0].as_ref().unwrap().reason.as_deref(), Some("not now"));
 }
 
-/// The worker's own touch waits for one by hand, and then makes the lease shorter again.
+/// The worker's own touch waits for a manual one, and then shortens the delivery again.
 #[tokio::test]
 async fn after_a_long_touch_by_hand_and_its_own_the_worker_touches_in_time() {
     let client = Faulty::client("/touch?", Fault::Late(Duration::from_millis(1300)));

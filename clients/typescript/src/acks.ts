@@ -1,11 +1,11 @@
-/** Acks of a worker: those of a queue that come within a short time of each other are sent together. */
+/** Collects the acks of a queue for a short time, and sends them together. */
 
 import { ackSome } from "./client.js";
 import type { DormouseError } from "./errors.js";
 import type { Run } from "./run.js";
 import { type Task, tried } from "./task.js";
 
-/** How many jobs one request acks. */
+/** Maximum number of jobs per request. */
 const MANY = 100;
 
 /** @internal */
@@ -14,7 +14,7 @@ export class Acks {
 
   constructor(readonly run: Run) {}
 
-  /** Takes a task that has its job's turn. */
+  /** Adds a task that has its job's turn. */
   add(task: Task): void {
     const { queue } = task.job;
     const waiting = this.#waiting.get(queue) ?? [];
@@ -25,7 +25,7 @@ export class Acks {
     else if (waiting.length === 1) this.run.clock.after(ackWindow, () => this.#send(queue));
   }
 
-  /** Waits for no others. */
+  /** Sends all acks without waiting for others. */
   sendAll(): void {
     for (const queue of [...this.#waiting.keys()]) this.#send(queue);
   }
@@ -36,7 +36,7 @@ export class Acks {
     if (tasks) void this.#settle(queue, tasks);
   }
 
-  /** Repeats until each job is acked or lost. */
+  /** Retries until each job is acked or lost. */
   async #settle(queue: string, tasks: Task[]): Promise<void> {
     const { caller } = this.run;
     for (let n = 0; tasks.length > 0; n++) {
@@ -61,8 +61,8 @@ export class Acks {
   }
 
   /**
-   * Settles what was acked, and what is lost. It gives those whose receipt a lost touch had made old, and the error of
-   * looking for the new one.
+   * Settles the jobs that were acked or lost. Returns those whose receipt was replaced by a touch with a lost reply,
+   * and the error of looking up the new one.
    */
   async #sort(held: Task[], stale: string[]): Promise<{ again: Task[]; failed: DormouseError | undefined }> {
     const again: Task[] = [];

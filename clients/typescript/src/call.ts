@@ -1,45 +1,45 @@
-/** How a request is sent and repeated. client.ts and job.ts say what is asked, and read the answers. */
+/** Sends and retries requests. client.ts and job.ts define them, and parse the replies. */
 
 import { randomBytes } from "node:crypto";
 import { type Clock, pauseAfter, sleep } from "./clock.js";
 import { broken, DormouseError, invalid, refused } from "./errors.js";
 import type { Fetch, Incoming } from "./transport.js";
 
-/** The version of the library, and of the server that it was made for. */
+/** Version of the library, and of the server that it was made for. */
 export const VERSION = "0.1.0";
 
 /** @internal */
 export type Query = Record<string, string>;
 
-/** One call of the server. @internal */
+/** A call to the server. @internal */
 export interface Ask {
   op: string;
   method: "GET" | "POST" | "PUT" | "DELETE";
-  /** One, or several; none where the namespace itself is asked. */
+  /** One or several queues; none for requests about the namespace. */
   queues: string[];
-  /** Below the queue. */
+  /** The path below the queue. */
   path?: string[];
   query?: Query;
   headers?: Record<string, string>;
   body?: Uint8Array;
   idempotencyKey?: string | undefined;
-  /** Whether it is repeated also after answers that leave open whether it was done. */
+  /** Whether to retry also after errors that leave open whether it was executed. */
   repeat?: boolean;
-  /** A 404 to a repeat says that the first one was done. */
+  /** A 404 of a retry means that the first request was executed. */
   goneIsDone?: boolean;
-  /** Of one request, in milliseconds; the client's where nothing is said. */
+  /** Timeout of one request in milliseconds; by default the client's. */
   timeout?: number | undefined;
-  /** How long the server may hold it beside that. */
+  /** How long the server may hold it in addition. */
   waits?: number;
-  /** Of all of the call, in milliseconds; the client's where nothing is said. */
+  /** Time for all retries in milliseconds; by default the client's. */
   retryFor?: number | undefined;
   signal?: AbortSignal | undefined;
   leave?: AbortSignal;
-  /** Is called when the head of an answer has come. */
+  /** Called when the head of a response has arrived. */
   heard?: () => void;
 }
 
-/** What an answer says. @internal */
+/** The JSON of a reply. @internal */
 export type Answer = Record<string, unknown>;
 
 const NAME = /^[A-Za-z0-9_-]{1,255}$/;
@@ -88,14 +88,14 @@ export class Caller {
   }
 
   /**
-   * Sends a request, and repeats it while that is safe and of use. `read` makes the result of a whole answer, and throws
-   * where that lacks something.
+   * Sends a request, and retries it while that is safe and useful. `read` parses a complete reply, and throws if a
+   * field is missing.
    */
   async call<T>(ask: Ask, read: (body: unknown, headers: Incoming["headers"]) => T): Promise<T> {
     return this.#repeat(ask, (answer) => read(JSON.parse(answer.body.toString()), answer.headers));
   }
 
-  /** A call whose answer has nothing but its status. */
+  /** Sends a call whose reply is only a status. */
   async done(ask: Ask): Promise<void> {
     await this.#repeat(ask, (answer) => {
       if (answer.status !== 204) throw new Error("not 204");
@@ -133,7 +133,7 @@ export class Caller {
     }
   }
 
-  /** The URL of a request. Names that would make another path are refused. */
+  /** Returns the URL of a request. Rejects names that would change the path. */
   #address(ask: Ask): string {
     let url = this.#base;
     for (const queue of ask.queues) {
@@ -151,7 +151,7 @@ export class Caller {
     return query ? `${url}?${query}` : url;
   }
 
-  /** Sends a request once. Where what is gone was done, a 404 is 204. */
+  /** Sends a request once. With `goneIsDone`, a 404 is treated as 204. */
   async #send(
     ask: Ask, url: string, timeout: number, goneIsDone = false,
   ): Promise<{ status: number; headers: Incoming["headers"]; body: Buffer }> {
@@ -194,7 +194,7 @@ export class Caller {
   }
 }
 
-/** The random key of a publish for which none is given. @internal */
+/** Returns the random idempotency key of a publish without one. @internal */
 export function randomKey(): string {
   return randomBytes(16).toString("hex");
 }
@@ -204,24 +204,24 @@ export function printable(text: string): boolean {
   return /^[ -~]*$/.test(text);
 }
 
-/** Whether a text can be UTF-8. @internal */
+/** Whether a text can be encoded as UTF-8. @internal */
 export function wellFormed(text: string): boolean {
   return !/\p{Surrogate}/u.test(text);
 }
 
-/** Seconds with up to three decimals, as the server reads them. Parts of a millisecond are rounded up. @internal */
+/** Formats seconds with up to three decimals, rounded up to milliseconds. @internal */
 export function seconds(op: string, name: string, duration: number): string {
   const ms = Math.ceil(Number((duration * 1000).toFixed(6)));
   if (!Number.isSafeInteger(ms) || ms < 0) throw invalid(op, `${name} should be a number of seconds, 0 or more`);
   return String(ms / 1000);
 }
 
-/** Whole seconds, as the routes read them that lmstfy has. A part of one counts as one. @internal */
+/** Formats seconds for lmstfy's routes, rounded up to whole seconds. @internal */
 export function wholeSeconds(op: string, name: string, duration: number): string {
   return String(Math.ceil(Number(seconds(op, name, duration))));
 }
 
-// What follows reads answers: each throws when there is something else.
+// The following functions parse replies: each throws if the reply has another form.
 
 /** @internal */
 export function object(value: unknown): Answer {
@@ -249,7 +249,7 @@ export function string(value: unknown): string {
   throw new Error("it lacks a text");
 }
 
-/** A text that may be missing. @internal */
+/** Returns a text that may be missing. @internal */
 export function optional(answer: Answer, name: string): string | undefined {
   const value = answer[name];
   return typeof value === "string" && value !== "" ? value : undefined;
@@ -262,7 +262,7 @@ export function number(answer: Answer, name: string): number {
   throw new Error(`it lacks ${name}`);
 }
 
-/** An instant that may be missing. @internal */
+/** Returns an instant that may be missing. @internal */
 export function instant(answer: Answer, name: string): Date | undefined {
   const value = answer[name];
   if (typeof value !== "string") return undefined;

@@ -1,4 +1,4 @@
-/** The client: requests and their answers. call.ts sends and repeats them, message.ts has what a publish may say. */
+/** The client: requests and their replies. call.ts sends and retries them, message.ts has the options of a publish. */
 
 import {
   type Answer, type Ask, Caller, instant, list, number, object, optional, printable, type Query, randomKey, seconds,
@@ -10,102 +10,102 @@ import { attributesOf, type Bounds, HeldJob, holdOf, Job, JobInfo, notConsumed, 
 import { type Data, type JobOptions, jsonText, Message, type NewJob } from "./message.js";
 import { Connections, type Fetch } from "./transport.js";
 
-/** Where the server is, and how long calls take. Durations are in seconds. */
+/** Address of the server, and timeouts. Durations are in seconds. */
 export interface ClientOptions {
-  /** Such as `http://127.0.0.1:7777`; it may have a path in front of `/api`. */
+  /** For example `http://127.0.0.1:7777`; it may have a path before `/api`. */
   url: string;
   namespace: string;
   token?: string;
-  /** For one request; 10 when it is not given. */
+  /** Timeout of one request; 10 by default. */
   timeout?: number;
-  /** For all of a call, its repeats and pauses; 30 when it is not given, 540 at most, and 0 repeats nothing. */
+  /** Time for a call with its retries and pauses; 30 by default, at most 540, and 0 disables retries. */
   retryFor?: number;
-  /** Sends the requests in place of the client's own connections: for a proxy, certificates, or a test double. */
+  /** Sends the requests instead of the client's own connections: for a proxy, certificates, or a test double. */
   fetch?: Fetch;
   /** @internal */
   clock?: Clock;
 }
 
-/** What every call takes. */
+/** Options of every call. */
 export interface CallOptions {
   /** Ends the call: it rejects with the signal's reason. */
   signal?: AbortSignal;
 }
 
-/** What a publish of one job takes. */
+/** Options of a publish of one job. */
 export interface PublishOptions extends JobOptions, CallOptions {
-  /** The same publish with the same key stores nothing more for ten minutes. Each call has a random one of its own. */
+  /** A repeated publish with the same key stores nothing for ten minutes. By default each call has a random key. */
   idempotencyKey?: string;
 }
 
-/** The answer to a publish. */
+/** Result of a publish. */
 export interface Published {
   jobId: string;
   /** When it becomes ready. */
   dueAt: Date | undefined;
   /** The key was taken, and nothing was stored: `jobId` is the job that has it. */
   duplicate: boolean;
-  /** The id of the job that made room. */
+  /** The id of the job that was replaced. */
   replaced: string | undefined;
-  /** The server had seen this idempotency key, and answered as it did then. */
+  /** The reply is that of an earlier request with this idempotency key. */
   replayed: boolean;
 }
 
-/** What a consume asks for. What is not given is the server's default. Durations are whole seconds: a part counts as one. */
+/** Options of a consume. Omitted ones get the server's defaults. Durations are in whole seconds, rounded up. */
 export interface ConsumeOptions extends CallOptions {
-  /** How many jobs at most, 1 to 100. */
+  /** Maximum number of jobs, 1 to 100. */
   count?: number;
-  /** Until a job comes back that nobody touches. */
+  /** Time until a job is redelivered unless touched. */
   ttr?: number;
   /** How long to wait for a job. */
   timeout?: number;
-  /** One for each queue: in what proportion they are served. Without them the first that has jobs goes first. */
+  /** One for each queue: their proportions. By default earlier queues take precedence. */
   weights?: readonly number[];
 }
 
-/** The answer to an ack of many. */
+/** Result of an ack of several jobs. */
 export interface Acked {
   acked: number;
-  /** Ids of jobs that are not the caller's any more. */
+  /** Ids of jobs that are no longer the caller's. */
   stale: string[];
 }
 
-/** Where dead jobs of a queue are. */
+/** The dead jobs of a queue. */
 export interface DeadLetter {
   size: number;
   /** The id of the oldest. */
   head: string | undefined;
 }
 
-/** What respawned jobs are to be. */
+/** Options of a respawn. */
 export interface RespawnOptions extends CallOptions {
-  /** 1 when it is not given. */
+  /** 1 by default. */
   tries?: number;
   delay?: number;
   ttl?: number;
 }
 
-/** The answer to a respawn. */
+/** Result of a respawn. */
 export interface Respawned {
   respawned: number;
-  /** Ids of jobs that are not dead, or not there. */
+  /** Ids of jobs that are not dead or do not exist. */
   missing: string[];
 }
 
-/** A queue of the namespace. A figure that the store cannot tell cheaply is missing. */
+/** A queue of the namespace. Numbers that the store cannot count cheaply are missing. */
 export interface QueueInfo {
   queue: string;
   ready: number | undefined;
   delayed: number | undefined;
   running: number | undefined;
   dead: number | undefined;
-  /** For how many seconds the next job has been ready. */
+  /** Age of the oldest ready job in seconds. */
   oldestReadyAge: number | undefined;
   paused: boolean;
   pausedUntil: Date | undefined;
 }
 
-/** A job as a list shows it. */
+/** A job in a list. */
 export interface ListedJob {
   id: string;
   state: State;
@@ -117,21 +117,21 @@ export interface ListedJob {
   reason: string | undefined;
   /** Of the body, in bytes. */
   size: number;
-  /** Of a list with bodies, as `attributes`. */
+  /** Present in a list with bodies, like `attributes`. */
   data: Buffer | undefined;
   attributes: Readonly<Record<string, string>> | undefined;
 }
 
-/** What a batch has at most. */
+/** Maximum size of a batch. */
 const BATCH_JOBS = 64;
 const BATCH_BYTES = 8 * 1024 * 1024;
-/** How many jobs one ack or respawn names. */
+/** Maximum number of jobs per ack or respawn. */
 const MANY = 100;
 
-/** What sends the requests of a client. @internal */
+/** Returns the caller of a client. @internal */
 export let callerOf: (client: Client) => Caller;
 
-/** Sends requests for one namespace. Share it: it keeps its connections. */
+/** Sends requests for one namespace. Share it, since it reuses its connections. */
 export class Client {
   readonly namespace: string;
   readonly #caller: Caller;
@@ -148,14 +148,17 @@ export class Client {
     this.namespace = namespace;
   }
 
-  /** A client of `DORMOUSE_URL` (`http://127.0.0.1:7777` when it is not set), `DORMOUSE_NAMESPACE` and `DORMOUSE_TOKEN`. */
+  /**
+   * Returns a client configured by `DORMOUSE_URL` (`http://127.0.0.1:7777` by default), `DORMOUSE_NAMESPACE` and
+   * `DORMOUSE_TOKEN`.
+   */
   static fromEnv(options: Partial<ClientOptions> = {}): Client {
     const { DORMOUSE_URL: url, DORMOUSE_NAMESPACE: namespace, DORMOUSE_TOKEN: token } = process.env;
     if (!namespace && !options.namespace) throw invalid("new client", "DORMOUSE_NAMESPACE is not set");
     return new Client({ url: url || "http://127.0.0.1:7777", namespace: namespace ?? "", token: token ?? "", ...options });
   }
 
-  /** Closes the connections that nobody uses. A program ends without it too. */
+  /** Closes idle connections. They do not keep a program alive. */
   close(): void {
     this.#connections?.close();
   }
@@ -191,8 +194,8 @@ export class Client {
   }
 
   /**
-   * Stores any number of jobs, in their order, in batches of which each is stored whole or not at all. The error of one
-   * has in `published` what was stored before, and in `index` which job it means.
+   * Stores any number of jobs in order, in batches. Each batch is stored completely or not at all. An error has the
+   * jobs stored before in `published`, and in `index` the position of the job that it is about.
    */
   async publishMany(queue: string, jobs: Iterable<NewJob>, { signal }: CallOptions = {}): Promise<Published[]> {
     const op = `publish ${queue}`;
@@ -241,8 +244,8 @@ export class Client {
   }
 
   /**
-   * Takes jobs from queues, with receipts; none where none came in time. It is not repeated after an answer that was
-   * lost. A worker does all of this better.
+   * Takes jobs from queues, with receipts; none if no job came in time. It is not retried after a lost reply. Most
+   * programs should use a worker instead.
    */
   async consume(queues: string | readonly string[], options: ConsumeOptions = {}): Promise<HeldJob[]> {
     return consume(this.#caller, consumeAsk(queues, options), options.ttr);
@@ -268,17 +271,17 @@ export class Client {
     return all;
   }
 
-  /** Looks at a job. */
+  /** Looks up a job. */
   async get(queue: string, id: string, options: CallOptions = {}): Promise<JobInfo> {
     return this.#look(queue, ["job", id], (answer) => new JobInfo(answer), options);
   }
 
-  /** Looks at the job that has the key. */
+  /** Looks up the job with the key. */
   async getByKey(queue: string, key: string, options: CallOptions = {}): Promise<JobInfo> {
     return this.#look(queue, ["key", key], (answer) => new JobInfo(answer), options);
   }
 
-  /** Shows the job that the next consume would get, if there is one. */
+  /** Returns the job that the next consume would get, if there is one. */
   async peek(queue: string, options: CallOptions = {}): Promise<Job | undefined> {
     try {
       return await this.#look(queue, ["peek"], (answer) => new Job(answer), options);
@@ -293,22 +296,22 @@ export class Client {
     return this.#caller.call(ask, (body) => read(object(body)));
   }
 
-  /** Forgets a job, in whatever state it is. It is no error when there is no such job. */
+  /** Deletes a job, in any state. Succeeds if there is no such job. */
   async cancel(queue: string, id: string, { signal }: CallOptions = {}): Promise<void> {
     await this.#caller.done({ op: `cancel ${queue}`, method: "DELETE", queues: [queue], path: ["job", id], repeat: true, signal });
   }
 
-  /** Forgets the job that has the key; `not_found` when none has it. */
+  /** Deletes the job with the key; `not_found` if there is none. */
   async cancelByKey(queue: string, key: string, { signal }: CallOptions = {}): Promise<void> {
     await this.#caller.done({ op: `cancel ${queue}`, method: "DELETE", queues: [queue], path: ["key", key], repeat: true, goneIsDone: true, signal });
   }
 
-  /** Makes a delayed job ready now, behind those that are ready; `conflict` when it is not delayed. */
+  /** Makes a delayed job ready now, after other ready jobs; `conflict` if it is not delayed. */
   async promote(queue: string, id: string, options: CallOptions = {}): Promise<void> {
     await this.#promote(queue, ["job", id, "promote"], options);
   }
 
-  /** Makes the delayed job that has the key ready now; `not_found` when no job has it. */
+  /** Makes the delayed job with the key ready now; `not_found` if no job has it. */
   async promoteByKey(queue: string, key: string, options: CallOptions = {}): Promise<void> {
     await this.#promote(queue, ["key", key, "promote"], options);
   }
@@ -317,7 +320,7 @@ export class Client {
     await this.#caller.call({ op: `promote ${queue}`, method: "POST", queues: [queue], path, signal }, object);
   }
 
-  /** Hands out nothing of the queue from now on: for so many seconds, or until {@link resume}. It says when that ends. */
+  /** Stops deliveries from the queue: for `howLong` seconds, or until {@link resume}. Returns when the pause ends. */
   async pause(queue: string, howLong?: number, { signal }: CallOptions = {}): Promise<Date | undefined> {
     const op = `pause ${queue}`;
     const query: Query = howLong === undefined ? {} : { for: seconds(op, "the duration", howLong) };
@@ -332,18 +335,18 @@ export class Client {
     );
   }
 
-  /** How many jobs are ready. */
+  /** Returns the number of ready jobs. */
   async size(queue: string, { signal }: CallOptions = {}): Promise<number> {
     const ask: Ask = { op: `size ${queue}`, method: "GET", queues: [queue], path: ["size"], repeat: true, signal };
     return this.#caller.call(ask, (body) => number(object(body), "size"));
   }
 
-  /** Forgets the jobs of the queue that are ready. */
+  /** Deletes the ready jobs of the queue. */
   async destroy(queue: string, { signal }: CallOptions = {}): Promise<void> {
     await this.#caller.done({ op: `destroy ${queue}`, method: "DELETE", queues: [queue], signal });
   }
 
-  /** Shows the dead letter of the queue. {@link jobs} lists what is in it. */
+  /** Returns the size and the oldest job of the queue's dead letter. {@link jobs} lists its jobs. */
   async deadLetter(queue: string, { signal }: CallOptions = {}): Promise<DeadLetter> {
     const ask: Ask = { op: `dead letter ${queue}`, method: "GET", queues: [queue], path: ["deadletter"], repeat: true, signal };
     return this.#caller.call(ask, (body) => {
@@ -371,7 +374,7 @@ export class Client {
     return all;
   }
 
-  /** Makes the oldest dead jobs ready again, with one try each, and says how many there were. `ttl` is whole seconds. */
+  /** Makes the oldest dead jobs ready again, with one try each, and returns how many. `ttl` is in whole seconds. */
   async respawnOldest(queue: string, most: number, options: CallOptions & { ttl?: number } = {}): Promise<number> {
     const op = `respawn ${queue}`;
     const query: Query = { limit: String(most) };
@@ -380,13 +383,13 @@ export class Client {
     return this.#caller.call(ask, (body) => number(object(body), "count"));
   }
 
-  /** Forgets the oldest dead jobs, so many at most. */
+  /** Deletes up to `most` of the oldest dead jobs. */
   async deleteDead(queue: string, most: number, { signal }: CallOptions = {}): Promise<void> {
     const ask: Ask = { op: `delete dead ${queue}`, method: "DELETE", queues: [queue], path: ["deadletter"], signal };
     await this.#caller.done({ ...ask, query: { limit: String(most) } });
   }
 
-  /** The queues of the namespace. A page is asked for when it is needed. */
+  /** Lists the queues of the namespace, reading pages as needed. */
   queues({ signal }: CallOptions = {}): AsyncGenerator<QueueInfo, void, undefined> {
     return this.#pages({ op: "list queues", method: "GET", queues: [], signal }, "queues", (answer) => ({
       queue: text(answer, "queue"),
@@ -400,7 +403,7 @@ export class Client {
     }));
   }
 
-  /** The jobs of a queue in one state, in the order in which they will come; dead ones oldest first; `data`: with bodies. */
+  /** Lists the jobs of a queue in one state, in order of delivery; dead ones oldest first. `data` includes bodies. */
   jobs(queue: string, state: State, options: CallOptions & { data?: boolean } = {}): AsyncGenerator<ListedJob, void, undefined> {
     const query: Query = { state };
     if (options.data) query.data = "1";
@@ -448,7 +451,7 @@ function figure(answer: Answer, name: string): number | undefined {
   return typeof answer[name] === "number" ? (answer[name] as number) : undefined;
 }
 
-// What follows is for workers too.
+// The following methods are for workers too.
 
 /** @internal */
 export function consumeAsk(queues: string | readonly string[], options: ConsumeOptions): Ask {
@@ -463,7 +466,7 @@ export function consumeAsk(queues: string | readonly string[], options: ConsumeO
   return { op, method: "GET", queues: names, query, signal, waits: (Math.ceil(timeout) + 1) * 1000 };
 }
 
-/** No jobs where none came in time; `ttr` is in seconds. @internal */
+/** Returns no jobs if none came in time; `ttr` is in seconds. @internal */
 export async function consume(caller: Caller, ask: Ask, ttr: number | undefined): Promise<HeldJob[]> {
   let came = 0;
   const heard = (): void => {
@@ -487,7 +490,7 @@ export async function consume(caller: Caller, ask: Ask, ttr: number | undefined)
   }
 }
 
-/** Acks at most 100 jobs of a queue; one alone by a request of its own. @internal */
+/** Acks at most 100 jobs of a queue; a single one by its own route. @internal */
 export async function ackSome(
   caller: Caller, queue: string, jobs: readonly HeldJob[], bounds: Bounds & { signal?: AbortSignal | undefined } = {},
 ): Promise<Acked> {

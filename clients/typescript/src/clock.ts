@@ -1,16 +1,16 @@
-/** The time by which calls and workers wait. It is one thing, so that tests can move it. */
+/** The clock of calls and workers, which tests can replace. */
 
 import { setMaxListeners } from "node:events";
 
 /** @internal */
 export interface Clock {
-  /** Milliseconds, that never go back. */
+  /** Milliseconds of a monotonic clock. */
   now(): number;
-  /** Calls later; the result takes the call back. A call that is `idle` does not keep the program alive. */
+  /** Calls later, unless the returned function is called first. An `idle` call does not keep the program alive. */
   after(ms: number, call: () => void, idle?: boolean): () => void;
 }
 
-/** More than a timer of Node takes at once: it would be called at once. */
+/** Longest delay of a timer in Node: a longer one would run at once. */
 const LONGEST = 2 ** 31 - 1;
 
 /** @internal */
@@ -29,7 +29,7 @@ export const systemClock: Clock = {
   },
 };
 
-/** Waits; false when it was interrupted. @internal */
+/** Waits. Returns false if it was interrupted. @internal */
 export function sleep(clock: Clock, ms: number, interrupt?: AbortSignal): Promise<boolean> {
   return new Promise((resolve) => {
     if (interrupt?.aborted) return resolve(false);
@@ -44,20 +44,23 @@ export function sleep(clock: Clock, ms: number, interrupt?: AbortSignal): Promis
   });
 }
 
-/** A controller whose signal takes any number of listeners, without a warning: one for each call that it ends. @internal */
+/**
+ * Returns a controller whose signal accepts any number of listeners without a warning: one for each call that it ends.
+ * @internal
+ */
 export function controller(): AbortController {
   const made = new AbortController();
   setMaxListeners(0, made.signal);
   return made;
 }
 
-/** How long to wait before the next repeat, in milliseconds; `n` is how many there were. @internal */
+/** Returns the pause before the next retry in milliseconds; `n` is the number of earlier ones. @internal */
 export function pauseAfter(n: number): number {
   const longest = Math.min(5000, 100 * 2 ** n);
   return longest / 2 + Math.random() * (longest / 2);
 }
 
-/** A duration up to a tenth shorter or longer. @internal */
+/** Varies a duration by up to a tenth. @internal */
 export function spread(duration: number): number {
   return duration * (0.9 + 0.2 * Math.random());
 }

@@ -1,34 +1,34 @@
-/** What can go wrong: the errors of calls, and what a handler throws to say more than "failed". */
+/** Errors of calls, and errors that handlers throw to be more specific than "failed". */
 
 import { STATUS_CODES } from "node:http";
 import { types } from "node:util";
 import type { Published } from "./client.js";
 
-/** What went wrong. docs/clients.md has the answers of the server behind each. */
+/** Type of an error. docs/clients.md lists the responses of each. */
 export type ErrorType =
-  | "invalid" // 400, or refused before it was sent
+  | "invalid" // 400, or rejected before it was sent
   | "unauthorized" // 401
   | "forbidden" // 403
   | "not_found" // 404
-  | "unsupported" // an older server, or lmstfy's
-  | "lost" // 409: the job is not this worker's any more
+  | "unsupported" // the server is too old, or lmstfy's
+  | "lost" // 409: the job is no longer this worker's
   | "conflict" // 409: the key is taken; the job is not dead, or not delayed
-  | "busy" // 409: a request with the same idempotency key is under way
+  | "busy" // 409: a request with the same idempotency key is in flight
   | "too_large" // 413
   | "key_reused" // 422: the idempotency key was used for another request
   | "limited" // 429
   | "full" // 507: the disk, or the quota of the namespace
   | "unavailable" // 502, 503, 504
   | "server" // any other 5xx
-  | "timeout" // no answer in time, or 408
-  | "network" // the connection was refused, reset or broken off
-  | "protocol"; // no answer of a Dormouse: a redirect, or what cannot be read
+  | "timeout" // no response in time, or 408
+  | "network" // the connection was refused, reset or aborted
+  | "protocol"; // not a response of Dormouse: a redirect, or an unreadable body
 
 const RETRYABLE: ReadonlySet<ErrorType> = new Set([
   "busy", "limited", "full", "unavailable", "server", "timeout", "network",
 ]);
 
-/** What a {@link DormouseError} may have beside its type and its text. */
+/** Details of a {@link DormouseError} besides its type and text. */
 export interface ErrorDetails {
   status?: number | undefined;
   requestId?: string | undefined;
@@ -39,25 +39,25 @@ export interface ErrorDetails {
   cause?: unknown;
 }
 
-/** What every call of a client rejects with, unless the caller's signal has ended it. The message is the server's text. */
+/** Rejection of every call of a client, unless the caller's signal has ended it. The message is the server's text. */
 export class DormouseError extends Error {
   static {
     this.prototype.name = "DormouseError";
   }
   readonly type: ErrorType;
-  /** What was asked, such as `publish mail`. */
+  /** The operation, such as `publish mail`. */
   readonly op: string;
-  /** Of HTTP; none where there was no answer. */
+  /** Of HTTP; missing without a response. */
   declare readonly status?: number;
-  /** `X-Request-ID` of the answer: the server's log has it. */
+  /** `X-Request-ID` of the response, also in the server's log. */
   declare readonly requestId?: string;
   /** How many seconds the server asks to wait. */
   declare readonly retryAfter?: number;
   /** Of a conflict: the job that has the key. */
   declare readonly jobId?: string;
-  /** Which job of the call is meant, from 0. */
+  /** Index of the job in the call, from 0. */
   declare readonly index?: number;
-  /** Of a publish of many: what was published before. */
+  /** Of a publish of several jobs: those published before. */
   declare readonly published?: Published[];
 
   constructor(type: ErrorType, op: string, message: string, details: ErrorDetails = {}) {
@@ -70,37 +70,37 @@ export class DormouseError extends Error {
     }
   }
 
-  /** Whether the same call may be well later. */
+  /** Whether the same call may succeed later. */
   get retryable(): boolean {
     return RETRYABLE.has(this.type);
   }
 
-  /** The same error with more details. @internal */
+  /** Returns the error with more details. @internal */
   with(details: ErrorDetails): DormouseError {
     const { status, requestId, retryAfter, jobId, index, published, cause } = this;
     const before = { status, requestId, retryAfter, jobId, index, published, cause };
     return new DormouseError(this.type, this.op, this.message, { ...before, ...details });
   }
 
-  /** Whether the answer says that nothing was changed, so that every call may be repeated. @internal */
+  /** Whether the response says that nothing was changed, so that every call may be retried. @internal */
   get nothingDone(): boolean {
     return this.status === 429 || this.status === 503 || this.type === "busy";
   }
 
-  /** Whether the request may or may not have been done. @internal */
+  /** Whether the request may or may not have been executed. @internal */
   get inDoubt(): boolean {
     if (this.status === undefined) return this.type === "timeout" || this.type === "network";
     return [408, 500, 502, 504, 507].includes(this.status);
   }
 
-  /** Whether the request may have been done though no answer has said so, or none that can be read. @internal */
+  /** Whether the request may have been executed although its reply was lost or is unreadable. @internal */
   get answerLost(): boolean {
     if (this.type === "protocol" && this.status !== undefined && this.status >= 200 && this.status <= 299) return true;
     return this.inDoubt && !(this.status === undefined && neverSent(this.cause));
   }
 }
 
-/** Whether a connection was not even made. */
+/** Whether the connection could not be made. */
 function neverSent(cause: unknown): boolean {
   if (!(cause instanceof Error)) return false;
   const { syscall, code } = cause as NodeJS.ErrnoException;
@@ -113,23 +113,23 @@ export function invalid(op: string, message: string, details?: ErrorDetails): Do
   return new DormouseError("invalid", op, message, details);
 }
 
-/** The error of a request that got no whole answer. @internal */
+/** Returns the error of a request without a complete response. @internal */
 export function broken(op: string, cause: unknown, timedOut: boolean): DormouseError {
   if (timedOut) return new DormouseError("timeout", op, "no answer in time", { cause });
-  // The error of a fetch names what has happened as its cause.
+  // The error of a fetch has the actual error as its cause.
   const inner = cause instanceof Error && cause.cause instanceof Error ? cause.cause : cause;
   const { message, code } = (inner instanceof Error ? inner : {}) as Partial<NodeJS.ErrnoException>;
   return new DormouseError("network", op, message || code || "the connection broke", { cause });
 }
 
-/** The error that an answer other than 2xx tells of. @internal */
+/** Returns the error in a response other than 2xx. @internal */
 export function refused(op: string, status: number, headers: { get(name: string): string | null }, body: Buffer): DormouseError {
   let told: Record<string, unknown> = {};
   try {
     const read: unknown = JSON.parse(body.toString());
     if (typeof read === "object" && read !== null) told = read as Record<string, unknown>;
   } catch {
-    // An answer of a proxy: its text is told as it is.
+    // A proxy's response: its text is used unchanged.
   }
   const said = told.error || told.msg;
   const message = typeof said === "string"
@@ -164,14 +164,14 @@ function typeOf(status: number, message: string): ErrorType {
   return status >= 500 && status < 600 ? "server" : "protocol";
 }
 
-/** Reads seconds or a date. What cannot be read, and what has passed, is nothing. */
+/** Parses seconds or a date. Invalid and past values are undefined. */
 function retryAfter(text: string | null): number | undefined {
   if (text === null) return undefined;
   const seconds = /^\s*\d{1,9}\s*$/.test(text) ? Number(text) : (Date.parse(text) - Date.now()) / 1000;
   return seconds > 0 ? seconds : undefined;
 }
 
-/** The beginning of a text, at most so many bytes, in whole characters. @internal */
+/** Truncates a text to at most `most` bytes, in whole characters. @internal */
 export function cut(text: string, most: number): string {
   const bytes = Buffer.from(text);
   if (bytes.length <= most) return text;
@@ -179,7 +179,7 @@ export function cut(text: string, most: number): string {
   return bytes.toString("utf8", 0, most);
 }
 
-/** Thrown by a handler: the job is tried again after so many seconds, and a try is spent. */
+/** Thrown by a handler: the job is retried after this number of seconds, and a try is used. */
 export class RetryAfter extends Error {
   static {
     this.prototype.name = "RetryAfter";
@@ -189,7 +189,7 @@ export class RetryAfter extends Error {
   }
 }
 
-/** Thrown by a handler: it wants the job so many seconds later, and has not failed. No try is spent. */
+/** Thrown by a handler: the job is postponed by this number of seconds without a failure. No try is used. */
 export class Snooze extends Error {
   static {
     this.prototype.name = "Snooze";
@@ -199,7 +199,7 @@ export class Snooze extends Error {
   }
 }
 
-/** Thrown by a handler: no try is of use, and the job is buried. */
+/** Thrown by a handler: retries are useless, and the job is buried. */
 export class Permanent extends Error {
   static {
     this.prototype.name = "Permanent";
@@ -209,7 +209,7 @@ export class Permanent extends Error {
   }
 }
 
-/** What a handler threw that is no `Error`: its `cause`. */
+/** A value other than an `Error` that a handler threw, as its `cause`. */
 export class PanicError extends Error {
   static {
     this.prototype.name = "PanicError";
@@ -225,7 +225,8 @@ export class CancelledError extends Error {
     this.prototype.name = "CancelledError";
   }
   /**
-   * `lost`: the job is somebody else's, or will be. `drain`: the worker stops. `time_limit`: the handler has had its time.
+   * `lost`: another worker has the job, or will have it. `drain`: the worker stops. `time_limit`: the handler's time is
+   * up.
    */
   readonly why: "lost" | "drain" | "time_limit";
   constructor(why: "lost" | "drain" | "time_limit") {
@@ -234,7 +235,7 @@ export class CancelledError extends Error {
   }
 }
 
-/** What `run` rejects with when a handler had not returned at the end of its grace. */
+/** Rejection of `run` if a handler had not returned at the end of its grace. */
 export class UncleanError extends Error {
   static {
     this.prototype.name = "UncleanError";
@@ -244,7 +245,7 @@ export class UncleanError extends Error {
   }
 }
 
-/** Whether it is an error, of another realm too. @internal */
+/** Whether it is an error, also of another realm. @internal */
 export function isError(value: unknown): value is Error {
   return value instanceof Error || types.isNativeError(value);
 }

@@ -1,6 +1,7 @@
 /**
- * Publishes and handles jobs of a Dormouse server. A {@link Client} has all requests; a {@link Worker} fetches jobs, holds
- * them while a handler works, and gives them back. `dormouse-client/testing` has a server in the process, for tests.
+ * Publishes and handles jobs of a Dormouse server. A {@link Client} has all requests; a {@link Worker} consumes jobs,
+ * extends their deliveries while handlers run, and reports the results. `dormouse-client/testing` has an in-process
+ * server for tests.
  */
 
 export { VERSION } from "./call.js";

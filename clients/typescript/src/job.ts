@@ -1,12 +1,12 @@
-/** Jobs, as they were looked at and as they are held. worker.ts has what a worker does with them. */
+/** Jobs that were looked up or delivered. worker.ts handles them. */
 
 import { type Answer, type Caller, instant, number, object, optional, type Query, seconds, text } from "./call.js";
 import { cut, DormouseError, invalid, Permanent } from "./errors.js";
 
-/** The states of a job. */
+/** State of a job. */
 export type State = "ready" | "delayed" | "running" | "dead";
 
-/** What has become of a job that a worker had. `released` also where that was its death, `returned` by a worker that stops. */
+/** Result of a worker's job. `released` also if the job died of it, `returned` if the worker stopped. */
 export type Outcome = "acked" | "released" | "buried" | "snoozed" | "returned" | "lost";
 
 /** A job. */
@@ -15,11 +15,11 @@ export class Job {
   readonly queue: string;
   readonly namespace: string;
   readonly data: Buffer;
-  /** How many more times it may be handed out. */
+  /** Number of deliveries left. */
   readonly remainTries: number;
-  /** Seconds until it is forgotten; 0 is never. */
+  /** Seconds until it expires; 0 is never. */
   readonly ttl: number;
-  /** Seconds from its publish until it was handed out, or looked at. */
+  /** Seconds from its publish to its delivery or look-up. */
   readonly elapsed: number;
   readonly attributes: Readonly<Record<string, string>>;
 
@@ -29,13 +29,13 @@ export class Job {
     this.queue = optional(answer, "queue") ?? "";
     this.namespace = optional(answer, "namespace") ?? "";
     this.data = Buffer.from(optional(answer, "data") ?? "", "base64");
-    this.remainTries = answer.remain_tries === null ? 0 : number(answer, "remain_tries"); // which a store may not know
+    this.remainTries = answer.remain_tries === null ? 0 : number(answer, "remain_tries"); // unknown in some stores
     this.ttl = number(answer, "ttl");
     this.elapsed = number(answer, "elapsed_ms") / 1000;
     this.attributes = attributesOf(answer);
   }
 
-  /** The attribute of that name: the trace that the job belongs to. */
+  /** The attribute of that name: the job's trace. */
   get traceparent(): string | undefined {
     return this.attributes.traceparent;
   }
@@ -45,23 +45,26 @@ export class Job {
     return this.data.toString();
   }
 
-  /** The body as JSON. What cannot be read throws a {@link Permanent}: a handler that lets it pass has the job buried. */
+  /**
+   * Parses the body as JSON. An invalid body throws a {@link Permanent}: if a handler does not catch it, the job is
+   * buried.
+   */
   json<T = unknown>(): T {
     try {
       return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(this.data)) as T;
     } catch (error) {
-      // The parser's own text has a piece of the body, and that is not for a log.
+      // The parser's own text contains a part of the body, which must not be logged.
       const why = error instanceof SyntaxError ? "this is no JSON" : "this is no UTF-8";
       throw new Permanent(new Error(`the body cannot be read: ${why}`, { cause: error }));
     }
   }
 }
 
-/** A job that was looked at, and is not held. */
+/** A job that was looked up, without a delivery. */
 export class JobInfo extends Job {
-  /** Missing where the store cannot tell it cheaply. */
+  /** Missing if the store cannot tell it cheaply. */
   readonly state: State | undefined;
-  /** When it is, or became, ready; of a running one, when its hand-over ends. */
+  /** When it is, or became, ready; for a running job, when its delivery ends. */
   readonly dueAt: Date | undefined;
   readonly key: string | undefined;
   /** Of the last release or bury that gave one. */
@@ -83,17 +86,17 @@ export function attributesOf(answer: Answer): Record<string, string> {
   return given === null || given === undefined ? {} : (object(given) as Record<string, string>);
 }
 
-/** How a job goes back to its queue. */
+/** How to return a job to its queue. */
 export interface Release {
   /** Seconds until it is ready again. */
   delay?: number;
-  /** Shown with the job; 4 KiB of it. */
+  /** Shown with the job; at most 4 KiB. */
   reason?: string;
-  /** Gives the try back that this hand-over has cost. */
+  /** Restores the try of this delivery. */
   keepTry?: boolean;
 }
 
-/** What a release has made of a job. */
+/** Result of a release. */
 export interface Released {
   /** No try was left. */
   dead: boolean;
@@ -101,10 +104,10 @@ export interface Released {
   dueAt: Date | undefined;
 }
 
-/** The {@link Hold} of a job. @internal */
+/** Returns the {@link Hold} of a job. @internal */
 export let holdOf: (job: HeldJob) => Hold;
 
-/** A job that was handed out, with its receipt. A worker does by itself what its methods do. */
+/** A delivered job, with its receipt. A worker calls these methods by itself. */
 export class HeldJob extends Job {
   readonly #hold: Hold;
   static {
@@ -117,7 +120,10 @@ export class HeldJob extends Job {
     this.#hold = new Hold(caller, this, receipt, until);
   }
 
-  /** Keeps the job for `ttr` seconds from now: the worker's own, or the server's default. It says when that ends. */
+  /**
+   * Extends the delivery to `ttr` seconds from now; by default the worker's, or the server's. Returns when the delivery
+   * ends.
+   */
   async touch(ttr?: number): Promise<Date | undefined> {
     if (ttr !== undefined) seconds(`touch ${this.queue}`, "ttr", ttr);
     const kept = ttr ?? this.#hold.keeper?.ttr;
@@ -126,7 +132,7 @@ export class HeldJob extends Job {
     return until;
   }
 
-  /** Forgets the job: it is done. */
+  /** Deletes the job, which is done. */
   async ack(): Promise<void> {
     await this.#hold.byHand(async (bounds) => {
       await this.#hold.ack(bounds);
@@ -134,7 +140,7 @@ export class HeldJob extends Job {
     });
   }
 
-  /** Gives the job back. */
+  /** Returns the job to its queue. */
   async release(how: Release = {}): Promise<Released> {
     return this.#hold.byHand(async (bounds) => {
       const released = await this.#hold.release(how, bounds);
@@ -143,7 +149,7 @@ export class HeldJob extends Job {
     });
   }
 
-  /** Puts the job into the dead letter, whatever tries are left. */
+  /** Moves the job to the dead letter, even if tries are left. */
   async bury(reason = ""): Promise<void> {
     await this.#hold.byHand(async (bounds) => {
       await this.#hold.bury(reason, bounds);
@@ -151,43 +157,41 @@ export class HeldJob extends Job {
     });
   }
 
-  /** Which attempt at the job this is, from 1. The first call asks the server. */
+  /** Returns the number of this attempt at the job, from 1. The first call asks the server. */
   async attempt(): Promise<number> {
     this.#hold.checkOurs();
     return this.#hold.attempt(this.#hold.bounds);
   }
 }
 
-/** The time that a request of a worker may take, in milliseconds. It is not repeated by the client. @internal */
+/** Timeout of a worker's request in milliseconds. The client does not retry it. @internal */
 export interface Bounds {
   timeout?: number;
   retryFor?: number;
 }
 
-/** What a worker does with what a handler does by hand. @internal */
+/** The worker's part in a handler's manual calls. @internal */
 export interface Keeper {
   readonly ttr: number;
   touched(ttr: number): void;
   lose(): void;
 }
 
-/** How much of a reason the server takes. */
+/** Maximum bytes of a reason. */
 const MAX_REASON = 4096;
 
 /**
- * A job in our hands: its receipt, and the requests that need it. But for `byHand` and `attempt` they are for whoever
- * has the turn: a touch and the result of a job never cross.
- *
- * @internal
+ * A delivery: its receipt, and the requests that need it. Except `byHand` and `attempt`, methods require the turn: a
+ * touch and the result of a job never cross. @internal
  */
 export class Hold {
   outcome: Outcome | undefined;
   keeper: Keeper | undefined;
-  /** The answer of a touch was lost, so the receipt may be old. */
+  /** The reply of a touch was lost, so the receipt may be old. */
   touchLost = false;
-  /** The answer of a release or bury was lost, so it may be done. */
+  /** The reply of a release or bury was lost, so it may have been executed. */
   givenLost = false;
-  /** And the try given back: the receipt that the server shows may be another worker's. */
+  /** And its try restored: the receipt that the server shows may be another worker's. */
   #givenBack = false;
   #turn: Promise<void> = Promise.resolve();
   #attempt: number | undefined;
@@ -196,16 +200,16 @@ export class Hold {
     readonly caller: Caller,
     readonly job: HeldJob,
     public receipt: string,
-    /** The hand-over stands until then, by our clock. */
+    /** End of the delivery, by the local clock. */
     public until: number,
   ) {}
 
-  /** Milliseconds for which the hand-over stands. */
+  /** Remaining milliseconds of the delivery. */
   get left(): number {
     return this.until - this.caller.clock.now();
   }
 
-  /** Waits until nothing is under way for the job. The result ends the turn. */
+  /** Waits until nothing is in flight for the job. The returned function ends the turn. */
   async takeTurn(): Promise<() => void> {
     const before = this.#turn;
     let end!: () => void;
@@ -216,20 +220,20 @@ export class Hold {
     return end;
   }
 
-  /** Of a call by hand: a worker's job is asked for no longer than it is the worker's. */
+  /** Limits of a manual call: for a worker's job, not longer than its delivery. */
   get bounds(): Bounds {
     if (!this.keeper) return {};
     const left = Math.max(this.left, 1);
     return { timeout: Math.min(this.caller.timeout, left), retryFor: Math.min(this.caller.retryFor, left) };
   }
 
-  /** Nothing more is sent for a job that is lost. */
+  /** Throws if the job is lost, since nothing more is sent for it. */
   checkOurs(): void {
     if (this.outcome !== "lost") return;
     throw new DormouseError("lost", `job of ${this.job.queue}`, "the job is not yours any more", { status: 409 });
   }
 
-  /** Does a call in the job's turn. A receipt that a lost touch has made old is looked for. */
+  /** Executes a call in the job's turn. Looks up the receipt if a touch with a lost reply may have replaced it. */
   async byHand<T>(call: (bounds: Bounds) => Promise<T>): Promise<T> {
     const endTurn = await this.takeTurn();
     try {
@@ -311,8 +315,8 @@ export class Hold {
   }
 
   /**
-   * Looks for the receipt that is valid now, after a touch whose answer was lost, and says whether there is one. It is
-   * ours only while the hand-over stands by our own clock.
+   * Looks up the current receipt, after a touch whose reply was lost, and returns whether there is one. It is ours only
+   * while the delivery lasts by the local clock.
    */
   async findReceipt(bounds: Bounds = {}): Promise<boolean> {
     if (this.#givenBack) return false;
@@ -348,7 +352,7 @@ export class Hold {
   }
 }
 
-/** Which attempt a reason tells of, as push and workers write it; 0 when it is none of theirs. */
+/** Returns the attempt in a reason written by push or a worker; 0 for other reasons. */
 function attemptTold(reason: string): number {
   const told = /^attempt (\d{1,10}):/.exec(reason);
   const n = told ? Number(told[1]) : 0;

@@ -1,34 +1,37 @@
-/** What a publish may say, and how it is sent. */
+/** Options of a publish, and their encoding. */
 
 import { types } from "node:util";
 import { type Query, printable, seconds, wellFormed } from "./call.js";
 import { invalid } from "./errors.js";
 import { currentTraceparent } from "./trace.js";
 
-/** The body of a job: a text is sent as UTF-8. */
+/** The body of a job. A string is sent as UTF-8. */
 export type Data = string | ArrayBufferView | ArrayBuffer;
 
-/** What a job is to be. What is not given is the server's default. Durations are in seconds. */
+/** Options of a job. Omitted ones get the server's defaults. Durations are in seconds. */
 export interface JobOptions {
-  /** It is ready after so long. Parts of a millisecond are rounded up. */
+  /** Time until it is ready, rounded up to milliseconds. */
   delay?: number;
-  /** It is ready then: a `Date`, Unix milliseconds, or a text in RFC 3339. */
+  /** When it is ready: a `Date`, Unix milliseconds, or a text in RFC 3339. */
   at?: Date | number | string;
-  /** It is forgotten so long after its publish; 0 is never. */
+  /** Time from its publish until it expires; 0 is never. */
   ttl?: number;
-  /** How often it may be handed out. The server's default is 1: a job that may fail needs more. */
+  /** Maximum number of deliveries. The server's default is 1: a job that may fail needs more. */
   tries?: number;
-  /** A name that one job of the queue has at a time: 1 to 255 bytes of printable ASCII without blanks. */
+  /** The producer's name for the job, unique in its queue: 1 to 255 bytes of printable ASCII without blanks. */
   key?: string;
-  /** What a taken key means: the job that is there is kept (the default), makes room, or is a `conflict`. */
+  /** What to do if the key is taken: keep the existing job (the default), replace it, or fail with `conflict`. */
   onConflict?: "keep" | "replace" | "fail";
-  /** Texts beside the body: names in lower case of up to 32 bytes, values of up to 128, 16 at most. */
+  /** Texts besides the body: names in lower case of up to 32 bytes, values of up to 128, at most 16. */
   attributes?: Record<string, string>;
-  /** The attribute of that name, by which traces go on. Within a handler a publish has that of its job by itself. */
+  /**
+   * The attribute of that name, through which traces continue. Within a handler it defaults to that of the handler's
+   * job.
+   */
   traceparent?: string;
 }
 
-/** One job of a publish of many. */
+/** A job of a publish of several. */
 export type NewJob = JobOptions & ({ data: Data; json?: never } | { json: unknown; data?: never });
 
 const MAX_ATTRIBUTES = 16;
@@ -52,14 +55,14 @@ export function jsonText(op: string, value: unknown): string {
   return text;
 }
 
-/** A job to be published, once it is known to be good. @internal */
+/** A validated job to be published. @internal */
 export class Message {
   readonly data: Uint8Array;
   readonly #attributes: [string, string][];
   readonly #numbers: Query = {};
   readonly #texts: Query = {};
 
-  /** Refuses what the server would store otherwise than it was given, or could not read. */
+  /** Rejects values that the server would change or could not read. */
   constructor(op: string, data: Data, options: JobOptions) {
     this.data = bytes(op, data);
     const { delay, at, ttl, tries, key, onConflict } = options;
@@ -101,7 +104,7 @@ export class Message {
     return { "Enable-Job-Version": "YES", ...(Object.fromEntries(all) as Record<string, string>) };
   }
 
-  /** The job as one of a batch. */
+  /** The job as an element of a batch. */
   get element(): Buffer {
     const { buffer, byteOffset, length } = this.data;
     const fields: Record<string, unknown> = { data: Buffer.from(buffer, byteOffset, length).toString("base64") };
@@ -124,7 +127,7 @@ function attributesOf(op: string, options: JobOptions): [string, string][] {
       throw invalid(op, `the value of an attribute has 1 to 128 bytes of UTF-8: that of ${name}`);
     }
   }
-  // The trace of the handler that publishes goes on, where there is room.
+  // Continues the trace of the handler that publishes, unless there are 16 attributes.
   const current = currentTraceparent();
   if (current && fits(current, 128) && !all.has("traceparent") && all.size < MAX_ATTRIBUTES) all.set("traceparent", current);
   return [...all];

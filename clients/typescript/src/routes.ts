@@ -1,23 +1,23 @@
-/** The requests of the test double, and their answers: those that the client uses. store.ts has the jobs. */
+/** The routes of the test double: those that the client uses. store.ts has the jobs. */
 
 import type { State } from "./job.js";
 import { holder, inState, order, type Poll, type Store, type StoredJob, type StoredQueue } from "./store.js";
 
-/** A request whose names are good. @internal */
+/** A request with valid names. @internal */
 export interface Call {
   method: string;
   namespace: string;
-  /** Or several, of a consume. */
+  /** Or several, for a consume. */
   queue: string;
-  /** Of the path, below the queue. */
+  /** The path below the queue. */
   rest: string[];
   query: URLSearchParams;
-  /** By their names in lower case. */
+  /** By lower-case name. */
   headers: ReadonlyMap<string, string>;
   body: Buffer;
 }
 
-/** JSON, or nothing with a 204. @internal */
+/** JSON, or empty with a 204. @internal */
 export interface Reply {
   status: number;
   body?: unknown;
@@ -26,7 +26,7 @@ export interface Reply {
 
 type Fields = Record<string, unknown>;
 
-/** Thrown by what refuses a request. @internal */
+/** Thrown to reject a request. @internal */
 export class Refusal extends Error {
   constructor(readonly status: number, readonly body: Fields) {
     super(String(body.error));
@@ -71,7 +71,7 @@ export function isPoll(call: Call): boolean {
   return call.method === "GET" && call.queue !== "" && call.rest.length === 0;
 }
 
-/** What a consume asks for; `many`: it is answered by an array. @internal */
+/** Parses the parameters of a consume. `many`: the reply is an array. @internal */
 export function readPoll({ namespace, queue, query }: Call): Poll & { many: boolean } {
   const queues = queue.split(",");
   if (queues.length > 100) refuse(400, "too many queues");
@@ -94,7 +94,7 @@ function whole(query: URLSearchParams, name: string, otherwise: number, least: n
   return n >= least && n <= most ? n : refuse(400, `invalid ${name}`);
 }
 
-/** Seconds with up to three decimals, as milliseconds. */
+/** Parses seconds with up to three decimals, and returns milliseconds. */
 function span(text: string | null | undefined, otherwise: number, name: string): number {
   if (text === null || text === undefined) return otherwise;
   if (!/^\d+(\.\d{0,3})?$/.test(text) || Number(text) > MAX_SECONDS) refuse(400, `invalid ${name}`);
@@ -109,7 +109,7 @@ function validReceipt(receipt: string | null): receipt is string {
   return receipt !== null && /^\d{1,5}-\d{1,19}$/.test(receipt);
 }
 
-/** What a publish says of a job. Numbers are as they were written. */
+/** The description of a job in a publish. Numbers are kept as text. */
 interface Wanted {
   data: Buffer;
   delay?: string | undefined;
@@ -124,9 +124,9 @@ interface Wanted {
 
 const FIELDS = new Set(["data", "text", "delay", "at", "at_ms", "ttl", "tries", "key", "on_conflict", "attributes"]);
 
-/** Answers everything but polls. @internal */
+/** Handles all requests except polls. @internal */
 export class Routes {
-  /** Publishes that were answered, by namespace, queue and idempotency key. */
+  /** Completed publishes, by namespace, queue and idempotency key. */
   readonly #answered = new Map<string, { request: string; reply: Reply; until: number }>();
 
   constructor(readonly store: Store) {}
@@ -224,7 +224,7 @@ export class Routes {
     return { status: 201, body: { msg: "published", jobs: good.map(({ job, wanted }) => this.#put(queue, job, wanted)) } };
   }
 
-  /** Makes a job that is not in the store yet. */
+  /** Creates a job that is not in the store yet. */
   #prepare(call: Call, wanted: Wanted): StoredJob {
     const { now } = this.store;
     if (wanted.data.length > MAX_JOB) refuse(413, "job too large");
@@ -279,7 +279,7 @@ export class Routes {
     return { job_id: job.id, due_at: iso(job.since), ...(replaced !== undefined && { replaced }) };
   }
 
-  /** A job as the routes of lmstfy show it. */
+  /** Returns a job in the format of lmstfy's routes. */
   shown(job: StoredJob): Fields {
     return {
       attributes: Object.keys(job.attributes).length > 0 ? job.attributes : null, data: job.data.toString("base64"),
@@ -456,7 +456,7 @@ function attributeHeaders({ headers }: Call): Record<string, string> {
   return Object.fromEntries(named.map(([name, value]) => [name.slice("job-attr-".length), value]));
 }
 
-/** One job of a batch. */
+/** Parses one job of a batch. */
 function wantedOf(call: Call, one: unknown): Wanted {
   if (typeof one !== "object" || one === null || Object.keys(one).some((name) => !FIELDS.has(name))) {
     return refuse(400, "request body should be an array of jobs");
@@ -470,7 +470,7 @@ function wantedOf(call: Call, one: unknown): Wanted {
   return wanted;
 }
 
-/** Refuses a key that is taken. */
+/** Rejects a taken key. */
 function free(queue: StoredQueue, job: StoredJob): void {
   const there = holder(queue, job.key);
   if (there) refuse(409, "the key is taken", { job_id: there.id });

@@ -1,4 +1,4 @@
-/** A worker from its start to its end: its polls, its slots, its stop. task.ts has one job in its hands. */
+/** A worker from its start to its end: its polls, its slots, its stop. task.ts handles a single job. */
 
 import { Acks } from "./acks.js";
 import type { Ask, Caller } from "./call.js";
@@ -9,7 +9,7 @@ import { type HeldJob, type Hold, holdOf } from "./job.js";
 import { RETURNED, Task } from "./task.js";
 import type { Handler, Hooks, Logger } from "./worker.js";
 
-/** What a worker was made with, in milliseconds. @internal */
+/** Options of a worker, in milliseconds. @internal */
 export interface Settings {
   concurrency: number;
   ttr: number;
@@ -23,17 +23,17 @@ export interface Settings {
   logger: Logger;
 }
 
-/** How many touches, releases and buries of a worker are in flight at most. A thousand connections at once would be slower. */
+/** Maximum touches, releases and buries of a worker in flight. A thousand connections at once would be slower. */
 const FLIGHTS = 32;
 
-/** How long the end of a poll waits for the server's last word, and for the rest of an answer that has begun. */
+/** How long the end of a poll waits for the server's reply, and for the rest of a reply that has begun. */
 const LAST_WORD = 500;
 const REST = 5000;
 
-/** After how many seconds a job is tried again when the program's own back-off has failed. */
+/** Seconds until a retry if the program's own back-off function has failed. */
 const AFTER_BAD_BACKOFF = 5;
 
-/** What no repeat of a poll mends. */
+/** Permanent errors of a poll. */
 const FATAL: ReadonlySet<ErrorType> = new Set(["invalid", "unauthorized", "forbidden", "not_found", "unsupported"]);
 
 /** @internal */
@@ -46,9 +46,9 @@ export class Run {
   readonly #tasks = new Set<Task>();
   readonly #looks = new Set<() => void>();
   #free: number;
-  /** Jobs whose results are not sent yet. */
+  /** Number of jobs whose results are not sent yet. */
   #unsettled = 0;
-  /** Since when the server cannot be polled. */
+  /** Since when polls fail. */
   #away: number | undefined;
 
   constructor(
@@ -62,12 +62,12 @@ export class Run {
     this.#free = settings.concurrency;
   }
 
-  /** No poll any more. */
+  /** Aborted when polls should end. */
   get stopping(): AbortSignal {
     return this.#stop.signal;
   }
 
-  /** The second time no handler is waited for any more. */
+  /** The second call ends the wait for handlers. */
   stop(): void {
     if (this.stopping.aborted) this.#hurry.abort();
     this.#stop.abort();
@@ -87,7 +87,7 @@ export class Run {
     if (left > 0) throw new UncleanError(left);
   }
 
-  /** Asks for as many jobs as there are free slots, whenever there is one. */
+  /** Polls for as many jobs as there are free slots, whenever there is one. */
   async #pollUntilStopped(): Promise<void> {
     const { settings } = this;
     for (let failures = 0; ; ) {
@@ -126,7 +126,7 @@ export class Run {
     }
   }
 
-  /** Asks once. When the worker stops, the poll is closed, and no job is lost that is on its way. */
+  /** Polls once. When the worker stops, the poll is closed without losing a job in transit. */
   async #pollOnce(): Promise<{ jobs: HeldJob[]; failed?: DormouseError }> {
     const cut = new AbortController();
     let heard = false;
@@ -152,7 +152,7 @@ export class Run {
     }
   }
 
-  /** Begins jobs, or gives them back when the worker stops. */
+  /** Starts jobs, or returns them to their queue if the worker stops. */
   #take(jobs: HeldJob[]): void {
     for (const job of jobs) {
       if (holdOf(job).left <= 0) { // so long the answer took
@@ -179,7 +179,7 @@ export class Run {
     this.#changed();
   }
 
-  /** Is called once for each job that was taken: when its result was sent, or when it is lost. */
+  /** Called once for each consumed job: when its result was sent, or when it is lost. */
   settled(): void {
     this.#unsettled--;
     this.#changed();
@@ -189,7 +189,7 @@ export class Run {
     for (const look of [...this.#looks]) look();
   }
 
-  /** Waits until something has come to be: within some time when one is given, and before the interrupt. */
+  /** Waits for a condition: at most for the given time, and until the interrupt. */
   #wait(is: () => boolean, interrupt?: AbortSignal, most?: number): Promise<boolean> {
     return new Promise((resolve) => {
       if (is() || interrupt?.aborted) return resolve(is());
@@ -224,7 +224,7 @@ export class Run {
     this.tell("back", seconds);
   }
 
-  /** Lets handlers go on for their time, and sends all results. It says how many handlers had not returned. */
+  /** Lets handlers continue for their time, and sends all results. Returns how many handlers had not returned. */
   async #end(): Promise<number> {
     const { drain, grace } = this.settings;
     const returned = (): boolean => this.#tasks.size === 0;
@@ -241,13 +241,13 @@ export class Run {
     return left;
   }
 
-  /** Waits before a repeat. It says whether there is time for one. */
+  /** Waits before a retry. Returns whether there is time for one. */
   async waitInTime(hold: Hold, n: number, failed: DormouseError): Promise<boolean> {
     const pause = pauseInTime(hold, n, failed);
     return pause !== undefined && sleep(this.clock, pause);
   }
 
-  /** Seconds until a job is tried again. */
+  /** Returns the seconds until a job is retried. */
   backoff(attempt: number, error: Error): number {
     try {
       const after = this.settings.backoff(attempt, error);
@@ -259,7 +259,7 @@ export class Run {
     return spread(AFTER_BAD_BACKOFF);
   }
 
-  /** Calls a hook, if there is one. Its error is logged, and changes nothing. */
+  /** Calls a hook, if there is one. Its error is logged and ignored. */
   tell<K extends keyof Hooks>(name: K, ...args: Parameters<NonNullable<Hooks[K]>>): void {
     try {
       (this.settings.hooks[name] as ((...args: unknown[]) => void) | undefined)?.(...args);
@@ -273,7 +273,7 @@ export class Run {
     this.settings.logger.warn(message, { queue: job.queue, job: job.id });
   }
 
-  /** Warns once when the event loop hung so long that jobs may be lost: nothing is touched then. */
+  /** Warns once when the event loop was blocked for so long that jobs may be lost, since touches were not sent. */
   #watchLoop(): () => void {
     const { ttr, logger } = this.settings;
     const step = Math.min(1000, ttr / 12);
@@ -294,12 +294,12 @@ export class Run {
   }
 }
 
-/** How long a job is held at least when something is repeated for it, in milliseconds. */
+/** Minimum remaining time of a delivery for a retry, in milliseconds. */
 const LAST_REPEAT = 100;
 
 /**
- * How long to wait before the next repeat, if there is time for one. Where the job would be lost before the server wants
- * to hear of it again, it is half of what is left: that server may be back long before. @internal
+ * Returns the pause before the next retry, if there is time for one. If the job would expire before the time that the
+ * server asks for, it is half of the remaining time: that server may be back long before. @internal
  */
 export function pauseInTime(hold: Hold, n: number, failed: DormouseError): number | undefined {
   const pause = Math.max(pauseAfter(n), (failed.retryAfter ?? 0) * 1000);
@@ -307,12 +307,12 @@ export function pauseInTime(hold: Hold, n: number, failed: DormouseError): numbe
   return left <= LAST_REPEAT ? undefined : pause < left ? pause : left / 2;
 }
 
-/** So many things at a time; the others wait in their order. @internal */
+/** Limits concurrency; further callers wait in order. @internal */
 export class Flights {
   readonly #waiting: (() => void)[] = [];
   constructor(private free: number) {}
 
-  /** The result makes room for the next. */
+  /** The returned function frees the place. */
   async take(): Promise<() => void> {
     if (this.free > 0) this.free--;
     else await new Promise<void>((resolve) => this.#waiting.push(resolve));

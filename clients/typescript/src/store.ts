@@ -1,4 +1,4 @@
-/** The jobs of the test double, and its time. routes.ts has the requests. Instants are Unix milliseconds. */
+/** The jobs of the test double, and its clock. routes.ts has the requests. Instants are Unix milliseconds. */
 
 import type { State } from "./job.js";
 
@@ -11,17 +11,17 @@ export interface StoredJob {
   attributes: Record<string, string>;
   state: State;
   published: number;
-  /** When it is or became ready, when its hand-over ends, or when it died. */
+  /** When it is or became ready, when its delivery ends, or when it died. */
   since: number;
-  /** Among jobs of one state and instant; of ready ones alone, their order. */
+  /** Order among jobs of one state and instant; for ready jobs, their order. */
   place: number;
-  /** None is never. */
+  /** Undefined is never. */
   expires: number | undefined;
-  /** That are left. */
+  /** Tries left. */
   tries: number;
   key: string | undefined;
   reason: string | undefined;
-  /** Of the hand-over that stands. */
+  /** Of the current delivery. */
   receipt: string | undefined;
 }
 
@@ -29,11 +29,11 @@ export interface StoredJob {
 export interface StoredQueue {
   jobs: Map<string, StoredJob>;
   paused: boolean;
-  /** Of the pause; none where it does not end. */
+  /** Of the pause; undefined if it does not end by itself. */
   until: number | undefined;
 }
 
-/** What a consume asks for. @internal */
+/** Parameters of a consume. @internal */
 export interface Poll {
   namespace: string;
   queues: string[];
@@ -45,7 +45,7 @@ export interface Poll {
   timeout: number;
 }
 
-/** Of the process: no two doubles give the same ids. */
+/** Number of doubles in the process: no two create the same ids. */
 let doubles = 0;
 
 /** @internal */
@@ -53,17 +53,17 @@ export class Store {
   now = Date.now();
   readonly #double = ++doubles;
   readonly #namespaces = new Map<string, Map<string, StoredQueue>>();
-  /** What each queue is owed, by the list of queues and weights. */
+  /** Amounts owed to each queue, by the list of queues and weights. */
   readonly #shares = new Map<string, number[]>();
   #numbers = 0;
-  /** Places before all others. */
+  /** Positions before all others. */
   #heads = 0;
 
   number(): number {
     return ++this.#numbers;
   }
 
-  /** The id of a job, which is as long as a server's; one with attributes has a mark, as there. */
+  /** Returns the id of a job, as long as a server's; with attributes it has a mark, like a server's. */
   id(job: StoredJob): string {
     const mark = Object.keys(job.attributes).length > 0 ? "1" : "";
     return `${mark}01DOUBLE${String(this.#double).padStart(6, "0")}${String(job.place).padStart(12, "0")}`;
@@ -82,7 +82,7 @@ export class Store {
     return queue;
   }
 
-  /** Does what the time has brought, in the order of its instants. */
+  /** Executes everything that is due, in order of time. */
   upkeep(): void {
     for (const queues of this.#namespaces.values()) {
       for (const queue of queues.values()) {
@@ -105,13 +105,13 @@ export class Store {
     });
   }
 
-  /** Gives a job a new receipt: how many tries are left, and a number. */
+  /** Gives a job a new receipt: the number of tries left, and a unique number. */
   hold(job: StoredJob, ttr: number): void {
     const place = this.number();
     Object.assign(job, { state: "running", since: this.now + ttr, place, receipt: `${job.tries}-${place}` });
   }
 
-  /** Makes a job ready after some milliseconds; at once is before all others. */
+  /** Makes a job ready after `delay` milliseconds; without a delay at the head. */
   giveBack(job: StoredJob, delay: number): void {
     const [state, place] = delay > 0 ? (["delayed", this.number()] as const) : (["ready", --this.#heads] as const);
     Object.assign(job, { state, since: this.now + delay, place, receipt: undefined });
@@ -135,7 +135,7 @@ export class Store {
       return queue && !queue.paused ? inState(queue, "ready")[0] : undefined;
     });
     if (!weights) return heads.find((job) => job !== undefined);
-    // Who is owed most is next.
+    // The queue that is owed most is next.
     const name = JSON.stringify([namespace, queues, weights]);
     const owed = this.#shares.get(name) ?? queues.map(() => 0);
     this.#shares.set(name, owed);
@@ -152,13 +152,13 @@ export class Store {
     return heads[best];
   }
 
-  /** Seconds, rounded, at least 1; 0 is for ever. */
+  /** Returns seconds, rounded, at least 1; 0 is forever. */
   ttl(job: StoredJob): number {
     return job.expires === undefined ? 0 : Math.max(1, Math.round((job.expires - this.now) / 1000));
   }
 }
 
-/** In which order jobs of one state come. @internal */
+/** Compares jobs of one state by their order of delivery. @internal */
 export function order(a: StoredJob, b: StoredJob): number {
   return (a.state === "ready" ? 0 : a.since - b.since) || a.place - b.place;
 }
@@ -168,7 +168,7 @@ export function inState(queue: StoredQueue, state: State): StoredJob[] {
   return [...queue.jobs.values()].filter((job) => job.state === state).sort(order);
 }
 
-/** The job that has the key. @internal */
+/** Returns the job with the key. @internal */
 export function holder(queue: StoredQueue, key: string | undefined): StoredJob | undefined {
   return key === undefined ? undefined : [...queue.jobs.values()].find((job) => job.key === key);
 }

@@ -1,4 +1,4 @@
-/** One job in the hands of a worker: its handler, its touches, and what becomes of it. */
+/** One job of a worker: its handler, its touches, and its result. */
 
 import { controller, spread } from "./clock.js";
 import { CancelledError, DormouseError, isError, PanicError, Permanent, RetryAfter, Snooze } from "./errors.js";
@@ -7,20 +7,20 @@ import { pauseInTime, type Run } from "./run.js";
 import { withTraceparent } from "./trace.js";
 import type { Handler } from "./worker.js";
 
-/** What is to become of a job. @internal */
+/** The result to send for a job. @internal */
 export interface Result {
   outcome: Outcome;
   keepTry?: boolean;
-  /** Seconds until it is ready again; `backoff`: as the worker says. */
+  /** Seconds until it is ready again; `backoff`: by the worker's back-off. */
   after?: number | "backoff";
-  /** Why it has failed: told as the reason, with the attempt. */
+  /** Why it has failed: sent as the reason, with the attempt. */
   error?: Error;
 }
 
-/** Gives a job back at once, with its try. @internal */
+/** Returns a job to its queue at once, with its try. @internal */
 export const RETURNED: Result = { outcome: "returned", keepTry: true };
 
-/** The result of a call, or the error of it. @internal */
+/** Returns the result of a call, or its error. @internal */
 export async function tried<T>(call: Promise<T>): Promise<{ value?: T; failed?: DormouseError | undefined }> {
   try {
     return { value: await call };
@@ -30,7 +30,7 @@ export async function tried<T>(call: Promise<T>): Promise<{ value?: T; failed?: 
   }
 }
 
-/** How often the log is told of a handler that does not return. */
+/** How often an overdue handler is logged. */
 const MINUTE = 60_000;
 
 /** @internal */
@@ -40,13 +40,13 @@ export class Task implements Keeper {
   readonly #end = controller();
   #why: CancelledError["why"] | undefined;
   #begun = false;
-  /** Nothing is touched any more. */
+  /** Touches have ended. */
   #over = false;
   #returned = false;
-  /** The result was decided before the handler has returned. */
+  /** The result was decided before the handler returned. */
   #abandoned = false;
   #lost = false;
-  /** Of touches, since the last one that worked. */
+  /** Failed touches since the last success. */
   #failures = 0;
   #took = 0;
   #error: unknown;
@@ -107,14 +107,14 @@ export class Task implements Keeper {
     if (!this.#lost && !this.#abandoned) void this.settle(this.#resultOf(error));
   }
 
-  /** Aborts the handler's signal, unless that has happened. */
+  /** Aborts the handler's signal, unless it is aborted. */
   cancel(why: CancelledError["why"]): void {
     if (this.#why !== undefined || this.#returned) return;
     this.#why = why;
     this.#end.abort(new CancelledError(why));
   }
 
-  /** Gives the job up: it is somebody else's, or will be. */
+  /** Gives the job up: another worker has it, or will have it. */
   lose(): void {
     if (this.#over) return;
     this.#lost = true;
@@ -127,7 +127,7 @@ export class Task implements Keeper {
     this.run.settled();
   }
 
-  /** The hand-over has ended by our clock, unless a touch has made it longer meanwhile. */
+  /** Called when the delivery ends by the local clock, unless a touch has extended it meanwhile. */
   #leaseOver(): void {
     const { left, outcome } = this.hold;
     if (left <= 0) {
@@ -137,7 +137,7 @@ export class Task implements Keeper {
     }
   }
 
-  /** Plans the next touch for a third of `ttr` seconds from now, and the end of the hand-over. */
+  /** Schedules the next touch for a third of `ttr` seconds from now, and the end of the delivery. */
   touched(ttr: number): void {
     this.#plan(spread((ttr * 1000) / 3));
     if (this.#over) return;
@@ -151,7 +151,7 @@ export class Task implements Keeper {
     this.#cancelTouch = this.run.clock.after(ms, () => void this.#touch());
   }
 
-  /** Keeps the job for another `ttr`. The handler's signal has no part in it. */
+  /** Extends the delivery by another `ttr`, independent of the handler's signal. */
   async #touch(): Promise<void> {
     const endTurn = await this.hold.takeTurn();
     const endFlight = await this.run.flights.take();
@@ -192,7 +192,7 @@ export class Task implements Keeper {
     }
   }
 
-  /** The handler has had its time. */
+  /** Called at the end of the handler's time limit. */
   #limitOver(): void {
     this.cancel("time_limit");
     if (this.#returned || this.#why !== "time_limit") return;
@@ -210,7 +210,7 @@ export class Task implements Keeper {
     this.#cancelLimit = this.run.clock.after(MINUTE, () => this.#stillWorks(), true);
   }
 
-  /** Sends a result before the handler has returned. It says whether it has not. */
+  /** Sends a result before the handler has returned. Returns false if it has returned. */
   abandon(result: Result): boolean {
     if (!this.#returned && !this.#abandoned && !this.#lost) {
       this.#abandoned = true;
@@ -233,7 +233,7 @@ export class Task implements Keeper {
     return { outcome: "released", after: "backoff", error };
   }
 
-  /** Sends the result until the server has taken it, or the job is lost. */
+  /** Sends the result until the server has accepted it, or the job is lost. */
   async settle(result: Result): Promise<void> {
     const { hold, run } = this;
     this.#endTurn = await hold.takeTurn();

@@ -1,6 +1,6 @@
 /**
- * A Dormouse in the process, for tests: it answers the real client and the real worker as a server does, over a clock that
- * stands still until the test moves it. store.ts has its jobs, routes.ts its requests.
+ * An in-process Dormouse for tests: it responds to the real client and the real worker like a server, with a clock that
+ * only the test moves. store.ts has its jobs, routes.ts its routes.
  */
 
 import { setImmediate } from "node:timers/promises";
@@ -9,29 +9,29 @@ import { type Call, isPoll, parse, readPoll, Refusal, type Reply, Routes } from 
 import { Store } from "./store.js";
 import type { Fetch, Incoming, Outgoing } from "./transport.js";
 
-/** A server in the process. `worker.runUntilIdle()` handles what is due on it, and returns. */
+/** An in-process server. `worker.runUntilIdle()` handles the jobs that are due, and returns. */
 export class Double {
   readonly #store = new Store();
   readonly #routes = new Routes(this.#store);
-  /** Polls that wait: each looks again when it is called. */
+  /** Waiting polls: each checks again when called. */
   readonly #waiting = new Set<() => void>();
   #requests = 0;
 
-  /** What the server's clock shows. */
+  /** Time of the server's clock. */
   get now(): Date {
     return new Date(this.#store.now);
   }
 
   /**
-   * Moves the clock by so many seconds: what falls due is ready, what is not acked in time comes back, and polls that have
-   * waited long enough are answered.
+   * Moves the clock by some seconds: due jobs become ready, jobs that were not acked in time are redelivered, and polls
+   * whose timeout has passed are answered.
    */
   advance(seconds: number): void {
     this.#store.now += Math.round(seconds * 1000);
     this.#wake();
   }
 
-  /** A client of this server. */
+  /** Returns a client of this server. */
   client(options: Partial<ClientOptions> = {}): Client {
     return new Client({ url: "http://double", namespace: "double", fetch: this.fetch, ...options });
   }
@@ -67,7 +67,7 @@ export class Double {
     };
   }
 
-  /** Waits for jobs: until the clock was moved, or by real time, so that a worker sees its polls end. */
+  /** Waits for jobs: until the clock is moved, or in real time, so that a worker's polls end. */
   #poll(call: Call, { signal, leave }: Outgoing): Promise<Reply> {
     const poll = readPoll(call);
     const end = this.#store.now + poll.timeout;

@@ -1,10 +1,10 @@
-/** The trace that publishes within a handler carry on. */
+/** The trace that publishes within a handler continue. */
 
 import { AsyncLocalStorage } from "node:async_hooks";
 
 const traces = new AsyncLocalStorage<string | undefined>();
 
-/** Calls `f`; publishes within it have this `traceparent`, or none, unless they say another. */
+/** Calls `f`; publishes within it have this `traceparent`, or none, unless they set another. */
 export function withTraceparent<T>(traceparent: string | undefined, f: () => T): T {
   return traces.run(traceparent, f);
 }

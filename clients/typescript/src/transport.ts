@@ -1,9 +1,9 @@
-/** What sends requests: connections that are kept, over `node:http`. It repeats nothing and follows no redirect. */
+/** The transport of requests: persistent connections, over `node:http`. It retries nothing and follows no redirect. */
 
 import * as http from "node:http";
 import * as https from "node:https";
 
-/** A request, as `fetch` takes it. */
+/** A request, as accepted by `fetch`. */
 export interface Outgoing {
   method: string;
   headers: Record<string, string>;
@@ -12,31 +12,31 @@ export interface Outgoing {
   /** Ends the request at once. */
   signal: AbortSignal;
   /**
-   * Asks for the end of a poll without losing a job that is on its way: an answer may still come. Who does not know it
-   * passes it over; then `signal` ends the poll a moment later.
+   * Asks for the end of a poll without losing a job in transit: a response may still arrive. Transports may ignore it;
+   * then `signal` ends the poll a moment later.
    */
   leave?: AbortSignal;
 }
 
-/** An answer, as `fetch` gives it. */
+/** A response, as returned by `fetch`. */
 export interface Incoming {
   readonly status: number;
   readonly headers: { get(name: string): string | null };
   arrayBuffer(): Promise<ArrayBuffer | Uint8Array>;
 }
 
-/** Sends a request. The global `fetch` is one, a test double another. */
+/** Sends a request. The global `fetch` is one implementation, a test double another. */
 export type Fetch = (url: string, init: Outgoing) => Promise<Incoming>;
 
-/** More than any answer of a server has: 8 MiB of jobs as base64 with their attributes. */
+/** Larger than any reply of a server: 8 MiB of jobs as base64 with their attributes. */
 const MAX_ANSWER = 64 * 1024 * 1024;
 
-/** Node's own agents, that keep connections and do not hold up the end of the program. @internal */
+/** Node's own agents, with persistent connections that do not keep the program alive. @internal */
 export class Connections {
   readonly #http = new http.Agent({ keepAlive: true, noDelay: true, scheduling: "lifo" });
   readonly #https = new https.Agent({ keepAlive: true, noDelay: true, scheduling: "lifo" });
 
-  /** Closes what nobody uses. */
+  /** Closes idle connections. */
   close(): void {
     this.#http.destroy();
     this.#https.destroy();
@@ -81,8 +81,8 @@ function one(value: string | string[] | undefined): string | null {
 }
 
 /**
- * Closes half of the connection: the server takes that for the end of the caller, and answers that there is no job, or
- * has sent one already. A connection that is not made yet has nothing under way.
+ * Closes the write side of the connection: the server takes that for a disconnect, and replies that there is no job, or
+ * has sent one already. A connection that is not made yet has nothing in flight.
  */
 function leave(request: http.ClientRequest): void {
   if (request.socket && !request.socket.connecting) request.socket.end();

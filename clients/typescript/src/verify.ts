@@ -1,11 +1,11 @@
-/** Tells requests of push from others. docs/push.md of the server says how they are signed. */
+/** Verifies requests of push. docs/push.md of the server describes their signatures. */
 
 import { createHmac, timingSafeEqual } from "node:crypto";
 
-/** Which part of a signed request is wrong; `secret` is the receiver's own setting. */
+/** Why a signed request was rejected; `secret` is a misconfiguration of the receiver. */
 export type SignatureFault = "missing" | "timestamp" | "signature" | "secret";
 
-/** Why {@link verify} has refused a request. */
+/** Rejection by {@link verify}. */
 export class SignatureError extends Error {
   static {
     this.prototype.name = "SignatureError";
@@ -20,12 +20,12 @@ export type VerifyHeaders =
   | { readonly [name: string]: string | readonly string[] | undefined }
   | { get(name: string): string | null };
 
-/** How far the clocks of the server and of this machine may be apart, in seconds. */
+/** Tolerated difference between the clocks of the server and of this machine, in seconds. */
 const TOLERANCE = 300;
 
 /**
- * Throws a {@link SignatureError} unless the server has signed the request with one of the secrets. The body is what
- * came, byte for byte. `now` is the time in milliseconds, for tests.
+ * Throws a {@link SignatureError} unless the server has signed the request with one of the secrets. The body must be
+ * byte for byte as received. `now` is the time in milliseconds, for tests.
  */
 export function verify(
   secrets: string | readonly string[],
@@ -55,7 +55,7 @@ export function verify(
 function keyOf(secret: string): Buffer {
   const text = secret.replace(/^whsec_/, "");
   const key = Buffer.from(text, "base64");
-  // As Standard Webhooks has it; the server's have 32.
+  // As in Standard Webhooks; the server's secrets have 32.
   if (key.length < 24 || key.length > 64 || key.toString("base64") !== text) {
     throw new SignatureError("secret", "a secret should be whsec_ and 24 to 64 bytes in base64");
   }

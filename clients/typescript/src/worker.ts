@@ -1,4 +1,4 @@
-/** The worker: its options, its handlers, and what calls it. run.ts has what it does, task.ts one job in its hands. */
+/** The worker: its options, its handlers, and its interface. run.ts implements it, task.ts handles a single job. */
 
 import { callerOf, type Client, consumeAsk } from "./client.js";
 import { spread } from "./clock.js";
@@ -6,50 +6,53 @@ import { type DormouseError, invalid, isError, PanicError } from "./errors.js";
 import type { HeldJob, Outcome } from "./job.js";
 import { Run, type Settings } from "./run.js";
 
-/** What a handler gets beside its job. */
+/** Context of a handler. */
 export interface Context {
-  /** Is aborted when the job is lost, its time is up, or the worker stops: its `reason` is a {@link CancelledError}. */
+  /** Aborted when the job is lost, its time is up, or the worker stops: its `reason` is a {@link CancelledError}. */
   readonly signal: AbortSignal;
 }
 
 /**
- * Does a job. When it returns, the job is acked; when it throws, the job is tried again. `RetryAfter`, `Snooze` and
- * `Permanent` say more.
+ * Handles a job. If it returns, the job is acked; if it throws, the job is retried. `RetryAfter`, `Snooze` and
+ * `Permanent` are more specific.
  */
 export type Handler = (job: HeldJob, context: Context) => unknown;
 
-/** Wraps handlers: it calls `next`, which throws what the handler has thrown, as an `Error`. */
+/** Wraps handlers: it calls `next`, which throws the handler's error, as an `Error`. */
 export type Middleware = (job: HeldJob, context: Context, next: () => Promise<void>) => unknown;
 
-/** How a job ended. */
+/** Describes how a job ended. */
 export interface Finished {
   outcome: Outcome;
   /** Of the handler. */
   seconds: number;
   /** Seconds since the publish. */
   elapsed: number;
-  /** What the handler threw. */
+  /** The handler's error. */
   error: unknown;
 }
 
-/** Are called as a worker goes about its work. */
+/** Receive events of a worker. */
 export interface Hooks {
-  /** A poll has come back with so many jobs, or with an error. */
+  /** A poll has returned this number of jobs, or an error. */
   poll?: (jobs: number, seconds: number, error: DormouseError | undefined) => void;
   start?: (job: HeldJob) => void;
-  /** The server has taken the result, or the handler of a lost job has returned. */
+  /** The server has accepted the result, or the handler of a lost job has returned. */
   finish?: (job: HeldJob, finished: Finished) => void;
   /** The worker has touched a job. */
   touch?: (job: HeldJob, error: DormouseError | undefined) => void;
-  /** The server cannot be polled: once an outage. */
+  /** Polls begin to fail: once per outage. */
   away?: (error: DormouseError) => void;
   /** The outage has ended. */
   back?: (seconds: number) => void;
-  /** The worker stops, with so many handlers at work. */
+  /** The worker stops, with this number of running handlers. */
   drain?: (running: number) => void;
 }
 
-/** Takes the worker's lines: `console` is one, and so is that of most libraries. No line has a body or the token. */
+/**
+ * Receives the worker's log lines: `console` is one, and so is the logger of most libraries. No line has a body or the
+ * token.
+ */
 export interface Logger {
   info(message: string, fields: Record<string, unknown>): void;
   warn(message: string, fields: Record<string, unknown>): void;
@@ -58,29 +61,32 @@ export interface Logger {
 
 /** Durations are in seconds. */
 export interface WorkerOptions {
-  /** Handlers at a time, over all queues; 10 when it is not given. */
+  /** Maximum concurrent handlers, over all queues; 10 by default. */
   concurrency?: number;
-  /** How long a job is held at a time: until somebody else gets it when this process dies. Whole, 3 at least; 30. */
+  /**
+   * Duration of a delivery: how long it takes until another worker gets the job if this process dies. Whole seconds, at
+   * least 3; 30 by default.
+   */
   ttr?: number;
-  /** How long a poll waits: less than proxies on the way cut. A part of a second counts as one; 20. */
+  /** How long a poll waits: below the timeouts of proxies. Rounded up to seconds; 20 by default. */
   poll?: number;
   /**
-   * After how long a job is tried again that has failed once, twice … The last repeats, each up to a tenth shorter or
-   * longer. Or a function of the attempt that has failed, from 1, and its error. 5 s, 30 s, 5 min, 30 min, 2 h.
+   * Delays after the first failure of a job, the second … The last repeats. Each is varied by up to a tenth. Or a
+   * function of the failed attempt, from 1, and its error. The default is 5 s, 30 s, 5 min, 30 min, 2 h.
    */
   backoff?: readonly number[] | ((attempt: number, error: Error) => number);
-  /** Of a handler: its signal is aborted then. There is none when it is not given. */
+  /** After this time a handler's signal is aborted. There is no limit by default. */
   timeLimit?: number;
-  /** For how long handlers may go on when the worker stops; 25. */
+  /** How long handlers may continue when the worker stops; 25 by default. */
   drain?: number;
-  /** For how long handlers may go on whose signal was aborted; 5. */
+  /** How long handlers may continue after their signal was aborted; 5 by default. */
   grace?: number;
-  /** How long an ack waits for others, to be sent together; 0.005. */
+  /** How long an ack waits for others, to be sent together; 0.005 by default. */
   ackWindow?: number;
-  /** In what proportion the queues are served, 1 to 1000 each. Without it the first that has jobs goes first. */
+  /** Proportions of the queues, 1 to 1000 each. By default earlier queues take precedence. */
   weights?: Readonly<Record<string, number>>;
   hooks?: Hooks;
-  /** Standard error when it is not given. */
+  /** Standard error by default. */
   logger?: Logger;
   /** `false` leaves SIGTERM and SIGINT to the program. */
   signals?: boolean;
@@ -89,7 +95,7 @@ export interface WorkerOptions {
 const DEFAULT_BACKOFF = [5, 30, 300, 1800, 7200];
 const OP = "new worker";
 
-/** Fetches jobs and has handlers do them. */
+/** Consumes jobs and runs their handlers. */
 export class Worker {
   readonly #client: Client;
   readonly #settings: Settings;
@@ -126,7 +132,7 @@ export class Worker {
     };
   }
 
-  /** Has the handler do the jobs of a queue, from the next run on. The first queue is served first. */
+  /** Sets the handler of a queue, from the next run on. Earlier queues take precedence. */
   handle(queue: string, handler: Handler): this {
     if (typeof handler !== "function") throw invalid("handle", "the handler should be a function");
     this.#handlers.set(queue, handler);
@@ -140,21 +146,24 @@ export class Worker {
   }
 
   /**
-   * Works until it is told to stop: by SIGTERM or SIGINT, by {@link stop}, or by the signal that is given. Then it takes
-   * no more jobs, lets handlers go on for `drain` and then for `grace`, gives back what they have not done, and returns;
-   * with an {@link UncleanError} when a handler had not returned. A second signal ends both times. What no repeat can
-   * mend, such as a wrong token, ends the worker with that error.
+   * Works until it is stopped: by SIGTERM or SIGINT, by {@link stop}, or by the given signal. Then it consumes no more
+   * jobs, lets handlers continue for `drain` and then for `grace`, returns unfinished jobs to their queues, and
+   * resolves; it rejects with an {@link UncleanError} if a handler had not returned. A second signal ends both times. A
+   * permanent error, such as an invalid token, ends the worker with that error.
    */
   async run({ signal }: { signal?: AbortSignal } = {}): Promise<void> {
     await this.#work(false, signal);
   }
 
-  /** Handles what is due, and returns when a poll has found nothing and no handler works: for tests, and for timers. */
+  /**
+   * Handles the jobs that are due, and returns when a poll has found nothing and no handler runs: for tests, and for
+   * timers.
+   */
   async runUntilIdle({ signal }: { signal?: AbortSignal } = {}): Promise<void> {
     await this.#work(true, signal);
   }
 
-  /** Has run end as at a signal. It does not wait. */
+  /** Ends `run` like a signal. It does not wait. */
   stop(): void {
     this.#running?.stop();
   }
@@ -210,7 +219,7 @@ export class Worker {
   }
 }
 
-/** A handler that throws errors alone. */
+/** Returns a handler that throws only errors. */
 function errorsOnly(handler: Handler): (job: HeldJob, context: Context) => Promise<void> {
   return async (job, context) => {
     try {
@@ -232,7 +241,7 @@ function valid(holds: boolean, otherwise: string): void {
   if (!holds) throw invalid(OP, otherwise);
 }
 
-/** Writes a line, or more where there is a stack. */
+/** Writes a line, or several with a stack. */
 function write(level: string, message: string, fields: Record<string, unknown>): void {
   const { stack, ...rest } = fields;
   const told = Object.entries(rest).filter(([, value]) => value !== undefined);

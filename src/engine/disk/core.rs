@@ -1,5 +1,4 @@
-//! The engine itself: opens a directory, starts the threads that serve it, and ends them. Knows no verb but those that it
-//! needs for itself.
+//! The engine itself: opens a directory, starts and ends its threads. Knows only the verbs that it needs for itself.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -32,10 +31,11 @@ use crate::engine::notifier::Notifiers;
 use crate::engine::observer::Observers;
 use crate::error::{Error, Result};
 
-/// One group: large enough that a sync is shared by many, small enough that the first need not wait long.
+/// Bound of a group: large enough that many calls share a sync, small enough that the first does not wait long.
 const GROUP: BatchLimit = BatchLimit { items: 2048, bytes: 8 << 20 };
 
-/// The engine. Dropping it ends its threads; [`close`](crate::engine::Engine::close) does so without blocking the runtime.
+/// The engine. Dropping it ends its threads; [`close`](crate::engine::Engine::close) does so without blocking the
+/// runtime.
 #[derive(Debug)]
 pub struct DiskEngine {
     pub(super) handle: Handle,
@@ -44,9 +44,9 @@ pub struct DiskEngine {
     pub(super) next_due: Arc<NextDue>,
     tables: Arc<Mutex<Tables>>,
     pub(super) lists: Lists,
-    /// A count may take long, and takes no list's turn.
+    /// Counts may take long, so they do not occupy places for lists.
     pub(super) counts: Lists,
-    /// A copy is waited for as a list is.
+    /// Copies are waited for, like lists.
     pub(super) copies: Lists,
     pub(super) room: Arc<FreeSpace>,
     pub(super) pump: usize,
@@ -62,12 +62,12 @@ pub(super) struct Threads {
     mark: Option<Mark>,
 }
 
-/// How long a close waits for a thread of a store that has failed: it may hang in the disk for ever.
+/// How long a close waits for a thread of a failed store, which may hang in the disk forever.
 pub(super) const FAILED_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Threads {
-    /// Waits for all to end: first for the writer, when its last call is served. What the others do changes nothing of
-    /// what is stored, so the store is marked as closed before they have ended.
+    /// Waits for all threads to end: first for the writer, which serves its last call. The others do not change
+    /// stored data, so the store is marked as closed before they have ended.
     pub(super) fn join(&mut self, poison: &Poison) {
         let mut all_ended = true;
         if let Some(writer) = self.writer.take() {
@@ -83,7 +83,8 @@ impl Threads {
             all_ended &= ended(thread, poison).is_some();
         }
         match self.mark.take() {
-            // What hangs in the disk may yet be written. Nobody opens the directory before this process is gone.
+            // A write that hangs in the disk may still happen, so the directory stays locked until this process has
+            // ended.
             Some(mark) if !all_ended => std::mem::forget(mark),
             // The directory is free.
             mark => drop(mark),
@@ -91,8 +92,8 @@ impl Threads {
     }
 }
 
-/// Waits for the end of a thread, and answers with it: an error after a panic, which was logged and has poisoned the
-/// store. `None` for a thread of a store that has failed and does not end.
+/// Waits for the end of a thread, and returns its result: an error after a panic, which was logged and has poisoned
+/// the store. `None` for a thread of a failed store that does not end.
 fn ended<T>(thread: JoinHandle<T>, poison: &Poison) -> Option<std::thread::Result<T>> {
     let mut failed: Option<Instant> = None;
     while !thread.is_finished() {
@@ -106,8 +107,8 @@ fn ended<T>(thread: JoinHandle<T>, poison: &Poison) -> Option<std::thread::Resul
 }
 
 impl DiskEngine {
-    /// Opens the directory and starts the threads. Reads the running jobs, and after an unclean end the keys of
-    /// every list: some seconds for ten million jobs. Blocks; the errors say what to do.
+    /// Opens the directory and starts the threads. Reads the running jobs, and after an unclean shutdown the keys of
+    /// every list: some seconds for ten million jobs. Blocks; errors say what to do.
     pub fn open(options: DiskOptions) -> Result<Arc<DiskEngine>, OpenError> {
         let limits = StoreLimits { open_tables: options.open_tables, cache: options.cache };
         let (store, mark) = open::open(&options.path, limits)?;
@@ -126,7 +127,7 @@ impl DiskEngine {
             .map_err(|e| OpenError::Damaged(options.path.clone(), e.0))?;
         let (ops, calls) = mailbox::mailbox(options.waiting, GROUP);
         let handle = Handle { ops, poison: Arc::default(), clock: state.clock.clone() };
-        // From here on whoever returns early drops the engine, and that ends the threads.
+        // From here on an early return drops the engine, which ends the threads.
         let engine = DiskEngine {
             handle: handle.clone(),
             notifiers: Arc::default(),
@@ -159,7 +160,7 @@ impl DiskEngine {
             let heartbeats = [("a group of calls", serving), ("a sync", syncing.clone())];
             let (limit, told, fails) = (options.disk_timeout, stop.clone(), poison.clone());
             let notifiers = engine.notifiers.clone();
-            // Consumers that wait are answered, instead of waiting for jobs that will not come.
+            // Wakes waiting consumers with an error, since no jobs will come.
             let watch =
                 move || heartbeat::watch(&heartbeats, limit, &told, &fails, || notifiers.notify_all());
             threads.upkeep.push(threads::spawn("disk-watch", &stop, &poison, watch)?);
@@ -185,19 +186,18 @@ impl DiskEngine {
         Ok(Arc::new(engine))
     }
 
-    /// Tables in the same directory, for tokens and limits.
+    /// Returns the tables in the same directory, for tokens and limits.
     pub(crate) fn records(&self) -> Records {
         Records { handle: self.handle.clone(), room: self.room.clone(), tables: self.tables.clone() }
     }
 
-    /// Returns when the store is poisoned, and says why: a write or a sync has failed, or a thread has died. What is on
-    /// the disk can be told only by opening it anew.
+    /// Waits until the store is poisoned, and returns the reason: a write or a sync has failed, or a thread has died.
+    /// The state of the disk is then unknown until it is opened again.
     pub async fn poisoned(&self) -> String {
         self.handle.poison.poisoned().await
     }
 
-    /// Sweeps once: takes out jobs whose ttl has ended and entries that stand for nothing. The engine does this
-    /// by itself; this is for tests.
+    /// Sweeps once: deletes expired jobs and stale entries. For tests; the engine sweeps by itself.
     pub async fn sweep(&self) -> Result<()> {
         let store = self.handle.ask(ShareStore).await?;
         let (handle, room) = (self.handle.clone(), self.room.clone());
@@ -206,7 +206,7 @@ impl DiskEngine {
         tokio::task::spawn_blocking(move || sweeper.all()).await.map_err(Error::away)?
     }
 
-    /// Every queue with its sizes, sorted.
+    /// Returns every queue with its sizes, sorted.
     pub(super) async fn sizes(&self) -> Result<Vec<QueueSize>> {
         let mut all: Vec<QueueSize> = Vec::new();
         loop {
@@ -219,7 +219,7 @@ impl DiskEngine {
         }
     }
 
-    /// Asks for one step after the other until `limit` is reached or there is no more to do. Answers how many.
+    /// Runs steps until `limit` is reached or nothing is left. Returns the number of jobs.
     pub(super) async fn in_steps<S: Step<Reply = TakenDead>>(
         &self,
         limit: u64,
@@ -236,7 +236,7 @@ impl DiskEngine {
         Ok(done)
     }
 
-    /// Tells all threads to end; the writer serves first what waits already.
+    /// Tells all threads to end; the writer first serves the waiting calls.
     pub(super) fn end(&self) {
         self.stop.signal();
         self.handle.wake();
@@ -244,8 +244,8 @@ impl DiskEngine {
 }
 
 impl Drop for DiskEngine {
-    /// Closes as [`close`](crate::engine::Engine::close) does, without the runtime. Whoever reads and changes
-    /// [`Records`] may live on, so the writer would not end by itself.
+    /// Closes like [`close`](crate::engine::Engine::close), without the runtime. [`Records`] may outlive the engine,
+    /// so the writer would not end by itself.
     fn drop(&mut self) {
         self.end();
         self.threads.lock().join(&self.handle.poison);

@@ -1,18 +1,18 @@
-//! The engine on local disk: one directory, one writer thread, nothing else to install. Knows no HTTP, no tokens
-//! and no other engine; only [`store`] beneath it knows the database.
+//! The engine on local disk: one directory, one writer thread, nothing else to install. Knows no HTTP, no tokens and
+//! no other engine; only [`store`] knows the database.
 //!
 //! - A call is a [`step::Step`], one per verb, each in a file of [`verbs`].
 //! - It travels through the [`writer::handle`] to the [`writer`] thread, which takes calls in groups. Each step changes
 //!   the [`state`] in memory and a transaction of the [`store`] together; the group is committed and synced once, and
 //!   then answered.
-//! - What is in memory is a window on what is on disk: the first ready jobs of each queue ([`state::queues`]),
-//!   the earliest delayed jobs and all running ones ([`state::timers`]). [`state::load`] rebuilds it.
-//! - [`verbs::list_jobs`] reads what may be long beside the writer, from a snapshot.
-//! - What the bytes look like is known to [`codec`]; docs/disk-format.md draws them and says why.
-//! - [`upkeep`] sweeps, compacts, merges and syncs beside the writer, refuses what is new while the disk is almost
-//!   full, keeps the jobs that cannot be read, and makes lists anew that cannot.
+//! - Memory is a window on the disk: the first ready jobs of each queue ([`state::queues`]), the earliest delayed
+//!   jobs and all running ones ([`state::timers`]). [`state::load`] rebuilds it.
+//! - [`verbs::list_jobs`] reads long lists on other threads, from a snapshot.
+//! - [`codec`] defines the byte formats, which docs/disk-format.md draws and explains.
+//! - [`upkeep`] runs in the background: it sweeps, compacts, merges and syncs, rejects new data while the disk is
+//!   almost full, quarantines unreadable jobs, and rebuilds unreadable lists.
 //!
-//! - [`core`] opens the directory and has the threads; here the trait's methods become steps.
+//! - [`core`] opens the directory and owns the threads; this file turns the trait's methods into steps.
 //!
 //! Imports point one way: `core → upkeep → verbs → writer → step → state → store`.
 
@@ -82,13 +82,13 @@ use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 
-/// How long a new quota waits for the count of what is stored.
+/// How long setting a quota waits for the count of stored jobs.
 const COUNTED: Duration = Duration::from_millis(800);
 
 #[async_trait]
 impl Backup for DiskEngine {
     async fn copy(&self) -> Result<StoreCopy> {
-        // The writer answers when all is committed that was answered before.
+        // The writer replies once everything acknowledged before is committed.
         let store = self.handle.ask(ShareStore).await?;
         let copy = move || Ok(store.copy_inside().map(|dir| StoreCopy::new(dir, mark::MARK)));
         self.copies.beside(&self.handle, copy).await?.map_err(Error::refused)
@@ -148,7 +148,8 @@ impl Engine for DiskEngine {
     }
 
     async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
-        // Back to the head of its queue it takes no more than a consume, and else its body is stored again.
+        // Moving a job back to the head of its queue needs no more space than a consume; otherwise its body is stored
+        // again.
         if let Some(reason) = &release.reason {
             self.room.rewrite(reason.as_str().len())?;
         } else if !release.delay.is_zero() || release.tries == Tries::Forfeit {
@@ -269,7 +270,7 @@ impl Engine for DiskEngine {
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         let Some(count) = self.handle.ask(SetQuotas { quotas: quotas.clone() }).await? else { return Ok(()) };
         let (handle, stop) = (self.handle.clone(), self.stop.clone());
-        // A thread that blocks goes on when nobody waits for it; a count that has no thread yet is asked for again.
+        // A blocking thread continues after a timeout; a count without a thread is requested again.
         let counted = self.counts.beside(&self.handle, move || count.run(&handle, &stop));
         timeout(COUNTED, counted).await.unwrap_or(Err(Error::Overloaded))
     }
@@ -297,7 +298,7 @@ impl Engine for DiskEngine {
         self.notifiers.attach(notifier);
     }
 
-    /// Nobody else writes to this store: whoever makes a job ready here notifies.
+    /// All writers of this store are in this process, and they notify.
     fn watch(&self, _: &Queue) {}
 
     fn observe(&self, observer: Arc<dyn Observer>) {
@@ -311,8 +312,8 @@ impl Engine for DiskEngine {
     async fn close(&self) {
         self.end();
         let (threads, poison) = (self.threads.clone(), self.handle.poison.clone());
-        // Who reads is waited for: another process may change the files once the directory is free. A list that hangs in
-        // the disk is left behind.
+        // Waits for readers: another process may change the files once the directory is free. A reader that hangs in
+        // the disk is abandoned.
         let failed = async {
             poison.poisoned().await;
             tokio::time::sleep(FAILED_PATIENCE).await;
@@ -322,7 +323,7 @@ impl Engine for DiskEngine {
             _ = read => {}
             () = failed => {}
         }
-        // Blocks for the last sync, and for a compaction that has begun.
+        // Blocks for the last sync, and for a running compaction.
         let _ = tokio::task::spawn_blocking(move || threads.lock().join(&poison)).await;
     }
 }
@@ -336,12 +337,12 @@ mod tests {
     use super::*;
     use crate::clock::ManualClock;
 
-    /// Guards against a copy that goes on in a directory which another process may open.
+    /// Guards against a copy that continues in a directory which another process may open.
     #[tokio::test]
     async fn a_close_waits_for_a_copy() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
         let clock = Arc::new(ManualClock::new(1_000_000));
-        // The engine's own thread merges nothing, since there is no room.
+        // The engine's own thread merges nothing, for lack of space.
         let options = DiskOptions { upkeep: false, min_free: 1 << 60, ..DiskOptions::new(dir.path(), clock) };
         let engine = DiskEngine::open(options).unwrap(); // new directory
         let store = engine.handle.ask(ShareStore).await.unwrap(); // nothing is wrong with the disk

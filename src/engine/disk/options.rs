@@ -1,4 +1,4 @@
-//! How a pool on disk is opened. Plain values: what they are used for is known to the engine.
+//! Options of a pool on disk. Plain values.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,56 +6,57 @@ use std::time::Duration;
 
 use crate::clock::Clock;
 
-/// When what was written reaches the disk itself.
+/// When writes are synced to the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sync {
-    /// Before it is answered: what was answered survives the machine.
+    /// Before the reply: acknowledged writes survive a power cut.
     #[default]
     Always,
-    /// Each second: it survives the process, and a failing machine loses a second at most.
+    /// Once a second: writes survive the process, and a power cut loses at most a second.
     EverySecond,
 }
 
-/// How to open a [`DiskEngine`](super::DiskEngine).
+/// Options for opening a [`DiskEngine`](super::DiskEngine).
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
-    /// The directory; made if it is not there. Only one process may have it open.
+    /// The directory; created if missing. Only one process may have it open.
     pub path: PathBuf,
     pub sync: Sync,
     /// The machine's clocks.
     pub clock: Arc<dyn Clock>,
-    /// How many calls may wait for the writer; the next gets [`Error::Overloaded`](crate::error::Error::Overloaded).
+    /// Maximum calls that wait for the writer; further ones get
+    /// [`Error::Overloaded`](crate::error::Error::Overloaded).
     pub waiting: usize,
-    /// How many ready jobs of each queue are kept in memory (64 bytes each); up to twice as many after jobs were
-    /// given back.
+    /// Maximum ready jobs per queue in memory (64 bytes each); up to twice as many after jobs were returned.
     pub ready_window: usize,
-    /// How many of all queues together. Each queue may keep 16 whatever it is, and 128 while it is consumed from.
+    /// Maximum ready jobs in memory over all queues. Each queue may always keep 16, and 128 while it is consumed
+    /// from.
     pub ready_budget: usize,
-    /// How many delayed jobs are kept in memory (140 to 180 bytes each).
+    /// Maximum delayed jobs in memory (140 to 180 bytes each).
     pub delayed_window: usize,
-    /// How many due jobs one pump moves: other calls wait so long for one commit.
+    /// Maximum due jobs moved by one pump, which delays other calls by one commit.
     pub pump: usize,
-    /// How many files of tables may stay open; at least 10. Those beyond it are opened when they are read.
+    /// Maximum open table files, at least 10. Further tables are opened for each read.
     pub open_tables: usize,
-    /// How many bytes of blocks that were read from tables are kept.
+    /// Bytes of table blocks that are cached.
     pub cache: u64,
-    /// Below so many free bytes on the disk publishes are refused, below half of it what stores a body again too, and
-    /// below a quarter compactions that have something to rewrite. 0 refuses nothing.
+    /// Free bytes on the disk below which publishes are rejected; below half of it also operations that store a body
+    /// again, and below a quarter compactions that rewrite data. 0 rejects nothing.
     pub min_free: u64,
-    /// A group of calls, or a sync, that takes longer is a disk that hangs: the store is poisoned.
+    /// A group of calls or a sync that takes longer means that the disk hangs: the store is poisoned.
     pub disk_timeout: Duration,
-    /// For how long dead jobs are kept; zero: forever.
+    /// How long dead jobs are kept; zero: forever.
     pub dead_ttl: Duration,
-    /// How long an empty queue's name is remembered.
+    /// How long the name of an empty queue is kept.
     pub forget_queues_after: Duration,
-    /// Whether to sweep and compact in the background. Tests that count sweep by hand.
+    /// Whether to sweep and compact in the background. Tests that count sweep themselves.
     pub upkeep: bool,
-    /// How long upkeep rests between two sweeps.
+    /// Pause between two sweeps.
     pub upkeep_every: Duration,
 }
 
 impl DiskOptions {
-    /// The defaults, synced always.
+    /// Returns the defaults, with [`Sync::Always`].
     pub fn new(path: impl Into<PathBuf>, clock: Arc<dyn Clock>) -> DiskOptions {
         DiskOptions {
             path: path.into(),

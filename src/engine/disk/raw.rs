@@ -1,5 +1,4 @@
-//! The rows of a closed store, below all that the engine knows of them: for tests that look behind its back, and for who
-//! looks for a fault. Changes nothing but what it is asked to.
+//! Direct access to the rows of a closed store, for tests and for fault analysis.
 
 use std::path::Path;
 
@@ -8,7 +7,7 @@ use super::store::open;
 use super::store::txn::Txn;
 use super::store::{Fatal, Space, Store, StoreLimits};
 
-/// A store that was closed, and is closed again, in the same way, when this goes.
+/// A store that was closed, and is closed again in the same way on drop.
 #[derive(Debug)]
 pub struct RawStore {
     store: Store,
@@ -27,7 +26,7 @@ impl RawStore {
         found.map(|(space, ..)| *space).ok_or_else(|| format!("there is no keyspace {name}"))
     }
 
-    /// The keys of a keyspace, in order.
+    /// Returns the keys of a keyspace, in order.
     pub fn keys(&self, keyspace: &str) -> Result<Vec<Vec<u8>>, String> {
         let keys = self.store.all(Self::keyspace(keyspace)?).map(|entry| entry.map(|(key, _)| key.to_vec()));
         keys.collect::<Result<_, Fatal>>().map_err(|Fatal(e)| e)
@@ -40,7 +39,7 @@ impl RawStore {
         txn.settle(true).map(drop).map_err(|Fatal(e)| e)
     }
 
-    /// Writes all rows out as tables, so that the log holds none that is needed.
+    /// Flushes all rows to tables, so that the log is no longer needed.
     pub fn write_out(&self) -> Result<(), String> {
         self.store.write_out_all().map_err(|Fatal(e)| e)
     }

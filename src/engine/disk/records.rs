@@ -1,5 +1,5 @@
-//! Small tables of named records, for who keeps something beside the jobs: read from memory, changed through the
-//! writer thread. Knows nothing of what a record means.
+//! Small tables of named records besides jobs: read from memory, changed through the writer thread. Knows no record
+//! format.
 
 use std::sync::Arc;
 
@@ -26,11 +26,11 @@ pub struct Records {
     pub(super) tables: Arc<Mutex<Tables>>,
 }
 
-/// What to do to one record.
+/// A change of one record.
 pub enum Change {
-    /// Stores it, whether or not there is one.
+    /// Stores it, replacing any other.
     Put(Bytes),
-    /// Stores it if there is none.
+    /// Stores it unless one exists.
     Add(Bytes),
     Delete,
 }
@@ -74,13 +74,13 @@ fn bytes(text: &str) -> Bytes {
 }
 
 impl Records {
-    /// Reads a table. A change is seen a moment before it is answered. Goes on when the store has failed: what is in
-    /// memory is what was stored, or what a caller was told is not known to be stored.
+    /// Reads a table. A change is visible shortly before it is acknowledged. Still works after the store has failed:
+    /// memory has the stored records, or records whose caller got an error because their fate is unknown.
     pub fn read<T>(&self, table: Table, read: impl FnOnce(&Rows) -> T) -> T {
         read(self.tables.lock().rows(table))
     }
 
-    /// Makes changes in one step, and answers once they are on disk whether anything was changed.
+    /// Makes changes in one step. Once they are durable, returns whether anything was changed.
     pub async fn change(&self, changes: Vec<(Table, Bytes, Change)>) -> Result<bool> {
         self.handle.ask(ChangeRecords(changes)).await
     }
@@ -90,7 +90,8 @@ impl Records {
         self.handle.ask(GetSetting(bytes(key))).await
     }
 
-    /// Puts or deletes a record of the settings whose version is `expected`. Returns its new version, or what is there.
+    /// Puts or deletes a record of the settings whose version is `expected`. Returns its new version, or the current
+    /// record.
     pub async fn put_setting(
         &self,
         key: &str,
@@ -115,22 +116,22 @@ impl Records {
         self.handle.ask(scan).await
     }
 
-    /// Returns the version up to which changes are told, and the keys that have changed since; `None`: all may have.
+    /// Returns the current version, and the keys changed since `since`; `None`: any may have changed.
     pub async fn setting_changes(&self, since: u64, most: usize) -> Result<(u64, Option<Vec<Bytes>>)> {
         self.handle.ask(ReadChanges { since, most }).await
     }
 
-    /// Now by the monotonic clock: only differences mean something.
+    /// Returns the monotonic time, of which only differences are meaningful.
     pub fn now(&self) -> Millis {
         self.handle.clock.monotonic()
     }
 
-    /// Now by the pool's clock, which goes on over a start: for times that are stored.
+    /// Returns the pool's time, which continues over restarts: for stored times.
     pub fn pool_now(&self) -> Millis {
         self.handle.clock.now()
     }
 
-    /// Whether the store would take a change now.
+    /// Checks whether the store would accept a change now.
     pub async fn check(&self) -> Result<()> {
         self.handle.check().await
     }

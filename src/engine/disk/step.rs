@@ -1,21 +1,21 @@
-//! What a verb is to the writer thread: one atomic step of bounded work, with a reply of its own type. Each
-//! verb stands in a file of its own and implements [`Step`]. Knows no thread and no channel.
+//! A verb as executed by the writer thread: one atomic step of bounded work, with its own type of reply. Each verb
+//! implements [`Step`] in its own file. Knows no thread and no channel.
 
 use super::state::WriterState;
 use super::store::Fatal;
 use crate::clock::Micros;
 use crate::error::Error;
 
-/// The most entries that one step reads or changes beyond what it hands out, so that other calls get their
-/// turn. Where a method of the engine may need more, the caller asks again.
+/// Maximum entries that one step reads or changes besides those it delivers, so that other calls get their turn. For
+/// more work the caller runs further steps.
 pub const STEP_ENTRIES: usize = 1000;
-/// The most bytes of records that one step rewrites.
+/// Maximum bytes of records that one step rewrites.
 pub const STEP_BYTES: usize = 8 << 20;
 
 /// Why a step did nothing.
 #[derive(Debug)]
 pub enum StepError {
-    /// This call is refused. The others of its group are not concerned.
+    /// The call is refused. Other calls of its group are not affected.
     Refused(Error),
     /// The store must be poisoned.
     Fatal(Fatal),
@@ -33,14 +33,14 @@ impl From<Fatal> for StepError {
     }
 }
 
-/// What a step answers.
+/// Result of a step.
 pub type StepResult<T> = Result<T, StepError>;
 
-/// What a step of bounded work answers that may not have come to an end.
+/// Result of a step that may need to continue.
 #[derive(Debug)]
 pub enum Progress<T> {
     Done(T),
-    /// There is nothing to show yet: ask again.
+    /// No result yet: run the step again.
     Again,
 }
 
@@ -48,21 +48,21 @@ pub enum Progress<T> {
 pub trait Step: Send + 'static {
     type Reply: Send + 'static;
 
-    /// Whether a power cut must not take back what was answered, so that a store with
-    /// [`Sync::Always`](super::Sync) syncs first. A hand-over or a move that is taken back is done again: the
-    /// job comes once more, as it may at any time.
+    /// Whether a power cut must not undo the step after its reply, so that a store with [`Sync::Always`](super::Sync)
+    /// syncs before the reply. An undone delivery or move is repeated: the job is delivered once more, as it may be
+    /// at any time.
     const MUST_LAST: bool;
 
-    /// How many jobs it counts for in the bound of a group.
+    /// Number of jobs that it counts for in the bound of a group.
     fn items(&self) -> usize {
         1
     }
 
-    /// How many bytes of bodies it brings along.
+    /// Bytes of bodies that it contains.
     fn bytes(&self) -> usize {
         0
     }
 
-    /// Does it. A step that is refused has changed nothing.
+    /// Executes the step. A refused step has changed nothing.
     fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Self::Reply>;
 }

@@ -1,7 +1,7 @@
 //! Body memory: the limited memory for large bodies of requests, and of jobs in replies. Small bodies are not counted:
 //! their number is limited by the connections and the calls that wait for stores.
 //!
-//! A namespace may use a *share* of the memory, so that one cannot use all of it. Namespaces of the same name in
+//! A namespace may use a *share* of the memory, so that no namespace uses all of it. Namespaces of the same name in
 //! several pools count as one.
 //!
 //! A request takes memory for what has arrived, not for what it has announced, so a slow sender takes little. All
@@ -33,7 +33,7 @@ const UNIT: usize = 64 * 1024;
 const WAIT: Duration = Duration::from_secs(30);
 /// Timeout of a reply for memory. Its jobs are already delivered, and their `ttr` runs.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
-/// Maximum time that one body holds the reserve while another namespace waits for it.
+/// Maximum time that a body holds the reserve while another namespace waits.
 const TURN: Duration = Duration::from_secs(10);
 
 /// The limit on body memory is reached.
@@ -47,7 +47,7 @@ pub struct BodyRoom {
     /// One permit.
     reserve: Arc<Semaphore>,
     answers: Side,
-    /// For replies already in memory that wait: as much as the limit for replies.
+    /// For replies already in memory that wait: as large as the limit for replies.
     waiting: Semaphore,
 }
 
@@ -92,7 +92,7 @@ impl Side {
 
     fn share(&self, namespace: &Namespace) -> Arc<Share> {
         let mut shares = self.by_namespace.lock();
-        // At most as many as there are large bodies.
+        // At most one per large body.
         shares.retain(|_, share| Arc::strong_count(share) > 1);
         let new = || {
             let units = Arc::new(Semaphore::new(self.most_of_namespace));
@@ -173,7 +173,7 @@ impl BodyRoom {
         RequestRoom { room: self, namespace, taken: None, reserve: None }
     }
 
-    /// Takes memory for a reply with `bytes` of jobs; none for a small one. Fails if there is none within a second, or
+    /// Takes memory for a reply with `bytes` of jobs; none for a small one. Fails if none is free within a second, or
     /// if too many wait already.
     pub async fn for_answer(&self, namespace: &Namespace, bytes: usize) -> Result<Option<Room>, NoRoom> {
         if bytes <= LARGE_ANSWER {
@@ -213,7 +213,7 @@ struct Reserve {
 }
 
 impl RequestRoom<'_> {
-    /// Extends the memory to `bytes` in total, waiting if necessary. Fails if there is none for long, or if the reserve
+    /// Extends the memory to `bytes` in total, waiting if necessary. Fails if none is free for long, or if the reserve
     /// must be left to another namespace.
     pub async fn grow_to(&mut self, bytes: usize) -> Result<(), NoRoom> {
         if bytes <= SMALL {
@@ -275,7 +275,7 @@ mod tests {
         Namespace::parse(name).expect("a literal")
     }
 
-    /// Creates memory of which one namespace may use all.
+    /// Creates memory without a smaller share per namespace.
     fn of(bytes: usize) -> BodyRoom {
         BodyRoom::new(bytes, bytes)
     }
@@ -420,7 +420,8 @@ mod tests {
         assert!(began.elapsed() < TURN, "after {:?}", began.elapsed());
     }
 
-    /// Guards against a body that loses the reserve to another one of its namespace, whose share was removed meanwhile.
+    /// Guards against a body that loses the reserve to another body of its namespace, whose share was removed
+    /// meanwhile.
     #[tokio::test(start_paused = true)]
     async fn a_namespace_does_not_take_the_reserve_from_itself() {
         let (room, [greedy, modest]) = (of(MIB), ["greedy", "modest"].map(namespace));

@@ -6,8 +6,8 @@ use crate::http::answer::error::ApiError;
 use crate::http::state::AppState;
 use crate::process::tasks::Tasks;
 
-/// Counts the request against its token's limit. 429 when it is over. `record` is what was said of the token when it
-/// was checked, if it was.
+/// Counts the request against its token's limit, and returns 429 beyond it. `record` is the token's record, if the
+/// token was checked.
 pub async fn admitted(
     state: &AppState,
     key: &TokenKey,
@@ -35,12 +35,12 @@ pub async fn admitted(
     Err(ApiError::Limited(text, wait))
 }
 
-/// A request that may count against its token's limit. Dropped, it is taken out of the count again: it did not end
-/// in 200 or 201, or its client left.
+/// A request that may count against its token's limit. If dropped without [`commit`](CountedRequest::commit), it is
+/// taken out of the count again: it did not end in 200 or 201, or its client disconnected.
 pub struct CountedRequest(Option<(Pass, Tasks)>);
 
 impl CountedRequest {
-    /// The request did what it was counted for.
+    /// Keeps the request counted.
     pub fn commit(mut self) {
         self.0 = None;
     }

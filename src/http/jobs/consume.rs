@@ -22,14 +22,14 @@ use crate::http::request::peer::Peer;
 use crate::http::state::parked_tokens::ParkedToken;
 use crate::http::state::{App, AppState, MAX_ANSWER};
 
-/// A consumer that got its jobs sooner is not looked at before it is answered: hardly anybody leaves so soon, and a
-/// look is a system call.
+/// A consumer that gets its jobs sooner is not checked for a disconnect: hardly any client leaves so soon, and a
+/// check is a system call.
 const LOOK_AFTER: Duration = Duration::from_millis(5);
 
 /// `GET /api/:namespace/:queue[,:queue]*`
 ///
-/// Takes the parts of the request instead of the request, so that a waiting consumer keeps only what it needs; and how many
-/// bytes its head has.
+/// Takes parts of the request instead of the request, so that a parked poll keeps only its parameters and the size of
+/// the request's head.
 pub async fn consume(
     state: Arc<AppState>,
     auth: AuthorizedConsume,
@@ -52,9 +52,9 @@ pub async fn consume(
     }
 }
 
-/// What a consumer gets; `None` if it has left, so that no response can reach it. A delivery that came all the same
-/// is dropped here, which gives its jobs back. 401 when its token is revoked while it waits. Boxed, so that a
-/// consumer that waits holds this future only, and no room for the handler's later steps.
+/// Completes with the delivery, or `None` if the client has disconnected. A delivery that arrives later is dropped
+/// here, which returns its jobs. 401 if the token is revoked during the wait. Boxed, so that a parked poll keeps only
+/// this future, and no memory for later steps of the handler.
 fn unless_gone(
     mut consume: Pin<Box<impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static>>,
     peer: Peer,
@@ -79,8 +79,8 @@ fn unless_gone(
     })
 }
 
-/// The answer to a consume, with as many of the jobs as it may have. 503 if there is no room for it: then all of
-/// them go back.
+/// Creates the reply to a consume, with the jobs that fit into one reply; the others return. 503 without body
+/// memory: then all jobs return.
 async fn handed_out(state: &AppState, mut delivery: Delivery, form: Form) -> HandlerResult {
     let mut bytes = 0;
     let fits = delivery.jobs().iter().take_while(|job| {
@@ -94,7 +94,7 @@ async fn handed_out(state: &AppState, mut delivery: Delivery, form: Form) -> Han
         && bytes > LARGE_ANSWER
     {
         let namespace = job.queue.namespace.clone();
-        // Boxed, so that small answers do not keep memory for this.
+        // Boxed, so that small replies need no memory for this.
         let room = Box::pin(async move { state.body_room.for_answer(&namespace, bytes).await }).await?;
         let body = delivered::piece_by_piece(delivery, form, room);
         return Ok(reply::json_stream(StatusCode::OK, body));

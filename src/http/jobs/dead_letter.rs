@@ -1,4 +1,4 @@
-//! The dead letter: as lmstfy shows, respawns and deletes its oldest jobs, and respawning by id.
+//! The dead letter: showing, respawning and deleting its oldest jobs as in lmstfy, and respawning by id.
 
 use axum::extract::{RawQuery, Request, State};
 use axum::http::StatusCode;
@@ -93,7 +93,7 @@ pub async fn respawn_job(State(state): App, auth: Authorized, RawQuery(query): R
     }
 }
 
-/// The body of [`respawn_jobs`].
+/// Body of [`respawn_jobs`].
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Jobs {
@@ -107,7 +107,7 @@ pub async fn respawn_jobs(State(state): App, auth: Authorized, request: Request)
     let Jobs { jobs } = serde_json::from_slice(&body)
         .map_err(|_| ApiError::bad("the body should be {\"jobs\":[..]}, each an id"))?;
     check_count(jobs.len())?;
-    // What cannot be an id names no job.
+    // Texts that are not ids name no job.
     let ids: Vec<JobId> = jobs.iter().filter_map(|job| JobId::parse(job)).collect();
     let revived = match &ids[..] {
         [] => Vec::new(),

@@ -1,5 +1,5 @@
-//! What the holder of a job may do with it: ack, touch, release, bury. A receipt proves that the hand-over is still its
-//! own.
+//! Operations of a job's consumer: ack, touch, release, bury. A receipt proves that the delivery is still the
+//! consumer's.
 
 use axum::extract::{RawQuery, Request, State};
 use axum::http::StatusCode;
@@ -52,12 +52,12 @@ pub async fn ack(auth: Authorized, query: Option<&str>) -> HandlerResult {
     }
 }
 
-/// The same on the admin port, where it cancels a job.
+/// Acks on the admin port, where it cancels a job.
 pub async fn cancel(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
     ack(auth, query.as_deref()).await
 }
 
-/// The body of [`ack_many`].
+/// Body of [`ack_many`].
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Acks {
@@ -96,7 +96,7 @@ pub async fn ack_many(auth: Authorized, request: Request) -> HandlerResult {
             Some(text) => Some(Receipt::parse(text).ok_or_else(|| NO_RECEIPT.at(n))?),
             None => None,
         };
-        // As above: what cannot be an id names no job.
+        // As above: a text that is not an id names no job.
         named.extend(JobId::parse(id).map(|id| (id, receipt)));
     }
     let stale = match &named[..] {
@@ -154,7 +154,7 @@ fn dead() -> Response {
     reply::message(StatusCode::OK, "dead")
 }
 
-/// What was done, or why not.
+/// Returns the result, or the error that explains why nothing was done.
 fn held<T>(outcome: Held<T>) -> Result<T, ApiError> {
     match outcome {
         Held::Done(done) => Ok(done),
@@ -163,7 +163,7 @@ fn held<T>(outcome: Held<T>) -> Result<T, ApiError> {
     }
 }
 
-/// The body, if there is one.
+/// Reads the reason from the body, if there is one.
 async fn read_reason(request: Request) -> Result<Option<Reason>, ApiError> {
     let body = read_body(request.into_body(), Reason::MOST, "reason too large", None).await?;
     let text = std::str::from_utf8(&body).map_err(|_| ApiError::bad("the reason should be UTF-8"))?;

@@ -1,5 +1,4 @@
-//! Looking into a namespace and into a queue: its queues, its jobs by state, and one job by its id or its key; and
-//! cancelling a job by its key.
+//! Inspection of a namespace and of a queue: queues, jobs by state, one job by its id or key; and cancelling by key.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -23,11 +22,11 @@ use crate::name::{Queue, QueueName};
 use crate::search::{self, Filter, SearchPage};
 use crate::time::Instant;
 
-/// How many jobs a page shows when nothing is said.
+/// Default number of jobs per page.
 const USUAL_JOBS: usize = 20;
-/// How the text of [`JobsReply`] begins.
+/// Beginning of the JSON of [`JobsReply`].
 const JOBS_BEGIN: &str = r#"{"jobs":["#;
-/// A page with bodies goes on while so many of the largest jobs fit. So it asks the store 24 times at most.
+/// A page with bodies continues while this number of largest jobs fits. So it reads the store at most 24 times.
 const LEAST_FIT: usize = 4;
 
 #[derive(Serialize)]
@@ -47,7 +46,7 @@ struct ListedQueue<'a> {
     #[serde(serialize_with = "as_seconds")]
     oldest_ready_age: Option<Duration>,
     paused: bool,
-    /// When a pause ends by itself.
+    /// When the pause ends by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     paused_until: Option<Instant>,
 }
@@ -67,18 +66,18 @@ impl<'a> From<&'a QueueView> for ListedQueue<'a> {
     }
 }
 
-/// What `GET Q/jobs` answers.
+/// Reply of `GET Q/jobs`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct JobsReply<'a> {
     pub jobs: Vec<ListedJob<'a>>,
     pub cursor: Option<String>,
     pub scanned: u64,
-    /// How many jobs a filter was held against.
+    /// Number of jobs that the filter examined.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub looked_at: Option<u64>,
 }
 
-/// A job as a list shows it.
+/// A job in a list.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ListedJob<'a> {
     pub job_id: JobId,
@@ -90,7 +89,7 @@ pub struct ListedJob<'a> {
     pub key: Option<Cow<'a, str>>,
     pub reason: Option<Cow<'a, str>>,
     pub size: u64,
-    /// `None` when it is not shown.
+    /// `None` if it is not shown.
     #[serde(default, with = "some_base64", skip_serializing_if = "Option::is_none")]
     pub data: Option<Cow<'a, [u8]>>,
     #[serde(default, skip_serializing_if = "Attributes::is_empty")]
@@ -115,13 +114,13 @@ impl<'a> From<&'a JobView> for ListedJob<'a> {
     }
 }
 
-/// A job with all that is known of it: what `GET J?verbose=1` answers. Fields in the order of their names, as [`JobReply`]
-/// has them.
+/// A job with all of its fields: the reply of `GET J?verbose=1`. Fields are in alphabetical order, as in
+/// [`JobReply`].
 #[derive(Debug, Serialize, Deserialize)]
 pub struct VerboseJob<'a> {
-    /// `None` when there are none, and when they are not shown.
+    /// `None` if there are none or they are not shown.
     pub attributes: Option<Cow<'a, Attributes>>,
-    /// `None` when it is not shown.
+    /// `None` if it is not shown.
     #[serde(with = "some_base64")]
     pub data: Option<Cow<'a, [u8]>>,
     pub due_at: Option<Instant>,
@@ -131,11 +130,11 @@ pub struct VerboseJob<'a> {
     namespace: Cow<'a, str>,
     queue: Cow<'a, str>,
     pub reason: Option<Cow<'a, str>>,
-    /// Only if it was asked for; pages never ask.
+    /// Present if requested; pages never request it.
     #[serde(skip_serializing_if = "Option::is_none", skip_deserializing)]
     receipt: Option<Option<Receipt>>,
     pub remain_tries: Option<u16>,
-    /// Only where the body is not shown.
+    /// Present if the body is not shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
     pub state: Option<Cow<'a, str>>,
@@ -173,8 +172,8 @@ fn reason(view: &JobView) -> Option<Cow<'_, str>> {
     view.reason.as_ref().map(|reason| reason.as_str().into())
 }
 
-/// `GET /api/:namespace`. lmstfy's servers do not know this route. So as not to change what clients of lmstfy see where
-/// there is nothing to show, a request without parameters is answered as lmstfy does while there are no queues.
+/// `GET /api/:namespace`, which lmstfy does not have. Without parameters and without queues, the reply is lmstfy's,
+/// so that its clients see no difference.
 pub async fn queues(
     State(state): App,
     auth: AuthorizedNamespace,
@@ -184,7 +183,7 @@ pub async fn queues(
     let query = Query(query.as_deref().unwrap_or_default());
     let (limit, cursor) = params::page(query, MAX_LISTED)?;
     let list = format!("{}/{}", auth.pool.name, auth.namespace);
-    // A cursor is the name behind which the list goes on.
+    // A cursor is the name after which the list continues.
     let after = match state.cursors.open(&list, cursor).await? {
         Some(Cursor(name)) => Some(QueueName::parse_for_consume(&name).map_err(|_| ApiError::BAD_CURSOR)?),
         None => None,
@@ -222,7 +221,7 @@ pub async fn jobs(
     let sealed_for = format!("{}/{}/{}", auth.pool.name, auth.queue, which.as_str());
     let cursor = state.cursors.open(&sealed_for, cursor).await?;
     let list = JobList { state: which, limit, cursor, bodies };
-    // Before the bodies are read, there is room for as many as there may be.
+    // Reserves memory for the largest possible page before reading bodies.
     let most = match (bodies, &filter.contains) {
         (_, Some(_)) => MAX_ANSWER,
         (true, None) => (limit * MAX_JOB).min(MAX_ANSWER),
@@ -253,7 +252,7 @@ pub async fn jobs(
     let (head, end) = around.split_at(JOBS_BEGIN.len());
     let jobs = jobs.into_iter().enumerate().map(|(n, view)| {
         let mut text = if n > 0 { vec![b','] } else { Vec::new() };
-        // As in `reply::json`.
+        // Cannot fail, as in `reply::json`.
         let _ = serde_json::to_writer(&mut text, &ListedJob::from(&view));
         text
     });
@@ -261,25 +260,25 @@ pub async fn jobs(
     Ok(reply::json_stream(StatusCode::OK, reply::pieces(texts, None, room)))
 }
 
-/// How many bytes of an answer's room a job of a list takes.
+/// Returns the bytes of reply memory that a listed job takes.
 fn bytes_of_view(view: &JobView) -> usize {
     let reason = view.reason.as_ref().map_or(0, |reason| reason.as_str().len());
     bytes_of(view.body.as_deref().unwrap_or_default(), &view.attributes) + reason
 }
 
-/// How many jobs fit beside so many bytes of bodies, if all that come are as large as a job may be. `None` when the page
-/// has enough.
+/// Returns how many jobs of maximum size fit in addition to `bytes` of bodies. `None` if the page has enough.
 fn fit_beside(bytes: usize) -> Option<usize> {
     Some(MAX_ANSWER.saturating_sub(bytes) / MAX_JOB).filter(|fit| *fit >= LEAST_FIT)
 }
 
-/// The filter of a query. An empty `contains` is none, as forms send it; an empty `reason` selects jobs without one.
+/// Creates the filter of a query. An empty `contains` counts as absent, as forms send it; an empty `reason` selects
+/// jobs without one.
 fn asked_filter(query: Query<'_>, shows: bool) -> Result<Filter, ApiError> {
     let given = |key| query.get(key).map(|text| text.into_owned());
     params::filter(given("contains"), given("reason"), shows)
 }
 
-/// Looks for jobs by what is in them, when it is one of the two that may at a time. `None` for a wrong cursor.
+/// Searches the jobs of a queue. 503 if the maximum of searches is in flight; `None` for an invalid cursor.
 pub async fn search(
     state: &AppState,
     pool: &PoolState,
@@ -291,7 +290,7 @@ pub async fn search(
     Ok(search::search(&*pool.engine, queue, filter, list).await?)
 }
 
-/// A page, which has [`MAX_ANSWER`] bytes of bodies at most. `None` for a wrong cursor.
+/// Reads a page with at most [`MAX_ANSWER`] bytes of bodies. `None` for an invalid cursor.
 pub async fn page_of(engine: &dyn Engine, queue: &Queue, list: JobList) -> Result<Option<JobPage>, ApiError> {
     if !list.bodies {
         return Ok(engine.list_jobs(queue, list).await?);
@@ -303,7 +302,7 @@ pub async fn page_of(engine: &dyn Engine, queue: &Queue, list: JobList) -> Resul
         let next = JobList { limit, cursor: all.cursor.take(), ..list.clone() };
         let Some(page) = engine.list_jobs(queue, next).await? else { return Ok(None) };
         bytes += page.jobs.iter().map(bytes_of_view).sum::<usize>();
-        // A page that is not full has come to the end, or to the bound of its work.
+        // A page that is not full has reached the end of the list, or its bound.
         let full = page.jobs.len() >= limit;
         all.jobs.extend(page.jobs);
         all.scanned += page.scanned;
@@ -338,7 +337,8 @@ pub async fn job_of_key(
     show(&state, &auth.pool, &auth.queue, By::Key(&auth.key), (detail, shows)).await?.ok_or(NO_KEY)
 }
 
-/// A job, with all that is known of it, or as lmstfy shows it. To whom its body is not shown: the first, and its size.
+/// Shows a job, verbosely or as in lmstfy. Viewers without permission to read bodies get the verbose form, with the
+/// body's size.
 async fn show(
     state: &AppState,
     pool: &PoolState,
@@ -371,7 +371,7 @@ pub async fn cancel_key(auth: AuthorizedKey) -> HandlerResult {
 
 pub const NO_KEY: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "no job has this key");
 
-/// How much of a job is to be told.
+/// Returns which fields of a job to read.
 fn detail(query: Option<&str>) -> Result<Detail, ApiError> {
     let query = Query(query.unwrap_or_default());
     if !params::flag(query, "verbose", false, "invalid verbose")? {
@@ -387,7 +387,7 @@ fn as_seconds<S: Serializer>(age: &Option<Duration>, s: S) -> Result<S::Ok, S::E
     }
 }
 
-/// A body, if it is shown.
+/// Serializes a body, if it is shown.
 mod some_base64 {
     use super::*;
 
@@ -408,11 +408,11 @@ mod some_base64 {
 mod tests {
     use super::*;
 
-    /// Guards against a page of large jobs, and small ones behind them, that asks the store for one job at a time.
+    /// Guards against a page of large jobs followed by small ones that reads the store one job at a time.
     #[test]
     fn a_page_with_bodies_is_few_calls_and_no_more_than_an_answer() {
         for size in (0..=MAX_JOB).step_by(1000) {
-            // One call brings jobs of this size, and all others bring small ones.
+            // One call returns jobs of this size, all others small ones.
             for large in 0..5 {
                 let (mut jobs, mut bytes, mut calls) = (0, 0, 0);
                 while let Some(fit) = fit_beside(bytes).filter(|_| jobs < MAX_LISTED) {

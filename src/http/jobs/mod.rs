@@ -1,4 +1,4 @@
-//! The handlers of the public port. Of `http` they import `answer`, `state` and `request`.
+//! The handlers of the public port. Within `http`, they import `answer`, `state` and `request`.
 
 pub mod admission;
 pub mod consume;

@@ -1,4 +1,4 @@
-//! Promote: a delayed job is due now.
+//! Promotion of delayed jobs, which makes them due now.
 
 use axum::http::StatusCode;
 use serde_json::json;

@@ -1,5 +1,5 @@
-//! Publishing: lmstfy's routes (one job, a bulk, republish) and ours (`POST Q/jobs`, a batch). All of them take an
-//! `Idempotency-Key`. The new ones place jobs by delay or instant, and by key.
+//! Publishing: lmstfy's routes (one job, a bulk, republish) and ours (`POST Q/jobs`, a batch). All take an
+//! `Idempotency-Key`. Ours also accept a delay or a due time, and a job key.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ struct BulkPublishReply {
     msg: &'static str,
 }
 
-/// What became of a job that was placed.
+/// Outcome of publishing one job.
 #[derive(Serialize)]
 struct PlacedReply {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,14 +83,15 @@ pub async fn republish(State(state): App, auth: Authorized, request: Request) ->
     let replaces = auth.job_id.map(|id| JobRef { queue: auth.queue.clone(), id });
     let mut room = state.body_room.for_request(&auth.key.scope.namespace);
     let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
-    // Of an unknown job it is a publish, and counts as one. Only a token that may have a limit need know.
+    // Republishing an unknown job is a publish, and counts as one. Only tokens with a possible limit need the
+    // distinction.
     let record = match auth.record {
         Some(record) => Ok(record),
         None => state.tokens.look_up(&auth.key).await,
     };
     let limited = record.map_or(true, |record| record.limit.is_some_and(|limit| limit.write > 0));
     let known = match &replaces {
-        // The step below goes on where the old job cannot be read. So it must here: then it counts.
+        // The step below proceeds if the old job cannot be read. So this must too: then the request counts.
         Some(old) if limited => {
             let found = auth.pool.engine.inspect(&old.queue, By::Id(old.id), Detail::Stored).await;
             matches!(found, Ok(Some(_)))
@@ -158,7 +159,7 @@ pub async fn publish_batch(State(state): App, auth: Authorized, request: Request
     let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
     let mut room = state.body_room.for_request(&auth.key.scope.namespace);
     let body = read_body(body, MAX_BATCH, TOO_LARGE, Some(&mut room)).await?;
-    // The jobs are copied out of the base64.
+    // Decoding copies the jobs out of the base64.
     room.grow_to(body.len().saturating_add(body.len() / 4 * 3)).await?;
     let (all, now, defaults) = (body.clone(), auth.pool.engine.time_of_day(), state.defaults);
     let jobs = batch::reading(body.len(), move || batch::read_batch(&all, now, &defaults)).await?;
@@ -173,7 +174,7 @@ pub async fn publish_batch(State(state): App, auth: Authorized, request: Request
     Ok(done.answer(&BatchReply { msg: PUBLISHED, jobs }))
 }
 
-/// What a publication has done, or had done when it came for the first time.
+/// Result of a publish, or of its first execution if this is a repeat.
 struct Done {
     placed: Vec<Placed>,
     replayed: bool,
@@ -184,7 +185,7 @@ impl Done {
         self.with_replayed(reply::json(StatusCode::CREATED, body))
     }
 
-    /// Says of an answer whether it is a repeated one.
+    /// Marks the response of a repeated request.
     fn with_replayed(&self, mut response: Response) -> Response {
         if self.replayed {
             response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
@@ -205,7 +206,7 @@ async fn place(pool: &PoolState, publication: Publication) -> Result<Done, ApiEr
     }
 }
 
-/// Stores one job of lmstfy's routes, and acks the one that it replaces.
+/// Stores one job of lmstfy's routes, and acks the job that it replaces.
 async fn store_job(
     pool: &PoolState,
     new: NewJob,
@@ -217,7 +218,7 @@ async fn store_job(
     Ok(done.with_replayed(reply::published(done.placed.first().map_or(id, |placed| placed.id))))
 }
 
-/// Reads a publish: parameters first, then attributes, then the idempotency key, then the body.
+/// Reads a publish: parameters, then attributes, then the idempotency key, then the body.
 async fn read_job(
     state: &AppState,
     pool: &PoolState,
@@ -231,14 +232,14 @@ async fn read_job(
     Ok((new_job(pool, queue, body, life, attributes), repeatable))
 }
 
-/// What the head of a publish says of its job.
+/// Terms of a job, from the head of a publish.
 struct Terms {
     life: Life,
     attributes: Option<Attributes>,
     repeatable: Option<Box<Repeatable>>,
 }
 
-/// Takes the head, so that it is not kept while the body comes.
+/// Takes the head by value, so that it is not kept while the body arrives.
 fn read_terms(
     state: &AppState,
     pool: &PoolState,

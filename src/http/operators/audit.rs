@@ -1,6 +1,6 @@
-//! One line in the log for each token, limit or quota that is made or deleted, for each change of what is pushed, and for
-//! each change of jobs, queues and schedules over the admin port, and who did it; and one a minute for each address whose logins fail. The token itself is not shown: a short hash
-//! tells it apart, the same as in the metrics.
+//! The audit log: one line with the author for each change of tokens, limits, quotas and push settings, and for each
+//! change of jobs, queues and schedules over the admin port; and one per minute for each address with failed logins.
+//! Tokens are identified by a short hash, the same as in the metrics.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -22,14 +22,14 @@ use crate::http::state::changes::Changes;
 use crate::process::log::AUDIT;
 use crate::push::store::PushKey;
 
-/// What is done to schedules that may be tried without doing it.
+/// Action of setting schedules, which supports a dry run.
 const SET: &str = "schedules were set";
 
-/// The account that a request has logged in with.
+/// The account of a request.
 #[derive(Clone, Debug)]
 pub struct Account(pub String);
 
-/// Who sent a request: an account, or else the address that it came from. Writes down what was done.
+/// The author of a request: an account, or else the client's address. Logs the author's changes.
 #[derive(Debug)]
 pub struct Author {
     name: String,
@@ -37,12 +37,12 @@ pub struct Author {
 }
 
 impl Author {
-    /// The account, or the address.
+    /// Returns the account or the address.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Logs what was done to a token. Called once it was done, or may have been.
+    /// Logs an action on a token. Called once it happened, or may have.
     pub fn did(&self, action: &'static str, key: &TokenKey) {
         let (pool, namespace) = (key.scope.pool.as_str(), key.scope.namespace.as_str());
         let token = key.token.hash();
@@ -50,27 +50,27 @@ impl Author {
         self.changes.add(&self.name, action, pool, &format!("{namespace}, token {token}"));
     }
 
-    /// Logs what was done to the quota of a namespace.
+    /// Logs an action on the quota of a namespace.
     pub fn bounded(&self, action: &'static str, scope: &Scope) {
         let (pool, namespace) = (scope.pool.as_str(), scope.namespace.as_str());
         tracing::info!(target: AUDIT, by = self.name, pool, namespace, "{action}");
         self.changes.add(&self.name, action, pool, namespace);
     }
 
-    /// Logs what was done to a pushed queue.
+    /// Logs an action on a pushed queue.
     pub fn pushed(&self, action: &'static str, key: &PushKey) {
         let (pool, queue) = (key.pool.as_str(), key.queue.to_string());
         tracing::info!(target: AUDIT, by = self.name, pool, queue, "{action}");
         self.changes.add(&self.name, action, pool, &queue);
     }
 
-    /// Logs what was done to a job, a queue or a schedule, by the path that names it.
+    /// Logs an action on a job, a queue or a schedule, identified by its path.
     pub fn changed(&self, action: &'static str, pool: &str, path: &str, status: StatusCode) {
         tracing::info!(target: AUDIT, by = self.name, pool, path, status = status.as_u16(), "{action}");
         self.changes.add(&self.name, action, pool, path);
     }
 
-    /// Logs that a bulk action was begun or stopped.
+    /// Logs the start or stop of a bulk action.
     pub fn ordered(&self, done: &'static str, of: &bulk::Progress) {
         let (pool, queue, action) =
             (of.order.pool.as_str(), of.order.queue.to_string(), of.order.action.as_str());
@@ -78,15 +78,15 @@ impl Author {
         self.changes.add(&self.name, &format!("{done}: {action}"), pool, &queue);
     }
 
-    /// Logs that the access log was switched.
+    /// Logs a switch of the access log.
     pub fn switched(&self, action: &'static str) {
         tracing::info!(target: AUDIT, by = self.name, "{action}");
         self.changes.add(&self.name, action, "", "");
     }
 }
 
-/// Around the job routes of the admin port: an account stands in place of a token, and each change is logged once it was
-/// done, or may have been.
+/// Middleware of the admin port's job routes: the account replaces the token, and each change is logged once it
+/// happened, or may have.
 pub async fn of_jobs(by: Author, request: Request, next: Next) -> Response {
     if let Some(labels) = request.extensions().get::<Arc<Labels>>() {
         labels.needs_no_token();
@@ -95,7 +95,7 @@ pub async fn of_jobs(by: Author, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let query = Query(request.uri().query().unwrap_or_default());
     let action = pattern.and_then(|pattern| action(request.method(), pattern.as_str()));
-    // A dry run of these changes nothing.
+    // A dry run changes nothing.
     let is_dry = action == Some(SET) && query.get("dry_run").as_deref() == Some("1");
     let action = action.filter(|_| !is_dry);
     let pool = query.get("pool").map(|pool| pool.into_owned());
@@ -110,7 +110,7 @@ pub async fn of_jobs(by: Author, request: Request, next: Next) -> Response {
     response
 }
 
-/// What a request of these routes changes. `None`: nothing.
+/// Returns the action of a request of these routes; `None` if it changes nothing.
 fn action(method: &Method, pattern: &str) -> Option<&'static str> {
     if [Method::GET, Method::HEAD].contains(method) {
         return None;
@@ -136,7 +136,7 @@ fn action(method: &Method, pattern: &str) -> Option<&'static str> {
     })
 }
 
-/// Logs that so many logins failed. What was tried is not shown: it may be the password of another place.
+/// Logs `failed` failed logins. The credentials are not shown: they may be the password of another service.
 pub fn logins_failed(address: IpAddr, failed: u64) {
     tracing::info!(target: AUDIT, by = address.to_string(), failed, "logins failed");
 }

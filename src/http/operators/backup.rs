@@ -1,5 +1,4 @@
-//! `GET /backup`: a pool on disk as a tar, while it serves. The copy is made by the store; here it is sent, piece by
-//! piece.
+//! `GET /backup`: a pool on disk as a tar, while it serves. The store makes the copy; this module streams it.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -24,7 +23,7 @@ use crate::http::state::App;
 use crate::process::tasks::beside_the_runtime;
 
 const TAR: HeaderValue = HeaderValue::from_static("application/x-tar");
-/// How much is sent in one piece, and how many pieces wait to be taken.
+/// Size of a piece, and how many pieces may wait to be sent.
 const PIECE: usize = 64 << 10;
 const WAITING: usize = 4;
 
@@ -43,7 +42,7 @@ pub async fn get(State(state): App, RawQuery(query): RawQuery) -> HandlerResult 
     };
     let (begun, begins) = oneshot::channel();
     let (store, pool) = (store.clone(), name.to_string());
-    // The turn lasts until the copy is removed, also when the asker leaves while it is made.
+    // The turn lasts until the copy is removed, also if the client disconnects meanwhile.
     state.tasks.spawn(async move {
         match store.copy().await {
             Err(error) => drop(begun.send(Err(error))),
@@ -59,7 +58,7 @@ pub async fn get(State(state): App, RawQuery(query): RawQuery) -> HandlerResult 
     Ok(reply::with_body(StatusCode::OK, TAR, Body::new(Pieces(pieces))))
 }
 
-/// On a port that a network reaches and that asks nobody for a password.
+/// Replies on a port that is reachable over the network and requires no password.
 pub async fn refused() -> Response {
     let text = "a backup has all jobs and tokens in it: configure [Accounts], or let the admin port listen on 127.0.0.1";
     reply::error(StatusCode::FORBIDDEN, text)
@@ -74,13 +73,13 @@ fn send_all(pool: &str, copy: StoreCopy, send: mpsc::Sender<io::Result<Bytes>>) 
         Ok(()) => tracing::info!(pool, bytes = pipe.sent, "a backup was sent"),
         Err(error) => {
             tracing::warn!(pool, bytes = pipe.sent, %error, "a backup was not sent to its end");
-            // The asker sees that it broke off.
+            // The client sees that the stream was aborted.
             let _ = pipe.send.blocking_send(Err(error));
         }
     }
 }
 
-/// Writes a directory as a tar. What says that it is whole comes last: what is cut off before is no pool.
+/// Writes a directory as a tar. The file that marks it complete comes last, so an aborted tar is not a valid pool.
 fn archive(copy: &StoreCopy, to: impl Write) -> io::Result<()> {
     let mut tar = tar::Builder::new(to);
     let mut paths = Vec::new();
@@ -99,7 +98,7 @@ fn archive(copy: &StoreCopy, to: impl Write) -> io::Result<()> {
     tar.finish()
 }
 
-/// Everything below `dir`, directories before what is in them.
+/// Collects everything below `dir`, each directory before its entries.
 fn walk(root: &Path, dir: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     let mut entries: Vec<_> = std::fs::read_dir(root.join(dir))?.collect::<Result<_, _>>()?;
     entries.sort_by_key(std::fs::DirEntry::file_name);
@@ -113,7 +112,7 @@ fn walk(root: &Path, dir: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// Cuts what is written into pieces, and waits while nobody takes them.
+/// Cuts the output into pieces, and waits while they are not read.
 struct Pipe {
     send: mpsc::Sender<io::Result<Bytes>>,
     piece: BytesMut,
@@ -132,12 +131,12 @@ impl Write for Pipe {
     fn flush(&mut self) -> io::Result<()> {
         let piece = self.piece.split().freeze();
         self.sent += piece.len() as u64;
-        // Nobody takes them any more: the asker has left.
+        // The client has disconnected.
         self.send.blocking_send(Ok(piece)).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
 
-/// The pieces as a body.
+/// The pieces as a response body.
 struct Pieces(mpsc::Receiver<io::Result<Bytes>>);
 
 impl HttpBody for Pieces {

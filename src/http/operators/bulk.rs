@@ -1,4 +1,4 @@
-//! Actions on all jobs of a queue that a filter finds: what an order says, and what is shown of it.
+//! Bulk actions on all jobs of a queue that match a filter: parsing of orders, and how actions are shown.
 
 use std::sync::Arc;
 
@@ -21,12 +21,12 @@ use crate::sampler::QueueRow;
 use crate::search::Filter;
 use crate::time::Instant;
 
-/// The largest body of an order: a reason of 4 KiB, and room around it.
+/// Maximum body of an order: a reason of 4 KiB, and space around it.
 const MAX_ORDER: usize = 16 << 10;
 const NOT_FOUND: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "no such bulk action");
 
-/// An order as it is given, in JSON or by a form. What is left out is `None`, and so is an empty text, but for `reason`:
-/// empty it means jobs without one.
+/// An order as given, in JSON or by a form. Omitted and empty fields are `None`, except `reason`: empty, it selects
+/// jobs without one.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GivenOrder {
@@ -42,7 +42,7 @@ pub struct GivenOrder {
     pub ttl: Option<Number>,
 }
 
-/// An order that makes sense.
+/// A validated order.
 #[derive(Debug)]
 pub struct Wanted {
     pub pool: Arc<PoolState>,
@@ -52,7 +52,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// What is given, read and checked. Who may not see bodies may not look for what is in them.
+    /// Validates an order. Accounts that may not see bodies may not search them.
     pub fn of(state: &AppState, given: GivenOrder, shows: ShowsBodies) -> Result<Wanted, ApiError> {
         let pool = state.pool_named(&given.pool.unwrap_or_default())?.clone();
         let namespace = Namespace::parse(&given.namespace);
@@ -88,7 +88,7 @@ impl Wanted {
     }
 }
 
-/// Begins what is wanted.
+/// Starts an action.
 pub async fn begin(state: &AppState, by: &Author, wanted: Wanted) -> Result<bulk::Progress, NotBegun> {
     let Wanted { pool, queue, action, filter } = wanted;
     let sample = pool.sampler.latest();
@@ -105,7 +105,7 @@ pub async fn begin(state: &AppState, by: &Author, wanted: Wanted) -> Result<bulk
     Ok(progress)
 }
 
-/// Stops one after the step that is under way.
+/// Stops an action after its current step.
 pub fn stop(state: &AppState, by: &Author, id: &str) -> Option<bulk::Progress> {
     let was_running = state.bulk.get(id)?.state == BulkState::Running;
     let progress = state.bulk.stop(id, by.name())?;
@@ -115,7 +115,7 @@ pub fn stop(state: &AppState, by: &Author, id: &str) -> Option<bulk::Progress> {
     Some(progress)
 }
 
-/// What `GET /bulk` answers. Pages read it too.
+/// Reply of `GET /bulk`. Dashboard pages read it too.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct BulksReply {
     pub server: String,

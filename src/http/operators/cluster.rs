@@ -1,4 +1,4 @@
-//! What operators see of a pool in a Redis Cluster.
+//! A pool in a Redis Cluster, as operators see it.
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -13,7 +13,7 @@ use crate::http::state::App;
 use crate::name::Queue;
 use crate::time::Instant;
 
-/// What `GET /cluster` answers of a pool. Pages read it too.
+/// Reply of `GET /cluster`. Dashboard pages read it too.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ClusterReply {
     pub pool: String,
@@ -41,7 +41,7 @@ pub struct NodeReply {
     pub version: Option<String>,
 }
 
-/// Where a queue lies.
+/// The partitions of a queue.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct PlacesReply {
     home: PartNumber,

@@ -1,5 +1,5 @@
-//! Which queues have dead jobs, and why these died. The list is read from samples, the reasons from the store, in a
-//! bounded time.
+//! Queues with dead jobs, and why their jobs died. The list is read from samples, the reasons from the store, in
+//! limited time.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -24,15 +24,15 @@ use crate::name::{PoolName, Queue};
 use crate::sampler::QueueRow;
 use crate::time::Instant;
 
-/// How many dead jobs are looked at for their reasons, and how long that may take.
+/// Number of dead jobs whose reasons are read, and the time limit.
 const LOOKED_AT: u64 = 1000;
 const TIME: Duration = Duration::from_secs(1);
-/// Pages may have fewer jobs than were asked for: so many are read.
+/// Pages may be shorter than requested, so up to this number of pages is read.
 const PAGES: u64 = LOOKED_AT / MAX_LISTED as u64 * 2;
-/// How many different reasons are told.
+/// Maximum number of different reasons in the reply.
 const MOST_REASONS: usize = 100;
 
-/// What `GET /dead` answers. Pages read it too.
+/// Reply of `GET /dead`. Dashboard pages read it too.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DeadReply {
     pub server: String,
@@ -47,13 +47,13 @@ pub struct DeadQueue {
     pub namespace: String,
     pub queue: String,
     pub dead: u64,
-    /// When this server saw some die last, to a sample's length; `None` where it saw none.
+    /// When this server last saw one die, to the length of a sample; `None` if it saw none.
     pub last_died: Option<Instant>,
-    /// How many died in the last hour, as far as this server saw; `None` where it keeps no history of the queue.
+    /// How many died in the last hour, as seen by this server; `None` if it keeps no history of the queue.
     pub died_in_hour: Option<u64>,
 }
 
-/// Queues with dead jobs, the newest death first: `limit` of them, behind the first `after`. And whether there are more.
+/// Returns `limit` queues with dead jobs, latest death first, after the first `after`, and whether there are more.
 fn dead_queues(state: &AppState, asked: &Asked, after: usize, limit: usize) -> (Vec<DeadQueue>, bool) {
     let samples: Vec<_> = asked.samples(state);
     let is_asked_for = |row: &QueueRow| {
@@ -87,7 +87,7 @@ pub async fn list(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
     let query = Query(query.as_deref().unwrap_or_default());
     let asked = Asked::of(&state, query)?;
     let (limit, cursor) = params::page(query, MAX_LISTED)?;
-    // A cursor is how many were shown: what dies meanwhile comes to the front, and may have a queue shown twice.
+    // A cursor is the number of queues shown: new deaths move queues to the front, and may show a queue twice.
     let after = match cursor {
         None => 0,
         Some(Cursor(text)) => text.parse::<usize>().map_err(|_| ApiError::BAD_CURSOR)?,
@@ -98,22 +98,22 @@ pub async fn list(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
     Ok(reply::json(StatusCode::OK, &reply))
 }
 
-/// What `GET /dead/reasons` answers: why the oldest dead jobs of a queue died. Pages read it too.
+/// Reply of `GET /dead/reasons`: why the oldest dead jobs of a queue died. Dashboard pages read it too.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ReasonsReply {
     pub looked_at: u64,
-    /// The commonest first.
+    /// Most frequent first.
     pub reasons: Vec<ReasonReply>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ReasonReply {
-    /// `None`: no tries were left, and nobody said why.
+    /// `None`: the job used up its tries, and no worker gave a reason.
     pub reason: Option<String>,
     pub count: u64,
 }
 
-/// Looks at the oldest dead jobs, a thousand at most, for a second at most.
+/// Reads the reasons of the oldest dead jobs, at most a thousand, for at most a second.
 async fn why_they_died(engine: &dyn Engine, queue: &Queue) -> Result<ReasonsReply> {
     let mut counts: HashMap<Option<Reason>, u64> = HashMap::default();
     let mut looked_at = 0;
@@ -134,7 +134,7 @@ async fn why_they_died(engine: &dyn Engine, queue: &Queue) -> Result<ReasonsRepl
         }
         Ok::<_, Error>(())
     };
-    // When the second is over, what was read until then is shown.
+    // After the time limit, shows the reasons read so far.
     if let Ok(looked) = timeout(TIME, look).await {
         looked?;
     }

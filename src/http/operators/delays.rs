@@ -1,4 +1,4 @@
-//! What falls due when.
+//! Statistics of when delayed jobs fall due.
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -13,14 +13,14 @@ use crate::http::state::{App, AppState, PoolState};
 use crate::name::Queue;
 use crate::time::{self, Instant};
 
-/// How many steps are told apart when nothing is said, and at most.
+/// Default and maximum number of steps.
 const USUAL_STEPS: usize = 100;
 const MOST_STEPS: usize = 1000;
 
-/// Units of time, and their milliseconds.
+/// Units of time in milliseconds.
 const UNITS: [(&str, u64); 3] = [("minute", 60_000), ("hour", 3_600_000), ("day", 86_400_000)];
 
-/// What `GET /info/delays` answers. Pages read it too.
+/// Reply of `GET /info/delays`. Dashboard pages read it too.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DelaysReply {
     pub pool: String,
@@ -45,7 +45,7 @@ pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
     Ok(reply::json(StatusCode::OK, &delays_reply(pool, by, &delays)))
 }
 
-/// What the route would have answered to this query when that was counted last.
+/// Returns the last reply of the route to this query.
 pub fn last(state: &AppState, query: &str) -> Option<DelaysReply> {
     let (pool, by, count) = asked(state, Query(query)).ok()?;
     Some(delays_reply(pool, by, &*pool.delays.last(&count)?))
@@ -65,7 +65,7 @@ fn delays_reply(pool: &PoolState, by: &str, delays: &Delays) -> DelaysReply {
     }
 }
 
-/// The pool that is asked for, and what is to be counted of it.
+/// Returns the pool, the name of the unit, and the count to make.
 fn asked<'a>(
     state: &'a AppState,
     query: Query<'_>,
@@ -75,7 +75,7 @@ fn asked<'a>(
     Ok((pool, by, count))
 }
 
-/// What is asked for, and the name of its unit.
+/// Parses the count, and the name of its unit.
 fn count(query: Query<'_>) -> Result<(&'static str, DelayCount), ApiError> {
     let of = match names::in_query(query)? {
         (None, _) => DelayedOf::All,

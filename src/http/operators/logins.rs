@@ -1,4 +1,4 @@
-//! Basic auth, for the guarded half of the admin port.
+//! Basic authentication for the guarded routes of the admin port.
 
 use std::sync::Arc;
 
@@ -19,8 +19,7 @@ use crate::http::request::extract::Labels;
 use crate::http::request::peer::ClientIp;
 use crate::http::state::{App, AppState};
 
-/// Refuses a request without a valid account, if accounts are configured. An address that has failed too often
-/// waits.
+/// Rejects requests without a valid account, if accounts are configured. An address with too many failures must wait.
 pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> Response {
     if state.accounts.is_empty() {
         let_in(&state, &mut request, Role::Operator);
@@ -61,7 +60,7 @@ pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> 
     response
 }
 
-/// What handlers go by: the role, and whether bodies are shown.
+/// Records the role, and whether bodies are shown, for handlers.
 fn let_in(state: &AppState, request: &mut Request, role: Role) {
     if let Some(labels) = request.extensions().get::<Arc<Labels>>()
         && !role.sees_bodies(state.show_bodies)
@@ -74,7 +73,7 @@ fn let_in(state: &AppState, request: &mut Request, role: Role) {
 const FORBIDDEN: ApiError =
     ApiError::Refused(StatusCode::FORBIDDEN, "this account may look, and change nothing, and see no tokens");
 
-/// The account whose user and password these are, and what it may do.
+/// Returns the account with these credentials, and its role.
 fn account(state: &AppState, given: &HeaderValue) -> Option<(Account, Role)> {
     let (scheme, given) = given.to_str().ok()?.split_once(' ')?;
     if !scheme.eq_ignore_ascii_case("basic") {

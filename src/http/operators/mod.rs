@@ -1,5 +1,5 @@
-//! The handlers of the admin port, who may use them, and the lines in the log that say who did. Of `http` they import
-//! `answer`, `state` and `request`.
+//! The handlers of the admin port, their authorization, and the audit log. Within `http`, they import `answer`,
+//! `state` and `request`.
 
 pub mod audit;
 pub mod backup;

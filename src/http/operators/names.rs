@@ -1,4 +1,4 @@
-//! What the paths and queries of the admin port name: pools, namespaces, queues, tokens.
+//! Names in paths and queries of the admin port: pools, namespaces, queues, tokens.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use crate::http::state::{AppState, PoolState};
 use crate::name::{Namespace, PoolName, Queue, QueueName, Token};
 use crate::sampler::Sample;
 
-/// What stands in the place of a queue's name for those that are named after jobs.
+/// Shown instead of the names of queues that are named after jobs.
 pub const JOB_IDS: &str = "(job ids)";
 
 const NO_POOL: ApiError = ApiError::bad("the pool was not exists");
 
-/// The namespace in a path of the admin port.
+/// Parses the namespace in a path of the admin port.
 pub fn namespace(text: &str) -> Result<Namespace, ApiError> {
     Namespace::parse(text).map_err(|error| ApiError::bad_name(NameIn::TokenPath, error))
 }
@@ -26,7 +26,7 @@ fn namespace_of(given: Option<Cow<'_, str>>) -> Result<Option<Namespace>, ApiErr
     namespace.map_err(|_| ApiError::bad("invalid namespace"))
 }
 
-/// The namespace and the queue of a query, each if it is named. A queue needs its namespace.
+/// Returns the namespace and the queue of a query, if given. A queue requires a namespace.
 pub fn in_query(query: Query<'_>) -> Result<(Option<Namespace>, Option<QueueName>), ApiError> {
     let namespace = namespace_of(query.get("namespace"))?;
     let queue = query.get("queue").map(|name| QueueName::parse(&name)).transpose();
@@ -37,7 +37,7 @@ pub fn in_query(query: Query<'_>) -> Result<(Option<Namespace>, Option<QueueName
     Ok((namespace, queue))
 }
 
-/// What the query names. An empty value is none, as forms send it.
+/// Pool and namespace in a query. An empty value counts as absent, as forms send it.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
     pub pool: Option<PoolName>,
@@ -49,7 +49,7 @@ pub fn given<'a>(query: Query<'a>, key: &str) -> Option<Cow<'a, str>> {
 }
 
 impl Asked {
-    /// The queue that the query names, which needs its namespace.
+    /// Returns the queue in the query, which requires a namespace.
     pub fn queue(state: &AppState, query: Query<'_>) -> Result<(Arc<PoolState>, Queue), ApiError> {
         let Asked { pool, namespace } = Asked::of(state, query)?;
         let namespace = namespace.ok_or(ApiError::bad("invalid namespace"))?;
@@ -61,7 +61,7 @@ impl Asked {
         Ok((pool.clone(), queue))
     }
 
-    /// The last samples of the pools that are asked for.
+    /// Returns the last samples of the requested pools.
     pub fn samples(&self, state: &AppState) -> Vec<(PoolName, Arc<Sample>)> {
         let pools = state.pools.values().filter(|pool| self.has(&pool.name));
         pools.map(|pool| (pool.name.clone(), pool.sampler.latest())).collect()
@@ -79,19 +79,19 @@ impl Asked {
 }
 
 impl AppState {
-    /// The pool that a query or a body names; an empty name is the default pool.
+    /// Returns the pool named in a query or a body; an empty name is the default pool.
     pub fn pool_named(&self, name: &str) -> Result<&Arc<PoolState>, ApiError> {
         let pool = self.pool_name(name).ok().and_then(|name| self.pools.get(&name));
         pool.ok_or(ApiError::bad("invalid pool"))
     }
 
-    /// The pool of that name; an empty name is the default pool.
+    /// Returns the validated name of a pool; an empty name is the default pool.
     pub fn pool_name(&self, name: &str) -> Result<PoolName, ApiError> {
         let name = if name.is_empty() { "default" } else { name };
         PoolName::parse(name).ok().filter(|name| self.pools.contains_key(name)).ok_or(NO_POOL)
     }
 
-    /// What `/token/:namespace/:token` names.
+    /// Returns the key of the token in `/token/:namespace/:token`.
     pub fn token_key(&self, namespace_text: &str, raw: &str) -> Result<TokenKey, ApiError> {
         let (pool, token) = token::split(raw);
         let pool = self.pool_name(pool)?;

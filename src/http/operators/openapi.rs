@@ -1,5 +1,5 @@
-//! What the two ports take and answer, in OpenAPI. Each port serves its own, to everybody: it says nothing that the
-//! documentation does not say. The files are YAML that is JSON, so they are served as they stand.
+//! The OpenAPI documents of the two ports. Each port serves its own without authentication: it contains nothing that
+//! is not in the public documentation. The files are YAML that is also JSON, so they are served unchanged.
 
 use axum::body::Body;
 use axum::http::StatusCode;

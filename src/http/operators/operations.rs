@@ -1,4 +1,4 @@
-//! The admin port's handlers for operators: what the server says of itself, and the access log's switch.
+//! The admin port's handlers about the server: health, metrics, version, pools, access log.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,12 +27,12 @@ use crate::name::PoolName;
 use crate::process::tasks::beside_the_runtime;
 use crate::sampler::{CHECK_TIME, Reading};
 
-/// How long it may take to say how much it holds.
+/// Timeout for reading a store's statistics.
 const FIGURES_TIME: Duration = Duration::from_secs(2);
-/// How long a scrape waits: for stores, and for its turn to be written.
+/// Timeout of a scrape: for stores, and for its turn to be written.
 const SCRAPE_TIME: Duration = Duration::from_millis(2500);
 
-/// `GET /ping`, on both ports: the process answers.
+/// `GET /ping`, on both ports: the process responds.
 pub async fn ping() -> Response {
     reply::message(StatusCode::OK, "pong")
 }
@@ -46,7 +46,7 @@ pub async fn ready(State(state): App, RawQuery(query): RawQuery) -> Response {
     .await
 }
 
-/// The same on the public port, where everybody asks: it shows no address.
+/// `GET /ready` on the public port, which needs no token: the reply contains no address.
 pub async fn ready_for_all(State(state): App, RawQuery(query): RawQuery) -> Response {
     answer_ready(&state, query, |NotReady { who, why }| match why {
         Some(_) => format!("{who} cannot be used now"),
@@ -55,7 +55,7 @@ pub async fn ready_for_all(State(state): App, RawQuery(query): RawQuery) -> Resp
     .await
 }
 
-/// Names the partitions of clusters that do not work too. With `all=1` one of them is a reason.
+/// Also names unavailable partitions of clusters. With `all=1`, one of them makes the server not ready.
 async fn answer_ready(
     state: &AppState,
     query: Option<String>,
@@ -70,7 +70,7 @@ async fn answer_ready(
     reply::readiness(reason.map(text).or_else(of_parts), &away)
 }
 
-/// The partitions that do not work.
+/// Returns the unavailable partitions.
 async fn away(state: &AppState) -> Vec<AwayOfPool> {
     let asked = together::all(state.nodes.iter().map(async |(pool, nodes)| {
         let partitions = nodes.unusable().await.all();
@@ -79,15 +79,15 @@ async fn away(state: &AppState) -> Vec<AwayOfPool> {
     asked.await.into_iter().filter(|of| !of.partitions.is_empty()).collect()
 }
 
-/// A reason why the server should get no requests now.
+/// Why the server should get no requests now.
 struct NotReady {
-    /// What everybody may know.
+    /// The part that is shown without authentication.
     who: String,
-    /// More, for operators.
+    /// Details for operators.
     why: Option<String>,
 }
 
-/// The first reason.
+/// Returns the first reason.
 async fn not_ready(state: &AppState) -> Option<NotReady> {
     if let Some(failure) = state.readiness.failure() {
         return Some(NotReady { who: "the server".into(), why: Some(format!(": {failure}")) });
@@ -105,7 +105,7 @@ async fn not_ready(state: &AppState) -> Option<NotReady> {
     Some(NotReady { who: "the token store".into(), why: Some(why) })
 }
 
-/// Why a store cannot be used now, as said behind its name. `check` is the question to it.
+/// Returns why a store cannot be used now, to be appended to its name. `check` is the call that finds out.
 async fn store_problem(check: impl Future<Output = Result<()>>) -> Option<String> {
     match timeout(CHECK_TIME, check).await {
         Ok(Ok(())) => None,
@@ -125,7 +125,7 @@ pub async fn version() -> Response {
     reply::indented(StatusCode::OK, &crate::process::version::Build::current())
 }
 
-/// `GET /info?pool`: every namespace and its queues. An unknown pool has no answer, as in lmstfy.
+/// `GET /info?pool`: every namespace and its queues. For an unknown pool the reply is empty, as in lmstfy.
 pub async fn info(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
     let query = query.unwrap_or_default();
     let name = Query(&query).get("pool").filter(|name| !name.is_empty()).unwrap_or("default".into());
@@ -143,20 +143,20 @@ pub async fn info(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
     Ok(reply::with_body(StatusCode::OK, TEXT, text.await.into()))
 }
 
-/// What one pool's store said to a scrape.
+/// Results of a scrape from one pool.
 struct Asked {
     pool: PoolName,
     /// Whether the store can be used.
     up: bool,
     said: Reading,
-    /// Of a cluster.
+    /// Present for a cluster.
     nodes: Option<NodesView>,
 }
 
-/// `GET /metrics`. Takes [`SCRAPE_TIME`] at most, and what is written then, whatever hangs.
+/// `GET /metrics`. Replies within [`SCRAPE_TIME`], with the data read by then.
 pub async fn metrics(State(state): App) -> Response {
     let end = Instant::now() + SCRAPE_TIME;
-    // All together. When the asker leaves, they end.
+    // Concurrently. If the client disconnects, the tasks end.
     let ask = |pool: &Arc<PoolState>| {
         let nodes = state.nodes.get(&pool.name).cloned();
         let (pool, sampler) = (pool.name.clone(), pool.sampler.clone());
@@ -175,7 +175,7 @@ pub async fn metrics(State(state): App) -> Response {
     let tokens = timeout(CHECK_TIME, state.tokens.store().check()).await;
     let mut asked = Vec::new();
     for pool in asking {
-        // One that does not answer is away; a panic was logged.
+        // A store that does not reply in time counts as unavailable; a panic was logged.
         asked.extend(timeout_at(end, pool).await.ok().and_then(|asked| asked.ok()));
     }
     let pools = state
@@ -194,8 +194,8 @@ pub async fn metrics(State(state): App) -> Response {
     reply::with_body(StatusCode::OK, HeaderValue::from_static(prometheus::TEXT_FORMAT), text.into())
 }
 
-/// The text of a scrape. With ten thousand queues it takes some tenths of a second, so it is made beside the runtime.
-/// `alone` is kept there, also when the asker leaves meanwhile.
+/// Renders a scrape, on a separate thread: with ten thousand queues it takes some tenths of a second. `alone` is held
+/// there, also if the client disconnects meanwhile.
 async fn written(metrics: Arc<Metrics>, asked: Vec<Asked>, alone: OwnedMutexGuard<()>) -> Vec<u8> {
     beside_the_runtime(move || {
         let _alone = alone;
@@ -279,7 +279,7 @@ mod tests {
 
     const QUEUES: usize = 2_000;
 
-    /// As many queues, each with `ready` ready jobs.
+    /// Returns many queues, each with `ready` ready jobs.
     fn sizes(ready: u64) -> Vec<Asked> {
         let queue = |n| Queue {
             namespace: Namespace::parse("ns").expect("a literal"),
@@ -299,7 +299,7 @@ mod tests {
         vec![Asked { pool: PoolName::default_pool(), up: true, said, nodes: None }]
     }
 
-    /// Guards against a scrape that holds up all requests while it is written, on the runtime of one thread too.
+    /// Guards against a scrape that blocks all requests while it is rendered, also on a runtime with one thread.
     #[tokio::test]
     async fn a_scrape_of_many_queues_holds_up_nobody() {
         let (metrics, alone) = (Arc::new(Metrics::default()), Arc::new(Mutex::new(())));
@@ -318,7 +318,7 @@ mod tests {
         assert!(turns > 10, "others had {turns} turns while a scrape was written");
     }
 
-    /// Guards against a scrape whose asker has left, and that goes on beside the next one.
+    /// Guards against a scrape whose client has left, and that runs in parallel with the next.
     #[tokio::test]
     async fn two_scrapes_do_not_mix() {
         let (metrics, alone) = (Arc::new(Metrics::default()), Arc::new(Mutex::new(())));

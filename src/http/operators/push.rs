@@ -1,4 +1,4 @@
-//! The admin port's handlers for queues whose jobs are sent to a URL.
+//! The admin port's handlers for pushed queues.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::name::{Namespace, Queue, QueueName};
 use crate::push::setting::MAX_SETTING;
 use crate::push::store::PushKey;
 
-/// What `/push/:namespace/:queue?pool` names.
+/// The queue in `/push/:namespace/:queue?pool`.
 pub struct Pushed(PushKey);
 
 impl FromRequestParts<Arc<AppState>> for Pushed {

@@ -1,5 +1,5 @@
-//! All queues of this server's pools with what they need, and what they did lately. Read from samples: these routes ask
-//! no store.
+//! All queues of this server's pools with their needs and recent activity. Reads samples only: these routes make no
+//! call to a store.
 
 use std::cmp::Ordering;
 
@@ -23,42 +23,42 @@ use crate::push::PushState;
 use crate::sampler::{QueueRow, Sample};
 use crate::time::Instant;
 
-/// What `GET /queues` answers. Pages read it too.
+/// Reply of `GET /queues`. Dashboard pages read it too.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct QueuesReply {
     pub server: String,
-    /// Of the pools that are shown, the one that was read longest ago.
+    /// The oldest sampling time of the pools shown.
     pub sampled_at: Option<Instant>,
     pub since: Instant,
-    /// Those that were asked for.
+    /// The requested pools.
     pub pools: Vec<SampleReply>,
-    /// Of all queues that were asked for.
+    /// Sums over all requested queues.
     pub sums: OfQueues,
     pub queues: Vec<QueueReply>,
-    /// Where the list goes on; `None` at its end.
+    /// Cursor of the next page; `None` at the end.
     pub cursor: Option<String>,
 }
 
-/// How fresh a pool's figures are.
+/// The sampling state of a pool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SampleReply {
     pub pool: String,
     pub sampled_at: Option<Instant>,
-    /// Seconds until it is read again.
+    /// Seconds until the next sample.
     pub interval: f64,
-    /// Why its store did not answer, and since when.
+    /// Error of its store, and since when.
     pub trouble: Option<String>,
     pub trouble_since: Option<Instant>,
     pub full_since: Option<Instant>,
     pub queues: u64,
     pub left_out: u64,
     pub timers: u64,
-    /// Of its queues; rates also of those that are not counted by themselves.
+    /// Sums over its queues; rates include queues that are not counted individually.
     #[serde(flatten)]
     pub sums: Sums,
 }
 
-/// A queue, or all of a namespace that are named after jobs.
+/// A queue, or all queues of a namespace that are named after jobs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct QueueReply {
     pub pool: String,
@@ -80,11 +80,11 @@ pub struct QueueReply {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paused_until: Option<Instant>,
     pub push: Option<PushState>,
-    /// Since when its endpoint does not respond to this server.
+    /// Since when this server gets no response from its endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub push_failing_since: Option<Instant>,
     pub need: Option<Need>,
-    /// Of queues with the same need the one with more is worse: how bad it is, in the need's own measure.
+    /// Severity within the same need, in the unit of that need.
     pub worse: u64,
 }
 
@@ -133,7 +133,7 @@ fn pool_reply(state: &AppState, pool: &PoolName, sample: &Sample) -> SampleReply
     }
 }
 
-/// By what queues are sorted.
+/// Sort order of queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Sort {
     #[default]
@@ -148,7 +148,7 @@ enum Sort {
     Out,
 }
 
-/// Each by its name.
+/// Sort orders by name.
 const SORTS: [(&str, Sort); 9] = [
     ("need", Sort::Need),
     ("name", Sort::Name),
@@ -162,7 +162,7 @@ const SORTS: [(&str, Sort); 9] = [
 ];
 
 impl Sort {
-    /// Where a row stands: the smaller, the earlier. What is unknown comes last.
+    /// Returns the sort key of a row, ascending. Unknown values come last.
     fn rank(self, row: &QueueRow) -> (u64, u64) {
         let most = |known: Option<u64>| (u64::from(known.is_none()), u64::MAX - known.unwrap_or(0));
         let rate = |n: usize| row.rates.map(|rates| (rates[n] * 1000.0) as u64);
@@ -183,13 +183,13 @@ impl Sort {
     }
 }
 
-/// A row's place among all: its rank, then its name.
+/// Position of a row in the list: its rank, then its names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct RowPlace((u64, u64), String, String, String);
 
 type Ranked<'a> = ((u64, u64), &'a PoolName, &'a QueueRow);
 
-/// By what a row's place is judged. Borrowed: a list of 10,000 queues compares some 30,000 times.
+/// Returns the position of a row. Borrowed: a list of 10,000 queues needs some 30,000 comparisons.
 fn place<'a>((rank, pool, row): &Ranked<'a>) -> ((u64, u64), &'a str, &'a str, &'a str) {
     (*rank, pool.as_str(), row.namespace.as_str(), name(row))
 }
@@ -204,31 +204,31 @@ impl RowPlace {
         RowPlace(rank, pool.into(), namespace.into(), name.into())
     }
 
-    /// Whether it stands before this row.
+    /// Whether this position precedes the row.
     fn is_before(&self, ranked: &Ranked<'_>) -> bool {
         (self.0, &*self.1, &*self.2, &*self.3) < place(ranked)
     }
 }
 
-/// Which queues are to be shown, and in which order.
+/// A request for a list: filter, order and page.
 #[derive(Clone, Debug)]
 struct ListAsked {
     of: Asked,
-    /// A part of `namespace/queue`.
+    /// Part of `namespace/queue`.
     part: Option<String>,
-    /// The whole name of a queue.
+    /// Full name of a queue.
     queue: Option<String>,
     need: Needs,
     sort: Sort,
     limit: usize,
-    /// Where the list goes on.
+    /// Position after which the page begins.
     after: Option<RowPlace>,
 }
 
-/// What a queue is to need so as to be shown.
+/// Filter by need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Needs {
-    /// Also nothing.
+    /// No filter.
     #[default]
     Whatever,
     Something,
@@ -246,7 +246,7 @@ impl Needs {
 }
 
 impl ListAsked {
-    /// From the query of [`list`].
+    /// Parses the query of [`list`].
     fn of(state: &AppState, query: Query<'_>) -> Result<ListAsked, ApiError> {
         let of = Asked::of(state, query)?;
         let need = match given(query, "need").as_deref() {
@@ -267,7 +267,7 @@ impl ListAsked {
     }
 }
 
-/// The queues that are asked for, from samples.
+/// Returns the requested queues, from samples.
 fn listed(state: &AppState, asked: &ListAsked) -> QueuesReply {
     let ListAsked { of, part, queue, need, sort, limit, after } = asked;
     let samples = of.samples(state);
@@ -319,24 +319,24 @@ pub async fn list(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
 }
 
 fn sealed(place: &RowPlace) -> String {
-    // Numbers and texts are JSON.
+    // Numbers and texts always serialize.
     URL_SAFE_NO_PAD.encode(serde_json::to_vec(place).unwrap_or_default())
 }
 
-/// The place that a cursor of [`listed`] names.
+/// Parses the position in a cursor of [`listed`].
 fn opened(text: &str) -> Option<RowPlace> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok()?).ok()
 }
 
-/// What `GET /queues/history` answers: what is known of the past of a queue, or of a sum.
+/// Reply of `GET /queues/history`: the history of a queue, or of a sum of queues.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HistoryReply {
     pub server: String,
-    /// When the first step begins.
+    /// Start of the first step.
     pub from: Instant,
-    /// Seconds.
+    /// Length of a step in seconds.
     pub step: u64,
-    /// Since when something is known; `None` where nothing is.
+    /// Start of the known history; `None` if there is none.
     pub since: Option<Instant>,
     #[serde(rename = "in")]
     pub entered: Vec<Option<f64>>,
@@ -350,7 +350,7 @@ pub struct HistoryReply {
     pub oldest_ready_age: Vec<Option<f64>>,
 }
 
-/// Whose past the query names: a queue, a namespace, a pool, or all pools.
+/// Returns the subject of a query: a queue, a namespace, a pool, or all pools.
 fn whose(state: &AppState, query: Query<'_>) -> Result<Vec<Of>, ApiError> {
     let Asked { pool, namespace } = Asked::of(state, query)?;
     let default = || pool.clone().unwrap_or_else(PoolName::default_pool);
@@ -414,7 +414,7 @@ pub async fn history(State(state): App, RawQuery(query): RawQuery) -> HandlerRes
 mod tests {
     use super::*;
 
-    /// Guards against a list of queues with long names that tells a cursor, and then refuses it.
+    /// Guards against a list with long names that returns a cursor, and then rejects it.
     #[test]
     fn the_cursor_of_the_longest_names_is_taken() {
         let name = "n".repeat(crate::name::MAX_NAME);

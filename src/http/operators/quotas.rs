@@ -33,7 +33,7 @@ impl FromRequest<Arc<AppState>> for ValidQuota {
     }
 }
 
-/// What `/quota/:namespace?pool` names.
+/// Returns the scope in `/quota/:namespace?pool`.
 fn scope(state: &AppState, name: &str, query: Option<String>) -> Result<Scope, ApiError> {
     let query = query.unwrap_or_default();
     let pool = state.pool_name(&Query(&query).get("pool").unwrap_or_default())?;
@@ -46,7 +46,7 @@ pub async fn get(State(state): App, Path(name): Path<String>, RawQuery(query): R
     Ok(reply::json(StatusCode::OK, &quota))
 }
 
-/// `POST` and `PUT /quota/:namespace?pool`: a POST only where there is none yet.
+/// `POST` and `PUT /quota/:namespace?pool`: a POST fails if there is one already.
 pub async fn put(
     State(state): App,
     Path(name): Path<String>,

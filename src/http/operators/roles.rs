@@ -1,5 +1,5 @@
-//! Who may do what on the admin port: the one place that says it, asked before every route that asks for an account. What
-//! is not named here only operators may.
+//! Authorization on the admin port, in one place. Checked before every route that requires an account. Routes not
+//! listed here are for operators only.
 
 use std::convert::Infallible;
 
@@ -9,16 +9,16 @@ use axum::http::request::Parts;
 
 use crate::config::ShowBodies;
 
-/// What an account may do.
+/// Role of an account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Everything.
+    /// May do everything.
     Operator,
-    /// Look at what shows no token.
+    /// May read everything that shows no token.
     Viewer,
 }
 
-/// What viewers may GET. Tokens, limits and backups are not here: they show tokens.
+/// Routes that viewers may GET. Tokens, limits and backups are not listed: they show tokens.
 pub const VIEWED: &[&str] = &[
     "/api/{namespace}",
     "/api/{namespace}/_schedules",
@@ -44,15 +44,15 @@ pub const VIEWED: &[&str] = &[
     "/servers",
 ];
 
-/// Their readers' own choice, which changes nothing but what they see.
+/// A reader's own choice, which changes nothing but their view.
 const ZONE: &str = "/ui/zone";
-/// The pages that stand on routes which show tokens.
+/// Prefix of pages that use routes which show tokens.
 const TOKENS: &str = "/ui/tokens/";
-/// The pages begin so. Their GET changes nothing, and shows no token.
+/// Prefix of pages. Their GET changes nothing, and shows no token.
 const PAGES: &str = "/ui";
 
 impl Role {
-    /// Whether it may send such a request to the route with this pattern.
+    /// Whether the role may send `method` to the route with this pattern.
     pub fn may(self, method: &Method, pattern: &str) -> bool {
         let is_viewed = || {
             VIEWED.contains(&pattern)
@@ -62,7 +62,7 @@ impl Role {
         self == Role::Operator || pattern == ZONE || method == Method::GET && is_viewed()
     }
 
-    /// Whether it sees bodies, attributes, and what endpoints answered.
+    /// Whether the role sees bodies, attributes, and responses of endpoints.
     pub fn sees_bodies(self, show: ShowBodies) -> bool {
         match show {
             ShowBodies::All => true,
@@ -72,7 +72,7 @@ impl Role {
     }
 }
 
-/// Of the request. Nobody is let in without one; who comes otherwise may look.
+/// The role of the request. Basic authentication has set it; a missing role means viewer.
 impl<S: Sync> FromRequestParts<S> for Role {
     type Rejection = Infallible;
 

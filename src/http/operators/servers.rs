@@ -1,4 +1,4 @@
-//! What this server says of itself, and which others there are.
+//! This server's state, and the other servers of its fleet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::process::version::Build;
 use crate::sampler::Sample;
 use crate::time::Instant;
 
-/// What this server says to the others.
+/// Returns the line that this server publishes to the fleet.
 pub fn own_line(state: &AppState) -> FleetLine {
     let Build { version, build_commit, .. } = Build::current();
     let samples: Vec<Arc<Sample>> = state.pools.values().map(|pool| pool.sampler.latest()).collect();
@@ -44,13 +44,13 @@ pub fn own_line(state: &AppState) -> FleetLine {
     }
 }
 
-/// Jobs a second over the last minute.
+/// Jobs per second over the last minute.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Rates {
     /// Published.
     #[serde(rename = "in")]
     pub entered: f64,
-    /// Handed out.
+    /// Delivered.
     pub out: f64,
     pub acked: f64,
     pub died: f64,
@@ -63,8 +63,8 @@ impl From<[f64; 4]> for Rates {
     }
 }
 
-/// What `GET /servers` answers: all servers of the fleet, as the store of tokens said it a moment ago, and their sums.
-/// Pages read it too.
+/// Reply of `GET /servers`: all servers of the fleet, as last read from the store of tokens, and their sums.
+/// Dashboard pages read it too.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ServersReply {
     pub server: String,
@@ -120,7 +120,7 @@ pub async fn servers(State(state): App) -> HandlerResult {
     Ok(reply::json(StatusCode::OK, &reply))
 }
 
-/// What `GET /server` answers. Pages read it too.
+/// Reply of `GET /server`. Dashboard pages read it too.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ServerReply {
     pub server: String,
@@ -141,9 +141,9 @@ pub struct ServerReply {
     pub connections: BTreeMap<String, ConnectionsReply>,
     pub requests: u64,
     pub waiting: u64,
-    /// As `most.waiting` counts those that wait.
+    /// Slots in use by waiting polls, in the unit of `most.waiting`.
     pub waiting_places: u64,
-    /// That large bodies take, of requests and of answers.
+    /// Memory of large bodies, of requests and replies.
     pub body_bytes: u64,
     pub process: Process,
     pub history: HistoryReply,
@@ -165,14 +165,14 @@ pub struct HistoryReply {
     pub lost_days: u64,
 }
 
-/// A pool, as this server is set up for it and as it was read last.
+/// A pool: its configuration on this server, and its last sample.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct PoolReply {
     pub pool: String,
     #[serde(flatten)]
     pub about: AboutPool,
     pub up: bool,
-    /// How often its store was away since the start, as its users noticed it.
+    /// Outages of its store since the start, as its users noticed them.
     pub outages: u64,
     pub sampled_at: Option<Instant>,
     pub trouble: Option<String>,
@@ -180,12 +180,12 @@ pub struct PoolReply {
     pub full_since: Option<Instant>,
     pub queues: u64,
     pub timers: u64,
-    /// Seconds that the earliest timer is late; null while none is.
+    /// How many seconds the earliest timer is overdue; null while none is.
     pub overdue: Option<f64>,
-    /// How late jobs were handed out, and how long syncs took, since the start; null where there were none.
+    /// Lateness of deliveries and duration of syncs, since the start; null if there were none.
     pub lateness: Option<Took>,
     pub sync: Option<Took>,
-    /// Figures that its kind of store has.
+    /// Statistics specific to its kind of store.
     pub figures: BTreeMap<String, f64>,
 }
 

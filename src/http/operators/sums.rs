@@ -1,18 +1,18 @@
-//! What queues have together. Routes write it, and pages read it.
+//! Sums over queues. Routes write them, and pages read them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::sampler::QueueRow;
 
-/// Their jobs, and what happens to them.
+/// Jobs and rates.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Sums {
     pub ready: u64,
-    /// `None` where a store does not know them by queue.
+    /// `None` if the store does not know them by queue.
     pub delayed: Option<u64>,
     pub running: Option<u64>,
     pub dead: u64,
-    /// Jobs a second, of the queues that are counted by themselves.
+    /// Jobs per second, over the queues that are counted individually.
     #[serde(rename = "in")]
     pub entered: f64,
     pub out: f64,
@@ -20,7 +20,7 @@ pub struct Sums {
     pub died: f64,
 }
 
-/// The sums of so many queues.
+/// Sums, and the number of queues.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct OfQueues {
     pub queues: u64,
@@ -28,7 +28,7 @@ pub struct OfQueues {
     pub sums: Sums,
 }
 
-/// To three decimals.
+/// Rounds to three decimals.
 pub fn rounded(number: f64) -> f64 {
     (number * 1000.0).round() / 1000.0
 }
@@ -42,7 +42,7 @@ impl Default for Sums {
 }
 
 impl Sums {
-    /// Of all these.
+    /// Sums these rows.
     pub fn of(rows: &[QueueRow]) -> Sums {
         let mut sums = Sums::default();
         rows.iter().for_each(|row| sums.add(row));
@@ -62,25 +62,25 @@ impl Sums {
         self.died += died;
     }
 
-    /// The same with these rates.
+    /// Replaces the rates.
     pub fn with_rates(self, [entered, out, acked, died]: [f64; 4]) -> Sums {
         Sums { entered, out, acked, died, ..self }
     }
 
-    /// With rates of three decimals.
+    /// Rounds the rates to three decimals.
     pub fn rounded(self) -> Sums {
         self.with_rates([self.entered, self.out, self.acked, self.died].map(rounded))
     }
 }
 
 impl OfQueues {
-    /// And this one.
+    /// Adds a queue.
     pub fn add(&mut self, row: &QueueRow) {
         self.queues += 1;
         self.sums.add(row);
     }
 
-    /// With rates of three decimals.
+    /// Rounds the rates to three decimals.
     pub fn rounded(self) -> OfQueues {
         OfQueues { sums: self.sums.rounded(), ..self }
     }

@@ -24,16 +24,16 @@ use crate::http::state::{App, AppState};
 use crate::name::Token;
 
 const TOO_SHORT: ApiError = ApiError::bad("the user token was too short");
-/// The largest form, and the largest body of a limit.
+/// Maximum size of a form, and of the body of a limit.
 const MAX_FORM: usize = 64 * 1024;
 
-/// What `GET /token/:namespace` answers: each token with its description. Pages read it too.
+/// Reply of `GET /token/:namespace`: each token with its description. Dashboard pages read it too.
 #[derive(Serialize, Deserialize)]
 pub struct TokensReply {
     pub tokens: BTreeMap<String, String>,
 }
 
-/// One of those that `GET /limits` answers.
+/// A token's limit in the reply of `GET /limits`.
 #[derive(Serialize, Deserialize)]
 pub struct TokenLimit {
     pub namespace: String,
@@ -84,7 +84,7 @@ pub async fn create_token(
     if !chosen.is_empty() && chosen.len() < MIN_CHOSEN {
         return Err(TOO_SHORT);
     }
-    // What is given in a header has lost the blanks at its ends.
+    // A header value loses the blanks at its ends.
     if chosen.trim() != chosen || chosen.bytes().any(|byte| !matches!(byte, b' '..=b'~')) {
         return Err(ApiError::bad("invalid token: it is printable ASCII, without blanks at its ends"));
     }
@@ -94,7 +94,7 @@ pub async fn create_token(
     if let Some((named, rest)) = chosen.split_once(':') {
         pool = named.to_owned().into();
         secret = rest;
-        // lmstfy answers a token whose pool was chosen with it without the pool.
+        // If the token itself named the pool, lmstfy's reply omits the pool.
         prefix.clear();
         if secret.is_empty() {
             return Err(TOO_SHORT);
@@ -125,7 +125,7 @@ pub async fn delete_token(
     Ok(reply::no_content())
 }
 
-/// The body of [`revoke`].
+/// Body of [`revoke`].
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Revoked {
@@ -134,7 +134,7 @@ struct Revoked {
     hash: String,
 }
 
-/// Deletes the one token of a scope that has this hash.
+/// Deletes the token of a scope that has this hash.
 pub async fn revoke_by_hash(state: &AppState, by: &Author, scope: Scope, hash: &str) -> Result<(), ApiError> {
     let tokens = state.tokens.list(&scope).await?;
     let mut found = tokens.keys().filter_map(|text| Token::new(text)).filter(|token| token.hash() == hash);
@@ -180,7 +180,7 @@ pub async fn get_limit(State(state): App, Path((namespace, token)): Path<(String
     })
 }
 
-/// `POST` and `PUT /token/:namespace/:token/limit`: a POST only where there is none yet.
+/// `POST` and `PUT /token/:namespace/:token/limit`: a POST fails if there is one already.
 pub async fn put_limit(
     State(state): App,
     Path((namespace, token)): Path<(String, String)>,
@@ -200,7 +200,7 @@ pub async fn put_limit(
             Ok(reply::json(status, &LimitReply { limiter: limit }))
         }
         Err(LimitError::Exists) => {
-            // lmstfy's status, as recorded, although the fault is the client's.
+            // lmstfy's recorded status, although it is the client's error.
             let text = format!("throttler token({}) has already exists", key.token.reveal());
             Ok(reply::error(StatusCode::INTERNAL_SERVER_ERROR, &text))
         }
@@ -220,7 +220,7 @@ pub async fn remove_limit(
     Ok(reply::message(StatusCode::OK, "success"))
 }
 
-/// `GET /limits`: as the store has them now, so lmstfy's `force_update` changes nothing.
+/// `GET /limits`, always read from the store, so lmstfy's `force_update` has no effect.
 pub async fn list_limits(State(state): App) -> HandlerResult {
     let limits = state.throttle.list().await?;
     let limits: Vec<TokenLimit> = limits
@@ -238,8 +238,7 @@ async fn read_form(request: Request) -> Result<Bytes, ApiError> {
     read_body(request.into_body(), MAX_FORM, "body too large", None).await
 }
 
-/// The limit in the body, which can be stored. Any other body is refused before the names in the path are
-/// checked, as in lmstfy.
+/// A valid limit in the body. An invalid body is rejected before the names in the path are checked, as in lmstfy.
 pub struct ValidLimit(Limit);
 
 impl FromRequest<Arc<AppState>> for ValidLimit {
@@ -257,7 +256,7 @@ impl FromRequest<Arc<AppState>> for ValidLimit {
     }
 }
 
-/// lmstfy's answers to a limit that is not stored.
+/// Returns lmstfy's replies to limits that are not stored.
 fn refused(error: LimitError, limit: Limit) -> Response {
     let error: ApiError = match error {
         LimitError::Empty => return reply::json(StatusCode::BAD_REQUEST, &LimitReply { limiter: limit }),

@@ -127,7 +127,7 @@ struct Addresses {
     trusted: Arc<TrustedProxies>,
     /// Each connection holds a reference.
     connected: HashMap<IpAddr, Arc<()>>,
-    /// Number of addresses at which unused ones are removed.
+    /// Unused addresses are removed beyond this number.
     sweep_at: usize,
 }
 

@@ -88,7 +88,7 @@ impl SharedStream {
         match recv(&self.socket.stream, &mut piece[..most], RecvFlags::DONTWAIT) {
             Ok((_, read)) => {
                 if read > 0 {
-                    // There may be more, of which the runtime is not aware either.
+                    // There may be more that the runtime is not aware of.
                     self.socket.ask_kernel();
                 }
                 buf.put_slice(&piece[..read]);

@@ -39,22 +39,22 @@ pub async fn reading<T: Send + 'static>(len: usize, read: impl FnOnce() -> T + S
     if len <= LARGE { read() } else { beside_the_runtime(read).await }
 }
 
-/// The jobs of a bulk, each as its raw JSON text. As in lmstfy, texts in it need not be UTF-8.
+/// Returns the jobs of a bulk, each as its raw JSON text. As in lmstfy, its strings need not be UTF-8.
 pub fn split_bulk(body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
     if std::str::from_utf8(body).is_ok() {
         return split(body, body);
     }
-    // Bytes beyond ASCII mean nothing to the structure, and stand in texts only.
+    // Bytes beyond ASCII occur only within strings, and have no meaning for the structure.
     split(&body.iter().map(|byte| if byte.is_ascii() { *byte } else { b'?' }).collect::<Vec<u8>>(), body)
 }
 
-/// The jobs of a bulk, found in `text` and cut out of `body`, which is as long.
+/// Finds the jobs of a bulk in `text`, and cuts them out of `body`, which has the same length.
 fn split(text: &[u8], body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
     let jobs = elements(text)?;
     if jobs.iter().any(|job| job.get().len() > MAX_JOB) {
         return Err(TOO_LARGE);
     }
-    // Each is a part of `text`.
+    // Each is a slice of `text`.
     let begin = |job: &RawValue| job.get().as_ptr() as usize - text.as_ptr() as usize;
     Ok(jobs.iter().map(|job| body.slice(begin(job)..begin(job) + job.get().len())).collect())
 }
@@ -66,7 +66,7 @@ pub struct BatchJob {
     pub attributes: Option<Attributes>,
 }
 
-/// Parses a batch; `now` is by the store's clock. Errors name the element.
+/// Parses a batch; `now` is the store's time of day. Errors name the element.
 pub fn read_batch(body: &Bytes, now: Millis, defaults: &Defaults) -> Result<Vec<BatchJob>, ApiError> {
     let jobs = elements(body)?.into_iter().enumerate();
     let jobs: Vec<BatchJob> = jobs
@@ -173,7 +173,7 @@ mod tests {
 
     use super::*;
 
-    /// Guards against a bulk that is cut in other places than it was parsed.
+    /// Guards against a bulk that is cut at other positions than it was parsed.
     #[test]
     fn a_bulk_need_not_be_utf_8() {
         let split = |body: &'static [u8]| split_bulk(&Bytes::from_static(body));

@@ -24,8 +24,8 @@ const ROOM_LEAST: usize = 64 * 1024;
 const ROOM_WINDOW: Duration = Duration::from_secs(10);
 const BODY_STALLED: ApiError = ApiError::Refused(StatusCode::REQUEST_TIMEOUT, "the body stopped coming");
 
-/// Reads a whole body of at most `most` bytes, reserving body memory in `room` for what has arrived. Fails with 413 if
-/// it is larger (the middleware discards the rest), 408 if it stalls, trickles, or takes longer than [`BODY_TIME`], 400
+/// Reads a whole body of at most `most` bytes, reserving body memory in `room` as bytes arrive. Fails with 413 if it
+/// is larger (the middleware discards the rest), 408 if it stalls, trickles, or takes longer than [`BODY_TIME`], 400
 /// if it is aborted, and 503 without body memory.
 pub async fn read_body(
     mut body: Body,

@@ -222,7 +222,7 @@ fn without_dot(host: &str) -> &str {
     host.strip_suffix('.').unwrap_or(host)
 }
 
-/// Parses a host that is an IP address. Browsers normalize other notations to this one.
+/// Parses a host that is an IP address. Browsers normalize other notations to these.
 fn address(host: &str) -> Option<IpAddr> {
     match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(host) => host.parse::<Ipv6Addr>().ok().map(|ip| IpAddr::V6(ip).to_canonical()),

@@ -53,8 +53,8 @@ pub struct Life {
     pub tries: NonZeroU16,
 }
 
-/// Time for which a job of lmstfy's routes lives after it is due, if its ttl equals its delay. lmstfy delivers such a job,
-/// because its pump runs up to a second early.
+/// Time for which a job of lmstfy's routes stays alive after it is due, if its ttl equals its delay. lmstfy delivers
+/// such a job, because its pump runs up to a second early.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// `delay`, `ttl`, `tries` of lmstfy's routes, checked in lmstfy's order.

@@ -44,7 +44,7 @@ pub struct Peer {
 pub struct ClientIp(pub IpAddr);
 
 impl Peer {
-    /// Returns whether it is gone, by one system call.
+    /// Whether the client is gone. One system call.
     pub fn is_gone(&self) -> bool {
         const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
         let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
@@ -53,8 +53,8 @@ impl Peer {
         poll(&mut sockets, Some(&NOW)).is_ok() && sockets[0].revents().intersects(gone)
     }
 
-    /// Waits until it is gone. hyper could detect this too, but would keep an 8 KiB read buffer for every parked poll
-    /// and read the next requests. Makes no system calls.
+    /// Waits until the client is gone. hyper could detect this too, but would keep an 8 KiB read buffer for every
+    /// parked poll and read the next requests. Makes no system calls.
     pub async fn gone(&self) {
         let stream = &self.socket.stream;
         while let Ok(ready) = stream.ready(Interest::READABLE).await

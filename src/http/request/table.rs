@@ -16,11 +16,11 @@ pub struct Row<S> {
     pub pattern: &'static str,
     methods: Vec<On<S>>,
     others: Others,
-    /// Methods that another row of this pattern answers.
+    /// Methods that another row with this pattern handles.
     elsewhere: &'static [&'static str],
 }
 
-/// Adds a handler to those of a pattern.
+/// Adds a handler to a pattern's others.
 type Add<S> = Box<dyn FnOnce(MethodRouter<S>) -> MethodRouter<S>>;
 
 /// A method with its handler; `None` if the fast path answers it.
@@ -92,7 +92,7 @@ impl<S: Clone + Send + Sync + 'static> Shared for S {}
 /// Builds the router of a table.
 pub fn router<S: Shared>(table: Vec<Row<S>>) -> Router<S> {
     table.into_iter().fold(Router::new(), |router, row| {
-        // axum knows neither the methods of the fast path nor that a HEAD is refused.
+        // axum knows neither the methods of the fast path nor that HEAD is rejected.
         let allowed = HeaderValue::from_str(&row.allowed()).expect("names of methods are ASCII");
         let refuse = move || async move {
             let mut response = reply::not_found().await;
@@ -111,19 +111,19 @@ pub fn router<S: Shared>(table: Vec<Row<S>>) -> Router<S> {
 }
 
 impl<S> Row<S> {
-    /// Another row of this pattern answers these methods.
+    /// Names the methods that another row with this pattern handles.
     pub fn beside(self, elsewhere: &'static [&'static str]) -> Row<S> {
         Row { elsewhere, ..self }
     }
 
-    /// The value of `Allow`.
+    /// Returns the value of `Allow`.
     fn allowed(&self) -> String {
         let methods = self.methods().map(|(method, _)| method).chain(self.elsewhere.iter().copied());
         let methods: BTreeSet<&str> = methods.collect();
         methods.into_iter().collect::<Vec<_>>().join(", ")
     }
 
-    /// The methods that it answers, and whether the fast path does.
+    /// Returns the methods that it handles, and whether the fast path does.
     pub fn methods(&self) -> impl Iterator<Item = (&'static str, bool)> {
         let gets = self.methods.iter().any(|on| on.method == "GET");
         let head = gets && matches!(self.others, Others::NotFoundButHead);

@@ -1,4 +1,4 @@
-//! What must hold for a change: `If-Match` and `If-None-Match`, by the revisions that answers carry as their `ETag`.
+//! Conditions of a change: `If-Match` and `If-None-Match`, with the revisions that replies carry as `ETag`.
 
 use axum::http::HeaderMap;
 use axum::http::header::{HeaderName, IF_MATCH, IF_NONE_MATCH};
@@ -7,11 +7,11 @@ use crate::http::answer::error::ApiError;
 use crate::schedule::{Refusal, quoted};
 use crate::scheduler::{Condition, Matches};
 
-/// As refusals call them.
+/// Names in error messages.
 const MATCH: &str = "If-Match";
 const NONE_MATCH: &str = "If-None-Match";
 
-/// What the headers say.
+/// Parses the headers.
 pub fn of(headers: &HeaderMap) -> Result<Condition, ApiError> {
     let matches = all(headers, IF_MATCH, MATCH)?.map(|text| tags(&text)).transpose()?;
     let is_new = match all(headers, IF_NONE_MATCH, NONE_MATCH)?.as_deref() {
@@ -22,7 +22,7 @@ pub fn of(headers: &HeaderMap) -> Result<Condition, ApiError> {
     Ok(Condition { matches, revision: None, is_new })
 }
 
-/// The values of a header, as one list.
+/// Returns the values of a header, joined to one list.
 fn all(headers: &HeaderMap, name: HeaderName, field: &str) -> Result<Option<String>, ApiError> {
     let texts: Result<Vec<&str>, _> = headers.get_all(&name).iter().map(|value| value.to_str()).collect();
     let texts = texts.map_err(|_| wrong(field, "bytes", "text"))?;
@@ -34,7 +34,7 @@ fn wrong(field: &str, given: &str, instead: &str) -> ApiError {
     Refusal::of(field, error).into()
 }
 
-/// `*`, or tags in quotes. What is no number is the tag of no revision, and neither is a weak one.
+/// Parses `*`, or quoted tags. A tag that is not a number matches no revision, and neither does a weak tag.
 fn tags(text: &str) -> Result<Matches, ApiError> {
     if text == "*" {
         return Ok(Matches::Any);

@@ -1,4 +1,4 @@
-//! The schedules of a namespace, by name.
+//! The list of a namespace's schedules, by name.
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -15,9 +15,9 @@ use crate::http::state::{App, MAX_ANSWER};
 use crate::name::ScheduleName;
 use crate::schedule::MAX_SETTING;
 
-/// How many schedules one request looks at, when most are left out.
+/// Maximum schedules examined by one request whose filter excludes most.
 const MOST_LOOKED_AT: usize = 1000;
-/// What a schedule takes of an answer beside its body, in bytes: attributes and the last occurrence.
+/// Bytes that a schedule takes in a reply besides its body: attributes and the last occurrence.
 const BESIDE: usize = 16 << 10;
 
 /// `GET /api/:namespace/_schedules?limit&cursor&prefix&queue&state&data`
@@ -58,7 +58,7 @@ pub async fn list(
                 bytes += BESIDE + one.get("text").or(one.get("data")).map_or(0, length);
                 found.push(one.into());
             }
-            // There is always room for one more.
+            // The first schedule always fits.
             if bodies && bytes + MAX_SETTING > MAX_ANSWER {
                 after = Some(of.name().clone());
                 break 'pages;
@@ -75,7 +75,7 @@ pub async fn list(
     Ok(reply::json_in(room, StatusCode::OK, &page))
 }
 
-/// How many bytes a body takes in an answer.
+/// Returns the length of a body as JSON.
 fn length(body: &Value) -> usize {
     let escaped = |byte: u8| if byte < 0x20 { 6 } else { 1 + usize::from(matches!(byte, b'"' | b'\\')) };
     body.as_str().map_or(0, |text| text.bytes().map(escaped).sum())

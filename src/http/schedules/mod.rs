@@ -1,5 +1,5 @@
-//! The handlers of schedules: what a request says goes to the pool's [`Scheduler`](crate::scheduler::Scheduler), and what
-//! it answers is shown. Of `http` it imports `answer`, `state`, `request`, and of `jobs` the counting of publishes.
+//! The handlers of schedules: they pass requests to the pool's [`Scheduler`](crate::scheduler::Scheduler), and show
+//! its results. Within `http`, they import `answer`, `state`, `request`, and from `jobs` the counting of publishes.
 
 mod condition;
 pub mod list;
@@ -21,7 +21,7 @@ use crate::http::state::AppState;
 use crate::schedule::Refusal;
 use crate::scheduler::NotChanged;
 
-/// All routes.
+/// Returns all routes of schedules.
 pub fn routes() -> Vec<Row<Arc<AppState>>> {
     vec![
         only("/api/{namespace}/_schedules", [get(list::list), put(set::set)]),

@@ -42,7 +42,7 @@ pub async fn put(State(state): App, auth: AuthorizedSchedule, request: Request) 
     let body = read_body(body, MAX_SETTING, TOO_LARGE, Some(&mut room)).await?;
     let scheduler = &auth.pool.scheduler;
     let given = {
-        // Many times as large as its text, and so not kept while the store is waited for.
+        // The JSON takes many times the memory of its text, so it is dropped before the call to the store.
         let json: Value = serde_json::from_slice(&body).map_err(|error| not_json(&error))?;
         Given::parse(&auth.id.name, &json, &scheduler.zones, &job_defaults(&state.defaults))?
     };
@@ -60,7 +60,7 @@ pub async fn put(State(state): App, auth: AuthorizedSchedule, request: Request) 
     Ok(show::tagged(status, schedule.version.revision, &shown))
 }
 
-/// What a change has done.
+/// Returns the word for a change.
 fn word(what: Changed) -> &'static str {
     match what {
         Changed::Created => "created",
@@ -69,13 +69,13 @@ fn word(what: Changed) -> &'static str {
     }
 }
 
-/// 400 for a body that is no JSON.
+/// 400 for a body that is not JSON.
 pub fn not_json(error: &serde_json::Error) -> ApiError {
     let error = format!("the body should be a JSON object: {error}");
     Refusal { error, field: None, part: None }.into()
 }
 
-/// What jobs get that nothing is said of.
+/// Returns the defaults of a schedule's jobs.
 pub fn job_defaults(defaults: &Defaults) -> JobDefaults {
     let ttl = (defaults.ttl > 0).then(|| std::time::Duration::from_secs(defaults.ttl.into()));
     JobDefaults { tries: defaults.tries.try_into().unwrap_or(std::num::NonZeroU16::MIN), ttl }

@@ -1,4 +1,4 @@
-//! What an expression or an interval would mean. Nothing is stored.
+//! Preview of a cron expression or an interval. Stores nothing.
 
 use axum::extract::RawQuery;
 use axum::http::StatusCode;

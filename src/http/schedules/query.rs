@@ -1,5 +1,5 @@
-//! The parameters and headers of schedules' requests. Each mistake is named by its parameter, quotes what was given and says
-//! what would do.
+//! Parameters and headers of schedule requests. Each error names the parameter, quotes its value and says which
+//! values are valid.
 
 use axum::http::StatusCode;
 
@@ -15,7 +15,7 @@ fn wrong(field: &str, given: &str, instead: &str) -> Refusal {
     Refusal::of(field, format!("{field} cannot be {}: write {instead}", quoted(given)))
 }
 
-/// What is said of a bad request elsewhere, as a parameter's or a header's.
+/// Turns a bad request from elsewhere into an error of `field`, a parameter or header.
 pub fn named(field: &'static str) -> impl Fn(ApiError) -> ApiError {
     move |error| match error {
         ApiError::Refused(StatusCode::BAD_REQUEST, said) => Refusal::of(field, said).into(),
@@ -23,7 +23,7 @@ pub fn named(field: &'static str) -> impl Fn(ApiError) -> ApiError {
     }
 }
 
-/// `1` or `0`, which it is by default.
+/// Parses `1` or `0`; 0 by default.
 pub fn flag(query: Query<'_>, field: &'static str) -> Result<bool, Refusal> {
     match query.get(field).as_deref() {
         None | Some("0") => Ok(false),
@@ -32,7 +32,7 @@ pub fn flag(query: Query<'_>, field: &'static str) -> Result<bool, Refusal> {
     }
 }
 
-/// `limit` and `cursor`.
+/// Parses `limit` and `cursor`.
 pub fn page(query: Query<'_>) -> Result<(usize, Option<Cursor>), ApiError> {
     if let Some(given) = query.get("limit")
         && !time::digits(&given).is_some_and(|limit| (1..=MAX_LISTED).contains(&limit))
@@ -42,7 +42,7 @@ pub fn page(query: Query<'_>) -> Result<(usize, Option<Cursor>), ApiError> {
     params::page(query, MAX_LISTED).map_err(|_| wrong_cursor(query))
 }
 
-/// What is no cursor of this list.
+/// 400 for a cursor that is not of this list.
 pub fn wrong_cursor(query: Query<'_>) -> ApiError {
     let given = query.get("cursor").unwrap_or_default();
     wrong("cursor", &given, "the one of the page before, or leave it out").into()
@@ -54,14 +54,14 @@ pub fn queue(query: Query<'_>) -> Result<Option<QueueName>, Refusal> {
     queue.map(Some).map_err(|_| wrong("queue", &given, "1 to 255 of letters, digits, - and _, not _ first"))
 }
 
-/// A state that answers show.
+/// Parses a state that replies can show.
 pub fn state(query: Query<'_>) -> Result<Option<ScheduleState>, Refusal> {
     let Some(given) = query.get("state") else { return Ok(None) };
     let state = ScheduleState::parse(&given).filter(|state| *state != ScheduleState::Moved);
     state.map(Some).ok_or_else(|| wrong("state", &given, "one of on, paused, ended, broken"))
 }
 
-/// A time that is not 0, in seconds.
+/// Parses a time in seconds that is not 0.
 pub fn duration(query: Query<'_>, field: &'static str) -> Result<Option<Millis>, Refusal> {
     let Some(given) = query.get(field) else { return Ok(None) };
     let time = time::duration(&given).map(|time| time.as_millis() as Millis).filter(|time| *time > 0);

@@ -1,4 +1,4 @@
-//! A job that somebody asks for, beside those that are due.
+//! Runs a schedule once on request, in addition to its occurrences.
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode};

@@ -1,4 +1,4 @@
-//! The whole set of a namespace's schedules, or of those with a prefix: all are checked, then each is one step.
+//! Replaces all schedules of a namespace, or of a prefix: checks all, then changes each in one step.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
@@ -28,10 +28,10 @@ use crate::name::{Namespace, ScheduleName};
 use crate::schedule::{Given, JobDefaults, MAX_SETTING, Refusal, Zones, quoted, shorten};
 use crate::scheduler::{Changed, Condition, NotChanged, Run, Scheduler};
 
-/// The largest set.
+/// Maximum size of a set.
 const MAX_SET: usize = 16 << 20;
 const MOST: usize = 10_000;
-/// How many are changed at the same time.
+/// Maximum concurrent changes.
 const AT_A_TIME: usize = 64;
 const TOO_LARGE: &str = "the set is too large";
 
@@ -57,7 +57,7 @@ pub async fn set(State(state): App, auth: AuthorizedSet, request: Request) -> Ha
     let (zones, defaults, of) = (scheduler.zones.clone(), job_defaults(&state.defaults), prefix.clone());
     let all = reading(body.len(), move || read_set(&body, &of, &zones, &defaults)).await?;
 
-    // Nothing changes before all conditions hold, and there is room for what is new.
+    // Checks all conditions, and the space for new schedules, before any change.
     let there = scheduler.names(&auth.namespace).await?;
     let in_prefix = |name: &ScheduleName| name.as_str().starts_with(&prefix);
     let named: BTreeSet<&ScheduleName> = all.iter().map(|(name, _)| name).collect();
@@ -74,7 +74,7 @@ pub async fn set(State(state): App, auth: AuthorizedSet, request: Request) -> Ha
     }
     let mut done = Done { dry_run: dry, ..Done::default() };
     let of = (&**scheduler, &auth.namespace);
-    // What is removed makes room for what is new.
+    // Removed schedules make space for new ones.
     let removed_first = new as u64 > room;
     if removed_first {
         done.removed = remove(of, &goes, dry).await?;
@@ -91,7 +91,7 @@ pub async fn set(State(state): App, auth: AuthorizedSet, request: Request) -> Ha
     Ok(reply::json(StatusCode::OK, &done))
 }
 
-/// Whether each schedule that names a revision has it.
+/// Checks that each schedule with an expected revision has it.
 fn check_revisions(
     all: &[(ScheduleName, Given)],
     there: &BTreeMap<ScheduleName, u64>,
@@ -105,7 +105,8 @@ fn check_revisions(
     Ok(())
 }
 
-/// Sets some of a namespace's schedules, of which the first is at `from` in the set, and notes what became of each.
+/// Sets some of a namespace's schedules, and records the results in `done`. `from` is the index of the first in the
+/// set.
 async fn change(
     (scheduler, namespace): (&Scheduler, &Namespace),
     (from, some): (usize, &[(ScheduleName, Given)]),
@@ -129,7 +130,7 @@ async fn change(
     Ok(())
 }
 
-/// Deletes those of a namespace's schedules that are still there. Answers all that are gone.
+/// Deletes schedules of a namespace, ignoring missing ones. Returns the deleted names.
 async fn remove(
     (scheduler, namespace): (&Scheduler, &Namespace),
     goes: &[&ScheduleName],
@@ -146,11 +147,11 @@ async fn remove(
     Ok(removed)
 }
 
-/// A set as it came.
+/// A set as received.
 #[derive(Debug, Default)]
 struct Set<'a> {
     schedules: Option<&'a RawValue>,
-    /// The first field that a set does not have.
+    /// The first unknown field.
     unknown: Option<String>,
 }
 
@@ -172,7 +173,7 @@ impl<'de> Deserialize<'de> for Set<'de> {
                         continue;
                     }
                     fields.next_value::<IgnoredAny>()?;
-                    // What a list shows may be put back.
+                    // A list's reply may be sent back as a set.
                     if field != "cursor" {
                         set.unknown.get_or_insert(field);
                     }
@@ -184,7 +185,7 @@ impl<'de> Deserialize<'de> for Set<'de> {
     }
 }
 
-/// The schedules of a set, each checked.
+/// Parses and checks the schedules of a set.
 fn read_set(
     body: &[u8],
     prefix: &str,
@@ -213,7 +214,7 @@ fn read_set(
             ApiError::said(StatusCode::BAD_REQUEST, &body)
         };
         let whole = |error: String| refused(None, Refusal { error, field: None, part: None });
-        // One is read at a time: what JSON has many of takes many times the memory of its text.
+        // One at a time: parsed JSON of many elements takes many times the memory of its text.
         let len = given.get().len();
         if len > MAX_SETTING {
             return Err(whole(format!("the schedule is {len} bytes of JSON: at most {MAX_SETTING}")));
@@ -240,7 +241,7 @@ fn read_set(
     Ok(all)
 }
 
-/// Why one of the set was not changed.
+/// Returns the error of one schedule of the set.
 fn at(index: usize, name: &ScheduleName, why: NotChanged) -> ApiError {
     match why {
         NotChanged::Condition(revision) => ApiError::said(

@@ -1,4 +1,4 @@
-//! A schedule as JSON, the same in every answer.
+//! A schedule as JSON, the same in every reply.
 
 use axum::http::header::ETAG;
 use axum::http::{HeaderValue, StatusCode};
@@ -12,18 +12,18 @@ use crate::schedule::{Became, Entry, When};
 use crate::scheduler::{FoundSchedule, Schedule, Scheduler};
 use crate::time::Instant;
 
-/// How much of a schedule is shown.
+/// Which fields of a schedule to show.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown {
     pub body: bool,
-    /// Also attributes.
+    /// Include attributes.
     pub inside: bool,
-    /// How many instants to come.
+    /// Number of upcoming occurrences.
     pub next: usize,
     pub past: Past,
 }
 
-/// What is shown of the last occurrences.
+/// Which past occurrences to show.
 #[derive(Clone, Copy, Debug)]
 pub enum Past {
     None,
@@ -32,13 +32,13 @@ pub enum Past {
 }
 
 impl Shown {
-    /// As a GET shows one.
+    /// For GET.
     pub const WHOLE: Shown = Shown { body: true, inside: true, next: 5, past: Past::All };
-    /// As a PUT answers it.
+    /// For PUT.
     pub const SET: Shown = Shown { past: Past::None, ..Shown::WHOLE };
 }
 
-/// A schedule as it is `now`. Of one that cannot be read what can be told.
+/// Shows a schedule at `now`; of one that cannot be read, the fields that can.
 pub fn found(scheduler: &Scheduler, of: &FoundSchedule, now: Millis, shown: Shown) -> Map<String, Value> {
     let (stored, why) = match of {
         FoundSchedule::Whole(of) => return schedule(scheduler, of, now, shown),
@@ -54,7 +54,7 @@ pub fn found(scheduler: &Scheduler, of: &FoundSchedule, now: Millis, shown: Show
     if let Value::Object(all) = all { all } else { Map::new() }
 }
 
-/// A schedule as it is `now`.
+/// Shows a schedule at `now`.
 pub fn schedule(scheduler: &Scheduler, of: &Schedule, now: Millis, shown: Shown) -> Map<String, Value> {
     let (progress, history) = (&of.state.progress, &of.state.history);
     let when = of.when(&scheduler.zones);
@@ -92,7 +92,7 @@ pub fn schedule(scheduler: &Scheduler, of: &Schedule, now: Millis, shown: Shown)
     all
 }
 
-/// An instant, and what the clock of the zone shows then.
+/// Shows an instant, with the local time in the schedule's zone.
 pub fn instant(when: &When, due: Millis) -> Value {
     json!({ "due": Instant(due), "local": when.local(due) })
 }
@@ -114,7 +114,7 @@ fn occurrence(entry: &Entry) -> Value {
     shown
 }
 
-/// An answer with the revision of its schedule.
+/// Creates a reply with a schedule's revision as `ETag`.
 pub fn tagged(status: StatusCode, revision: u64, shown: &Map<String, Value>) -> Response {
     let mut response = reply::json(status, shown);
     if let Ok(tag) = HeaderValue::from_str(&format!("\"{revision}\"")) {

@@ -1,4 +1,4 @@
-//! What the configuration says of this server, for whoever looks at it: no secrets.
+//! Configuration of this server for display: no secrets.
 
 use std::collections::BTreeMap;
 
@@ -6,25 +6,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::name::PoolName;
 
-/// What is told of a server.
+/// Displayed configuration of a server.
 #[derive(Clone, Debug, Default)]
 pub struct About {
     pub config_file: Option<String>,
-    /// The address of the admin port as people type it, without a slash at its end.
+    /// URL of the admin port as users enter it, without a trailing slash.
     pub admin_url: Option<String>,
-    /// Whether there are pages.
+    /// Whether the dashboard is enabled.
     pub dashboard: bool,
-    /// Whether the public port and this one speak TLS.
+    /// Whether the public port and the admin port use TLS.
     pub api_tls: bool,
     pub admin_tls: bool,
-    /// In which the pages show times.
+    /// Default time zone of the pages.
     pub zone: String,
     pub pools: BTreeMap<PoolName, AboutPool>,
-    /// Connections of the public port, waiting polls, and bytes of bodies: what there may be at most.
+    /// Limits of the server.
     pub most: Most,
 }
 
-/// What may be at most.
+/// Limits on connections of the public port, waiting polls, and bytes of bodies.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Most {
     pub connections: usize,
@@ -32,14 +32,14 @@ pub struct Most {
     pub body_bytes: usize,
 }
 
-/// What is told of a pool.
+/// Displayed configuration of a pool.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct AboutPool {
     /// `disk`, `redis`, `sentinels` or `cluster`.
     pub kind: String,
     /// A directory, or hosts and ports.
     pub address: String,
-    /// Bytes below which a disk pool refuses publishes.
+    /// Free disk space in bytes below which a disk pool refuses publishes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_free_disk: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! What operators changed lately, over this server: for whoever asks who did it. The log has all of it.
+//! The latest changes by operators on this server, with their authors. The log has all of them.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::clock::{Millis, system_now};
 
-/// How many changes are remembered.
+/// Number of changes kept.
 const REMEMBERED: usize = 200;
 
 /// One change.
@@ -21,12 +21,12 @@ pub struct OperatorChange {
     pub of: String,
 }
 
-/// The last changes.
+/// The latest changes.
 #[derive(Debug, Default)]
 pub struct Changes(Mutex<VecDeque<OperatorChange>>);
 
 impl Changes {
-    /// Something was changed now.
+    /// Records a change at this moment.
     pub fn add(&self, by: &str, action: &str, pool: &str, of: &str) {
         let [by, action, pool, of] = [by, action, pool, of].map(str::to_owned);
         let mut all = self.0.lock();
@@ -34,7 +34,7 @@ impl Changes {
         all.truncate(REMEMBERED);
     }
 
-    /// All that are remembered, the newest first.
+    /// Returns the recorded changes, newest first.
     pub fn list(&self) -> Vec<OperatorChange> {
         self.0.lock().iter().cloned().collect()
     }

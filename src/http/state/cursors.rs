@@ -1,8 +1,7 @@
-//! Cursors as clients see them: sealed, and good for one list. What is in a store's cursor is a place, among the timers
-//! of all namespaces too. Who could read it or make one up would learn when others' jobs are due.
+//! Cursors for clients: encrypted, and valid for one list. A store's cursor is a position, which may be among the
+//! timers of all namespaces. A client that could read or forge cursors would learn when others' jobs are due.
 //!
-//! The key is the secret that the servers share: a list goes on at another server, and after a
-//! restart.
+//! The key is the secret that the servers share, so a list can be continued on another server and after a restart.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,13 +18,13 @@ use crate::http::answer::error::ApiError;
 use crate::random;
 use crate::settings::{self, SettingsStore};
 
-/// What is sealed is filled up to a multiple of so many bytes: its length says nothing of a place among timers.
+/// Plaintext is padded to a multiple of this many bytes, so that its length reveals nothing.
 const BLOCK: usize = 128;
 const KEY: usize = 32;
-/// A cursor that does not open has the key asked for anew, if it was not a moment ago.
+/// If a cursor cannot be decrypted and the key is older than this, the key is read again.
 const KEY_TRUSTED: Duration = Duration::from_secs(1);
 
-/// Seals cursors, and opens them.
+/// Encrypts and decrypts cursors.
 #[derive(Debug)]
 pub struct Cursors {
     store: Arc<dyn SettingsStore>,
@@ -33,12 +32,12 @@ pub struct Cursors {
 }
 
 impl Cursors {
-    /// By the secret of this store.
+    /// Uses the secret in this store.
     pub fn new(store: Arc<dyn SettingsStore>) -> Cursors {
         Cursors { store, key: Mutex::default() }
     }
 
-    /// The key, which was asked for `within` this time.
+    /// Returns the key, read at most `within` ago.
     async fn key(&self, within: Duration) -> Result<Arc<LessSafeKey>> {
         if let Some((key, asked)) = &*self.key.lock()
             && asked.elapsed() <= within
@@ -53,7 +52,7 @@ impl Cursors {
         Ok(key)
     }
 
-    /// A cursor of this list, as text.
+    /// Encrypts a cursor of this list, as text.
     pub async fn seal(&self, list: &str, cursor: Option<Cursor>) -> Result<Option<String>> {
         let Some(Cursor(cursor)) = cursor else { return Ok(None) };
         let key = self.key(Duration::MAX).await?;
@@ -66,7 +65,7 @@ impl Cursors {
         Ok(Some(URL_SAFE_NO_PAD.encode(bytes)))
     }
 
-    /// What was sealed for this list.
+    /// Decrypts a cursor of this list.
     pub async fn open(&self, list: &str, text: Option<Cursor>) -> Result<Option<Cursor>, ApiError> {
         let Some(Cursor(text)) = text else { return Ok(None) };
         let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| ApiError::BAD_CURSOR)?;

@@ -1,4 +1,5 @@
-//! Counts of what falls due when: one at a time of each pool, for whoever asks the same meanwhile and for a while after.
+//! Cached counts of due times. Per pool one count runs at a time; its result also serves concurrent and later
+//! requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +13,19 @@ use crate::engine::delays::{DelayCount, Delays};
 use crate::error::{Error, Result};
 use crate::process::tasks::Tasks;
 
-/// How long a count is shown to others.
+/// How long a count serves other requests.
 const SHOWN: Duration = Duration::from_secs(10);
-/// How long a page shows it that has no newer one.
+/// How long a count is kept for pages that have no newer one.
 const REMEMBERED: Duration = Duration::from_secs(3600);
-/// How many different counts are kept meanwhile.
+/// Maximum number of counts kept.
 const KEPT: usize = 16;
-/// How many may wait for their turn.
+/// Maximum number of requests that wait for their turn.
 const MAX_WAITING: usize = 64;
 
-/// The counts of one pool.
+/// Counts of one pool.
 #[derive(Debug)]
 pub struct DelayCounts {
-    /// Held by the count that is under way, also when who asked has left.
+    /// Held by the running count, also after its client has disconnected.
     turn: Arc<Semaphore>,
     waiting: Semaphore,
     done: Arc<Mutex<Vec<Done>>>,
@@ -45,7 +46,7 @@ impl Default for DelayCounts {
 }
 
 impl DelayCounts {
-    /// What was counted a moment ago, or what is counted now.
+    /// Returns a recent count, or counts now.
     pub async fn count(
         &self,
         engine: &Arc<dyn Engine>,
@@ -53,7 +54,7 @@ impl DelayCounts {
         tasks: &Tasks,
     ) -> Result<Arc<Delays>> {
         let _waits = self.waiting.try_acquire().map_err(|_| Error::Overloaded)?;
-        // Nobody closes it.
+        // It is never closed.
         let turn = self.turn.clone().acquire_owned().await.map_err(|_| Error::Closed)?;
         if let Some(delays) = self.counted_within(SHOWN, &count) {
             return Ok(delays);
@@ -71,7 +72,7 @@ impl DelayCounts {
         counted.await.map_err(Error::away)?
     }
 
-    /// What was counted last, within the hour.
+    /// Returns the last count, at most an hour old.
     pub fn last(&self, count: &DelayCount) -> Option<Arc<Delays>> {
         self.counted_within(REMEMBERED, count)
     }

@@ -1,5 +1,5 @@
-//! How often an address may fail to log in, and how often the log says that it did. Guesses at a password are slowed to
-//! one a second for each address, in bounded memory. Knows no password.
+//! Limits failed logins per address, and how often the log reports them. Password guesses are slowed to one per
+//! second and address, in bounded memory. Knows no password.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -8,31 +8,31 @@ use ahash::HashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How many attempts may fail in a row. An operator's scripts with an old password should not lock out at once.
+/// Failed attempts in a row that are allowed. A script with an old password should not be locked out at once.
 pub const BURST: u32 = 100;
-/// After that an attempt may fail once in this time.
+/// Beyond that, one failed attempt is allowed per this time.
 pub const PACE: Duration = Duration::from_secs(1);
-/// How many addresses are told apart. Further ones share one allowance, and one line of the log.
+/// Maximum number of addresses tracked individually. Further addresses share one allowance, and one log line.
 const MOST_ADDRESSES: usize = 10_000;
-/// The log has one line of an address in this time.
+/// The log has at most one line per address and this time.
 const TELL: Duration = Duration::from_secs(60);
 
-/// Who has failed to log in lately.
+/// Addresses with recent failed logins.
 #[derive(Debug, Default)]
 pub struct FailedLogins {
-    /// When each has its whole allowance again, if it fails no more.
+    /// When each address regains its whole allowance if no attempt fails.
     allowances: Mutex<Table<()>>,
-    /// From when on the next failure of each is told, and how many were not. Apart, because it is kept for longer: it
-    /// should not keep an address from having its own allowance.
+    /// When the next failure of each address is logged, and the number of failures not logged yet. A separate table,
+    /// because its rows are kept longer, and must not take places for allowances.
     told: Mutex<Table<u64>>,
 }
 
-/// What is known of each address until an instant.
+/// A row per address, each valid until an instant.
 #[derive(Debug, Default)]
 struct Table<T> {
-    /// `None` is all that found no room.
+    /// `None` is the shared row of addresses beyond the maximum.
     rows: HashMap<Option<IpAddr>, (Instant, T)>,
-    /// Rows are looked through once in [`PACE`], not for each attempt.
+    /// Expired rows are removed once per [`PACE`], not for each attempt.
     sweep_at: Option<Instant>,
 }
 
@@ -41,7 +41,7 @@ impl<T: Default> Table<T> {
         Some(network(address)).filter(|_| self.rows.contains_key(&Some(network(address))))
     }
 
-    /// The address's row, or a new one that is over `now`.
+    /// Returns the row of an address, or a new one that expires `now`.
     fn row(&mut self, address: IpAddr, now: Instant) -> &mut (Instant, T) {
         let mut key = self.key(address);
         if key.is_none() && self.rows.len() >= MOST_ADDRESSES && self.sweep_at.is_none_or(|at| at <= now) {
@@ -56,7 +56,7 @@ impl<T: Default> Table<T> {
 }
 
 impl FailedLogins {
-    /// Takes one attempt from the address's allowance. If there is none: how long until there is.
+    /// Takes one attempt from the address's allowance. If it is used up, returns how long to wait.
     pub fn begin(&self, address: IpAddr) -> Result<(), Duration> {
         let now = Instant::now();
         let mut allowances = self.allowances.lock();
@@ -70,18 +70,18 @@ impl FailedLogins {
         Ok(())
     }
 
-    /// The attempt did not fail: it takes nothing from the allowance.
+    /// Returns a successful attempt to the allowance.
     pub fn succeeded(&self, address: IpAddr) {
         let mut allowances = self.allowances.lock();
         let key = allowances.key(address);
         if let Some((whole_at, ())) = allowances.rows.get_mut(&key) {
-            // An address may have been forgotten meanwhile, and another begun in its place: never before now.
+            // The row may have been removed meanwhile, and a new row begun: never before now.
             *whole_at = whole_at.checked_sub(PACE).unwrap_or(*whole_at);
         }
     }
 
-    /// The attempt failed, or there was no allowance for it. Answers how many did since the log was told, if it is to be
-    /// told again.
+    /// Records a failed or rejected attempt. Returns the number of failures since the last log line, if another line
+    /// is due.
     pub fn failed(&self, address: IpAddr) -> Option<u64> {
         let now = Instant::now();
         let mut told = self.told.lock();
@@ -94,7 +94,7 @@ impl FailedLogins {
     }
 }
 
-/// What one client can choose freely counts as one: of an IPv6 address the last half.
+/// Returns the network of an address, which one client can choose freely within: of IPv6, the first 64 bits.
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & (u128::MAX << 64)).into(),
@@ -144,18 +144,18 @@ mod tests {
         assert_eq!(fail(1), Some(501), "how many there were since is told with the next");
         let all = 3..MOST_ADDRESSES as u32 + 100;
         let told = all.clone().filter(|n| fail(*n).is_some()).count();
-        // The first has its room yet, and those that found none share one line.
+        // The first still has its row, and all addresses beyond the maximum share one line.
         assert_eq!(told, MOST_ADDRESSES - 1 + 1, "a line for each address that found room, and one more");
         assert_eq!(all.filter(|n| fail(*n).is_some()).count(), 0, "nor do many addresses fill the log");
     }
 
-    /// Guards against a client with many addresses that keeps everybody else from logging in.
+    /// Guards against a client with many addresses that keeps all others from logging in.
     #[tokio::test(start_paused = true)]
     async fn an_address_that_failed_once_has_its_room_for_a_second() {
         let logins = FailedLogins::default();
         let (mut told, mut next) = (0, 0);
         for second in 0..180 {
-            // Two hundred addresses a second fail, each once.
+            // Two hundred addresses fail per second, each once.
             for _ in 0..200 {
                 next += 1;
                 assert!(logins.begin(address(next)).is_ok(), "in second {second}");

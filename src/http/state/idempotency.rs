@@ -1,5 +1,5 @@
-//! `Idempotency-Key`: a publish that is safe to repeat. The store knows what was done already, and replays it. Here is
-//! what the store cannot know: which requests are under way in this process, and whether two requests are equal.
+//! `Idempotency-Key`: makes a publish safe to repeat. The store replays completed requests. This module knows the
+//! rest: which requests are in flight in this process, and whether two requests are equal.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -17,25 +17,26 @@ use crate::name::{IdempotencyKey, PoolName, Queue};
 
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// Keys are apart per pool, namespace and queue.
+/// Keys are separate per pool, namespace and queue.
 type RequestKey = (PoolName, Queue, IdempotencyKey);
 
-/// The keys of the requests that are under way in this process. A connection has one request at a time, so there are no
-/// more of them than connections.
+/// Keys of the requests in flight in this process. A connection has one request at a time, so there are at most as
+/// many keys as connections.
 #[derive(Debug, Default)]
 pub struct KeysUnderWay(Mutex<HashSet<RequestKey>>);
 
-/// A request with a key. Until it is dropped, another one with this key is refused.
+/// A request with a key. Until it is dropped, other requests with this key are rejected.
 #[derive(Debug)]
 pub struct Repeatable {
     under_way: Arc<KeysUnderWay>,
     entry: RequestKey,
-    /// A hash of everything but the body.
+    /// Hash of everything except the body.
     head: u128,
 }
 
 impl KeysUnderWay {
-    /// The request's key, if it has one. 400 if it is none; 409 while another request with this key is under way.
+    /// Returns the request's key, if it has one. 400 if it is invalid; 409 while another request with this key is in
+    /// flight.
     pub fn begin(
         self: &Arc<Self>,
         pool: &PoolName,
@@ -54,12 +55,12 @@ impl KeysUnderWay {
 }
 
 impl Repeatable {
-    /// The request's key.
+    /// Returns the request's key.
     pub fn key(&self) -> &IdempotencyKey {
         &self.entry.2
     }
 
-    /// What the store needs to know a repetition.
+    /// Returns the key and fingerprint by which the store recognizes a repeat.
     pub fn once(&self, body: &[u8]) -> Once {
         let both = [self.head.to_be_bytes(), xxh3_128(body).to_be_bytes()].concat();
         Once { key: self.entry.2.clone(), fingerprint: xxh3_128(&both).to_be_bytes() }
@@ -72,12 +73,12 @@ impl Drop for Repeatable {
     }
 }
 
-/// What stays escaped in the value of a parameter that is hashed, and in its name.
+/// Characters that stay escaped in values and names of hashed parameters.
 const IN_VALUE: &AsciiSet = &CONTROLS.add(b'%').add(b'&').add(b'+');
 const IN_NAME: &AsciiSet = &IN_VALUE.add(b'=');
 
-/// A query without its token, in one form for all escapes. What has none is as it came: so the server's earlier versions
-/// hashed it, and what they did is remembered.
+/// Normalizes a query: removes the token, and unifies escapes. Parts without escapes are unchanged, because earlier
+/// versions of the server hashed them so, and their requests may be repeated.
 fn asked(query: &str) -> String {
     let parts = query.split('&').filter_map(|part| {
         let parsed = form_urlencoded::parse(part.as_bytes()).next();
@@ -85,7 +86,7 @@ fn asked(query: &str) -> String {
             let is_token = part == "token" || part.starts_with("token=");
             return (!is_token).then_some(Cow::Borrowed(part));
         };
-        // `at` is read so too: a plus in its offset from UTC may come without an escape.
+        // Parsing `at` accepts this too: the plus of its UTC offset may arrive unescaped.
         let value = if name == "at" { value.replace(' ', "+").into() } else { value };
         let equals = if part.contains('=') { "=" } else { "" };
         let escaped = || {
@@ -98,8 +99,8 @@ fn asked(query: &str) -> String {
     parts.collect::<Vec<_>>().join("&")
 }
 
-/// A hash of the method, the path and the query without the token, both in whatever escapes, and the `Job-Attr-`
-/// headers, in whatever order those come.
+/// Hashes the method, the path and the query without the token, independent of their escapes, and the `Job-Attr-`
+/// headers, independent of their order.
 fn hash_of_head(request: &Parts) -> u128 {
     let mut attributes: Vec<(&str, &[u8])> = request
         .headers
@@ -110,7 +111,7 @@ fn hash_of_head(request: &Parts) -> u128 {
     attributes.sort_unstable();
     let uri = &request.uri;
     let mut hash = Xxh3::new();
-    // Each part with its length before it, so that no part can pass for the end of another.
+    // Each part follows its length, so that no part can pass for the end of another.
     let mut part = |bytes: &[u8]| {
         hash.update(&(bytes.len() as u64).to_be_bytes());
         hash.update(bytes);
@@ -161,8 +162,8 @@ mod tests {
         assert!(under_way.0.lock().is_empty(), "a key was left behind");
     }
 
-    /// Guards against a repeat that is refused because its plus or its colon came in another escape, and against one
-    /// that is refused because an earlier version had done the first request.
+    /// Guards against a repeat that is rejected because its plus or colon is escaped differently, or because an
+    /// earlier version executed the first request.
     #[test]
     fn a_query_without_escapes_is_hashed_as_it_came_and_others_like_it() {
         for plain in

@@ -1,5 +1,5 @@
-//! What handlers share: the pools, who may use them, what is bounded, and what is under way. It decides nothing. Of
-//! `http` it imports `answer`.
+//! State shared by handlers: pools, authorization, limits, and requests in flight. It decides nothing. Within `http`,
+//! it imports `answer`.
 
 pub mod about;
 pub mod changes;
@@ -47,35 +47,36 @@ use crate::push::Push;
 use crate::sampler::Sampler;
 use crate::scheduler::Scheduler;
 
-/// The largest job, in bytes.
+/// Maximum size of a job in bytes.
 pub const MAX_JOB: usize = 1 << 20;
-/// The most bytes of jobs that an answer shows, unless its first job is larger. Of a consume the others go back.
+/// Maximum bytes of jobs in a reply, unless its first job is larger. Further jobs of a consume return to their
+/// queues.
 pub const MAX_ANSWER: usize = 8 << 20;
 
-/// How many searches for what is in jobs run at a time.
+/// Maximum concurrent searches for the contents of jobs.
 pub const MOST_SEARCHES: usize = 2;
 
-/// How a handler takes the state.
+/// Extractor of the state.
 pub type App = State<Arc<AppState>>;
 
-/// What requests need of a pool.
+/// State of one pool.
 #[derive(Debug)]
 pub struct PoolState {
     pub name: PoolName,
     pub engine: Arc<dyn Engine>,
     pub dispatcher: Arc<Dispatcher>,
-    /// Hears of requests that fail, and of those that work.
+    /// Receives failures and successes of requests.
     pub outage: Arc<Outage>,
-    /// What falls due when, as it was counted last.
+    /// Cached counts of due times.
     pub delays: DelayCounts,
     pub scheduler: Arc<Scheduler>,
-    /// Its figures, as they were read last.
+    /// The pool's samples.
     pub sampler: Arc<Sampler>,
-    /// Ids of the jobs published to this pool.
+    /// Ids of jobs published to this pool.
     pub ids: Arc<JobIds>,
 }
 
-/// What publish and consume take for parameters that are not given.
+/// Defaults of parameters of publish and consume.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
     /// Seconds; 0 is forever.
@@ -97,12 +98,12 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Ready until `failure` is reported, or the server is told to stop.
+    /// Ready until `failure` is reported, or the server stops.
     pub fn new(failure: Failure) -> Readiness {
         Readiness { draining: AtomicBool::new(false), failure }
     }
 
-    /// The server stops: load balancers should send no more.
+    /// The server is stopping: load balancers should send no more.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::SeqCst);
     }
@@ -111,13 +112,13 @@ impl Readiness {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// What has failed for good, if anything has.
+    /// Returns the permanent failure, if there is one.
     pub fn failure(&self) -> Option<&str> {
         self.failure.reason()
     }
 }
 
-/// A pool that copies itself, and its turn.
+/// A pool that can be backed up, and its turn.
 pub type Backups = (Arc<dyn Backup>, Arc<tokio::sync::Mutex<()>>);
 
 #[derive(Debug)]
@@ -131,55 +132,55 @@ pub struct AppState {
     pub quotas: Arc<QuotaManager>,
     pub defaults: Defaults,
     pub metrics: Arc<Metrics>,
-    /// What took how long, for pages.
+    /// Durations of operations, for pages.
     pub times: KeptTimes,
-    /// What the configuration says of this server.
+    /// Displayed configuration of this server.
     pub about: About,
     /// The servers of the fleet.
     pub fleet: Arc<Fleet>,
-    /// Actions on all jobs of a queue.
+    /// Bulk actions.
     pub bulk: Arc<Bulk>,
-    /// What operators changed lately.
+    /// Latest changes by operators.
     pub changes: Arc<Changes>,
-    /// Turns of searches for what is in jobs.
+    /// Slots for searches in the contents of jobs.
     pub searches: Semaphore,
-    /// The time that samples go by. What is shown of it is told as [`shown`](AppState::shown) says.
+    /// The clock of samples. Its times are displayed through [`shown`](AppState::shown).
     pub began: Began,
-    /// What queues did lately.
+    /// Recent history of queues.
     pub history: Arc<history::History>,
-    /// What operators call this server: its machine, and its public port.
+    /// Name of this server for operators: its machine, and its public port.
     pub server: String,
-    /// How many polls are parked, over all pools.
+    /// Number of parked polls, over all pools.
     pub parked: Arc<ParkedPolls>,
-    /// The tokens that they wait with.
+    /// Tokens of the parked polls.
     pub parked_tokens: Arc<ParkedTokens>,
     pub readiness: Readiness,
-    /// Held while a scrape sets the sizes and writes them out, so that two scrapes do not mix.
+    /// Held while a scrape sets and writes the sizes, so that two scrapes do not mix.
     pub scrape: Arc<tokio::sync::Mutex<()>>,
     /// `-sv`: every token is accepted.
     pub skip_verification: bool,
-    /// Users and passwords for the guarded routes of the admin port. Empty: everybody may use them.
+    /// Users and passwords for the guarded routes of the admin port. If empty, no account is required.
     pub accounts: BTreeMap<String, Secret>,
-    /// The same of those who may only look.
+    /// Accounts that may only read.
     pub read_only_accounts: BTreeMap<String, Secret>,
-    /// Who sees what is in jobs, on the admin port.
+    /// Which roles see bodies on the admin port.
     pub show_bodies: ShowBodies,
-    /// Bounds the memory that large bodies take together.
+    /// Bounds the total memory of large bodies.
     pub body_room: BodyRoom,
-    /// The publishes with an idempotency key that are under way.
+    /// Publishes with an idempotency key that are in flight.
     pub under_way: Arc<KeysUnderWay>,
-    /// The pools that copy themselves, each with its turn: one backup at a time.
+    /// Pools that can be backed up, each with its turn: one backup at a time.
     pub backups: BTreeMap<PoolName, Backups>,
-    /// Those of the pools that are in a cluster.
+    /// Nodes of the pools in a cluster.
     pub nodes: BTreeMap<PoolName, Arc<dyn Nodes>>,
-    /// Who has tried wrong passwords lately.
+    /// Addresses with recent failed logins.
     pub failed_logins: FailedLogins,
     pub access_log: AtomicBool,
-    /// Who is believed who sent a request.
+    /// Proxies trusted to set X-Forwarded-For.
     pub trusted_proxies: Arc<TrustedProxies>,
-    /// How many requests are under way, parked polls included.
+    /// Number of requests in flight, parked polls included.
     pub requests: AtomicUsize,
-    /// Where handlers start tasks that outlive their request.
+    /// Runs tasks that outlive their request.
     pub tasks: Tasks,
 }
 
@@ -189,7 +190,7 @@ impl AppState {
         system_now()
     }
 
-    /// When that was which was seen at this time of [`began`](AppState::began).
+    /// Converts a time of [`began`](AppState::began) to the time of day.
     pub fn shown(&self, time: Millis) -> Millis {
         self.began.of_day(time, self.now())
     }

@@ -1,5 +1,5 @@
-//! The tokens of the polls that are parked. A poll may wait for hours, so its token is checked again while it
-//! waits: once a second for each token, however many polls wait with it.
+//! Tokens of parked polls. A poll may wait for hours, so its token is checked again meanwhile: once a second per
+//! token, however many polls use it.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -15,33 +15,33 @@ use crate::process::tasks::Tasks;
 
 /// How often each token is checked.
 const EVERY: Duration = Duration::from_secs(1);
-/// How many tokens are checked at the same time.
+/// Number of tokens checked concurrently.
 const AT_ONCE: usize = 64;
 
-/// The tokens that polls wait with.
+/// Tokens of parked polls.
 #[derive(Debug, Default)]
 pub struct ParkedTokens {
     /// An entry whose polls have all ended is removed before the next check.
     entries: Mutex<HashMap<TokenKey, Weak<ParkedToken>>>,
 }
 
-/// A token that polls wait with. Each of them holds it.
+/// A token of parked polls. Each of them holds a reference.
 #[derive(Debug)]
 pub struct ParkedToken {
     key: TokenKey,
-    /// Notified after each check that the token did not pass. A poll that comes later has passed a check of its own.
+    /// Notified after each check that the token fails. Polls that arrive later have passed their own check.
     revoked: Notify,
 }
 
 impl ParkedToken {
-    /// Returns when the token opens its namespace no more.
+    /// Completes when the token is no longer valid for its namespace.
     pub async fn revoked(&self) {
         self.revoked.notified().await;
     }
 }
 
 impl ParkedTokens {
-    /// A poll with this token waits, until it drops the answer.
+    /// Registers a poll with this token until the result is dropped.
     pub fn enter(&self, key: &TokenKey) -> Arc<ParkedToken> {
         let mut entries = self.entries.lock();
         if let Some(parked) = entries.get(key).and_then(Weak::upgrade) {
@@ -52,7 +52,7 @@ impl ParkedTokens {
         parked
     }
 
-    /// Those that polls wait with now.
+    /// Returns the tokens of the polls that are parked now.
     fn parked(&self) -> Vec<Arc<ParkedToken>> {
         let mut parked = Vec::new();
         self.entries.lock().retain(|_, entry| {
@@ -75,14 +75,14 @@ pub async fn keep_checked(parked_tokens: Arc<ParkedTokens>, tokens: Arc<TokenMan
             let check = |parked: &Arc<ParkedToken>| {
                 let (tokens, parked) = (tokens.clone(), parked.clone());
                 tasks.spawn(async move {
-                    // An error says nothing about the token. It was reported, and the next second asks again.
+                    // An error says nothing about the token. It was reported, and the next second checks again.
                     if let Ok(false) = tokens.check(&parked.key).await {
                         parked.revoked.notify_waiters();
                     }
                 })
             };
             for check in some.iter().map(check).collect::<Vec<_>>() {
-                // A panic is in the log, and the next second asks again.
+                // A panic was logged, and the next second checks again.
                 let _ = check.await;
             }
         }

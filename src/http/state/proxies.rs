@@ -1,4 +1,4 @@
-//! The proxies before this server that are believed who sent a request. Everybody else could write what they like.
+//! Proxies trusted to set `X-Forwarded-For`. Other clients could write any address there.
 
 use std::net::IpAddr;
 
@@ -7,12 +7,12 @@ use ipnet::IpNet;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Networks of proxies.
+/// Networks of trusted proxies.
 #[derive(Debug, Default)]
 pub struct TrustedProxies(Vec<IpNet>);
 
 impl TrustedProxies {
-    /// From networks and addresses as text. The error names the entry that is none.
+    /// Parses networks and addresses. The error names the invalid entry.
     pub fn new(entries: &[String]) -> Result<TrustedProxies, String> {
         let network = |entry: &String| {
             let address = || entry.parse::<IpAddr>().map(|address| address.to_canonical().into());
@@ -26,8 +26,8 @@ impl TrustedProxies {
         !self.0.is_empty() && self.0.iter().any(|network| network.contains(&address.to_canonical()))
     }
 
-    /// Who sent a request that came from `peer`: of a trusted proxy, the last in `X-Forwarded-For` that is not one. What
-    /// stands before an entry that is no address is not believed.
+    /// Returns the client of a request from `peer`: behind a trusted proxy, the last address in `X-Forwarded-For`
+    /// that is not a trusted proxy. Entries before an invalid one are not trusted.
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let mut client = peer;
         if !self.contains(peer) {
@@ -46,7 +46,7 @@ impl TrustedProxies {
     }
 }
 
-/// An address, which some proxies write with a port.
+/// Parses an address, which some proxies write with a port.
 fn address(text: &str) -> Option<IpAddr> {
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
     let address: Option<IpAddr> = bare.parse().ok();
@@ -58,7 +58,7 @@ fn address(text: &str) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
-    /// Guards against a client that chooses the address under which it is logged and bounded.
+    /// Guards against a client that chooses the address under which it is logged and limited.
     #[test]
     fn the_last_address_that_is_no_proxy_counts() {
         let trusted = ["10.0.0.0/8".to_owned(), "::1".to_owned()];
@@ -76,7 +76,7 @@ mod tests {
             ("10.0.0.1", &["6.6.6.6, nobody, 10.0.0.7"], "10.0.0.7"),
             ("10.0.0.1", &["10.0.0.3, 10.0.0.2"], "10.0.0.3"),
             ("10.0.0.1", &[""], "10.0.0.1"),
-            // Bytes that are no text hide no address behind them, and let none before them be believed.
+            // Bytes that are not text do not hide addresses after them, and make entries before them untrusted.
             ("10.0.0.1", &["6.6.6.6", "\u{fc}, 203.0.113.5"], "203.0.113.5"),
             ("10.0.0.1", &["6.6.6.6", "\u{fc}"], "10.0.0.1"),
         ] {

@@ -1,4 +1,4 @@
-//! The ways to the dashboard, and the choice of its zone.
+//! Redirects to the dashboard, and the choice of its time zone.
 
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
@@ -15,7 +15,7 @@ use super::refused::accepts_html;
 use crate::http::answer::reply;
 use crate::http::request::origin::Bare;
 
-/// `GET /`: a browser is led to the dashboard. To programs there is nothing here, as in lmstfy.
+/// `GET /`: redirects browsers to the dashboard. Programs get 404, as in lmstfy.
 pub async fn home(request: Request) -> Response {
     if accepts_html(request.headers()) {
         let below = request.extensions().get::<Bare>().map_or("", |bare| &bare.0);
@@ -30,7 +30,7 @@ pub async fn redirect() -> Response {
     see_other("ui/")
 }
 
-/// `POST /ui/zone`: the zone of all pages from now on. Kept in a cookie, whose path is that of this route.
+/// `POST /ui/zone`: sets the zone of all pages from now on, in a cookie. Its path is that of this route.
 pub async fn zone(mut visit: Visit, Filled(form): Filled) -> Response {
     let name = form.get("tz").unwrap_or("UTC").trim();
     let Some(zone) = Zone::named(name, visit.zone.now) else {
@@ -47,12 +47,12 @@ pub async fn zone(mut visit: Visit, Filled(form): Filled) -> Response {
     response
 }
 
-/// The page that a form names, below `/ui/`. No other place: who may make up the form could lead elsewhere.
+/// Returns the page that a form names, below `/ui/`. Other places are rejected: a forged form could lead elsewhere.
 pub fn back(to: &str) -> String {
     let plain = to.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.~%/?&=".contains(&b));
     let (path, _) = to.split_once('?').unwrap_or((to, ""));
     let below = !path.starts_with('/') && !path.split('/').any(|part| part == ".." || part == ".");
-    // To a browser an escaped dot is a dot.
+    // Browsers treat an escaped dot as a dot.
     let below = below && !path.to_ascii_lowercase().contains("%2e");
     if plain && below { format!("./{to}") } else { "./".into() }
 }

@@ -1,10 +1,10 @@
-//! The dashboard: pages on the admin port for whoever is on call. Each page asks the JSON routes of this port within
-//! the process, as the same account, and makes HTML of what they answer. So whatever a page shows or changes is judged,
-//! logged and bounded where the JSON routes are, and no page has its own way into a store.
+//! The dashboard: pages on the admin port for operators. Each page calls the JSON routes of this port within the
+//! process, with the caller's account, and renders their replies as HTML. So every read and change is authorized,
+//! logged and limited where the JSON routes are, and no page accesses a store by itself.
 //!
-//! A page is a function of plain values to markup. Nothing that comes from a job is markup: `text` makes text of it.
-//! Of `http` it imports `answer`, `state`, `request`, of `jobs` what is told of jobs, and of `operators` who has logged in,
-//! what queues have together, what was counted last, and which servers there are.
+//! A page is a function from plain values to markup. Text from jobs is never markup: `text` escapes it. Within
+//! `http`, this imports `answer`, `state`, `request`; from `jobs` the replies about jobs; and from `operators`
+//! accounts, sums, cached counts, and the fleet.
 
 mod home;
 mod namespace;
@@ -35,18 +35,18 @@ pub use self::refused::refusals_as_pages;
 use crate::http::request::table::{Row, get, post, router, with_head};
 use crate::http::state::AppState;
 
-/// The pages. `json` are the routes that they ask.
+/// Creates the pages. `json` has the routes that they call.
 pub fn routes<S: Clone + Send + Sync + 'static>(state: Arc<AppState>, json: Router) -> Router<S> {
     let ui = Arc::new(Ui::new(state, json));
     router(pages()).with_state(ui)
 }
 
-/// `GET` of an address that has no page.
+/// `GET` of an unknown page.
 async fn missing(visit: Visit) -> Response {
     visit.answer(Err(Refusal::new(StatusCode::NOT_FOUND, refused::NO_PAGE)))
 }
 
-/// The patterns of the pages. As on all routes: 404 to methods that are not there.
+/// Returns the routes of the pages. As on all routes, other methods get 404.
 pub fn pages() -> Vec<Row<Arc<Ui>>> {
     vec![
         with_head("/ui", [get(home::redirect)]),

@@ -1,4 +1,4 @@
-//! One namespace: its queues, its sums, and the ways to its tokens and schedules.
+//! The page of a namespace: its queues, its sums, and links to its tokens and schedules.
 
 use axum::extract::Path;
 use axum::response::Response;
@@ -28,7 +28,7 @@ pub async fn show(visit: Visit, Path(scope): Path<PoolNamespace>) -> Response {
             visit.ask.get(format!("/queues{}", query(scoped.into_iter().chain(given)))),
             visit.ask.get(format!("/queues/history?pool={pool}&namespace={namespace}")),
         );
-        // A page without charts is to have them at the next look.
+        // A page without charts is incomplete, so the next request must render it again.
         let basis = basis.filter(|_| history.is_ok());
         Ok(Page { basis, ..page(&visit, &scope, listing, history)? })
     };
@@ -85,7 +85,7 @@ fn page(
     Ok(page.under(scope.trail(visit)).of_samples(&listing))
 }
 
-/// The sums of the queues that are asked for.
+/// Shows the sums over the requested queues.
 fn sums(of: &OfQueues) -> Markup {
     const OF_SERVER: &str = "of this server, over the last minute";
     let OfQueues { queues, sums: of } = of;

@@ -1,4 +1,4 @@
-//! The first page: what is wrong, the queues that need somebody, and the sums.
+//! The first page: problems, queues that need attention, and sums.
 
 use axum::response::Response;
 use maud::{Markup, html};
@@ -13,7 +13,7 @@ use super::server::servers;
 use crate::http::operators::queues::{HistoryReply, QueuesReply, SampleReply};
 use crate::http::operators::servers::ServersReply;
 
-/// How many queues it shows.
+/// Number of queues shown.
 const QUEUES: usize = 25;
 
 /// `GET /ui/`
@@ -25,7 +25,7 @@ pub async fn show(visit: Visit) -> Response {
             visit.ask.get::<HistoryReply>("/queues/history")
         );
         let fleet = visit.ask.get::<ServersReply>("/servers").await;
-        // A page without charts is to have them at the next look.
+        // A page without charts is incomplete, so the next request must render it again.
         let basis = basis.filter(|_| history.is_ok());
         Ok(Page { basis, ..page(&visit, queues, history, fleet)? })
     };
@@ -60,12 +60,12 @@ fn page(
     Ok(Page::new("Overview", "Overview", body).of_samples(&listing))
 }
 
-/// The sums of all pools.
+/// Shows the sums over all pools.
 fn sums(pools: &[SampleReply]) -> Markup {
     let sum = |of: fn(&SampleReply) -> u64| number(pools.iter().map(of).sum());
     let all = |of: fn(&SampleReply) -> Option<u64>| pools.iter().map(of).sum::<Option<u64>>();
     let rates = |of: fn(&SampleReply) -> f64| rate(pools.iter().map(of).sum());
-    // A store that does not tell them apart knows both together.
+    // A store that does not distinguish delayed and running jobs knows their total.
     let timers = all(|pool| pool.sums.delayed.is_none().then_some(pool.timers));
     html! {
         dl.figures {
@@ -86,7 +86,7 @@ fn sums(pools: &[SampleReply]) -> Markup {
     }
 }
 
-/// What to do where there is no queue yet.
+/// Instructions for a server without queues.
 pub fn empty(visit: &Visit) -> Markup {
     let api = visit.state().server.clone();
     let (admin, scheme) = (visit.base(), scheme(visit.state().about.api_tls));
@@ -99,7 +99,7 @@ pub fn empty(visit: &Visit) -> Markup {
     }
 }
 
-/// In and out, ready, and the oldest age.
+/// Charts of the rates in and out, of ready jobs, and of the oldest age.
 pub fn charts(visit: &Visit, history: Result<&HistoryReply, &Refusal>) -> Markup {
     let of = match history {
         Ok(of) => of,

@@ -1,4 +1,4 @@
-//! A job that an operator publishes.
+//! Publishing a job by form.
 
 use axum::extract::Path;
 use axum::http::{Method, StatusCode};
@@ -17,10 +17,10 @@ use crate::http::jobs::lists::VerboseJob;
 use crate::random;
 use crate::readable::{DURATION_FORMS, seconds};
 
-/// The largest body of a form.
+/// Maximum size of a job's body.
 const MOST: usize = 64 << 10;
 
-/// A pool's namespace, as paths name it.
+/// A pool's namespace, as in paths.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PoolNamespace {
     pub pool: String,
@@ -32,7 +32,7 @@ impl PoolNamespace {
         namespace_path(&self.pool, &self.namespace)
     }
 
-    /// The way from the overview to it.
+    /// Returns its breadcrumbs.
     pub fn trail(&self, visit: &Visit) -> Vec<(String, Markup)> {
         let name = match visit.many_pools() {
             true => html! { (text(&self.pool)) "/" (text(&self.namespace)) },
@@ -51,8 +51,8 @@ pub async fn show(visit: Visit, Path(scope): Path<PoolNamespace>) -> Response {
     visit.answer(page)
 }
 
-/// Returns the fields of a form that publishes a job again. Its key may still be taken, and its delay is over: both are
-/// left out.
+/// Returns the fields of a form that publishes a job again, without its key, which may still be taken, and its delay,
+/// which is over.
 async fn again(visit: &Visit, scope: &PoolNamespace, id: &str) -> Said<Fields> {
     let PoolNamespace { pool, namespace } = scope.clone();
     let place = PoolQueue { pool, namespace, queue: visit.fields.or_empty("queue").to_owned() };
@@ -90,12 +90,12 @@ pub async fn publish(mut visit: Visit, Path(scope): Path<PoolNamespace>, Filled(
     }
 }
 
-/// Publishes what the form says. Answers the job's id, and what became of it.
+/// Publishes the form's job. Returns its id, and the code of the result.
 async fn send(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<(String, &'static str)> {
     if place.queue.is_empty() {
         return Err(Refusal::bad("the queue needs a name"));
     }
-    // Browsers send lines with two characters at their ends.
+    // Browsers send CRLF line ends.
     let body = form.or_empty("body").replace("\r\n", "\n");
     if body.len() > MOST {
         return Err(Refusal::bad("a body of this form has 64 KiB at most"));
@@ -114,7 +114,7 @@ async fn send(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<(String, 
     }
     let query: Vec<_> = given.iter().map(|(name, text)| (*name, &**text)).collect();
     let mut headers = attributes(form.or_empty("attributes"))?;
-    // A form that is sent twice publishes once.
+    // A form that is submitted twice publishes once.
     if let Some(mark) = form.get("mark") {
         headers.push(("Idempotency-Key".into(), format!("form-{mark}").into_bytes()));
     }
@@ -126,7 +126,7 @@ async fn send(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<(String, 
     Ok((id, if said["duplicate"] == true { "kept" } else { "published" }))
 }
 
-/// The headers of attributes: a name and a value in each line.
+/// Parses attributes into headers: one name and value per line.
 fn attributes(text: &str) -> Said<Vec<(String, Vec<u8>)>> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let mut headers = lines
@@ -148,12 +148,12 @@ fn attributes(text: &str) -> Said<Vec<(String, Vec<u8>)>> {
     Ok(headers)
 }
 
-/// The form. `usual`: what its fields have at first.
+/// Creates the form. `usual` has the initial values.
 fn page(visit: &Visit, scope: &PoolNamespace, usual: &Fields) -> Page {
     let typed = |name: &str, other: &str| visit.typed(name, usual.get(name).unwrap_or(other));
     let queue = typed("queue", visit.fields.or_empty("queue"));
     let mark = typed("mark", &random::ulid().to_string());
-    // A form that was refused has done nothing, and may be sent again as another.
+    // A rejected form has done nothing, so its next submission counts as another.
     let mark = if visit.refused.is_some() { random::ulid().to_string() } else { mark };
     let field = |name: &str, label: &str, usual: &str, hint: &str| {
         html! {

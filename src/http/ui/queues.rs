@@ -1,4 +1,4 @@
-//! All queues, by what the reader looks for.
+//! The list of all queues, with a filter.
 
 use axum::response::Response;
 use maud::{Markup, html};
@@ -12,11 +12,11 @@ use super::page::text::typed;
 use super::page::visit::Visit;
 use crate::http::operators::queues::QueuesReply;
 
-/// How many queues a page has.
+/// Queues per page.
 const QUEUES: &str = "50";
-/// What the page takes to the route as it came.
+/// Fields that the page passes to the route unchanged.
 const ASKED: [&str; 6] = ["q", "pool", "namespace", "need", "sort", "cursor"];
-/// The needs, and how the filter calls them.
+/// Needs, with their labels in the filter.
 const NEEDS: [(&str, &str); 9] = [
     ("", "all"),
     ("any", "that need attention"),

@@ -1,4 +1,4 @@
-//! What a browser is shown of a request that was refused before there was a page: what else is an error in JSON.
+//! Pages for requests that were rejected before they reached a page; other clients get the JSON error.
 
 use axum::body::to_bytes;
 use axum::extract::Request;
@@ -12,15 +12,15 @@ use super::page::answer;
 use super::page::text::text;
 use crate::http::request::origin::ByOrigin;
 
-/// Why an address below `/ui/` has no page.
+/// Message for an unknown address below `/ui/`.
 pub const NO_PAGE: &str = "there is no such page";
-/// The largest error that is read.
+/// Maximum size of an error that is read.
 const MOST: usize = 64 << 10;
-/// By these a server knows where a request comes from, and which name it asks.
+/// Headers that show a request's origin and the requested host.
 const NAMES: [&str; 4] = ["Host", "Origin", "Sec-Fetch-Site", "Sec-Fetch-Dest"];
 
-/// Around all routes of the port: turns errors of pages into pages. Those that a page did not answer itself are JSON:
-/// refusals before a page was looked for, and methods that a page does not have.
+/// Middleware of all routes of the port: turns errors of pages into pages. Errors that no page has rendered are JSON:
+/// rejections before routing, and unsupported methods.
 pub async fn refusals_as_pages(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let is_below = path.starts_with("/ui/");
@@ -36,7 +36,7 @@ pub async fn refusals_as_pages(request: Request, next: Next) -> Response {
     let kind = response.headers().get(header::CONTENT_TYPE);
     let is_html = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
     let is_unknown = status == StatusCode::NOT_FOUND;
-    // At the root of the port what is not there is lmstfy's error, also to browsers.
+    // At the root of the port, a missing route is lmstfy's error, also for browsers.
     let stays = if is_unknown { !is_below } else { !wants_page };
     if !is_error || is_html || stays {
         return response;
@@ -62,7 +62,8 @@ pub fn accepts_html(headers: &HeaderMap) -> bool {
     accepted.any(|kinds| kinds.to_str().is_ok_and(|kinds| kinds.contains("text/html")))
 }
 
-/// `id`: by which the log names the request. `asked`: the headers of a request that was refused for what stands in them.
+/// Renders an error page. `id` is the request's id in the log; `asked` are the headers of a request that was rejected
+/// because of them.
 fn page(status: StatusCode, why: &str, id: Option<&str>, asked: Option<&HeaderMap>) -> Markup {
     let title = match status.as_u16() {
         401 => "Who are you?",
@@ -93,7 +94,7 @@ fn page(status: StatusCode, why: &str, id: Option<&str>, asked: Option<&HeaderMa
     }
 }
 
-/// Which headers were looked at, and what to set.
+/// Shows which headers were checked, and what to configure.
 fn advice(asked: &HeaderMap) -> Markup {
     let given = |name: &str| asked.get(name).map(HeaderValue::as_bytes).map(String::from_utf8_lossy);
     html! {
@@ -113,7 +114,7 @@ fn advice(asked: &HeaderMap) -> Markup {
 mod tests {
     use super::*;
 
-    /// Guards against an operator behind a proxy who reads "Forbidden", and against a header that is markup.
+    /// Guards against showing only "Forbidden" to an operator behind a proxy, and against a header that is markup.
     #[test]
     fn a_refusal_names_the_header_and_the_key() {
         let mut asked = HeaderMap::new();

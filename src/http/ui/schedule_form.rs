@@ -1,4 +1,4 @@
-//! Creating and editing a schedule: a form that shows when the schedule would be due next before it is saved.
+//! Creating and editing a schedule: the form shows the next occurrences before it is saved.
 
 use axum::http::Method;
 use axum::response::Response;
@@ -13,7 +13,7 @@ use super::page::instant::instant;
 use super::page::text::{text, typed};
 use super::page::visit::Visit;
 
-/// What a schedule shows beside its setting, and the fields that the form has by themselves.
+/// Fields of a schedule besides its setting, and settings with their own input.
 const NOT_OTHERS: [&str; 18] = [
     "name",
     "queue",
@@ -35,7 +35,7 @@ const NOT_OTHERS: [&str; 18] = [
     "occurrences",
 ];
 
-/// `GET /ui/schedules/edit?pool&namespace&name`: an empty form without a name.
+/// `GET /ui/schedules/edit?pool&namespace&name`: without a name, an empty form.
 pub async fn show(visit: Visit) -> Response {
     let page = match visit.fields.get("name") {
         None => Ok(page(&visit, &Fields::default(), &Value::Null)),
@@ -44,7 +44,7 @@ pub async fn show(visit: Visit) -> Response {
     visit.answer(page)
 }
 
-/// `POST /ui/schedules/edit`: saves the schedule, or shows when it would be due.
+/// `POST /ui/schedules/edit`: saves the schedule, or previews its occurrences.
 pub async fn change(mut visit: Visit, Filled(form): Filled) -> Response {
     let saves = form.get("do") == Some("save");
     match put(&visit, &form, !saves).await {
@@ -73,7 +73,7 @@ fn route(of: &Fields) -> String {
     format!("/api/{namespace}/_schedules/{name}?pool={pool}")
 }
 
-/// The fields of a schedule that is there, and when it is due next.
+/// Reads the fields of an existing schedule, and its next occurrences.
 async fn existing(visit: &Visit) -> Said<(Fields, Value)> {
     let mut schedule = visit.ask.get::<Value>(route(&visit.fields)).await?;
     let next = schedule["next"].take();
@@ -102,7 +102,7 @@ async fn existing(visit: &Visit) -> Said<(Fields, Value)> {
     Ok((Fields::of(fields), next))
 }
 
-/// Sets the schedule that a form describes. `dry`: only says what it would be.
+/// Sets the schedule in a form. `dry`: only previews it.
 async fn put(visit: &Visit, form: &Fields, dry: bool) -> Said<Value> {
     for (field, label) in [("namespace", "Namespace"), ("name", "Name")] {
         if form.or_empty(field).trim().is_empty() {
@@ -110,14 +110,14 @@ async fn put(visit: &Visit, form: &Fields, dry: bool) -> Said<Value> {
         }
     }
     let setting = setting(form)?.to_string().into_bytes();
-    // A new one does not replace another of the same name.
+    // A new schedule does not replace an existing one.
     let is_new = form.get("revision").is_none() && !dry;
     let headers = is_new.then(|| ("If-None-Match".to_owned(), b"*".to_vec())).into_iter().collect();
     let path = if dry { format!("{}&dry_run=1", route(form)) } else { route(form) };
     visit.ask.change(Method::PUT, &path, Sent::Job(setting, headers)).await
 }
 
-/// The JSON of a schedule.
+/// Returns the JSON of a schedule.
 fn setting(form: &Fields) -> Said<Value> {
     let others = form.get("others").map_or("{}", str::trim);
     let others: Value = serde_json::from_str(others)
@@ -131,7 +131,7 @@ fn setting(form: &Fields) -> Said<Value> {
             all.insert(name.into(), value.trim().into());
         }
     }
-    // A body that is no text stays among the other settings.
+    // A body that is not text stays among the other settings.
     let body = form.or_empty("body").replace("\r\n", "\n");
     if !(body.is_empty() && all.contains_key("data")) {
         all.insert("text".into(), body.into());
@@ -142,7 +142,7 @@ fn setting(form: &Fields) -> Said<Value> {
     Ok(all.into())
 }
 
-/// The form. `usual`: what its fields have at first. `next`: when the schedule is due.
+/// Creates the form. `usual` has the initial values, `next` the next occurrences.
 fn page(visit: &Visit, usual: &Fields, next: &Value) -> Page {
     let value = |name: &str, other: &str| visit.typed(name, usual.get(name).unwrap_or(other));
     let asked = |name: &str| visit.fields.or_empty(name).to_owned();
@@ -207,7 +207,7 @@ fn back(pool: &str, namespace: &str) -> String {
     }
 }
 
-/// When the schedule would be due next, in the page's zone and in its own.
+/// Shows the next occurrences, in the page's zone and in the schedule's.
 fn occurrences(visit: &Visit, next: &Value) -> Markup {
     let all = next.as_array().map(Vec::as_slice).unwrap_or_default();
     html! {

@@ -1,4 +1,4 @@
-//! Schedules: what they place, when next, and what became of the last.
+//! The list of schedules: jobs, next and past occurrences.
 
 use axum::http::Method;
 use axum::response::Response;
@@ -17,12 +17,12 @@ use super::page::visit::Visit;
 use crate::engine::together;
 use crate::http::operators::queues::QueuesReply;
 
-/// How many schedules a page has, and in how many namespaces it looks when none is named.
+/// Schedules per page, and namespaces that are read if none is given.
 const SCHEDULES: usize = 100;
 const NAMESPACES: usize = 50;
-/// How many the list looks at when it finds fewer than a page has.
+/// Schedules examined if fewer than a page match.
 const LOOKED_AT: u64 = 1000;
-/// How many are asked for at a time what comes next and what came last, and how many of both are shown.
+/// Concurrent calls for next and past occurrences, and how many of each are shown.
 const AT_ONCE: usize = 32;
 const SHOWN: usize = 3;
 
@@ -32,23 +32,23 @@ struct Listed {
     cursor: Option<String>,
 }
 
-/// A schedule, and where it is.
+/// A schedule with its pool and namespace.
 struct Found {
     pool: String,
     namespace: String,
-    /// As the list shows it, or with what comes next and what came last, if there was time to ask.
+    /// As in the list, or with next and past occurrences, if they were read in time.
     schedule: Value,
 }
 
-/// What was read in time.
+/// Schedules read in time.
 #[derive(Default)]
 struct Read {
     found: Vec<Found>,
-    /// A link to the next page.
+    /// Link to the next page.
     next: Option<String>,
     /// There are more, or may be.
     partly: bool,
-    /// Why a store has not said all.
+    /// Error of a store that did not return all.
     trouble: Option<Refusal>,
 }
 
@@ -73,7 +73,7 @@ pub async fn change(mut visit: Visit, Filled(form): Filled) -> Response {
     }
 }
 
-/// A route of the schedule that the fields name.
+/// Returns a route of the schedule in the fields.
 fn route(of: &Fields, rest: &str) -> String {
     let [pool, namespace, name] = ["pool", "namespace", "name"].map(|field| part(of.or_empty(field)));
     format!("/api/{namespace}/_schedules/{name}{rest}?pool={pool}")
@@ -116,7 +116,7 @@ fn asking(visit: &Visit) -> Said<Page> {
     ))
 }
 
-/// The schedules of one namespace, or of those that have queues.
+/// Reads the schedules of one namespace, or of all namespaces that have queues.
 async fn read(visit: &Visit) -> Said<Read> {
     let mut read = listed(visit).await?;
     for some in read.found.chunks_mut(AT_ONCE) {
@@ -147,7 +147,7 @@ async fn listed(visit: &Visit) -> Said<Read> {
         scopes.dedup();
     }
     partly |= scopes.len() > NAMESPACES;
-    // The cursor of one namespace leads to none of the others.
+    // A cursor belongs to one namespace.
     if fields.get("cursor").is_some() && scopes.len() != 1 {
         return Err(Refusal::bad("invalid cursor: name the namespace that it is of"));
     }
@@ -161,7 +161,7 @@ async fn listed(visit: &Visit) -> Said<Read> {
         }
         let listed = match visit.ask.get::<Listed>(path).await {
             Ok(listed) => listed,
-            // What was read until now is shown.
+            // The schedules read so far are shown.
             Err(refusal) if refusal.status.is_server_error() => {
                 read.trouble = Some(refusal);
                 break;
@@ -222,7 +222,7 @@ async fn page(visit: &Visit) -> Said<Page> {
     Ok(Page::new("Schedules", "Schedules", body))
 }
 
-/// The form for a schedule of the namespace that is shown.
+/// Links to a form for a new schedule of the displayed namespace.
 fn new(visit: &Visit) -> String {
     let kept = ["pool", "namespace"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
     visit.to(&format!("schedules/edit{}", query(kept)))
@@ -302,7 +302,7 @@ fn when(schedule: &Value) -> Markup {
     }
 }
 
-/// The next instants, in the page's zone and in the schedule's.
+/// Shows the next occurrences, in the page's zone and in the schedule's.
 fn next(visit: &Visit, schedule: &Value) -> Markup {
     let all = schedule["next"].as_array().map(Vec::as_slice).unwrap_or_default();
     html! {
@@ -315,7 +315,7 @@ fn next(visit: &Visit, schedule: &Value) -> Markup {
     }
 }
 
-/// What became of the last occurrences.
+/// Shows the outcomes of the last occurrences.
 fn last(visit: &Visit, schedule: &Value) -> Markup {
     let all = match schedule["occurrences"].as_array() {
         Some(all) => all.iter().take(SHOWN).collect(),

@@ -1,5 +1,5 @@
-//! Search: a queue by a part of its name, a job by its id, its key, or a text in it. One hit leads straight there. What a
-//! search looks at is bounded by the page's second, and the page says how far it got.
+//! Search: a queue by part of its name, a job by its id, its key, or text in it. A single hit is opened at once. A
+//! search is bounded by the page's timeout, and the page shows how far it got.
 
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -19,14 +19,14 @@ use crate::http::operators::queues::{QueueReply, QueuesReply};
 use crate::job::JobId;
 use crate::name::JobKey;
 
-/// In how many queues a job is looked for by its id or key, and how many are asked at a time.
+/// Maximum queues for a look-up by id or key, and how many of them concurrently.
 const BUSIEST: usize = 1000;
 const AT_ONCE: usize = 32;
-/// In which states jobs are searched for a text, and how many are shown of each queue and state, and in all.
+/// States searched for text, and hits shown per queue and state, and in total.
 const STATES: [&str; 3] = ["ready", "delayed", "dead"];
 const OF_QUEUE: &str = "5";
 const SHOWN: usize = 50;
-/// Jobs of a queue and state that are looked at before the next.
+/// Jobs examined per queue and state before the next.
 const OF_LIST: u64 = 10_000;
 
 /// `GET /ui/search`
@@ -74,7 +74,7 @@ async fn find(visit: &Visit) -> Said<Found> {
     }
 }
 
-/// Whether these can be the names of a namespace and a queue: a text may have slashes too.
+/// Whether these may be the names of a namespace and a queue: text may contain slashes too.
 fn is_queue(namespace: &str, queue: &str) -> bool {
     let is_name = |name: &str| {
         !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
@@ -87,7 +87,7 @@ fn place(path: &str) -> Option<PoolQueue> {
     Some(PoolQueue { pool: parts.next()?, namespace: parts.next()?, queue: parts.next()? })
 }
 
-/// A job by its id or its key, in queues of that name.
+/// Looks up a job by id or key, in these queues.
 async fn in_queue(visit: &Visit, places: &[PoolQueue], x: &str) -> Said<Found> {
     for place in places {
         for what in ["job", "key"].into_iter().skip(usize::from(JobId::parse(x).is_none())) {
@@ -109,14 +109,14 @@ async fn in_queue(visit: &Visit, places: &[PoolQueue], x: &str) -> Said<Found> {
     ))
 }
 
-/// Where a job was looked for, and where it is.
+/// Result of a look-up.
 struct Looked {
     queues: usize,
-    /// The page of the job.
+    /// Path of the job's page.
     hit: Option<String>,
 }
 
-/// Looks for a job in the queues that were busiest lately: `what` is `job` or `key`.
+/// Looks up a job in the busiest queues. `what` is `job` or `key`.
 async fn in_busiest(visit: &Visit, what: &str, wanted: &str, queues: &[PoolQueue]) -> Looked {
     let mut looked = 0;
     for some in queues.chunks(AT_ONCE) {
@@ -143,7 +143,7 @@ async fn in_busiest(visit: &Visit, what: &str, wanted: &str, queues: &[PoolQueue
     Looked { queues: looked, hit: None }
 }
 
-/// The queues that were busiest lately, and whether there are more.
+/// Returns the queues that were busiest recently, and whether there are more.
 async fn busiest(visit: &Visit) -> Said<(Vec<PoolQueue>, bool)> {
     let (mut all, mut cursor) = (Vec::new(), String::new());
     while all.len() < BUSIEST {
@@ -151,7 +151,7 @@ async fn busiest(visit: &Visit) -> Said<(Vec<PoolQueue>, bool)> {
         let listing = match listing {
             Ok(listing) => listing,
             Err(refusal) if all.is_empty() => return Err(refusal),
-            // The second is over.
+            // The timeout has passed.
             Err(_) => return Ok((all, true)),
         };
         all.extend(listing.queues.iter().filter_map(QueueReply::place));
@@ -163,7 +163,7 @@ async fn busiest(visit: &Visit) -> Said<(Vec<PoolQueue>, bool)> {
     Ok((all, true))
 }
 
-/// A job by its id alone.
+/// Looks up a job by id alone.
 async fn by_id(visit: &Visit, id: &str) -> Said<Found> {
     let (queues, more) = busiest(visit).await?;
     let Looked { queues: looked, hit } = in_busiest(visit, "job", id, &queues).await;
@@ -178,7 +178,7 @@ async fn by_id(visit: &Visit, id: &str) -> Said<Found> {
     Ok(Found::Page(Page { status: StatusCode::NOT_FOUND, ..found }))
 }
 
-/// What a search for a text found, and how far it looked.
+/// Result of a text search, and its extent.
 #[derive(Default)]
 struct InJobs {
     jobs: Vec<(PoolQueue, ListedJob<'static>)>,
@@ -186,11 +186,11 @@ struct InJobs {
     queues: usize,
     /// Jobs or queues were left out.
     more: bool,
-    /// Why nothing was looked at.
+    /// Why no job was examined.
     refused: Option<Refusal>,
 }
 
-/// Queues by a part of their name, a job by its key, and jobs by a text in them.
+/// Searches queues by part of their name, jobs by key, and jobs by text in them.
 async fn everywhere(visit: &Visit, wanted: &str) -> Said<Found> {
     let listing = visit.ask.get::<QueuesReply>(format!("/queues?q={}&limit=50", part(wanted))).await?;
     let exact = |row: &&QueueReply| format!("{}/{}", row.namespace, row.queue) == wanted;
@@ -205,7 +205,7 @@ async fn everywhere(visit: &Visit, wanted: &str) -> Said<Found> {
     };
     match (&listing.queues[..], &by_key.hit) {
         ([], Some(hit)) => return Ok(Found::At(hit.clone())),
-        // Its page finds a text in its jobs.
+        // Its page can search the text in its jobs.
         ([row], None) => return Ok(Found::At(page_of(row))),
         _ => {}
     }
@@ -233,7 +233,7 @@ fn page_of(row: &QueueReply) -> String {
     }
 }
 
-/// Looks for a text in the jobs of the busiest queues, until the page's second is over.
+/// Searches a text in the jobs of the busiest queues, until the page's timeout.
 async fn in_jobs(visit: &Visit, wanted: &str, queues: &[PoolQueue]) -> InJobs {
     let mut found = InJobs::default();
     for place in queues {
@@ -263,7 +263,7 @@ async fn in_jobs(visit: &Visit, wanted: &str, queues: &[PoolQueue]) -> InJobs {
     found
 }
 
-/// The jobs that were found, and how far it was looked.
+/// Shows the jobs found, and how far the search got.
 fn jobs(visit: &Visit, wanted: &str, found: &InJobs, of_key: usize) -> Markup {
     html! {
         h2 { "Jobs" }

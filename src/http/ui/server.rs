@@ -1,5 +1,5 @@
-//! The server: what it stands on, what it holds against its bounds, its pools, what operators changed, and the others of
-//! its fleet.
+//! The page of the server: configuration, usage and limits, pools, changes by operators, and the other servers of its
+//! fleet.
 
 use axum::http::Method;
 use axum::response::Response;
@@ -62,7 +62,7 @@ async fn page(visit: &Visit) -> Said<Page> {
     Ok(Page::new("Server", "Server", body))
 }
 
-/// The nodes of each pool that has some.
+/// Reads the nodes of each clustered pool.
 async fn clusters(visit: &Visit, pools: &[PoolReply]) -> Vec<Option<Said<ClusterReply>>> {
     let ask = async |pool: &PoolReply| match &*pool.about.kind {
         "cluster" => Some(visit.ask.get(format!("/cluster?pool={}", part(&pool.pool))).await),
@@ -71,7 +71,7 @@ async fn clusters(visit: &Visit, pools: &[PoolReply]) -> Vec<Option<Said<Cluster
     together::all(pools.iter().map(ask)).await
 }
 
-/// What ends in bytes or seconds is said so.
+/// Formats a number by its name: bytes and seconds get their unit.
 fn amount(name: &str, n: f64) -> Markup {
     html! {
         @if name.contains("bytes") || name.contains("memory") { (size(n.max(0.0) as u64)) }
@@ -85,12 +85,12 @@ fn words(name: &str) -> String {
     name.replace('_', " ")
 }
 
-/// How much there is, and how much there may be.
+/// Shows a usage and its limit.
 fn of_most(now: Markup, most: Markup) -> Markup {
     html! { (now) " of " (most) }
 }
 
-/// How long something took.
+/// Shows durations.
 fn took(of: Option<&Took>) -> Markup {
     let end = |seconds: Option<f64>| {
         seconds.map_or("longer than is measured".into(), |n| format!("≤ {}", short(n)))
@@ -105,7 +105,7 @@ fn took(of: Option<&Took>) -> Markup {
     }
 }
 
-/// A short time, down to a part of a millisecond.
+/// Formats a short time, down to hundredths of a millisecond.
 fn short(seconds: f64) -> String {
     if seconds < 0.1 { format!("{} ms", (seconds * 1e5).round() / 100.0) } else { duration(seconds) }
 }
@@ -148,7 +148,7 @@ fn facts(visit: &Visit, server: &ServerReply) -> Markup {
     }
 }
 
-/// Figures of stores that are told in words, by the names that they have in the JSON.
+/// Labels of store statistics, by their names in the JSON.
 const TOLD: [(&str, &str); 6] = [
     ("disk_bytes", "Bytes on the disk"),
     ("disk_journals", "Journals"),
@@ -157,7 +157,7 @@ const TOLD: [(&str, &str); 6] = [
     ("max_mem_bytes", "Memory that the Redis may take"),
     ("connections", "Connections of the Redis"),
 ];
-/// The room that is left on a disk.
+/// Free space on a disk.
 const ROOM: &str = "disk_free_bytes";
 
 fn of_pool(visit: &Visit, pool: &PoolReply, cluster: Option<&Said<ClusterReply>>) -> Markup {
@@ -241,7 +241,7 @@ impl ServersReply {
     }
 }
 
-/// The servers that share the tokens, with their sums.
+/// Shows the servers that share the tokens, with their sums.
 pub fn servers(visit: &Visit, fleet: &ServersReply) -> Markup {
     html! {
         @if let Some(why) = &fleet.trouble { p.trouble { "The store that lists the servers does not answer: " (text(why)) } }
@@ -267,7 +267,7 @@ pub fn servers(visit: &Visit, fleet: &ServersReply) -> Markup {
     }
 }
 
-/// Whether an address that another server says of itself is one that a link may lead to.
+/// Whether the address that another server publishes of itself is safe as a link.
 fn is_web(url: &str) -> bool {
     url.starts_with("https://") || url.starts_with("http://")
 }

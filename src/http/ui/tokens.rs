@@ -1,4 +1,4 @@
-//! The tokens of a namespace: by their hash and description. A token itself is shown when it is made, and never again.
+//! The tokens of a namespace, by hash and description. A token itself is shown only when it is created.
 
 use std::collections::BTreeMap;
 
@@ -20,10 +20,10 @@ use crate::http::operators::tokens::{Limit, TokenLimit, TokensReply};
 use crate::name::Token;
 use crate::random;
 
-/// The most tokens that a page has.
+/// Maximum number of tokens on a page.
 const MOST: usize = 100;
 
-/// A token as the page shows it.
+/// A token on the page.
 struct TokenRow {
     hash: String,
     description: String,
@@ -106,19 +106,19 @@ async fn act(visit: &Visit, scope: &PoolNamespace, form: &Fields) -> Said<Done> 
     }
 }
 
-/// All tokens of the namespace, with their pool before them, by their descriptions.
+/// Returns all tokens of the namespace with their pools, and their descriptions.
 async fn listed(visit: &Visit, scope: &PoolNamespace) -> Said<BTreeMap<String, String>> {
     let path = format!("/token/{}?pool={}", part(&scope.namespace), part(&scope.pool));
     Ok(visit.ask.get::<TokensReply>(path).await?.tokens)
 }
 
-/// The hash of a token, as metrics and the log show it.
+/// Returns the hash of a token, as in metrics and the log.
 fn hash(token: &str) -> String {
     let secret = token.split_once(':').map_or(token, |(_, secret)| secret);
     Token::new(secret).map_or_else(String::new, |token| token.hash())
 }
 
-/// The token with this hash.
+/// Returns the token with this hash.
 async fn token_of(visit: &Visit, scope: &PoolNamespace, wanted: &str) -> Said<String> {
     let all = listed(visit, scope).await?;
     let mut found = all.into_keys().filter(|token| hash(token) == wanted);
@@ -192,7 +192,7 @@ fn limit(visit: &Visit, scope: &PoolNamespace, row: &TokenRow) -> Markup {
     let any = |n: i64| if n > 0 { n.to_string() } else { "any".into() };
     let set = row.limit.as_ref().ok().copied().flatten();
     let usual = set.unwrap_or(Limit { read: 0, write: 0, interval: 60 });
-    // The form that was refused is the one of this token.
+    // The rejected form belongs to this token.
     let refused = visit.refused.as_ref().map(|(_, fields)| fields);
     let refused = refused.filter(|of| of.get("do") == Some("limit") && of.get("hash") == Some(&*row.hash));
     let field = |name: &str, label: &str, value: i64| {

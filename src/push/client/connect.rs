@@ -1,5 +1,5 @@
-//! Opens connections, with TLS or without, straight or through a proxy: a name is resolved, every address is judged, and
-//! only one that passed is called.
+//! Opens connections, with or without TLS, directly or through a proxy: resolves the name, checks every
+//! address, and connects only to an address that passed.
 
 use std::fmt;
 use std::io;
@@ -34,10 +34,10 @@ use crate::dial;
 use crate::push::address::AddressGuard;
 use crate::tls;
 
-/// How long it may take to reach one of a host's addresses, and how long a handshake.
+/// Timeout for connecting to any of a host's addresses, and for a TLS handshake.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Why there was no answer. Its text is shown to operators, and holds no header.
+/// Why there was no response. The text is shown to operators, and contains no header.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ConnectFault {
     #[error("the address is forbidden: {0}")]
@@ -63,17 +63,17 @@ impl ConnectFault {
     }
 }
 
-/// Finds the addresses of a name. A trait, so that tests can be the DNS.
+/// Resolves names. A trait, so that tests can stand in for DNS.
 #[async_trait]
 pub trait Resolve: Send + Sync + fmt::Debug + 'static {
     async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
 }
 
-/// Where a proxy is, and what it wants to hear.
+/// A proxy's address and credentials.
 #[derive(Clone)]
 pub struct Proxy {
     uri: Uri,
-    /// The value of `Proxy-Authorization`.
+    /// Value of `Proxy-Authorization`.
     pub(super) auth: Option<HeaderValue>,
 }
 
@@ -84,7 +84,8 @@ impl fmt::Debug for Proxy {
 }
 
 impl Proxy {
-    /// From `http://user:password@host:port`. The error does not show the URL: it may hold a password.
+    /// Parses `http://user:password@host:port`. The error does not show the URL, since it may contain a
+    /// password.
     pub fn parse(text: &str) -> Result<Proxy, String> {
         let wrong = || "a URL like \"http://proxy.example:3128\" is wanted".to_owned();
         let url = Url::parse(text).map_err(|_| wrong())?;
@@ -139,8 +140,8 @@ impl Connector {
         Ok(Stream { io: TokioIo::new(io), proxied, close, place })
     }
 
-    /// The addresses of a host that may be called. Through a proxy none is needed: a name that only the proxy knows is
-    /// the proxy's to judge.
+    /// Resolves a host to the addresses that may be called. Behind a proxy an empty list is fine: the proxy
+    /// judges names that only it knows.
     async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectFault> {
         let found = match host.parse::<IpAddr>() {
             Ok(address) => vec![SocketAddr::new(address, port)],
@@ -165,7 +166,7 @@ impl Connector {
         }
     }
 
-    /// Connects to a proxy, which is not judged: the configuration names it.
+    /// Connects to a proxy. Its address is not checked, since it comes from the configuration.
     async fn reach_proxy(self, proxy: Uri) -> Result<TcpStream, ConnectFault> {
         let (host, port) = (proxy.host().unwrap_or_default(), proxy.port_u16().unwrap_or(80));
         let found = self.resolver.resolve(host.trim_matches(['[', ']']), port).await;
@@ -173,7 +174,7 @@ impl Connector {
         reach(&self.places, &found).await.map_err(|fault| ConnectFault::Proxy(fault.to_string()))
     }
 
-    /// A connection to the proxy; with `to` one through it.
+    /// Opens a connection to the proxy, and with `to` a tunnel through it.
     async fn through(&self, proxy: &Proxy, to: Option<&Uri>) -> Result<TcpStream, ConnectFault> {
         let Some(to) = to else { return self.clone().reach_proxy(proxy.uri.clone()).await };
         let connector = self.clone();
@@ -191,14 +192,14 @@ impl Connector {
     }
 }
 
-/// Connects to one of these addresses. The first attempt has the connection's own place. While another one is under way
-/// it has one too: each is an open file.
+/// Connects to the first of these addresses that accepts. The first attempt uses the connection's own place;
+/// each parallel one takes another, since each is an open file.
 async fn reach(places: &Arc<Places>, addresses: &[SocketAddr]) -> Result<TcpStream, ConnectFault> {
     let connect = |address: SocketAddr| async move {
         let is_first = addresses.first() == Some(&address);
         let _place = if is_first { None } else { Some(places.take().await) };
         let tcp = TcpStream::connect(address).await?;
-        // Without it the requests would wait for acknowledgements; where it fails they do.
+        // Without it small writes would wait for acknowledgements; if it fails they do.
         let _ = tcp.set_nodelay(true);
         Ok(tcp)
     };
@@ -222,10 +223,10 @@ impl Service<Uri> for Connector {
 trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// One connection, with TLS or without.
+/// A connection, with or without TLS.
 pub(super) struct Stream {
     io: TokioIo<Box<dyn Io>>,
-    /// It leads to a proxy that must be told the whole URL.
+    /// It leads to a proxy that needs absolute URLs.
     proxied: bool,
     close: Pin<Box<WaitForCancellationFutureOwned>>,
     place: ConnectionPlace,
@@ -243,7 +244,7 @@ impl Read for Stream {
         cx: &mut Context<'_>,
         to: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        // As if the other side had closed it.
+        // As if the peer had closed it.
         if self.close.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Ok(()));
         }
@@ -279,7 +280,7 @@ impl Write for Stream {
     }
 }
 
-/// The system's root certificates, and those of a PEM file. The error says what cannot be read.
+/// Returns the system's root certificates and those of a PEM file. The error names what cannot be read.
 pub fn roots(more: Option<&Path>) -> Result<RootCertStore, String> {
     let mut roots = tls::system_roots(if more.is_none() { "push cannot call https" } else { "" });
     if let Some(path) = more {

@@ -1,5 +1,5 @@
-//! The HTTP client of push. Each connection is ours from the name on: it is resolved, every address is judged, and only
-//! then called, so that no name can lead where push may not go. Connections are kept and used again. Redirects are
+//! The HTTP client of push. It resolves names itself, checks every address, and connects only to addresses
+//! that passed, so no name leads where push may not go. Connections are kept alive and reused. Redirects are
 //! never followed. Knows no job.
 
 mod connect;
@@ -30,37 +30,38 @@ use self::places::{Places, Used};
 use super::address::AddressGuard;
 use crate::tls::plain_client;
 
-/// The most bytes of an answer that are read.
+/// Maximum bytes of a response that are read.
 pub const MAX_ANSWER: usize = 1 << 20;
-/// Of an answer that counts so much is read beside all others, and of any in one piece. Larger ones take turns.
+/// Bytes of a response body that are read without taking a turn. Responses with larger bodies, where the body
+/// matters, take turns.
 pub const SMALL_ANSWER: usize = 64 << 10;
-/// How many larger answers are read at a time, of [`MAX_ANSWER`] bytes each.
+/// How many larger responses are read at a time, of up to [`MAX_ANSWER`] bytes each.
 const LARGE_ANSWERS: usize = 64;
-/// For how long one of them has its turn.
+/// Longest turn of one of them.
 const TURN: Duration = Duration::from_secs(10);
-/// How long a connection that nobody uses is kept: shorter than the servers of Node and Python keep it.
+/// How long an idle connection is kept: shorter than the servers of Node and Python keep it.
 const IDLE: Duration = Duration::from_secs(4);
-/// How many of them are kept for one endpoint.
+/// Maximum idle connections per endpoint.
 const MOST_IDLE: usize = 1000;
-/// How much of an answer whose body does not count is kept, to be shown.
+/// Bytes that are kept, to be shown, of a response whose body does not matter.
 pub const KEPT: usize = 1024;
 
-/// What came back.
+/// A response of an endpoint.
 #[derive(Clone, Debug)]
 pub struct EndpointAnswer {
     pub status: u16,
     pub headers: HeaderMap,
-    /// [`MAX_ANSWER`] bytes at most, and the first [`KEPT`] where the body does not count.
+    /// At most [`MAX_ANSWER`] bytes, or the first [`KEPT`] if the body does not matter.
     pub body: Bytes,
-    /// Whether that is all of it.
+    /// Whether `body` is complete.
     pub whole: bool,
 }
 
-/// Sends requests. A trait, so that tests can answer without a network.
+/// Sends requests. A trait, so that tests can respond without a network.
 #[async_trait]
 pub trait Send: std::marker::Send + Sync + fmt::Debug + 'static {
-    /// Sends a request, and reads the answer within `time`. With `body_counts` an answer whose body does not come in
-    /// time is none.
+    /// Sends a request, and reads the response within `time`. With `body_counts`, a response whose body is
+    /// incomplete by then is a timeout.
     async fn send(
         &self,
         request: Request<Bytes>,
@@ -69,7 +70,7 @@ pub trait Send: std::marker::Send + Sync + fmt::Debug + 'static {
     ) -> Result<EndpointAnswer, ConnectFault>;
 }
 
-/// Sends over connections of its own.
+/// Sends over its own connections.
 #[derive(Debug)]
 pub struct Client {
     pool: Pool<Connector, Full<Bytes>>,
@@ -79,7 +80,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Verifies certificates against `roots`. Has so many connections at most, those that nobody uses included.
+    /// Verifies certificates against `roots`. Opens at most `connections` connections, idle ones included.
     pub fn new(
         guard: Arc<AddressGuard>,
         resolver: Arc<dyn Resolve>,
@@ -120,8 +121,8 @@ impl Client {
             match self.pool.request(request).await {
                 Ok(response) => break response,
                 Err(error) => {
-                    // A connection that was kept may be closed by the other side at the moment of its use. Once
-                    // only: it may also have taken the request and died of it.
+                    // The peer may have closed an idle connection just as it was reused. Retried once only:
+                    // the request may also have crashed the peer.
                     let kept = used.connection_metadata().as_ref().is_some_and(Used::before);
                     if !kept || again || !was_closed(&error) {
                         return Err(fault(&error));
@@ -157,8 +158,8 @@ impl Send for Client {
     }
 }
 
-/// Reads the body. Where it does not count, what does not come in time is left. Of a large one, what does not come
-/// within its turn is left too.
+/// Reads the body. If it does not matter, stops at the deadline; a large body also stops at the end of its
+/// turn.
 async fn read<B>(
     response: Response<B>,
     deadline: Instant,
@@ -172,8 +173,8 @@ where
     let mut bytes = Vec::new();
     let (mut whole, mut came) = (false, 0);
     let most = if body_counts { MAX_ANSWER } else { KEPT };
-    // Where the body does not count, the answer must be there before the caller's own time-out. Where it does, that one
-    // ends it.
+    // If the body does not matter, the response must be ready before the caller's timeout; otherwise that
+    // timeout applies.
     let mut until = (!body_counts).then_some(deadline - Duration::from_millis(5));
     let mut turn = None;
     loop {
@@ -205,7 +206,7 @@ where
     Ok(EndpointAnswer { status: parts.status.as_u16(), headers: parts.headers, body: bytes.into(), whole })
 }
 
-/// Whether the connection was closed before the first byte of an answer.
+/// Whether the connection was closed before the first byte of a response.
 fn was_closed(error: &PoolError) -> bool {
     let mut source = std::error::Error::source(error);
     while let Some(error) = source {
@@ -223,7 +224,7 @@ fn was_closed(error: &PoolError) -> bool {
     false
 }
 
-/// What an error of the pool means: the connector's own fault, or that of a connection.
+/// Returns the cause of a pool error: the connector's own fault, or a broken connection.
 fn fault(error: &PoolError) -> ConnectFault {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     let mut last = error.to_string();
@@ -247,7 +248,7 @@ mod tests {
 
     use super::*;
 
-    /// So many pieces of 32 KiB, and then nothing more for ever, or the end.
+    /// `left` pieces of 32 KiB, then the end, or nothing forever.
     struct Pieces {
         left: usize,
         ends: bool,
@@ -269,7 +270,8 @@ mod tests {
         }
     }
 
-    /// Guards against answers that fill the memory together, and against one that never ends and keeps its turn.
+    /// Guards against responses that fill the memory together, and against one that never ends and keeps its
+    /// turn.
     #[tokio::test(start_paused = true)]
     async fn large_answers_take_turns() {
         let (began, large) = (Instant::now(), Semaphore::new(1));

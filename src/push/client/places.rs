@@ -1,5 +1,5 @@
-//! How many connections there may be: each has a place until it is closed, and where there is none one that nobody uses
-//! makes room.
+//! Bounds the number of connections. Each holds a place until it is closed; if none is free, an idle
+//! connection is closed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,35 +13,36 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// How often a request that waits for a connection looks for one to close that nobody uses.
+/// How often a request that waits for a place looks for an idle connection to close.
 const CLOSE_AGAIN: Duration = Duration::from_millis(100);
 
-/// What a connection was used for. Travels with it.
+/// Usage of a connection. Travels with it.
 #[derive(Debug, Default)]
 pub(super) struct Used {
-    /// An answer has come over it.
+    /// A response has arrived over it.
     answered: AtomicBool,
-    /// How often something was written, and since when nobody uses it.
+    /// Number of writes so far, and since when the connection is idle.
     idle: Mutex<(u64, Option<Instant>)>,
-    /// It is to make room.
+    /// Cancelled to close the connection.
     close: CancellationToken,
 }
 
 impl Used {
-    /// An answer has begun to come over it. Answers how often something was written.
+    /// Records that a response has begun to arrive. Returns the number of writes so far.
     pub(super) fn answered(&self) -> u64 {
         self.answered.store(true, Ordering::Relaxed);
         self.idle.lock().0
     }
 
-    /// Whether an answer has come over a connection.
+    /// Whether a response has arrived over the connection before.
     pub(super) fn before(connected: &Connected) -> bool {
         let mut extensions = Extensions::new();
         connected.get_extras(&mut extensions);
         extensions.get().is_some_and(|used: &Arc<Used>| used.answered.load(Ordering::Relaxed))
     }
 
-    /// An answer was read. Nobody uses it now, unless something was written since: the pool has it back by now.
+    /// Records that a response was read. The connection is idle now, unless something was written since: the
+    /// pool may have reused it.
     pub(super) fn read(&self, written: u64) {
         let mut idle = self.idle.lock();
         if idle.0 == written {
@@ -49,19 +50,19 @@ impl Used {
         }
     }
 
-    /// Ends when the connection is to make room.
+    /// Completes when the connection should close to free its place.
     pub(super) fn closed(&self) -> WaitForCancellationFutureOwned {
         self.close.clone().cancelled_owned()
     }
 
-    /// Something is written: it is in use.
+    /// Records a write: the connection is in use.
     pub(super) fn written(&self) {
         let mut idle = self.idle.lock();
         *idle = (idle.0 + 1, None);
     }
 }
 
-/// The connections that there may be. Each has a place until it is closed.
+/// The places of all connections. Each connection holds one until it is closed.
 #[derive(Debug)]
 pub(super) struct Places {
     free: Arc<Semaphore>,
@@ -74,7 +75,7 @@ impl Places {
         Places { free: Arc::new(Semaphore::new(most)), taken: Mutex::default(), next: AtomicU64::new(0) }
     }
 
-    /// Waits for a place. Where there is none, the connection that nobody has used for longest makes room.
+    /// Waits for a place. If none is free, closes the connection that has been idle longest.
     pub(super) async fn take(self: &Arc<Self>) -> ConnectionPlace {
         let free = self.free.clone().acquire_owned();
         tokio::pin!(free);
@@ -120,7 +121,7 @@ impl Drop for ConnectionPlace {
 mod tests {
     use super::*;
 
-    /// Guards against a request that waits until a connection that nobody uses is closed for its age.
+    /// Guards against a request that waits until an idle connection is closed for its age.
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_nobody_uses_makes_room_at_once() {
         let places = Arc::new(Places::new(2));

@@ -1,6 +1,6 @@
-//! What push shares, on local disk: records and reports in the directory of the default pool (docs/disk-format.md draws
-//! their keys), slots in memory: a directory has one server. It may have two workers of a queue: one that was deleted
-//! has requests in flight when the queue is pushed again.
+//! The push store on disk: records and reports are in the directory of the default pool (docs/disk-format.md draws
+//! their keys), leases in memory, since a directory has one server. A queue can have two workers there: when it is
+//! deleted and pushed again, the old worker may still have requests in flight.
 
 use std::time::Duration;
 
@@ -15,23 +15,23 @@ use crate::engine::disk::{self, Change, DiskEngine, Table, put_short, take_short
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
 
-/// What a key begins with: which kind of row it is.
+/// First byte of a key: the kind of its row.
 const RECORD: u8 = b'r';
 const REPORT: u8 = b's';
 const LENT: u8 = b'l';
 
-/// The longest `per`: what was begun so long ago counts in no rate.
+/// The longest `per`: older requests count in no rate.
 const LONGEST_PER: Duration = Duration::from_secs(3600);
 
-/// What push shares, in the directory of a disk engine.
+/// The push store in the directory of a disk engine.
 #[derive(Debug)]
 pub struct DiskPush {
     rows: disk::Records,
     memory: Mutex<Memory>,
-    /// Held by whoever changes the record or the report of a queue: which of them, the queue says. Those of others share
-    /// the write.
+    /// Serializes changes of one queue's record or report, by the queue's hash. Changes of other queues share the
+    /// write.
     turns: Turns,
-    /// Held by whoever leases a queue, likewise.
+    /// Serializes leases of one queue, likewise.
     lease_turns: Turns,
 }
 
@@ -41,29 +41,29 @@ fn turns() -> Turns {
     std::array::from_fn(|_| tokio::sync::Mutex::default())
 }
 
-/// The turn of the queue that a row is about.
+/// Locks the turn of the queue that a row belongs to.
 async fn turn_of<'a>(turns: &'a Turns, row: &[u8]) -> tokio::sync::MutexGuard<'a, ()> {
     turns[xxhash_rust::xxh3::xxh3_64(row) as usize % TURNS].lock().await
 }
 
-/// What is in memory only.
+/// State that is kept in memory only.
 #[derive(Debug, Default)]
 struct Memory {
     /// Grows with every change of a record.
     version: Version,
-    /// Who holds what of each queue.
+    /// The leases of each queue.
     leased: HashMap<PushKey, Leased>,
-    /// When an attempt has delivered last, of each queue that is pushed. By the engine's clock, which begins with the
-    /// process: what is told may be older.
+    /// When the last attempt of each pushed queue succeeded. By the engine's clock, which begins with the process: a
+    /// report may be older.
     delivered: HashMap<PushKey, i64>,
 }
 
-/// Reads what [`Leased::row`] has said; nothing where it cannot be read.
+/// Parses a row written by [`Leased::row`]; `None` if it cannot be read.
 fn read_lent(row: &Bytes) -> Option<Begun> {
     serde_json::from_slice(row).ok()
 }
 
-/// The key of a row: kind, pool and namespace with their lengths, queue.
+/// Returns the key of a row: kind, pool and namespace with their lengths, queue.
 fn row(kind: u8, key: &PushKey) -> Bytes {
     let mut out = vec![kind];
     for name in [key.pool.as_str(), key.queue.namespace.as_str()] {
@@ -73,7 +73,7 @@ fn row(kind: u8, key: &PushKey) -> Bytes {
     out.into()
 }
 
-/// Reads the key of a record; `None` for a row of another kind.
+/// Parses the key of a record; `None` for a row of another kind.
 fn read_record_key(row: &[u8]) -> Result<Option<PushKey>> {
     let read = |mut bytes: &[u8]| {
         let pool = PoolName::parse(take_short(&mut bytes).ok()?).ok()?;
@@ -90,7 +90,7 @@ fn read_record_key(row: &[u8]) -> Result<Option<PushKey>> {
 }
 
 impl DiskPush {
-    /// Fails when what is stored cannot be read.
+    /// Fails if the stored rows cannot be read.
     pub fn new(engine: &DiskEngine) -> Result<DiskPush> {
         let push = DiskPush {
             rows: engine.records(),
@@ -102,7 +102,7 @@ impl DiskPush {
         Ok(push)
     }
 
-    /// Every record; fails when a key cannot be read.
+    /// Returns every record; fails if a key cannot be read.
     fn all_records(&self) -> Result<Vec<(PushKey, Bytes)>> {
         self.rows.read(Table::Push, |rows| {
             let read = |(row, record): (&Bytes, &Bytes)| {
@@ -112,7 +112,7 @@ impl DiskPush {
         })
     }
 
-    /// Drops the rows of parts of a rate that count no more: the queue may not be pushed any longer.
+    /// Deletes the rows of requests that no longer count in a rate: their queues may no longer be pushed.
     async fn forget_lent(&self) -> Result<()> {
         let now = self.rows.pool_now();
         let over = |row: &Bytes| read_lent(row).is_none_or(|(_, until)| until + millis(LONGEST_PER) < now);
@@ -151,7 +151,7 @@ impl PushStore for DiskPush {
     }
 
     async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
-        // One change of a queue at a time, so that nothing comes between the look and the change.
+        // Serialized per queue, so that nothing changes between the check and the write.
         let _turn = turn_of(&self.turns, &row(RECORD, key)).await;
         if self.record(key).await? != old {
             return Ok(false);
@@ -163,7 +163,7 @@ impl PushStore for DiskPush {
         };
         let changed = self.rows.change(changes).await;
         let mut memory = self.memory.lock();
-        // After an error too: the change may have happened.
+        // Also after an error: the change may have happened.
         memory.version += 1;
         if is_end {
             memory.delivered.remove(key);
@@ -174,7 +174,7 @@ impl PushStore for DiskPush {
 
     async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant> {
         let lent_row = row(LENT, key);
-        // One lease of a queue at a time, so that its rows are written in the order in which they were made. Leases of
+        // Serialized per queue, so that its rows are written in the order of their computation. Leases of
         // other queues do not wait for a write.
         let _turn = turn_of(&self.lease_turns, &lent_row).await;
         let (report, now, pool_now) = (self.stored_report(key)?, self.rows.now(), self.rows.pool_now());
@@ -184,7 +184,7 @@ impl PushStore for DiskPush {
             if leased.stored.is_none() {
                 let stored = self.rows.read(Table::Push, |rows| rows.get(&lent_row).and_then(read_lent));
                 leased.stored = stored;
-                // What was begun until then counts for one `per` more.
+                // Requests that began until then count for one more `per`.
                 let begun = |(rate, until): Begun| {
                     let left = (until.min(pool_now) + millis(lease.per)).saturating_sub(pool_now);
                     (rate, now + left)
@@ -203,7 +203,7 @@ impl PushStore for DiskPush {
                 0 => Change::Delete,
                 _ => Change::Put(serde_json::to_vec(&begun).map_err(Error::refused)?.into()),
             };
-            // Before the answer: what may be begun is known after a kill, too.
+            // Before the reply: after a kill it must be known how many requests may have begun.
             self.rows.change(vec![(Table::Push, lent_row, change)]).await?;
             if let Some(leased) = self.memory.lock().leased.get_mut(key) {
                 leased.stored = Some(begun);

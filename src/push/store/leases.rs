@@ -1,5 +1,5 @@
-//! Divides the slots and the rate of a pushed queue among the workers of one process. Plain values: time is an argument,
-//! and what outlives the process is kept by its caller.
+//! Divides the slots and the rate of a pushed queue among the workers of one process. Plain values: time is an
+//! argument, and the caller persists the rows that the next start needs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,31 +9,31 @@ use ahash::HashMap;
 use super::{Grant, Lease};
 use crate::clock::Millis;
 
-/// So many requests of a rate, and until when they may be begun, or count.
+/// A number of requests of a rate, and until when they may begin, or count.
 pub(super) type Begun = (u32, Millis);
 
-/// For how long ahead it is stored that requests may be begun: so seldom is a row written.
+/// How far ahead the store records that requests may begin, so that rows are written rarely.
 const AHEAD: Duration = Duration::from_secs(60);
 
-/// So many queues' leases may be written side by side, and so many queues' records and reports.
+/// Number of locks over which queues are spread, for leases and for records and reports.
 pub(super) const TURNS: usize = 64;
 
 pub(super) fn millis(time: Duration) -> Millis {
     time.as_millis() as Millis
 }
 
-/// Who holds what of a queue.
+/// The leases of one queue.
 #[derive(Debug, Default)]
 pub(super) struct Leased {
     pub workers: HashMap<Arc<str>, Holds>,
-    /// Parts of the rate that nobody holds any more, and until when they count.
+    /// Requests of the rate that belong to no lease any more, and until when they count.
     pub lent: Vec<Begun>,
-    /// How many may have been begun, until when: what another start must count. By the pool's clock, since that goes on
-    /// over a start. `None` until it was read.
+    /// How many requests may have begun, and until when: the next start must count them. By the pool's clock, which
+    /// continues over restarts. `None` until it was read.
     pub stored: Option<Begun>,
 }
 
-/// What a worker has told with its last lease, and until when it stands.
+/// A worker's last lease, and when it ends.
 #[derive(Debug)]
 pub(super) struct Holds {
     until: Millis,
@@ -44,8 +44,8 @@ pub(super) struct Holds {
 }
 
 impl Leased {
-    /// What one worker may do. As the script for a Redis does it, but that what is there goes to whoever asks first:
-    /// of two workers one is ending.
+    /// Returns the grant for one worker. Works like the script for a Redis, but grants all free slots to the first that
+    /// asks: of two workers, one is ending.
     pub fn divide(&mut self, lease: &Lease, now: Millis) -> Grant {
         let until = now + millis(lease.per);
         self.lent.retain(|(_, until)| *until > now);
@@ -58,7 +58,8 @@ impl Leased {
             .fold((0, 0), |(slots, rate), holds| (slots + holds.slots, rate + holds.rate));
         let mut grant = Grant { alone: self.workers.is_empty(), ..Grant::default() };
         if !lease.time.is_zero() {
-            // Who wants nothing keeps what it has begun: lent, it would count beside its own count when it wants again.
+            // A worker without demand keeps the requests it has begun: if they moved to `lent`, they would count
+            // twice when it wants slots again.
             grant.rate = lease.rate.min(lease.rate_held);
         }
         if lease.wants > 0 {
@@ -82,8 +83,9 @@ impl Leased {
         grant
     }
 
-    /// The row that another start is to find, if it must be another one than now: how many may be begun, until when;
-    /// none when nothing counts. Whoever has stored it says so in `stored`. `now` is by the pool's clock.
+    /// Returns the row that the next start must find, if it differs from the stored one: how many requests may begin,
+    /// and until when; none if nothing counts. The caller sets `stored` once it is written. `now` is by the pool's
+    /// clock.
     pub fn row(&self, lease: &Lease, now: Millis) -> Option<Begun> {
         let (rate, until) = self.stored.unwrap_or_default();
         let row = match self.workers.is_empty() {
@@ -101,7 +103,7 @@ impl Leased {
 mod tests {
     use super::*;
 
-    /// A lease of `a`: of three in an hour.
+    /// A lease of worker `a`, at a rate of three per hour.
     fn lease(wants: u32, rate_held: u32) -> Lease {
         Lease {
             server: "a".into(),
@@ -117,7 +119,7 @@ mod tests {
         }
     }
 
-    /// Guards against a pause after which what was begun counts twice, and nothing is begun for one `per`.
+    /// Guards against a pause after which earlier requests count twice, and none may begin for one `per`.
     #[test]
     fn who_wants_nothing_keeps_what_it_has_begun_and_gets_the_rest_back() {
         let mut leased = Leased::default();
@@ -133,7 +135,7 @@ mod tests {
         );
     }
 
-    /// Guards against a row that is taken for stored though its write has failed: a kill would forget the rate.
+    /// Guards against taking a row for stored although its write failed: a kill would lose the rate.
     #[test]
     fn a_row_is_asked_for_until_it_was_stored() {
         let (mut leased, lease) = (Leased::default(), lease(4, 0));

@@ -1,10 +1,10 @@
-//! What push shares, in the Redis of tokens and limits. lmstfy has none of these keys:
+//! The push store in the Redis of tokens and limits. lmstfy has none of these keys:
 //!
 //! `dormouse/push` hash `pool/ns/queue` → the record, and a field without a name that changes with every change;
-//! `dormouse/push/{pool}/{ns}/{queue}/counts` hash of `delivered`, `failed`, `dead`, and `delivered_at`
-//! (when the last attempt delivered, in ms by the Redis's clock); `…/attempts` list of JSON, the
-//! latest at the left; `…/servers` hash server → JSON of what it holds, which expires a while after the last server. In a
-//! cluster what concerns a namespace is in one slot, the records of its queues too.
+//! `dormouse/push/{pool}/{ns}/{queue}/counts` hash of `delivered`, `failed`, `dead`, and `delivered_at` (when the
+//! last attempt succeeded, in ms by the Redis's clock); `…/attempts` list of JSON, latest on the left; `…/servers`
+//! hash server → JSON of its lease, which expires a while after the last server. In a cluster, all keys of a
+//! namespace are in one slot, and so are the records of its queues.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::name::{Namespace, PoolName, Queue, QueueName};
 /// The hash of all records.
 const PUSH: &str = "dormouse/push";
 
-/// What a fleet shares of push.
+/// The push store of a fleet.
 #[derive(Debug)]
 pub struct RedisPush {
     tables: Tables,
@@ -33,7 +33,7 @@ pub struct RedisPush {
 }
 
 impl RedisPush {
-    /// In the Redis of tokens and limits, over their connection.
+    /// Uses the connection of the Redis of tokens and limits.
     pub fn new(admin: &RedisAdmin) -> RedisPush {
         RedisPush { tables: admin.tables(), scripts: Scripts::default() }
     }
@@ -42,7 +42,7 @@ impl RedisPush {
         self.tables.part_of(&key.pool, &key.queue.namespace)
     }
 
-    /// A command to the table of records in the part of a queue.
+    /// Returns the command that reads a queue's record, and its partition.
     fn of_record(&self, key: &PushKey) -> (u16, Cmd) {
         let part = self.part_of(key);
         let mut cmd = redis::cmd("HGET");
@@ -50,19 +50,19 @@ impl RedisPush {
         (part, cmd)
     }
 
-    /// The beginning of a call with these keys.
+    /// Returns the beginning of a call of `script` with these keys.
     fn call<const N: usize>(&self, script: &Script, key: &PushKey, keys: [String; N]) -> (u16, Cmd) {
         let part = self.part_of(key);
         (part, self.tables.call(script, part, keys.map(|of| self.tables.key(part, of))))
     }
 }
 
-/// What is kept of one queue beside its record.
+/// Returns a queue's key of this kind.
 fn key_of(key: &PushKey, kind: &str) -> String {
     format!("{PUSH}/{key}/{kind}")
 }
 
-/// What a server has told with its last lease; the script writes more.
+/// A server's last lease; the script writes more fields.
 #[derive(Deserialize)]
 struct ServerLease {
     expires: f64,
@@ -70,7 +70,7 @@ struct ServerLease {
     open: f64,
 }
 
-/// The field of a queue: [`PushKey`]'s text.
+/// Parses the field of a queue: [`PushKey`]'s text.
 fn parse_field(field: &[u8]) -> Option<PushKey> {
     let mut names = std::str::from_utf8(field).ok()?.split('/');
     let pool = PoolName::parse(names.next()?).ok()?;
@@ -82,7 +82,7 @@ fn parse_field(field: &[u8]) -> Option<PushKey> {
 #[async_trait]
 impl PushStore for RedisPush {
     async fn records(&self, known: Option<Version>) -> Result<Option<PushRecords>> {
-        // Read before the records: what changes meanwhile is read again next time.
+        // Read before the records: a change in between is read again next time.
         let version = version_of(&self.tables, PUSH).await?;
         if known == Some(version) {
             return Ok(None);

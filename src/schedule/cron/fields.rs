@@ -1,12 +1,12 @@
-//! An expression of five or six fields, read: which dates and times of day it names. Knows no zone: from a local time on
-//! it says which one is the first that matches.
+//! A parsed cron expression of five or six fields: its dates and times of day. Knows no time zone: finds the first
+//! matching local time from a given one on.
 
 use jiff::civil::{Date, DateTime, Time, date};
 
-/// The longest expression, in bytes.
+/// Maximum length of an expression in bytes.
 pub const MAX_CRON: usize = 256;
 
-/// An expression. Each field is a set of bits, by the numbers that match.
+/// A cron expression. Each field is a bit set of matching numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cron {
     pub(super) text: Box<str>,
@@ -19,40 +19,40 @@ pub struct Cron {
     pub(super) by_clock: bool,
 }
 
-/// The field of days. All of them if it is `*`.
+/// Field for days of the month. Contains all of them if it is `*`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Days {
     pub(super) any: bool,
     pub(super) numbers: u64,
-    /// `15W`: by the number.
+    /// `15W`, by the day.
     pub(super) nearest: u64,
     pub(super) last: bool,
     pub(super) last_weekday: bool,
 }
 
-/// The field of weekdays, Sunday is 0. All of them if it is `*`.
+/// Field for weekdays; Sunday is 0. Contains all of them if it is `*`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Weekdays {
     pub(super) any: bool,
     pub(super) numbers: u64,
     /// `FRIL`.
     pub(super) last: u64,
-    /// `MON#2`: the weekdays whose first, second .. fifth matches.
+    /// `MON#2`: weekdays by ordinal, from first to fifth.
     pub(super) nth: [u64; 5],
 }
 
 impl Cron {
-    /// As it was given.
+    /// Returns the expression as given.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether an occurrence is a local time. Otherwise each second is one whose local time matches.
+    /// Whether an occurrence is a local time. Otherwise it is each second whose local time matches.
     pub fn is_by_clock(&self) -> bool {
         self.by_clock
     }
 
-    /// The first local time that matches, from this one on.
+    /// Returns the first matching local time, `from` included.
     pub fn at_or_after(&self, from: DateTime) -> Option<DateTime> {
         if self.days_of(from.year(), from.month()) & 1 << from.day() != 0
             && let Some(time) = self.time_at_or_after(from.time())
@@ -76,7 +76,7 @@ impl Cron {
         Some(date(year, month, days.trailing_zeros() as i8))
     }
 
-    /// The days of a month that match, as bits.
+    /// Returns the matching days of a month as bits.
     fn days_of(&self, year: i16, month: i8) -> u64 {
         if self.month & 1 << month == 0 {
             return 0;
@@ -114,11 +114,11 @@ impl Cron {
     }
 }
 
-/// What decides which days of a month match.
+/// Properties of a month that decide which of its days match.
 #[derive(Clone, Copy)]
 struct Month {
     length: u32,
-    /// The weekday of its first day.
+    /// Weekday of its first day.
     first: u32,
 }
 
@@ -127,7 +127,7 @@ impl Month {
         (self.first + day - 1) % 7
     }
 
-    /// The day from Monday to Friday that is nearest to this one, in the same month.
+    /// Returns the nearest day from Monday to Friday in the same month.
     fn nearest(self, day: u32) -> u32 {
         match self.weekday(day) {
             6 if day == 1 => day + 2,
@@ -166,7 +166,7 @@ impl Weekdays {
     }
 }
 
-/// A field is never empty, and its numbers are those of the field.
+/// Returns the smallest number of a field. A field is never empty, and its numbers are in range.
 fn first(field: u64) -> u32 {
     field.trailing_zeros()
 }

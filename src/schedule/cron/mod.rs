@@ -1,5 +1,5 @@
-//! Expressions of five or six fields. `fields`: one that was read, and which local times it names; `parse`: reads its
-//! text. They know no zone.
+//! Cron expressions of five or six fields. `fields`: a parsed expression and its local times; `parse`: the parser.
+//! They know no time zone.
 
 mod fields;
 mod parse;

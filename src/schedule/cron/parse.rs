@@ -1,4 +1,4 @@
-//! Reads an expression, element by element. What it refuses it quotes, and says what would do.
+//! Parses a cron expression, element by element. Errors quote the invalid part, and list the valid values.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub enum Part {
     Weekday,
 }
 
-/// What is wrong with an expression, and in which field, if it is a single one.
+/// Error of an expression, with its field, if there is a single one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CronError {
     pub part: Option<Part>,
@@ -53,7 +53,7 @@ impl Part {
         u32::from(matches!(self, Part::Day | Part::Month))
     }
 
-    /// 7 is Sunday, as 0 is.
+    /// Returns the largest number. 7 is Sunday, like 0.
     fn last(self) -> u32 {
         match self {
             Part::Second | Part::Minute => 59,
@@ -64,7 +64,7 @@ impl Part {
         }
     }
 
-    /// The names that its numbers have, from the first on.
+    /// Returns the names of its numbers, in order.
     fn names(self) -> &'static str {
         match self {
             Part::Month => MONTHS,
@@ -73,7 +73,7 @@ impl Part {
         }
     }
 
-    /// What may stand in it.
+    /// Describes the valid values.
     fn takes(self) -> &'static str {
         match self {
             Part::Second | Part::Minute => "0 to 59",
@@ -93,14 +93,14 @@ fn whole(error: impl fmt::Display) -> CronError {
     CronError { part: None, error: error.to_string() }
 }
 
-/// As errors show it.
+/// Quotes a text for an error.
 fn quoted(text: &str) -> String {
     let short = &text[..text.floor_char_boundary(64)];
     if short.len() < text.len() { format!("{short:?}..") } else { format!("{short:?}") }
 }
 
 impl Cron {
-    /// Reads a text. What is wrong with it is said by its part.
+    /// Parses an expression. An error names the field.
     pub fn parse(text: &str) -> Result<Cron> {
         cron(text)
     }
@@ -139,7 +139,7 @@ fn cron(text: &str) -> Result<Cron> {
     Ok(cron)
 }
 
-/// The fields that `@daily` and its like stand for; those of any other text are its own.
+/// Returns the fields of a shorthand such as `@daily`; other texts are returned unchanged.
 fn shorthand(given: &str) -> Result<&str> {
     let lower = given.to_ascii_lowercase();
     if lower.starts_with("tz=") || lower.starts_with("cron_tz=") {
@@ -174,7 +174,7 @@ fn wrong_count(given: &str, fields: &[&str]) -> CronError {
     })
 }
 
-/// The elements of a field. None is empty.
+/// Splits a field into elements. None is empty.
 fn elements(part: Part, field: &str) -> Result<impl Iterator<Item = &str>> {
     if field.split(',').any(str::is_empty) {
         return Err(part.error(format!("{} has an empty element: remove the comma", quoted(field))));
@@ -182,7 +182,7 @@ fn elements(part: Part, field: &str) -> Result<impl Iterator<Item = &str>> {
     Ok(field.split(','))
 }
 
-/// A field of numbers, ranges and steps.
+/// Parses a field of numbers, ranges and steps.
 fn numbers(part: Part, field: &str) -> Result<u64> {
     elements(part, field)?.try_fold(0, |set, element| Ok(set | range(part, element)?))
 }
@@ -236,7 +236,7 @@ fn weekdays(field: &str) -> Result<Weekdays> {
     Ok(weekdays)
 }
 
-/// `*`, `a`, `a-b`, and each of them with `/n`.
+/// Parses `*`, `a`, `a-b`, each possibly with `/n`.
 fn range(part: Part, element: &str) -> Result<u64> {
     let (base, step) = match element.split_once('/') {
         Some((base, step)) => (base, Some(step)),
@@ -254,7 +254,7 @@ fn range(part: Part, element: &str) -> Result<u64> {
     Ok((from..=to).step_by(step).fold(0, |set, number| set | 1 << number))
 }
 
-/// A range may end with `SUN`, and then Sunday is its last day.
+/// Parses the ends of a range. `SUN` as the end means 7.
 fn ends(part: Part, from: &str, to: &str, element: &str) -> Result<(u32, u32)> {
     let (first, mut last) = (number(part, from, element)?, number(part, to, element)?);
     if part == Part::Weekday && to.eq_ignore_ascii_case("SUN") && first > 0 {
@@ -270,7 +270,7 @@ fn ends(part: Part, from: &str, to: &str, element: &str) -> Result<(u32, u32)> {
     )))
 }
 
-/// What a reversed range may have meant: to the last number, and on from the first.
+/// Suggests ranges for a reversed one: to the largest number, and from the smallest.
 fn two_ranges(part: Part, from: &str, to: &str, element: &str) -> String {
     let step = element.split_once('/').map_or(String::new(), |(_, step)| format!("/{step}"));
     let (start, end) = match part {
@@ -321,7 +321,7 @@ fn steps(part: Part, step: &str, element: &str) -> Result<usize> {
     wrong(format!("is larger than {last}: write 1 to {last}{instead}"))
 }
 
-/// A number of the field, or a name of one. `element` is what it stands in.
+/// Parses a number of the field, or the name of one. `element` is the text around it.
 fn number(part: Part, text: &str, element: &str) -> Result<u32> {
     if let Some(number) = named(part, text) {
         return Ok(number);
@@ -353,7 +353,7 @@ fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// What a text is that is neither a number nor a name of its field.
+/// Returns the error for a text that is neither a number nor a name of its field.
 fn no_number(part: Part, text: &str, element: &str) -> CronError {
     let upper = element.to_ascii_uppercase();
     let shown = quoted(element);
@@ -386,7 +386,7 @@ fn no_number(part: Part, text: &str, element: &str) -> CronError {
     })
 }
 
-/// Crons disagree about what `*/2` means beside another field of days that is not `*`.
+/// Rejects `*/2` next to a restricted field of days: implementations of cron disagree about its meaning.
 fn disputed(part: Part, field: &str, other: &str, other_is_any: bool) -> Result<()> {
     let Some(element) = field.split(',').find(|element| element.starts_with('*')) else { return Ok(()) };
     if other_is_any || field == "*" {
@@ -403,7 +403,7 @@ fn disputed(part: Part, field: &str, other: &str, other_is_any: bool) -> Result<
     )))
 }
 
-/// Days of which no year has one.
+/// Rejects days that no year has.
 fn never(cron: &Cron, day: &str, month: &str) -> Result<()> {
     let Cron { day: days, weekday, .. } = cron;
     if days.any || !weekday.any || days.last || days.last_weekday {

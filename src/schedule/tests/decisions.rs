@@ -1,4 +1,4 @@
-//! Schedules in virtual time: a server that looks whenever it is woken, and does what [`step`] says.
+//! Schedules in virtual time: a server that wakes up when told, and performs the decisions of [`step`].
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ const MINUTE: Millis = 60 * SECOND;
 const HOUR: Millis = 60 * MINUTE;
 const DAY: Millis = 24 * HOUR;
 
-/// A schedule, and what became of its occurrences, in the order of the decisions.
+/// A schedule, and the results of its occurrences, in the order of decisions.
 struct Run {
     setting: Setting,
     zones: Zones,
@@ -39,14 +39,14 @@ impl Run {
         self.setting.when(&self.zones, self.progress.every_set_at).expect("a known zone")
     }
 
-    /// Does all that is to be done now, and answers when to look again.
+    /// Performs everything due now, and returns when to continue.
     fn look(&mut self, now: Millis) -> Option<Millis> {
         if let Some(right) = self.progress.set_right(&self.setting.rule, now) {
             self.progress = right;
         }
         let when = self.when();
         for _ in 0..1000 {
-            // What is stored is what the next server reads. Not always: the test would take seconds.
+            // The next server must read the stored form. Not checked every time: the test would take seconds.
             if now.is_multiple_of(HOUR) {
                 let stored = serde_json::to_string(&self.progress).expect("JSON");
                 self.progress = serde_json::from_str(&stored).expect(&stored);
@@ -79,7 +79,7 @@ impl Run {
         self.progress = progress;
     }
 
-    /// Looks when it is told to, from one instant to the other.
+    /// Wakes up whenever due, from one instant to the other.
     fn run(&mut self, from: Millis, until: Millis) {
         let mut now = from;
         while now <= until {
@@ -146,7 +146,7 @@ fn six_hours_away_with_each_catch_up() {
     assert_eq!(run("last", back), [given_up(before, 23), Done::CaughtUp { due: last }], "last");
     let all: Vec<Done> = (0..24).map(|n| Done::CaughtUp { due: first + n * 15 * MINUTE }).collect();
     assert_eq!(run("all", back), all, "all, oldest first");
-    // Back within the deadline of the newest: it is in time, and what is in time goes first.
+    // Back within the deadline of the newest: it is in time, and goes first.
     let back = 6 * HOUR + 59 * SECOND;
     let in_time = Done::Placed { due: last, at: from + back };
     assert_eq!(run("last", back), [given_up(before, 23), in_time.clone()], "last, with a later one in time");
@@ -161,7 +161,7 @@ fn of_a_long_absence_the_newest_hundred_are_caught_up() {
     for (every, back, count) in [
         (60, 5000 * MINUTE, Some(4898)),
         (1, DAY, None),
-        // As many as are counted, and one more.
+        // The maximum that is counted, and one more.
         (1, 10_060_999, Some(9900)),
         (1, 10_161_999, None),
     ] {
@@ -207,12 +207,12 @@ fn a_clock_that_is_set_repeats_nothing() {
     run.run(from, from + HOUR);
     let first = run.take();
     assert_eq!(first.len(), 4, "an hour: {first:?}");
-    // Back by a minute: what was decided is not decided again, and the rest comes at its time.
+    // Back by a minute: decisions are not repeated, and the rest follows in time.
     let again = run.look(from + 59 * MINUTE);
     assert_eq!((run.take(), again), (vec![], Some(from + 75 * MINUTE)), "a minute back");
     run.run(from + 59 * MINUTE, from + 2 * HOUR);
     assert_eq!(run.take().len(), 4, "the second hour");
-    // Ahead by six hours is like an absence of six hours.
+    // A step ahead by six hours is like a downtime of six hours.
     run.look(from + 8 * HOUR + 7 * MINUTE);
     let done = run.take();
     let newest = from + 8 * HOUR;
@@ -226,7 +226,7 @@ fn a_clock_that_is_set_repeats_nothing() {
     );
 }
 
-/// Guards against schedules that are silent for as long as the clock was ahead.
+/// Guards against schedules that are silent until the wrong time that the clock had.
 #[test]
 fn a_clock_that_ran_ahead_and_was_set_right_silences_nothing() {
     let from = at("2026-06-01T00:00:00Z");
@@ -235,7 +235,7 @@ fn a_clock_that_ran_ahead_and_was_set_right_silences_nothing() {
         json!({"queue": "q", "cron": "0,15,30,45 0-23 * * *"}),
         json!({"queue": "q", "every": 900}),
     ] {
-        // Set right, or ahead when it is set.
+        // The clock was corrected, or ran ahead when the schedule was set.
         for is_new in [false, true] {
             let mut run = Run::new(setting.clone(), if is_new { from + DAY } else { from });
             run.look(from + DAY + HOUR);
@@ -250,7 +250,7 @@ fn a_clock_that_ran_ahead_and_was_set_right_silences_nothing() {
             );
         }
     }
-    // What was missed before the right time is owed still, what a wrong clock took for missed is not.
+    // Occurrences missed before the correct time are still caught up, others are not.
     let mut run = Run::new(json!({"queue": "q", "every": 900, "catch_up": "all"}), from);
     let Step::Do(decision) = step(&name(), &run.setting, &run.when(), &run.progress, from + 3 * HOUR) else {
         panic!("three hours ahead, and nothing is owed");
@@ -259,7 +259,7 @@ fn a_clock_that_ran_ahead_and_was_set_right_silences_nothing() {
     run.look(from + HOUR);
     let expected: Vec<Done> = (1..=4).map(|n| Done::CaughtUp { due: from + n * 15 * MINUTE }).collect();
     assert_eq!(run.take(), expected, "of twelve that were missed by the wrong clock");
-    // A change counts from its own instant.
+    // A change takes effect from its own time on.
     let changed = parse(&json!({"queue": "q", "cron": "*/20 * * * *"})).expect("a setting").setting;
     let ran_ahead = Progress::new(from + DAY);
     let right = ran_ahead.set_right(&run.setting.rule, from).expect("it ran ahead");
@@ -280,17 +280,17 @@ fn while_paused_nothing_is_due() {
     run.progress = run.progress.resume(from + DAY + SECOND);
     assert_eq!(run.look(from + DAY + SECOND), Some(from + DAY + MINUTE), "nothing is caught up");
     assert_eq!(run.take(), []);
-    // A pause that ends by itself: what comes after its end is owed, whoever looks later.
+    // A pause that ends by itself: occurrences after its end are due, even if the server wakes up later.
     run.progress = run.progress.pause(Some(from + 2 * DAY));
     assert_eq!(run.look(from + DAY + HOUR), Some(from + 2 * DAY), "it is told when the pause ends");
     assert!(run.progress.is_paused(from + 2 * DAY - 1) && !run.progress.is_paused(from + 2 * DAY));
     run.look(from + 2 * DAY + 3 * MINUTE);
     let (due, now) = (|n| from + 2 * DAY + n * MINUTE, from + 2 * DAY + 3 * MINUTE);
     let placed = |n| Done::Placed { due: due(n), at: now };
-    // A minute late is in time, two are not.
+    // One minute late is in time, two are not.
     let expected = [placed(2), placed(3), Done::CaughtUp { due: due(0) }, Done::CaughtUp { due: due(1) }];
     assert_eq!(run.take(), expected, "after a pause that has ended by itself");
-    // One that was not paused goes on where it was.
+    // A schedule that is not paused continues unchanged.
     let mut run = Run::new(every, from);
     run.progress = run.progress.resume(from + MINUTE + SECOND);
     run.look(from + MINUTE + SECOND);
@@ -329,7 +329,7 @@ fn start_and_end_may_be_occurrences() {
     let mut run = Run::new(bounds, from);
     run.run(from, from + HOUR);
     assert_eq!(run.placed(), [0, 1, 2, 3].map(|n| start + n * 10 * SECOND), "cron");
-    // The anchor of an interval may lie long before.
+    // The anchor of an interval may be long past.
     let mut run = Run::new(json!({"queue": "q", "every": 0.007e3, "start": "2020-01-01T00:00:00.5Z"}), from);
     run.run(from, from + 20 * SECOND);
     let anchor = at("2020-01-01T00:00:00.5Z");
@@ -354,7 +354,7 @@ fn jitter_delays_each_by_its_own_time_and_keeps_the_order() {
     assert!(late.iter().all(|late| *late <= 60 * SECOND), "{:?}", late.iter().max());
     let distinct: std::collections::HashSet<_> = late.iter().collect();
     assert!(distinct.len() > 100, "{} delays", distinct.len());
-    // Never another, on any server, in any version.
+    // Fixed forever, on every server and in every version.
     assert_eq!(jitter(&name(), 1_795_262_400_000, 60_000), 44_166);
 }
 
@@ -373,13 +373,13 @@ fn an_occurrence_has_its_id_for_ever() {
     assert_eq!((id.published_at(), id.delay_seconds(), id.is_versioned()), (due, 0, true));
 }
 
-/// Vancouver's clocks stay on summer time from database 2026b on: what is decided is a local time.
+/// Vancouver stays on summer time from database 2026b on: a decision is a local time.
 #[test]
 fn another_zone_database_goes_on_after_the_last_local_time() {
     let decided =
         when("America/Vancouver", "0 9 * * *").after(at("2026-11-15T00:00:00Z")).next().expect("one");
     assert_eq!(decided.due, at("2026-11-15T16:00:00Z"), "with the new database");
-    // As Los Angeles, before 2026b.
+    // Los Angeles behaves like Vancouver before 2026b.
     let before = when("America/Los_Angeles", "0 9 * * *");
     let after = when("America/Vancouver", "0 9 * * *");
     let last = before.after(at("2026-11-15T00:00:00Z")).next().expect("one");
@@ -395,7 +395,8 @@ fn another_zone_database_goes_on_after_the_last_local_time() {
         Some("2026-11-16T09:00:00.000-08:00"),
         "and back"
     );
-    // Each hour from 8 to 10, decided at 09:00 of the old database, when the new one has 10:00: that is owed still.
+    // Hourly from 8 to 10, decided at 09:00 by the old database when the new one has 10:00, which is therefore still
+    // due.
     let hours = |zone| when(zone, "0 8,9,10 * * *");
     let nine = hours("America/Los_Angeles").after(at("2026-11-15T16:30:00Z")).next().expect("one");
     let cursor = hours("America/Los_Angeles").decided(&nine);

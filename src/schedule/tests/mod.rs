@@ -1,4 +1,4 @@
-//! Tests of the room: the contract's vectors, and what only several of its files do together.
+//! Tests of the whole module: the contract's vectors, and the interaction of its files.
 
 mod decisions;
 mod refusals;
@@ -18,7 +18,7 @@ use super::*;
 use crate::clock::Millis;
 use crate::name::{Namespace, ScheduleName};
 
-/// The instants of an expression.
+/// Returns the instants of an expression.
 fn when(zone: &str, cron: &str) -> When {
     let cron = Cron::parse(cron).unwrap_or_else(|error| panic!("{cron}: {error:?}"));
     When::cron(Arc::new(cron), Zones::bundled().get(zone).expect("a zone of the database"))

@@ -1,11 +1,11 @@
-//! What is refused, with its message as somebody reads it who has never seen the documentation: it quotes what was given
-//! and says what would do.
+//! Rejected settings with their messages, which must be clear without the documentation: they quote the value and say
+//! what is valid.
 
 use serde_json::{Value, json};
 
 use super::*;
 
-/// Expressions: the part, and the error.
+/// Expressions: the field, and the error.
 const EXPRESSIONS: &[(&str, &str, &str)] = &[
     (
         "",
@@ -191,7 +191,7 @@ const EXPRESSIONS: &[(&str, &str, &str)] = &[
     ("0 0 * * 9L", "weekday", r#"weekday: "9" is out of range: write 0 to 7"#),
 ];
 
-/// Fields beside `"queue": "q", "every": 60`, and the error.
+/// Fields in addition to `"queue": "q", "every": 60`, and the error.
 const FIELDS: &[(&str, &str, &str)] = &[
     ("queue", r#""_x""#, r#""_x" is no queue: write 1 to 255 of letters, digits, - and _, not _ first"#),
     ("queue", r#""a/b""#, r#""a/b" is no queue: write 1 to 255 of letters, digits, - and _, not _ first"#),

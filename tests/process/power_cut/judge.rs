@@ -76,7 +76,7 @@ struct Life {
 pub struct Account {
     acts: Vec<Act>,
     lives: BTreeMap<String, Life>,
-    /// Whether each sync is before an answer.
+    /// Whether each sync precedes a reply.
     always: bool,
     /// From a kill to the next start, in nanoseconds since 1970.
     down: Range<u64>,
@@ -407,7 +407,7 @@ impl Account {
             let fresh = it.tries == life.tries && !life.respawned.is_some_and(begun);
             let at_place = match it.place {
                 Place::Ready => life.delay.is_zero(),
-                // Only those that became due after the cut; others had become ready before.
+                // Only jobs that became due after the cut; others had become ready before.
                 Place::Later => !life.delay.is_zero() && !life.taken.iter().any(|n| begun(*n)),
                 Place::Dead => false,
             };
@@ -446,7 +446,7 @@ impl Account {
         findings
     }
 
-    /// Describes what is known of a job at the cut.
+    /// Describes the history of a job up to the cut.
     fn tell(&self, life: &Life, cut: u64) -> String {
         let when = |n: &usize| {
             let act = &self.acts[*n];

@@ -59,7 +59,7 @@ impl What {
     }
 }
 
-/// A request and its answer. Times are nanoseconds since 1970.
+/// A request and its reply. Times are nanoseconds since 1970.
 #[derive(Clone, Debug)]
 pub struct Act {
     pub began: u64,
@@ -142,7 +142,7 @@ impl Drop for Server {
     }
 }
 
-/// What answers tell.
+/// Contents of replies.
 struct Answer {
     began: u64,
     answered: u64,

@@ -431,7 +431,7 @@ fn a_store_that_does_not_sync_is_found_out() {
             _ => signs.iter().all(|sign| report.wrong.contains_key(sign)),
         };
         let mut cuts = recorded.draw(200, seed());
-        // Those after an answer: before it nothing can be lost.
+        // Cuts after a reply: before it nothing can be lost.
         let answered = recorded.account.first_answer();
         cuts.retain(|cut| recorded.time(*cut) > answered);
         let long_form = number("POWER_CUTS").is_some();

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 
-/// Every call that can change a file, a name or a file's offset, or sync; and those that a recording would not
-/// understand, so that it can refuse them.
+/// Every call that can change a file, a name or a file's offset, or sync; and calls that a recording cannot
+/// represent, so that it can reject them.
 const CALLS: &str = "open,openat,openat2,creat,close,close_range,dup,dup2,dup3,fcntl,read,readv,lseek,write,\
 writev,pwrite64,pwritev,pwritev2,truncate,ftruncate,fallocate,rename,renameat,renameat2,unlink,unlinkat,rmdir,\
 mkdir,mkdirat,link,linkat,symlink,symlinkat,mknod,mknodat,fsync,fdatasync,sync,syncfs,sync_file_range,mmap,\
@@ -159,7 +159,7 @@ fn nanoseconds(time: &[u8]) -> u64 {
     parse(seconds) * 1_000_000_000 + parse(fraction)
 }
 
-/// Paths stand near the front of a line: behind it there is only data.
+/// Paths are near the front of a line, followed only by data.
 const FRONT: usize = 8192;
 
 /// Whether a call is of interest: it names something below the root, or the recording must refuse it.

@@ -32,7 +32,7 @@ async fn submit(server: &TestServer, path: &str, fields: &[(&str, &str)]) -> Pag
     Page::of(send(request).await)
 }
 
-/// The answer itself, where a redirect is not followed.
+/// Returns the response itself, without following redirects.
 async fn unfollowed(server: &TestServer, path: &str, accept: &str) -> (u16, HeaderMap, String) {
     let client =
         reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().expect("a client");

@@ -113,7 +113,7 @@ fn read(node: &Handle, elements: &mut Vec<Element>) -> String {
             false => text.clone(),
         };
     }
-    // Cells stand apart.
+    // Separates cells.
     text + if ["td", "th", "dt", "dd", "p", "li", "option", "h1", "h2", "pre"]
         .iter()
         .any(|name| is_element && elements[at].name == *name)

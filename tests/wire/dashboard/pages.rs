@@ -203,7 +203,7 @@ async fn a_page_of_samples_changes_with_them() {
     }
 }
 
-/// Guards against clients of lmstfy that find another answer, and browsers that find none.
+/// Guards against another response to clients of lmstfy, and none to browsers.
 #[tokio::test]
 async fn a_browser_is_led_to_the_dashboard_and_a_program_is_not() {
     let server = TestServer::on_disk().await;

@@ -58,7 +58,7 @@ pub struct Known {
     pub token: String,
     /// Opens `ns` too, and may get limits.
     pub limited: String,
-    /// Ids of jobs that answers have shown.
+    /// Ids of jobs in replies.
     pub ids: Vec<String>,
 }
 
@@ -90,7 +90,7 @@ pub struct Conversation {
     /// Where the bytes are sent in pieces; empty: all at once.
     pub pieces: Vec<usize>,
     pub leave: Leave,
-    /// Whether it is HTTP to the letter, so that each request is to be answered.
+    /// Whether it is strictly HTTP, so that each request must get a response.
     pub tidy: bool,
 }
 
@@ -412,7 +412,7 @@ impl Request {
             _ => target,
         };
         let version = match random.below(40) {
-            // Its connection ends after the answer.
+            // Its connection ends after the response.
             0 => "HTTP/1.0",
             2 if !random.tidy => {
                 random.pick(&["HTTP/0.9", "HTTP/2.0", "HTTP/1.2", "http/1.1", "HTTP/1", "", "HTTP/1.1 "])

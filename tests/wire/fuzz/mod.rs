@@ -196,9 +196,9 @@ impl Tally {
     }
 }
 
-/// The only 5xx that are no faults. lmstfy answers 500 to a POST of a limit that exists, and so do we, as recorded.
-/// `/ready` gives each store a second, which on a machine with much else to do may be too short. No other bound
-/// that is answered with 503 is near.
+/// The only 5xx that are no faults. lmstfy returns 500 to a POST of a limit that exists, and so do we, as recorded.
+/// `/ready` gives each store a second, which may be too short on a busy machine. No other limit that leads to a 503
+/// is near.
 fn explained(answer: &Answer<'_>) -> bool {
     answer.status == 500 && answer.body.ends_with(b") has already exists\"}")
         || answer.status == 503 && answer.body.ends_with(b" does not answer\"}")
@@ -206,12 +206,12 @@ fn explained(answer: &Answer<'_>) -> bool {
 
 struct Answer<'a> {
     status: u16,
-    /// The server has said that no other answer follows on this connection.
+    /// The server has announced that no other response follows on this connection.
     last: bool,
     body: &'a [u8],
 }
 
-/// The answers in what a connection brought. Only the last may be cut off.
+/// Parses the responses on a connection. Only the last may be incomplete.
 fn answers(mut read: &[u8]) -> Result<Vec<Answer<'_>>, String> {
     let mut answers = Vec::new();
     while !read.is_empty() {
@@ -232,12 +232,12 @@ fn answers(mut read: &[u8]) -> Result<Vec<Answer<'_>>, String> {
         let last = head.starts_with("HTTP/1.0") || head.to_ascii_lowercase().contains("\nconnection: close");
         let length = match (header("content-length"), header("transfer-encoding")) {
             (Some(length), _) => length.parse::<usize>().map_err(|_| wrong("of no length"))?,
-            // A large answer is made while it is sent.
+            // A large response is produced while it is sent.
             (None, Some("chunked")) => chunks(rest).ok_or_else(|| wrong("whose chunks have no length"))?,
             (None, _) if head.starts_with("HTTP/1.0 200") => rest.len(),
             (None, _) => 0,
         };
-        // The answer to a HEAD has a length and no body. No body of ours looks like an answer.
+        // The response to a HEAD has a length and no body. No body of ours looks like a response.
         let length = if rest.starts_with(b"HTTP/1.") { 0 } else { length };
         let (body, after) = rest.split_at(length.min(rest.len()));
         answers.push(Answer { status, last, body });

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 from ..tools import RESULTS, copy, event, held, instead, lie, line, op, option, query, request, result, target, without
 
-# What becomes of a job
+# Results of jobs
 
 
 @lie

@@ -294,7 +294,7 @@ async def many_bytes(s: Stage) -> None:
     check(max(sizes) <= 8, f"a batch of more than 8 MiB: {sizes} jobs of 1,000,000 bytes")
     check(min(sizes[:-1]) >= 5, f"batches are smaller than they need be: {sizes} jobs of 1,000,000 bytes")
     equal((await c.size(queue="q"))["size"], 11, "jobs in the queue")
-    # 32 of these are 8 MiB to the byte, without what stands between them.
+    # 32 of these are exactly 8 MiB, not counting the separators.
     await c.publish_many(queue="exact", jobs=[{"data": data(bytes(196_599))}] * 32)
     lengths = [len(e.request.body) for e in s.proxy.seen("publish_many")]
     check(max(lengths) <= 8 << 20, f"a batch of {max(lengths)} bytes")

@@ -44,7 +44,7 @@ def told(answer: dict[str, Any]) -> dict[str, Any]:
 
     states = {state: [body(job).decode(errors="replace") for job in answer[state]] for state in ("ready", "delayed")}
     dead = [(body(job).decode(errors="replace"), job["reason"]) for job in answer["dead"]]
-    # A slot is free before the result is sent, and back-off is spread: who ends first is not promised.
+    # A slot is freed before the result is sent, and the back-off varies: the order of ends is undefined.
     return {"handled": sorted(text(job) for job in answer["handled"])} | states | {"dead": sorted(dead)}
 
 

@@ -206,7 +206,7 @@ async def is_lost(s: Stage, w: Worker, job: str) -> None:
     finish = await w.finished(job)
     equal(finish["outcome"], "lost", "outcome")
     await silent(s, job)
-    # What a handler has asked for before it ended counts too.
+    # Requests that a handler sent before it ended count too.
     equal(len(s.requests("", job)), sent, "requests for a job that is lost, at the end of its handler")
 
 
@@ -310,7 +310,7 @@ async def whole_too_late(s: Stage) -> None:
     w = await s.worker(ttr=3, poll=2)
     finish = await w.finished(job, within=15)
     equal(finish["outcome"], "acked", "outcome")
-    # The second hand-over is the only one that a handler has seen.
+    # The second delivery is the only one that a handler has seen.
     equal([e["job"]["remain_tries"] for e in w.seen("start")], [1], "tries of the job at each start")
 
 
@@ -372,7 +372,7 @@ async def result_after_lost_touch(s: Stage, end: dict[str, Any], verb: str) -> W
         await reset_after(exchange)
 
     s.proxy.rule("touch", fault)
-    # No touch works any more: the result itself has the old receipt.
+    # No further touch works: the result itself has the old receipt.
     s.proxy.rule("touch", answers(502), times=None)
     w = await s.worker(ttr=6, backoff=[60])
     finish = await w.finished(job, within=15)
@@ -417,7 +417,7 @@ async def taken_after_lost_touch(s: Stage) -> None:
     s.first_poll_alone()
 
     async def fault(exchange: Exchange) -> None:
-        # Nobody hears of the touch, and then the job goes to another.
+        # The reply of the touch is lost, and then the job goes to another consumer.
         answer = await exchange.forward()
         mine = {"queue": "q", "job_id": job, "receipt": answer.json()["receipt"]}
         check((await s.direct.hold("release", mine)).status == 200, "the job was not released")

@@ -218,7 +218,7 @@ async def attempt(s: Stage) -> None:
     again = await s.direct.put("q", do({"attempt": True}, {"fail": "boom"}), tries=5)
     taken = await s.direct.take("q")
     assert taken is not None
-    # As push writes it.
+    # In push's format.
     await s.direct.hold("release", taken, b"attempt 7: 503: the shop is closed")
     w2 = await s.worker(backoff=[60])
     equal((await w2.event("attempt", job_id=again))["attempt"], 8, "the attempt after `attempt 7`")

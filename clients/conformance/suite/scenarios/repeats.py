@@ -65,7 +65,7 @@ async def all_repeated(s: Stage, fault: Action, *, timeout: float = 10) -> None:
     c = await s.client(timeout=timeout, retry_for=25)
     ops = await prepared(s, c)
     for op, fields in ops.items():
-        # What is slow is shown by one of each kind.
+        # Slow cases are tested with one operation of each kind.
         if timeout < 10 and op in ("ack_many", "get_key", "peek", "dead", "list", "queues", "resume"):
             continue
         rule = s.proxy.rule("", fault)
@@ -168,7 +168,7 @@ async def every_call(s: Stage, fault: Action, low: float) -> None:
     c = await s.client(retry_for=25)
     await dying(s, 3)
     ops = await prepared(s, c)
-    # What they take must be there again for each.
+    # Each iteration needs new jobs.
     ids = [await s.direct.put("more", str(i), tries=3) for i in range(3)]
     await c.consume(queues=["more"], count=3, ttr=60)
     ops |= {
@@ -350,7 +350,7 @@ async def broken_reused_connection(s: Stage) -> None:
     s.proxy.rule("size", answers(200, {"namespace": s.namespace, "queue": "q", "size": 1}))
     await c.size(queue="q")
     s.proxy.cut()
-    # A consume is never repeated once it was sent; a connection that is known to be broken is not used for it.
+    # A consume is never retried once it was sent; a connection known to be broken is not used for it.
     job = await c.publish(queue="q", data=b"y")
     check(job["job_id"], "no job")
     equal((await c.size(queue="q"))["size"], 2, "jobs in the queue")

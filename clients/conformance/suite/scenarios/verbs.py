@@ -123,7 +123,7 @@ async def ack_many(s: Stage) -> None:
     jobs = (await c.consume(queues=["q"], count=2, ttr=30))["jobs"]
     held = [job["job_id"] for job in jobs]
     stale = next(job for job in ids if job not in held)
-    # Somebody else has it: the receipt that the program has kept is old.
+    # Another consumer has it: the receipt that the program has kept is old.
     check(await s.direct.take("q", ttr=30), "the third job is not there")
     answered = await c.ack_many(queue="q", job_ids=ids)
     equal((answered["acked"], answered["stale"]), (2, [stale]), "acked and stale")

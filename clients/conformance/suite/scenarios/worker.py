@@ -113,7 +113,7 @@ async def next_at_once(s: Stage) -> None:
     await s.request("consume", 5)
     polls = s.proxy.seen("consume")
     gaps = [later.at - (sooner.answered_at or 0) for sooner, later in itertools.pairwise(polls)]
-    # A machine that is busy may be late once, not each time.
+    # A busy machine may be late once, not each time.
     check(sorted(gaps)[1] < 0.3, f"the pauses between polls: {gaps}")
     equal({e.query.get("timeout") for e in polls}, {"1"}, "timeout")
 
@@ -147,7 +147,7 @@ async def pauses(s: Stage) -> None:
         within(gap, 0.1 * 2**n / 2 - 0.005, 0.1 * 2**n + SLACK, f"pause {n} of {gaps}")
     await s.direct.put("q", "x")
     await w.event("end")
-    # By then one has worked.
+    # One poll has worked by then.
     count = len(s.proxy.seen("consume"))
     s.proxy.rule("consume", answers(502))
     rule = s.proxy.rules[-1]

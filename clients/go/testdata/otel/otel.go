@@ -1,5 +1,5 @@
-// Package otel has so much of OpenTelemetry as docs/clients/go.md uses, so that the page is compiled and run without a
-// network. The signatures are those of v1.14.
+// Package otel is a stand-in for the part of OpenTelemetry that docs/clients/go.md uses, so that the page can be
+// compiled and run offline. The signatures are those of v1.14.
 package otel
 
 import (
@@ -10,7 +10,7 @@ import (
 
 type tracer struct{}
 
-// Tracer gives spans that have the trace of their context, and a number of their own.
+// Tracer returns a tracer whose spans continue the trace of their context.
 func Tracer(string) trace.Tracer { return tracer{} }
 
 func (tracer) Start(ctx context.Context, _ string, _ ...trace.SpanStartOption) (context.Context, trace.Span) {

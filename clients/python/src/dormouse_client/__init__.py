@@ -1,7 +1,7 @@
 """Client and worker of Dormouse, a delayed task queue server.
 
-`Client` and `AsyncClient` publish, look and set right; `Worker` runs a handler for each job; `verify` checks the
-signature of a push; `dormouse_client.testing` has a server within the process, for tests.
+`Client` and `AsyncClient` publish, inspect and operate queues; `Worker` runs a handler for each job; `verify` checks
+the signature of a push; `dormouse_client.testing` has an in-process server for tests.
 """
 
 from .client import AsyncClient, Client

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own. It knows nothing of jobs."""
+"""An event loop in its own thread. It knows nothing of jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ child of a fork it would disturb its parent's, which waits on the same epoll."""
 
 
 class LoopThread:
-    """Starts at the first use, and anew after a fork. It is a daemon: it keeps no process alive."""
+    """Starts at the first use, and again after a fork. It is a daemon: it keeps no process alive."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -37,16 +37,16 @@ class LoopThread:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_run, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
-                # Not at the end of the process: what is registered with `atexit` may still publish.
+                # Not at the exit of the process: functions registered with `atexit` may still publish.
                 weakref.finalize(self, _stop, self._loop).atexit = False
             return self._loop
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run it there."""
+        """Run a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop())
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it there and wait for it. It is cancelled when the waiting thread is interrupted."""
+        """Run a coroutine on the loop and wait for it. It is cancelled if the waiting thread is interrupted."""
         if self._thread is threading.current_thread():
             coroutine.close()
             raise RuntimeError("a blocking call from the client's own thread would wait for itself")
@@ -58,7 +58,7 @@ class LoopThread:
             raise
 
     def close(self, wait: bool = True) -> None:
-        """End the loop, and wait for its thread unless this is it."""
+        """End the loop, and wait for its thread, except from that thread."""
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None and self._pid == os.getpid():
@@ -73,7 +73,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     finally:
         for task in asyncio.all_tasks(loop):
             task.cancel()
-        # What was cancelled gets one turn to clean up; a task that goes on regardless is left behind.
+        # Cancelled tasks get one turn to clean up; a task that continues regardless is abandoned.
         loop.run_until_complete(asyncio.sleep(0))
         loop.run_until_complete(loop.shutdown_asyncgens())
         if not asyncio.all_tasks(loop):

@@ -1,8 +1,8 @@
-"""The clients: how a request is sent, and when it is sent again.
+"""The clients: sending and retries of requests.
 
-`AsyncClient` sends on whichever event loop it is called from, with connections of that loop. `Client` is the same one
-on a loop in a thread of its own: that is what makes a time-out one of the whole request, also of an answer that
-trickles. What the verbs mean stands in `protocol`.
+`AsyncClient` sends on the event loop it is called from, with connections of that loop. `Client` is the same on a loop
+in its own thread: this makes a timeout apply to the whole request, also for a response that trickles. The verbs are in
+`protocol`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _IDLE_CONNECTION = 30
 
 
 def backoff(failures: int) -> float:
-    """The pause after so many failures in a row, counted from 1: random, so that clients do not come back together."""
+    """Return the pause after this number of consecutive failures, random so that clients do not retry together."""
     longest = min(5.0, 0.1 * 2.0 ** min(failures - 1, 10))
     return random.uniform(longest / 2, longest)
 
@@ -123,7 +123,7 @@ def _blocking_flow(
 
 
 class AsyncClient:
-    """Asks a server for one namespace, from coroutines. Safe to share between threads and event loops."""
+    """Client of one namespace of a server, for coroutines. Safe to share between threads and event loops."""
 
     def __init__(
         self,
@@ -136,10 +136,10 @@ class AsyncClient:
         transport: TransportFactory | None = None,
     ) -> None:
         """
-        :param url: where the server is; it may have a path in front of `/api`.
-        :param timeout: of one request, from its beginning to the end of its answer.
-        :param retry_for: of all repeats of a request together, 540 seconds at most; 0 is none.
-        :param transport: makes what carries the requests of one event loop, for TLS of your own, or a test double.
+        :param url: address of the server; it may have a path before `/api`.
+        :param timeout: of one request, until the end of its response.
+        :param retry_for: of a request with all retries, at most 540 seconds; 0 disables them.
+        :param transport: creates the transport of one event loop, for custom TLS or a test double.
         """
         self.url = _checked_url(url)
         self.requests = Requests(namespace)
@@ -162,7 +162,8 @@ class AsyncClient:
 
     @classmethod
     def from_env(cls, **options: Any) -> Self:
-        """From `DORMOUSE_URL`, `DORMOUSE_NAMESPACE` and `DORMOUSE_TOKEN`; `options` are those of the constructor."""
+        """Configure a client by `DORMOUSE_URL`, `DORMOUSE_NAMESPACE` and `DORMOUSE_TOKEN`, with options of the
+        constructor."""
         return cls(**{**_environment(), **options})
 
     def __repr__(self) -> str:
@@ -207,11 +208,11 @@ class AsyncClient:
     delete_dead = _awaited(Requests.delete_dead)
 
     def queues(self) -> AsyncIterator[QueueInfo]:
-        """The namespace's queues. A page is asked for when it is needed."""
+        """List the namespace's queues, reading pages as needed."""
         return self._pages(self.requests.queues_page)
 
     def jobs(self, queue: str, state: State = "ready", *, data: bool = False) -> AsyncIterator[ListedJob]:
-        """A queue's jobs in one state, in the order in which they will come. With `data` bodies too."""
+        """List a queue's jobs in one state, in order of delivery. `data` includes bodies."""
         return self._pages(lambda cursor: self.requests.jobs_page(queue, state, data=data, cursor=cursor))
 
     async def _pages(self, page_at: Callable[[str | None], Request[Page[T]]]) -> AsyncIterator[T]:
@@ -224,7 +225,7 @@ class AsyncClient:
                 return
 
     async def call(self, request: Request[T]) -> T:
-        """Send a request, and again where that does no harm and can help."""
+        """Send a request, and retry it if that is harmless and useful."""
         clock = asyncio.get_running_loop().time
         began = clock()
         perhaps_done = False
@@ -241,7 +242,7 @@ class AsyncClient:
                 perhaps_done = perhaps_done or error.unanswered()
                 failures += 1
                 pause = max(backoff(failures), error.retry_after or 0)
-                # As planned before the pause: a busy machine may make that longer, and leave no time.
+                # As planned before the pause: a busy machine may prolong it until no time is left.
                 left = self.retry_for - (clock() - began) - pause
                 if left <= 0:
                     raise
@@ -249,7 +250,7 @@ class AsyncClient:
             await asyncio.sleep(pause)
 
     def line(self) -> Line | None:
-        """A connection for the polls of one worker; none where the caller has given what makes connections."""
+        """Return a connection for the polls of one worker; None with a custom transport."""
         return Line(_http_transport(self.url)) if self._own_connections else None
 
     async def send(
@@ -259,7 +260,7 @@ class AsyncClient:
         on_head: Callable[[], object] | None = None,
         line: Line | None = None,
     ) -> T:
-        """Send a request once. `on_head` is told when the head of the answer has come."""
+        """Send a request once. `on_head` is called when the head of the response has arrived."""
         try:
             async with asyncio.timeout(timeout):
                 transport = self._transport() if line is None else line.transport
@@ -289,7 +290,7 @@ class AsyncClient:
         return request.result(Answer(response.status_code, response.headers, body))
 
     def _transport(self) -> httpx.AsyncBaseTransport:
-        """That of the running loop: connections belong to one."""
+        """Return the transport of the running loop: connections belong to one loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
             transport = self._transports.get(loop)
@@ -299,7 +300,7 @@ class AsyncClient:
 
 
 class Line:
-    """A connection that only polls use, so that the end of one may close it."""
+    """A connection used only by polls, so that the end of a poll may close it."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
         self.transport = transport
@@ -307,15 +308,15 @@ class Line:
         """The TCP connection, also where TLS goes over it."""
 
     async def trace(self, event: str, info: dict[str, Any]) -> None:
-        """What httpcore tells of a request."""
+        """Trace callback of httpcore."""
         if event == "connection.connect_tcp.started":
             self._stream = None
         elif event == "connection.connect_tcp.complete":
             self._stream = info["return_value"]
 
     def hang_up(self) -> bool:
-        """Close half of the connection, if it can be done. The server takes that for the end of the caller: it answers
-        that there is no job, or has sent one already. To close all of it would lose a job that is on its way."""
+        """Close the write side of the connection, if possible. The server takes that for a disconnect: it replies that
+        there is no job, or has sent one already. Closing the whole connection would lose a job in transit."""
         connection = self._stream and self._stream.get_extra_info("socket")
         if not connection:
             return False
@@ -327,7 +328,7 @@ class Line:
 
 
 class Client:
-    """Asks a server for one namespace, and waits for each answer. Safe to share between threads, and over a fork."""
+    """Blocking client of one namespace of a server. Safe to share between threads, and over a fork."""
 
     def __init__(
         self,
@@ -339,7 +340,7 @@ class Client:
         retry_for: Seconds = 30,
         transport: TransportFactory | None = None,
     ) -> None:
-        """The parameters are those of `AsyncClient`."""
+        """Same parameters as `AsyncClient`."""
         self.asynchronous = AsyncClient(
             url, namespace, token, timeout=timeout, retry_for=retry_for, transport=transport
         )
@@ -349,7 +350,8 @@ class Client:
 
     @classmethod
     def from_env(cls, **options: Any) -> Self:
-        """From `DORMOUSE_URL`, `DORMOUSE_NAMESPACE` and `DORMOUSE_TOKEN`; `options` are those of the constructor."""
+        """Configure a client by `DORMOUSE_URL`, `DORMOUSE_NAMESPACE` and `DORMOUSE_TOKEN`, with options of the
+        constructor."""
         return cls(**{**_environment(), **options})
 
     def __repr__(self) -> str:
@@ -392,11 +394,11 @@ class Client:
     delete_dead = _blocking(Requests.delete_dead)
 
     def queues(self) -> Iterator[QueueInfo]:
-        """The namespace's queues. A page is asked for when it is needed."""
+        """List the namespace's queues, reading pages as needed."""
         return self._pages(self.requests.queues_page)
 
     def jobs(self, queue: str, state: State = "ready", *, data: bool = False) -> Iterator[ListedJob]:
-        """A queue's jobs in one state, in the order in which they will come. With `data` bodies too."""
+        """List a queue's jobs in one state, in order of delivery. `data` includes bodies."""
         return self._pages(lambda cursor: self.requests.jobs_page(queue, state, data=data, cursor=cursor))
 
     def _pages(self, page_at: Callable[[str | None], Request[Page[T]]]) -> Iterator[T]:
@@ -408,12 +410,12 @@ class Client:
                 return
 
     def call(self, request: Request[T]) -> T:
-        """Send a request as `AsyncClient.call` does, and wait for it."""
+        """Send a request like `AsyncClient.call`, and wait for it."""
         return self.thread.run(self.asynchronous.call(request))
 
 
 def nothing_done(error: DormouseError) -> bool:
-    """Whether the server said that it has not begun: then any request can be sent again."""
+    """Whether the server reported that it has done nothing: then any request can be retried."""
     return isinstance(error, (Busy, Limited)) or error.status == 503
 
 
@@ -436,7 +438,7 @@ def _checked_url(url: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise Invalid("the URL begins with http:// or https:// and a host")
     if parsed.userinfo or parsed.query or parsed.fragment:
-        # Said without the URL, which may have a password in it.
+        # The message omits the URL, which may contain a password.
         raise Invalid("the URL has no user, query or fragment")
     return str(parsed)
 
@@ -445,7 +447,7 @@ def _http_transport(url: str) -> httpx.AsyncBaseTransport:
     parsed = httpx.URL(url)
     proxy = None if urllib.request.proxy_bypass(parsed.host) else urllib.request.getproxies().get(parsed.scheme)
     return httpx.AsyncHTTPTransport(
-        # To read the certificates of authorities takes long, and plain HTTP needs none.
+        # Reading the certificates of authorities takes long, and plain HTTP needs none.
         verify=parsed.scheme == "https" or proxy is not None,
         proxy=proxy,
         limits=httpx.Limits(keepalive_expiry=_IDLE_CONNECTION),

@@ -1,7 +1,7 @@
-"""One job in the hands of a worker: its handler, its touches, its loss and its result.
+"""One job of a worker: its handler, its touches, its loss and its result.
 
-All of it but the handler runs on the worker's own loop, so nothing here needs a lock against other threads. Touches and
-the result of a job take turns (`Hold.turn`): a touch makes the receipt old, so the two must never cross.
+Everything except the handler runs on the worker's own loop, so nothing here needs a lock against other threads. Touches
+and the result of a job take turns (`Hold.turn`): a touch replaces the receipt, so the two must never cross.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ thousand connections, and be late all of them: httpx's pool takes time that grow
 
 
 class RetryAfter(Exception):
-    """Raised by a handler: it failed, and the job is to come again after `delay` rather than the usual back-off."""
+    """Raised by a handler: it failed, and the job is retried after `delay` instead of the usual back-off."""
 
     def __init__(self, delay: Seconds, text: str = "") -> None:
         super().__init__(text)
@@ -57,7 +57,7 @@ class RetryAfter(Exception):
 
 
 class Snooze(Exception):
-    """Raised by a handler: not now. The job comes again after `delay` with its try given back."""
+    """Raised by a handler: postpone the job by `delay`; its try is restored."""
 
     def __init__(self, delay: Seconds) -> None:
         super().__init__(f"not before {delay} s")
@@ -75,7 +75,7 @@ class Cause(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What became of a job."""
+    """Result of a job."""
 
     ACKED = "acked"
     RELEASED = "released"
@@ -88,28 +88,28 @@ class Outcome(StrEnum):
 
 
 class Hooks:
-    """What a worker tells. Override what you need; each is called on the worker's own loop and must not block."""
+    """Events of a worker. Override the methods you need; they run on the worker's own loop and must not block."""
 
     def poll(self, jobs: int, seconds: float, error: DormouseError | None) -> None:
-        """A consume was answered, or failed."""
+        """A consume has ended, or failed."""
 
     def start(self, job: Job) -> None:
         """A handler begins."""
 
     def finish(self, job: Job, outcome: Outcome, seconds: float, elapsed: float) -> None:
-        """What became of a job; how long its handler took, and how long ago it was published."""
+        """Result of a job, duration of its handler, and time since its publish."""
 
     def touch(self, job: Job, error: DormouseError | None) -> None:
-        """A touch was answered, or failed."""
+        """A touch has succeeded, or failed."""
 
     def away(self, error: DormouseError) -> None:
-        """The server cannot be used: once an outage."""
+        """The server becomes unavailable: once per outage."""
 
     def back(self, seconds: float) -> None:
-        """It can again, after so many seconds."""
+        """It is available again, after this number of seconds."""
 
     def drain(self, running: int) -> None:
-        """The worker stops, with so many handlers at work."""
+        """The worker stops, with this number of running handlers."""
 
 
 Backoff = Sequence[Seconds] | Callable[[int, BaseException], Seconds]
@@ -118,7 +118,7 @@ Backoff = Sequence[Seconds] | Callable[[int, BaseException], Seconds]
 
 @dataclass
 class Crew:
-    """What all jobs of a running worker have in common."""
+    """State shared by all jobs of a running worker."""
 
     client: AsyncClient
     ttr: int
@@ -135,7 +135,7 @@ class Crew:
 
 
 def tell(hook: Callable[..., None], *args: Any) -> None:
-    """Call a hook. What it raises does not hold up the worker."""
+    """Call a hook. Its exceptions do not stop the worker."""
     try:
         hook(*args)
     except Exception:
@@ -143,7 +143,7 @@ def tell(hook: Callable[..., None], *args: Any) -> None:
 
 
 class Outage:
-    """Says once that the server is away, and once that it is back."""
+    """Logs the begin and the end of an outage once."""
 
     def __init__(self, hooks: Hooks, clock: Callable[[], float]) -> None:
         self._hooks = hooks
@@ -158,7 +158,7 @@ class Outage:
             tell(self._hooks.away, error)
 
     def worked(self, seen_by: str) -> None:
-        """An answer that works ends the outage if it is a poll's, or of the kind that saw it begin."""
+        """A success ends the outage if it is a poll's, or of the kind whose failure began it."""
         if self._since is not None and seen_by in ("poll", self._seen_by):
             away, self._since = self._clock() - self._since, None
             log.info("the server is back after %.1f s", away)
@@ -166,7 +166,7 @@ class Outage:
 
 
 class Acks:
-    """Acks of a queue wait a moment for others: 100 go in one request, a lone one goes alone."""
+    """Collects the acks of a queue for a moment: up to 100 share one request, a single one has its own route."""
 
     def __init__(self, client: AsyncClient, window: float) -> None:
         self._client = client
@@ -175,7 +175,7 @@ class Acks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ack(self, job: Job) -> None:
-        """`Lost` if the job is not ours any more."""
+        """Raise `Lost` if the job is no longer ours."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         waiting = self._waiting.setdefault(job.queue, [])
@@ -187,7 +187,7 @@ class Acks:
         await done
 
     def hurry(self) -> None:
-        """Wait for no others any more."""
+        """Stop waiting for further acks."""
         self._window = 0
         for queue, waiting in list(self._waiting.items()):
             self._flush(queue, waiting)
@@ -201,7 +201,7 @@ class Acks:
 
     async def _send(self, queue: str, batch: list[tuple[Job, asyncio.Future[None]]]) -> None:
         client, requests = self._client, self._client.requests
-        # Whose ttr has ended while it waited for others is lost: nothing is sent for it any more.
+        # A job whose ttr has ended while it waited is lost: nothing more is sent for it.
         batch = [(job, done) for job, done in batch if not done.done()]
         if not batch:
             return
@@ -227,7 +227,7 @@ class Acks:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to become of a job."""
+    """The result to send for a job."""
 
     outcome: Outcome
     delay: float = 0
@@ -245,11 +245,11 @@ GIVE_BACK = Verdict(Outcome.RETURNED, spend=False)
 
 
 class _NotReturned(Exception):
-    """In place of a handler's error: it has not returned, and nobody waits any longer."""
+    """Replaces a handler's error if it has not returned and is no longer waited for."""
 
 
 class Hold:
-    """A job from its hand-over until its result is sent."""
+    """A job from its delivery until its result is sent."""
 
     def __init__(self, crew: Crew, job: Job, head: float, on_return: Callable[[Hold], None]) -> None:
         self.crew = crew
@@ -276,7 +276,7 @@ class Hold:
         self._attempt: int | None = None
         self._task: asyncio.Task[BaseException | None] | None = None
 
-    # Its life
+    # Life of a job
 
     async def run(self) -> None:
         """Run the handler and send the result."""
@@ -291,21 +291,21 @@ class Hold:
         async with self.turn:
             if self.settled is None:
                 await self._settle(self._judge(error))
-        # A touch that was under way has set them again.
+        # A touch in flight has set them again.
         self._disarm("touch", "expiry")
         self._finished()
 
     async def give_back(self) -> None:
-        """Release a job that has not begun, with its try."""
+        """Release a job whose handler has not begun, with its try."""
         async with self.turn:
             await self._settle(GIVE_BACK)
 
     def is_over(self) -> bool:
-        """Whether `ttr` has passed, by our own clock."""
+        """Whether `ttr` has passed by the local clock."""
         return self.loop.time() >= self._expires
 
     def cancel(self, cause: Cause) -> None:
-        """Tell the handler to end."""
+        """Cancel the handler."""
         if self.returned or (self.cause is not None and cause is not Cause.LOST):
             return
         self.cause = cause
@@ -314,7 +314,7 @@ class Hold:
             self.crew.handler_loop.call_soon_threadsafe(self._cancel_task)
 
     def give_up(self) -> None:
-        """Give the job back though the handler has not returned."""
+        """Return the job although the handler has not returned."""
         if not self._over.done():
             self._over.set_result(_NotReturned())
 
@@ -347,7 +347,7 @@ class Hold:
         error = asyncio.CancelledError() if task.cancelled() else task.result()
         call_if_open(self.loop, self._has_returned, error)
 
-    # And back on the worker's
+    # Back on the worker's loop
 
     def _has_returned(self, error: BaseException | None) -> None:
         self.returned = True
@@ -443,7 +443,7 @@ class Hold:
             return until
 
     async def _find_receipt(self) -> bool:
-        """Whether a touch without an answer was done: then the receipt that it made is ours."""
+        """Whether a touch with a lost reply was executed: then its receipt is ours."""
         try:
             receipt = await self._insist(self.crew.client.requests.valid_receipt(self.job))
         except (Lost, NotFound):
@@ -456,7 +456,7 @@ class Hold:
     # The result
 
     def _judge(self, error: BaseException | None) -> Verdict:
-        """What a handler's end means."""
+        """Return the result that a handler's end means."""
         if error is None:
             return ACK
         if self.cause is Cause.DRAIN or isinstance(error, _NotReturned):
@@ -477,7 +477,7 @@ class Hold:
         return Verdict(Outcome.RELEASED, text=f"panic: {error_text(error)}", error=error)
 
     async def _settle(self, verdict: Verdict) -> None:
-        """Send the result, again and again until `ttr` is over. Then, or if an answer says so, the job is lost."""
+        """Send the result, retrying until `ttr` is over. Then, or if a reply says so, the job is lost."""
         perhaps_done = False
 
         def failed(error: DormouseError) -> None:
@@ -492,7 +492,7 @@ class Hold:
                 else:
                     await self._insist(request, failed)
             except (Lost, NotFound) as error:
-                # After a try was given back, the receipt that the server shows may be another worker's.
+                # After a try was restored, the receipt that the server shows may be another worker's.
                 ours = not perhaps_done or verdict.spend
                 if isinstance(error, Lost) and error.status and self._doubt and ours and await self._find_receipt():
                     continue
@@ -505,7 +505,7 @@ class Hold:
             self.settled = verdict.outcome
 
     async def _request(self, verdict: Verdict) -> Request[Any] | None:
-        """None for an ack, which goes with others."""
+        """Return the request; None for an ack, which is sent with others."""
         requests = self.crew.client.requests
         if verdict.outcome is Outcome.ACKED:
             return None
@@ -531,14 +531,14 @@ class Hold:
             return spread(5)
 
     async def attempt(self) -> int:
-        """Which attempt this is, from 1: what failed before has left its number in the job's reason."""
+        """Return the number of this attempt, from 1: earlier failures left theirs in the job's reason."""
         if self._attempt is None:
             details = await self._insist(self.crew.client.requests.get(self.job.queue, self.job.job_id))
             self._attempt = told_attempt(details.reason) + 1
         return self._attempt
 
     async def _send_ack(self, timeout: float) -> None:
-        # A request for many jobs has its own time-out.
+        # A request for several jobs has its own timeout.
         async with asyncio.timeout_at(self._expires):
             await self.crew.acks.ack(self.job)
 
@@ -550,15 +550,15 @@ class Hold:
         return await self._insist_on(send, failed)
 
     def _time_left(self) -> float:
-        """Of the hand-over; `Lost` when there is none: then nothing is sent any more."""
+        """Return the remaining time of the delivery; `Lost` if there is none, since nothing is sent then."""
         left = self._expires - self.loop.time()
         if left <= 0:
             raise Lost("its ttr is over")
         return left
 
     def _pause_in_time(self, failures: int, error: DormouseError) -> float | None:
-        """Until the next repeat; None if there is no time for one. Where the job would be lost before the server wants
-        to hear of it again, half of what is left: that server may be back long before."""
+        """Return the pause before the next retry; None if there is no time for one. If the job would expire before the
+        time that the server asks for, half of the remaining time: that server may be back long before."""
         left = self._expires - self.loop.time()
         pause = max(backoff(failures), error.retry_after or 0)
         return None if left <= LAST_REPEAT else pause if pause < left else left / 2
@@ -566,7 +566,7 @@ class Hold:
     async def _insist_on(
         self, send: Callable[[float], Awaitable[T]], failed: Callable[[DormouseError], None] | None = None
     ) -> T:
-        """Send until it is answered, or `ttr` is over."""
+        """Send until there is a reply, or `ttr` is over."""
         failures = 0
         while (left := self._expires - self.loop.time()) > 0:
             try:
@@ -589,7 +589,7 @@ class Hold:
                 return result
         raise Lost("its ttr is over")
 
-    # By hand, from within the handler
+    # Manual calls, from within the handler
 
     async def attempt_by_hand(self) -> int:
         if self.settled is Outcome.LOST:
@@ -641,77 +641,77 @@ class _HeldBase(Job):
 
     @property
     def cancelled(self) -> bool:
-        """Whether the handler was told to end."""
+        """Whether the handler should end."""
         return self._hold.cancelled.is_set()
 
     @property
     def cause(self) -> Cause | None:
-        """Why it was told to."""
+        """Why it should end."""
         return self._hold.cause
 
 
 class HeldJob(_HeldBase):
-    """A job in a handler that is a plain function, in a thread of its own. What it asks the server blocks."""
+    """A job in a handler that is a plain function, in its own thread. Its calls to the server block."""
 
     __slots__ = ()
 
     def wait(self, duration: Seconds) -> bool:
-        """Sleep, but not longer than until the handler is told to end. Says whether it was."""
+        """Sleep, but at most until the handler should end. Return whether it should."""
         return self._hold.cancelled.wait(as_seconds(duration))
 
     def _ask(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._hold.loop).result()
 
     def attempt(self) -> int:
-        """Which attempt this is, from 1. Asks the server."""
+        """Return the number of this attempt, from 1. Asks the server."""
         return self._ask(self._hold.attempt_by_hand())
 
     def touch(self, ttr: Seconds | None = None) -> datetime:
-        """The job is ours for `ttr` from now. The worker touches by itself: this is for a longer one."""
+        """Extend the delivery to `ttr` from now. The worker touches by itself: this is for a longer `ttr`."""
         return self._ask(self._hold.touch_by_hand(ttr))
 
     def ack(self) -> None:
-        """Done: what the handler returns does not matter any more."""
+        """Ack the job: the handler's result no longer matters."""
         self._ask(self._hold.settle_by_hand(ACK))
 
     def release(self, *, delay: Seconds = 0, spend: bool = True, reason: str | None = None) -> None:
-        """Back to the queue; with `spend=False` the try is given back."""
+        """Return the job to its queue; `spend=False` restores the try."""
         self._ask(self._hold.settle_by_hand(_release(delay, spend, reason)))
 
     def bury(self, reason: str = "") -> None:
-        """To the dead letter."""
+        """Move the job to the dead letter."""
         self._ask(self._hold.settle_by_hand(Verdict(Outcome.BURIED, reason=reason)))
 
 
 class AsyncHeldJob(_HeldBase):
-    """A job in a handler that is a coroutine function. It is cancelled (`CancelledError`) when it is told to end."""
+    """A job in a handler that is a coroutine function. It is cancelled (`CancelledError`) when it should end."""
 
     __slots__ = ()
 
     async def _ask(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        # A handler that is cancelled leaves what it asked for to its end: it may be on its way.
+        # If the handler is cancelled, its call continues to its end: it may be in flight.
         asked = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._hold.loop))
         asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
         return await asyncio.shield(asked)
 
     async def attempt(self) -> int:
-        """Which attempt this is, from 1. Asks the server."""
+        """Return the number of this attempt, from 1. Asks the server."""
         return await self._ask(self._hold.attempt_by_hand())
 
     async def touch(self, ttr: Seconds | None = None) -> datetime:
-        """The job is ours for `ttr` from now. The worker touches by itself: this is for a longer one."""
+        """Extend the delivery to `ttr` from now. The worker touches by itself: this is for a longer `ttr`."""
         return await self._ask(self._hold.touch_by_hand(ttr))
 
     async def ack(self) -> None:
-        """Done: what the handler returns does not matter any more."""
+        """Ack the job: the handler's result no longer matters."""
         await self._ask(self._hold.settle_by_hand(ACK))
 
     async def release(self, *, delay: Seconds = 0, spend: bool = True, reason: str | None = None) -> None:
-        """Back to the queue; with `spend=False` the try is given back."""
+        """Return the job to its queue; `spend=False` restores the try."""
         await self._ask(self._hold.settle_by_hand(_release(delay, spend, reason)))
 
     async def bury(self, reason: str = "") -> None:
-        """To the dead letter."""
+        """Move the job to the dead letter."""
         await self._ask(self._hold.settle_by_hand(Verdict(Outcome.BURIED, reason=reason)))
 
 
@@ -720,7 +720,7 @@ def _release(delay: Seconds, spend: bool, reason: str | None) -> Verdict:
 
 
 class Threads:
-    """Threads for handlers that block. They are daemons: a handler that never returns keeps no process alive."""
+    """Threads for blocking handlers. They are daemons: a handler that never returns keeps no process alive."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -769,7 +769,7 @@ class Threads:
 
 
 def error_text(error: BaseException) -> str:
-    """As Python shows it; the type is left out where it says nothing."""
+    """Return the error as Python shows it, without the type if that is uninformative."""
     name = type(error).__name__
     if type(error) in (Exception, BaseException):
         return str(error) or name
@@ -777,7 +777,7 @@ def error_text(error: BaseException) -> str:
 
 
 def call_if_open(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
-    """From another thread. A loop that was closed meanwhile has nobody who waits."""
+    """Call from another thread. If the loop was closed meanwhile, no caller waits."""
     try:
         loop.call_soon_threadsafe(call, *args)
     except RuntimeError:
@@ -790,5 +790,5 @@ def as_seconds(duration: Seconds) -> float:
 
 
 def spread(delay: float) -> float:
-    """10 % more or less, so that what began together does not come back together."""
+    """Vary by 10 %, so that simultaneous events do not recur together."""
     return delay * random.uniform(0.9, 1.1)

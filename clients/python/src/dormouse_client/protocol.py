@@ -1,7 +1,7 @@
-"""What is said to the server and what it answers: requests, answers and errors.
+"""The protocol: requests, replies and errors. This file does no I/O and reads no clock.
 
-This file does no I/O and reads no clock. `Requests` makes a `Request` of each verb; `client` sends it, with repeats,
-and hands the answer to the request's own `read`. What an answer with an error means stands in `error_of`.
+`Requests` makes a `Request` of each verb; `client` sends it, with retries, and passes the reply to the request's own
+`read`. Error replies are mapped by `error_of`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ current_traceparent: contextvars.ContextVar[str | None] = contextvars.ContextVar
 
 
 class DormouseError(Exception):
-    """What went wrong with a request. `type` names the kind, `retryable` says whether to ask again can help."""
+    """Error of a request. `type` is its kind, `retryable` tells whether a retry may help."""
 
     type: ClassVar[str] = "protocol"
     retryable: ClassVar[bool] = False
@@ -81,22 +81,22 @@ class DormouseError(Exception):
         return self.message if self.status is None else f"{self.message} ({self.status})"
 
     def unanswered(self) -> bool:
-        """Whether the server may have done what it was asked for all the same."""
+        """Whether the server may have executed the request all the same."""
         return self.in_doubt()
 
     def in_doubt(self) -> bool:
-        """Whether what does no harm twice is repeated after it."""
+        """Whether an idempotent request is retried after it."""
         return self.retryable and (self.status is None or self.status in _IN_DOUBT)
 
 
 class Invalid(DormouseError, ValueError):
-    """400, or refused before it was sent: then `status` is None."""
+    """400, or rejected before it was sent: then `status` is None."""
 
     type = "invalid"
 
 
 class Unauthorized(DormouseError):
-    """401: the token does not open this namespace."""
+    """401: the token is not valid for this namespace."""
 
     type = "unauthorized"
 
@@ -114,25 +114,25 @@ class NotFound(DormouseError):
 
 
 class Unsupported(DormouseError):
-    """The server is an older one, or lmstfy's: it does not know this verb, or shows no receipts."""
+    """The server is too old, or lmstfy's: it does not know this verb, or sends no receipts."""
 
     type = "unsupported"
 
 
 class Lost(DormouseError):
-    """409: the job is not yours any more."""
+    """409: the job is no longer yours."""
 
     type = "lost"
 
 
 class Conflict(DormouseError):
-    """409: the key is taken, or the job is not dead or not delayed; `job_id` says which."""
+    """409: the key is taken, or the job is not dead or not delayed; `job_id` is the job that has the key."""
 
     type = "conflict"
 
 
 class Busy(DormouseError):
-    """409: a request with this idempotency key is under way."""
+    """409: a request with this idempotency key is in flight."""
 
     type = "busy"
     retryable = True
@@ -179,14 +179,14 @@ class ServerError(DormouseError):
 
 
 class RequestTimeout(DormouseError):
-    """No answer in time, or 408."""
+    """No response in time, or 408."""
 
     type = "timeout"
     retryable = True
 
 
 class NetworkError(DormouseError):
-    """The connection was refused, reset or broken off."""
+    """The connection was refused, reset or aborted."""
 
     type = "network"
     retryable = True
@@ -198,7 +198,7 @@ class NetworkError(DormouseError):
 
 
 class ProtocolError(DormouseError):
-    """A redirect, an answer that cannot be read, or a status that the API does not have."""
+    """A redirect, an unreadable response, or a status that the API does not have."""
 
     type = "protocol"
 
@@ -228,7 +228,7 @@ _BY_STATUS: dict[int, type[DormouseError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP answer whose body was read."""
+    """An HTTP response whose body was read."""
 
     status: int
     headers: Mapping[str, str]
@@ -238,7 +238,7 @@ class Answer:
         return json.loads(self.body)
 
     def said(self) -> dict[str, Any]:
-        """The body as a JSON object; empty if it is none."""
+        """The body as a JSON object; empty if it is not one."""
         try:
             said = self.json()
         except ValueError:
@@ -246,14 +246,14 @@ class Answer:
         return said if isinstance(said, dict) else {}
 
     def message(self) -> str:
-        """The server's text, or what a proxy sent in its place."""
+        """The server's text, or the body that a proxy sent instead."""
         said = self.said()
         text = said.get("error") or said.get("msg")
         return text if isinstance(text, str) else self.body[:200].decode(errors="ignore")
 
 
 def error_of(answer: Answer, indexed: bool = False) -> DormouseError:
-    """The error that this answer is. Its `index` is taken over where the request was of several jobs."""
+    """Return the error in this response. `index` applies if the request was about several jobs."""
     kind = _BY_STATUS.get(answer.status, ServerError if 500 <= answer.status < 600 else ProtocolError)
     said, message = answer.said(), answer.message()
     if kind is NotFound and message == "api not found":
@@ -274,7 +274,7 @@ def error_of(answer: Answer, indexed: bool = False) -> DormouseError:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds; a date counts from the answer's own `Date`."""
+    """Parse seconds or a date, relative to the response's own `Date`."""
     text = headers.get("retry-after", "").strip()
     if text.isascii() and text.isdigit():
         return float(text) or None
@@ -285,11 +285,11 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     return max(pause.total_seconds(), 0.0) or None
 
 
-# What is sent
+# Arguments
 
 
 class JobOptions(TypedDict, total=False):
-    """What a publish can say of its job. What is left out is the server's default."""
+    """Options of a publish. Omitted ones get the server's defaults."""
 
     delay: Seconds | None
     """Until it is ready; parts of a millisecond are rounded up."""
@@ -316,7 +316,7 @@ class Message:
 
     def __init__(self, data: bytes | str, **options: Unpack[JobOptions]) -> None:
         try:
-            # Not `bytes(data)`: of a number that would be so many zeros.
+            # Not `bytes(data)`: for an integer n that would be n zeros.
             self.body = data.encode() if isinstance(data, str) else bytes(memoryview(data))
         except (TypeError, UnicodeEncodeError) as error:
             raise Invalid(f"the body is bytes, or a text that can be UTF-8: {error}") from error
@@ -325,11 +325,11 @@ class Message:
 
     @classmethod
     def of_json(cls, value: Any, **options: Unpack[JobOptions]) -> Message:
-        """One whose body is the JSON of `value`."""
+        """Return a message whose body is the JSON of `value`."""
         return cls(to_json(value), **options)
 
     def element(self) -> bytes:
-        """The job as it stands in a batch."""
+        """The job as an element of a batch."""
         said = {"data": base64.b64encode(self.body).decode(), **self.options}
         if self.attributes:
             said["attributes"] = self.attributes
@@ -363,7 +363,7 @@ def _options(given: JobOptions) -> dict[str, Any]:
 
 
 def _instant(at: datetime | float) -> int:
-    """Unix milliseconds, rounded up: a job is never early."""
+    """Return Unix milliseconds, rounded up, so that no job is early."""
     if isinstance(at, datetime):
         if at.utcoffset() is None:
             raise Invalid("at is a datetime without a zone: give it one, as in datetime.now(UTC)")
@@ -374,7 +374,8 @@ def _instant(at: datetime | float) -> int:
 
 
 def seconds(name: str, duration: Seconds) -> float:
-    """Seconds with three decimals at most, rounded up. A whole number is an `int`, which is written without a point."""
+    """Return seconds with at most three decimals, rounded up. A whole number is an `int`, which is written without a
+    point."""
     value = duration.total_seconds() if isinstance(duration, timedelta) else duration
     if not 0 <= value <= _LONGEST:
         raise Invalid(f"invalid {name}")
@@ -383,7 +384,7 @@ def seconds(name: str, duration: Seconds) -> float:
 
 
 def whole_seconds(name: str, duration: Seconds) -> int:
-    """Of a parameter that takes no decimals: a part of a second counts as one."""
+    """Return whole seconds, rounded up, for parameters without decimals."""
     return math.ceil(seconds(name, duration))
 
 
@@ -413,16 +414,16 @@ def _attributes(given: JobOptions) -> dict[str, str]:
 
 
 def cut_reason(text: str) -> bytes:
-    """The first 4 KiB in whole characters."""
+    """Truncate to 4 KiB, in whole characters."""
     return text.encode(errors="replace")[:MAX_REASON].decode(errors="ignore").encode()
 
 
-# What comes back
+# Results
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A job that was published."""
+    """A published job."""
 
     job_id: str
     due_at: datetime | None
@@ -437,7 +438,7 @@ class Published:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A job. One that was consumed has a `receipt`: the proof that it is still yours."""
+    """A job. A consumed job has a `receipt`, which proves that it is still yours."""
 
     job_id: str
     queue: str
@@ -457,7 +458,7 @@ class Job:
         return self.attributes.get("traceparent")
 
     def json(self) -> Any:
-        """The body, read as JSON. `UnreadableBody` if it is none: a worker's job is buried then."""
+        """Parse the body as JSON. Raise `UnreadableBody` if it is invalid: a worker's job is then buried."""
         try:
             return json.loads(self.data)
         except (ValueError, RecursionError) as error:
@@ -465,16 +466,16 @@ class Job:
 
 
 class Permanent(Exception):
-    """Raised by a handler: this job will never work. It goes to the dead letter, with this text as its reason."""
+    """Raised by a handler: the job can never succeed. It is moved to the dead letter, with this text as its reason."""
 
 
 class UnreadableBody(Permanent, ValueError):
-    """The body is no JSON."""
+    """The body is not JSON."""
 
 
 @dataclass(slots=True, eq=False)
 class JobDetails(Job):
-    """A job with where it is. Fields are None where the store cannot tell."""
+    """A job with its state. Fields are None if the store does not know them."""
 
     state: State | None = None
     due_at: datetime | None = None
@@ -484,7 +485,7 @@ class JobDetails(Job):
 
 @dataclass(frozen=True, slots=True)
 class ListedJob:
-    """A job in a list. `data` and `attributes` are there if the list was asked for bodies."""
+    """A job in a list. `data` and `attributes` are present if the list includes bodies."""
 
     job_id: str
     state: State
@@ -501,7 +502,7 @@ class ListedJob:
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """A queue of a namespace. Figures are None where the store cannot tell."""
+    """A queue of a namespace. Numbers are None if the store does not know them."""
 
     queue: str
     ready: int | None
@@ -521,7 +522,7 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What a release made of the job."""
+    """Result of a release."""
 
     dead: bool
     """No try was left."""
@@ -551,7 +552,7 @@ class Respawned:
 
 
 def told_attempt(reason: str | None) -> int:
-    """Which attempt a job's reason tells of; 0 when it tells of none."""
+    """Return the number of the attempt in a job's reason; 0 if there is none."""
     told = _TOLD_ATTEMPT.match(reason or "")
     return int(told[1]) if told else 0
 
@@ -575,7 +576,7 @@ def _job_fields(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_nothing(answer: Answer) -> None:
-    """Of an answer whose status says all."""
+    """Read a reply that is only a status."""
 
 
 def _read_published(answer: Answer, said: dict[str, Any]) -> Published:
@@ -649,7 +650,7 @@ def _read_queues(answer: Answer) -> Page[QueueInfo]:
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[T]):
-    """One request, and how its answer is read."""
+    """A request, and how its reply is read."""
 
     method: str
     path: str
@@ -669,7 +670,7 @@ class Request(Generic[T]):
     """Its errors name a job of several."""
 
     def result(self, answer: Answer) -> T:
-        """What the answer says; raises what it complains of."""
+        """Return the result in the reply, or raise its error."""
         fine = 200 <= answer.status < 300 or (answer.status == 404 and answer.message() == self.nothing)
         if not fine:
             raise error_of(answer, self.indexed)
@@ -691,7 +692,7 @@ Flow = Generator[Request[Any], Any, T]
 
 
 class Requests:
-    """The verbs of one namespace. Each method says what its request does; both clients have them all."""
+    """The verbs of one namespace. Each method describes its request; both clients have all of them."""
 
     def __init__(self, namespace: str) -> None:
         self.namespace = _checked_name("namespace", namespace)
@@ -720,7 +721,7 @@ class Requests:
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> Request[Published]:
-        """Publish a job. A text is stored as UTF-8."""
+        """Publish a job. A str is stored as UTF-8."""
         return self._publish(queue, Message(data, **options), idempotency_key)
 
     def publish_json(
@@ -738,7 +739,7 @@ class Requests:
         headers = _idempotent(idempotency_key)
         attributes = message.attributes
         if not all(_HEADER_NAME.fullmatch(n) and _HEADER_VALUE.fullmatch(v) for n, v in attributes.items()):
-            # What a header cannot carry goes as JSON: a batch of one.
+            # Attributes that a header cannot carry are sent as JSON: a batch of one.
             return Request(
                 "POST",
                 self._path(queue, "jobs", "batch"),
@@ -762,10 +763,10 @@ class Requests:
     def publish_many(
         self, queue: str, jobs: Iterable[Message | bytes | str], *, idempotency_key: str | None = None
     ) -> Flow[list[Published]]:
-        """Publish any number of jobs, in batches of 64 and 8 MiB, each all or none, in order.
+        """Publish any number of jobs in order, in batches of up to 64 jobs and 8 MiB, each all or none.
 
-        An error carries what was `published` before; its `index` counts from the first job of the call. Nothing is sent
-        before all jobs were looked at.
+        An error has the jobs `published` before; its `index` counts from the first job of the call. All jobs are
+        checked before anything is sent.
         """
         base = idempotency_key or secrets.token_hex(16)
         elements: list[bytes] = []
@@ -810,35 +811,35 @@ class Requests:
         )
 
     def cancel(self, queue: str, job_id: str) -> Request[None]:
-        """Forget a job, in whatever state it is; also when there is none."""
+        """Delete a job, in any state. Succeeds if there is none."""
         path = self._path(queue, "job", _checked_id(job_id))
         return Request("DELETE", path, _read_nothing, repeat=True)
 
     def cancel_key(self, queue: str, key: str) -> Request[None]:
-        """Forget the job that has this key; `NotFound` if none has."""
+        """Delete the job with this key; `NotFound` if there is none."""
         path = self._path(queue, "key", _checked_key(key))
         return Request("DELETE", path, _read_nothing, repeat=True, gone_is_done=True)
 
     def promote(self, queue: str, job_id: str) -> Request[None]:
-        """Make a delayed job ready now, behind those that are ready; `Conflict` if it is not delayed."""
+        """Make a delayed job ready now, after other ready jobs; `Conflict` if it is not delayed."""
         return Request("POST", self._path(queue, "job", _checked_id(job_id), "promote"), _read_nothing)
 
     def promote_key(self, queue: str, key: str) -> Request[None]:
-        """Make the delayed job that has this key ready now; `NotFound` if no job has it."""
+        """Make the delayed job with this key ready now; `NotFound` if no job has it."""
         return Request("POST", self._path(queue, "key", _checked_key(key), "promote"), _read_nothing)
 
-    # Looking
+    # Reading
 
     def get(self, queue: str, job_id: str) -> Request[JobDetails]:
-        """A job by its id, in whatever state it is."""
+        """Return a job by id, in any state."""
         return Request("GET", self._path(queue, "job", _checked_id(job_id), verbose=1), _read_details, repeat=True)
 
     def get_key(self, queue: str, key: str) -> Request[JobDetails]:
-        """The job that has this key."""
+        """Return the job with this key."""
         return Request("GET", self._path(queue, "key", _checked_key(key), verbose=1), _read_details, repeat=True)
 
     def valid_receipt(self, job: Job) -> Request[str | None]:
-        """The receipt that is valid now, if the hand-over that `job` is of still stands."""
+        """Return the current receipt, if the delivery of `job` has not ended."""
 
         def read(answer: Answer) -> str | None:
             receipt = answer.json().get("receipt")
@@ -847,7 +848,7 @@ class Requests:
         return Request("GET", self._held(job, verbose=1), read, repeat=True)
 
     def peek(self, queue: str) -> Request[Job | None]:
-        """The job that the next consume would get, or None."""
+        """Return the job that the next consume would get, or None."""
 
         def read(answer: Answer) -> Job | None:
             return None if answer.status == 404 else Job(**_job_fields(answer.json()))
@@ -855,22 +856,22 @@ class Requests:
         return Request("GET", self._path(queue, "peek"), read, repeat=True, nothing="the queue is empty")
 
     def size(self, queue: str) -> Request[int]:
-        """How many jobs are ready."""
+        """Return the number of ready jobs."""
         return Request("GET", self._path(queue, "size"), lambda answer: int(answer.json()["size"]), repeat=True)
 
     def queues_page(self, cursor: str | None = None, limit: int = 100) -> Request[Page[QueueInfo]]:
-        """A page of the namespace's queues."""
+        """Return a page of the namespace's queues."""
         query = urlencode({"limit": limit, **({} if cursor is None else {"cursor": cursor})})
         return Request("GET", f"{self.namespace}?{query}", _read_queues, repeat=True)
 
     def jobs_page(
         self, queue: str, state: State = "ready", *, data: bool = False, cursor: str | None = None, limit: int = 100
     ) -> Request[Page[ListedJob]]:
-        """A page of a queue's jobs in one state."""
+        """Return a page of a queue's jobs in one state."""
         path = self._path(queue, "jobs", state=state, limit=limit, data=int(data), cursor=cursor)
         return Request("GET", path, _read_listed, repeat=True)
 
-    # Those who want no worker
+    # Without a worker
 
     def consume(
         self,
@@ -881,7 +882,7 @@ class Requests:
         ttr: Seconds | None = None,
         timeout: Seconds = 0,
     ) -> Request[list[Job]]:
-        """Take up to `count` jobs, each for `ttr` whole seconds; wait up to `timeout` for the first."""
+        """Consume up to `count` jobs, each for `ttr` whole seconds; wait up to `timeout` for the first."""
         waits = whole_seconds("timeout", timeout)
         path = self._paths(
             [queues] if isinstance(queues, str) else queues,
@@ -894,7 +895,7 @@ class Requests:
         return Request("GET", path, _read_jobs, waits=waits, nothing="no job available")
 
     def touch(self, job: Job, *, ttr: Seconds | None = None) -> Request[datetime]:
-        """Still working: the job is yours for `ttr` from now. Answers until when; `job` gets the new receipt."""
+        """Extend the delivery to `ttr` from now. Return when it ends; `job` gets the new receipt."""
 
         def read(answer: Answer) -> datetime:
             said = answer.json()
@@ -907,7 +908,7 @@ class Requests:
     def release(
         self, job: Job, *, delay: Seconds | None = None, spend: bool = True, reason: str | None = None
     ) -> Request[Released]:
-        """Not now: back to the queue, due after `delay`. With `spend=False` the try is given back."""
+        """Return the job to its queue, due after `delay`. `spend=False` restores the try."""
 
         def read(answer: Answer) -> Released:
             said = answer.json()
@@ -919,15 +920,15 @@ class Requests:
         return Request("POST", path, read, content=cut_reason(reason or ""))
 
     def bury(self, job: Job, *, reason: str | None = None) -> Request[None]:
-        """Never again: to the dead letter, whatever tries are left."""
+        """Move the job to the dead letter, even if tries are left."""
         return Request("POST", self._held(job, "bury"), _read_nothing, content=cut_reason(reason or ""))
 
     def ack(self, job: Job) -> Request[None]:
-        """Done; `Lost` if the job is not yours any more."""
+        """Ack a job; `Lost` if it is no longer yours."""
         return Request("DELETE", self._held(job), _read_nothing, repeat=True)
 
     def ack_many(self, queue: str, jobs: Iterable[Job | str]) -> Flow[Acked]:
-        """Ack any number of jobs, each by itself: jobs with their receipt, ids without one."""
+        """Ack any number of jobs, each independently: jobs with their receipt, ids without one."""
         every, acked, stale = list(jobs), 0, list[str]()
         for index, job in enumerate(every):
             if isinstance(job, Job) and job.queue != queue:
@@ -961,7 +962,7 @@ class Requests:
     # Operators
 
     def pause(self, queue: str, duration: Seconds | None = None) -> Request[datetime | None]:
-        """Hand out nothing of this queue, for so many seconds or until `resume`. Answers when it ends."""
+        """Stop deliveries from this queue, for a number of seconds or until `resume`. Return when the pause ends."""
         path = self._path(queue, "pause", **{"for": None if duration is None else seconds("for", duration)})
         return Request("POST", path, lambda answer: _time(answer.json()["until"]), repeat=True)
 
@@ -970,11 +971,11 @@ class Requests:
         return Request("POST", self._path(queue, "resume"), _read_nothing, repeat=True)
 
     def destroy(self, queue: str) -> Request[None]:
-        """Forget the jobs that are ready; delayed, running and dead ones stay."""
+        """Delete the ready jobs; delayed, running and dead ones stay."""
         return Request("DELETE", self._path(queue), _read_nothing)
 
     def dead(self, queue: str) -> Request[DeadLetter]:
-        """How many jobs are dead, and which is the oldest."""
+        """Return the number of dead jobs, and the oldest."""
 
         def read(answer: Answer) -> DeadLetter:
             said = answer.json()
@@ -991,7 +992,7 @@ class Requests:
         delay: Seconds | None = None,
         ttl: Seconds | None = None,
     ) -> Flow[Respawned]:
-        """Make any number of dead jobs ready, or delayed, again: 100 with a request."""
+        """Make any number of dead jobs ready or delayed again: 100 per request."""
         path = self._path(
             queue,
             "deadletter",
@@ -1014,13 +1015,13 @@ class Requests:
         return Respawned(respawned, missing)
 
     def respawn_oldest(self, queue: str, limit: int = 1, *, ttl: Seconds | None = None) -> Request[int]:
-        """Make the oldest dead jobs ready again, with one try each. Answers how many they were."""
+        """Make the oldest dead jobs ready again, with one try each. Return how many."""
         lives = None if ttl is None else whole_seconds("ttl", ttl)
         path = self._path(queue, "deadletter", limit=limit, ttl=lives)
         return Request("PUT", path, lambda answer: int(answer.json()["count"]))
 
     def delete_dead(self, queue: str, oldest: int = 1) -> Request[None]:
-        """Forget the oldest dead jobs."""
+        """Delete the oldest dead jobs."""
         return Request("DELETE", self._path(queue, "deadletter", limit=oldest), _read_nothing)
 
 
@@ -1043,7 +1044,7 @@ def _checked_key(key: str) -> str:
 
 
 def _idempotent(key: str | None) -> dict[str, str]:
-    """Each publish has a key, the same at each repeat, so that it happens once."""
+    """Give each publish an idempotency key, the same for each retry, so that it is executed once."""
     if key is None:
         key = secrets.token_hex(16)
     if len(key) > 255 or not _HEADER_VALUE.fullmatch(key):

@@ -1,4 +1,4 @@
-"""The signature of a push: whether a request is ours, and fresh."""
+"""Verification of pushes: whether a request is from the server, and fresh."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOLERANCE = 300
 
 
 class SignatureError(Exception):
-    """A request that is not to be believed; `wrong` says why."""
+    """A rejected request; `wrong` tells why."""
 
     def __init__(self, wrong: Literal["missing", "timestamp", "signature", "secret"], text: str) -> None:
         super().__init__(f"{wrong}: {text}")
@@ -21,9 +21,9 @@ class SignatureError(Exception):
 
 
 def verify(secrets: str | Sequence[str], headers: Mapping[str, str], body: bytes, *, now: float | None = None) -> None:
-    """Check a pushed request: raises `SignatureError` if it was not signed with one of the secrets within five minutes.
+    """Verify a pushed request: raise `SignatureError` unless one of the secrets signed it within the last five minutes.
 
-    :param secrets: the queue's, `whsec_…`; several while a new one is brought in.
+    :param secrets: the queue's, `whsec_…`; several during a change of the secret.
     :param headers: of the request, in any case.
     :param body: its raw bytes.
     :param now: Unix seconds, for tests.
@@ -36,7 +36,7 @@ def verify(secrets: str | Sequence[str], headers: Mapping[str, str], body: bytes
         job_id, stamp, signatures = (given[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))
     except KeyError as error:
         raise SignatureError("missing", f"the header {error.args[0]}") from None
-    # Python refuses to read numbers of thousands of digits, by another error.
+    # Python rejects numbers of thousands of digits with another error.
     if not (stamp.isascii() and stamp.isdecimal() and len(stamp) < 20):
         raise SignatureError("timestamp", "it is no number of seconds")
     if abs((time.time() if now is None else now) - int(stamp)) > TOLERANCE:
@@ -46,7 +46,7 @@ def verify(secrets: str | Sequence[str], headers: Mapping[str, str], body: bytes
     ours = False
     for one in signatures.split():
         for right in rights:
-            # No short cut: how long it takes says nothing of which one matched.
+            # No early exit: the duration must not reveal which one matched.
             ours |= hmac.compare_digest(one.encode(errors="replace"), right)
     if not ours:
         raise SignatureError("signature", "none of them is of our secrets")

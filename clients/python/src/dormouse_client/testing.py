@@ -1,7 +1,8 @@
-"""A server within the process, for tests: `Double`. It keeps its jobs in memory, and its clock moves when a test says.
+"""An in-process server for tests: `Double`.
 
-It answers what the library asks as a server would, with the same texts. A test makes a client of it, publishes, lets
-a worker `run_until_idle`, moves the clock by `advance`, and looks.
+It keeps its jobs in memory, and only the test moves its clock. It replies to the library like a server, with the same
+texts. A test creates a client of it, publishes, lets a worker `run_until_idle`, moves the clock by `advance`, and
+checks the results.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Refused(Exception):
 
 @dataclass(eq=False)
 class _Stored:
-    """A job as the double keeps it."""
+    """A job of the double."""
 
     job_id: str
     queue: str
@@ -72,7 +73,7 @@ class _Queue:
 
 @dataclass
 class _Asked:
-    """A request, taken apart."""
+    """A parsed request."""
 
     method: str
     queues: list[str]
@@ -98,10 +99,10 @@ class _Asked:
 
 
 class Double:
-    """A server in memory for one namespace. Safe to share between threads."""
+    """An in-memory server for one namespace. Safe to share between threads."""
 
     def __init__(self, namespace: str = "double", start: datetime | None = None) -> None:
-        """:param start: what its clock shows at first; now, if it is not given."""
+        """:param start: initial time of its clock; now by default."""
         self.namespace = namespace
         self._start = start or datetime.now(UTC)
         self._clock = 0.0
@@ -114,11 +115,11 @@ class Double:
         self._turns: dict[tuple[str, ...], dict[str, int]] = {}
 
     def transport(self) -> httpx.AsyncBaseTransport:
-        """What a client of it sends its requests with."""
+        """Return the transport of its clients."""
         return _Transport(self._handle)
 
     def client(self, **options: Any) -> Client:
-        """A client of it; `options` are those of `Client`."""
+        """Return a client of it, with options of `Client`."""
         return Client("http://double", self.namespace, _TOKEN, transport=self.transport, **options)
 
     def async_client(self, **options: Any) -> AsyncClient:
@@ -126,11 +127,11 @@ class Double:
 
     @property
     def now(self) -> datetime:
-        """What its clock shows."""
+        """The time of its clock."""
         return self._at(self._clock)
 
     def advance(self, duration: Seconds) -> None:
-        """Move the clock: delays end, what nobody acked in time comes back, and what has lived long enough is gone."""
+        """Move the clock: delays end, jobs that were not acked in time are redelivered, and jobs expire."""
         with self._lock:
             self._clock += duration.total_seconds() if isinstance(duration, timedelta) else duration
             self._move()
@@ -402,7 +403,7 @@ class Double:
         return dict(zip(names, map(int, given), strict=False))
 
     def _turn(self, names: tuple[str, ...], ready: list[str], weights: dict[str, int]) -> str:
-        """Smooth weighted round robin among those that have jobs."""
+        """Smooth weighted round robin over the queues that have jobs."""
         turns = self._turns.setdefault(names, dict.fromkeys(weights, 0))
         for name in ready:
             turns[name] += weights[name]
@@ -482,7 +483,7 @@ class Double:
                 self._forget(job)
         return httpx.Response(200, json={"acked": len(said) - len(stale), "stale": stale})
 
-    # Looking
+    # Reading
 
     def _show(self, asked: _Asked) -> httpx.Response:
         job = self._found(asked)
@@ -626,7 +627,7 @@ class Double:
         return job
 
     def _move(self) -> None:
-        """Whatever has come due, in its order."""
+        """Handle everything that is due, in order."""
         for queue in self._queues.values():
             if queue.paused_until is not None and queue.paused_until <= self._clock:
                 queue.paused_until = None

@@ -1,3 +1,3 @@
-"""The version of the library, which is that of the server it was made for."""
+"""Version of the library, which is that of the server that it was made for."""
 
 VERSION = "0.1.0"

@@ -1,7 +1,7 @@
-"""The worker: takes jobs when a handler is free for them, and stops in order.
+"""The worker: consumes jobs when handlers are free, and stops gracefully.
 
-Polls, touches and results run on a loop in a thread of their own, so that a handler which blocks its thread or its
-event loop stops none of them. What happens with one job stands in `holding`.
+Polls, touches and results run on a loop in its own thread, so that a handler which blocks its thread or its event loop
+stops none of them. A single job is handled in `holding`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _LAST_ANSWER = 5
 
 
 class DrainError(Exception):
-    """Handlers had not returned when the worker's grace ended; `job_ids` are theirs."""
+    """Handlers had not returned when the worker's grace ended; `job_ids` are those of their jobs."""
 
     def __init__(self, job_ids: list[str]) -> None:
         super().__init__(f"{len(job_ids)} handlers had not returned when the worker stopped")
@@ -92,15 +92,15 @@ class Worker:
         hooks: Hooks | None = None,
     ) -> None:
         """
-        :param queues: in this order, the first that has jobs goes first; or a weight for each. Without it, the queues
-            with handlers in the order of their registration.
-        :param concurrency: handlers at a time, over all queues.
-        :param ttr: how long a job is ours without a touch; whole seconds, 3 at least. Handlers may take longer.
-        :param poll: how long a consume waits; below what balancers cut. A part of a second counts as one.
-        :param backoff: delays after the first, second … failure, each 10 % more or less; or a function.
+        :param queues: in order of precedence; or a weight for each. By default, the queues with handlers in the order
+            of their registration.
+        :param concurrency: maximum concurrent handlers, over all queues.
+        :param ttr: duration of a delivery, extended by touches; whole seconds, at least 3. Handlers may take longer.
+        :param poll: how long a consume waits; below the timeouts of balancers. Rounded up to seconds.
+        :param backoff: delays after the first, second … failure, each varied by 10 %; or a function.
         :param time_limit: of a handler.
-        :param drain: how long handlers may go on when the worker stops; then they are cancelled.
-        :param grace: how long they have after that.
+        :param drain: how long handlers may continue when the worker stops; then they are cancelled.
+        :param grace: how long they may continue after that.
         :param ack_window: how long an ack may wait for others.
         :param middleware: the first is the outermost.
         """
@@ -130,7 +130,7 @@ class Worker:
         self._stops = 0
 
     def handler(self, queue: str) -> Callable[[HandlerT], HandlerT]:
-        """Register a handler: a coroutine function, or a function, which gets a thread."""
+        """Register a handler: a coroutine function, or a function, which runs in a thread."""
 
         def register(handler: HandlerT) -> HandlerT:
             self._handlers[queue] = handler
@@ -139,14 +139,15 @@ class Worker:
         return register
 
     def run(self, *, signals: bool = True) -> None:
-        """Work until SIGTERM, SIGINT or `stop`. Coroutines run on a loop in a thread of their own.
+        """Work until SIGTERM, SIGINT or `stop`.
 
-        `DrainError` if handlers did not return in time; a `DormouseError` if the server refuses to be asked.
+        Coroutines run on a loop in its own thread. Raise `DrainError` if handlers did not return in time; a
+        `DormouseError` after a permanent error of the server.
         """
         self._run_blocking(signals, until_idle=False)
 
     def run_until_idle(self) -> None:
-        """Work until no job is ready: for tests, and for whatever starts now and then."""
+        """Work until no job is ready: for tests, and for programs started by a timer."""
         self._run_blocking(False, until_idle=True)
 
     def _run_blocking(self, signals: bool, until_idle: bool) -> None:
@@ -163,18 +164,18 @@ class Worker:
                     raise
             done = True
         finally:
-            # A handler that did not return may block its loop for ever.
+            # A handler that has not returned may block its loop forever.
             handlers.close(wait=done)
 
     async def run_async(self) -> None:
         """Work until `stop`, or until this is cancelled. Coroutines run on the caller's loop; signals are the caller's.
 
-        To be cancelled is to be told to stop: handlers have their time.
+        Cancelling it is like `stop`: handlers get their time.
         """
         await self._run_async(until_idle=False)
 
     async def run_async_until_idle(self) -> None:
-        """`run_until_idle`, on the caller's loop."""
+        """Like `run_until_idle`, on the caller's loop."""
         await self._run_async(until_idle=True)
 
     async def _run_async(self, until_idle: bool) -> None:
@@ -194,9 +195,9 @@ class Worker:
             ended.result()
 
     def stop(self) -> None:
-        """Take no more jobs, and let handlers end; a second call ends their time. From any thread or signal handler.
+        """Consume no more jobs, and let handlers end; a second call ends their time.
 
-        A worker that does not run yet will end at once.
+        Works from any thread or signal handler. A worker that is not running yet will end at once.
         """
         self._stops += 1
         run = self._run
@@ -242,7 +243,7 @@ class Worker:
 
     @property
     def stops(self) -> int:
-        """How often it was told to stop."""
+        """How many times it was stopped."""
         return self._stops
 
     def lanes(self) -> tuple[list[str], list[int] | None]:
@@ -320,13 +321,13 @@ class _Run:
         if self._worker.stops and not self._stopping.is_set():
             self._stopping.set()
             self._crew.acks.hurry()
-            # Where no half can be closed, what lies in the kernel already gets its turn.
+            # If the write side cannot be closed, data in the kernel's buffer is read first.
             parked = self._request is not None and self._head is None
             halved = parked and self._line is not None and self._line.hang_up()
             self.loop.call_later(_LAST_WORD if halved else 0.01, self._close_poll)
 
     def _close_poll(self) -> None:
-        """Close the parked poll, so that the server gives its job to the next. An answer that has begun is read."""
+        """Close the parked poll, so that the server gives its job to another worker. A reply that has begun is read."""
         if self._request is not None:
             if self._head is None:
                 self._request.cancel()
@@ -336,7 +337,7 @@ class _Run:
     # Polls
 
     async def _poll(self) -> None:
-        """One poll at a time, for as many jobs as there are free slots."""
+        """Poll, one request at a time, for as many jobs as there are free slots."""
         failures = 0
         while not self._stopping.is_set():
             if len(self._working) >= self._worker.concurrency:
@@ -421,7 +422,7 @@ class _Run:
             log.error("a fault of the worker itself", exc_info=error)
 
     async def _next_move(self) -> None:
-        """Until a handler returns, a result is sent, or the worker is told to stop."""
+        """Wait until a handler returns, a result is sent, or the worker is stopped."""
         await self._first_of(self._moved, self._stopping)
         self._moved.clear()
 
@@ -439,7 +440,7 @@ class _Run:
     # Handlers
 
     async def _handle(self, job: Job) -> None:
-        """The middleware, and within it the handler."""
+        """Run the middleware, and within it the handler."""
         handler = self._worker.handler_of(job.queue)
 
         async def last() -> None:
@@ -456,7 +457,7 @@ class _Run:
     # Stopping
 
     async def _drain(self) -> list[Hold]:
-        """Let handlers end, cancel them, give up. Answers whose handlers have not returned."""
+        """Let handlers end, cancel them, give up. Return the handlers that have not returned."""
         self._stopping.set()
         tell(self._worker.hooks.drain, len(self._working))
         if self._working:

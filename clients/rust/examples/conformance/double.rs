@@ -1,4 +1,4 @@
-//! The library's own double, run as the suite says.
+//! The library's own double, driven by the suite.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub async fn run(op: &Op) -> Told {
         .concurrency(1)
         .backoff([Duration::from_secs(5)])
         .hook(move |happened| {
-            // In the order in which handlers began: results of one and the start of the next cross.
+            // In the order in which handlers began: the result of one and the start of the next may cross.
             let mut told = told.lock().unwrap();
             match happened {
                 Event::Start { job } => told.push((job.id.clone(), STANDARD.encode(&job.data), None)),

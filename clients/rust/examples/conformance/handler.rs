@@ -1,4 +1,4 @@
-//! The handler of all queues: it does what the body of its job says.
+//! The handler of all queues: follows the steps in the body of its job.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,16 +13,16 @@ use tokio::time::sleep;
 use crate::read::duration;
 use crate::{event, show};
 
-/// What handlers share.
+/// State shared by handlers.
 #[derive(Clone)]
 pub struct Handlers(Arc<Inner>);
 
 struct Inner {
-    /// The gates that are open.
+    /// Open gates.
     open: watch::Sender<HashSet<String>>,
-    /// How many run, by worker.
+    /// Number of running handlers, by worker.
     running: Mutex<HashMap<String, usize>>,
-    /// How often an end was taken for a job: by its id and its place among the steps.
+    /// How often an end was used for a job: by its id and its position among the steps.
     taken: Mutex<HashMap<(String, usize), u64>>,
 }
 
@@ -33,11 +33,11 @@ impl Default for Handlers {
     }
 }
 
-/// Counts a handler that runs, until it is dropped.
+/// Counts a running handler, until dropped.
 struct Counted(Handlers, String);
 
 impl Counted {
-    /// The count with this one.
+    /// Returns the guard, and the count including this handler.
     fn new(handlers: &Handlers, worker: &str) -> (Counted, usize) {
         let mut running = handlers.0.running.lock().unwrap();
         let count = running.entry(worker.to_owned()).or_default();
@@ -129,7 +129,7 @@ impl Handlers {
         End::Ok
     }
 
-    /// None: the next step.
+    /// Runs a step. `None` continues with the next one.
     async fn step(&self, worker: &str, job: &Job, place: usize, step: &Value) -> Option<End> {
         let call = |result: Result<(), dormouse_client::Error>| result.err().map(|e| End::Outcome(e.into()));
         if let Some(time) = duration(&step["sleep"]) {

@@ -24,23 +24,23 @@ use tokio::sync::{mpsc, watch};
 use handler::Handlers;
 use read::{Op, duration, instant_of};
 
-/// What this program has made so far.
+/// Objects created by this program.
 struct Program {
     clients: Mutex<HashMap<String, Client>>,
-    /// Jobs that were consumed, by client and id.
+    /// Consumed jobs, by client and id.
     jobs: Mutex<HashMap<(String, String), Job>>,
     workers: Mutex<HashMap<String, Worker>>,
     running: Mutex<HashMap<String, Run>>,
-    /// A worker has left handlers.
+    /// A worker has ended with running handlers.
     unclean: AtomicBool,
     handlers: Handlers,
 }
 
-/// A worker that was started.
+/// A started worker.
 #[derive(Clone)]
 struct Run {
     stopper: Stopper,
-    /// Whether it was clean, once it has ended.
+    /// Whether it ended cleanly, once it has ended.
     ended: watch::Receiver<Option<bool>>,
 }
 
@@ -50,7 +50,7 @@ impl Run {
     }
 }
 
-/// Why an op has no result.
+/// Why an operation has no result.
 enum Failed {
     Call(Box<Error>),
     Signature(SignatureError),
@@ -69,15 +69,15 @@ fn wrong<T>(text: impl Into<String>) -> Result<T, Failed> {
     Err(Failed::Wrong(text.into()))
 }
 
-/// A line of standard output.
+/// Writes a line to standard output.
 pub fn say(line: &Value) {
     let mut out = io::stdout().lock();
-    // Nobody reads any more: the end of input comes next.
+    // The reader has gone: the end of input follows.
     let _ = writeln!(out, "{line}");
     let _ = out.flush();
 }
 
-/// An event, with its time.
+/// Writes an event, with its time.
 pub fn event(mut event: Value) {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     event["at"] = json!(u64::try_from(now.as_millis()).unwrap_or_default());
@@ -120,7 +120,7 @@ async fn main() {
     }
 }
 
-/// The workers heed signals by themselves; when all have ended, so does this program.
+/// Workers handle signals themselves; when all have ended, so does this program.
 fn end_with_workers(program: &Arc<Program>) -> bool {
     let runs: Vec<Run> = program.running.lock().unwrap().values().cloned().collect();
     let program = program.clone();
@@ -133,7 +133,7 @@ fn end_with_workers(program: &Arc<Program>) -> bool {
     true
 }
 
-/// Requests run side by side; but later lines stand on clients, workers and gates.
+/// Requests run concurrently, except those that create clients, workers and gates for later lines.
 async fn answer_or_begin(program: &Arc<Program>, line: &str) {
     let op: Value = match serde_json::from_str(line) {
         Ok(op) => op,
@@ -424,7 +424,7 @@ impl Program {
         let Some(run) = run else {
             return wrong(format!("the worker {name} was not started"));
         };
-        // A worker that has just been started may not have begun to listen.
+        // A worker that has just been started may not listen yet.
         while !run.stopper.is_running() && run.ended.borrow().is_none() {
             tokio::task::yield_now().await;
         }

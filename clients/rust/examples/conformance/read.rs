@@ -1,4 +1,4 @@
-//! What the suite's requests say.
+//! Parses the suite's requests.
 
 use std::time::{Duration, SystemTime};
 
@@ -59,7 +59,7 @@ impl Op {
         data.map_err(|e| Failed::Wrong(format!("data: {e}")))
     }
 
-    /// The queues of a worker, and their weights if it is an object.
+    /// Returns the queues of a worker, and their weights if it is an object.
     pub fn queues(&self) -> Result<(Vec<String>, Option<Vec<u32>>), Failed> {
         match &self.0["queues"] {
             Value::Object(weights) => {
@@ -76,12 +76,12 @@ pub fn duration(seconds: &Value) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds.as_f64()?).ok()
 }
 
-/// Unix milliseconds.
+/// Converts Unix milliseconds.
 pub fn instant_of(millis: &Value) -> Option<SystemTime> {
     Some(SystemTime::UNIX_EPOCH + Duration::from_secs_f64(millis.as_f64()? / 1000.0))
 }
 
-/// The job of a publish.
+/// Returns the job of a publish.
 pub fn job(op: &Op) -> Result<NewJob, Failed> {
     let mut job = match op.data()? {
         Some(data) => NewJob::new(data),
@@ -134,7 +134,7 @@ fn at(given: &Value) -> Result<At, Failed> {
         Some("number") => {
             let seconds = given["seconds"].as_f64().ok_or_else(unreadable)?;
             let since = Duration::try_from_secs_f64(seconds).map_err(|_| unreadable())?;
-            // Seconds as a float have no whole milliseconds: the nearest one is meant.
+            // Seconds as a float may not be whole milliseconds: rounds to the nearest.
             let millis = (since.as_secs_f64() * 1000.0).round();
             Ok(At::from(SystemTime::UNIX_EPOCH + Duration::from_secs_f64(millis / 1000.0)))
         }

@@ -1,4 +1,4 @@
-//! What the library answers, as the suite reads it.
+//! Formats the library's results for the suite.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -1,4 +1,4 @@
-//! Acks of a queue wait a moment for others, and go out as one request.
+//! Collects acks of a queue for a moment, and sends them in one request.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,14 +13,14 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::request::{Call, job_path};
 
-/// What one request acks at most.
+/// Maximum acks per request.
 const MOST: usize = 100;
 
-/// An ack that waits: what it is of, and who wants to know.
+/// A waiting ack, and the channel for its result.
 struct Waiting {
     id: String,
     receipt: Option<String>,
-    /// Until when it is of use.
+    /// How long it is useful.
     limit: Duration,
     answer: oneshot::Sender<Result<bool>>,
 }
@@ -33,14 +33,14 @@ struct Inner {
     window: Duration,
     tasks: TaskTracker,
     waiting: Mutex<HashMap<String, Gathering>>,
-    /// Nothing waits any more.
+    /// Cancelled when acks should no longer wait.
     hurry: CancellationToken,
 }
 
-/// The acks of a queue that wait for others.
+/// The waiting acks of a queue.
 #[derive(Default)]
 struct Gathering {
-    /// Tells one gathering of the queue from the next, whose window begins later.
+    /// Distinguishes this collection from the queue's next one, whose window begins later.
     number: u64,
     acks: Vec<Waiting>,
 }
@@ -63,7 +63,7 @@ impl Acks {
         }))
     }
 
-    /// Acks a job once, within `limit`: whether it was still ours.
+    /// Acks a job once, within `limit`. Returns whether it was still ours.
     pub(super) async fn ack(
         &self,
         queue: &str,
@@ -100,7 +100,7 @@ impl Acks {
         answered.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Network, "the ack was not sent")))
     }
 
-    /// From now on acks are sent at once.
+    /// Sends acks at once from now on.
     pub(super) fn hurry(&self) {
         self.0.hurry.cancel();
     }
@@ -119,7 +119,7 @@ impl Acks {
                 Err(e) if e.kind() == ErrorKind::Lost => Ok(false),
                 Err(e) => Err(e),
             };
-            // Whoever asked may have gone: the job is lost then.
+            // The caller may have been dropped: then the job is lost.
             let _ = lone.answer.send(answer);
             return;
         }

@@ -1,17 +1,17 @@
-//! What hooks are told.
+//! Events for hooks.
 
 use std::time::Duration;
 
 use crate::error::Error;
 use crate::job::Job;
 
-/// Something that happened to a worker.
+/// An event of a worker.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// A poll was answered, or failed.
+    /// A poll has ended, or failed.
     Poll {
-        /// How many jobs came.
+        /// Number of jobs received.
         jobs: usize,
         /// How long it took.
         took: Duration,
@@ -23,11 +23,11 @@ pub enum Event<'a> {
         /// Its job.
         job: &'a Job,
     },
-    /// What became of a job.
+    /// A job is finished.
     Finish {
         /// The job.
         job: &'a Job,
-        /// What became of it.
+        /// Its result.
         outcome: Ended,
         /// How long its handler ran.
         took: Duration,
@@ -38,46 +38,46 @@ pub enum Event<'a> {
     Touch {
         /// The job.
         job: &'a Job,
-        /// Why it could not be.
+        /// Why it failed.
         error: Option<&'a Error>,
     },
-    /// Polls fail from now on; told once an outage.
+    /// Polls begin to fail; reported once per outage.
     Away {
-        /// Why.
+        /// The error.
         error: &'a Error,
     },
     /// Polls work again.
     Back {
-        /// How long they did not.
+        /// Duration of the outage.
         after: Duration,
     },
-    /// The worker takes no more jobs.
+    /// The worker consumes no more jobs.
     Drain {
-        /// How many handlers are at work.
+        /// Number of running handlers.
         running: usize,
     },
 }
 
-/// What became of a job.
+/// Result of a job.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Ended {
-    /// It is done.
+    /// It was acked.
     Acked,
-    /// It comes again, or has died of it.
+    /// It will be retried, or has died.
     Released,
-    /// It is in the dead letter.
+    /// It was moved to the dead letter.
     Buried,
-    /// It comes again, the try given back.
+    /// It was postponed; the try is restored.
     Snoozed,
-    /// The worker stopped, and gave it back.
+    /// It was returned because the worker stopped.
     Returned,
-    /// It is not ours any more.
+    /// It is no longer ours.
     Lost,
 }
 
 impl Ended {
-    /// The word for it.
+    /// Returns the result as a word.
     pub fn as_str(self) -> &'static str {
         match self {
             Ended::Acked => "acked",

@@ -1,4 +1,4 @@
-//! The worker: takes jobs, keeps them while handlers work on them, and tells the server what became of each.
+//! The worker: consumes jobs, extends their deliveries while handlers run, and reports the results to the server.
 
 mod acks;
 mod hooks;
@@ -33,7 +33,7 @@ type Backoff = Arc<dyn Fn(u32, &str) -> Duration + Send + Sync>;
 /// The shortest `ttr`: a third of it must suffice for a touch.
 const SHORTEST_TTR: Duration = Duration::from_secs(3);
 
-/// Works on the jobs of some queues. A clone is the same worker.
+/// Handles the jobs of some queues. Clones are the same worker.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -79,21 +79,21 @@ impl Settings {
     }
 }
 
-/// What runs behind a middleware: the next one, or the handler.
+/// The rest of a middleware chain, up to the handler.
 pub struct Next {
     settings: Arc<Settings>,
     at: usize,
 }
 
 impl Next {
-    /// Goes on with the job.
+    /// Continues with the job.
     pub async fn run(self, job: Job) -> Result<(), Outcome> {
         let Next { settings, at } = self;
         if let Some(middleware) = settings.middleware.get(at).cloned() {
             return middleware(job, Next { settings, at: at + 1 }).await;
         }
         match settings.handlers.iter().find(|(queue, _)| *queue == job.queue) {
-            // Middleware sees a panic as it sees an error.
+            // Middleware sees a panic as an error.
             Some((_, handler)) => match AssertUnwindSafe(handler(job.clone())).catch_unwind().await {
                 Ok(result) => result,
                 Err(payload) => Err(work::panicked(&job, &*payload)),
@@ -104,7 +104,7 @@ impl Next {
 }
 
 impl Worker {
-    /// A worker without queues yet.
+    /// Creates a worker without queues.
     pub fn new(client: Client) -> Worker {
         let seconds = Duration::from_secs;
         Worker {
@@ -133,7 +133,7 @@ impl Worker {
         self
     }
 
-    /// Works on this queue too. Of several queues the first that has jobs goes first.
+    /// Adds a queue. Earlier queues take precedence.
     pub fn queue<F, R, E>(self, queue: impl Into<String>, handler: F) -> Worker
     where
         F: Fn(Job) -> R + Send + Sync + 'static,
@@ -147,48 +147,48 @@ impl Worker {
         self.set(|settings| settings.handlers.push((queue.into(), handler)))
     }
 
-    /// In which proportion the queues are served: one for each, in the order in which they were named.
+    /// Sets the proportions of the queues: one weight per queue, in the order in which they were added.
     pub fn weights(self, weights: impl Into<Vec<u32>>) -> Worker {
         self.set(|settings| settings.weights = weights.into())
     }
 
-    /// How many handlers run at a time, over all queues; 10 by default. For a bound per queue take two workers.
+    /// Maximum concurrent handlers, over all queues; 10 by default. For a limit per queue, use two workers.
     pub fn concurrency(self, handlers: usize) -> Worker {
         self.set(|settings| settings.concurrency = handlers)
     }
 
-    /// For how long a job is ours; it is touched each third of it. Whole seconds, 3 at least, 30 by default.
+    /// Duration of a delivery; it is extended after each third. Whole seconds, at least 3, 30 by default.
     pub fn ttr(self, ttr: Duration) -> Worker {
         self.set(|settings| settings.ttr = ttr)
     }
 
-    /// How long a consume waits; whole seconds (a part of one counts as one), 20 by default. It should be below what
-    /// balancers cut.
+    /// How long a consume waits; whole seconds, rounded up, 20 by default. It should be below the timeouts of
+    /// balancers.
     pub fn poll(self, poll: Duration) -> Worker {
         self.set(|settings| settings.poll = whole(poll))
     }
 
-    /// How long a job rests after its 1st, 2nd … failure; the last repeats, each a tenth shorter or longer.
+    /// Delay after the 1st, 2nd … failure of a job; the last repeats. Each is varied by up to a tenth.
     pub fn backoff(self, delays: impl Into<Vec<Duration>>) -> Worker {
         self.set(|settings| settings.backoff = steps(delays.into()))
     }
 
-    /// The same by a function of the attempt, from 1, and the text of the failure; taken as it is.
+    /// Sets the delay by a function of the attempt, from 1, and the text of the failure; without variation.
     pub fn backoff_by(self, delay: impl Fn(u32, &str) -> Duration + Send + Sync + 'static) -> Worker {
         self.set(|settings| settings.backoff = Arc::new(delay))
     }
 
-    /// How long a handler may take; by default as long as it likes.
+    /// Maximum time of a handler; unlimited by default.
     pub fn time_limit(self, limit: Duration) -> Worker {
         self.set(|settings| settings.time_limit = Some(limit))
     }
 
-    /// How long handlers go on after the worker was told to stop; 25 s by default.
+    /// How long handlers may continue after the stop; 25 s by default.
     pub fn drain(self, drain: Duration) -> Worker {
         self.set(|settings| settings.drain = drain)
     }
 
-    /// How long a handler that was cancelled may take to end; 5 s by default.
+    /// How long a cancelled handler may take to end; 5 s by default.
     pub fn grace(self, grace: Duration) -> Worker {
         self.set(|settings| settings.grace = grace)
     }
@@ -198,7 +198,7 @@ impl Worker {
         self.set(|settings| settings.ack_window = window)
     }
 
-    /// Wraps the handlers; the first that is named is the outermost.
+    /// Wraps the handlers; the first one added is the outermost.
     pub fn middleware<F, R>(self, middleware: F) -> Worker
     where
         F: Fn(Job, Next) -> R + Send + Sync + 'static,
@@ -208,28 +208,28 @@ impl Worker {
         self.set(|settings| settings.middleware.push(middleware))
     }
 
-    /// Is told what happens. It should return soon: the worker waits for it.
+    /// Receives events. It should return soon, since the worker waits for it.
     pub fn hook(self, hook: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Worker {
         self.set(|settings| settings.hooks.push(Arc::new(hook)))
     }
 
-    /// Whether SIGTERM and SIGINT stop it; they do by default.
+    /// Whether SIGTERM and SIGINT stop it; true by default.
     pub fn signals(self, heed: bool) -> Worker {
         self.set(|settings| settings.signals = heed)
     }
 
-    /// What stops it.
+    /// Returns a handle that stops it.
     pub fn stopper(&self) -> Stopper {
         self.stopper.clone()
     }
 
-    /// Works until it is told to stop: by a signal, or by its [`Stopper`]. Acks are sent when it returns.
+    /// Runs until it is stopped by a signal or its [`Stopper`]. All acks are sent when it returns.
     pub async fn run(&self) -> Result<(), WorkerError> {
         self.check()?;
         run::run(self.settings.clone(), self.stopper.clone()).await
     }
 
-    /// Whether its options are good, as `run` asks too.
+    /// Validates its options, as `run` does.
     pub fn check(&self) -> Result<(), Error> {
         let settings = &self.settings;
         let wrong = |text: &str| Err(Error::invalid(text));
@@ -259,7 +259,7 @@ impl fmt::Debug for Worker {
     }
 }
 
-/// One delay after the other; the last repeats.
+/// Uses one delay after the other; the last repeats.
 fn steps(delays: Vec<Duration>) -> Backoff {
     Arc::new(move |attempt, _| {
         let at = usize::try_from(attempt.saturating_sub(1)).unwrap_or(usize::MAX);
@@ -268,13 +268,13 @@ fn steps(delays: Vec<Duration>) -> Backoff {
     })
 }
 
-/// Why a worker ended by itself, or not well.
+/// Why a worker ended by itself, or not cleanly.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum WorkerError {
-    /// What no repeat mends: a token that opens nothing, a name that is none, a server without receipts.
+    /// A permanent error: an invalid token or name, or a server without receipts.
     Ended(Error),
-    /// So many handlers had not returned when `grace` ended. Their jobs were given back.
+    /// Number of handlers that had not returned when `grace` ended. Their jobs were returned.
     Unfinished(usize),
 }
 

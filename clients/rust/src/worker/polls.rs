@@ -1,4 +1,4 @@
-//! Polls: one at a time, for as many jobs as there are free slots, and pauses where they fail.
+//! Polls: one at a time, for as many jobs as there are free slots, with pauses after failures.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,15 +15,15 @@ use crate::job::Job;
 use crate::time::Pauses;
 use crate::transport::Head;
 
-/// The most jobs of one poll.
+/// Maximum jobs per poll.
 const MOST: usize = 100;
 
-/// How long the server may take to its last word when the worker is told to stop.
+/// How long to wait for a reply that has not begun when the worker stops.
 const LAST_WORD: Duration = Duration::from_millis(500);
-/// How long an answer may take to its end that had begun when the worker was told to stop.
+/// How long to wait for the rest of a reply that has begun when the worker stops.
 const REST: Duration = Duration::from_secs(5);
 
-/// A job, and the slot in which its handler runs.
+/// A job, and the slot of its handler.
 pub(super) type Slotted = (Job, OwnedSemaphorePermit);
 
 pub(super) struct Polls {
@@ -40,7 +40,7 @@ pub(super) struct Polls {
 impl Polls {
     pub(super) fn new(settings: Arc<Settings>, client: Client, stopper: Stopper) -> Polls {
         let queues = settings.handlers.iter().map(|(queue, _)| queue);
-        // Jobs get the client of the application, for what their handlers send.
+        // Jobs get the application's client, for requests of their handlers.
         let consume = settings
             .client
             .consume(queues)
@@ -51,7 +51,7 @@ impl Polls {
         Polls { settings, client, stopper, slots, consume, pauses: Pauses::default(), away: None }
     }
 
-    /// The next jobs; none when the worker is to stop. A job that comes with that answer was not begun.
+    /// Returns the next jobs; `None` if the worker is stopping. Jobs of that last reply have not begun.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<Slotted>>, WorkerError> {
         loop {
             let Some(mut free) = self.free().await else {
@@ -70,8 +70,7 @@ impl Polls {
                     free.truncate(jobs.len());
                     return Ok(Some(jobs.into_iter().zip(free).collect()));
                 }
-                // A server that stops answers before the time is over, and so does a proxy: asking again at once
-                // would be a loop.
+                // A stopping server replies early, and so does a proxy: polling again at once would be a busy loop.
                 Ok(_) if took < self.settings.poll / 2 => {
                     let text = format!("a poll of {:?} came back empty after {took:?}", self.settings.poll);
                     self.fails(Error::new(ErrorKind::Unavailable, text)).await;
@@ -83,12 +82,12 @@ impl Polls {
         }
     }
 
-    /// How many handlers are at work.
+    /// Returns the number of running handlers.
     pub(super) fn running(&self) -> usize {
         self.settings.concurrency - self.slots.available_permits()
     }
 
-    /// The slots that are free, one at least; none when the worker is to stop.
+    /// Returns the free slots, at least one; `None` if the worker is stopping.
     async fn free(&self) -> Option<Vec<OwnedSemaphorePermit>> {
         let first = tokio::select! {
             biased;
@@ -106,8 +105,8 @@ impl Polls {
         Some(free)
     }
 
-    /// One poll. When the worker is to stop meanwhile half of its connection is closed, so that the server gives the
-    /// job to the next consumer; what it has sent before it sees that still arrives.
+    /// Sends one poll. If the worker stops meanwhile, closes the write side of its connection, so that the server
+    /// gives the job to the next consumer; a job sent before that still arrives.
     async fn poll(&self, count: usize) -> Option<Result<Vec<Job>>> {
         let consume = self.consume.clone().count(count);
         let call = consume.call();
@@ -124,7 +123,7 @@ impl Polls {
                         Err(_) if head.at().is_some() => timeout(REST, &mut sent).await,
                         came => came,
                     };
-                    // Whatever else it says is of no use any more.
+                    // Other results no longer matter.
                     Ok(came.ok()?.ok()?)
                 }
             }
@@ -154,7 +153,7 @@ impl Polls {
     }
 }
 
-/// No repeat mends it.
+/// Whether an error is permanent.
 fn ends(error: &Error) -> bool {
     use ErrorKind::*;
     matches!(error.kind(), Invalid | Unauthorized | Forbidden | NotFound | Unsupported) && !is_empty(error)

@@ -1,7 +1,7 @@
 //! A run of a worker, from its first poll to its last ack.
 //!
-//! It has a thread, a runtime and connections of its own, so that no handler that blocks a thread of the application
-//! stops touches. Handlers run in the runtime that the worker was started in.
+//! It has its own thread, runtime and connections, so that a handler that blocks the application's threads does not
+//! stop touches. Handlers run in the runtime in which the worker was started.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,19 +22,19 @@ use super::{Settings, WorkerError, work};
 use crate::client::Client;
 use crate::error::Error;
 
-/// What the tasks of a run share.
+/// State shared by the tasks of a run.
 pub(super) struct Run {
-    /// With connections of our own runtime.
+    /// Uses connections of the run's own runtime.
     pub(super) client: Client,
-    /// Where handlers run.
+    /// The runtime of the handlers.
     pub(super) handlers: Handle,
     pub(super) settings: Arc<Settings>,
     pub(super) acks: Acks,
-    /// The drain is over: handlers are cancelled.
+    /// Cancelled when the drain time is over: handlers are cancelled.
     pub(super) drained: CancellationToken,
-    /// The grace is over: jobs are given back, whatever their handlers do.
+    /// Cancelled when the grace time is over: jobs are returned even if handlers continue.
     pub(super) over: CancellationToken,
-    /// How many handlers had not returned then.
+    /// Number of handlers that had not returned by then.
     pub(super) unfinished: AtomicUsize,
 }
 
@@ -43,7 +43,7 @@ pub(super) async fn run(settings: Arc<Settings>, stopper: Stopper) -> Result<(),
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Error::invalid(format!("the worker gets no runtime: {e}")))?;
     let (handlers, given_up) = (Handle::current(), CancellationToken::new());
-    // Whoever drops this future ends the thread.
+    // Dropping this future ends the thread.
     let _guard = given_up.clone().drop_guard();
     let (ended, end) = oneshot::channel();
     let thread = thread::Builder::new().name("dormouse-worker".to_owned()).spawn(move || {
@@ -56,7 +56,7 @@ pub(super) async fn run(settings: Arc<Settings>, stopper: Stopper) -> Result<(),
         });
         // Connections are closed before the run counts as ended.
         drop(runtime);
-        // The worker may be run again as soon as this one has ended.
+        // The worker may be run again as soon as this run has ended.
         drop(running);
         if let Some(result) = result {
             let _ = ended.send(result);
@@ -85,7 +85,7 @@ async fn run_here(settings: Arc<Settings>, stopper: Stopper, handlers: Handle) -
         match polls.next().await {
             Ok(Some(jobs)) => {
                 for (job, slot) in jobs {
-                    // Its answer may have come so slowly that it is somebody else's.
+                    // The reply may have taken so long that the job is another consumer's.
                     if stopper.is_asked() || job.hold.left().is_zero() {
                         tasks.spawn(work::give_back(run.clone(), job));
                     } else {
@@ -122,7 +122,7 @@ async fn drain(run: &Run, tasks: &TaskTracker, stopper: &Stopper, running: usize
     tasks.wait().await;
 }
 
-/// Whether all tasks ended in time, or before somebody lost patience.
+/// Whether all tasks ended in time, and before a second stop.
 async fn end_within(tasks: &TaskTracker, time: Duration, stopper: &Stopper) -> bool {
     tokio::select! {
         ended = timeout(time, tasks.wait()) => ended.is_ok(),

@@ -1,11 +1,11 @@
-//! How a worker is told to stop: once to drain, twice to end at once.
+//! Stopping a worker: the first request drains it, the second ends it at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::watch;
 
-/// Stops a worker. A clone stops the same one.
+/// Stops a worker. Clones stop the same one.
 #[derive(Clone, Debug)]
 pub struct Stopper {
     asked: Arc<watch::Sender<u32>>,
@@ -19,17 +19,17 @@ impl Default for Stopper {
 }
 
 impl Stopper {
-    /// Told once the worker takes no job any more, and lets its handlers end; told again it waits for none.
+    /// The first call stops consuming and lets handlers end; the second one waits for none.
     pub fn stop(&self) {
         self.asked.send_modify(|times| *times += 1);
     }
 
-    /// Whether its worker runs.
+    /// Whether its worker is running.
     pub fn is_running(&self) -> bool {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// Waits until it was told so many times.
+    /// Waits until stops have been requested `times` times.
     pub(super) async fn asked(&self, times: u32) {
         // It cannot be closed: this value holds its sender.
         let _ = self.asked.subscribe().wait_for(|asked| *asked >= times).await;
@@ -39,13 +39,13 @@ impl Stopper {
         *self.asked.borrow() > 0
     }
 
-    /// A run begins: what it was told while it did not run counts as told once.
+    /// Begins a run: earlier stop requests count as one.
     pub(super) fn begin(&self) -> Running {
         self.running.store(true, Ordering::Relaxed);
         Running(self.clone())
     }
 
-    /// Heeds the signals of the system until it is dropped.
+    /// Handles the signals of the system until dropped.
     pub(super) async fn heed_signals(self) {
         #[cfg(unix)]
         {
@@ -71,7 +71,7 @@ impl Stopper {
     }
 }
 
-/// A run; when it ends the worker may be run again.
+/// A run; when dropped, the worker may be run again.
 pub(super) struct Running(Stopper);
 
 impl Drop for Running {

@@ -1,4 +1,4 @@
-//! One job: its handler, its touches, and what becomes of it.
+//! One job: its handler, its touches, and its result.
 
 use std::any::Any;
 use std::future;
@@ -21,22 +21,22 @@ use crate::hold::{Cause, Hold, Settled, Step, not_yours};
 use crate::job::{Job, Outcome};
 use crate::time::{Pauses, jittered};
 
-/// How long a touch waits for its answer at most.
+/// Timeout of a touch.
 const TOUCH_LIMIT: Duration = Duration::from_secs(10);
-/// How often a handler that is past all its time is named.
+/// How often an overdue handler is logged.
 const OVERDUE: Duration = Duration::from_secs(60);
 
-/// What a handler came to.
+/// Result of a handler.
 type Handled = Result<Result<(), Outcome>, JoinError>;
 
-/// A job from its handler's start until the server knows what became of it. The slot is free when the handler has
-/// returned.
+/// Handles a job from the start of its handler until the server knows its result. The slot is freed when the handler
+/// has returned.
 pub(super) async fn work(run: Arc<Run>, job: Job, slot: OwnedSemaphorePermit) {
     let begun = Instant::now();
     run.settings.tell(&Event::Start { job: &job });
     let kept = job.hold.kept();
     let returned = CancellationToken::new();
-    // It listens before the handler can touch.
+    // Subscribes before the handler can touch.
     let touched = job.hold.touched_by_hand();
     let keeper = tokio::spawn(keep(run.clone(), job.clone(), returned.clone(), touched));
     let keeper = AbortOnDropHandle::new(keeper);
@@ -50,14 +50,14 @@ pub(super) async fn work(run: Arc<Run>, job: Job, slot: OwnedSemaphorePermit) {
     let took = begun.elapsed();
     drop(slot);
     returned.cancel();
-    // A touch that is under way makes the receipt old: it is waited for.
+    // Waits for a touch in flight, which replaces the receipt.
     let _ = keeper.await;
     let outcome = conclude(&run, &job, handled).await;
     finish(&run, &job, outcome, begun, took);
     kept.disarm();
 }
 
-/// The job came, and its handler does not begin: it goes back at once, or is lost already. Hooks have not heard of its start.
+/// Returns a job whose handler will not begin, unless it is lost already. Hooks have not seen its start.
 pub(super) async fn give_back(run: Arc<Run>, job: Job) {
     settle(&run, &job, back(), Ended::Returned).await;
 }
@@ -70,11 +70,11 @@ fn finish(run: &Run, job: &Job, outcome: Ended, begun: Instant, took: Duration) 
 fn start(run: &Run, job: Job) -> JoinHandle<Result<(), Outcome>> {
     let next = Next { settings: run.settings.clone(), at: 0 };
     let trace = job.traceparent().map(str::to_owned);
-    // In the runtime of whoever runs the worker: a handler that blocks its thread stops none of our tasks.
+    // In the runtime of the application: a handler that blocks its thread stops none of our tasks.
     run.handlers.spawn(TRACE.scope(trace, next.run(job)))
 }
 
-/// Waits for the handler, and cancels it when it is time. None: its job is settled without it, or it is given up.
+/// Waits for the handler, and cancels it when its time is up. `None`: the job was settled without it, or given up.
 async fn handle(
     run: &Run,
     job: &Job,
@@ -88,7 +88,7 @@ async fn handle(
     loop {
         let limited = job.hold.cause() == Some(Cause::TimeLimit);
         tokio::select! {
-            // A handler that has returned counts, and one is told of the end before its job is given back.
+            // A handler that has returned takes precedence, and a handler is cancelled before its job is returned.
             biased;
             handled = &mut handler => return Some(handled),
             () = at(limit), if job.hold.cause().is_none() => job.hold.cancel(Cause::TimeLimit),
@@ -113,7 +113,7 @@ async fn handle(
     }
 }
 
-/// A handler that does not heed its time limit: its job counts as failed now, its slot is taken until it returns.
+/// Handles a handler that ignores its time limit: its job counts as failed now, its slot is taken until it returns.
 async fn overdue(
     run: &Run,
     job: &Job,
@@ -149,11 +149,11 @@ async fn at(instant: Option<Instant>) {
     }
 }
 
-/// Touches the job each third of its `ttr` until its handler has returned. When it is ours no more, the handler is
-/// cancelled at once.
+/// Touches the job after each third of its `ttr` until its handler has returned. If the job is lost, cancels the
+/// handler at once.
 async fn keep(run: Arc<Run>, job: Job, returned: CancellationToken, by_hand: watch::Receiver<Duration>) {
     tokio::select! {
-        // Nothing is sent for a job whose time is over.
+        // Nothing is sent for a job whose delivery has expired.
         biased;
         () = job.hold.expired() => {}
         kept = touches(&run, &job, &returned, by_hand) => if kept { return },
@@ -163,7 +163,7 @@ async fn keep(run: Arc<Run>, job: Job, returned: CancellationToken, by_hand: wat
     }
 }
 
-/// Whether the handler returned, or settled the job by itself, while it was ours.
+/// Returns whether the handler returned, or settled the job by itself, while the job was ours.
 async fn touches(
     run: &Run,
     job: &Job,
@@ -176,8 +176,8 @@ async fn touches(
     loop {
         tokio::select! {
             () = returned.cancelled() => return true,
-            // A third after its answer, of the time that the handler has asked for. A touch of our own that was under
-            // way may have come after it, and made that time shorter.
+            // After a manual touch, the next touch is due after a third of its `ttr`. Our own touch in flight may
+            // have followed it, and shortened the delivery.
             _ = by_hand.changed() => {
                 wait = (*by_hand.borrow_and_update()).min(job.hold.left()) / 3;
                 continue;
@@ -217,7 +217,7 @@ fn is_lost(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Lost | ErrorKind::NotFound)
 }
 
-/// What becomes of a job whose handler has returned.
+/// Returns the result of a job whose handler has returned.
 async fn conclude(run: &Run, job: &Job, handled: Handled) -> Ended {
     if let Some(settled) = job.hold.settled() {
         return match settled {
@@ -233,7 +233,7 @@ async fn conclude(run: &Run, job: &Job, handled: Handled) -> Ended {
     let outcome = match handled {
         Ok(Ok(())) => return settle(run, job, Step::Ack, Ended::Acked).await,
         Ok(Err(outcome)) => outcome,
-        // A middleware panicked: what handlers do is caught before.
+        // A middleware panicked; panics of handlers are caught earlier.
         Err(e) => match e.try_into_panic() {
             Ok(payload) => panicked(job, &*payload),
             Err(_) => Outcome::Failed("the handler was aborted".to_owned()),
@@ -255,12 +255,12 @@ async fn conclude(run: &Run, job: &Job, handled: Handled) -> Ended {
     }
 }
 
-/// Back to the queue at once, as if it had not been handed out.
+/// Returns the job to its queue at once, as if it had not been delivered.
 fn back() -> Step {
     Step::Release { delay: Duration::ZERO, spend: false, reason: String::new() }
 }
 
-/// Again later, a try spent.
+/// Releases the job for a retry, which uses a try.
 async fn fail(run: &Run, job: &Job, text: &str, delay: Option<Duration>) -> Ended {
     let (attempt, reason) = reason(run, job, text).await;
     let delay = delay.unwrap_or_else(|| (run.settings.backoff)(attempt, text));
@@ -268,7 +268,7 @@ async fn fail(run: &Run, job: &Job, text: &str, delay: Option<Duration>) -> Ende
     settle(run, job, Step::Release { delay, spend: true, reason }, Ended::Released).await
 }
 
-/// Which attempt it was, and the reason that says so.
+/// Returns the number of the attempt, and the reason that contains it.
 async fn reason(run: &Run, job: &Job, text: &str) -> (u32, String) {
     let mut pauses = Pauses::default();
     let attempt = loop {
@@ -281,7 +281,7 @@ async fn reason(run: &Run, job: &Job, text: &str) -> (u32, String) {
             Err(e) if is_lost(&e) => break 1,
             Err(e) => {
                 let pause = pauses.next(e.retry_after());
-                // The last of the time is for the release itself.
+                // The rest of the time is reserved for the release itself.
                 if job.hold.left().saturating_sub(job.hold.ttr() / 6) <= pause {
                     break 1;
                 }
@@ -292,7 +292,7 @@ async fn reason(run: &Run, job: &Job, text: &str) -> (u32, String) {
     (attempt, format!("attempt {attempt}: {text}"))
 }
 
-/// Sends what became of the job, until that is known or the job is lost.
+/// Sends the result of the job, until it is accepted or the job is lost.
 async fn settle(run: &Run, job: &Job, step: Step, done: Ended) -> Ended {
     let mut pauses = Pauses::default();
     loop {
@@ -303,7 +303,7 @@ async fn settle(run: &Run, job: &Job, step: Step, done: Ended) -> Ended {
         }
         let error = match send(run, &job.hold, job, &step, left).await {
             Ok(()) => return done,
-            // An answer was lost, perhaps by hand: it was done.
+            // A reply was lost, perhaps to a manual release: it was executed.
             Err(e) if is_lost(&e) && !matches!(step, Step::Ack) && job.hold.perhaps_given().await => {
                 job.hold.settle(Settled::Released);
                 return done;
@@ -340,7 +340,7 @@ async fn send(run: &Run, hold: &Hold, job: &Job, step: &Step, left: Duration) ->
     }
 }
 
-/// What a panic counts as. Its stack was written by the hook of the process.
+/// Returns the outcome of a panic. The process's panic hook has written its stack.
 pub(super) fn panicked(job: &Job, payload: &(dyn Any + Send)) -> Outcome {
     let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
         (Some(text), _) => text,

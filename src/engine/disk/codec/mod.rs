@@ -31,7 +31,7 @@ pub const META_SEQ: &[u8] = b"seq";
 pub const META_CLOCK: &[u8] = b"clock";
 /// Key in `meta` of an upper bound on the ids of stored jobs.
 pub const META_NEWEST: &[u8] = b"newest";
-/// Numbers begin here: far above what giving back counts down from it.
+/// First number: far above the numbers that returned jobs count down from it.
 pub const FIRST_SEQ: u64 = 1 << 48;
 
 /// Returns the prefix of all keys of a queue. No queue's prefix is a prefix of another's, since lengths come first.
@@ -99,7 +99,7 @@ pub fn read_queue_key(key: &[u8]) -> Result<Queue> {
     r.end().map(|()| queue)
 }
 
-/// `jobs`: the id, then the prefix of the queue. Ids grow with time, so new records sort last, whatever their queue:
+/// `jobs`: the id, then the prefix of the queue. Ids grow with time, so new records of any queue sort last:
 /// each table holds the jobs of one period, and a read consults one table.
 pub fn job_key(queue: &[u8], id: JobId) -> Vec<u8> {
     let mut out = Vec::with_capacity(17 + queue.len());

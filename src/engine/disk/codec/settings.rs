@@ -1,10 +1,10 @@
-//! Settings: a row for each record, behind those of schedules in their keyspace.
+//! Rows of settings: one per record, after the rows of schedules in their keyspace.
 
 use bytes::BufMut;
 
 use super::parts::{Malformed, Reader, Result};
 
-/// What the keys of settings begin with.
+/// First byte of the keys of settings.
 const SETTING: u8 = b'r';
 
 /// `schedules`: a record of the settings.
@@ -15,17 +15,17 @@ pub fn record_key(key: &[u8]) -> Vec<u8> {
     out
 }
 
-/// All keys of settings.
+/// Returns the range of all keys of settings.
 pub fn record_keys() -> std::ops::Range<Vec<u8>> {
     vec![SETTING]..vec![SETTING + 1]
 }
 
-/// Reads [`record_key`].
+/// Decodes [`record_key`].
 pub fn read_record_key(key: &[u8]) -> Result<&[u8]> {
     key.strip_prefix(&[SETTING]).ok_or(Malformed("no record of the settings"))
 }
 
-/// The value of a [`record_key`].
+/// Encodes the value of a [`record_key`].
 pub fn record_value(version: u64, value: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(8 + value.len());
     out.put_u64(version);
@@ -33,7 +33,7 @@ pub fn record_value(version: u64, value: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Reads [`record_value`]: the version, and the value.
+/// Decodes [`record_value`]: the version, and the value.
 pub fn read_record_value(row: &[u8]) -> Result<(u64, &[u8])> {
     let mut r = Reader(row);
     Ok((r.u64()?, r.0))

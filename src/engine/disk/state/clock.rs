@@ -1,17 +1,17 @@
 //! The pool's clock. Knows no database.
 //!
-//! Its rule: it goes on with the machine's monotonic clock, and is never behind the time of day.
+//! The rule: it continues with the machine's monotonic clock, and is never behind the time of day.
 //!
 //! - The time of day is set ahead, or the machine slept: the pool's clock follows at once. Delayed jobs are due
-//!   sooner, by the step at most.
-//! - The time of day is set back: the pool's clock goes on as before. It is ahead of the time of day from then on,
-//!   and every delay keeps its length. A later step ahead moves it only as far as the time of day passes it, so a
-//!   clock that is set back and ahead again has no effect at all.
-//! - The pool is opened, and the time of day is behind the last time that was stored: the pool's clock goes on from
-//!   the stored one, as after a step back. The time for which the pool was closed makes it less ahead.
+//!   sooner, by at most the step.
+//! - The time of day is set back: the pool's clock continues. It is now ahead of the time of day, and every delay
+//!   keeps its length. A later step ahead moves it only as far as the time of day passes it, so a clock that is set
+//!   back and ahead again has no effect.
+//! - The pool is opened, and the time of day is behind the last stored time: the pool's clock continues from the
+//!   stored time, as after a step back. The time for which the pool was closed reduces its lead.
 //!
-//! It never goes back, neither while the store is open nor over a restart: a timer that is set is due later than every
-//! timer that was pumped, and ids grow by it. Instants that callers give and get are in the time of day
+//! It never goes back, neither while the store is open nor over a restart: a new timer is due later than every timer
+//! that was pumped, and ids increase with it. Instants in calls and replies are in the time of day
 //! ([`to_day`](PoolClock::to_day), [`at_time_of_day`](PoolClock::at_time_of_day)).
 
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use crate::clock::{Clock, Micros, Millis};
 
-/// A step of the machine's clock that is worth a line in the log, in microseconds.
+/// Minimum step of the machine's clock that is logged, in microseconds.
 const STEP: i64 = 1_000_000;
 
-/// Tells the pool's time. Clones are the same clock.
+/// The pool's clock. Clones are the same clock.
 #[derive(Clone, Debug)]
 pub struct PoolClock {
     clock: Arc<dyn Clock>,
@@ -31,16 +31,16 @@ pub struct PoolClock {
 
 #[derive(Debug)]
 struct Offsets {
-    /// The pool's time minus the monotonic clock. It only grows.
+    /// The pool's time minus the monotonic time. It only grows.
     pool: AtomicI64,
-    /// How far the pool's clock is ahead of the time of day, in milliseconds: see [`PoolClock::ahead`].
+    /// Lead of the pool's clock over the time of day, in milliseconds: see [`PoolClock::ahead`].
     ahead: AtomicU64,
-    /// The time of day minus the monotonic clock, when it was last looked at for the log.
+    /// The time of day minus the monotonic time, when last checked for the log.
     wall: AtomicI64,
 }
 
 impl PoolClock {
-    /// A clock that tells `seen` or later.
+    /// Creates a clock that shows at least `seen`.
     pub fn new(clock: Arc<dyn Clock>, seen: Micros) -> PoolClock {
         let (wall, now) = read(&*clock);
         let offset = wall.max(signed(seen)).saturating_sub(now);
@@ -54,7 +54,7 @@ impl PoolClock {
         clock
     }
 
-    /// Now, as timers count.
+    /// Returns the time in the unit of timers.
     pub fn now_micros(&self) -> Micros {
         let (wall, now) = read(&*self.clock);
         let least = wall.saturating_sub(now);
@@ -66,9 +66,9 @@ impl PoolClock {
         Micros::try_from(now.saturating_add(offset)).unwrap_or(0)
     }
 
-    /// Stores how far ahead the pool's clock is, seen to be `ahead` microseconds. Rounded up, so that no instant of the
-    /// time of day is early, and left alone where it is right to a millisecond: the two clocks are not read at one
-    /// moment, and a stored instant should be reported alike each time.
+    /// Stores by how much the pool's clock is ahead, measured as `ahead` microseconds. Rounded up, so that no instant
+    /// in the time of day is early, and unchanged if it is right to a millisecond: the two clocks are not read at the
+    /// same moment, and a stored instant should be reported alike each time.
     fn learn_ahead(&self, offset: i64, mut ahead: i64) {
         let whole = |micros: i64| match u64::try_from(micros) {
             Ok(micros) if micros >= 1000 => micros.div_ceil(1000),
@@ -76,7 +76,7 @@ impl PoolClock {
         };
         let known = self.offsets.ahead.load(Ordering::Relaxed);
         if whole(ahead) > known {
-            // A thread that was stopped between the two reads has seen too much.
+            // A thread that was stopped between the two reads has measured too much.
             for _ in 0..2 {
                 let (wall, now) = read(&*self.clock);
                 ahead = ahead.min(offset.saturating_sub(wall.saturating_sub(now)));
@@ -88,37 +88,37 @@ impl PoolClock {
         }
     }
 
-    /// Now.
+    /// Returns the time.
     pub fn now(&self) -> Millis {
         self.now_micros() / 1000
     }
 
-    /// The time of day of the machine, which may be set back.
+    /// Returns the machine's time of day, which may be set back.
     pub fn time_of_day(&self) -> Millis {
         self.clock.wall_micros() / 1000
     }
 
-    /// Now by the monotonic clock, for who measures how much time has passed.
+    /// Returns the monotonic time, for measuring elapsed time.
     pub fn monotonic(&self) -> Millis {
         self.clock.now()
     }
 
-    /// How far it was ahead of the time of day when it was last read, in milliseconds, rounded up; 0 for less than one.
+    /// Returns by how many milliseconds it was ahead of the time of day when last read, rounded up; 0 below one.
     pub fn ahead(&self) -> Millis {
         self.offsets.ahead.load(Ordering::Relaxed)
     }
 
-    /// The time of day at which this clock shows `at`.
+    /// Converts the time `at` of this clock to the time of day.
     pub fn to_day(&self, at: Micros) -> Millis {
         (at / 1000).saturating_sub(self.ahead())
     }
 
-    /// What this clock shows when the time of day is `at`, or a moment later.
+    /// Converts the time of day `at` to this clock, rounded up.
     pub fn at_time_of_day(&self, at: Millis) -> Micros {
         at.saturating_add(self.ahead()).saturating_mul(1000)
     }
 
-    /// Logs that the machine's clock was set, if it was since the last call.
+    /// Logs a step of the machine's clock since the last call.
     pub fn log_step(&self) {
         let (wall, now) = read(&*self.clock);
         let offset = wall.saturating_sub(now);
@@ -137,9 +137,9 @@ impl PoolClock {
     }
 }
 
-/// The time of day, and then the monotonic clock. In this order: a thread that is stopped between the two sees the
-/// time of day too early by that, which moves nothing. In the other order each such stop would move the pool's
-/// clock ahead for good.
+/// Reads the time of day, then the monotonic clock. In this order a thread that is stopped in between reads the time
+/// of day too early, which has no effect. In the other order each such stop would move the pool's clock ahead
+/// permanently.
 fn read(clock: &dyn Clock) -> (i64, i64) {
     let wall = signed(clock.wall_micros());
     (wall, signed(clock.now_micros()))
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_machine_that_starts_without_the_time_does_not_run_ahead_once_it_is_told() {
-        // As a machine without a battery does: it starts in 1970, and hears of the time a minute later.
+        // Like a machine without a battery: it starts in 1970, and gets the time a minute later.
         let machine = Arc::new(ManualClock::new(0));
         let pool = PoolClock::new(machine.clone(), START * 1000);
         assert_eq!(pool.now(), START, "it goes on from the time that was stored");
@@ -206,7 +206,8 @@ mod tests {
         assert_eq!(pool.ahead(), 0, "nothing of it is left");
     }
 
-    /// Guards against a warning that a fresh pool is ahead by nothing: both clocks are cut to whole microseconds.
+    /// Guards against a warning that a fresh pool is ahead by nothing: both clocks are truncated to whole
+    /// microseconds.
     #[test]
     fn a_microsecond_between_the_two_clocks_is_not_ahead() {
         let machine = Arc::new(ManualClock::new(START));
@@ -216,7 +217,7 @@ mod tests {
         assert_eq!(pool.ahead(), 1, "milliseconds that the pool is ahead of the time of day");
     }
 
-    /// Guards against instants that are early for ever, because the clock was ahead once.
+    /// Guards against instants that are early forever, because the clock was ahead once.
     #[test]
     fn an_instant_of_the_time_of_day_is_itself_again_and_never_early() {
         for micros in [0, 1, 999, 1000, 1001, 59_999_999, 3_600_000_000u64] {
@@ -231,7 +232,7 @@ mod tests {
     }
 
     proptest! {
-        /// The rule, whatever happens to the time of day: (how much time passes, how the time of day is set).
+        /// The rule, for any changes of the time of day: (elapsed time, step of the time of day).
         #[test]
         fn it_is_never_behind_and_ahead_only_by_what_was_set(
             stored in prop_oneof![Just(0), Just(START), Just(START + YEAR as u64)],

@@ -1,5 +1,5 @@
-//! Counts the entries of the lists, the keys and the remembered requests, on all of the machine's cores: after an
-//! unclean end nothing else knows how many there are. Reads keys and prefixes, and no record.
+//! Counts the entries of the lists, the keys and the idempotency keys, on several cores: needed after an unclean
+//! shutdown. Reads keys and prefixes, and no record.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -11,26 +11,26 @@ use parking_lot::Mutex;
 use crate::engine::disk::codec;
 use crate::engine::disk::store::{Fatal, Space, Store};
 
-/// What was counted, by the prefixes of queues.
+/// Counts by the prefixes of queues.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// How many, and the number of the first.
+    /// Number of entries, and the number of the first.
     pub ready: BTreeMap<Vec<u8>, (u64, u64)>,
     pub dead: BTreeMap<Vec<u8>, (u64, u64)>,
     pub delayed: HashMap<Vec<u8>, u64>,
     /// Keys of jobs.
     pub keys: u64,
-    /// Requests that are remembered.
+    /// Idempotency keys.
     pub requests: u64,
 }
 
 type Range = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
-/// So many parts for each thread: keys lie unevenly, and whoever is done early takes another part.
+/// Parts per thread: keys are distributed unevenly, and a thread that finishes early takes another part.
 const PARTS: usize = 4;
 const MOST_THREADS: usize = 8;
 
-/// Counts all of them.
+/// Counts all entries.
 pub fn count(store: &Store) -> Result<Counts, Fatal> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
     let mut parts: Vec<(Space, Range)> = Vec::new();
@@ -54,7 +54,7 @@ pub fn count(store: &Store) -> Result<Counts, Fatal> {
             }
         }
     };
-    // They end before this does, and a panic in one is a panic here.
+    // They end within the scope, which propagates panics.
     std::thread::scope(|scope| {
         for _ in 1..threads {
             scope.spawn(work);
@@ -70,7 +70,7 @@ fn count_part(store: &Store, space: Space, range: Range) -> Result<Counts, Fatal
         for item in store.range(space, range) {
             let value = item?.1;
             let (prefix, _) = codec::split_timer_value(&value)?;
-            // Nothing is allocated for a queue that was met before.
+            // Allocates only for queues not seen before.
             match counts.delayed.get_mut(prefix) {
                 Some(count) => *count += 1,
                 None => drop(counts.delayed.insert(prefix.to_vec(), 1)),
@@ -116,8 +116,8 @@ impl Counts {
     }
 }
 
-/// Splits the keys from `first` to `last` into ranges of about equal width: by the eight bytes behind those that both
-/// begin with.
+/// Splits the keys from `first` to `last` into ranges of about equal width, by the eight bytes after their common
+/// prefix.
 fn split(first: &[u8], last: &[u8], parts: usize) -> Vec<Range> {
     let same = first.iter().zip(last).take_while(|(a, b)| a == b).count();
     let number = |key: &[u8]| {

@@ -1,5 +1,4 @@
-//! Which job has which key. A row says so, and the job's record confirms it: a row that its job does not confirm stands
-//! for nothing, so one that was left behind harms nobody.
+//! Ownership of job keys. A row names the owner, whose record must confirm it: other rows are stale and harmless.
 
 use super::WriterState;
 use crate::engine::disk::codec::{self, Record};
@@ -8,7 +7,7 @@ use crate::job::JobId;
 use crate::name::{JobKey, Queue};
 
 impl WriterState {
-    /// The job that has a key, which may have expired.
+    /// Returns the job that owns a key; it may have expired.
     pub fn key_holder(&self, queue: &Queue, key: &JobKey) -> Result<Option<(JobId, Record)>, Fatal> {
         let row = self.txn.row(Space::Keys, codec::key_key(&self.prefix(queue), key))?;
         let Some(row) = row else { return Ok(None) };
@@ -21,15 +20,14 @@ impl WriterState {
         })
     }
 
-    /// Notes that a job has a key. Nobody else has it.
+    /// Records that a job owns a key, which must be free.
     pub fn take_key(&mut self, queue: &Queue, key: &JobKey, id: JobId, generation: u64) {
         self.keys += 1;
         let row = codec::key_key(&self.prefix(queue), key);
         self.txn.put_row(Space::Keys, row, codec::key_value(id, generation));
     }
 
-    /// Notes that a job has its key no more. While its record could not be read another job may have taken the key: its
-    /// row stays.
+    /// Frees the key of a job. If another job took the key while this record was unreadable, its row stays.
     pub fn free_key(&mut self, queue: &Queue, id: JobId, record: &Record) -> Result<(), Fatal> {
         let Some(key) = &record.key else { return Ok(()) };
         let row = codec::key_key(&self.prefix(queue), key);
@@ -42,7 +40,7 @@ impl WriterState {
         Ok(())
     }
 
-    /// Deletes the record of a job, and with it its key.
+    /// Deletes the record of a job, and frees its key.
     pub fn forget(&mut self, queue: &Queue, id: JobId, record: &Record) -> Result<(), Fatal> {
         self.free_key(queue, id, record)?;
         self.delete_job(queue, self.job_key(queue, id))

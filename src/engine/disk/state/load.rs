@@ -1,4 +1,5 @@
-//! Rebuilds the writer's state from the disk: by the summary of an orderly close, or else by one walk over each list.
+//! Rebuilds the writer's state from the disk: from the summary of a clean shutdown, or else by one pass over each
+//! list.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::engine::disk::store::{Fatal, Space, Store};
 use crate::job::JobId;
 use crate::name::Queue;
 
-/// Rebuilds the writer's state. `closed` is the last group, if the store was closed in order.
+/// Rebuilds the writer's state. `closed` is the last group after a clean shutdown.
 pub fn load(
     store: Store,
     clock: Arc<dyn Clock>,
@@ -85,7 +86,7 @@ pub fn load(
     Ok(state)
 }
 
-/// Says which queues there are, and which of them are paused.
+/// Loads the queues and their pauses.
 fn load_queues(state: &mut WriterState, store: &Store) -> Result<(), Fatal> {
     for item in store.all(Space::Queues) {
         let (key, value) = item?;
@@ -102,10 +103,10 @@ fn load_queues(state: &mut WriterState, store: &Store) -> Result<(), Fatal> {
     Ok(())
 }
 
-/// What the sweep is told of a queue of which nothing is known: all of it is to be looked at.
+/// Sweep state of a queue without a summary: all of it must be swept.
 const UNKNOWN: (Micros, u64, bool) = (0, 0, true);
 
-/// Says of each queue what its lists hold: by the summary of the close, or by counting.
+/// Loads the sizes of each queue's lists, from the summary or by counting.
 fn load_lists(state: &mut WriterState, store: &Store, closed: Option<u64>) -> Result<(), Fatal> {
     let summary = closed.map(|number| summary::read(store, number)).transpose()?.flatten();
     if let Some(summary) = summary {
@@ -146,9 +147,9 @@ fn load_lists(state: &mut WriterState, store: &Store, closed: Option<u64>) -> Re
     state.refill_delayed()
 }
 
-/// Takes the running jobs into memory, and counts them if nobody else has.
+/// Loads the running jobs, and counts them if `count`.
 fn load_running(state: &mut WriterState, store: &Store, count: bool) -> Result<(), Fatal> {
-    // By prefix: nothing is allocated for a timer of a queue that was met before.
+    // By prefix: allocates only for queues not seen before.
     let mut queues: HashMap<Vec<u8>, Queue> = HashMap::default();
     for item in store.all(Space::Running) {
         let (key, value) = item?;
@@ -180,7 +181,7 @@ mod tests {
     use crate::clock::ManualClock;
     use crate::engine::disk::store::{StoreLimits, open};
 
-    /// Guards against a receipt that is given to another worker after a power cut: a hand-over is not synced.
+    /// Guards against a receipt that is reused for another worker after a power cut: a delivery is not synced.
     #[test]
     fn numbers_are_reserved_on_the_disk_before_one_is_given() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written

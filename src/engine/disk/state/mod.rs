@@ -1,6 +1,6 @@
-//! What the writer thread owns, and the moves that several verbs share: numbers, ready lists, records. Memory
-//! changes at once, the disk when the transaction is settled; if that fails the store is poisoned and memory no
-//! longer matters. Knows no verb, no thread and no channel.
+//! State of the writer thread, and operations shared by several verbs: numbers, ready lists, records. Memory changes
+//! at once, the disk when the transaction is settled; if that fails the store is poisoned and memory no longer
+//! matters. Knows no verb, no thread and no channel.
 
 pub mod clock;
 mod count;
@@ -43,28 +43,28 @@ use crate::error::Error;
 use crate::job::{Job, JobId, JobRef};
 use crate::name::{Namespace, Queue};
 
-/// How many numbers are reserved at once: one write of `meta` for so many.
+/// Numbers reserved by one write of `meta`.
 const SEQ_BLOCK: u64 = 1 << 20;
-/// How far ahead of the newest id the one in `meta` is written, in milliseconds.
+/// Lead of the id in `meta` over the newest id, in milliseconds.
 const NEWEST_AHEAD: Millis = 1000;
 /// How often the time is written, in microseconds of the pool's clock.
 const CLOCK_EVERY: Micros = 1_000_000;
-/// How many delayed jobs are read from the disk at a time, however many memory takes: a millisecond or two, in
-/// which nobody else is served.
+/// Maximum delayed jobs read from the disk at once, for any window: a millisecond or two during which all other
+/// calls wait.
 const READ_DELAYED: usize = 2048;
 
-/// Bounds of what is kept in memory. Tests make them small.
+/// Bounds of memory. Tests make them small.
 #[derive(Clone, Copy, Debug)]
 pub struct Windows {
     /// Ready entries per queue.
     pub ready: usize,
-    /// Ready entries of all queues together, but for a few of each.
+    /// Ready entries of all queues together, except a few of each.
     pub ready_budget: usize,
-    /// Delayed jobs in all.
+    /// Delayed jobs in total.
     pub delayed: usize,
-    /// How long an empty queue is remembered.
+    /// How long an empty queue is kept.
     pub idle: Duration,
-    /// For how long dead jobs are kept; zero: forever.
+    /// How long dead jobs are kept; zero: forever.
     pub dead: Duration,
 }
 
@@ -76,47 +76,47 @@ pub struct WriterState {
     pub windows: Windows,
     pub queues: Queues,
     pub timers: Timers,
-    /// Read by others too, changed by the writer alone.
+    /// Shared with readers, changed only by the writer.
     pub tables: Arc<Mutex<Tables>>,
     /// The next number, and the first that is not reserved.
     pub seq: (u64, u64),
     /// The time in `meta`.
     pub clock_mark: Micros,
-    /// No stored job has a larger id, neither by what this process has stored nor by what `meta` says.
+    /// Upper bound of all ids stored by this process or found in `meta`.
     pub newest: JobId,
-    /// The id in `meta`, ahead of the former: one write of `meta` for all ids of a second.
+    /// The id in `meta`, ahead of `newest`: one write of `meta` for all ids of a second.
     pub newest_mark: JobId,
-    /// Who tells the pump that a timer was set earlier than it knows.
+    /// Tells the pump about a timer that is earlier than the earliest it knows.
     pub next_due: Arc<NextDue>,
     pub garbage: Garbage,
-    /// Pauses that end by themselves, the earliest first.
+    /// Pauses that end by themselves, earliest first.
     pub pauses: BTreeSet<(Micros, Queue)>,
-    /// When the oldest dead job of a queue goes, where dead jobs have an age; the earliest first. Too early of a queue whose
-    /// oldest dead job has left.
+    /// When the oldest dead job of each queue expires, if dead jobs expire; earliest first. Too early if that job has
+    /// left.
     pub dead_ends: BTreeSet<(Micros, Queue)>,
-    /// How many queues of a namespace are paused; only those that have some.
+    /// Number of paused queues, for namespaces that have any.
     pub paused: HashMap<Namespace, usize>,
-    /// Keys of jobs, and requests that are remembered. Not exact where a record could not be read.
+    /// Number of job keys, and of idempotency keys. Approximate if records could not be read.
     pub keys: u64,
     pub once: u64,
-    /// No remembered request ends earlier.
+    /// No idempotency key expires earlier.
     pub once_from: Micros,
     /// Namespaces with a quota.
     pub quotas: HashMap<Namespace, QuotaUse>,
     pub schedules: Schedules,
     pub settings: Settings,
-    /// The keys of the jobs that are in quarantine.
+    /// Keys of the jobs in quarantine.
     pub quarantine: HashSet<Vec<u8>>,
-    /// Queues that got ready jobs in this group: their consumers are told of it after the commit.
+    /// Queues that got ready jobs in this group: their consumers are notified after the commit.
     pub to_notify: HashSet<Queue>,
-    /// Hears what the store does by itself.
+    /// Receives internal events of the store.
     pub observers: Arc<Observers>,
-    /// Whether this group must be synced in any case.
+    /// Whether this group must be synced in either mode.
     pub must_sync: bool,
 }
 
 impl WriterState {
-    /// Before each step: bounds the batch and notes the time. Answers the time of the step.
+    /// Prepares for a step: bounds the batch and records the time. Returns the time of the step.
     pub fn begin_step(&mut self) -> Result<Micros, Fatal> {
         self.txn.relieve()?;
         let now = self.clock.now_micros();
@@ -124,11 +124,11 @@ impl WriterState {
         Ok(now)
     }
 
-    /// A number never used before.
+    /// Returns a number never used before.
     pub fn next_seq(&mut self) -> u64 {
         if self.seq.0 == self.seq.1 {
             self.seq.1 += SEQ_BLOCK;
-            // A hand-over need not survive a power cut, but its receipt must not be given to another one after it.
+            // A delivery need not survive a power cut, but its receipt must not be reused after it.
             self.must_sync = true;
             self.txn.put(Space::Meta, META_SEQ, self.seq.1.to_be_bytes());
         }
@@ -136,7 +136,7 @@ impl WriterState {
         self.seq.0 - 1
     }
 
-    /// Notes that a job of this id is stored by this transaction.
+    /// Records the id of a job that this transaction stores.
     pub fn note_id(&mut self, id: JobId) {
         self.newest = self.newest.max(id);
         if id > self.newest_mark {
@@ -145,7 +145,7 @@ impl WriterState {
         }
     }
 
-    /// Keeps the time in `meta` at most so far behind, so that a reopened store does not fall back.
+    /// Writes the time to `meta` if it is older than `every`, so that a reopened store does not fall back.
     pub fn mark_clock(&mut self, now: Micros, every: Micros) {
         if now >= self.clock_mark.saturating_add(every) {
             self.clock.log_step();
@@ -154,7 +154,7 @@ impl WriterState {
         }
     }
 
-    /// The queue, made and written down if it is new or was forgotten.
+    /// Returns the queue, and stores it if it is new or was forgotten.
     pub fn queue(&mut self, queue: &Queue) -> &mut QueueState {
         match self.queues.get(queue) {
             Some(state) if state.listed => {}
@@ -172,7 +172,7 @@ impl WriterState {
         self.queues.get_mut(queue).expect("it was inserted, if it was not there")
     }
 
-    /// The key of a job's record.
+    /// Returns the key of a job's record.
     pub fn job_key(&self, queue: &Queue, id: JobId) -> Vec<u8> {
         match self.queues.get(queue) {
             Some(state) => codec::job_key(&state.key, id),
@@ -180,8 +180,8 @@ impl WriterState {
         }
     }
 
-    /// Adds a job at the end of its queue's ready list, under a number never used before. `since` is when it became
-    /// ready; `None` for a job that is published now, under its generation.
+    /// Appends a job to its queue's ready list, under a number never used before. `since` is when it became ready;
+    /// `None` for a job that is published now, whose number is its generation.
     pub fn push_ready(&mut self, queue: &Queue, seq: u64, entry: Entry, since: Option<Micros>) {
         let (limit, now) = (self.windows.ready, self.clock_mark);
         let state = self.queue(queue);
@@ -195,8 +195,8 @@ impl WriterState {
         self.notify(queue);
     }
 
-    /// Adds a job before all others of its queue's ready list. The sweep goes on where it ended and does not come to
-    /// it, so it is told when the job `expires`.
+    /// Inserts a job at the head of its queue's ready list. The sweep continues at its last position and would miss
+    /// it, so its expiry is recorded.
     pub fn push_ready_first(&mut self, queue: &Queue, entry: Entry, expires: Option<Micros>, now: Micros) {
         let limit = self.windows.ready;
         let state = self.queue(queue);
@@ -207,7 +207,7 @@ impl WriterState {
         self.notify(queue);
     }
 
-    /// Sets the timer of a delayed job.
+    /// Starts the timer of a delayed job.
     pub fn start_delay(&mut self, timer: TimerKey, queue: &Queue, entry: Entry) {
         let limit = self.windows.delayed;
         let state = self.queue(queue);
@@ -218,7 +218,7 @@ impl WriterState {
         self.next_due.stored(timer.0);
     }
 
-    /// A job of this queue may be taken out by the sweep once its ttl has ended.
+    /// Schedules a sweep of the queue for the expiry of a job.
     pub fn will_expire(&mut self, queue: &Queue, expires: Option<Micros>) {
         if let Some(expires) = expires
             && !self.queue(queue).is_swept_by(expires)
@@ -227,14 +227,14 @@ impl WriterState {
         }
     }
 
-    /// Once this is committed, the consumers of the queue are told that it may have jobs.
+    /// Notifies the consumers of the queue after the commit.
     pub fn notify(&mut self, queue: &Queue) {
         if !self.to_notify.contains(queue) {
             self.to_notify.insert(queue.clone());
         }
     }
 
-    /// Reads the window of a queue from the disk, if it has run out and there is more.
+    /// Reads the window of a queue from the disk, if it is empty and there is more.
     pub fn refill_ready(&mut self, queue: &Queue) -> Result<(), Fatal> {
         let Some((key, from)) = self.queues.get(queue).and_then(|s| Some((s.key.clone(), s.refill_from()?)))
         else {
@@ -250,7 +250,7 @@ impl WriterState {
         Ok(())
     }
 
-    /// Reads the earliest delayed jobs from the disk, if memory has run out of them and there are more.
+    /// Reads the earliest delayed jobs from the disk, if memory has none and there are more.
     pub fn refill_delayed(&mut self) -> Result<(), Fatal> {
         let Some(from) = self.timers.refill_from() else { return Ok(()) };
         self.txn.flush()?;
@@ -271,7 +271,8 @@ impl WriterState {
         Ok(())
     }
 
-    /// Up to `limit` entries of a list, numbered `from` to `to`, each with since when it is there. What is not committed is not seen.
+    /// Reads up to `limit` entries of a list, numbered `from` to `to`, each with the time of its insertion. Sees only
+    /// committed entries.
     pub fn read_list(
         &self,
         space: Space,
@@ -297,7 +298,7 @@ impl WriterState {
             .collect()
     }
 
-    /// The record that an entry stands for. `None` when the entry stands for nothing any more.
+    /// Reads the record of an entry. `None` if the entry is stale.
     pub fn read_entry(&self, queue: &Queue, entry: &Entry) -> Result<Option<Result<Record, String>>, Fatal> {
         Ok(match self.txn.job(&self.job_key(queue, entry.id))? {
             Found::Record(record) if record.generation == entry.generation => Some(Ok(record)),
@@ -306,7 +307,7 @@ impl WriterState {
         })
     }
 
-    /// How many entries live, in each keyspace that is worth a compaction.
+    /// Returns the number of live entries, for each keyspace that is worth compacting.
     pub fn live(&self) -> Live {
         let (ready, dead) =
             self.queues.iter().fold((0, 0), |(ready, dead), (_, q)| (ready + q.ready, dead + q.dead));
@@ -323,13 +324,13 @@ impl WriterState {
         ]
     }
 
-    /// What upkeep should do now: see [`Garbage::upkeep`].
+    /// Decides what upkeep should do now: see [`Garbage::upkeep`].
     pub fn upkeep(&mut self, too_soon: bool, is_low: bool) -> Upkeep {
         let live = self.live();
         self.garbage.upkeep(&live, &mut self.txn, too_soon, is_low)
     }
 
-    /// Reads the figures that the last commit left. One that means nothing is deleted: it is counted anew.
+    /// Loads the usage rows of the last commit. Invalid rows are deleted: their usage is counted again.
     pub fn load_used(&mut self, store: &Store) -> Result<(), Fatal> {
         for item in store.range(Space::Quotas, codec::used_keys()) {
             let (key, value) = item?;
@@ -349,7 +350,7 @@ impl WriterState {
         Ok(())
     }
 
-    /// A job with a body of so many bytes is stored.
+    /// Counts a stored job with a body of `bytes`.
     pub fn count_stored(&mut self, namespace: &Namespace, bytes: usize) {
         self.count(namespace, 1, bytes as i64);
     }
@@ -387,14 +388,14 @@ impl WriterState {
         }
     }
 
-    /// A timer of this queue has ended. The job goes on to a list, so the queue is not empty for that.
+    /// A timer of this queue has ended. Its job moves to a list, so the queue does not become empty.
     pub fn timer_passed(&mut self, queue: &Queue) {
         if let Some(state) = self.queues.get_mut(queue) {
             state.timers = state.timers.saturating_sub(1);
         }
     }
 
-    /// A timer of this queue was taken out together with its job.
+    /// A timer of this queue was deleted together with its job.
     pub fn timer_gone(&mut self, queue: &Queue, now: Micros) {
         self.timer_passed(queue);
         self.queues.note_idle(queue, now);
@@ -408,7 +409,7 @@ impl WriterState {
         }
     }
 
-    /// Ends a hand-over: the job runs no more, and is in no list.
+    /// Ends a delivery: the job stops running, and is in no list.
     pub fn stop_running(&mut self, job: &JobRef) -> Option<Entry> {
         let (timer, entry) = self.timers.stop(job)?;
         self.txn.delete(Space::Running, codec::timer_key(timer));
@@ -416,14 +417,14 @@ impl WriterState {
         Some(entry)
     }
 
-    /// The prefix of a queue's keys.
+    /// Returns the prefix of a queue's keys.
     pub fn prefix(&self, queue: &Queue) -> Bytes {
         self.queues.get(queue).map_or_else(|| codec::queue_key(queue), |state| state.key.clone())
     }
 
-    /// Sets the timer of a job that was handed out.
+    /// Starts the ttr of a delivered job.
     pub fn start_ttr(&mut self, timer: TimerKey, queue: &Queue, entry: Entry) {
-        // Its job is of this queue. A touch does not bring back a queue that was forgotten.
+        // The queue of its job exists. A touch does not bring back a queue that was forgotten.
         let state = self.queues.get_mut(queue).expect("the queue of a job is there");
         state.timers += 1;
         state.running += 1;
@@ -433,7 +434,7 @@ impl WriterState {
         self.next_due.stored(timer.0);
     }
 
-    /// What a reader gets to see of a job that is ready since then.
+    /// Returns the job for a reader. `since` is when it became ready.
     pub fn show(
         queue: &Queue,
         (entry, since): (&Entry, Millis),
@@ -454,7 +455,7 @@ impl WriterState {
         }
     }
 
-    /// A job that cannot be read, as an error.
+    /// Returns the error for a job that cannot be read.
     pub fn corrupt(queue: &Queue, id: JobId, reason: &str) -> Error {
         Error::corrupt(format!("job {id} of {queue}: {reason}"))
     }

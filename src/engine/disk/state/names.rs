@@ -1,4 +1,4 @@
-//! The names of queues that lists show, sorted, and how many each namespace has.
+//! Sorted names of the queues that lists show, and their number per namespace.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -31,12 +31,12 @@ impl Names {
         }
     }
 
-    /// How many of them are in the namespace.
+    /// Returns the number of queues in the namespace.
     pub fn of_namespace(&self, namespace: &Namespace) -> u64 {
         self.of_namespace.get(namespace).copied().unwrap_or(0)
     }
 
-    /// Those from there on.
+    /// Returns the names from `from` on.
     pub fn from(&self, from: Bound<&Queue>) -> impl Iterator<Item = &Queue> {
         self.all.range::<Queue, _>((from, Bound::Unbounded))
     }

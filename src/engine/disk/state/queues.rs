@@ -1,6 +1,6 @@
-//! What the writer keeps in memory of each queue: the first ready entries, and how many there are. The disk
-//! holds all of them; this is a window on it. The disk is read onwards from the window's end, so that nobody
-//! scans through the remains of what was deleted. Changes memory only: the steps write the same change to the disk.
+//! Memory of each queue: the first ready entries, and counts. The disk holds all entries; memory is a window on them.
+//! Reads continue at the window's end, so they never scan deleted entries. Changes memory only: the steps write the
+//! same change to the disk.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -16,21 +16,20 @@ use crate::engine::disk::codec::{Entry, queue_key};
 use crate::job::JobId;
 use crate::name::{Namespace, Queue, QueueList};
 
-/// So many ready entries of a queue are kept in memory whatever the budget: a queue that is short is never read from the
-/// disk.
+/// Entries of a queue that are kept in memory with any budget, so that short queues are never read from the disk.
 const LEAST: usize = 16;
-/// So many are read at a time whatever the budget: they are handed out soon.
+/// Entries that are read at once with any budget, since they are delivered soon.
 const LEAST_READ: usize = 128;
-/// There is nothing to sweep.
+/// Nothing to sweep.
 const NEVER: Micros = Micros::MAX;
-/// Jobs that became ready are looked at so long afterwards, in microseconds, if they are still there: only their records
-/// say when they expire.
+/// Delay in microseconds after which new ready jobs are swept if they are still there: only their records have their
+/// expiry.
 const TAIL_AFTER: Micros = 60_000_000;
 
-/// A ready entry: its number, and since when it is ready.
+/// A ready entry: its number, and when it became ready.
 pub type Waiting = (u64, Entry, Millis);
 
-/// How many entries the windows of all queues hold together. Only the writer changes it.
+/// Number of entries in the windows of all queues. Changed only by the writer.
 #[derive(Debug)]
 struct EntriesInWindows {
     entries: AtomicUsize,
@@ -43,16 +42,16 @@ impl EntriesInWindows {
     }
 }
 
-/// What is known of one queue for the sweep.
+/// Sweep state of one queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Sweeps {
-    /// No ready job up to `swept` expires earlier; 0 when an entry may stand for nothing.
+    /// No ready job up to `swept` expires earlier; 0 if there may be stale entries.
     pub at: Micros,
-    /// Entries with larger numbers were not looked at.
+    /// Entries with larger numbers were not swept.
     pub swept: u64,
     /// Whether a job with a ttl was ever stored here.
     pub expiring: bool,
-    /// When the queue stands in [`Queues::sweeps`].
+    /// The queue's time in [`Queues::sweeps`].
     listed: Micros,
 }
 
@@ -62,7 +61,7 @@ impl Default for Sweeps {
     }
 }
 
-/// A queue that the sweep should look at.
+/// A queue to sweep.
 #[derive(Clone, Debug)]
 pub struct ToSweep {
     pub queue: Queue,
@@ -71,19 +70,19 @@ pub struct ToSweep {
     pub after: u64,
 }
 
-/// One queue.
+/// State of one queue.
 #[derive(Debug)]
 pub struct QueueState {
     /// The prefix of the queue's keys.
     pub key: Bytes,
     /// The first ready entries with their numbers, ascending: all that are on disk below `from`.
     window: VecDeque<Waiting>,
-    /// Where the disk is read next when the window has run out. Entries at or above are on disk only.
+    /// Position of the next read when the window is empty. Entries from here on are on disk only.
     from: u64,
-    /// Whether there are any at or above `from`.
+    /// Whether there are entries from `from` on.
     more: bool,
-    /// No entry has this number or a lower one: jobs that are given back go here, and so stand before all
-    /// others and behind whatever a destroy in steps has passed.
+    /// No entry has this number or a lower one: returned jobs go here, and so precede all others and follow anything
+    /// that a destroy in steps has passed.
     low: u64,
     /// Entries in the ready list, on disk and in the window.
     pub ready: u64,
@@ -91,7 +90,7 @@ pub struct QueueState {
     pub dead: u64,
     /// No dead entry has a lower number.
     pub dead_from: u64,
-    /// Whether the queue stands in [`WriterState::dead_ends`](super::WriterState::dead_ends).
+    /// Whether the queue is in [`WriterState::dead_ends`](super::WriterState::dead_ends).
     pub ages: bool,
     /// Delayed and running jobs.
     pub timers: u64,
@@ -99,9 +98,9 @@ pub struct QueueState {
     pub running: u64,
     /// Until when it is paused, by the pool's clock; [`Micros::MAX`] until it is resumed.
     pub paused: Option<Micros>,
-    /// Whether the queue waits in [`Queues::idle`].
+    /// Whether the queue is in [`Queues::idle`].
     idle: bool,
-    /// Whether lists show it. One that was forgotten while jobs of it run is not shown.
+    /// Whether lists show it. A queue that was forgotten while its jobs run is hidden.
     pub listed: bool,
     sweep: Sweeps,
     held: Arc<EntriesInWindows>,
@@ -138,7 +137,7 @@ impl QueueState {
         }
     }
 
-    /// After each change of the window.
+    /// Updates `held` after a change of the window.
     fn count(&mut self) {
         let entries = &self.held.entries;
         let now = self.window.len();
@@ -150,7 +149,7 @@ impl QueueState {
         self.counted = now;
     }
 
-    /// Adds an entry at the end. `seq` is larger than every number used so far.
+    /// Appends an entry. `seq` is larger than every number used so far.
     pub fn push(&mut self, (seq, entry, since): Waiting, limit: usize) {
         self.ready += 1;
         let has_room = self.window.len() < LEAST || self.held.left() > 0;
@@ -163,7 +162,7 @@ impl QueueState {
         }
     }
 
-    /// Adds an entry before all others. Answers its number.
+    /// Inserts an entry at the head. Returns its number.
     pub fn push_front(&mut self, entry: Entry, since: Millis, limit: usize) -> u64 {
         let seq = self.low;
         self.low -= 1;
@@ -178,12 +177,12 @@ impl QueueState {
         seq
     }
 
-    /// The first entry, if the window has it.
+    /// Returns the first entry, if the window has it.
     pub fn front(&self) -> Option<Waiting> {
         self.window.front().copied()
     }
 
-    /// Takes the first entry out.
+    /// Removes the first entry.
     pub fn pop(&mut self) -> Option<Waiting> {
         let waiting = self.window.pop_front()?;
         self.low = waiting.0;
@@ -195,12 +194,12 @@ impl QueueState {
         Some(waiting)
     }
 
-    /// Where to read on, when the window is empty and the disk is not.
+    /// Returns the position of the next read, if the window is empty and the disk has more.
     pub fn refill_from(&self) -> Option<u64> {
         (self.window.is_empty() && self.more).then_some(self.from)
     }
 
-    /// Takes what was read from the disk from [`refill_from`](QueueState::refill_from) on. `more` may be there.
+    /// Adds the entries read from [`refill_from`](QueueState::refill_from) on. `more`: there may be more.
     pub fn refill(&mut self, entries: Vec<Waiting>, more: bool) {
         if let Some((last, ..)) = entries.last() {
             self.from = last + 1;
@@ -210,22 +209,22 @@ impl QueueState {
         self.count();
     }
 
-    /// Whether the sweep knows already of a ready job that expires at `at` or earlier.
+    /// Whether the sweep already covers a ready job that expires at `at` or earlier.
     pub fn is_swept_by(&self, at: Micros) -> bool {
         self.sweep.expiring && self.sweep.at <= at
     }
 
-    /// Whether the sweep need not be told of a job that became ready by `now`.
+    /// Whether a sweep is already scheduled for a job that became ready by `now`.
     pub fn is_looked_at(&self, now: Micros) -> bool {
         !self.sweep.expiring || self.sweep.listed <= now.saturating_add(TAIL_AFTER)
     }
 
-    /// What is known for the sweep.
+    /// Returns the sweep state.
     pub fn sweeps(&self) -> Sweeps {
         self.sweep
     }
 
-    /// Says at the start how many entries the disk holds, and the number of the first.
+    /// Sets the number of entries on disk and the number of the first, at the start.
     pub fn recover(&mut self, ready: u64, first: u64) {
         self.ready = ready;
         self.more = ready > 0;
@@ -233,13 +232,13 @@ impl QueueState {
         self.low = first - 1;
     }
 
-    /// The entry at this number, if the window has it.
+    /// Returns the entry with this number, if the window has it.
     pub fn find(&self, seq: u64) -> Option<Entry> {
         let at = self.window.binary_search_by_key(&seq, |(s, ..)| *s).ok()?;
         Some(self.window[at].1)
     }
 
-    /// Forgets an entry that was deleted on disk.
+    /// Removes an entry that was deleted on disk.
     pub fn remove(&mut self, seq: u64) {
         self.ready -= 1;
         if let Ok(at) = self.window.binary_search_by_key(&seq, |(s, ..)| *s) {
@@ -248,7 +247,7 @@ impl QueueState {
         self.count();
     }
 
-    /// Forgets all entries above `after` up to `last`, `count` in all, that were deleted on disk.
+    /// Removes the `count` entries above `after` up to `last`, which were deleted on disk.
     pub fn remove_run(&mut self, after: u64, last: u64, count: u64) {
         self.ready -= count;
         let start = self.window.partition_point(|(s, ..)| *s <= after);
@@ -263,7 +262,7 @@ impl QueueState {
         }
     }
 
-    /// The entry of a job, if the window has it, with its number.
+    /// Returns the entry of a job with its number, if the window has it.
     pub fn find_job(&self, id: JobId, generation: u64) -> Option<(u64, Entry)> {
         let of = self.window.iter().find(|(_, entry, _)| entry.id == id && entry.generation == generation);
         of.map(|(seq, entry, _)| (*seq, *entry))
@@ -274,18 +273,18 @@ impl QueueState {
         self.window.front().map_or(self.from, |(seq, ..)| *seq)
     }
 
-    /// Whether it hands out nothing now.
+    /// Whether it is paused at `now`.
     pub fn is_paused(&self, now: Micros) -> bool {
         self.paused.is_some_and(|until| until > now)
     }
 
-    /// Nothing ready, dead, delayed or running, and no pause to remember.
+    /// Whether it has no ready, dead, delayed or running jobs, and no pause.
     pub fn is_empty(&self) -> bool {
         self.ready == 0 && self.dead == 0 && self.timers == 0 && self.paused.is_none()
     }
 }
 
-/// Notes that a queue is to be swept, unless it is to be swept earlier.
+/// Schedules the sweep of a queue, unless an earlier one is scheduled.
 fn list(sweeps: &mut BTreeSet<(Micros, Queue)>, queue: &Queue, state: &mut QueueState, at: Micros) {
     if at < state.sweep.listed {
         sweeps.remove(&(state.sweep.listed, queue.clone()));
@@ -294,21 +293,21 @@ fn list(sweeps: &mut BTreeSet<(Micros, Queue)>, queue: &Queue, state: &mut Queue
     }
 }
 
-/// All queues that hold jobs, or did not long ago.
+/// All queues with jobs, and recently emptied ones.
 #[derive(Debug)]
 pub struct Queues {
     all: HashMap<Queue, QueueState>,
-    /// Those of them that lists show.
+    /// Names of the queues that lists show.
     names: Names,
     held: Arc<EntriesInWindows>,
-    /// Those of them to be swept, and when: each once.
+    /// When to sweep which queues, each at most once.
     sweeps: BTreeSet<(Micros, Queue)>,
-    /// Queues that were empty when they were put here, and since when.
+    /// Queues that were empty when added, and since when.
     idle: VecDeque<(Micros, Queue)>,
 }
 
 impl Queues {
-    /// None yet. Their windows may hold `budget` entries together, and a few of each queue beside them.
+    /// Creates an empty collection. All windows together may hold `budget` entries, and a few more per queue.
     pub fn new(budget: usize) -> Queues {
         let held = Arc::new(EntriesInWindows { entries: AtomicUsize::new(0), budget });
         Queues {
@@ -320,22 +319,22 @@ impl Queues {
         }
     }
 
-    /// An empty queue, which is not one of them yet. `low` is a number never used before.
+    /// Returns the state of a queue that is not in the collection yet. `low` is a number never used before.
     pub fn new_state(&self, queue: &Queue, low: u64) -> QueueState {
         QueueState::new(queue, low, self.held.clone())
     }
 
-    /// How many entries a window may be refilled with, `limit` at most.
+    /// Returns how many entries a window may be refilled with, at most `limit`.
     pub fn refill_size(&self, limit: usize) -> usize {
         self.held.left().clamp(LEAST_READ.min(limit), limit)
     }
 
-    /// How many entries all windows hold.
+    /// Returns the number of entries in all windows.
     pub fn held(&self) -> usize {
         self.held.entries.load(Ordering::Relaxed)
     }
 
-    /// A ready job of the queue expires at this time, or an entry may stand for nothing: 0.
+    /// Schedules a sweep at the expiry of a ready job; 0 if there may be stale entries.
     pub fn sweep_at(&mut self, queue: &Queue, at: Micros) {
         let Some(state) = self.all.get_mut(queue) else { return };
         state.sweep.expiring |= at > 0;
@@ -343,7 +342,7 @@ impl Queues {
         list(&mut self.sweeps, queue, state, at);
     }
 
-    /// A job became ready by `now`.
+    /// Schedules a sweep for a job that became ready by `now`.
     pub fn pushed(&mut self, queue: &Queue, now: Micros) {
         if let Some(state) = self.all.get_mut(queue)
             && !state.is_looked_at(now)
@@ -352,7 +351,7 @@ impl Queues {
         }
     }
 
-    /// Goes on with what was known at the close.
+    /// Restores the sweep state of the last shutdown.
     pub fn recover_sweep(&mut self, queue: &Queue, (at, swept, expiring): (Micros, u64, bool), now: Micros) {
         if let Some(state) = self.all.get_mut(queue) {
             state.sweep = Sweeps { at, swept, expiring, listed: NEVER };
@@ -361,7 +360,7 @@ impl Queues {
         self.pushed(queue, now);
     }
 
-    /// Takes a queue out that the sweep should look at by now.
+    /// Removes and returns a queue whose sweep is due.
     pub fn take_sweep(&mut self, now: Micros) -> Option<ToSweep> {
         if self.sweeps.first()?.0 > now {
             return None;
@@ -374,14 +373,14 @@ impl Queues {
         if whole {
             state.sweep.at = NEVER;
         } else {
-            // For the whole of it, later.
+            // The sweep of the whole list comes later.
             let at = state.sweep.at;
             list(&mut self.sweeps, &queue, state, at);
         }
         Some(ToSweep { key: state.key.clone(), queue, after })
     }
 
-    /// The entries up to number `last` were looked at. The first of their jobs expires at `next`.
+    /// Records that the entries up to number `last` were swept, and that the first of their jobs expires at `next`.
     pub fn swept(&mut self, queue: &Queue, last: u64, next: Micros) {
         let Some(state) = self.all.get_mut(queue) else { return };
         state.sweep.swept = last;
@@ -389,28 +388,28 @@ impl Queues {
         list(&mut self.sweeps, queue, state, next);
     }
 
-    /// Up to `limit` of them from there on, sorted.
+    /// Returns up to `limit` visible queues from `from` on, sorted.
     pub fn page(&self, from: Bound<&Queue>, limit: usize) -> impl Iterator<Item = (&Queue, &QueueState)> {
         let names = self.names.from(from).take(limit);
         names.filter_map(|queue| Some((queue, self.all.get(queue)?)))
     }
 
-    /// One of them.
+    /// Returns a queue.
     pub fn get(&self, queue: &Queue) -> Option<&QueueState> {
         self.all.get(queue)
     }
 
-    /// One of them, to change.
+    /// Returns a queue, to be changed.
     pub fn get_mut(&mut self, queue: &Queue) -> Option<&mut QueueState> {
         self.all.get_mut(queue)
     }
 
-    /// The same names, but of the strings that are kept already: saves memory while timers are loaded.
+    /// Returns an equal name that shares the stored strings, which saves memory while timers are loaded.
     pub fn shared(&self, queue: Queue) -> Queue {
         self.all.get_key_value(&queue).map_or(queue, |(kept, _)| kept.clone())
     }
 
-    /// From now on lists do not show this one. It is there still.
+    /// Hides an existing queue from lists.
     pub fn unlist(&mut self, queue: &Queue) {
         if let Some(state) = self.all.get_mut(queue) {
             state.listed = false;
@@ -418,7 +417,7 @@ impl Queues {
         self.names.remove(queue);
     }
 
-    /// The opposite of [`unlist`](Queues::unlist).
+    /// Shows it in lists again.
     pub fn relist(&mut self, queue: &Queue) {
         if let Some(state) = self.all.get_mut(queue) {
             state.listed = true;
@@ -426,34 +425,34 @@ impl Queues {
         }
     }
 
-    /// Adds one.
+    /// Adds a queue.
     pub fn insert(&mut self, queue: Queue, state: QueueState) -> &mut QueueState {
         self.names.add(&queue);
         self.all.entry(queue).or_insert(state)
     }
 
-    /// How many of them are in the namespace.
+    /// Returns the number of visible queues of the namespace.
     pub fn of_namespace(&self, namespace: &Namespace) -> u64 {
         self.names.of_namespace(namespace)
     }
 
-    /// Those of the list that are there and not paused.
+    /// Returns the queues of the list that exist and are not paused.
     pub fn of_list(&self, list: &QueueList, now: Micros) -> Vec<Queue> {
         let hands_out = |queue: &Queue| self.all.get(queue).is_some_and(|state| !state.is_paused(now));
         list.queues().filter(hands_out).collect()
     }
 
-    /// Their names, sorted.
+    /// Returns all visible names, sorted.
     pub fn names(&self) -> Vec<Queue> {
         self.names.from(Bound::Unbounded).cloned().collect()
     }
 
-    /// All.
+    /// Returns all queues.
     pub fn iter(&self) -> impl Iterator<Item = (&Queue, &QueueState)> {
         self.all.iter()
     }
 
-    /// Remembers that a queue is empty since `now`, if it is.
+    /// Records that a queue is empty since `now`, if it is.
     pub fn note_idle(&mut self, queue: &Queue, now: Micros) {
         if let Some(state) = self.all.get_mut(queue)
             && state.is_empty()
@@ -466,8 +465,8 @@ impl Queues {
         }
     }
 
-    /// Checks one queue that was empty before `since`: forgets and answers it if it still is, and else answers
-    /// `Some(None)`. `None` when there is none left to check.
+    /// Checks one queue that was empty before `since`: removes and returns it if it is still empty, otherwise returns
+    /// `Some(None)`. `None` if none is left to check.
     pub fn forget(&mut self, since: Micros) -> Option<Option<QueueState>> {
         if self.idle.front()?.0 > since {
             return None;

@@ -1,5 +1,5 @@
-//! How much each namespace with a quota keeps: figures in memory, whose rows change in the same commit as the jobs.
-//! Knows no step.
+//! Usage of namespaces with a quota: counts in memory, whose rows change in the same commit as the jobs. Knows no
+//! step.
 
 use std::sync::Weak;
 
@@ -7,11 +7,11 @@ use crate::engine::Quota;
 use crate::engine::disk::codec;
 use crate::name::Namespace;
 
-/// What is known of one namespace.
+/// Quota and usage of one namespace.
 #[derive(Debug)]
 pub struct QuotaUse {
     pub quota: Quota,
-    /// How many jobs it has, and the bytes of their bodies. Without what the count under way will find.
+    /// Number of jobs, and bytes of their bodies, without the result of a running count.
     pub jobs: i64,
     pub bytes: i64,
     pub count: QuotaCount,
@@ -23,10 +23,10 @@ pub struct QuotaUse {
 pub enum QuotaCount {
     /// Neither jobs nor bytes are bounded.
     None,
-    /// This count will say what there was at its begin, if it still goes on.
+    /// A count is running, if this is alive; its result is still missing.
     UnderWay(Weak<()>),
     Exact,
-    /// A record that could not be read was deleted. Counted again when quotas are set next.
+    /// An unreadable record was deleted. Counted again when quotas are next set.
     Stale,
 }
 
@@ -47,7 +47,8 @@ impl QuotaUse {
         matches!(self.count, QuotaCount::Exact)
     }
 
-    /// What is used up, if so much more would be more than the quota. `beside` are the bytes of its schedules.
+    /// Returns the exceeded limit, if `jobs` and `bytes` more would exceed the quota. `beside` are the bytes of its
+    /// schedules.
     pub fn refuses(
         &self,
         jobs: i64,

@@ -1,5 +1,5 @@
-//! What the writer keeps in memory of settings: which keys there are, their versions, and the last changes. What they are
-//! is read from the disk. Changes memory only: the steps write the same change to the disk.
+//! Memory of settings: their keys, versions and latest changes. Values are read from the disk. Changes memory only:
+//! the steps write the same change to the disk.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -10,23 +10,23 @@ use crate::clock::Micros;
 use crate::engine::disk::codec;
 use crate::engine::disk::store::{Fatal, Space, Store};
 
-/// How many changes are remembered.
+/// Number of changes kept.
 const CHANGES_KEPT: usize = 20_000;
 
 /// The keys of all settings.
 #[derive(Debug, Default)]
 pub struct Settings {
     versions: BTreeMap<Bytes, u64>,
-    /// Of the last changes, the oldest first.
+    /// The latest changes, oldest first.
     log: VecDeque<(u64, Bytes)>,
-    /// Of the last change.
+    /// Version of the last change.
     version: u64,
-    /// Changes up to this one are in the log no more.
+    /// Changes up to this version are no longer in the log.
     floor: u64,
 }
 
 impl Settings {
-    /// Reads them all from the disk. `mark` is a time less than a second before which the store was open last.
+    /// Loads all from the disk. `mark` is less than a second before the time of the last shutdown.
     pub fn load(store: &Store, mark: Micros) -> Result<Settings, Fatal> {
         let mut all = Settings { version: mark, ..Settings::default() };
         for item in store.range(Space::Schedules, codec::record_keys()) {
@@ -43,7 +43,7 @@ impl Settings {
         self.versions.get(key).copied()
     }
 
-    /// Notes a change, and returns its version.
+    /// Records a change, and returns its version.
     pub fn change(&mut self, key: Bytes, is_there: bool, now: Micros) -> u64 {
         self.version = now.max(self.version + 1);
         match is_there {
@@ -59,7 +59,7 @@ impl Settings {
         self.version
     }
 
-    /// The keys that begin with `prefix`, behind `after`, in order.
+    /// Returns the keys with `prefix` after `after`, in order.
     pub fn keys(&self, prefix: &[u8], after: Option<&[u8]>) -> impl Iterator<Item = &Bytes> {
         let from = match after.filter(|after| *after >= prefix) {
             Some(after) => Bound::Excluded(Bytes::copy_from_slice(after)),
@@ -69,7 +69,7 @@ impl Settings {
         range.take_while(move |key| key.starts_with(prefix))
     }
 
-    /// The version up to which all is told, and the keys that have changed since, up to so many; `None`: all may have.
+    /// Returns the current version, and up to `most` keys changed since `since`; `None`: any may have changed.
     pub fn changes(&self, since: u64, most: usize) -> (u64, Option<Vec<Bytes>>) {
         if since == self.version {
             return (self.version, Some(Vec::new()));

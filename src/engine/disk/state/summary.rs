@@ -1,7 +1,6 @@
-//! The summary of an orderly close: how many entries the lists of each queue have, and how many keys and remembered
-//! requests there are, so that the next open need not count them. It lies in `meta`, written by the last commit, and
-//! counts only if the mark of the directory names that commit: the mark loses the name, durably, before anything else
-//! is written.
+//! The summary of a clean shutdown: the list sizes of each queue, and the numbers of keys and idempotency keys, so
+//! that the next start need not count them. It is in `meta`, written by the last commit, and valid only if the mark
+//! of the directory names that commit: the name is durably removed from the mark before anything else is written.
 
 use bytes::{BufMut, Bytes};
 
@@ -11,32 +10,32 @@ use crate::engine::disk::codec::{self, Malformed};
 use crate::engine::disk::store::{Fatal, Space, Store};
 use crate::name::Queue;
 
-/// The beginning of its keys in `meta`; a part's number follows.
+/// Prefix of its keys in `meta`; a part's number follows.
 const NAME: &[u8] = b"summary";
-/// So many queues are in one part.
+/// Queues per part.
 const PART: usize = 4096;
 
-/// What is said of one queue.
+/// Summary of one queue.
 #[derive(Debug)]
 pub struct OfQueue {
     pub queue: Queue,
     pub ready: u64,
-    /// The number of the first ready entry.
+    /// Number of the first ready entry.
     pub first: u64,
     pub dead: u64,
     pub dead_from: u64,
     /// Delayed and running jobs.
     pub timers: u64,
-    /// When the sweep should look at the queue, how far it has come, and whether jobs expire here.
+    /// When to sweep the queue, the position of the sweep, and whether jobs expire here.
     pub sweep: (Micros, u64, bool),
 }
 
-/// What is known of the lists without reading them.
+/// Sizes of the lists.
 #[derive(Debug)]
 pub struct Summary {
     pub queues: Vec<OfQueue>,
     pub delayed: u64,
-    /// Keys of jobs, and requests that are remembered.
+    /// Numbers of job keys and of idempotency keys.
     pub keys: u64,
     pub once: u64,
 }
@@ -48,7 +47,7 @@ fn key(part: u32) -> Vec<u8> {
 impl WriterState {
     /// Writes the summary into the group with this number.
     pub fn write_summary(&mut self, number: u64) {
-        // An empty one that was forgotten is gone.
+        // An empty queue that was forgotten is left out.
         let is_known = |queue: &super::queues::QueueState| queue.listed || !queue.is_empty();
         let all: Vec<_> = self.queues.iter().filter(|(_, queue)| is_known(queue)).collect();
         let parts: Vec<Vec<u8>> = match all.chunks(PART) {
@@ -75,7 +74,7 @@ impl WriterState {
         }
         for (_, q) in queues {
             let sweep = q.sweeps();
-            out.put_u16(q.key.len() as u16); // two names of 255 bytes at most, and their lengths
+            out.put_u16(q.key.len() as u16); // two names of at most 255 bytes, and their lengths
             out.put_slice(&q.key);
             for value in [
                 q.ready,
@@ -94,7 +93,7 @@ impl WriterState {
     }
 }
 
-/// Reads the summary of the close whose group has this number, if it is all there.
+/// Reads the summary of the group with this number, if it is complete.
 pub fn read(store: &Store, number: u64) -> Result<Option<Summary>, Fatal> {
     let mut summary = Summary { queues: Vec::new(), delayed: 0, keys: 0, once: 0 };
     let mut part = 0;

@@ -1,5 +1,5 @@
-//! Small tables of named records, whole in memory: what a record means is its owner's business. The writer changes them
-//! together with the disk; anybody may read.
+//! Small tables of named records, completely in memory; their owners define the records. The writer changes them
+//! together with the disk; any thread may read.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use bytes::Bytes;
 use crate::engine::disk::codec::QUOTA;
 use crate::engine::disk::store::{Fatal, Space, Store};
 
-/// One table. What is in it may be secret.
+/// One table. Its contents may be secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
     Tokens,
     Limits,
-    /// Quotas of namespaces. Their keys begin with [`QUOTA`]: beside them stands what the namespaces have.
+    /// Quotas of namespaces. Their keys begin with [`QUOTA`]: the same keyspace has the usage of namespaces.
     Quotas,
     /// Queues that are pushed.
     Push,
@@ -22,7 +22,7 @@ pub enum Table {
 impl Table {
     const ALL: [Table; 4] = [Table::Tokens, Table::Limits, Table::Quotas, Table::Push];
 
-    /// The keyspace that holds it.
+    /// Returns the keyspace of the table.
     pub fn space(self) -> Space {
         match self {
             Table::Tokens => Space::Tokens,
@@ -32,7 +32,7 @@ impl Table {
         }
     }
 
-    /// What its keys begin with there.
+    /// Returns the prefix of its keys there.
     fn prefix(self) -> &'static [u8] {
         match self {
             Table::Tokens | Table::Limits | Table::Push => b"",
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Tables {
 }
 
 impl Tables {
-    /// Reads all from the disk.
+    /// Loads all tables from the disk.
     pub fn load(store: &Store) -> Result<Tables, Fatal> {
         let mut tables = Tables::default();
         for table in Table::ALL {
@@ -71,12 +71,12 @@ impl Tables {
         Ok(tables)
     }
 
-    /// One of them.
+    /// Returns a table.
     pub fn rows(&self, table: Table) -> &Rows {
         &self.0[table as usize]
     }
 
-    /// One of them, to change.
+    /// Returns a table, to be changed.
     pub fn rows_mut(&mut self, table: Table) -> &mut Rows {
         &mut self.0[table as usize]
     }

@@ -1,5 +1,5 @@
-//! What the writer keeps in memory of timers: the earliest delayed jobs, and all running ones, which must be
-//! found by job when they are acked. Changes memory only: the steps write the same change to the disk.
+//! Memory of timers: the earliest delayed jobs, and all running ones, which an ack must find by job. Changes memory
+//! only: the steps write the same change to the disk.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use crate::engine::disk::codec::{Entry, TimerKey};
 use crate::job::JobRef;
 use crate::name::Queue;
 
-/// Both kinds of timers.
+/// Timers of both kinds.
 #[derive(Debug, Default)]
 pub struct Timers {
     /// The delayed jobs below the horizon: all of them that are on disk.
     delayed: BTreeMap<TimerKey, (Queue, Entry)>,
-    /// Where the disk is read next. Delayed jobs at or above are on disk only; `None` when there are none.
+    /// Position of the next read from the disk. Delayed jobs from here on are on disk only; `None` if there are none.
     horizon: Option<TimerKey>,
     /// All delayed jobs, on disk and in memory.
     delayed_count: u64,
@@ -30,12 +30,12 @@ pub enum Due {
 }
 
 impl Timers {
-    /// Delayed and running jobs.
+    /// Returns the number of delayed and running jobs.
     pub fn len(&self) -> u64 {
         self.delayed_count + self.running.len() as u64
     }
 
-    /// Delayed jobs.
+    /// Returns the number of delayed jobs.
     pub fn delayed(&self) -> u64 {
         self.delayed_count
     }
@@ -48,13 +48,13 @@ impl Timers {
         }
         self.delayed.insert(key, (queue, entry));
         if self.delayed.len() > limit {
-            // The latest waits on disk from now on.
+            // The latest one is on disk only from now on.
             self.horizon = self.delayed.pop_last().map(|(key, _)| key).or(self.horizon);
         }
     }
 
-    /// Forgets a delayed job. `false` when it is not delayed any more: the pump takes jobs from memory only and
-    /// in order, so whatever is below the horizon is in memory or gone, and whatever is above is delayed still.
+    /// Removes a delayed job. Returns `false` if it is no longer delayed: the pump takes jobs in order and from
+    /// memory only, so a job below the horizon is in memory or gone, and a job above it is still delayed.
     pub fn undelay(&mut self, key: TimerKey) -> bool {
         let was = match self.horizon {
             Some(horizon) if key >= horizon => true,
@@ -64,7 +64,7 @@ impl Timers {
         was
     }
 
-    /// Whether a job whose record says that it is delayed is so still: see [`undelay`](Timers::undelay).
+    /// Whether a job is still delayed as its record says: see [`undelay`](Timers::undelay).
     pub fn is_delayed(&self, key: TimerKey) -> bool {
         self.horizon.is_some_and(|horizon| key >= horizon) || self.delayed.contains_key(&key)
     }
@@ -74,23 +74,23 @@ impl Timers {
         self.delayed.first_key_value().map(|(key, _)| *key).or(self.horizon)
     }
 
-    /// The earliest timer of a running job.
+    /// Returns the earliest timer of a running job.
     pub fn running_from(&self) -> Option<TimerKey> {
         self.running.first_key_value().map(|(key, _)| *key)
     }
 
-    /// Where to read on, when memory has run out of delayed jobs and the disk has not.
+    /// Returns the position of the next read, if memory has no delayed jobs and the disk has more.
     pub fn refill_from(&self) -> Option<TimerKey> {
         if self.delayed.is_empty() { self.horizon } else { None }
     }
 
-    /// Takes what was read from the disk from [`refill_from`](Timers::refill_from) on, and where to read on after it.
+    /// Adds the jobs read from [`refill_from`](Timers::refill_from) on, and sets the next position.
     pub fn refill(&mut self, read: Vec<(TimerKey, Queue, Entry)>, horizon: Option<TimerKey>) {
         self.delayed = read.into_iter().map(|(key, queue, entry)| (key, (queue, entry))).collect();
         self.horizon = horizon;
     }
 
-    /// Says at the start how many delayed jobs the disk holds. The first must be read at once.
+    /// Sets the number of delayed jobs on disk, at the start. The first must be read at once.
     pub fn recover(&mut self, delayed: u64) {
         self.delayed_count = delayed;
         self.horizon = (delayed > 0).then_some((0, 0));
@@ -102,30 +102,30 @@ impl Timers {
         self.running.insert(key, (queue, entry));
     }
 
-    /// Which hand-over of a job runs.
+    /// Returns the timer of a job's current delivery.
     pub fn running(&self, job: &JobRef) -> Option<TimerKey> {
         self.by_job.get(job).copied()
     }
 
-    /// The entry of a running job.
+    /// Returns the entry of a running job.
     pub fn running_entry(&self, key: TimerKey) -> Option<Entry> {
         self.running.get(&key).map(|(_, entry)| *entry)
     }
 
-    /// Takes a running job out.
+    /// Removes a running job.
     pub fn stop(&mut self, job: &JobRef) -> Option<(TimerKey, Entry)> {
         let key = self.by_job.remove(job)?;
         self.running.remove(&key).map(|(_, entry)| (key, entry))
     }
 
-    /// The earliest timer. Only when there is nothing to [read on](Timers::refill_from).
+    /// Returns the earliest timer. Valid only if there is nothing to [read](Timers::refill_from).
     pub fn next(&self) -> Option<TimerKey> {
         let delayed = self.delayed.first_key_value().map(|(key, _)| *key);
         let running = self.running.first_key_value().map(|(key, _)| *key);
         delayed.into_iter().chain(running).min()
     }
 
-    /// Takes the earliest timer out.
+    /// Removes and returns the earliest timer.
     pub fn pop(&mut self) -> Option<Due> {
         let key = self.next()?;
         if let Some((queue, entry)) = self.delayed.remove(&key) {

@@ -179,7 +179,7 @@ pub fn failed(path: &Path, e: lsm_tree::Error) -> OpenError {
     }
 }
 
-/// Loads the log's entries into memory, except those that tables have.
+/// Loads the log's entries into memory, except those already in tables.
 pub struct Filler<'a> {
     trees: &'a Trees,
     /// The first group needed.
@@ -206,7 +206,7 @@ impl<'a> Filler<'a> {
             std::io::Error::new(ErrorKind::InvalidData, format!("group {number} cannot be read"))
         })?;
         let is_missing = |(space, key, _): &Item<'_>| {
-            // Groups before the first one needed were in tables, of which some may be lost.
+            // Groups before the first one needed were in tables, some of which may be lost.
             ((number >= *first || trees.lacks(*space)) && !trees.had(*space, number))
                 || unread.as_mut().is_some_and(|unread| {
                     // Checked once per key: from then on memory has it.

@@ -17,7 +17,7 @@ use super::txn::Txn;
 use super::{Fatal, Space, Store, StoreLimits, tables};
 use crate::engine::disk::codec::{self, FIRST_SEQ, META_NEWEST, META_SEQ};
 
-/// What was found in a directory, and what was done.
+/// Damage found in a directory, and actions taken.
 #[derive(Debug, Default)]
 pub struct RepairReport {
     /// Corruption, one line each.

@@ -1,6 +1,6 @@
 //! lsm-tree's table lists as stored on disk: checks that each keyspace has its list, that the list matches its
 //! checksum, and that its tables exist. lsm-tree deletes tables that no list names, and does not verify the list's
-//! checksum, so it may open only what has passed this check. Contents of tables are verified when they are read: each
+//! checksum, so it may open a keyspace only after this check. Contents of tables are verified when they are read: each
 //! block has a checksum.
 //!
 //! A keyspace is a directory. `current` names its newest list, `v<number>`, with its checksum: `number:8 xxh3:16 0`,
@@ -27,7 +27,7 @@ pub const CURRENT: &str = "current";
 /// for all lower levels.
 pub const PINNED: ([bool; 3], [bool; 2]) = ([true, true, false], [true, false]);
 
-/// Returns what is corrupt in the keyspace in `dir`.
+/// Returns the damage of the keyspace in `dir`.
 pub fn damage(dir: &Path) -> Result<Option<String>> {
     match judge(dir) {
         Err(e) if e.kind() == ErrorKind::InvalidData => Ok(Some(e.to_string())),

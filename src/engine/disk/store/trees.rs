@@ -346,7 +346,7 @@ impl Trees {
         Ok(())
     }
 
-    /// Returns a snapshot of what is committed now. It is valid while the result lives.
+    /// Returns a snapshot of the current commits. It is valid while the result lives.
     pub fn read(self: &Arc<Self>) -> Read {
         let _memory = self.settled();
         self.reads.fetch_add(1, Ordering::AcqRel);

@@ -126,8 +126,8 @@ impl Holes {
     }
 }
 
-/// Reports which of these jobs and of those in quarantine are lost, and removes from quarantine the lost ones and those
-/// that are readable now.
+/// Reports which of these jobs and of the jobs in quarantine are lost, and removes the lost and the readable ones
+/// from quarantine.
 pub fn tidy(store: &Store, mut jobs: BTreeSet<Vec<u8>>, report: &mut RepairReport) -> Result<(), Fatal> {
     for row in store.all(Space::Quarantine) {
         jobs.insert(row?.0.to_vec());

@@ -43,7 +43,7 @@ const WRITE_OUT: Duration = Duration::from_secs(3);
 /// twentieth of the time, however wrong the estimate of the space they free.
 const COMPACTION_REST: u32 = 19;
 
-/// Once a second: syncs, if requested; records in an idle log what is synced; measures free disk space.
+/// Once a second: syncs, if requested; records the last synced group in an idle log; measures free disk space.
 pub fn each_second(
     store: &Store,
     sync: bool,

@@ -48,7 +48,7 @@ pub fn rebuild(store: &Store) -> Result<Rebuilt, Fatal> {
     Ok(Rebuilt { jobs: known.lost.len(), entries: known.stale.len() })
 }
 
-/// What is readable in a store. Everything is read before anything is changed.
+/// Readable contents of a store. Everything is read before anything is changed.
 #[derive(Default)]
 struct Known {
     /// Jobs missing from all lists, without bodies.

@@ -83,7 +83,7 @@ impl FreeSpace {
             return Err(Error::Full { free, least });
         }
         let bytes = (bytes as u64).saturating_add(JOB * jobs as u64).saturating_mul(COPIES);
-        // Bounds what is stored between two measurements, which correct it.
+        // Bounds the data stored between two measurements, which correct it.
         let _ = self
             .free
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.saturating_sub(bytes)));

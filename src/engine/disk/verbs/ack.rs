@@ -1,4 +1,4 @@
-//! Ack: deletes a job in whatever state it is, or only in the hand-over of a receipt.
+//! Ack: deletes a job in any state, or only during the delivery of a receipt.
 
 use crate::clock::Micros;
 use crate::engine::disk::codec::{self, Location, Record};
@@ -8,14 +8,15 @@ use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::job::{JobId, JobRef, Receipt};
 use crate::name::Queue;
 
-/// Deletes jobs of one queue, those with a receipt only if that hand-over stands. `J` holds them: one needs no vector.
+/// Deletes jobs of one queue; a job with a receipt only if its delivery is current. `J` holds them: a single job
+/// needs no vector.
 pub struct Ack<J> {
     pub queue: Queue,
     pub jobs: J,
 }
 
 impl<J: AsRef<[(JobId, Option<Receipt>)]> + Send + 'static> Step for Ack<J> {
-    /// Those that are there and were not deleted.
+    /// Jobs that exist and were not deleted.
     type Reply = Vec<JobId>;
     const MUST_LAST: bool = true;
 
@@ -40,7 +41,7 @@ impl<J: AsRef<[(JobId, Option<Receipt>)]> + Send + 'static> Step for Ack<J> {
                     if lives {
                         stale.push(job.id);
                     } else {
-                        // What has expired may still have a timer.
+                        // An expired job may still have a timer.
                         state.ack(&job, now)?;
                     }
                 }
@@ -52,11 +53,11 @@ impl<J: AsRef<[(JobId, Option<Receipt>)]> + Send + 'static> Step for Ack<J> {
 }
 
 impl WriterState {
-    /// Deletes a job in whatever state; an unknown one is fine.
+    /// Deletes a job in any state; an unknown one is ignored.
     pub fn ack(&mut self, job: &JobRef, now: Micros) -> Result<(), Fatal> {
         let key = self.job_key(&job.queue, job.id);
         if let Some(entry) = self.stop_running(job) {
-            // Few have keys: the others are not read.
+            // Few jobs have keys: the others need not be read.
             if entry.keyed
                 && let Found::Record(record) = self.txn.job(&key)?
             {
@@ -68,11 +69,11 @@ impl WriterState {
         }
         match self.txn.job(&key)? {
             Found::Nothing => {
-                // A repair may have been killed between the job and this.
+                // A repair may have been killed between the job and this row.
                 self.leave_quarantine(&key);
                 return Ok(());
             }
-            // Where it is cannot be told; whatever entry it has stands for nothing from now on.
+            // Its list is unknown; any entry of it is stale from now on.
             Found::Corrupt(_) => self.queues.sweep_at(&job.queue, 0),
             Found::Record(record) => {
                 self.free_key(&job.queue, job.id, &record)?;
@@ -84,8 +85,8 @@ impl WriterState {
         Ok(())
     }
 
-    /// Deletes the entry of a job that is not running, where it can be told from the record. An entry left in
-    /// the ready list stands for nothing: consume passes it over, and the sweep, which is told of it, deletes it.
+    /// Deletes the entry of a job that is not running, if the record tells its position. An entry left in the ready
+    /// list is stale: consumes skip it, and the scheduled sweep deletes it.
     fn leave(&mut self, queue: &Queue, record: &Record, now: Micros) {
         match record.location {
             Location::Delayed(timer) => {

@@ -1,4 +1,4 @@
-//! Consume: hands out ready jobs.
+//! Consume: delivers ready jobs.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::engine::{Consumed, MAX_CONSUME_BYTES};
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
 
-/// Hands out jobs, one for each ttr.
+/// Delivers jobs, one for each ttr.
 pub struct Consume {
     pub queues: QueueList,
     pub ttrs: Vec<Duration>,
@@ -60,7 +60,7 @@ impl WriterState {
         Ok(consumed)
     }
 
-    /// The first entry of a queue.
+    /// Returns the first entry of a queue.
     pub fn head(&mut self, queue: &Queue) -> Result<Option<Waiting>, Fatal> {
         self.refill_ready(queue)?;
         Ok(self.queues.get(queue).and_then(|state| state.front()))
@@ -83,7 +83,7 @@ impl WriterState {
         WriterState::show(queue, (&entry, since), record, receipt, now)
     }
 
-    /// Takes the first entry out, on disk too.
+    /// Removes the first entry, on disk too.
     fn pop(&mut self, queue: &Queue) -> Option<Entry> {
         let state = self.queues.get_mut(queue)?;
         let (seq, entry, _) = state.pop()?;
@@ -91,7 +91,7 @@ impl WriterState {
         Some(entry)
     }
 
-    /// Takes the first entry out because what it stands for is gone, has expired, or cannot be read.
+    /// Removes the first entry because it is stale, or its job has expired or cannot be read.
     pub fn pass_over(
         &mut self,
         queue: &Queue,
@@ -100,7 +100,7 @@ impl WriterState {
     ) -> Result<(), Fatal> {
         let Some(entry) = self.pop(queue) else { return Ok(()) };
         match found {
-            // The record is this entry's own, and its ttl has ended.
+            // The record belongs to this entry, and its ttl has ended.
             Some(Ok(record)) => {
                 self.observers.tell(|observer| observer.expired(1));
                 self.forget(queue, entry.id, &record)?;

@@ -1,5 +1,6 @@
-//! The age of dead jobs, where the pool bounds it: a job goes so long after its death. Their entries say when they died, so
-//! an age that is configured later holds for all. The pump deletes them; until it comes by they are not shown.
+//! Expiry of dead jobs, if configured for the pool: jobs are deleted some time after their death. Their entries have
+//! the time of death, so a later change of the setting applies to all. The pump deletes them; until then they are
+//! hidden.
 
 use crate::clock::{Micros, micros};
 use crate::engine::disk::codec::{self, Location, Record};
@@ -8,16 +9,16 @@ use crate::engine::disk::step::STEP_ENTRIES;
 use crate::engine::disk::store::{Fatal, Space};
 use crate::name::Queue;
 
-/// Queues whose dead jobs one step looks at.
+/// Maximum queues per step.
 const QUEUES: usize = 64;
 
 impl WriterState {
-    /// When a job goes that died then; `None` if dead jobs stay.
+    /// Returns when a job that died at `since` expires; `None` if dead jobs are kept.
     pub fn end_of_dead(&self, since: Micros) -> Option<Micros> {
         (!self.windows.dead.is_zero()).then(|| since.saturating_add(micros(self.windows.dead)))
     }
 
-    /// A job of this queue died then, after all others of it.
+    /// Records the death of a job, which is the queue's latest.
     pub fn watch_dead(&mut self, queue: &Queue, since: Micros) {
         if let Some(ends) = self.end_of_dead(since)
             && !std::mem::replace(&mut self.queue(queue).ages, true)
@@ -27,7 +28,7 @@ impl WriterState {
         }
     }
 
-    /// At the start: all dead letters are looked at.
+    /// Schedules a check of all dead letters, at the start.
     pub fn load_dead_ends(&mut self) {
         if self.windows.dead.is_zero() {
             return;
@@ -40,7 +41,7 @@ impl WriterState {
         }
     }
 
-    /// Gives the record of a dead job the end that its age sets.
+    /// Sets the expiry of a dead job's record.
     pub fn set_end_of_dead(&mut self, queue: &Queue, record: &mut Record) -> Result<(), Fatal> {
         if let Location::Dead(seq) = record.location
             && !self.windows.dead.is_zero()
@@ -52,7 +53,7 @@ impl WriterState {
         Ok(())
     }
 
-    /// Deletes dead jobs whose age has ended: a bounded number, the earliest first.
+    /// Deletes expired dead jobs: a bounded number, earliest first.
     pub fn end_dead(&mut self, now: Micros) -> Result<(), Fatal> {
         let mut left = STEP_ENTRIES;
         for _ in 0..QUEUES {
@@ -72,7 +73,7 @@ impl WriterState {
         Ok(())
     }
 
-    /// The same of one queue. Answers how many.
+    /// Deletes expired dead jobs of one queue. Returns their number.
     pub fn end_dead_of(&mut self, queue: &Queue, limit: usize, now: Micros) -> Result<usize, Fatal> {
         let mut ended = 0;
         if self.windows.dead.is_zero() {

@@ -23,7 +23,7 @@ pub struct DeleteDead {
     pub limit: u64,
 }
 
-/// What one step took out of a dead letter.
+/// Jobs that one step took out of a dead letter.
 #[derive(Clone, Copy, Debug)]
 pub struct TakenDead {
     pub jobs: u64,
@@ -85,7 +85,7 @@ impl Step for DeleteDead {
 }
 
 impl WriterState {
-    /// The first entries of a dead letter.
+    /// Returns the first entries of a dead letter.
     pub fn oldest_dead(&mut self, queue: &Queue, limit: usize) -> Result<Vec<Waiting>, Fatal> {
         let Some((key, from)) =
             self.queues.get(queue).filter(|q| q.dead > 0).map(|q| (q.key.clone(), q.dead_from))
@@ -100,8 +100,8 @@ impl WriterState {
         Ok(read)
     }
 
-    /// Takes dead jobs out, oldest first, and gives each to `each`, which answers how many it counts for and
-    /// how many bytes it wrote.
+    /// Removes dead jobs, oldest first, and passes each to `each`, which returns how many it counts for and how many
+    /// bytes it wrote.
     fn take_dead(
         &mut self,
         queue: &Queue,
@@ -127,7 +127,7 @@ impl WriterState {
             self.txn.delete(Space::Dead, codec::list_key(&state.key, *seq));
         }
         self.queues.note_idle(queue, now);
-        // A full step may have left more, and so may one that was cut short.
+        // A full step may have left more, and so may a step that stopped early.
         Ok(TakenDead { jobs, more: passed > 0 && (passed == limit || passed < oldest.len()) })
     }
 }

@@ -1,4 +1,4 @@
-//! What falls due when: all delayed jobs, read beside the writer in the order in which they are due, a part at a time.
+//! Statistics of due times: reads all delayed jobs in order, from a snapshot on another thread, in parts.
 
 use std::ops::Bound;
 use std::time::Instant;
@@ -9,10 +9,10 @@ use crate::engine::disk::state::clock::PoolClock;
 use crate::engine::disk::store::{Fatal, Space, Store};
 use crate::engine::disk::writer::threads::Stop;
 
-/// How many are read before others may have the processor.
+/// Jobs read before yielding the processor.
 const PART: usize = 16_384;
 
-/// Counts those of the store. `None` when the engine ends. Blocks.
+/// Counts the delayed jobs of the store. `None` when the engine ends. Blocks.
 pub fn count(
     store: &Store,
     count: &DelayCount,
@@ -24,7 +24,7 @@ pub fn count(
         DelayedOf::Namespace(namespace) => codec::namespace_key(namespace),
         DelayedOf::Queue(queue) => codec::queue_key(queue).to_vec(),
     };
-    // Names have a length before them, so one that begins as another is not taken for it.
+    // Names are length-prefixed, so a name is not matched by a longer one.
     let is_counted = |queue: &[u8]| match &count.of {
         DelayedOf::Queue(_) => queue == prefix,
         DelayedOf::All | DelayedOf::Namespace(_) => queue.starts_with(&prefix),

@@ -7,26 +7,26 @@ use crate::engine::disk::step::{STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::{Found, Space};
 use crate::name::Queue;
 
-/// Deletes the ready jobs of a queue: those that were ready at the first step.
+/// Deletes the jobs of a queue that were ready at the first step.
 pub struct Destroy {
     pub queue: Queue,
-    /// Where the last step ended.
+    /// Position of the last step.
     pub from: Option<Rest>,
 }
 
-/// What is left of a destroy.
+/// Remaining work of a destroy.
 #[derive(Clone, Copy, Debug)]
 pub struct Rest {
-    /// Everything up to this number is done with.
+    /// Everything up to this number is done.
     after: u64,
     /// Jobs that became ready later have larger numbers.
     last: u64,
-    /// How many entries are done with.
+    /// Number of entries done.
     pub done: u64,
 }
 
 impl Step for Destroy {
-    /// `None` when all is done.
+    /// `None` when everything is done.
     type Reply = Option<Rest>;
     const MUST_LAST: bool = true;
 
@@ -48,7 +48,7 @@ impl Step for Destroy {
                 Found::Record(record) if record.generation == entry.generation => {
                     state.forget(&queue, entry.id, &record)?;
                 }
-                // Nobody can tell whether it is another one's: it goes, as by an ack.
+                // It is unknown whether the record belongs to this entry: deleted, as by an ack.
                 Found::Corrupt(_) => {
                     state.leave_quarantine(&job);
                     state.delete_job(&queue, job)?;

@@ -1,4 +1,4 @@
-//! The last step of forgetting a queue: its name is in no list any more.
+//! The last step of forgetting a queue: its name is removed from all lists.
 
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
@@ -6,7 +6,7 @@ use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::Space;
 use crate::name::Queue;
 
-/// Forgets the name of a queue that holds nothing but running jobs.
+/// Removes the name of a queue without jobs other than running ones.
 pub struct ForgetQueue(pub Queue);
 
 impl Step for ForgetQueue {

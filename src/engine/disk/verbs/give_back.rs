@@ -1,4 +1,4 @@
-//! Give back: undoes hand-overs whose consumers have left.
+//! Give back: undoes deliveries whose consumers have disconnected.
 
 use std::time::Duration;
 
@@ -7,8 +7,7 @@ use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Step, StepResult};
 use crate::job::JobRef;
 
-/// Takes back jobs of hand-overs that still stand. Each job comes with its receipt, and with the ttl that it had left
-/// when it was handed out.
+/// Returns jobs whose deliveries are current. Each job has its receipt, and its remaining ttl at the delivery.
 pub struct GiveBack(pub Vec<(JobRef, u64, Option<Duration>)>);
 
 impl Step for GiveBack {
@@ -20,14 +19,14 @@ impl Step for GiveBack {
     }
 
     fn run(self, state: &mut WriterState, now: Micros) -> StepResult<()> {
-        // Each goes before all others, so the last goes first.
+        // Each is inserted at the head, so the last goes first.
         for (job, receipt, ttl) in self.0.iter().rev() {
             if state.timers.running(job).is_none_or(|(_, seq)| seq != *receipt) {
                 continue;
             }
             let Some(mut entry) = state.stop_running(job) else { continue };
             entry.tries = entry.tries.saturating_add(1);
-            // A little late: the job was handed out before now.
+            // Slightly late, since the delivery was before now.
             let expires = ttl.map(|ttl| now.saturating_add(micros(ttl)));
             state.push_ready_first(&job.queue, entry, expires, now);
         }

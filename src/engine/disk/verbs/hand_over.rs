@@ -1,5 +1,4 @@
-//! What only the holder of a hand-over may do: touch and release. Each first proves by its receipt that the hand-over
-//! still stands.
+//! Operations that require a receipt: touch and release. Each first checks that the receipt's delivery is current.
 
 use std::time::Duration;
 
@@ -11,21 +10,21 @@ use crate::engine::disk::store::{Fatal, Found};
 use crate::engine::{Held, Release, Released, Touched, Tries};
 use crate::job::{JobRef, Receipt};
 
-/// Begins the ttr anew, with another receipt.
+/// Restarts the ttr, with a new receipt.
 pub struct Touch {
     pub job: JobRef,
     pub receipt: Receipt,
     pub ttr: Duration,
 }
 
-/// Puts the job back, or into the dead letter.
+/// Returns the job to its queue, or moves it to the dead letter.
 pub struct GiveUp {
     pub job: JobRef,
     pub receipt: Receipt,
     pub release: Release,
 }
 
-/// Goes on with the record of a job that is held, and else answers why it is not.
+/// Evaluates to the record of a delivered job, or returns the reason why the delivery is over.
 macro_rules! held {
     ($state:expr, $job:expr, $receipt:expr, $now:expr) => {
         match $state.held($job, $receipt, $now)? {
@@ -82,12 +81,12 @@ impl Step for GiveUp {
 }
 
 impl WriterState {
-    /// Whether this hand-over of the job stands.
+    /// Whether this delivery of the job is current.
     pub fn holds(&self, job: &JobRef, receipt: Receipt, now: Micros) -> bool {
         self.timers.running(job).is_some_and(|(due, seq)| seq == receipt.hand_over && due > now)
     }
 
-    /// The record of the job, if this hand-over of it stands. Fails when the record cannot be read.
+    /// Returns the record of the job, if this delivery is current. Fails if the record cannot be read.
     fn held(&mut self, job: &JobRef, receipt: Receipt, now: Micros) -> StepResult<Held<Record>> {
         let found: Result<Found, Fatal> = self.txn.job(&self.job_key(&job.queue, job.id));
         Ok(match found? {

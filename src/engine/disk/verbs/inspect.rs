@@ -1,4 +1,4 @@
-//! Inspect: what is known of a job by its id or its key.
+//! Inspect: returns a job by its id or its key.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView, Receipt};
 use crate::name::{JobKey, Queue};
 
-/// Shows a job.
+/// Inspects a job.
 pub struct Inspect {
     pub job: JobRef,
     pub detail: Detail,
 }
 
-/// Shows the job that has a key.
+/// Inspects the job with a key.
 pub struct InspectKey {
     pub queue: Queue,
     pub key: JobKey,
     pub detail: Detail,
 }
 
-/// Where a job is: its state, its `due_at` by the pool's clock, and its tries.
+/// State of a job, its `due_at` by the pool's clock, and its tries.
 pub type Whereabouts = (Option<JobState>, Option<Millis>, Option<u16>);
 
 impl Step for Inspect {
@@ -62,7 +62,7 @@ impl Step for InspectKey {
     }
 }
 
-/// What is shown of a job that is there.
+/// Returns the view of an existing job.
 pub fn view(
     id: JobId,
     record: Record,
@@ -89,13 +89,13 @@ pub fn view(
 }
 
 impl WriterState {
-    /// All that is known of a job that is there. Commits what was written before it: not for the middle of a step.
+    /// Returns the full view of an existing job. Commits earlier writes, so it must not run in the middle of a step.
     pub fn view(&mut self, job: &JobRef, record: Record, now: Micros) -> Result<JobView, Fatal> {
         let place = self.find(job, &record)?;
         Ok(view(job.id, record, place, true, (now, &self.clock)))
     }
 
-    /// As much as is asked for. What it was stored with is in its record: nothing is committed for it.
+    /// Returns the requested detail. The stored detail is in the record, and needs no commit.
     fn view_in(
         &mut self,
         detail: Detail,
@@ -115,7 +115,7 @@ impl WriterState {
         }
     }
 
-    /// The receipt of a running job's hand-over, which is not over, if that left so many tries.
+    /// Returns the receipt of a running job's delivery, if it has not ended and has this number of tries left.
     fn receipt(&self, job: &JobRef, tries_left: u16, now: Micros) -> Option<Receipt> {
         let (due, hand_over) = self.timers.running(job).filter(|(due, _)| *due > now)?;
         let entry = self.timers.running_entry((due, hand_over))?;
@@ -141,7 +141,7 @@ impl WriterState {
                 };
                 Ok((Some(JobState::Delayed), Some(timer.0 / 1000), tries))
             }
-            // Ready. Where in the list is known to the window, and of a job that never left its first place.
+            // Ready. Its number is known if the window has it, or if it never moved.
             location => {
                 self.refill_ready(&job.queue)?;
                 let queue = self.queues.get(&job.queue);
@@ -158,7 +158,7 @@ impl WriterState {
         }
     }
 
-    /// A committed row of a list: the entry, and since when it is there.
+    /// Returns a committed entry of a list, with the time of its insertion.
     pub fn list_row(&self, space: Space, queue: &Queue, seq: u64) -> Result<Option<(Entry, Millis)>, Fatal> {
         let row = self.txn.store().get(space, &codec::list_key(&self.prefix(queue), seq))?;
         Ok(row.map(|row| codec::read_list_value(seq, &row)).transpose()?)

@@ -1,4 +1,4 @@
-//! What is remembered of publishes: by the key of a job, to cancel it, and by that of a call that is safe to repeat.
+//! Job keys and idempotency keys: cancelling a job by key, and recalling repeated requests.
 
 use crate::clock::{Micros, micros};
 use crate::engine::disk::codec::{self, Remembered};
@@ -9,7 +9,7 @@ use crate::engine::{Once, Placed, Published, REMEMBERED};
 use crate::job::JobRef;
 use crate::name::{JobKey, Queue};
 
-/// What became of a call that is safe to repeat, if it is remembered.
+/// Returns the result of a repeated request, if it is known.
 pub struct Recall {
     pub queue: Queue,
     pub once: Once,
@@ -24,7 +24,7 @@ impl Step for Recall {
     }
 }
 
-/// Deletes the job that has a key.
+/// Deletes the job with a key.
 pub struct CancelKey {
     pub queue: Queue,
     pub key: JobKey,
@@ -47,7 +47,7 @@ impl Step for CancelKey {
 }
 
 impl WriterState {
-    /// What the request was answered, if it was done already and is remembered.
+    /// Returns the first result of a repeated request, if it is known.
     pub fn remembered(&self, queue: &Queue, once: &Once, now: Micros) -> Result<Option<Published>, Fatal> {
         let row = self.txn.row(Space::Once, codec::once_key(&self.prefix(queue), &once.key))?;
         let Some(row) = row else { return Ok(None) };
@@ -61,8 +61,8 @@ impl WriterState {
         })
     }
 
-    /// Remembers a request. One with the same key that need not be remembered any more may be there still: its end
-    /// finds that the row is another one's.
+    /// Stores the result of a request. An expired one with the same key may still exist: its expiry will find that
+    /// the row has been replaced.
     pub fn remember(&mut self, queue: &Queue, once: Once, placed: Vec<Placed>, now: Micros) {
         let until = now.saturating_add(micros(REMEMBERED));
         let key = codec::once_key(&self.prefix(queue), &once.key);
@@ -73,17 +73,17 @@ impl WriterState {
         self.txn.put_row(Space::Once, key, codec::remembered(&done));
     }
 
-    /// From when on requests have ended that were not forgotten yet, if some may have.
+    /// Returns the time from which on expired requests have not been deleted, if there are any.
     pub fn requests_ended(&self, now: Micros) -> Option<Micros> {
         (self.once > 0 && self.once_from < now).then_some(self.once_from)
     }
 
-    /// Forgets these requests, each of which ended at the time beside it. Those that are left end at `from` or later.
+    /// Deletes expired requests, given with their expiry. The remaining ones expire at `from` or later.
     pub fn forget_requests(&mut self, ended: Vec<(Micros, Vec<u8>)>, from: Micros) -> Result<(), Fatal> {
         for (until, key) in ended {
             self.txn.delete(Space::Once, codec::once_end(until, &key));
             self.once = self.once.saturating_sub(1);
-            // A request that came later may have the same name.
+            // A later request may have the same key.
             if let Some(row) = self.txn.row(Space::Once, key.clone())?
                 && codec::read_remembered(&row)?.until == until
             {

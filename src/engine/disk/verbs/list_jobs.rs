@@ -1,5 +1,5 @@
-//! Lists of jobs. What may be long is read beside the writer, from a snapshot; the writer is asked only where to begin.
-//! So a walk through a million jobs holds up nobody.
+//! Lists of jobs. Long lists are read from a snapshot on other threads; the writer only supplies the start position.
+//! So a scan of a million jobs delays no other call.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::error::{Error, Result};
 use crate::job::JobState;
 use crate::name::Queue;
 
-/// How many lists are read at a time. Others wait.
+/// Maximum concurrent lists. Others wait.
 const READERS: usize = 2;
-/// How many timers one page looks at: those of all queues stand in one list.
+/// Maximum timers scanned per page: one list has the timers of all queues.
 const MOST_TIMERS: u64 = 10_000;
 
-/// Reads lists. While one reads it holds a permit, so that a close can wait for it.
+/// Reads lists. Each reader holds a permit, so that a close can wait for it.
 #[derive(Debug)]
 pub struct Lists {
     readers: Arc<Semaphore>,
@@ -39,7 +39,7 @@ impl Default for Lists {
 }
 
 impl Lists {
-    /// A page of jobs. `None` when the cursor is none.
+    /// Returns a page of jobs. `None` for an invalid cursor.
     pub async fn jobs(&self, handle: &Handle, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         let after = match &list.cursor {
             None => None,
@@ -56,7 +56,7 @@ impl Lists {
         read(handle, permit, move || start.page(&list, after, &clock)).await.map(Some)
     }
 
-    /// Reads what is no list, beside the writer too.
+    /// Runs other long reads in the same way.
     pub async fn beside<T: Send + 'static>(
         &self,
         handle: &Handle,
@@ -66,7 +66,7 @@ impl Lists {
         read(handle, permit, work).await
     }
 
-    /// Waits until nobody reads. Nobody begins to from then on.
+    /// Waits for all readers to end, and prevents new ones.
     pub async fn ended(&self) {
         let _all = self.readers.acquire_many(READERS as u32).await;
         self.readers.close();
@@ -77,7 +77,7 @@ impl Lists {
     }
 }
 
-/// Reads on a thread that may block. What does not read is the store's fault, and changes nothing in it.
+/// Reads on a blocking thread. A failed read is an error of the store that changes nothing in it.
 async fn read<T: Send + 'static>(
     handle: &Handle,
     permit: OwnedSemaphorePermit,
@@ -94,19 +94,19 @@ async fn read<T: Send + 'static>(
             Ok(done) => done.map_err(|Fatal(reason)| Error::corrupt(reason)),
             Err(e) => Err(Error::corrupt(e)),
         },
-        // It hangs in the disk, and nobody waits for it.
+        // It hangs in the disk, and is abandoned.
         reason = handle.poison.poisoned() => Err(Error::away(Error::Poisoned(reason))),
     }
 }
 
-/// A place in a list: behind the entry of this timer, or of this number.
+/// A position in a list: after the entry of this timer, or of this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Timer(TimerKey),
     Number(u64),
 }
 
-/// The first character of a cursor.
+/// Returns the first character of a cursor.
 fn letter(state: JobState) -> char {
     match state {
         JobState::Delayed => 'd',
@@ -141,7 +141,7 @@ impl Place {
         })
     }
 
-    /// Its key in the list.
+    /// Returns its key in the list.
     fn key(self, queue: &[u8]) -> Vec<u8> {
         match self {
             Place::Timer(timer) => codec::timer_key(timer).into(),
@@ -150,33 +150,33 @@ impl Place {
     }
 }
 
-/// Where a list begins: so that nobody reads through what was deleted before it.
+/// Finds the start of a list, so that readers skip the deleted entries before it.
 struct FindStart {
     queue: Queue,
     state: JobState,
 }
 
-/// A list as it is found on disk.
+/// A list on disk.
 struct Start {
     store: Store,
-    /// The queue's.
+    /// Prefix of the queue's keys.
     prefix: Bytes,
     state: JobState,
-    /// No entry stands before it.
+    /// No entry precedes it.
     first: Place,
-    /// For how long dead jobs are kept; zero: forever.
+    /// How long dead jobs are kept; zero: forever.
     dead_ttl: Duration,
 }
 
 impl Step for FindStart {
-    /// `None` when there is nothing to show.
+    /// `None` if there is nothing to show.
     type Reply = Option<Start>;
     const MUST_LAST: bool = false;
 
     fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Option<Start>> {
         let Some(queue) = state.queues.get(&self.queue) else { return Ok(None) };
         let first = match self.state {
-            // Nobody need look through the timers of others for it.
+            // Avoids scanning the timers of other queues.
             JobState::Delayed if queue.timers <= queue.running => None,
             JobState::Running if queue.running == 0 => None,
             JobState::Delayed => state.timers.delayed_from().map(Place::Timer),
@@ -209,8 +209,8 @@ impl Start {
         for item in snapshot.range(space, (from, Bound::Included(end))) {
             let (key, value) = item?;
             let (place, found) = self.read(&key, &value)?;
-            // Behind a full page the list goes on until it is known whether another job of the queue comes: how many
-            // timers others have must not show.
+            // After a full page, the scan continues until it finds another job of the queue: the number of other
+            // queues' timers must not show.
             let full = page.jobs.len() == list.limit || bytes >= STEP_BYTES || reads == STEP_ENTRIES;
             if looks == MOST_TIMERS || full && found.is_some() {
                 page.cursor = last.map(|place: Place| place.cursor(self.state));
@@ -236,7 +236,7 @@ impl Start {
         Ok(page)
     }
 
-    /// Reads an entry: its place, and what it says if it is of this queue.
+    /// Reads an entry: its position, and its contents if it belongs to this queue.
     fn read(&self, key: &[u8], value: &[u8]) -> Result<(Place, Option<(Entry, Millis)>), Fatal> {
         Ok(match self.state {
             JobState::Delayed | JobState::Running => {

@@ -1,4 +1,4 @@
-//! Lists of a namespace's queues, with their figures: from memory, which has the names of all queues, sorted.
+//! Lists of a namespace's queues with statistics: from memory, which has all names of queues, sorted.
 
 use std::ops::Bound::{Excluded, Included};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::engine::disk::store::Fatal;
 use crate::engine::{QueuePage, QueueView};
 use crate::name::{Namespace, Queue, QueueName};
 
-/// Up to `limit` queues of a namespace behind `after`.
+/// Returns up to `limit` queues of a namespace after `after`.
 pub struct ListQueues {
     pub namespace: Namespace,
     pub after: Option<QueueName>,
@@ -55,8 +55,8 @@ impl Step for ListQueues {
 }
 
 impl WriterState {
-    /// For how long the head of a queue has been ready. Passes over what consume would pass over, within the bounds
-    /// of a step.
+    /// Returns the age of the job at the head of a queue. Skips the entries that consume would skip, within the
+    /// bounds of a step.
     fn oldest_ready_age(
         &mut self,
         queue: &Queue,

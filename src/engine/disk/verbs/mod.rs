@@ -1,6 +1,6 @@
-//! The verbs of the engine: what each step reads and changes, in files that are named as in the Redis engine. They use
-//! [`step`](super::step), the [`state`](super::state) and the [`store`](super::store); [`list_jobs`] and [`quotas`] also
-//! ask the writer thread. Who is waited for, and on which thread they run, they do not know.
+//! The verbs of the engine: what each step reads and changes, in files named as in the Redis engine. They use
+//! [`step`](super::step), the [`state`](super::state) and the [`store`](super::store); [`list_jobs`] and [`quotas`]
+//! also call the writer thread. They know nothing of scheduling and threads.
 
 pub mod ack;
 pub mod consume;

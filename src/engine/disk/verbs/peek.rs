@@ -6,7 +6,7 @@ use crate::engine::disk::step::{Progress, STEP_ENTRIES, Step, StepResult};
 use crate::job::Job;
 use crate::name::Queue;
 
-/// The first ready job that a consume would hand out. Deletes what it would pass over.
+/// Returns the first ready job that a consume would deliver. Deletes entries that a consume would skip.
 pub struct Peek(pub Queue);
 
 impl Step for Peek {

@@ -54,8 +54,8 @@ impl Step for Promote {
 }
 
 impl WriterState {
-    /// Commits what was written before it, so it must begin a step. Its record is stored anew: by its place alone nobody
-    /// could tell that its timer is gone.
+    /// Must begin a step, since it commits earlier writes. Stores the record anew: its old position would not show
+    /// that its timer is gone.
     fn promote(&mut self, job: &JobRef, mut record: Record, now: Micros) -> Result<Promoted, Fatal> {
         let state = match record.location {
             _ if self.timers.running(job).is_some() => JobState::Running,

@@ -1,5 +1,5 @@
-//! Publish. Looks at everything before it writes, and looks up only what may be there: the holder of a key, and of an id
-//! that is not the newest.
+//! Publish. Checks everything before it writes, and reads only what may exist: the owner of a key, and of an id that
+//! is not the newest.
 
 use crate::clock::{Micros, Millis, micros};
 use crate::engine::disk::codec::{Entry, Location, Record};
@@ -11,25 +11,25 @@ use crate::error::Error;
 use crate::job::{JobId, JobRef, NewJob};
 use crate::name::{JobKey, Queue};
 
-/// Does all of it, or nothing.
+/// Publishes all jobs, or none.
 pub struct Publish(pub Publication);
 
-/// What is to be done about a job whose key another one has.
+/// What to do about a job whose key is taken.
 enum Plan {
     Duplicate {
         id: JobId,
         due_at: Option<Millis>,
     },
-    /// The other one is deleted. It may have expired: then it does not count.
+    /// The other job is deleted. It may have expired: then it does not count.
     Replace {
         id: JobId,
         lives: bool,
     },
-    /// The other one runs on without its key.
+    /// The other job continues to run without its key.
     TakeKey,
 }
 
-/// This job has the key, and so nothing is stored, of the whole call.
+/// The key belongs to this job, so the whole call stores nothing.
 struct KeyTaken(JobId);
 
 impl Step for Publish {
@@ -52,13 +52,13 @@ impl Step for Publish {
         {
             return Ok(done);
         }
-        // A job that nobody's key or id is in the way of needs no plan.
+        // A job without conflicts needs no plan.
         let (mut plans, mut expired) = (Vec::new(), Vec::new());
         let (mut newest, mut conflict) = (state.newest, None);
         for (index, Placing { job, key, .. }) in jobs.iter().enumerate() {
             let before = || jobs[..index].iter().filter(|other| other.job.queue == job.queue);
             if job.id > newest {
-                // Larger than all that are stored and all before it in this call: nobody has it.
+                // Larger than all stored ids and those before it in this call, so it is free.
                 newest = job.id;
             } else if before().any(|other| other.job.id == job.id) {
                 return Err(taken(job).into());
@@ -95,11 +95,11 @@ impl Step for Publish {
             let stores_none = stored.clone().next().is_none();
             state.admit(stored.map(|(_, placing)| &placing.job), &all_gone)?;
             if let Some((_, queue)) = once.as_ref().filter(|_| stores_none) {
-                // It is remembered all the same.
+                // The result is stored all the same.
                 state.admit_beside(&queue.namespace, 1, true)?;
             }
         }
-        // From here on everything is written, and nothing fails but the disk.
+        // From here on everything is written, and only the disk can fail.
         for job in &gone {
             state.ack(job, now)?;
         }
@@ -116,16 +116,16 @@ impl Step for Publish {
     }
 }
 
-/// Who has an id that is to be published.
+/// Owner of an id to be published.
 enum Holder {
     Nobody,
-    /// A job whose ttl has ended: as good as gone, but not swept yet.
+    /// A job whose ttl has ended, but which has not been swept yet.
     Expired,
     Lives,
 }
 
 impl WriterState {
-    /// Who has this id.
+    /// Returns the owner of the id.
     fn holder(&self, job: &NewJob, now: Micros) -> Result<Holder, Fatal> {
         Ok(match self.txn.job(&self.job_key(&job.queue, job.id))? {
             Found::Nothing => Holder::Nobody,
@@ -134,8 +134,8 @@ impl WriterState {
         })
     }
 
-    /// What is to be done about a job whose key another one has; `None` if nobody has it. Commits what was written
-    /// before it: not for the middle of a step.
+    /// Returns the plan for a job whose key is taken; `None` if the key is free. Commits earlier
+    /// writes, so it must not run in the middle of a step.
     fn plan(
         &mut self,
         queue: &Queue,
@@ -165,7 +165,7 @@ impl WriterState {
         })))
     }
 
-    /// Stores a job whose id nobody has, as it was planned for its key.
+    /// Stores a job with a free id, following the plan for its key.
     fn carry_out(&mut self, placing: Placing, plan: Option<Plan>, now: Micros) -> Result<Placed, Fatal> {
         let Placing { job, at, key } = placing;
         let mut how = How::New;
@@ -200,7 +200,7 @@ impl WriterState {
         Ok(Placed { id, due_at: Some(self.clock.to_day(due)), how })
     }
 
-    /// Stores a job whose id and key nobody has. It is ready at once if it is due now.
+    /// Stores a job with a free id and key. It is ready at once if it is due.
     fn place(&mut self, job: NewJob, due: Micros, name: Option<JobKey>, now: Micros) {
         let NewJob { queue, id, body, attributes, ttl, delay: _, tries } = job;
         let generation = self.next_seq();

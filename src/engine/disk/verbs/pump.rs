@@ -12,10 +12,10 @@ use crate::engine::disk::store::{Fatal, Space};
 use crate::job::JobRef;
 use crate::name::Queue;
 
-/// How long a pump says to wait when nothing is due at all.
+/// Wait time of a pump if nothing is due at all.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Moves up to so many due jobs, fewer when many large ones die:
+/// Moves due jobs, at most this number and fewer if many large ones die:
 /// [`DiskOptions::pump`](crate::engine::disk::DiskOptions::pump).
 pub struct Pump(pub usize);
 
@@ -45,8 +45,8 @@ impl Step for Pump {
             moved += 1;
         }
         if moved > 0 {
-            // What is delayed from now on is due later than all that was pumped, also after a restart: by that
-            // `undelay` tells what is delayed still.
+            // New delayed jobs are due later than all that were pumped, also after a restart: `undelay` depends on
+            // it.
             state.mark_clock(now, 1);
         }
         state.end_pauses(now);
@@ -71,7 +71,7 @@ impl WriterState {
         self.push_ready(queue, seq, entry, Some(timer.0));
     }
 
-    /// Answers how many bytes it rewrote.
+    /// Returns the number of bytes rewritten.
     fn end_ttr(&mut self, timer: TimerKey, queue: &Queue, entry: Entry, now: Micros) -> Result<usize, Fatal> {
         self.txn.delete(Space::Running, codec::timer_key(timer));
         self.run_passed(queue);
@@ -97,7 +97,7 @@ impl WriterState {
         Ok(0)
     }
 
-    /// A job that is in no list dies. Answers how many bytes it rewrote.
+    /// Moves a job that is in no list to the dead letter. Returns the number of bytes rewritten.
     pub fn move_to_dead_letter(
         &mut self,
         queue: &Queue,

@@ -1,7 +1,7 @@
-//! Quotas of namespaces. Of each namespace whose jobs or bytes are bounded the writer keeps how many there are: every
-//! step that stores or deletes a record changes the figures in memory, and a row of `quotas` in the same commit. So
-//! they are exact over a restart and a crash, and a namespace without a quota costs nothing. When a quota is new, its
-//! jobs are counted beside the writer, from a snapshot; meanwhile what changes after that snapshot is kept, and added.
+//! Quotas of namespaces. For each namespace whose jobs or bytes are bounded the writer keeps its usage: every step
+//! that stores or deletes a record changes the counts in memory, and a row of `quotas` in the same commit. So they
+//! stay exact over restarts and crashes, and a namespace without a quota costs nothing. For a new quota, existing
+//! jobs are counted on another thread, from a snapshot; changes after that snapshot are counted meanwhile, and added.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,27 +21,27 @@ use crate::error::Error;
 use crate::job::{JobRef, NewJob};
 use crate::name::Namespace;
 
-/// How many records a count reads before it looks whether the engine ends.
+/// Records that a count reads between checks for the end of the engine.
 const LOOK_EVERY: u64 = 1024;
 
-/// Takes the place of all quotas.
+/// Replaces all quotas.
 pub struct SetQuotas {
     pub quotas: Quotas,
 }
 
-/// Jobs that are to be counted.
+/// Namespaces to be counted.
 pub struct ToCount {
-    /// Lives until it was told what was found.
+    /// Lives until the result was reported.
     count: Arc<()>,
     /// The store when the count began.
     snapshot: Snapshot,
     namespaces: Vec<Namespace>,
 }
 
-/// After which time a count is told to a writer again that had too many calls.
+/// Pause before a result is reported again to a writer with too many calls.
 const TOLD_AGAIN: Duration = Duration::from_millis(50);
 
-/// What a count has found.
+/// Result of a count.
 #[derive(Clone)]
 struct Used {
     count: Arc<()>,
@@ -49,7 +49,7 @@ struct Used {
 }
 
 impl Step for SetQuotas {
-    /// What is to be counted, if something is.
+    /// The namespaces to be counted, if there are any.
     type Reply = Option<ToCount>;
     const MUST_LAST: bool = false;
 
@@ -80,17 +80,17 @@ impl Step for SetQuotas {
         if namespaces.is_empty() {
             return Ok(None);
         }
-        // What is read beside the writer is what was committed.
+        // Other threads read only committed data.
         state.txn.flush()?;
         Ok(Some(ToCount { count, snapshot: state.txn.store().snapshot(), namespaces }))
     }
 }
 
 impl ToCount {
-    /// Counts, and tells the writer. Blocks.
+    /// Counts, and reports the result to the writer. Blocks.
     pub fn run(self, handle: &Handle, stop: &Stop) -> Result<(), Fatal> {
         if let Some(used) = self.count(stop)? {
-            // A writer that has ended needs it no more. One with too many calls takes it later.
+            // A writer that has ended needs no result. A writer with too many calls gets it later.
             while let Err(Error::Overloaded) = handle.ask_blocking(used.clone()) {
                 if stop.stopped_within(TOLD_AGAIN) {
                     break;
@@ -114,7 +114,7 @@ impl ToCount {
             }
             let (key, value) = item?;
             let Some(used) = used.get_mut(codec::namespace_of_job(&key)?) else { continue };
-            // One that cannot be read counts as a job without a body.
+            // An unreadable record counts as a job without a body.
             let bytes = codec::read_record(&key, &value).map_or(0, |record| record.body.len());
             *used = (used.0 + 1, used.1 + bytes as i64);
         }
@@ -144,7 +144,7 @@ impl Step for Used {
 }
 
 impl WriterState {
-    /// Whether these jobs may be stored in the step in which those of `gone` are deleted.
+    /// Checks whether these jobs may be stored in the step that deletes `gone`.
     pub fn admit<'a>(
         &self,
         new: impl Iterator<Item = &'a NewJob> + Clone,
@@ -184,8 +184,8 @@ impl WriterState {
 }
 
 impl WriterState {
-    /// Whether so many bytes that are no job's may be stored: of a schedule, or of the record of a call that stores no job.
-    /// Where the jobs are used up, nothing new may.
+    /// Checks whether bytes that belong to no job may be stored: of a schedule, or of the result of a call that stores no
+    /// job. Nothing new may if the quota of jobs is used up.
     pub fn admit_beside(&self, namespace: &Namespace, bytes: u64, is_new: bool) -> Result<(), StepError> {
         let Some(of) = self.quotas.get(namespace).filter(|_| bytes > 0) else { return Ok(()) };
         let beside = self.schedules.bytes_of_namespace(namespace);
@@ -215,7 +215,7 @@ mod tests {
     use crate::job::JobId;
     use crate::name::{Queue, QueueName};
 
-    /// Guards against a step that forgets to count, or whose figures are not in its commit.
+    /// Guards against a step that forgets to count, or whose counts are not in its commit.
     #[tokio::test]
     async fn the_last_commit_says_what_there_is() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
@@ -260,7 +260,7 @@ mod tests {
         assert!(state.quotas.is_empty(), "where jobs may be lost they are counted anew");
     }
 
-    /// Guards against a pool that does not open for a figure that can be counted anew.
+    /// Guards against a pool that does not open because of an invalid count, which can be repeated.
     #[test]
     fn a_count_that_means_nothing_is_deleted() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written

@@ -9,7 +9,7 @@ use crate::engine::{Revival, Revived};
 use crate::job::JobId;
 use crate::name::Queue;
 
-/// Respawns these jobs, or the first of them when they are large.
+/// Respawns these jobs, or only the first of them if they are large.
 pub struct RespawnJobs {
     pub queue: Queue,
     pub jobs: Vec<JobId>,
@@ -17,7 +17,7 @@ pub struct RespawnJobs {
 }
 
 impl Step for RespawnJobs {
-    /// What became of those that it came to: at least one.
+    /// Results of the jobs processed: at least one.
     type Reply = Vec<Revived>;
     const MUST_LAST: bool = true;
 
@@ -36,7 +36,7 @@ impl Step for RespawnJobs {
                     answers.push(answer);
                     written += bytes;
                 }
-                // A step that is refused has changed nothing: those before it are answered first.
+                // A refused step has changed nothing: reports the jobs before it first.
                 Err(StepError::Refused(_)) if !answers.is_empty() => break,
                 Err(e) => return Err(e),
             }
@@ -47,7 +47,7 @@ impl Step for RespawnJobs {
 }
 
 impl WriterState {
-    /// Answers how many bytes it wrote, too.
+    /// Also returns the number of bytes written.
     fn revive(
         &mut self,
         queue: &Queue,

@@ -1,4 +1,4 @@
-//! Settings: records that are read, compared and replaced. The steps know nothing of what is in them.
+//! Settings: records that are read, compared and replaced. The steps do not interpret values.
 
 use bytes::Bytes;
 
@@ -14,7 +14,7 @@ pub type Row = (u64, Bytes);
 /// Reads a record.
 pub struct GetSetting(pub Bytes);
 
-/// Puts or deletes a record, if its version is the one that is expected.
+/// Puts or deletes a record, if its version is as expected.
 pub struct PutSetting {
     pub key: Bytes,
     pub value: Option<Bytes>,
@@ -26,11 +26,11 @@ pub struct ScanSettings {
     pub prefix: Bytes,
     pub after: Option<Bytes>,
     pub limit: usize,
-    /// After how many bytes of values it ends.
+    /// Stops after this number of bytes of values.
     pub bytes: usize,
 }
 
-/// What has changed since a version.
+/// Returns changes since a version.
 pub struct ReadChanges {
     pub since: u64,
     pub most: usize,
@@ -46,7 +46,7 @@ impl Step for GetSetting {
 }
 
 impl Step for PutSetting {
-    /// The new version, or what is there in place of what was expected.
+    /// The new version, or the current record if its version differs.
     type Reply = Result<u64, Option<Row>>;
     const MUST_LAST: bool = true;
 

@@ -1,5 +1,5 @@
-//! Figures of queues and of the whole store. Queues are read page by page in the order in which they are kept, so that
-//! very many of them hold up nobody.
+//! Statistics of queues and of the whole store. Queues are read page by page in storage order, so that large numbers
+//! of them do not delay other calls.
 
 use std::ops::Bound;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{QueueSize, Size, SizeOf};
 use crate::name::Queue;
 
-/// How many jobs of a queue are ready, with acked and expired ones that are still in the list; or how many are dead.
+/// Returns the number of ready jobs of a queue, including acked and expired ones still in the list; or of dead jobs.
 pub struct ReadSize {
     pub queue: Queue,
     pub of: SizeOf,
@@ -39,17 +39,17 @@ impl Step for ReadSize {
     }
 }
 
-/// The sizes of some of the queues that a job was published to and that were not forgotten, sorted: those behind
-/// `after`.
+/// Returns the sizes of some queues, sorted, after `after`: all queues that a job was published to and that were not
+/// forgotten.
 pub struct ReadSizes {
     pub after: Option<Queue>,
 }
 
-/// A part of the queues.
+/// A page of queues.
 #[derive(Debug)]
 pub struct Page {
     pub queues: Vec<QueueSize>,
-    /// Whether there may be more behind the last.
+    /// Whether there may be more after the last.
     pub more: bool,
 }
 
@@ -72,7 +72,7 @@ impl Step for ReadSizes {
         for of in queues.iter_mut().filter(|of| of.ready > 0) {
             let Some((seq, entry, since)) = state.first_ready(&of.queue)? else { continue };
             of.oldest_ready = Some(Duration::from_millis((now / 1000).saturating_sub(since)));
-            // A place at the head is taken again by what comes back to it.
+            // A number at the head is reused by returned jobs.
             let place = [&seq.to_be_bytes()[..], &entry.tries.to_be_bytes(), &since.to_be_bytes()].concat();
             of.head = Some(xxh3_64(&place));
         }
@@ -82,8 +82,8 @@ impl Step for ReadSizes {
 }
 
 impl WriterState {
-    /// The first entry of a queue, and since when it is there. It may stand for an expired job, until the sweep comes by. Where
-    /// memory has none of the queue's, one is read and not kept: a scrape looks at every queue.
+    /// Returns the first entry of a queue. Its job may have expired, until the next sweep. If memory has no entry of
+    /// the queue, one is read and not kept: a scrape reads every queue.
     fn first_ready(&mut self, queue: &Queue) -> Result<Option<Waiting>, Fatal> {
         let Some(of) = self.queues.get(queue) else { return Ok(None) };
         if let Some(first) = of.front() {
@@ -97,15 +97,15 @@ impl WriterState {
     }
 }
 
-/// Figures of the whole store.
+/// Returns statistics of the whole store.
 pub struct ReadFigures;
 
-/// What [`ReadFigures`] answers.
+/// Reply of [`ReadFigures`].
 #[derive(Debug)]
 pub struct Figures {
     /// Delayed and running jobs.
     pub timers: u64,
-    /// How long ago the earliest of them was due, if it was.
+    /// How long the earliest of them has been overdue.
     pub overdue: Option<Duration>,
     pub gauges: Vec<(&'static str, f64)>,
 }

@@ -34,8 +34,8 @@ impl Heartbeat {
     }
 }
 
-/// Poisons the store once a unit of work has taken `limit`. Each heartbeat comes with the name of its work. Calls
-/// `failed` when the store is poisoned for any reason.
+/// Poisons the store once a unit of work has taken `limit`. Each heartbeat has the name of its work. Calls `failed`
+/// when the store is poisoned for any reason.
 pub fn watch(
     heartbeats: &[(&str, Arc<Heartbeat>)],
     limit: Duration,

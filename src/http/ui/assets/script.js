@@ -1,5 +1,5 @@
-// What the pages can do beyond what they do without it: stay fresh, copy, show the values of charts, and be used by keys.
-// It makes no markup from what it reads: a page that it fetches is the server's, and is compared node by node.
+// Progressive enhancement of the pages: live updates, copy buttons, values of charts, and keyboard shortcuts. Never
+// builds markup from data: fetched pages come from the server, and are merged node by node.
 "use strict";
 (() => {
   const EVERY = 5000;
@@ -7,11 +7,11 @@
   const stored = (name, usual) => { try { return localStorage.getItem("dormouse." + name) ?? usual; } catch { return usual; } };
   const store = (name, value) => { try { localStorage.setItem("dormouse." + name, value); } catch { /* private windows */ } };
 
-  // A field named "contains" or "id" stands in the place of the form's own: these ask the node itself.
+  // A form's field named "contains" or "id" hides the form's own property, so these read the node itself.
   const holds = (node, other) => Node.prototype.contains.call(node, other);
   const idOf = (node) => node.getAttribute("id") || "";
 
-  // Whether somebody has typed into a form, or selected rows: what is below it stays as it is.
+  // Whether the user has typed into a form, or selected rows: everything below it is left unchanged.
   const changed = (field) => {
     if (field.type === "checkbox" || field.type === "radio") return field.checked !== field.defaultChecked;
     if (field.tagName === "SELECT") return [...field.options].some((o) => o.selected !== o.defaultSelected);
@@ -58,12 +58,12 @@
     while (at) {
       const gone = at;
       at = at.nextSibling;
-      // What somebody works on is not taken away.
+      // Keeps parts that the user is working on.
       if (!(gone.nodeType === 1 && holds(gone, document.activeElement) && gone !== document.body)) gone.remove();
     }
   }
 
-  // Ages go on between two readings, by the server's clock.
+  // Ages advance between two readings, by the server's clock.
   let ahead = Number(html.dataset.now) - Date.now();
   const two = (a, x, b, y, both) => both && b > 0 ? a + " " + x + " " + b + " " + y : a + " " + x;
   function duration(seconds) {
@@ -90,7 +90,7 @@
     try {
       const headers = tag ? { "If-None-Match": tag } : {};
       const answer = await fetch(location.href, { headers, credentials: "same-origin", redirect: "error", cache: "no-store" });
-      // The figures are the same, but of another reading.
+      // The numbers are the same, but from another reading.
       if (answer.status === 304) tag = answer.headers.get("ETag") || tag;
       if (answer.status === 200 || answer.status === 503) {
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -99,7 +99,7 @@
           tag = answer.headers.get("ETag");
           html.dataset.now = page.documentElement.dataset.now;
           ahead = Number(html.dataset.now) - Date.now();
-          // What was done is said once, by the page that the change led to.
+          // The result of an action is shown once, by the page that the action led to.
           main.querySelectorAll(":scope > .done").forEach((node) => node.remove());
           const done = document.querySelector("main > .done");
           if (done && Date.now() - loaded > 20000) done.remove(); else if (done) main.prepend(document.importNode(done, true));
@@ -111,7 +111,7 @@
       }
       document.body.classList.toggle("stale", answer.status >= 400);
     } catch (error) {
-      // No answer is no mistake of the page; anything else is, and the console says so.
+      // A missing response is no bug of the page; any other error is, and is logged to the console.
       if (!(error instanceof TypeError && /fetch/i.test(error.message))) console.error(error);
       document.body.classList.add("stale");
     } finally {
@@ -138,7 +138,7 @@
     if (navigator.clipboard && isSecureContext) navigator.clipboard.writeText(text).then(told, byHand); else byHand();
   }
 
-  // The command of a pause follows the duration that is selected.
+  // The pause command follows the selected duration.
   function follow() {
     for (const code of document.querySelectorAll("[data-select]")) {
       const select = document.getElementById(code.dataset.select);
@@ -149,7 +149,7 @@
     }
   }
 
-  // The values of a chart under the pointer.
+  // Shows the values of a chart under the pointer.
   const tip = document.createElement("div");
   tip.id = "tip";
   tip.hidden = true;
@@ -180,7 +180,7 @@
     tip.style.top = event.pageY + 14 + "px";
   }
 
-  // Shows what works only with a script.
+  // Shows elements that need the script.
   function dress() {
     for (const node of document.querySelectorAll("[data-copy], .live, .keys, [data-all]")) {
       node.hidden = false;
@@ -221,7 +221,7 @@
     const all = event.target.closest("[data-all]");
     if (all) for (const box of document.querySelectorAll("input[name=job]")) box.checked = all.checked;
   });
-  // A form is sent once.
+  // Submits each form once.
   document.addEventListener("submit", (event) => {
     const form = event.target;
     if (form.getAttribute("method") !== "post") return;

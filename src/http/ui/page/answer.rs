@@ -1,4 +1,4 @@
-//! The answers of pages: their headers, and the tag by which a browser asks whether anything has changed.
+//! Responses of pages: their headers, and the `ETag` by which a browser asks for changes.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
@@ -9,15 +9,15 @@ use super::text::VOLATILE;
 use crate::http::answer::reply;
 
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
-/// What a browser lets a page do: nothing that this server did not send as such.
+/// Content security policy of a page: only resources of this server.
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
      form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
 );
-/// What it lets the body of a job do.
+/// Content security policy of a job's body.
 const SANDBOX: HeaderValue = HeaderValue::from_static("sandbox; default-src 'none'; frame-ancestors 'none'");
 
-/// With the headers that all of the dashboard's answers have.
+/// Adds the headers that all responses of the dashboard have.
 pub fn guarded(mut response: Response) -> Response {
     let headers = response.headers_mut();
     for (name, value) in [
@@ -33,8 +33,8 @@ pub fn guarded(mut response: Response) -> Response {
     response
 }
 
-/// A page. With the tag that the browser has it is 304. `basis` names all that the page is made of, where that is known
-/// before it is made: then its tag has it too.
+/// Creates the response of a page; 304 if the browser has it. `basis` identifies the page's inputs if they are known
+/// before rendering; it is then part of the tag.
 pub fn page(status: StatusCode, markup: &str, basis: Option<u64>, asked: &HeaderMap) -> Response {
     let (text, hash) = finished(markup);
     let tag = basis.map_or(hash.clone(), |basis| format!("{hash}-{basis:016x}"));
@@ -44,14 +44,14 @@ pub fn page(status: StatusCode, markup: &str, basis: Option<u64>, asked: &Header
     guarded(tagged(response, &tag))
 }
 
-/// 304 without a look, to a browser that has the page which was made of the same.
+/// Returns 304 without rendering, if the browser has the page of the same inputs.
 pub fn unchanged(basis: u64, asked: &HeaderMap) -> Option<Response> {
     let basis = format!("{basis:016x}");
     let known = tags(asked).find(|tag| tag.split_once('-').is_some_and(|(_, of)| of == basis))?;
     Some(guarded(tagged(not_modified(), known)))
 }
 
-/// The tags that the browser has, without quotes.
+/// Returns the tags that the browser has, without quotes.
 fn tags(asked: &HeaderMap) -> impl Iterator<Item = &str> {
     let given = asked.get_all(header::IF_NONE_MATCH).iter().filter_map(|given| given.to_str().ok());
     given.flat_map(|given| given.split(',')).map(|one| one.trim().trim_start_matches("W/").trim_matches('"'))
@@ -70,16 +70,16 @@ fn tagged(mut response: Response, tag: &str) -> Response {
     response
 }
 
-/// A page that says why there is no other. It has no tag: nobody asks whether it has changed.
+/// Creates the response of an error page, which has no tag: browsers do not revalidate it.
 pub fn refused(status: StatusCode, markup: String) -> Response {
     guarded(reply::with_body(status, HTML, Body::from(markup)))
 }
 
-/// The page without the marks around what changes with every second, and a hash of all else.
+/// Removes the marks around volatile parts of the page, and hashes everything else.
 fn finished(markup: &str) -> (String, String) {
     let mut hash = Xxh3::new();
     let mut text = String::with_capacity(markup.len());
-    // One may stand in another.
+    // They can be nested.
     let mut depth = 0usize;
     for piece in markup.split_inclusive([VOLATILE.0, VOLATILE.1]) {
         let plain = piece.trim_end_matches([VOLATILE.0, VOLATILE.1]);
@@ -96,17 +96,17 @@ fn finished(markup: &str) -> (String, String) {
     (text, format!("{:032x}", hash.digest128()))
 }
 
-/// To another page of the dashboard. A change is answered so, and reload does not do it again.
+/// Redirects to another page of the dashboard. Changes do so, so that a reload does not repeat them.
 pub fn see_other(to: &str) -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SEE_OTHER;
-    // Made of parts that are escaped.
+    // Its parts are escaped.
     let to = HeaderValue::from_str(to).unwrap_or(HeaderValue::from_static("?"));
     response.headers_mut().insert(header::LOCATION, to);
     guarded(response)
 }
 
-/// Every byte of a job's body, as a file that no browser shows.
+/// Creates a download of a job's body, which no browser displays.
 pub fn download(name: &str, body: Vec<u8>) -> Response {
     let kind = HeaderValue::from_static("application/octet-stream");
     let mut response = reply::with_body(StatusCode::OK, kind, Body::from(body));
@@ -121,7 +121,7 @@ pub fn download(name: &str, body: Vec<u8>) -> Response {
 mod tests {
     use super::*;
 
-    /// Guards against a page that is sent again each second, and one that is not although its figures have changed.
+    /// Guards against a page that is sent again each second, and one that is not although its numbers have changed.
     #[test]
     fn the_tag_names_the_figures_and_not_the_seconds() {
         let page = |n: u32, ago: &str| format!("<p>{n} jobs, \u{1}\u{1}{ago}\u{2} ago\u{2}</p>");
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(answer(StatusCode::BAD_REQUEST, 7).status(), 400);
     }
 
-    /// Guards against a page that is made only to see that it has not changed.
+    /// Guards against a page that is rendered only to find that it has not changed.
     #[test]
     fn a_page_that_was_made_of_the_same_is_not_made_again() {
         let first = page(StatusCode::OK, "<p>7 jobs</p>", Some(5), &HeaderMap::new());

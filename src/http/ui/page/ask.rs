@@ -1,4 +1,4 @@
-//! Asks the JSON routes of this port, in the name of whoever asked for the page.
+//! Calls the JSON routes of this port with the account of the page's request.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ use crate::http::operators::audit::Account;
 use crate::http::request::extract::Labels;
 use crate::http::request::peer::ClientIp;
 
-/// The largest answer that is read: a page of jobs with their bodies has 8 MiB of them, in base64.
+/// Maximum size of a reply: a page of jobs with bodies has 8 MiB of them, in base64.
 const MOST: usize = 16 << 20;
-/// What stays as it is in a part of a path and in a value of a query.
+/// Characters that are not escaped in a part of a path and in a value of a query.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// A part of a path, or a value of a query.
+/// Escapes a part of a path, or a value of a query.
 pub fn part(text: &str) -> String {
     utf8_percent_encode(text, ESCAPED).to_string()
 }
 
-/// Why a route did not do what it was asked.
+/// Error of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub status: StatusCode,
@@ -47,23 +47,23 @@ impl Refusal {
     }
 }
 
-/// What a route answered.
+/// Result of a route.
 pub type Said<T> = Result<T, Refusal>;
 
-/// The JSON routes, for one page.
+/// Client of the JSON routes, for one page.
 pub struct Asker {
     routes: Router,
     labels: Option<Arc<Labels>>,
     client: Option<ClientIp>,
     account: Option<Account>,
     authorization: Option<HeaderValue>,
-    /// What has not been said by then is left out.
+    /// Deadline; later replies are omitted from the page.
     until: Mutex<Instant>,
-    /// A store's failure that a route has met, which the page's answer reports.
+    /// A store's failure in a route, which the page's response reports.
     failure: Mutex<Option<StoreFailure>>,
 }
 
-/// What is sent with a change.
+/// Body of a change.
 pub enum Sent {
     Nothing,
     Json(Value),
@@ -72,7 +72,7 @@ pub enum Sent {
 }
 
 impl Asker {
-    /// In the name of whoever sent this request. Answers to questions are waited for until then.
+    /// Creates a client for the request of a page. Reads must end by `until`.
     pub fn of(routes: &Router, parts: &Parts, until: Instant) -> Asker {
         Asker {
             routes: routes.clone(),
@@ -85,22 +85,22 @@ impl Asker {
         }
     }
 
-    /// Who asks, if they have logged in.
+    /// Returns the account, if the request has one.
     pub fn account(&self) -> Option<&str> {
         self.account.as_ref().map(|account| &*account.0)
     }
 
-    /// The failure of a store that was met, which the answer is to carry.
+    /// Returns a store's failure, to be reported with the response.
     pub fn failure(&self) -> Option<StoreFailure> {
         self.failure.lock().clone()
     }
 
-    /// From now on answers are waited for until then.
+    /// Sets another deadline.
     pub fn wait_until(&self, until: Instant) {
         *self.until.lock() = until;
     }
 
-    /// What a GET answers, if it does so in time.
+    /// Returns the reply to a GET, if it arrives in time.
     pub async fn get<T: DeserializeOwned>(&self, path: impl AsRef<str>) -> Said<T> {
         let path = path.as_ref();
         let until = *self.until.lock();
@@ -116,7 +116,7 @@ impl Asker {
         })
     }
 
-    /// Has a route change something. It is waited for: who breaks off does not know what was done.
+    /// Calls a route that changes something. Waits for its end, since otherwise the result would be unknown.
     pub async fn change(&self, method: Method, path: &str, sent: Sent) -> Said<Value> {
         let bytes = self.ask(method, path, sent).await?;
         Ok(serde_json::from_slice(&bytes).unwrap_or_default())

@@ -1,5 +1,5 @@
-//! The stylesheet, the script and the icon: a part of the binary, named by a hash of what is in them, and so good for
-//! ever.
+//! The stylesheet, the script and the icon: embedded in the binary, and named by a hash of their content, so browsers
+//! may cache them forever.
 
 use std::sync::LazyLock;
 
@@ -21,7 +21,7 @@ struct Asset {
     kind: HeaderValue,
 }
 
-/// What all pages name.
+/// Files that all pages refer to.
 pub struct Assets {
     style: Asset,
     script: Asset,
@@ -40,7 +40,7 @@ static ASSETS: LazyLock<Assets> = LazyLock::new(|| Assets {
 });
 
 impl Assets {
-    /// The names of the stylesheet, the script and the icon.
+    /// Returns the names of the stylesheet, the script and the icon.
     pub fn names() -> [&'static str; 3] {
         let Assets { style, script, icon } = &*ASSETS;
         [&style.name, &script.name, &icon.name]

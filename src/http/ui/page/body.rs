@@ -1,5 +1,4 @@
-//! The body of a job as its reader wants it: as text, as JSON, as bytes. JSON is indented and otherwise as it was
-//! published: order, numbers and escapes.
+//! The body of a job as text, JSON or bytes. JSON is indented and otherwise unchanged: order, numbers and escapes.
 
 use std::fmt::Write as _;
 
@@ -8,12 +7,12 @@ use serde::de::IgnoredAny;
 
 use super::text::{size, visible_lines};
 
-/// How much is shown.
+/// Maximum bytes shown.
 const SHOWN: usize = 64 << 10;
-/// Bytes in a line of bytes.
+/// Bytes per line of the hex view.
 const LINE: usize = 16;
 
-/// How a body is shown.
+/// View of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum As {
     Text,
@@ -25,7 +24,7 @@ pub const ALL: [(&str, &str, As); 3] =
     [("text", "Text", As::Text), ("json", "JSON", As::Json), ("hex", "Bytes", As::Hex)];
 
 impl As {
-    /// What suits these bytes.
+    /// Returns a suitable view.
     pub fn guess(bytes: &[u8]) -> As {
         match std::str::from_utf8(bytes) {
             Err(_) => As::Hex,
@@ -39,7 +38,7 @@ fn is_json(text: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
-/// The body, or the beginning of it.
+/// Shows the body, or its beginning.
 pub fn shown(bytes: &[u8], how: As) -> Markup {
     let total = bytes.len();
     let mut is_cut = total > SHOWN;
@@ -66,7 +65,7 @@ pub fn shown(bytes: &[u8], how: As) -> Markup {
     }
 }
 
-/// Offset, bytes, and the characters that they are in ASCII.
+/// Formats bytes with offset and ASCII characters.
 fn hex(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len() * 5);
     for (n, line) in bytes.chunks(LINE).enumerate() {
@@ -84,8 +83,8 @@ fn hex(bytes: &[u8]) -> String {
     out
 }
 
-/// JSON with a line for each value, at most so many bytes of it, and whether that is all. Its texts and numbers are as
-/// they were.
+/// Indents JSON, with a line per value and at most `most` bytes. Returns whether that is all. Strings and numbers are
+/// unchanged.
 fn indented(json: &str, most: usize) -> (String, bool) {
     let mut out = String::with_capacity(json.len().min(most) * 2);
     let (mut depth, mut in_text, mut escaped) = (0usize, false, false);
@@ -142,7 +141,7 @@ fn indented(json: &str, most: usize) -> (String, bool) {
 mod tests {
     use super::*;
 
-    /// Guards against numbers that come out changed, as JavaScript's and `f64` do.
+    /// Guards against changed numbers, as JavaScript and `f64` produce them.
     #[test]
     fn json_is_indented_and_otherwise_as_it_was() {
         let json = r#"{"z":12345678901234567890.10,"a":[ ],"b":{},"t":"x, \"y\" {\u00e9:\\","n":[1e400,-0,{"q":null}]}"#;
@@ -152,7 +151,7 @@ mod tests {
         assert!(begin.len() < 40 && !is_whole, "{begin}");
     }
 
-    /// Guards against a body that looks whole, and whose end is not shown.
+    /// Guards against a truncated body that looks complete.
     #[test]
     fn what_is_cut_is_said_to_be() {
         let small = format!("[{}1]", "1,".repeat(SHOWN / 3));

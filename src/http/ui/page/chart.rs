@@ -1,5 +1,5 @@
-//! Charts: lines and bars in an SVG, with an axis of quantities and one of time. The script shows the values under the
-//! pointer; below each chart stands the same as a table.
+//! Charts: lines and bars in an SVG, with an axis of quantities and one of time. The script shows the values under
+//! the pointer; a table below each chart has the same values.
 
 use std::fmt::Write as _;
 
@@ -15,12 +15,12 @@ const POINTS: usize = 180;
 const SPARK: usize = 60;
 /// Rows of the table below a chart of lines.
 const ROWS: usize = 12;
-/// The height of the SVG's own measure.
+/// Height in the units of the SVG.
 const HEIGHT: f64 = 100.0;
-/// How many parts the time axis has.
+/// Number of parts of the time axis.
 const TICKS: usize = 4;
 
-/// What a chart shows the amount of.
+/// Quantity of a chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     Jobs,
@@ -60,7 +60,7 @@ impl Unit {
         }
     }
 
-    /// By which the script formats values.
+    /// Returns the name by which the script formats values.
     fn name(self) -> &'static str {
         match self {
             Unit::Jobs => "jobs",
@@ -84,18 +84,18 @@ pub struct Line<'a> {
     pub points: &'a [Option<f64>],
 }
 
-/// What every chart has around its lines or bars.
+/// Common parts of all charts.
 struct Frame<'a> {
     title: &'a str,
     unit: Unit,
-    /// The end of the axis.
+    /// End of the axis.
     top: f64,
-    /// Said to those who do not see the chart.
+    /// Description for screen readers.
     label: String,
     legend: Markup,
-    /// How wide the SVG's own measure is.
+    /// Width in the units of the SVG.
     width: usize,
-    /// When the first point is, and milliseconds from one to the next.
+    /// Time of the first point, and milliseconds between points.
     from: u64,
     step: f64,
     points: usize,
@@ -122,7 +122,7 @@ impl Frame<'_> {
     }
 }
 
-/// A chart of these lines. It moves on with time, which alone is no change of the page.
+/// Creates a chart of lines. Its movement with time alone does not count as a change of the page.
 pub fn chart(title: &str, unit: Unit, lines: &[Line<'_>], history: &HistoryReply, zone: &Zone) -> Markup {
     let most = lines.iter().flat_map(|line| line.points).filter_map(|point| *point).fold(0.0, f64::max);
     let now = |line: &Line<'_>| line.points.iter().rev().find_map(|point| *point);
@@ -166,7 +166,7 @@ pub fn chart(title: &str, unit: Unit, lines: &[Line<'_>], history: &HistoryReply
     volatile(&frame.around(zone, &drawn, &table(unit, lines, history, zone)))
 }
 
-/// Values for the script, short: nothing where nothing is known.
+/// Formats values for the script, compactly: empty if unknown.
 fn values(points: &[Option<f64>]) -> String {
     let mut text = String::new();
     for (n, point) in points.iter().enumerate() {
@@ -180,19 +180,19 @@ fn values(points: &[Option<f64>]) -> String {
     text
 }
 
-/// A chart of a bar for each step of time, also of those without jobs.
+/// A bar chart with a bar per step of time, including steps without jobs.
 pub struct Bars<'a> {
     pub title: &'a str,
-    /// Said to those who do not see the chart, and shown beside the title.
+    /// Description for screen readers, also shown next to the title.
     pub said: String,
-    /// When the first step begins, and the milliseconds of each.
+    /// Start of the first step, and milliseconds per step.
     pub from: u64,
     pub step: u64,
     pub counts: &'a [u64],
 }
 
 impl Bars<'_> {
-    /// The chart, and a table with every step.
+    /// Creates the chart, and a table with every step.
     pub fn chart(&self, zone: &Zone) -> Markup {
         let most = self.counts.iter().copied().max().unwrap_or(0);
         let top = Unit::Jobs.ceiling(most as f64);
@@ -240,12 +240,12 @@ impl Bars<'_> {
     }
 }
 
-/// A small line without words: beside it stands the figure.
+/// Creates a small line without labels, next to a number.
 pub fn spark(points: &[Option<f64>]) -> Markup {
     let points = reduced(points, SPARK);
     let most = points.iter().filter_map(|point| *point).fold(0.0, f64::max);
     volatile(&html! {
-        // A point by itself at the end has its place too.
+        // Leaves space for a single point at the end.
         svg.spark viewBox=(format!("0 0 {SPARK} {HEIGHT}")) preserveAspectRatio="none" aria-hidden="true" {
             path class="line k0" d=(path(&points, most)) {}
         }
@@ -274,7 +274,7 @@ fn table(unit: Unit, lines: &[Line<'_>], history: &HistoryReply, zone: &Zone) ->
     }
 }
 
-/// Reduces a line to `to` points: of several the greatest.
+/// Reduces a line to `to` points, each the maximum of several.
 fn reduced(points: &[Option<f64>], to: usize) -> Vec<Option<f64>> {
     if points.len() <= to {
         return points.to_vec();
@@ -284,7 +284,7 @@ fn reduced(points: &[Option<f64>], to: usize) -> Vec<Option<f64>> {
     (0..to).map(greatest).collect()
 }
 
-/// A line through what is known, on an axis that ends at `top`. Where nothing is known it stops.
+/// Draws a line through known values, on an axis that ends at `top`. Unknown values interrupt it.
 fn path(points: &[Option<f64>], top: f64) -> String {
     let mut path = String::new();
     let (mut down, mut before) = (false, None);
@@ -295,7 +295,7 @@ fn path(points: &[Option<f64>], top: f64) -> String {
         };
         let share = if top > 0.0 { value / top } else { 0.0 };
         let y = (HEIGHT - 1.0 - share.clamp(0.0, 1.0) * (HEIGHT - 2.0)).round() as i64;
-        // A level stretch is its two ends.
+        // A level stretch needs only its ends.
         let next = points.get(x + 1).copied().flatten();
         let level = |other: Option<f64>| other == *point;
         if down && level(before) && level(next) {
@@ -303,7 +303,7 @@ fn path(points: &[Option<f64>], top: f64) -> String {
             continue;
         }
         let _ = write!(path, "{}{x} {y}", if down { "L" } else { "M" });
-        // A point by itself is a short stroke.
+        // A single point is a short stroke.
         if !down && next.is_none() {
             path.push_str("h1");
         }
@@ -354,7 +354,7 @@ mod tests {
         }
     }
 
-    /// Guards against bars side by side where there are minutes without jobs between them.
+    /// Guards against bars drawn side by side although minutes without jobs lie between them.
     #[test]
     fn bars_lie_at_their_steps() {
         let bars = Bars { title: "Due", said: "3 jobs".into(), from: 0, step: 60_000, counts: &[1, 0, 0, 2] };

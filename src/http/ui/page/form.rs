@@ -1,4 +1,4 @@
-//! What a query or a form says, by name; and links that say something else.
+//! Fields of queries and forms, and links with changed fields.
 
 use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
@@ -6,10 +6,10 @@ use axum::response::{IntoResponse, Response};
 use super::ask::part;
 use crate::http::request::body::read_body;
 
-/// The largest form: a job of 64 KiB of which every byte is escaped, and its other fields.
+/// Maximum size of a form: a job of 64 KiB whose every byte is escaped, and its other fields.
 const MAX_FORM: usize = 256 << 10;
 
-/// Fields in the order in which they came.
+/// Fields in the order received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fields(Vec<(String, String)>);
 
@@ -19,22 +19,22 @@ impl Fields {
         Fields(pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
     }
 
-    /// Fields with these values.
+    /// Creates fields with these values.
     pub fn of<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Fields {
         Fields(pairs.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }
 
-    /// The first value of a field. An empty one is none, as forms send it.
+    /// Returns the first value of a field. An empty value counts as absent, as forms send it.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.all(name).next()
     }
 
-    /// The first value of a field, also an empty one: an empty `reason` is one.
+    /// Returns the first value of a field, even if empty: an empty `reason` has a meaning.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(of, _)| of == name).map(|(_, value)| &**value)
     }
 
-    /// The same, or an empty text.
+    /// Returns the first value of a field, or an empty text.
     pub fn or_empty(&self, name: &str) -> &str {
         self.get(name).unwrap_or_default()
     }
@@ -44,7 +44,7 @@ impl Fields {
         self.0.iter().filter(move |(of, value)| *of == name && !value.is_empty()).map(|(_, value)| &**value)
     }
 
-    /// A query with these fields and with others in place of some. `None` leaves one out.
+    /// Returns a query with these fields, some of them changed. `None` removes a field.
     pub fn link(&self, changed: &[(&str, Option<&str>)]) -> String {
         let kept = self.0.iter().filter(|(name, value)| {
             (!value.is_empty() || MAY_BE_EMPTY == name)
@@ -56,19 +56,19 @@ impl Fields {
         query(kept.chain(given))
     }
 
-    /// Those of a list that begins anew: without where the old one went on.
+    /// Like [`link`](Fields::link), from the beginning of a list: without the cursor.
     pub fn link_anew(&self, changed: &[(&str, Option<&str>)]) -> String {
         let changed: Vec<_> = changed.iter().copied().chain([("cursor", None)]).collect();
         self.link(&changed)
     }
 }
 
-/// The field whose empty value says something.
+/// The field whose empty value has a meaning.
 const MAY_BE_EMPTY: &str = "reason";
-/// What a link does not take along: what was done, what is asked, and what was selected.
+/// Fields that links do not keep: result of an action, question, and selection.
 const ONCE: [&str; 3] = ["done", "ask", "job"];
 
-/// A query with these fields.
+/// Formats a query.
 pub fn query<'a>(fields: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let mut text = String::from("?");
     for (name, value) in fields {
@@ -82,7 +82,7 @@ pub fn query<'a>(fields: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     text
 }
 
-/// A form that was sent.
+/// A submitted form.
 pub struct Filled(pub Fields);
 
 impl<S: Sync> FromRequest<S> for Filled {

@@ -1,4 +1,4 @@
-//! What all pages have around what they show: where one is, who one is, how old the figures are.
+//! The frame of all pages: navigation, account, and age of the displayed data.
 
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -13,20 +13,20 @@ use crate::clock::Millis;
 use crate::process::version::Build;
 use crate::time::Instant;
 
-/// A page without what is around it.
+/// A page without its frame.
 pub struct Page {
     pub status: StatusCode,
     /// Names the page and its queue.
     pub title: String,
-    /// Where one is: links from the overview on.
+    /// Breadcrumbs, from the overview on.
     pub trail: Vec<(String, Markup)>,
-    /// How old what it shows is; `None` where it was read for the page.
+    /// Time of the displayed data; `None` if it was read for this page.
     pub read_at: Option<Millis>,
-    /// How often that is read, in seconds, where it is more seldom than usual.
+    /// Interval between readings in seconds, if longer than usual.
     pub read_each: Option<f64>,
-    /// What it was made of, as [`Visit::basis`] names it; `None` where that is not known before it is made.
+    /// The page's [`Visit::basis`]; `None` if unknown before rendering.
     pub basis: Option<u64>,
-    /// Which entry of the navigation it belongs to.
+    /// Entry of the navigation that is highlighted.
     pub nav: &'static str,
     pub body: Markup,
 }
@@ -37,13 +37,13 @@ impl Page {
         Page { status, title: title.into(), trail, read_at: None, read_each: None, basis: None, nav, body }
     }
 
-    /// The same with the way to it from the overview.
+    /// Adds the breadcrumbs.
     pub fn under(self, trail: Vec<(String, Markup)>) -> Page {
         Page { trail, ..self }
     }
 }
 
-/// The entries of the navigation, and where they lead.
+/// Entries of the navigation, with their paths.
 const NAV: &[(&str, &str)] = &[
     ("Overview", ""),
     ("Queues", "queues"),
@@ -54,8 +54,8 @@ const NAV: &[(&str, &str)] = &[
 ];
 
 impl Visit {
-    /// The same of a page whose [`basis`](Visit::basis) is known before it is made: 304 without it, to a browser that has
-    /// the page which was made of the same.
+    /// Like [`answer`](Visit::answer), for pages whose [`basis`](Visit::basis) is known before rendering: replies 304
+    /// without rendering if the browser has the page of that basis.
     pub async fn answer_if_new(&self, make: impl AsyncFnOnce(Option<u64>) -> Said<Page>) -> Response {
         let basis = self.basis();
         let unchanged = basis.and_then(|basis| answer::unchanged(basis, &self.headers));
@@ -65,7 +65,7 @@ impl Visit {
         }
     }
 
-    /// The answer: the page, or why there is none.
+    /// Creates the response: the page, or the error.
     pub fn answer(&self, page: Said<Page>) -> Response {
         let (status, page) = match page {
             Ok(page) => (page.status, page),
@@ -79,7 +79,7 @@ impl Visit {
     }
 }
 
-/// A page that says why there is no other.
+/// Creates an error page.
 fn refusal_page(refusal: &Refusal) -> Page {
     let Refusal { status, text: why } = refusal;
     let title = match status.as_u16() {
@@ -95,7 +95,7 @@ fn refusal_page(refusal: &Refusal) -> Page {
     Page { status: *status, ..Page::new(title, "", body) }
 }
 
-/// The whole page.
+/// Renders the whole page.
 fn render(visit: &Visit, page: Page) -> Markup {
     let [style, script, icon] = Assets::names().map(|name| visit.to(&format!("assets/{name}")));
     html! {
@@ -105,8 +105,8 @@ fn render(visit: &Visit, page: Page) -> Markup {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                // Others learn nothing of an address here. This server's own forms say where they come from, which
-                // browsers leave out without a referrer, and over plain HTTP they say nothing else.
+                // Other sites must not learn addresses of pages. But without any referrer browsers omit the origin of
+                // this server's own forms, which over plain HTTP is the only evidence of where they come from.
                 meta name="referrer" content="same-origin";
                 title { (page.title) " – Dormouse" }
                 link rel="stylesheet" href=(style);
@@ -133,7 +133,7 @@ fn render(visit: &Visit, page: Page) -> Markup {
     }
 }
 
-/// What stands above a page: the ways to the others.
+/// Renders the top of a page: the navigation.
 fn top(visit: &Visit, page: &Page) -> Markup {
     html! {
         a.skip href="#content" { "Skip to content" }
@@ -162,7 +162,7 @@ fn top(visit: &Visit, page: &Page) -> Markup {
     }
 }
 
-/// What stands below a page: how fresh it is, who one is, the zone.
+/// Renders the bottom of a page: age of the data, account, zone.
 fn bottom(visit: &Visit, page: &Page) -> Markup {
     let version = Build::current().version;
     html! {
@@ -197,12 +197,12 @@ fn bottom(visit: &Visit, page: &Page) -> Markup {
     }
 }
 
-/// A number that changes with every second.
+/// Formats a number that changes every second.
 fn volatile_number(n: u64) -> String {
     volatile(&html! { (n) }).0
 }
 
-/// What the form of the zone had in a field when it was refused, or else the usual value.
+/// Returns the value of a zone field in a rejected form, or else the usual value.
 fn asked_again(visit: &Visit, name: &str, usual: &str) -> String {
     let sent = visit.refused.as_ref().and_then(|(_, fields)| fields.get(name));
     sent.map_or_else(|| usual.to_owned(), typed)
@@ -212,7 +212,7 @@ fn search_text(visit: &Visit) -> &str {
     if visit.here.starts_with("search") { visit.fields.or_empty("q") } else { "" }
 }
 
-/// Who one is, and what one may do.
+/// Shows the account and its role.
 fn who(visit: &Visit) -> Markup {
     html! {
         @match visit.ask.account() {
@@ -223,7 +223,8 @@ fn who(visit: &Visit) -> Markup {
     }
 }
 
-/// What was done, in words. The query has a code of it, so that no link can have a page say something else.
+/// Returns the message about a completed action. The query contains only its code, so that no link can make a page
+/// show other text.
 fn said(code: &str) -> Option<String> {
     let (code, n) = code.split_once('.').unwrap_or((code, ""));
     let n = || n.parse::<u64>().ok();
@@ -260,18 +261,18 @@ fn said(code: &str) -> Option<String> {
     })
 }
 
-/// Stands in a path for a token, which is not shown: the shell has it.
+/// Placeholder for a token in a path: the token is not shown, but known to the shell.
 pub const TOKEN: &str = "{TOKEN}";
 
-/// A command on the JSON routes: method, path and body.
+/// A command for the JSON routes: method, path and body.
 pub type Command<'a> = (&'a str, String, Option<&'a str>);
 
-/// The command that does the same on the JSON routes.
+/// Shows the equivalent command for the JSON routes.
 pub fn curl(visit: &Visit, method: &str, path: &str, body: Option<&str>) -> Markup {
     curls(visit, &[(method, path.to_owned(), body)])
 }
 
-/// The commands that do the same as the buttons beside them, in their order.
+/// Shows the commands equivalent to the adjacent buttons, in their order.
 pub fn curls(visit: &Visit, commands: &[Command<'_>]) -> Markup {
     let lines: Vec<String> = commands.iter().map(|command| command_line(visit, command)).collect();
     html! {
@@ -282,7 +283,7 @@ pub fn curls(visit: &Visit, commands: &[Command<'_>]) -> Markup {
     }
 }
 
-/// A command as a shell takes it.
+/// Formats a command for a shell.
 pub fn command_line(visit: &Visit, (method, path, body): &Command<'_>) -> String {
     let auth = if visit.state().accounts.is_empty() { "" } else { " -u \"$DORMOUSE_ADMIN_AUTH\"" };
     let method = if *method == "GET" { String::new() } else { format!(" -X {method}") };

@@ -1,4 +1,4 @@
-//! Instants as pages show them: in one zone, which is named beside each, and how long ago that was.
+//! Instants on pages: in one zone, which is named with each, and relative to now.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -9,12 +9,12 @@ use super::text::{duration, volatile};
 use crate::clock::Millis;
 use crate::time::{self, Instant};
 
-/// What a field of an answer says, if it is an instant.
+/// Parses an instant in a field of a reply.
 pub fn instant(field: &Value) -> Option<Instant> {
     time::instant(field.as_str()?).map(Instant)
 }
 
-/// The zone of a page, and what time it is.
+/// The zone of a page, and the current time.
 #[derive(Clone, Debug)]
 pub struct Zone {
     pub name: String,
@@ -23,7 +23,7 @@ pub struct Zone {
 }
 
 impl Zone {
-    /// By its IANA name. `None` where there is no such zone.
+    /// Returns the zone with this IANA name. `None` if it does not exist.
     pub fn named(name: &str, now: Millis) -> Option<Zone> {
         let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"/_+-".contains(&b));
         let zone = plain.then(|| TimeZone::get(name).ok()).flatten()?;
@@ -46,12 +46,12 @@ impl Zone {
         format!("{} {}", self.formatted(at, form), self.name)
     }
 
-    /// The time of day alone, for the axis of a chart.
+    /// Formats the time of day, for the axis of a chart.
     pub fn time_of_day(&self, at: Millis) -> String {
         self.formatted(at, "%H:%M")
     }
 
-    /// The date alone, likewise.
+    /// Formats the date, likewise.
     pub fn date(&self, at: Millis) -> String {
         self.formatted(at, "%b %-d")
     }
@@ -60,7 +60,7 @@ impl Zone {
         Zone::timestamp(at).to_zoned(self.zone.clone()).strftime(form).to_string()
     }
 
-    /// An instant, and how far it is from now.
+    /// Shows an instant, and its distance from now.
     pub fn at(&self, Instant(at): Instant) -> Markup {
         html! {
             time datetime=(Zone::timestamp(at).to_string()) { (self.clock(at)) }
@@ -68,12 +68,12 @@ impl Zone {
         }
     }
 
-    /// How long ago it was, or how long until it is.
+    /// Shows how long ago it was, or how long until it is.
     pub fn ago(&self, at: Millis) -> Markup {
         html! { span.ago data-at=(at) { (volatile(&html! { (self.distance(at)) })) } }
     }
 
-    /// An instant in a table: how far it is from now, with the full timestamp as its title.
+    /// Shows the distance of an instant from now, for tables, with the full timestamp as title.
     pub fn when(&self, Instant(at): Instant) -> Markup {
         html! {
             time datetime=(Zone::timestamp(at).to_string()) title=(self.clock(at)) data-at=(at) {
@@ -90,7 +90,7 @@ impl Zone {
         }
     }
 
-    /// For how long something is so that began then. To the tag of the page only the minute counts.
+    /// Shows how long something has lasted. Only the minutes count for the tag of the page.
     pub fn age(&self, since: Millis) -> Markup {
         let age = duration((self.now.saturating_sub(since) as f64 / 1000.0).floor());
         let exact = volatile(&html! { span.age data-since=(since) title=(self.clock(since)) { (age) } });

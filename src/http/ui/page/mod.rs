@@ -1,4 +1,4 @@
-//! What every page is made of: the request for it, what it asks, its frame, its texts and charts, its answer. Imports no page.
+//! Common parts of all pages: request, calls to the JSON routes, frame, texts and charts, response. Imports no page.
 
 pub mod answer;
 pub mod ask;

@@ -1,4 +1,4 @@
-//! Queues in a table, as the overview, the list of queues and a namespace show them.
+//! Tables of queues, for the overview, the list of queues and a namespace.
 
 use maud::{Markup, html};
 
@@ -14,27 +14,28 @@ use crate::http::operators::queues::{QueueReply, QueuesReply, SampleReply};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
 use crate::time::Instant;
 
-/// Why a figure is not known.
+/// Tooltips of unknown numbers.
 pub const NOT_BY_QUEUE: &str = "this store does not count these by queue";
 const READ_OFF_THE_ID: &str = "estimated from the id of the first job: when it was published, plus its delay";
-/// Seconds from one reading of a store to the next.
+/// Usual seconds between two readings of a store.
 const USUAL: f64 = 10.0;
 const NOT_COUNTED: &str = "this server does not count this queue by itself";
 
 impl QueuesReply {
-    /// How often the pools are read, in seconds, if a reading takes so long that it is more seldom than usual.
+    /// Returns the interval between readings of the pools in seconds, if readings take so long that it is longer than
+    /// usual.
     fn read_each(&self) -> Option<f64> {
         self.pools.iter().map(|pool| pool.interval).filter(|interval| *interval > USUAL).reduce(f64::max)
     }
 
-    /// When the pool of a queue was read.
+    /// Returns when the pool of a queue was last read.
     fn read_at(&self, row: &QueueReply) -> Option<Instant> {
         self.pools.iter().find(|pool| pool.pool == row.pool)?.sampled_at
     }
 }
 
 impl Page {
-    /// The same with how old what it shows is, and how often that is read.
+    /// Adds the time and interval of the displayed data.
     pub fn of_samples(self, listing: &QueuesReply) -> Page {
         let read_at = listing.sampled_at.map(|at| at.0);
         Page { read_at, read_each: listing.read_each(), ..self }
@@ -42,17 +43,17 @@ impl Page {
 }
 
 impl QueueReply {
-    /// Where its page is, if it has one.
+    /// Returns the queue of its page, if it has one.
     pub fn place(&self) -> Option<PoolQueue> {
         PoolQueue::of_queue(&self.pool, &self.namespace, &self.queue)
     }
 
-    /// Which need it has, as a class of the style sheet.
+    /// Returns the class of its need in the style sheet.
     pub fn class(&self) -> &'static str {
         self.need.map_or("", Need::as_str)
     }
 
-    /// What it needs, as a badge. A queue that is paused is late for that very reason.
+    /// Shows its need as a badge. A paused queue is late because of the pause.
     pub fn badge(&self, zone: &Zone) -> Option<Markup> {
         let need = self.need?;
         let words = self.words_of(need, zone);
@@ -83,27 +84,27 @@ impl QueueReply {
         }
     }
 
-    /// Whether the age is read off the id of the first ready job: a store in lmstfy's layout writes down no more. It is the
-    /// one that does not know delayed jobs by queue.
+    /// Whether the age is estimated from the id of the first ready job: in lmstfy's layout a store does not record
+    /// more. Only such a store does not count delayed jobs by queue.
     fn age_is_estimated(&self) -> bool {
         self.delayed.is_none()
     }
 }
 
-/// A badge with its words as title, which a narrow column cuts off. Both may change with every second.
+/// Creates a badge whose title repeats its words, which a narrow column cuts off. Both may change every second.
 fn volatile_title(class: &str, title: &str, words: &Markup) -> Markup {
     if words.0.contains(VOLATILE.0) {
-        // That it is there counts for the tag of the page.
+        // The existence of the badge counts for the tag of the page.
         return html! { (volatile(&html! { span class=(class) title=(title) { (words) } })) span hidden class=(class) {} };
     }
     html! { span class=(class) title=(title) { (words) } }
 }
 
-/// The states, and the words that they are shown by.
+/// States with their labels.
 pub const STATES: [(&str, &str); 4] =
     [("ready", "Ready"), ("delayed", "Delayed"), ("running", "Running"), ("dead", "Dead")];
 
-/// The columns of the table: how they are sorted by, what they are called, and how wide they are, as a class.
+/// Columns of the table: sort order, label, and width as a class.
 const COLUMNS: [(&str, &str, &str); 9] = [
     ("need", "Need", "need"),
     ("name", "Queue", "name"),
@@ -117,7 +118,7 @@ const COLUMNS: [(&str, &str, &str); 9] = [
 ];
 const OF_SERVER: &str = "of this server, over the last minute";
 
-/// The table. `sorted` by which column, if the reader may choose; `sparks` shows the last hour.
+/// Creates the table. `sorted` is the sort column, if the reader may choose; `sparks` shows the last hour.
 pub fn table(
     visit: &Visit,
     caption: &str,
@@ -192,12 +193,12 @@ fn line(visit: &Visit, listing: &QueuesReply, row: &QueueReply, sparks: bool) ->
     }
 }
 
-/// Where a namespace has its page.
+/// Returns the path of a namespace's page.
 pub fn namespace_path(pool: &str, namespace: &str) -> String {
     format!("namespaces/{}/{}", part(pool), part(namespace))
 }
 
-/// The way from the overview to a queue.
+/// Returns the breadcrumbs of a queue.
 pub fn trail(visit: &Visit, place: &PoolQueue) -> Vec<(String, Markup)> {
     let namespace = visit.to(&namespace_path(&place.pool, &place.namespace));
     let name = match visit.many_pools() {
@@ -207,7 +208,7 @@ pub fn trail(visit: &Visit, place: &PoolQueue) -> Vec<(String, Markup)> {
     vec![(namespace, name), (visit.to(&format!("queues/{}", place.path())), text(&place.queue))]
 }
 
-/// For how long the oldest ready job waits.
+/// Shows the age of the oldest ready job.
 pub fn oldest(visit: &Visit, listing: &QueuesReply, row: &QueueReply) -> Markup {
     match row.oldest_ready_age {
         Some(age) => {
@@ -228,7 +229,7 @@ pub fn per_second(of: Option<f64>) -> Markup {
     }
 }
 
-/// How many jobs were ready in the last hour.
+/// Returns the number of ready jobs over the last hour.
 fn last_hour(visit: &Visit, row: &QueueReply) -> Vec<Option<f64>> {
     let (pool, namespace) = (PoolName::parse(&row.pool), Namespace::parse(&row.namespace));
     let (Ok(pool), Ok(namespace)) = (pool, namespace) else { return Vec::new() };
@@ -240,7 +241,7 @@ fn last_hour(visit: &Visit, row: &QueueReply) -> Vec<Option<f64>> {
     points.iter().map(|point| point.as_ref().map(|point| point.ready as f64)).collect()
 }
 
-/// A line for each pool whose store does not answer or is full, or that is not shown as a whole.
+/// Shows a line for each pool whose store is unavailable or full, or that is shown incompletely.
 pub fn troubles(visit: &Visit, pools: &[SampleReply]) -> Markup {
     html! {
         @for pool in pools {

@@ -1,25 +1,25 @@
-//! Pages that ask for confirmation: what will be done, and to how much.
+//! Confirmation pages: what will be done, and to how many jobs.
 
 use maud::{Markup, html};
 
 use super::frame::Page;
 use super::visit::Visit;
 
-/// What is asked.
+/// A question for confirmation.
 pub struct Sure<'a> {
     pub title: String,
-    /// What will happen.
+    /// Consequences of the action.
     pub what: Markup,
-    /// What the form says beside that one is sure.
+    /// Hidden fields besides the confirmation.
     pub hidden: Vec<(&'a str, &'a str)>,
-    /// More that is to be chosen or typed.
+    /// Additional inputs.
     pub more: Markup,
     pub button: &'a str,
-    /// The commands that do the same.
+    /// Equivalent commands.
     pub curl: Markup,
 }
 
-/// The page. The form goes to the page's own address.
+/// Creates the page. Its form is sent to its own URL.
 pub fn page(visit: &Visit, trail: Vec<(String, Markup)>, nav: &'static str, sure: Sure<'_>) -> Page {
     let Sure { title, what, hidden, more, button, curl } = sure;
     let back = visit.fields.link(&[]);

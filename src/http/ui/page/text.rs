@@ -1,42 +1,41 @@
-//! Texts of pages: text from jobs, stores and endpoints stays text, with hidden characters made visible.
+//! Texts of pages: text from jobs, stores and endpoints is never markup, and its hidden characters are made visible.
 
 use maud::{Markup, html};
 
 pub use crate::readable::{count, duration, number, rate, shortened, size, visible, visible_lines};
 
-/// How much of a text a table shows.
+/// Maximum characters of a text in a table.
 pub const CUT: usize = 200;
-/// Stand around what changes with every second, so that the tag of a page can leave it out. No text has them:
-/// [`visible`] takes them away.
+/// Marks around volatile parts, which the tag of a page ignores. No text contains them: [`visible`] removes them.
 pub const VOLATILE: (char, char) = ('\u{1}', '\u{2}');
 
-/// A text from elsewhere: its direction is its own.
+/// Shows a foreign text, with its own direction.
 pub fn text(from: &str) -> Markup {
     html! { bdi { (visible(from)) } }
 }
 
-/// At most [`CUT`] characters of it.
+/// Shows at most [`CUT`] characters of it.
 pub fn cut(from: &str) -> Markup {
     let (short, more) = shortened(from, CUT);
     html! { bdi { (visible(short)) } @if more { "…" } }
 }
 
-/// What was typed, for the value of a field: it goes back as it came, but for what no field has.
+/// Returns user input for the value of a field: unchanged, but without the marks, which no field can contain.
 pub fn typed(value: &str) -> String {
     value.replace([VOLATILE.0, VOLATILE.1], "")
 }
 
-/// What changes with every second.
+/// Marks a part that changes every second.
 pub fn volatile(markup: &Markup) -> Markup {
     maud::PreEscaped(format!("{}{}{}", VOLATILE.0, markup.0, VOLATILE.1))
 }
 
-/// What is not known, and why.
+/// Shows that a value is unknown, and why.
 pub fn unknown(why: &str) -> Markup {
     html! { span.unknown title=(why) { "–" } }
 }
 
-/// A number, or why it is not known.
+/// Shows a number, or why it is unknown.
 pub fn known(n: Option<u64>, why: &str) -> Markup {
     match n {
         Some(n) => html! { (number(n)) },

@@ -1,4 +1,4 @@
-//! A request for a page: who asks, from where, in which zone; and what every page is answered with.
+//! A request for a page: account, path, and time zone; and the responses that all pages use.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -26,20 +26,20 @@ use crate::http::operators::names::JOB_IDS;
 use crate::http::state::AppState;
 use crate::name::{Namespace, Queue, QueueName};
 
-/// How long a page may take to ask, so that it is there within a second.
+/// Timeout for the calls of a page, so that it is shown within a second.
 const PATIENCE: Duration = Duration::from_millis(900);
-/// How long a page may wait for the figures of queues that have changed.
+/// Timeout for reading the statistics of changed queues.
 const REFRESH: Duration = Duration::from_millis(300);
-/// The page's one cookie: the zone that its reader has chosen.
+/// The only cookie of the pages: the zone that the reader has chosen.
 pub const ZONE_COOKIE: &str = "dormouse-zone";
-/// How many forms are remembered that were sent.
+/// Number of submitted forms that are remembered.
 const MOST_SENT: usize = 1024;
 
-/// What the pages stand on.
+/// State shared by all pages.
 pub struct Ui {
     pub state: Arc<AppState>,
     json: Router,
-    /// The marks of forms that were sent, of those that are not to be done twice.
+    /// Ids of submitted forms that must not be executed twice.
     sent: Mutex<VecDeque<String>>,
 }
 
@@ -48,7 +48,7 @@ impl Ui {
         Ui { state, json, sent: Mutex::default() }
     }
 
-    /// Whether a form with this mark was not sent before. Now it was.
+    /// Whether a form with this id is submitted for the first time. Records it.
     pub fn is_first(&self, mark: &str) -> bool {
         let mut sent = self.sent.lock();
         if sent.iter().any(|of| of == mark) {
@@ -62,7 +62,7 @@ impl Ui {
     }
 }
 
-/// A pool's queue, as paths name it.
+/// A pool's queue, as in paths.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 pub struct PoolQueue {
     pub pool: String,
@@ -71,7 +71,7 @@ pub struct PoolQueue {
 }
 
 impl PoolQueue {
-    /// `None` for those that stand for all that are named after jobs.
+    /// `None` for a row that stands for all queues named after jobs.
     pub fn of_queue(pool: &str, namespace: &str, queue: &str) -> Option<PoolQueue> {
         let [pool, namespace, queue] = [pool, namespace, queue].map(str::to_owned);
         (queue != JOB_IDS).then_some(PoolQueue { pool, namespace, queue })
@@ -83,17 +83,17 @@ impl PoolQueue {
         Some(Queue { namespace, name: QueueName::parse_for_consume(&self.queue).ok()? })
     }
 
-    /// The same as parts of a path.
+    /// Formats it as parts of a path.
     pub fn path(&self) -> String {
         format!("{}/{}/{}", part(&self.pool), part(&self.namespace), part(&self.queue))
     }
 
-    /// As people call it.
+    /// Formats it for display.
     pub fn name(&self) -> String {
         format!("{}/{}", self.namespace, self.queue)
     }
 
-    /// A route of this queue: what stands behind its name, and what its query says beside the pool.
+    /// Returns a route of this queue: `rest` follows its name, `query` follows the pool.
     pub fn api(&self, rest: &str, query: &[(&str, &str)]) -> String {
         let (namespace, queue) = (part(&self.namespace), part(&self.queue));
         let mut path = format!("/api/{namespace}/{queue}{rest}?pool={}", part(&self.pool));
@@ -103,7 +103,7 @@ impl PoolQueue {
         path
     }
 
-    /// What the query of other routes says of it.
+    /// Returns the query that selects it on other routes.
     pub fn query(&self) -> String {
         let [pool, namespace, queue] = [&self.pool, &self.namespace, &self.queue].map(|text| part(text));
         format!("pool={pool}&namespace={namespace}&queue={queue}")
@@ -114,15 +114,15 @@ impl PoolQueue {
 pub struct Visit {
     pub ui: Arc<Ui>,
     pub ask: Asker,
-    /// What its query says.
+    /// Fields of the query.
     pub fields: Fields,
     pub zone: Zone,
-    /// From the page to `/ui/`, as the beginning of a link.
+    /// Relative path from the page to `/ui/`.
     pub root: String,
-    /// The page itself, from `/ui/`.
+    /// Path of the page itself, from `/ui/`.
     pub here: String,
     pub headers: HeaderMap,
-    /// A form that was refused, and what was typed into it.
+    /// A rejected form, with the user's input.
     pub refused: Option<(Refusal, Fields)>,
 }
 
@@ -131,27 +131,27 @@ impl Visit {
         &self.ui.state
     }
 
-    /// Reads the figures of a queue now, as far as its store answers in time.
+    /// Reads the statistics of a queue now, if its store responds in time.
     pub async fn refresh(&self, place: &PoolQueue) {
         let (pool, queue) = (self.state().pool_named(&place.pool), place.parsed());
         if let (Ok(pool), Some(queue)) = (pool, queue) {
-            // What is late is in the next sample.
+            // A late reading is in the next sample.
             let _ = timeout(REFRESH, pool.sampler.refresh(Some(&queue))).await;
         }
     }
 
-    /// Whether who asks may change something.
+    /// Whether the account may change something.
     pub fn may_change(&self) -> bool {
         let accounts = &self.state().accounts;
         accounts.is_empty() || self.ask.account().is_some_and(|account| accounts.contains_key(account))
     }
 
-    /// Whether there are several pools, which are told apart then.
+    /// Whether there are several pools, which pages then distinguish.
     pub fn many_pools(&self) -> bool {
         self.state().pools.len() > 1
     }
 
-    /// A link to another page.
+    /// Returns a link to another page.
     pub fn to(&self, page: &str) -> String {
         match (&*self.root, page) {
             ("", "") => "./".into(),
@@ -159,7 +159,7 @@ impl Visit {
         }
     }
 
-    /// Where the port is, as people type it.
+    /// Returns the URL of the port as users enter it.
     pub fn base(&self) -> String {
         match &self.state().about.admin_url {
             Some(url) => url.replace('\'', "%27"),
@@ -167,21 +167,21 @@ impl Visit {
         }
     }
 
-    /// The host that the request names, if a shell takes it as it is.
+    /// Returns the host of the request, if a shell needs no escapes for it.
     pub fn host(&self) -> &str {
         let host = self.headers.get(header::HOST).and_then(|host| host.to_str().ok());
         let plain = |host: &&str| host.bytes().all(|b| b.is_ascii_alphanumeric() || b".:-[]".contains(&b));
         host.filter(plain).unwrap_or("127.0.0.1:7778")
     }
 
-    /// The value that a field of a refused form had, or else the usual one.
+    /// Returns the input of a field in a rejected form, or else the usual value.
     pub fn typed(&self, name: &str, usual: &str) -> String {
         let typed = self.refused.as_ref().map(|(_, fields)| fields.or_empty(name));
         super::text::typed(typed.unwrap_or(usual))
     }
 
-    /// Names all that a page of samples and history is made of: two requests with the same basis get the same page, but
-    /// for the seconds that passed. `None` while the page shows other servers, which tell of themselves at any moment.
+    /// Identifies all inputs of a page of samples and history: requests with the same basis get the same page, except
+    /// for elapsed seconds. `None` while the page shows other servers, whose state changes at any moment.
     pub fn basis(&self) -> Option<u64> {
         let state = self.state();
         if state.fleet.seen().lines.len() > 1 || self.refused.is_some() {
@@ -190,7 +190,7 @@ impl Visit {
         let mut hash = DefaultHasher::new();
         let step = state.began.time() / 1000 / Range::Hour.step();
         let draining = state.readiness.is_draining();
-        // It is another one when the clock was set.
+        // Changes when the clock is set.
         (state.shown(state.began.wall()), step, draining, &self.root, &self.here, self.fields.link(&[]))
             .hash(&mut hash);
         (self.ask.account(), self.host(), &self.zone.name).hash(&mut hash);
@@ -202,20 +202,20 @@ impl Visit {
         Some(hash.finish())
     }
 
-    /// A form was refused: the page comes back with what was typed, and has its second again.
+    /// Records a rejected form: the page is shown again with the user's input, within a new timeout.
     pub fn refuse(&mut self, refusal: Refusal, typed: Fields) {
         self.refused = Some((refusal, typed));
         self.ask.wait_until(Instant::now() + PATIENCE);
     }
 
-    /// Has the answer report the failure of a store that was met.
+    /// Makes the response report a store's failure, if there was one.
     pub fn carry(&self, response: &mut Response) {
         if let Some(failure) = self.ask.failure() {
             response.extensions_mut().insert(failure);
         }
     }
 
-    /// The answer to a change: back to the page, which says what was done.
+    /// Redirects to the page after a change, with the code of its result.
     pub fn done(&self, what: &str) -> Response {
         let mut response = answer::see_other(&self.fields.link(&[("done", Some(what))]));
         self.carry(&mut response);
@@ -230,7 +230,7 @@ impl FromRequestParts<Arc<Ui>> for Visit {
         let fields = Fields::parse(parts.uri.query().unwrap_or_default());
         let path = parts.uri.path().strip_prefix("/ui/").unwrap_or_default();
         let until = Instant::now() + PATIENCE;
-        // As browsers count it, which resolve relative links.
+        // As browsers count it to resolve relative links.
         let depth = path.matches('/').count();
         if parts.method != Method::POST {
             ui.state.refresh_samples().await;
@@ -243,7 +243,7 @@ impl FromRequestParts<Arc<Ui>> for Visit {
         Ok(Visit {
             ask: Asker::of(&ui.json, parts, until),
             ui: ui.clone(),
-            // Whoever sets a zone leaves the one that the address names.
+            // Choosing a zone overrides the zone in the URL.
             here: format!("{path}{}", fields.link(&[("tz", None)])),
             fields,
             zone,
@@ -255,21 +255,20 @@ impl FromRequestParts<Arc<Ui>> for Visit {
 }
 
 impl AppState {
-    /// Reads the queues again that have changed since the last samples. A store that does not answer soon is not waited
-    /// for.
+    /// Refreshes the samples of queues that have changed, without waiting long for a store.
     async fn refresh_samples(&self) {
         let pools = self.pools.values().map(|pool| pool.sampler.refresh(None));
-        // What is late is in the next sample.
+        // Late readings are in the next sample.
         let _ = timeout(REFRESH, together::all(pools)).await;
     }
 }
 
-/// How the address of a port begins.
+/// Returns the scheme of a port's URL.
 pub fn scheme(tls: bool) -> &'static str {
     if tls { "https" } else { "http" }
 }
 
-/// The zone that the cookie names.
+/// Returns the zone in the cookie.
 fn zone_of(headers: &HeaderMap) -> Option<String> {
     let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let pairs = cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));

@@ -1,4 +1,4 @@
-//! What can be done with a queue, as its page offers it, and the pages that ask for confirmation.
+//! The actions of a queue's page, and their confirmation pages.
 
 use maud::{Markup, html};
 use serde_json::{Value, json};
@@ -13,9 +13,9 @@ use crate::http::ui::page::sure::{Sure, page as asks};
 use crate::http::ui::page::text::{count, cut, text};
 use crate::http::ui::page::visit::{PoolQueue, Visit};
 
-/// Dead jobs that one request destroys. More are destroyed by a bulk action.
+/// Maximum dead jobs destroyed by one request. More require a bulk action.
 pub const AT_ONCE: u64 = 1000;
-/// How long a queue may be paused, in seconds, with the form's words.
+/// Durations of a pause in seconds, with their labels.
 const PAUSES: [(&str, &str); 6] = [
     ("", "until it is resumed"),
     ("600", "10 minutes"),
@@ -25,7 +25,7 @@ const PAUSES: [(&str, &str); 6] = [
     ("86400", "1 day"),
 ];
 
-/// The page that asks before something of a queue is done for good. `of` has what was selected.
+/// Creates the confirmation page of an irreversible action. `of` has the selection.
 pub async fn asking(visit: &Visit, place: &PoolQueue, ask: &str, of: &Fields) -> Said<Page> {
     let sure = match ask {
         "cancel" => cancel_selected(visit, place, of)?,
@@ -61,7 +61,7 @@ fn cancel_selected<'a>(visit: &Visit, place: &PoolQueue, of: &'a Fields) -> Said
     })
 }
 
-/// What it is called to remove a job in this state.
+/// Returns the word for removing a job in this state.
 pub fn verb(state: &str) -> &'static str {
     if state == "dead" { "Delete" } else { "Cancel" }
 }
@@ -83,7 +83,7 @@ async fn destroy(visit: &Visit, place: &PoolQueue, of: &Fields) -> Sure<'static>
     let counts = Figures::read(visit, place).await;
     let which = STATES.iter().filter(|(state, _)| *state != "running");
     let chosen: Vec<&str> = of.all("which").collect();
-    // One bulk action runs on a queue at a time, so the dead ones go without.
+    // One bulk action runs on a queue at a time, so the dead jobs need another request.
     let dead = place.api("/deadletter", &[("limit", &AT_ONCE.to_string())]);
     let delayed = order(place, "cancel", "delayed", &Fields::default());
     let bulk = ("POST", "/bulk".to_owned(), Some(&*delayed));
@@ -105,7 +105,7 @@ async fn destroy(visit: &Visit, place: &PoolQueue, of: &Fields) -> Sure<'static>
     }
 }
 
-/// The field for the name, without which nothing happens.
+/// Field for the queue's name, which must be entered as a confirmation.
 fn name_field(visit: &Visit, place: &PoolQueue) -> Markup {
     html! {
         p {
@@ -115,7 +115,7 @@ fn name_field(visit: &Visit, place: &PoolQueue) -> Markup {
     }
 }
 
-/// What the fields' filter leaves of the jobs in a state, in words.
+/// Describes the jobs in a state that match the fields' filter.
 fn filtered(of: &Fields, all: &Markup, state: &str) -> Markup {
     let (why, contains) = (of.text("reason"), of.get("contains"));
     html! {
@@ -125,7 +125,7 @@ fn filtered(of: &Fields, all: &Markup, state: &str) -> Markup {
     }
 }
 
-/// The fields of a form that keep the filter.
+/// Returns the hidden fields that keep the filter.
 fn kept<'a>(of: &'a Fields, what: &'a str) -> Vec<(&'a str, &'a str)> {
     let mut hidden = vec![("do", what), ("ask", what)];
     hidden.extend(of.text("reason").map(|reason| ("reason", reason)));
@@ -161,17 +161,17 @@ async fn promote_all<'a>(visit: &Visit, place: &PoolQueue, of: &'a Fields) -> Su
     }
 }
 
-/// The body of a bulk action of this queue, on jobs that the fields' filter finds.
+/// Returns the body of a bulk action on this queue's jobs that match the fields' filter.
 fn order(place: &PoolQueue, action: &str, state: &str, of: &Fields) -> String {
     ordered(place, action, state, of).to_string()
 }
 
-/// The same as JSON.
+/// Like [`order`], as JSON.
 pub fn ordered(place: &PoolQueue, action: &str, state: &str, of: &Fields) -> Value {
     let mut order = json!({
         "pool": place.pool, "namespace": place.namespace, "queue": place.queue, "action": action, "state": state,
     });
-    // An empty reason selects the jobs without one.
+    // An empty reason selects jobs without one.
     for (name, value) in [("reason", of.text("reason")), ("contains", of.get("contains"))] {
         if let Some(value) = value {
             order[name] = value.into();
@@ -180,12 +180,12 @@ pub fn ordered(place: &PoolQueue, action: &str, state: &str, of: &Fields) -> Val
     order
 }
 
-/// The command that cancels a job.
+/// Returns the command that cancels a job.
 fn cancel<'a>(place: &PoolQueue, job: &str) -> Command<'a> {
     ("DELETE", place.api(&format!("/job/{}", part(job)), &[]), None)
 }
 
-/// What can be done with a queue as a whole.
+/// Shows the actions on the whole queue.
 pub fn actions(visit: &Visit, place: &PoolQueue, paused: bool) -> Markup {
     if !visit.may_change() {
         return html! {};
@@ -210,7 +210,7 @@ pub fn actions(visit: &Visit, place: &PoolQueue, paused: bool) -> Markup {
     }
 }
 
-/// Finds one job of the queue.
+/// Shows a form that finds one job of the queue.
 pub fn find(visit: &Visit, place: &PoolQueue) -> Markup {
     html! {
         form.actions method="get" action=(visit.to("search")) {
@@ -222,12 +222,12 @@ pub fn find(visit: &Visit, place: &PoolQueue) -> Markup {
     }
 }
 
-/// Where a job for a queue is published.
+/// Returns the path of the page that publishes to a queue.
 pub fn publish(place: &PoolQueue) -> String {
     format!("publish/{}/{}?queue={}", part(&place.pool), part(&place.namespace), part(&place.queue))
 }
 
-/// What can be done with all jobs in a state, or with those that the page is filtered by.
+/// Shows the actions on all jobs in a state, or on all that match the page's filter.
 pub fn of_all(visit: &Visit, place: &PoolQueue, state: &str, jobs: Option<u64>) -> Markup {
     if jobs == Some(0) {
         return html! {};
@@ -254,7 +254,7 @@ pub fn of_all(visit: &Visit, place: &PoolQueue, state: &str, jobs: Option<u64>) 
     }
 }
 
-/// What can be done with the rows that are selected.
+/// Shows the actions on selected rows.
 pub fn selected(visit: &Visit, place: &PoolQueue, state: &str) -> Markup {
     let job = |rest: &str| place.api(&format!("/job/ID{rest}"), &[]);
     let first = match state {
@@ -278,7 +278,7 @@ pub fn selected(visit: &Visit, place: &PoolQueue, state: &str) -> Markup {
     } }
 }
 
-/// The commands that do what can be done with the queue. That of a pause follows the duration that is selected.
+/// Shows the commands equivalent to the queue's actions. The pause command follows the selected duration.
 pub fn commands(visit: &Visit, place: &PoolQueue, paused: bool) -> Markup {
     let line =
         |path: &str, query: &[(&str, &str)]| command_line(visit, &("POST", place.api(path, query), None));

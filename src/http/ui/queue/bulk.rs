@@ -1,4 +1,4 @@
-//! What the server does to many jobs: what runs, what ran, and how far it came.
+//! Bulk actions: running and recent ones, and their progress.
 
 use axum::http::Method;
 use axum::response::Response;
@@ -14,9 +14,9 @@ use crate::http::ui::page::frame::{Page, curl, curls};
 use crate::http::ui::page::text::{cut, duration, number, text, volatile};
 use crate::http::ui::page::visit::{PoolQueue, Visit};
 
-/// For how long a queue's page tells of an action that has ended.
+/// How long a queue's page shows an action after its end, in milliseconds.
 const TOLD: u64 = 600_000;
-/// How many a page shows.
+/// Maximum number of actions on a page.
 const MOST: usize = 100;
 
 impl BulkReply {
@@ -29,7 +29,7 @@ impl BulkReply {
         self.status == "running"
     }
 
-    /// What it does, to which jobs.
+    /// Describes the action and its jobs.
     fn words(&self) -> Markup {
         let verb = match &*self.action {
             "respawn" => "Respawn",
@@ -45,7 +45,7 @@ impl BulkReply {
         }
     }
 
-    /// How far it came.
+    /// Describes its progress.
     fn progress(&self, visit: &Visit) -> Markup {
         let end = self.ended.map_or(visit.zone.now, |at| at.0);
         let took = duration(end.saturating_sub(self.started.0) as f64 / 1000.0);
@@ -82,7 +82,7 @@ pub async fn change(mut visit: Visit, Filled(form): Filled) -> Response {
         _ => Err(Refusal::bad("the form does not say what to do")),
     };
     match done {
-        // The form stands on other pages too.
+        // Other pages have this form too.
         Ok(code) if form.get("back").is_some() => {
             let to = back(form.or_empty("back"));
             let more = if to.ends_with('?') {
@@ -143,7 +143,7 @@ fn stop(visit: &Visit, action: &BulkReply) -> Markup {
     }
 }
 
-/// What runs on one queue, or ran on it lately.
+/// Shows the running and recent actions of one queue.
 pub fn of_queue(visit: &Visit, place: &PoolQueue, listed: &Said<BulksReply>) -> Markup {
     let Ok(BulksReply { actions, .. }) = listed else { return html! {} };
     let lately = |action: &&BulkReply| action.ended.is_none_or(|at| at.0 + TOLD > visit.zone.now);

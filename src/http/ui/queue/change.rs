@@ -1,4 +1,4 @@
-//! What the forms of a queue's page change, by the JSON routes.
+//! Changes by the forms of a queue's page, through the JSON routes.
 
 use axum::extract::Path;
 use axum::http::{Method, StatusCode};
@@ -27,7 +27,7 @@ pub async fn change(mut visit: Visit, Path(place): Path<PoolQueue>, Filled(form)
     }
 }
 
-/// Does what a form says. Answers what the page is to say.
+/// Executes a form. Returns the code of the result.
 async fn act(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String> {
     let (ask, sure) = (&visit.ask, form.get("sure") == Some("yes"));
     match form.or_empty("do") {
@@ -69,7 +69,7 @@ async fn act(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String> {
     }
 }
 
-/// Cancels the jobs that were selected. What is gone already is no error.
+/// Cancels the selected jobs. Missing ones are no error.
 async fn cancel(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String> {
     let is_dead = form.get("state").or(visit.fields.get("state")) == Some("dead");
     let (words, code) = if is_dead { ("deleted", "removed") } else { ("cancelled", "cancelled") };
@@ -77,7 +77,7 @@ async fn cancel(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String>
     Ok(format!("{code}.{done}"))
 }
 
-/// Makes the jobs that were selected due now. Those that are no longer delayed are left as they are.
+/// Makes the selected jobs due now. Jobs that are no longer delayed are left unchanged.
 async fn promote(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String> {
     if form.all("job").next().is_none() {
         return Ok("none".into());
@@ -87,7 +87,7 @@ async fn promote(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String
     Ok(format!("promoted.{done}"))
 }
 
-/// Asks a route for each job that was selected, and returns for how many it did something. `words`: what it does.
+/// Calls a route for each selected job, and returns how many jobs it changed. `words` describes the action.
 async fn each(
     visit: &Visit,
     place: &PoolQueue,
@@ -111,7 +111,7 @@ async fn each(
     Ok(done)
 }
 
-/// Begins what the server does to all jobs of a state that a filter finds.
+/// Starts a bulk action on all jobs of a state that match a filter.
 async fn begin(
     visit: &Visit,
     place: &PoolQueue,
@@ -128,7 +128,7 @@ async fn begin(
     Ok("begun".into())
 }
 
-/// Whether the name of the queue was typed.
+/// Checks that the queue's name was entered.
 fn named(place: &PoolQueue, form: &Fields) -> Said<()> {
     let typed = form.or_empty("name").trim();
     if typed == place.queue || typed == place.name() {
@@ -137,7 +137,7 @@ fn named(place: &PoolQueue, form: &Fields) -> Said<()> {
     Err(Refusal::bad(format!("the queue's name is {}: nothing was done", place.name())))
 }
 
-/// Destroys the jobs of the states that were chosen.
+/// Destroys the jobs in the chosen states.
 async fn destroy(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String> {
     named(place, form)?;
     let chosen: Vec<&str> = form.all("which").collect();
@@ -151,7 +151,7 @@ async fn destroy(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String
     };
     let dead = dead["deadletter_size"].as_u64().unwrap_or(0);
     let in_steps = dead > AT_ONCE;
-    // One action runs on a queue at a time: what cannot be begun comes before anything is gone.
+    // One bulk action runs on a queue at a time, so the step that may be rejected runs before anything is deleted.
     let mut before = Vec::new();
     if is_chosen("delayed") && in_steps {
         return Err(Refusal::bad(format!(
@@ -171,7 +171,7 @@ async fn destroy(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String
         before.push("the ready jobs are gone");
     }
     if dead > 0 && !in_steps {
-        // A job that dies from now on is not met.
+        // Excludes jobs that die from now on.
         let path = place.api("/deadletter", &[("limit", &dead.to_string())]);
         let gone = visit.ask.change(Method::DELETE, &path, Sent::Nothing).await;
         gone.map_err(|refusal| after(&before, refusal))?;
@@ -179,7 +179,7 @@ async fn destroy(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String
     Ok("destroyed".into())
 }
 
-/// Why a step was refused, and what had been done before it.
+/// Adds the steps completed before it to an error.
 fn after(before: &[&str], refusal: Refusal) -> Refusal {
     if before.is_empty() {
         return refusal;
@@ -191,7 +191,7 @@ fn after(before: &[&str], refusal: Refusal) -> Refusal {
 mod tests {
     use super::*;
 
-    /// Guards against a page that says "not done" of what goes on.
+    /// Guards against a page that says "not done" about an action that is running.
     #[test]
     fn a_refusal_names_what_was_done_before() {
         let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the store is away");

@@ -1,4 +1,4 @@
-//! The queues that have dead jobs, the newest death first, and why they died.
+//! Queues with dead jobs, latest death first, and their reasons.
 
 use axum::response::Response;
 use maud::{Markup, html};
@@ -12,11 +12,11 @@ use crate::http::ui::page::text::{cut, known, number, shortened, text, typed, un
 use crate::http::ui::page::visit::{PoolQueue, Visit};
 use crate::time::Instant;
 
-/// How many queues a page has: each is asked for its reasons.
+/// Queues per page: each needs a call for its reasons.
 const QUEUES: &str = "20";
-/// How many reasons of each are shown.
+/// Reasons shown per queue.
 const REASONS: usize = 5;
-/// How many dead jobs the route looks at for their reasons.
+/// Dead jobs whose reasons the route reads.
 const LOOKED_AT: u64 = 1000;
 
 impl DeadQueue {
@@ -56,7 +56,7 @@ async fn page(visit: &Visit) -> Said<Page> {
     Ok(Page::new("Dead", "Dead", body))
 }
 
-/// Of each queue why its jobs died; `None` where its store has not said so in time.
+/// Returns the reasons of each queue; `None` if its store did not reply in time.
 async fn reasons(visit: &Visit, queues: &[DeadQueue]) -> Vec<Option<ReasonsReply>> {
     let ask = async |queue: &DeadQueue| {
         let path = format!("/dead/reasons?{}", queue.place()?.query());
@@ -114,7 +114,7 @@ fn row(visit: &Visit, queue: &DeadQueue, reasons: Option<&ReasonsReply>) -> Mark
     }
 }
 
-/// A reason as pages show it: the worker's words. A job without one has used up its tries when its ttr expired.
+/// Shows a reason in the worker's words. A job without one has used up its tries when its ttr expired.
 pub fn reason(of: Option<&str>) -> Markup {
     match of.filter(|reason| !reason.is_empty()) {
         Some(reason) => cut(reason),
@@ -122,7 +122,7 @@ pub fn reason(of: Option<&str>) -> Markup {
     }
 }
 
-/// The commonest reasons, each with a link to its jobs and to their respawn.
+/// Shows the most frequent reasons, each with links to its jobs and to their respawn.
 pub fn list(visit: &Visit, place: &PoolQueue, reasons: &ReasonsReply, most: usize) -> Markup {
     let page = visit.to(&format!("queues/{}?state=dead", place.path()));
     html! {
@@ -143,7 +143,7 @@ pub fn list(visit: &Visit, place: &PoolQueue, reasons: &ReasonsReply, most: usiz
     }
 }
 
-/// The beginning of a reason, for a link.
+/// Returns the beginning of a reason, for a link.
 fn short(why: Option<&str>) -> Markup {
     match why {
         Some(why) => {

@@ -1,5 +1,5 @@
-//! When the delayed jobs of a queue fall due. A count reads all that are delayed: where these are many, it is made when the
-//! reader asks for it. Until it is made the page has the last one.
+//! When the delayed jobs of a queue fall due. A count reads all delayed jobs: if there are many, it runs only on the
+//! reader's request. Until then the page shows the last count.
 
 use std::time::Duration;
 
@@ -13,33 +13,33 @@ use crate::http::ui::page::chart::Bars;
 use crate::http::ui::page::text::{count, number, text, volatile};
 use crate::http::ui::page::visit::{PoolQueue, Visit};
 
-/// How many steps are told apart.
+/// Maximum number of steps.
 const STEPS: usize = 60;
-/// With so many delayed and running jobs in a pool a count is made unasked.
+/// Up to this many delayed and running jobs in a pool, a count runs without a request.
 const FEW: u64 = 10_000;
-/// How long a page that has an older count waits for a new one.
+/// How long a page with an older count waits for a new one.
 const SHORT: Duration = Duration::from_millis(100);
-/// How many steps a chart has at least.
+/// Minimum number of steps in a chart.
 const FEWEST: usize = 12;
 /// Milliseconds of each unit.
 const UNIT_MS: [(&str, u64); 3] = [("minute", 60_000), ("hour", 3_600_000), ("day", 86_400_000)];
 const UNITS: [(&str, &str); 3] = [("minute", "By minute"), ("hour", "By hour"), ("day", "By day")];
 
-/// A count, and by which unit it is.
+/// A count with its unit.
 pub struct Counted {
     by: &'static str,
     delays: Said<DelaysReply>,
-    /// Why it is not newer, if it should be.
+    /// Why the count is out of date, if it is.
     behind: Option<String>,
 }
 
-/// The unit that the page is asked for, or the usual one where few are delayed.
+/// Returns the requested unit, or the default if a count is cheap.
 fn unit(visit: &Visit, place: &PoolQueue) -> Option<&'static str> {
     let Some(asked) = visit.fields.get("due") else { return is_cheap(visit, place).then_some(UNITS[0].0) };
     UNITS.iter().find(|(unit, _)| *unit == asked).map(|(unit, _)| *unit)
 }
 
-/// Whether a count takes the store no time to speak of, as far as the last sample tells.
+/// Whether a count is cheap for the store, judging by the last sample.
 fn is_cheap(visit: &Visit, place: &PoolQueue) -> bool {
     let name = visit.state().pool_name(&place.pool).ok();
     let pool = name.and_then(|name| visit.state().pools.get(&name));
@@ -47,7 +47,7 @@ fn is_cheap(visit: &Visit, place: &PoolQueue) -> bool {
     sample.is_some_and(|sample| sample.at.is_some() && sample.trouble.is_none() && sample.timers <= FEW)
 }
 
-/// The count, if the page is asked for it or it is cheap. Else the last one, if there is any.
+/// Returns the count, if it is requested or cheap. Otherwise the last count, if there is one.
 pub async fn read(visit: &Visit, place: &PoolQueue) -> Option<Counted> {
     let query = |by: &str| format!("{}&by={by}&limit={STEPS}", place.query());
     let known = |by: &'static str| {
@@ -68,7 +68,7 @@ pub async fn read(visit: &Visit, place: &PoolQueue) -> Option<Counted> {
     Some(Counted { behind: Some(behind), ..older })
 }
 
-/// The count by the smallest unit whose chart has all jobs.
+/// Counts by the smallest unit whose chart contains all jobs.
 async fn fitting(visit: &Visit, query: impl Fn(&str) -> String) -> Option<Counted> {
     let mut counted = None;
     for (by, _) in UNITS {
@@ -86,12 +86,12 @@ async fn fitting(visit: &Visit, query: impl Fn(&str) -> String) -> Option<Counte
     counted
 }
 
-/// Whether the count goes on, and the next page has it.
+/// Whether the count continues, so that the next page has it.
 fn is_under_way(refusal: &Refusal) -> bool {
     refusal.status == StatusCode::SERVICE_UNAVAILABLE
 }
 
-/// The section of the queue's page.
+/// Renders the section of the queue's page.
 pub fn section(visit: &Visit, counted: Option<&Counted>) -> Markup {
     let by = counted.map(|counted| counted.by);
     html! {

@@ -1,5 +1,4 @@
-//! How many jobs of a queue are in each state, and how it is: read for the page where its store answers, from the last
-//! sample otherwise.
+//! Statistics of a queue: read for the page if its store responds, from the last sample otherwise.
 
 use maud::Markup;
 use serde::Deserialize;
@@ -16,10 +15,10 @@ struct Size {
     size: u64,
 }
 
-/// What was read of a queue.
+/// Statistics read for a page.
 pub struct Figures {
     pub listing: Said<QueuesReply>,
-    /// Says whether the names are valid and the pool is there.
+    /// Shows whether the names are valid and the pool exists.
     ready: Said<Size>,
 }
 
@@ -33,12 +32,12 @@ impl Figures {
         Figures { listing, ready }
     }
 
-    /// What is known of the queue. `None` also while nobody has published to it.
+    /// Returns the queue's row. `None` also before the first publish to it.
     pub fn row(&self) -> Option<&QueueReply> {
         self.listing.as_ref().ok()?.queues.first()
     }
 
-    /// Why there is no such queue, if its name is none or its pool is not there.
+    /// Returns the error if the queue's name is invalid or its pool does not exist.
     pub fn refusal(&self) -> Option<&Refusal> {
         let all = [self.ready.as_ref().err(), self.listing.as_ref().err()];
         all.into_iter().flatten().find(|refusal| refusal.status.is_client_error())
@@ -47,7 +46,7 @@ impl Figures {
     /// Returns the number of jobs in a state, if it is known.
     pub fn count(&self, state: &str) -> Option<u64> {
         let Some(row) = self.row() else {
-            // A queue that no store has named has none.
+            // A queue that no store reports has no jobs.
             let ready = self.ready.as_ref().ok().map(|size| size.size);
             let is_ready = state == "ready";
             return if is_ready { ready } else { self.listing.is_ok().then_some(0) };
@@ -60,7 +59,7 @@ impl Figures {
         }
     }
 
-    /// The number of jobs in a state.
+    /// Shows the number of jobs in a state.
     pub fn jobs(&self, state: &str) -> Markup {
         known(self.count(state), NOT_BY_QUEUE)
     }

@@ -1,4 +1,4 @@
-//! One job: where it is, what is known of it, and its body.
+//! The page of a job: its state, its fields, and its body.
 
 use axum::extract::Path;
 use axum::http::{Method, StatusCode};
@@ -23,7 +23,7 @@ use crate::http::ui::page::text::{count, number, size, text, unknown, volatile};
 use crate::http::ui::page::visit::{PoolQueue, Visit};
 use crate::time::Instant;
 
-/// A job of a queue, as a path names it.
+/// A job of a queue, as in a path.
 #[derive(Deserialize)]
 pub struct Named {
     pool: String,
@@ -63,7 +63,7 @@ pub async fn show(visit: Visit, Path(named): Path<Named>) -> Response {
     visit.answer(page(&visit, &place, (job, push), how))
 }
 
-/// What the queue is pushed to, if it is.
+/// Reads the push setting of the queue, if there is one.
 async fn pushed(visit: &Visit, place: &PoolQueue) -> Said<Value> {
     visit.ask.get(push::push_route(place, "")).await
 }
@@ -84,7 +84,7 @@ pub async fn change(mut visit: Visit, Path(named): Path<Named>, Filled(form): Fi
         }
         ("cancel", Some("yes")) => {
             let said = visit.ask.change(Method::DELETE, &route(""), Sent::Nothing).await;
-            // The job has no page any more.
+            // The job no longer has a page.
             let code = if form.get("state") == Some("dead") { "removed" } else { "cancelled" };
             let queue = visit.to(&format!("queues/{}?done={code}.1", place.path()));
             said.map(|_| answer::see_other(&queue))
@@ -125,7 +125,7 @@ fn asking(visit: &Visit, place: &PoolQueue, job: &Job) -> Page {
     )
 }
 
-/// The button that removes a job in this state.
+/// Returns the label of the button that removes a job in this state.
 fn button(state: &str) -> &'static str {
     if state == "dead" { "Delete" } else { "Cancel job" }
 }
@@ -178,7 +178,7 @@ fn actions(visit: &Visit, place: &PoolQueue, job: &Job) -> Markup {
     }
 }
 
-/// The commands that do the same.
+/// Shows the equivalent commands.
 fn curl_of(visit: &Visit, place: &PoolQueue, job: &Job) -> Markup {
     let path = |rest: &str| place.api(&format!("/job/{}{rest}", job.job_id), &[]);
     let first = match job.state.as_deref() {
@@ -191,7 +191,7 @@ fn curl_of(visit: &Visit, place: &PoolQueue, job: &Job) -> Markup {
     html! { @if visit.may_change() { (curls(visit, &commands.collect::<Vec<_>>())) } }
 }
 
-/// How the job was pushed, as far as the queue's last attempts are of it.
+/// Shows the push attempts of the job that are among the last attempts of the queue.
 fn attempts(visit: &Visit, place: &PoolQueue, job: &Job, push: &Said<Value>) -> Markup {
     let push = match push {
         Ok(push) => push,

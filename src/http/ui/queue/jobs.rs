@@ -12,22 +12,21 @@ use crate::http::ui::page::text::{
 };
 use crate::http::ui::page::visit::{PoolQueue, Visit};
 
-/// How many jobs a page has.
+/// Jobs per page.
 const JOBS: &str = "50";
-/// How much of a body a row shows, in characters.
+/// Maximum characters of a body in a row.
 const SHOWN: usize = 100;
-/// More bytes than these characters take.
+/// More bytes than that number of characters takes.
 const ENOUGH: usize = SHOWN * 4;
 
 /// A page of the list.
 pub type Jobs = JobsReply<'static>;
 
-/// How many times as long as the store took to read an empty piece the page rests before the next one: the timers of all
-/// other queues may lie between the jobs of this one, and reading on must not keep the store from its work.
+/// Rest after an empty piece, as a multiple of its reading time: the timers of all other queues may lie between the
+/// jobs of this one, and scanning them must not keep the store from other work.
 const REST: u32 = 4;
 
-/// Reads a page of the list. A piece of it that is empty and has a cursor is not its end: the next is read while there is
-/// time.
+/// Reads a page of the list. An empty piece with a cursor is not the end: the next one is read while there is time.
 pub async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Said<Jobs> {
     let mut all = Jobs { cursor: visit.fields.get("cursor").map(str::to_owned), ..Jobs::default() };
     loop {
@@ -40,7 +39,7 @@ pub async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Said<Jobs> {
         let took = began.elapsed();
         let next = match next {
             Ok(next) => next,
-            // What was looked at until now counts.
+            // The pieces read so far are shown.
             Err(refusal) if refusal.status == StatusCode::SERVICE_UNAVAILABLE && all.scanned > 0 => {
                 return Ok(all);
             }
@@ -65,7 +64,7 @@ pub fn instant_of(state: &str) -> &'static str {
     }
 }
 
-/// The list. `selects`: its rows can be selected.
+/// Renders the list. `selects`: its rows can be selected.
 pub fn list(
     visit: &Visit,
     place: &PoolQueue,
@@ -104,7 +103,7 @@ pub fn list(
 }
 
 fn table(visit: &Visit, place: &PoolQueue, state: &str, jobs: &[ListedJob<'_>], selects: bool) -> Markup {
-    // Workers give reasons; few jobs that are not dead have one.
+    // Reasons come from workers; few jobs that are not dead have one.
     let reasons = state == "dead" || jobs.iter().any(|job| job.reason.is_some());
     html! {
         div.scroll role="region" aria-label="Jobs" tabindex="0" {
@@ -137,7 +136,7 @@ fn row(visit: &Visit, place: &PoolQueue, job: &ListedJob<'_>, (selects, reasons)
             @if selects {
                 td { input type="checkbox" name="job" value=(id) aria-label=(format!("Select {id}")) form="selected"; }
             }
-            // The style sheet cuts it off: who copies it gets all of it.
+            // The style sheet truncates it, but copying yields the whole text.
             th.id scope="row" { a href=(page) title=(id) { (text(&id)) } }
             td { @if let Some(key) = &job.key { span.clip title=(visible(key)) { (cut(key)) } } }
             td { (visit.zone.when(job.published_at)) }
@@ -159,7 +158,7 @@ fn row(visit: &Visit, place: &PoolQueue, job: &ListedJob<'_>, (selects, reasons)
     }
 }
 
-/// How long a job lives still.
+/// Formats the remaining time to live.
 fn ttl(seconds: u64) -> Markup {
     match seconds {
         0 => html! { "forever" },
@@ -167,7 +166,7 @@ fn ttl(seconds: u64) -> Markup {
     }
 }
 
-/// The beginning of a body.
+/// Shows the beginning of a body.
 pub fn preview(job: &ListedJob<'_>) -> Markup {
     let Some(data) = &job.data else { return unknown("bodies are not shown to this account") };
     let begin = data.get(..ENOUGH).unwrap_or(data);
@@ -175,11 +174,11 @@ pub fn preview(job: &ListedJob<'_>) -> Markup {
     html! { bdi { (visible(&shown)) } @if more || begin.len() < data.len() { "…" } }
 }
 
-/// The first characters of bytes, or the first bytes if they are no text; and whether there are more.
+/// Returns the first characters, or the first bytes if they are not text; and whether there are more.
 fn begin_of(bytes: &[u8]) -> (String, bool) {
     let readable = match std::str::from_utf8(bytes) {
         Ok(text) => text,
-        // A character that is cut off at the end.
+        // A character is truncated at the end.
         Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => {
             std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default()
         }

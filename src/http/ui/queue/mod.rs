@@ -1,5 +1,5 @@
-//! The pages of queues: of one its figures, its jobs, what can be done with them and what it is pushed to; of all of them
-//! the dead jobs and the bulk actions.
+//! Pages of queues: of one queue its statistics, jobs, actions and push setting; of all queues the dead jobs and the
+//! bulk actions.
 
 pub mod asks;
 pub mod bulk;

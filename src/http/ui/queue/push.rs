@@ -1,4 +1,4 @@
-//! What is pushed of a queue, and how that goes.
+//! The push setting of a queue, and its results.
 
 use axum::extract::Path;
 use axum::http::{Method, StatusCode};
@@ -16,11 +16,11 @@ use crate::http::ui::page::text::{count, cut, number, text, unknown, visible, vi
 use crate::http::ui::page::visit::{PoolQueue, Visit};
 use crate::random;
 
-/// What of an answer is the setting, beside its URL.
+/// Fields of a reply that belong to the setting, besides its URL.
 const SETTING: [&str; 10] =
     ["method", "headers", "timeout", "concurrency", "rate", "per", "retry", "ok_when", "format", "on_dead"];
 
-/// A route of the queue's push.
+/// Returns a route of the queue's push.
 pub fn push_route(place: &PoolQueue, rest: &str) -> String {
     let [pool, namespace, queue] = [&place.pool, &place.namespace, &place.queue].map(|name| part(name));
     format!("/push/{namespace}/{queue}{rest}?pool={pool}")
@@ -84,7 +84,7 @@ async fn act(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<Done> {
         "resume" => post("/resume").await.map(|_| Done::Said("push-resumed"))?,
         "test" => tested(&post("/test").await?),
         "secret" if sure => {
-            // Sent twice, the second would end the first.
+            // Submitted twice, the second secret would replace the first.
             if !visit.ui.is_first(form.or_empty("mark")) {
                 return Ok(Done::Said("before"));
             }
@@ -106,7 +106,7 @@ async fn act(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<Done> {
     })
 }
 
-/// A secret, which is shown this one time.
+/// Shows a secret, for this one time.
 pub fn shown_once(what: &str, secret: &str) -> Markup {
     html! {
         p { (what) ". It is shown this once:" }
@@ -132,7 +132,7 @@ fn tested(said: &Value) -> Done {
     )
 }
 
-/// The setting that a form says: its URL, and the rest as JSON.
+/// Returns the setting in a form: its URL, and the rest as JSON.
 fn setting(form: &Fields) -> Said<Value> {
     let rest = form.get("setting").map_or("{}", str::trim);
     let rest: Value = serde_json::from_str(rest)
@@ -197,7 +197,7 @@ async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
     Ok(page.under(trail(visit, place)))
 }
 
-/// The state of push as a badge. While the endpoint does not respond, for how long.
+/// Shows the state of push as a badge, with the duration of an outage of the endpoint.
 pub fn badge(visit: &Visit, push: &Value) -> Markup {
     let state = push["state"].as_str().unwrap_or("–");
     let since = instant(&push["since"]);
@@ -282,7 +282,7 @@ fn form(visit: &Visit, place: &PoolQueue, push: Option<&Value>) -> Markup {
     }
 }
 
-/// The last attempts, the newest first. `of`: those of this job.
+/// Returns the last attempts, newest first, with `of` only of that job.
 pub fn attempts_of<'a>(push: &'a Value, of: Option<&str>) -> Vec<&'a Value> {
     let all = push["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
     all.iter().filter(|attempt| of.is_none_or(|id| attempt["job_id"] == id)).collect()
@@ -299,7 +299,7 @@ fn attempts(visit: &Visit, place: &PoolQueue, push: &Value) -> Markup {
     }
 }
 
-/// Attempts in a table.
+/// Shows attempts in a table.
 pub fn table(visit: &Visit, place: &PoolQueue, all: &[&Value]) -> Markup {
     html! {
         div.scroll role="region" aria-label="Attempts" tabindex="0" {

@@ -1,4 +1,4 @@
-//! One queue: its figures, what it did, and its jobs by state.
+//! The page of a queue: its statistics, its history, and its jobs by state.
 
 use axum::extract::Path;
 use axum::http::StatusCode;
@@ -20,16 +20,16 @@ use crate::http::ui::page::rows::{self, STATES};
 use crate::http::ui::page::text::{cut, number, text, typed};
 use crate::http::ui::page::visit::{PoolQueue, Visit};
 
-/// What was read of a queue.
+/// Data read for the page.
 struct Read {
     figures: Figures,
     history: Said<HistoryReply>,
     jobs: Said<Jobs>,
     push: Said<Value>,
     bulk: Said<BulksReply>,
-    /// When jobs fall due, if the page is asked for it.
+    /// Present if the page includes it.
     due: Option<due::Counted>,
-    /// Why jobs died, where the dead ones are shown.
+    /// Present if dead jobs are shown.
     reasons: Option<Said<ReasonsReply>>,
 }
 
@@ -42,7 +42,7 @@ pub async fn show(visit: Visit, Path(place): Path<PoolQueue>) -> Response {
     visit.answer(page)
 }
 
-/// The state whose jobs the reader asks for.
+/// Returns the requested state.
 fn asked_state(visit: &Visit) -> Said<Option<&'static str>> {
     let Some(given) = visit.fields.get("state") else { return Ok(None) };
     let known = STATES.iter().find(|(state, _)| *state == given);
@@ -52,14 +52,14 @@ fn asked_state(visit: &Visit) -> Said<Option<&'static str>> {
 
 pub async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
     let asked = asked_state(visit)?;
-    // Both at once: a store that stalls uses up the page's time with the figures.
+    // Concurrently: a stalled store would use up the page's time with the statistics.
     let (figures, due) = tokio::join!(Figures::read(visit, place), due::read(visit, place));
     if let Some(refusal) = figures.refusal() {
         return Err(refusal.clone());
     }
     let state = asked.unwrap_or_else(|| figures.state_that_matters());
     let read = read(visit, place, (figures, due), state).await;
-    // A wrong cursor or filter. One that this account may not use is refused in the place of the list.
+    // An invalid cursor or filter. A filter that this account may not use is rejected in place of the list.
     if let Err(refusal) = &read.jobs
         && refusal.status == StatusCode::BAD_REQUEST
     {
@@ -134,7 +134,7 @@ fn body(visit: &Visit, place: &PoolQueue, state: &str, read: &Read) -> Markup {
     }
 }
 
-/// What the queue is, how it is, and what can be done with it.
+/// Shows the name, the condition and the actions of the queue.
 fn head(visit: &Visit, place: &PoolQueue, row: Option<&QueueReply>) -> Markup {
     let paused = row.is_some_and(|row| row.paused);
     html! {
@@ -164,7 +164,7 @@ fn figures(visit: &Visit, read: &Read) -> Markup {
     }
 }
 
-/// What is pushed, if it is.
+/// Shows the push setting, if there is one.
 fn push(visit: &Visit, place: &PoolQueue, push: &Said<Value>) -> Markup {
     let page = visit.to(&format!("push/{}", place.path()));
     match push {
@@ -201,7 +201,7 @@ fn tabs(visit: &Visit, shown: &str, read: &Read) -> Markup {
                     @let is_shown = shown == state;
                     @let label = html! { (words) " " span.count { (read.figures.jobs(state)) } };
                     li {
-                        // There is nothing behind a zero.
+                        // There is nothing to list.
                         @if !is_shown && read.figures.count(state) == Some(0) { span.tab { (label) } }
                         @else { a href=(to) aria-current=[is_shown.then_some("page")] { (label) } }
                     }
@@ -225,7 +225,7 @@ fn filter(visit: &Visit, state: &str) -> Markup {
     }
 }
 
-/// The reason that the list is filtered by, if it is.
+/// Shows the reason that the list is filtered by, if there is one.
 fn filtered(visit: &Visit) -> Markup {
     html! {
         @if let Some(reason) = visit.fields.text("reason") {

@@ -7,7 +7,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// TextMapCarrier has a traceparent.
+// TextMapCarrier carries a traceparent.
 type TextMapCarrier interface {
 	Get(key string) string
 	Set(key string, value string)

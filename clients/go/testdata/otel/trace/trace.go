@@ -8,7 +8,7 @@ type Tracer interface {
 	Start(ctx context.Context, name string, opts ...SpanStartOption) (context.Context, Span)
 }
 
-// Span is one.
+// Span is a span.
 type Span interface {
 	End(options ...SpanEndOption)
 	RecordError(err error, options ...EventOption)
@@ -21,10 +21,10 @@ type (
 	SpanKind        int
 )
 
-// SpanKindConsumer is of handlers.
+// SpanKindConsumer is the kind of handlers' spans.
 const SpanKindConsumer SpanKind = 5
 
-// WithSpanKind says what a span is of.
+// WithSpanKind sets the kind of a span.
 func WithSpanKind(kind SpanKind) SpanStartOption { return kind }
 
 type span struct{}
@@ -32,10 +32,10 @@ type span struct{}
 func (span) End(...SpanEndOption)              {}
 func (span) RecordError(error, ...EventOption) {}
 
-// Key is where a context has its traceparent.
+// Key is the context key of the traceparent.
 type Key struct{}
 
-// Begin gives a span below that of the context.
+// Begin returns a child span of the context's span.
 func Begin(ctx context.Context) (context.Context, Span) {
 	above, _ := ctx.Value(Key{}).(string)
 	return context.WithValue(ctx, Key{}, above+"-below"), span{}

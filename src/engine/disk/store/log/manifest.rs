@@ -1,5 +1,5 @@
-//! The manifest: which files form the log, in which order, and from which group on they are needed. A small checksummed
-//! file, replaced atomically.
+//! The manifest: the files of the log, in order, and the first group that is needed. A small checksummed file,
+//! replaced atomically.
 //!
 //! `magic:8 pool:8 first:8 synced:8 count:4 (slot:4 turn:8)* check:8`.
 

@@ -74,8 +74,8 @@ pub fn create(dir: &Path, slot: u32) -> Result<Spare> {
     Ok(Spare { slot, file: Arc::new(file), ready: AHEAD })
 }
 
-/// Reads a file, with zeros for unreadable sectors: a group in them is invalid, and checking the log reports what was
-/// lost.
+/// Reads a file, with zeros for unreadable sectors: groups in them are invalid, and checking the log reports the
+/// loss.
 pub fn read(dir: &Path, slot: u32) -> Result<Vec<u8>> {
     let file = File::open(dir.join(slot.to_string()))?;
     let mut bytes = vec![0; file.metadata()?.len() as usize];

@@ -184,7 +184,7 @@ fn what_was_not_synced_may_be_torn_and_what_was_synced_is_damaged() {
         }
         assert!(findings.is_torn, "groups stand behind what was torn");
         assert_eq!(findings.end, (0, ends[1] as usize), "where it is torn");
-        // Groups behind the tear never return, whatever is written there.
+        // Groups behind the tear never return, even if something is written there.
         let log = opened(dir.path());
         append(&log, 2000);
         drop(log);
