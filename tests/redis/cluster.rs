@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use dormouse::engine::redis::{RedisAddress, RedisEngine, RedisOptions, SpreadRules, check_safety};
+use dormouse::engine::redis::{RedisAddress, RedisEngine, RedisOptions, check_safety};
 use dormouse::engine::{Engine, OnConflict, Once, Pausing, Placing, Publication, Release, Respawn, Revival};
 use dormouse::error::{Error, Result, Unreachable};
 use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, NewJob};
@@ -25,8 +25,7 @@ const PARTITIONS: u16 = 8;
 const PART: u16 = 16_384 / PARTITIONS;
 
 async fn connect(address: RedisAddress, partitions: u16) -> Result<Arc<RedisEngine>> {
-    let options =
-        RedisOptions { prefix: "p".into(), partitions, wait_replicas: 0, spread: SpreadRules::default() };
+    let options = RedisOptions { prefix: "p".into(), partitions, ..RedisOptions::default() };
     RedisEngine::connect_with(address, &PoolName::default_pool(), &options).await
 }
 
@@ -274,21 +273,22 @@ async fn every_call_is_rejected_while_its_slot_migrates_and_changes_nothing() {
     let new = || vec![new_job(&engine, &q, "new").into()];
     let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
     let dead = [jobs[0].id];
+    let (running, receipts) = (name(1), [(jobs[1].id, Some(jobs[1].proof()))]);
     let answers = tokio::join!(
         engine.publish(publication(new())),
         engine.publish(publication(vec![keyed(OnConflict::Replace)])),
         engine.publish(Publication { jobs: new(), replaces: Some(name(1)), once: None }),
         engine.publish(Publication { jobs: new(), replaces: None, once }),
         engine.ack_job(name(1)),
-        engine.ack(&q, &[(jobs[1].id, Some(jobs[1].proof()))]),
+        engine.ack(&q, &receipts),
         engine.cancel_key(&q, &key),
         engine.destroy(&q),
         engine.respawn(&q, Respawn::Jobs(&dead, revival)),
     );
     let others = tokio::join!(
         take(&engine, &q),
-        engine.touch(&name(1), jobs[1].proof(), TTR),
-        engine.release(&name(1), jobs[1].proof(), Release::default()),
+        engine.touch(&running, jobs[1].proof(), TTR),
+        engine.release(&running, jobs[1].proof(), Release::default()),
         engine.give_back(Vec::new()),
     );
     let moving = Unreachable::Moving;

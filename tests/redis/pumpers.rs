@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dormouse::engine::Engine;
-use dormouse::engine::redis::{RedisEngine, RedisOptions, SpreadRules};
+use dormouse::engine::redis::{RedisEngine, RedisOptions};
 use dormouse::job::{Attributes, JobIds, NewJob};
 use dormouse::name::PoolName;
 use tokio::time::sleep;
@@ -14,8 +14,7 @@ use crate::common::queue;
 use crate::support::redis_cluster::RedisCluster;
 
 async fn open(cluster: &RedisCluster) -> Arc<RedisEngine> {
-    let options =
-        RedisOptions { prefix: "p".into(), partitions: 1, wait_replicas: 0, spread: SpreadRules::default() };
+    let options = RedisOptions { prefix: "p".into(), ..RedisOptions::default() };
     let engine = RedisEngine::connect_with(cluster.address(), &PoolName::default_pool(), &options).await;
     engine.expect("the cluster is there")
 }

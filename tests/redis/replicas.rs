@@ -30,7 +30,13 @@ async fn open_with(
     wait_replicas: u16,
     spread: SpreadRules,
 ) -> Arc<RedisEngine> {
-    let options = RedisOptions { prefix: prefix.into(), partitions: 8, wait_replicas, spread };
+    let options = RedisOptions {
+        prefix: prefix.into(),
+        partitions: 8,
+        wait_replicas,
+        spread,
+        ..RedisOptions::default()
+    };
     RedisEngine::connect_with(address, &PoolName::default_pool(), &options).await.expect("it is there")
 }
 
@@ -268,7 +274,7 @@ fn slot_of(engine: &RedisEngine, queue: &Queue) -> u16 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_hangs_stops_the_part_of_its_master_alone() {
     let cluster = RedisCluster::start();
-    let rules = SpreadRules { spread: vec!["*/all".into()], ..SpreadRules::default() };
+    let rules = SpreadRules(vec!["*/all".into()]);
     let engine = open_with(cluster.address(), "p", 1, rules).await;
     let on_first = |queue: &Queue| cluster.master_of(slot_of(&engine, queue)).0 == 0;
     let find = |there: bool| (0..).map(|n| queue(&format!("q{n}"))).find(|queue| on_first(queue) == there);

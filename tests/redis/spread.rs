@@ -24,7 +24,8 @@ const PARTITIONS: u16 = 8;
 
 async fn open(cluster: &RedisCluster, spread: &[&str]) -> Arc<RedisEngine> {
     let spread = SpreadRules(spread.iter().map(|pattern| (*pattern).to_owned()).collect());
-    let options = RedisOptions { prefix: "p".into(), partitions: PARTITIONS, wait_replicas: 0, spread };
+    let options =
+        RedisOptions { prefix: "p".into(), partitions: PARTITIONS, spread, ..RedisOptions::default() };
     let engine = RedisEngine::connect_with(cluster.address(), &PoolName::default_pool(), &options).await;
     engine.expect("the cluster is there")
 }

@@ -34,6 +34,8 @@ const SOON: Duration = Duration::from_secs(1);
 const TURN: Duration = Duration::from_secs(15);
 /// How long a new quota waits for the count of what was there. A small store is counted by then.
 const PATIENCE: Duration = Duration::from_millis(800);
+/// The same in a cluster, whose partitions are counted one after the other.
+const PATIENCE_IN_CLUSTER: Duration = Duration::from_secs(3);
 /// How many namespaces one script call sets or corrects.
 pub const CHUNK: usize = 250;
 
@@ -78,7 +80,8 @@ impl PartitionCore {
             let asked = *self.quotas.asked.borrow();
             self.quotas.changed.notify_one();
             // A large store takes longer, and another server may have its turn.
-            let _ = timeout(PATIENCE, done.wait_for(|done| *done >= asked)).await;
+            let patience = if knows_queues { PATIENCE } else { PATIENCE_IN_CLUSTER };
+            let _ = timeout(patience, done.wait_for(|done| *done >= asked)).await;
         }
         Ok(())
     }
