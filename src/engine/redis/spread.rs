@@ -10,7 +10,7 @@ use ahash::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
 
 use super::cluster::map::Partition;
-use super::hints::Hints;
+use super::hints::{Hints, nth};
 use crate::engine::MAX_PUBLISH;
 use crate::name::Queue;
 use crate::random;
@@ -170,13 +170,6 @@ impl Spreading {
         *turn = Turn { partition, begun: None, jobs: 0 };
         next
     }
-}
-
-/// The n-th partition in turn behind this one. An odd step comes by every one of a power of two, and this one is to another
-/// master each time, since partitions lie on the masters in ranges.
-pub fn nth(partition: Partition, n: u16, count: u16) -> Partition {
-    let step = u32::from(count) * 3 / 8 | 1;
-    ((u32::from(partition) + u32::from(n) * step) % u32::from(count)) as Partition
 }
 
 /// A batch.

@@ -9,6 +9,7 @@
 //! - `pump`: which partitions are pumped, and by whom.
 //! - `each`: one read of many partitions, in one round trip for each node.
 //! - `scattered`: queues that the configuration does not spread any more.
+//! - `samples`: what namespaces with a quota have, as far as this process knows.
 //! - `quotas`, `schedules`: what is one step on a single Redis, and several in a cluster.
 
 mod consume;
@@ -19,13 +20,14 @@ mod lists;
 mod publish;
 mod pump;
 pub mod quotas;
+mod samples;
 pub mod scattered;
 mod schedules;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::quotas::Samples;
+use self::samples::Samples;
 use super::cluster::map::Partition;
 use super::core::PartitionCore;
 use super::link::{Lane, Link};

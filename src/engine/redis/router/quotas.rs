@@ -7,12 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use super::Router;
 use crate::engine::redis::cluster::map::Partition;
-use crate::engine::redis::reply::over_quota;
 use crate::engine::redis::verbs::quotas::{CHUNK, Used};
 use crate::engine::{Publication, Quota, Quotas, together};
 use crate::error::Result;
@@ -20,65 +18,6 @@ use crate::name::{Namespace, Queue};
 
 /// How old a sample may be.
 const PERIOD: Duration = Duration::from_secs(10);
-
-/// What namespaces with a quota have, as far as this process knows.
-#[derive(Debug, Default)]
-pub struct Samples(Mutex<BTreeMap<Namespace, Sample>>);
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Sample {
-    quota: Quota,
-    jobs: u64,
-    bytes: u64,
-    queues: u64,
-}
-
-impl Samples {
-    /// Refuses a publication for which the quota of a namespace leaves no room, and counts any other.
-    fn admit(&self, publication: &Publication) -> Result<()> {
-        let mut samples = self.0.lock();
-        let mut needs: BTreeMap<&Namespace, (u64, u64)> = BTreeMap::new();
-        for placing in &publication.jobs {
-            let need = needs.entry(&placing.job.queue.namespace).or_default();
-            (need.0, need.1) = (need.0 + 1, need.1 + placing.job.body.len() as u64);
-        }
-        for (namespace, (jobs, bytes)) in &needs {
-            let Some(of) = samples.get(*namespace) else { continue };
-            let is_full = |most: u64, has: u64, needs: u64| most > 0 && has + needs > most;
-            if is_full(of.quota.jobs, of.jobs, *jobs) {
-                return Err(over_quota(1));
-            }
-            if is_full(of.quota.bytes, of.bytes, *bytes) {
-                return Err(over_quota(2));
-            }
-        }
-        for (namespace, (jobs, bytes)) in needs {
-            if let Some(of) = samples.get_mut(namespace) {
-                (of.jobs, of.bytes) = (of.jobs + jobs, of.bytes + bytes);
-            }
-        }
-        Ok(())
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
-    }
-
-    fn bounds_queues(&self, namespace: &Namespace) -> bool {
-        self.0.lock().get(namespace).is_some_and(|of| of.quota.queues > 0)
-    }
-
-    /// Takes room for a new queue.
-    fn admit_queue(&self, namespace: &Namespace) -> Result<()> {
-        let mut samples = self.0.lock();
-        let Some(of) = samples.get_mut(namespace) else { return Ok(()) };
-        if of.quota.queues > 0 && of.queues >= of.quota.queues {
-            return Err(over_quota(3));
-        }
-        of.queues += 1;
-        Ok(())
-    }
-}
 
 impl Router {
     /// Sets these quotas and no others, for all servers of this kind.
@@ -88,7 +27,7 @@ impl Router {
         }
         together::try_all(self.parts.iter().map(|part| part.set_quotas(quotas, false))).await?;
         {
-            let mut samples = self.samples.0.lock();
+            let mut samples = self.samples.lock();
             samples.retain(|namespace, _| quotas.contains_key(namespace));
             for (namespace, quota) in quotas {
                 samples.entry(namespace.clone()).or_default().quota = *quota;
@@ -131,13 +70,13 @@ impl Router {
 
     /// Adds up what namespaces with a quota have, and tells each partition what the others have.
     async fn sample(&self) -> Result<()> {
-        let all = self.samples.0.lock().iter().map(|(name, of)| (name.clone(), of.quota)).collect::<Vec<_>>();
+        let all = self.samples.lock().iter().map(|(name, of)| (name.clone(), of.quota)).collect::<Vec<_>>();
         for chunk in all.chunks(CHUNK) {
             self.sample_jobs(chunk).await?;
         }
         for (namespace, _) in all.iter().filter(|(_, quota)| quota.queues > 0) {
             let queues = self.count_queues(namespace).await?;
-            if let Some(of) = self.samples.0.lock().get_mut(namespace) {
+            if let Some(of) = self.samples.lock().get_mut(namespace) {
                 of.queues = queues;
             }
         }
@@ -181,7 +120,7 @@ impl Router {
             self.part(*partition).set_elsewhere(namespaces.iter().map(|(name, _)| name).zip(others))
         });
         together::try_all(told).await?;
-        let mut samples = self.samples.0.lock();
+        let mut samples = self.samples.lock();
         for ((namespace, _), [jobs, bytes]) in namespaces.iter().zip(sums) {
             if let Some(of) = samples.get_mut(namespace) {
                 (of.jobs, of.bytes) = (jobs.unsigned_abs(), bytes.unsigned_abs());

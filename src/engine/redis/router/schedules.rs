@@ -19,7 +19,7 @@ impl Router {
         }
         // A caller that leaves must not leave a job without its record.
         let router = self.clone();
-        let stepped = tokio::spawn(async move { router.step_in_cluster(step).await });
+        let stepped = self.pool.tasks.spawn(async move { router.step_in_cluster(step).await });
         stepped.await.unwrap_or(Err(Error::Closed))
     }
 
