@@ -31,6 +31,8 @@ const BACKLOG: usize = 3_000;
 const WORK: Duration = Duration::from_millis(300);
 /// The ttr of [`AGAIN`].
 const TTR: Duration = Duration::from_secs(2);
+/// Within 2 s on a quiet machine, which `cargo bench --bench recovery` measures. This machine runs other tests too.
+const RESUMED: Duration = Duration::from_secs(5);
 /// Publishers wait long for their response.
 const PATIENT: Duration = Duration::from_secs(20);
 /// A response that arrives this soon after its consumer has disconnected was already in transit: no server can know
@@ -368,8 +370,8 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
     for verb in ["publish", "consume", "ack"] {
         let resumed = told.resumed.get(verb).unwrap_or_else(|| panic!("{verb} never worked again"));
         assert!(
-            *resumed < Duration::from_secs(2),
-            "{verb} works within 2 s after the stall, not {resumed:?}"
+            *resumed < RESUMED,
+            "{verb} works within {RESUMED:?} after the stall, not {resumed:?}"
         );
     }
 }

@@ -12,13 +12,13 @@ TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 @scenario("A handler's job has all that was published with it.", "ascii_attributes")
 async def job_fields(s: Stage) -> None:
     c = await s.client()
-    p = await c.publish(queue="q", data=b"\xffx", tries=4, ttl=500, attributes={"ü": "ä"}, traceparent=TRACE)
+    p = await c.publish(queue="q", data=b"\xffx", tries=4, ttl=500, attributes={"u": "ä"}, traceparent=TRACE)
     await asyncio.sleep(0.2)
     w = await s.worker(c)
     job = (await w.event("start"))["job"]
     want = {
         "job_id": p["job_id"], "queue": "q", "namespace": s.namespace, "data": "/3g=", "remain_tries": 3,
-        "attributes": {"ü": "ä", "traceparent": TRACE}, "traceparent": TRACE,
+        "attributes": {"u": "ä", "traceparent": TRACE}, "traceparent": TRACE,
     }  # fmt: skip
     equal({key: job[key] for key in want}, want, "the job")
     within(job["ttl"], 490, 500, "ttl")
