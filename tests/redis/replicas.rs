@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dormouse::engine::redis::{RedisAddress, RedisEngine, RedisOptions, SpreadRules};
-use dormouse::engine::{Engine, Once, Publication, Published};
+use dormouse::engine::{Engine, JobList, Once, Publication, Published};
 use dormouse::error::{Error, Result, Unreachable};
-use dormouse::job::{Attributes, Job, JobIds, JobRef, NewJob};
+use dormouse::job::{Attributes, Job, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
 
 use crate::common::{TTR, queue};
@@ -256,8 +256,9 @@ async fn what_a_master_took_that_was_cut_off_is_lost_unless_a_replica_was_waited
 }
 
 async fn running(engine: &RedisEngine, queue: &Queue) -> u64 {
-    let page = engine.list_queues(&queue.namespace, None, 10).await.expect("it answers");
-    page.queues.iter().filter_map(|view| view.running).sum()
+    let list = JobList { state: JobState::Running, limit: 100, cursor: None, bodies: false };
+    let page = engine.list_jobs(queue, list).await.expect("it answers").expect("there is no cursor");
+    page.jobs.len() as u64
 }
 
 /// The slot of the partition that the jobs of a queue are made for.
