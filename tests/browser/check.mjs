@@ -429,7 +429,7 @@ for (const [how, javaScriptEnabled, live] of [["live", true, true], ["not live",
   const page = await open();
   await page.addInitScript(() => Object.defineProperty(navigator, "clipboard", { value: undefined }));
   await page.goto(at(PAGES.bytes));
-  await page.getByRole("button", { name: "Copy" }).click();
+  await page.getByRole("button", { name: "Copy", exact: true }).click();
   await page.getByRole("button", { name: "Copied" }).waitFor();
   assert(await heading(page));
   await page.context().close();
