@@ -36,7 +36,7 @@ const LONG: Duration = Duration::from_secs(600);
 
 fn main() -> ExitCode {
     report::run(async |bench| {
-        for store in [Store::Redis, Store::Compact, Store::Cluster, Store::Spread] {
+        for store in [Store::Redis, Store::Cluster, Store::Spread] {
             bench
                 .long_section(&format!("memory {store}: bytes of a job of 100"), LONG, memory(bench, store))
                 .await;
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
 /// Two servers on this store.
 async fn two(store: Store) -> Outcome<Setup> {
     match store {
-        Store::Cluster => Setup::cluster(&[&[], &[]], "Ordered = [\"*/*\"]").await,
+        Store::Cluster => Setup::cluster(&[&[], &[]], "").await,
         Store::Spread => Setup::cluster(&[&[], &[]], "Spread = [\"*/*\"]").await,
         _ => Setup::redis(&[&[], &[]]).await,
     }

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     report::run(async |bench| {
         for connections in CONNECTIONS {
             let name = format!("cost: {connections} connections");
-            let stores = [Store::Disk, Store::Redis, Store::Compact];
+            let stores = [Store::Disk, Store::Redis];
             bench.section(&name, table(bench, connections, &stores)).await;
         }
         let stores = [Store::Redis, Store::Cluster, Store::Spread];
@@ -164,13 +164,11 @@ async fn table(bench: &Bench, connections: usize, stores_of: &[Store]) -> Outcom
     Ok(())
 }
 
-/// Separates the reasons why a job on a cluster costs other processor time than one on a Redis in lmstfy's layout: the
-/// layout, partitions, nodes, replicas, spreading. Besides processor time, prints values that are independent of the
-/// machine's load: scripts and commands of all masters per operation, and bytes sent to replicas and the append-only
-/// file.
+/// Separates the reasons why a job on a cluster costs other processor time than one on a single Redis: nodes, replicas,
+/// spreading. Besides processor time, prints values that are independent of the machine's load: scripts and commands of
+/// all masters per operation, and bytes sent to replicas and the append-only file.
 async fn causes(bench: &Bench) -> Outcome {
-    const COMPACT: &str = "Layout = \"compact\"";
-    let (parts, spread) = ("Partitions = 64\nOrdered = [\"*/*\"]", "Spread = [\"*/*\"]");
+    let spread = "Spread = [\"*/*\"]";
     let nginx = Nginx::start()?;
     let mut constant = connect(&nginx.target(), CONNECTIONS[0]).await?;
     let mut setups = Vec::new();
@@ -178,13 +176,7 @@ async fn causes(bench: &Bench) -> Outcome {
         let with = if replicas > 0 { ", replicas" } else { "" };
         let one = async |more: &str| Setup::one_redis(&[], replicas, more).await;
         setups.push((format!("one Redis{with}"), one("").await?));
-        setups.push((format!("compact{with}"), one(COMPACT).await?));
-        if replicas == 0 {
-            setups.push(("compact in 64 parts".into(), one(&format!("{COMPACT}\n{parts}")).await?));
-            let more = format!("{COMPACT}\nPartitions = 64\n{spread}");
-            setups.push(("compact in 64 parts, spread".into(), one(&more).await?));
-        }
-        for (name, more) in [("at home", "Ordered = [\"*/*\"]"), ("spread", spread)] {
+        for (name, more) in [("at home", ""), ("spread", spread)] {
             let cluster = RedisCluster::start_of(3 + 3 * replicas, replicas);
             let setup = Setup::on_cluster(cluster, &[&[]], more).await?;
             setups.push((format!("cluster, {name}{with}"), setup));

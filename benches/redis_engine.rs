@@ -20,10 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, RedisEngine, SpreadRules};
-use dormouse::engine::{
-    Beside, Engine, JobList, NewId, OnConflict, Placing, Publication, Release, Respawn, Tries,
-};
+use dormouse::engine::redis::{RedisAddress, RedisEngine};
+use dormouse::engine::{Engine, JobList, OnConflict, Placing, Publication, Release, Respawn, Tries};
 use dormouse::job::{Attributes, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{JobKey, Namespace, PoolName, Queue, QueueName};
 use hdrhistogram::Histogram;
@@ -461,32 +459,16 @@ async fn lists() {
     engine.close().await;
 }
 
-/// The layouts compared, with additional settings of their Redis.
-const LAYOUTS: [(&str, &[&str]); 4] = [
-    ("lmstfy", &[]),
-    ("compact, 1 partition", &["--hash-max-listpack-value", "1100"]),
-    ("compact, 64 partitions", &["--hash-max-listpack-value", "1100"]),
-    ("compact, 64 partitions, Redis as it comes", &[]),
-];
-
-async fn layout(name: &str, server: &RedisServer) -> Arc<dyn Engine> {
+async fn open(server: &RedisServer) -> Arc<dyn Engine> {
     let address = RedisAddress { addrs: vec![server.addr()], ..RedisAddress::default() };
-    let pool = PoolName::default_pool();
-    if name == "lmstfy" {
-        return RedisEngine::connect(address, &pool).await.expect("the server is there");
-    }
-    let partitions = if name.contains("64") { 64 } else { 1 };
-    let layout =
-        CompactLayout { prefix: "big".into(), partitions, wait_replicas: 0, spread: SpreadRules::default() };
-    CompactEngine::connect(address, &pool, &layout).await.expect("the server is there")
+    RedisEngine::connect(address, &PoolName::default_pool()).await.expect("the server is there")
 }
 
 /// A job with a body of 100 bytes, which lives for a day after it is due.
 fn job_of(engine: &dyn Engine, ids: &JobIds, queue: &Queue, delay: Duration) -> NewJob {
-    let new = NewId { queue, delay, bytes: 100, versioned: false, beside: Beside::Nobody };
     NewJob {
         queue: queue.clone(),
-        id: engine.make_id(ids, new),
+        id: engine.make_id(ids, queue, delay, false),
         body: Bytes::from_static(&[b'x'; 100]),
         attributes: Attributes::new(),
         ttl: Some(delay + Duration::from_secs(86_400)),
@@ -522,30 +504,24 @@ async fn memory() {
             )
         }),
     ];
-    let only = std::env::var("LAYOUT").unwrap_or_default();
-    for (name, args) in LAYOUTS.into_iter().filter(|(name, _)| name.contains(&only)) {
-        for (what, count, of) in kinds {
-            let server = RedisServer::start_with(None, args);
-            let (engine, ids) = (layout(name, &server).await, JobIds::default());
-            let before = used_memory(&server);
-            for first in (0..count).step_by(64) {
-                let some = (first..count.min(first + 64)).map(|n| {
-                    let (queue, delay) = of(n, count);
-                    job_of(&*engine, &ids, &queue, delay)
-                });
-                // One queue a call, as HTTP has it.
-                let some: Vec<NewJob> = some.collect();
-                for part in some.chunk_by(|a, b| a.queue == b.queue) {
-                    engine.publish(part.to_vec().into()).await.expect("published");
-                }
+    for (what, count, of) in kinds {
+        let server = RedisServer::start();
+        let (engine, ids) = (open(&server).await, JobIds::default());
+        let before = used_memory(&server);
+        for first in (0..count).step_by(64) {
+            let some = (first..count.min(first + 64)).map(|n| {
+                let (queue, delay) = of(n, count);
+                job_of(&*engine, &ids, &queue, delay)
+            });
+            // One queue a call, as HTTP has it.
+            let some: Vec<NewJob> = some.collect();
+            for part in some.chunk_by(|a, b| a.queue == b.queue) {
+                engine.publish(part.to_vec().into()).await.expect("published");
             }
-            while engine.pump().await.expect("pumped").next.is_zero() {}
-            println!(
-                "{name}: {count} {what}: {:.0} bytes each",
-                (used_memory(&server) - before) / count as f64
-            );
-            engine.close().await;
         }
+        while engine.pump().await.expect("pumped").next.is_zero() {}
+        println!("{count} {what}: {:.0} bytes each", (used_memory(&server) - before) / count as f64);
+        engine.close().await;
     }
 }
 
@@ -596,9 +572,9 @@ async fn turn(engine: &Arc<dyn Engine>, what: &str, each: usize) {
 async fn turns() {
     let (rounds, steps) = (from_env("ROUNDS", 5), ["publish", "delayed a day", "cycle", "delayed life"]);
     let mut stores = Vec::new();
-    for (name, args) in &LAYOUTS[..3] {
-        let server = RedisServer::start_with(None, args);
-        let engine = layout(name, &server).await;
+    for name in ["first", "second"] {
+        let server = RedisServer::start();
+        let engine = open(&server).await;
         let pump = tokio::spawn({
             let engine = engine.clone();
             async move {
@@ -608,7 +584,7 @@ async fn turns() {
                 }
             }
         });
-        stores.push((*name, server, engine, pump));
+        stores.push((name, server, engine, pump));
     }
     for step in steps {
         let mut all: Vec<(Vec<f64>, Vec<f64>)> = vec![Default::default(); stores.len()];

@@ -3,7 +3,7 @@
 -- ARGV    what the keys of their hashes begin with, where to begin and to end (as ZRANGEBYLEX takes them), how many at most,
 --         1 = with bodies, after how many bytes of bodies the page ends
 -- returns {now, 1 if there are more, per schedule its row: name, revision, step, state, next, queue, text, progress, landed,
---         where it moves to, body}
+--         body}
 -- bound   100 schedules, and the bytes that were asked for beyond which the next one goes (the caller's)
 local most, bytes, bodies = tonumber(ARGV[4]), 0, ARGV[5] == '1'
 local names = call('ZRANGEBYLEX', KEYS[1], ARGV[2], ARGV[3], 'LIMIT', 0, most + 1)
@@ -15,7 +15,7 @@ for i = 1, math.min(#names, most) do
   end
   local row = row_of(ARGV[1] .. names[i], names[i], bodies)
   if row then
-    bytes = bytes + #(row[11] or '')
+    bytes = bytes + #(row[10] or '')
     answer[#answer + 1] = row
   end
 end

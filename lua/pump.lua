@@ -1,15 +1,28 @@
 -- Moves due jobs, earliest first: those with tries left become ready, those without become dead; members whose
 -- job is gone are dropped. A score without a fraction is lmstfy's, which has cut the fraction off: it is due a
 -- second later, so that no job is early.
--- KEYS    timer_set
--- ARGV    how many at most, ms that a dead job lives (0 = forever)
+-- KEYS    timer_set | in a cluster: the lease of the partition's pump
+-- ARGV    how many at most, ms that a dead job lives (0 = forever); in a cluster: the server, 1 = it has stored what is
+--         due now, and pumps whoever has the lease
 -- returns {now, how many left the timer, us until the next is due (-1 = none), members that were garbage,
 --         members put off because their list has another type, {ns/queue that got ready jobs}, {per ns/queue with some:
---         name, jobs whose hand-over has ended and that are ready again, jobs that died}}
+--         name, jobs whose hand-over has ended and that are ready again, jobs that died}, for how many us another server
+--         still has the lease (0 = it is this server's)}
 -- bound   200 members (the caller's)
-local t, byte = KEYS[1], string.byte
-local second, most = string.format('%.0f', math.floor(now / 1000000)), tonumber(ARGV[1])
-local dead_ttl = tonumber(ARGV[2])
+local t, byte, held = KEYS[1], string.byte, 0
+if ARGV[3] then
+  local LEASE, RENEW = 1250, 1100
+  local holder, left = call('GET', KEYS[2]), call('PTTL', KEYS[2])
+  if holder and holder ~= ARGV[3] then held = math.max(left, 1) * 1000 end
+  if held > 0 and ARGV[4] ~= '1' then return {now, 0, -1, 0, 0, {}, {}, held} end
+  if held == 0 and left < RENEW then
+    -- First a write that needs no memory: a full Redis refuses only a first one that does.
+    call('ZREM', t, '')
+    call('SET', KEYS[2], ARGV[3], 'PX', LEASE)
+  end
+end
+local second = string.format('%.0f', math.floor(now / 1000000))
+local most, dead_ttl = tonumber(ARGV[1]), tonumber(ARGV[2])
 -- Members of the range, and behind them their scores: delayed jobs are due at even microseconds and running ones at odd
 -- ones, which tells those that come again.
 local function read_due(from, to, limit, due, scores)
@@ -120,4 +133,4 @@ if head[2] then
   if next_due < 0 then next_due = 0 end
   if next_due > 1000000000 then next_due = 1000000000 end
 end
-return {now, n, next_due, garbage, put_off, ready, told}
+return {now, n, next_due, garbage, put_off, ready, told, held}

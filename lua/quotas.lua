@@ -1,7 +1,7 @@
 -- Stands behind lua/base.lua, and around a script that stores or deletes jobs, while a namespace of the pool has a quota.
 -- What such a script SETs, DELs and UNLINKs of jobs' keys by `call` changes the figures of their namespaces in one hash.
 -- Per namespace with a quota it has: name -> most jobs, bytes and queues (0 = no bound), name/jobs and name/bytes -> what
--- there is. A script that publishes asks `quotas.admit` before its first write, when it knows all that it will do.
+-- there is; in a cluster also name/elsewhere -> jobs and bytes of the other partitions, by the last sample. A script that publishes asks `quotas.admit` before its first write, when it knows all that it will do.
 local used_key, plain, known = base .. 'dormouse/used', call, {}
 -- Keys of jobs that go, whose room was given to others.
 local credited = {}
@@ -10,13 +10,15 @@ local credited = {}
 -- their own: only our servers change them.
 local function namespace_called(name)
   if known[name] == nil then
-    local row = plain('HMGET', used_key, name, name .. '/jobs', name .. '/bytes')
+    local row = plain('HMGET', used_key, name, name .. '/jobs', name .. '/bytes', name .. '/elsewhere')
     local jobs, bytes, queues = string.match(row[1] or '', '^(%d+) (%d+) (%d+)$')
     known[name] = jobs and {
       most = {tonumber(jobs), tonumber(bytes), tonumber(queues)}, names = base .. 'm/ns/' .. name, new = {}, new_queues = 0,
       has = {tonumber(row[2]) or 0, math.max(tonumber(row[3]) or 0, 0)}, changes = {0, 0},
     } or false
     if jobs then
+      local has, more_jobs, more_bytes = known[name].has, string.match(row[4] or '', '^(%d+) (%d+)$')
+      has[1], has[2] = has[1] + (tonumber(more_jobs) or 0), has[2] + (tonumber(more_bytes) or 0)
       local of_schedules = tonumber(plain('HGET', base .. 'dormouse/schedule-bytes', name)) or 0
       known[name].has[2] = known[name].has[2] + math.max(of_schedules, 0)
     end

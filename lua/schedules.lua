@@ -1,14 +1,14 @@
--- Stands behind lua/base.lua, or lua/compact/base.lua, before each script of schedules, in either layout. A schedule is a
--- hash: revision, step, state, next, queue, text, body, progress, landed; and to, while it moves to another partition. One that
--- was deleted, or moved on, leaves its last revision there for a day, as gone: so what was cut off in the middle of a move is not taken up.
-local ROW = {'revision', 'step', 'state', 'next', 'queue', 'text', 'progress', 'landed', 'to'}
+-- Stands behind lua/base.lua before each script of schedules. A schedule is a
+-- hash: revision, step, state, next, queue, text, body, progress, landed. One that was deleted leaves its last revision there
+-- for a day, as gone.
+local ROW = {'revision', 'step', 'state', 'next', 'queue', 'text', 'progress', 'landed'}
 local GONE = 86400000
 local function text_of(number) return string.format('%.0f', number) end
 
 -- What a store answers of a schedule, or nothing. The body comes last.
 local function row_of(key, name, body)
-  local row = call('HMGET', key, ROW[1], ROW[2], ROW[3], ROW[4], ROW[5], ROW[6], ROW[7], ROW[8], ROW[9], body and 'body' or '')
-  if row[1] then return {name, unpack(row, 1, 10)} end
+  local row = call('HMGET', key, ROW[1], ROW[2], ROW[3], ROW[4], ROW[5], ROW[6], ROW[7], ROW[8], body and 'body' or '')
+  if row[1] then return {name, unpack(row, 1, 9)} end
 end
 
 -- Bytes of a schedule's setting, as it is stored.
@@ -21,9 +21,8 @@ end
 -- schedules of each namespace take. `publish` stores its job, if it has one.
 local function take_step(step, keys, publish)
   local time = math.floor(now / 1000)
-  local held = call('HMGET', keys.schedule, 'revision', 'step', 'state', 'to', 'gone')
+  local held = call('HMGET', keys.schedule, 'revision', 'step', 'state', 'gone')
   local revision, done = tonumber(held[1]), tonumber(held[2])
-  if revision and held[4] and not step.moves_on then return {'moving'} end
   if revision ~= step.revision or done ~= step.step then return {'stale'} end
   local function count(state, by)
     if state then call('HINCRBY', keys.figures, state, by) end
@@ -34,10 +33,8 @@ local function take_step(step, keys, publish)
       call('HINCRBY', keys.bytes, string.match(step.member, '^[^/]*'), -setting_bytes(keys.schedule))
     end
     call('DEL', keys.schedule)
-    if not step.moves_on then
-      local gone = tonumber(call('HGET', keys.figures, 'gone')) or 0
-      if revision > gone then call('HSET', keys.figures, 'gone', text_of(revision)) end
-    end
+    local gone = tonumber(call('HGET', keys.figures, 'gone')) or 0
+    if revision > gone then call('HSET', keys.figures, 'gone', text_of(revision)) end
     call('HSET', keys.schedule, 'gone', text_of(revision))
     call('PEXPIRE', keys.schedule, GONE)
     if keys.names then call('ZREM', keys.names, step.name) end
@@ -46,9 +43,9 @@ local function take_step(step, keys, publish)
     return {'done', text_of(revision), text_of(done), text_of(time), ''}
   end
   if time < step.not_before or step.not_after and time > step.not_after then return {'early'} end
-  local gone = math.max(tonumber(held[5]) or 0, step.floor or 0)
+  local gone = tonumber(held[4]) or 0
   if not revision then
-    if not step.text or step.exact and step.exact <= (tonumber(held[5]) or 0) then return {'stale'} end
+    if not step.text then return {'stale'} end
     local all = 0
     for _, of in ipairs(call('HMGET', keys.figures, 0, 1, 2, 3, 4)) do all = all + (tonumber(of) or 0) end
     if all >= step.of_pool or keys.names and call('ZCARD', keys.names) >= step.of_namespace then return {'many'} end
@@ -70,28 +67,20 @@ local function take_step(step, keys, publish)
     if answer[2] ~= 'done' then return {select(2, unpack(answer))} end
     landed, added = text_of(time) .. ' ' .. answer[3], {select(4, unpack(answer))}
   end
-  local new = step.exact or step.text and (revision or gone) + 1 or revision
+  local new = step.text and (revision or gone) + 1 or revision
   local next_step = new == revision and done + 1 or 0
   call('HSET', keys.schedule, 'revision', text_of(new), 'step', text_of(next_step), 'state', step.state,
     'next', step.next and text_of(step.next) or '', 'progress', step.progress, 'landed', landed)
   if step.text then call('HSET', keys.schedule, 'queue', step.queue, 'text', step.text, 'body', step.body) end
   if more ~= 0 then call('HINCRBY', keys.bytes, namespace, more) end
   if not revision then
-    if held[5] then
+    if held[4] then
       call('PERSIST', keys.schedule)
       call('HDEL', keys.schedule, 'gone')
     end
     if keys.names then call('ZADD', keys.names, 0, step.name) end
   end
-  if step.to then
-    -- Whoever looks for what is due finishes the move.
-    call('HSET', keys.schedule, 'to', step.to)
-    call('ZADD', keys.due, text_of(time), step.member)
-  elseif step.moved then
-    call('ZREM', keys.due, step.member)
-  else
-    call('ZADD', keys.due, step.next and text_of(step.next) or '+inf', step.member)
-  end
+  call('ZADD', keys.due, step.next and text_of(step.next) or '+inf', step.member)
   if step.by then call('HINCRBY', keys.figures, 'by:' .. step.by, 1) end
   if tonumber(held[3]) ~= step.state then
     count(held[3], -1)
@@ -125,7 +114,7 @@ local function due_of(due_key, figures, base_of, most, ever, most_bytes, within)
     if bytes > tonumber(most_bytes) and ever == '' then break end
     local row = row_of(base_of .. member, member, ever == '')
     if row then
-      bytes, taken = bytes + #(row[11] or ''), taken + 1
+      bytes, taken = bytes + #(row[10] or ''), taken + 1
       answer[#answer + 1] = row
     else
       call('ZREM', due_key, member)

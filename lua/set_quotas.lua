@@ -8,7 +8,7 @@ local new = 0
 call('HDEL', KEYS[1], '')
 for arg = 1, #ARGV, 2 do
   local name, most = ARGV[arg], ARGV[arg + 1]
-  if most == '' then call('HDEL', KEYS[1], name, name .. '/jobs', name .. '/bytes')
+  if most == '' then call('HDEL', KEYS[1], name, name .. '/jobs', name .. '/bytes', name .. '/elsewhere')
   elseif call('HSET', KEYS[1], name, most) == 1 then
     call('HSET', KEYS[1], name .. '/jobs', 0, name .. '/bytes', 0)
     new = new + 1

@@ -70,6 +70,10 @@ pub enum Error {
     /// The part of the store needed by the call is unavailable. No effect.
     #[error("{0}")]
     Unreachable(Unreachable),
+    /// A batch must be stored as a whole or not at all, and its keys belong to several partitions of a spread queue. No
+    /// effect.
+    #[error("the keys of the jobs are in several partitions of the queue")]
+    SeveralPartitions,
     /// A consume found no job in the available parts of its queues, and others are unavailable, so it is unknown
     /// whether they are empty. No effect.
     #[error("{0}")]

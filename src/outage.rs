@@ -173,6 +173,7 @@ impl Outage {
                 | Error::Full { .. }
                 | Error::Locked
                 | Error::OverQuota(_)
+                | Error::SeveralPartitions
                 | Error::Unreachable(_)
                 | Error::Unseen(..),
             ) => {}

@@ -26,8 +26,6 @@ pub enum Store {
     DiskEverySec,
     /// Append-only file, synced every second.
     Redis,
-    /// The same, in the compact layout.
-    Compact,
     /// A cluster of three masters with a replica each. A queue is in one partition.
     Cluster,
     /// The same, and each queue is spread over all partitions.
@@ -40,7 +38,6 @@ impl fmt::Display for Store {
             Store::Disk => "disk",
             Store::DiskEverySec => "disk everysec",
             Store::Redis => "redis",
-            Store::Compact => "compact",
             Store::Cluster => "cluster",
             Store::Spread => "spread",
         })
@@ -166,8 +163,7 @@ impl Setup {
             Store::Disk => "always",
             Store::DiskEverySec => "everysec",
             Store::Redis => return Setup::redis(&[env]).await,
-            Store::Compact => return Setup::compact(env).await,
-            Store::Cluster => return Setup::cluster(&[env], "Ordered = [\"*/*\"]").await,
+            Store::Cluster => return Setup::cluster(&[env], "").await,
             Store::Spread => return Setup::cluster(&[env], "Spread = [\"*/*\"]").await,
         };
         let pool = format!("[Pool.default]\nPath = \"jobs\"\nSync = \"{sync}\"\n");
@@ -197,11 +193,6 @@ impl Setup {
             servers.push(Server::start(&pool, env).await?);
         }
         Ok(Setup { servers, redis: Some(redis), replicas: Vec::new(), cluster: None })
-    }
-
-    /// One server on one Redis, in the compact layout with one partition.
-    pub async fn compact(env: &[(&str, &str)]) -> Outcome<Setup> {
-        Setup::one_redis(env, 0, "Layout = \"compact\"").await
     }
 
     /// Starts one server on one Redis with `replicas` replicas, and further lines for the pool's table.

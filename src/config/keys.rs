@@ -201,25 +201,17 @@ table! {
         "Cert" cert: Option<PathBuf> = None;
         /// Dormouse's own. PEM file of the client certificate's key.
         "Key" key: Option<PathBuf> = None;
-        /// Dormouse's own. How a Redis keeps the jobs: `lmstfy`, so that lmstfy's servers may serve them too, or
-        /// `compact`, in a third of the memory. Default: `lmstfy` with `Addr`, `compact` with `Cluster`.
-        "Layout" layout: Option<Layout> = None;
-        /// Dormouse's own. How many parts a compact pool has: a power of two up to 4096. It stays what it was at the
-        /// pool's first start. Default: 64 with `Cluster`, 1 with `Addr`.
+        /// Dormouse's own. Number of partitions of a pool in a cluster: a power of two up to 4096. It stays what it was
+        /// at the pool's first start. Default: 64.
         "Partitions" partitions: Option<u16> = None, in 1..=MAX_PARTITIONS.into();
-        /// Dormouse's own. Prefix of every key of a compact pool. Default: the pool's name.
+        /// Dormouse's own. Prefix of every key of a pool in a cluster. Default: the pool's name.
         "Prefix" prefix: Option<String> = None;
-        /// Dormouse's own. How many replicas of its Redis, or of each node, must have what was asked of a compact pool
-        /// before it is answered; at most 5.
+        /// Dormouse's own. Number of replicas of its Redis, or of each node of a cluster, that must have a write before it
+        /// is answered; at most 5.
         "WaitReplicas" wait_replicas: u16 = 0, in 0..=5;
-        /// Dormouse's own. A queue of a compact pool is spread over all its parts once its home has so many of its jobs, or
-        /// has taken so many in ten seconds; 0: never by itself.
-        "SpreadAt" spread_at: u32 = 50_000;
-        /// Dormouse's own. Queues that are spread from their first job on, `["shop/orders", "mail/*", "*/bulk-*"]`. In a
-        /// variable they are separated by commas.
+        /// Dormouse's own. Queues of a pool in a cluster that use all partitions: `["shop/orders", "mail/*", "*/bulk-*"]`.
+        /// In a variable they are separated by commas.
         "Spread" spread: Vec<String> = Vec::new();
-        /// Dormouse's own. Queues that this server never spreads, in the same form. It wins.
-        "Ordered" ordered: Vec<String> = Vec::new();
         /// Dormouse's own. Seconds after its death after which a dead job goes; 0: never.
         "DeadLetterTTL" dead_letter_ttl: u64 = 0, in 0..=MAX_TTL;
         /// The pool that publishes go to, while this one is drained.
@@ -254,13 +246,12 @@ impl PoolConfig {
 }
 
 /// Keys that only pools of jobs have, and not the store of tokens.
-pub(super) const OF_JOBS: [&str; 8] =
-    ["Layout", "Partitions", "Prefix", "WaitReplicas", "SpreadAt", "Spread", "Ordered", "DeadLetterTTL"];
+pub(super) const OF_JOBS: [&str; 5] = ["Partitions", "Prefix", "WaitReplicas", "Spread", "DeadLetterTTL"];
 /// The longest age, as the longest `ttl`: 136 years.
 const MAX_TTL: u64 = u32::MAX as u64;
 /// The largest number that TOML has.
 const MOST: u64 = i64::MAX as u64;
-/// Maximum number of partitions: each needs a slot of its own in a cluster, with room to spread.
+/// Maximum number of partitions: each needs a slot of its own, with room to spread.
 const MAX_PARTITIONS: u16 = 4096;
 
 /// URLs that push may call.
@@ -278,13 +269,6 @@ pub enum ShowBodies {
     All,
     Operators,
     None,
-}
-
-/// Format of jobs in a Redis pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
-    Lmstfy,
-    Compact,
 }
 
 /// When a disk pool syncs.
@@ -334,7 +318,6 @@ macro_rules! words {
 
 words!(PushHttps { "any" => Any, "only" => Only, "" => Any });
 words!(ShowBodies { "all" => All, "operators" => Operators, "none" => None, "" => All });
-words!(Layout { "lmstfy" => Lmstfy, "compact" => Compact });
 words!(SyncMode { "always" => Always, "everysec" => EverySec });
 words!(LogFormat { "text" => Text, "json" => Json });
 words!(LogLevel {

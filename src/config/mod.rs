@@ -14,9 +14,7 @@ mod warnings;
 
 use std::path::Path;
 
-pub use self::keys::{
-    Config, Layout, LogFormat, LogLevel, PoolConfig, PushHttps, Secret, ShowBodies, SyncMode,
-};
+pub use self::keys::{Config, LogFormat, LogLevel, PoolConfig, PushHttps, Secret, ShowBodies, SyncMode};
 pub use self::service_links::is_service_link;
 pub use self::setting::ConfigError;
 use self::setting::{Setting, bare, section};
@@ -169,38 +167,41 @@ mod tests {
     }
 
     #[test]
-    fn a_compact_pool_is_a_redis_with_a_power_of_two_of_parts() {
-        let pool = |keys: &str| {
+    fn a_pool_in_a_cluster_has_a_power_of_two_of_partitions() {
+        let pool = |place: &str, keys: &str| {
             let admin = "[AdminRedis]\nAddr='x:1'\n";
-            load(&format!("{admin}[Pool.default]\nAddr='x:1'\n{keys}"), &[])
+            load(&format!("{admin}[Pool.default]\n{place}\n{keys}"), &[])
                 .map(|config| config.pool["default"].clone())
         };
-        let compact = pool("Layout='compact'\nPartitions=4096\nPrefix='p.1'").expect("it loads");
-        assert_eq!((compact.layout(), compact.partitions()), (Layout::Compact, 4096));
-        assert_eq!(compact.prefix.as_deref(), Some("p.1"));
-        assert_eq!(pool("").expect("it loads").layout(), Layout::Lmstfy);
-        for (keys, key) in [
-            ("Layout='compact'\nPartitions=0", "Partitions"),
-            ("Layout='compact'\nPartitions=3", "Partitions"),
-            ("Layout='compact'\nPartitions=8192", "Partitions"),
-            ("Layout='compact'\nPrefix='a{b'", "Prefix"),
-            ("Partitions=2", "Partitions"),
-            ("Prefix='a'", "Prefix"),
-            ("WaitReplicas=1", "WaitReplicas"),
-            ("Layout='compact'\nWaitReplicas=6", "WaitReplicas"),
-            ("Layout='other'", "other"),
+        let (cluster, single) = ("Cluster=['h:1']", "Addr='x:1'");
+        let of_cluster = pool(cluster, "Partitions=4096\nPrefix='p.1'").expect("it loads");
+        assert_eq!((of_cluster.partitions(), of_cluster.prefix.as_deref()), (4096, Some("p.1")));
+        assert_eq!(pool(single, "WaitReplicas=1").expect("it loads").wait_replicas, 1);
+        for (place, keys, key) in [
+            (cluster, "Partitions=0", "Partitions"),
+            (cluster, "Partitions=3", "Partitions"),
+            (cluster, "Partitions=8192", "Partitions"),
+            (cluster, "Prefix='a{b'", "Prefix"),
+            (cluster, "WaitReplicas=6", "WaitReplicas"),
+            (single, "Partitions=2", "Partitions"),
+            (single, "Prefix='a'", "Prefix"),
+            (single, "Spread=['a/b']", "Spread"),
+            (single, "Layout='compact'", "the compact one is not supported any more"),
+            (cluster, "SpreadAt=9", "name them in Spread"),
+            (cluster, "Ordered=['a/b']", "Ordered"),
         ] {
-            let error = pool(keys).expect_err(keys);
+            let error = pool(place, keys).expect_err(keys);
             assert!(error.contains(key) && !error.contains('\n'), "{keys:?}: {error}");
         }
-        let disk = load("[Pool.default]\nPath='d'\nLayout='compact'", &[]).expect_err("a directory");
-        assert!(disk.contains("Layout"), "{disk}");
-        let two = "[AdminRedis]\nAddr='x:1'\n[Pool.default]\nAddr='x:1'\nLayout='compact'\nPrefix='a'\n\
-                   [Pool.other]\nAddr='x:1'\nLayout='compact'\nPrefix='a'";
+        let two = "[AdminRedis]\nAddr='x:1'\n[Pool.default]\nCluster=['x:1']\nPrefix='a'\n\
+                   [Pool.other]\nCluster=['x:1']\nPrefix='a'";
         let two = load(two, &[]).expect_err("one place for two pools");
         assert!(two.contains("Prefix"), "{two}");
-        let admin = load("[AdminRedis]\nAddr='x:1'\nLayout='compact'\n[Pool.default]\nAddr='x:1'", &[]);
-        assert!(admin.expect_err("tokens").contains("Layout"), "[AdminRedis] has no layout");
+        let admin = load("[AdminRedis]\nAddr='x:1'\nPartitions=4\n[Pool.default]\nAddr='x:1'", &[]);
+        assert!(
+            admin.expect_err("tokens").contains("Partitions"),
+            "[AdminRedis] has no partitions of its own"
+        );
     }
 
     #[test]
@@ -315,13 +316,10 @@ mod tests {
 
     #[test]
     fn a_cluster_is_a_list_or_a_text_with_commas() {
-        let file = "[Pool.default]\nCluster=['h1:1', 'h2:2']\n[Pool.b]\nAddr='x:1'\nLayout='compact'\n[AdminRedis]\nAddr='x:1'";
+        let file = "[Pool.default]\nCluster=['h1:1', 'h2:2']\n[Pool.b]\nAddr='x:1'\n[AdminRedis]\nAddr='x:1'";
         let config = load(file, &[]).expect("it loads");
         let pool = &config.pool["default"];
-        assert_eq!(
-            (&pool.cluster[..], pool.layout()),
-            (&["h1:1".to_owned(), "h2:2".to_owned()][..], Layout::Compact)
-        );
+        assert_eq!(pool.cluster, ["h1:1", "h2:2"]);
         assert_eq!((pool.partitions(), config.pool["b"].partitions()), (64, 1));
         let config = load(file, &[("DORMOUSE_POOL_DEFAULT_CLUSTER", "h3:3, [::1]:4")]).expect("it loads");
         assert_eq!(config.pool["default"].cluster, ["h3:3", "[::1]:4"]);

@@ -96,12 +96,28 @@ fn unknown_key(given: &Given, keys: &[&'static str], others: &[&'static str], ke
         } else {
             format!("{key} belongs before all tables")
         }
+    } else if let Some(why) = removed(key) {
+        return given.refused(true, why.to_owned());
     } else if let Some(near) = near {
         format!("did you mean {near}?")
     } else {
         "docs/configuration.md has the keys".to_owned()
     };
     given.refused(shown, format!("there is no such key; {hint}"))
+}
+
+/// Why a key of an earlier version is not supported any more.
+fn removed(key: &str) -> Option<&'static str> {
+    match spelling(&["Layout", "SpreadAt", "Ordered"], key)? {
+        "Layout" => Some(
+            "there is one layout now, and the compact one is not supported any more: leave Layout out, and move its jobs \
+             with the version that wrote them",
+        ),
+        "SpreadAt" => {
+            Some("queues are not spread by themselves any more: leave it out, and name them in Spread")
+        }
+        _ => Some("queues that Spread does not name stay in order: leave it out"),
+    }
 }
 
 impl Sources {

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::keys::{Config, Layout, OF_JOBS, PoolConfig};
+use super::keys::{Config, OF_JOBS, PoolConfig};
 use super::places::{problem, resolved};
 use super::setting::{ConfigError, Given, quoted};
 use super::source::{Section, Sources};
@@ -127,13 +127,11 @@ impl Config {
             let table = format!("[Pool.{name}]");
             let given = sources.pools.get(name).unwrap_or(&none);
             pool.validate(&table, given)?;
-            if pool.layout() == Layout::Compact {
-                let db = pool.db.to_string();
+            if !pool.cluster.is_empty() {
                 let prefix = pool.prefix(name);
-                let place = (pool.addr.as_deref(), &pool.cluster, pool.master_name.as_deref(), db, prefix);
+                let place = (&pool.cluster, prefix);
                 if let Some((other, _)) = places.iter().find(|(_, at)| *at == place) {
-                    let same = pool.addr.as_ref().map_or("Cluster", |_| "Addr");
-                    let line = format!("[Pool.{other}] has the same {same} and the same Prefix, {prefix:?}");
+                    let line = format!("[Pool.{other}] has the same Cluster and the same Prefix, {prefix:?}");
                     return err(format!("{table}: {line}: each pool needs a Prefix of its own"));
                 }
                 places.push((name, place));
@@ -161,8 +159,8 @@ impl Config {
                         "Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
                     ));
                 }
-                if let Some(layout) = OF_JOBS.into_iter().find_map(|key| given.get(key)) {
-                    return Err(layout.wrong("it belongs to pools; tokens and limits have one layout"));
+                if let Some(key) = OF_JOBS.into_iter().find_map(|key| given.get(key)) {
+                    return Err(key.wrong("it belongs to pools; tokens and limits have one layout"));
                 }
                 admin.validate("[AdminRedis]", given)
             }
@@ -321,22 +319,19 @@ fn address_problem(address: &str) -> Option<&'static str> {
     }
 }
 
+/// Message about a key that a single Redis has no use for.
+const OF_A_CLUSTER: &str = "it belongs to a pool in a Redis Cluster (Cluster)";
+
 /// Message about a URL in place of an address; the URL is not shown, since it may contain a password.
 const NO_URL: &str = "host:port is wanted, not a URL: use TLS, Username, Password and DB for its other parts";
 
 impl PoolConfig {
-    /// Returns the prefix of the keys of a compact pool of this name.
+    /// Returns the prefix of the keys of a pool of this name in a cluster.
     pub fn prefix<'a>(&'a self, name: &'a str) -> &'a str {
         self.prefix.as_deref().unwrap_or(name)
     }
 
-    /// Returns the layout of its Redis.
-    pub fn layout(&self) -> Layout {
-        let usual = if self.cluster.is_empty() { Layout::Lmstfy } else { Layout::Compact };
-        self.layout.unwrap_or(usual)
-    }
-
-    /// Returns the number of partitions of a compact pool.
+    /// Returns the number of partitions.
     pub fn partitions(&self) -> u16 {
         self.partitions.unwrap_or(if self.cluster.is_empty() { 1 } else { PARTITIONS_OF_CLUSTER })
     }
@@ -355,9 +350,6 @@ impl PoolConfig {
         }
         if self.db != 0 {
             return wrong("DB", "a Redis Cluster has no database but 0, leave it out beside Cluster");
-        }
-        if self.layout == Some(Layout::Lmstfy) {
-            return wrong("Layout", "its keys are in many slots: beside Cluster \"compact\" is wanted");
         }
         let place = given
             .get("Cluster")
@@ -409,31 +401,23 @@ impl PoolConfig {
             let is_secret = ["Password", "SentinelPassword"].contains(key);
             return Err(given.refused(!is_secret, format!("{kind} {key}")));
         }
-        let compact = self.layout() == Layout::Compact;
+        let one = self.cluster.is_empty();
         let wrong = |key: &str, line: &str| Err(wrong(section, given, key, line));
         match self.partitions {
-            Some(_) if !compact => return wrong("Partitions", "it belongs to Layout = \"compact\""),
+            Some(_) if one => return wrong("Partitions", OF_A_CLUSTER),
             Some(partitions) if !partitions.is_power_of_two() => {
                 return wrong("Partitions", "a power of two up to 4096 is wanted");
             }
             _ => {}
         }
-        if self.wait_replicas > 0 && !compact {
-            return wrong("WaitReplicas", "it belongs to Layout = \"compact\"");
+        if one && !self.spread.is_empty() {
+            return wrong("Spread", OF_A_CLUSTER);
         }
-        for (key, queues) in [("Spread", &self.spread), ("Ordered", &self.ordered)] {
-            if !compact && !queues.is_empty() {
-                return wrong(key, "it belongs to Layout = \"compact\"");
-            }
-            if let Some(queue) = queues.iter().find(|queue| !is_pattern(queue)) {
-                return wrong(key, &format!("{queue:?}: namespace/queue is wanted, in which * is any text"));
-            }
-        }
-        if let Some(given) = given.get("SpreadAt").filter(|given| !compact && !given.is_empty()) {
-            return Err(given.wrong("it belongs to Layout = \"compact\""));
+        if let Some(queue) = self.spread.iter().find(|queue| !is_pattern(queue)) {
+            return wrong("Spread", &format!("{queue:?}: namespace/queue is wanted, in which * is any text"));
         }
         match &self.prefix {
-            Some(_) if !compact => return wrong("Prefix", "it belongs to Layout = \"compact\""),
+            Some(_) if one => return wrong("Prefix", OF_A_CLUSTER),
             Some(prefix) if !is_prefix(prefix) => {
                 return wrong("Prefix", "1 to 64 letters, digits, -, _, . and : are wanted");
             }

@@ -1,6 +1,6 @@
 //! Settings with which a server starts, and which are probably not what their author wants.
 
-use super::keys::{Config, Layout};
+use super::keys::Config;
 
 impl Config {
     /// One line for each. `check` prints them, and a start logs them.
@@ -12,13 +12,6 @@ impl Config {
                 "TTLSecond = {ttl} is not longer than DelaySecond = {delay}: jobs published without ttl and delay \
                  expire a minute after they are due; set a longer TTLSecond"
             ));
-        }
-        for (name, pool) in &self.pool {
-            if pool.dead_letter_ttl > 0 && pool.layout() == Layout::Compact && pool.path.is_none() {
-                warnings.push(format!(
-                    "[Pool.{name}] DeadLetterTTL: the compact layout does not apply it, and keeps dead jobs"
-                ));
-            }
         }
         warnings
     }

@@ -106,12 +106,9 @@ impl Dispatcher {
             let next = Next { dispatcher: &self, lists: std::mem::take(&mut others) };
             let Some(fetch) = self.begin(&queues) else { return };
             let mut in_flight = FetchInFlight { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
-            let (ttrs, notified, began) = in_flight
-                .fetch
-                .as_ref()
-                .map_or((&[][..], false, 0), |fetch| (&fetch.ttrs, fetch.notified, fetch.began));
+            let fetch = in_flight.fetch.as_ref();
+            let (ttrs, began) = fetch.map_or((&[][..], 0), |fetch| (&fetch.ttrs, fetch.began));
             let call: StoreCall<'_, Result<Consumed>> = match &queues.weights {
-                None if notified => self.engine.consume_notified(&queues.queues, ttrs),
                 None => self.engine.consume(&queues.queues, ttrs),
                 Some(weights) => Box::pin(self.shares.consume(&*self.engine, &queues, weights, ttrs)),
             };
@@ -228,7 +225,6 @@ impl Dispatcher {
             }
             return Some(true);
         }
-        list.looked |= fetch.registered;
         // The queues were empty at some moment after the fetch began.
         for waiter in list.remove_impatient(fetch.before) {
             let _ = waiter.send(Ok(self.nothing()));
@@ -246,8 +242,7 @@ impl Dispatcher {
     fn fail(&self, lists: &mut WaitLists, queues: &Wanted, fetch: &Fetch, error: &Error) -> Option<bool> {
         let list = lists.get(queues)?;
         (list.serving, list.took_over) = (None, false);
-        list.looked = false;
-        // If only part of the store could not be read, it may still have jobs, so waiters keep waiting.
+        // Waiters keep waiting while there may be jobs in unavailable partitions.
         let unseen = if let Error::Unseen(why, of) = error { Some((*why, &of[..])) } else { None };
         let failed = fetch.waiters.iter().filter(|_| unseen.is_none());
         let failed: Vec<_> = failed.filter_map(|(arrival, _)| list.remove(*arrival)).collect();

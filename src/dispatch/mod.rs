@@ -21,9 +21,7 @@
 //! Lists that are to fetch at the same time call the store one after the other, in the order of their next waiters.
 //!
 //! **No lost wake-ups.** A wait list that still has waiters after its first fetch registers for its queues and then
-//! fetches once more. A notification during a fetch marks the list as stale, and it fetches again. From then on it
-//! checks only what the engine has notified ([`consume_notified`](crate::engine::Engine::consume_notified)), unless one
-//! of its callers has a timeout of zero.
+//! fetches once more. A notification during a fetch marks the list as stale, and it fetches again.
 //!
 //! **One notification, one fetch.** A notification goes to the wait list with the longest waiter, so ten thousand wait
 //! lists over one queue cost no more than one. If that waiter's fetch is already in flight and not held up, its list

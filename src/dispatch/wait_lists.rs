@@ -72,8 +72,6 @@ pub struct WaitList {
     registered: Option<u64>,
     /// There may be jobs that no fetch has seen.
     pub stale: bool,
-    /// A fetch that began after registration has seen the queues empty, so every later job is notified.
-    pub looked: bool,
     /// A task is fetching for this list or is about to.
     pub fetching: bool,
     /// The last waiter served by the fetch in flight, and when the fetch began. Changes which waiter is next: see
@@ -104,10 +102,6 @@ pub struct Fetch {
     pub ttrs: Vec<Duration>,
     /// Waiters up to this arrival came before the fetch.
     pub before: u64,
-    /// Only notified partitions need to be checked, since no caller needs to know that the queues are empty.
-    pub notified: bool,
-    /// Whether the list was registered when the fetch began.
-    pub registered: bool,
     /// Start of the fetch, as a moment.
     pub began: u64,
 }
@@ -180,14 +174,7 @@ impl WaitList {
 
     /// Creates a fetch for the first waiters that arrived before `next`.
     fn fetch(&mut self, before: u64, next: u64, began: u64) -> Fetch {
-        let mut fetch = Fetch {
-            waiters: Vec::new(),
-            ttrs: Vec::new(),
-            before,
-            notified: self.looked && self.impatient.is_empty(),
-            registered: self.is_registered(),
-            began,
-        };
+        let mut fetch = Fetch { waiters: Vec::new(), ttrs: Vec::new(), before, began };
         for (arrival, waiter) in self.waiters.range(..next).take(MAX_WAITERS) {
             let count = usize::from(waiter.count);
             if fetch.ttrs.len() + count > MAX_CONSUME {

@@ -31,37 +31,9 @@ impl Quota {
 /// The quotas of all namespaces that have one.
 pub type Quotas = BTreeMap<Namespace, Quota>;
 
-/// What an id is made for.
-#[derive(Clone, Copy, Debug)]
-pub struct NewId<'a> {
-    pub queue: &'a Queue,
-    pub delay: Duration,
-    /// Bytes of the body.
-    pub bytes: usize,
-    pub versioned: bool,
-    pub beside: Beside<'a>,
-}
-
-/// What decides where a new job lies, in a store that spreads a queue over its parts.
-#[derive(Clone, Copy, Debug)]
-pub enum Beside<'a> {
-    /// Nothing.
-    Nobody,
-    /// Another job of the same call, or the one that it replaces.
-    Job(JobId),
-    /// It will have this key.
-    Key(&'a JobKey),
-    /// Its publish is safe to repeat by this key.
-    Request(&'a IdempotencyKey),
-    /// It is a schedule's.
-    Schedule,
-}
-
-impl NewId<'_> {
-    /// The delay as an id has it.
-    pub fn delay_seconds(&self) -> u32 {
-        u32::try_from(self.delay.as_secs()).unwrap_or(u32::MAX)
-    }
+/// A delay as an id has it, in seconds.
+pub fn delay_in_id(delay: Duration) -> u32 {
+    u32::try_from(delay.as_secs()).unwrap_or(u32::MAX)
 }
 
 /// Result of a consume.

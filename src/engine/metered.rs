@@ -11,9 +11,9 @@ use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
-    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, How, JobList, JobPage, NewId, Once, Pause,
-    Pausing, Placing, Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released,
-    Respawn, Respawned, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, How, JobList, JobPage, Once, Pause, Pausing,
+    Placing, Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn,
+    Respawned, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -92,12 +92,8 @@ impl Engine for Metered {
         self.inner.time_of_day()
     }
 
-    fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
-        self.inner.make_id(ids, of)
-    }
-
-    fn id_at_home(&self, queue: &Queue, id: JobId) -> JobId {
-        self.inner.id_at_home(queue, id)
+    fn make_id(&self, ids: &JobIds, queue: &Queue, delay: Duration, versioned: bool) -> JobId {
+        self.inner.make_id(ids, queue, delay, versioned)
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
@@ -135,12 +131,6 @@ impl Engine for Metered {
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let consumed = self.step(Operation::Consume, self.inner.consume(queues, ttrs)).await?;
-        self.handed_out(queues, &consumed);
-        Ok(consumed)
-    }
-
-    async fn consume_notified(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        let consumed = self.step(Operation::Consume, self.inner.consume_notified(queues, ttrs)).await?;
         self.handed_out(queues, &consumed);
         Ok(consumed)
     }

@@ -75,10 +75,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use self::calls::{
-    Beside, By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, NewId, OnConflict, Once,
-    Pause, Pausing, Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize,
-    QueueView, Quota, Quotas, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats,
-    Touched, Tries,
+    By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, Pause, Pausing,
+    Placed, Placing, Promoted, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota,
+    Quotas, Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
+    delay_in_id,
 };
 use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;
@@ -121,17 +121,11 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
         self.now()
     }
 
-    /// The id of a job that is about to be published to this queue: due after `delay`, with a body of so many bytes. A
-    /// store that has several parts writes into it where the job will lie, and finds the job by that. `ids` are the
-    /// pool's.
-    fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
-        ids.make(self.now(), of.delay_seconds(), of.versioned)
-    }
-
-    /// The id of a schedule's job, of one that says nothing of a store: a store that has several parts writes into it where
-    /// such a job of this queue lies. The same each time.
-    fn id_at_home(&self, _queue: &Queue, id: JobId) -> JobId {
-        id
+    /// Returns a new id for a job that is about to be published to this queue, due after `delay`. A store with several
+    /// partitions writes into it the one that the job is going to be in; [`publish`](Engine::publish) may give the job
+    /// another id. `ids` are the pool's.
+    fn make_id(&self, ids: &JobIds, _queue: &Queue, delay: Duration, versioned: bool) -> JobId {
+        ids.make(self.now(), delay_in_id(delay), versioned)
     }
 
     /// Stores the jobs of a [`Publication`], and forgets the one that it replaces: everything in one step, or nothing.
@@ -157,13 +151,6 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// [`MAX_CONSUME`] elements. A paused queue is taken for an empty one. [`Unseen`](crate::error::Error::Unseen): nothing
     /// was found, and a part of a queue could not be looked at.
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed>;
-
-    /// The same for who saw these queues empty by `consume` while it was attached as a notifier, and hears of what has come
-    /// since: only where the engine has notified of a job need be looked. That is much less than all, for a queue that lies
-    /// in many places.
-    async fn consume_notified(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        self.consume(queues, ttrs).await
-    }
 
     /// Takes back jobs that [`consume`](Engine::consume) handed out and nobody got: each is ready again at
     /// the head of its queue, in the order given, with its try restored. A job that is no longer in that very

@@ -98,7 +98,8 @@ pub struct JobsOfPart {
     /// `host:port`; `None` if no node has the partition now.
     pub node: Option<String>,
     pub ready: u64,
-    pub delayed: u64,
-    pub running: u64,
+    /// `None` when the part has too many timers to count those of the queue.
+    pub delayed: Option<u64>,
+    pub running: Option<u64>,
     pub dead: u64,
 }

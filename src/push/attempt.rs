@@ -14,9 +14,7 @@ use super::delivery::{self, Failed, Plan, Verdict};
 use super::limits::TakenShare;
 use super::shared::{AGAIN, LOOK, PushedQueue};
 use super::store::{Attempt, PushReport};
-use crate::engine::{
-    Beside, By, Detail, Fingerprint, Held, NewId, Once, Publication, Release, Released, Tries,
-};
+use crate::engine::{By, Detail, Fingerprint, Held, Once, Publication, Release, Released, Tries};
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, NewJob, Reason};
 use crate::name::{IdempotencyKey, Queue};
@@ -264,10 +262,8 @@ impl Sending {
         let once = format!("push/{queue}/{id}/{attempt}");
         let fingerprint: Fingerprint = xxhash_rust::xxh3::xxh3_128(once.as_bytes()).to_be_bytes();
         let once = IdempotencyKey::new(&fingerprint).map(|key| Once { key, fingerprint });
-        let beside = once.as_ref().map_or(Beside::Nobody, |once| Beside::Request(&once.key));
-        let new = NewId { queue: &to, delay: Duration::ZERO, bytes: body.len(), versioned: false, beside };
         let job = NewJob {
-            id: pool.engine.make_id(&pool.ids, new),
+            id: pool.engine.make_id(&pool.ids, &to, Duration::ZERO, false),
             queue: to,
             body,
             attributes: Default::default(),

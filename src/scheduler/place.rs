@@ -313,7 +313,6 @@ impl Scheduler {
     /// The job of an occurrence.
     fn job_of(&self, schedule: &Schedule, Place { occurrence, caught_up }: &Place) -> Publication {
         let id = schedule::job_id(&schedule.id.namespace, &schedule.id.name, occurrence);
-        let id = self.engine.id_at_home(&schedule.queue(), id);
         self.publication(schedule, id, occurrence.due, *caught_up, OnConflict::Keep)
     }
 

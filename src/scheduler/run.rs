@@ -6,9 +6,7 @@ use super::condition::{NotChanged, TRIES};
 use super::core::Scheduler;
 use super::record::{Pending, entry_of};
 use crate::clock::Millis;
-use crate::engine::{
-    Beside, Landed, NewId, OnConflict, Once, Published, ScheduleId, ScheduleStep, ScheduleThen, Stepped,
-};
+use crate::engine::{Landed, OnConflict, Once, Published, ScheduleId, ScheduleStep, ScheduleThen, Stepped};
 use crate::error::Error;
 use crate::job::{JobId, JobIds};
 use crate::schedule::{Became, Overlap};
@@ -49,14 +47,7 @@ impl Scheduler {
             {
                 return Ok(ran(done));
             }
-            let of = NewId {
-                queue: &queue,
-                delay: Duration::ZERO,
-                bytes: schedule.setting.body.bytes().len(),
-                versioned: true,
-                beside: Beside::Schedule,
-            };
-            let job_id = self.engine.make_id(runs.ids, of);
+            let job_id = self.engine.make_id(runs.ids, &queue, Duration::ZERO, true);
             let on_conflict = match schedule.setting.overlap {
                 Overlap::Skip => OnConflict::Fail,
                 Overlap::Allow | Overlap::Replace => OnConflict::Keep,

@@ -2,8 +2,8 @@
 
 use super::error::ServerError;
 use super::prepare::{Tls, prepare};
-use super::stores::{compact_layout, redis_address};
-use crate::config::{Config, Layout, PoolConfig};
+use super::stores::{redis_address, redis_options};
+use crate::config::{Config, PoolConfig};
 use crate::engine::disk::{Look, look as look_at_disk};
 use crate::engine::redis::look as look_at_redis;
 use crate::tls::ClientTls;
@@ -37,10 +37,9 @@ async fn ask(
     pool: &PoolConfig,
 ) -> Result<String, String> {
     let Some(path) = pool.path.clone() else {
-        let layout =
-            (pool.layout() == Layout::Compact && !name.is_empty()).then(|| compact_layout(name, pool));
+        let options = (!name.is_empty()).then(|| redis_options(name, pool));
         let asked =
-            look_at_redis(&redis_address(pool, tls), layout.as_ref(), !config.allow_unsafe_redis).await;
+            look_at_redis(&redis_address(pool, tls), options.as_ref(), !config.allow_unsafe_redis).await;
         let kind = if pool.cluster.is_empty() { "a Redis" } else { "a Redis Cluster" };
         return asked.map(|version| format!("{kind} {version}")).map_err(|error| error.to_string());
     };

@@ -14,13 +14,13 @@ use crate::admin::AdminStore;
 use crate::admin::disk::DiskAdmin;
 use crate::admin::redis::RedisAdmin;
 use crate::clock::SystemClock;
-use crate::config::{Config, Layout, PoolConfig, Secret, SyncMode};
+use crate::config::{Config, PoolConfig, Secret, SyncMode};
 use crate::engine::Engine;
 use crate::engine::disk::{DiskEngine, DiskOptions, FORMAT, Sync};
 use crate::engine::metered::Metered;
 use crate::engine::nodes::Nodes;
 use crate::engine::redis::{
-    CompactEngine, CompactLayout, RedisAddress, RedisEngine, SpreadRules, Unsafe, check_safety, look,
+    RedisAddress, RedisEngine, RedisOptions, SpreadRules, Unsafe, check_safety, look,
 };
 use crate::error::Error;
 use crate::metrics::Metrics;
@@ -170,36 +170,25 @@ pub async fn open_stores(
     Ok(())
 }
 
-/// Opens a Redis, in the layout of its pool.
+/// Opens a Redis, or a cluster.
 async fn open_redis(
     address: RedisAddress,
     name: &PoolName,
     pool: &PoolConfig,
 ) -> crate::error::Result<OpenedRedis> {
-    Ok(match pool.layout() {
-        Layout::Lmstfy => {
-            let redis =
-                RedisEngine::connect_with(address, name, Duration::from_secs(pool.dead_letter_ttl)).await?;
-            log_redis(name, pool, redis.version());
-            let failed = StoreEnd::WithServer(Box::pin(redis.failed()));
-            ((redis.clone(), redis.outage(), failed), None)
-        }
-        Layout::Compact => {
-            let redis = CompactEngine::connect(address, name, &compact_layout(name.as_str(), pool)).await?;
-            log_redis(name, pool, redis.version());
-            let failed = StoreEnd::WithServer(Box::pin(redis.failed()));
-            let nodes = redis.nodes();
-            ((redis.clone(), redis.outage(), failed), nodes)
-        }
-    })
+    let redis = RedisEngine::connect_with(address, name, &redis_options(name.as_str(), pool)).await?;
+    log_redis(name, pool, redis.version());
+    let failed = StoreEnd::WithServer(Box::pin(redis.failed()));
+    let nodes = redis.nodes();
+    Ok(((redis.clone(), redis.outage(), failed), nodes))
 }
 
 /// Logs a pool on a Redis at the start. The version is unknown if the server's user may not read it.
 fn log_redis(name: &PoolName, of: &PoolConfig, redis_version: Option<&str>) {
-    let layout = if of.layout() == Layout::Compact { "compact" } else { "lmstfy" };
     let nodes = of.cluster.join(",");
     let (pool, addr) = (name.as_str(), of.addr.as_deref().unwrap_or(&nodes));
-    tracing::info!(pool, kind = "redis", layout, addr, redis_version, "pool");
+    let kind = if of.cluster.is_empty() { "redis" } else { "redis cluster" };
+    tracing::info!(pool, kind, addr, redis_version, "pool");
 }
 
 /// Stores of tokens and limits, of push, and of settings, in one place.
@@ -247,18 +236,18 @@ pub async fn admin_store(
     }
 }
 
-/// Returns the layout of a compact pool.
-pub fn compact_layout(name: &str, pool: &PoolConfig) -> CompactLayout {
-    CompactLayout {
+/// How a pool lies on its Redis.
+pub fn redis_options(name: &str, pool: &PoolConfig) -> RedisOptions {
+    let (wait_replicas, dead_ttl) = (pool.wait_replicas, Duration::from_secs(pool.dead_letter_ttl));
+    if pool.cluster.is_empty() {
+        return RedisOptions { wait_replicas, dead_ttl, ..RedisOptions::default() };
+    }
+    RedisOptions {
         prefix: pool.prefix(name).to_owned(),
         partitions: pool.partitions(),
-        wait_replicas: pool.wait_replicas,
-        spread: SpreadRules {
-            at: pool.spread_at,
-            spread: pool.spread.clone(),
-            ordered: pool.ordered.clone(),
-            ..SpreadRules::default()
-        },
+        wait_replicas,
+        spread: SpreadRules(pool.spread.clone()),
+        dead_ttl,
     }
 }
 

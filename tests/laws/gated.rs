@@ -12,7 +12,7 @@ use dormouse::engine::delays::{DelayCount, Delays};
 use dormouse::engine::notifier::Notifier;
 use dormouse::engine::observer::Observer;
 use dormouse::engine::{
-    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
     Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
     ScheduleList, SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched,
 };
@@ -27,7 +27,6 @@ pub struct Gated<E> {
     inner: E,
     gate: Mutex<()>,
     fetches: AtomicUsize,
-    notified_fetches: AtomicUsize,
     handed_out: AtomicUsize,
     /// Number of consumes in flight, and their maximum so far.
     under_way: AtomicUsize,
@@ -74,7 +73,6 @@ impl<E: Engine> Gated<E> {
             inner,
             gate: Mutex::new(()),
             fetches: AtomicUsize::new(0),
-            notified_fetches: AtomicUsize::new(0),
             handed_out: AtomicUsize::new(0),
             under_way: AtomicUsize::new(0),
             most_under_way: AtomicUsize::new(0),
@@ -142,11 +140,6 @@ impl<E: Engine> Gated<E> {
     /// How many consumes there were.
     pub fn fetches(&self) -> usize {
         self.fetches.load(Ordering::SeqCst)
-    }
-
-    /// Returns how many fetches were restricted to notified partitions.
-    pub fn notified_fetches(&self) -> usize {
-        self.notified_fetches.load(Ordering::SeqCst)
     }
 
     /// How many jobs they brought.
@@ -220,12 +213,8 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.time_of_day()
     }
 
-    fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
-        self.inner.make_id(ids, of)
-    }
-
-    fn id_at_home(&self, queue: &Queue, id: JobId) -> JobId {
-        self.inner.id_at_home(queue, id)
+    fn make_id(&self, ids: &JobIds, queue: &Queue, delay: Duration, versioned: bool) -> JobId {
+        self.inner.make_id(ids, queue, delay, versioned)
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
@@ -281,11 +270,6 @@ impl<E: Engine> Engine for Gated<E> {
             return Err(Error::Unseen(Unreachable::Away, queues.queues().collect()));
         }
         result
-    }
-
-    async fn consume_notified(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        self.notified_fetches.fetch_add(1, Ordering::SeqCst);
-        self.consume(queues, ttrs).await
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dormouse::clock::Millis;
-use dormouse::engine::{Beside, NewId, OnConflict, Placing};
+use dormouse::engine::{OnConflict, Placing};
 use dormouse::job::{Attributes, Job, JobId, NewJob};
 use dormouse::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 
@@ -112,11 +112,8 @@ impl Draft {
 
     /// The job, with a new id.
     pub fn make(self, s: &dyn Stage) -> NewJob {
-        let (delay, bytes, versioned) = (self.delay, self.body.len(), self.versioned);
-        let beside = self.key.as_ref().map_or(Beside::Nobody, |(key, _)| Beside::Key(key));
-        let new = NewId { queue: &self.queue, delay, bytes, versioned, beside };
         NewJob {
-            id: s.engine().make_id(s.ids(), new),
+            id: s.engine().make_id(s.ids(), &self.queue, self.delay, self.versioned),
             queue: self.queue,
             body: self.body,
             attributes: self.attributes,

@@ -97,7 +97,7 @@ macro_rules! laws_of {
     };
 }
 
-/// All laws in one test, for stages that have a store in common: nextest runs each test in a process of its own. What
+/// All laws in one test, for stages that share a cluster, without those listed in order.txt. What
 /// `$keep` answers is kept until the last of them has ended.
 macro_rules! laws_together {
     ($module:ident, $stage:expr, $keep:expr $(, $more:ident)*) => {
@@ -110,7 +110,23 @@ macro_rules! laws_together {
                 let _keep = $keep;
                 let mut all = $crate::law_list! { law_plays, $stage };
                 $(all.extend($crate::more_laws! { law_plays, $more, $stage });)*
-                $crate::together::play(all).await;
+                $crate::together::play_on($crate::together::On::Cluster, all).await;
+            }
+        }
+    };
+}
+
+/// The laws of a part in one test, on a stage that is made for it and in a cluster that they share.
+macro_rules! laws_of_together {
+    ($module:ident, $stage:expr, $keep:expr, $part:ident) => {
+        mod $module {
+            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn every_law() {
+                let _keep = $keep;
+                $crate::together::play($crate::more_laws! { law_plays, $part, $stage }).await;
             }
         }
     };
@@ -118,7 +134,7 @@ macro_rules! laws_together {
 
 /// Like `laws_together!`, for spread queues: without the laws of order listed in order.txt.
 macro_rules! spread_laws_together {
-    ($module:ident, $stage:expr, $keep:expr, $goes_ahead:expr) => {
+    ($module:ident, $stage:expr, $keep:expr) => {
         mod $module {
             #[allow(unused_imports)] // `$stage` may name what stands beside the macro
             use super::*;
@@ -128,7 +144,7 @@ macro_rules! spread_laws_together {
                 let _keep = $keep;
                 let mut all = $crate::law_list! { law_plays, $stage };
                 all.extend($crate::more_laws! { law_plays, verbs, $stage });
-                $crate::together::play_spread(all, $goes_ahead).await;
+                $crate::together::play_on($crate::together::On::Spread, all).await;
             }
         }
     };
@@ -565,5 +581,5 @@ macro_rules! law_plays {
 
 pub(crate) use {
     admin_law_list, admin_laws, admin_laws_together, law_list, law_plays, law_tests, laws, laws_of,
-    laws_together, more_laws, settings_law_list, settings_laws, spread_laws_together,
+    laws_of_together, laws_together, more_laws, settings_law_list, settings_laws, spread_laws_together,
 };

@@ -13,9 +13,6 @@ async fn promote(s: &dyn Stage, new: &NewJob) -> Promoted {
 
 /// Guards against a promoted job that overtakes others, or is stored anew with other terms.
 pub async fn a_promoted_job_is_ready_behind_the_others(s: &dyn Stage) {
-    if !s.differences().complete {
-        return;
-    }
     let q = queue("q");
     for tries in [1, 3, 40, 1200, 65_000] {
         s.put_all(["a", "b"].map(|body| job(&q, body))).await;
@@ -39,9 +36,6 @@ pub async fn a_promoted_job_is_ready_behind_the_others(s: &dyn Stage) {
 
 /// Guards against a timer that is left, by which a promoted job comes a second time.
 pub async fn a_promoted_job_comes_once(s: &dyn Stage) {
-    if !s.differences().complete {
-        return;
-    }
     let q = queue("q");
     let all = s.put_all((0..5).map(|n| job(&q, n.to_string()).delay(LIFE).tries(2))).await;
     for new in [&all[3], &all[1]] {
@@ -75,9 +69,6 @@ impl OfState for Promoted {
 
 /// Guards against a job that is taken from its worker, or brought back from the dead.
 pub async fn only_delayed_jobs_are_promoted(s: &dyn Stage) {
-    if !s.differences().complete {
-        return;
-    }
     for (name, new) in s.one_in_each_state().await {
         let before = s.view(&new).await;
         let promoted = promote(s, &new).await;
@@ -104,9 +95,6 @@ pub async fn only_delayed_jobs_are_promoted(s: &dyn Stage) {
 
 /// Guards against a producer that cannot name its job, and against a key that is lost on the way.
 pub async fn a_job_is_promoted_by_its_key(s: &dyn Stage) {
-    if !s.differences().complete {
-        return;
-    }
     let q = queue("q");
     let by_key = async |key: &str| ok("promote", s.engine().promote(&q, By::Key(&job_key(key))).await);
     assert_eq!(by_key("k").await, Promoted::NotFound, "nobody has it");
@@ -127,9 +115,6 @@ pub async fn a_job_is_promoted_by_its_key(s: &dyn Stage) {
 
 /// Guards against a promote that knows only the delay of a publish.
 pub async fn a_released_job_can_be_promoted(s: &dyn Stage) {
-    if !s.differences().complete {
-        return;
-    }
     let q = queue("q");
     let new = s.put(job(&q, "job").tries(9)).await;
     for tries_left in [8, 7, 6] {
@@ -145,9 +130,6 @@ pub async fn a_released_job_can_be_promoted(s: &dyn Stage) {
 
 /// Guards against consumers that sleep beside a promoted job.
 pub async fn promote_notifies(s: &dyn Stage) {
-    if !s.differences().complete {
-        return;
-    }
     let q = queue("q");
     let new = s.put(job(&q, "job").delay(LONG)).await;
     let notified = super::notifier::waiting(s, &q).await;

@@ -55,7 +55,7 @@ impl Run<'_> {
             11 => self.bury(engine).await,
             12 | 13 => self.ack_many(engine, q).await,
             14 => self.cancel(engine, q).await,
-            15 if self.s.differences().complete && self.random.below(2) == 0 => self.promote(engine, q).await,
+            15 if self.random.below(2) == 0 => self.promote(engine, q).await,
             15 => self.respawn_jobs(engine, q).await,
             16 => self.pause(engine, q).await,
             17 => self.schedule(engine).await,

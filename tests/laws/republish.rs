@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dormouse::engine::{Publication, Published};
 use dormouse::error::Error;
 use dormouse::job::NewJob;
 
@@ -9,8 +10,12 @@ use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 
 async fn republish(s: &dyn Stage, old: &NewJob, draft: Draft) -> NewJob {
-    let new = draft.make(s);
-    ok("republish", s.engine().republish(old.name(), new.clone()).await);
+    let mut new = draft.make(s);
+    let publication = Publication { replaces: Some(old.name()), ..vec![new.clone()].into() };
+    let published = ok("republish", s.engine().publish(publication).await);
+    let Published::Done(placed) = published else { panic!("a republish answers {published:?}") };
+    // In the partition of the old job it may have got another id.
+    new.id = placed[0].id;
     new
 }
 

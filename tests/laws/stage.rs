@@ -38,9 +38,6 @@ pub struct Differences {
     pub horizon: Option<Duration>,
     /// How far ids and `elapsed` may be from the store's clock.
     pub slack: Duration,
-    /// Whether the store has all verbs. The compact layout, in whose place another one comes, lacks the newest: a
-    /// release beyond the ttl does not kill there.
-    pub complete: bool,
 }
 
 /// One empty store with its time.
@@ -101,7 +98,6 @@ impl Stage for VirtualStage {
             exact_sizes: self.exact_sizes,
             horizon: None,
             slack: Duration::ZERO,
-            complete: true,
         }
     }
 }

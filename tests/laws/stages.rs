@@ -20,7 +20,7 @@ use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::Migration;
-use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisEngine, SpreadRules};
+use dormouse::engine::redis::{RedisEngine, RedisOptions, SpreadRules};
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
 use dormouse::settings::disk::DiskSettings;
@@ -34,11 +34,7 @@ const REDIS: Differences = Differences {
     exact_sizes: false,
     horizon: Some(Duration::from_secs(1)),
     slack: Duration::from_millis(10),
-    complete: true,
 };
-
-/// What is different about a Redis in the compact layout.
-const COMPACT: Differences = Differences { complete: false, ..REDIS };
 
 fn metered(engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
     Arc::new(Metered::new(engine, &PoolName::default_pool(), &Metrics::default()))
@@ -96,46 +92,14 @@ async fn disk_with_dead_age() -> impl Stage {
 
 async fn redis_with_dead_age() -> impl Stage {
     let redis = RedisServer::start();
-    let engine = RedisEngine::connect_with(redis.address(), &PoolName::default_pool(), AGE).await;
+    let options = RedisOptions { dead_ttl: AGE, ..RedisOptions::default() };
+    let engine = RedisEngine::connect_with(redis.address(), &PoolName::default_pool(), &options).await;
     RealStage::new(engine.expect("the Redis answers"), REDIS, redis)
 }
 
 async fn redis() -> impl Stage {
     let (engine, server) = open_redis().await;
     RealStage::new(engine, REDIS, server)
-}
-
-/// Spreads every queue; a job may be delivered up to `ahead` before one that has been ready longer elsewhere.
-fn everything(ahead: Duration) -> SpreadRules {
-    SpreadRules { spread: vec!["*/*".into()], ahead, ..SpreadRules::default() }
-}
-
-/// An engine in the compact layout, and its Redis.
-async fn open_compact(partitions: u16) -> (Arc<CompactEngine>, RedisServer) {
-    open_compact_with(partitions, SpreadRules::default()).await
-}
-
-async fn open_compact_with(partitions: u16, spread: SpreadRules) -> (Arc<CompactEngine>, RedisServer) {
-    let redis = RedisServer::start();
-    let layout = CompactLayout { prefix: "p".into(), partitions, wait_replicas: 0, spread };
-    let engine = CompactEngine::connect(redis.address(), &PoolName::default_pool(), &layout).await;
-    (engine.expect("the Redis answers"), redis)
-}
-
-async fn compact() -> impl Stage {
-    let (engine, server) = open_compact(1).await;
-    RealStage::new(engine, COMPACT, server)
-}
-
-/// Creates a stage with every queue in eight partitions, none of which may go ahead.
-async fn spread_over_8() -> impl Stage {
-    let (engine, server) = open_compact_with(8, everything(Duration::ZERO)).await;
-    RealStage::new(engine, COMPACT, server)
-}
-
-async fn compact_of_8() -> impl Stage {
-    let (engine, server) = open_compact(8).await;
-    RealStage::new(engine, COMPACT, server)
 }
 
 /// The cluster that every stage on one has in common.
@@ -156,26 +120,35 @@ fn next_prefix() -> String {
 }
 
 /// A pool of its own on it.
-async fn open_cluster() -> (Arc<CompactEngine>, Arc<RedisCluster>) {
-    open_cluster_with(SpreadRules::default()).await
+async fn open_cluster() -> (Arc<RedisEngine>, Arc<RedisCluster>) {
+    open_cluster_with(SpreadRules::default(), Duration::ZERO).await
 }
 
-async fn open_cluster_with(spread: SpreadRules) -> (Arc<CompactEngine>, Arc<RedisCluster>) {
+async fn open_cluster_with(spread: SpreadRules, dead_ttl: Duration) -> (Arc<RedisEngine>, Arc<RedisCluster>) {
     let cluster = shared_cluster().await;
-    let layout = CompactLayout { prefix: next_prefix(), partitions: 8, wait_replicas: 0, spread };
-    let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
+    let options = RedisOptions { prefix: next_prefix(), partitions: 8, wait_replicas: 0, spread, dead_ttl };
+    let engine = RedisEngine::connect_with(cluster.address(), &PoolName::default_pool(), &options).await;
     (engine.expect("the cluster answers"), cluster)
 }
 
 async fn cluster() -> impl Stage {
     let (engine, cluster) = open_cluster().await;
-    RealStage::new(engine, COMPACT, cluster)
+    RealStage::new(engine, REDIS, cluster)
 }
 
-/// Every queue over all masters, as servers have it.
+/// Every queue uses all partitions.
 async fn cluster_spread() -> impl Stage {
-    let (engine, cluster) = open_cluster_with(everything(Duration::from_secs(1))).await;
-    RealStage::new(engine, COMPACT, cluster)
+    let (engine, cluster) = open_cluster_with(all_queues(), Duration::ZERO).await;
+    RealStage::new(engine, REDIS, cluster)
+}
+
+async fn cluster_with_dead_age() -> impl Stage {
+    let (engine, cluster) = open_cluster_with(all_queues(), AGE).await;
+    RealStage::new(engine, REDIS, cluster)
+}
+
+fn all_queues() -> SpreadRules {
+    SpreadRules(vec!["*/*".into()])
 }
 
 async fn moving(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Arc<dyn Engine> {
@@ -203,59 +176,29 @@ async fn disk_to_redis() -> impl Stage {
     RealStage::new(moving(old, new).await, REDIS, (server, dir))
 }
 
-async fn redis_to_compact() -> impl Stage {
-    let ((old, server), (new, new_server)) = (open_redis().await, open_compact(8).await);
-    RealStage::new(moving(old, new).await, COMPACT, (server, new_server))
-}
-
-async fn compact_to_redis() -> impl Stage {
-    let ((old, server), (new, new_server)) = (open_compact(8).await, open_redis().await);
-    RealStage::new(moving(old, new).await, COMPACT, (server, new_server))
-}
-
-async fn compact_to_disk() -> impl Stage {
-    let ((old, server), (new, dir)) = (open_compact(1).await, open_disk(Arc::new(SystemClock::default())));
-    RealStage::new(moving(old, new).await, COMPACT, (server, dir))
-}
-
-async fn disk_to_compact() -> impl Stage {
-    let ((old, dir), (new, server)) = (open_disk(Arc::new(SystemClock::default())), open_compact(1).await);
-    RealStage::new(moving(old, new).await, COMPACT, (server, dir))
-}
-
 async fn redis_to_cluster() -> impl Stage {
     let ((old, server), (new, cluster)) = (open_redis().await, open_cluster().await);
-    RealStage::new(moving(old, new).await, COMPACT, (server, cluster))
+    RealStage::new(moving(old, new).await, REDIS, (server, cluster))
 }
 
 async fn cluster_to_redis() -> impl Stage {
     let ((old, cluster), (new, server)) = (open_cluster().await, open_redis().await);
-    RealStage::new(moving(old, new).await, COMPACT, (cluster, server))
-}
-
-async fn compact_to_cluster() -> impl Stage {
-    let ((old, server), (new, cluster)) = (open_compact(1).await, open_cluster().await);
-    RealStage::new(moving(old, new).await, COMPACT, (server, cluster))
-}
-
-async fn cluster_to_compact() -> impl Stage {
-    let ((old, cluster), (new, server)) = (open_cluster().await, open_compact(1).await);
-    RealStage::new(moving(old, new).await, COMPACT, (cluster, server))
+    RealStage::new(moving(old, new).await, REDIS, (cluster, server))
 }
 
 async fn disk_to_cluster() -> impl Stage {
     let ((old, dir), (new, cluster)) = (open_disk(Arc::new(SystemClock::default())), open_cluster().await);
-    RealStage::new(moving(old, new).await, COMPACT, (dir, cluster))
+    RealStage::new(moving(old, new).await, REDIS, (dir, cluster))
 }
 
 async fn cluster_to_disk() -> impl Stage {
     let ((old, cluster), (new, dir)) = (open_cluster().await, open_disk(Arc::new(SystemClock::default())));
-    RealStage::new(moving(old, new).await, COMPACT, (cluster, dir))
+    RealStage::new(moving(old, new).await, REDIS, (cluster, dir))
 }
 
 async fn cluster_to_cluster() -> impl Stage {
     let ((old, cluster), (new, _)) = (open_cluster().await, open_cluster().await);
-    RealStage::new(moving(old, new).await, COMPACT, cluster)
+    RealStage::new(moving(old, new).await, REDIS, cluster)
 }
 
 async fn admin_model() -> AdminStage {
@@ -310,23 +253,15 @@ crate::laws!(on_redis, redis, verbs);
 crate::laws_of!(on_model_with_dead_age, model_with_dead_age, dead_age);
 crate::laws_of!(on_disk_with_dead_age, disk_with_dead_age, dead_age);
 crate::laws_of!(on_redis_with_dead_age, redis_with_dead_age, dead_age);
-crate::laws!(on_compact, compact, verbs);
-crate::laws!(on_compact_of_8, compact_of_8, verbs);
-crate::spread_laws_together!(on_compact_spread, spread_over_8, (), false);
+crate::laws_of_together!(on_cluster_with_dead_age, cluster_with_dead_age, shared_cluster().await, dead_age);
 crate::laws_together!(on_cluster, cluster, shared_cluster().await, verbs);
-crate::spread_laws_together!(on_cluster_spread, cluster_spread, shared_cluster().await, true);
+crate::spread_laws_together!(on_cluster_spread, cluster_spread, shared_cluster().await);
 crate::laws!(migrating_disk_to_disk, disk_to_disk, virtual_time, verbs);
 crate::laws!(migrating_redis_to_redis, redis_to_redis, verbs);
 crate::laws!(migrating_redis_to_disk, redis_to_disk, verbs);
 crate::laws!(migrating_disk_to_redis, disk_to_redis, verbs);
-crate::laws!(migrating_redis_to_compact, redis_to_compact, verbs);
-crate::laws!(migrating_compact_to_redis, compact_to_redis, verbs);
-crate::laws!(migrating_compact_to_disk, compact_to_disk, verbs);
-crate::laws!(migrating_disk_to_compact, disk_to_compact, verbs);
 crate::laws_together!(migrating_redis_to_cluster, redis_to_cluster, shared_cluster().await, verbs);
 crate::laws_together!(migrating_cluster_to_redis, cluster_to_redis, shared_cluster().await, verbs);
-crate::laws_together!(migrating_compact_to_cluster, compact_to_cluster, shared_cluster().await, verbs);
-crate::laws_together!(migrating_cluster_to_compact, cluster_to_compact, shared_cluster().await, verbs);
 crate::laws_together!(migrating_disk_to_cluster, disk_to_cluster, shared_cluster().await, verbs);
 crate::laws_together!(migrating_cluster_to_disk, cluster_to_disk, shared_cluster().await, verbs);
 crate::laws_together!(migrating_cluster_to_cluster, cluster_to_cluster, shared_cluster().await, verbs);

@@ -18,29 +18,36 @@ const AT_A_TIME: usize = 12;
 /// Maximum duration of one law.
 const END: Duration = Duration::from_secs(60);
 
-/// Laws about the order of a whole queue, which a spread queue does not keep; tests/redis/spread.rs checks its weaker
-/// bound instead. Each line of order.txt is a law and the reason; those not kept even if no partition may go ahead
-/// begin with `ties`.
-fn order() -> String {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/laws/order.txt");
-    std::fs::read_to_string(path).expect("a file of this repository")
+/// Where laws are played that a single Redis keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// In a cluster, every queue at home.
+    Cluster,
+    /// In a cluster, every queue in all partitions.
+    Spread,
 }
 
-/// Plays all of them but the laws of order. Those where nothing may go ahead are few.
-pub async fn play_spread(laws: Vec<Law>, goes_ahead: bool) {
-    let order = order();
-    let lines = order.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+/// The laws that are left out there. Each line of order.txt is where, a law, and why.
+fn left_out(laws: &[Law], on: On) -> Vec<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/laws/order.txt");
+    let order = std::fs::read_to_string(path).expect("a file of this repository");
     let mut left_out = Vec::new();
-    for line in lines {
-        let (kind, rest) = line.split_once(' ').expect("a line is a kind, a law and why");
+    for line in order.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let (place, rest) = line.split_once(' ').expect("a line is a place, a law and why");
         let (law, why) = rest.split_once(": ").expect("a line says why");
-        assert!(["ties", "bound"].contains(&kind) && !why.is_empty(), "{line}");
+        assert!(["cluster", "spread"].contains(&place) && !why.is_empty(), "{line}");
         assert!(laws.iter().any(|(name, _)| *name == law), "{law} is no law");
-        if kind == "ties" || goes_ahead {
-            left_out.push(law);
+        if place == "cluster" || on == On::Spread {
+            left_out.push(law.to_owned());
         }
     }
-    play(laws.into_iter().filter(|(name, _)| !left_out.contains(name)).collect()).await;
+    left_out
+}
+
+/// Plays those that are kept there.
+pub async fn play_on(on: On, laws: Vec<Law>) {
+    let left_out = left_out(&laws, on);
+    play(laws.into_iter().filter(|(name, _)| !left_out.iter().any(|law| law == name)).collect()).await;
 }
 
 /// Plays all of them.

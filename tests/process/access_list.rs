@@ -15,15 +15,9 @@ fn lines(document: &str) -> Vec<String> {
     docs.lines().filter(|line| line.starts_with("ACL SETUSER ")).map(str::to_owned).collect()
 }
 
-/// The text of all scripts of a layout: they have rarer ways than a test goes.
-fn scripts(layout: &str) -> String {
-    let dirs: &[&str] = match layout {
-        "compact" => &["lua/compact"],
-        "cluster" => &["lua/compact", "lua"],
-        _ => &["lua"],
-    };
-    let files = dirs.iter().flat_map(|dir| std::fs::read_dir(dir).expect("scripts")).flatten();
-    let files = files.map(|entry| entry.path());
+/// The text of all scripts: they have rarer ways than a test goes.
+fn scripts() -> String {
+    let files = std::fs::read_dir("lua").expect("scripts").flatten().map(|entry| entry.path());
     let texts =
         files.filter(|path| path.is_file()).map(|path| std::fs::read_to_string(path).expect("a script"));
     texts.collect()
@@ -233,21 +227,17 @@ const LOGIN: &str = "Username = 'dormouse'\nPassword = 'PASSWORD'\n";
 #[tokio::test(flavor = "multi_thread")]
 async fn the_least_rights_suffice_for_all_verbs() {
     let lines = lines("docs/operations.md");
-    assert_eq!(lines.len(), 2, "a line for each layout in docs/operations.md: {lines:?}");
-    for (layout, line) in ["lmstfy", "compact"].into_iter().zip(&lines) {
-        let (redis, admin) = (RedisServer::start(), RedisServer::start());
-        let words: Vec<&str> = line.split_whitespace().collect();
-        // The first line is for tokens and limits too.
-        let own: Vec<&str> = lines[0].split_whitespace().collect();
-        as_operator::<()>(&redis, &words);
-        as_operator::<()>(&admin, &own);
-        let toml = format!(
-            "PushAllow = ['127.0.0.1']\n[Pool.default]\nAddr = '{}'\nLayout = '{layout}'\n{LOGIN}[AdminRedis]\nAddr = '{}'\n{LOGIN}",
-            redis.addr(),
-            admin.addr()
-        );
-        suffice(layout, &toml, vec![&redis, &admin], &words).await;
-    }
+    let [line] = &lines[..] else { panic!("a line in docs/operations.md: {lines:?}") };
+    let (redis, admin) = (RedisServer::start(), RedisServer::start());
+    let words: Vec<&str> = line.split_whitespace().collect();
+    as_operator::<()>(&redis, &words);
+    as_operator::<()>(&admin, &words);
+    let toml = format!(
+        "PushAllow = ['127.0.0.1']\n[Pool.default]\nAddr = '{}'\n{LOGIN}[AdminRedis]\nAddr = '{}'\n{LOGIN}",
+        redis.addr(),
+        admin.addr()
+    );
+    suffice("a Redis", &toml, vec![&redis, &admin], &words).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -260,11 +250,11 @@ async fn the_least_rights_suffice_in_a_cluster() {
     let toml = format!(
         "PushAllow = ['127.0.0.1']\n[Pool.default]\nCluster = {nodes:?}\nSpread = ['ns/many']\n{LOGIN}"
     );
-    suffice("cluster", &toml, cluster.servers.iter().collect(), &words).await;
+    suffice("a cluster", &toml, cluster.servers.iter().collect(), &words).await;
 }
 
 /// A server with this configuration does all, and no word of its user's line is more than it needs.
-async fn suffice(layout: &str, toml: &str, redises: Vec<&RedisServer>, words: &[&str]) {
+async fn suffice(place: &str, toml: &str, redises: Vec<&RedisServer>, words: &[&str]) {
     let dir = TempDir::new().expect("a temporary directory");
     std::fs::write(dir.path().join("c.toml"), toml).expect("a file");
     let mut process = Process::start(dir.path(), &["-c", "c.toml", "-sv"], &[]);
@@ -273,15 +263,15 @@ async fn suffice(layout: &str, toml: &str, redises: Vec<&RedisServer>, words: &[
     ports.all_verbs().await;
     process.signal("TERM");
     let said = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic").said;
-    assert_eq!(ports.refused(), [""; 0], "{layout}: refused commands\n{said}");
-    assert!(!said.contains("NOPERM"), "{layout}:\n{said}");
+    assert_eq!(ports.refused(), [""; 0], "{place}: refused commands\n{said}");
+    assert!(!said.contains("NOPERM"), "{place}:\n{said}");
     // The list is minimal: commands that the server never sends are not in it.
     let stats = ports.redises.iter().map(|of| as_operator::<String>(of, &["INFO", "commandstats"]));
     let stats: Vec<String> = stats.collect();
     let used = |command: &str| stats.iter().any(|stats| stats.contains(&format!("cmdstat_{command}:")));
     let unused = words.iter().filter_map(|word| word.strip_prefix('+')).filter(|word| !used(word));
-    let scripts = scripts(layout);
+    let scripts = scripts();
     let by_nobody: Vec<&str> =
         unused.filter(|word| !scripts.contains(&format!("'{}'", word.to_uppercase()))).collect();
-    assert!(by_nobody.is_empty(), "{layout}: rights that nothing uses: {by_nobody:?}");
+    assert!(by_nobody.is_empty(), "{place}: rights that nothing uses: {by_nobody:?}");
 }

@@ -4,8 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use crate::support::compact_scripts::CompactScripts;
-
 /// A file of the source, by its path from the root of the repository.
 struct Source {
     path: String,
@@ -96,11 +94,7 @@ fn only_the_server_names_a_concrete_engine() {
             "src/settings/disk.rs",
             "src/settings/redis.rs",
         ],
-        |line| {
-            ["DiskEngine", "RedisEngine", "CompactEngine", "RedisAdmin"]
-                .iter()
-                .any(|name| has_word(line, name))
-        },
+        |line| ["DiskEngine", "RedisEngine", "RedisAdmin"].iter().any(|name| has_word(line, name)),
     );
 }
 
@@ -845,21 +839,11 @@ fn tests_that_documents_name_are_there() {
 
 #[test]
 fn every_script_opens_with_keys_argv_returns_and_bound() {
-    let (mut wrong, compact) = (String::new(), CompactScripts::read().preambles);
+    let mut wrong = String::new();
     for script in sources("lua", "lua") {
         // Preambles precede other scripts and are not scripts themselves.
-        let preambles = [
-            "lua/base.lua",
-            "lua/clock.lua",
-            "lua/dead.lua",
-            "lua/details.lua",
-            "lua/forget.lua",
-            "lua/quotas.lua",
-            "lua/schedules.lua",
-            "lua/settings.lua",
-        ];
-        let is_compact = |name: &String| script.path == format!("lua/compact/{name}.lua");
-        if preambles.contains(&&*script.path) || compact.iter().any(is_compact) {
+        let preambles = ["base", "clock", "dead", "details", "forget", "quotas", "schedules", "settings"];
+        if preambles.iter().any(|name| script.path == format!("lua/{name}.lua")) {
             continue;
         }
         let head: Vec<&str> = script.text.lines().take_while(|line| line.starts_with("--")).collect();

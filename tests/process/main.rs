@@ -33,7 +33,6 @@ mod wrong_configurations;
 mod support {
     pub mod certificates;
     pub mod client;
-    pub mod compact_scripts;
     pub mod complaints;
     pub mod faults;
     #[path = "unheld.rs"]

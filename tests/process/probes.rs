@@ -11,6 +11,7 @@ use reqwest::{Client, Method};
 use tempfile::TempDir;
 
 use crate::support::process::Process;
+use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
 
@@ -254,8 +255,7 @@ async fn a_check_asks_stores_and_makes_nothing() {
     let dir = TempDir::new().expect("a temporary directory");
     let redis = RedisServer::start_with(Some("hush"), &[]);
     let toml = format!(
-        "[Accounts]\nann = 'hush'\n[Pool.default]\nPath = 'jobs'\n[Pool.far]\nAddr = '{}'\nPassword = 'hush'\n\
-         Layout = 'compact'\n",
+        "[Accounts]\nann = 'hush'\n[Pool.default]\nPath = 'jobs'\n[Pool.far]\nAddr = '{}'\nPassword = 'hush'\n",
         redis.addr()
     );
     write(dir.path(), &toml);
@@ -294,10 +294,19 @@ async fn a_check_asks_stores_and_makes_nothing() {
     assert!(said.contains("warning: TTLSecond = 5 is not longer than DelaySecond = 5"), "{said}");
     assert_eq!(String::from_utf8_lossy(&good.stderr), "", "and else it says nothing");
 
-    write(dir.path(), &toml.replace("Layout", "Partitions = 4\nLayout"));
+    drop(redis);
+    let cluster = RedisCluster::start_of(3, 0);
+    let of = |partitions: u16| {
+        format!("[Pool.default]\nCluster = {:?}\nPartitions = {partitions}\n", cluster.address().addrs)
+    };
+    write(dir.path(), &of(8));
+    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+    process.line_with("serving");
+    process.signal("TERM");
+    tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic");
+    write(dir.path(), &of(4));
     let wrong = check(dir.path());
     assert_eq!(wrong.status.code(), Some(1), "{wrong:?}");
     let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
-    assert!(said.contains("[Pool.far]") && said.contains("Partitions is 4"), "{said}");
-    drop(redis);
+    assert!(said.contains("[Pool.default]") && said.contains("Partitions is 4"), "{said}");
 }

@@ -369,10 +369,7 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
     assert!(again.is_empty(), "{} acked jobs came again, such as {:?}", again.len(), again.first());
     for verb in ["publish", "consume", "ack"] {
         let resumed = told.resumed.get(verb).unwrap_or_else(|| panic!("{verb} never worked again"));
-        assert!(
-            *resumed < RESUMED,
-            "{verb} works within {RESUMED:?} after the stall, not {resumed:?}"
-        );
+        assert!(*resumed < RESUMED, "{verb} works within {RESUMED:?} after the stall, not {resumed:?}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::complaints::complaints;
 use crate::support::process::Process;
-use crate::support::redis_server::RedisServer;
+use crate::support::redis_cluster::RedisCluster;
 use reqwest::{Client, Method, StatusCode};
 use tempfile::TempDir;
 
@@ -143,8 +143,8 @@ fn what_is_wrong_is_one_line_and_an_exit_code() {
         ("both", "[Pool.default]\nPath = 'x'\nAddr = 'y:1'", 2, "both Addr and Path"),
         ("not-toml", "not valid", 2, "not-toml"),
         ("level", "LogLevel = 'loud'\n[Pool.default]\nPath = 'x'", 2, "loud"),
-        ("layout", "[Pool.default]\nPath = 'x'\nLayout = 'compact'", 2, "Layout"),
-        ("partitions", "[Pool.default]\nAddr = 'y:1'\nLayout = 'compact'\nPartitions = 3", 2, "Partitions"),
+        ("layout", "[Pool.default]\nAddr = 'y:1'\nLayout = 'compact'", 2, "the compact one is not supported"),
+        ("partitions", "[Pool.default]\nCluster = ['y:1']\nPartitions = 3", 2, "Partitions"),
         ("foreign", "[Pool.default]\nPath = 'foreign'", 1, "foreign"),
         ("logs", "LogDir = 'foreign/letter.txt/logs'\n[Pool.default]\nPath = 'x'", 2, "LogDir"),
         ("no-logs", "LogDir = 'foreign/letter.txt/logs'\n[Pool.default]\nPath = 'x'", 2, "letter.txt/logs"),
@@ -177,13 +177,12 @@ fn what_is_wrong_is_one_line_and_an_exit_code() {
 
 /// Guards against jobs that are looked for where they do not lie.
 #[test]
-fn a_compact_pool_keeps_its_number_of_partitions() {
-    let (dir, redis) = (dir(), RedisServer::start());
-    let addr = redis.addr();
+fn a_pool_in_a_cluster_keeps_its_number_of_partitions() {
+    let (dir, cluster) = (dir(), RedisCluster::start_of(3, 0));
+    let nodes = cluster.address().addrs;
     let start = |partitions: u16| {
-        let pool = format!("Addr = '{addr}'\nLayout = 'compact'\nPartitions = {partitions}\nPrefix = 'jobs'");
-        let toml =
-            format!("Port = 0\nAdminPort = 0\n[AdminRedis]\nAddr = '{addr}'\n[Pool.default]\n{pool}\n");
+        let pool = format!("Cluster = {nodes:?}\nPartitions = {partitions}\nPrefix = 'jobs'");
+        let toml = format!("Port = 0\nAdminPort = 0\n[Pool.default]\n{pool}\n");
         std::fs::write(dir.path().join("dormouse.toml"), toml).unwrap();
         Process::start(dir.path(), &["-c", "dormouse.toml"], &[])
     };

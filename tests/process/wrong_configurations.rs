@@ -230,11 +230,6 @@ const ROWS: &[Row] = &[
         "[Pool.default] DB = 1: a pool that is a directory (Path) has no DB",
     ),
     (
-        "[Pool.default]\nPath = 'jobs'\nLayout = 'compact'",
-        &[],
-        "[Pool.default] Layout = \"compact\": a pool that is a directory (Path) has no Layout",
-    ),
-    (
         "[Pool.default]\nPath = 'jobs'\nTLS = true",
         &[],
         "[Pool.default] TLS = true: a pool that is a directory (Path) has no TLS",
@@ -340,27 +335,27 @@ const ROWS: &[Row] = &[
         "[Pool.default] DB = -1: a whole number from 0 to 2147483647 is wanted",
     ),
     (
-        "[Pool.default]\nAddr = 'h:1'\nLayout = 'small'\n$ADMIN",
+        "[Pool.default]\nAddr = 'h:1'\nLayout = 'compact'\n$ADMIN",
         &[],
-        "[Pool.default] Layout = \"small\": \"lmstfy\" or \"compact\" is wanted",
+        "[Pool.default] Layout = \"compact\": there is one layout now, and the compact one is not supported any more: leave Layout out, and move its jobs with the version that wrote them",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nPartitions = 2\n$ADMIN",
         &[],
-        "[Pool.default] Partitions = 2: it belongs to Layout = \"compact\"",
+        "[Pool.default] Partitions = 2: it belongs to a pool in a Redis Cluster (Cluster)",
     ),
     (
-        "[Pool.default]\nAddr = 'h:1'\nLayout = 'compact'\nPartitions = 3\n$ADMIN",
+        "[Pool.default]\nCluster = ['h:1']\nPartitions = 3\n$ADMIN",
         &[],
         "[Pool.default] Partitions = 3: a power of two up to 4096 is wanted",
     ),
     (
-        "[Pool.default]\nAddr = 'h:1'\nLayout = 'compact'\nPartitions = 8192\n$ADMIN",
+        "[Pool.default]\nCluster = ['h:1']\nPartitions = 8192\n$ADMIN",
         &[],
         "[Pool.default] Partitions = 8192: a whole number from 1 to 4096 is wanted",
     ),
     (
-        "[Pool.default]\nAddr = 'h:1'\nLayout = 'compact'\nPrefix = 'a{b'\n$ADMIN",
+        "[Pool.default]\nCluster = ['h:1']\nPrefix = 'a{b'\n$ADMIN",
         &[],
         "[Pool.default] Prefix = \"a{b\": 1 to 64 letters, digits, -, _, . and : are wanted",
     ),
@@ -385,11 +380,6 @@ const ROWS: &[Row] = &[
         "[Pool.default] DB = 1: a Redis Cluster has no database but 0, leave it out beside Cluster",
     ),
     (
-        "[Pool.default]\nCluster = ['h:1']\nLayout = 'lmstfy'\n$ADMIN",
-        &[],
-        "[Pool.default] Layout = \"lmstfy\": its keys are in many slots: beside Cluster \"compact\" is wanted",
-    ),
-    (
         "[Pool.default]\nCluster = ['h:1']\nSync = 'always'\n$ADMIN",
         &[],
         "[Pool.default] Sync = \"always\": a store that is a Redis Cluster (Cluster) has no Sync",
@@ -405,24 +395,19 @@ const ROWS: &[Row] = &[
         "[Pool.default] Spread = [..]: \"orders\": namespace/queue is wanted, in which * is any text",
     ),
     (
-        "[Pool.default]\nCluster = ['h:1']\nOrdered = ['shop/or.ders']\n$ADMIN",
+        "[Pool.default]\nCluster = ['h:1']\nSpread = ['shop/or.ders']\n$ADMIN",
         &[],
-        "[Pool.default] Ordered = [..]: \"shop/or.ders\": namespace/queue is wanted, in which * is any text",
+        "[Pool.default] Spread = [..]: \"shop/or.ders\": namespace/queue is wanted, in which * is any text",
     ),
     (
-        "[Pool.default]\nCluster = ['h:1']\nSpreadAt = -1\n$ADMIN",
+        "[Pool.default]\nCluster = ['h:1']\nSpreadAt = 9\n$ADMIN",
         &[],
-        "[Pool.default] SpreadAt = -1: a whole number from 0 to 4294967295 is wanted",
-    ),
-    (
-        "[Pool.default]\nAddr = 'h:1'\nSpreadAt = 9\n$ADMIN",
-        &[],
-        "[Pool.default] SpreadAt = 9: it belongs to Layout = \"compact\"",
+        "[Pool.default] SpreadAt = 9: queues are not spread by themselves any more: leave it out, and name them in Spread",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nSpread = ['*/*']\n$ADMIN",
         &[],
-        "[Pool.default] Spread = [..]: it belongs to Layout = \"compact\"",
+        "[Pool.default] Spread = [..]: it belongs to a pool in a Redis Cluster (Cluster)",
     ),
     (
         "[Pool.default]\nCluster = ['h:1', 'h']\n$ADMIN",
@@ -495,9 +480,9 @@ const ROWS: &[Row] = &[
         "[AdminRedis] Path = \"tokens\": Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
     ),
     (
-        "$DISK[AdminRedis]\nAddr = 'h:1'\nLayout = 'compact'",
+        "$DISK[AdminRedis]\nAddr = 'h:1'\nWaitReplicas = 1",
         &[],
-        "[AdminRedis] Layout = \"compact\": it belongs to pools; tokens and limits have one layout",
+        "[AdminRedis] WaitReplicas = 1: it belongs to pools; tokens and limits have one layout",
     ),
     ("$DISK[AdminRedis]\nDB = 1", &[], "[AdminRedis]: Addr is not set: write host:port"),
     (

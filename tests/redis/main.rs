@@ -2,7 +2,6 @@
 
 mod cluster;
 mod common;
-mod compact;
 mod fake_sentinel;
 mod faults;
 mod kill;
@@ -18,7 +17,6 @@ mod verbs;
 
 #[path = "../support"]
 mod support {
-    pub mod compact_scripts;
     pub mod consume;
     pub mod engine_ext;
     pub mod notified;

@@ -1,44 +1,40 @@
-//! Several servers on one compact pool: one of them pumps a partition.
+//! Several servers on one pool in a cluster: one of them pumps a partition.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dormouse::engine::redis::{CompactEngine, CompactLayout, SpreadRules};
-use dormouse::engine::{Beside, Engine, NewId};
+use dormouse::engine::Engine;
+use dormouse::engine::redis::{RedisEngine, RedisOptions};
 use dormouse::job::{Attributes, JobIds, NewJob};
 use dormouse::name::PoolName;
 use tokio::time::sleep;
 
 use crate::common::queue;
-use crate::support::redis_server::RedisServer;
+use crate::support::redis_cluster::RedisCluster;
 
-async fn open(server: &RedisServer) -> Arc<CompactEngine> {
-    let layout =
-        CompactLayout { prefix: "p".into(), partitions: 1, wait_replicas: 0, spread: SpreadRules::default() };
-    let engine = CompactEngine::connect(server.address(), &PoolName::default_pool(), &layout).await;
-    engine.expect("the server is there")
+async fn open(cluster: &RedisCluster) -> Arc<RedisEngine> {
+    let options = RedisOptions { prefix: "p".into(), ..RedisOptions::default() };
+    let engine = RedisEngine::connect_with(cluster.address(), &PoolName::default_pool(), &options).await;
+    engine.expect("the cluster is there")
 }
 
-async fn put(engine: &CompactEngine, delay: Duration) {
+async fn put(engine: &RedisEngine, delay: Duration) {
     let queue = queue("q");
-    let id = engine.make_id(
-        &JobIds::default(),
-        NewId { queue: &queue, delay, bytes: 1, versioned: false, beside: Beside::Nobody },
-    );
+    let id = engine.make_id(&JobIds::default(), &queue, delay, false);
     let (body, tries) = ("x".into(), NonZeroU16::MIN);
     let job = NewJob { queue, id, body, attributes: Attributes::new(), ttl: None, delay, tries };
     engine.publish(vec![job].into()).await.expect("published");
 }
 
-async fn pump(engine: &CompactEngine) -> usize {
+async fn pump(engine: &RedisEngine) -> usize {
     engine.pump().await.expect("pumped").moved
 }
 
 /// Guards against N servers that all move each due job's partition, and against a pumper that dies and leaves jobs late.
 #[tokio::test]
 async fn one_server_pumps_and_another_takes_over_when_it_dies() {
-    let redis = RedisServer::start();
+    let redis = RedisCluster::start();
     let (first, second) = (open(&redis).await, open(&redis).await);
     assert_eq!((pump(&first).await, pump(&second).await), (0, 0), "nothing is stored yet");
     put(&first, Duration::from_millis(50)).await;
@@ -60,7 +56,7 @@ async fn one_server_pumps_and_another_takes_over_when_it_dies() {
 /// Guards against a job that is late since its server left it to another one that does not know of it yet.
 #[tokio::test]
 async fn a_server_without_the_lease_is_not_late_with_what_it_has_stored() {
-    let redis = RedisServer::start();
+    let redis = RedisCluster::start();
     let (first, second) = (open(&redis).await, open(&redis).await);
     assert_eq!((pump(&first).await, pump(&second).await), (0, 0), "nothing is stored yet");
     put(&second, Duration::from_millis(50)).await;

@@ -47,13 +47,6 @@ impl Pools {
     }
 }
 
-/// The compact layout on a Redis of its own.
-fn compact() -> Store {
-    let redis = RedisServer::start();
-    let keys = format!("{}Layout = \"compact\"\nPrefix = \"p\"\nPartitions = 4\n", redis.keys());
-    Store::Other { keys, _keep: Arc::new(redis) }
-}
-
 /// A cluster of its own.
 fn cluster(name: &str) -> Store {
     pool_on(&Arc::new(RedisCluster::start_of(3, 0)), name)
@@ -78,16 +71,6 @@ macro_rules! on_each_move {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn redis_to_redis() {
                 super::$test(Pools::new(Store::redis(), Store::redis())).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn redis_to_compact() {
-                super::$test(Pools::new(Store::redis(), super::compact())).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn compact_to_disk() {
-                super::$test(Pools::new(super::compact(), Store::disk())).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -78,7 +78,7 @@ use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
-    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
     Promoted, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned,
     Revived, ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
@@ -136,12 +136,8 @@ impl Engine for Migration {
         self.stores.new.time_of_day()
     }
 
-    fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
-        self.stores.new.make_id(ids, of)
-    }
-
-    fn id_at_home(&self, queue: &Queue, id: JobId) -> JobId {
-        self.stores.new.id_at_home(queue, id)
+    fn make_id(&self, ids: &JobIds, queue: &Queue, delay: Duration, versioned: bool) -> JobId {
+        self.stores.new.make_id(ids, queue, delay, versioned)
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
@@ -158,11 +154,6 @@ impl Engine for Migration {
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         self.stores.consume(queues, ttrs).await
-    }
-
-    /// Both stores are looked at.
-    async fn consume_notified(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        self.consume(queues, ttrs).await
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {

@@ -2,6 +2,7 @@
 //! answered.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use tokio::sync::Mutex;
@@ -23,15 +24,35 @@ pub const PUBLISHES: BatchLimit = BatchLimit { items: MAX_PUBLISH, bytes: 1 << 2
 
 /// A publication that shares a script call with others.
 #[derive(Debug)]
-pub struct Plain(pub Publication);
+pub struct Plain {
+    pub publication: Publication,
+    pub taken: Taken,
+}
+
+impl Plain {
+    pub fn new(publication: Publication, taken: Taken) -> Plain {
+        Plain { publication, taken }
+    }
+}
+
+/// Whether a publication is on its way, or has gone to another partition: the first one to take it has it.
+#[derive(Clone, Debug, Default)]
+pub struct Taken(Arc<AtomicBool>);
+
+impl Taken {
+    /// Takes it, unless it was.
+    pub fn take(&self) -> bool {
+        !self.0.swap(true, Ordering::SeqCst)
+    }
+}
 
 impl BatchSize for Plain {
     fn items(&self) -> usize {
-        self.0.jobs.len()
+        self.publication.jobs.len()
     }
 
     fn bytes(&self) -> usize {
-        self.0.jobs.iter().map(|placing| bytes_of(&placing.job)).sum()
+        self.publication.jobs.iter().map(|placing| bytes_of(&placing.job)).sum()
     }
 }
 
@@ -49,6 +70,11 @@ impl BatchSize for JobRef {
     }
 }
 
+/// Says why a call that waits for it cannot be sent any more.
+pub trait RefusesLate {
+    fn too_late(&self) -> Fault;
+}
+
 /// Starts `count` tasks that take batches, each one after the other, and have `carry` answer each call of them, with this
 /// core; it is told which task it works for. Calls that have waited for [`SEND_WITHIN`] are answered with an error instead.
 /// Once `tasks` are told to end no more calls are taken; these end when those that waited are answered.
@@ -61,7 +87,7 @@ pub fn serve<Req, Rep, Core, Carried>(
 ) where
     Req: BatchSize + Send + 'static,
     Rep: Send + 'static,
-    Core: Send + Sync + 'static,
+    Core: RefusesLate + Send + Sync + 'static,
     Carried: Future<Output = ()> + Send,
 {
     let calls = Arc::new(Mutex::new(calls));
@@ -82,7 +108,7 @@ pub fn serve<Req, Rep, Core, Carried>(
                     batch = next => batch,
                 };
                 let Some(batch) = batch else { return };
-                let batch = refuse_late(batch);
+                let batch = refuse_late(batch, &*core);
                 if !batch.is_empty() {
                     carry(core.clone(), own, batch).await;
                 }
@@ -92,11 +118,13 @@ pub fn serve<Req, Rep, Core, Carried>(
 }
 
 /// Answers calls that have waited too long to be sent, and returns the others.
-fn refuse_late<Req, Rep>(batch: Vec<Call<Req, Rep>>) -> Vec<Call<Req, Rep>> {
+fn refuse_late<Req, Rep>(batch: Vec<Call<Req, Rep>>, core: &impl RefusesLate) -> Vec<Call<Req, Rep>> {
     let (late, in_time): (Vec<_>, Vec<_>) =
         batch.into_iter().partition(|call| call.arrived.elapsed() >= SEND_WITHIN);
-    let replies = late.into_iter().map(|call| call.split().1).collect();
-    answer_each(replies, Err(Fault::too_late().into()));
+    if !late.is_empty() {
+        let replies = late.into_iter().map(|call| call.split().1).collect();
+        answer_each(replies, Err(core.too_late().into()));
+    }
     in_time
 }
 

@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::clock::{Micros, Millis};
+use crate::clock::Micros;
 
 /// Later than any time. Lua reads it without loss.
 const NEVER: Micros = (1 << 53) - 1;
@@ -60,10 +60,6 @@ impl RedisClock {
 
     pub fn now_micros(&self) -> Micros {
         self.at(self.base.elapsed())
-    }
-
-    pub fn now(&self) -> Millis {
-        self.now_micros() / 1000
     }
 
     fn at(&self, elapsed: Duration) -> Micros {

@@ -2,18 +2,19 @@
 //! in the [`Pool`].
 
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use redis::{Cmd, FromRedisValue, Pipeline};
 use tokio::sync::Mutex;
 
-use super::batches::Plain;
+use super::batches::{Plain, RefusesLate};
 use super::cluster::map::Partition;
-use super::connection::fault::Outcome;
+use super::connection::fault::{Fault, Outcome};
 use super::connection::shared::Field;
 use super::copies::Copies;
+use super::counting::Counting;
 use super::layout::keys::Keys;
 use super::layout::script_call::ScriptCall;
 use super::layout::scripts::Script;
@@ -27,15 +28,19 @@ use crate::name::Queue;
 
 /// A partition of a pool.
 #[derive(Debug)]
-pub(crate) struct RedisCore {
+pub(crate) struct PartitionCore {
     pub(super) pool: Arc<Pool>,
     pub(super) partition: Partition,
     pub(super) keys: Keys,
-    /// Publications that share script calls.
-    pub(super) publishes: Caller<Plain, Published>,
-    pub(super) acks: Caller<JobRef, ()>,
+    /// Publications that share script calls. Their tasks begin with the first one, here and below.
+    pub(super) publishes: OnceLock<Caller<Plain, Published>>,
+    /// The same of those that another partition takes when this one cannot.
+    pub(super) movable: OnceLock<Caller<Plain, Published>>,
+    /// Returns whether all jobs of the call were there.
+    pub(super) acks: OnceLock<Caller<JobRef, bool>>,
     /// Steps of schedules that share script calls. `None`: something must be deleted first.
-    pub(super) steps: Caller<ScheduleStep, Option<Stepped>>,
+    pub(super) steps: OnceLock<Caller<ScheduleStep, Option<Stepped>>>,
+    pub(super) quotas: Counting,
     pub(super) copies: Copies,
     /// Held by who finishes destroys of others.
     pub(super) finishing: Mutex<()>,
@@ -43,11 +48,9 @@ pub(crate) struct RedisCore {
     pub(super) far_looks: Mutex<Option<tokio::time::Instant>>,
     /// When a pump has begun that last, in microseconds.
     pub(super) looked_for_dropped: AtomicU64,
-    /// For how long dead jobs are kept; zero: forever.
-    pub(super) dead_ttl: Duration,
 }
 
-impl Deref for RedisCore {
+impl Deref for PartitionCore {
     type Target = Pool;
 
     fn deref(&self) -> &Pool {
@@ -55,7 +58,30 @@ impl Deref for RedisCore {
     }
 }
 
-impl RedisCore {
+impl RefusesLate for PartitionCore {
+    fn too_late(&self) -> Fault {
+        self.place.too_late(self.partition)
+    }
+}
+
+impl PartitionCore {
+    pub fn new(pool: Arc<Pool>, partition: Partition, base: &str) -> PartitionCore {
+        PartitionCore {
+            pool,
+            partition,
+            keys: Keys::new(base),
+            publishes: OnceLock::new(),
+            movable: OnceLock::new(),
+            acks: OnceLock::new(),
+            steps: OnceLock::new(),
+            quotas: Counting::default(),
+            copies: Copies::default(),
+            finishing: Mutex::default(),
+            far_looks: Mutex::default(),
+            looked_for_dropped: AtomicU64::default(),
+        }
+    }
+
     /// A call of a script, without keys and arguments yet.
     pub fn call(&self, script: &Script) -> ScriptCall {
         script.call_in(self.keys.base())
@@ -63,7 +89,12 @@ impl RedisCore {
 
     /// The attempts to have a call executed.
     pub fn attempts(&self, lane: Lane) -> Attempts<'_> {
-        self.place.attempts(self.partition, lane)
+        self.attempts_if(true, lane)
+    }
+
+    /// The same if the call waits for a node. Otherwise another partition takes it when this one cannot.
+    pub fn attempts_if(&self, waits: bool, lane: Lane) -> Attempts<'_> {
+        self.place.attempts_if(waits, self.partition, lane)
     }
 
     /// Runs a call.
@@ -73,12 +104,17 @@ impl RedisCore {
 
     /// A command that may be executed twice.
     pub async fn query<T: FromRedisValue>(&self, cmd: &Cmd) -> Outcome<T> {
-        self.query_on(Lane::Other, cmd).await
+        self.query_if(true, cmd).await
+    }
+
+    /// The same, which waits for a node or does not.
+    pub async fn query_if<T: FromRedisValue>(&self, waits: bool, cmd: &Cmd) -> Outcome<T> {
+        self.pool.query(waits, self.partition, Lane::Other, cmd).await
     }
 
     /// The same on another connection.
     pub async fn query_on<T: FromRedisValue>(&self, lane: Lane, cmd: &Cmd) -> Outcome<T> {
-        self.pool.query(self.partition, lane, cmd).await
+        self.pool.query(true, self.partition, lane, cmd).await
     }
 
     /// Several of them in one round trip.
@@ -111,17 +147,18 @@ impl RedisCore {
 
     /// This process has stored a job that is due then.
     pub fn stored(&self, due: Micros) {
-        self.next_due.stored(due);
+        self.pool.stored(self.partition, due);
     }
 
     /// The queue may have ready jobs here: tells consumers.
     pub fn tell_ready(&self, queue: &Queue) {
+        self.spreading.told(queue, self.partition);
         self.common.notifiers.notify(queue);
     }
 
     /// The partition's clock.
     pub fn now_micros(&self) -> Micros {
-        self.pool.now_micros(self.partition)
+        self.pool.now_in(self.partition)
     }
 
     pub fn now(&self) -> Millis {

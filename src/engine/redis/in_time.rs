@@ -7,7 +7,8 @@
 //! Both times count from the *arrival* of a call, not from when it is sent or sent again: the deadline is
 //! [`BEGIN_WITHIN`] later, and the caller is answered with an error [`RESPONSE_TIMEOUT`] later, never before. The
 //! difference covers the script, its reply and the error of the estimated clock. So no call begins after its caller
-//! was answered. A call that has waited for [`SEND_WITHIN`] is not sent at all.
+//! was answered. A call that has waited for [`SEND_WITHIN`] joins no batch, and one that has waited for [`BEGIN_WITHIN`]
+//! is not sent at all.
 //!
 //! That leaves the calls that the Redis carried out just before it stalled. Their answers still come when it goes
 //! on. Who called listens for them, and takes back what nobody was told of.
@@ -15,7 +16,7 @@
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::{Arg, Cmd, FromRedisValue, RedisResult, Value};
+use redis::{FromRedisValue, RedisResult, Value};
 use tokio::time::{timeout, timeout_at};
 
 use super::clock::RedisClock;
@@ -23,14 +24,13 @@ use super::connection::connector::{Connection, RESPONSE_TIMEOUT};
 use super::connection::fault::{Fault, Outcome, late_at};
 use super::connection::shared::SharedConnection;
 use super::layout::script_call::ScriptCall;
-use super::layout::scripts::Script;
 use super::link::Link;
-use super::waits::{call_and_wait, run_and_wait};
+use super::waits::call_and_wait;
 
 /// How long after its call arrived a script may still begin.
 const BEGIN_WITHIN: Duration = Duration::from_secs(4);
-/// How long after it arrived a call may still be sent. One that is sent later has less than a second to begin, and so
-/// would those that share its batch.
+/// How long after it arrived a call may still join a batch. One that is sent later has less than a second to begin, and
+/// so would those that share its batch.
 pub const SEND_WITHIN: Duration = Duration::from_secs(3);
 /// A call that was refused as late although it was sent this shortly ago met another clock than the one that is
 /// known: the Redis's clock was set, or another Redis is the master now. It is sent once more.
@@ -44,36 +44,6 @@ pub fn patient(connection: &Connection) -> MultiplexedConnection {
     let mut redis = connection.redis.clone();
     redis.set_response_timeout(RESPONSE_TIMEOUT + LATE_ANSWER);
     redis
-}
-
-/// Runs a call of a script, which arrived at `arrived`, with its deadline behind the call's arguments. Returns the reply,
-/// and how many replicas have the write if `replicas` are waited for.
-async fn run_by(
-    clock: &RedisClock,
-    connection: &mut MultiplexedConnection,
-    script: &Script,
-    mut call: Cmd,
-    arrived: Instant,
-    replicas: u64,
-) -> RedisResult<(Value, u64)> {
-    let sent = Instant::now();
-    call.arg(clock.at_moment(arrived + BEGIN_WITHIN));
-    let answer = run_and_wait(script, connection, &call, replicas).await;
-    let Some(now) = answer.as_ref().err().and_then(late_at) else { return answer };
-    clock.learn(sent, now);
-    if sent.elapsed() > CLOCK_WAS_SET {
-        return answer;
-    }
-    // Nothing has happened, so this is no second time.
-    let mut again = Cmd::new();
-    let args = call.args_iter().len() - 1; // without the deadline
-    for arg in call.args_iter().take(args) {
-        if let Arg::Simple(arg) = arg {
-            again.arg(arg);
-        }
-    }
-    again.arg(clock.at_moment(arrived + BEGIN_WITHIN));
-    run_and_wait(script, connection, &again, replicas).await
 }
 
 /// Runs a call. Returns how many replicas have it too, if some are waited for.
@@ -95,7 +65,7 @@ async fn run_call(
 }
 
 fn may_be_sent(arrived: Instant) -> Outcome<()> {
-    if arrived.elapsed() < SEND_WITHIN { Ok(()) } else { Err(Fault::too_late()) }
+    if arrived.elapsed() < BEGIN_WITHIN { Ok(()) } else { Err(Fault::too_late()) }
 }
 
 impl Link {
@@ -115,48 +85,6 @@ impl Link {
         call: &ScriptCall,
     ) -> Outcome<T> {
         let answer = connection.with(async |redis| self.send(redis, call).await).await?;
-        Ok(redis::from_redis_value(answer)?)
-    }
-
-    /// Runs a call of a script that arrived at `arrived`. Where the pool asks for that, replicas have the write when
-    /// this returns.
-    pub async fn run_script(
-        &self,
-        connection: &mut MultiplexedConnection,
-        script: &Script,
-        call: Cmd,
-        arrived: Instant,
-    ) -> Outcome<Value> {
-        may_be_sent(arrived)?;
-        let (want, sent) = (self.replicas_for(script.lasts())?, Instant::now());
-        let (answer, have) = run_by(&self.clock, connection, script, call, arrived, want).await?;
-        self.replicas_have(want, have, sent)?;
-        Ok(answer)
-    }
-
-    /// The same on a shared connection.
-    pub async fn run<T: FromRedisValue>(
-        &self,
-        connection: &SharedConnection,
-        script: &Script,
-        call: Cmd,
-    ) -> Outcome<T> {
-        self.run_made(connection, script, Instant::now(), || call).await
-    }
-
-    /// The same for a call that arrived at `arrived`, and is not made unless it is sent, since what it takes is gone then.
-    pub async fn run_made<T: FromRedisValue>(
-        &self,
-        connection: &SharedConnection,
-        script: &Script,
-        arrived: Instant,
-        call: impl FnOnce() -> Cmd,
-    ) -> Outcome<T> {
-        let run = async |redis: &mut MultiplexedConnection| {
-            may_be_sent(arrived)?;
-            self.run_script(redis, script, call(), arrived).await
-        };
-        let answer = connection.with(run).await?;
         Ok(redis::from_redis_value(answer)?)
     }
 
@@ -228,13 +156,13 @@ mod tests {
         let (mut met, mut text) = (Vec::new(), Vec::new());
         while stream.read_buf(&mut text).await.is_ok_and(|n| n > 0) {
             let said = String::from_utf8(text.clone()).expect("these calls are text");
-            // An EVALSHA of a hash, no keys, two arguments and the deadline has 13 lines.
+            // An EVALSHA of a hash, no keys, two arguments, the base and the deadline has 15 lines.
             let lines: Vec<&str> = said.split("\r\n").collect();
-            if !said.contains("EVALSHA") || lines.len() < 14 {
+            if !said.contains("EVALSHA") || lines.len() < 16 {
                 continue;
             }
             assert_eq!((lines[8], lines[10]), ("one", "two"), "the arguments are as they were: {said:?}");
-            let deadline: u64 = lines[12].parse().expect("a deadline");
+            let deadline: u64 = lines[14].parse().expect("a deadline");
             met.push(deadline);
             text.clear();
             tokio::time::sleep(pause).await;
@@ -258,12 +186,9 @@ mod tests {
         .await
         .expect("nothing is said at first");
         let driver = tokio::spawn(driver);
-        let script = &Scripts::default().pump;
-        let mut call = script.call(0);
+        let mut call = Scripts::default().pump.call_in(&"".into());
         call.arg("one").arg("two");
-        let arrived = Instant::now();
-        let answer =
-            run_by(&clock, &mut connection, script, call, arrived, 0).await.map(|(answer, _)| answer);
+        let answer = run_call(&clock, &mut connection, &call, 0).await.map(|(answer, _)| answer);
         drop(connection);
         driver.await.expect("no panic");
         (answer, server.await.expect("no panic"))

@@ -1,17 +1,24 @@
-//! The store on a Redis, in lmstfy's own layout: any number of Dormouse and lmstfy servers may serve one Redis
-//! at the same time. One step is one script; nothing is kept here that another server would need.
+//! The store on a Redis or in a Redis Cluster, in lmstfy's own layout: any number of Dormouse and lmstfy servers may serve
+//! one Redis at the same time. One step is one script; nothing is kept here that another server would need.
 //!
+//! A pool has one or many *partitions*, each a small whole store whose keys begin with a base of its own. A single Redis is
+//! one partition with an empty base.
+//!
+//! - `router/`: which partitions a call concerns; `partitions`: their bases, and the hash of a queue; `spread`, `hints`:
+//!   queues that use all of them, and where their ready jobs are.
+//! - `core`: one partition; `verbs/`: a file for each step in it, named as on disk.
+//! - `pool`: what all partitions share, and the entry point for calls; `link`: the connections to one node; `cluster/`:
+//!   the nodes of a cluster; `open`: how a pool is opened.
 //! - `connection/`: how connections are made, kept and shared, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
-//! - `verbs/`: a file for each step, named as on disk.
-//! - `link`: the connections to one node; `pool`: what all partitions share, and the entry point for calls; `core`: one
-//!   partition; `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`: what this
-//!   process remembers; `batches`: which calls share a script call.
+//! - `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`, `dues`: what this process remembers; `batches`: which calls
+//!   share a script call.
 //! - `in_time`: deadlines of calls, and answers that come too late.
-//! - `replicas`, `waits`: which replicas are in step, and whether they have what was asked.
-//! - `watch`: notifies of jobs that others made ready.
-//! - `reply`: how answers of scripts are read, and what several of them refuse.
-//! - `tables`: tokens, limits and what push keeps: their place on one Redis or in a cluster.
+//! - `replicas`, `waits`: which replicas are in sync, and whether they have a write.
+//! - `watch`, `lists`: notifies of jobs that others made ready.
+//! - `reply`: how answers of scripts are read, and the refusals of several of them.
+//! - `tables`: tokens, limits and the records of push: where they are on a single Redis or in a cluster.
+//! - `nodes`: what operators see of a cluster.
 //! - `safety`: whether the server is set up to keep jobs; `look`: whether it can be used at all.
 //!
 //! Knows no HTTP, and of the engine trait's callers only their notifiers.
@@ -21,43 +28,49 @@ mod batches;
 mod cache;
 mod clock;
 mod cluster;
-mod compact;
 pub(crate) mod connection;
 mod copies;
 mod core;
 mod counting;
+mod dues;
+mod hints;
 mod in_time;
 pub(crate) mod layout;
 mod link;
+mod lists;
 mod look;
+mod nodes;
+mod open;
+mod partitions;
 mod pauses;
 mod pool;
 mod ready_lists;
 mod replicas;
 mod reply;
+mod router;
 mod safety;
+mod spread;
 pub(crate) mod tables;
 pub(crate) mod verbs;
 mod waits;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::Mutex;
 use tokio_util::sync::DropGuard;
 
-pub use compact::{CompactEngine, CompactLayout, SpreadRules};
 pub use connection::connector::RedisAddress;
 pub use look::look;
+pub use open::RedisOptions;
 pub use safety::{Unsafe, check_safety};
+pub use spread::SpreadRules;
 
 use crate::clock::Millis;
-use crate::engine::batch;
 use crate::engine::delays::{DelayCount, Delays};
+use crate::engine::nodes::Nodes;
 use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
@@ -66,115 +79,123 @@ use crate::engine::{
     ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::error::Result;
-use crate::job::{Job, JobId, JobRef, JobView, Receipt};
+use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
-use batches::{MAX_WAITING, serve};
-use layout::keys::Keys;
-use link::PUBLISHERS;
-use verbs::check::{OLDEST, first_check};
-use verbs::{pause, quotas};
 
-use self::copies::Copies;
-use self::core::RedisCore;
-use self::link::Link;
+use self::core::PartitionCore;
+use self::lists::PoolLists;
+use self::nodes::NodesOfPool;
+use self::open::{open_cluster, open_one};
+use self::partitions::Partitions;
 use self::pool::{Place, Pool};
+use self::router::Router;
+use self::spread::Spreading;
+use self::verbs::{pause, quotas};
 
-/// A pool of jobs on a Redis.
+/// A pool of jobs on a Redis or in a cluster.
 #[derive(Debug)]
 pub struct RedisEngine {
-    core: Arc<RedisCore>,
-    /// Ends the tasks of an engine that is dropped without `close`: its own first.
-    _closing: [DropGuard; 3],
+    router: Arc<Router>,
+    _closing: Closing,
+}
+
+/// Ends the tasks of an engine that is dropped without `close`: its own first.
+#[derive(Debug)]
+struct Closing {
+    _tasks: DropGuard,
+    _place: Vec<DropGuard>,
 }
 
 impl RedisEngine {
-    /// Connects, and begins the engine's tasks. `Away` or `Refused` when the Redis cannot be used now; once
+    /// Connects to a single Redis, and begins the engine's tasks. `Away` or `Refused` when the Redis cannot be used now; once
     /// connected, the engine outlives any outage.
     pub async fn connect(address: RedisAddress, name: &PoolName) -> Result<Arc<RedisEngine>> {
-        RedisEngine::connect_with(address, name, Duration::ZERO).await
+        RedisEngine::connect_with(address, name, &RedisOptions::default()).await
     }
 
-    /// The same; jobs that die from now on are kept for `dead_ttl`, or forever if it is zero.
+    /// The same with options; to a cluster if the address is one of a cluster. `Refused` also when the pool has another
+    /// number of partitions.
     pub async fn connect_with(
         address: RedisAddress,
         name: &PoolName,
-        dead_ttl: Duration,
+        options: &RedisOptions,
     ) -> Result<Arc<RedisEngine>> {
-        let mut opened = Link::open(&address, name, Keys::default(), 0).await?;
-        let link = opened.link.clone();
-        first_check(&link, &mut opened.first, OLDEST).await?;
-        let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-        let (acks, ack_calls) = batch::channel(MAX_WAITING, batches::ACKS);
-        let (steps, step_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-        let pool = Arc::new(Pool::new(link.common.clone(), Place::One(link.clone())));
-        let tasks = &pool.tasks.clone();
-        let core = Arc::new(RedisCore {
-            pool,
-            partition: 0,
-            keys: Keys::default(),
-            publishes,
-            acks,
-            steps,
-            copies: Copies::default(),
-            finishing: Mutex::default(),
-            far_looks: Mutex::default(),
-            looked_for_dropped: AtomicU64::default(),
-            dead_ttl,
+        let in_cluster = address.cluster;
+        let partitions = Arc::new(match in_cluster {
+            true => Partitions::new(&options.prefix, options.partitions),
+            false => Partitions::single(),
         });
-        let [of_link, of_keepers] = opened.keep();
-        let guards = [tasks.stopping().clone().drop_guard(), of_link, of_keepers];
-        link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
-        tasks.spawn_essential("the watch of pauses", pause::run(core.clone()));
-        tasks.spawn_essential("the count of namespaces with a quota", quotas::run(core.clone()));
-        core.spawn_finisher();
-        serve(
-            publish_calls,
-            tasks,
-            ("a task that publishes", PUBLISHERS),
-            &core,
-            |core, own, batch| async move {
-                core.publish_batch(own, batch).await;
-            },
-        );
-        serve(ack_calls, tasks, ("the task that acks", 1), &core, |core, _, batch| async move {
-            core.ack_batch(batch).await;
-        });
-        let steps = "a task that takes steps of schedules";
-        serve(step_calls, tasks, (steps, PUBLISHERS), &core, |core, own, batch| async move {
-            core.step_schedules(own, batch).await;
-        });
-        link.connected().await;
-        Ok(Arc::new(RedisEngine { core, _closing: guards }))
+        let spreading = Arc::new(Spreading::new(options.spread.clone(), partitions.count()));
+        let lists = PoolLists { partitions: partitions.clone(), spreading: spreading.clone() };
+        let (common, place, closing) = match in_cluster {
+            true => open_cluster(address, name, options, (&partitions, lists)).await?,
+            false => open_one(address, name, options, lists).await?,
+        };
+        let pool = Arc::new(Pool::new(common, place, spreading, partitions.count(), options.dead_ttl));
+        let part =
+            |partition| Arc::new(PartitionCore::new(pool.clone(), partition, partitions.base(partition)));
+        let parts: Vec<Arc<PartitionCore>> = partitions.all().map(part).collect();
+        let router = Arc::new(Router::new(pool.clone(), parts, partitions));
+        let tasks = &pool.tasks;
+        let _closing = Closing { _tasks: tasks.stopping().clone().drop_guard(), _place: closing };
+        tasks.spawn_essential("the watch of pauses", pause::run(router.settings().clone()));
+        for part in &router.parts {
+            let count = quotas::run(part.clone());
+            tasks.spawn_essential("the count of namespaces with a quota", count);
+            part.spawn_finisher();
+        }
+        match &pool.place {
+            Place::One(link) => link.connected().await,
+            Place::Cluster(_) => {
+                router.look_for_scattered().await;
+                tasks
+                    .spawn_essential("the look for scattered queues", router::scattered::run(router.clone()));
+                tasks.spawn_essential("the sample of quotas", router::quotas::run(router.clone()));
+            }
+        }
+        Ok(Arc::new(RedisEngine { router, _closing }))
     }
 
     /// The version of the Redis, if it says.
     pub fn version(&self) -> Option<&str> {
-        self.core.common.version.get().map(String::as_str)
+        self.router.pool.common.version.get().map(String::as_str)
     }
 
     /// Hears of every connection that is lost, and of what the engine's users tell it.
     pub fn outage(&self) -> Arc<Outage> {
-        self.core.common.outage.clone()
+        self.router.pool.common.outage.clone()
     }
 
     /// Waits until a task has died that the engine cannot do without, and says which. Calls to such an engine
     /// may be answered with [`Closed`](crate::error::Error::Closed).
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
-        let failure = self.core.common.failure.clone();
+        let failure = self.router.pool.common.failure.clone();
         async move { failure.reported().await.to_owned() }
     }
 
-    /// What does the work, unless the engine is closing.
-    fn open(&self) -> Result<&Arc<RedisCore>> {
-        self.core.is_open().map(|()| &self.core)
+    /// Its nodes, in a cluster.
+    pub fn nodes(&self) -> Option<Arc<dyn Nodes>> {
+        match &self.router.pool.place {
+            Place::One(_) => None,
+            Place::Cluster(cluster) => Some(Arc::new(NodesOfPool::new(&self.router, cluster))),
+        }
+    }
+
+    /// The router, unless the engine is closing.
+    fn open(&self) -> Result<&Arc<Router>> {
+        self.router.pool.is_open().map(|()| &self.router)
     }
 }
 
 #[async_trait]
 impl Engine for RedisEngine {
     fn now(&self) -> Millis {
-        self.core.now()
+        self.router.now()
+    }
+
+    fn make_id(&self, ids: &JobIds, queue: &Queue, delay: Duration, versioned: bool) -> JobId {
+        self.router.make_id(ids, queue, delay, versioned)
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
@@ -199,7 +220,7 @@ impl Engine for RedisEngine {
 
     async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         if let [(id, None)] = jobs {
-            self.open()?.acks.call(JobRef { queue: queue.clone(), id: *id }).await?;
+            self.open()?.ack_one(queue, *id).await?;
             return Ok(Vec::new());
         }
         self.open()?.ack(queue, jobs).await
@@ -218,12 +239,7 @@ impl Engine for RedisEngine {
     }
 
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
-        let core = self.open()?;
-        match (by, detail) {
-            (By::Key(key), detail) => core.inspect_key(queue, key, detail).await,
-            (By::Id(id), Detail::Stored) => core.inspect_stored(&JobRef { queue: queue.clone(), id }).await,
-            (By::Id(id), _) => core.inspect(&JobRef { queue: queue.clone(), id }, detail.held_with()).await,
-        }
+        self.open()?.inspect(queue, by, detail).await
     }
 
     async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
@@ -247,14 +263,7 @@ impl Engine for RedisEngine {
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
-        let core = self.open()?;
-        match which {
-            Respawn::Oldest { limit, ttl } => {
-                let count = core.respawn_oldest(queue, limit, ttl).await?;
-                Ok(Respawned { count, each: Vec::new() })
-            }
-            Respawn::Jobs(jobs, revival) => Ok(Respawned::of(core.respawn_jobs(queue, jobs, revival).await?)),
-        }
+        self.open()?.respawn(queue, which).await
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
@@ -262,11 +271,11 @@ impl Engine for RedisEngine {
     }
 
     async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
-        self.open()?.pause(queue, pausing).await
+        self.open()?.settings().pause(queue, pausing).await
     }
 
     async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
-        self.open()?.all_paused().await
+        self.open()?.settings().all_paused().await
     }
 
     async fn pump(&self) -> Result<Pumped> {
@@ -274,7 +283,7 @@ impl Engine for RedisEngine {
     }
 
     async fn due_earlier(&self) {
-        self.core.next_due.earlier().await;
+        self.router.pool.dues.next.earlier().await;
     }
 
     async fn list_queues(
@@ -311,29 +320,28 @@ impl Engine for RedisEngine {
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {
-        self.core.common.notifiers.attach(notifier);
+        self.router.pool.common.notifiers.attach(notifier);
     }
 
     fn watch(&self, queue: &Queue) {
-        if let Some(link) = self.core.place.link(self.core.partition) {
-            link.watch.arm([queue.clone()]);
-        }
+        self.router.watch(queue);
     }
 
     fn observe(&self, observer: Arc<dyn Observer>) {
-        self.core.common.observers.attach(observer);
+        self.router.pool.common.observers.attach(observer);
     }
 
     async fn check(&self) -> Result<()> {
-        match &self.open()?.place {
+        let router = self.open()?;
+        match &router.pool.place {
             Place::One(link) => link.check().await,
-            Place::Cluster(_) => Ok(()),
+            Place::Cluster(cluster) => NodesOfPool::new(router, cluster).check().await,
         }
     }
 
     async fn close(&self) {
-        self.core.tasks.stop();
-        self.core.tasks.ended().await;
-        self.core.place.close().await;
+        self.router.pool.tasks.stop();
+        self.router.pool.tasks.ended().await;
+        self.router.pool.place.close().await;
     }
 }

@@ -2,24 +2,29 @@
 //! single Redis is one node with one partition.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use redis::{Cmd, FromRedisValue, Pipeline};
+use tokio::sync::Semaphore;
 
 use super::cache::RecordedQueues;
 use super::cluster::map::Partition;
 use super::cluster::{self, Cluster, ask};
-use super::connection::fault::Outcome;
+use super::connection::fault::{Fault, Outcome};
 use super::connection::shared::Field;
-use super::counting::Counting;
+use super::dues::Dues;
 use super::layout::script_call::ScriptCall;
 use super::layout::scripts::Scripts;
 use super::link::{Common, Lane, Link};
 use super::pauses::Pauses;
+use super::spread::Spreading;
 use crate::clock::Micros;
-use crate::engine::next_due::NextDue;
 use crate::error::{Error, Result};
 use crate::process::tasks::Tasks;
+
+/// A node that has owed an answer to a publish for so long gets no more of those that another one can take.
+pub const SLOW: Duration = Duration::from_millis(500);
 
 /// The nodes of a pool.
 #[derive(Clone, Debug)]
@@ -62,6 +67,30 @@ impl Place {
         }
     }
 
+    /// The same if the call waits for a node. Otherwise another partition takes it when this one cannot.
+    pub fn attempts_if(&self, waits: bool, partition: Partition, lane: Lane) -> Attempts<'_> {
+        match self {
+            Place::Cluster(cluster) if !waits => Attempts::Cluster(cluster.attempt_now(partition, lane)),
+            _ => self.attempts(partition, lane),
+        }
+    }
+
+    /// Waits until a partition can be used, for calls that are queued up before they are sent.
+    pub async fn ready(&self, partition: Partition, lane: Lane) -> Outcome<()> {
+        match self {
+            Place::One(_) => Ok(()),
+            Place::Cluster(cluster) => cluster.ready(partition, lane).await,
+        }
+    }
+
+    /// The fault of a call that has waited too long to be sent to a partition.
+    pub fn too_late(&self, partition: Partition) -> Fault {
+        match self {
+            Place::One(_) => Fault::too_late(),
+            Place::Cluster(cluster) => cluster.too_late(partition),
+        }
+    }
+
     /// The node that a partition was at last, for its clock.
     pub fn link(&self, partition: Partition) -> Option<Arc<Link>> {
         match self {
@@ -94,23 +123,38 @@ pub struct Pool {
     /// The engine's own tasks. They end before those of the nodes.
     pub tasks: Tasks,
     pub scripts: Scripts,
-    pub next_due: NextDue,
+    pub spreading: Arc<Spreading>,
+    pub dues: Dues,
     pub recorded_queues: RecordedQueues,
+    /// How long dead jobs are kept; zero: forever.
+    pub dead_ttl: Duration,
     pub pauses: Pauses,
-    pub quotas: Counting,
+    /// Held by the count of one partition's keys: one at a time.
+    pub counting: Semaphore,
+    /// Publishes that another partition could have taken and that are not answered: to which node, and since when.
+    owed: Mutex<Vec<(usize, Instant)>>,
 }
 
 impl Pool {
-    pub fn new(common: Common, place: Place) -> Pool {
+    pub fn new(
+        common: Common,
+        place: Place,
+        spreading: Arc<Spreading>,
+        partitions: u16,
+        dead_ttl: Duration,
+    ) -> Pool {
         Pool {
             tasks: Tasks::new(common.failure.clone()),
             common,
             place,
             scripts: Scripts::default(),
-            next_due: NextDue::default(),
+            spreading,
+            dues: Dues::new(partitions),
             recorded_queues: RecordedQueues::default(),
+            dead_ttl,
             pauses: Pauses::default(),
-            quotas: Counting::default(),
+            counting: Semaphore::new(1),
+            owed: Mutex::default(),
         }
     }
 
@@ -129,9 +173,15 @@ impl Pool {
         ask!(self.place.attempts(partition, lane), |link| link.ask(link.lane(lane), call))
     }
 
-    /// A command that may be executed twice.
-    pub async fn query<T: FromRedisValue>(&self, partition: Partition, lane: Lane, cmd: &Cmd) -> Outcome<T> {
-        ask!(self.place.attempts(partition, lane), |link| link.lane(lane).query(cmd))
+    /// A command that may be executed twice. It waits for a node, or does not.
+    pub async fn query<T: FromRedisValue>(
+        &self,
+        waits: bool,
+        partition: Partition,
+        lane: Lane,
+        cmd: &Cmd,
+    ) -> Outcome<T> {
+        ask!(self.place.attempts_if(waits, partition, lane), |link| link.lane(lane).query(cmd))
     }
 
     /// Several of them in one round trip.
@@ -151,14 +201,65 @@ impl Pool {
     }
 
     /// The clock of a partition's node, by which all of the partition is due.
-    pub fn now_micros(&self, partition: Partition) -> Micros {
-        self.place.link(partition).map_or(0, |link| link.clock.now_micros())
+    pub fn now_in(&self, partition: Partition) -> Micros {
+        self.place.link(partition).map_or_else(|| self.now_micros(), |link| link.clock.now_micros())
+    }
+
+    /// The pool's clock: that of the first node, so that all servers agree.
+    pub fn now_micros(&self) -> Micros {
+        match &self.place {
+            Place::One(link) => link.clock.now_micros(),
+            Place::Cluster(cluster) => cluster.any_link().map_or(0, |link| link.clock.now_micros()),
+        }
+    }
+
+    /// A time of a partition's clock by the pool's.
+    pub fn in_pool_time(&self, partition: Partition, at: Micros) -> Micros {
+        (at + self.now_micros()).saturating_sub(self.now_in(partition))
+    }
+
+    /// A job was stored there that is due then, by the partition's clock.
+    pub fn stored(&self, partition: Partition, due: Micros) {
+        match &self.place {
+            Place::One(_) => self.dues.next.stored(due),
+            Place::Cluster(_) => {
+                self.dues.stored(partition, self.in_pool_time(partition, due), self.now_micros());
+            }
+        }
+    }
+
+    /// Whether a node has owed the answer to a publish for so long that others get the next ones.
+    pub fn is_slow(&self, link: &Arc<Link>) -> bool {
+        let link = Arc::as_ptr(link) as usize;
+        self.owed.lock().iter().any(|(owes, since)| *owes == link && since.elapsed() >= SLOW)
+    }
+
+    /// Such a publish is on its way to this node until what is returned is dropped.
+    pub fn owes(&self, link: &Arc<Link>) -> Owes<'_> {
+        let entry = (Arc::as_ptr(link) as usize, Instant::now());
+        self.owed.lock().push(entry);
+        Owes { pool: self, entry }
     }
 
     /// The node of a partition answered with its time to a call that was sent then.
     pub fn learn(&self, partition: Partition, sent: Instant, now: Micros) {
         if let Some(link) = self.place.link(partition) {
             link.clock.learn(sent, now);
+        }
+    }
+}
+
+/// A publish that is not answered.
+pub struct Owes<'a> {
+    pool: &'a Pool,
+    entry: (usize, Instant),
+}
+
+impl Drop for Owes<'_> {
+    fn drop(&mut self) {
+        let mut owed = self.pool.owed.lock();
+        if let Some(at) = owed.iter().position(|entry| *entry == self.entry) {
+            owed.swap_remove(at);
         }
     }
 }

@@ -25,7 +25,7 @@ pub enum Unsafe {
     Unknown(#[from] Error),
 }
 
-/// The largest value that a bucket of the compact layout has: a body of 1000 bytes, and what stands before it.
+/// The largest value of a packed job: a body of 1000 bytes, and what stands before it.
 const LISTPACK_VALUE: u64 = 1100;
 
 /// Asks the Redis how it is set up. Where CONFIG is forbidden INFO is asked; what neither tells is accepted
@@ -69,13 +69,13 @@ pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
     Ok(())
 }
 
-/// Says so when the Redis would keep the buckets of the compact layout as tables: a job takes 50 bytes more then.
+/// Warns when the Redis would keep packed jobs in tables: each takes 50 bytes more then.
 pub async fn warn_of_tables(connection: &mut Connection, pool: &str) {
     let most = setting(connection, "hash-max-listpack-value").await.ok().flatten();
     if most.and_then(|value| value.parse::<u64>().ok()).is_some_and(|value| value < LISTPACK_VALUE) {
         tracing::warn!(
             pool,
-            "the Redis has a `hash-max-listpack-value` below {LISTPACK_VALUE}, so jobs take a third more memory: set \
+            "the Redis has a `hash-max-listpack-value` below {LISTPACK_VALUE}, so packed jobs take a third more memory: set \
              it to {LISTPACK_VALUE}"
         );
     }

@@ -10,14 +10,15 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue};
 use tokio::time::{sleep, timeout};
 
+use super::cluster::map::Partition;
 use super::cluster::{self, Cluster, PartedLists, ask};
-use super::compact::partitions::{Partition, Partitions};
 use super::connection::connector::{Connector, RedisAddress};
 use super::connection::fault::Outcome;
 use super::connection::shared::SharedConnection;
 use super::connection::status::Connections;
 use super::layout::scripts::Script;
 use super::link::{Common, Lane};
+use super::partitions::Partitions;
 use super::ready_lists::ReadyLists;
 use super::verbs::check;
 use crate::engine::together;

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::{Arg, Cmd, RedisResult, Value};
+use redis::{RedisResult, Value};
 use tokio::time::sleep;
 
 use super::connection::fault::{Fault, Outcome};
 use super::layout::script_call::ScriptCall;
-use super::layout::scripts::Script;
 use super::link::Link;
 use crate::clock::Micros;
 use crate::error::Unreachable;
@@ -23,21 +22,6 @@ const LOOK: Duration = Duration::from_secs(1);
 const LOOK_SOON: Duration = Duration::from_millis(100);
 /// How long the mark stays.
 const MARK: Duration = Duration::from_secs(60);
-
-/// Runs a call of a script, and WAIT behind it if replicas are waited for: answers how many have it.
-pub async fn run_and_wait(
-    script: &Script,
-    connection: &mut MultiplexedConnection,
-    call: &Cmd,
-    want: u64,
-) -> RedisResult<(Value, u64)> {
-    if want == 0 {
-        return Ok((script.run(connection, call).await?, 0));
-    }
-    let mut wait = redis::cmd("WAIT");
-    wait.arg(want).arg(WAIT.as_millis() as u64);
-    script.run_with(connection, call, [write_beside(call), wait]).await
-}
 
 /// Runs a call, and WAIT behind it if replicas are waited for: returns how many have it.
 pub async fn call_and_wait(
@@ -56,20 +40,6 @@ pub async fn call_and_wait(
     let mut wait = redis::cmd("WAIT");
     wait.arg(want).arg(WAIT.as_millis() as u64);
     call.run_with(connection, deadline, [set, wait]).await
-}
-
-/// A write beside the key that a call names. Since Redis 7.2 WAIT is for the last write of its connection: a call that
-/// writes nothing itself, since another one has done it a moment ago, would not be waited for.
-fn write_beside(call: &Cmd) -> Cmd {
-    // EVALSHA, the script, how many keys, the guard.
-    let mut key = match call.args_iter().nth(3) {
-        Some(Arg::Simple(guard)) => guard.to_vec(),
-        _ => Vec::new(),
-    };
-    key.push(b'~');
-    let mut set = redis::cmd("SET");
-    set.arg(key).arg("").arg("PX").arg(MARK.as_millis() as u64);
-    set
 }
 
 impl Link {

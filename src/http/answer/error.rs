@@ -32,6 +32,8 @@ pub struct OwnFault {
     #[serde(skip_serializing_if = "Option::is_none")]
     done: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    stored: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     job_id: Option<JobId>,
@@ -73,6 +75,8 @@ pub enum ApiError {
     Ours(StatusCode, &'static str, Option<Error>),
     /// Internal error after some jobs were processed: `{"error": .., "done": ..}`.
     Partly(u64, StatusCode, &'static str, Option<Error>),
+    /// Internal error of a batch of which some jobs are stored: `{"error": .., "stored": ..}`.
+    Stored(u64, Box<ApiError>),
     /// 503: part of the pool is unavailable. With the number of jobs processed, if any.
     Unreachable(Unreachable, Option<u64>),
 }
@@ -164,6 +168,14 @@ impl ApiError {
         ApiError::Said(status, Box::new(serde_json::to_value(body).unwrap_or_default()))
     }
 
+    /// The failure of a batch, which may be stored in part.
+    pub fn of_a_batch(error: Error) -> ApiError {
+        match error {
+            Error::Partly { done, why } => ApiError::Stored(done, Box::new((*why).clone().into())),
+            error => error.into(),
+        }
+    }
+
     /// 503 that is not a failure of the store.
     const fn unavailable(text: &'static str) -> ApiError {
         ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, text, None)
@@ -203,6 +215,9 @@ impl From<Error> for ApiError {
             Error::TooManyPaused(_) => {
                 ApiError::Refused(StatusCode::CONFLICT, "too many queues of this namespace are paused")
             }
+            Error::SeveralPartitions => ApiError::bad(
+                "on_conflict=fail: the keys are in several partitions of this queue, which is spread: publish these jobs one by one",
+            ),
             Error::Unreachable(why) | Error::Unseen(why, _) => ApiError::Unreachable(why, None),
             Error::Poisoned(_) => ApiError::Ours(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -263,6 +278,18 @@ impl IntoResponse for ApiError {
                 let fault = OwnFault { error: text.into(), done: Some(done), ..OwnFault::default() };
                 with_failure(fault.response(status), failure)
             }
+            ApiError::Stored(stored, why) => match *why {
+                ApiError::Ours(status, text, failure) => {
+                    let fault = OwnFault { error: text.into(), stored: Some(stored), ..OwnFault::default() };
+                    with_failure(fault.response(status), failure)
+                }
+                ApiError::Unreachable(why, _) => {
+                    let error = why.text().into();
+                    let fault = OwnFault { error, stored: Some(stored), ..OwnFault::default() };
+                    reply::retry_after(fault.response(StatusCode::SERVICE_UNAVAILABLE), Duration::ZERO)
+                }
+                other => other.into_response(),
+            },
             ApiError::Detailed(status, details) if status.is_server_error() => {
                 let Details { error, index, job_id } = *details;
                 OwnFault { error, index, job_id, ..OwnFault::default() }.response(status)

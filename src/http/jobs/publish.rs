@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::admission::admitted;
 use crate::admin::Direction;
-use crate::engine::{Beside, By, Detail, How, NewId, Once, Placed, Placing, Publication, Published};
+use crate::engine::{By, Detail, How, Once, Placed, Placing, Publication, Published};
 use crate::http::answer::error::{ApiError, Details, HandlerResult};
 use crate::http::answer::reply::{self, PUBLISHED};
 use crate::http::answer::room::RequestRoom;
@@ -23,7 +23,7 @@ use crate::http::request::params::{self, GivenJob, Life, Placement, Query};
 use crate::http::state::idempotency::Repeatable;
 use crate::http::state::{App, AppState, MAX_JOB, PoolState};
 use crate::job::{Attributes, JobId, JobRef, NewJob};
-use crate::name::{IdempotencyKey, JobKey, Queue};
+use crate::name::Queue;
 use crate::time::Instant;
 
 const TOO_LARGE: &str = "body too large";
@@ -72,7 +72,7 @@ struct BatchReply {
 pub async fn publish(state: Arc<AppState>, auth: Authorized, request: Request) -> HandlerResult {
     let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
     let mut room = state.body_room.for_request(&auth.key.scope.namespace);
-    let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, None, &mut room).await?;
+    let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
     let response = store_job(&auth.pool, new, None, repeatable).await?;
     counted.commit();
     Ok(response)
@@ -82,7 +82,7 @@ pub async fn publish(state: Arc<AppState>, auth: Authorized, request: Request) -
 pub async fn republish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
     let replaces = auth.job_id.map(|id| JobRef { queue: auth.queue.clone(), id });
     let mut room = state.body_room.for_request(&auth.key.scope.namespace);
-    let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, auth.job_id, &mut room).await?;
+    let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
     // Republishing an unknown job is a publish, and counts as one. Only tokens with a possible limit need the
     // distinction.
     let record = match auth.record {
@@ -119,16 +119,10 @@ pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request)
     let mut room = state.body_room.for_request(&auth.key.scope.namespace);
     let body = read_body(body, MAX_BULK, TOO_LARGE, Some(&mut room)).await?;
     let all = body.clone();
-    let mut beside = Together::new(&repeatable);
     let jobs = batch::reading(body.len(), move || batch::split_bulk(&all))
         .await?
         .into_iter()
-        .map(|text| {
-            let new =
-                new_job(&auth.pool, auth.queue.clone(), text, life, attributes.clone(), beside.next(None));
-            beside.made(new.id);
-            new.into()
-        })
+        .map(|text| new_job(&auth.pool, auth.queue.clone(), text, life, attributes.clone()).into())
         .collect();
     let publication = Publication { jobs, replaces: None, once: once(&repeatable, &body) };
     let done = place(&auth.pool, publication).await?;
@@ -149,8 +143,7 @@ pub async fn publish_one(State(state): App, auth: Authorized, request: Request) 
     let mut room = state.body_room.for_request(&auth.key.scope.namespace);
     let body = read_body(body, MAX_JOB, TOO_LARGE, Some(&mut room)).await?;
     let once = once(&repeatable, &body);
-    let jobs =
-        vec![placing(&auth.pool, auth.queue, body, placement, attributes, &mut Together::new(&repeatable))];
+    let jobs = vec![placing(&auth.pool, auth.queue, body, placement, attributes)];
     let done = place(&auth.pool, Publication { jobs, replaces: None, once }).await;
     let done = done.map_err(ApiError::of_the_only_one)?;
     let reply = done.placed.first().map(|placed| PlacedReply { msg: Some(PUBLISHED), ..placed.into() });
@@ -170,10 +163,9 @@ pub async fn publish_batch(State(state): App, auth: Authorized, request: Request
     room.grow_to(body.len().saturating_add(body.len() / 4 * 3)).await?;
     let (all, now, defaults) = (body.clone(), auth.pool.engine.time_of_day(), state.defaults);
     let jobs = batch::reading(body.len(), move || batch::read_batch(&all, now, &defaults)).await?;
-    let mut beside = Together::new(&repeatable);
     let jobs = jobs.into_iter().map(|job| {
         let attributes = job.attributes.or_else(|| attributes.clone());
-        placing(&auth.pool, auth.queue.clone(), job.body, job.placement, attributes, &mut beside)
+        placing(&auth.pool, auth.queue.clone(), job.body, job.placement, attributes)
     });
     let publication = Publication { jobs: jobs.collect(), replaces: None, once: once(&repeatable, &body) };
     let done = place(&auth.pool, publication).await?;
@@ -203,7 +195,7 @@ impl Done {
 }
 
 async fn place(pool: &PoolState, publication: Publication) -> Result<Done, ApiError> {
-    match pool.engine.publish(publication).await? {
+    match pool.engine.publish(publication).await.map_err(ApiError::of_a_batch)? {
         Published::Done(placed) => Ok(Done { placed, replayed: false }),
         Published::Replay(placed) => Ok(Done { placed, replayed: true }),
         Published::Mismatch => Err(ApiError::OTHER_REQUEST),
@@ -232,14 +224,12 @@ async fn read_job(
     pool: &PoolState,
     queue: Queue,
     request: Request,
-    replaces: Option<JobId>,
     room: &mut RequestRoom<'_>,
 ) -> Result<(NewJob, Option<Box<Repeatable>>), ApiError> {
     let (head, body) = request.into_parts();
     let Terms { life, attributes, repeatable } = read_terms(state, pool, &queue, head)?;
     let body = read_body(body, MAX_JOB, TOO_LARGE, Some(room)).await?;
-    let beside = replaces.map_or_else(|| Together::new(&repeatable).next(None), Beside::Job);
-    Ok((new_job(pool, queue, body, life, attributes, beside), repeatable))
+    Ok((new_job(pool, queue, body, life, attributes), repeatable))
 }
 
 /// Terms of a job, from the head of a publish.
@@ -266,36 +256,6 @@ fn once(repeatable: &Option<Box<Repeatable>>, body: &[u8]) -> Option<Once> {
     repeatable.as_ref().map(|repeatable| repeatable.once(body))
 }
 
-/// Chooses the partition for jobs of one request: the same for all, unless something else decides.
-struct Together<'a> {
-    request: Option<&'a IdempotencyKey>,
-    first: Option<JobId>,
-}
-
-impl<'a> Together<'a> {
-    fn new(repeatable: &'a Option<Box<Repeatable>>) -> Together<'a> {
-        Together { request: repeatable.as_deref().map(Repeatable::key), first: None }
-    }
-
-    /// Returns the placement of the next job.
-    fn next<'b>(&self, key: Option<&'b JobKey>) -> Beside<'b>
-    where
-        'a: 'b,
-    {
-        match (key, self.request, self.first) {
-            (Some(key), ..) => Beside::Key(key),
-            (None, Some(request), _) => Beside::Request(request),
-            (None, None, Some(first)) => Beside::Job(first),
-            (None, None, None) => Beside::Nobody,
-        }
-    }
-
-    /// Records the id of a job without a key.
-    fn made(&mut self, id: JobId) {
-        self.first.get_or_insert(id);
-    }
-}
-
 fn query(text: Option<&str>) -> Query<'_> {
     Query(text.unwrap_or_default())
 }
@@ -306,11 +266,9 @@ fn new_job(
     body: Bytes,
     life: Life,
     attributes: Option<Attributes>,
-    beside: Beside<'_>,
 ) -> NewJob {
-    let (delay, bytes, versioned) = (life.delay, body.len(), attributes.is_some());
     NewJob {
-        id: pool.engine.make_id(&pool.ids, NewId { queue: &queue, delay, bytes, versioned, beside }),
+        id: pool.engine.make_id(&pool.ids, &queue, life.delay, attributes.is_some()),
         queue,
         body,
         attributes: attributes.unwrap_or_default(),
@@ -326,13 +284,7 @@ fn placing(
     body: Bytes,
     placement: Placement,
     attributes: Option<Attributes>,
-    together: &mut Together<'_>,
 ) -> Placing {
     let Placement { life, at, key } = placement;
-    let beside = together.next(key.as_ref().map(|(key, _)| key));
-    let job = new_job(pool, queue, body, life, attributes, beside);
-    if key.is_none() {
-        together.made(job.id);
-    }
-    Placing { job, at, key }
+    Placing { job: new_job(pool, queue, body, life, attributes), at, key }
 }

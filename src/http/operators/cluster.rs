@@ -54,8 +54,8 @@ struct PartReply {
     partition: PartNumber,
     node: Option<String>,
     ready: u64,
-    delayed: u64,
-    running: u64,
+    delayed: Option<u64>,
+    running: Option<u64>,
     dead: u64,
 }
 

@@ -111,26 +111,6 @@ async fn a_parked_consumer_is_woken_by_a_publish() {
     setup.parked(0).await;
 }
 
-/// Guards against reading all partitions of a large queue for each of its jobs, and against an empty reply when only
-/// some were read.
-#[tokio::test(start_paused = true)]
-async fn who_waits_is_served_from_what_was_notified_and_who_does_not_from_all() {
-    let setup = Setup::new();
-    let (first, second) = (setup.consumer(&["a"], 1), setup.consumer(&["a"], 1));
-    setup.parked(2).await;
-    assert_eq!(setup.engine.notified_fetches(), 0, "before they wait everything is looked at");
-    setup.publish([job(&queue("a"), "x")]).await;
-    assert_eq!(first.await.unwrap(), ["x"], "the first consumer's job"); // as above
-    setup.parked(1).await;
-    let notified = setup.engine.notified_fetches();
-    assert!(notified > 0, "the job was notified of");
-    let nothing = setup.poll(queue_list(&["a"]), Duration::ZERO).await.expect("the store is well");
-    assert_eq!(bodies(&nothing.take()), [""; 0]);
-    assert_eq!(setup.engine.notified_fetches(), notified, "one that does not wait");
-    setup.publish([job(&queue("a"), "y")]).await;
-    assert_eq!(second.await.unwrap(), ["y"], "the second consumer's job"); // as above
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_parked_consumer_is_woken_by_the_pump() {
     let setup = Setup::new();

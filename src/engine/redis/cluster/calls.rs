@@ -93,6 +93,11 @@ impl Cluster {
         Some(parts[usize::from(partition)].node.as_ref()?.link.clone())
     }
 
+    /// The node of the first partition that has one.
+    pub fn any_link(&self) -> Option<Arc<Link>> {
+        self.parts.read().iter().find_map(|part| Some(part.node.as_ref()?.link.clone()))
+    }
+
     /// Every node that has partitions, and the first of those.
     pub fn nodes(&self) -> Vec<(Arc<Link>, Partition)> {
         let mut nodes: Vec<(Arc<Node>, Partition)> = Vec::new();
@@ -171,7 +176,7 @@ impl Cluster {
                 Unreachable::Moving
             }
             NotBegun::Moving => Unreachable::Moving,
-            NotBegun::NotSent | NotBegun::NotServed => Unreachable::Away,
+            NotBegun::NotSent | NotBegun::NotServed | NotBegun::TooLate => Unreachable::Away,
         }
     }
 
@@ -210,6 +215,11 @@ impl Cluster {
         moving.is_some_and(|last| last.elapsed() < AT_REST)
     }
 
+    /// The fault of a call that has waited too long for a partition: nothing was done.
+    pub fn too_late(&self, partition: Partition) -> Fault {
+        Fault::part(if self.is_moving(partition) { Unreachable::Moving } else { Unreachable::Away })
+    }
+
     fn went_well(&self, partition: Partition) {
         *self.trouble(partition).lock() = Trouble::default();
     }
@@ -244,6 +254,9 @@ impl Attempts<'_> {
     /// What came of it; `None` when there is to be another attempt.
     pub fn outcome<T>(&mut self, answer: Outcome<T>) -> Option<Outcome<T>> {
         match (answer, &self.at) {
+            (Err(Fault { not_begun: Some(NotBegun::TooLate), .. }), _) => {
+                Some(Err(self.cluster.too_late(self.partition)))
+            }
             (Err(Fault { not_begun: Some(why), .. }), Some(node)) => {
                 let why = self.cluster.not_begun(why, node);
                 if why == Unreachable::Moving {

@@ -104,7 +104,7 @@ impl Known {
             NotBegun::Moved(_) => 0,
             NotBegun::Moving => 1,
             NotBegun::NotServed => 2,
-            NotBegun::NotSent => return,
+            NotBegun::NotSent | NotBegun::TooLate => return,
         };
         self.redirections[kind].fetch_add(1, Ordering::Relaxed);
     }

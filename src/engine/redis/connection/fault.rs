@@ -41,6 +41,8 @@ enum Kind {
 pub enum NotBegun {
     /// There is no connection to send it on.
     NotSent,
+    /// It has waited for too long to be sent: its caller is about to be answered.
+    TooLate,
     /// Another node has the slot: `host:port`, without a host if that is the one that was asked.
     Moved(String),
     /// The slot is being moved.
@@ -85,7 +87,8 @@ impl Fault {
 
     /// A call that has waited too long to be sent: its caller is about to be answered.
     pub fn too_late() -> Fault {
-        Fault::new(Kind::Away, false, "the call has waited too long, and was not sent")
+        let fault = Fault::new(Kind::Away, false, "the call has waited too long, and was not sent");
+        Fault { not_begun: Some(NotBegun::TooLate), ..fault }
     }
 
     /// A call that needs a connection finds none.
@@ -116,6 +119,11 @@ impl Fault {
     /// Whether the same call may succeed a while later.
     pub fn may_heal(&self) -> bool {
         self.kind != Kind::Corrupt
+    }
+
+    /// Whether a part of the pool cannot be used, so that nothing was done.
+    pub fn is_of_part(&self) -> bool {
+        matches!(self.kind, Kind::Part(_))
     }
 
     /// Whether the server answered, and refused.

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use crate::clock::Micros;
 use crate::engine::ScheduleId;
-use crate::engine::redis::ready_lists::ReadyLists;
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
@@ -49,6 +48,8 @@ pub struct Keys {
     pub with_details: String,
     /// What the keys of schedules begin with, for scripts that append `namespace/name`.
     pub schedule_base: String,
+    /// Which server pumps the partition, in a cluster.
+    pub pump_lease: String,
 }
 
 /// Those of a single Redis: lmstfy's, byte for byte.
@@ -73,12 +74,18 @@ impl Keys {
             paused: key("dormouse/paused"),
             with_details: key("dormouse/details"),
             schedule_base: key("dormouse/schedule/"),
+            pump_lease: key("dormouse/pump"),
             base: base.into(),
         }
     }
 
     pub fn base(&self) -> &Arc<str> {
         &self.base
+    }
+
+    /// A key that nobody ever writes.
+    pub fn guard(&self) -> String {
+        guard_of(&self.base)
     }
 
     pub fn job(&self, queue: &Queue, id: &JobId) -> String {
@@ -92,7 +99,7 @@ impl Keys {
 
     /// The list of ready jobs: the newest at the left, the oldest at the right.
     pub fn ready(&self, queue: &Queue) -> String {
-        format!("{}q/{}/{}", self.base, queue.namespace, queue.name)
+        ready_of(&self.base, queue)
     }
 
     /// The dead letter, in the same order.
@@ -147,21 +154,27 @@ impl Keys {
     pub fn queues_of(&self, namespace: &Namespace) -> String {
         format!("{}/{namespace}", self.namespaces)
     }
-
-    /// The queue that a ready list's key names, when it is one.
-    pub fn queue_of_ready(&self, key: &[u8]) -> Option<Queue> {
-        queue_of_group(key.strip_prefix(self.base.as_bytes())?.strip_prefix(b"q/")?)
-    }
 }
 
-impl ReadyLists for Keys {
-    fn keys_of(&self, queue: &Queue) -> Vec<Vec<u8>> {
-        vec![self.ready(queue).into_bytes()]
-    }
+/// The guard of the partition with this base: a key that nobody ever writes. A node that migrates the partition's slot
+/// rejects each call that names it.
+pub fn guard_of(base: &str) -> String {
+    format!("{base}!")
+}
 
-    fn queue_of(&self, key: &[u8]) -> Option<Queue> {
-        self.queue_of_ready(key)
-    }
+/// A string of the partition with this base that is written beside a call, so that replicas can be waited for.
+pub fn waited_of(base: &str) -> String {
+    format!("{base}dormouse/waited")
+}
+
+/// The list of ready jobs of a queue in the partition with this base.
+pub fn ready_of(base: &str, queue: &Queue) -> String {
+    format!("{base}q/{}/{}", queue.namespace, queue.name)
+}
+
+/// The queue that the key of a ready list names behind its base, when it is one.
+pub fn queue_of_ready(rest: &[u8]) -> Option<Queue> {
+    queue_of_group(rest.strip_prefix(b"q/")?)
 }
 
 /// `namespace/queue`, for sets of queues.
@@ -342,16 +355,13 @@ mod tests {
         #[test]
         fn a_ready_key_names_its_queue(ns in "[-_A-Za-z0-9]{1,255}", q in "[-_A-Za-z0-9]{1,255}") {
             let queue = queue(&ns, &q);
-            for keys in [Keys::default(), Keys::new("p{tag}")] {
-                prop_assert_eq!(keys.queue_of_ready(keys.ready(&queue).as_bytes()), Some(queue.clone()));
-            }
+            prop_assert_eq!(queue_of_ready(Keys::default().ready(&queue).as_bytes()), Some(queue));
         }
 
         #[test]
         fn other_keys_name_none(key in prop::collection::vec(any::<u8>(), 0..40)) {
-            let keys = Keys::default();
-            if let Some(queue) = keys.queue_of_ready(&key) {
-                prop_assert_eq!(keys.ready(&queue).into_bytes(), key);
+            if let Some(queue) = queue_of_ready(&key) {
+                prop_assert_eq!(Keys::default().ready(&queue).into_bytes(), key);
             }
         }
     }

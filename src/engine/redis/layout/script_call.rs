@@ -8,6 +8,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Arg, Cmd, ErrorKind, RedisResult, ServerErrorKind, ToRedisArgs, Value};
 use ring::digest;
 
+use super::keys::{guard_of, waited_of};
 use crate::clock::Micros;
 
 /// The text of a script, and its name on the server.
@@ -43,7 +44,7 @@ pub struct ScriptCall {
 impl ScriptCall {
     /// A call in the partition with this base. Every base but the empty one comes with a guard.
     pub fn new(source: Arc<Source>, lasts: bool, base: &Arc<str>) -> ScriptCall {
-        let guard = (!base.is_empty()).then(|| format!("{base}!"));
+        let guard = (!base.is_empty()).then(|| guard_of(base));
         let (arrived, base) = (Instant::now(), base.clone());
         ScriptCall { source, lasts, arrived, base, guard, keys: Cmd::new(), args: Cmd::new() }
     }
@@ -54,9 +55,9 @@ impl ScriptCall {
         self
     }
 
-    /// When its caller made it.
+    /// When its caller made it. In a cluster a call waits for its partition and has its whole time when it is sent.
     pub fn arrived(&self) -> Instant {
-        self.arrived
+        if self.guard.is_some() { Instant::now() } else { self.arrived }
     }
 
     /// The next key.
@@ -129,7 +130,7 @@ impl ScriptCall {
 
     /// A key in the slot of the call, for a write beside it that replicas can be waited for by.
     pub fn mark(&self) -> String {
-        format!("{}dormouse/waited", self.base)
+        waited_of(&self.base)
     }
 
     async fn load(&self, conn: &mut MultiplexedConnection) -> RedisResult<()> {

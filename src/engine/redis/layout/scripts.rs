@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::aio::MultiplexedConnection;
-use redis::{Arg, Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
 
 use super::keys::job_prefix;
 use super::script_call::{ScriptCall, Source};
@@ -17,7 +17,7 @@ pub struct Script {
     /// The same, which counts what it stores and deletes.
     counting: Option<Arc<Source>>,
     counts: AtomicBool,
-    /// What it has changed must outlive the Redis, where a pool asks for that.
+    /// Replicas are to have what it has changed, where a pool asks for that.
     lasts: bool,
 }
 
@@ -56,6 +56,7 @@ pub struct Scripts {
     pub set_quotas: Script,
     pub recount: Script,
     pub recounted: Script,
+    pub sampled: Script,
     pub put_quota: Script,
     pub step_schedule: Script,
     pub list_schedules: Script,
@@ -117,7 +118,7 @@ macro_rules! counted {
 
 impl Default for Scripts {
     fn default() -> Scripts {
-        Scripts {
+        let mut scripts = Scripts {
             stage: counted!("stage"),
             publish: counted!("forget", "publish"),
             publish_with: counted!("forget", job_base, "details", "publish_with"),
@@ -150,6 +151,7 @@ impl Default for Scripts {
             set_quotas: with_clock!("set_quotas"),
             recount: with_clock!(job_base, "recount"),
             recounted: with_clock!("recounted"),
+            sampled: with_clock!("sampled"),
             put_quota: without_clock!("put_quota"),
             step_schedule: counted!("forget", job_base, "details", [publish "publish_with"], "schedules", "step_schedule"),
             list_schedules: with_clock!("schedules", "list_schedules"),
@@ -163,11 +165,36 @@ impl Default for Scripts {
             push_swap: without_clock!("push_swap"),
             push_lease: without_clock!("push_lease"),
             push_report: without_clock!("push_report"),
-        }
+        };
+        scripts.set_lasting();
+        scripts
     }
 }
 
 impl Scripts {
+    /// Replicas are waited for after these, where the pool asks for that. What a failover forgets of the others happens once
+    /// more: a hand-over, a touch, a pump.
+    fn set_lasting(&mut self) {
+        for script in [
+            &mut self.ack,
+            &mut self.ack_many,
+            &mut self.cancel_key,
+            &mut self.delete_dead,
+            &mut self.destroy,
+            &mut self.pause,
+            &mut self.promote,
+            &mut self.publish,
+            &mut self.publish_with,
+            &mut self.release,
+            &mut self.respawn,
+            &mut self.respawn_job,
+            &mut self.resume,
+            &mut self.step_schedule,
+        ] {
+            script.lasts = true;
+        }
+    }
+
     /// Whether what stores or deletes jobs counts them.
     pub fn count(&self, counts: bool) {
         let publishes = [&self.stage, &self.publish, &self.publish_with, &self.step_schedule];
@@ -193,57 +220,17 @@ impl Script {
         Script { counting: Some(Source::new(text).into()), ..self }
     }
 
-    /// From now on replicas are waited for, where a pool asks for that.
-    pub fn set_lasting(&mut self) {
-        self.lasts = true;
-    }
-
-    pub fn lasts(&self) -> bool {
-        self.lasts
-    }
-
     /// A call of a pool's script in the partition with this base.
     pub fn call_in(&self, base: &Arc<str>) -> ScriptCall {
         let counting = self.counting.as_ref().filter(|_| self.counts.load(Ordering::Relaxed));
         ScriptCall::new(counting.unwrap_or(&self.plain).clone(), self.lasts, base)
     }
 
-    /// A call with that many keys; keys come first, then arguments.
+    /// A call of a script without a deadline, with that many keys; keys come first, then arguments.
     pub fn call(&self, keys: usize) -> Cmd {
-        let counting = self.counting.as_ref().filter(|_| self.counts.load(Ordering::Relaxed));
         let mut cmd = redis::cmd("EVALSHA");
-        cmd.arg(&counting.unwrap_or(&self.plain).sha).arg(keys);
+        cmd.arg(&self.plain.sha).arg(keys);
         cmd
-    }
-
-    /// What a call runs.
-    fn source(&self, call: &Cmd) -> &'static str {
-        let counting = self.counting.as_ref();
-        let is_called = |source: &&Arc<Source>| matches!(call.args_iter().nth(1), Some(Arg::Simple(sha)) if sha == source.sha.as_bytes());
-        counting.filter(is_called).unwrap_or(&self.plain).text
-    }
-
-    /// The same as [`run`](Script::run), and two other commands behind it in the same write: answers what it says, and what
-    /// the last one does.
-    pub async fn run_with(
-        &self,
-        conn: &mut MultiplexedConnection,
-        call: &Cmd,
-        [then, last]: [Cmd; 2],
-    ) -> RedisResult<(Value, u64)> {
-        let mut all = redis::pipe();
-        all.add_command(call.clone()).add_command(then).add_command(last);
-        loop {
-            let mut answers = conn.send_packed_commands(&all, 0, 3).await?.into_iter();
-            let mut answer = || answers.next().unwrap_or(Value::Nil).extract_error();
-            let (of_script, _, last) = (answer(), answer(), answer());
-            match of_script {
-                Err(e) if e.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                    redis::cmd("SCRIPT").arg("LOAD").arg(self.source(call)).exec_async(conn).await?;
-                }
-                of_script => return Ok((of_script?, redis::from_redis_value(last?)?)),
-            }
-        }
     }
 
     /// Runs a call that [`call`](Script::call) began. A server that does not know the script (it was
@@ -251,7 +238,7 @@ impl Script {
     pub async fn run(&self, conn: &mut MultiplexedConnection, call: &Cmd) -> RedisResult<Value> {
         match conn.send_packed_command(call).await.and_then(Value::extract_error) {
             Err(e) if e.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                redis::cmd("SCRIPT").arg("LOAD").arg(self.source(call)).exec_async(conn).await?;
+                redis::cmd("SCRIPT").arg("LOAD").arg(self.plain.text).exec_async(conn).await?;
                 conn.send_packed_command(call).await.and_then(Value::extract_error)
             }
             answer => answer,

@@ -2,10 +2,12 @@
 //! remembers it names them, others are looked for (lua/forget.lua). A member that stays behind is dropped by the pump
 //! when it is due. What comes with receipts goes one call at a time.
 
-use crate::engine::batch::Call;
-use crate::engine::redis::batches::arrival_of;
+use std::sync::Arc;
+
+use crate::engine::batch::{self, Call};
+use crate::engine::redis::batches::{self, MAX_WAITING, arrival_of, serve};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::script_call::ScriptCall;
 use crate::engine::redis::link::Lane;
@@ -13,9 +15,23 @@ use crate::error::Result;
 use crate::job::{JobId, JobRef, Receipt};
 use crate::name::Queue;
 
-impl RedisCore {
+impl PartitionCore {
+    /// Acks a job, together with others. Returns `false` if it may not have been there.
+    pub async fn ack_one(self: &Arc<Self>, job: JobRef) -> Result<bool> {
+        self.is_open()?;
+        self.place.ready(self.partition, Lane::HandOver).await?;
+        let begin = || {
+            let (caller, calls) = batch::channel(MAX_WAITING, batches::ACKS);
+            serve(calls, &self.tasks, ("the task that acks", 1), self, |core, _, batch| async move {
+                core.ack_batch(batch).await;
+            });
+            caller
+        };
+        self.acks.get_or_init(begin).call(job).await
+    }
+
     /// Acks the jobs of a batch, and answers each call.
-    pub async fn ack_batch(&self, batch: Vec<Call<JobRef, ()>>) {
+    async fn ack_batch(&self, batch: Vec<Call<JobRef, bool>>) {
         let arrived = arrival_of(&batch);
         let (jobs, replies): (Vec<_>, Vec<_>) = batch.into_iter().map(Call::split).unzip();
         self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
@@ -28,7 +44,8 @@ impl RedisCore {
         }
         for reply in replies {
             // A caller that has left needs no answer.
-            let _ = reply.send(outcome.clone().map(drop).map_err(Fault::into));
+            let all = |deleted| deleted == jobs.len() as u64;
+            let _ = reply.send(outcome.clone().map(all).map_err(Fault::into));
         }
     }
 

@@ -11,7 +11,7 @@ use crate::clock::Micros;
 use crate::engine::Consumed;
 use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::script_call::ScriptCall;
 use crate::engine::redis::layout::times::micros;
@@ -19,7 +19,7 @@ use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::link::{Lane, Link};
 use crate::error::Result;
 use crate::job::Job;
-use crate::name::{Queue, QueueList};
+use crate::name::Queue;
 
 /// A job that a script has handed out.
 pub struct HandedOut<'a> {
@@ -62,16 +62,20 @@ pub fn handed_out(cells: Vec<Value>, queues: &[Queue]) -> impl Iterator<Item = O
     })
 }
 
-impl RedisCore {
-    /// Hands out a job for each ttr. Jobs of an answer that comes too late are given back.
-    pub async fn consume(self: &Arc<Self>, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        let arrived = Instant::now();
-        let queues = self.not_paused(queues).await?;
+impl PartitionCore {
+    /// Hands out a job for each ttr. Jobs of an answer that comes too late are given back. `waits`: for a node that is
+    /// away.
+    pub async fn consume(
+        self: &Arc<Self>,
+        queues: Vec<Queue>,
+        ttrs: &[Duration],
+        waits: bool,
+    ) -> Result<Consumed> {
         if queues.is_empty() {
             return Ok(Consumed::default());
         }
         let mut call = self.call(&self.scripts.consume);
-        call.arrived_at(arrived).key(&self.keys.timer_set);
+        call.key(&self.keys.timer_set);
         for queue in &queues {
             call.key(self.keys.ready(queue));
         }
@@ -86,7 +90,7 @@ impl RedisCore {
         }
         call.arg(self.dead_ttl.as_millis() as u64);
         let (queues, asked) = (Arc::new(queues), ttrs.len());
-        let consumed = ask!(self.attempts(Lane::Consume), |link| {
+        let consumed = ask!(self.attempts_if(waits, Lane::Consume), |link| {
             self.consume_from(&link, &queues, asked, call.clone())
         });
         Ok(consumed?)

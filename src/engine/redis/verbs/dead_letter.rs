@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::ttl_millis;
 use crate::engine::redis::link::Lane;
@@ -12,10 +12,10 @@ use crate::name::Queue;
 
 /// How many jobs one step takes.
 const STEP: u64 = 250;
-/// Steps of one [`trim_dead`](RedisCore::trim_dead).
+/// Steps of one [`trim_dead`](PartitionCore::trim_dead).
 const MOST_TRIMS: usize = 40;
 
-impl RedisCore {
+impl PartitionCore {
     /// Makes the oldest dead jobs ready again; ids whose job is gone are dropped and not counted.
     pub async fn respawn_oldest(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
         let script = &self.scripts.respawn;

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use crate::clock::Millis;
 use crate::engine::delays::{DelayCount, DelayedOf, Delays, Rests};
 use crate::engine::redis::connection::fault::Outcome;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::Lane;
 use crate::error::Result;
@@ -30,7 +30,7 @@ pub fn add(delays: &mut Delays, told: &[i64], count: &DelayCount) {
     }
 }
 
-impl RedisCore {
+impl PartitionCore {
     /// Counts the delayed jobs.
     pub async fn delays(&self, count: &DelayCount) -> Result<Delays> {
         let prefix = match &count.of {

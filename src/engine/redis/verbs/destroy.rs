@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::Lane;
 use crate::error::{Error, Result};
@@ -12,9 +12,9 @@ use crate::name::Queue;
 /// How many lists that were left behind one destroy finishes at most.
 const MAX_UNFINISHED: usize = 100;
 
-impl RedisCore {
+impl PartitionCore {
     /// Drops what is ready now. In a task, so that a caller that leaves does not leave half of the steps undone.
-    pub async fn destroy(self: &Arc<RedisCore>, queue: &Queue) -> Result<()> {
+    pub async fn destroy(self: &Arc<PartitionCore>, queue: &Queue) -> Result<()> {
         let (core, queue) = (self.clone(), queue.clone());
         let task = self.tasks.spawn(async move {
             core.drop_list(&queue, true).await?;
@@ -57,8 +57,8 @@ impl RedisCore {
         Ok(())
     }
 
-    /// Has a task [finish](RedisCore::finish_dropped) what others have left.
-    pub fn spawn_finisher(self: &Arc<RedisCore>) {
+    /// Has a task [finish](PartitionCore::finish_dropped) what others have left.
+    pub fn spawn_finisher(self: &Arc<PartitionCore>) {
         let core = self.clone();
         self.tasks.spawn(async move {
             core.tasks.stopping().run_until_cancelled(core.finish_dropped()).await;

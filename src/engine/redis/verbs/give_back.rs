@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::redis::connection::fault::Outcome;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::Lane;
 use crate::error::Result;
@@ -36,7 +36,7 @@ pub async fn until_given<T, F: Future<Output = Outcome<T>>>(
     }
 }
 
-impl RedisCore {
+impl PartitionCore {
     /// Each to the head of its queue, in the order given.
     pub async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         // The last one goes first, so that the first one ends at the very head.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::Micros;
 use crate::engine::redis::connection::fault::Fault;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::link::Lane;
@@ -19,7 +19,7 @@ const OVER: i64 = 0;
 const NOT_FOUND: i64 = -1;
 const WRONG_TYPE: i64 = -2;
 
-impl RedisCore {
+impl PartitionCore {
     /// The ttr ends `ttr` from now.
     pub async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
         let mut cmd = self.call(&self.scripts.touch);

@@ -4,17 +4,26 @@ use bytes::Bytes;
 use redis::Value;
 
 use crate::clock::Millis;
-use crate::engine::Detail;
 use crate::engine::redis::connection::fault::Fault;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::{key_of, read, reason_of};
+use crate::engine::{By, Detail};
 use crate::error::Result;
 use crate::job::{JobRef, JobState, JobView, Receipt};
 use crate::name::{JobKey, Queue};
 
-impl RedisCore {
+impl PartitionCore {
+    /// A job by its id or its key.
+    pub async fn inspect_by(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
+        match (by, detail) {
+            (By::Key(key), detail) => self.inspect_key(queue, key, detail).await,
+            (By::Id(id), Detail::Stored) => self.inspect_stored(&JobRef { queue: queue.clone(), id }).await,
+            (By::Id(id), _) => self.inspect(&JobRef { queue: queue.clone(), id }, detail.held_with()).await,
+        }
+    }
+
     /// A job by its id, as it is stored.
     pub async fn inspect_stored(&self, job: &JobRef) -> Result<Option<JobView>> {
         let key = self.keys.job(&job.queue, &job.id);

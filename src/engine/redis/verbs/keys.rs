@@ -2,19 +2,23 @@
 //! repeat.
 
 use super::publish::read_placed;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::Lane;
 use crate::engine::{Once, Published};
 use crate::error::{Error, Result};
 use crate::name::{JobKey, Queue};
 
-impl RedisCore {
+impl PartitionCore {
     /// What became of a call that is safe to repeat, if it is remembered.
     pub async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
         let record = self.keys.once(queue, &once.key);
         let done: Option<Vec<u8>> = self.query(redis::cmd("GET").arg(record)).await?;
         let Some(done) = done else { return Ok(None) };
+        if self.common.wait_replicas > 0 {
+            // An ack of nothing waits until replicas have all that was written before it.
+            let _: u64 = self.run(Lane::Other, &self.forget(std::iter::empty())).await?;
+        }
         let Some(lines) = done.strip_prefix(&once.fingerprint) else { return Ok(Some(Published::Mismatch)) };
         let placed = std::str::from_utf8(lines).ok().and_then(read_placed);
         let placed = placed.ok_or_else(|| Error::corrupt("the record of a publish cannot be read"))?;

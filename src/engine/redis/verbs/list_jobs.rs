@@ -16,8 +16,8 @@ use bytes::Bytes;
 use redis::Value;
 
 use crate::clock::{Micros, Millis};
-use crate::engine::redis::connection::fault::Fault;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::{key_of, read, reason_of};
@@ -32,6 +32,8 @@ const PIECE: usize = 500;
 const TIMER_PIECES: usize = 4;
 /// How many pieces of a list one call reads at most.
 const MAX_PIECES: usize = 10;
+/// Pieces of the timer set that are read to count the jobs of one queue.
+const MAX_COUNTED_PIECES: usize = 100;
 /// How many jobs of the queue one call looks at, most of which may be gone: about 2.5 µs of the Redis each.
 const MOST_DESCRIBED: u64 = 1000;
 /// How many ids behind the place a cursor has.
@@ -40,13 +42,16 @@ const NEXT: usize = 8;
 const AROUND: u64 = 1000;
 
 /// An entry that may be shown.
-pub struct ListElement {
-    pub id: JobId,
-    pub tries_left: u16,
-    pub due_at: Option<Millis>,
+struct ListElement {
+    id: JobId,
+    tries_left: u16,
+    due_at: Option<Millis>,
 }
 
-impl RedisCore {
+/// What lua/scan_timers.lua answers.
+type TimerPiece = (String, String, Vec<u8>, Vec<Value>);
+
+impl PartitionCore {
     /// A part of a queue's jobs in one state.
     pub async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         let from = match &list.cursor {
@@ -75,11 +80,7 @@ impl RedisCore {
         // timers others have must not show.
         let mut full = false;
         for _ in 0..TIMER_PIECES {
-            let mut cmd = self.call(&self.scripts.scan_timers);
-            cmd.key(&self.keys.timer_set).arg(&prefix).arg(PIECE);
-            cmd.arg(&place.score).arg(&place.side).arg(&place.end);
-            let (score, side, end, cells): (String, String, Vec<u8>, Vec<Value>) =
-                self.run(Lane::Other, &cmd).await?;
+            let (score, side, end, cells) = self.scan_timers(&prefix, &place).await?;
             let mut entries = Vec::new();
             for cell in cells.chunks_exact(2) {
                 let (score, end): (String, Vec<u8>) = (read(&cell[0])?, read(&cell[1])?);
@@ -117,6 +118,47 @@ impl RedisCore {
         }
         page.cursor = Some(place.write(list.state));
         Ok(page)
+    }
+
+    /// One piece of the timer set.
+    async fn scan_timers(&self, prefix: &[u8], place: &InTimers) -> Outcome<TimerPiece> {
+        let mut cmd = self.call(&self.scripts.scan_timers);
+        cmd.key(&self.keys.timer_set).arg(prefix).arg(PIECE);
+        cmd.arg(&place.score).arg(&place.side).arg(&place.end);
+        self.run(Lane::Other, &cmd).await
+    }
+
+    /// How many delayed and how many running jobs of a queue are here. `None` when there are too many timers to look at
+    /// all of them.
+    pub async fn timers_of(&self, queue: &Queue) -> Result<Option<(u64, u64)>> {
+        let (prefix, mut place) = (keys::member_prefix(queue), InTimers::default());
+        let (mut delayed, mut running) = (0, 0);
+        for _ in 0..MAX_COUNTED_PIECES {
+            let (score, side, end, cells) = self.scan_timers(&prefix, &place).await?;
+            for cell in cells.chunks_exact(2) {
+                let (score, end): (String, Vec<u8>) = (read(&cell[0])?, read(&cell[1])?);
+                let Some(id) = keys::id_of_element(&end) else { continue };
+                let (_, runs) = keys::due_of_score(score.parse().unwrap_or_default(), &id);
+                *(if runs { &mut running } else { &mut delayed }) += 1;
+            }
+            if score.is_empty() {
+                return Ok(Some((delayed, running)));
+            }
+            place = InTimers { score, side, end };
+        }
+        Ok(None)
+    }
+
+    /// Whether a delayed or a running job of a queue is here. Reads timers in pieces until it finds one.
+    pub async fn has_timers(&self, queue: &Queue) -> Result<bool> {
+        let (prefix, mut place) = (keys::member_prefix(queue), InTimers::default());
+        loop {
+            let (score, side, end, cells) = self.scan_timers(&prefix, &place).await?;
+            if !cells.is_empty() || score.is_empty() {
+                return Ok(!cells.is_empty());
+            }
+            place = InTimers { score, side, end };
+        }
     }
 
     /// The elements of a list from the one that comes next, which is number 0: `from` is, `to` is not among them.
@@ -167,7 +209,7 @@ impl RedisCore {
 
 /// What a list shows of a job. `said` are the cells of its size, key, reason and value; the size counts where the value
 /// was not asked for. `None` for one that cannot be read.
-pub fn shown(
+fn shown(
     pool: &str,
     (queue, list): (&Queue, &JobList),
     &ListElement { id, tries_left, due_at }: &ListElement,
@@ -202,46 +244,33 @@ pub fn shown(
     }))
 }
 
-/// A list of ready or dead jobs, as a layout keeps it.
-pub trait JobElements: Sync {
-    /// The elements from the one that comes next, which is number 0: `from` is, `to` is not among them.
-    fn elements(&self, from: u64, to: u64) -> impl Future<Output = Result<Vec<Vec<u8>>>> + Send;
-
-    /// What an element says.
-    fn read(&self, element: &[u8]) -> Option<Element>;
-
-    /// Whether there may be such a job.
-    fn shows(&self, _element: &Element) -> bool {
-        true
-    }
-
-    /// What lists show of these, in order; `None` for one that is gone. Fewer than were asked for when their values are
-    /// large, and at least one.
-    fn describe(&self, elements: &[&[u8]]) -> impl Future<Output = Result<Vec<Option<JobView>>>> + Send;
-}
-
-/// Those of lmstfy's layout.
+/// A list of ready or dead jobs.
 struct Elements<'a> {
-    core: &'a RedisCore,
+    core: &'a PartitionCore,
     queue: &'a Queue,
     list: &'a JobList,
 }
 
-impl JobElements for Elements<'_> {
+impl Elements<'_> {
+    /// The elements from the one that comes next, which is number 0: `from` is, `to` is not among them.
     async fn elements(&self, from: u64, to: u64) -> Result<Vec<Vec<u8>>> {
         let Elements { core, queue, list } = self;
         let key = if list.state == JobState::Dead { core.keys.dead(queue) } else { core.keys.ready(queue) };
         core.elements(&key, from, to).await
     }
 
+    /// What an element says.
     fn read(&self, element: &[u8]) -> Option<Element> {
         Some(Element { id: keys::id_of_element(element)?, tries: keys::tries_of_element(element)? })
     }
 
+    /// Whether there may be such a job.
     fn shows(&self, element: &Element) -> bool {
         self.list.state == JobState::Dead || element.tries > 0
     }
 
+    /// What lists show of these, in order; `None` for one that is gone. Fewer than were asked for when their values are
+    /// large, and at least one.
     async fn describe(&self, elements: &[&[u8]]) -> Result<Vec<Option<JobView>>> {
         let Elements { core, queue, list } = self;
         let entries =
@@ -255,7 +284,7 @@ impl JobElements for Elements<'_> {
 }
 
 /// Ready or dead jobs.
-pub async fn list_elements(of: &impl JobElements, list: &JobList, mut place: InList) -> Result<JobPage> {
+async fn list_elements(of: &Elements<'_>, list: &JobList, mut place: InList) -> Result<JobPage> {
     let mut page = JobPage::default();
     for _ in 0..MAX_PIECES {
         // Begins with the element that was passed last, if nothing has moved.
@@ -331,14 +360,14 @@ fn cut_short() -> Fault {
 
 /// Where a list goes on.
 #[derive(Debug, PartialEq, Eq)]
-pub enum ListPlace {
+enum ListPlace {
     InTimers(InTimers),
     InList(InList),
 }
 
 /// A place among all timers: as lua/scan_timers.lua takes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct InTimers {
+struct InTimers {
     score: String,
     side: String,
     end: Vec<u8>,
@@ -346,7 +375,7 @@ pub struct InTimers {
 
 /// A place in a list of elements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct InList {
+struct InList {
     /// How many elements came before it.
     passed: u64,
     /// The last of them.
@@ -355,36 +384,35 @@ pub struct InList {
     next: Vec<Element>,
 }
 
-/// What an element says: which job, and with how many tries it became ready. (In the compact layout, when: what tells it
-/// from another element of this job.)
+/// What an element says: which job, and with how many tries it became ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Element {
-    pub id: JobId,
-    pub tries: u16,
+struct Element {
+    id: JobId,
+    tries: u16,
 }
 
-/// A cursor of this layout begins so, and then says of which state it is.
+/// A cursor begins so, and then says of which state it is.
 const MARK: u8 = b'r';
 
-/// How a cursor of a layout and a state begins.
-pub fn tag_of(mark: u8, state: JobState) -> [u8; 2] {
-    [mark, JobState::ALL.iter().position(|other| *other == state).unwrap_or_default() as u8]
+/// How a cursor of a state begins.
+fn tag_of(state: JobState) -> [u8; 2] {
+    [MARK, JobState::ALL.iter().position(|other| *other == state).unwrap_or_default() as u8]
 }
 
 /// A cursor of these bytes.
-pub fn cursor_of(bytes: &[u8]) -> Cursor {
+fn cursor_of(bytes: &[u8]) -> Cursor {
     Cursor(URL_SAFE_NO_PAD.encode(bytes))
 }
 
-/// The bytes behind the tag of a cursor, if it is one of this layout and this state.
-pub fn bytes_of(cursor: &str, mark: u8, state: JobState) -> Option<Vec<u8>> {
+/// The bytes behind the tag of a cursor, if it is one of this state.
+fn bytes_of(cursor: &str, state: JobState) -> Option<Vec<u8>> {
     let bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
-    bytes.strip_prefix(&tag_of(mark, state)).map(<[u8]>::to_vec)
+    bytes.strip_prefix(&tag_of(state)).map(<[u8]>::to_vec)
 }
 
 impl InTimers {
     fn write(&self, state: JobState) -> Cursor {
-        let mut bytes = tag_of(MARK, state).to_vec();
+        let mut bytes = tag_of(state).to_vec();
         bytes.push(self.score.len() as u8);
         bytes.extend(self.score.as_bytes());
         bytes.extend(self.side.as_bytes());
@@ -415,7 +443,7 @@ fn read_element(bytes: &[u8]) -> Option<Option<Element>> {
 
 impl InList {
     fn write(&self, state: JobState) -> Cursor {
-        let mut bytes = tag_of(MARK, state).to_vec();
+        let mut bytes = tag_of(state).to_vec();
         bytes.extend(self.passed.to_be_bytes());
         write_element(&mut bytes, self.last.as_ref());
         self.next.iter().for_each(|element| write_element(&mut bytes, Some(element)));
@@ -439,8 +467,8 @@ impl InList {
 
 impl ListPlace {
     /// Reads what was written for a list of this state.
-    pub fn read(cursor: &str, state: JobState) -> Option<ListPlace> {
-        let bytes = &bytes_of(cursor, MARK, state)?[..];
+    fn read(cursor: &str, state: JobState) -> Option<ListPlace> {
+        let bytes = &bytes_of(cursor, state)?[..];
         if matches!(state, JobState::Delayed | JobState::Running) {
             let (length, bytes) = bytes.split_first()?;
             let (score, bytes) = bytes.split_at_checked(usize::from(*length))?;
@@ -498,7 +526,7 @@ mod tests {
             let short = &place[..cut.min(place.len() - 1)];
             prop_assert_eq!(ListPlace::read(short, JobState::Dead), None);
             // Nothing panics.
-            let mut all = tag_of(MARK, JobState::Delayed).to_vec();
+            let mut all = tag_of(JobState::Delayed).to_vec();
             all.extend(bytes);
             ListPlace::read(&cursor_of(&all).0, JobState::Delayed);
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::{QueuePage, QueueView};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueName};
@@ -16,7 +16,7 @@ use crate::name::{Namespace, Queue, QueueName};
 /// How long a list waits for the copying. A later one finds what was copied meanwhile.
 const COPY_TIME: Duration = Duration::from_secs(5);
 
-impl RedisCore {
+impl PartitionCore {
     /// A part of the queues of a namespace, in the order of their names.
     pub async fn list_queues(
         self: &Arc<Self>,
@@ -24,7 +24,6 @@ impl RedisCore {
         after: Option<&QueueName>,
         limit: usize,
     ) -> Result<QueuePage> {
-        self.know_pauses().await?;
         if after.is_none() {
             let copied = timeout(COPY_TIME, self.wait_for_names(namespace)).await;
             copied.unwrap_or(Err(Error::Overloaded))?;

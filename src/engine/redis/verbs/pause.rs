@@ -15,7 +15,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::clock::Millis;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::link::Lane;
@@ -28,7 +29,7 @@ use crate::name::{Queue, QueueList};
 const ASK: Duration = Duration::from_millis(400);
 /// How many pauses one call ends.
 const MOST_ENDED: usize = 500;
-impl RedisCore {
+impl PartitionCore {
     /// Pauses a queue, or ends its pause; its earlier pause is forgotten.
     pub async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
         let time = match pausing {
@@ -37,7 +38,7 @@ impl RedisCore {
             Pausing::Resumed => {
                 let (versions, _) = self.end(std::slice::from_ref(queue), false).await?;
                 self.pauses.change(queue, None, versions);
-                self.tell_ready(queue);
+                self.common.notifiers.notify(queue);
                 return Ok(None);
             }
         };
@@ -87,7 +88,13 @@ impl RedisCore {
         let queues: Vec<Queue> = queues.collect();
         let mut cmd = redis::cmd("HMGET");
         cmd.arg(&self.keys.paused).arg(queues.iter().map(keys::group).collect::<Vec<_>>());
-        let paused: Vec<Option<Vec<u8>>> = self.query_on(Lane::Consume, &cmd).await?;
+        let paused: Outcome<Vec<Option<Vec<u8>>>> = self.query_on(Lane::Consume, &cmd).await;
+        if paused.as_ref().is_err_and(Fault::is_of_part) {
+            // Queues of other partitions go on by what is known.
+            let now = self.now();
+            return Ok(queues.into_iter().filter(|queue| self.pauses.of(queue, now).is_none()).collect());
+        }
+        let paused = paused?;
         let now = self.now();
         let lasts = |until: Vec<u8>| read_pause(&until).is_some_and(|pause| pause.lasts(now));
         let found = queues.into_iter().zip(paused);
@@ -125,7 +132,7 @@ impl RedisCore {
                 known.replace(version, paused, asked)
             };
             self.pauses.earlier.notify_one();
-            resumed.iter().for_each(|queue| self.tell_ready(queue));
+            resumed.iter().for_each(|queue| self.common.notifiers.notify(queue));
         }
         Ok(())
     }
@@ -151,7 +158,7 @@ impl RedisCore {
         if ended.is_empty() {
             return Ok(true);
         }
-        ended.iter().for_each(|queue| self.tell_ready(queue));
+        ended.iter().for_each(|queue| self.common.notifiers.notify(queue));
         let (versions, over) = self.end(&ended, true).await?;
         let mut known = self.pauses.known.write();
         for (queue, _) in ended.iter().zip(&over).filter(|(_, over)| **over) {
@@ -177,7 +184,7 @@ fn read_pause(until: &[u8]) -> Option<Pause> {
 }
 
 /// The task that learns of pauses, and ends them.
-pub async fn run(core: Arc<RedisCore>) {
+pub async fn run(core: Arc<PartitionCore>) {
     let (pauses, closing) = (&core.pauses, core.tasks.stopping().clone());
     let ask = async {
         loop {

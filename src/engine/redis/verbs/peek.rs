@@ -4,7 +4,7 @@ use bytes::Bytes;
 use redis::{FromRedisValue, Value};
 
 use crate::engine::redis::connection::fault::Fault;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::link::Lane;
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ use crate::name::Queue;
 /// How many calls of the script one peek makes. Together they look at 30,752 entries.
 const MAX_CALLS: usize = 32;
 
-impl RedisCore {
+impl PartitionCore {
     /// The head that consume would hand out. `Overloaded` when more entries of jobs that are gone stand before it
     /// than one peek looks at. It has dropped them then, so that the next peek looks at others.
     pub async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {

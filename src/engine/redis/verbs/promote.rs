@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::Lane;
 use crate::engine::redis::reply::wrong_type;
@@ -15,7 +15,7 @@ use crate::name::Queue;
 /// Times that a job is tried which becomes delayed just after it was found not to be.
 const ATTEMPTS: usize = 5;
 
-impl RedisCore {
+impl PartitionCore {
     /// Makes a delayed job ready, behind those that are.
     pub async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
         let (id, key) = match by {

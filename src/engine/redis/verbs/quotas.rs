@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::engine::Quotas;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::link::Lane;
+use crate::engine::{Quota, Quotas};
 use crate::error::Result;
 use crate::name::Namespace;
 
@@ -34,22 +34,27 @@ const SOON: Duration = Duration::from_secs(1);
 const TURN: Duration = Duration::from_secs(15);
 /// How long a new quota waits for the count of what was there. A small store is counted by then.
 const PATIENCE: Duration = Duration::from_millis(800);
+/// The same in a cluster, whose partitions are counted one after the other.
+const PATIENCE_IN_CLUSTER: Duration = Duration::from_secs(3);
 /// How many namespaces one script call sets or corrects.
-const CHUNK: usize = 250;
+pub const CHUNK: usize = 250;
 
 /// Jobs and bytes.
-type Used = [i64; 2];
+pub type Used = [i64; 2];
 
-impl RedisCore {
-    /// Sets these quotas and no others, for all servers of this kind.
-    pub async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+impl PartitionCore {
+    /// Sets these quotas and no others, for all servers of this kind. Whether scripts refuse new queues too: a partition of
+    /// a cluster does not know them all.
+    pub async fn set_quotas(&self, quotas: &Quotas, knows_queues: bool) -> Result<()> {
         let _one = self.quotas.setting.lock().await;
         let mut most: BTreeMap<String, String> = BTreeMap::new();
         for name in self.namespaces_with_quota().await? {
             most.insert(name, String::new());
         }
         for (name, quota) in quotas {
-            most.insert(name.to_string(), format!("{} {} {}", quota.jobs, quota.bytes, quota.queues));
+            let Quota { jobs, bytes, queues } = *quota;
+            let queues = if knows_queues { queues } else { 0 };
+            most.insert(name.to_string(), format!("{jobs} {bytes} {queues}"));
         }
         // Before it is written down, so that what is counted from now on is not done uncounted.
         self.scripts.count(!quotas.is_empty());
@@ -75,9 +80,20 @@ impl RedisCore {
             let asked = *self.quotas.asked.borrow();
             self.quotas.changed.notify_one();
             // A large store takes longer, and another server may have its turn.
-            let _ = timeout(PATIENCE, done.wait_for(|done| *done >= asked)).await;
+            let patience = if knows_queues { PATIENCE } else { PATIENCE_IN_CLUSTER };
+            let _ = timeout(patience, done.wait_for(|done| *done >= asked)).await;
         }
         Ok(())
+    }
+
+    /// Says what other partitions have of these namespaces.
+    pub async fn set_elsewhere(&self, namespaces: impl Iterator<Item = (&Namespace, Used)>) -> Result<()> {
+        let mut call = self.call(&self.scripts.sampled);
+        call.key(&self.keys.used);
+        for (name, [jobs, bytes]) in namespaces {
+            call.arg(name.as_str()).arg(format!("{} {}", jobs.max(0), bytes.max(0)));
+        }
+        Ok(self.run::<u64>(Lane::Other, &call).await.map(drop)?)
     }
 
     /// The namespaces that have a quota by what is written down.
@@ -136,7 +152,7 @@ impl RedisCore {
 }
 
 /// The task that counts.
-pub async fn run(core: Arc<RedisCore>) {
+pub async fn run(core: Arc<PartitionCore>) {
     let count = async {
         let mut pause = Duration::MAX;
         loop {
@@ -148,6 +164,8 @@ pub async fn run(core: Arc<RedisCore>) {
                 pause = Duration::MAX;
                 continue;
             }
+            // Partitions of one node share its time.
+            let _one = core.counting.acquire().await;
             let began = Instant::now();
             let mut all = true;
             for chunk in namespaces.chunks(CHUNK) {

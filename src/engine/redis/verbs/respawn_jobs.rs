@@ -7,7 +7,7 @@ use redis::Value;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::engine::redis::connection::fault::Fault;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
 use crate::engine::redis::link::Lane;
@@ -32,7 +32,7 @@ const LONG_REST: Duration = Duration::from_millis(50);
 /// How long a caller waits for its turn, which begins after the rest of the one before it.
 const IN_LINE: Duration = Duration::from_secs(5);
 
-impl RedisCore {
+impl PartitionCore {
     /// Makes dead jobs ready or delayed again, by id.
     pub async fn respawn_jobs(
         &self,

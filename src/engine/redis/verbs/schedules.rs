@@ -4,18 +4,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::{Arg, Cmd, Value};
+use redis::Value;
 
 use super::publish::{answer_of_publish, check, read_placed, unreadable};
 use crate::clock::Millis;
-use crate::engine::batch::{BatchSize, Call};
-use crate::engine::redis::batches::{arrival_of, carry_all};
+use crate::engine::batch::{self, BatchSize, Call, Caller};
+use crate::engine::redis::batches::{self, MAX_WAITING, arrival_of, carry_all, serve};
 use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::fault::Outcome;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::fields::Fields;
-use crate::engine::redis::link::Lane;
+use crate::engine::redis::link::{Lane, PUBLISHERS};
 use crate::engine::redis::reply::read;
 use crate::engine::{
     Cursor, DueList, DueSchedules, How, Landed, Placed, ScheduleId, ScheduleList, SchedulePage,
@@ -41,12 +41,12 @@ impl BatchSize for ScheduleStep {
     }
 }
 
-impl RedisCore {
+impl PartitionCore {
     /// Takes a step, together with those of others.
     pub async fn step_schedule(self: &Arc<Self>, step: ScheduleStep) -> Result<Stepped> {
         step.job().map(check).transpose()?;
         loop {
-            match self.steps.call(step.clone()).await? {
+            match self.steps.get_or_init(|| self.stepper()).call(step.clone()).await? {
                 Some(stepped) => return Ok(stepped),
                 None => {
                     let Some(queue) = step.queue() else { return Err(unreadable().into()) };
@@ -54,6 +54,16 @@ impl RedisCore {
                 }
             }
         }
+    }
+
+    /// Begins the tasks that take steps that wait for it.
+    fn stepper(self: &Arc<Self>) -> Caller<ScheduleStep, Option<Stepped>> {
+        let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
+        let tasks = ("a task that takes steps of schedules", PUBLISHERS);
+        serve(calls, &self.tasks, tasks, self, |core, own, batch| async move {
+            core.step_schedules(own, batch).await;
+        });
+        caller
     }
 
     /// Takes steps in one script call, and answers each. `None`: what a destroy has set aside of the queue of its job must be
@@ -151,7 +161,7 @@ impl RedisCore {
         self.learn(sent, now);
         let id_of =
             |name: &str| Some(ScheduleId { namespace: namespace.clone(), name: ScheduleName::parse(name)? });
-        let row = |row: &Value| Ok(read_row(row, id_of, read_landed)?.stored);
+        let row = |row: &Value| read_row(row, id_of, read_landed);
         let schedules: Vec<StoredSchedule> = rows.iter().map(row).collect::<Outcome<_>>()?;
         let more = read::<u8>(more)? == 1;
         let next = schedules.last().filter(|_| more).map(|last| last.id.name.clone());
@@ -166,7 +176,7 @@ impl RedisCore {
         cmd.arg(&args_of_due(&list, from.map(|Cursor(at)| &**at)));
         let sent = Instant::now();
         let reply: Vec<Value> = self.run(Lane::Pump, &cmd).await?;
-        let Due { list, scan, .. } = read_due(&reply, read_landed)?;
+        let Due { list, scan } = read_due(&reply, read_landed)?;
         self.learn(sent, list.now * 1000);
         Ok(DueSchedules { more: scan.map(Cursor), ..list })
     }
@@ -206,8 +216,6 @@ pub fn args_of_due(list: &DueList, from: Option<&str>) -> [String; 4] {
 /// What lua/due_schedules.lua answers.
 pub struct Due {
     pub list: DueSchedules,
-    /// Those that are on their way to another partition. They are in the list of a scan too.
-    pub moving: Vec<ScheduleId>,
     /// Where a scan goes on.
     pub scan: Option<String>,
 }
@@ -217,16 +225,7 @@ pub fn read_due(reply: &[Value], landed: impl Fn(&[u8]) -> Outcome<Option<Landed
     let [now, next, counts, by, scan, rows @ ..] = reply else { return Err(unreadable()) };
     let now: Millis = read::<u64>(now)? / 1000;
     let scan: String = read(scan)?;
-    let (mut schedules, mut moving) = (Vec::new(), Vec::new());
-    for row in rows {
-        let Row { stored, to } = read_row(row, id_of_member, &landed)?;
-        if to.is_some() {
-            moving.push(stored.id.clone());
-        }
-        if to.is_none() || !scan.is_empty() {
-            schedules.push(stored);
-        }
-    }
+    let schedules = rows.iter().map(|row| read_row(row, id_of_member, &landed)).collect::<Outcome<_>>()?;
     let next = match &*read::<String>(next)? {
         "" => LOOK,
         due => {
@@ -240,17 +239,7 @@ pub fn read_due(reply: &[Value], landed: impl Fn(&[u8]) -> Outcome<Option<Landed
     let by = by.chunks_exact(2).map(|of| Some((of[0].as_str().into(), of[1].parse().ok()?)));
     let by = by.collect::<Option<_>>().ok_or_else(unreadable)?;
     let scan = Some(scan).filter(|scan| !matches!(&**scan, "" | "0"));
-    Ok(Due { list: DueSchedules { now, schedules, more: None, next, counts, by }, moving, scan })
-}
-
-/// The keys and the arguments of a call of a script.
-pub fn split(cmd: &Cmd) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
-    let mut all =
-        cmd.args_iter().filter_map(|arg| if let Arg::Simple(arg) = arg { Some(arg.to_vec()) } else { None });
-    // EVALSHA and the hash.
-    let count = all.nth(2).and_then(|count| std::str::from_utf8(&count).ok()?.parse().ok());
-    let keys = all.by_ref().take(count.unwrap_or(0)).collect();
-    (keys, all.collect())
+    Ok(Due { list: DueSchedules { now, schedules, more: None, next, counts, by }, scan })
 }
 
 /// A step as lua/step_schedule.lua takes it.
@@ -298,21 +287,14 @@ pub fn fields_of(
     fields
 }
 
-/// A schedule as it lies in a Redis.
-pub struct Row {
-    pub stored: StoredSchedule,
-    /// The partition that it moves to.
-    pub to: Option<u16>,
-}
-
 /// A schedule's row. `id_of` reads the name under which it was found, `landed` what became of its last job.
 pub fn read_row(
     row: &Value,
     id_of: impl Fn(&str) -> Option<ScheduleId>,
     landed: impl Fn(&[u8]) -> Outcome<Option<Landed>>,
-) -> Outcome<Row> {
+) -> Outcome<StoredSchedule> {
     let row: Vec<Value> = read(row)?;
-    let [name, revision, step, state, next, queue, text, progress, placed, to, body] = &row[..] else {
+    let [name, revision, step, state, next, queue, text, progress, placed, body] = &row[..] else {
         return Err(unreadable());
     };
     let id = id_of(&read::<String>(name)?).ok_or_else(unreadable)?;
@@ -320,7 +302,7 @@ pub fn read_row(
     let next: String = read(next)?;
     let body: Option<Vec<u8>> = read(body)?;
     let (text, body) = (read::<Vec<u8>>(text)?.into(), body.unwrap_or_default().into());
-    let stored = StoredSchedule {
+    Ok(StoredSchedule {
         id,
         version: ScheduleVersion { revision: read(revision)?, step: read(step)? },
         state: *ScheduleState::ALL.get(read::<usize>(state)?).ok_or_else(unreadable)?,
@@ -328,8 +310,7 @@ pub fn read_row(
         setting: ScheduleSetting { queue, text, body },
         progress: read::<Vec<u8>>(progress)?.into(),
         landed: landed(&read::<Vec<u8>>(placed)?)?,
-    };
-    Ok(Row { stored, to: read(to)? })
+    })
 }
 
 /// As [`read_landed`] reads it.

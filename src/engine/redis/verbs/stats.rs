@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::fault::Outcome;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::{Lane, Link};
 use crate::engine::{QueueSize, Size, SizeOf, Stats};
@@ -40,7 +40,7 @@ fn first_due(first: &[Value]) -> Option<u64> {
     Some(((score + late) * 1e6) as u64)
 }
 
-impl RedisCore {
+impl PartitionCore {
     /// How many elements the ready list has; or the dead letter, and the id of its oldest.
     pub async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
         if of == SizeOf::Ready {
@@ -56,7 +56,7 @@ impl RedisCore {
     }
 
     /// Every known queue. Names that are none, which another program left, are passed over.
-    async fn queues(&self) -> Result<Vec<Queue>> {
+    pub async fn queues(&self) -> Result<Vec<Queue>> {
         let mut queues = Vec::new();
         for namespace in self.fields(&self.keys.namespaces).await? {
             let Ok(namespace) = Namespace::parse(&namespace) else { continue };
@@ -79,7 +79,7 @@ impl RedisCore {
         Ok(fields)
     }
 
-    /// Sizes of everything, and the server's own figures.
+    /// Sizes of everything.
     pub async fn stats(&self) -> Result<Stats> {
         let queues = self.queues().await?;
         let mut of_timers = redis::pipe();
@@ -113,7 +113,7 @@ impl RedisCore {
         }
         let overdue = first_due(&first).and_then(|due| self.now_micros().checked_sub(due));
         let overdue = overdue.filter(|late| *late > 0).map(Duration::from_micros);
-        Ok(Stats { timers, overdue, queues: sizes, gauges: self.place.gauges().await })
+        Ok(Stats { timers, overdue, queues: sizes, gauges: Vec::new() })
     }
 
     /// Answers each of which is of a list, of which the key may be of another type.

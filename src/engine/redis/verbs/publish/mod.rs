@@ -13,15 +13,17 @@ use std::time::{Duration, Instant};
 pub use self::script::{PublishOutcome, answer_of_publish, jobs_of, read_placed, unreadable};
 use self::script::{PublishStep, Stored};
 use crate::clock::{Micros, Millis};
-use crate::engine::batch::{Call, Reply};
-use crate::engine::redis::batches::{Plain, answer_each, arrival_of, bytes_of};
+use crate::engine::batch::{self, Call, Caller, Reply};
+use crate::engine::redis::batches::{
+    self, MAX_WAITING, Plain, Taken, answer_each, arrival_of, bytes_of, serve,
+};
 use crate::engine::redis::cluster::ask;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::connection::open::Connection;
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::value;
-use crate::engine::redis::link::{Lane, Link};
+use crate::engine::redis::link::{Lane, Link, PUBLISHERS};
 use crate::engine::redis::reply::{id_taken, wrong_type};
 use crate::engine::{How, Placed, Placing, Publication, Published};
 use crate::error::{Error, Result};
@@ -78,7 +80,10 @@ pub fn calls_to_send(batch: Vec<Call<Plain, Published>>) -> (Vec<Publication>, V
     let mut seen = HashSet::new();
     let (mut calls, mut replies) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
     for call in batch {
-        let (Plain(publication), reply) = call.split();
+        let (Plain { publication, taken }, reply) = call.split();
+        if !taken.take() {
+            continue; // it has gone to another partition
+        }
         let fresh =
             publication.jobs.iter().all(|Placing { job, .. }| seen.insert((job.queue.clone(), job.id)));
         if reply.is_abandoned() {
@@ -96,36 +101,59 @@ pub fn calls_to_send(batch: Vec<Call<Plain, Published>>) -> (Vec<Publication>, V
 /// What a node answers to a publish: when, the outcome, and the queues whose names it has recorded.
 type Answered = (Micros, PublishOutcome, Vec<Queue>);
 
-impl RedisCore {
+impl PartitionCore {
     /// Stores what a publication has, all of it or nothing.
     pub async fn publish(self: &Arc<Self>, publication: Publication) -> Result<Published> {
         if publication.jobs.is_empty() {
             return Ok(Published::Done(Vec::new()));
         }
         if is_plain(&publication) {
-            return self.publishes.call(Plain(publication)).await;
+            self.place.ready(self.partition, Lane::Publish(0)).await?;
+            let begin = || self.publisher(true);
+            return self.publishes.get_or_init(begin).call(Plain::new(publication, Taken::default())).await;
         }
         // Boxed: it would be part of the future of every plain one.
-        Box::pin(self.publish_alone(publication)).await
+        Box::pin(self.publish_alone(publication, true)).await
     }
 
-    async fn publish_alone(self: &Arc<Self>, publication: Publication) -> Result<Published> {
+    /// The same of a publication that another partition takes when this one cannot: it waits for no node.
+    pub async fn publish_now(self: &Arc<Self>, publication: Publication) -> Result<Published> {
+        self.publish_alone(publication, false).await
+    }
+
+    /// The same of a plain one, together with others.
+    pub async fn publish_movable(self: &Arc<Self>, plain: Plain) -> Result<Published> {
+        self.movable.get_or_init(|| self.publisher(false)).call(plain).await
+    }
+
+    /// Begins the tasks that publish what waits for it.
+    fn publisher(self: &Arc<Self>, waits: bool) -> Caller<Plain, Published> {
+        let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
+        let tasks = ("a task that publishes", PUBLISHERS);
+        serve(calls, &self.tasks, tasks, self, move |core, own, batch| async move {
+            core.publish_batch(own, waits, batch).await;
+        });
+        caller
+    }
+
+    async fn publish_alone(self: &Arc<Self>, publication: Publication, waits: bool) -> Result<Published> {
         if let Err(error) = check(&publication) {
             // What was done already is answered first.
             let once = publication.once.as_ref().zip(publication.jobs.first());
             let Some((once, first)) = once else { return Err(error) };
             return self.recall(&first.job.queue, once).await?.ok_or(error);
         }
-        let mut answers = self.publish_together(Lane::Other, Instant::now(), &[publication]).await?;
+        let mut answers = self.publish_together((Lane::Other, waits), Instant::now(), &[publication]).await?;
         answers.pop().unwrap_or_else(|| Err(unreadable().into()))
     }
 
     /// Publishes a batch, on the connection of this number if that is up, and answers each call.
-    pub async fn publish_batch(self: &Arc<Self>, own: usize, batch: Vec<Call<Plain, Published>>) {
+    async fn publish_batch(self: &Arc<Self>, own: usize, waits: bool, batch: Vec<Call<Plain, Published>>) {
         let arrived = arrival_of(&batch);
         let (calls, replies) = calls_to_send(batch);
         if !calls.is_empty() {
-            answer_each(replies, self.publish_together(Lane::Publish(own), arrived, &calls).await);
+            let lane = (Lane::Publish(own), waits);
+            answer_each(replies, self.publish_together(lane, arrived, &calls).await);
         }
     }
 
@@ -133,7 +161,7 @@ impl RedisCore {
     /// wrong type they go one by one, so that only those suffer that name it.
     async fn publish_together(
         self: &Arc<Self>,
-        lane: Lane,
+        lane: (Lane, bool),
         arrived: Instant,
         calls: &[Publication],
     ) -> Result<Vec<Result<Published>>> {
@@ -164,7 +192,7 @@ impl RedisCore {
     /// Publishes in one script call. `None`: some key has the wrong type, so nothing was stored.
     async fn publish_once(
         self: &Arc<Self>,
-        lane: Lane,
+        (lane, waits): (Lane, bool),
         mut arrived: Instant,
         calls: &[Publication],
     ) -> Result<Option<Vec<Result<Published>>>> {
@@ -172,8 +200,8 @@ impl RedisCore {
         // when the call itself is sent.
         let mut staged = None;
         loop {
-            let answered: Outcome<Answered> = ask!(self.attempts(lane), |link| {
-                self.publish_through(&link, lane, &mut arrived, calls, &mut staged)
+            let answered: Outcome<Answered> = ask!(self.attempts_if(waits, lane), |link| {
+                self.publish_through(&link, (lane, waits), &mut arrived, calls, &mut staged)
             });
             match answered? {
                 (_, PublishOutcome::SetAside(index), _) => {
@@ -196,11 +224,12 @@ impl RedisCore {
     async fn publish_through(
         self: &Arc<Self>,
         link: &Arc<Link>,
-        lane: Lane,
+        (lane, waits): (Lane, bool),
         arrived: &mut Instant,
         calls: &[Publication],
         staged: &mut Option<bool>,
     ) -> Outcome<Answered> {
+        let _owes = (!waits).then(|| self.owes(link));
         let connection = link.connection(lane).await?;
         if staged.is_none() {
             let stored = self.stage(link, &connection, calls).await;

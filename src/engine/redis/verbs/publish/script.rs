@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::clock::Micros;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
-use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::core::PartitionCore;
 use crate::engine::redis::layout::fields::Fields;
 use crate::engine::redis::layout::script_call::ScriptCall;
 use crate::engine::redis::layout::scripts::Script;
@@ -49,7 +49,7 @@ pub fn jobs_of(calls: &[Publication]) -> impl Iterator<Item = &NewJob> {
     calls.iter().flat_map(|call| &call.jobs).map(|placing| &placing.job)
 }
 
-impl RedisCore {
+impl PartitionCore {
     /// The call of lua/publish.lua. Values that are stored already are not sent again, here and below.
     pub fn plain_step(&self, calls: &[Publication], staged: bool) -> Result<PublishStep> {
         let (lists, list_of) = lists_of(calls);

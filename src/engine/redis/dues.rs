@@ -1,0 +1,223 @@
+//! When each partition is to be pumped next, and by whom: the server that has the lease of a partition pumps it; others
+//! ask at its end whether it is free, and pump for what they have stored that is due before the holder looks again. Asks
+//! nobody.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::cluster::map::Partition;
+use crate::clock::{self, Micros};
+use crate::engine::next_due::NextDue;
+
+/// The longest pause between two pumps of a partition: nobody tells this process of the jobs that other servers store.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Who has the lease has seen by then what was stored before: it pumps each second. lua/pump.lua has how long a
+/// lease lasts.
+const SEEN: Micros = 1_250_000;
+/// A clock may be so far off: a pump may have come before what it was for.
+const EARLY: Micros = 5_000;
+
+/// All partitions.
+#[derive(Debug)]
+pub struct Dues {
+    each: Mutex<Vec<Due>>,
+    /// The earliest of them.
+    pub next: NextDue,
+}
+
+#[derive(Clone, Debug)]
+struct Due {
+    /// When it is to be pumped; 0: it never was.
+    at: Micros,
+    /// The earliest that this process has stored since its last pump began: the pump may not have seen it.
+    stored: Micros,
+    /// Another server has the lease. Then these are the times at which something is due that this process has stored of
+    /// late, rounded up to milliseconds: the other one may not have seen it.
+    is_others: bool,
+    own: BTreeSet<Micros>,
+    /// Its pump has not ended.
+    under_way: bool,
+}
+
+/// A partition that is to be pumped now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    pub partition: Partition,
+    /// What this process has stored is due: it is pumped whoever has the lease.
+    pub is_own: bool,
+}
+
+/// What a pump has said.
+#[derive(Clone, Copy, Debug)]
+pub struct Said {
+    /// How long it is until the next is due.
+    pub next: Duration,
+    /// For how long another server has the lease.
+    pub held: Duration,
+}
+
+impl Said {
+    /// Pump again after so long.
+    pub fn again(after: Duration) -> Said {
+        Said { next: after, held: Duration::ZERO }
+    }
+}
+
+impl Dues {
+    pub fn new(count: u16) -> Dues {
+        let due =
+            Due { at: 0, stored: Micros::MAX, is_others: false, own: BTreeSet::new(), under_way: false };
+        Dues { each: Mutex::new(vec![due; count.into()]), next: NextDue::default() }
+    }
+
+    /// A job was stored that is due then.
+    pub fn stored(&self, partition: Partition, due: Micros, now: Micros) {
+        let mut each = self.each.lock();
+        let of = &mut each[usize::from(partition)];
+        let mut at = due;
+        if of.is_others {
+            if due > now + SEEN {
+                return; // the other one sees to it
+            }
+            at = due.next_multiple_of(1000);
+            of.own.insert(at);
+        }
+        (of.at, of.stored) = (of.at.min(at), of.stored.min(at));
+        drop(each);
+        self.next.stored(at);
+    }
+
+    /// The partitions that are to be pumped now and are not. A pump of them begins. A time that is too far away is one of
+    /// a clock that was set back since.
+    pub fn begin(&self, now: Micros) -> Vec<Turn> {
+        let latest = now + SEEN + EARLY;
+        let mut each = self.each.lock();
+        let due = each.iter_mut().zip(0..).filter(|(due, _)| due.at <= now || due.at > latest);
+        let due = due.filter(|(due, _)| !due.under_way).map(|(due, partition)| {
+            let is_own = due.stored <= now || due.own.first().is_some_and(|own| *own <= now);
+            due.own = due.own.split_off(&(now + 1));
+            (due.stored, due.under_way) = (Micros::MAX, true);
+            Turn { partition, is_own }
+        });
+        let due = due.collect();
+        self.next.pump_begins();
+        due
+    }
+
+    /// A pump has ended.
+    pub fn said(&self, turn: Turn, now: Micros, said: Said) {
+        let (next, held) = (clock::micros(said.next), clock::micros(said.held));
+        let mut each = self.each.lock();
+        let of = &mut each[usize::from(turn.partition)];
+        of.is_others = held > 0;
+        of.under_way = false;
+        of.at = if of.is_others {
+            // What was due may have been due by another clock a moment later.
+            if turn.is_own && next < EARLY {
+                of.own.insert(now + next.max(1000));
+            }
+            (now + held).min(of.own.first().copied().unwrap_or(Micros::MAX)).min(of.stored)
+        } else {
+            of.own.clear();
+            (now + next.min(clock::micros(LONGEST_PAUSE))).min(of.stored)
+        };
+        let at = of.at;
+        drop(each);
+        // Nobody may wait for this pump any more.
+        self.next.stored(at);
+    }
+
+    /// The pumps have ended that were waited for. When the next partition is to be pumped.
+    pub fn end(&self) -> Micros {
+        let at = self.each.lock().iter().filter(|due| !due.under_way).map(|due| due.at).min();
+        let at = at.unwrap_or(Micros::MAX);
+        self.next.pump_said(at);
+        at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Micros = 1_000_000;
+
+    fn begin(dues: &Dues, now: Micros) -> Vec<Partition> {
+        dues.begin(now).into_iter().map(|turn| turn.partition).collect()
+    }
+
+    fn said(dues: &Dues, partition: Partition, now: Micros, next: Duration) {
+        dues.said(Turn { partition, is_own: false }, now, Said::again(next));
+    }
+
+    #[test]
+    fn partitions_are_pumped_when_they_are_due_and_once_a_second() {
+        let (dues, now) = (Dues::new(3), 1000 * SECOND);
+        assert_eq!(begin(&dues, now), [0, 1, 2], "none was pumped yet");
+        said(&dues, 0, now, Duration::from_millis(20));
+        said(&dues, 1, now, Duration::MAX);
+        said(&dues, 2, now, Duration::MAX);
+        assert_eq!(dues.end(), now + 20_000);
+        assert_eq!(begin(&dues, now + 10_000), [0_u16; 0]);
+        dues.stored(2, now + 15_000, now);
+        assert_eq!(begin(&dues, now + 20_000), [0, 2]);
+        said(&dues, 0, now + 20_000, Duration::MAX);
+        dues.stored(2, now + 25_000, now);
+        said(&dues, 2, now + 20_000, Duration::MAX);
+        assert_eq!(dues.end(), now + 25_000, "what was stored while the pump was under way");
+        assert_eq!(begin(&dues, now + SECOND), [1, 2]);
+    }
+
+    /// Guards against N servers that all pump each partition, and against a job that is late since its server left it to
+    /// another one that does not know of it.
+    #[test]
+    fn who_has_no_lease_pumps_for_what_it_has_stored_and_asks_when_the_lease_ends() {
+        let (dues, now) = (Dues::new(1), 1000 * SECOND);
+        let held = Said { next: Duration::MAX, held: Duration::from_millis(700) };
+        let [turn] = dues.begin(now)[..] else { panic!("it was never pumped") };
+        assert!(!turn.is_own, "nothing was stored");
+        dues.said(turn, now, held);
+        dues.stored(0, now + 2 * SECOND, now);
+        assert_eq!(dues.end(), now + 700_000, "the holder sees what is far away");
+        dues.stored(0, now + 20_300, now);
+        dues.stored(0, now + 400_000, now);
+        assert_eq!(begin(&dues, now + 20_300), [0_u16; 0], "a millisecond is as near as it needs");
+        let [turn] = dues.begin(now + 21_000)[..] else { panic!("it is due") };
+        assert!(turn.is_own, "the holder may not know of it");
+        dues.said(turn, now + 21_000, Said { next: Duration::from_millis(379), ..held });
+        assert_eq!(dues.end(), now + 400_000, "the other one that it has stored");
+        let [turn] = dues.begin(now + 400_000)[..] else { panic!("it is due") };
+        dues.said(turn, now + 400_000, Said { next: Duration::from_micros(200), ..held });
+        assert_eq!(dues.end(), now + 401_000, "the clock was a little early");
+        let [turn] = dues.begin(now + 401_000)[..] else { panic!("it is due") };
+        dues.said(turn, now + 401_000, Said { next: Duration::from_millis(30), ..held });
+        assert_eq!(dues.end(), now + 1_101_000, "what others have stored is not its own");
+        let [turn] = dues.begin(now + 1_101_000)[..] else { panic!("the lease ends") };
+        assert!(!turn.is_own);
+        dues.said(turn, now + 1_101_000, Said::again(Duration::from_millis(30)));
+        assert_eq!(dues.end(), now + 1_131_000, "it has the lease now");
+    }
+
+    /// Guards against a node that does not answer and is asked again and again.
+    #[test]
+    fn a_partition_is_pumped_once_at_a_time() {
+        let (dues, now) = (Dues::new(2), 1000 * SECOND);
+        begin(&dues, now);
+        said(&dues, 0, now, Duration::MAX);
+        assert_eq!(dues.end(), now + SECOND, "the other one's pump goes on by itself");
+        assert_eq!(begin(&dues, now + 5 * SECOND), [0]);
+        said(&dues, 1, now + 5 * SECOND, Duration::ZERO);
+        assert_eq!(begin(&dues, now + 5 * SECOND), [1]);
+    }
+
+    /// Guards against a pool that is not pumped for an hour because its Redis's clock went back by one.
+    #[test]
+    fn a_clock_that_was_set_back_makes_no_partition_wait() {
+        let (dues, now) = (Dues::new(1), 10_000 * SECOND);
+        begin(&dues, now);
+        said(&dues, 0, now, Duration::MAX);
+        assert_eq!(begin(&dues, now - 3600 * SECOND), [0]);
+    }
+}

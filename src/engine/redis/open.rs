@@ -1,0 +1,150 @@
+//! How a pool on a single Redis or in a cluster is opened.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::DropGuard;
+
+use super::cluster;
+use super::connection::connector::RedisAddress;
+use super::connection::fault::{Fault, Outcome};
+use super::link::{Common, Link};
+use super::lists::PoolLists;
+use super::partitions::Partitions;
+use super::pool::Place;
+use super::safety::check_nodes;
+use super::spread::SpreadRules;
+use super::verbs::check::{OLDEST, first_check};
+use super::watch;
+use crate::error::{Error, Result};
+use crate::name::PoolName;
+use crate::process::tasks::Failure;
+
+/// The oldest version of the nodes of a cluster: servers are to tell each other by the channels of a slot.
+pub const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
+
+/// How a pool lies on its Redis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedisOptions {
+    /// What every key begins with, in a cluster.
+    pub prefix: String,
+    /// How many partitions a cluster has: a power of two up to 4096.
+    pub partitions: u16,
+    /// How many replicas must have a write before it is answered.
+    pub wait_replicas: u16,
+    /// Which queues use all partitions.
+    pub spread: SpreadRules,
+    /// How long jobs that die from now on are kept; zero: forever.
+    pub dead_ttl: Duration,
+}
+
+/// Those of a single Redis.
+impl Default for RedisOptions {
+    fn default() -> RedisOptions {
+        RedisOptions {
+            prefix: String::new(),
+            partitions: 1,
+            wait_replicas: 0,
+            spread: SpreadRules::default(),
+            dead_ttl: Duration::ZERO,
+        }
+    }
+}
+
+impl RedisOptions {
+    /// Refuses a pool that has another number of partitions.
+    pub fn fits(&self, stored: u16) -> Outcome<()> {
+        if stored == self.partitions {
+            return Ok(());
+        }
+        Err(Fault::refused(format!(
+            "Partitions is {}, and the pool with the prefix {} has {stored}: set it to {stored}; to change it, move the \
+             pool to another one with MigrateTo",
+            self.partitions, self.prefix
+        )))
+    }
+
+    /// Refuses a pool in the layout of an earlier version.
+    pub fn compact(&self) -> Fault {
+        Fault::refused(format!(
+            "the pool with the prefix {} is in the compact layout, which this version does not support: use another \
+             Prefix, or delete its keys",
+            self.prefix
+        ))
+    }
+}
+
+/// What a pool is on, and what ends its tasks.
+pub type OpenedPlace = (Common, Place, Vec<DropGuard>);
+
+/// A single Redis.
+pub async fn open_one(
+    address: RedisAddress,
+    name: &PoolName,
+    options: &RedisOptions,
+    lists: PoolLists,
+) -> Result<OpenedPlace> {
+    let mut opened = Link::open(&address, name, lists, options.wait_replicas).await?;
+    let link = opened.link.clone();
+    first_check(&link, &mut opened.first, OLDEST).await?;
+    let guards = opened.keep();
+    link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
+    if options.wait_replicas > 0 {
+        let _ = link.look_at_replicas().await; // a Redis that cannot say has too few
+        link.tasks.spawn_essential("the watch of replicas", link.clone().watch_replicas());
+    }
+    Ok((link.common.clone(), Place::One(link), guards.into()))
+}
+
+/// A cluster. A pool that was used before begins with the nodes that answer; a new one needs all of them.
+pub async fn open_cluster(
+    address: RedisAddress,
+    name: &PoolName,
+    options: &RedisOptions,
+    (partitions, lists): (&Arc<Partitions>, PoolLists),
+) -> Result<OpenedPlace> {
+    let common = Common::new(name, options.wait_replicas, Failure::default());
+    if let Some(version) = check_nodes(&address, &common.pool, OLDEST_IN_CLUSTER).await? {
+        let _ = common.version.set(version); // asked once
+    }
+    let opened = cluster::open(address, common.clone(), partitions.slots(), Arc::new(lists)).await?;
+    let (mut known, mut missing) = (false, Vec::new());
+    for at in partitions.count_keys() {
+        let mut stored = redis::cmd("GET");
+        stored.arg(&at.key);
+        match opened.query::<Option<u16>>(at.slot, &stored).await {
+            Ok(Some(stored)) => {
+                options.fits(stored)?;
+                known = true;
+            }
+            Ok(None) => {
+                if let Ok(true) = opened.query::<bool>(at.slot, &redis::Cmd::exists(&at.compact)).await {
+                    return Err(options.compact().into());
+                }
+                missing.push(at);
+            }
+            Err(fault) if fault.is_refusal() => return Err(fault.into()),
+            Err(_) => {}
+        }
+    }
+    if !known && (missing.len() < partitions.count_keys().len() || !opened.serves_all()) {
+        return Err(Error::away(
+            "the first start of a pool needs every slot of the cluster to be served, and some are not",
+        ));
+    }
+    for at in missing {
+        let stored = async {
+            let _: u64 =
+                opened.query(at.slot, redis::cmd("SETNX").arg(&at.key).arg(options.partitions)).await?;
+            opened.query::<u16>(at.slot, redis::cmd("GET").arg(&at.key)).await
+        };
+        match stored.await {
+            // Another server that starts for the first time may have been faster, with another number.
+            Ok(stored) => options.fits(stored)?,
+            Err(fault) if !known => return Err(fault.into()),
+            Err(_) => {}
+        }
+    }
+    let (cluster, guard) = opened.keep();
+    Ok((common, Place::Cluster(cluster), vec![guard]))
+}

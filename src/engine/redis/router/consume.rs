@@ -1,0 +1,174 @@
+//! Consume. Queues that follow each other in the list and have the same home share one script call. A spread queue is asked
+//! by itself: its consumes rotate over the partitions that may have jobs, so that backlogs drain evenly. "Nothing" is said
+//! only when every partition that can be reached was seen empty within the call.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::Router;
+use crate::engine::redis::cluster::map::Partition;
+use crate::engine::{Consumed, together};
+use crate::error::{Error, Result, Unreachable};
+use crate::name::{Queue, QueueList};
+
+/// How many partitions are asked at the same time that have few jobs each.
+const AT_A_TIME: usize = 16;
+
+/// Partitions that could not be asked, and why.
+type Failed = BTreeMap<Partition, Unreachable>;
+
+impl Router {
+    /// Hands out a job for each ttr.
+    pub async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        let queues = self.settings().not_paused(queues).await?;
+        if let Some(only) = self.only() {
+            return only.consume(queues, ttrs, true).await;
+        }
+        let mut consumed = Consumed::default();
+        // Queues of which nobody can say that they are empty, and why.
+        let mut unseen: Option<(Unreachable, Vec<Queue>)> = None;
+        let mut rest = &queues[..];
+        while let Some(first) = rest.first() {
+            let ttrs = &ttrs[consumed.jobs.len()..];
+            if ttrs.is_empty() {
+                break;
+            }
+            let asked = if self.spreading.is_everywhere(first) {
+                rest = &rest[1..];
+                Box::pin(self.consume_everywhere(first, ttrs)).await
+            } else {
+                let home = self.partitions.home(first);
+                let same = |queue: &&Queue| {
+                    self.partitions.home(queue) == home && !self.spreading.is_everywhere(queue)
+                };
+                let (some, behind) = rest.split_at(rest.iter().take_while(same).count().max(1));
+                rest = behind;
+                self.part(home).consume(some.to_vec(), ttrs, true).await
+            };
+            match asked {
+                Ok(some) => {
+                    consumed.jobs.extend(some.jobs);
+                    consumed.more = some.more;
+                }
+                // Those behind it are served all the same.
+                Err(Error::Unseen(why, some)) => unseen.get_or_insert((why, Vec::new())).1.extend(some),
+                // What was handed out goes to the caller.
+                Err(_) if !consumed.jobs.is_empty() => consumed.more = true,
+                Err(error) => return Err(error),
+            }
+            // A queue behind is served when those before it were seen empty.
+            if consumed.more {
+                break;
+            }
+        }
+        match unseen {
+            Some((why, queues)) if consumed.jobs.is_empty() && !consumed.more => {
+                Err(Error::Unseen(why, queues))
+            }
+            unseen => {
+                consumed.more |= unseen.is_some();
+                Ok(consumed)
+            }
+        }
+    }
+
+    /// The same of a queue that may have jobs in any partition.
+    async fn consume_everywhere(&self, queue: &Queue, ttrs: &[Duration]) -> Result<Consumed> {
+        let hints = self.spreading.hints(queue);
+        let (mut consumed, mut failed) = (Consumed::default(), Failed::new());
+        let (mut looked, mut waited) = (false, false);
+        // Partitions have few jobs each: so many are asked at the same time, by what the last ones had.
+        let mut few: Option<usize> = None;
+        // A bound, since others publish meanwhile.
+        for _ in 0..8 * self.parts.len() {
+            let rest = &ttrs[consumed.jobs.len()..];
+            if rest.is_empty() {
+                return Ok(consumed);
+            }
+            // Each job is for its own ttr: which of several partitions has a job for it is not known before.
+            let most = match few {
+                Some(few) if rest.iter().all(|ttr| *ttr == rest[0]) => {
+                    rest.len().div_ceil(few.max(1)).min(AT_A_TIME).min(rest.len())
+                }
+                _ => 1,
+            };
+            let asked = hints.lock().take(most, |partition| failed.contains_key(&partition));
+            if asked.is_empty() {
+                if !looked {
+                    looked = true;
+                    self.look(queue, &mut failed).await;
+                } else if consumed.jobs.is_empty() && !failed.is_empty() && !waited {
+                    (looked, waited) = (false, true);
+                    self.wait_for(queue, std::mem::take(&mut failed)).await?;
+                } else {
+                    break;
+                }
+                continue;
+            }
+            let share = &rest[..rest.len() / asked.len()];
+            let question = hints.lock().asks();
+            let answers = asked
+                .iter()
+                .map(|partition| self.part(*partition).consume(vec![queue.clone()], share, false));
+            let (had, mut is_over, mut refused) = (consumed.jobs.len(), false, None);
+            for (partition, answer) in asked.iter().zip(together::all(answers).await) {
+                match answer {
+                    Ok(some) => {
+                        if some.jobs.len() < share.len() && !some.more {
+                            hints.lock().is_empty(*partition, question);
+                        }
+                        is_over |= some.more;
+                        consumed.jobs.extend(some.jobs);
+                    }
+                    Err(Error::Unreachable(why)) => _ = failed.insert(*partition, why),
+                    Err(error) => refused = Some(error),
+                }
+            }
+            let came = consumed.jobs.len() - had;
+            looked &= came == 0;
+            if came < share.len() * asked.len() {
+                few = Some(came / asked.len());
+            }
+            if is_over || refused.is_some() {
+                consumed.more = true;
+                return refused.filter(|_| consumed.jobs.is_empty()).map_or(Ok(consumed), Err);
+            }
+        }
+        if let (true, Some(why)) = (consumed.jobs.is_empty(), failed.values().next()) {
+            return Err(Error::Unseen(*why, vec![queue.clone()]));
+        }
+        // There may be more where nobody could look.
+        consumed.more = !failed.is_empty() || !looked;
+        Ok(consumed)
+    }
+
+    /// Looks which partitions have jobs, but for those that have failed already.
+    async fn look(&self, queue: &Queue, failed: &mut Failed) {
+        let parts: Vec<Partition> =
+            self.partitions.all().filter(|partition| !failed.contains_key(partition)).collect();
+        let exists = self.read_each::<bool>(&parts, false, |part| redis::Cmd::exists(part.keys.ready(queue)));
+        for (partition, has_jobs) in exists.await {
+            match has_jobs.map_err(Error::from) {
+                Ok(true) => self.spreading.told(queue, partition),
+                Ok(false) => {}
+                Err(Error::Unreachable(why)) => _ = failed.insert(partition, why),
+                // Its node hangs, or the connection broke: nobody could look.
+                Err(_) => _ = failed.insert(partition, Unreachable::Away),
+            }
+        }
+    }
+
+    /// Nothing was found, and some partitions could not be asked: waits for these as any call does. They are asked by the
+    /// guard, which nobody ever writes: while a slot migrates, a list that is still there can be read, and no script begins.
+    async fn wait_for(&self, queue: &Queue, failed: Failed) -> Result<()> {
+        let parts: Vec<Partition> = failed.into_keys().collect();
+        let guards = self.read_each::<u8>(&parts, true, |part| redis::Cmd::exists(part.keys.guard()));
+        for (_, answer) in guards.await {
+            answer.map_err(|fault| match Error::from(fault) {
+                Error::Unreachable(why) => Error::Unseen(why, vec![queue.clone()]),
+                error => error,
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,171 @@
+//! What concerns a queue or the pool as a whole: sizes, heads, lists of queues, figures. Sums over the partitions. Changes
+//! nothing.
+
+use super::Router;
+use crate::engine::delays::{DelayCount, DelayedOf, Delays};
+use crate::engine::redis::cluster::map::Partition;
+use crate::engine::{QueuePage, QueueSize, QueueView, Size, SizeOf, Stats, together};
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::name::{Namespace, Queue, QueueName};
+
+impl Router {
+    /// How many jobs are ready; or dead, and the oldest of those that are the first of their partition.
+    pub async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
+        let parts = self.parts_of(queue);
+        if let [only] = parts {
+            return only.size(queue, of).await;
+        }
+        if of == SizeOf::Dead {
+            self.trim_dead(queue).await?;
+        }
+        let parts: Vec<Partition> = parts.iter().map(|part| part.partition).collect();
+        let lengths = self.read_each::<u64>(&parts, true, |part| {
+            redis::Cmd::llen(if of == SizeOf::Ready { part.keys.ready(queue) } else { part.keys.dead(queue) })
+        });
+        let (mut jobs, mut with_some) = (0, Vec::new());
+        for (partition, length) in lengths.await {
+            let length = length?;
+            jobs += length;
+            if length > 0 {
+                with_some.push(partition);
+            }
+        }
+        if of == SizeOf::Ready {
+            return Ok(Size { jobs, head: None });
+        }
+        let heads =
+            together::try_all(with_some.iter().map(|partition| self.part(*partition).size(queue, of)));
+        let heads = heads.await?.into_iter().filter_map(|size| size.head);
+        Ok(Size { jobs, head: heads.min_by_key(|id| id.published_at()) })
+    }
+
+    /// Drops dead jobs whose age has ended, so that lengths do not count them.
+    async fn trim_dead(&self, queue: &Queue) -> Result<()> {
+        let queue = std::slice::from_ref(queue);
+        together::try_all(self.parts_of(&queue[0]).iter().map(|part| part.trim_dead(queue))).await.map(drop)
+    }
+
+    /// How many ready and dead jobs of a queue each partition has.
+    pub async fn lengths(&self, queue: &Queue) -> Result<Vec<(Partition, [u64; 2])>> {
+        self.trim_dead(queue).await?;
+        let parts: Vec<Partition> = self.parts_of(queue).iter().map(|part| part.partition).collect();
+        let ready = self.read_each::<u64>(&parts, true, |part| redis::Cmd::llen(part.keys.ready(queue)));
+        let dead = self.read_each::<u64>(&parts, true, |part| redis::Cmd::llen(part.keys.dead(queue)));
+        let (ready, dead) = tokio::join!(ready, dead);
+        let both = ready.into_iter().zip(dead);
+        both.map(|((part, ready), (_, dead))| Ok((part, [ready?, dead?]))).collect()
+    }
+
+    /// The first ready job of the partition with the oldest one.
+    pub async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
+        let parts = self.parts_of(queue);
+        if let [only] = parts {
+            return only.peek(queue).await;
+        }
+        let parts: Vec<Partition> = parts.iter().map(|part| part.partition).collect();
+        let exists = self.read_each::<bool>(&parts, true, |part| redis::Cmd::exists(part.keys.ready(queue)));
+        let mut with_some = Vec::new();
+        for (partition, exists) in exists.await {
+            if exists? {
+                with_some.push(partition);
+            }
+        }
+        let heads = together::try_all(with_some.iter().map(|partition| self.part(*partition).peek(queue)));
+        Ok(heads.await?.into_iter().flatten().min_by_key(|job| job.id.first_due()))
+    }
+
+    /// A part of the queues of a namespace, in the order of their names.
+    pub async fn list_queues(
+        &self,
+        namespace: &Namespace,
+        after: Option<&QueueName>,
+        limit: usize,
+    ) -> Result<QueuePage> {
+        self.settings().know_pauses().await?;
+        if let Some(only) = self.only() {
+            return only.list_queues(namespace, after, limit).await;
+        }
+        let pages = self.parts.iter().map(|part| part.list_queues(namespace, after, limit));
+        let pages = together::try_all(pages).await?;
+        // Behind the last name of a partition's page others may come, which are not known yet.
+        let known_to = pages.iter().filter_map(|page| page.next.clone()).min();
+        let mut queues: Vec<QueueView> = Vec::new();
+        let mut all: Vec<QueueView> = pages.into_iter().flat_map(|page| page.queues).collect();
+        all.sort_unstable_by(|a, b| a.queue.cmp(&b.queue));
+        for view in all {
+            match queues.last_mut().filter(|last| last.queue == view.queue) {
+                Some(last) => add_view(last, &view),
+                None => queues.push(view),
+            }
+        }
+        let in_reach = |view: &&QueueView| known_to.as_ref().is_none_or(|to| view.queue.name <= *to);
+        let count = queues.iter().take_while(in_reach).count();
+        let more = known_to.is_some() || count > limit;
+        queues.truncate(count.min(limit));
+        let last = queues.last().map(|view| view.queue.name.clone());
+        Ok(QueuePage { queues, next: if more { last.or(known_to) } else { None } })
+    }
+
+    /// Sizes of everything, and the figures of a single Redis.
+    pub async fn stats(&self) -> Result<Stats> {
+        let each = together::try_all(self.parts.iter().map(|part| part.stats())).await?;
+        let mut stats = Stats { gauges: self.pool.place.gauges().await, ..Stats::default() };
+        for of_part in each {
+            stats.timers += of_part.timers;
+            stats.overdue = stats.overdue.max(of_part.overdue);
+            stats.queues.extend(of_part.queues);
+        }
+        stats.queues.sort_by(|a, b| a.queue.cmp(&b.queue));
+        stats.queues.dedup_by(|other, queue| {
+            let is_same = other.queue == queue.queue;
+            if is_same {
+                add_size(queue, other);
+            }
+            is_same
+        });
+        Ok(stats)
+    }
+
+    /// How many delayed jobs fall due when.
+    pub async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        let parts = match &count.of {
+            DelayedOf::Queue(queue) => self.parts_of(queue),
+            DelayedOf::All | DelayedOf::Namespace(_) => &self.parts,
+        };
+        let mut all: Option<Delays> = None;
+        // One after the other, so that each node rests in between.
+        for part in parts {
+            let delays = part.delays(count).await?;
+            match &mut all {
+                Some(all) => all.merge(delays, count.most),
+                None => all = Some(delays),
+            }
+        }
+        all.ok_or(Error::Closed) // there is always a partition
+    }
+}
+
+fn sum(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    Some(a? + b?)
+}
+
+/// Adds what another partition has of a queue.
+fn add_size(queue: &mut QueueSize, other: &QueueSize) {
+    queue.ready += other.ready;
+    queue.dead += other.dead;
+    queue.delayed = sum(queue.delayed, other.delayed);
+    queue.running = sum(queue.running, other.running);
+    if other.oldest_ready > queue.oldest_ready {
+        (queue.oldest_ready, queue.head) = (other.oldest_ready, other.head);
+    }
+}
+
+fn add_view(queue: &mut QueueView, other: &QueueView) {
+    queue.ready = sum(queue.ready, other.ready);
+    queue.delayed = sum(queue.delayed, other.delayed);
+    queue.running = sum(queue.running, other.running);
+    queue.dead = sum(queue.dead, other.dead);
+    queue.oldest_ready_age = queue.oldest_ready_age.max(other.oldest_ready_age);
+    queue.paused = queue.paused.or(other.paused);
+}

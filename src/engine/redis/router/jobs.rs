@@ -1,0 +1,217 @@
+//! Calls by id go to the partition that the id names; those by key to the partition of the key's hash. A job that is not
+//! there may be at home: see [`Router::parts_of_id`].
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::Router;
+use crate::engine::redis::cluster::map::Partition;
+use crate::engine::{
+    By, Detail, Held, Once, Promoted, Published, Release, Released, Respawn, Respawned, Revival, Revived,
+    Touched, together,
+};
+use crate::error::{Error, Result};
+use crate::job::{Job, JobId, JobRef, JobView, Receipt};
+use crate::name::{JobKey, Queue};
+
+impl Router {
+    /// Acks a job, together with others of its partition.
+    pub async fn ack_one(&self, queue: &Queue, id: JobId) -> Result<()> {
+        let job = JobRef { queue: queue.clone(), id };
+        let (named, home) = self.parts_of_id(queue, &id);
+        let was_there = self.part(named).ack_one(job.clone()).await?;
+        match home {
+            Some(home) if !was_there => self.part(home).ack_one(job).await.map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// Acks jobs of one queue, each by itself. Returns those that are there and whose receipt does not hold any more.
+    pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        if !self.spreading.is_everywhere(queue) {
+            return self.home(queue).ack(queue, jobs).await;
+        }
+        let mut parts: BTreeMap<Partition, Vec<(JobId, Option<Receipt>)>> = BTreeMap::new();
+        for job in jobs {
+            let (named, home) = self.parts_of_id(queue, &job.0);
+            // Where there is no such job, nothing is done.
+            for partition in [named].into_iter().chain(home) {
+                parts.entry(partition).or_default().push(*job);
+            }
+        }
+        // One that is away keeps no other from forgetting its own.
+        let asked = parts.into_iter().map(async |(partition, of)| {
+            let named = of.iter().filter(|(id, _)| self.partitions.of_id(id) == partition).count();
+            (named as u64, self.part(partition).ack(queue, &of).await)
+        });
+        let (mut stale, mut done, mut failed) = (Vec::new(), 0, None);
+        for (count, acked) in together::all(asked).await {
+            match acked {
+                Ok(of_part) => {
+                    done += count;
+                    stale.extend(of_part);
+                }
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        match failed {
+            Some(error) => Err(error.after(done)),
+            None => Ok(jobs.iter().map(|(id, _)| *id).filter(|id| stale.contains(id)).collect()),
+        }
+    }
+
+    pub async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
+        let (named, home) = self.parts_of_id(&job.queue, &job.id);
+        match (self.part(named).touch(job, receipt, ttr).await?, home) {
+            (Held::NotFound, Some(home)) => self.part(home).touch(job, receipt, ttr).await,
+            (held, _) => Ok(held),
+        }
+    }
+
+    pub async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
+        let (named, home) = self.parts_of_id(&job.queue, &job.id);
+        match (self.part(named).release(job, receipt, release.clone()).await?, home) {
+            (Held::NotFound, Some(home)) => self.part(home).release(job, receipt, release).await,
+            (held, _) => Ok(held),
+        }
+    }
+
+    /// Gives hand-overs back, each partition its own in the order given.
+    pub async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
+        if let Some(only) = self.only() {
+            return only.give_back(jobs).await;
+        }
+        let mut parts: BTreeMap<Partition, Vec<Job>> = BTreeMap::new();
+        for job in jobs {
+            let (named, home) = self.parts_of_id(&job.queue, &job.id);
+            if let Some(home) = home {
+                parts.entry(home).or_default().push(job.clone());
+            }
+            parts.entry(named).or_default().push(job);
+        }
+        let given = parts.into_iter().map(|(partition, jobs)| self.part(partition).give_back(jobs));
+        together::all(given).await.into_iter().collect()
+    }
+
+    pub async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
+        let (first, second) = self.parts_of_job(queue, by);
+        match (self.part(first).inspect_by(queue, by, detail).await?, second) {
+            (None, Some(second)) => self.part(second).inspect_by(queue, by, detail).await,
+            (found, _) => Ok(found),
+        }
+    }
+
+    /// Makes a delayed job ready.
+    pub async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
+        let (first, second) = self.parts_of_job(queue, by);
+        match (self.part(first).promote(queue, by).await?, second) {
+            (Promoted::NotFound, Some(second)) => self.part(second).promote(queue, by).await,
+            (promoted, _) => Ok(promoted),
+        }
+    }
+
+    fn parts_of_job(&self, queue: &Queue, by: By<'_>) -> (Partition, Option<Partition>) {
+        match by {
+            By::Id(id) => self.parts_of_id(queue, &id),
+            By::Key(key) => self.parts_of_key(queue, key),
+        }
+    }
+
+    /// The partition of a key, and home where that is another one: a job that was published before the queue was spread
+    /// keeps its key there.
+    fn parts_of_key(&self, queue: &Queue, key: &JobKey) -> (Partition, Option<Partition>) {
+        let home = self.partitions.home(queue);
+        if !self.spreading.is_everywhere(queue) {
+            return (home, None);
+        }
+        let of_key = self.partitions.of_key(queue, key);
+        (of_key, (of_key != home).then_some(home))
+    }
+
+    pub async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
+        let (first, second) = self.parts_of_key(queue, key);
+        let cancelled = self.part(first).cancel_key(queue, key).await?;
+        match second {
+            Some(second) => Ok(self.part(second).cancel_key(queue, key).await? || cancelled),
+            None => Ok(cancelled),
+        }
+    }
+
+    /// What became of a call that is safe to repeat, in whichever partition it was decided.
+    pub async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
+        let asked = self.parts_of(queue).iter().map(|part| part.recall(queue, once));
+        let mut found: Vec<Published> = together::try_all(asked).await?.into_iter().flatten().collect();
+        // A mismatch is one wherever it is.
+        let mismatch = found.iter().position(|of| *of == Published::Mismatch);
+        Ok(mismatch.or((!found.is_empty()).then_some(0)).map(|at| found.swap_remove(at)))
+    }
+
+    /// Whether a job is stored in a partition.
+    pub async fn is_stored(&self, partition: Partition, job: &JobRef) -> Result<bool> {
+        let part = self.part(partition);
+        Ok(part.query(&redis::Cmd::exists(part.keys.job(&job.queue, &job.id))).await?)
+    }
+
+    pub async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
+        match which {
+            Respawn::Oldest { limit, ttl } => {
+                let count = self.respawn_oldest(queue, limit, ttl).await?;
+                Ok(Respawned { count, each: Vec::new() })
+            }
+            Respawn::Jobs(jobs, revival) => Ok(Respawned::of(self.respawn_jobs(queue, jobs, revival).await?)),
+        }
+    }
+
+    /// Makes the oldest dead jobs of each partition ready again, `limit` at most of all.
+    async fn respawn_oldest(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
+        let mut done = 0;
+        for part in self.parts_of(queue) {
+            done += part.respawn_oldest(queue, limit - done, ttl).await.map_err(|e| e.after(done))?;
+        }
+        Ok(done)
+    }
+
+    /// Deletes the oldest dead jobs of each partition, `limit` at most of all.
+    pub async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
+        let mut done = 0;
+        for part in self.parts_of(queue) {
+            done += part.delete_dead(queue, limit - done).await.map_err(|e| e.after(done))?;
+        }
+        Ok(done)
+    }
+
+    /// Makes dead jobs ready or delayed again, by id.
+    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
+        if !self.spreading.is_everywhere(queue) {
+            return self.home(queue).respawn_jobs(queue, jobs, revival).await;
+        }
+        let mut all = Vec::with_capacity(jobs.len());
+        for id in jobs {
+            let (named, home) = self.parts_of_id(queue, id);
+            let one = async {
+                let revived = self.part(named).respawn_jobs(queue, &[*id], revival).await?;
+                match (revived.first(), home) {
+                    (Some(Revived::NotFound), Some(home)) => {
+                        self.part(home).respawn_jobs(queue, &[*id], revival).await
+                    }
+                    _ => Ok(revived),
+                }
+            };
+            let revived = one.await.map_err(|e: Error| e.after(all.len() as u64))?;
+            all.extend(revived);
+        }
+        Ok(all)
+    }
+
+    /// Forgets the name of a queue in every partition that has no ready and no dead jobs of it.
+    pub async fn forget_queue(&self, queue: &Queue) -> Result<()> {
+        let parts = self.parts_of(queue).iter().map(|part| part.forget_queue(queue));
+        together::all(parts).await.into_iter().collect()
+    }
+
+    /// Drops what is ready in every partition.
+    pub async fn destroy(&self, queue: &Queue) -> Result<()> {
+        let parts = self.parts_of(queue).iter().map(|part| part.destroy(queue));
+        together::all(parts).await.into_iter().collect()
+    }
+}

@@ -1,0 +1,83 @@
+//! Queues that the configuration does not spread any more, while partitions other than their home still have jobs of them.
+//! Each partition lists the queues that it knows: the lists are read when the engine begins, and once a minute. A queue that
+//! is empty elsewhere is taken off the lists there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ahash::{HashMap, HashSet};
+use tokio::time::sleep;
+
+use super::Router;
+use crate::engine::redis::core::PartitionCore;
+use crate::engine::together;
+use crate::error::Result;
+use crate::name::Queue;
+
+/// How often the lists are read.
+const PERIOD: Duration = Duration::from_secs(60);
+
+impl Router {
+    /// Looks which queues are scattered. What is known stays while a partition cannot be read.
+    pub async fn look_for_scattered(&self) {
+        let lists = together::all(self.parts.iter().map(|part| part.queues())).await;
+        let (mut elsewhere, mut complete): (HashMap<Queue, Vec<u16>>, bool) = (HashMap::default(), true);
+        for (part, queues) in self.parts.iter().zip(lists) {
+            complete &= queues.is_ok();
+            for queue in queues.unwrap_or_default() {
+                if self.partitions.home(&queue) != part.partition && !self.spreading.is_spread(&queue) {
+                    elsewhere.entry(queue).or_default().push(part.partition);
+                }
+            }
+        }
+        let mut scattered = if complete { HashSet::default() } else { self.spreading.scattered() };
+        for (queue, parts) in elsewhere {
+            let mut has_jobs = false;
+            for partition in parts {
+                // What cannot be told may be there.
+                has_jobs |= self.part(partition).forget_if_empty(&queue).await.map_or(true, |empty| !empty);
+            }
+            if has_jobs {
+                scattered.insert(queue);
+            } else if complete {
+                scattered.remove(&queue);
+            }
+        }
+        for queue in self.spreading.set_scattered(scattered) {
+            tracing::warn!(
+                pool = &*self.pool.common.pool,
+                %queue,
+                "the queue is not in Spread any more, and other partitions than its home still have jobs of it: it is \
+                 served from all partitions until they are empty"
+            );
+            self.watch(&queue);
+            self.pool.common.notifiers.notify(&queue);
+        }
+    }
+}
+
+impl PartitionCore {
+    /// Takes a queue off the list of known ones if nothing of it is here. Returns whether that is so.
+    async fn forget_if_empty(&self, queue: &Queue) -> Result<bool> {
+        let mut lists = redis::pipe();
+        lists.cmd("EXISTS").arg(self.keys.ready(queue)).cmd("EXISTS").arg(self.keys.dead(queue));
+        let (ready, dead): (bool, bool) = self.query_all(&lists).await?;
+        if ready || dead || self.has_timers(queue).await? {
+            return Ok(false);
+        }
+        let names = self.keys.queues_of(&queue.namespace);
+        let _: u64 = self.query(&redis::Cmd::hdel(names, queue.name.as_str())).await?;
+        Ok(true)
+    }
+}
+
+/// The task that looks again and again.
+pub async fn run(router: Arc<Router>) {
+    let looks = async {
+        loop {
+            sleep(PERIOD).await;
+            router.look_for_scattered().await;
+        }
+    };
+    router.pool.tasks.stopping().run_until_cancelled(looks).await;
+}
