@@ -193,7 +193,8 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
         count.parse::<u64>().expect("a number") > 10,
         "calls were sent again while the slot moved: {count}"
     );
-    for (method, at) in calls {
+    // All but the pause: pauses are in the first partition.
+    for (method, at) in &calls[..4] {
         let at = at.replace(&path(0), &path(7));
         let answer = send(server.api(method, &at, &token)).await;
         assert_503(&answer, "this part of the pool cannot be reached", &at);
