@@ -73,7 +73,7 @@ impl Hints {
 /// The n-th partition in turn behind this one. An odd step comes by every one of a power of two, and this one is to another
 /// master each time, since partitions lie on the masters in ranges.
 pub fn nth(partition: Partition, n: u16, count: u16) -> Partition {
-    let step = u32::from(count) * 3 / 8 | 1;
+    let step = (u32::from(count) * 3 / 8) | 1;
     ((u32::from(partition) + u32::from(n) * step) % u32::from(count)) as Partition
 }
 

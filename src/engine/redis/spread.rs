@@ -225,7 +225,7 @@ mod tests {
         assert!(spreading.is_spread(&spread) && spreading.is_everywhere(&spread));
         assert!(!spreading.is_everywhere(&other));
         let scattered: HashSet<Queue> = [other.clone()].into_iter().collect();
-        assert_eq!(spreading.set_scattered(scattered.clone()), [other.clone()]);
+        assert_eq!(spreading.set_scattered(scattered.clone()), std::slice::from_ref(&other));
         assert!(spreading.is_everywhere(&other) && !spreading.is_spread(&other), "new jobs go home");
         assert_eq!(spreading.set_scattered(scattered), [], "it was known");
         spreading.set_scattered(HashSet::default());
