@@ -6,8 +6,7 @@ local used_key, plain, known = base .. 'dormouse/used', call, {}
 -- Keys of jobs that go, whose room was given to others.
 local credited = {}
 
--- The namespace of this name, if it has a quota. Of its bytes those of its schedules are a part, which stand in a hash of
--- their own: only our servers change them.
+-- The namespace of this name, if it has a quota.
 local function namespace_called(name)
   if known[name] == nil then
     local row = plain('HMGET', used_key, name, name .. '/jobs', name .. '/bytes', name .. '/elsewhere')
@@ -19,8 +18,6 @@ local function namespace_called(name)
     if jobs then
       local has, more_jobs, more_bytes = known[name].has, string.match(row[4] or '', '^(%d+) (%d+)$')
       has[1], has[2] = has[1] + (tonumber(more_jobs) or 0), has[2] + (tonumber(more_bytes) or 0)
-      local of_schedules = tonumber(plain('HGET', base .. 'dormouse/schedule-bytes', name)) or 0
-      known[name].has[2] = known[name].has[2] + math.max(of_schedules, 0)
     end
   end
   return known[name] or nil
@@ -106,16 +103,14 @@ function quotas.admit(keys, sizes, gone, staged)
   for key in pairs(goes) do credited[key] = true end
 end
 
--- Takes room for so many bytes that are no job's: of a schedule, or of the record of a publish that stores no job. Where the
--- jobs are used up there is none for what is new. Answers as `admit` does.
-function quotas.admit_beside(name, bytes, is_new)
+-- Whether the record of a publish that stores no job may be kept: not where the jobs or the bytes are used up. Answers as
+-- `admit` does.
+function quotas.admit_record(name)
   local namespace = namespace_called(name)
   if not namespace then return end
   local most, has = namespace.most, namespace.has
-  if bytes <= 0 then return end
-  if is_new and most[1] > 0 and has[1] >= most[1] then return 1 end
-  if most[2] > 0 and has[2] + bytes > most[2] then return 2 end
-  has[2] = has[2] + bytes
+  if most[1] > 0 and has[1] >= most[1] then return 1 end
+  if most[2] > 0 and has[2] >= most[2] then return 2 end
 end
 
 -- Whether a queue's name may be added to this hash: not when its first publish was refused.

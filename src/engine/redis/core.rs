@@ -21,8 +21,8 @@ use super::layout::scripts::Script;
 use super::link::Lane;
 use super::pool::{Attempts, Pool};
 use crate::clock::{Micros, Millis};
+use crate::engine::Published;
 use crate::engine::batch::Caller;
-use crate::engine::{Published, ScheduleStep, Stepped};
 use crate::job::JobRef;
 use crate::name::Queue;
 
@@ -38,8 +38,6 @@ pub(crate) struct PartitionCore {
     pub(super) movable: OnceLock<Caller<Plain, Published>>,
     /// Returns whether all jobs of the call were there.
     pub(super) acks: OnceLock<Caller<JobRef, bool>>,
-    /// Steps of schedules that share script calls. `None`: something must be deleted first.
-    pub(super) steps: OnceLock<Caller<ScheduleStep, Option<Stepped>>>,
     pub(super) quotas: Counting,
     pub(super) copies: Copies,
     /// Held by who finishes destroys of others.
@@ -73,7 +71,6 @@ impl PartitionCore {
             publishes: OnceLock::new(),
             movable: OnceLock::new(),
             acks: OnceLock::new(),
-            steps: OnceLock::new(),
             quotas: Counting::default(),
             copies: Copies::default(),
             finishing: Mutex::default(),
@@ -110,11 +107,6 @@ impl PartitionCore {
     /// The same, which waits for a node or does not.
     pub async fn query_if<T: FromRedisValue>(&self, waits: bool, cmd: &Cmd) -> Outcome<T> {
         self.pool.query(waits, self.partition, Lane::Other, cmd).await
-    }
-
-    /// The same on another connection.
-    pub async fn query_on<T: FromRedisValue>(&self, lane: Lane, cmd: &Cmd) -> Outcome<T> {
-        self.pool.query(true, self.partition, lane, cmd).await
     }
 
     /// Several of them in one round trip.

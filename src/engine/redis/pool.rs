@@ -17,7 +17,6 @@ use super::dues::Dues;
 use super::layout::script_call::ScriptCall;
 use super::layout::scripts::Scripts;
 use super::link::{Common, Lane, Link};
-use super::pauses::Pauses;
 use super::spread::Spreading;
 use crate::clock::Micros;
 use crate::error::{Error, Result};
@@ -128,7 +127,6 @@ pub struct Pool {
     pub recorded_queues: RecordedQueues,
     /// How long dead jobs are kept; zero: forever.
     pub dead_ttl: Duration,
-    pub pauses: Pauses,
     /// Held by the count of one partition's keys: one at a time.
     pub counting: Semaphore,
     /// Publishes that another partition could have taken and that are not answered: to which node, and since when.
@@ -152,7 +150,6 @@ impl Pool {
             dues: Dues::new(partitions),
             recorded_queues: RecordedQueues::default(),
             dead_ttl,
-            pauses: Pauses::default(),
             counting: Semaphore::new(1),
             owed: Mutex::default(),
         }
