@@ -1,24 +1,23 @@
--- Stands behind lua/base.lua before each script of schedules. A schedule is a
--- hash: revision, step, state, next, queue, text, body, progress, landed. One that was deleted leaves its last revision there
--- for a day, as gone.
+-- Follows lua/base.lua and precedes each script of schedules. A schedule is a hash: revision, step, state, next, queue,
+-- text, body, progress, landed. A deleted schedule leaves its last revision in it for a day, as gone.
 local ROW = {'revision', 'step', 'state', 'next', 'queue', 'text', 'progress', 'landed'}
 local GONE = 86400000
 local function text_of(number) return string.format('%.0f', number) end
 
--- What a store answers of a schedule, or nothing. The body comes last.
+-- Returns the row of a schedule, or nothing. The body is last.
 local function row_of(key, name, body)
   local row = call('HMGET', key, ROW[1], ROW[2], ROW[3], ROW[4], ROW[5], ROW[6], ROW[7], ROW[8], body and 'body' or '')
   if row[1] then return {name, unpack(row, 1, 9)} end
 end
 
--- Bytes of a schedule's setting, as it is stored.
+-- Returns the stored size of a schedule's setting in bytes.
 local function setting_bytes(key)
   local stored = call('HMGET', key, 'text', 'body')
   return #(stored[1] or '') + #(stored[2] or '')
 end
 
--- Takes a step. `keys`: figures, due, schedule, and in lmstfy's layout names and bytes: a hash of how many bytes the
--- schedules of each namespace take. `publish` stores its job, if it has one.
+-- Takes a step. `keys`: figures, due, schedule, and in lmstfy's layout names and bytes: a hash of the bytes used by
+-- each namespace's schedules. `publish` stores the step's job, if it has one.
 local function take_step(step, keys, publish)
   local time = math.floor(now / 1000)
   local held = call('HMGET', keys.schedule, 'revision', 'step', 'state', 'gone')
@@ -89,10 +88,10 @@ local function take_step(step, keys, publish)
   return {'done', text_of(new), text_of(next_step), text_of(time), landed, unpack(added)}
 end
 
--- Schedules that are due, the earliest first: {now, when the next one is due in ms ('' = there is none), how many are in
--- each of five states, name and count of each kind of placer, '', per schedule its row}. Forgets when those are due that are
--- not there any more. `ever`: some of all in place of those that are due, without bodies, from where a ZSCAN goes on; where
--- it goes on next stands in place of the last ''.
+-- Returns the due schedules, earliest first: {now, next due time in ms ('' = none), number of schedules in each of five
+-- states, name and count of each kind of placer, '', per schedule its row}. Removes members whose schedule no longer
+-- exists. `ever`, a cursor of ZSCAN: instead returns some of all schedules without bodies, and the next cursor in place
+-- of the last ''.
 local function due_of(due_key, figures, base_of, most, ever, most_bytes, within)
   local bytes, taken, time = 0, 0, math.floor(now / 1000)
   local counts, by = {0, 0, 0, 0, 0}, {}
