@@ -411,6 +411,7 @@ macro_rules! more_laws {
                 schedules_are_listed_by_name,
                 a_step_from_another_version_changes_nothing,
                 a_revision_is_never_used_twice,
+                a_revision_that_is_given_is_kept,
                 an_occurrence_is_placed_once_by_many,
                 a_refused_job_leaves_the_schedule_as_it_was,
                 steps_fail_alone,

@@ -204,6 +204,25 @@ pub async fn a_revision_is_never_used_twice(s: &dyn Stage) {
     }
 }
 
+/// Guards against a schedule that gets another revision, and another ETag, when its pool moves to another store.
+pub async fn a_revision_that_is_given_is_kept(s: &dyn Stage) {
+    let id = schedule("s");
+    let given = |revision, next| SchedulePut { revision: Some(revision), ..new(next) };
+    let dry = SchedulePut { dry: true, ..given(7, Some(PAST)) };
+    let first = ScheduleVersion { revision: 7, step: 0 };
+    assert_eq!(s.stepped(&id, None, dry).await.0, first, "what would be");
+    assert_eq!(s.stepped(&id, None, given(7, Some(PAST))).await.0, first, "a new schedule");
+    let (mark, _) = s.stepped(&id, Some(first), SchedulePut { revision: None, ..put(Some(PAST)) }).await;
+    assert_eq!(mark, ScheduleVersion { step: 1, ..first });
+    let gone = SchedulePut { state: ScheduleState::Moved, ..given(7, None) };
+    let (gone, _) = s.stepped(&id, Some(mark), gone).await;
+    assert_eq!(gone, ScheduleVersion { step: 2, ..first }, "the setting changes, the revision does not");
+    assert_eq!(s.due_names(10).await, [""; 0], "it has moved elsewhere");
+    let list = DueList::Ever { from: None, limit: 10 };
+    let all = ok("due_schedules", s.engine().due_schedules(list).await).schedules;
+    assert_eq!(all, [], "a walk through all passes it over");
+}
+
 /// Guards against a dry run that leaves something, or that answers something else than the step does.
 pub async fn a_dry_step_says_what_would_be(s: &dyn Stage) {
     let (one, two) = (schedule("one"), schedule("two"));

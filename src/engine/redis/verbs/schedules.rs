@@ -91,7 +91,7 @@ impl PartitionCore {
             let job = step.job().map(|job| self.keyed_step(job, false)).transpose()?;
             let (job_keys, job_args) = job.as_ref().map_or_else(Default::default, |job| job.call.parts());
             call.key(self.keys.schedule(&step.id)).key(self.keys.schedules_of(&step.id.namespace));
-            call.arg(fields_of(step, (job_keys.len(), job_args.len()), landed_line).to_arg());
+            call.arg(fields_of(step, (job_keys.len(), job_args.len())).to_arg());
             call.key(job_keys).arg(job_args);
             new.push(job.map(|job| job.new).unwrap_or_default());
         }
@@ -161,7 +161,7 @@ impl PartitionCore {
         self.learn(sent, now);
         let id_of =
             |name: &str| Some(ScheduleId { namespace: namespace.clone(), name: ScheduleName::parse(name)? });
-        let row = |row: &Value| read_row(row, id_of, read_landed);
+        let row = |row: &Value| read_row(row, id_of);
         let schedules: Vec<StoredSchedule> = rows.iter().map(row).collect::<Outcome<_>>()?;
         let more = read::<u8>(more)? == 1;
         let next = schedules.last().filter(|_| more).map(|last| last.id.name.clone());
@@ -172,18 +172,17 @@ impl PartitionCore {
     pub async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
         let mut cmd = self.call(&self.scripts.due_schedules);
         cmd.key(&self.keys.due).key(&self.keys.schedules).arg(&self.keys.schedule_base);
-        let from = if let DueList::Ever { from, .. } = &list { from.as_ref() } else { None };
-        cmd.arg(&args_of_due(&list, from.map(|Cursor(at)| &**at)));
+        cmd.arg(&args_of_due(&list));
         let sent = Instant::now();
         let reply: Vec<Value> = self.run(Lane::Pump, &cmd).await?;
-        let Due { list, scan } = read_due(&reply, read_landed)?;
-        self.learn(sent, list.now * 1000);
-        Ok(DueSchedules { more: scan.map(Cursor), ..list })
+        let due = read_due(&reply)?;
+        self.learn(sent, due.now * 1000);
+        Ok(due)
     }
 }
 
 /// Where a page begins and ends, how many it has at most, and whether with bodies.
-pub fn bounds_of(list: &ScheduleList) -> (String, String, usize, bool) {
+fn bounds_of(list: &ScheduleList) -> (String, String, usize, bool) {
     match list {
         ScheduleList::One(name) => (format!("[{name}"), format!("[{name}"), 1, true),
         ScheduleList::Page { prefix, after, limit, bodies } => {
@@ -198,14 +197,17 @@ pub fn bounds_of(list: &ScheduleList) -> (String, String, usize, bool) {
 }
 
 /// The schedule that `namespace/name` names.
-pub fn id_of_member(member: &str) -> Option<ScheduleId> {
+fn id_of_member(member: &str) -> Option<ScheduleId> {
     let (namespace, name) = member.split_once('/')?;
     Some(ScheduleId { namespace: Namespace::parse(namespace).ok()?, name: ScheduleName::parse(name)? })
 }
 
-/// What lua/due_schedules.lua takes to say which. `from` is where a scan of all goes on.
-pub fn args_of_due(list: &DueList, from: Option<&str>) -> [String; 4] {
-    let from = if let DueList::Ever { .. } = list { from.unwrap_or("0") } else { "" };
+/// What lua/due_schedules.lua takes to say which.
+fn args_of_due(list: &DueList) -> [String; 4] {
+    let from = match list {
+        DueList::Ever { from, .. } => from.as_ref().map_or("0", |Cursor(at)| at),
+        DueList::Now(_) | DueList::Within(..) => "",
+    };
     let within = match list {
         DueList::Within(_, time) => time.as_millis().to_string(),
         DueList::Now(_) | DueList::Ever { .. } => String::new(),
@@ -213,19 +215,12 @@ pub fn args_of_due(list: &DueList, from: Option<&str>) -> [String; 4] {
     [list.limit().to_string(), from.to_owned(), MOST_BYTES.to_string(), within]
 }
 
-/// What lua/due_schedules.lua answers.
-pub struct Due {
-    pub list: DueSchedules,
-    /// Where a scan goes on.
-    pub scan: Option<String>,
-}
-
-/// Reads it. `landed` reads what became of a job.
-pub fn read_due(reply: &[Value], landed: impl Fn(&[u8]) -> Outcome<Option<Landed>>) -> Outcome<Due> {
+/// Reads the reply of lua/due_schedules.lua.
+fn read_due(reply: &[Value]) -> Outcome<DueSchedules> {
     let [now, next, counts, by, scan, rows @ ..] = reply else { return Err(unreadable()) };
     let now: Millis = read::<u64>(now)? / 1000;
     let scan: String = read(scan)?;
-    let schedules = rows.iter().map(|row| read_row(row, id_of_member, &landed)).collect::<Outcome<_>>()?;
+    let schedules = rows.iter().map(|row| read_row(row, id_of_member)).collect::<Outcome<_>>()?;
     let next = match &*read::<String>(next)? {
         "" => LOOK,
         due => {
@@ -238,16 +233,12 @@ pub fn read_due(reply: &[Value], landed: impl Fn(&[u8]) -> Outcome<Option<Landed
     let by: Vec<String> = read(by)?;
     let by = by.chunks_exact(2).map(|of| Some((of[0].as_str().into(), of[1].parse().ok()?)));
     let by = by.collect::<Option<_>>().ok_or_else(unreadable)?;
-    let scan = Some(scan).filter(|scan| !matches!(&**scan, "" | "0"));
-    Ok(Due { list: DueSchedules { now, schedules, more: None, next, counts, by }, scan })
+    let more = Some(scan).filter(|scan| !matches!(&**scan, "" | "0")).map(Cursor);
+    Ok(DueSchedules { now, schedules, more, next, counts, by })
 }
 
 /// A step as lua/step_schedule.lua takes it.
-pub fn fields_of(
-    step: &ScheduleStep,
-    (job_keys, job_args): (usize, usize),
-    landed: impl Fn(&Landed) -> Vec<u8>,
-) -> Fields {
+fn fields_of(step: &ScheduleStep, (job_keys, job_args): (usize, usize)) -> Fields {
     let mut fields = Fields::default();
     fields.number("keys", job_keys as u64).number("args", job_args as u64);
     fields.text("name", step.id.name.as_str()).text("member", step.id.to_string());
@@ -264,7 +255,7 @@ pub fn fields_of(
         .number("not_before", put.not_before);
     fields.number("of_namespace", put.bounds.of_namespace).number("of_pool", put.bounds.of_pool);
     if let Some(of) = &put.landed {
-        fields.text("landed", landed(of));
+        fields.text("landed", landed_line(of));
     }
     if let Some(next) = put.next {
         fields.number("next", next);
@@ -287,12 +278,8 @@ pub fn fields_of(
     fields
 }
 
-/// A schedule's row. `id_of` reads the name under which it was found, `landed` what became of its last job.
-pub fn read_row(
-    row: &Value,
-    id_of: impl Fn(&str) -> Option<ScheduleId>,
-    landed: impl Fn(&[u8]) -> Outcome<Option<Landed>>,
-) -> Outcome<StoredSchedule> {
+/// A schedule's row. `id_of` reads the name under which it was found.
+fn read_row(row: &Value, id_of: impl Fn(&str) -> Option<ScheduleId>) -> Outcome<StoredSchedule> {
     let row: Vec<Value> = read(row)?;
     let [name, revision, step, state, next, queue, text, progress, placed, body] = &row[..] else {
         return Err(unreadable());
@@ -309,7 +296,7 @@ pub fn read_row(
         next: if next.is_empty() { None } else { Some(next.parse().map_err(|_| unreadable())?) },
         setting: ScheduleSetting { queue, text, body },
         progress: read::<Vec<u8>>(progress)?.into(),
-        landed: landed(&read::<Vec<u8>>(placed)?)?,
+        landed: read_landed(&read::<Vec<u8>>(placed)?)?,
     })
 }
 
