@@ -25,9 +25,6 @@ pub enum Unsafe {
     Unknown(#[from] Error),
 }
 
-/// The largest value of a packed job: a body of 1000 bytes, and what stands before it.
-const LISTPACK_VALUE: u64 = 1100;
-
 /// Asks the Redis how it is set up. Where CONFIG is forbidden INFO is asked; what neither tells is accepted
 /// with a warning.
 pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
@@ -69,30 +66,16 @@ pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
     Ok(())
 }
 
-/// Warns when the Redis would keep packed jobs in tables: each takes 50 bytes more then.
-pub async fn warn_of_tables(connection: &mut Connection, pool: &str) {
-    let most = setting(connection, "hash-max-listpack-value").await.ok().flatten();
-    if most.and_then(|value| value.parse::<u64>().ok()).is_some_and(|value| value < LISTPACK_VALUE) {
-        tracing::warn!(
-            pool,
-            "the Redis has a `hash-max-listpack-value` below {LISTPACK_VALUE}, so packed jobs take a third more memory: set \
-             it to {LISTPACK_VALUE}"
-        );
-    }
-}
-
-/// Whether the nodes of a cluster can be used, those that answer. Answers the version of one. Says so where one lost slot would stop all.
+/// Checks that the nodes of a cluster that answer can be used, and warns where one lost slot would stop all. Returns the
+/// version of one.
 pub async fn check_nodes(address: &RedisAddress, pool: &str, oldest: (u32, u32)) -> Outcome<Option<String>> {
     let (mut stops_as_a_whole, mut version) = (false, None);
-    for (n, node) in masters(address).await?.iter().enumerate() {
+    for node in &masters(address).await? {
         let connector = Connector::new(node)?;
         let connection = &mut connector.connect().await?;
         version = version.or(usable(connection, oldest, true).await?);
         let full = setting(connection, "cluster-require-full-coverage").await?;
         stops_as_a_whole |= full.as_deref() == Some("yes");
-        if n == 0 {
-            warn_of_tables(connection, pool).await;
-        }
     }
     if stops_as_a_whole {
         tracing::warn!(
