@@ -17,20 +17,21 @@ const PRODUCERS: usize = 32;
 const CONSUMERS: usize = 32;
 const EACH: usize = 9;
 
-/// `PRODUCERS` tasks that publish `EACH` jobs each, one at a time and in batches.
-fn producers(s: &dyn Stage, q: &Queue) -> (Vec<NewJob>, JoinSet<()>) {
-    let (mut all, mut tasks) = (Vec::new(), JoinSet::new());
+/// `PRODUCERS` tasks that publish `EACH` jobs each, one at a time and in batches, and return them.
+fn producers(s: &dyn Stage, q: &Queue) -> JoinSet<Vec<NewJob>> {
+    let mut tasks = JoinSet::new();
     for producer in 0..PRODUCERS {
-        let jobs: Vec<_> = (0..EACH).map(|i| job(q, format!("{producer}/{i}")).tries(3).make(s)).collect();
-        all.extend(jobs.iter().cloned());
-        let engine = s.engine();
+        let draft = |i| job(q, format!("{producer}/{i}")).tries(3).make(s);
+        let mut jobs: Vec<NewJob> = (0..EACH).map(draft).collect();
+        let (engine, renames) = (s.engine(), s.differences().renames);
         tasks.spawn(async move {
-            for batch in jobs.chunks(1 + producer % 4) {
-                ok("publish", engine.publish(batch.to_vec().into()).await);
+            for batch in jobs.chunks_mut(1 + producer % 4) {
+                publish(&*engine, batch, renames).await;
             }
+            jobs
         });
     }
-    (all, tasks)
+    tasks
 }
 
 /// Consumes until the producers are done and nothing is ready. Returns its first `leaves` deliveries to the queue, like a
@@ -64,17 +65,22 @@ async fn consumer(
     }
 }
 
-/// Waits for the producers, then for the consumers, and answers what those finished.
-async fn finish(mut from: JoinSet<()>, mut to: JoinSet<Vec<Job>>, done: Arc<AtomicBool>) -> Vec<Job> {
+/// Waits for the producers, then for the consumers. Returns what the producers return, and the jobs that were finished.
+async fn finish<P: 'static>(
+    mut from: JoinSet<P>,
+    mut to: JoinSet<Vec<Job>>,
+    done: Arc<AtomicBool>,
+) -> (Vec<P>, Vec<Job>) {
+    let mut produced = Vec::new();
     while let Some(end) = from.join_next().await {
-        end.expect("a producer does not panic");
+        produced.push(end.expect("a producer does not panic"));
     }
     done.store(true, Ordering::SeqCst);
     let mut finished = Vec::new();
     while let Some(end) = to.join_next().await {
         finished.extend(end.expect("a consumer does not panic"));
     }
-    finished
+    (produced, finished)
 }
 
 fn each_exactly_once(published: &[NewJob], finished: &[Job]) {
@@ -91,13 +97,13 @@ fn each_exactly_once(published: &[NewJob], finished: &[Job]) {
 pub async fn every_job_is_handed_out_exactly_once(s: &dyn Stage) {
     let q = queue("q");
     let done = Arc::new(AtomicBool::new(false));
-    let (published, from) = producers(s, &q);
+    let from = producers(s, &q);
     let mut to = JoinSet::new();
     for i in 0..CONSUMERS {
         to.spawn(consumer(s.engine(), q.clone(), 1 + i as u16 % 3, 0, done.clone()));
     }
-    let finished = finish(from, to, done).await;
-    each_exactly_once(&published, &finished);
+    let (published, finished) = finish(from, to, done).await;
+    each_exactly_once(&published.concat(), &finished);
     s.pump().await;
     assert_eq!(s.drain(&q).await, [""; 0], "all are acked");
     let timers = ok("stats", s.engine().stats().await).timers;
@@ -124,12 +130,13 @@ pub async fn consumers_of_one_call_each_share_without_overlap(s: &dyn Stage) {
 pub async fn jobs_given_back_under_load_are_not_lost(s: &dyn Stage) {
     let q = queue("q");
     let done = Arc::new(AtomicBool::new(false));
-    let (published, from) = producers(s, &q);
+    let from = producers(s, &q);
     let mut to = JoinSet::new();
     for i in 0..CONSUMERS {
         to.spawn(consumer(s.engine(), q.clone(), 1 + i as u16 % 3, i, done.clone()));
     }
-    let mut finished = finish(from, to, done).await;
+    let (published, mut finished) = finish(from, to, done).await;
+    let published = published.concat();
     // Jobs returned just after the last consumers saw an empty queue are still there.
     for _ in 0..published.len() {
         finished.extend(s.take(&q, 100, LONG).await);
@@ -155,7 +162,7 @@ pub async fn a_pump_under_load_loses_nothing(s: &dyn Stage) {
     for i in 0..8 {
         to.spawn(consumer(s.engine(), q.clone(), 1 + i % 5, 0, done.clone()));
     }
-    let mut finished = finish(pumps, to, done).await;
+    let (_, mut finished) = finish(pumps, to, done).await;
     s.pump().await;
     finished.extend(s.take(&q, 100, LONG).await);
     each_exactly_once(&new, &finished);

@@ -38,6 +38,8 @@ pub struct Differences {
     pub horizon: Option<Duration>,
     /// How far ids and `elapsed` may be from the store's clock.
     pub slack: Duration,
+    /// A publish may give jobs other ids: in a spread queue the partition that the ids name may be slow or away.
+    pub renames: bool,
 }
 
 /// One empty store with its time.
@@ -98,6 +100,7 @@ impl Stage for VirtualStage {
             exact_sizes: self.exact_sizes,
             horizon: None,
             slack: Duration::ZERO,
+            renames: false,
         }
     }
 }
@@ -141,6 +144,17 @@ impl Stage for RealStage {
     }
 }
 
+/// Publishes new jobs in one call. They get the ids that it answers, which are their own unless the store `renames`.
+pub async fn publish(engine: &dyn Engine, jobs: &mut [NewJob], renames: bool) {
+    let published = ok("publish", engine.publish(jobs.to_vec().into()).await);
+    let Published::Done(placed) = published else { panic!("a publish answers {published:?}") };
+    assert_eq!(placed.len(), jobs.len(), "an answer for each job");
+    for (job, placed) in jobs.iter_mut().zip(placed) {
+        assert!(renames || placed.id == job.id, "{:?} was published as {:?}", job.id, placed.id);
+        job.id = placed.id;
+    }
+}
+
 /// The model's clock at the beginning: any instant long after 1970 will do.
 pub const START: Millis = 1_700_000_000_000;
 
@@ -162,9 +176,10 @@ impl dyn Stage + '_ {
 
     /// Publishes jobs in maximum batches; up to 64 in one call.
     pub async fn put_all(&self, drafts: impl IntoIterator<Item = Draft>) -> Vec<NewJob> {
-        let jobs: Vec<NewJob> = drafts.into_iter().map(|draft| draft.make(self)).collect();
-        for batch in jobs.chunks(MAX_PUBLISH) {
-            ok("publish", self.engine().publish(batch.to_vec().into()).await);
+        let mut jobs: Vec<NewJob> = drafts.into_iter().map(|draft| draft.make(self)).collect();
+        let (engine, renames) = (self.engine(), self.differences().renames);
+        for batch in jobs.chunks_mut(MAX_PUBLISH) {
+            publish(&*engine, batch, renames).await;
         }
         jobs
     }

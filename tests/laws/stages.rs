@@ -34,7 +34,9 @@ const REDIS: Differences = Differences {
     exact_sizes: false,
     horizon: Some(Duration::from_secs(1)),
     slack: Duration::from_millis(10),
+    renames: false,
 };
+const SPREAD: Differences = Differences { renames: true, ..REDIS };
 
 fn metered(engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
     Arc::new(Metered::new(engine, &PoolName::default_pool(), &Metrics::default()))
@@ -139,12 +141,12 @@ async fn cluster() -> impl Stage {
 /// Every queue uses all partitions.
 async fn cluster_spread() -> impl Stage {
     let (engine, cluster) = open_cluster_with(all_queues(), Duration::ZERO).await;
-    RealStage::new(engine, REDIS, cluster)
+    RealStage::new(engine, SPREAD, cluster)
 }
 
 async fn cluster_with_dead_age() -> impl Stage {
     let (engine, cluster) = open_cluster_with(all_queues(), AGE).await;
-    RealStage::new(engine, REDIS, cluster)
+    RealStage::new(engine, SPREAD, cluster)
 }
 
 fn all_queues() -> SpreadRules {
