@@ -319,6 +319,9 @@ async fn a_delayed_job_is_due_now(store: Store) {
     assert_eq!((got.job_id(), &got.json["remain_tries"]), (later.clone(), &json!(2)), "who waits gets it");
     let again = post(&server, &token, &format!("{job}/promote"), "").await.expect(409);
     assert_eq!(again.json, json!({"error": "the job is not delayed", "state": "running"}));
+    // Operators get the same response.
+    let again = send(server.admin("POST", &format!("{job}/promote"))).await.expect(409);
+    assert_eq!(again.json, json!({"error": "the job is not delayed", "state": "running"}));
 
     let by_key = "/api/ns/q/key/a%2Fb/promote";
     server.put(&token, "/api/ns/q", "first").await.expect(201);
