@@ -1,11 +1,11 @@
--- Forgets jobs and their timers.
--- KEYS    timer_set | job keys, at the end those whose timer members are not known
--- ARGV    of how many they are not known, exact timer members
--- returns how many jobs were there
+-- Deletes jobs and their timers.
+-- KEYS    timer_set | job keys, last those whose timer members are unknown
+-- ARGV    number of jobs with unknown timer members, exact timer members of the others
+-- returns number of jobs deleted
 -- bound   64 jobs (the caller's), 1,024 names of timers
 local known, deleted, timers_of = #KEYS - ARGV[1], 0, {}
 if known > 1 then deleted = call('DEL', unpack(KEYS, 2, known)) end
--- Some have timers by other tries, or none.
+-- Some timers have another number of tries, or do not exist.
 if #ARGV > 1 and call('ZREM', KEYS[1], unpack(ARGV, 2)) < deleted then timers_of = {unpack(KEYS, 2, known)} end
 for i = known + 1, #KEYS do
   if call('DEL', KEYS[i]) == 1 then

@@ -1,7 +1,7 @@
--- Forgets jobs of one queue; those that come with a receipt only if that hand-over still stands.
+-- Deletes jobs of one queue. A job with a receipt is deleted only while that delivery is current.
 -- KEYS    timer_set | job keys
--- ARGV    per job: exact timer member ('' = not known), its due time in us ('' = no receipt)
--- returns which jobs are there and were not forgotten, counted from 0
+-- ARGV    per job: exact timer member ('' = unknown), its due time in us ('' = no receipt)
+-- returns indexes (from 0) of existing jobs that were not deleted
 -- bound   100 jobs (the caller's), 1,024 names of timers
 local stale, timers_of = {}, {}
 for job = 1, #KEYS - 1 do

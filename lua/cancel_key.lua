@@ -1,7 +1,8 @@
--- Forgets the job that has a key, in whatever state.
+-- Deletes the job that holds a key, in any state.
 -- KEYS    timer_set | the key's record
 -- ARGV    ns/queue, prefix of its timer members
--- returns 1 when there was one; -1: what a destroy has set aside must be deleted first, and nothing has changed
+-- returns 1: deleted; 0: no job holds the key; -1: jobs that a destroy set aside must be deleted first, and nothing has
+--         changed
 -- bound   one job
 local id = call('GET', KEYS[2])
 if not id then return 0 end

@@ -1,9 +1,9 @@
--- Stands before every script of a pool's jobs: `now` is the Redis's own clock in microseconds since the epoch (an exact
--- integer: below 2^53 until 2255), and `score` writes such a time as a timer_set score, unix seconds with a
--- fraction. TIME stands still while a script runs. A score without a fraction is one that lmstfy wrote, and lmstfy
--- cuts off the fraction. So a time of whole seconds is written half a microsecond later, which keeps it before the
--- next microsecond; from 2^32 seconds on, where doubles are too coarse for that, two microseconds later. The last of ARGV is a deadline by the same clock: who called does
--- not wait for an answer any more, so a call that comes later does nothing. The script does not see this argument.
+-- Precedes every script of a pool's jobs. `now` is Redis's clock in microseconds since the epoch (an exact integer:
+-- below 2^53 until 2255), and `score` formats such a time as a timer_set score, unix seconds with a fraction. TIME does
+-- not advance while a script runs. A score without a fraction was written by lmstfy, which truncates the fraction. So a
+-- time of whole seconds is written half a microsecond later, still before the next microsecond; from 2^32 seconds on,
+-- where doubles are too coarse for that, two microseconds later. The last of ARGV is a deadline by the same clock:
+-- later the caller no longer waits for the reply, so the call does nothing. The script does not see this argument.
 local call, now = redis.call, redis.call('TIME')
 now = now[1] * 1000000 + now[2]
 if now > tonumber(table.remove(ARGV)) then

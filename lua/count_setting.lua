@@ -1,7 +1,7 @@
--- Adds one to a counter that is below its bound.
+-- Increments a counter that is below its bound.
 -- KEYS    counter
--- ARGV    the bound, ms after which the counter ends, counted from its first count
--- returns {1 = counted or 0 = not, in how many ms the counter ends}
+-- ARGV    the bound, ms from the counter's first count to its end
+-- returns {1 = counted or 0 = not, ms until the counter ends}
 -- bound   one key
 local call = redis.call
 local below = tonumber(call('GET', KEYS[1]) or 0) < tonumber(ARGV[1])

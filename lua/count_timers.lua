@@ -1,9 +1,9 @@
--- Counts the delayed jobs in a piece of the timer set, by when they are due.
+-- Counts the delayed jobs in a range of the timer set, by due time.
 -- KEYS    timer_set
--- ARGV    what the members begin with that count ('' = all), length of a step in ms, where to go on: a score ('' = at the
---         beginning) and how many members of that score were read; how many members to read
--- returns {now, where to go on: score ('' = at the end), members of it that were read; {per step with some: its beginning
---         in ms (-1 = due already), jobs}, {per member whose score is of whole seconds: score, tries and id}}
+-- ARGV    prefix of the members to count ('' = all), length of an interval in ms, where to continue: a score ('' = at
+--         the start) and how many members with that score were read; how many members to read
+-- returns {now, where to continue: score ('' = finished), members read with that score; {per interval with jobs: its
+--         start in ms (-1 = already due), jobs}, {per member whose score is in whole seconds: score, tries and id}}
 -- bound   1000 members (the caller's)
 local t, prefix, step = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local from, skip, most = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -12,7 +12,7 @@ local found, counts, whole, floor = call('ZRANGE', t, rank, rank + most - 1, 'WI
 for i = 1, #found, 2 do
   if prefix == '' or string.sub(found[i], 1, #prefix) == prefix then
     if tonumber(found[i + 1]) % 1 == 0 then
-      -- lmstfy's, most likely: what it is stands in the id.
+      -- Probably lmstfy's: the caller tells a delayed job from a running one by the id.
       local m, at = found[i], 1
       for _ = 1, 2 do
         local lo, hi = string.byte(m, at, at + 1)

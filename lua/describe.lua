@@ -1,8 +1,8 @@
--- Reads what lists show of jobs.
+-- Reads the fields of jobs that lists show.
 -- KEYS    per job: its key, its details
 -- ARGV    per job: 1 = its value too
--- returns {now, per job: ttl left in ms (-1 = forever, -2 = there is no such job), bytes of its value, key, reason, value
---         or nil}; fewer jobs than were asked for when their values are large
+-- returns {now, per job: ttl left in ms (-1 = forever, -2 = no such job), bytes of its value, key, reason, value or
+--         nil}; fewer jobs than requested if their values are large
 -- bound   100 jobs (the caller's), 2 MiB of values and one value more
 local jobs, bytes = {now}, 0
 for job = 1, #ARGV do

@@ -1,14 +1,13 @@
--- Stands between lua/clock.lua and each script that knows what is kept of a job beside lmstfy's keys: its details, a
--- hash of `key`, `tries` and `until` (of a job that was published with a key) and `reason`. `tries` is how many it has
--- at most; when there are many, how many its last hand-over left. `until` is the millisecond at which its ttl ends. A
--- list names every job with details as ns/queue/id. Acks, the end of a ttl and lmstfy's servers leave details behind:
--- who adds details to the list looks at the two jobs that were looked at longest ago, and drops what is left of those
--- that are gone.
+-- Inserted after lua/clock.lua into each script that uses a job's details: a hash beside lmstfy's keys with `key`,
+-- `tries` and `until` (for a job published with a key) and `reason`. `tries` is the job's maximum; with more than 1,024
+-- tries, the number left at its last delivery. `until` is the millisecond when its ttl ends. A list names every job
+-- with details as ns/queue/id. Acks, expiry and lmstfy's servers leave details behind, so every addition to the list
+-- examines its two oldest entries and deletes the details of jobs that no longer exist.
 --
--- Delayed jobs are due at even microseconds and running ones at odd ones, which tells them apart in timer_set. A
+-- Delayed jobs are due at even microseconds and running ones at odd ones, which distinguishes them in timer_set. A
 -- score of whole seconds is lmstfy's.
 
--- Due time in us of a score, and whether it was written for a running job.
+-- Returns the due time of a score in us, and whether it is a running job's.
 local function read_score(text)
   local at = tonumber(text)
   local second = math.floor(at)
@@ -20,7 +19,7 @@ local function read_score(text)
   return second * 1000000 + part, part % 2 == 1
 end
 
--- As Redis compares: bytes. Lua's own way depends on the language of the machine.
+-- Compares bytes, as Redis does. Lua's own comparison depends on the locale.
 local function less(a, b)
   local from = 1
   while from < #a and string.sub(a, from, from + 7) == string.sub(b, from, from + 7) do from = from + 8 end
@@ -31,12 +30,12 @@ local function less(a, b)
   return #a < #b
 end
 
--- Looks for the timer of a job by the names that it can have with `tries` of its details: 1,281 at most. Of a job with
--- more than 1,023 tries a timer stays unknown that lmstfy's servers have set 255 times since we handed it out. Answers
--- the score, the tries and the member, or nothing.
+-- Finds a job's timer among the member names possible with `most` tries: 1,281 at most. For a job with more than 1,023
+-- tries, it misses a timer that lmstfy's servers have set 255 times since our last delivery. Returns the score, the
+-- tries and the member, or nothing.
 local function find_timer(timer_set, prefix, id, most)
   local tail, many = struct.pack('<H', #id) .. id, math.max(1024, most - 255)
-  -- A hand-over that is undone gives one back.
+  -- Undoing a delivery restores one try.
   for _, range in ipairs({{0, math.min(31, most)}, {32, math.min(1023, most)}, {many, math.min(most + 1, 65535)}}) do
     local members = {}
     for tries = range[1], range[2] do
@@ -51,26 +50,26 @@ local function find_timer(timer_set, prefix, id, most)
   end
 end
 
--- The key that a job has, or false. Whoever died has none: death takes the expiry away, and a respawn, by lmstfy's
--- servers too, sets another one or none.
+-- Returns the key that a job holds, or false. A dead job holds none: death removes its expiry or sets another one, and
+-- so does a respawn, even by lmstfy's servers.
 local function key_of(job, details)
   local known = call('HMGET', details, 'key', 'until')
   if not known[1] then return false end
   local ends, at = redis.pcall('PEXPIRETIME', job), tonumber(known[2])
   if type(ends) == 'number' then return ends == at and known[1] end
-  -- Redis 6.2 says only how much is left, some time after `now` and before `time`.
+  -- Redis 6.2 reports only the remaining time, measured between `now` and `time`.
   local left, time = call('PTTL', job), call('TIME')
   local first, last = math.floor(now / 1000) + left, time[1] * 1000 + math.floor(time[2] / 1000) + left
   return left >= 0 and at ~= nil and first <= at and at <= last and known[1]
 end
 
--- Whether a destroy has set jobs of a queue aside: one that has no timer may be among them, and then it has no key.
+-- Whether a destroy has set jobs of a queue aside. A job without a timer may be among them, and then holds no key.
 local function has_set_aside(group) return call('EXISTS', base .. 'dormouse/dropped/' .. group) == 1 end
 
--- What the keys of details and of producers' keys begin with, as `job_base` does for jobs; ns/queue/.. follows.
+-- Prefixes of the keys of details and of job keys, like `job_base`; ns/queue/.. follows.
 local details_base, key_base = base .. 'dormouse/details/', base .. 'dormouse/key/'
 
--- Ends what binds a job, by its ns/queue and id, to its key.
+-- Releases the key of a job, given its ns/queue and id.
 local function drop_key(group, id)
   local details = details_base .. group .. '/' .. id
   local key = call('HGET', details, 'key')
@@ -80,7 +79,7 @@ local function drop_key(group, id)
   call('HDEL', details, 'key', 'tries', 'until')
 end
 
--- Writes details of the job `name`, ns/queue/id, and looks after older ones.
+-- Writes details of the job `name`, ns/queue/id, and cleans up two older ones.
 local function add_details(list, name, ...)
   local details = details_base .. name
   local known = call('EXISTS', details) == 1

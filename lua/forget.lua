@@ -1,9 +1,8 @@
--- Stands before each script that forgets jobs. A timer has the tries of its job in its name. Of a job that this server has
--- handed out it knows them. The timer of another one, and of one that another server has handed out since, is looked for by
--- the names that it can have, with 255 tries at most.
--- A timer that is not found stays until it is due.
+-- Precedes each script that deletes jobs. A timer member contains its job's tries. This server knows them for jobs that
+-- it delivered last; any other timer is searched for by its possible names, up to 255 tries. A timer that is not found
+-- stays until it is due.
 --
--- Forgets the timers of jobs that were there, by the jobs' keys: of all of them first those with few tries. It looks for
+-- Deletes the timers of jobs that existed, given the jobs' keys: first the names with few tries, for all jobs. It tries
 -- 1,024 names.
 local function forget_timers(timer_set, keys)
   local names_left, from = 1024, 0

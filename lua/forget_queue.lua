@@ -1,4 +1,4 @@
--- Forgets the name of a queue that has no ready and no dead jobs.
+-- Deletes the name of a queue that has no ready and no dead jobs.
 -- KEYS    hash of the queues of its namespace | their index | hash of namespaces | ready list | dead letter
 -- ARGV    name of the queue, name of the namespace
 -- returns 1; 0: it has such jobs, and nothing has changed

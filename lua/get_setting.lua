@@ -1,7 +1,7 @@
 -- Reads a record of the settings.
 -- KEYS    records
 -- ARGV    key
--- returns {version ('' = there is none), value}
+-- returns {version ('' = no record), value}
 -- bound   one record
 local version, value = read(ARGV[1])
 return {version or '', value or ''}

@@ -1,14 +1,15 @@
--- Takes back jobs whose consumer left before it got them: each to the head of its queue with its try restored.
+-- Returns jobs whose consumer disconnected before it received them: each to the head of its queue with its try
+-- restored.
 -- KEYS    timer_set | ready lists | job keys
--- ARGV    #lists, and per job, the one that goes to the head last: list, exact timer member, its due time in
---         us, list element
--- returns how many were taken back
+-- ARGV    #lists, and per job, ending with the one that becomes the head: list, exact timer member, its due time in us,
+--         list element
+-- returns number of jobs returned
 -- bound   250 jobs (the caller's)
 local list_count, taken = tonumber(ARGV[1]), 0
 for job = 1, #KEYS - 1 - list_count do
   local arg = 4 * job - 2
   local armed = call('ZSCORE', KEYS[1], ARGV[arg + 1])
-  -- The due time tells this hand-over from a later one of the same job with as many tries left.
+  -- The due time distinguishes this delivery from a later one with the same number of tries left.
   if armed and tonumber(armed) == tonumber(score(tonumber(ARGV[arg + 2]))) then
     -- First, since it frees memory: a full Redis would refuse a push as the first write.
     call('ZREM', KEYS[1], ARGV[arg + 1])
@@ -17,7 +18,7 @@ for job = 1, #KEYS - 1 - list_count do
       if type(pushed) == 'number' then
         taken = taken + 1
       else
-        -- Not a list: another program's key. The hand-over stands, and ends with its ttr.
+        -- Another program's key. The delivery stays current until its ttr ends.
         call('ZADD', KEYS[1], armed, ARGV[arg + 1])
       end
     end

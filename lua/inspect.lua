@@ -1,8 +1,8 @@
--- All that is known of a job by id. Where in a list a job stands is looked for at both of its ends only.
+-- Returns a job by id, with its state. Its position in a list is searched for only near both ends.
 -- KEYS    timer_set | job key | ready list | dead letter | details
--- ARGV    prefix of the queue's timer members, id, the tries that it may have left if it runs (-1 = nobody knows)
--- returns {now}: there is no such job; {now, ttl left in ms (-1 = forever), value, key, reason, 'timer', tries, score},
---         {.., 'ready', tries}, {.., 'dead'} or {.., 'unknown'} in place of 'timer' and what follows
+-- ARGV    prefix of the queue's timer members, id, tries left if it is running (-1 = unknown)
+-- returns {now}: no such job; {now, ttl left in ms (-1 = forever), value, key, reason, 'timer', tries, score}, or with
+--         {.., 'ready', tries}, {.., 'dead'} or {.., 'unknown'} instead of 'timer' and its fields
 -- bound   1,314 names of timers; 2,000 elements of the ready list are compared with four names, and 200 read; 20,000 of
 --         the dead letter are compared
 local id, value = ARGV[2], call('GET', KEYS[2])
@@ -24,7 +24,7 @@ local function is_dead()
 end
 -- A dead job lives forever, where dead jobs have no age.
 if ttl == -1 and is_dead() then return answer('dead') end
--- To compare costs a tenth of what it costs to read. Few jobs have more than four tries left.
+-- Comparing costs a tenth of reading. Few jobs have more than four tries left.
 for n = 1, 4 do
   local element = struct.pack('<HH', n, #id) .. id
   if call('LPOS', KEYS[3], element, 'RANK', -1, 'MAXLEN', 1000) or call('LPOS', KEYS[3], element, 'MAXLEN', 1000) then

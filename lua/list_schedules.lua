@@ -1,10 +1,10 @@
--- Reads a page of a namespace's schedules, by name, or one.
+-- Reads a page of a namespace's schedules, by name, or one schedule.
 -- KEYS    sorted set of the names in the namespace
--- ARGV    what the keys of their hashes begin with, where to begin and to end (as ZRANGEBYLEX takes them), how many at most,
---         1 = with bodies, after how many bytes of bodies the page ends
--- returns {now, 1 if there are more, per schedule its row: name, revision, step, state, next, queue, text, progress, landed,
---         body}
--- bound   100 schedules, and the bytes that were asked for beyond which the next one goes (the caller's)
+-- ARGV    prefix of the keys of their hashes, first and last name (as for ZRANGEBYLEX), maximum number, 1 = with
+--         bodies, bytes of bodies after which the page ends
+-- returns {now, 1 if there are more, per schedule its row: name, revision, step, state, next, queue, text, progress,
+--         landed, body}
+-- bound   100 schedules, and the requested bytes plus one body (the caller's)
 local most, bytes, bodies = tonumber(ARGV[4]), 0, ARGV[5] == '1'
 local names = call('ZRANGEBYLEX', KEYS[1], ARGV[2], ARGV[3], 'LIMIT', 0, most + 1)
 local answer = {now, #names > most and 1 or 0}

@@ -1,13 +1,13 @@
 -- Pauses a queue.
 -- KEYS    hash of paused queues
--- ARGV    ns/queue, how many queues of a namespace may be paused, for how long in us (none = until it is resumed)
--- returns {now, until when, in ms (0 = until it is resumed, -1 = too many are paused, and nothing was done),
---         the version before, the version after}
+-- ARGV    ns/queue, maximum number of paused queues in a namespace, duration in us (none = until it is resumed)
+-- returns {now, end in ms (0 = until it is resumed, -1 = too many are paused, and nothing has changed), the version
+--         before, the version after}
 -- bound   three fields
 local ends = ARGV[3] and math.ceil((now + ARGV[3]) / 1000) or 0
 local before = tonumber(call('HGET', KEYS[1], '')) or 0
 if call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
-  -- A namespace without a queue has the number of its paused ones.
+  -- The field of a namespace, without a queue, counts its paused queues.
   local namespace = string.match(ARGV[1], '^[^/]*/')
   if (tonumber(call('HGET', KEYS[1], namespace)) or 0) >= tonumber(ARGV[2]) then return {now, -1, before, before} end
   call('HINCRBY', KEYS[1], namespace, 1)

@@ -1,9 +1,9 @@
--- Finds the job that the next consume would hand out. Drops entries at the head whose jobs are gone, as a consume
--- would, so that the next peek does not meet them again; changes nothing else.
+-- Returns the job that the next consume would deliver. Removes entries at the head whose jobs no longer exist, as a
+-- consume would; changes nothing else.
 -- KEYS    ready list
--- ARGV    prefix of its job keys, how many elements at the head cannot be handed out and stay
--- returns {now, -1, id, tries, ttl left in ms (-1 = forever), value}; {now, -1} when there is none;
---         {now, n} when the first n cannot be handed out and there may be more
+-- ARGV    prefix of its job keys, elements at the head to skip: undeliverable ones that stay
+-- returns {now, -1, id, tries, ttl left in ms (-1 = forever), value}; {now, -1}: no job; {now, n}: the first n cannot
+--         be delivered, and there may be more
 -- bound   three reads of the list, 961 elements
 local skip = tonumber(ARGV[2])
 for _, step in ipairs({1, 32, 928}) do
@@ -11,7 +11,7 @@ for _, step in ipairs({1, 32, 928}) do
   if #els == 0 then return {now, -1} end
   local keys = {}
   for i = 1, #els do keys[i] = ARGV[1] .. string.sub(els[i], 5) end
-  -- One look tells a whole row of dead ones.
+  -- One EXISTS detects a whole run of deleted jobs.
   local live = call('EXISTS', unpack(keys)) > 0
   for i = live and #els or 0, 1, -1 do
     local el, id = els[i], string.sub(els[i], 5)
@@ -22,7 +22,7 @@ for _, step in ipairs({1, 32, 928}) do
       end
     end
   end
-  -- A server that takes no writes can be peeked at all the same.
+  -- Peek also works on a server that accepts no writes.
   if live or skip > 0 or not redis.pcall('LTRIM', KEYS[1], 0, -#els - 1).ok then skip = skip + #els end
 end
 return {now, skip}

@@ -1,9 +1,9 @@
--- Makes a delayed job ready, behind those that are.
+-- Makes a delayed job ready, after all ready jobs.
 -- KEYS    timer_set | job key | ready list | details
--- ARGV    prefix of the queue's timer members, id, the key that the job must have ('' = any or none), the last second at
---         which a timer of lmstfy's may be that of the job's delay (0 = it has none)
--- returns {now, 'ready'}; or, and nothing has changed: {now, 'gone'}: there is no such job, or it has another key;
---         {now, 'other'}: it is not delayed; {now, 'type'}: the ready list is of another type
+-- ARGV    prefix of the queue's timer members, id, the key that the job must have ('' = any or none), the last second
+--         when one of lmstfy's timers can be the job's delay (0 = none)
+-- returns {now, 'ready'}; otherwise nothing has changed: {now, 'gone'}: no such job, or it has another key; {now,
+--         'other'}: it is not delayed; {now, 'type'}: the ready list has another type
 -- bound   1,313 names of timers, 1,000 members of the timer set
 local id, prefix, last = ARGV[2], ARGV[1], tonumber(ARGV[4])
 if call('EXISTS', KEYS[2]) == 0 then return {now, 'gone'} end
@@ -13,7 +13,7 @@ local found, tries, member = find_timer(KEYS[1], prefix, id, 31)
 if not found then
   found, tries, member = find_timer(KEYS[1], prefix, id, tonumber(call('HGET', KEYS[4], 'tries') or 1023))
 end
--- The timer of a job with more tries is looked for at the time at which its first delay ends.
+-- The timer of a job with more tries is searched for near the end of its first delay.
 if not found and last > 0 then
   for _, other in ipairs(call('ZRANGEBYSCORE', KEYS[1], last - 3, last + 2, 'LIMIT', 0, 1000)) do
     if string.sub(other, 1, #prefix) == prefix and string.sub(other, #prefix + 5) == id then
@@ -23,7 +23,7 @@ if not found and last > 0 then
 end
 if not found then return {now, 'other'} end
 local due, runs = read_score(found)
--- lmstfy's scores do not tell delayed from running: its delayed jobs are due when their ids say.
+-- lmstfy's scores do not distinguish delayed from running: its delayed jobs are due at the time in their ids.
 if runs and (due % 1000000 > 0 or due / 1000000 > last) then return {now, 'other'} end
 -- First, since it frees memory: a full Redis would refuse other first writes.
 call('ZREM', KEYS[1], member)

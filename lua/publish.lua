@@ -1,17 +1,16 @@
--- Stores the jobs of several publish calls, each call as a whole or not at all; a republish also acks the job
--- that it replaces.
--- KEYS    timer_set | ready lists | job keys in publish order | keys of replaced jobs | per new queue: hash of namespaces, hash
---         of queues, their index
+-- Stores the jobs of several publish calls, each call as a whole or not at all; a republish also acks the job that it
+-- replaces.
+-- KEYS    timer_set | ready lists | job keys in publish order | keys of replaced jobs | per new queue: hash of
+--         namespaces, hash of queues, their index
 -- ARGV    #ready lists, #jobs, #replaced jobs, 1 = stage.lua has stored the values of all jobs
---         per job: its call, its ready list (0 = delayed), ttl in ms (0 = forever), delay in us, list element or
---         timer member, value; the delays keep jobs of one call in order that would be due together
---         per replaced job: its call, exact timer member ('' = not known)
+--         per job: its call, its ready list (0 = delayed), ttl in ms (0 = forever), delay in us, list element or timer
+--         member, value; the delays preserve the order of jobs of one call that are due together
+--         per replaced job: its call, exact timer member ('' = unknown)
 --         per new queue: its namespace, its name
--- (An index is there once somebody has listed the queues of a namespace.)
--- returns {now, 0, calls that were refused since one of their ids is stored already, or, with 1000, 2000 or 3000 added,
---         since their namespace's quota of jobs, bytes or queues is used up ...}, or {now, 1}: a key is
---         not of the type that it must be, so all are refused and nothing has changed, or {now, 2}: a value that
---         was stored before has ended, and nothing has changed
+-- (An index exists once the queues of a namespace have been listed.)
+-- returns {now, 0, calls refused because one of their ids exists already, or, with 1000, 2000 or 3000 added, because
+--         their namespace's quota of jobs, bytes or queues is exceeded ...}; {now, 1}: a key has the wrong type, so all
+--         calls are refused and nothing has changed; {now, 2}: a staged value has expired, and nothing has changed
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's), 1,024 names of timers
 local list_count, job_count, replaced_count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local staged = ARGV[4] == '1'
@@ -57,8 +56,8 @@ if quotas then
   end
 end
 
--- The first write is a SET: a Redis that is full refuses it, and with it the whole call. What comes after the
--- first write is not refused for memory. (Values that are stored already have their memory.)
+-- The first write is a SET: a full Redis refuses it, and with it the whole call. Later writes are not refused for lack
+-- of memory. (Staged values already have their memory.)
 local elements_of, timers, timers_size = {}, {}, 0
 for job = 1, job_count do
   local arg = 6 * job - 1
@@ -93,7 +92,7 @@ for list = 1, failed and 0 or list_count do
   pushed = list
 end
 if failed then
-  -- Some key has the wrong type. Take everything back: a publish happens as a whole or not at all.
+  -- A key has the wrong type. Undo everything: a publish happens as a whole or not at all.
   for list = 1, pushed do
     if elements_of[list] then call('LPOP', KEYS[1 + list], #elements_of[list]) end
   end
@@ -117,7 +116,7 @@ end
 forget_timers(KEYS[1], timers_of)
 for name = before_jobs + job_count + replaced_count + 1, #KEYS, 3 do
   redis.pcall('HSET', KEYS[name], ARGV[arg], 1)
-  -- Not of one where nothing was stored.
+  -- Only if the queue's publish was not refused.
   if not quotas or quotas.may_name(KEYS[name + 1], ARGV[arg + 1]) then
     redis.pcall('HSET', KEYS[name + 1], ARGV[arg + 1], 1)
     if call('EXISTS', KEYS[name + 2]) == 1 then redis.pcall('ZADD', KEYS[name + 2], 0, ARGV[arg + 1]) end

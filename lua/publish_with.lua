@@ -1,27 +1,29 @@
--- Stores jobs with keys, jobs that are due at an instant, and publishes that are safe to repeat: everything, or
--- nothing. A key is taken while the job that it names has the expiry that it was published with: a dead job has none, a
--- respawned one has another, and a job with a key that lives forever gets one that is very far away. So a key is free in
--- the step in which its job goes or dies, whoever does that.
--- KEYS    timer_set | ready lists | job keys | key of the job that is replaced, if there is one | per new queue: hash of
---         namespaces, hash of queues, their index | list of jobs with details | record of the publish, if it is safe to repeat
--- ARGV    a table that cmsgpack packs (what is nil is not there), per job its value if stage.lua has not stored it. The table:
---         lists: per ready list its queue's namespace and name, prefix of its timer members, and new = 1 for a new queue
+-- Stores jobs with keys, jobs due at an instant, and publishes with an idempotency key: everything, or nothing. A job
+-- holds its key while it has the expiry set at publish: a dead job has none or another, a respawned one has another,
+-- and a job with a key that lives forever gets a very distant one. So the key becomes free in the step that deletes or
+-- kills the job, even one by lmstfy's servers.
+-- KEYS    timer_set | ready lists | job keys | key of the replaced job, if any | per new queue: hash of namespaces,
+--         hash of queues, their index | list of jobs with details | record of the publish, if it has an idempotency key
+-- ARGV    a table packed by cmsgpack (nil fields are absent), per job its value unless stage.lua has stored it. The
+--         table:
+--         lists: per ready list its queue's namespace and name, prefix of its timer members, and new = 1 for a new
+--         queue
 --         jobs: per job its list, ttl in ms (0 = forever), delay in us, at, its due time in us (nil = after the delay),
---         tries, id, key (nil = none), and as conflict what to do when the key is taken: keep, replace or fail; or what
---         another store's job that has it means: duplicate or replaced, with that job's id as other and its due time in us as
---         other_due. The delays, and the parts of a millisecond of the due times, keep jobs of one call in order that would
---         be due together
---         staged = 1: stage.lua has stored the values of all jobs; replaced: timer member of the job that is replaced, if
---         there is one ('' = not known); fingerprint, if it is safe to repeat; remembered: ms that the record is kept; forever:
---         ms that are forever
--- returns {now, 'done' or 'replay', what became of the jobs}: a line for each of new|duplicate|replaced, id, due time
---         in us ('' = not known), id of the replaced job; {now, 'mismatch'}; {now, 'conflict', job from 0, id of the
---         job that has its key}; {now, 'taken'}: an id is stored already; {now, 'ended'}: a value that was stored
---         before has ended; {now, 'type'}: a key is not of the type that it must be; {now, 'set_aside', job from 0}:
---         what a destroy has set aside of its queue must be deleted first, and values that were stored before stay;
---         {now, 'quota', what is used up: 1 jobs, 2 bytes, 3 queues}. Nothing has changed but for 'done'.
--- bound   64 jobs, and 1 MiB of values or one value (the caller's); 33 timers for each queue and due time, 1,024 names of
---         timers of the job that is replaced
+--         tries, id, key (nil = none), and conflict, the action if the key is taken: keep, replace or fail; or, if a
+--         job in another store holds it, the outcome: duplicate or replaced, with that job's id as other and its due
+--         time in us as other_due. The delays, and the fractions of a millisecond of the due times, preserve the order
+--         of jobs of one call that are due together
+--         staged = 1: stage.lua has stored the values of all jobs; replaced: timer member of the replaced job, if any
+--         ('' = unknown); fingerprint, if there is an idempotency key; remembered: ms to keep the record; forever: ms
+--         that represent forever
+-- returns {now, 'done' or 'replay', outcome of the jobs}: a line for each of new|duplicate|replaced, id, due time in us
+--         ('' = unknown), id of the replaced job; {now, 'mismatch'}; {now, 'conflict', job from 0, id of the job that
+--         holds its key}; {now, 'taken'}: an id exists already; {now, 'ended'}: a staged value has expired; {now,
+--         'type'}: a key has the wrong type; {now, 'set_aside', job from 0}: jobs of its queue set aside by a destroy
+--         must be deleted first, and staged values stay; {now, 'quota', 1 jobs, 2 bytes or 3 queues}. Nothing has
+--         changed except for 'done'.
+-- bound   64 jobs, and 1 MiB of values or one value (the caller's); 33 timers for each queue and due time, 1,024 names
+--         of timers of the replaced job
 local args = cmsgpack.unpack(ARGV[1])
 local lists, jobs, staged = args.lists, args.jobs, args.staged
 local names, record, with_details, job_keys = 2 + #lists + #jobs, nil, KEYS[#KEYS], {}
@@ -34,7 +36,7 @@ for i, job in ipairs(jobs) do
   job_keys[i] = KEYS[1 + #lists + i]
 end
 
--- Nothing changes: values that were stored before go.
+-- Replies without a change: deletes staged values.
 local function answer(...)
   if staged then call('UNLINK', unpack(job_keys)) end
   return {now, ...}
@@ -53,9 +55,9 @@ for i = 0, 1 + #lists do
   if type ~= 'none' and type ~= (i == 1 and 'zset' or 'list') then return answer('type') end
 end
 
--- Where a job goes that is due at an instant: behind those of its queue that are due in the same millisecond, whoever
--- published them. It shares the score of the last one if its member comes behind that one's; else it is due two
--- microseconds later. So there is room for 500 jobs out of order; more of them come by tries and id.
+-- Due time of a job that is due at an instant: after all jobs of its queue due in the same millisecond, whichever
+-- server published them. It shares the score of the last of them if its member sorts after it; otherwise it is due two
+-- microseconds later. So 500 jobs can be out of order; further ones are ordered by tries and id.
 local begins = {}
 local function place(job, tail)
   local later = job.at % 1000
@@ -68,7 +70,7 @@ local function place(job, tail)
     local found = call('ZREVRANGEBYSCORE', KEYS[1], score(at + 998), score(at), 'LIMIT', 0, most)
     for i = 1, #found do
       local ours = string.sub(found[i], 1, #job.member) == job.member
-      -- Behind 32 of other queues stands nothing of its own.
+      -- None of the last 32 is its queue's: a place after the 32nd is after all of its queue's jobs.
       if ours or i == 32 then
         local due = read_score(call('ZSCORE', KEYS[1], found[i]))
         begin[at] = due + 2 - due % 2
@@ -118,12 +120,12 @@ if quotas then
     end
   end
   local used_up = quotas.admit(keys, sizes, gone, staged and job_keys or {})
-  -- A call that stores no job is remembered all the same.
+  -- The record of a call that stores no job counts too.
   if record and #keys == 0 then used_up = quotas.admit_beside(lists[1].namespace, 1, true) end
   if used_up then return answer('quota', used_up) end
 end
 
--- The first write is a SET: a Redis that is full refuses it, and with it the whole call.
+-- The first write is a SET: a full Redis refuses it, and with it the whole call.
 local elements_of, timers, placed = {}, {}, {}
 for i, job in ipairs(jobs) do
   local id = job.id
@@ -163,7 +165,7 @@ for i, job in ipairs(jobs) do
       call('DEL', job.holder_key)
       if job.holder_timer then call('ZREM', KEYS[1], job.holder_timer) end
     end
-    -- Whoever had the key before and is there still has it no more.
+    -- The previous holder, if it still exists, loses the key.
     if job.holder then call('HDEL', job.holder_details, 'key', 'tries', 'until') end
     call('SET', job.record, job.id)
     local ends = string.format('%.0f', math.floor(now / 1000) + job.ttl)
@@ -181,7 +183,7 @@ for _, list in ipairs(lists) do
   if list.new then
     redis.pcall('HSET', KEYS[names], list.namespace, 1)
     redis.pcall('HSET', KEYS[names + 1], list.name, 1)
-    -- An index is there once somebody has listed the queues of a namespace.
+    -- An index exists once the queues of a namespace have been listed.
     if call('EXISTS', KEYS[names + 2]) == 1 then redis.pcall('ZADD', KEYS[names + 2], 0, list.name) end
     names = names + 3
   end

@@ -1,13 +1,12 @@
--- Moves due jobs, earliest first: those with tries left become ready, those without become dead; members whose
--- job is gone are dropped. A score without a fraction is lmstfy's, which has cut the fraction off: it is due a
--- second later, so that no job is early.
+-- Moves due jobs, earliest first: with tries left they become ready, without they die; members of deleted jobs are
+-- dropped. A score without a fraction is lmstfy's, which truncates the fraction: it is due a second later, so that no
+-- job is early.
 -- KEYS    timer_set | in a cluster: the lease of the partition's pump
--- ARGV    how many at most, ms that a dead job lives (0 = forever); in a cluster: the server, 1 = it has stored what is
---         due now, and pumps whoever has the lease
--- returns {now, how many left the timer, us until the next is due (-1 = none), members that were garbage,
---         members put off because their list has another type, {ns/queue that got ready jobs}, {per ns/queue with some:
---         name, jobs whose hand-over has ended and that are ready again, jobs that died}, for how many us another server
---         still has the lease (0 = it is this server's)}
+-- ARGV    maximum number of jobs, ms that a dead job lives (0 = forever); in a cluster: the server, 1 = it has stored a
+--         job that is due now, and pumps without the lease too
+-- returns {now, members removed, us until the next is due (-1 = none), invalid members, members postponed because their
+--         list has another type, {ns/queue that got ready jobs}, {per ns/queue: name, jobs that are ready again after
+--         their ttr, jobs that died}, us left of another server's lease (0 = this server holds it)}
 -- bound   200 members (the caller's)
 local t, byte, held = KEYS[1], string.byte, 0
 if ARGV[3] then
@@ -16,15 +15,15 @@ if ARGV[3] then
   if holder and holder ~= ARGV[3] then held = math.max(left, 1) * 1000 end
   if held > 0 and ARGV[4] ~= '1' then return {now, 0, -1, 0, 0, {}, {}, held} end
   if held == 0 and left < RENEW then
-    -- First a write that needs no memory: a full Redis refuses only a first one that does.
+    -- The first write needs no memory, since a full Redis refuses only a first write that does.
     call('ZREM', t, '')
     call('SET', KEYS[2], ARGV[3], 'PX', LEASE)
   end
 end
 local second = string.format('%.0f', math.floor(now / 1000000))
 local most, dead_ttl = tonumber(ARGV[1]), tonumber(ARGV[2])
--- Members of the range, and behind them their scores: delayed jobs are due at even microseconds and running ones at odd
--- ones, which tells those that come again.
+-- Appends the members of a range and their scores. Delayed jobs are due at even microseconds and running ones at odd
+-- ones, which identifies redeliveries.
 local function read_due(from, to, limit, due, scores)
   local found = call('ZRANGEBYSCORE', t, from, to, 'WITHSCORES', 'LIMIT', 0, limit)
   for i = 1, #found, 2 do
@@ -34,7 +33,7 @@ local function read_due(from, to, limit, due, scores)
   return due, scores
 end
 local due, scores = read_due('-inf', score(now), most, {}, {})
--- Members of this second without a fraction are not due yet. The due ones stand before and behind them.
+-- Members of this second without a fraction are not due yet, but lie between due ones.
 local below, early = #due, #due > 0 and call('ZCOUNT', t, second, second) or 0
 if early > 0 then
   due, scores = read_due('-inf', '(' .. second, most, {}, {})
@@ -42,16 +41,16 @@ if early > 0 then
   if below < most then read_due('(' .. second, score(now), most - below, due, scores) end
 end
 local n, garbage, put_off, ready, told = #due, 0, 0, {}, {}
--- Whether the score is of a hand-over. Of lmstfy's, whole seconds, nobody can say it; whole seconds of delayed jobs are
--- written half a microsecond later.
+-- Whether the score is a running job's. This is unknown for lmstfy's whole seconds; our delayed jobs due at whole
+-- seconds are written half a microsecond later.
 local function ran(score)
   local part = (score % 1) * 1000000
   return part >= 0.75 and math.floor(part + 0.5) % 2 == 1
 end
--- The names that the last member began with, and their group: the next begins with them too, mostly.
+-- Names prefix of the last member, and its group: usually the next member has the same.
 local names, group
--- A member is two names, tries and an id: answers group, tries, id, and the member's end from the tries on, which
--- is what a list holds of the job. Nil when it is none.
+-- A member consists of two names, tries and an id. Returns the group, tries, id, and the member's end from the tries
+-- on, which is the job's list element; nil if the member is invalid.
 local function read(m)
   if not names or string.sub(m, 1, #names) ~= names then
     local at, parts = 1, {}
@@ -62,7 +61,7 @@ local function read(m)
       parts[i] = string.sub(m, at + 2, to)
       at = to + 1
     end
-    -- Names that are cut off must not be taken for the next one's.
+    -- Truncated names must not match the next member's.
     if at > #m then return end
     names, group = string.sub(m, 1, at - 1), parts[1] .. '/' .. parts[2]
   end
@@ -72,7 +71,7 @@ local function read(m)
   return group, a + 256 * b, string.sub(m, at + 4), string.sub(m, at)
 end
 if n > 0 then
-  -- The first write frees memory, so that a full Redis can still be drained; nothing below it may fail.
+  -- The first write frees memory, so that a full Redis can still be drained; no later write may fail.
   if n > below then call('ZREMRANGEBYRANK', t, below + early, n + early - 1) end
   if below > 0 then call('ZREMRANGEBYRANK', t, 0, below - 1) end
   local keys, groups, tries, entries, whole, again, k = {}, {}, {}, {}, {}, {}, 0
@@ -109,7 +108,7 @@ if n > 0 then
   for _, list in ipairs(order) do
     local l = lists[list]
     if type(redis.pcall('LPUSH', list, unpack(l))) == 'table' then
-      -- Not a list: another program's key. Look again in a minute, so that the others are not held up.
+      -- Another program's key. Retry in a minute, so that it does not block other jobs.
       for i = 1, #l do call('ZADD', t, score(now + 60000000 + i), l.whole[i]) end
       put_off = put_off + #l
     else
@@ -125,7 +124,7 @@ local head, next_due = call('ZRANGE', t, 0, 0, 'WITHSCORES'), -1
 if head[2] then
   local at = tonumber(head[2])
   if at % 1 == 0 then
-    -- lmstfy's. One of ours behind it may be due earlier.
+    -- lmstfy's. One of our members after it may be due earlier.
     local behind = call('ZRANGEBYSCORE', t, '(' .. head[2], '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     at = math.min(at + 1, tonumber(behind[2] or at + 1))
   end

@@ -1,22 +1,22 @@
--- Divides the slots and the rate of a pushed queue evenly among the servers that ask. What a server holds is taken from
--- it only when it says that it holds less, so all of them together never hold more than there is. Requests begun before
--- a server's part of the rate shrank, or before it died, count for one `per` longer: its lent part.
+-- Divides the slots and the rate of a pushed queue evenly among the servers that ask. A server's slots are reassigned
+-- only after it reports holding fewer, so together they never exceed the total. Requests begun before a server's share
+-- of the rate shrank, or before it died, count for one more `per`: its lent share.
 -- KEYS    servers of the queue | its counts
--- ARGV    server, ms for which the answer stands (0 = it leaves), slots in all, slots that it wants, slots that it
---         holds, rate (0 = no limit), per in ms, rate that it holds, requests in flight, since when its breaker is open
---         in ms (0 = closed)
--- returns {slots, rate, attempts that have failed so far, ms since the last one delivered (-1 = none did), 1 = nobody
---         else pushes the queue}
--- bound   as many servers as ask
+-- ARGV    server, ms that the lease lasts (0 = the server leaves), total slots, slots wanted, slots held, rate (0 =
+--         unlimited), per in ms, rate held, requests in flight, ms when its breaker opened (0 = closed)
+-- returns {slots, rate, failed attempts so far, ms since the last success (-1 = never), 1 = no other server pushes the
+--         queue}
+-- bound   one entry per server that pushes the queue
 local call, time = redis.call, redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local me, stands, slots, wants = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local holds, rate, per, rate_held = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
--- First a write that takes no memory: a Redis that is full refuses only the first write of a script. Jobs must go out.
+-- The first write takes no memory, since a full Redis refuses only the first write of a script, and pushes must
+-- continue.
 call('PEXPIRE', KEYS[1], stands + per + 60000)
 
--- An even part of `total` for the server `me`; nobody gets more than it wants. Where there is less than one for each,
--- those whose breaker is open go without: what they hold would do nothing.
+-- Returns an even share of `total` for the server `me`, at most the number it wants. If there is less than one for
+-- each, servers with an open breaker get none, since they could not use it.
 local function part(total, all)
   table.sort(all, function(a, b)
     if a.wants ~= b.wants then return a.wants < b.wants end
@@ -64,7 +64,8 @@ if stands > 0 then
   local fair = part(slots, want_slots)
   answer[1] = fair <= holds and fair or math.min(fair, math.max(holds, slots - other_slots))
   if rate > 0 then
-    -- Who wants nothing keeps what it has begun: lent, it would count beside its own count when it wants again.
+    -- A server that wants nothing keeps its share for requests already begun. If lent, that share would count in
+    -- addition to the server's own when it wants slots again.
     fair = wants > 0 and part(rate, want_rate) or math.min(rate, rate_held)
     answer[2] = fair <= rate_held and fair or math.min(fair, math.max(rate_held, rate - other_rate - lent))
   end

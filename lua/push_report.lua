@@ -1,12 +1,12 @@
--- Adds to what is known of a pushed queue, unless it is no longer pushed.
+-- Adds attempts to the counts of a pushed queue, unless it is no longer pushed.
 -- KEYS    records | the queue's counts | its attempts
--- ARGV    the field of the queue, delivered, failed, dead, ms since an attempt has delivered (-1 = none did), how many
---         attempts are kept, then attempts as JSON, the latest last
+-- ARGV    the field of the queue, delivered, failed, dead, ms since the last success (-1 = none), number of attempts to
+--         keep, then attempts as JSON, latest last
 -- returns nothing
--- bound   as many attempts as are kept
+-- bound   the number of attempts to keep
 local call = redis.call
 if call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return end
--- First a write that takes no memory: a Redis that is full refuses only the first write of a script.
+-- The first write takes no memory, since a full Redis refuses only the first write of a script.
 call('LTRIM', KEYS[3], 0, ARGV[6] - 1)
 for i, name in ipairs({'delivered', 'failed', 'dead'}) do
   if ARGV[1 + i] ~= '0' then call('HINCRBY', KEYS[2], name, ARGV[1 + i]) end

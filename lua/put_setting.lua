@@ -1,12 +1,12 @@
--- Puts or deletes a record of the settings, if it is the one that the caller expects.
+-- Stores or deletes a record of the settings, if its version is the expected one.
 -- KEYS    records | sorted set of their keys | stream of changes
--- ARGV    key, version that is expected ('' = there is none), how many changes are kept, 1 = puts or 0 = deletes, value
--- returns {1, version, ''}; {0, version of what is there ('' = nothing), its value}, and nothing has changed
+-- ARGV    key, expected version ('' = no record), number of changes to keep, 1 = store or 0 = delete, value
+-- returns {1, version, ''}; {0, current version ('' = no record), its value}, and nothing has changed
 -- bound   one record
 local version, value = read(ARGV[1])
 if (version or '') ~= ARGV[2] then return {0, version or '', value or ''} end
 local new = new_version()
--- Deletes first: a Redis without memory takes what frees some, and then the rest of this script.
+-- Deletes first: a full Redis accepts a write that frees memory, and then the rest of this script.
 if ARGV[4] == '0' then
   call('HDEL', KEYS[1], ARGV[1])
   call('ZREM', KEYS[2], ARGV[1])

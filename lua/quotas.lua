@@ -1,13 +1,14 @@
--- Stands behind lua/base.lua, and around a script that stores or deletes jobs, while a namespace of the pool has a quota.
--- What such a script SETs, DELs and UNLINKs of jobs' keys by `call` changes the figures of their namespaces in one hash.
--- Per namespace with a quota it has: name -> most jobs, bytes and queues (0 = no bound), name/jobs and name/bytes -> what
--- there is; in a cluster also name/elsewhere -> jobs and bytes of the other partitions, by the last sample. A script that publishes asks `quotas.admit` before its first write, when it knows all that it will do.
+-- Follows lua/base.lua and wraps a script that stores or deletes jobs, while a namespace of the pool has a quota. Every
+-- SET, DEL and UNLINK of a job's key through `call` updates its namespace's usage in one hash. Per namespace with a
+-- quota it has: name -> maximum jobs, bytes and queues (0 = unlimited), name/jobs and name/bytes -> usage; in a cluster
+-- also name/elsewhere -> jobs and bytes in the other partitions, by the last sample. A script that publishes calls
+-- `quotas.admit` before its first write, once it knows all its writes.
 local used_key, plain, known = base .. 'dormouse/used', call, {}
--- Keys of jobs that go, whose room was given to others.
+-- Keys of deleted jobs whose usage is already credited to new ones.
 local credited = {}
 
--- The namespace of this name, if it has a quota. Of its bytes those of its schedules are a part, which stand in a hash of
--- their own: only our servers change them.
+-- Returns the namespace of this name, if it has a quota. Its bytes include those used by its schedules, which are
+-- counted in a separate hash: only our servers change it.
 local function namespace_called(name)
   if known[name] == nil then
     local row = plain('HMGET', used_key, name, name .. '/jobs', name .. '/bytes', name .. '/elsewhere')
@@ -26,14 +27,14 @@ local function namespace_called(name)
   return known[name] or nil
 end
 
--- The namespace of a job's key, if it has a quota, and the queue.
+-- Returns the namespace of a job's key, if it has a quota, and the queue.
 local function namespace_of(key)
   local name, queue = string.match(string.sub(key, #base + 1), '^j/([^/]*)/([^/]*)/')
   if not name then return end
   return namespace_called(name), queue
 end
 
--- Bytes of a stored value; nothing when there is none.
+-- Returns the size of a stored value; nothing if it does not exist.
 local function size_of(key)
   local size = redis.pcall('STRLEN', key)
   if type(size) == 'number' and (size > 0 or plain('EXISTS', key) == 1) then return size end
@@ -64,9 +65,9 @@ end
 
 quotas = {}
 
--- Takes room for jobs with these keys and sizes, in whose step those of `gone` are deleted. `staged` are those that are
--- stored and counted already; of them the sizes are not known yet. Answers what is used up, if something is, and takes none:
--- 1 jobs, 2 bytes, 3 queues.
+-- Reserves quota for jobs with these keys and sizes, whose step also deletes the jobs `gone`. `staged` jobs are stored
+-- and counted already; their sizes are not known yet. If a quota is exceeded, reserves nothing and returns it: 1 jobs,
+-- 2 bytes, 3 queues.
 function quotas.admit(keys, sizes, gone, staged)
   local needs = {}
   for i, key in ipairs(keys) do
@@ -98,7 +99,7 @@ function quotas.admit(keys, sizes, gone, staged)
     end
   end
   for namespace, need in pairs(needs) do
-    -- What is stored is counted once more when it is: `has` is not asked any more by then.
+    -- A staged job's reservation is not added to `has`: storing it counts it, and `has` is not read after that.
     if #staged == 0 then namespace.has = {namespace.has[1] + need[1], namespace.has[2] + need[2]} end
     for queue, new in pairs(need.new) do namespace.new[queue] = new end
     namespace.new_queues = namespace.new_queues + need[3]
@@ -106,8 +107,8 @@ function quotas.admit(keys, sizes, gone, staged)
   for key in pairs(goes) do credited[key] = true end
 end
 
--- Takes room for so many bytes that are no job's: of a schedule, or of the record of a publish that stores no job. Where the
--- jobs are used up there is none for what is new. Answers as `admit` does.
+-- Reserves `bytes` that belong to no job: a schedule's, or those for the record of a publish that stores no job. New
+-- records are also refused once the quota of jobs is used up. Returns the same as `admit`.
 function quotas.admit_beside(name, bytes, is_new)
   local namespace = namespace_called(name)
   if not namespace then return end
@@ -118,14 +119,14 @@ function quotas.admit_beside(name, bytes, is_new)
   has[2] = has[2] + bytes
 end
 
--- Whether a queue's name may be added to this hash: not when its first publish was refused.
+-- Whether a queue's name may be added to this hash: false if its first publish was refused.
 function quotas.may_name(names, queue)
   local name = string.match(string.sub(names, #base + 1), '^m/ns/(.*)$')
   local namespace = name and known[name]
   return not namespace or namespace.new[queue] or plain('HEXISTS', namespace.names, queue) == 1
 end
 
--- Writes down what has changed.
+-- Writes the changes of usage.
 local function settle()
   for name, namespace in pairs(known) do
     for i, field in ipairs({'/jobs', '/bytes'}) do

@@ -1,10 +1,9 @@
--- Counts a part of all keys, for one server at a time.
--- KEYS    what lua/quotas.lua keeps | who counts
--- ARGV    who calls, ms for which the turn is his, cursor (0 takes the turn, if it is nobody's), about how many keys to look
---         at, names of namespaces
--- returns {}: it is somebody else's turn; or {cursor, per namespace: jobs and bytes of this part, jobs and bytes as they
---         are written down now}
--- bound   about as many keys as the caller says
+-- Counts some of the keys, for one server at a time.
+-- KEYS    the hash of lua/quotas.lua | the server that counts
+-- ARGV    the server, ms for its turn, cursor (0 takes the turn, if it is free), approximate number of keys to scan,
+--         names of namespaces
+-- returns {}: another server's turn; or {cursor, per namespace: jobs and bytes found, jobs and bytes as recorded now}
+-- bound   about the caller's number of keys
 local turn = call('GET', KEYS[2])
 if turn ~= ARGV[1] and (turn or ARGV[3] ~= '0') then return {} end
 -- A full Redis refuses SET as the first write.

@@ -1,10 +1,10 @@
--- Corrects what is written down by what a count of all keys has found.
--- KEYS    what lua/quotas.lua keeps | who counts
--- ARGV    who calls, per namespace: its name, by how much its jobs and its bytes are to be changed
--- returns 1; 0: it was somebody else's turn
+-- Corrects recorded usage after a count of all keys.
+-- KEYS    the hash of lua/quotas.lua | the server that counts
+-- ARGV    the server, per namespace: its name, correction of its jobs and of its bytes
+-- returns 1; 0: another server's turn
 -- bound   250 namespaces (the caller's)
 if call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
--- There is no such field: a full Redis refuses HINCRBY as the first write, and takes this one.
+-- Deletes a field that does not exist, because a full Redis refuses HINCRBY as the first write.
 call('HDEL', KEYS[1], '')
 for arg = 2, #ARGV, 3 do
   if call('HEXISTS', KEYS[1], ARGV[arg]) == 1 then

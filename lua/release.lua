@@ -1,10 +1,10 @@
--- Ends a hand-over that still stands: the job is ready again at the head of its queue, delayed, or dead.
+-- Ends the current delivery: the job becomes ready at the head of its queue, delayed, or dead.
 -- KEYS    timer_set | job key | ready list | dead letter | list of jobs with details
--- ARGV    exact timer member, its due time in us, prefix of the queue's timer members, ns/queue, id, tries that the job
---         has now (0 = it is dead), delay in us, reason ('' = none), ms that a dead job lives (0 = forever)
--- returns {now, when the job is due, in us, 1 = it is dead}; 0 in place of the time: the hand-over is over, -1: there is no
---         such job, -2: the list is of another type. Then nothing has changed.
--- A job whose ttl ends before it would be due again dies, too.
+-- ARGV    exact timer member, its due time in us, prefix of the queue's timer members, ns/queue, id, the job's new
+--         number of tries (0 = it dies), delay in us, reason ('' = none), ms that a dead job lives (0 = forever)
+-- returns {now, due time in us, 1 = it is dead}; instead of the time 0: the delivery has ended, -1: no such job, -2:
+--         the list has another type. Then nothing has changed.
+-- A job whose ttl would end before the delay dies, too.
 -- bound   one job
 local left = call('PTTL', KEYS[2])
 if left == -2 then return {now, -1, 0} end

@@ -1,8 +1,8 @@
 -- Makes the oldest dead jobs ready again, each with one try.
 -- KEYS    dead letter | ready list
--- ARGV    ns/queue, how many to look at, how many to respawn, new ttl in ms (0 = forever)
--- returns {how many were looked at, how many are ready again}
--- bound   250 looked at (the caller's)
+-- ARGV    ns/queue, maximum number of elements to examine, maximum number to respawn, new ttl in ms (0 = forever)
+-- returns {elements examined, jobs that are ready again}
+-- bound   250 elements (the caller's)
 local group, look, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local dead = call('LRANGE', KEYS[1], -look, -1)
 local keys, ready, ids, seen = {}, {}, {}, 0
@@ -24,7 +24,7 @@ if seen > 0 then call('RPOP', KEYS[1], seen) end
 if #ready > 0 then call('LPUSH', KEYS[2], unpack(ready)) end
 for i = 1, #keys do
   if ARGV[4] == '0' then call('PERSIST', keys[i]) else call('PEXPIRE', keys[i], ARGV[4]) end
-  -- The job has lost its key when it died.
+  -- The job lost its key when it died.
   drop_key(group, ids[i])
 end
 return {seen, #ready}

@@ -1,15 +1,15 @@
 -- Makes one dead job ready or delayed again.
 -- KEYS    dead letter | ready list | timer_set | job key
--- ARGV    id, how many elements to look at from either end, tries, delay in us, new ttl in ms (0 = forever), prefix of
+-- ARGV    id, number of elements to search from each end, tries, delay in us, new ttl in ms (0 = forever), prefix of
 --         the queue's timer members, ns/queue
--- returns {now, 'done', due time in us, 1 = ready}, {now, 'alive'}, {now, 'gone'}, {now, 'absent'}: not dead, which
---         took a look at all that are; {now, 'far'}: not near either end; {now, 'type'}: a key is not of the type that
---         it must be. Nothing has changed but for 'done'.
+-- returns {now, 'done', due time in us, 1 = ready}, {now, 'alive'}, {now, 'gone'}, {now, 'absent'}: not dead, after a
+--         search of the whole dead letter; {now, 'far'}: not near either end; {now, 'type'}: a key has the wrong type.
+--         Nothing has changed except for 'done'.
 -- bound   one job, 200,000 elements (the caller's): 3 ms
 local id, look, tries, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local ttl = call('PTTL', KEYS[4])
 if ttl == -2 then return {now, 'gone'} end
--- What has an expiry and a timer lives. What has an expiry alone is ready, or dead where dead jobs have an age.
+-- A job with an expiry and a timer is alive. With an expiry alone it is ready, or dead if dead jobs expire.
 if ttl ~= -1 and find_timer(KEYS[3], ARGV[6], id, 31) then return {now, 'alive'} end
 local ready, timer_set = call('TYPE', KEYS[2]).ok, call('TYPE', KEYS[3]).ok
 if ready ~= 'none' and ready ~= 'list' or timer_set ~= 'none' and timer_set ~= 'zset' then return {now, 'type'} end

@@ -1,6 +1,6 @@
--- Ends pauses. The end of one whose time is over is no change of the version: every server knows of it.
+-- Ends pauses. An expired pause does not change the version: every server knows its end.
 -- KEYS    hash of paused queues
--- ARGV    1 = only those whose time is over, queues as ns/queue
+-- ARGV    1 = only expired pauses, queues as ns/queue
 -- returns {now, the version before, the version after (0 = nothing is paused), {per queue: 1 = it is not paused now}}
 -- bound   the caller's queues, three fields each
 local only_if_over = ARGV[1] == '1'

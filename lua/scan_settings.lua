@@ -1,9 +1,8 @@
--- Reads a page of the settings, by key. Forgets records that have ended.
+-- Reads a page of the settings, by key. Deletes expired records.
 -- KEYS    records | sorted set of their keys
--- ARGV    where to begin and to end (as ZRANGEBYLEX takes them), how many at most, after how many bytes of values the
---         page ends
+-- ARGV    first and last key (as for ZRANGEBYLEX), maximum number, bytes of values after which the page ends
 -- returns {1 if there may be more, per record its key, version, value}
--- bound   500 records, and the bytes that were asked for beyond which the next one goes (the caller's)
+-- bound   500 records, and the requested bytes plus one value (the caller's)
 local most, bytes = tonumber(ARGV[3]), 0
 local keys = call('ZRANGEBYLEX', KEYS[2], ARGV[1], ARGV[2], 'LIMIT', 0, most + 1)
 local answer = {#keys > most and 1 or 0}
@@ -21,5 +20,5 @@ for i = 1, math.min(#keys, most) do
     call('ZREM', KEYS[2], keys[i])
   end
 end
--- A page of nothing but ended records says nothing of where to go on: it is asked for again.
+-- A page of only expired records has no key to continue from: the caller asks for the same page again.
 return answer

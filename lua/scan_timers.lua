@@ -1,17 +1,17 @@
--- Reads a piece of the timer set, in the order in which jobs are due, and answers what is of one queue.
+-- Reads a range of the timer set, in order of due time, and returns the members of one queue.
 -- KEYS    timer_set
--- ARGV    prefix of the queue's timer members, how many members to read, where to go on: a score ('' = at the
---         beginning), and among the members of that score 'b' = where those of the queue begin, 'm' = behind the
---         queue's member that ends so, 'a' = behind all; the end of that member
--- returns {where to go on: score ('' = at the end), 'b', 'm' or 'a', end of the member; {per job of the queue: score, end
---         of its member}}
+-- ARGV    prefix of the queue's timer members, how many members to read, where to continue: a score ('' = at the
+--         start), and among the members of that score 'b' = before the queue's members, 'm' = after the queue's member
+--         with this ending, 'a' = after all; the ending of that member
+-- returns {where to continue: score ('' = finished), 'b', 'm' or 'a', ending of the member; {per job of the queue:
+--         score, ending of its member}}
 -- bound   500 members (the caller's)
 local t, prefix, most, from = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local rank = 0
 if from ~= '' then
   rank = call('ZCOUNT', t, '-inf', from)
   if ARGV[4] ~= 'a' then
-    -- The member may be gone: look for the place where it was.
+    -- The member may have been removed: search for its position.
     local low, high, target = call('ZCOUNT', t, '-inf', '(' .. from), rank, prefix .. ARGV[5]
     while low < high do
       local middle = math.floor((low + high) / 2)
@@ -21,7 +21,7 @@ if from ~= '' then
     rank = low
   end
 end
--- Scores cost three times as much as members: only those of the queue's are asked for.
+-- Reading scores costs three times as much as members, so only this queue's scores are read.
 local found, ours, jobs = call('ZRANGE', t, rank, rank + most - 1), {}, {}
 for i = 1, #found do
   if string.sub(found[i], 1, #prefix) == prefix then ours[#ours + 1] = found[i] end

@@ -1,10 +1,10 @@
--- Sets quotas of namespaces, or ends them.
--- KEYS    what lua/quotas.lua keeps
--- ARGV    per namespace: its name, most jobs, bytes and queues in one ('' = it has no quota any more)
--- returns how many of the namespaces are to be counted: they had no quota
+-- Sets or deletes quotas of namespaces.
+-- KEYS    the hash of lua/quotas.lua
+-- ARGV    per namespace: its name, maximum jobs, bytes and queues in one ('' = no quota)
+-- returns number of namespaces to be counted, because they had no quota
 -- bound   250 namespaces (the caller's)
 local new = 0
--- There is no such field: a full Redis refuses HSET as the first write, and takes this one.
+-- Deletes a field that does not exist, because a full Redis refuses HSET as the first write.
 call('HDEL', KEYS[1], '')
 for arg = 1, #ARGV, 2 do
   local name, most = ARGV[arg], ARGV[arg + 1]
