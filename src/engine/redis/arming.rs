@@ -1,4 +1,4 @@
-//! Which ready lists the watch is to arm. Plain data, and a wake-up.
+//! Ready lists that the watch must arm. Plain data and a wake-up.
 
 use ahash::HashSet;
 use parking_lot::Mutex;
@@ -6,7 +6,7 @@ use tokio::sync::Notify;
 
 use crate::name::Queue;
 
-/// What is to be armed. Holds at most the queues that are waited for, and the lists that have just changed.
+/// Queues and lists to arm: at most the queues with waiters, and the lists that have just changed.
 #[derive(Debug, Default)]
 pub struct Watch {
     arm: Mutex<ToArm>,
@@ -15,20 +15,20 @@ pub struct Watch {
 
 #[derive(Debug, Default)]
 pub struct ToArm {
-    /// All lists of these.
+    /// Queues whose lists must all be armed.
     pub queues: HashSet<Queue>,
-    /// Single ones: of a queue with many lists only those that have changed.
+    /// Single lists: the changed ones of a queue with many lists.
     pub lists: HashSet<Vec<u8>>,
 }
 
 impl Watch {
-    /// Arms all lists of these soon.
+    /// Requests arming of all lists of these queues.
     pub fn arm(&self, queues: impl IntoIterator<Item = Queue>) {
         self.arm.lock().queues.extend(queues);
         self.changed.notify_one();
     }
 
-    /// Arms this list soon.
+    /// Requests arming of this list.
     pub fn arm_list(&self, key: Vec<u8>) {
         self.arm.lock().lists.insert(key);
         self.changed.notify_one();

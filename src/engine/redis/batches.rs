@@ -1,5 +1,4 @@
-//! What shares script calls: how large such calls grow, how many wait, who takes them, and how each is
-//! answered.
+//! Batches of calls that share a script call: their bounds, the tasks that execute them, and the replies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,14 +14,14 @@ use crate::error::{Error, Result};
 use crate::job::{JobRef, NewJob};
 use crate::process::tasks::Tasks;
 
-/// How many calls of one kind may wait to be gathered into a batch.
+/// Maximum number of calls of one kind that wait to join a batch.
 pub const MAX_WAITING: usize = 16_384;
 
-/// How large a batch of publishes grows, so that one script call keeps the Redis busy for a few milliseconds. A call
-/// with more bytes goes alone.
+/// Maximum size of a batch of publishes, so that one script call occupies Redis for a few milliseconds. A larger call
+/// runs alone.
 pub const PUBLISHES: BatchLimit = BatchLimit { items: MAX_PUBLISH, bytes: 1 << 20 };
 
-/// A publication that shares a script call with others.
+/// A publish that shares a script call with others.
 #[derive(Debug)]
 pub struct Plain {
     pub publication: Publication,
@@ -35,12 +34,12 @@ impl Plain {
     }
 }
 
-/// Whether a publication is on its way, or has gone to another partition: the first one to take it has it.
+/// Whether a publish has been sent, or moved to another partition: the first taker gets it.
 #[derive(Clone, Debug, Default)]
 pub struct Taken(Arc<AtomicBool>);
 
 impl Taken {
-    /// Takes it, unless it was.
+    /// Takes the publish; false if it is already taken.
     pub fn take(&self) -> bool {
         !self.0.swap(true, Ordering::SeqCst)
     }
@@ -56,12 +55,12 @@ impl BatchSize for Plain {
     }
 }
 
-/// What a job counts in a batch.
+/// Returns the size of a job in a batch.
 pub fn bytes_of(job: &NewJob) -> usize {
     job.body.len() + 256
 }
 
-/// How many acks go together.
+/// Maximum size of a batch of acks.
 pub const ACKS: BatchLimit = BatchLimit { items: 64, bytes: usize::MAX };
 
 impl BatchSize for JobRef {
@@ -70,14 +69,14 @@ impl BatchSize for JobRef {
     }
 }
 
-/// Says why a call that waits for it cannot be sent any more.
+/// Returns the error of a call that has waited too long to be sent.
 pub trait RefusesLate {
     fn too_late(&self) -> Fault;
 }
 
-/// Starts `count` tasks that take batches, each one after the other, and have `carry` answer each call of them, with this
-/// core; it is told which task it works for. Calls that have waited for [`SEND_WITHIN`] are answered with an error instead.
-/// Once `tasks` are told to end no more calls are taken; these end when those that waited are answered.
+/// Starts `count` tasks that execute batches, each one batch at a time, with `carry`, which gets this core and the
+/// task's number. Calls that have waited for [`SEND_WITHIN`] get an error instead. When `tasks` are stopped, they
+/// accept no more calls and end once all waiting calls have a reply.
 pub fn serve<Req, Rep, Core, Carried>(
     calls: Calls<Req, Rep>,
     tasks: &Tasks,
@@ -117,7 +116,7 @@ pub fn serve<Req, Rep, Core, Carried>(
     }
 }
 
-/// Answers calls that have waited too long to be sent, and returns the others.
+/// Replies with an error to calls that have waited too long to be sent, and returns the others.
 fn refuse_late<Req, Rep>(batch: Vec<Call<Req, Rep>>, core: &impl RefusesLate) -> Vec<Call<Req, Rep>> {
     let (late, in_time): (Vec<_>, Vec<_>) =
         batch.into_iter().partition(|call| call.arrived.elapsed() >= SEND_WITHIN);
@@ -128,26 +127,26 @@ fn refuse_late<Req, Rep>(batch: Vec<Call<Req, Rep>>, core: &impl RefusesLate) ->
     in_time
 }
 
-/// Arrival of a batch: that of its oldest call, so that no call begins after its caller was answered.
+/// Returns the arrival of a batch's oldest call, so that no call begins after its caller got an error.
 pub fn arrival_of<Req, Rep>(batch: &[Call<Req, Rep>]) -> Instant {
     batch.iter().map(|call| call.arrived).min().unwrap_or_else(Instant::now)
 }
 
-/// Gives each caller its answer, or all of them the error.
+/// Sends each caller its result, or all of them the error.
 pub fn answer_each<Rep>(replies: Vec<Reply<Rep>>, answers: Result<Vec<Result<Rep>>>) {
-    // A caller that has left needs no answer.
+    // A caller may have dropped its receiver.
     match answers {
         Ok(answers) => replies.into_iter().zip(answers).for_each(|(reply, answer)| _ = reply.send(answer)),
         Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
     }
 }
 
-/// Has `carry` take the steps of a batch in one script call, and answers each.
+/// Executes the steps of a batch in one script call by `carry`, and replies to each.
 pub async fn carry_all<Req: Clone, Rep, Carried: Future<Output = Result<Vec<Result<Rep>>>>>(
     batch: Vec<Call<Req, Rep>>,
     carry: impl Fn(Arc<Vec<Req>>) -> Carried,
 ) {
-    // What nobody waits for any more is not sent.
+    // Abandoned calls are not sent.
     let waited_for = batch.into_iter().map(Call::split).filter(|(_, reply)| !reply.is_abandoned());
     let (steps, replies): (Vec<Req>, Vec<Reply<Rep>>) = waited_for.unzip();
     if steps.is_empty() {
@@ -155,7 +154,7 @@ pub async fn carry_all<Req: Clone, Rep, Carried: Future<Output = Result<Vec<Resu
     }
     let steps = Arc::new(steps);
     match carry(steps.clone()).await {
-        // An error of the Redis says nothing of which step it is about.
+        // An error from Redis does not say which step caused it.
         Err(Error::Refused(_)) if steps.len() > 1 => {
             for (step, reply) in steps.iter().zip(replies) {
                 answer_each(vec![reply], carry(Arc::new(vec![step.clone()])).await);

@@ -1,5 +1,4 @@
-//! What this process remembers to save the Redis work. Bounded; forgetting any of it is harmless. Knows no
-//! connection.
+//! Caches of this process that reduce Redis's work. Bounded; losing any entry is harmless. Uses no connection.
 
 use std::hash::Hash;
 use std::time::Duration;
@@ -13,8 +12,8 @@ use crate::clock::{Micros, Millis};
 use crate::job::JobId;
 use crate::name::Queue;
 
-/// A cache of at most `entries` that keeps what was inserted last: of a full one's entries at most a hundredth
-/// stays because it is old and was used again.
+/// Returns a cache of at most `entries` that keeps the newest: at most a hundredth of a full cache are old entries kept
+/// because they were used again.
 fn newest<K: Hash + Eq, V: Clone>(entries: usize) -> Cache<K, V> {
     let options = OptionsBuilder::new()
         .estimated_items_capacity(entries)
@@ -26,65 +25,65 @@ fn newest<K: Hash + Eq, V: Clone>(entries: usize) -> Cache<K, V> {
     Cache::with_options(options, UnitWeighter, DefaultHashBuilder::default(), DefaultLifecycle::default())
 }
 
-/// The last hand-overs of this process: the tries left of running jobs, of which their timer members are made, so that
-/// an ack can remove them; and when a hand-over ends or a release is over, from which a job is late that comes again.
+/// This process's latest deliveries: the tries left of running jobs, from which an ack makes the timer member to
+/// remove; and the end of a delivery or release, from which the lateness of a redelivery is measured.
 #[derive(Debug)]
 pub struct HandOvers(Cache<JobId, HandOver>);
 
 #[derive(Clone, Copy, Debug)]
 struct HandOver {
-    /// `None`: it is over, and the job's timer is not known.
+    /// `None`: the delivery has ended, and the job's timer is unknown.
     tries: Option<u16>,
-    /// When the job is due next.
+    /// Next due time of the job.
     ends: Millis,
 }
 
 impl HandOvers {
-    /// An empty cache that keeps the newest `least` jobs, and at most twice as many. (The cache is made of
-    /// shards that fill unevenly, so the difference is needed.)
+    /// Returns an empty cache that keeps the newest `least` jobs, and at most twice that number. (Its shards fill
+    /// unevenly, so the difference is needed.)
     pub fn new(least: usize) -> HandOvers {
         HandOvers(newest(2 * least))
     }
 
-    /// The job was handed out, has so many tries left, and comes again at the end of its ttr. Answers when it was due
-    /// this time: by its id, or when what is remembered of it ended.
+    /// Records a delivery, with `tries` left, whose ttr ends at `ends`. Returns when the job was due this time: by its
+    /// id, or at the recorded end of its previous delivery.
     pub fn begin(&self, id: JobId, tries: u16, ends: Micros) -> Millis {
         let before = self.0.get(&id).map(|before| before.ends);
         self.0.insert(id, HandOver { tries: Some(tries), ends: ends / 1000 });
         before.unwrap_or(0).max(id.first_due())
     }
 
-    /// The hand-over goes on until then.
+    /// Records the new end of a delivery.
     pub fn touch(&self, id: JobId, tries: u16, ends: Micros) {
         self.0.insert(id, HandOver { tries: Some(tries), ends: ends / 1000 });
     }
 
-    /// The hand-over is over, and the job is due then.
+    /// Records that a delivery has ended, and the job's due time.
     pub fn release(&self, id: JobId, due: Micros) {
         self.0.insert(id, HandOver { tries: None, ends: due / 1000 });
     }
 
-    /// The tries of the job, when they are remembered.
+    /// Returns the job's tries, if recorded.
     pub fn tries(&self, id: &JobId) -> Option<u16> {
         self.0.get(id)?.tries
     }
 
-    /// The job ends, or its hand-over is undone: its tries, when they are remembered.
+    /// Removes a deleted or returned job. Returns its tries, if recorded.
     pub fn remove(&self, id: &JobId) -> Option<u16> {
         self.0.remove(id)?.1.tries
     }
 }
 
-/// The most queues remembered as recorded.
+/// Maximum number of queues remembered as recorded.
 const MAX_QUEUES: usize = 65_536;
-/// How long they are remembered: afterwards each is recorded once more, in case that somebody deleted it.
+/// Time until a queue is recorded again, in case its name was deleted meanwhile.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// The queues whose names this process has recorded in a partition lately, each with when.
+/// The queues whose names this process has recently recorded in a partition, with the time.
 #[derive(Debug)]
 pub struct RecordedQueues(Cache<(Partition, Queue), Instant>);
 
-/// Such a key, without a copy of the queue's name.
+/// A borrowed key of that cache, without a copy of the queue's name.
 #[derive(Hash)]
 struct Place<'a>(Partition, &'a Queue);
 
@@ -101,17 +100,17 @@ impl Default for RecordedQueues {
 }
 
 impl RecordedQueues {
-    /// Whether the queue's name need not be recorded.
+    /// Whether the queue's name was recorded recently.
     pub fn has(&self, partition: Partition, queue: &Queue) -> bool {
         self.0.get(&Place(partition, queue)).is_some_and(|recorded| recorded.elapsed() <= REMEMBERED)
     }
 
-    /// The queue's name was deleted.
+    /// Removes a queue whose name was deleted.
     pub fn remove(&self, partition: Partition, queue: &Queue) {
         self.0.remove(&Place(partition, queue));
     }
 
-    /// The queue's name was recorded.
+    /// Adds a queue whose name was recorded.
     pub fn add(&self, partition: Partition, queue: Queue) {
         self.0.insert((partition, queue), Instant::now());
     }

@@ -1,17 +1,17 @@
-//! An estimate of the Redis's clock, for the ids and ages that this process makes, and for the deadlines of its
-//! calls. It is corrected by replies that say what time it is, those that prove it wrong. What is due the scripts
-//! decide by the Redis's own clock, never by this one.
+//! An estimate of Redis's clock, for ids and ages computed by this process, and for deadlines of its calls. Replies
+//! with a time correct it if they contradict it. Scripts decide by Redis's own clock what is due, never by this
+//! estimate.
 //!
-//! The estimate follows the Redis's clock ahead and back, at once. Back it goes when the Redis's clock is set, and
-//! after a failover to a Redis whose clock is behind. All servers of one Redis then agree about the age of the jobs
-//! that are published from there on.
+//! The estimate follows Redis's clock forwards and backwards, at once. It goes backwards when Redis's clock is set, and
+//! after a failover to a Redis whose clock is behind. All servers of one Redis then agree about the ages of jobs
+//! published from then on.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::clock::Micros;
 
-/// Later than any time. Lua reads it without loss.
+/// Later than any time. Lua represents it exactly.
 const NEVER: Micros = (1 << 53) - 1;
 
 /// The local monotonic clock plus an offset.
@@ -23,18 +23,18 @@ pub struct RedisClock {
 }
 
 impl RedisClock {
-    /// A clock that knows nothing yet; [`learn`](RedisClock::learn) sets it.
+    /// Returns an unset clock; [`learn`](RedisClock::learn) sets it.
     pub fn new() -> RedisClock {
         RedisClock { base: Instant::now(), offset: AtomicI64::new(i64::MIN) }
     }
 
-    /// A moment to hand to `learn` later: taken just before a call is sent.
+    /// Returns the start time for a later `learn`: call it just before sending a call.
     pub fn begin(&self) -> Instant {
         Instant::now()
     }
 
-    /// The Redis said that it was `at`, somewhere between `sent` and now. The offset is moved only when it
-    /// cannot be true any more, and then as little as possible: slow replies do not make a good clock worse.
+    /// Corrects the estimate: Redis's clock read `at`, sometime between `sent` and now. The offset changes only if it
+    /// contradicts that, and by the least amount: slow replies do not degrade a good estimate.
     pub fn learn(&self, sent: Instant, at: Micros) {
         self.learn_between(sent.duration_since(self.base), self.base.elapsed(), at);
     }
@@ -49,8 +49,8 @@ impl RedisClock {
         );
     }
 
-    /// What that Redis's clock will say at `moment`. This follows a clock that was set back too: a deadline
-    /// that is too late would let calls begin that nobody waits for.
+    /// Returns the estimated time of Redis's clock at `moment`. It follows a clock that was set back, since a deadline
+    /// too late would let calls begin after their callers stopped waiting.
     pub fn at_moment(&self, moment: Instant) -> Micros {
         match self.offset.load(Ordering::Relaxed) {
             i64::MIN => NEVER,

@@ -1,5 +1,5 @@
-//! Which namespaces' queues are being copied into their index: one copy of each at a time, and few of all. Knows no
-//! connection.
+//! Copies of namespaces' queues into their indexes: one copy of each namespace at a time, and a bounded number in all.
+//! Uses no connection.
 
 use std::collections::HashMap;
 
@@ -9,15 +9,15 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use crate::error::{Error, Result};
 use crate::name::Namespace;
 
-/// How many namespaces are copied at the same time.
+/// Maximum number of concurrent copies.
 const MAX_COPIES: usize = 8;
-/// How many namespaces' copies may be under way or wait for their turn.
+/// Maximum number of copies in flight or pending.
 const MAX_WAITING: usize = 1024;
 
-/// How a copy has ended, once it has.
+/// The result of a copy, once it has ended.
 pub type CopyEnd = Option<Result<()>>;
 
-/// The copies under way, and those that wait for their turn.
+/// The copies in flight and pending.
 #[derive(Debug)]
 pub struct Copies {
     all: Mutex<HashMap<Namespace, watch::Receiver<CopyEnd>>>,
@@ -31,15 +31,15 @@ impl Default for Copies {
 }
 
 impl Copies {
-    /// Where the end of the copy of this namespace will be told. If none is under way, `begin` starts one, which keeps
-    /// the sender until its end. [`Error::Overloaded`] when too many others wait.
+    /// Returns a receiver of the result of this namespace's copy. If none is in flight, `begin` starts one, which keeps
+    /// the sender until its end. [`Error::Overloaded`] if too many others wait.
     pub fn join(
         &self,
         namespace: &Namespace,
         begin: impl FnOnce(watch::Sender<CopyEnd>),
     ) -> Result<watch::Receiver<CopyEnd>> {
         let mut under_way = self.all.lock();
-        // A copy has ended when its sender is gone.
+        // A copy has ended when its sender was dropped.
         under_way.retain(|_, copy| copy.has_changed().is_ok());
         if let Some(copy) = under_way.get(namespace) {
             return Ok(copy.clone());
@@ -53,9 +53,9 @@ impl Copies {
         Ok(copy)
     }
 
-    /// Waits for the turn of a copy, first come, first served. It lasts until what is answered is dropped.
+    /// Waits for a copy's turn, first come, first served. The turn ends when the permit is dropped.
     pub async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        // Nobody closes it.
+        // The semaphore is never closed.
         self.turns.acquire().await.ok()
     }
 }

@@ -1,5 +1,5 @@
-//! One partition: its keys, and what this process remembers of it. The verbs are methods of it. What all partitions share is
-//! in the [`Pool`].
+//! One partition: its keys, and this process's state for it. The verbs are its methods. The [`Pool`] has the state
+//! shared by all partitions.
 
 use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
@@ -32,21 +32,22 @@ pub(crate) struct PartitionCore {
     pub(super) pool: Arc<Pool>,
     pub(super) partition: Partition,
     pub(super) keys: Keys,
-    /// Publications that share script calls. Their tasks begin with the first one, here and below.
+    /// Publishes that share script calls. Their tasks start with the first publish; the same holds for the fields
+    /// below.
     pub(super) publishes: OnceLock<Caller<Plain, Published>>,
-    /// The same of those that another partition takes when this one cannot.
+    /// Like `publishes`, for publishes that another partition can take if this one cannot.
     pub(super) movable: OnceLock<Caller<Plain, Published>>,
-    /// Returns whether all jobs of the call were there.
+    /// Each reply is whether the job existed.
     pub(super) acks: OnceLock<Caller<JobRef, bool>>,
     /// Steps of schedules that share script calls. `None`: something must be deleted first.
     pub(super) steps: OnceLock<Caller<ScheduleStep, Option<Stepped>>>,
     pub(super) quotas: Counting,
     pub(super) copies: Copies,
-    /// Held by who finishes destroys of others.
+    /// Held while finishing another server's destroy.
     pub(super) finishing: Mutex<()>,
-    /// Held by who looks for a job in a long dead letter, and when the next such look may begin.
+    /// Held while searching a long dead letter for a job; contains the time before which no such search may begin.
     pub(super) far_looks: Mutex<Option<tokio::time::Instant>>,
-    /// When a pump has begun that last, in microseconds.
+    /// Time of the last search for unfinished destroys, in microseconds.
     pub(super) looked_for_dropped: AtomicU64,
 }
 
@@ -82,17 +83,17 @@ impl PartitionCore {
         }
     }
 
-    /// A call of a script, without keys and arguments yet.
+    /// Returns a call of a script, without keys and arguments.
     pub fn call(&self, script: &Script) -> ScriptCall {
         script.call_in(self.keys.base())
     }
 
-    /// The attempts to have a call executed.
+    /// Returns the attempts to execute a call.
     pub fn attempts(&self, lane: Lane) -> Attempts<'_> {
         self.attempts_if(true, lane)
     }
 
-    /// The same if the call waits for a node. Otherwise another partition takes it when this one cannot.
+    /// Like `attempts`; `waits`: the call waits for a node. Otherwise another partition takes it if this one cannot.
     pub fn attempts_if(&self, waits: bool, lane: Lane) -> Attempts<'_> {
         self.place.attempts_if(waits, self.partition, lane)
     }
@@ -102,22 +103,22 @@ impl PartitionCore {
         self.pool.run(self.partition, lane, call).await
     }
 
-    /// A command that may be executed twice.
+    /// Runs a command that is safe to execute twice.
     pub async fn query<T: FromRedisValue>(&self, cmd: &Cmd) -> Outcome<T> {
         self.query_if(true, cmd).await
     }
 
-    /// The same, which waits for a node or does not.
+    /// Like `query`; `waits`: whether to wait for a node.
     pub async fn query_if<T: FromRedisValue>(&self, waits: bool, cmd: &Cmd) -> Outcome<T> {
         self.pool.query(waits, self.partition, Lane::Other, cmd).await
     }
 
-    /// The same on another connection.
+    /// Like `query`, on another connection.
     pub async fn query_on<T: FromRedisValue>(&self, lane: Lane, cmd: &Cmd) -> Outcome<T> {
         self.pool.query(true, self.partition, lane, cmd).await
     }
 
-    /// Several of them in one round trip.
+    /// Runs several such commands in one round trip.
     pub async fn query_all<T: FromRedisValue>(&self, asked: &Pipeline) -> Outcome<T> {
         self.pool.query_all(self.partition, asked).await
     }

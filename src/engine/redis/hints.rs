@@ -1,49 +1,49 @@
-//! Which partitions may have ready jobs of a spread queue, as far as this process knows, and which one is consumed from next.
-//! Nothing depends on it but the order in which partitions are asked. Asks nobody.
+//! Hints which partitions may have ready jobs of a spread queue, and which one the next consume starts with. Only the
+//! order in which partitions are read depends on them. Uses no connection.
 
 use super::cluster::map::Partition;
 
-/// What is known of the partitions of one queue.
+/// Hints for the partitions of one queue.
 #[derive(Debug)]
 pub struct Hints {
     each: Vec<Hint>,
-    /// The last number of a notice or a question: answers may come later than a notice that they know nothing of.
+    /// Number of the last notice or question. A reply may arrive after a newer notice that it does not cover.
     count: u64,
-    /// Where the next consume begins.
+    /// Partition where the next consume begins.
     next: Partition,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Hint {
-    /// The number of the last notice of a job.
+    /// Number of the last notice of a job.
     told: u64,
-    /// The last question whose answer found no more jobs there.
+    /// Number of the last question whose reply was empty.
     empty: u64,
 }
 
-/// A question that is sent to a partition.
+/// A question sent to a partition.
 #[derive(Clone, Copy, Debug)]
 pub struct Question(u64);
 
 impl Hints {
-    /// Any partition may have jobs.
+    /// Returns hints by which any partition may have jobs.
     pub fn new(count: u16) -> Hints {
         Hints { each: vec![Hint { told: 1, empty: 0 }; count.into()], count: 1, next: 0 }
     }
 
-    /// A partition is about to be asked.
+    /// Numbers a question that is about to be sent.
     pub fn asks(&mut self) -> Question {
         self.count += 1;
         Question(self.count)
     }
 
-    /// It has answered that it has no more jobs.
+    /// Records a partition's reply that it has no more jobs.
     pub fn is_empty(&mut self, partition: Partition, Question(asked): Question) {
         let hint = &mut self.each[usize::from(partition)];
         hint.empty = hint.empty.max(asked);
     }
 
-    /// A job may have become ready there.
+    /// Records that a job may have become ready in a partition.
     pub fn told(&mut self, partition: Partition) {
         self.count += 1;
         self.each[usize::from(partition)].told = self.count;
@@ -54,7 +54,8 @@ impl Hints {
         self.each.iter_mut().for_each(|hint| hint.told = self.count);
     }
 
-    /// Up to `most` partitions that may have jobs, and are not `left_out`, in turn. The next consume begins behind them.
+    /// Returns up to `most` partitions that may have jobs and are not `left_out`, in rotation. The next consume begins
+    /// after them.
     pub fn take(&mut self, most: usize, left_out: impl Fn(Partition) -> bool) -> Vec<Partition> {
         let count = self.each.len() as u16; // made from one
         let may_have = |partition: &Partition| {
@@ -70,8 +71,8 @@ impl Hints {
     }
 }
 
-/// The n-th partition in turn behind this one. An odd step comes by every one of a power of two, and this one is to another
-/// master each time, since partitions lie on the masters in ranges.
+/// Returns the n-th partition after this one in rotation. An odd step visits each partition of a power of two; since
+/// masters hold ranges of partitions, this step also changes the master each time.
 pub fn nth(partition: Partition, n: u16, count: u16) -> Partition {
     let step = (u32::from(count) * 3 / 8) | 1;
     ((u32::from(partition) + u32::from(n) * step) % u32::from(count)) as Partition
@@ -96,7 +97,8 @@ mod tests {
         assert_eq!(hints.take(9, |partition| partition == 0), [3, 2], "that one cannot be asked");
     }
 
-    /// Guards against a job beside which its consumer sleeps, since an answer that knows nothing of it came after its notice.
+    /// Guards against a consumer that waits beside a ready job, because a reply that predates its notice arrived after
+    /// it.
     #[test]
     fn a_notice_after_a_question_was_sent_counts() {
         let mut hints = Hints::new(2);

@@ -1,17 +1,16 @@
-//! Deadlines of script calls, and replies that come after their caller has stopped waiting.
+//! Deadlines of script calls, and replies that arrive after their caller has stopped waiting.
 //!
-//! A Redis that stalls (a fork, a slow disk, a stopped process) reads the calls that wait for it when it goes on,
-//! long after their callers were answered with an error. So each call carries a deadline by the Redis's own clock:
-//! a script that begins later does nothing (lua/clock.lua).
+//! A Redis that stalls (a fork, a slow disk, a stopped process) reads pending calls when it resumes, long after their
+//! callers got an error. So each call carries a deadline by Redis's own clock: a script that begins later does nothing
+//! (lua/clock.lua).
 //!
 //! Both times count from the *arrival* of a call, not from when it is sent or sent again: the deadline is
-//! [`BEGIN_WITHIN`] later, and the caller is answered with an error [`RESPONSE_TIMEOUT`] later, never before. The
-//! difference covers the script, its reply and the error of the estimated clock. So no call begins after its caller
-//! was answered. A call that has waited for [`SEND_WITHIN`] joins no batch, and one that has waited for [`BEGIN_WITHIN`]
-//! is not sent at all.
+//! [`BEGIN_WITHIN`] later, and the caller gets an error [`RESPONSE_TIMEOUT`] later, never before. The difference covers
+//! the script, its reply and the error of the estimated clock. So no call begins after its caller got an error. A call
+//! that has waited for [`SEND_WITHIN`] joins no batch, and one that has waited for [`BEGIN_WITHIN`] is not sent at all.
 //!
-//! That leaves the calls that the Redis carried out just before it stalled. Their answers still come when it goes
-//! on. Who called listens for them, and takes back what nobody was told of.
+//! That leaves calls that Redis executed just before it stalled. Their replies arrive when it resumes. The caller
+//! listens for them, and undoes deliveries that reached no consumer.
 
 use std::time::{Duration, Instant};
 
@@ -27,19 +26,19 @@ use super::layout::script_call::ScriptCall;
 use super::link::Link;
 use super::waits::call_and_wait;
 
-/// How long after its call arrived a script may still begin.
+/// Time from a call's arrival within which its script may begin.
 const BEGIN_WITHIN: Duration = Duration::from_secs(4);
-/// How long after it arrived a call may still join a batch. One that is sent later has less than a second to begin, and
-/// so would those that share its batch.
+/// Time from a call's arrival within which it may join a batch. Sent later, it would have less than a second to begin,
+/// and so would the rest of its batch.
 pub const SEND_WITHIN: Duration = Duration::from_secs(3);
-/// A call that was refused as late although it was sent this shortly ago met another clock than the one that is
-/// known: the Redis's clock was set, or another Redis is the master now. It is sent once more.
+/// A call refused as late although it was sent this recently met a clock other than the estimated one: Redis's clock
+/// was set, or another Redis is the master now. It is sent once more.
 const CLOCK_WAS_SET: Duration = Duration::from_secs(1);
-/// How long an answer is listened for after its caller was told that there is none.
+/// Time to listen for a reply after its caller got an error.
 const LATE_ANSWER: Duration = Duration::from_secs(60);
 
-/// The same connection for an [`exchange`](Link::exchange), which may be listened to for longer than its caller
-/// waits.
+/// Returns the connection with a longer timeout for an [`exchange`](Link::exchange), which may listen for longer than
+/// its caller waits.
 pub fn patient(connection: &Connection) -> MultiplexedConnection {
     let mut redis = connection.redis.clone();
     redis.set_response_timeout(RESPONSE_TIMEOUT + LATE_ANSWER);
@@ -60,7 +59,7 @@ async fn run_call(
     if sent.elapsed() > CLOCK_WAS_SET {
         return answer;
     }
-    // Nothing has happened, so this is no second time.
+    // The refused call did nothing, so this does not execute it twice.
     call_and_wait(connection, call, clock.at_moment(begin_by), replicas).await
 }
 
@@ -69,7 +68,7 @@ fn may_be_sent(arrived: Instant) -> Outcome<()> {
 }
 
 impl Link {
-    /// Runs a call. Where the pool asks for that, replicas have it when this returns.
+    /// Runs a call. If the pool waits for replicas, they have the write when this returns.
     pub async fn send(&self, connection: &mut MultiplexedConnection, call: &ScriptCall) -> Outcome<Value> {
         may_be_sent(call.arrived())?;
         let (want, sent) = (self.replicas_for(call.lasts())?, Instant::now());
@@ -78,7 +77,7 @@ impl Link {
         Ok(answer)
     }
 
-    /// The same on a shared connection.
+    /// Like `send`, on a shared connection.
     pub async fn ask<T: FromRedisValue>(
         &self,
         connection: &SharedConnection,
@@ -88,9 +87,10 @@ impl Link {
         Ok(redis::from_redis_value(answer)?)
     }
 
-    /// The outcome of an exchange on this [`patient`] connection, for a call that arrived at `arrived`: `Away` when there
-    /// is none [`RESPONSE_TIMEOUT`] later. If `late` returns a function, that deals with a reply that comes all the
-    /// same; the connection is kept open meanwhile, even if others give it up. Nothing is done when it breaks first.
+    /// Returns the outcome of an exchange on this [`patient`] connection, for a call that arrived at `arrived`: `Away`
+    /// if there is none after [`RESPONSE_TIMEOUT`]. If `late` returns a function, it handles a reply that arrives
+    /// afterwards; meanwhile the connection stays open, even if others drop it. If the connection breaks first, nothing
+    /// is done.
     pub async fn exchange<T, S, L>(
         &self,
         connection: &Connection,
@@ -117,7 +117,7 @@ impl Link {
         outcome.inspect_err(|fault| self.connections.report(connection, fault))
     }
 
-    /// Has `late` deal with the answer of an exchange whose caller waits no more.
+    /// Has `late` handle the reply to an exchange whose caller no longer waits.
     fn listen<T, S>(
         &self,
         connection: &Connection,
@@ -150,8 +150,8 @@ mod tests {
 
     const HOUR: u64 = 3_600_000_000;
 
-    /// Answers each call as lua/clock.lua does on a Redis whose clock says `now`. Returns the deadlines it has met
-    /// when its client has left. `pause` passes before each answer.
+    /// Replies to each call like lua/clock.lua on a Redis whose clock reads `now`, after `pause`. Returns the deadlines
+    /// of the calls once its client has disconnected.
     async fn serve(mut stream: DuplexStream, now: u64, pause: Duration) -> Vec<u64> {
         let (mut met, mut text) = (Vec::new(), Vec::new());
         while stream.read_buf(&mut text).await.is_ok_and(|n| n > 0) {
@@ -172,7 +172,7 @@ mod tests {
         met
     }
 
-    /// Runs a call against a Redis whose clock says `now`, while 10 hours are believed.
+    /// Runs a call against a Redis whose clock reads `now`, while the estimate is 10 hours.
     async fn call(now: u64, pause: Duration) -> (RedisResult<Value>, Vec<u64>) {
         let clock = RedisClock::new();
         clock.learn(clock.begin(), 10 * HOUR);

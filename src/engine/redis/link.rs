@@ -1,5 +1,5 @@
-//! What an engine has of a Redis whatever its layout is: connections, the Redis's clock, who is notified, and the tasks
-//! that keep all this going. An engine has one link, or in a cluster one to each node. Knows no key.
+//! The part of an engine that does not depend on its layout: connections, Redis's clock, notifiers, and their tasks. An
+//! engine has one link, or in a cluster one to each node. Uses no keys.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -24,46 +24,46 @@ use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
 
-/// How many tasks share what publishes, as many as a link has connections for them: one batch is made while the Redis works
-/// on another. A large bulk on one of them delays nobody on the other. More make smaller batches, which cost the Redis
-/// more, and with one alone everybody waits behind a large bulk. Measured with 64 callers: two cost within a tenth of what
-/// one costs and answer as fast or faster; four cost a fifth more and gain nothing.
+/// Number of tasks and connections for publishes: one batch is prepared while Redis executes another, and a large bulk
+/// on one does not delay the other. More tasks make smaller batches, which cost Redis more; with a single one, all
+/// publishes wait behind a large bulk. Measured with 64 callers: two cost within a tenth of one and are as fast or
+/// faster; four cost a fifth more and gain nothing.
 pub const PUBLISHERS: usize = 2;
 
-/// How many of the hand-overs of this process are remembered at least.
+/// Minimum number of this process's latest deliveries to remember.
 const REMEMBERED_HAND_OVERS: usize = 131_072;
-/// How long a new engine waits for its connections. A busy machine needs some of it.
+/// Time that a new engine waits for its connections; a busy machine needs part of it.
 const FIRST_CONNECTIONS: Duration = Duration::from_secs(5);
 
-/// What a call is for: each kind has connections of its own, so that none holds up the others.
+/// The kind of a call. Each kind has connections of its own, so that none delays the others.
 #[derive(Clone, Copy, Debug)]
 pub enum Lane {
-    /// That of a task that publishes, or while it is down that of the other one.
+    /// The connection of a publishing task, or while it is down the other task's.
     Publish(usize),
     Consume,
     Pump,
-    /// What ends hand-overs.
+    /// Calls that end deliveries.
     HandOver,
     /// Everything off the hot path.
     Other,
 }
 
-/// What the links of one engine have in common.
+/// State shared by the links of one engine.
 #[derive(Clone, Debug)]
 pub struct Common {
     /// The name of the pool of jobs, for messages.
     pub pool: Arc<str>,
-    /// Hears whether the pool can be used.
+    /// Is informed whether the pool can be used.
     pub outage: Arc<Outage>,
     pub notifiers: Arc<Notifiers>,
     pub observers: Arc<Observers>,
-    /// What this process remembers of what it handed out.
+    /// This process's latest deliveries.
     pub handed_out: Arc<HandOvers>,
-    /// Of the Redis that the engine began with, if it says.
+    /// Version of the first Redis, if it reports one.
     pub version: Arc<OnceLock<String>>,
-    /// How many replicas must have what was asked before it is answered.
+    /// Number of replicas that must have a write before its reply is sent.
     pub wait_replicas: u16,
-    /// Where the end of a task is reported that must not end.
+    /// Reports the end of a task that must not end.
     pub failure: Failure,
 }
 
@@ -84,16 +84,16 @@ impl Common {
     }
 }
 
-/// What does not depend on the layout.
+/// Connections, clock and tasks for one Redis.
 #[derive(Debug)]
 pub struct Link {
     pub common: Common,
-    /// What all connections have in common.
+    /// State shared by all connections.
     pub connections: Arc<Connections>,
     /// One for each task that publishes.
     pub publish_connections: [SharedConnection; PUBLISHERS],
     pub consumes: SharedConnection,
-    /// The pump, and what ends hand-overs, have connections of their own, so that nobody's reads delay them.
+    /// The pump, and calls that end deliveries, have connections of their own, so that reads do not delay them.
     pub pumps: SharedConnection,
     pub hand_overs: SharedConnection,
     /// For everything off the hot path.
@@ -103,23 +103,24 @@ pub struct Link {
     pub ready_lists: Box<dyn ReadyLists>,
     pub replicas: Replicas,
     pub tasks: Tasks,
-    /// Those that keep the shared connections. They end after `tasks`, some of which need them until their end.
+    /// Tasks that maintain the shared connections. They end after `tasks`, some of which need the connections until
+    /// then.
     pub keepers: Tasks,
 }
 
-/// What keeps a shared connection, and what that is called.
+/// The task that maintains a shared connection, and its name.
 type Keeper = (&'static str, Pin<Box<dyn Future<Output = ()> + Send>>);
 
 /// A link that was opened, before any of its tasks runs.
 pub struct Opened {
     pub link: Arc<Link>,
-    /// For the first questions to the Redis.
+    /// For the first commands.
     pub first: Connection,
     keepers: Vec<Keeper>,
 }
 
 impl Link {
-    /// `Away` or `Refused` when the Redis cannot be reached now.
+    /// Errors: `Away` or `Refused` if Redis cannot be reached now.
     pub async fn open(
         address: &RedisAddress,
         name: &PoolName,
@@ -127,7 +128,7 @@ impl Link {
         wait_replicas: u16,
     ) -> Result<Opened> {
         let connector = Arc::new(Connector::new(address)?);
-        // What this one finds out is said before any task runs.
+        // Errors of this connection are reported before any task runs.
         let first = connector.connect().await?;
         let common = Common::new(name, wait_replicas, connector.failure().clone());
         let outage = common.outage.clone();
@@ -135,7 +136,8 @@ impl Link {
         Ok(Opened { link, first, keepers })
     }
 
-    /// To a node of a cluster, which need not be there now. Who keeps the map of nodes reports what becomes of it.
+    /// Opens a link to a node of a cluster, which need not be reachable now. The owner of the node map reports its
+    /// state.
     pub fn to_node(
         connector: Arc<Connector>,
         common: &Common,
@@ -179,7 +181,7 @@ impl Link {
         (Arc::new(link), to_keep)
     }
 
-    /// The connection for calls of this kind.
+    /// Returns the connection for calls of this kind.
     pub fn lane(&self, lane: Lane) -> &SharedConnection {
         match lane {
             Lane::Publish(own) => &self.publish_connections[own % PUBLISHERS],
@@ -190,7 +192,7 @@ impl Link {
         }
     }
 
-    /// The same, for who tells [`Connections::report`] of a fault.
+    /// Like `lane`, for callers that report faults to [`Connections::report`].
     pub async fn connection(&self, lane: Lane) -> Outcome<Connection> {
         match lane {
             Lane::Publish(own) => {
@@ -208,7 +210,7 @@ impl Link {
         }
     }
 
-    /// Jobs were handed out too late to tell anybody: they are given back.
+    /// Returns jobs whose delivery was too late for any consumer.
     pub async fn told_nobody(&self, jobs: Vec<Job>, give_back: impl AsyncFnOnce(Vec<Job>) -> Result<()>) {
         let count = jobs.len();
         if give_back(jobs).await.is_err() {
@@ -220,13 +222,13 @@ impl Link {
         }
     }
 
-    /// Waits for the first attempts to connect. The Redis was there when it began: so are the connections, a moment
-    /// later. One that cannot be made is no reason to stop.
+    /// Waits for the first attempts to connect. Redis was reachable when it was opened, so they usually succeed at
+    /// once. A failed attempt does not stop the start.
     pub async fn connected(&self) {
         let _ = self.connections.all_up(FIRST_CONNECTIONS).await;
     }
 
-    /// Ends all tasks in their order, and every connection.
+    /// Ends all tasks in order, and every connection.
     pub async fn close(&self) {
         self.tasks.stop();
         self.tasks.ended().await;
@@ -237,13 +239,13 @@ impl Link {
 }
 
 impl Opened {
-    /// Keeps the connections from here on. The tasks end with what is answered, also when the caller gives up.
+    /// Starts maintaining the connections. Dropping the guards ends the tasks, also if the caller gives up.
     pub fn keep(self) -> [DropGuard; 2] {
         keep(&self.link, self.keepers)
     }
 }
 
-/// Keeps its connections. The tasks end with what is answered.
+/// Starts the tasks that maintain the connections. Dropping the guards ends them.
 fn keep(link: &Link, keepers: Vec<Keeper>) -> [DropGuard; 2] {
     let guards = [&link.tasks, &link.keepers].map(|tasks| tasks.stopping().clone().drop_guard());
     for (name, keep) in keepers {

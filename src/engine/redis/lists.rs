@@ -1,5 +1,4 @@
-//! Which keys of a pool are ready lists, for the watch of them: where the lists of a queue are, and whose list a key is.
-//! Sends nothing.
+//! Maps between queues of a pool and the keys of their ready lists, for the watch. Sends nothing.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Whether a Redis can be used: for a look before a start. Changes nothing there.
+//! Checks whether a Redis can be used, before a start. Changes nothing there.
 
 use super::cluster::first_found;
 use super::connection::connector::{Connector, RedisAddress};
@@ -8,7 +8,7 @@ use super::partitions::Partitions;
 use super::safety::{Unsafe, check_nodes, check_safety, info};
 use crate::error::Error;
 
-/// Asks a Redis whether a server could use it, with those options if they count, and returns its version.
+/// Checks whether a server can use a Redis, with these options if given, and returns its version.
 pub async fn look(
     address: &RedisAddress,
     options: Option<&RedisOptions>,
@@ -25,7 +25,7 @@ pub async fn look(
     Ok(info(connection, "server", "redis_version").await.unwrap_or_else(|| "of an unknown version".into()))
 }
 
-/// The same of a cluster.
+/// Like `look`, for a cluster.
 async fn look_at_cluster(address: &RedisAddress, options: Option<&RedisOptions>) -> Outcome<String> {
     let version = check_nodes(address, "", OLDEST_IN_CLUSTER).await?;
     if let Some(options) = options {

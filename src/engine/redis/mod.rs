@@ -1,25 +1,26 @@
-//! The store on a Redis or in a Redis Cluster, in lmstfy's own layout: any number of Dormouse and lmstfy servers may serve
-//! one Redis at the same time. One step is one script; nothing is kept here that another server would need.
+//! The store on a Redis or in a Redis Cluster, in lmstfy's own layout: any number of Dormouse and lmstfy servers may
+//! serve one Redis at the same time. One step is one script; no state is kept here that another server would need.
 //!
-//! A pool has one or many *partitions*, each a small whole store whose keys begin with a base of its own. A single Redis is
-//! one partition with an empty base.
+//! A pool has one or many *partitions*, each a complete small store whose keys have its base as prefix. A single Redis
+//! is one partition with an empty base.
 //!
-//! - `router/`: which partitions a call concerns; `partitions`: their bases, and the hash of a queue; `spread`, `hints`:
+//! - `router/`: which partitions a call concerns; `partitions`: their bases, and the hash of a queue; `spread`,
+//! `hints`:
 //!   queues that use all of them, and where their ready jobs are.
 //! - `core`: one partition; `verbs/`: a file for each step in it, named as on disk.
-//! - `pool`: what all partitions share, and the entry point for calls; `link`: the connections to one node; `cluster/`:
-//!   the nodes of a cluster; `open`: how a pool is opened.
-//! - `connection/`: how connections are made, kept and shared, and what becomes of calls when they break.
+//! - `pool`: state shared by all partitions, and the entry point for calls; `link`: the connections to one node;
+//!   `cluster/`: the nodes of a cluster; `open`: opening a pool.
+//! - `connection/`: opening, maintaining and sharing connections, and calls in flight when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
-//! - `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`, `dues`: what this process remembers; `batches`: which calls
-//!   share a script call.
-//! - `in_time`: deadlines of calls, and answers that come too late.
+//! - `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`, `dues`: in-memory state of this process; `batches`:
+//!   calls that share a script call.
+//! - `in_time`: deadlines of calls, and late replies.
 //! - `replicas`, `waits`: which replicas are in sync, and whether they have a write.
-//! - `watch`, `lists`: notifies of jobs that others made ready.
-//! - `reply`: how answers of scripts are read, and the refusals of several of them.
-//! - `tables`: tokens, limits and the records of push: where they are on a single Redis or in a cluster.
-//! - `nodes`: what operators see of a cluster.
-//! - `safety`: whether the server is set up to keep jobs; `look`: whether it can be used at all.
+//! - `watch`, `lists`: notifies of jobs that other servers made ready.
+//! - `reply`: reads replies of scripts, and has errors shared by several of them.
+//! - `tables`: location of tokens, limits and records of push, on a single Redis or in a cluster.
+//! - `nodes`: the operators' view of a cluster.
+//! - `safety`: whether the server is configured to keep jobs; `look`: whether it can be used at all.
 //!
 //! Knows no HTTP, and of the engine trait's callers only their notifiers.
 
@@ -108,13 +109,13 @@ struct Closing {
 }
 
 impl RedisEngine {
-    /// Connects to a single Redis, and begins the engine's tasks. `Away` or `Refused` when the Redis cannot be used now; once
+    /// Connects to a single Redis, and starts the engine's tasks. `Away` or `Refused` if Redis cannot be used now; once
     /// connected, the engine outlives any outage.
     pub async fn connect(address: RedisAddress, name: &PoolName) -> Result<Arc<RedisEngine>> {
         RedisEngine::connect_with(address, name, &RedisOptions::default()).await
     }
 
-    /// The same with options; to a cluster if the address is one of a cluster. `Refused` also when the pool has another
+    /// Like `connect`, with options; to a cluster if the address names one. `Refused` also if the pool has another
     /// number of partitions.
     pub async fn connect_with(
         address: RedisAddress,
@@ -157,18 +158,18 @@ impl RedisEngine {
         Ok(Arc::new(RedisEngine { router, _closing }))
     }
 
-    /// The version of the Redis, if it says.
+    /// Returns the version of Redis, if it reports one.
     pub fn version(&self) -> Option<&str> {
         self.router.pool.common.version.get().map(String::as_str)
     }
 
-    /// Hears of every connection that is lost, and of what the engine's users tell it.
+    /// Returns the outage, which is informed of every lost connection and by the engine's callers.
     pub fn outage(&self) -> Arc<Outage> {
         self.router.pool.common.outage.clone()
     }
 
-    /// Waits until a task has died that the engine cannot do without, and says which. Calls to such an engine
-    /// may be answered with [`Closed`](crate::error::Error::Closed).
+    /// Waits until a task that the engine needs has died, and returns its name. Calls to such an engine may return
+    /// [`Closed`](crate::error::Error::Closed).
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
         let failure = self.router.pool.common.failure.clone();
         async move { failure.reported().await.to_owned() }

@@ -1,4 +1,4 @@
-//! What operators are told of a pool in a cluster: its nodes, the partitions that cannot be used, where a queue lies.
+//! The operators' view of a pool in a cluster: its nodes, partitions that are unavailable, and where a queue is.
 //! Changes nothing.
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::engine::together;
 use crate::error::{Error, Result, Unreachable};
 use crate::name::Queue;
 
-/// How long a node may take to say how it is.
+/// Timeout of a node's check.
 const CHECK: Duration = Duration::from_millis(500);
 
 /// The nodes of a pool that is in a cluster.
@@ -52,7 +52,7 @@ impl NodesOfPool {
         Err(refused.map_or(Error::Unreachable(Unreachable::Away), Error::from))
     }
 
-    /// Each node that has partitions, asked whether it takes writes.
+    /// Checks for each node with partitions whether it accepts writes.
     async fn ask(&self) -> BTreeMap<String, (Arc<Node>, Trouble)> {
         let mut first: BTreeMap<String, (Arc<Node>, PartNumber)> = BTreeMap::new();
         for (part, n) in self.cluster.parts.read().iter().zip(0..) {
@@ -73,7 +73,7 @@ impl NodesOfPool {
             Ok(answer) => answer,
             Err(_) => Err(Fault::away("no answer in time")),
         };
-        // It said that this slot is not its own now, or moves: it is well.
+        // The node replied that the slot has moved or is moving: it is healthy.
         let is_well = |why: &NotBegun| matches!(why, NotBegun::Moved(_) | NotBegun::Moving);
         answer.err().filter(|fault| !fault.not_begun.as_ref().is_some_and(is_well))
     }
@@ -157,7 +157,7 @@ impl Nodes for NodesOfPool {
     }
 }
 
-/// What it says of itself; `None` also where INFO is forbidden.
+/// Returns the node's INFO; `None` also if INFO is forbidden.
 async fn told(node: &Node) -> Option<(InfoDict, String)> {
     let mut info = redis::cmd("INFO");
     info.arg("server").arg("clients").arg("memory").arg("replication").arg("keyspace");

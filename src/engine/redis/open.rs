@@ -1,4 +1,4 @@
-//! How a pool on a single Redis or in a cluster is opened.
+//! Opening a pool on a single Redis or in a cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,25 +20,25 @@ use crate::error::{Error, Result};
 use crate::name::PoolName;
 use crate::process::tasks::Failure;
 
-/// The oldest version of the nodes of a cluster: servers are to tell each other by the channels of a slot.
+/// Oldest supported version of cluster nodes: servers notify each other by sharded channels.
 pub const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
 
-/// How a pool lies on its Redis.
+/// Options of a pool's layout on its Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisOptions {
-    /// What every key begins with, in a cluster.
+    /// Prefix of every key, in a cluster.
     pub prefix: String,
-    /// How many partitions a cluster has: a power of two up to 4096.
+    /// Number of partitions in a cluster: a power of two up to 4096.
     pub partitions: u16,
-    /// How many replicas must have a write before it is answered.
+    /// Number of replicas that must have a write before its reply is sent.
     pub wait_replicas: u16,
     /// Which queues use all partitions.
     pub spread: SpreadRules,
-    /// How long jobs that die from now on are kept; zero: forever.
+    /// How long newly dead jobs are kept; zero: forever.
     pub dead_ttl: Duration,
 }
 
-/// Those of a single Redis.
+/// The options of a single Redis.
 impl Default for RedisOptions {
     fn default() -> RedisOptions {
         RedisOptions {
@@ -52,7 +52,7 @@ impl Default for RedisOptions {
 }
 
 impl RedisOptions {
-    /// Refuses a pool that has another number of partitions.
+    /// Returns an error if the pool has another number of partitions.
     pub fn fits(&self, stored: u16) -> Outcome<()> {
         if stored == self.partitions {
             return Ok(());
@@ -64,7 +64,7 @@ impl RedisOptions {
         )))
     }
 
-    /// Refuses a pool in the layout of an earlier version.
+    /// Returns the error for a pool in the layout of an earlier version.
     pub fn compact(&self) -> Fault {
         Fault::refused(format!(
             "the pool with the prefix {} is in the compact layout, which this version does not support: use another \
@@ -74,10 +74,10 @@ impl RedisOptions {
     }
 }
 
-/// What a pool is on, and what ends its tasks.
+/// A pool's nodes, and the guards that end its tasks.
 pub type OpenedPlace = (Common, Place, Vec<DropGuard>);
 
-/// A single Redis.
+/// Opens a pool on a single Redis.
 pub async fn open_one(
     address: RedisAddress,
     name: &PoolName,
@@ -96,7 +96,7 @@ pub async fn open_one(
     Ok((link.common.clone(), Place::One(link), guards.into()))
 }
 
-/// A cluster. A pool that was used before begins with the nodes that answer; a new one needs all of them.
+/// Opens a pool in a cluster. A pool that was used before starts with the reachable nodes; a new one needs all of them.
 pub async fn open_cluster(
     address: RedisAddress,
     name: &PoolName,
@@ -139,7 +139,7 @@ pub async fn open_cluster(
             opened.query::<u16>(at.slot, redis::cmd("GET").arg(&at.key)).await
         };
         match stored.await {
-            // Another server that starts for the first time may have been faster, with another number.
+            // Another server that started at the same time may have stored a different number.
             Ok(stored) => options.fits(stored)?,
             Err(fault) if !known => return Err(fault.into()),
             Err(_) => {}

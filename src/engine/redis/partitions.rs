@@ -1,5 +1,5 @@
-//! The partitions of a pool: the base of each, which one is the home of a queue, and which one an id names. Every key of a
-//! partition is in one hash slot of a cluster. A single Redis has one, with an empty base. Sends nothing.
+//! The partitions of a pool: their bases, the home partition of a queue, and the partition in an id. All keys of a
+//! partition are in one hash slot of a cluster. A single Redis has one, with an empty base. Sends nothing.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -8,33 +8,33 @@ use super::cluster::map::Partition;
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Queue};
 
-/// In how many slots a cluster has the number of partitions.
+/// Number of slots in which a cluster stores the number of partitions.
 const COUNT_KEYS: u16 = 16;
 
-/// What tags are made of.
+/// Characters of tags.
 const LETTERS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
 /// All partitions of a pool.
 #[derive(Debug)]
 pub struct Partitions {
     prefix: String,
-    /// What the keys of each begin with.
+    /// Prefix of the keys of each partition.
     bases: Vec<String>,
 }
 
 impl Partitions {
-    /// `count` is a power of two up to 4096.
+    /// Returns `count` partitions: a power of two up to 4096.
     pub fn new(prefix: &str, count: u16) -> Partitions {
         let base = |tag| format!("{prefix}{{{tag}}}");
         Partitions { prefix: prefix.to_owned(), bases: tags(count).into_iter().map(base).collect() }
     }
 
-    /// That of a single Redis.
+    /// Returns the one partition of a single Redis.
     pub fn single() -> Partitions {
         Partitions { prefix: String::new(), bases: vec![String::new()] }
     }
 
-    /// What every key of the pool begins with.
+    /// Returns the prefix of every key of the pool.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -47,12 +47,12 @@ impl Partitions {
         0..self.count()
     }
 
-    /// What the keys of a partition begin with.
+    /// Returns the prefix of a partition's keys.
     pub fn base(&self, partition: Partition) -> &str {
         &self.bases[usize::from(partition)]
     }
 
-    /// Where the number of partitions is stored: in several slots, so that one node is enough to tell it.
+    /// Returns the keys of the number of partitions: in several slots, so that one reachable node is enough to read it.
     pub fn count_keys(&self) -> Vec<CountKey> {
         let key = |tag: String| CountKey {
             slot: slot_of(&tag),
@@ -62,37 +62,37 @@ impl Partitions {
         tags(COUNT_KEYS).into_iter().map(key).collect()
     }
 
-    /// The slot of each partition's keys.
+    /// Returns the slot of each partition's keys.
     pub fn slots(&self) -> Vec<u16> {
         let part = SLOTS / self.bases.len();
         (0..self.bases.len()).map(|n| (n * part + part / 2) as u16).collect()
     }
 
-    /// The home of a queue: one that is not spread has all its jobs there.
+    /// Returns the home partition of a queue, which has all its jobs unless it is spread.
     pub fn home(&self, queue: &Queue) -> Partition {
         self.of(format!("{}/{}", queue.namespace, queue.name).as_bytes())
     }
 
-    /// The partition of a job with this key, in a spread queue.
+    /// Returns the partition of a job with this key, in a spread queue.
     pub fn of_key(&self, queue: &Queue, key: &JobKey) -> Partition {
         self.of(format!("{}/{}/{key}", queue.namespace, queue.name).as_bytes())
     }
 
-    /// The partition of a publish with this `Idempotency-Key`, in a spread queue.
+    /// Returns the partition of a publish with this `Idempotency-Key`, in a spread queue.
     pub fn of_request(&self, queue: &Queue, key: &IdempotencyKey) -> Partition {
         let mut text = format!("{}/{}/", queue.namespace, queue.name).into_bytes();
         text.extend(key.as_bytes());
         self.of(&text)
     }
 
-    /// The partition that an id names. One that another store has made may name any.
+    /// Returns the partition that an id names. An id made by another store may name any.
     pub fn of_id(&self, id: &JobId) -> Partition {
         let bytes = id.to_bytes();
         (u16::from_be_bytes([bytes[9], bytes[10]]) >> 4) % self.count()
     }
 
-    /// The id that names this partition, made of one that was just made and names none. Of the 48 bits that tell ids of one
-    /// millisecond apart the lowest 36 are kept, which count up; the partition goes into the 12 bits between.
+    /// Returns an id with this partition, from a new id that names none. Of the 48 bits that distinguish ids of one
+    /// millisecond it keeps the lowest 36, which count up; the partition uses the 12 bits above them.
     pub fn name(&self, id: JobId, partition: Partition) -> JobId {
         let mut bytes = id.to_bytes();
         let unique = bytes[6..12].iter().fold(0, |unique: u64, byte| unique << 8 | u64::from(*byte));
@@ -101,8 +101,8 @@ impl Partitions {
         JobId::from_bytes(bytes, id.is_versioned())
     }
 
-    /// The id that names this partition, and is the same otherwise: the same each time. It keeps as much as it can of the
-    /// twelve bits that are the partition's, which may be part of a hash.
+    /// Returns the id with this partition in it, otherwise unchanged; deterministic. It keeps as many as possible of
+    /// the twelve partition bits, which may be part of a hash.
     pub fn with_partition(&self, id: &JobId, partition: Partition) -> JobId {
         let mut bytes = id.to_bytes();
         let mixed = u16::from_be_bytes([bytes[9], bytes[10]]);
@@ -111,13 +111,13 @@ impl Partitions {
         JobId::from_bytes(bytes, id.is_versioned())
     }
 
-    /// The partition that a text names: the highest bits of its hash.
+    /// Returns the partition for a text: the highest bits of its hash.
     pub fn of(&self, text: &[u8]) -> Partition {
         let hash = u128::from(xxh3_64(text)) * self.bases.len() as u128;
         (hash >> 64) as Partition
     }
 
-    /// The partition that a key is in, and what stands behind its base.
+    /// Returns the partition of a key, and the key without its base.
     pub fn split<'a>(&self, key: &'a [u8]) -> Option<(Partition, &'a [u8])> {
         let (partition, base) =
             self.bases.iter().enumerate().find(|(_, base)| key.starts_with(base.as_bytes()))?;
@@ -134,8 +134,8 @@ pub struct CountKey {
     pub compact: String,
 }
 
-/// The tag of each of so many partitions: the first text of up to three letters and digits whose slot is the middle of
-/// the partition's part of all slots. So any layout in ranges gives each master its share within one partition.
+/// Returns the tags of `count` partitions: for each the first text of up to three letters and digits whose slot is the
+/// middle of the partition's range of slots. So any layout in ranges gives each master its share within one partition.
 fn tags(count: u16) -> Vec<String> {
     let count = usize::from(count);
     let part = SLOTS / count;
@@ -155,16 +155,16 @@ fn tags(count: u16) -> Vec<String> {
             }
         }
     }
-    // Three letters or digits reach every slot: a test looks at each.
+    // Three letters or digits reach every slot: a test checks each.
     found.into_iter().flatten().collect()
 }
 
-/// The slot of keys with this tag.
+/// Returns the slot of keys with this tag.
 fn slot_of(tag: &str) -> u16 {
     crc16(tag.as_bytes()) % SLOTS as u16
 }
 
-/// The n-th text of so many letters and digits.
+/// Returns the n-th text of `length` letters and digits.
 fn text(mut n: usize, length: u32) -> String {
     let mut bytes = vec![b'0'; length as usize];
     for byte in bytes.iter_mut().rev() {
@@ -174,7 +174,7 @@ fn text(mut n: usize, length: u32) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// CRC16 as Redis Cluster counts it (XMODEM).
+/// CRC16 as computed by Redis Cluster (XMODEM).
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| {
         (0..8)
@@ -236,7 +236,7 @@ mod tests {
         }
     }
 
-    /// Guards against another version that looks for jobs elsewhere.
+    /// Guards against a version that looks for jobs in other partitions.
     #[test]
     fn homes_and_tags_stay_what_they_are() {
         let partitions = Partitions::new("p", 8);

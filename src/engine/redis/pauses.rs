@@ -1,4 +1,4 @@
-//! What this server remembers of paused queues, and which of what it hears counts. Asks nobody.
+//! This server's view of paused queues, and which updates apply to it. Uses no connection.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,50 +12,50 @@ use crate::clock::{Micros, Millis};
 use crate::engine::Pause;
 use crate::name::{Namespace, Queue, QueueName};
 
-/// How old what is remembered may be. Others see a pause within a second: this, and what an answer takes.
+/// Maximum age of the view. Other servers see a pause within a second: this plus the time of a reply.
 pub const BELIEVED: Duration = Duration::from_millis(800);
-/// How long a change of this process is remembered: longer than its answer may take to be read.
+/// How long a change by this process is remembered: longer than it can take to read its reply.
 pub const REMEMBERED: Duration = Duration::from_secs(10);
 
-/// What this server knows of the paused queues.
+/// This server's view of the paused queues.
 #[derive(Debug, Default)]
 pub struct Pauses {
     pub known: RwLock<Known>,
-    /// A pause may end earlier than the task knows.
+    /// Notifies the task that a pause may end earlier than it knows.
     pub earlier: Notify,
 }
 
-/// What the task knows.
+/// The view, maintained by the task.
 #[derive(Debug, Default)]
 pub struct Known {
-    /// The version that this is; 0 while nothing is paused. `None`: nothing was read yet.
+    /// Version of the view; 0 while nothing is paused. `None`: nothing was read yet.
     pub version: Option<Micros>,
     pub paused: BTreeMap<Queue, Pause>,
-    /// The ends of those that end by themselves.
+    /// Ends of the pauses that expire.
     pub ends: BTreeSet<(Millis, Queue)>,
-    /// When the version was last seen to be the newest; never at first.
+    /// When the version was last confirmed to be the newest; `None` at first.
     pub read_at: Option<Instant>,
-    /// When a change of this process was left out that seemed older than what is known: what was read before is not
-    /// believed. The Redis's clock may have gone back.
+    /// When a change by this process was skipped because it seemed older than the view: earlier reads are then not
+    /// trusted. Redis's clock may have gone back.
     pub doubted_at: Option<Instant>,
-    /// The newest change of this process to each queue, for [`REMEMBERED`].
+    /// The newest change by this process to each queue, for [`REMEMBERED`].
     pub own: HashMap<Queue, Own>,
-    /// From the version before a change of this process to the one after it, and when its answer came: those that do
-    /// not follow on `version` yet.
+    /// Maps the version before a change by this process to the version after it and the time of its reply: changes that
+    /// do not follow on `version` yet.
     pub links: HashMap<Micros, (Micros, Instant)>,
 }
 
-/// A change of this process.
+/// A change by this process.
 #[derive(Debug)]
 pub struct Own {
-    /// Orders the changes, also those that leave version 0.
+    /// Orders the changes, including those that leave version 0.
     pub order: Micros,
     pub pause: Option<Pause>,
-    /// When its answer came.
+    /// Time of its reply.
     pub at: Instant,
 }
 
-/// What a script says of the versions: before a change, and after it.
+/// The versions in a script's reply: before and after a change.
 #[derive(Clone, Copy, Debug)]
 pub struct Versions {
     pub now: Micros,
@@ -77,20 +77,21 @@ impl Known {
         }
     }
 
-    /// Goes on to the version that this process's changes have led to.
+    /// Advances to the version reached by this process's changes.
     pub fn follow(&mut self) {
         while let Some((after, _)) = self.version.and_then(|version| self.links.remove(&version)) {
             self.version = Some(after);
         }
     }
 
-    /// All was read by an asking that began at `asked` and saw this version. Answers what is paused no more.
+    /// Replaces the view by a complete read that began at `asked` and saw this version. Returns the queues that are no
+    /// longer paused.
     pub fn replace(&mut self, version: Micros, paused: BTreeMap<Queue, Pause>, asked: Instant) -> Vec<Queue> {
         let before = std::mem::replace(&mut self.paused, paused);
         let ends = self.paused.iter().filter_map(|(queue, pause)| Some((pause.until?, queue.clone())));
         self.ends = ends.collect();
-        // What this process has changed meanwhile may be newer than what was read. If it is not, its link says that
-        // the next asking must read again.
+        // Changes by this process in the meantime may be newer than the read. If they are not, their link makes the
+        // next check read again.
         let own = std::mem::take(&mut self.own);
         for (queue, own) in own.iter().filter(|(_, own)| own.at >= asked && own.order > version) {
             self.set(queue, own.pause);
@@ -104,13 +105,13 @@ impl Known {
 }
 
 impl Pauses {
-    /// The queue's pause, if it has one.
+    /// Returns the queue's pause, if it has one.
     pub fn of(&self, queue: &Queue, now: Millis) -> Option<Pause> {
         let known = self.known.read();
         known.paused.get(queue).copied().filter(|pause| pause.lasts(now))
     }
 
-    /// Every paused queue of a namespace whose name comes after `after`, in the order of their names.
+    /// Returns the paused queues of a namespace after `after`, by name.
     pub fn in_namespace(&self, namespace: &Namespace, after: Option<&QueueName>) -> Vec<Queue> {
         let known = self.known.read();
         let name = after.cloned().unwrap_or_else(QueueName::first);
@@ -119,12 +120,12 @@ impl Pauses {
         of.filter(|queue| after.is_none_or(|after| queue.name > *after)).cloned().collect()
     }
 
-    /// This process has changed a queue's pause.
+    /// Records a change of a queue's pause by this process.
     pub fn change(&self, queue: &Queue, pause: Option<Pause>, versions: Versions) {
         let Versions { now, before, after } = versions;
         let (order, at) = (now.max(before + 1), Instant::now());
         let mut known = self.known.write();
-        // Answers may be read in another order than they were given.
+        // Replies may be read in another order than they were sent.
         if known.own.get(queue).is_some_and(|own| own.order > order) {
             known.doubted_at = Some(at);
             return;
@@ -165,8 +166,8 @@ mod tests {
         }
     }
 
-    /// Guards against a Redis whose clock went back, after which a change of this process seems to be read already: it
-    /// would not hold here until the next asking.
+    /// Guards against a Redis whose clock went back, so that a change by this process seems to be read already and
+    /// would have no effect here until the next check.
     #[test]
     fn a_change_that_seems_old_is_asked_about() {
         let (pauses, q) = (Pauses::default(), queue("shop", "q"));
@@ -179,7 +180,7 @@ mod tests {
         let pause = Some(Pause { until: None });
         pauses.change(&q, pause, Versions { now: 2500, before: 2000, after: 2500 });
         assert!(pauses.believed() && pauses.of(&q, 0).is_some(), "a change that follows is applied");
-        // All were resumed, and the clock went back.
+        // All pauses ended, and the clock went back.
         pauses.change(&q, None, Versions { now: 1000, before: 0, after: 1000 });
         assert!(!pauses.believed(), "one that seems older than what is known is asked about");
     }

@@ -1,5 +1,5 @@
-//! What all partitions of a pool share, and the one entry point for calls: a call names its partition and never a node. A
-//! single Redis is one node with one partition.
+//! State shared by all partitions of a pool, and the one entry point for calls: a call names its partition and never a
+//! node. A single Redis is one node with one partition.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use crate::clock::Micros;
 use crate::error::{Error, Result};
 use crate::process::tasks::Tasks;
 
-/// A node that has owed an answer to a publish for so long gets no more of those that another one can take.
+/// A node with a publish in flight for this long gets no more publishes that another node can take.
 pub const SLOW: Duration = Duration::from_millis(500);
 
 /// The nodes of a pool.
@@ -33,14 +33,14 @@ pub enum Place {
     Cluster(Arc<Cluster>),
 }
 
-/// The attempts to have a call executed.
+/// The attempts to execute a call.
 pub enum Attempts<'a> {
     One(&'a Arc<Link>),
     Cluster(cluster::Attempts<'a>),
 }
 
 impl Attempts<'_> {
-    /// The node for the next one.
+    /// Returns the node for the next attempt.
     pub async fn next(&mut self) -> Outcome<Arc<Link>> {
         match self {
             Attempts::One(link) => Ok(link.clone()),
@@ -48,7 +48,7 @@ impl Attempts<'_> {
         }
     }
 
-    /// The outcome of the last one; `None` when there is to be another one.
+    /// Returns the outcome of the last attempt; `None` if there is to be another.
     pub fn outcome<T>(&mut self, answer: Outcome<T>) -> Option<Outcome<T>> {
         match self {
             Attempts::One(_) => Some(answer),
@@ -58,8 +58,8 @@ impl Attempts<'_> {
 }
 
 impl Place {
-    /// A call that is about to be sent to the node of a partition. In a cluster it is sent again as long as no node has
-    /// begun it.
+    /// Returns the attempts for a call to the node of a partition. In a cluster it is sent again until a node has begun
+    /// it.
     pub fn attempts(&self, partition: Partition, lane: Lane) -> Attempts<'_> {
         match self {
             Place::One(link) => Attempts::One(link),
@@ -67,7 +67,7 @@ impl Place {
         }
     }
 
-    /// The same if the call waits for a node. Otherwise another partition takes it when this one cannot.
+    /// Like `attempts`; `waits`: the call waits for a node. Otherwise another partition takes it if this one cannot.
     pub fn attempts_if(&self, waits: bool, partition: Partition, lane: Lane) -> Attempts<'_> {
         match self {
             Place::Cluster(cluster) if !waits => Attempts::Cluster(cluster.attempt_now(partition, lane)),
@@ -75,7 +75,7 @@ impl Place {
         }
     }
 
-    /// Waits until a partition can be used, for calls that are queued up before they are sent.
+    /// Waits until a partition is available, for calls that wait in a mailbox before they are sent.
     pub async fn ready(&self, partition: Partition, lane: Lane) -> Outcome<()> {
         match self {
             Place::One(_) => Ok(()),
@@ -83,7 +83,7 @@ impl Place {
         }
     }
 
-    /// The fault of a call that has waited too long to be sent to a partition.
+    /// Returns the fault of a call that has waited too long to be sent to a partition.
     pub fn too_late(&self, partition: Partition) -> Fault {
         match self {
             Place::One(_) => Fault::too_late(),
@@ -91,7 +91,7 @@ impl Place {
         }
     }
 
-    /// The node that a partition was at last, for its clock.
+    /// Returns the last known node of a partition, for its clock.
     pub fn link(&self, partition: Partition) -> Option<Arc<Link>> {
         match self {
             Place::One(link) => Some(link.clone()),
@@ -99,7 +99,7 @@ impl Place {
         }
     }
 
-    /// The figures of a single Redis. Those of a cluster are told by node.
+    /// Returns the gauges of a single Redis. A cluster's are reported by node.
     pub async fn gauges(&self) -> Vec<(&'static str, f64)> {
         match self {
             Place::One(link) => link.gauges().await,
@@ -115,7 +115,7 @@ impl Place {
     }
 }
 
-/// What the partitions of a pool share.
+/// State shared by the partitions of a pool.
 #[derive(Debug)]
 pub struct Pool {
     pub common: Common,
@@ -129,9 +129,9 @@ pub struct Pool {
     /// How long dead jobs are kept; zero: forever.
     pub dead_ttl: Duration,
     pub pauses: Pauses,
-    /// Held by the count of one partition's keys: one at a time.
+    /// Held while counting the keys of one partition: one at a time.
     pub counting: Semaphore,
-    /// Publishes that another partition could have taken and that are not answered: to which node, and since when.
+    /// Publishes in flight that another partition could have taken: the node and the start.
     owed: Mutex<Vec<(usize, Instant)>>,
 }
 
@@ -158,7 +158,7 @@ impl Pool {
         }
     }
 
-    /// `Closed` once the engine is closing.
+    /// Returns `Closed` once the engine is closing.
     pub fn is_open(&self) -> Result<()> {
         if self.tasks.stopping().is_cancelled() { Err(Error::Closed) } else { Ok(()) }
     }
@@ -173,7 +173,7 @@ impl Pool {
         ask!(self.place.attempts(partition, lane), |link| link.ask(link.lane(lane), call))
     }
 
-    /// A command that may be executed twice. It waits for a node, or does not.
+    /// Runs a command that is safe to execute twice. `waits`: whether to wait for a node.
     pub async fn query<T: FromRedisValue>(
         &self,
         waits: bool,
@@ -184,12 +184,12 @@ impl Pool {
         ask!(self.place.attempts_if(waits, partition, lane), |link| link.lane(lane).query(cmd))
     }
 
-    /// Several of them in one round trip.
+    /// Runs several such commands in one round trip.
     pub async fn query_all<T: FromRedisValue>(&self, partition: Partition, asked: &Pipeline) -> Outcome<T> {
         ask!(self.place.attempts(partition, Lane::Other), |link| link.shared.query_all(asked))
     }
 
-    /// One step of the scan of a hash, and where the next one goes on. It begins and ends with 0.
+    /// Runs one step of the scan of a hash. Returns the next cursor; the scan starts and ends with 0.
     pub async fn scan_step(
         &self,
         partition: Partition,
@@ -200,12 +200,12 @@ impl Pool {
         ask!(self.place.attempts(partition, lane), |link| link.lane(lane).scan_step(key, cursor))
     }
 
-    /// The clock of a partition's node, by which all of the partition is due.
+    /// Returns the time by the clock of the partition's node, which decides what is due in it.
     pub fn now_in(&self, partition: Partition) -> Micros {
         self.place.link(partition).map_or_else(|| self.now_micros(), |link| link.clock.now_micros())
     }
 
-    /// The pool's clock: that of the first node, so that all servers agree.
+    /// Returns the pool's time: that of the first node, so that all servers agree.
     pub fn now_micros(&self) -> Micros {
         match &self.place {
             Place::One(link) => link.clock.now_micros(),
@@ -213,12 +213,12 @@ impl Pool {
         }
     }
 
-    /// A time of a partition's clock by the pool's.
+    /// Converts a time of a partition's clock to the pool's.
     pub fn in_pool_time(&self, partition: Partition, at: Micros) -> Micros {
         (at + self.now_micros()).saturating_sub(self.now_in(partition))
     }
 
-    /// A job was stored there that is due then, by the partition's clock.
+    /// Records that a job was stored, due at this time of the partition's clock.
     pub fn stored(&self, partition: Partition, due: Micros) {
         match &self.place {
             Place::One(_) => self.dues.next.stored(due),
@@ -228,20 +228,20 @@ impl Pool {
         }
     }
 
-    /// Whether a node has owed the answer to a publish for so long that others get the next ones.
+    /// Whether a node has been slow to reply to a publish, so that others get the next ones.
     pub fn is_slow(&self, link: &Arc<Link>) -> bool {
         let link = Arc::as_ptr(link) as usize;
         self.owed.lock().iter().any(|(owes, since)| *owes == link && since.elapsed() >= SLOW)
     }
 
-    /// Such a publish is on its way to this node until what is returned is dropped.
+    /// Records a publish in flight to this node until the guard is dropped.
     pub fn owes(&self, link: &Arc<Link>) -> Owes<'_> {
         let entry = (Arc::as_ptr(link) as usize, Instant::now());
         self.owed.lock().push(entry);
         Owes { pool: self, entry }
     }
 
-    /// The node of a partition answered with its time to a call that was sent then.
+    /// Corrects the clock of a partition's node by the time in a reply.
     pub fn learn(&self, partition: Partition, sent: Instant, now: Micros) {
         if let Some(link) = self.place.link(partition) {
             link.clock.learn(sent, now);
@@ -249,7 +249,7 @@ impl Pool {
     }
 }
 
-/// A publish that is not answered.
+/// A publish in flight.
 pub struct Owes<'a> {
     pool: &'a Pool,
     entry: (usize, Instant),

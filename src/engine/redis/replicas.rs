@@ -1,23 +1,24 @@
-//! Which of a Redis's replicas are in step, as the Redis says. Asks nobody.
+//! Which replicas of a Redis are in sync, according to Redis. Uses no connection.
 
 use parking_lot::Mutex;
 
-/// A replica that was not heard of for so many seconds is not in step. Each tells once a second what it has.
+/// A replica silent for more than this many seconds is not in sync. Each reports its offset once a second.
 const HEARD: u64 = 3;
 
 /// The replicas of a Redis.
 #[derive(Debug)]
 pub struct Replicas {
-    /// How many must have what was asked.
+    /// Number of replicas that must have a write.
     want: u16,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many are in step, as the last look has said.
+    /// Number of replicas in sync at the last check.
     in_step: u64,
-    /// The last wait fell short: who has less than this offset is not in step. It is the Redis's own at the next look.
+    /// Set if the last wait was not satisfied: a replica below this offset is not in sync. The offset is Redis's own at
+    /// the next check.
     short: Option<Option<u64>>,
 }
 
@@ -26,17 +27,17 @@ impl Replicas {
         Replicas { want, state: Mutex::default() }
     }
 
-    /// How many are waited for.
+    /// Returns the number of replicas to wait for.
     pub fn want(&self) -> u16 {
         self.want
     }
 
-    /// Whether fewer are in step than are waited for.
+    /// Whether too few replicas are in sync.
     pub fn are_few(&self) -> bool {
         self.state.lock().in_step < self.want.into()
     }
 
-    /// What INFO said that was asked after (or before) a wait fell short.
+    /// Updates the state from INFO, requested after (or before) a wait was not satisfied.
     pub fn learn(&self, info: &str, was_short: bool) {
         let mut state = self.state.lock();
         if state.short.is_some() && !was_short {
@@ -54,12 +55,12 @@ impl Replicas {
         }
     }
 
-    /// Whether the last wait fell short, and nobody has caught up since.
+    /// Whether the last wait was not satisfied, and no replica has caught up since.
     pub fn is_short(&self) -> bool {
         self.state.lock().short.is_some()
     }
 
-    /// Too few had it in time.
+    /// Records that too few replicas had the write in time.
     pub fn fell_short(&self) {
         *self.state.lock() = State { in_step: 0, short: Some(None) };
     }
@@ -110,8 +111,8 @@ mod tests {
         }
     }
 
-    /// Guards against a replica that hangs, is taken to be in step since it was heard of a second ago, and makes every
-    /// call wait a second and fail.
+    /// Guards against a hanging replica that counts as in sync because it reported a second ago, so that every call
+    /// waits a second and fails.
     #[test]
     fn after_a_wait_fell_short_a_replica_is_in_step_once_it_has_caught_up() {
         let replicas = Replicas::new(1);

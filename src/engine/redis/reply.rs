@@ -1,4 +1,4 @@
-//! What the answers of scripts are read with, and the refusals that several of them give. Sends nothing.
+//! Reading replies of scripts, and errors shared by several of them. Sends nothing.
 
 use redis::{FromRedisValue, Value};
 
@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::job::Reason;
 use crate::name::JobKey;
 
-/// A value of an answer.
+/// Reads a value of a reply.
 pub fn read<T: FromRedisValue>(value: &Value) -> Outcome<T> {
     Ok(redis::from_redis_value_ref(value)?)
 }
@@ -16,17 +16,17 @@ pub fn key_of(key: &Value) -> Outcome<Option<JobKey>> {
     Ok(read::<Option<String>>(key)?.and_then(|key| JobKey::parse(&key)))
 }
 
-/// The reason in a job's details.
+/// Reads the reason in a job's details.
 pub fn reason_of(reason: &Value) -> Outcome<Option<Reason>> {
     Ok(read::<Option<String>>(reason)?.and_then(|reason| Reason::new(&reason)))
 }
 
-/// A publish of an id that is there.
+/// Returns the error for a publish of an existing id.
 pub fn id_taken() -> Error {
     Error::refused("a job with this id is stored already")
 }
 
-/// A publish for which there is no room: what lua/quotas.lua answers.
+/// Returns the error for a publish that exceeds a quota, from the code of lua/quotas.lua.
 pub fn over_quota(used_up: u64) -> Error {
     Error::OverQuota(match used_up {
         1 => "jobs",
@@ -35,7 +35,7 @@ pub fn over_quota(used_up: u64) -> Error {
     })
 }
 
-/// A step that found another kind of value under a key of the queue than it must have.
+/// Returns the error for a key of the queue that has the wrong type.
 pub fn wrong_type() -> Error {
     Error::refused("a key of the queue is not of the type that it must be")
 }

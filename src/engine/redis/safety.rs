@@ -1,4 +1,4 @@
-//! Whether a Redis is set up to keep jobs: it must write an append-only file, and must not evict. lmstfy asks
+//! Checks that a Redis is configured to keep jobs: it must write an append-only file, and must not evict. lmstfy checks
 //! the same.
 
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use super::connection::fault::{Fault, Outcome};
 use super::verbs::check::usable;
 use crate::error::Error;
 
-/// Why a Redis would lose jobs, or why that could not be told.
+/// Why a Redis would lose jobs, or why this is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum Unsafe {
     #[error("the Redis has `appendonly {0}`, so a restart loses jobs: set it to yes")]
@@ -25,8 +25,7 @@ pub enum Unsafe {
     Unknown(#[from] Error),
 }
 
-/// Asks the Redis how it is set up. Where CONFIG is forbidden INFO is asked; what neither tells is accepted
-/// with a warning.
+/// Checks Redis's configuration, or INFO if CONFIG is forbidden; if neither is available it is accepted with a warning.
 pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
     if address.cluster {
         for node in masters(address).await.map_err(Error::from)? {
@@ -66,8 +65,8 @@ pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
     Ok(())
 }
 
-/// Checks that the nodes of a cluster that answer can be used, and warns where one lost slot would stop all. Returns the
-/// version of one.
+/// Checks the reachable nodes of a cluster, and returns the version of one. Warns if one lost slot would stop the whole
+/// cluster.
 pub async fn check_nodes(address: &RedisAddress, pool: &str, oldest: (u32, u32)) -> Outcome<Option<String>> {
     let (mut stops_as_a_whole, mut version) = (false, None);
     for node in &masters(address).await? {
@@ -86,7 +85,7 @@ pub async fn check_nodes(address: &RedisAddress, pool: &str, oldest: (u32, u32))
     Ok(version)
 }
 
-/// A setting; `None` when the server will not tell.
+/// Returns a setting; `None` if the server does not reveal it.
 async fn setting(connection: &mut Connection, name: &str) -> Outcome<Option<String>> {
     let answer: Outcome<HashMap<String, String>> =
         connection.query(redis::cmd("CONFIG").arg("GET").arg(name)).await;
@@ -97,7 +96,7 @@ async fn setting(connection: &mut Connection, name: &str) -> Outcome<Option<Stri
     }
 }
 
-/// A field of INFO; `None` when the server will not tell.
+/// Returns a field of INFO; `None` if the server does not reveal it.
 pub async fn info(connection: &mut Connection, section: &str, field: &str) -> Option<String> {
     let answer: Result<InfoDict, Fault> = connection.query(redis::cmd("INFO").arg(section)).await;
     answer.ok()?.get(field)

@@ -1,6 +1,6 @@
-//! Which queues use all partitions, what this process knows of their ready jobs, and whose turn it is to take the next
-//! publishes. Which queues are spread is configuration; one that no longer is stays *scattered* until the partitions other
-//! than its home are empty. Sends nothing.
+//! Which queues use all partitions, hints about their ready jobs, and which partition takes the next publishes.
+//! Configuration decides which queues are spread; a queue that no longer is stays *scattered* until the partitions
+//! other than its home are empty. Sends nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,9 +15,9 @@ use crate::engine::MAX_PUBLISH;
 use crate::name::Queue;
 use crate::random;
 
-/// How long a partition takes publishes, from its first batch on, while others are under way; and how many jobs. So a
-/// caller that publishes one job after the other uses a partition for each, and under load batches stay as large as those
-/// of a queue at home: with a partition for each batch, masters needed half as much again.
+/// How long a partition takes publishes, from its first batch on, while other batches are in flight; and how many jobs.
+/// So a sequential publisher uses a partition for each job, and under load batches stay as large as those of a queue at
+/// home: with a partition for each batch, masters needed half as much processor time again.
 const SLICE: Duration = Duration::from_millis(3);
 const SLICE_JOBS: usize = MAX_PUBLISH;
 
@@ -55,21 +55,21 @@ fn matches(pattern: &str, text: &str) -> bool {
 pub struct Spreading {
     rules: SpreadRules,
     partitions: u16,
-    /// Queues that are not spread any more, and have jobs elsewhere than at home.
+    /// Queues that are no longer spread, and have jobs outside their home.
     scattered: RwLock<HashSet<Queue>>,
     hints: RwLock<HashMap<Queue, Arc<Mutex<Hints>>>>,
     turn: Mutex<Turn>,
-    /// How many batches are under way that any partition could have taken.
+    /// Number of batches in flight that any partition could have taken.
     under_way: AtomicUsize,
 }
 
-/// The partition that takes publishes now.
+/// The partition that currently takes publishes.
 #[derive(Debug)]
 struct Turn {
     partition: Partition,
     /// When it took its first batch.
     begun: Option<Instant>,
-    /// How many jobs it has taken.
+    /// Number of jobs it has taken.
     jobs: usize,
 }
 
@@ -96,18 +96,18 @@ impl Spreading {
         self.is_spread(queue) || self.partitions > 1 && self.scattered.read().contains(queue)
     }
 
-    /// The queues that are not spread any more, and have jobs elsewhere than at home.
+    /// Returns the queues that are no longer spread, and have jobs outside their home.
     pub fn scattered(&self) -> HashSet<Queue> {
         self.scattered.read().clone()
     }
 
-    /// Replaces them. Returns those that were not known to be scattered.
+    /// Replaces the scattered queues. Returns the new ones.
     pub fn set_scattered(&self, queues: HashSet<Queue>) -> Vec<Queue> {
         let before = std::mem::replace(&mut *self.scattered.write(), queues.clone());
         queues.into_iter().filter(|queue| !before.contains(queue)).collect()
     }
 
-    /// What is known of the ready jobs of a queue.
+    /// Returns the hints about the ready jobs of a queue.
     pub fn hints(&self, queue: &Queue) -> Arc<Mutex<Hints>> {
         if let Some(hints) = self.hints.read().get(queue) {
             return hints.clone();
@@ -116,19 +116,19 @@ impl Spreading {
         self.hints.write().entry(queue.clone()).or_insert_with(new).clone()
     }
 
-    /// A partition may have ready jobs of this queue.
+    /// Records that a partition may have ready jobs of this queue.
     pub fn told(&self, queue: &Queue, partition: Partition) {
         if let Some(hints) = self.hints.read().get(queue) {
             hints.lock().told(partition);
         }
     }
 
-    /// Any partition may have ready jobs of any queue.
+    /// Records that any partition may have ready jobs of any queue.
     pub fn told_everywhere(&self) {
         self.hints.read().values().for_each(|hints| hints.lock().told_everywhere());
     }
 
-    /// The partition that takes the next publish. When its slice is over, it is the turn of the next one that can.
+    /// Returns the partition that takes the next publish. When its slice ends, the next available partition takes over.
     pub fn turn(&self, can_take: impl Fn(Partition) -> bool) -> Partition {
         let mut turn = self.turn.lock();
         let alone = self.under_way.load(Ordering::Relaxed) == 0;
@@ -138,7 +138,7 @@ impl Spreading {
         turn.partition
     }
 
-    /// A partition takes a batch of so many jobs, which is under way until the answer is dropped.
+    /// Records a batch of `jobs` that is in flight until the guard is dropped.
     pub fn takes(
         &self,
         partition: Partition,
@@ -157,13 +157,13 @@ impl Spreading {
         UnderWay(self)
     }
 
-    /// Passes the turn to the next partition that can take a batch, which is returned; to the next one if none can.
+    /// Passes the turn to the next partition that can take a batch, and returns it; to the next one if none can.
     pub fn pass(&self, can_take: impl Fn(Partition) -> bool) -> Option<Partition> {
         self.pass_on(&mut self.turn.lock(), can_take)
     }
 
     fn pass_on(&self, turn: &mut Turn, can_take: impl Fn(Partition) -> bool) -> Option<Partition> {
-        // Last of all the one whose turn it was.
+        // The current partition is tried last.
         let next = (1..=self.partitions).map(|n| nth(turn.partition, n, self.partitions));
         let next = next.into_iter().find(|next| can_take(*next));
         let partition = next.unwrap_or_else(|| nth(turn.partition, 1, self.partitions));
@@ -172,7 +172,7 @@ impl Spreading {
     }
 }
 
-/// A batch.
+/// A batch in flight.
 pub struct UnderWay<'a>(&'a Spreading);
 
 impl Drop for UnderWay<'_> {
@@ -234,7 +234,7 @@ mod tests {
         assert!(!single.is_everywhere(&spread), "there is only one partition");
     }
 
-    /// Publishes a batch, after the one before it.
+    /// Publishes a batch after the previous one has ended.
     fn batch(spreading: &Spreading, jobs: usize, can_take: impl Fn(Partition) -> bool) -> Partition {
         let turn = spreading.turn(&can_take);
         drop(spreading.takes(turn, jobs, &can_take));
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(spreading.turn(can_take), turn, "it was not that one's turn");
     }
 
-    /// Guards against a publish that looks at every partition once for each of them, while the others wait.
+    /// Guards against a publish that checks every partition once for each of them, while others wait.
     #[test]
     fn a_publish_that_finds_no_partition_has_looked_at_each_once() {
         let (spreading, looks) = (Spreading::new(SpreadRules::default(), 64), AtomicUsize::new(0));
@@ -275,8 +275,8 @@ mod tests {
         assert_eq!(spreading.pass(|partition| partition == before), Some(before), "it alone can");
     }
 
-    /// Guards against batches of a job or two, each to a partition of its own, while many publish; and against a partition
-    /// that takes all of a caller that publishes one job after the other.
+    /// Guards against tiny batches, each to a partition of its own, while many publish; and against a partition that
+    /// takes all jobs of a sequential publisher.
     #[test]
     fn a_partition_takes_small_batches_for_a_moment() {
         let spreading = Spreading::new(SpreadRules::default(), 64);
@@ -291,7 +291,7 @@ mod tests {
         assert_ne!(spreading.turn(|_| true), next, "its slice is over, although others are under way");
     }
 
-    /// Partitions lie on the masters in ranges.
+    /// Masters hold ranges of partitions.
     #[test]
     fn turns_go_from_one_master_to_another() {
         let spreading = Spreading::new(SpreadRules::default(), 64);

@@ -1,6 +1,5 @@
-//! Tables that all servers share and that are no jobs: tokens, limits, and what push keeps. On one Redis, or in a
-//! cluster: there each namespace's are in one of 16 slots. Who calls names the part and the key, and never a node. Knows
-//! no table.
+//! Tables shared by all servers besides jobs: tokens, limits, and records of push. On one Redis, or in a cluster, where
+//! each namespace's are in one of 16 slots. Callers name the partition and the key, never a node. Knows no table.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -27,19 +26,19 @@ use crate::name::{PoolName, Queue};
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
 
-/// How long a new store waits for its connection. A busy machine needs some of it.
+/// Time that a new store waits for its connection; a busy machine needs part of it.
 const FIRST_CONNECTION: Duration = Duration::from_secs(5);
-/// How long a check of a Redis that answers waits for the shared connection, if that is down; and in a cluster for a node.
+/// Time that a check of a reachable Redis waits for the shared connection if it is down; and in a cluster for a node.
 const CONNECTION_WAIT: Duration = Duration::from_millis(500);
-/// How often it is looked whether the Redis is still the master. One that has become a replica answers reads as before,
-/// and tokens are hardly ever written: the first to write one would get an error.
+/// Interval of checks that Redis is still the master. A former master answers reads as before, and tokens are rarely
+/// written: without the check, the next write would get an error.
 const LOOK: Duration = Duration::from_secs(1);
-/// In how many slots of a cluster tables are.
+/// Number of slots of a cluster that hold tables.
 const PARTS: u16 = 16;
-/// What it is called in messages.
+/// Its name in messages.
 const NAME: &str = "of tokens and limits";
 
-/// The tables' place.
+/// Location of the tables.
 #[derive(Clone, Debug)]
 pub struct Tables {
     place: Place,
@@ -48,12 +47,12 @@ pub struct Tables {
 
 #[derive(Clone, Debug)]
 enum Place {
-    /// The connection, and all that is known of it.
+    /// The connection, and its state.
     One(SharedConnection, Arc<Connections>),
     Cluster(Arc<Cluster>, Arc<Partitions>),
 }
 
-/// The attempts to have a question answered.
+/// The attempts to execute a command.
 enum Attempts<'a> {
     One(&'a SharedConnection),
     Cluster(cluster::Attempts<'a>),
@@ -67,7 +66,7 @@ impl Attempts<'_> {
         }
     }
 
-    /// What came of it; `None` when there is to be another one.
+    /// Returns the outcome of an attempt; `None` if there is to be another.
     fn outcome<T>(&mut self, answer: Outcome<T>) -> Option<Outcome<T>> {
         match self {
             Attempts::One(_) => Some(answer),
@@ -77,8 +76,8 @@ impl Attempts<'_> {
 }
 
 impl Tables {
-    /// `Away` or `Refused` when the Redis cannot be used now; once connected, it outlives any outage. One of `tasks` keeps
-    /// the connection until they are stopped. In a cluster every key begins with `prefix`.
+    /// Errors: `Away` or `Refused` if Redis cannot be used now; once connected, the tables outlive any outage. One of
+    /// `tasks` maintains the connection until they are stopped. In a cluster every key begins with `prefix`.
     pub async fn open(
         address: &RedisAddress,
         prefix: &str,
@@ -99,13 +98,13 @@ impl Tables {
             let looks = async {
                 loop {
                     sleep(LOOK).await;
-                    // A refusal says that another is the master now, or is for those to tell who write.
+                    // A refusal means that another Redis is the master now, or concerns callers that write.
                     let _: Outcome<u64> = look.query(&check::empty_write()).await;
                 }
             };
             stop.run_until_cancelled(looks).await;
         });
-        // The Redis is there, so the connection is, a moment later. If not, that is no reason to stop.
+        // Redis is reachable, so the connection usually is at once. If not, the start continues.
         let _ = connections.all_up(FIRST_CONNECTION).await;
         Ok(Tables { place: Place::One(shared, connections), failure })
     }
@@ -132,13 +131,13 @@ impl Tables {
         Ok(Tables { place: Place::Cluster(cluster, partitions), failure })
     }
 
-    /// Waits until a task has died that it cannot do without, and says which.
+    /// Waits until a task that the tables need has died, and returns its name.
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
         let failure = self.failure.clone();
         async move { failure.reported().await.to_owned() }
     }
 
-    /// The part in which the tables of a namespace are.
+    /// Returns the partition of a namespace's tables.
     pub fn part_of(&self, pool: &impl Display, namespace: &impl Display) -> Partition {
         match &self.place {
             Place::One(..) => 0,
@@ -146,7 +145,7 @@ impl Tables {
         }
     }
 
-    /// All parts.
+    /// Returns all partitions.
     pub fn parts(&self) -> Range<Partition> {
         match &self.place {
             Place::One(..) => 0..1,
@@ -154,7 +153,7 @@ impl Tables {
         }
     }
 
-    /// How a key is called in a part.
+    /// Returns the full name of a key in a partition.
     pub fn key(&self, part: Partition, key: impl Display) -> String {
         match &self.place {
             Place::One(..) => key.to_string(),
@@ -162,8 +161,8 @@ impl Tables {
         }
     }
 
-    /// The beginning of a call of a script with these keys. In a cluster it names one more, which nobody ever writes: a
-    /// server that moves the slot refuses the call before it begins.
+    /// Returns a call of a script with these keys. In a cluster it names one more key, which is never written: a server
+    /// that migrates the slot refuses the call before it begins.
     pub fn call<const N: usize>(&self, script: &Script, part: Partition, keys: [String; N]) -> Cmd {
         let guard = match &self.place {
             Place::One(..) => None,
@@ -182,7 +181,7 @@ impl Tables {
         ask!(self.attempts(part), |shared| shared.query(cmd))
     }
 
-    /// Reads a whole hash in steps. A field that changes meanwhile, or before the part is asked again, may be met twice.
+    /// Reads a whole hash in steps. A field that changes meanwhile, or before a step is repeated, may occur twice.
     pub async fn scan(
         &self,
         part: Partition,
@@ -199,7 +198,7 @@ impl Tables {
         }
     }
 
-    /// Whether it can be used: in a cluster while a node answers.
+    /// Checks that the tables can be used: in a cluster, that a node replies.
     pub async fn check(&self) -> Result<()> {
         match &self.place {
             Place::One(shared, connections) => {
@@ -220,7 +219,7 @@ impl Tables {
     }
 }
 
-/// There are no jobs here.
+/// No ready lists.
 #[derive(Debug)]
 struct NoLists;
 

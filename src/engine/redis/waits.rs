@@ -1,5 +1,5 @@
-//! What was asked is waited for until replicas have it (`WaitReplicas`). A call that would not be had by enough of them is
-//! refused before it is sent. Knows no key but the mark.
+//! Waits until replicas have a write (`WaitReplicas`). A call is refused before it is sent if too few replicas are in
+//! sync. Uses no key except the mark.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use super::link::Link;
 use crate::clock::Micros;
 use crate::error::Unreachable;
 
-/// How long replicas may take to have what was asked.
+/// Timeout for replicas to have a write.
 const WAIT: Duration = Duration::from_secs(1);
-/// How often replicas are looked at, and while there are too few.
+/// Interval between checks of replicas, and while too few are in sync.
 const LOOK: Duration = Duration::from_secs(1);
 const LOOK_SOON: Duration = Duration::from_millis(100);
-/// How long the mark stays.
+/// Expiry of the mark.
 const MARK: Duration = Duration::from_secs(60);
 
-/// Runs a call, and WAIT behind it if replicas are waited for: returns how many have it.
+/// Runs a call, followed by WAIT if it waits for replicas. Returns the number of replicas that have it.
 pub async fn call_and_wait(
     connection: &mut MultiplexedConnection,
     call: &ScriptCall,
@@ -33,8 +33,8 @@ pub async fn call_and_wait(
     if want == 0 {
         return Ok((call.run(connection, deadline).await?, 0));
     }
-    // Since Redis 7.2 WAIT is for the last write of its connection: a call that writes nothing itself, since another one
-    // has done it a moment ago, would not be waited for.
+    // Since Redis 7.2 WAIT concerns the connection's last write. A call that writes nothing itself, because an earlier
+    // one has just done so, would not wait without the mark.
     let mut set = redis::cmd("SET");
     set.arg(call.mark()).arg("").arg("PX").arg(MARK.as_millis() as u64);
     let mut wait = redis::cmd("WAIT");
@@ -43,7 +43,7 @@ pub async fn call_and_wait(
 }
 
 impl Link {
-    /// How many replicas a call is to wait for, if it lasts. It is refused when there are too few: nothing was done.
+    /// Returns the number of replicas that a call waits for. An error, before anything is sent, if too few are in sync.
     pub fn replicas_for(&self, lasts: bool) -> Outcome<u64> {
         let want = if lasts { self.replicas.want().into() } else { 0 };
         if want > 0 && self.replicas.are_few() {
@@ -52,7 +52,7 @@ impl Link {
         Ok(want)
     }
 
-    /// So many of those that were wanted have what was asked, so long after it was sent.
+    /// Checks the number of replicas that have a write, against the number wanted.
     pub fn replicas_have(&self, want: u64, have: u64, sent: Instant) -> Outcome<()> {
         if want == 0 {
             return Ok(());
@@ -67,7 +67,7 @@ impl Link {
         ))
     }
 
-    /// Looks how many are in step.
+    /// Updates the number of replicas in sync.
     pub async fn look_at_replicas(&self) -> Outcome<()> {
         if self.replicas.want() == 0 {
             return Ok(());
@@ -75,17 +75,17 @@ impl Link {
         let was_short = self.replicas.is_short();
         let mut ask = redis::cmd("INFO");
         ask.arg("replication");
-        // Nobody waits for replicas on the pump's connection.
+        // No call waits for replicas on the pump's connection.
         let info: String = self.pumps.query(&ask).await?;
         self.replicas.learn(&info, was_short);
         Ok(())
     }
 
-    /// Looks again and again, until the link is closed.
+    /// Checks the replicas periodically, until the link is closed.
     pub async fn watch_replicas(self: Arc<Self>) {
         let looks = async {
             loop {
-                // Who cannot be reached takes no calls either.
+                // A Redis that cannot be reached accepts no calls either.
                 let _ = self.look_at_replicas().await;
                 sleep(if self.replicas.are_few() { LOOK_SOON } else { LOOK }).await;
             }

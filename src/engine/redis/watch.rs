@@ -1,11 +1,10 @@
-//! Notifies of jobs that others made ready: other servers of this kind, and lmstfy, which tells nobody.
+//! Notifies of jobs that others made ready: other Dormouse servers, and lmstfy, which publishes no messages.
 //!
-//! One connection, used for nothing else, has the Redis track the ready lists that consumers wait for (RESP3
-//! CLIENT TRACKING). An EXISTS of a list *arms* it: it says whether the list has jobs, and the Redis pushes one
-//! message at the next change. A list that changed and is still waited for is armed again, and that EXISTS decides
-//! whether to notify: a job that this server published is mostly handed out by then, and costs no second fetch. So
-//! the work is in proportion to the changes, not to the queues waited for. A slow sweep stands behind that. Where
-//! tracking is refused, a fast sweep does the work alone.
+//! One connection, used for nothing else, has Redis track the ready lists of waiters (RESP3 CLIENT TRACKING). An EXISTS
+//! of a list *arms* it: it returns whether the list has jobs, and Redis pushes one message at the next change. A
+//! changed list with waiters is armed again, and that EXISTS decides whether to notify: a job published by this server
+//! is usually delivered by then, and costs no second fetch. So the work is proportional to the changes, not to the
+//! queues with waiters. A slow sweep is the fallback. Where tracking is refused, a fast sweep does the work alone.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -23,17 +22,17 @@ use super::link::Link;
 use super::verbs::check::empty_write;
 use crate::name::Queue;
 
-/// How often all lists that are waited for are armed although tracking works.
+/// Interval of the sweep that arms all lists with waiters while tracking works.
 const SWEEP: Duration = Duration::from_secs(1);
-/// How often they are asked for when it does not.
+/// Interval of the sweep when tracking does not work.
 const POLL: Duration = Duration::from_millis(50);
-/// The least time between two armings: a list that changes all the time is armed a thousand times a
-/// second at most. A quiet one is armed at once.
+/// Minimum time between two armings: a constantly changing list is armed at most a thousand times a second. A quiet one
+/// is armed at once.
 const ARM_PAUSE: Duration = Duration::from_millis(1);
-/// How many keys one EXISTS takes.
+/// Maximum number of keys in one EXISTS.
 const CHUNK: usize = 1000;
 
-/// The task. Its connection counts as down from the call on, not from the first poll.
+/// Returns the watch's task. Its connection counts as down from this call on, not from the first poll.
 pub fn run(link: Arc<Link>) -> impl Future<Output = ()> + Send {
     let mut status = ConnectionStatus::new(link.connections.clone());
     async move {
@@ -47,7 +46,7 @@ pub fn run(link: Arc<Link>) -> impl Future<Output = ()> + Send {
 struct WatchedLists(Arc<Link>);
 
 impl Reconnect for WatchedLists {
-    /// And whether the Redis tracks for it.
+    /// A connection, and whether Redis tracks for it.
     type Connection = (Connection, bool);
 
     async fn connect(&self) -> Outcome<(Connection, bool)> {
@@ -74,7 +73,7 @@ impl Reconnect for WatchedLists {
 
     async fn serve(&self, (connection, tracking): (Connection, bool)) {
         let Err(fault) = watch(&self.0, connection, tracking).await;
-        // Nobody hears of jobs there now.
+        // No notifications arrive now.
         self.0.ready_lists.may_have(None);
         if !fault.not_master {
             self.failed(fault.at(self.0.connections.connector.label()));
@@ -86,9 +85,9 @@ impl Reconnect for WatchedLists {
     }
 }
 
-/// One connection's life.
+/// Watches on one connection until it fails.
 async fn watch(link: &Link, mut connection: Connection, tracking: bool) -> Outcome<Infallible> {
-    // Changes may have been missed while there was no connection.
+    // Changes may have been missed without a connection.
     link.watch.arm(link.common.notifiers.waited_for());
     link.ready_lists.may_have(None);
     link.common.notifiers.notify_all();
@@ -99,7 +98,7 @@ async fn watch(link: &Link, mut connection: Connection, tracking: bool) -> Outco
     loop {
         let lists = tokio::select! {
             () = connection.lost.cancelled() => return Err(Fault::away("the connection was lost")),
-            // In this order, since a notification that was taken must not be dropped by another branch.
+            // In this order, since no other branch may drop a notification already taken.
             () = async { sleep_until(rested).await; link.watch.changed.notified().await } => {
                 rested = Instant::now() + ARM_PAUSE;
                 to_arm(link)
@@ -113,8 +112,8 @@ async fn watch(link: &Link, mut connection: Connection, tracking: bool) -> Outco
     }
 }
 
-/// A server that was a master and is a replica now answers reads as before, and nobody would notice while nobody
-/// writes. So an empty write is tried, which leaves nothing behind. Other refusals are for those who write to tell.
+/// Detects a former master, which answers reads as before: without writes nothing would reveal it. Sends an empty
+/// write, which leaves nothing behind. Callers that write report other refusals.
 async fn look_for_master(connections: &Connections, connection: &mut Connection) -> Outcome<()> {
     let empty: Outcome<u64> = connection.query(&empty_write()).await;
     match empty {
@@ -130,7 +129,7 @@ async fn track(connection: &mut Connection) -> Outcome<()> {
     Ok(redis::cmd("CLIENT").arg("TRACKING").arg("ON").exec_async(&mut connection.redis).await?)
 }
 
-/// A list has changed, or the Redis has forgotten what it tracked.
+/// Handles a changed list, or Redis's report that it has lost its tracking table.
 fn on_push(link: &Link, push: &PushInfo) {
     if push.kind != PushKind::Invalidate {
         return;
@@ -155,7 +154,7 @@ fn on_push(link: &Link, push: &PushInfo) {
 /// A ready list of a queue.
 type List = (Queue, Vec<u8>);
 
-/// What is to be armed now, of what is still waited for.
+/// Returns the requested lists that still have waiters.
 fn to_arm(link: &Link) -> Vec<List> {
     let ToArm { queues, lists } = link.watch.take();
     let all = lists_of(link, queues);
@@ -171,13 +170,13 @@ fn lists_of(link: &Link, queues: impl IntoIterator<Item = Queue>) -> Vec<List> {
     queues.into_iter().flat_map(lists).collect()
 }
 
-/// There are jobs in this list.
+/// Notifies of jobs in this list.
 fn notify(link: &Link, (queue, key): &List) {
     link.ready_lists.may_have(Some((queue, key)));
     link.common.notifiers.notify(queue);
 }
 
-/// Arms these lists, and notifies of those that have jobs.
+/// Arms these lists, and notifies of lists that have jobs.
 async fn arm(link: &Link, connection: &mut Connection, lists: &[List]) -> Outcome<()> {
     for chunk in lists.chunks(CHUNK) {
         if link.ready_lists.are_together() {
@@ -196,7 +195,7 @@ async fn arm(link: &Link, connection: &mut Connection, lists: &[List]) -> Outcom
         chunk.iter().for_each(|(_, key)| _ = each.cmd("EXISTS").arg(key));
         each.ignore_errors();
         let each: Vec<RedisResult<bool>> = each.query_async(&mut connection.redis).await?;
-        // A list that has moved to another node may have jobs: a fetch finds its way there.
+        // A list that has moved to another node may have jobs: a fetch goes to the right node.
         let may_have = chunk.iter().zip(each).filter(|(_, has)| *has.as_ref().unwrap_or(&true));
         may_have.for_each(|(list, _)| notify(link, list));
     }
