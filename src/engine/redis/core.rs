@@ -123,7 +123,8 @@ impl PartitionCore {
         self.pool.query_all(self.partition, asked).await
     }
 
-    /// Reads a whole hash in steps: the Redis serves others in between. A field that changes meanwhile may be met twice.
+    /// Reads a whole hash in steps, so that Redis serves others in between. A field that changes meanwhile may occur
+    /// twice.
     pub async fn scan(
         &self,
         lane: Lane,

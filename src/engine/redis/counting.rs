@@ -1,4 +1,4 @@
-//! What this server knows of quotas, and of the counts that go on. Asks nobody.
+//! This server's state for quotas and recounts. Uses no connection.
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -6,18 +6,18 @@ use tokio::sync::{Notify, watch};
 use crate::name::Namespace;
 use crate::random;
 
-/// What this server knows of quotas.
+/// This server's state for quotas.
 #[derive(Debug)]
 pub struct Counting {
-    /// The namespaces whose jobs are to be counted.
+    /// The namespaces whose jobs must be counted.
     pub namespaces: Mutex<Vec<Namespace>>,
     pub changed: Notify,
-    /// How many counts were asked for, and how many of these are done.
+    /// Number of requested recounts, and number of finished ones.
     pub asked: watch::Sender<u64>,
     pub done: watch::Sender<u64>,
     /// One change at a time.
     pub setting: tokio::sync::Mutex<()>,
-    /// The name of this process, of which it has one turn.
+    /// Identifies this process as the holder of a recount's turn.
     pub server: String,
 }
 

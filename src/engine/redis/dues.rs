@@ -1,6 +1,6 @@
-//! When each partition is to be pumped next, and by whom: the server that has the lease of a partition pumps it; others
-//! ask at its end whether it is free, and pump for what they have stored that is due before the holder looks again. Asks
-//! nobody.
+//! When each partition is pumped next, and by which server: the holder of a partition's lease pumps it; other servers
+//! check at its end whether it is free, and pump for jobs that they have stored and that are due before the holder's
+//! next pump. Uses no connection.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,55 +11,55 @@ use super::cluster::map::Partition;
 use crate::clock::{self, Micros};
 use crate::engine::next_due::NextDue;
 
-/// The longest pause between two pumps of a partition: nobody tells this process of the jobs that other servers store.
+/// Longest pause between two pumps of a partition: this process is not notified of jobs that other servers store.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Who has the lease has seen by then what was stored before: it pumps each second. lua/pump.lua has how long a
-/// lease lasts.
+/// The holder of the lease has seen older jobs by then, since it pumps each second. lua/pump.lua has the duration of a
+/// lease.
 const SEEN: Micros = 1_250_000;
-/// A clock may be so far off: a pump may have come before what it was for.
+/// Maximum error of a clock: a pump may run slightly before its job is due.
 const EARLY: Micros = 5_000;
 
 /// All partitions.
 #[derive(Debug)]
 pub struct Dues {
     each: Mutex<Vec<Due>>,
-    /// The earliest of them.
+    /// The earliest due time of all partitions.
     pub next: NextDue,
 }
 
 #[derive(Clone, Debug)]
 struct Due {
-    /// When it is to be pumped; 0: it never was.
+    /// Time of the next pump; 0: never pumped.
     at: Micros,
-    /// The earliest that this process has stored since its last pump began: the pump may not have seen it.
+    /// Earliest due time stored by this process since its last pump began: the pump may not have seen it.
     stored: Micros,
-    /// Another server has the lease. Then these are the times at which something is due that this process has stored of
-    /// late, rounded up to milliseconds: the other one may not have seen it.
+    /// Another server has the lease. `own` then has the due times of jobs recently stored by this process, rounded up
+    /// to milliseconds: the holder may not have seen them.
     is_others: bool,
     own: BTreeSet<Micros>,
-    /// Its pump has not ended.
+    /// A pump is in flight.
     under_way: bool,
 }
 
-/// A partition that is to be pumped now.
+/// A partition that must be pumped now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     pub partition: Partition,
-    /// What this process has stored is due: it is pumped whoever has the lease.
+    /// A job stored by this process is due: pumps without the lease too.
     pub is_own: bool,
 }
 
-/// What a pump has said.
+/// The reply of a pump.
 #[derive(Clone, Copy, Debug)]
 pub struct Said {
-    /// How long it is until the next is due.
+    /// Time until the next job is due.
     pub next: Duration,
-    /// For how long another server has the lease.
+    /// Time that another server still has the lease.
     pub held: Duration,
 }
 
 impl Said {
-    /// Pump again after so long.
+    /// Returns a reply that requests another pump after this time.
     pub fn again(after: Duration) -> Said {
         Said { next: after, held: Duration::ZERO }
     }
@@ -72,7 +72,7 @@ impl Dues {
         Dues { each: Mutex::new(vec![due; count.into()]), next: NextDue::default() }
     }
 
-    /// A job was stored that is due then.
+    /// Records that a job was stored, due at `due`.
     pub fn stored(&self, partition: Partition, due: Micros, now: Micros) {
         let mut each = self.each.lock();
         let of = &mut each[usize::from(partition)];
@@ -89,8 +89,8 @@ impl Dues {
         self.next.stored(at);
     }
 
-    /// The partitions that are to be pumped now and are not. A pump of them begins. A time that is too far away is one of
-    /// a clock that was set back since.
+    /// Begins a pump of each partition that must be pumped and is not being pumped; returns them. A due time too far
+    /// ahead was set before the clock went back.
     pub fn begin(&self, now: Micros) -> Vec<Turn> {
         let latest = now + SEEN + EARLY;
         let mut each = self.each.lock();
@@ -106,7 +106,7 @@ impl Dues {
         due
     }
 
-    /// A pump has ended.
+    /// Records the reply of a pump.
     pub fn said(&self, turn: Turn, now: Micros, said: Said) {
         let (next, held) = (clock::micros(said.next), clock::micros(said.held));
         let mut each = self.each.lock();
@@ -114,7 +114,7 @@ impl Dues {
         of.is_others = held > 0;
         of.under_way = false;
         of.at = if of.is_others {
-            // What was due may have been due by another clock a moment later.
+            // The job may be due a moment later by another clock.
             if turn.is_own && next < EARLY {
                 of.own.insert(now + next.max(1000));
             }
@@ -125,11 +125,11 @@ impl Dues {
         };
         let at = of.at;
         drop(each);
-        // Nobody may wait for this pump any more.
+        // No caller may be waiting for this pump any more.
         self.next.stored(at);
     }
 
-    /// The pumps have ended that were waited for. When the next partition is to be pumped.
+    /// Ends a round of pumps. Returns when the next partition must be pumped.
     pub fn end(&self) -> Micros {
         let at = self.each.lock().iter().filter(|due| !due.under_way).map(|due| due.at).min();
         let at = at.unwrap_or(Micros::MAX);
@@ -170,8 +170,8 @@ mod tests {
         assert_eq!(begin(&dues, now + SECOND), [1, 2]);
     }
 
-    /// Guards against N servers that all pump each partition, and against a job that is late since its server left it to
-    /// another one that does not know of it.
+    /// Guards against N servers that all pump each partition, and against a job that is late because its server relies
+    /// on a holder that does not know of it.
     #[test]
     fn who_has_no_lease_pumps_for_what_it_has_stored_and_asks_when_the_lease_ends() {
         let (dues, now) = (Dues::new(1), 1000 * SECOND);
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(dues.end(), now + 1_131_000, "it has the lease now");
     }
 
-    /// Guards against a node that does not answer and is asked again and again.
+    /// Guards against repeated pumps of a node that does not reply.
     #[test]
     fn a_partition_is_pumped_once_at_a_time() {
         let (dues, now) = (Dues::new(2), 1000 * SECOND);
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(begin(&dues, now + 5 * SECOND), [1]);
     }
 
-    /// Guards against a pool that is not pumped for an hour because its Redis's clock went back by one.
+    /// Guards against a pool that is not pumped for an hour because Redis's clock went back by an hour.
     #[test]
     fn a_clock_that_was_set_back_makes_no_partition_wait() {
         let (dues, now) = (Dues::new(1), 10_000 * SECOND);

@@ -5,8 +5,7 @@
 //! is one partition with an empty base.
 //!
 //! - `router/`: which partitions a call concerns; `partitions`: their bases, and the hash of a queue; `spread`,
-//! `hints`:
-//!   queues that use all of them, and where their ready jobs are.
+//!   `hints`: queues that use all of them, and where their ready jobs are.
 //! - `core`: one partition; `verbs/`: a file for each step in it, named as on disk.
 //! - `pool`: state shared by all partitions, and the entry point for calls; `link`: the connections to one node;
 //!   `cluster/`: the nodes of a cluster; `open`: opening a pool.

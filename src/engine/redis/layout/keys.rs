@@ -10,7 +10,7 @@ use crate::engine::ScheduleId;
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
-/// What the keys of jobs begin with, behind the base of their partition: a literal, for the text of scripts.
+/// Prefix of the keys of jobs, after the base of their partition: a literal, for the text of scripts.
 macro_rules! job_prefix {
     () => {
         "j/"
@@ -18,7 +18,7 @@ macro_rules! job_prefix {
 }
 pub(super) use job_prefix;
 
-/// A key that nobody makes: the empty write of a health check goes there and leaves nothing.
+/// A key that never exists: the empty write of a health check uses it and leaves nothing.
 pub const CHECK: &str = "dormouse/check";
 
 /// The keys of one partition. All of them begin with its base, which is empty on a single Redis.
@@ -31,9 +31,9 @@ pub struct Keys {
     pub namespaces: String,
     /// Set of the queues, as `namespace/queue`, whose ready list is set aside.
     pub dropped: String,
-    /// Hash of the quotas of namespaces, and what they use.
+    /// Hash of the quotas of namespaces, and their usage.
     pub used: String,
-    /// Which server counts what they use.
+    /// The server that recounts usage.
     pub used_turn: String,
     /// Hash of how many schedules are in each state, and the highest revision of a deleted one.
     pub schedules: String,
@@ -46,13 +46,13 @@ pub struct Keys {
     pub paused: String,
     /// List of the jobs that have details, as `namespace/queue/id`, the one that was looked at longest ago at the right.
     pub with_details: String,
-    /// What the keys of schedules begin with, for scripts that append `namespace/name`.
+    /// Prefix of the keys of schedules; scripts append `namespace/name`.
     pub schedule_base: String,
     /// Which server pumps the partition, in a cluster.
     pub pump_lease: String,
 }
 
-/// Those of a single Redis: lmstfy's, byte for byte.
+/// The keys of a single Redis: lmstfy's, byte for byte.
 impl Default for Keys {
     fn default() -> Keys {
         Keys::new("")
@@ -83,7 +83,7 @@ impl Keys {
         &self.base
     }
 
-    /// A key that nobody ever writes.
+    /// Returns the partition's guard, a key that is never written.
     pub fn guard(&self) -> String {
         guard_of(&self.base)
     }
@@ -92,7 +92,7 @@ impl Keys {
         format!("{}{}{}/{}/{id}", self.base, job_prefix!(), queue.namespace, queue.name)
     }
 
-    /// What the keys of a queue's jobs begin with: scripts append the id. Never a key by itself.
+    /// Returns the prefix of the keys of a queue's jobs: scripts append the id. Never a key by itself.
     pub fn job_prefix(&self, queue: &Queue) -> String {
         format!("{}{}{}/{}/", self.base, job_prefix!(), queue.namespace, queue.name)
     }
@@ -107,12 +107,12 @@ impl Keys {
         format!("{}d/{}/{}", self.base, queue.namespace, queue.name)
     }
 
-    /// Where a list stands aside while its jobs are deleted in steps. Not lmstfy's, and not in its way.
+    /// Returns the key of a list set aside while its jobs are deleted in steps. lmstfy does not use it.
     pub fn set_aside(&self, queue: &Queue) -> String {
         format!("{}/{}/{}", self.dropped, queue.namespace, queue.name)
     }
 
-    /// Hash of what is kept of a job beside its value: the key that its producer gave it, a worker's reason.
+    /// Returns the key of a job's details: the job key, a worker's reason.
     pub fn details(&self, queue: &Queue, id: &JobId) -> String {
         format!("{}/{}/{}/{id}", self.with_details, queue.namespace, queue.name)
     }
@@ -122,7 +122,7 @@ impl Keys {
         format!("{}dormouse/key/{}/{}/{key}", self.base, queue.namespace, queue.name)
     }
 
-    /// What became of a publish that is safe to repeat.
+    /// Returns the key of the record of a publish with an idempotency key.
     pub fn once(&self, queue: &Queue, key: &IdempotencyKey) -> Vec<u8> {
         let mut bytes =
             format!("{}dormouse/once/{}/{}/", self.base, queue.namespace, queue.name).into_bytes();
@@ -135,7 +135,7 @@ impl Keys {
         format!("{}{id}", self.schedule_base)
     }
 
-    /// What the keys of a namespace's schedules begin with: scripts append the name.
+    /// Returns the prefix of the keys of a namespace's schedules: scripts append the name.
     pub fn schedule_prefix(&self, namespace: &Namespace) -> String {
         format!("{}{namespace}/", self.schedule_base)
     }
@@ -156,8 +156,8 @@ impl Keys {
     }
 }
 
-/// The guard of the partition with this base: a key that nobody ever writes. A node that migrates the partition's slot
-/// rejects each call that names it.
+/// Returns the guard of the partition with this base: a key that is never written. A node that migrates the partition's
+/// slot rejects each call that names it.
 pub fn guard_of(base: &str) -> String {
     format!("{base}!")
 }
@@ -234,14 +234,14 @@ pub fn job_id(id: &[u8]) -> Option<JobId> {
     JobId::parse(std::str::from_utf8(id).ok()?)
 }
 
-/// What the timer members of a namespace begin with.
+/// Returns the prefix of a namespace's timer members.
 pub fn namespace_prefix(namespace: &Namespace) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(32);
     text(&mut bytes, namespace.as_str());
     bytes
 }
 
-/// What the timer members of a queue begin with. Scripts put tries and id behind it.
+/// Returns the prefix of a queue's timer members. Scripts append tries and id.
 pub fn member_prefix(queue: &Queue) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(64);
     text(&mut bytes, queue.namespace.as_str());

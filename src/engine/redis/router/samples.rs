@@ -1,5 +1,5 @@
-//! What namespaces with a quota have in all partitions of a cluster, by the last sample and by what this process has published
-//! since. Asks nobody.
+//! Usage of namespaces with a quota in all partitions of a cluster: the last sample plus this process's later
+//! publishes. Uses no connection.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::engine::{Publication, Quota};
 use crate::error::Result;
 use crate::name::Namespace;
 
-/// What namespaces with a quota have, as far as this process knows.
+/// Known usage of namespaces with a quota.
 #[derive(Debug, Default)]
 pub struct Samples(Mutex<BTreeMap<Namespace, Sample>>);
 
@@ -27,7 +27,7 @@ impl Samples {
         self.0.lock()
     }
 
-    /// Refuses a publication for which the quota of a namespace leaves no room, and counts any other.
+    /// Refuses a publish that would exceed the quota of a namespace, and counts any other.
     pub fn admit(&self, publication: &Publication) -> Result<()> {
         let mut samples = self.0.lock();
         let mut needs: BTreeMap<&Namespace, (u64, u64)> = BTreeMap::new();
@@ -63,7 +63,7 @@ impl Samples {
         self.0.lock().get(namespace).is_some_and(|of| of.quota.queues > 0)
     }
 
-    /// Takes room for a new queue.
+    /// Reserves quota for a new queue.
     pub fn admit_queue(&self, namespace: &Namespace) -> Result<()> {
         let mut samples = self.0.lock();
         let Some(of) = samples.get_mut(namespace) else { return Ok(()) };
