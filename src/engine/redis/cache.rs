@@ -25,8 +25,8 @@ fn newest<K: Hash + Eq, V: Clone>(entries: usize) -> Cache<K, V> {
     Cache::with_options(options, UnitWeighter, DefaultHashBuilder::default(), DefaultLifecycle::default())
 }
 
-/// This process's latest deliveries: the tries left of running jobs, from which an ack makes the timer member to
-/// remove; and the end of a delivery or release, from which the lateness of a redelivery is measured.
+/// This process's latest deliveries: the tries left of running jobs, which determine the timer member that an ack
+/// removes; and the end of a delivery or release, used to measure the lateness of the redelivery.
 #[derive(Debug)]
 pub struct HandOvers(Cache<JobId, HandOver>);
 

@@ -1,6 +1,6 @@
-//! When each partition is pumped next, and by which server: the holder of a partition's lease pumps it; other servers
-//! check at its end whether it is free, and pump for jobs that they have stored and that are due before the holder's
-//! next pump. Uses no connection.
+//! Schedules the pumps of each partition. The server that holds a partition's lease pumps it. Other servers check
+//! whether the lease is free when it ends, and pump for jobs that they stored and that are due before the holder's next
+//! pump. Uses no connection.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::engine::next_due::NextDue;
 
 /// Longest pause between two pumps of a partition: this process is not notified of jobs that other servers store.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// The holder of the lease has seen older jobs by then, since it pumps each second. lua/pump.lua has the duration of a
-/// lease.
+/// The lease holder pumps each second, so it will have seen a job that is due later than this from now. lua/pump.lua
+/// has the duration of a lease.
 const SEEN: Micros = 1_250_000;
 /// Maximum error of a clock: a pump may run slightly before its job is due.
 const EARLY: Micros = 5_000;
@@ -79,7 +79,7 @@ impl Dues {
         let mut at = due;
         if of.is_others {
             if due > now + SEEN {
-                return; // the other one sees to it
+                return; // the lease holder sees it in time
             }
             at = due.next_multiple_of(1000);
             of.own.insert(at);
@@ -89,8 +89,8 @@ impl Dues {
         self.next.stored(at);
     }
 
-    /// Begins a pump of each partition that must be pumped and is not being pumped; returns them. A due time too far
-    /// ahead was set before the clock went back.
+    /// Starts a pump of each partition that is due and not being pumped, and returns them. A time too far ahead was
+    /// stored before Redis's clock was set back, and counts as due.
     pub fn begin(&self, now: Micros) -> Vec<Turn> {
         let latest = now + SEEN + EARLY;
         let mut each = self.each.lock();
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(begin(&dues, now + 5 * SECOND), [1]);
     }
 
-    /// Guards against a pool that is not pumped for an hour because Redis's clock went back by an hour.
+    /// Guards against a pool that is not pumped for an hour because Redis's clock was set back by an hour.
     #[test]
     fn a_clock_that_was_set_back_makes_no_partition_wait() {
         let (dues, now) = (Dues::new(1), 10_000 * SECOND);

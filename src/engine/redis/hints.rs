@@ -1,5 +1,5 @@
-//! Hints which partitions may have ready jobs of a spread queue, and which one the next consume starts with. Only the
-//! order in which partitions are read depends on them. Uses no connection.
+//! Hints about partitions that may have ready jobs of a spread queue, and the one where the next consume starts. Hints
+//! only change the order of reading partitions. Uses no connection.
 
 use super::cluster::map::Partition;
 
@@ -15,7 +15,7 @@ pub struct Hints {
 
 #[derive(Clone, Copy, Debug)]
 struct Hint {
-    /// Number of the last notice of a job.
+    /// Number of the last notice that a job is ready.
     told: u64,
     /// Number of the last question whose reply was empty.
     empty: u64,
@@ -26,7 +26,7 @@ struct Hint {
 pub struct Question(u64);
 
 impl Hints {
-    /// Returns hints by which any partition may have jobs.
+    /// Returns hints that any partition may have jobs.
     pub fn new(count: u16) -> Hints {
         Hints { each: vec![Hint { told: 1, empty: 0 }; count.into()], count: 1, next: 0 }
     }
@@ -71,8 +71,8 @@ impl Hints {
     }
 }
 
-/// Returns the n-th partition after this one in rotation. An odd step visits each partition of a power of two; since
-/// masters hold ranges of partitions, this step also changes the master each time.
+/// Returns the n-th partition after this one in rotation. The step is odd, so it visits every partition of a power of
+/// two. It is large because masters hold ranges of partitions, so that each step changes the master.
 pub fn nth(partition: Partition, n: u16, count: u16) -> Partition {
     let step = (u32::from(count) * 3 / 8) | 1;
     ((u32::from(partition) + u32::from(n) * step) % u32::from(count)) as Partition

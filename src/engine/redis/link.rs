@@ -103,8 +103,8 @@ pub struct Link {
     pub ready_lists: Box<dyn ReadyLists>,
     pub replicas: Replicas,
     pub tasks: Tasks,
-    /// Tasks that maintain the shared connections. They end after `tasks`, some of which need the connections until
-    /// then.
+    /// Tasks that maintain the shared connections. They end last, since some of `tasks` need the connections while
+    /// stopping.
     pub keepers: Tasks,
 }
 

@@ -15,13 +15,13 @@ use crate::engine::MAX_PUBLISH;
 use crate::name::Queue;
 use crate::random;
 
-/// How long a partition takes publishes, from its first batch on, while other batches are in flight; and how many jobs.
-/// So a sequential publisher uses a partition for each job, and under load batches stay as large as those of a queue at
-/// home: with a partition for each batch, masters needed half as much processor time again.
+/// How long, and for how many jobs, a partition receives publishes after its first batch, while other batches are in
+/// flight. So a sequential publisher uses another partition for each job, and under load batches are no smaller than
+/// for a queue in one partition. With a new partition for each batch, masters needed 1.5 times the processor time.
 const SLICE: Duration = Duration::from_millis(3);
 const SLICE_JOBS: usize = MAX_PUBLISH;
 
-/// `namespace/queue` patterns, in which `*` matches any text.
+/// `namespace/queue` patterns; `*` matches any text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpreadRules(pub Vec<String>);
 
