@@ -1,5 +1,6 @@
-//! An estimate of Redis's clock, for ids and ages computed by this process, and for deadlines of its calls. Every reply
-//! that contains a time corrects the estimate. Scripts never use the estimate: jobs become due by Redis's own clock.
+//! An estimate of Redis's clock, for ids and ages computed by this process, and for deadlines of its calls. A reply
+//! that contains a time corrects the estimate if it contradicts it. Scripts never use the estimate: jobs become due by
+//! Redis's own clock.
 //!
 //! The estimate follows Redis's clock forwards and backwards, at once. It goes backwards when Redis's clock is set, and
 //! after a failover to a Redis whose clock is behind. All servers of one Redis then agree about the ages of jobs
