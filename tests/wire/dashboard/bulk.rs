@@ -130,7 +130,7 @@ async fn destroying_wants_the_name(store: Store) {
 
 on_each_store!(three_clicks_bring_dead_jobs_back, destroying_wants_the_name);
 
-/// Guards against one request that deletes any number of dead jobs, while the bulk action is that of the delayed ones.
+/// Guards against one request that deletes any number of dead jobs besides the bulk action on delayed ones.
 #[tokio::test]
 async fn many_dead_jobs_go_apart_from_the_delayed_ones() {
     let server = TestServer::on_disk().await;
@@ -205,7 +205,7 @@ async fn the_server_tells_of_itself() {
     submit(&server, "server", &[("do", "explode")]).await.expect(400);
 }
 
-/// Guards against a viewer who changes something, and against bodies shown without permission.
+/// Guards against a change by a viewer, and against bodies shown without permission.
 #[tokio::test]
 async fn who_may_look_finds_no_forms_and_no_bodies() {
     let store = Store::disk();
