@@ -1,5 +1,5 @@
-//! Wrong configurations: each ends the start with exit code 2 and one line, which says the key or the variable as it was
-//! written, the value unless it may be a secret, and what would do. `dormouse check` says the same.
+//! Wrong configurations: each ends the start with exit code 2 and one line, which contains the key or the variable as
+//! it was written, the value unless it may be a secret, and a correct form. `dormouse check` prints the same.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -661,7 +661,7 @@ const ROWS: &[Row] = &[
     ),
 ];
 
-/// A directory with a file, an empty one, one with a secret, and an empty directory.
+/// Returns a directory with a file, an empty file, a file with a secret, and an empty directory.
 fn dir() -> TempDir {
     let dir = TempDir::new().expect("a temporary directory");
     for (name, text) in [("file", "x"), ("empty", ""), ("secret", "hush\n")] {
