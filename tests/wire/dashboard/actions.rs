@@ -1,4 +1,4 @@
-//! What forms change.
+//! Changes made by forms.
 
 use serde_json::json;
 
@@ -49,7 +49,7 @@ async fn dead_jobs_are_respawned_and_cancelled(store: Store) {
         .says("1 job was respawned.");
     assert_eq!(server.size("/api/shop/q").await, 1);
     submit(&server, dead, &[("do", "respawn")]).await.expect(200).says("No job was selected");
-    // Not without being asked.
+    // Requires a confirmation.
     submit(&server, dead, &[("do", "cancel"), ("job", &jobs[1])]).await.expect(400);
     assert_eq!(server.size("/api/shop/q/deadletter").await, 2);
     let asks =
@@ -285,7 +285,7 @@ async fn a_page_without_schedules_leads_to_the_next() {
     page.says("Looked at some 1,000 schedules, found none yet.").says_not("There is no such schedule");
     let next = browse(&server, &format!("schedules{}", page.link("Next"))).await.expect(200);
     next.says("There are no more.").says_not("Looked at some");
-    // Of several namespaces.
+    // Schedules of several namespaces.
     for namespace in ["shop", "other"] {
         send(server.admin("POST", &format!("/api/{namespace}/reports/jobs")).body("x")).await.expect(201);
     }
