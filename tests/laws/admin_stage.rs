@@ -42,7 +42,7 @@ struct Tables {
 }
 
 impl MemoryAdmin {
-    /// An empty store that counts by `clock`.
+    /// Returns an empty store that uses `clock`.
     pub fn new(clock: Arc<dyn Clock>) -> Arc<MemoryAdmin> {
         Arc::new(MemoryAdmin {
             clock,
@@ -238,7 +238,7 @@ impl AdminStage {
         AdminStage { store, clock, _keep: Box::new(keep) }
     }
 
-    /// The store under test.
+    /// Returns the store under test.
     pub fn store(&self) -> &dyn AdminStore {
         &*self.store
     }
@@ -252,7 +252,7 @@ impl AdminStage {
     }
 }
 
-/// A namespace of a pool.
+/// Returns a namespace of a pool.
 pub fn scope(pool: &str, namespace: &str) -> Scope {
     Scope {
         pool: PoolName::parse(pool).unwrap_or_else(|e| panic!("{pool:?} is a name: {e}")),
@@ -260,12 +260,12 @@ pub fn scope(pool: &str, namespace: &str) -> Scope {
     }
 }
 
-/// A token of a namespace of a pool.
+/// Returns a token of a namespace of a pool.
 pub fn token(pool: &str, namespace: &str, token: &str) -> TokenKey {
     TokenKey { scope: scope(pool, namespace), token: Token::new(token).expect("a test's token is not empty") }
 }
 
-/// A limit.
+/// Returns a limit.
 pub fn limit(read: i64, write: i64, interval: i64) -> Limit {
     Limit { read, write, interval }
 }

@@ -14,12 +14,12 @@ use crate::engine::next_due::NextDue;
 /// Longest pause between two pumps of a partition: this process is not notified of jobs that other servers store.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The lease holder pumps each second, so it will have seen a job that is due later than this from now. lua/pump.lua
-/// has the duration of a lease.
+/// defines the duration of a lease.
 const SEEN: Micros = 1_250_000;
 /// Maximum error of a clock: a pump may run slightly before its job is due.
 const EARLY: Micros = 5_000;
 
-/// All partitions.
+/// The pump times of all partitions.
 #[derive(Debug)]
 pub struct Dues {
     each: Mutex<Vec<Due>>,
@@ -125,7 +125,7 @@ impl Dues {
         };
         let at = of.at;
         drop(each);
-        // No caller may be waiting for this pump any more.
+        // The pump task may no longer be waiting for this partition, so this wakes it if needed.
         self.next.stored(at);
     }
 

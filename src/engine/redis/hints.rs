@@ -97,8 +97,7 @@ mod tests {
         assert_eq!(hints.take(9, |partition| partition == 0), [3, 2], "that one cannot be asked");
     }
 
-    /// Guards against a consumer that waits beside a ready job, because a reply that predates its notice arrived after
-    /// it.
+    /// Guards against a lost wake-up: a reply sent before a notice arrives after it, and must not overrule it.
     #[test]
     fn a_notice_after_a_question_was_sent_counts() {
         let mut hints = Hints::new(2);

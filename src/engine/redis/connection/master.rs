@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::fault::{Fault, Outcome};
 use super::open::{Ends, HostPort};
 
-/// How long the old master is left after a Sentinel announced a promotion. Sentinels ask the replica every second
+/// How long the old master is not used after a Sentinel announced a promotion. Sentinels ask the replica every second
 /// whether it is a master. After this time the old master is used again if they still name it.
 const PROMOTION: Duration = Duration::from_secs(5);
 
@@ -39,7 +39,7 @@ pub enum Lookup {
     Asking,
     /// No Sentinel names a master.
     Nobody(Fault),
-    /// The old master has been left, and the next one is unknown.
+    /// The old master is no longer used, and the next one is unknown.
     Between,
     Master(Master),
 }
@@ -66,7 +66,7 @@ enum SentinelAnswer {
 pub struct MasterChoice {
     answers: Vec<SentinelAnswer>,
     pub master: Option<(Named, Ends)>,
-    /// The master is left until this instant, unless another is named earlier.
+    /// The master is not used until this instant, unless another is named earlier.
     left_until: Option<Instant>,
     /// Since when most Sentinels have replied with lower epochs only.
     older_since: Option<Instant>,

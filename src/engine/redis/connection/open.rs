@@ -22,8 +22,8 @@ use crate::dial;
 use crate::process::tasks::Tasks;
 use crate::tls::{ClientTls, is_refusal};
 
-/// How long calls in flight may take once the server is to be left. A script takes a few milliseconds at most. A
-/// Sentinel announces the promotion of a replica at least 50 ms ahead.
+/// How long calls in flight may take after [`Ends::leave`]. A script takes a few milliseconds at most. A Sentinel
+/// announces the promotion of a replica at least 50 ms ahead.
 const LAST_ANSWERS: Duration = Duration::from_millis(30);
 
 /// The two parts of `host:port`. An IPv6 host has no brackets.
@@ -57,7 +57,7 @@ impl fmt::Display for HostPort {
 #[derive(Clone, Debug)]
 pub struct Connection {
     pub redis: MultiplexedConnection,
-    /// Cancelled when the connection breaks, even while idle, and when its server is to be left.
+    /// Cancelled when the connection breaks, even while idle, and when [`Ends::leave`] is.
     pub lost: CancellationToken,
     _open: Arc<DropGuard>,
 }

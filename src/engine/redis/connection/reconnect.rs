@@ -119,7 +119,7 @@ mod tests {
         }
         assert_eq!(took, [0, 50, 100, 200, 400, 800, 1000, 1000], "milliseconds of each pause");
         let before = began.elapsed();
-        // During its last attempt, which may have started too early.
+        // Sent during the last attempt, which may have started before Redis was ready.
         answered.send_replace(());
         backoff.wait().await;
         assert_eq!((began.elapsed() - before).as_millis(), 50, "milliseconds of a pause after an answer");

@@ -7,8 +7,8 @@
 //! After a failover the old master may still run, and accepts writes that will be lost until it is reconfigured as a
 //! replica, some ten seconds later. So when the master changes, calls in flight to the old one fail at once and every
 //! connection to it is closed. In addition, the Sentinel that leads a failover announces it before it promotes a
-//! replica (`+failover-state-send-slaveof-noone`, at least 50 ms ahead). The old master is left at that moment: replies
-//! sent before it are on its replicas by the time one of them is promoted.
+//! replica (`+failover-state-send-slaveof-noone`, at least 50 ms ahead). From then on no call is sent to the old
+//! master: writes that it confirmed earlier are on its replicas by the time one of them is promoted.
 //!
 //! Independent of the purpose of the connections.
 
@@ -123,7 +123,7 @@ impl Follower {
         }
     }
 
-    /// Leaves this master, since a Sentinel is about to promote a replica in its place.
+    /// Stops using this master, since a Sentinel is about to promote a replica in its place.
     fn leave(&self, address: &HostPort) {
         let mut choice = self.choice.lock();
         let Some(found) = choice.leave(address, Instant::now()) else { return };
