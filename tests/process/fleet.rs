@@ -133,7 +133,7 @@ fn serve_as_lmstfy(redis: &RedisServer, seen: &Seen, stop: &Arc<AtomicBool>) -> 
                 note(&seen, &body, "lmstfy");
                 server.ack("q", &id);
             }
-            std::thread::sleep(Duration::from_millis(3)); // as often as its own loop would be too rarely
+            std::thread::sleep(Duration::from_millis(3)); // lmstfy's own interval would be too long
         }
     })
 }

@@ -99,7 +99,7 @@ async fn endpoint() -> (String, UnboundedReceiver<(String, String)>) {
             }
             let mut body = vec![0; length];
             stream.read_exact(&mut body).await.expect("the whole body");
-            let _ = tell.send((head, String::from_utf8_lossy(&body).into_owned())); // a test that has ended hears nothing
+            let _ = tell.send((head, String::from_utf8_lossy(&body).into_owned())); // the test may have ended
             let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
             stream.write_all(answer).await.expect("the caller reads");
         }

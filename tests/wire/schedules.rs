@@ -350,7 +350,7 @@ async fn what_is_listed_can_be_put_back(store: Store) {
     let mut before = listed.json;
     for list in [&mut after, &mut before] {
         for one in list["schedules"].as_array_mut().expect("a list") {
-            one["next"] = Value::Null; // time goes on
+            one["next"] = Value::Null; // time passes
         }
     }
     assert_eq!(after, before, "nothing has changed");

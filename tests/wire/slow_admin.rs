@@ -39,7 +39,7 @@ async fn guesses_at_a_distant_store_do_not_delay_a_publish() {
             tokio::spawn(async move { send(request).await.expect(401) })
         };
         let guesses: Vec<_> = (0..40).map(guess).collect();
-        tokio::time::sleep(Duration::from_millis(20)).await; // most guesses are on their way by then
+        tokio::time::sleep(Duration::from_millis(20)).await; // most guesses are in flight by then
         took.push(timed(server.put(&token, "/api/ns/q", "x")).await);
         for guess in guesses {
             guess.await.expect("each guess is refused");

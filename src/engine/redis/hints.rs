@@ -57,7 +57,7 @@ impl Hints {
     /// Returns up to `most` partitions that may have jobs and are not `left_out`, in rotation. The next consume begins
     /// after them.
     pub fn take(&mut self, most: usize, left_out: impl Fn(Partition) -> bool) -> Vec<Partition> {
-        let count = self.each.len() as u16; // made from one
+        let count = self.each.len() as u16; // the length came from a `u16`
         let may_have = |partition: &Partition| {
             let hint = &self.each[usize::from(*partition)];
             hint.told > hint.empty && !left_out(*partition)

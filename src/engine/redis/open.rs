@@ -90,7 +90,7 @@ pub async fn open_one(
     let guards = opened.keep();
     link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
     if options.wait_replicas > 0 {
-        let _ = link.look_at_replicas().await; // a Redis that cannot say has too few
+        let _ = link.look_at_replicas().await; // without an answer too few are in sync
         link.tasks.spawn_essential("the watch of replicas", link.clone().watch_replicas());
     }
     Ok((link.common.clone(), Place::One(link), guards.into()))

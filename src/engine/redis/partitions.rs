@@ -40,7 +40,7 @@ impl Partitions {
     }
 
     pub fn count(&self) -> u16 {
-        self.bases.len() as u16 // made from one
+        self.bases.len() as u16 // the length came from a `u16`
     }
 
     pub fn all(&self) -> std::ops::Range<Partition> {

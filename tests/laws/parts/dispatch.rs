@@ -108,7 +108,7 @@ async fn a_parked_consumer_is_woken_by_a_publish() {
     let consumer = setup.consumer(&["a"], 1);
     setup.parked(1).await;
     setup.publish([job(&queue("a"), "x")]).await;
-    assert_eq!(consumer.await.unwrap(), ["x"], "the consumer's job"); // the task's own asserts speak
+    assert_eq!(consumer.await.unwrap(), ["x"], "the consumer's job"); // shows the task's assertion
     setup.parked(0).await;
 }
 
@@ -679,7 +679,7 @@ async fn a_wait_list_that_is_held_up_among_dead_entries_is_not_the_only_one_woke
     setup.dispatcher.notify(&queue("dead"));
     setup.settle().await;
     setup.publish([job(&queue("a"), "x")]).await;
-    let got = other.await.unwrap(); // the task's own asserts speak
+    let got = other.await.unwrap(); // shows the task's assertion
     assert_eq!(got, ["x"], "the list that waits longest skips dead entries of another queue");
     setup.engine.set_endless(None);
     setup.publish([job(&queue("a"), "y")]).await;
@@ -1041,7 +1041,7 @@ async fn who_waits_goes_on_waiting_while_not_everywhere_can_be_looked() {
     let looks = setup.engine.fetches() - before;
     assert!((9..=11).contains(&looks), "it is looked again once a second, not {looks} times in ten");
     setup.publish([job(&queue("a"), "x")]).await;
-    assert_eq!(waits.await.unwrap(), ["x"], "what another part has"); // the task's own asserts speak
+    assert_eq!(waits.await.unwrap(), ["x"], "what another part has"); // shows the task's assertion
     assert!(unseen(setup.poll(queue_list(&["a"]), Duration::from_secs(3)).await), "nobody could look");
     setup.engine.set_unseen(false);
     let seen = setup.poll(queue_list(&["a"]), Duration::from_secs(3)).await.expect("it was seen empty");

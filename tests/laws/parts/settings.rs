@@ -67,7 +67,7 @@ async fn a_full_redis_takes_deletions_and_keeps_what_it_has() {
         let told = store.put(key, Some("y".into()), expected).await;
         assert!(told.is_err(), "a full Redis has taken {key}: {told:?}");
     }
-    ok("keep", store.keep("kept", "y".into(), Duration::from_secs(9)).await); // a heartbeat goes on
+    ok("keep", store.keep("kept", "y".into(), Duration::from_secs(9)).await); // heartbeats still work
     put(&store, "gone", None, Some(gone)).await;
     let page = ok("scan", store.scan("", None, 10).await);
     let keys: Vec<_> = page.records.iter().map(|(key, record)| (key.as_str(), record.version)).collect();

@@ -126,7 +126,7 @@ impl SharedConnection {
     pub async fn connection(&self) -> Outcome<Connection> {
         let mut state = self.state.clone();
         let since = match &*state.borrow_and_update() {
-            ConnectionState::Up(connection) if connection.lost.is_cancelled() => Instant::now(), // its task is about to say so
+            ConnectionState::Up(connection) if connection.lost.is_cancelled() => Instant::now(), // its task will update the state
             ConnectionState::Connecting(since) => *since,
             settled => return settled.connection(),
         };

@@ -149,7 +149,7 @@ impl ConnectionStatus {
     pub fn set(&mut self, up: bool) {
         match (std::mem::replace(&mut self.up, up), up) {
             (false, true) => {
-                self.connections.down.send_modify(|down| *down -= 1); // one that was down is counted
+                self.connections.down.send_modify(|down| *down -= 1); // it was counted as down
                 self.connections.retry_now();
             }
             (true, false) => self.connections.down.send_modify(|down| *down += 1),
