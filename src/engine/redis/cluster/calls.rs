@@ -138,8 +138,9 @@ impl Cluster {
         self.find(partition, lane).map(|node| node.link.clone())
     }
 
-    /// Waits until a call could be sent; for queued calls. While a slot migrates, calls in flight keep retrying and
-    /// detect the end. Without any, the slot counts as migrated after `AT_REST`, and the next call finds out.
+    /// Waits until a call could be sent, for tasks that batch calls. While a slot migrates, calls in flight keep
+    /// retrying and detect the end. Without any, the slot counts as settled after `AT_REST`, and the next call tests
+    /// it.
     pub async fn ready(&self, partition: Partition, lane: Lane) -> Outcome<()> {
         let mut patience = Patience::new();
         loop {

@@ -38,8 +38,8 @@ pub struct Connections {
 struct Open {
     /// Tokens of the open connections.
     lost: Vec<CancellationToken>,
-    /// How often all connections were closed. An attempt that was in progress meanwhile may lead to the wrong server
-    /// too.
+    /// Number of times that all connections were closed. An attempt in progress at such a time may have reached the
+    /// wrong server.
     given_up: u64,
 }
 
@@ -120,7 +120,7 @@ impl Connections {
     /// Waits until every connection is up. Fails with `Away` after `within`.
     pub async fn all_up(&self, within: Duration) -> Result<()> {
         let mut down = self.down.subscribe();
-        // The sender is ours, so there is no other error.
+        // The sender is a field of `self`, so `wait_for` cannot fail.
         let up = async { down.wait_for(|down| *down == 0).await.is_ok() };
         if timeout(within, up).await.is_ok() {
             return Ok(());
