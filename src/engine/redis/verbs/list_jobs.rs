@@ -195,8 +195,7 @@ impl PartitionCore {
         let mut views = Vec::with_capacity(entries.len());
         for (entry, [ttl, size, key, reason, value]) in entries.zip(cells.as_chunks().0) {
             let ttl: i64 = read(ttl)?;
-            // What has an expiry is not dead any more.
-            if ttl == -2 || list.state == JobState::Dead && ttl != -1 {
+            if ttl == -2 {
                 views.push(None);
                 continue;
             }
