@@ -6,10 +6,10 @@ use super::store::Fatal;
 use crate::clock::Micros;
 use crate::error::Error;
 
-/// Maximum entries that one step reads or changes besides those it delivers, so that other calls get their turn. For
-/// more work the caller runs further steps.
+/// Maximum entries read or changed per step besides those it delivers, so that other calls get their turn. For more
+/// work the caller runs further steps.
 pub const STEP_ENTRIES: usize = 1000;
-/// Maximum bytes of records that one step rewrites.
+/// Maximum bytes of records rewritten per step.
 pub const STEP_BYTES: usize = 8 << 20;
 
 /// Why a step did nothing.

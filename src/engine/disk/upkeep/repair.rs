@@ -660,7 +660,7 @@ mod tests {
         all_read();
     }
 
-    /// Guards against a pool's clock that goes back from ahead of the time of day: new timers would be due before ones
+    /// Guards against a pool's clock that is ahead of the time of day and set back: new timers would be due before ones
     /// already pumped.
     #[tokio::test]
     async fn the_clock_is_not_behind_what_was_pumped() {

@@ -76,7 +76,7 @@ struct Files {
     spare: Option<Spare>,
     /// The lowest slot without a file.
     free: u32,
-    /// Groups before this one are no longer needed.
+    /// The first group that is still needed.
     first: u64,
 }
 
