@@ -10,7 +10,7 @@ use super::service_links::is_service_link;
 use super::setting::{ConfigError, Given, Place, Spelt, table_of};
 
 const ENV_PREFIX: &str = "DORMOUSE_";
-/// Variables with our prefix that are not keys: those of the command line.
+/// Variables with our prefix that are options of client commands instead of keys.
 const ENV_NOT_KEYS: [&str; 6] = [
     "DORMOUSE_ADMIN",
     "DORMOUSE_ADMIN_AUTH",
