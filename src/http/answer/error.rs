@@ -75,7 +75,7 @@ pub enum ApiError {
     Ours(StatusCode, &'static str, Option<Error>),
     /// Internal error after some jobs were processed: `{"error": .., "done": ..}`.
     Partly(u64, StatusCode, &'static str, Option<Error>),
-    /// Internal error of a batch of which some jobs are stored: `{"error": .., "stored": ..}`.
+    /// Internal error after a part of a batch was stored: `{"error": .., "stored": ..}`.
     Stored(u64, Box<ApiError>),
     /// 503: part of the pool is unavailable. With the number of jobs processed, if any.
     Unreachable(Unreachable, Option<u64>),
