@@ -21,7 +21,7 @@ use crate::clock::Millis;
 pub const MOST_COUNTED: u32 = 10_000;
 /// Maximum number of missed occurrences that are caught up: the newest.
 pub const MOST_CAUGHT_UP: usize = 100;
-/// The last one that is not caught up is needed too: it ends the range of the others.
+/// The last occurrence that is not caught up is needed too: it ends the range of the others.
 const KEPT: usize = MOST_CAUGHT_UP + 1;
 
 /// How a schedule's instants are computed, as shown in replies.

@@ -51,7 +51,7 @@ impl Zones {
         Zones { source: Source::Bundled(TimeZoneDatabase::bundled()), version }
     }
 
-    /// Reads all zones of a directory such as `/usr/share/zoneinfo`. The error says what is wrong with it.
+    /// Reads all zones of a directory such as `/usr/share/zoneinfo`. The error says why it is unusable.
     pub fn directory(path: &Path) -> Result<Zones, String> {
         let wrong = |why: &str| format!("{}: {why}", path.display());
         let database = TimeZoneDatabase::from_dir(path).map_err(|error| wrong(&error.to_string()))?;
