@@ -74,7 +74,7 @@ impl JobId {
         JobId { ulid: u128::from_be_bytes(bytes), versioned }
     }
 
-    /// When the job was published, by the clock of its pool. [`JobView::published_at`] is the time of day.
+    /// Returns when the job was published, by the clock of its pool. [`JobView::published_at`] is the time of day.
     pub fn published_at(self) -> Millis {
         (self.ulid >> 80) as Millis
     }

@@ -106,7 +106,7 @@ fn unknown_key(given: &Given, keys: &[&'static str], others: &[&'static str], ke
     given.refused(shown, format!("there is no such key; {hint}"))
 }
 
-/// Why a key of an earlier version is not supported any more.
+/// Returns why a key of an earlier version is no longer supported.
 fn removed(key: &str) -> Option<&'static str> {
     match spelling(&["Layout", "SpreadAt", "Ordered"], key)? {
         "Layout" => Some(

@@ -282,7 +282,7 @@ impl Metrics {
     }
 }
 
-/// `None` counts as 0.
+/// Returns the seconds; 0 for `None`.
 fn seconds(time: Option<Duration>) -> f64 {
     time.unwrap_or_default().as_secs_f64()
 }

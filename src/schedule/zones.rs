@@ -117,7 +117,7 @@ fn version_of(path: &Path) -> String {
     TELLERS.into_iter().find_map(tell).unwrap_or_else(|| UNKNOWN.to_owned())
 }
 
-/// `None` beyond the representable range.
+/// Converts milliseconds to a timestamp; `None` beyond the representable range.
 pub(super) fn timestamp(at: Millis) -> Option<Timestamp> {
     Timestamp::from_millisecond(i64::try_from(at).ok()?).ok()
 }

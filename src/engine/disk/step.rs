@@ -53,12 +53,12 @@ pub trait Step: Send + 'static {
     /// at any time.
     const MUST_LAST: bool;
 
-    /// Number of jobs that it counts for in the bound of a group.
+    /// Returns the number of jobs that it counts for in the bound of a group.
     fn items(&self) -> usize {
         1
     }
 
-    /// Bytes of bodies that it contains.
+    /// Returns the bytes of bodies that it contains.
     fn bytes(&self) -> usize {
         0
     }

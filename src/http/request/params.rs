@@ -57,7 +57,7 @@ pub struct Life {
 /// runs up to a second early.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// `delay`, `ttl`, `tries` of lmstfy's routes, checked in lmstfy's order.
+/// Reads `delay`, `ttl` and `tries` of lmstfy's routes, in lmstfy's order of checks.
 pub fn life(query: Query<'_>, defaults: &Defaults) -> Result<Life, ApiError> {
     let delay: u32 = query.number("delay", defaults.delay, "invalid delay")?;
     let ttl: u32 = query.number("ttl", defaults.ttl, "invalid ttl")?;

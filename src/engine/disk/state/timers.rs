@@ -70,7 +70,7 @@ impl Timers {
         self.horizon.is_some_and(|horizon| key >= horizon) || self.delayed.contains_key(&key)
     }
 
-    /// No delayed job has an earlier timer.
+    /// Returns a lower bound on the timers of delayed jobs; `None` without delayed jobs.
     pub fn delayed_from(&self) -> Option<TimerKey> {
         self.delayed.first_key_value().map(|(key, _)| *key).or(self.horizon)
     }

@@ -189,8 +189,8 @@ pub struct Filler<'a> {
 }
 
 impl<'a> Filler<'a> {
-    /// With `mends` it also restores entries that are unreadable in tables. Replaying those is harmless, since all
-    /// later entries are replayed too.
+    /// Creates a filler. With `mends` it also restores entries that are unreadable in tables. Replaying those is
+    /// harmless, since all later entries are replayed too.
     pub fn new(trees: &'a Trees, manifest: &Manifest, mends: bool) -> Filler<'a> {
         Filler { trees, first: manifest.first, unread: mends.then(HashMap::default) }
     }

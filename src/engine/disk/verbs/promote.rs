@@ -54,8 +54,8 @@ impl Step for Promote {
 }
 
 impl WriterState {
-    /// Must begin a step, since it commits earlier writes. Also rewrites the record: its old location would name the
-    /// deleted timer.
+    /// Makes a delayed job ready. Must begin a step, since it commits earlier writes. Also rewrites the record: its old
+    /// location would name the deleted timer.
     fn promote(&mut self, job: &JobRef, mut record: Record, now: Micros) -> Result<Promoted, Fatal> {
         let state = match record.location {
             _ if self.timers.running(job).is_some() => JobState::Running,

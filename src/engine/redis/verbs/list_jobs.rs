@@ -161,7 +161,8 @@ impl PartitionCore {
         }
     }
 
-    /// The elements of a list from the one that comes next, which is number 0: `from` is, `to` is not among them.
+    /// Returns the elements from number `from` up to but not including `to`. Number 0 is the head, which is delivered
+    /// next.
     pub async fn elements(&self, key: &str, from: u64, to: u64) -> Result<Vec<Vec<u8>>> {
         let mut cmd = redis::cmd("LRANGE");
         cmd.arg(key).arg(-(to.min(i64::MAX as u64) as i64)).arg(-(from as i64) - 1);
@@ -252,7 +253,7 @@ struct Elements<'a> {
 }
 
 impl Elements<'_> {
-    /// The elements from the one that comes next, which is number 0: `from` is, `to` is not among them.
+    /// Returns the elements from number `from` up to but not including `to`, counted from the head.
     async fn elements(&self, from: u64, to: u64) -> Result<Vec<Vec<u8>>> {
         let Elements { core, queue, list } = self;
         let key = if list.state == JobState::Dead { core.keys.dead(queue) } else { core.keys.ready(queue) };
