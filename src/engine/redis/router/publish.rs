@@ -52,7 +52,8 @@ impl Router {
             && publication.jobs.iter().all(|of| of.key.is_none() && self.spreading.is_spread(&of.job.queue))
     }
 
-    /// Publishes to the partition named by the ids, or to the next available one. Waits only for the last.
+    /// Publishes to the partition named by the ids, or to the next available one. Waits for a node only if no other
+    /// partition is left.
     async fn publish_in_turn(&self, mut publication: Publication) -> Result<Published> {
         check(&publication)?;
         let plain = is_plain(&publication);

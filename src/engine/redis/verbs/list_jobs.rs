@@ -5,10 +5,10 @@
 //!
 //! - among timers it is a position in the order of scores and members, and needs no member at that position;
 //! - in a list it contains the number of elements passed, the last passed element, and the next few. Removals shift the
-//!   others, so the list continues at the first of these elements that is still found. If none is, consumes (or a
-//!   respawn of the oldest) have passed the cursor, and the list continues at its head. A job that was delivered and is
-//!   ready again has fewer tries, so it is another element; a dead job that is further from the head than before has
-//!   died again.
+//!   others, so the page starts behind the last passed element or at one of the next, at whichever is found first. If
+//!   none is found, consumes (or a respawn of the oldest) have passed the cursor, and the page starts at the head. A
+//!   job that was delivered and is ready again has fewer tries, so it is another element; a dead job that is further
+//!   from the head than before has died again.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -196,7 +196,7 @@ impl PartitionCore {
         let mut views = Vec::with_capacity(entries.len());
         for (entry, [ttl, size, key, reason, value]) in entries.zip(cells.as_chunks().0) {
             let ttl: i64 = read(ttl)?;
-            // A dead job has no expiry; one with an expiry was respawned.
+            // A job with an expiry is taken for respawned.
             if ttl == -2 || list.state == JobState::Dead && ttl != -1 {
                 views.push(None);
                 continue;

@@ -1,5 +1,5 @@
-//! One file per method of the engine: sends the call and interprets the reply. Opens no connection, and uses only keys
-//! made by layout/.
+//! One file per verb of the engine, or for a few related ones: sends the call and interprets the reply. Opens no
+//! connection, and uses only keys made by layout/.
 
 pub mod ack;
 pub mod check;

@@ -31,8 +31,8 @@ use crate::name::Queue;
 
 /// Maximum bytes of values in one script call. A single value may be larger.
 pub const MAX_VALUES: usize = 1 << 20;
-/// Time after which values expire that were stored before the call that makes them visible: longer than the steps of
-/// the largest bulk take on a slow Redis.
+/// Expiry of staged values, which are stored before the call that makes them visible: longer than the steps of the
+/// largest bulk take on a slow Redis.
 pub const STAGED: Duration = Duration::from_secs(600);
 /// Latest due time, in the year 2255: Lua's numbers are exact up to here, with a margin for additions. HTTP accepts at
 /// most 136 years.
@@ -398,10 +398,10 @@ impl PartitionCore {
                 }
             }
         }
-        // Values that cannot be deleted now expire.
+        // If the values cannot be deleted, they expire.
         let there = !result.as_ref().is_err_and(|fault| fault.reconnect);
         if !matches!(result, Ok(Ok(true))) && !stored.is_empty() && there {
-            // By a script that updates usage. The jobs have no timers.
+            // Deleted by a script that updates usage. The jobs have no timers.
             let mut call = self.call(&self.scripts.ack);
             call.key(&self.keys.timer_set).key(stored).arg(0);
             let _ = link.send(redis, &call).await;
