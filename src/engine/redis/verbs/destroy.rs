@@ -1,5 +1,6 @@
-//! Destroy: deletes a queue's ready jobs. The list is set aside in one step, and then deleted in bounded steps. The
-//! pump of any server finishes an interrupted destroy, and so does a call about a key whose job may be in such a list.
+//! Destroy: deletes a queue's ready jobs. The list is set aside (renamed) in one step, and then deleted in bounded
+//! steps. The pump of any server finishes an interrupted destroy, and so does a call about a key whose job may be in
+//! such a list.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Returns jobs whose consumer disconnected before it received them.
+//! Returns jobs to their queues if their consumer disconnected before it received them.
 
 use std::time::Duration;
 
