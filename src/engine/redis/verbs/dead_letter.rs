@@ -1,4 +1,4 @@
-//! Respawns and deletes the oldest dead jobs, in bounded steps. Jobs that die meanwhile are left alone.
+//! Respawns and deletes the oldest dead jobs, in bounded steps, up to the number that the dead letter had at the start.
 
 use std::time::Duration;
 
