@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(accounts, want, "a password that was replaced must not go on working");
     }
 
-    /// Guards against a read-only user who gains write access as another user of the same name.
+    /// Guards against write access for a read-only user by another user of the same name.
     #[test]
     fn an_account_has_one_role() {
         let pool = "[Pool.default]\nPath='d'";

@@ -127,7 +127,7 @@ fn in_toml(value: &Value) -> String {
 
 /// Type of a key.
 pub trait Setting: Sized {
-    /// Reads a value; numbers must be in `range`. The error says what is expected.
+    /// Reads a value; numbers must be in `range`. The error states the expected form.
     fn read(given: &Given, range: Option<RangeInclusive<u64>>) -> Result<Self, ConfigError>;
 
     /// Formats the value as TOML; `None` if not set.

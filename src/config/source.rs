@@ -10,7 +10,7 @@ use super::service_links::is_service_link;
 use super::setting::{ConfigError, Given, Place, Spelt, table_of};
 
 const ENV_PREFIX: &str = "DORMOUSE_";
-/// Variables with our prefix that are not keys: those of the command line.
+/// Variables with our prefix that are options of client commands instead of keys.
 const ENV_NOT_KEYS: [&str; 6] = [
     "DORMOUSE_ADMIN",
     "DORMOUSE_ADMIN_AUTH",
@@ -106,7 +106,7 @@ fn unknown_key(given: &Given, keys: &[&'static str], others: &[&'static str], ke
     given.refused(shown, format!("there is no such key; {hint}"))
 }
 
-/// Why a key of an earlier version is not supported any more.
+/// Returns why a key of an earlier version is no longer supported.
 fn removed(key: &str) -> Option<&'static str> {
     match spelling(&["Layout", "SpreadAt", "Ordered"], key)? {
         "Layout" => Some(

@@ -198,7 +198,7 @@ impl Config {
                     (.., true) => "is around",
                     _ => continue,
                 };
-                // The log directory, which is the first, may contain those of pools.
+                // The log directory, first in the list, may contain the pools' directories.
                 if n == 0 && self.log_dir.is_some() && how == "is inside of" {
                     continue;
                 }

@@ -70,7 +70,7 @@ impl Plan {
         body + SMALL_ANSWER * if self.setting.ok_when.is_some() { 2 } else { 1 }
     }
 
-    /// The ttr with which jobs are consumed.
+    /// Returns the ttr with which jobs are consumed.
     pub fn ttr(&self) -> Duration {
         self.setting.timeout + Duration::from_secs(10)
     }

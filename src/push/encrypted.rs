@@ -137,7 +137,7 @@ impl SecretKeys {
     }
 }
 
-/// Associated data of the encryption: it binds secrets to their queue and URL.
+/// Returns the associated data of the encryption: it binds secrets to their queue and URL.
 fn bound_to(key: &PushKey, record: &Value) -> String {
     let url = record.pointer("/setting/url").and_then(Value::as_str).unwrap_or_default();
     format!("dormouse push\0{key}\0{url}")

@@ -96,7 +96,7 @@ impl PushShares {
     }
 }
 
-/// The shares that one queue holds.
+/// The shares held by one queue.
 #[derive(Clone, Debug, Default)]
 pub struct Part(Arc<HeldShare>);
 

@@ -174,8 +174,7 @@ impl Push {
         }
     }
 
-    /// Removes locked records, so that their workers end: their settings may have changed. Logs those that
-    /// were not locked before.
+    /// Removes locked records, so that their workers end: their settings may have changed. Logs newly locked ones.
     fn leave_out_locked(&self, records: &mut PushRecords) {
         let is_locked = |(key, record): &mut (PushKey, bytes::Bytes)| {
             encrypted::locked(record).is_some() && self.pools.contains_key(&key.pool)

@@ -105,7 +105,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// If a name occurs twice, the last occurrence counts, as in JavaScript and serde_json.
+    /// Finds a member of the object here. If its name occurs twice, the last occurrence counts, as in JavaScript and
+    /// serde_json.
     fn find_member(&mut self, name: &str, rest: &[String]) -> Option<&'a str> {
         let mut found = None;
         self.at += 1;

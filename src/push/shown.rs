@@ -64,7 +64,7 @@ impl ShownPush {
         ShownPush::of(key, record.setting.to_json(false), state, since, &record.why)
     }
 
-    /// For a record that no key of this server opens: shows its setting as stored.
+    /// Shows the stored setting of a record that no key of this server opens.
     pub fn locked(key: &PushKey, setting: Value) -> ShownPush {
         ShownPush::of(key, setting, PushState::Locked, None, LOCKED)
     }

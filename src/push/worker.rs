@@ -147,8 +147,7 @@ impl Worker {
         self.ending && self.in_flight == 0
     }
 
-    /// Publishes the demand, and consumes as many jobs as there are free slots. Returns when to call again at the
-    /// latest.
+    /// Publishes the demand, and consumes into the free slots. Returns the latest time of the next call.
     fn step(&mut self) -> Instant {
         let now = Instant::now();
         self.tell_demand(now);

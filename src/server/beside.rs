@@ -16,7 +16,7 @@ use crate::scheduler;
 /// How long a server whose last pool has failed still replies with the reason.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
-/// Starts all of them. Returns once the quotas are in effect, or after a second.
+/// Starts all of these tasks. Returns once the quotas are in effect, or after a second.
 pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure: &Failure) {
     for store in state.quotas.stores() {
         let (quotas, stop) = (state.quotas.clone(), tasks.stopping().clone());
@@ -85,8 +85,8 @@ pub fn ask_for_tokens(store: Arc<dyn AdminStore>, outage: Arc<Outage>, tasks: &T
     });
 }
 
-/// Waits until a store fails permanently. The server continues while another pool is left; otherwise it ends, after a
-/// while in which it reports the reason.
+/// Waits until a store fails permanently. While another pool is left, the server continues. Otherwise it reports the
+/// reason for [`LAST_WORDS`], and ends.
 async fn fails(store: String, failed: StoreEnd, pools_left: &AtomicUsize, failure: &Failure) {
     let why = match failed {
         StoreEnd::WithServer(failed) => failed.await,

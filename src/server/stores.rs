@@ -236,7 +236,7 @@ pub async fn admin_store(
     }
 }
 
-/// How a pool lies on its Redis.
+/// Returns the engine options of a pool on Redis.
 pub fn redis_options(name: &str, pool: &PoolConfig) -> RedisOptions {
     let (wait_replicas, dead_ttl) = (pool.wait_replicas, Duration::from_secs(pool.dead_letter_ttl));
     if pool.cluster.is_empty() {

@@ -44,7 +44,7 @@ pub struct DiskEngine {
     pub(super) next_due: Arc<NextDue>,
     tables: Arc<Mutex<Tables>>,
     pub(super) lists: Lists,
-    /// Counts may take long, so they do not occupy places for lists.
+    /// Counts may take long, so they do not use the slots of lists.
     pub(super) counts: Lists,
     /// Copies are waited for, like lists.
     pub(super) copies: Lists,

@@ -71,7 +71,7 @@ pub fn with_body(status: StatusCode, content_type: HeaderValue, body: Body) -> R
     response
 }
 
-/// `{"error": ..}`.
+/// Creates the reply `{"error": ..}`.
 pub fn error(status: StatusCode, text: &str) -> Response {
     #[derive(Serialize)]
     struct Error<'a> {
@@ -80,7 +80,7 @@ pub fn error(status: StatusCode, text: &str) -> Response {
     json(status, &Error { error: text })
 }
 
-/// `{"msg": ..}`.
+/// Creates the reply `{"msg": ..}`.
 pub fn message(status: StatusCode, text: &str) -> Response {
     #[derive(Serialize)]
     struct Message<'a> {
@@ -176,7 +176,7 @@ pub fn no_content() -> Response {
     response
 }
 
-/// Reply for unknown routes and methods.
+/// Replies to unknown routes and methods.
 pub async fn not_found() -> Response {
     error(StatusCode::NOT_FOUND, "api not found")
 }

@@ -4,10 +4,10 @@
 //! A namespace may use a *share* of the memory, so that no namespace uses all of it. Namespaces of the same name in
 //! several pools count as one.
 //!
-//! A request takes memory for what has arrived, not for what it has announced, so a slow sender takes little. All
-//! memory could then be used by partial bodies that wait for more. So there is a *reserve*, as large as the largest
-//! body, for one of them at a time. The body that gets it needs no more memory, so it completes, and the next one gets
-//! the reserve. A body that has held it for long loses it when another namespace asks for it.
+//! A request takes memory as its bytes arrive, not by its Content-Length, so a slow sender takes little. All memory
+//! could then be held by partial bodies, each waiting for more. So there is a *reserve* of the size of the largest
+//! body, for one request at a time. A body with the reserve needs no more memory, so it completes, and the next one
+//! gets the reserve. A body that has held it for long loses it when another namespace requests it.
 //!
 //! A reply keeps its memory until hyper has written it to the socket, see [`kept`].
 
@@ -47,7 +47,7 @@ pub struct BodyRoom {
     /// One permit.
     reserve: Arc<Semaphore>,
     answers: Side,
-    /// For replies already in memory that wait: as large as the limit for replies.
+    /// Bounds the replies that are already in memory and wait: the same size as the limit for replies.
     waiting: Semaphore,
 }
 

@@ -51,8 +51,8 @@ pub async fn show(visit: Visit, Path(scope): Path<PoolNamespace>) -> Response {
     visit.answer(page)
 }
 
-/// Returns the fields of a form that publishes a job again, without its key, which may still be taken, and its delay,
-/// which is over.
+/// Returns the fields of a form that publishes a job again, without its key, which may still be taken, and without its
+/// delay, which has ended.
 async fn again(visit: &Visit, scope: &PoolNamespace, id: &str) -> Said<Fields> {
     let PoolNamespace { pool, namespace } = scope.clone();
     let place = PoolQueue { pool, namespace, queue: visit.fields.or_empty("queue").to_owned() };

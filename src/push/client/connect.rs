@@ -63,7 +63,7 @@ impl ConnectFault {
     }
 }
 
-/// Resolves names. A trait, so that tests can stand in for DNS.
+/// Resolves names. A trait, so that tests can replace DNS.
 #[async_trait]
 pub trait Resolve: Send + Sync + fmt::Debug + 'static {
     async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
@@ -280,7 +280,7 @@ impl Write for Stream {
     }
 }
 
-/// Returns the system's root certificates and those of a PEM file. The error names what cannot be read.
+/// Returns the system's root certificates, and the certificates of a PEM file. The error names what cannot be read.
 pub fn roots(more: Option<&Path>) -> Result<RootCertStore, String> {
     let mut roots = tls::system_roots(if more.is_none() { "push cannot call https" } else { "" });
     if let Some(path) = more {

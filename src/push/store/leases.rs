@@ -103,7 +103,7 @@ impl Leased {
 mod tests {
     use super::*;
 
-    /// A lease of worker `a`, at a rate of three per hour.
+    /// Returns a lease of worker `a`, at a rate of three per hour.
     fn lease(wants: u32, rate_held: u32) -> Lease {
         Lease {
             server: "a".into(),

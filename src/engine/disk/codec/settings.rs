@@ -7,7 +7,7 @@ use super::parts::{Malformed, Reader, Result};
 /// First byte of the keys of settings.
 const SETTING: u8 = b'r';
 
-/// `schedules`: a record of the settings.
+/// Returns the key in `schedules` of a record of the settings.
 pub fn record_key(key: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(1 + key.len());
     out.put_u8(SETTING);

@@ -10,7 +10,7 @@
 //! - The pool is opened, and the time of day is behind the last stored time: the pool's clock continues from the
 //!   stored time, as after a step back. The time for which the pool was closed reduces its lead.
 //!
-//! It never goes back, neither while the store is open nor over a restart: a new timer is due later than every timer
+//! It never decreases, neither while the store is open nor over a restart: a new timer is due later than every timer
 //! that was pumped, and ids increase with it. Instants in calls and replies are in the time of day
 //! ([`to_day`](PoolClock::to_day), [`at_time_of_day`](PoolClock::at_time_of_day)).
 

@@ -388,20 +388,20 @@ impl WriterState {
         }
     }
 
-    /// A timer of this queue has ended. Its job moves to a list, so the queue does not become empty.
+    /// Counts a timer of this queue that has ended. Its job moves to a list, so the queue does not become empty.
     pub fn timer_passed(&mut self, queue: &Queue) {
         if let Some(state) = self.queues.get_mut(queue) {
             state.timers = state.timers.saturating_sub(1);
         }
     }
 
-    /// A timer of this queue was deleted together with its job.
+    /// Counts a timer of this queue that was deleted together with its job.
     pub fn timer_gone(&mut self, queue: &Queue, now: Micros) {
         self.timer_passed(queue);
         self.queues.note_idle(queue, now);
     }
 
-    /// The ttr of a job of this queue has ended.
+    /// Counts the end of the ttr of a job of this queue.
     pub fn run_passed(&mut self, queue: &Queue) {
         if let Some(state) = self.queues.get_mut(queue) {
             state.timers = state.timers.saturating_sub(1);

@@ -180,9 +180,9 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
         return Ok(mark);
     }
     mark.said = Said::parse(path, &bytes)?;
-    // The mark may not be durable: its writer was killed before the sync, or the sync failed, after which no later sync
-    // writes what the page cache shows. A power cut would then restore the previous mark, which may describe another
-    // state: never created, or shut down before the last jobs came. So it is written again.
+    // The mark may not be durable: its writer was killed before the sync, or the sync failed, and then no later sync
+    // writes the contents of the page cache. A power cut would then restore the previous mark, which may describe
+    // another state: never created, or shut down before the last jobs arrived. So it is written again.
     mark.write().map_err(io)?;
     Ok(mark)
 }

@@ -63,8 +63,8 @@ impl fmt::Display for RepairReport {
     }
 }
 
-/// Upper bound on the job sequence numbers that lost data may have reserved (state/mod.rs). There are 2^23 times as
-/// many.
+/// Upper bound on the job sequence numbers that lost data may have reserved (state/mod.rs). There are 2^24 times as
+/// many numbers.
 const SEQS_LOST: u64 = 1 << 40;
 /// Upper bound on the number of groups lost.
 const NUMBERS_LOST: u64 = 1 << 31;

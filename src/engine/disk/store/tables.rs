@@ -44,7 +44,7 @@ fn read_whole(path: &Path, what: &str) -> Result<Vec<u8>> {
     })
 }
 
-/// Corruption is [`ErrorKind::InvalidData`]; other errors say nothing about the keyspace.
+/// Checks the keyspace in `dir`. Corruption is [`ErrorKind::InvalidData`]; other errors say nothing about the keyspace.
 fn judge(dir: &Path) -> Result<()> {
     let current = format!("the file {CURRENT}");
     let (version, checksum) = read_current(&read_whole(&dir.join(CURRENT), &current)?)

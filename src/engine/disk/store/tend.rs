@@ -11,7 +11,7 @@ use super::tender::Tender;
 use super::trees::Written;
 use super::{Fatal, Space, Store, describe};
 
-/// Number of log files from which the entries of the older half are flushed.
+/// With more log files than this, the entries of the older half are flushed.
 const FILES: usize = 8;
 /// Maximum number of unmerged tables of a keyspace: lsm-tree's lists count up to 255.
 const MOST_RUNS: usize = 200;

@@ -119,7 +119,7 @@ mod tests {
         engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs // nothing is wrong with the disk
     }
 
-    /// Incompressible rows, so that they fill several blocks.
+    /// Returns an incompressible row, so that rows fill several blocks.
     fn row(kind: &[u8], n: u64) -> (Vec<u8>, [u8; 16]) {
         let noise = n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (format!("{}n{n:05}-{noise:016x}", String::from_utf8_lossy(kind)).into(), codec::used(n, noise))
@@ -660,7 +660,7 @@ mod tests {
         all_read();
     }
 
-    /// Guards against a pool's clock that goes back from ahead of the time of day: new timers would be due before ones
+    /// Guards against a pool's clock that is ahead of the time of day and set back: new timers would be due before ones
     /// already pumped.
     #[tokio::test]
     async fn the_clock_is_not_behind_what_was_pumped() {

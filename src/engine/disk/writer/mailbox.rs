@@ -76,8 +76,8 @@ pub fn mailbox<T: BatchSize + Send + 'static>(
 
 impl<T: BatchSize> Sender<T> {
     /// Queues a call, which carries its own reply channel. Fails with [`Error::Overloaded`] if the queue is full and
-    /// with [`Error::Closed`] if the receiver is gone. A caller that then blocks its thread must [`wake`](Sender::wake)
-    /// the receiver.
+    /// with [`Error::Closed`] without a receiver. A caller that then blocks its thread must [`wake`](Sender::wake) the
+    /// receiver.
     pub fn send(&self, call: T) -> Result<()> {
         let mut inner = self.mailbox.inner.lock();
         if inner.closed {

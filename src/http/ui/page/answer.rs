@@ -1,4 +1,4 @@
-//! Responses of pages: their headers, and the `ETag` by which a browser asks for changes.
+//! Responses of pages: their headers, and the `ETag` with which browsers revalidate them.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};

@@ -41,7 +41,7 @@ impl Refusal {
         Refusal { status, text: text.into() }
     }
 
-    /// 400.
+    /// Creates a 400.
     pub fn bad(text: impl Into<String>) -> Refusal {
         Refusal::new(StatusCode::BAD_REQUEST, text)
     }

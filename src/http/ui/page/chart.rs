@@ -60,7 +60,7 @@ impl Unit {
         }
     }
 
-    /// Returns the name by which the script formats values.
+    /// Returns the script's name for this format.
     fn name(self) -> &'static str {
         match self {
             Unit::Jobs => "jobs",

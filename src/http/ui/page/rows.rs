@@ -22,8 +22,7 @@ const USUAL: f64 = 10.0;
 const NOT_COUNTED: &str = "this server does not count this queue by itself";
 
 impl QueuesReply {
-    /// Returns the interval between readings of the pools in seconds, if readings take so long that it is longer than
-    /// usual.
+    /// Returns the interval between readings of the pools in seconds, if slow readings make it longer than usual.
     fn read_each(&self) -> Option<f64> {
         self.pools.iter().map(|pool| pool.interval).filter(|interval| *interval > USUAL).reduce(f64::max)
     }

@@ -105,7 +105,7 @@ async fn destroy(visit: &Visit, place: &PoolQueue, of: &Fields) -> Sure<'static>
     }
 }
 
-/// Field for the queue's name, which must be entered as a confirmation.
+/// Shows the field for the queue's name, which must be entered as a confirmation.
 fn name_field(visit: &Visit, place: &PoolQueue) -> Markup {
     html! {
         p {

@@ -29,7 +29,7 @@ pub struct Manifest {
     pub pool: u64,
     /// The first group needed; earlier groups are in tables.
     pub first: u64,
-    /// All groups up to this one were synced when the manifest was written.
+    /// Number of the last group that was synced when the manifest was written.
     pub synced: u64,
     /// Files that may hold groups, as slot and turn, in writing order.
     pub files: Vec<(u32, u64)>,

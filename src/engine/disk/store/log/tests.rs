@@ -106,7 +106,7 @@ fn files_that_are_needed_no_more_are_used_again() {
     assert_eq!(replayed(dir.path()), there, "an open changes nothing");
 }
 
-/// Guards against a file that stays as large as its largest group because the process was killed before truncating it.
+/// Guards against a file that keeps the size of its largest group because the process was killed before truncating it.
 #[test]
 fn a_large_file_is_cut_by_the_next_start() {
     let (dir, log) = new();
