@@ -149,7 +149,7 @@ impl Outage {
                 store = self.store,
                 request_id,
                 %error,
-                "the store is full: it stores nothing new, and hands out what it has"
+                "the store is full: publishes are refused, and stored jobs are still delivered"
             );
         }
     }

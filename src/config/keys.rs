@@ -356,7 +356,7 @@ impl std::fmt::Debug for Secret {
 
 impl Setting for Secret {
     fn read(given: &Given, _: Option<RangeInclusive<u64>>) -> Result<Secret, ConfigError> {
-        given.text().map(Secret::from).ok_or_else(|| given.refused(false, "a text is wanted"))
+        given.text().map(Secret::from).ok_or_else(|| given.refused(false, "expected a string"))
     }
 
     fn show(&self) -> Option<String> {

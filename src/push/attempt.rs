@@ -275,7 +275,7 @@ impl Sending {
         let publish = || pool.engine.publish(publication.clone());
         if let Err(error) = self.until_ttr(publish).await {
             let queue = self.queue.key.to_string();
-            tracing::warn!(queue, job = id, %error, "push: the queue of on_dead could not be told of a dead job");
+            tracing::warn!(queue, job = id, %error, "push: a dead job could not be reported to the on_dead queue");
         }
     }
 

@@ -136,7 +136,7 @@ impl Resolve for SystemResolver {
         match found.ok().flatten() {
             Some(Ok(found)) => Ok(found.into_iter().map(|address| SocketAddr::new(address, port)).collect()),
             Some(Err(text)) => Err(io::Error::other(text)),
-            None => Err(io::Error::other("it could not be looked up")),
+            None => Err(io::Error::other("the lookup failed")),
         }
     }
 }

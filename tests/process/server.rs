@@ -243,7 +243,7 @@ async fn a_damaged_directory_is_refused_named_and_repaired() {
         "{code:?}: {told}"
     );
     let (code, told) = repair(&["--accept-loss"]);
-    assert!(code == Some(0) && told.contains("the rest opens now"), "{code:?}: {told}");
+    assert!(code == Some(0) && told.contains("the undamaged part opens now"), "{code:?}: {told}");
     let mut process = Process::start(dir.path(), &[], &[]);
     process.line_with("serving");
 }

@@ -25,11 +25,11 @@ const OTHER_SITE: ApiError =
     ApiError::Refused(StatusCode::FORBIDDEN, "the request was sent by a web page of another site");
 const OTHER_HOST: ApiError = ApiError::Refused(
     StatusCode::FORBIDDEN,
-    "the Host of the request is not this machine: ask localhost or 127.0.0.1, or set AdminUrl",
+    "the Host of the request is not this machine: use localhost or 127.0.0.1, or set AdminUrl",
 );
 const OTHER_NAME: ApiError = ApiError::Refused(
     StatusCode::FORBIDDEN,
-    "the Host of the request is a name that is not ours: ask the IP address or AdminHost, set AdminUrl, or configure [Accounts]",
+    "the Host of the request is not a name of this server: use the IP address or AdminHost, set AdminUrl, or configure [Accounts]",
 );
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");

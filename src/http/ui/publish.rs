@@ -64,7 +64,7 @@ async fn again(visit: &Visit, scope: &PoolNamespace, id: &str) -> Said<Fields> {
         .ok_or(Refusal::new(StatusCode::FORBIDDEN, "bodies are not shown to this account"))?;
     let text = std::str::from_utf8(body).ok().filter(|text| text.len() <= MOST && !text.contains('\0'));
     let text = text.ok_or(Refusal::bad(
-        "this body does not fit a form, which takes text of up to 64 KiB: download it, and publish it with curl",
+        "this body does not fit a form, which accepts text of up to 64 KiB: download it, and publish it with curl",
     ))?;
     let attributes = job.attributes.iter().flat_map(|all| all.iter());
     let attributes: String = attributes.map(|(name, value)| format!("{name}: {value}\n")).collect();
@@ -164,7 +164,7 @@ fn page(visit: &Visit, scope: &PoolNamespace, usual: &Fields) -> Page {
     let conflict = typed("on_conflict", "");
     let body = html! {
         h1 { "Publish a job" }
-        p.hint { "A real worker will get it, or the URL that the queue is pushed to." }
+        p.hint { "A real worker will get it, or the URL to which the queue is pushed." }
         @if visit.may_change() {
             form.fill method="post" data-asks="1" {
                 input type="hidden" name="mark" value=(volatile(&html! { (mark) }).0);
@@ -176,10 +176,10 @@ fn page(visit: &Visit, scope: &PoolNamespace, usual: &Fields) -> Page {
                 (field("at", "Instant", "", "instead of a delay: 2026-11-24T08:00:00Z"))
                 (field("tries", "Tries", "", "as configured"))
                 (field("ttl", "TTL", "", "1d, for example; 0 is forever; as configured"))
-                (field("key", "Key", "", "unique among the living jobs of the queue"))
+                (field("key", "Key", "", "unique in the queue while the job exists"))
                 label for="on_conflict" { "If the key is taken" }
                 select #on_conflict name="on_conflict" {
-                    @for (value, words) in [("", "keep the job that has it"), ("replace", "replace that job"), ("fail", "refuse this one")] {
+                    @for (value, words) in [("", "keep the existing job"), ("replace", "replace the existing job"), ("fail", "refuse this job")] {
                         option value=(value) selected[conflict == value] { (words) }
                     }
                 }

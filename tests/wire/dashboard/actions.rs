@@ -162,7 +162,7 @@ async fn a_token_is_shown_once() {
     browse(&server, &format!("{tokens}?ask=revoke&hash={hash}"))
         .await
         .expect(200)
-        .says("opens nothing any more")
+        .says("will be refused from now on")
         .says(&format!("-d '{{\"hash\":\"{hash}\",\"pool\":\"default\"}}'"));
     server.put(&token, "/api/shop/q", "x").await.expect(201);
     let revoke = [("do", "revoke"), ("hash", &*hash), ("sure", "yes")];
@@ -236,9 +236,12 @@ async fn schedules_are_shown_and_changed() {
     send(put).await.expect(201);
     // Its queue exists once it has placed a job.
     server.sampled().await;
-    browse(&server, "schedules").await.expect(200).says("Name a namespace to see those of one that has none");
+    browse(&server, "schedules")
+        .await
+        .expect(200)
+        .says("Enter a namespace without queues to see its schedules");
     let named = browse(&server, "schedules?namespace=shop").await.expect(200);
-    named.says("nightly").says_not("Name a namespace");
+    named.says("nightly").says_not("Enter a namespace");
     server.put(&token, "/api/shop/reports", "x").await.expect(201);
     server.sampled().await;
     let all = browse(&server, "schedules").await.expect(200);

@@ -126,12 +126,16 @@ impl PoolClock {
         self.now_micros();
         let (step_ms, ahead_ms) = (step / 1000, self.ahead());
         if step <= -STEP {
-            tracing::warn!(step_ms, ahead_ms, "the machine's clock was set back; the pool's clock goes on");
+            tracing::warn!(
+                step_ms,
+                ahead_ms,
+                "the system clock was set back; the pool's clock continues unchanged"
+            );
         } else if step >= STEP {
             tracing::warn!(
                 step_ms,
                 ahead_ms,
-                "the machine's clock was set ahead, or the machine slept; the pool's clock is never behind it"
+                "the system clock was set ahead, or the system slept; the pool's clock follows"
             );
         }
     }

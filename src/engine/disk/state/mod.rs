@@ -338,7 +338,7 @@ impl WriterState {
             let (namespace, (jobs, bytes)) = match read {
                 Ok(read) => read,
                 Err(e) => {
-                    tracing::warn!(error = %e, "what a namespace has cannot be read and is counted anew");
+                    tracing::warn!(error = %e, "a namespace's usage record is unreadable; its jobs are counted again");
                     self.txn.delete(Space::Quotas, key);
                     continue;
                 }

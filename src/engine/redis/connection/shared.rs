@@ -131,8 +131,8 @@ impl SharedConnection {
         match timeout_at(since + FIRST_ATTEMPT, state.wait_for(ConnectionState::is_settled)).await {
             Ok(Ok(state)) => state.connection(),
             // The task has ended: it died.
-            Ok(Err(_)) => Err(Fault::not_sent("the task that keeps the connection is gone")),
-            Err(_) => Err(Fault::not_sent("no connection in time")),
+            Ok(Err(_)) => Err(Fault::not_sent("the task of the connection has ended")),
+            Err(_) => Err(Fault::not_sent("timeout while connecting")),
         }
     }
 }

@@ -218,7 +218,7 @@ fn who(visit: &Visit) -> Markup {
         @match visit.ask.account() {
             Some(account) if visit.may_change() => { "Account " b { (text(account)) } ", an operator." }
             Some(account) => { "Account " b { (text(account)) } ", read-only." }
-            None => { "No accounts are configured: everybody who reaches this port may do everything." }
+            None => { "No accounts are configured: anyone who can reach this port may do everything." }
         }
     }
 }
@@ -239,7 +239,7 @@ fn said(code: &str) -> Option<String> {
         "removed" => format!("{} deleted.", count(n()?, "job was", "jobs were")),
         "deleted" => "The dead jobs were deleted.".into(),
         "destroyed" => "The jobs are destroyed.".into(),
-        "begun" => "It is begun, and continues when you close this page.".into(),
+        "begun" => "The action has started, and continues when you close this page.".into(),
         "stopped" => "The action stops after its current step.".into(),
         "none" => "No job was selected: nothing was done.".into(),
         "saved" => "The setting is saved.".into(),

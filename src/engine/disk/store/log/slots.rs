@@ -88,7 +88,7 @@ pub fn read(dir: &Path, slot: u32) -> Result<Vec<u8>> {
         match file.read_exact_at(sector, at as u64) {
             Err(error) if is_unreadable_io(&error) => {
                 sector.fill(0);
-                tracing::error!(file = name(slot), at, %error, "a part of the log cannot be read");
+                tracing::error!(file = name(slot), at, %error, "a part of the log is unreadable");
             }
             done => done?,
         }
