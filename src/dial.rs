@@ -172,11 +172,7 @@ mod tests {
             "a refusal is not waited for"
         );
         let (outcome, times) = tried("10.0.0.1:3 10.0.0.2:1", 10).await;
-        assert_eq!(
-            (outcome.ok(), times),
-            (Some(3), vec![(3, 0), (1, 250)]),
-            "the first one goes on meanwhile"
-        );
+        assert_eq!((outcome.ok(), times), (Some(3), vec![(3, 0), (1, 250)]), "the first attempt continues");
         let (outcome, times) = tried("10.0.0.1:4 10.0.0.2:5", 10).await;
         assert_eq!((outcome.ok(), times), (Some(4), vec![(4, 0)]), "no other is tried");
     }

@@ -414,7 +414,9 @@ impl Push {
                 None => return Ok(None),
                 Some(name) if name == key.queue.name => {
                     let last = &next.queue.name;
-                    return Ok(Some(format!("on_dead: that of queue {last} leads back to this queue")));
+                    return Ok(Some(format!(
+                        "on_dead: the on_dead of queue {last} leads back to this queue"
+                    )));
                 }
                 Some(name) => next.queue.name = name,
             }

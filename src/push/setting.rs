@@ -106,7 +106,7 @@ impl Setting {
             Host::Domain(_) => return None,
         };
         let why = guard.refuses(address)?;
-        Some(format!("url: {address} is {why}: push calls only public addresses and those in PushAllow"))
+        Some(format!("url: {address} is {why}: push calls only public addresses, and PushAllow"))
     }
 
     /// Returns all fields, with the values of headers, or with null in their place.

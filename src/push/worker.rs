@@ -231,7 +231,7 @@ impl Worker {
             Ok(delivery) => self.begin(delivery, probe),
             // The dispatcher has retried for a while, and logs the outage.
             Err(error) => {
-                tracing::debug!(queue = %self.queue.key, %error, "push could not consume");
+                tracing::debug!(queue = %self.queue.key, %error, "push: consuming failed; it is retried");
                 false
             }
         };

@@ -164,7 +164,7 @@ fn page(visit: &Visit, scope: &PoolNamespace, usual: &Fields) -> Page {
     let conflict = typed("on_conflict", "");
     let body = html! {
         h1 { "Publish a job" }
-        p.hint { "A real worker will get it, or the URL to which the queue is pushed." }
+        p.hint { "A real worker will get it, or the URL to which push sends the queue." }
         @if visit.may_change() {
             form.fill method="post" data-asks="1" {
                 input type="hidden" name="mark" value=(volatile(&html! { (mark) }).0);

@@ -289,7 +289,7 @@ async fn what_falls_due_is_shown_while_it_is_counted_anew() {
     assert!(first.contains("1 delayed job: 0 overdue"), "{first}");
     put().await;
     let stalled = redis.stall();
-    until("the count is old", async || due("&due=minute").await.contains("A new count is under way")).await;
+    until("the count is old", async || due("&due=minute").await.contains("A new count is in progress")).await;
     let old = due("&due=minute").await;
     assert!(old.contains("1 delayed job: 0 overdue") && old.contains("Counted"), "{old}");
     let of_hours = due("&due=hour").await;

@@ -223,7 +223,7 @@ impl Follower {
                     has.into_iter().for_each(|of| self.states[usize::from(of)] = PartState::Unchecked);
                 }
                 Err(fault) => {
-                    tracing::warn!(pool = &*self.common.pool, "{}: {fault}", master.address)
+                    tracing::warn!(pool = &*self.common.pool, node = %master.address, "cannot use a node of the cluster: {fault}")
                 }
             }
         }

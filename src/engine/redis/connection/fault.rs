@@ -288,7 +288,7 @@ mod tests {
                 (away, reconnect),
                 "{code}: (away, reconnect) of {fault:?}"
             );
-            assert!(fault.to_string().starts_with(code), "the code should be told: {fault}");
+            assert!(fault.to_string().starts_with(code), "the text should begin with the code: {fault}");
             assert!(!fault.to_string().contains("user_script"), "the script's line is noise: {fault}");
             let source = error.source().and_then(std::error::Error::source);
             let source = source.and_then(|source| source.downcast_ref::<RedisError>());

@@ -200,10 +200,10 @@ mod tests {
         let (shared, _task) = SharedConnection::new(connections);
         let began = Instant::now();
         for _ in 0..3 {
-            shared.connection().await.expect_err("there is none");
+            shared.connection().await.expect_err("no connection");
         }
         assert_eq!(began.elapsed().as_secs(), 1, "seconds until the third call was answered");
-        first_up([&shared, &shared]).await.expect_err("there is none");
+        first_up([&shared, &shared]).await.expect_err("no connection");
         assert_eq!(began.elapsed().as_secs(), 1, "seconds until a batch was answered after that");
     }
 }

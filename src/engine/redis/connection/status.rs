@@ -206,6 +206,6 @@ mod tests {
         a.set(true);
         b.set(true);
         drop(b);
-        assert!(connections.all_up(Duration::ZERO).await.is_err(), "nobody does its work");
+        assert!(connections.all_up(Duration::ZERO).await.is_err(), "an abandoned connection counts as down");
     }
 }

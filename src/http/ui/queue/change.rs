@@ -155,7 +155,7 @@ async fn destroy(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String
     let mut before = Vec::new();
     if is_chosen("delayed") && in_steps {
         return Err(Refusal::bad(format!(
-            "{} are too many to destroy together with the delayed jobs: destroy one of the two first, and the other one afterwards. Nothing was done",
+            "{} are too many to destroy together with the delayed jobs: destroy one of the two first, then the other. Nothing was done",
             count(dead, "dead job", "dead jobs")
         )));
     } else if is_chosen("delayed") {

@@ -166,6 +166,6 @@ mod tests {
             counts
         });
         let counts = steps(from, 60_000, &[bucket(103, 1), bucket(100 + STEPS as u64, 9)]);
-        assert_eq!((counts.len(), counts.iter().sum::<u64>()), (FEWEST, 1), "what is later is not drawn");
+        assert_eq!((counts.len(), counts.iter().sum::<u64>()), (FEWEST, 1), "later jobs are not drawn");
     }
 }

@@ -129,6 +129,6 @@ mod tests {
         }
         let mut slots = list(dir.path()).unwrap(); // as above
         slots.sort_unstable();
-        assert_eq!(slots, [0, 17], "what else stands there is no file of the log");
+        assert_eq!(slots, [0, 17], "other names are not files of the log");
     }
 }

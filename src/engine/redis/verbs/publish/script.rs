@@ -247,7 +247,7 @@ impl PublishOutcome {
 
 /// Values that were stored before have ended.
 fn too_slow() -> Fault {
-    Fault::away("the values were stored too slowly")
+    Fault::away("storing the bodies took too long")
 }
 
 /// What lua/publish.lua answers. It does not say what became of each job: a delayed one is due at an even microsecond.
