@@ -74,7 +74,7 @@ fn page(status: StatusCode, why: &str, id: Option<&str>, asked: Option<&HeaderMa
         _ => "That did not work",
     };
     let why =
-        if status == StatusCode::UNAUTHORIZED { "this server asks for a user and a password" } else { why };
+        if status == StatusCode::UNAUTHORIZED { "this server requires a user and a password" } else { why };
     html! {
         (DOCTYPE)
         html lang="en" {

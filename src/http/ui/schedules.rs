@@ -107,7 +107,7 @@ fn asking(visit: &Visit) -> Said<Page> {
         "Schedules",
         Sure {
             title: format!("Delete the schedule {name} of {namespace}"),
-            what: html! { p { "It places no more jobs, and its history is deleted. Jobs that it has placed stay." } },
+            what: html! { p { "It publishes no more jobs, and its history is deleted. Published jobs stay." } },
             hidden: vec![("do", "delete"), ("pool", pool), ("namespace", namespace), ("name", name)],
             more: html! {},
             button: "Delete",

@@ -88,7 +88,7 @@ async fn act(visit: &Visit, scope: &PoolNamespace, form: &Fields) -> Said<Done> 
         "limit" => {
             let number = |name: &str| {
                 let given = form.get(name).unwrap_or("0").trim().parse::<i64>();
-                given.map_err(|_| Refusal::bad("Publishes, Consumes and Interval are whole numbers"))
+                given.map_err(|_| Refusal::bad("Publishes, Consumes and Interval must be whole numbers"))
             };
             let limit = json!({ "read": number("read")?, "write": number("write")?, "interval": number("interval")? });
             let token = token_of(visit, scope, form.or_empty("hash")).await?;

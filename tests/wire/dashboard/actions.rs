@@ -120,7 +120,7 @@ async fn a_job_is_published_once(store: Store) {
     }
     let large = "x".repeat((64 << 10) + 1);
     let page = submit(&server, form, &[("queue", "q"), ("body", &large)]).await.expect(400);
-    page.says("Not done: a body of this form has 64 KiB at most");
+    page.says("Not done: a body in this form can have at most 64 KiB");
     assert_eq!(page.field("body").trim_start(), large);
     assert_eq!(server.size("/api/shop/q").await, 0, "nothing more was published");
 }
@@ -257,13 +257,13 @@ async fn schedules_are_shown_and_changed() {
     browse(&server, &format!("{page}&state=on")).await.expect(200).says_not(":00.000+0");
     act("resume", &[]).await.expect(200).says("The schedule is resumed.");
     for _ in 0..2 {
-        act("run", &[("mark", "m")]).await.expect(200).says("The schedule has placed a job now.");
+        act("run", &[("mark", "m")]).await.expect(200).says("The schedule has published a job.");
     }
     assert_eq!(server.size("/api/shop/reports").await, 2, "a form that is sent twice runs it once");
     browse(&server, page).await.expect(200).says("run ").says("/_schedules/nightly/run");
     browse(&server, "schedules?ask=delete&pool=default&namespace=shop&name=nightly")
         .await
-        .says("It places no more jobs");
+        .says("It publishes no more jobs");
     act("delete", &[]).await.expect(400);
     act("delete", &[("sure", "yes")]).await.expect(200).says("The schedule is deleted.");
     act("pause", &[]).await.expect(404).says("Not done: no such schedule");

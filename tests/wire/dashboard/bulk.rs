@@ -56,7 +56,7 @@ async fn three_clicks_bring_dead_jobs_back(store: Store) {
     submit(&server, &dead, &all)
         .await
         .expect(400)
-        .says("Not done: Tries is a whole number")
+        .says("Not done: Tries must be a whole number")
         .says("All 3 dead jobs");
     let all = [("do", "respawn-all"), ("sure", "yes"), ("tries", "1")];
     submit(&server, &dead, &all).await.expect(200);

@@ -330,7 +330,7 @@ async fn a_store_that_is_away_leaves_the_last_figures() {
         let page = browse(&server, path).await.expect(200);
         let took = began.elapsed();
         assert!(took < Duration::from_millis(1500), "{path}: {took:?}");
-        page.says("The store of pool default does not answer").says("since").says("Its figures are from");
+        page.says("The store of pool default does not answer").says("since").says("Its statistics are from");
     }
     let queue = browse(&server, "queues/default/shop/q").await;
     queue.says("Ready 1").says("The list is not available (50");

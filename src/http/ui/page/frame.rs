@@ -170,7 +170,7 @@ fn bottom(visit: &Visit, page: &Page) -> Markup {
             p {
                 "Server " b { (text(&visit.state().server)) } ", version " (version) ". "
                 @match page.read_at {
-                    Some(at) => { span.read { "Figures of " (volatile(&visit.zone.ago(at))) ". " } }
+                    Some(at) => { span.read { "Statistics from " (volatile(&visit.zone.ago(at))) ". " } }
                     None => { span.read { "Read " (volatile(&visit.zone.at(Instant(visit.zone.now)))) ". " } }
                 }
                 @if let Some(each) = page.read_each {
@@ -249,7 +249,7 @@ fn said(code: &str) -> Option<String> {
         "push-off" => "Push is off.".into(),
         "schedule-paused" => "The schedule is paused.".into(),
         "schedule-resumed" => "The schedule is resumed.".into(),
-        "schedule-run" => "The schedule has placed a job now.".into(),
+        "schedule-run" => "The schedule has published a job.".into(),
         "schedule-deleted" => "The schedule is deleted.".into(),
         "revoked" => "The token is revoked.".into(),
         "limited" => "The limit is set.".into(),

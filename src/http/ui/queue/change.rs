@@ -51,7 +51,7 @@ async fn act(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String> {
         }
         "respawn-all" if sure => {
             let tries = form.get("tries").map(|tries| tries.trim().parse::<u32>()).transpose();
-            let tries = tries.map_err(|_| Refusal::bad("Tries is a whole number"))?;
+            let tries = tries.map_err(|_| Refusal::bad("Tries must be a whole number"))?;
             begin(visit, place, "respawn", "dead", form, tries).await
         }
         "promote" => promote(visit, place, form).await,
