@@ -176,13 +176,13 @@ mod tests {
             known.replace(2000, BTreeMap::new(), Instant::now());
             known.read_at = Some(Instant::now());
         }
-        assert!(pauses.believed(), "pauses just read are valid");
+        assert!(pauses.believed(), "what was just read is believed");
         let pause = Some(Pause { until: None });
         pauses.change(&q, pause, Versions { now: 2500, before: 2000, after: 2500 });
         assert!(pauses.believed() && pauses.of(&q, 0).is_some(), "a change that follows is applied");
         // All pauses ended, and the clock went back.
         pauses.change(&q, None, Versions { now: 1000, before: 0, after: 1000 });
-        assert!(!pauses.believed(), "after a version older than the known one, pauses are read again");
+        assert!(!pauses.believed(), "one that seems older than what is known is asked about");
     }
 
     #[test]

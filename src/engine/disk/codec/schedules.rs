@@ -52,11 +52,11 @@ pub fn progress_keys() -> std::ops::Range<Vec<u8>> {
 pub fn read_progress_key(key: &[u8]) -> Result<ScheduleId> {
     let mut r = Reader(key);
     if r.u8()? != PROGRESS {
-        return Err(Malformed("not a progress record"));
+        return Err(Malformed("no progress of a schedule"));
     }
     let namespace = Namespace::parse(r.short()?).map_err(|_| Malformed("bad namespace"))?;
     let name = std::str::from_utf8(r.0).ok().and_then(ScheduleName::parse);
-    Ok(ScheduleId { namespace, name: name.ok_or(Malformed("bad schedule name"))? })
+    Ok(ScheduleId { namespace, name: name.ok_or(Malformed("bad name of a schedule"))? })
 }
 
 /// The value of a [`progress_key`].

@@ -148,7 +148,7 @@ fn read_id(text: &str) -> Result<ScheduleId, StepError> {
         let (namespace, name) = text.split_once('/')?;
         Some(ScheduleId { namespace: Namespace::parse(namespace).ok()?, name: ScheduleName::parse(name)? })
     };
-    read().ok_or_else(|| StepError::Refused(Error::refused("invalid cursor")))
+    read().ok_or_else(|| StepError::Refused(Error::refused("this is no cursor of schedules")))
 }
 
 impl WriterState {
