@@ -201,18 +201,18 @@ table! {
         "Cert" cert: Option<PathBuf> = None;
         /// Dormouse's own. PEM file of the client certificate's key.
         "Key" key: Option<PathBuf> = None;
-        /// Dormouse's own. Number of partitions of a pool in a cluster: a power of two up to 4096. Fixed by the
-        /// pool's first start. Default: 64.
+        /// Dormouse's own. Number of partitions of a pool in a cluster: a power of two up to 4096. It stays what it was
+        /// at the pool's first start. Default: 64.
         "Partitions" partitions: Option<u16> = None, in 1..=MAX_PARTITIONS.into();
         /// Dormouse's own. Prefix of every key of a pool in a cluster. Default: the pool's name.
         "Prefix" prefix: Option<String> = None;
-        /// Dormouse's own. Number of replicas of its Redis, or of each node of a cluster, that must have a write before the
-        /// reply; at most 5.
+        /// Dormouse's own. Number of replicas of its Redis, or of each node of a cluster, that must have a write before it
+        /// is answered; at most 5.
         "WaitReplicas" wait_replicas: u16 = 0, in 0..=5;
         /// Dormouse's own. Queues of a pool in a cluster that use all partitions: `["shop/orders", "mail/*", "*/bulk-*"]`.
         /// In a variable they are separated by commas.
         "Spread" spread: Vec<String> = Vec::new();
-        /// Dormouse's own. Seconds after which a dead job is deleted; 0: never.
+        /// Dormouse's own. Seconds after its death after which a dead job goes; 0: never.
         "DeadLetterTTL" dead_letter_ttl: u64 = 0, in 0..=MAX_TTL;
         /// The pool that publishes go to, while this one is drained.
         "MigrateTo" migrate_to: Option<String> = None;

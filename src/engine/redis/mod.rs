@@ -139,7 +139,7 @@ impl RedisEngine {
         let router = Arc::new(Router::new(pool.clone(), parts, partitions));
         let tasks = &pool.tasks;
         let _closing = Closing { _tasks: tasks.stopping().clone().drop_guard(), _place: closing };
-        tasks.spawn_essential("the watch on pauses", pause::run(router.settings().clone()));
+        tasks.spawn_essential("the watch of pauses", pause::run(router.settings().clone()));
         for part in &router.parts {
             let count = quotas::run(part.clone());
             tasks.spawn_essential("the quota count", count);

@@ -152,7 +152,11 @@ impl PartitionCore {
                 }
                 Err(e) => {
                     // It comes back after its ttr, and ends in the dead letter, where it can be looked at.
-                    tracing::warn!(pool = &*self.common.pool, %queue, "an unreadable job was not delivered; it dies when its tries are used up: {e}");
+                    tracing::warn!(
+                        pool = &*self.common.pool,
+                        %queue,
+                        "an unreadable job was not delivered; it dies when its tries are used up: {e}"
+                    );
                     unreadable = true;
                 }
             }
