@@ -27,9 +27,9 @@ pub const MAX_INTERVAL: i64 = u32::MAX as i64;
 pub enum LimitError {
     #[error("the interval must be from 1 to {MAX_INTERVAL} seconds")]
     Interval,
-    #[error("read and write are both 0: that is no limit")]
+    #[error("read and write are both 0: at least one must be positive")]
     Empty,
-    #[error("read and write are both 0 or less: that is no limit")]
+    #[error("read and write are both 0 or less: at least one must be positive")]
     Unlimited,
     #[error("the token has a limit already")]
     Exists,

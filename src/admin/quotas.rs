@@ -112,7 +112,7 @@ impl QuotaManager {
                     store.in_force.send_replace(made);
                 }
                 // Retried; the outage is reported by the store's callers.
-                Err(error) => tracing::debug!(%error, "quotas could not be sent to a store"),
+                Err(error) => tracing::debug!(%error, "quotas could not be applied to a store"),
             }
             tokio::select! {
                 () = sleep(ASK) => {}

@@ -148,7 +148,7 @@ table! {
         "AdminTLSCert" admin_tls_cert: Option<PathBuf> = None;
         /// Dormouse's own. Like `TLSKey`, for the admin port.
         "AdminTLSKey" admin_tls_key: Option<PathBuf> = None;
-        /// Dormouse's own. Seconds of further service after a stop signal, while `/ready` fails.
+        /// Dormouse's own. Seconds to keep serving after a stop signal, while `/ready` returns 503.
         "DrainSeconds" drain_seconds: u64 = 0, in 0..=300;
         /// Dormouse's own. Seconds to wait at the start for stores that do not respond.
         "WaitForStore" wait_for_store: u64 = 0, in 0..=3600;
@@ -356,7 +356,7 @@ impl std::fmt::Debug for Secret {
 
 impl Setting for Secret {
     fn read(given: &Given, _: Option<RangeInclusive<u64>>) -> Result<Secret, ConfigError> {
-        given.text().map(Secret::from).ok_or_else(|| given.refused(false, "a text is wanted"))
+        given.text().map(Secret::from).ok_or_else(|| given.refused(false, "expected a string"))
     }
 
     fn show(&self) -> Option<String> {

@@ -186,8 +186,8 @@ mod tests {
             (single, "Partitions=2", "Partitions"),
             (single, "Prefix='a'", "Prefix"),
             (single, "Spread=['a/b']", "Spread"),
-            (single, "Layout='compact'", "the compact one is not supported any more"),
-            (cluster, "SpreadAt=9", "name them in Spread"),
+            (single, "Layout='compact'", "the compact layout is no longer supported"),
+            (cluster, "SpreadAt=9", "list the queues in Spread"),
             (cluster, "Ordered=['a/b']", "Ordered"),
         ] {
             let error = pool(place, keys).expect_err(keys);

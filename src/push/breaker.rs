@@ -206,8 +206,8 @@ mod tests {
             assert_eq!(breaker.gate(now), Gate::Probe);
             breaker.probing();
             assert_eq!(breaker.gate(now), Gate::Wait(None), "one probe at a time");
-            assert!(!breaker.ended(now, false, Sign::Down), "those that were in flight change nothing");
-            assert_eq!(breaker.gate(now), Gate::Wait(None), "the probe is still under way");
+            assert!(!breaker.ended(now, false, Sign::Down), "requests that were in flight change nothing");
+            assert_eq!(breaker.gate(now), Gate::Wait(None), "the probe is still in flight");
             assert!(!breaker.ended(now, true, Sign::Down), "it stays open");
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60], "seconds between probes");
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(opened, 1, "it opens once");
         let ago = |now: Instant, at: Instant| Some(now.duration_since(at));
         let later = failed + 10 * SECOND;
-        assert!(!breaker.learn_delivered(later, None), "nobody has delivered anything");
+        assert!(!breaker.learn_delivered(later, None), "no server has delivered anything");
         assert!(!breaker.learn_delivered(later, ago(later, began)), "that was before the failure");
         let delivered = failed + SECOND / 10;
         let soon = failed + SECOND;

@@ -22,13 +22,13 @@ impl OkWhen {
         let body = body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body);
         // Checks the syntax and builds no value, so that no number is too large and nothing is nested too deeply.
         let Ok(json) = serde_json::from_slice::<&RawValue>(body) else {
-            return Some("and its body is not JSON".into());
+            return Some("but the body is not JSON".into());
         };
         match Walk::new(json).find(&parts(&self.pointer)) {
             // A value that our types cannot represent cannot be in a setting either.
             Some(found) if serde_json::from_str(found).is_ok_and(|found| same(&found, &self.equals)) => None,
-            Some(_) => Some(format!("and {:?} of its body is another", self.pointer)),
-            None => Some(format!("and there is no {:?} in its body", self.pointer)),
+            Some(_) => Some(format!("but {:?} in the body has another value", self.pointer)),
+            None => Some(format!("but there is no {:?} in the body", self.pointer)),
         }
     }
 }

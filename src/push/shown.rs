@@ -93,7 +93,7 @@ impl ShownPush {
             (PushState::On, Some(since)) => ShownPush {
                 state: PushState::Open,
                 since: Some(delivery::time(since)),
-                why: "the endpoint is down; nothing but probes is sent until it answers".into(),
+                why: "the endpoint is down; only probes are sent until it responds".into(),
                 ..self
             },
             _ => self,

@@ -20,7 +20,7 @@ pub async fn token(tokens: &TokenManager) -> Result<String, ServerError> {
         return Ok(token);
     }
     let created = tokens.create(&scope, None, "demo").await.map_err(|e| failed(&e))?;
-    tracing::info!(target: AUDIT, by = "this server", token = created.hash(), "a token was made for a first try");
+    tracing::info!(target: AUDIT, by = "this server", token = created.hash(), "a token was created for the demo");
     Ok(created.reveal().to_owned())
 }
 

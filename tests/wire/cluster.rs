@@ -109,8 +109,8 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
     assert_eq!(there["node"], json!(cluster.servers[cluster.master_of(SLOTS[3]).0].addr()), "{of}");
     for (query, text) in [
         ("?pool=none", "invalid pool"),
-        ("?queue=q", "invalid namespace: a queue needs the one that it is in"),
-        ("?namespace=ns", "invalid queue: a namespace alone is in no place"),
+        ("?queue=q", "invalid namespace: a queue requires its namespace"),
+        ("?namespace=ns", "invalid queue: a namespace alone has no partition"),
         ("?namespace=n%20s&queue=q", "invalid namespace"),
         ("?namespace=ns&queue=q%20q", "invalid queue"),
     ] {

@@ -117,10 +117,11 @@ impl ApiError {
     /// 403.
     pub const NO_BODIES: ApiError = ApiError::Refused(
         StatusCode::FORBIDDEN,
-        "contains: this account does not see what is in jobs (ShowBodies)",
+        "contains: this account may not see job bodies (ShowBodies)",
     );
     /// 503.
-    pub const SEARCHES: ApiError = ApiError::unavailable("two searches are under way, please retry later");
+    pub const SEARCHES: ApiError =
+        ApiError::unavailable("two searches are already running, please retry later");
     /// 409.
     pub const NOT_YOURS: ApiError = ApiError::Refused(StatusCode::CONFLICT, "the job is not yours any more");
 

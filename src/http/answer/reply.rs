@@ -426,7 +426,7 @@ mod tests {
                 "job_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV", "msg": "new job", "namespace": "ns", "queue": "q\"",
                 "remain_tries": 3, "ttl": 0,
             });
-            assert_eq!(read, expected, "what the text says");
+            assert_eq!(read, expected, "the body equals the text");
             assert_eq!(text, serde_json::to_vec(&expected).expect("it is JSON"), "the order of the fields");
         }
     }

@@ -22,7 +22,7 @@ pub fn record_keys() -> std::ops::Range<Vec<u8>> {
 
 /// Decodes [`record_key`].
 pub fn read_record_key(key: &[u8]) -> Result<&[u8]> {
-    key.strip_prefix(&[SETTING]).ok_or(Malformed("no record of the settings"))
+    key.strip_prefix(&[SETTING]).ok_or(Malformed("not a settings record"))
 }
 
 /// Encodes the value of a [`record_key`].

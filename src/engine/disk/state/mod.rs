@@ -169,7 +169,7 @@ impl WriterState {
                 self.queues.insert(queue.clone(), state);
             }
         }
-        self.queues.get_mut(queue).expect("it was inserted, if it was not there")
+        self.queues.get_mut(queue).expect("inserted above if absent")
     }
 
     /// Returns the key of a job's record.
@@ -338,7 +338,7 @@ impl WriterState {
             let (namespace, (jobs, bytes)) = match read {
                 Ok(read) => read,
                 Err(e) => {
-                    tracing::warn!(error = %e, "what a namespace has cannot be read and is counted anew");
+                    tracing::warn!(error = %e, "a namespace's usage record is unreadable; its jobs are counted again");
                     self.txn.delete(Space::Quotas, key);
                     continue;
                 }
@@ -425,7 +425,7 @@ impl WriterState {
     /// Starts the ttr of a delivered job.
     pub fn start_ttr(&mut self, timer: TimerKey, queue: &Queue, entry: Entry) {
         // The queue of its job exists. A touch does not bring back a queue that was forgotten.
-        let state = self.queues.get_mut(queue).expect("the queue of a job is there");
+        let state = self.queues.get_mut(queue).expect("the queue of a job exists");
         state.timers += 1;
         state.running += 1;
         let value = codec::timer_value(&state.key, &entry);

@@ -32,12 +32,14 @@ pub enum OpenError {
     Locked(PathBuf),
     #[error("{0} was written by a newer version (format {1}, this one reads {FORMAT}): run that version")]
     Newer(PathBuf, u32),
-    #[error("{0} was written before the first release (format {1}, this one reads {FORMAT}): move it away")]
+    #[error(
+        "{0} was written before the first release (format {1}, this one reads {FORMAT}): move it elsewhere"
+    )]
     Older(PathBuf, u32),
     #[error("{0} is not empty and not a dormouse directory: choose an empty one")]
     NotOurs(PathBuf),
     #[error(
-        "{0} is damaged ({1}): restore it from a copy, or open it without what is damaged: \
+        "{0} is damaged ({1}): restore it from a backup, or open it without the damaged parts: \
          dormouse repair --accept-loss {0}"
     )]
     Damaged(PathBuf, String),

@@ -363,8 +363,8 @@ mod tests {
         bytes[2500] ^= 0x55;
         std::fs::write(&log, &bytes).unwrap(); // as above
         let refused = open(dir.path(), StoreLimits::OF_A_TOOL).map(drop);
-        let why = refused.expect_err("a table has what the log has lost").to_string();
-        assert!(why.contains("tables have group 5"), "the error says what is corrupt: {why}");
+        let why = refused.expect_err("a table has a group that the log has lost").to_string();
+        assert!(why.contains("tables have group 5"), "the error names the damage: {why}");
         assert!(std::fs::read(&log).unwrap() == bytes, "the log is as it was"); // it is there
         assert!(!dir.path().join("aside").exists(), "nothing was set aside");
     }

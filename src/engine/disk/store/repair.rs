@@ -53,10 +53,10 @@ impl fmt::Display for RepairReport {
         }
         match (self.damage.is_empty(), self.accepted) {
             (true, _) => writeln!(f, "nothing is damaged"),
-            (false, true) => writeln!(f, "the rest opens now"),
+            (false, true) => writeln!(f, "the undamaged part opens now"),
             (false, false) => writeln!(
                 f,
-                "nothing was changed. Restore a copy; or stop here, copy the directory, and give up what is damaged \
+                "nothing was changed. Restore a backup; or copy the directory, then give up the damaged parts \
                  with --accept-loss"
             ),
         }

@@ -147,6 +147,6 @@ pub fn tidy(store: &Store, mut jobs: BTreeSet<Vec<u8>>, report: &mut RepairRepor
         txn.relieve()?;
     }
     txn.settle(true)?;
-    report.notes.push(format!("{lost} jobs are lost, whose records could not be read"));
+    report.notes.push(format!("{lost} jobs are lost: their records could not be read"));
     Ok(())
 }

@@ -25,7 +25,7 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     let holes = Holes::find(&store).map_err(io)?;
     report.damage.extend(holes.lines());
     let malformed = holes.malformed(&store).map_err(fatal)?;
-    report.damage.extend(malformed.iter().map(|list| format!("entries of the list {list:?} say nothing")));
+    report.damage.extend(malformed.iter().map(|list| format!("the list {list:?} has malformed entries")));
     if accept_loss && !report.damage.is_empty() {
         mark.write_repairing(true).map_err(io)?;
         let jobs = holes.jobs(&store).map_err(fatal)?;
@@ -357,7 +357,7 @@ mod tests {
         let lost = told.notes.iter().filter(|note| note.contains("is lost: its record")).count() as u64;
         assert!(told.accepted && (1..JOBS / 4).contains(&lost), "one block of jobs is lost: {told}");
         assert!(
-            told.notes.contains(&format!("{lost} jobs are lost, whose records could not be read")),
+            told.notes.contains(&format!("{lost} jobs are lost: their records could not be read")),
             "{told}"
         );
         let kept = told.aside.iter().any(|(from, _)| from.starts_with(dir.path().join("trees/jobs/tables")));

@@ -71,7 +71,7 @@ impl Step for Publish {
             }
             let Some((key, on_conflict)) = key else { continue };
             if before().any(|other| other.key.as_ref().is_some_and(|(other, _)| other == key)) {
-                return Err(Error::refused("two jobs of one call have one key").into());
+                return Err(Error::refused("two jobs of one call have the same key").into());
             }
             match state.plan(&job.queue, key, *on_conflict, replaces.as_ref(), now)? {
                 Ok(plan) => plans.extend(plan.map(|plan| (index, plan))),

@@ -207,7 +207,7 @@ mod tests {
         sender.send(Dropped(call.clone())).unwrap(); // there is room
         drop(calls);
         assert_eq!(Arc::strong_count(&call), 1, "references to the call");
-        assert!(matches!(sender.send(Dropped(call)), Err(Error::Closed)), "the receiver is gone");
+        assert!(matches!(sender.send(Dropped(call)), Err(Error::Closed)), "the receiver has been dropped");
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl Router {
         let pump = self.pool.tasks.spawn(async move { router.pump_partition(turn).await });
         match timeout(NODE, pump).await {
             Ok(Ok(pumped)) => pumped,
-            Ok(Err(_)) => Err(Fault::away("a pump ended")),
+            Ok(Err(_)) => Err(Fault::away("a pump task has ended")),
             Err(_) => Ok(0),
         }
     }

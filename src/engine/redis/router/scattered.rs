@@ -47,8 +47,8 @@ impl Router {
             tracing::warn!(
                 pool = &*self.pool.common.pool,
                 %queue,
-                "the queue is not in Spread any more, and other partitions than its home still have jobs of it: it is \
-                 served from all partitions until they are empty"
+                "the queue is no longer in Spread, but partitions other than its home still have its jobs: all \
+                 partitions are served until those are empty"
             );
             self.watch(&queue);
             self.pool.common.notifiers.notify(&queue);

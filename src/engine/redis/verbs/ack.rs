@@ -22,7 +22,7 @@ impl PartitionCore {
         self.place.ready(self.partition, Lane::HandOver).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::ACKS);
-            serve(calls, &self.tasks, ("the task that acks", 1), self, |core, _, batch| async move {
+            serve(calls, &self.tasks, ("the ack task", 1), self, |core, _, batch| async move {
                 core.ack_batch(batch).await;
             });
             caller

@@ -65,15 +65,15 @@ pub async fn usable(
     let is_node = info.get::<String>("redis_mode").map(|mode| mode == "cluster");
     if is_node.is_some_and(|is_node| is_node != as_node) {
         return Err(Fault::refused(match as_node {
-            false => "this Redis is in cluster mode: a pool names it with Cluster in place of Addr",
-            true => "this Redis is not in cluster mode: name it with Addr in place of Cluster",
+            false => "this Redis is in cluster mode: use Cluster instead of Addr",
+            true => "this Redis is not in cluster mode: use Addr instead of Cluster",
         }));
     }
     let Some(version) = info.get::<String>("redis_version") else { return Ok(None) };
     let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
     if (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < oldest {
         let (major, minor) = oldest;
-        return Err(Fault::refused(format!("Redis {major}.{minor} or later is needed, this is {version}")));
+        return Err(Fault::refused(format!("Redis {major}.{minor} or later is required, this is {version}")));
     }
     Ok(Some(version))
 }

@@ -129,7 +129,7 @@ impl PartitionCore {
         let (now, garbage, more, not_lists, died, cells): ConsumeAnswer = redis::from_redis_value(reply)?;
         self.learn(sent, now);
         if garbage > 0 {
-            tracing::warn!(pool = &*self.common.pool, garbage, "dropped list elements that are not jobs");
+            tracing::warn!(pool = &*self.common.pool, garbage, "dropped malformed elements of ready lists");
         }
         for queue in died.iter().filter_map(|n| queue_at(queues, *n)) {
             self.common.observers.tell(|observer| observer.died(queue, 1));
@@ -140,7 +140,7 @@ impl PartitionCore {
             let HandedOut { queue, id, tries_left, due, ttl, stored } = handed_out?;
             earliest = earliest.min(due);
             let Some(id) = keys::job_id(&id) else {
-                tracing::warn!(pool = &*self.common.pool, %queue, "skipped a job whose id no server has made");
+                tracing::warn!(pool = &*self.common.pool, %queue, "skipped a job with a malformed id");
                 unreadable = true;
                 continue;
             };
@@ -151,7 +151,11 @@ impl PartitionCore {
                 }
                 Err(e) => {
                     // It is redelivered after its ttr, and ends in the dead letter, where it can be inspected.
-                    tracing::warn!(pool = &*self.common.pool, %queue, "skipped a job: {e}");
+                    tracing::warn!(
+                        pool = &*self.common.pool,
+                        %queue,
+                        "an unreadable job was not delivered; it dies when its tries are used up: {e}"
+                    );
                     unreadable = true;
                 }
             }

@@ -85,7 +85,10 @@ impl PartitionCore {
             Ok::<(), Error>(())
         };
         if let Err(e) = finish.await {
-            tracing::debug!(pool = &*self.common.pool, "lists that were set aside wait to be deleted: {e}");
+            tracing::debug!(
+                pool = &*self.common.pool,
+                "renamed lists are not deleted yet; the next pump retries: {e}"
+            );
         }
     }
 }

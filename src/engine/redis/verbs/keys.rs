@@ -20,7 +20,8 @@ impl PartitionCore {
         }
         let Some(lines) = done.strip_prefix(&once.fingerprint) else { return Ok(Some(Published::Mismatch)) };
         let placed = std::str::from_utf8(lines).ok().and_then(read_placed);
-        let placed = placed.ok_or_else(|| Error::corrupt("the record of a publish cannot be read"))?;
+        let placed =
+            placed.ok_or_else(|| Error::corrupt("the record of an idempotent publish is unreadable"))?;
         Ok(Some(Published::Replay(placed.into_iter().map(|(placed, _)| placed).collect())))
     }
 

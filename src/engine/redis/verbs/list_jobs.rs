@@ -223,7 +223,7 @@ fn shown(
         Ok(Some(job)) => (job.body.len() as u64, None, Attributes::new()),
         Ok(None) => (read(size)?, None, Attributes::new()),
         Err(e) => {
-            tracing::warn!(pool, %queue, "a list leaves out a job: {e}");
+            tracing::warn!(pool, %queue, "a list omits an unreadable job: {e}");
             return Ok(None);
         }
     };

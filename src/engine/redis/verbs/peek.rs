@@ -28,7 +28,7 @@ impl PartitionCore {
                 let (now, _, id, tries, ttl, stored): (u64, i64, Vec<u8>, u16, i64, Bytes) =
                     FromRedisValue::from_redis_value(Value::Array(reply)).map_err(Fault::from)?;
                 let id = keys::job_id(&id)
-                    .ok_or_else(|| Error::corrupt(format!("an id in {queue} that no server has made")))?;
+                    .ok_or_else(|| Error::corrupt(format!("malformed job id in {queue}")))?;
                 let job = value::job(queue, id, stored, ttl, now)?;
                 return Ok(Some(Job { tries_left: tries, ..job }));
             }

@@ -68,13 +68,13 @@ impl PartitionCore {
             self.spawn_finisher();
         }
         if garbage > 0 {
-            tracing::warn!(pool = &*self.common.pool, garbage, "dropped timers that are not jobs");
+            tracing::warn!(pool = &*self.common.pool, garbage, "dropped malformed timers");
         }
         if put_off > 0 {
             tracing::warn!(
                 pool = &*self.common.pool,
                 put_off,
-                "put off jobs whose queue's key is not a list"
+                "postponed due jobs, because the key of their queue is not a list"
             );
         }
         self.common.tell_ended(ended)?;

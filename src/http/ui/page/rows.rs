@@ -250,7 +250,7 @@ pub fn troubles(visit: &Visit, pools: &[SampleReply]) -> Markup {
                     @if let Some(since) = pool.trouble_since { ", since " (visit.zone.at(since)) }
                     ". "
                     @match pool.sampled_at {
-                        Some(at) => { "Its figures are from " (visit.zone.at(at)) "." }
+                        Some(at) => { "Its statistics are from " (visit.zone.at(at)) "." }
                         None => { "It has not been read yet." }
                     }
                 }

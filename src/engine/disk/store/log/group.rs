@@ -262,7 +262,11 @@ mod tests {
             heads(&bytes, ALIGN, pool, numbers.clone()).map(|(at, end)| end - at).sum()
         };
         assert_eq!(read(SECRET), HEAD, "bytes read as groups: only the empty group");
-        assert!(read(0) > 1 << 30, "of a megabyte {} would be, if numbers stood there as they are", read(0));
+        assert!(
+            read(0) > 1 << 30,
+            "{} bytes of a megabyte would be, if numbers were stored unscrambled",
+            read(0)
+        );
         let found = find(&bytes, ALIGN, SECRET, numbers.clone()).map(|(at, group, _)| (at, group.check));
         assert_eq!(found, Some((torn.len(), check)), "the group behind the body");
     }
@@ -293,7 +297,7 @@ mod tests {
             let (first, check) = sealed(&one, number, 5);
             let (second, last) = sealed(&other, number + 1, check);
             let bytes = [&noise[..], &first[..], &second[..]].concat();
-            let (group, end) = read(&bytes, noise.len(), POOL).expect("the first is there");
+            let (group, end) = read(&bytes, noise.len(), POOL).expect("the first is found");
             prop_assert_eq!(group, Group { number, synced: number - 1, previous: 5, check });
             prop_assert_eq!(end, noise.len() + first.len());
             let wanted = number + 1..=number + 1;

@@ -114,10 +114,10 @@ mod tests {
         for turn in 0..3 {
             let manifest = Manifest { pool: 1, first: turn, synced: turn, files: vec![(0, turn)] };
             manifest.write(dir.path()).unwrap(); // nothing is wrong with the disk
-            assert_eq!(Manifest::read(dir.path()).ok(), Some(manifest), "what was written last");
+            assert_eq!(Manifest::read(dir.path()).ok(), Some(manifest), "the last manifest written");
         }
         fs::write(dir.path().join(NAME), "x").unwrap(); // as above
         let read = Manifest::read(dir.path()).map_err(|e| e.kind());
-        assert_eq!(read, Err(ErrorKind::InvalidData), "not what was written");
+        assert_eq!(read, Err(ErrorKind::InvalidData), "the checksum does not match");
     }
 }

@@ -150,7 +150,9 @@ impl Log {
             // From here on the manifest names none of these.
             Ok(()) => extra.iter().try_for_each(|slot| fs::remove_file(dir.join(slot.to_string())))?,
             // With a full disk, the store must still open so that it can be drained.
-            Err(e) if is_full(&e) => tracing::warn!(error = %e, "no room for the next file of the log"),
+            Err(e) if is_full(&e) => {
+                tracing::warn!(error = %e, "not enough disk space for the next log file")
+            }
             Err(e) => return Err(e),
         }
         Ok(log)

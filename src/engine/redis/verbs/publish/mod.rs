@@ -62,7 +62,7 @@ pub fn check(publication: &Publication) -> Result<()> {
             return Err(id_taken());
         }
         if at.is_some_and(|at| at > LATEST) {
-            return Err(Error::refused("an instant is too far away"));
+            return Err(Error::refused("the due time is too far in the future"));
         }
         if let Some((key, _)) = key
             && !taken.insert((&job.queue, key))
@@ -128,7 +128,7 @@ impl PartitionCore {
     /// Starts the tasks that publish pending calls.
     fn publisher(self: &Arc<Self>, waits: bool) -> Caller<Plain, Published> {
         let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-        let tasks = ("a task that publishes", PUBLISHERS);
+        let tasks = ("a publish task", PUBLISHERS);
         serve(calls, &self.tasks, tasks, self, move |core, own, batch| async move {
             core.publish_batch(own, waits, batch).await;
         });
@@ -294,7 +294,11 @@ impl PartitionCore {
         let taken_back: Outcome<u64> = self.run(Lane::Other, &call).await;
         if let Err(fault) = taken_back {
             let (pool, count) = (&*self.common.pool, jobs.len());
-            tracing::warn!(pool, count, "jobs are stored that were answered with an error: {fault}");
+            tracing::warn!(
+                pool,
+                count,
+                "failed publishes could not be undone, so their jobs may be delivered: {fault}"
+            );
         }
     }
 

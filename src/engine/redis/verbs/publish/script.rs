@@ -248,7 +248,7 @@ impl PublishOutcome {
 
 /// Returns the fault of a publish whose staged values have expired.
 fn too_slow() -> Fault {
-    Fault::away("the values were stored too slowly")
+    Fault::away("storing the bodies took too long")
 }
 
 /// Reads the reply of lua/publish.lua. It has no outcome per job: a delayed job is due at an even microsecond.
