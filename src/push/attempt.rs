@@ -17,7 +17,7 @@ use super::store::{Attempt, PushReport};
 use crate::engine::{By, Detail, Fingerprint, Held, Once, Publication, Release, Released, Tries};
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, NewJob, Reason};
-use crate::name::{IdempotencyKey, Queue};
+use crate::name::{IdempotencyKey, Queue, QueueName};
 
 /// Shortest pause before a retry: without one the failed job would be ready before all others.
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
@@ -273,9 +273,23 @@ impl Sending {
         };
         let publication = Publication { once, ..vec![job].into() };
         let publish = || pool.engine.publish(publication.clone());
-        if let Err(error) = self.until_ttr(publish).await {
-            let queue = self.queue.key.to_string();
-            tracing::warn!(queue, job = id, %error, "push: the queue of on_dead could not be told of a dead job");
+        let published = self.until_ttr(publish).await;
+        self.log_message(name, &id, published.err());
+    }
+
+    /// Logs when messages begin to be dropped, and when one is published again: on a full store every dying job would
+    /// log a line.
+    fn log_message(&self, on_dead: &QueueName, id: &str, error: Option<Error>) {
+        let (queue, dropped) = (&self.queue.key, &self.queue.dropped_messages);
+        let Some(error) = error else {
+            let dropped = dropped.swap(0, Ordering::Relaxed);
+            if dropped > 0 {
+                tracing::info!(%queue, %on_dead, dropped, "push: messages about dead jobs are published again");
+            }
+            return;
+        };
+        if dropped.fetch_add(1, Ordering::Relaxed) == 0 {
+            tracing::warn!(%queue, %on_dead, job = id, %error, "push: messages about dead jobs are dropped");
         }
     }
 

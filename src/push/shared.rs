@@ -110,6 +110,8 @@ pub struct PushedQueue {
     pub failed: AtomicU64,
     /// Set when the store knows that attempts fail.
     pub failure_told: OnceCell<()>,
+    /// Number of death messages dropped since one was last published.
+    pub dropped_messages: AtomicU64,
     /// No other server pushes the queue.
     pub alone: AtomicBool,
     /// The queue's share of connections and of memory.
@@ -127,6 +129,7 @@ impl PushedQueue {
             turned_off: watch::Sender::new(0),
             failed: AtomicU64::new(0),
             failure_told: OnceCell::new(),
+            dropped_messages: AtomicU64::new(0),
             alone: AtomicBool::new(false),
             connections: server.connections.join(),
             memory: server.memory.join(),

@@ -22,6 +22,10 @@ pub async fn a_dead_job_goes_after_its_age(s: &dyn Stage) {
     assert_eq!(view.state, Some(JobState::Dead));
     assert!(view.ttl.is_some_and(|ttl| ttl <= AGE), "what is left of its age: {view:?}");
     assert!(s.find(&first[0]).await.is_some_and(|job| job.ttl.is_some_and(|ttl| ttl <= AGE)), "the same");
+    let listed = s.list(&q, JobState::Dead, 9).await;
+    let ids: Vec<_> = listed.iter().map(|view| view.id).collect();
+    assert_eq!(ids, [first[0].id, first[1].id], "both are listed");
+    assert!(listed.iter().all(|view| view.ttl.is_some_and(|ttl| ttl <= AGE)), "with their age: {listed:?}");
     s.pass(AGE / 2).await;
     let second = s.kill(&q, [job(&q, "c")]).await;
     s.pass(AGE / 2 + MS).await;

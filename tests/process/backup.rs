@@ -165,7 +165,7 @@ async fn what_is_no_backup_is_refused_and_leaves_nothing() {
     let mut process = start(dir.path(), "jobs", &more);
     let admin = process.address("admin");
     std::fs::create_dir(dir.path().join("there")).expect("a directory");
-    for (args, code, says) in [(&["there"][..], 2, "there is there already"), (&["new"][..], 1, "401")] {
+    for (args, code, says) in [(&["there"][..], 2, "there already exists"), (&["new"][..], 1, "401")] {
         let done = backup(dir.path(), &admin, args);
         assert_eq!(
             (done.status.code(), said(&done).contains(says)),
@@ -219,7 +219,7 @@ async fn one_at_a_time_and_a_copy_does_not_outlive_its_asker() {
     assert!(copy.exists(), "the copy is not read yet");
     let second = reqwest::get(&url).await.expect("it answers");
     assert_eq!(
-        (second.status().as_u16(), second.text().await.expect("a body").contains("under way")),
+        (second.status().as_u16(), second.text().await.expect("a body").contains("already running")),
         (409, true)
     );
     drop(slow);

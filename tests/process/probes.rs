@@ -262,7 +262,7 @@ async fn a_check_asks_stores_and_makes_nothing() {
     let good = check(dir.path());
     let said = String::from_utf8_lossy(&good.stdout).into_owned();
     assert_eq!(good.status.code(), Some(0), "{good:?}");
-    for part in ["Port = 7777", "ann = \"(secret)\"", "[Pool.far]", "the first start makes", "a Redis 7."] {
+    for part in ["Port = 7777", "ann = \"(secret)\"", "[Pool.far]", "the first start creates", "a Redis 7."] {
         assert!(said.contains(part), "{part} in:\n{said}");
     }
     assert!(!said.contains("hush"), "a secret is shown:\n{said}");
@@ -274,12 +274,12 @@ async fn a_check_asks_stores_and_makes_nothing() {
     let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
     process.line_with("serving");
     let said = String::from_utf8_lossy(&check(dir.path()).stdout).into_owned();
-    assert!(said.contains("a server has open"), "{said}");
+    assert!(said.contains("a running server uses"), "{said}");
     process.signal("TERM");
     tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic");
     let before = std::fs::read(dir.path().join("jobs/dormouse")).expect("the mark");
     let said = String::from_utf8_lossy(&check(dir.path()).stdout).into_owned();
-    assert!(said.contains("a directory that is whole"), "{said}");
+    assert!(said.contains("an intact directory"), "{said}");
     assert_eq!(
         std::fs::read(dir.path().join("jobs/dormouse")).expect("the mark"),
         before,

@@ -182,7 +182,7 @@ async fn dead_jobs_are_respawned_by_id_or_by_age() {
     assert_eq!(stand.json(&["respawn", "q", "--oldest", "1"])["count"], 1);
     let some = stand.queue(&["respawn", "q", &ids[1], &ids[0], "--tries", "3", "-o", "json"]);
     assert_eq!(some.code, 1, "one of them is not dead: {some:?}");
-    assert!(some.err.contains("1 of 2 jobs are not dead or not there"), "{some:?}");
+    assert!(some.err.contains("1 of 2 jobs are not dead or do not exist"), "{some:?}");
     let said: Value = serde_json::from_str(&some.out).expect("JSON");
     assert_eq!(said, json!({"respawned": 1, "missing": [ids[0]]}));
     assert_eq!(
@@ -207,7 +207,7 @@ async fn delayed_jobs_are_made_ready_by_id_or_by_key() {
     assert_eq!((&shown["state"], &shown["key"]), (&json!("ready"), &json!("7/a")), "{shown}");
     let some = stand.queue(&["promote", "q", &ids[2], "nonsense", "-o", "json"]);
     assert_eq!(some.code, 1, "neither is delayed: {some:?}");
-    assert!(some.err.contains("2 of 2 jobs are not delayed or not there"), "{some:?}");
+    assert!(some.err.contains("2 of 2 jobs are not delayed or do not exist"), "{some:?}");
     let said: Value = serde_json::from_str(&some.out).expect("JSON");
     assert_eq!(said, json!({"promoted": 0, "refused": [ids[2], "nonsense"]}));
     let none = stand.queue(&["promote", "q", "--key", "nobody"]);

@@ -143,7 +143,12 @@ fn what_is_wrong_is_one_line_and_an_exit_code() {
         ("both", "[Pool.default]\nPath = 'x'\nAddr = 'y:1'", 2, "both Addr and Path"),
         ("not-toml", "not valid", 2, "not-toml"),
         ("level", "LogLevel = 'loud'\n[Pool.default]\nPath = 'x'", 2, "loud"),
-        ("layout", "[Pool.default]\nAddr = 'y:1'\nLayout = 'compact'", 2, "the compact one is not supported"),
+        (
+            "layout",
+            "[Pool.default]\nAddr = 'y:1'\nLayout = 'compact'",
+            2,
+            "the compact layout is no longer supported",
+        ),
         ("partitions", "[Pool.default]\nCluster = ['y:1']\nPartitions = 3", 2, "Partitions"),
         ("foreign", "[Pool.default]\nPath = 'foreign'", 1, "foreign"),
         ("logs", "LogDir = 'foreign/letter.txt/logs'\n[Pool.default]\nPath = 'x'", 2, "LogDir"),
@@ -243,7 +248,7 @@ async fn a_damaged_directory_is_refused_named_and_repaired() {
         "{code:?}: {told}"
     );
     let (code, told) = repair(&["--accept-loss"]);
-    assert!(code == Some(0) && told.contains("the rest opens now"), "{code:?}: {told}");
+    assert!(code == Some(0) && told.contains("the undamaged part opens now"), "{code:?}: {told}");
     let mut process = Process::start(dir.path(), &[], &[]);
     process.line_with("serving");
 }

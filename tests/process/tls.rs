@@ -147,7 +147,7 @@ async fn certificates_are_read_anew_and_a_bad_one_leaves_the_old() {
     assert!(second.starts_with("serial="), "{second}");
     std::fs::write(dir.path().join("cert.pem"), "no certificate").expect("written");
     process.signal("USR1");
-    let line = process.line_with("cannot be read anew");
+    let line = process.line_with("cannot be reloaded");
     assert!(line.contains("TLSCert") && line.contains("cert.pem"), "{line}");
     assert_eq!(serial(&api), second, "the old one stays");
     // A certificate with the key of another.

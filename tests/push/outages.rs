@@ -296,6 +296,41 @@ async fn a_full_redis_is_drained_by_push() {
     pushed.admin("PUT", "/push/ns/q", new).await.expect(200);
 }
 
+/// Guards against a log line per dead job while Redis has no free memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_dropped_by_a_full_redis_are_logged_once() {
+    const JOBS: usize = 5;
+    let redis = RedisServer::start();
+    let dir = TempDir::new().expect("a temporary directory");
+    std::fs::write(dir.path().join("c.toml"), format!("{LOCAL}{}", redis_toml(&redis))).expect("a file");
+    let mut server = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+    let pushed = Pushed::process(&mut server).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(|_| Answer::with(422, &[("Dormouse-Retry", "no")], ""));
+    // The ttr is eleven seconds.
+    pushed.push_to(&receiver, "q", json!({"timeout": 1, "concurrency": JOBS, "on_dead": "failed"})).await;
+    pushed.admin("POST", "/push/ns/q/pause", "").await.expect(200);
+    let mut ids = Vec::new();
+    for n in 0..JOBS {
+        ids.push(pushed.publish("q", "tries=9", &n.to_string()).await);
+    }
+    let conn = &mut redis.connection();
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(1).exec(conn).expect("CONFIG SET");
+    pushed.admin("POST", "/push/ns/q/resume", "").await.expect(200);
+    for id in &ids {
+        pushed.until_job("q", id, "dead").await;
+    }
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).exec(conn).expect("CONFIG SET");
+    pushed.publish("q", "tries=9", "with a message").await;
+    until("the last job has a message", async || pushed.size("failed").await == 1).await;
+    let again = server.line_with("published again");
+    assert!(again.contains(&format!("dropped={JOBS}")), "the number of dropped messages: {again}");
+    server.signal("TERM");
+    let said = server.ended().said;
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains("about dead jobs")).collect();
+    assert_eq!(lines.len(), 2, "a line when it begins and one when it ends, not {lines:#?}");
+}
+
 /// Guards against a server that calls an endpoint with a job that another server returned after a 410.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_410_no_other_server_calls_the_endpoint_with_the_job() {

@@ -521,8 +521,8 @@ async fn what_cannot_be_a_pool_is_refused_at_the_start() {
         let error = connect(address, partitions).await.map(drop).expect_err(says).to_string();
         assert!(error.contains(says) && !error.contains('\n'), "{says:?} should be said: {error}");
     };
-    refused(RedisAddress { cluster: true, ..alone.address() }, 8, "name it with Addr").await;
-    refused(cluster.servers[0].address(), 8, "with Cluster in place of Addr").await;
+    refused(RedisAddress { cluster: true, ..alone.address() }, 8, "use Addr instead").await;
+    refused(cluster.servers[0].address(), 8, "use Cluster instead of Addr").await;
     cluster.tell::<()>(1, &["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let evicts = check_safety(&cluster.address()).await.expect_err("a full one drops jobs").to_string();
     assert!(evicts.starts_with(&format!("node {}: ", cluster.servers[1].addr())), "which node: {evicts}");

@@ -109,8 +109,8 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
     assert_eq!(there["node"], json!(cluster.servers[cluster.master_of(SLOTS[3]).0].addr()), "{of}");
     for (query, text) in [
         ("?pool=none", "invalid pool"),
-        ("?queue=q", "invalid namespace: a queue needs the one that it is in"),
-        ("?namespace=ns", "invalid queue: a namespace alone is in no place"),
+        ("?queue=q", "invalid namespace: a queue requires its namespace"),
+        ("?namespace=ns", "invalid queue: a namespace alone has no partition"),
         ("?namespace=n%20s&queue=q", "invalid namespace"),
         ("?namespace=ns&queue=q%20q", "invalid queue"),
     ] {
@@ -396,6 +396,35 @@ async fn a_queue_that_is_spread_is_shown_in_all_its_parts_and_answers_as_others_
     assert_eq!(taken.len(), 51, "every part was empty when it was said to be");
     server.stop().await;
     other.stop().await;
+}
+
+/// Guards against a failed batch that does not report how much it stored, and against a repeat that stores a job twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_with_several_keys_that_fails_reports_how_many_jobs_are_stored() {
+    let cluster = RedisCluster::start_of(3, 0);
+    let (tokens, addrs) = (RedisServer::start(), cluster.address().addrs);
+    let pool = format!("Cluster = {addrs:?}\nPartitions = 8\nSpread = [\"ns/q\"]\n");
+    let toml = format!("[Pool.default]\n{pool}[AdminRedis]\n{}", tokens.keys());
+    let server = TestServer::start(&toml, tokens).await;
+    let token = server.token("ns").await;
+    let batch = async || {
+        let jobs: Vec<Value> = (0..32).map(|n| json!({"text": "x", "key": format!("k{n}")})).collect();
+        send(server.api("POST", "/api/ns/q/jobs/batch", &token).body(json!(jobs).to_string())).await
+    };
+    // The batch is stored partition by partition, in order.
+    let last = SLOTS[7];
+    let (from, to) = (cluster.master_of(last).0, (cluster.master_of(last).0 + 1) % 3);
+    cluster.begin_move(last, to);
+    let failed = batch().await;
+    assert_503(&failed, "this part of the pool is being moved", "the batch");
+    let stored = failed.json["stored"].as_u64().unwrap_or_else(|| panic!("no number of jobs: {failed:?}"));
+    assert!((1..32).contains(&stored), "some of 32 jobs are in the last partition: {failed:?}");
+    cluster.end_move(last, from);
+    until("the slot is back", async || batch().await.status == 201).await;
+    let again = batch().await.expect(201);
+    let jobs = again.json["jobs"].as_array().unwrap_or_else(|| panic!("no jobs: {again:?}"));
+    assert!(jobs.iter().all(|job| job["duplicate"] == json!(true)), "all keys are taken: {again:?}");
+    assert_eq!(server.get(&token, "/api/ns/q/size").await.expect(200).json["size"], json!(32));
 }
 
 /// Guards against an error or an empty reply for a waiting consumer while a master is down.

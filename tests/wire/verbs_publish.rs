@@ -215,8 +215,8 @@ async fn a_batch_is_all_or_none_and_each_job_its_own(store: Store) {
 }
 
 const NO_NAME: &str =
-    "invalid attribute: a name is made of letters, digits and !#$%&'*+-.^_`|~, as that of a header";
-const NO_VALUE: &str = "invalid attribute: a value has no control characters, as that of a header";
+    "invalid attribute: a name consists of letters, digits and !#$%&'*+-.^_`|~, like that of a header";
+const NO_VALUE: &str = "invalid attribute: a value contains no control characters, like that of a header";
 
 async fn a_bad_element_of_a_batch_is_named_and_nothing_is_stored(store: Store) {
     let server = TestServer::on(store).await;

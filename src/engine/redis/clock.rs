@@ -105,6 +105,6 @@ mod tests {
         assert_eq!(clock.at(MS(1)), 6 * HOUR, "the Redis's clock was set ahead");
         clock.learn_between(MS(2), MS(2), 4 * HOUR);
         assert_eq!(clock.at(MS(2)), 4 * HOUR, "and back");
-        assert_eq!(clock.at(MS(3)), 4 * HOUR + 1000, "it goes on from there");
+        assert_eq!(clock.at(MS(3)), 4 * HOUR + 1000, "time continues from there");
     }
 }

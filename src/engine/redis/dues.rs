@@ -166,7 +166,7 @@ mod tests {
         said(&dues, 0, now + 20_000, Duration::MAX);
         dues.stored(2, now + 25_000, now);
         said(&dues, 2, now + 20_000, Duration::MAX);
-        assert_eq!(dues.end(), now + 25_000, "what was stored while the pump was under way");
+        assert_eq!(dues.end(), now + 25_000, "a time stored during the pump");
         assert_eq!(begin(&dues, now + SECOND), [1, 2]);
     }
 
@@ -180,20 +180,20 @@ mod tests {
         assert!(!turn.is_own, "nothing was stored");
         dues.said(turn, now, held);
         dues.stored(0, now + 2 * SECOND, now);
-        assert_eq!(dues.end(), now + 700_000, "the holder sees what is far away");
+        assert_eq!(dues.end(), now + 700_000, "the holder handles distant times");
         dues.stored(0, now + 20_300, now);
         dues.stored(0, now + 400_000, now);
         assert_eq!(begin(&dues, now + 20_300), [0_u16; 0], "a millisecond is as near as it needs");
         let [turn] = dues.begin(now + 21_000)[..] else { panic!("it is due") };
         assert!(turn.is_own, "the holder may not know of it");
         dues.said(turn, now + 21_000, Said { next: Duration::from_millis(379), ..held });
-        assert_eq!(dues.end(), now + 400_000, "the other one that it has stored");
+        assert_eq!(dues.end(), now + 400_000, "its other stored time");
         let [turn] = dues.begin(now + 400_000)[..] else { panic!("it is due") };
         dues.said(turn, now + 400_000, Said { next: Duration::from_micros(200), ..held });
         assert_eq!(dues.end(), now + 401_000, "the clock was a little early");
         let [turn] = dues.begin(now + 401_000)[..] else { panic!("it is due") };
         dues.said(turn, now + 401_000, Said { next: Duration::from_millis(30), ..held });
-        assert_eq!(dues.end(), now + 1_101_000, "what others have stored is not its own");
+        assert_eq!(dues.end(), now + 1_101_000, "times stored by other servers are not its own");
         let [turn] = dues.begin(now + 1_101_000)[..] else { panic!("the lease ends") };
         assert!(!turn.is_own);
         dues.said(turn, now + 1_101_000, Said::again(Duration::from_millis(30)));
@@ -206,7 +206,7 @@ mod tests {
         let (dues, now) = (Dues::new(2), 1000 * SECOND);
         begin(&dues, now);
         said(&dues, 0, now, Duration::MAX);
-        assert_eq!(dues.end(), now + SECOND, "the other one's pump goes on by itself");
+        assert_eq!(dues.end(), now + SECOND, "the pump of the other partition continues independently");
         assert_eq!(begin(&dues, now + 5 * SECOND), [0]);
         said(&dues, 1, now + 5 * SECOND, Duration::ZERO);
         assert_eq!(begin(&dues, now + 5 * SECOND), [1]);

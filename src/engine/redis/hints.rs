@@ -94,7 +94,7 @@ mod tests {
         let asked = hints.asks();
         hints.is_empty(1, asked);
         assert_eq!(taken(&mut hints, 9), [3, 0, 2]);
-        assert_eq!(hints.take(9, |partition| partition == 0), [3, 2], "that one cannot be asked");
+        assert_eq!(hints.take(9, |partition| partition == 0), [3, 2], "the other partition cannot be asked");
     }
 
     /// Guards against a lost wake-up: a reply sent before a notice arrives after it, and must not overrule it.

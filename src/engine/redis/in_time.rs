@@ -167,7 +167,7 @@ mod tests {
             text.clear();
             tokio::time::sleep(pause).await;
             let answer = if now > deadline { format!("-LATE {now} too late\r\n") } else { ":7\r\n".into() };
-            stream.write_all(answer.as_bytes()).await.expect("the client is there");
+            stream.write_all(answer.as_bytes()).await.expect("the client is connected");
         }
         met
     }

@@ -233,7 +233,7 @@ mod tests {
         for unique in (0xfff_ff00_u64..).take(20_000) {
             let id = partitions.name(JobId::from_parts(7, unique, 60, true), 63);
             assert_eq!((partitions.of_id(&id), id.published_at(), id.delay_seconds()), (63, 7, 60), "{id}");
-            assert!(id.is_versioned() && seen.insert(id), "{id} came before");
+            assert!(id.is_versioned() && seen.insert(id), "{id} is a duplicate");
         }
     }
 

@@ -257,7 +257,7 @@ mod tests {
         assert!([0, 1, 3].iter().all(|n| turns.contains(n)), "{turns:?}");
         let turn = spreading.turn(can_take);
         drop(spreading.takes((turn + 1) % 4, SLICE_JOBS, can_take));
-        assert_eq!(spreading.turn(can_take), turn, "it was not that one's turn");
+        assert_eq!(spreading.turn(can_take), turn, "a batch of a partition out of turn changes nothing");
     }
 
     /// Guards against a publish that checks every partition once for each of them, while others wait.
@@ -271,7 +271,7 @@ mod tests {
         };
         assert_eq!(spreading.pass(none), None);
         assert_eq!(looks.into_inner(), 64, "each is looked at once");
-        assert_ne!(spreading.turn(|_| true), before, "the next publish begins with another one");
+        assert_ne!(spreading.turn(|_| true), before, "the next publish begins with another partition");
         assert_eq!(spreading.pass(|partition| partition == before), Some(before), "it alone can");
     }
 
@@ -288,7 +288,11 @@ mod tests {
         assert!(under_way.len() == SLICE_JOBS || began.elapsed() >= SLICE, "{} batches", under_way.len());
         let next = batch(&spreading, 1, |_| true);
         std::thread::sleep(SLICE);
-        assert_ne!(spreading.turn(|_| true), next, "its slice is over, although others are under way");
+        assert_ne!(
+            spreading.turn(|_| true),
+            next,
+            "its slice has ended, although other batches are in flight"
+        );
     }
 
     /// Masters hold ranges of partitions.

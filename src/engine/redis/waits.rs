@@ -63,7 +63,7 @@ impl Link {
         }
         self.replicas.fell_short();
         Err(Fault::unsure(
-            "it is stored, and too few replicas have it within a second: a failover may lose it",
+            "it is stored, but too few replicas confirmed it within a second: a failover may lose it",
         ))
     }
 

@@ -64,7 +64,8 @@ impl Reconnect for WatchedLists {
             Err(fault) => {
                 tracing::warn!(
                     pool = &*connections.pool,
-                    "the Redis refuses tracking, so jobs of other servers are seen up to {POLL:?} late: {fault}"
+                    "the Redis refuses CLIENT TRACKING, so jobs that other servers publish are noticed up to {POLL:?} \
+                     late: {fault}"
                 );
                 Ok((connection, false))
             }

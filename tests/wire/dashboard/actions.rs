@@ -120,7 +120,7 @@ async fn a_job_is_published_once(store: Store) {
     }
     let large = "x".repeat((64 << 10) + 1);
     let page = submit(&server, form, &[("queue", "q"), ("body", &large)]).await.expect(400);
-    page.says("Not done: a body of this form has 64 KiB at most");
+    page.says("Not done: a body in this form can have at most 64 KiB");
     assert_eq!(page.field("body").trim_start(), large);
     assert_eq!(server.size("/api/shop/q").await, 0, "nothing more was published");
 }
@@ -162,7 +162,7 @@ async fn a_token_is_shown_once() {
     browse(&server, &format!("{tokens}?ask=revoke&hash={hash}"))
         .await
         .expect(200)
-        .says("opens nothing any more")
+        .says("will be refused from now on")
         .says(&format!("-d '{{\"hash\":\"{hash}\",\"pool\":\"default\"}}'"));
     server.put(&token, "/api/shop/q", "x").await.expect(201);
     let revoke = [("do", "revoke"), ("hash", &*hash), ("sure", "yes")];
@@ -236,9 +236,12 @@ async fn schedules_are_shown_and_changed() {
     send(put).await.expect(201);
     // Its queue exists once it has placed a job.
     server.sampled().await;
-    browse(&server, "schedules").await.expect(200).says("Name a namespace to see those of one that has none");
+    browse(&server, "schedules")
+        .await
+        .expect(200)
+        .says("Enter a namespace without queues to see its schedules");
     let named = browse(&server, "schedules?namespace=shop").await.expect(200);
-    named.says("nightly").says_not("Name a namespace");
+    named.says("nightly").says_not("Enter a namespace");
     server.put(&token, "/api/shop/reports", "x").await.expect(201);
     server.sampled().await;
     let all = browse(&server, "schedules").await.expect(200);
@@ -254,13 +257,13 @@ async fn schedules_are_shown_and_changed() {
     browse(&server, &format!("{page}&state=on")).await.expect(200).says_not(":00.000+0");
     act("resume", &[]).await.expect(200).says("The schedule is resumed.");
     for _ in 0..2 {
-        act("run", &[("mark", "m")]).await.expect(200).says("The schedule has placed a job now.");
+        act("run", &[("mark", "m")]).await.expect(200).says("The schedule has published a job.");
     }
     assert_eq!(server.size("/api/shop/reports").await, 2, "a form that is sent twice runs it once");
     browse(&server, page).await.expect(200).says("run ").says("/_schedules/nightly/run");
     browse(&server, "schedules?ask=delete&pool=default&namespace=shop&name=nightly")
         .await
-        .says("It places no more jobs");
+        .says("It publishes no more jobs");
     act("delete", &[]).await.expect(400);
     act("delete", &[("sure", "yes")]).await.expect(200).says("The schedule is deleted.");
     act("pause", &[]).await.expect(404).says("Not done: no such schedule");

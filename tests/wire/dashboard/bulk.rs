@@ -48,7 +48,7 @@ async fn three_clicks_bring_dead_jobs_back(store: Store) {
         .expect(200)
         .says("Of 5 dead jobs those with the reason no such address");
     let of_one = [("do", "respawn-all"), ("sure", "yes"), ("reason", "no such address"), ("tries", "2")];
-    submit(&server, &dead, &of_one).await.expect(200).says("It is begun");
+    submit(&server, &dead, &of_one).await.expect(200).says("The action has started");
     done(&server).await;
     assert_eq!((server.size("/api/shop/mail").await, server.size("/api/shop/mail/deadletter").await), (2, 3));
     submit(&server, &dead, &[("do", "respawn-all")]).await.expect(400);
@@ -56,7 +56,7 @@ async fn three_clicks_bring_dead_jobs_back(store: Store) {
     submit(&server, &dead, &all)
         .await
         .expect(400)
-        .says("Not done: Tries is a whole number")
+        .says("Not done: Tries must be a whole number")
         .says("All 3 dead jobs");
     let all = [("do", "respawn-all"), ("sure", "yes"), ("tries", "1")];
     submit(&server, &dead, &all).await.expect(200);
@@ -123,7 +123,7 @@ async fn destroying_wants_the_name(store: Store) {
     let delete = |name| [("do", "delete-dead"), ("ask", "delete-dead"), ("sure", "yes"), ("name", name)];
     submit(&server, dead, &delete("q")).await.expect(400);
     assert_eq!(server.size("/api/shop/r/deadletter").await, 1);
-    submit(&server, dead, &delete("r")).await.expect(200).says("It is begun");
+    submit(&server, dead, &delete("r")).await.expect(200).says("The action has started");
     done(&server).await;
     until("they are deleted", async || server.size("/api/shop/r/deadletter").await == 0).await;
 }
@@ -259,7 +259,7 @@ async fn who_may_look_finds_no_forms_and_no_bodies() {
         assert!(posts.all(|form| form.get("class") == Some("zone")), "{ask}: {}", seen.answer.text);
     }
     let tokens = viewer("GET", "/ui/tokens/default/shop").header("Accept", "text/html");
-    page(tokens).await.expect(403).says("this account may look, and change nothing, and see no tokens");
+    page(tokens).await.expect(403).says("this account is read-only, and may not see tokens");
     page(viewer("GET", &job)).await.says("not shown to this account");
     let raw: Response = send(viewer("GET", &format!("{job}?as=raw"))).await;
     assert_eq!((raw.status, raw.text.contains("the secret body")), (403, false));

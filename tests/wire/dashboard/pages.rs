@@ -290,7 +290,7 @@ async fn what_falls_due_is_shown_while_it_is_counted_anew() {
     assert!(first.contains("1 delayed job: 0 overdue"), "{first}");
     put().await;
     let stalled = redis.stall();
-    until("the count is old", async || due("&due=minute").await.contains("A new count is under way")).await;
+    until("the count is old", async || due("&due=minute").await.contains("A new count is in progress")).await;
     let old = due("&due=minute").await;
     assert!(old.contains("1 delayed job: 0 overdue") && old.contains("Counted"), "{old}");
     let of_hours = due("&due=hour").await;
@@ -331,7 +331,7 @@ async fn a_store_that_is_away_leaves_the_last_figures() {
         let page = browse(&server, path).await.expect(200);
         let took = began.elapsed();
         assert!(took < Duration::from_millis(1500), "{path}: {took:?}");
-        page.says("The store of pool default does not answer").says("since").says("Its figures are from");
+        page.says("The store of pool default does not answer").says("since").says("Its statistics are from");
     }
     let queue = browse(&server, "queues/default/shop/q").await;
     queue.says("Ready 1").says("The list is not available (50");

@@ -52,7 +52,7 @@ async fn a_timeout_is_a_reason_like_any_other() {
     asks.says("with the reason ttr expired");
     assert_eq!(asks.field("reason"), "", "the form keeps it");
     let sure = [("do", "respawn-all"), ("sure", "yes"), ("reason", ""), ("tries", "3")];
-    submit(&server, dead, &sure).await.expect(200).says("It is begun");
+    submit(&server, dead, &sure).await.expect(200).says("The action has started");
     until("it lives again", async || server.size("/api/shop/mail").await == 1).await;
     assert_eq!(server.size("/api/shop/mail/deadletter").await, 1, "the other stays");
 }
@@ -82,7 +82,10 @@ async fn delayed_jobs_are_made_due() {
         .expect(200)
         .says("All 1 delayed jobs will be ready now");
     submit(&server, queue, &[("do", "promote-all")]).await.expect(400);
-    submit(&server, queue, &[("do", "promote-all"), ("sure", "yes")]).await.expect(200).says("It is begun");
+    submit(&server, queue, &[("do", "promote-all"), ("sure", "yes")])
+        .await
+        .expect(200)
+        .says("The action has started");
     until("all are ready", async || server.size("/api/shop/q").await == 3).await;
 }
 

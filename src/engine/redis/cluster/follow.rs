@@ -83,14 +83,14 @@ impl Follower {
             follower.look().await;
         }
         if follower.cluster.nodes().is_empty() {
-            return Err(Fault::away("no master of the cluster answers"));
+            return Err(Fault::away("no master of the cluster responds"));
         }
         Ok(follower)
     }
 
     /// Sends a command to the master of `slot`.
     pub async fn query<T: FromRedisValue>(&self, slot: u16, cmd: &Cmd) -> Outcome<T> {
-        let owner = self.view.owner(slot).ok_or_else(|| Fault::away("nobody serves a slot"))?;
+        let owner = self.view.owner(slot).ok_or_else(|| Fault::away("no node serves the slot"))?;
         let mut asked = redis::pipe();
         asked.add_command(cmd.clone());
         let (answer,): (T,) = match self.nodes.get(&owner.id) {
@@ -149,7 +149,7 @@ impl Follower {
             match self.ask(&address).await {
                 Ok(view) => return self.take(view).await,
                 Err(fault) => {
-                    tracing::debug!(pool = &*self.common.pool, "{address} does not tell the map: {fault}");
+                    tracing::debug!(pool = &*self.common.pool, "no cluster map from {address}: {fault}");
                     self.deaf.retain(|(deaf, _)| *deaf != address);
                     self.deaf.push((address, Instant::now()));
                 }
@@ -177,7 +177,8 @@ impl Follower {
             tracing::warn!(
                 pool = &*self.common.pool,
                 node = %node.address,
-                "the clock of this node is {} ms apart from those of the others: jobs are due by it",
+                "this node's clock differs from the other nodes' by {} ms, so its jobs become due early or late: \
+                 synchronize the clocks",
                 off.as_millis()
             );
         }
@@ -223,7 +224,7 @@ impl Follower {
                     has.into_iter().for_each(|of| self.states[usize::from(of)] = PartState::Unchecked);
                 }
                 Err(fault) => {
-                    tracing::warn!(pool = &*self.common.pool, "{}: {fault}", master.address)
+                    tracing::warn!(pool = &*self.common.pool, node = %master.address, "cannot use a node of the cluster: {fault}")
                 }
             }
         }
@@ -405,7 +406,7 @@ impl Follower {
         for (id, node) in &self.nodes {
             let failed = self.view.master(id).is_some_and(|master| master.failed);
             if (failed || !node.is_up()) && !self.gone.contains_key(id) {
-                tracing::error!(pool, node = %node.address, "a node of the cluster is away");
+                tracing::error!(pool, node = %node.address, "a node of the cluster is unavailable");
                 self.gone.insert(id.clone(), node.address.clone());
             }
         }
@@ -417,7 +418,7 @@ impl Follower {
         self.gone.retain(|id, address| {
             let back = view.alive.contains(id) && nodes.get(id).is_none_or(|node| node.is_up());
             if back {
-                tracing::info!(pool, node = %address, "a node of the cluster is back");
+                tracing::info!(pool, node = %address, "a node of the cluster is available again");
             }
             !back
         });

@@ -51,7 +51,7 @@ impl Opened {
     pub fn keep(self) -> (Arc<Cluster>, DropGuard) {
         let Opened { cluster, follower } = self;
         let tasks = &cluster.tasks;
-        tasks.spawn_essential("the map of the cluster", follower.run());
+        tasks.spawn_essential("the cluster map", follower.run());
         let guard = tasks.stopping().clone().drop_guard();
         (cluster, guard)
     }

@@ -53,9 +53,9 @@ impl Node {
         let has: Arc<RwLock<BTreeSet<Partition>>> = Arc::default();
         let of_node = ListsOfNode { lists: lists.clone(), has: has.clone() };
         let (link, guards) = Link::to_node(connector.clone(), common, Box::new(of_node));
-        link.tasks.spawn_essential("the watch of a node's ready lists", watch::run(link.clone()));
+        link.tasks.spawn_essential("the watch on a node's ready lists", watch::run(link.clone()));
         if common.wait_replicas > 0 {
-            link.tasks.spawn_essential("the watch of a node's replicas", link.clone().watch_replicas());
+            link.tasks.spawn_essential("the watch on a node's replicas", link.clone().watch_replicas());
         }
         Ok(Node {
             id: master.id.clone(),
@@ -126,7 +126,7 @@ pub async fn ask_for_view(address: &RedisAddress, node: &HostPort) -> Outcome<Vi
 
 /// Returns the view of the first node in `address` that answers.
 pub async fn first_view(address: &RedisAddress) -> Outcome<View> {
-    let mut why = Fault::refused("Cluster names no node");
+    let mut why = Fault::refused("Cluster contains no node");
     for addr in &address.addrs {
         let node = HostPort::parse(addr)?;
         match ask_for_view(address, &node).await {
@@ -162,7 +162,7 @@ async fn why_refused(address: &RedisAddress, node: &HostPort, fault: Fault) -> F
     if mode.is_none_or(|mode| mode == "cluster") {
         return fault.at(&node.to_string());
     }
-    Fault::refused(format!("Cluster names {node}, which is in no cluster: name it with Addr"))
+    Fault::refused(format!("{node} in Cluster is not in cluster mode: use Addr instead"))
 }
 
 /// Returns the reachable masters of a cluster, each as the address of a single Redis.

@@ -90,7 +90,9 @@ impl Connector {
         };
         let (retry, tasks) = (watch::Sender::default(), Tasks::new(Failure::default()));
         let route = match &address.master_name {
-            Some(_) if addrs.is_empty() => return Err(Fault::refused("no Sentinel has an address")),
+            Some(_) if addrs.is_empty() => {
+                return Err(Fault::refused("no address of a Sentinel is configured"));
+            }
             Some(master) => {
                 let login = login(&address.sentinel_username, &address.sentinel_password);
                 let login = Login { login, tls: address.tls.clone() };
@@ -176,7 +178,7 @@ impl Connector {
         match timeout(CONNECT_TIMEOUT, role).await.map_err(late)?.map_err(Fault::from) {
             Ok(role) => match role.first() {
                 Some(Value::BulkString(role)) if role == b"master" => Ok(connection),
-                _ => Err(Fault::away("it is a replica, though the Sentinels call it the master")),
+                _ => Err(Fault::away("it is a replica, although the Sentinels name it as the master")),
             },
             // Some servers forbid the command. Then the Sentinels are trusted.
             Err(fault) if fault.is_refusal() && !fault.reconnect => Ok(connection),

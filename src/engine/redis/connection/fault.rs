@@ -87,7 +87,7 @@ impl Fault {
 
     /// Returns the error for a call that waited too long to be sent: its caller is about to be answered.
     pub fn too_late() -> Fault {
-        let fault = Fault::new(Kind::Away, false, "the call has waited too long, and was not sent");
+        let fault = Fault::new(Kind::Away, false, "the call waited too long and was not sent");
         Fault { not_begun: Some(NotBegun::TooLate), ..fault }
     }
 
@@ -171,7 +171,7 @@ impl From<RedisError> for Fault {
                 one_line(&format!("TLS: {}", e.detail().unwrap_or_default()))
             }
             (_, "") => one_line(&e.to_string()),
-            (_, LATE) => "the Redis came to the call too late, and did nothing".to_owned(),
+            (_, LATE) => "the Redis received the call after its deadline and did not execute it".to_owned(),
             (_, code) => one_line(&format!("{code} {detail}")),
         };
         let not_master = code == READONLY;
@@ -288,7 +288,7 @@ mod tests {
                 (away, reconnect),
                 "{code}: (away, reconnect) of {fault:?}"
             );
-            assert!(fault.to_string().starts_with(code), "the code should be told: {fault}");
+            assert!(fault.to_string().starts_with(code), "the text should begin with the code: {fault}");
             assert!(!fault.to_string().contains("user_script"), "the script's line is noise: {fault}");
             let source = error.source().and_then(std::error::Error::source);
             let source = source.and_then(|source| source.downcast_ref::<RedisError>());

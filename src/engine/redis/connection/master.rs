@@ -205,14 +205,14 @@ mod tests {
         assert_eq!(learn(&mut choice, 1, named(2, 5)), Ok(2), "two of three, and the second knows more");
         let mut choice = MasterChoice::new(3);
         assert_eq!(learn(&mut choice, 0, away()), Err("nothing new"), "the others may be there");
-        assert_eq!(learn(&mut choice, 1, away()), Err("nothing new"), "so may the last one");
+        assert_eq!(learn(&mut choice, 1, away()), Err("nothing new"), "the last one may name a master too");
         assert_eq!(learn(&mut choice, 2, named(1, 0)), Ok(1), "all were asked");
         let mut choice = MasterChoice::new(2);
         assert_eq!(learn(&mut choice, 0, Err(Fault::refused("no such master"))), Err("nothing new"));
         let found = choice.learn(1, away(), Instant::now());
         assert!(
             matches!(&found, Some(Lookup::Nobody(why)) if why.to_string() == "no such master"),
-            "what a Sentinel said is the reason, not that another is away; came {found:?}"
+            "the reason is a Sentinel's reply, not that another Sentinel is unavailable: {found:?}"
         );
         assert_eq!(learn(&mut choice, 1, named(7, 0)), Ok(7), "one that is back is believed");
     }
@@ -222,9 +222,13 @@ mod tests {
         let mut choice = agreed(1, 4);
         assert_eq!(learn(&mut choice, 2, named(2, 5)), Ok(2), "the leader of the failover says so first");
         assert_eq!(learn(&mut choice, 0, named(1, 4)), Err("nothing new"), "the others have not heard yet");
-        assert_eq!(learn(&mut choice, 1, named(1, 4)), Err("nothing new"), "nor has this one");
+        assert_eq!(
+            learn(&mut choice, 1, named(1, 4)),
+            Err("nothing new"),
+            "the second has not heard yet either"
+        );
         assert_eq!(learn(&mut choice, 0, named(2, 5)), Err("nothing new"), "now they have");
-        assert_eq!(learn(&mut choice, 2, away()), Err("nothing new"), "the leader is gone");
+        assert_eq!(learn(&mut choice, 2, away()), Err("nothing new"), "the leader is unavailable");
         assert_eq!(
             learn(&mut choice, 1, named(1, 4)),
             Err("nothing new"),

@@ -36,7 +36,7 @@ pub struct HostPort {
 impl HostPort {
     /// Parses `host:port`, with an IPv6 address in brackets.
     pub fn parse(addr: &str) -> Outcome<HostPort> {
-        let bad = || Fault::refused(format!("{addr:?} is not an address: host:port is"));
+        let bad = || Fault::refused(format!("{addr:?} is not an address: write host:port"));
         let (host, port) = addr.rsplit_once(':').ok_or_else(bad)?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         match port.parse() {

@@ -68,7 +68,7 @@ impl Sentinels {
                 answers: AtomicBool::new(true),
             };
             let stop = tasks.stopping().clone();
-            tasks.spawn_essential("a task that follows a Sentinel", async move {
+            tasks.spawn_essential("a Sentinel watch", async move {
                 // Never notified: a reply of Redis does not mean that the Sentinel is reachable.
                 let answered = watch::Sender::default();
                 stop.run_until_cancelled(stay_connected(&sentinel, answered.subscribe(), |_| ())).await;
@@ -84,7 +84,7 @@ impl Sentinels {
             Ok(Lookup::Master(master)) => Ok(master.clone()),
             Ok(Lookup::Nobody(fault)) => Err(fault.clone()),
             // `wait_for` excludes the first two; without a sender the followers have ended.
-            Ok(Lookup::Asking | Lookup::Between) | Err(_) => Err(Fault::away("nobody follows the Sentinels")),
+            Ok(Lookup::Asking | Lookup::Between) | Err(_) => Err(Fault::away("the Sentinel watch has ended")),
         }
     }
 }
@@ -106,9 +106,13 @@ impl Follower {
         if let (Lookup::Master(new), Some((old, _))) = (&found, &old) {
             let (name, old, new) = (&self.name, &old.address, &new.address);
             if old == new {
-                tracing::warn!(master = name, redis = %new, "no other master came of a failover, so the old one is used again");
+                tracing::warn!(
+                    master = name,
+                    redis = %new,
+                    "a failover ended without a new master, so the old one is used again"
+                );
             } else {
-                tracing::info!(master = name, %old, %new, "the master is another Redis now");
+                tracing::info!(master = name, %old, %new, "the master has changed");
             }
         }
         let has_master = matches!(found, Lookup::Master(_));
@@ -127,7 +131,7 @@ impl Follower {
     fn leave(&self, address: &HostPort) {
         let mut choice = self.choice.lock();
         let Some(found) = choice.leave(address, Instant::now()) else { return };
-        tracing::info!(master = self.name, redis = %address, "a failover begins, so the master is left");
+        tracing::info!(master = self.name, redis = %address, "a failover has begun, so the old master is no longer used");
         self.tell.send_replace(found);
         if let Some((_, ends)) = &choice.master {
             ends.leave.cancel();
@@ -166,7 +170,12 @@ impl Reconnect for Sentinel {
             match connection.redis.subscribe(&channels[..]).await.map_err(Fault::from) {
                 Err(fault) if fault.reconnect => return Err(fault),
                 // Subscribing is forbidden, but the Sentinel can still be asked.
-                Err(fault) => tracing::warn!(sentinel = %self.address, "events are refused: {fault}"),
+                Err(fault) => {
+                    tracing::warn!(
+                        sentinel = %self.address,
+                        "the Sentinel refuses SUBSCRIBE, so a failover is noticed later: {fault}"
+                    )
+                }
                 Ok(()) => {}
             }
         }
@@ -214,7 +223,7 @@ impl Sentinel {
         let epoch = fields.get("config-epoch").map(redis::from_redis_value_ref::<u64>).transpose()?;
         match (epoch, address) {
             (Some(epoch), Some((host, port))) => Ok(Named { address: HostPort { host, port }, epoch }),
-            (_, None) => Err(Fault::refused(format!("it knows no master named {name}"))),
+            (_, None) => Err(Fault::refused(format!("no master named {name}"))),
             (None, _) => Err(Fault::unreadable("SENTINEL MASTER")),
         }
     }
@@ -227,7 +236,7 @@ impl Sentinel {
                 tracing::info!(%sentinel, "the Sentinel names the master again");
             }
             Err(fault) if self.answers.swap(false, Ordering::Relaxed) => {
-                tracing::warn!(%sentinel, "the Sentinel names no master: {fault}");
+                tracing::warn!(%sentinel, "the Sentinel does not name the master: {fault}");
             }
             _ => {}
         }

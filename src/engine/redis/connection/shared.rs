@@ -133,8 +133,8 @@ impl SharedConnection {
         match timeout_at(since + FIRST_ATTEMPT, state.wait_for(ConnectionState::is_settled)).await {
             Ok(Ok(state)) => state.connection(),
             // The task has ended, by a panic.
-            Ok(Err(_)) => Err(Fault::not_sent("the task that keeps the connection is gone")),
-            Err(_) => Err(Fault::not_sent("no connection in time")),
+            Ok(Err(_)) => Err(Fault::not_sent("the task of the connection has ended")),
+            Err(_) => Err(Fault::not_sent("timeout while connecting")),
         }
     }
 }
@@ -201,10 +201,10 @@ mod tests {
         let (shared, _task) = SharedConnection::new(connections);
         let began = Instant::now();
         for _ in 0..3 {
-            shared.connection().await.expect_err("there is none");
+            shared.connection().await.expect_err("no connection");
         }
         assert_eq!(began.elapsed().as_secs(), 1, "seconds until the third call was answered");
-        first_up([&shared, &shared]).await.expect_err("there is none");
+        first_up([&shared, &shared]).await.expect_err("no connection");
         assert_eq!(began.elapsed().as_secs(), 1, "seconds until a batch was answered after that");
     }
 }

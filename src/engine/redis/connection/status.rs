@@ -100,7 +100,7 @@ impl Connections {
         let connection = self.connector.connect_with(on_push).await?;
         let mut open = self.open.lock();
         if open.given_up != given_up {
-            return Err(Fault::away("the Redis has become a replica").at(self.connector.label()));
+            return Err(Fault::away("the Redis is now a replica").at(self.connector.label()));
         }
         open.lost.retain(|lost| !lost.is_cancelled());
         open.lost.push(connection.lost.clone());
@@ -126,7 +126,7 @@ impl Connections {
             return Ok(());
         }
         let down = *self.down.borrow();
-        Err(Error::away(format!("{down} of its connections are not back yet")))
+        Err(Error::away(format!("{down} of its connections are still down")))
     }
 }
 
@@ -207,6 +207,6 @@ mod tests {
         a.set(true);
         b.set(true);
         drop(b);
-        assert!(connections.all_up(Duration::ZERO).await.is_err(), "nobody does its work");
+        assert!(connections.all_up(Duration::ZERO).await.is_err(), "an abandoned connection counts as down");
     }
 }

@@ -93,7 +93,7 @@ mod tests {
     fn a_versioned_job_is_written_as_lmstfy_writes_it() {
         let body = Bytes::from_static(b"hi?>");
         let none = encode(&id(true), &body, &Attributes::new()).expect("encodes");
-        assert_eq!(&none[..], br#"{"body":"aGk/Pg=="}"#, "no attributes field when there are none");
+        assert_eq!(&none[..], br#"{"body":"aGk/Pg=="}"#, "no attributes field without attributes");
         let one = Attributes::from([("flag".into(), "1".into())]);
         let one = encode(&id(true), &body, &one).expect("encodes");
         assert_eq!(&one[..], br#"{"body":"aGk/Pg==","attributes":{"flag":"1"}}"#);
