@@ -215,7 +215,7 @@ pub fn tries_of_element(element: &[u8]) -> Option<u16> {
 
 /// Returns when a timer's job is due, given its score, and whether the job is running. Our servers write even
 /// microseconds for delayed jobs and odd ones for running jobs (lua/details.lua). lmstfy writes whole seconds for both;
-/// a score no later than the first due time in the id is that of a delayed job.
+/// a score at most a second after the first due time in the id is that of a delayed job.
 pub fn due_of_score(score: f64, id: &JobId) -> (Micros, bool) {
     let second = score.floor();
     let part = (score - second) * 1e6;
