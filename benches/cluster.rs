@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Two servers on this store.
+/// Starts two servers on this store.
 async fn two(store: Store) -> Outcome<Setup> {
     match store {
         Store::Cluster => Setup::cluster(&[&[], &[]], "").await,
@@ -77,7 +77,7 @@ async fn two(store: Store) -> Outcome<Setup> {
     }
 }
 
-/// The queue of the n-th batch, and how the delay of a job comes of its number.
+/// Returns the queue of the n-th batch, and a function from a job's number to its delay.
 type Batch = fn(usize) -> (String, fn(usize) -> usize);
 
 /// Publishes `jobs` jobs of 100 bytes in batches.
@@ -91,7 +91,7 @@ async fn fill(api: &Target, jobs: usize, batch: Batch) -> Outcome {
     .await
 }
 
-/// A number that looks like chance, and is the same in each run.
+/// Returns a pseudo-random number, the same in each run.
 fn scattered(n: usize) -> usize {
     (n as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31) as usize
 }
@@ -183,7 +183,7 @@ async fn waiting(bench: &Bench, store: Store) -> Outcome {
     Ok(())
 }
 
-/// What part of a core each process takes.
+/// Reports the processor time of each process, in percent of a core.
 async fn share(bench: &Bench, setup: &Setup, when: &str, time: Duration) -> Outcome {
     let meter = Meter::start(setup.processes())?;
     tokio::time::sleep(time).await;
@@ -217,7 +217,7 @@ async fn due(bench: &Bench, store: Store) -> Outcome {
         load::end(set).await?;
     }
     ledger.lateness(bench);
-    // The reason, if it is late. Calls by scripts are included.
+    // Explains lateness. Calls by scripts are included.
     for name in ["evalsha", "exists", "lindex"] {
         let count = after.remove(name).unwrap_or(0) - before.get(name).unwrap_or(&0);
         bench.figure(&format!("{name} of the masters for a job"), count as f64 / jobs as f64, "");
@@ -225,7 +225,7 @@ async fn due(bench: &Bench, store: Store) -> Outcome {
     Ok(())
 }
 
-/// How often the masters have run each command.
+/// Returns how often the masters have run each command.
 fn commands(setup: &Setup) -> Outcome<BTreeMap<String, u64>> {
     let mut sum = BTreeMap::new();
     for master in setup.masters() {
@@ -257,7 +257,7 @@ async fn idle(bench: &Bench, store: Store) -> Outcome {
     Ok(())
 }
 
-/// The longest time without a 201, of each queue.
+/// Kills a master, and reports the longest time without a 201, by queue.
 async fn killed(bench: &Bench, store: Store) -> Outcome {
     let mut setup = two(store).await?;
     let cluster = setup.cluster.as_mut().ok_or("a setup on a cluster has one")?;
@@ -323,10 +323,11 @@ struct Met {
     acked: Vec<usize>,
 }
 
-/// An entry of a Redis's slow log: number, time, microseconds, the command's words, client, its name.
+/// An entry of Redis's slow log: number, time, microseconds, command and arguments, client address, client name.
 type SlowCommand = (i64, i64, i64, Vec<Vec<u8>>, String, String);
 
-/// A fourth master and its replica are added, and get their part while jobs are published, consumed and acked.
+/// Adds a fourth master with its replica, which take over their share of the slots, while jobs are published, consumed
+/// and acked.
 async fn grow(bench: &Bench, store: Store) -> Outcome {
     let setup = two(store).await?;
     let jobs = bench.size(1_000_000, 20_000);
@@ -377,7 +378,7 @@ async fn grow(bench: &Bench, store: Store) -> Outcome {
     Ok(())
 }
 
-/// Publishes, consumes and acks about 30 times a second; after the stop drains the queue.
+/// Publishes, consumes and acks about 30 times a second; after `stop` drains the queue.
 async fn cycles(target: Target, first: usize, met: Arc<Mutex<Met>>, stop: CancellationToken) -> Outcome {
     let (mut client, mut n) = (target.connect().await?, first);
     loop {
@@ -419,7 +420,7 @@ async fn cycles(target: Target, first: usize, met: Arc<Mutex<Met>>, stop: Cancel
     }
 }
 
-/// All queues, page by page.
+/// Returns all queues, read page by page.
 async fn all_queues(setup: &Setup) -> Outcome<Vec<Value>> {
     let (mut client, mut queues, mut cursor) =
         (setup.first().api.connect().await?, Vec::new(), String::new());
@@ -432,10 +433,10 @@ async fn all_queues(setup: &Setup) -> Outcome<Vec<Value>> {
     }
 }
 
-/// When a job was sent and its publish answered; when the consume that brought it was sent, and answered.
+/// Times of a job: its publish was sent and answered; the consume that delivered it was sent and answered.
 type Seen = [Instant; 4];
 
-/// Measures by how much a job was delivered before another one that had been ready for longer and was still waiting.
+/// Measures by how many seconds, at most, a job overtakes an older ready job.
 async fn overtake(bench: &Bench) -> Outcome {
     let setup = two(Store::Spread).await?;
     let jobs = bench.size(200_000, 4000);
@@ -476,7 +477,7 @@ async fn overtake(bench: &Bench) -> Outcome {
         let (began, answered) = sent.get(n).copied().flatten().ok_or("a job that nobody has published")?;
         all.push([began, answered, asked, came]);
     }
-    // By the time its consume was sent: later entries were still waiting when an earlier reply arrived.
+    // Sorted by when the consume was sent: later entries were still waiting when an earlier reply arrived.
     all.sort_by_key(|[_, _, asked, _]| *asked);
     let mut oldest_after: Vec<Instant> = all.iter().map(|[_, answered, ..]| *answered).collect();
     for i in (0..oldest_after.len().saturating_sub(1)).rev() {
@@ -493,8 +494,8 @@ async fn overtake(bench: &Bench) -> Outcome {
     Ok(())
 }
 
-/// Every fault, three times: jobs lost, jobs redelivered after their ack, and the longest time without a 201 for a
-/// spread queue, one with its home at the fault, and one elsewhere.
+/// Runs every fault three times. Reports the jobs lost, the jobs redelivered after their ack, and the longest time
+/// without a 201 for a spread queue, one with its home at the fault, and one elsewhere.
 async fn faults(bench: &Bench, wait: u16) -> Outcome {
     bench.note(format_args!(
         "| fault | jobs | lost | again after the ack | without a 201: spread | gathered there | elsewhere |"
@@ -562,7 +563,7 @@ async fn fault_once(fault: Fault, wait: u16) -> Outcome<Vec<Came>> {
     let load = Known::start(targets(&servers), &["spread", &there, &elsewhere]);
     tokio::time::sleep(Duration::from_secs(2)).await;
     if fault == Fault::ServerKilled {
-        // Without a word, as its drop does it.
+        // A drop kills the server without a shutdown.
         drop(servers.pop());
         load.go_to(targets(&servers));
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -573,7 +574,7 @@ async fn fault_once(fault: Fault, wait: u16) -> Outcome<Vec<Came>> {
     Ok(load.end()?.0)
 }
 
-/// Waits until none of these has such keys.
+/// Waits until no node has keys that match these patterns.
 async fn run_dry(nodes: &[RedisServer], patterns: [&str; 2]) -> Outcome {
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(60) {
@@ -592,13 +593,13 @@ async fn run_dry(nodes: &[RedisServer], patterns: [&str; 2]) -> Outcome {
     Err("the old store does not run dry".into())
 }
 
-/// Two servers under load go from a Redis in lmstfy's layout to a cluster, one after the other in each of the rounds that
-/// docs/upgrade-from-lmstfy.md has, and back.
+/// Migrates two servers under load from a Redis in lmstfy's layout to a cluster and back. Each round of
+/// docs/upgrade-from-lmstfy.md restarts one server after the other.
 async fn fleet(bench: &Bench) -> Outcome {
     let (tokens, one, six) = (RedisServer::start(), RedisServer::start(), RedisCluster::start());
     let addrs: Vec<String> = six.servers[..3].iter().map(|node| format!("\"{}\"", node.addr())).collect();
     let redis = format!("Addr = \"{}\"\n", one.addr());
-    // The same prefix, whatever the pool is called in a round.
+    // The prefix is the same under every name of the pool.
     let cluster =
         format!("Cluster = [{}]\nPrefix = \"jobs\"\nSpread = [\"bench/spread\"]\n", addrs.join(", "));
     let tokens = format!("[AdminRedis]\nAddr = \"{}\"\n", tokens.addr());

@@ -60,24 +60,24 @@ fn main() -> ExitCode {
     })
 }
 
-/// What a connection does again and again.
+/// The operation that a connection repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Publish,
     Cycle,
-    /// Jobs with a delay of a second, and then a poll and an ack for each.
+    /// Publishes jobs with a delay of a second, then polls and acks each.
     Life,
     Bulk,
-    /// A bulk that is due tomorrow.
+    /// Publishes a bulk that is due tomorrow.
     Backlog,
-    /// Takes a batch, and acks its jobs one by one.
+    /// Consumes a batch, and acks its jobs one by one.
     Batch,
-    /// nginx's response.
+    /// nginx's constant 201.
     Constant,
 }
 
 impl Step {
-    /// How many jobs one turn of it moves.
+    /// Returns the number of jobs per turn.
     fn jobs(self) -> usize {
         match self {
             Step::Bulk | Step::Backlog | Step::Life => BULK,
@@ -99,7 +99,7 @@ impl Step {
     }
 }
 
-/// A step, and over how many queues it goes.
+/// A step, and the number of queues that it rotates over.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     step: Step,
@@ -111,9 +111,9 @@ impl Load {
         Load { step, queues: 1 }
     }
 
-    /// The queue of a connection's n-th turn. Connections begin far from each other.
+    /// Returns the queue of a connection's n-th turn. Connections start at distant queues.
     fn queue(self, connection: usize, n: usize) -> String {
-        // Cycles have queues of their own: each connection consumes one job per publish, so there is one for each.
+        // Cycles use separate queues: each connection consumes one job per publish, so there is always one.
         let name = match self.step {
             Step::Cycle => "cycle",
             Step::Life => "life",
@@ -126,7 +126,7 @@ impl Load {
     }
 }
 
-/// One measurement: operations a second, and microseconds of each process for one.
+/// A measurement: operations per second, and microseconds of each process per operation.
 struct Cost {
     rate: f64,
     done: usize,
@@ -224,14 +224,14 @@ fn done(setup: &Setup) -> Outcome<[(&'static str, f64); 3]> {
     Ok([("scripts", scripts as f64), ("commands", commands as f64), ("bytes written", bytes)])
 }
 
-/// nginx's constant 201, and its microseconds: the unit.
+/// Measures nginx's constant 201. Also returns its microseconds per request, the unit of costs.
 async fn floor(nginx: &Nginx, clients: &mut Vec<Client>, time: Duration) -> Outcome<(Cost, f64)> {
     let floor = measure(nginx.processes()?, clients, Load::of(Step::Constant), time).await?;
     let unit = floor.processor.iter().find(|(name, _)| *name == "nginx").map_or(0.0, |(_, us)| *us);
     Ok((floor, unit))
 }
 
-/// Adds a round's figures to the table. The client's own time is left out.
+/// Adds a round's results to the table, except for the client's own time.
 fn note(costs: &mut BTreeMap<String, Vec<f64>>, store: &str, step: Step, cost: &Cost, unit: f64) {
     let name = step.name();
     let mut add = |what: String, value| costs.entry(what).or_default().push(value);
@@ -242,7 +242,7 @@ fn note(costs: &mut BTreeMap<String, Vec<f64>>, store: &str, step: Step, cost: &
     }
 }
 
-/// Prints what [`note`] has gathered.
+/// Prints the medians of the results.
 fn medians(bench: &Bench, costs: BTreeMap<String, Vec<f64>>) {
     for (name, mut values) in costs {
         let (name, unit) = name.rsplit_once('|').unwrap_or((&name, ""));
@@ -263,7 +263,7 @@ async fn connect(target: &Target, connections: usize) -> Outcome<Vec<Client>> {
     Ok(clients)
 }
 
-/// One step, over and over on every connection, for some time.
+/// Repeats one step on every connection for `time`.
 async fn measure(
     processes: Vec<(&'static str, u32)>,
     clients: &mut Vec<Client>,
@@ -309,7 +309,7 @@ async fn gather(mut tasks: JoinSet<Outcome<(Client, Spread)>>, clients: &mut Vec
     Ok(spread)
 }
 
-/// One turn of a step. Adds the time of each request, of a batch as a whole.
+/// Runs one turn of a step. Records the time of each request; for a batch, the total.
 async fn once(client: &mut Client, step: Step, queue: &str, spread: &mut Spread) -> Outcome {
     let mut at = Instant::now();
     match step {
@@ -357,8 +357,8 @@ async fn once(client: &mut Client, step: Step, queue: &str, spread: &mut Spread)
     Ok(())
 }
 
-/// What a publish and a cycle cost without a quota, with one of another namespace, and with one of their own. A server for
-/// each, in turn.
+/// Measures publishes and cycles without a quota, with a quota of another namespace, and with one of their own,
+/// alternating between a server for each.
 async fn quota(bench: &Bench, store: Store) -> Outcome {
     const QUOTA: &[u8] = br#"{"jobs":1000000000,"bytes":1000000000000,"queues":1000000}"#;
     let time = bench.seconds(2.0, 0.2);
@@ -390,7 +390,7 @@ async fn quota(bench: &Bench, store: Store) -> Outcome {
     Ok(())
 }
 
-/// What a publish and a cycle cost with more connections, over more queues, and beside a backlog of delayed jobs.
+/// Measures publishes and cycles with more connections, over more queues, and beside a backlog of delayed jobs.
 async fn growth(bench: &Bench, store: Store) -> Outcome {
     let nginx = Nginx::start()?;
     let few = bench.size(1000, 40);
@@ -404,7 +404,7 @@ async fn growth(bench: &Bench, store: Store) -> Outcome {
         let setup = Setup::one(store).await?;
         let mut clients = connect(&setup.first().api, connections).await?;
         if queues > 1 {
-            // None is new when it is measured.
+            // Creates all queues before the measurement.
             for step in [Step::Publish, Step::Cycle] {
                 turns(&mut clients, Load { step, queues }, queues).await?;
             }
@@ -438,7 +438,7 @@ async fn turns(clients: &mut Vec<Client>, load: Load, turns: usize) -> Outcome {
     gather(tasks, clients).await.map(drop)
 }
 
-/// Medians of three rounds, with nginx's constant 201 on 32 connections beside each.
+/// Prints the medians of three rounds, each next to a round of nginx's constant 201 on 32 connections.
 async fn grown(
     bench: &Bench,
     name: &str,
@@ -464,7 +464,7 @@ async fn grown(
     Ok(())
 }
 
-/// How long a request takes at half of the rate that the same connections reach at most.
+/// Measures latency at half of the maximum rate of the same connections.
 async fn half(bench: &Bench, store: Store) -> Outcome {
     let setup = Setup::one(store).await?;
     let connections = CONNECTIONS[0];
@@ -472,7 +472,7 @@ async fn half(bench: &Bench, store: Store) -> Outcome {
     for step in [Step::Publish, Step::Cycle] {
         let top = measure(setup.processes(), &mut clients, Load::of(step), bench.seconds(3.0, 0.2)).await?;
         let (time, began) = (bench.seconds(5.0, 0.3), Instant::now());
-        // Each connection has a beat of its own, and the beats are spread evenly.
+        // Each connection sends at a fixed interval, with phases spread evenly.
         let beat = Duration::from_secs_f64(2.0 * connections as f64 / top.rate);
         let mut tasks = JoinSet::new();
         for (i, mut client) in clients.drain(..).enumerate() {
@@ -499,12 +499,13 @@ async fn half(bench: &Bench, store: Store) -> Outcome {
     Ok(())
 }
 
-/// `SOAK` minutes, or two.
+/// Returns the minutes in `SOAK`, by default two.
 fn minutes() -> usize {
     std::env::var("SOAK").ok().and_then(|text| text.parse().ok()).unwrap_or(2)
 }
 
-/// A steady rate through publish, consume and ack beside a backlog of a million: whether anything grows.
+/// Publishes, consumes and acks at a steady rate beside a backlog of a million jobs, and reports whether anything
+/// grows.
 async fn soak(bench: &Bench, store: Store, minutes: usize) -> Outcome {
     const RATE: f64 = 5000.0;
     let setup = Setup::one(store).await?;

@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// A bulk of jobs that look like JSON.
+/// Returns a bulk of jobs with JSON bodies.
 fn many() -> String {
     let job =
         "{\"order\":\"A-1042\",\"customer\":\"ann@example.com\",\"lines\":[{\"sku\":\"x\",\"count\":3}]}";
@@ -60,7 +60,7 @@ async fn fill(setup: &Setup, queues: usize, delayed: usize) -> Outcome {
     .await
 }
 
-/// Publishes at this rate until `stop`; how long each took, counted from when it should have begun.
+/// Publishes at this rate until `stop`. Returns the latencies, counted from when each publish should have begun.
 async fn publishes(target: Target, per_second: f64, stop: CancellationToken) -> Outcome<Spread> {
     let mut tasks = JoinSet::new();
     for n in 0..CONNECTIONS {
@@ -127,7 +127,7 @@ async fn ask(client: &mut Client, path: &str, times: usize) -> Outcome<(Spread, 
     Ok((met, size, tag))
 }
 
-/// The same request with the ETag that came.
+/// Returns the request with the ETag of an earlier reply.
 fn again(target: &Target, path: &str, tag: &str) -> Vec<u8> {
     let mut request = target.bare("GET", path);
     request.truncate(request.len() - 2);
@@ -220,7 +220,7 @@ async fn pages(bench: &Bench, store: Store) -> Outcome {
     Ok(())
 }
 
-/// Does something beside 1,000 publishes a second: how long these took, and what part of a core the server took.
+/// Runs `work` beside 1,000 publishes a second. Returns their latencies, and the server's use of a core.
 async fn beside(
     setup: &Setup,
     time: Duration,
@@ -236,7 +236,7 @@ async fn beside(
     Ok((publishing.await??, used))
 }
 
-/// So many browsers, each asks for its page every five seconds, with the ETag that it has.
+/// Simulates `browsers` browsers that revalidate their page every five seconds.
 async fn looking(
     admin: &Target,
     browsers: usize,

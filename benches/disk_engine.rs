@@ -64,11 +64,11 @@ fn cycles(engine: &Arc<DiskEngine>, maker: Arc<Maker>, ops: u64) -> impl Future<
     })
 }
 
-/// Cycles a second in the section `paced`, and for how many seconds.
+/// Cycles per second in the section `paced`, and its seconds.
 const PACE: u64 = 10_000;
 const PACED: u64 = 20;
 
-/// Publishes, consumes and acks [`PACE`] jobs a second, and prints how long a publish and a consume took.
+/// Publishes, consumes and acks [`PACE`] jobs a second, and prints the latency of publishes and consumes.
 async fn paced(sync: Sync) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let engine = open(dir.path(), sync);
@@ -117,24 +117,24 @@ async fn paced(sync: Sync) {
     engine.close().await;
 }
 
-/// Jobs of the section `delayed`.
+/// Returns the number of jobs in the section `delayed`.
 fn delayed_jobs() -> u64 {
     std::env::var("DELAYED").ok().and_then(|text| text.parse().ok()).unwrap_or(5_000_000)
 }
 
-/// Bytes of their bodies.
+/// Returns the size of their bodies in bytes.
 fn delayed_body() -> usize {
     std::env::var("DELAYED_BODY").ok().and_then(|text| text.parse().ok()).unwrap_or(100)
 }
 
-/// Queues of the section `queues`, and the jobs of each.
+/// Number of queues in the section `queues`, and of jobs in each.
 const BACKLOGS: usize = 10_000;
 const BACKLOG: usize = 512;
 
-/// The argument that makes this program a [`Filler`]'s child.
+/// Argument with which this program runs as a [`Filler`]'s child.
 const FILL: &str = "--fill";
 
-/// This program once more, so that it can be killed: it fills a directory with delayed jobs.
+/// A child process that runs this program and can be killed: it fills a directory with delayed jobs.
 struct Filler(std::process::Child);
 
 impl Filler {
@@ -161,12 +161,12 @@ impl Filler {
 
 impl Drop for Filler {
     fn drop(&mut self) {
-        // For when the parent panics; after `kill` there is nothing left to do.
+        // Only needed if the parent panics.
         let _ = self.0.kill();
     }
 }
 
-/// The child's part: fills, says so, and waits to be killed.
+/// Runs in the child: fills the directory, reports it, and waits to be killed.
 async fn fill(path: &Path, due: u64) {
     let engine = open(path, Sync::EverySecond);
     let maker = Maker::new(delayed_body());
@@ -223,8 +223,8 @@ async fn drain(engine: &Arc<DiskEngine>, path: &Path, name: &str, jobs: u64, cou
     assert_eq!(left.load(Ordering::Relaxed), 0, "every job was handed out and acked");
 }
 
-/// Publishes, consumes and acks `jobs` of `body` bytes with a tenth of them in the queues, drains these, and then
-/// watches for a minute what is left on disk.
+/// Publishes, consumes and acks `jobs` jobs of `body` bytes with a tenth of them in the queues, drains these, and then
+/// prints the disk usage for a minute.
 async fn rest(jobs: u64, body: usize) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path();
@@ -248,7 +248,7 @@ async fn rest(jobs: u64, body: usize) {
     println!("  closed: {} MB disk", disk_mb(path));
 }
 
-/// A publication of one job.
+/// Returns a publication of one job.
 fn publication(job: NewJob, key: Option<&str>, once: Option<&str>) -> Publication {
     let key = key.and_then(JobKey::parse).map(|key| (key, OnConflict::Keep));
     let once = once.and_then(|name| IdempotencyKey::new(name.as_bytes()));
@@ -256,7 +256,7 @@ fn publication(job: NewJob, key: Option<&str>, once: Option<&str>) -> Publicatio
     Publication { jobs: vec![Placing { job, at: None, key }], replaces: None, once }
 }
 
-/// Cost of each verb, compared with the plain ones.
+/// Measures the cost of each verb, compared with the plain ones.
 async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
     const OPS: u64 = 200_000;
     let maker = Arc::new(Maker::new(100));
@@ -301,7 +301,7 @@ async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
     let work = many(share / 100, move |n| {
         let (engine, held) = (e.clone(), h.clone());
         async move {
-            // Jobs of other queues than the first are unknown there, which costs as much.
+            // The acks are grouped by queue, since a call acks jobs of one queue.
             let hundred = &held[at(100 * n, 1)..at(100 * n + 100, 1)];
             for of in hundred.chunk_by(|a, b| a.queue == b.queue) {
                 let jobs: Vec<_> = of.iter().map(|job| (job.id, Some(job.proof()))).collect();
@@ -344,7 +344,7 @@ async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
     measure("verbs: bury", path, share, work).await;
 }
 
-/// Publish latency while the million jobs of another queue are, or are not, read by cursor.
+/// Measures publish latency with and without a concurrent walk by cursor through a million jobs of another queue.
 async fn list(engine: &Arc<DiskEngine>, state: JobState) {
     const JOBS: usize = 1_000_000;
     let (maker, q) = (Arc::new(Maker::new(100)), queue(0));
@@ -448,7 +448,7 @@ async fn section(name: &str) {
             let due = system_now() + 60_000 + jobs / 100;
             let mut filler = Filler::start(path, due);
             filler.filled();
-            // Nothing of the store is left in order: the log is repeated.
+            // Killed without a clean shutdown, so the log is replayed.
             filler.kill();
             let start = Instant::now();
             let engine = open(path, Sync::EverySecond);
@@ -480,7 +480,7 @@ async fn section(name: &str) {
             let maker = Arc::new(Maker::new(100));
             println!("  empty: {} MB RSS", rss_mb());
             let e = engine.clone();
-            // Round and round, as producers of many queues do.
+            // In rotation, as producers of many queues do.
             let work = many((BACKLOGS * BACKLOG / 64) as u64, move |n| {
                 let (engine, maker) = (e.clone(), maker.clone());
                 async move {

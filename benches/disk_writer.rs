@@ -21,27 +21,27 @@ use dormouse::job::NewJob;
 use hdrhistogram::Histogram;
 use rustix::process::{Signal, getpid, kill_process};
 
-/// Callers of `stalls`.
+/// Number of callers in `stalls`.
 const LOAD: usize = 32;
-/// Delayed jobs beside them.
+/// Number of delayed jobs beside them.
 const BACKLOG: u64 = 1_000_000;
 const KINDS: [&str; 3] = ["publish", "consume", "ack"];
-/// Seconds per window, of which the worst is reported.
+/// Seconds per window. The maximum of each window is reported.
 const WINDOW: u64 = 10;
 
-/// A number from the environment.
+/// Returns a number from the environment.
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().expect("a number"))
 }
 
-/// A job whose body is like no other's: a store that compresses gains nothing.
+/// Returns a job with a unique body, so that compression does not help.
 fn job(maker: &Maker, n: usize, body: usize, delay: Duration) -> NewJob {
     let words = (0..body.div_ceil(8)).flat_map(|i| mixed((n * 64 + i) as u64).to_le_bytes());
     let ttl = Some(Duration::from_secs(2 * 86400));
     NewJob { body: words.take(body).collect::<Vec<u8>>().into(), ttl, ..maker.job(n, delay) }
 }
 
-/// Publishes jobs in bulks of 64, from number `first` on. None is due within the hour, all are within the day after it.
+/// Publishes jobs in bulks of 64, numbered from `first` on. They are due between an hour and 25 hours from now.
 async fn delayed(engine: &Arc<dyn Engine>, first: u64, jobs: u64, body: usize) {
     let (engine, maker) = (engine.clone(), Arc::new(Maker::new(0)));
     let bulk = move |n: usize| {
@@ -55,7 +55,7 @@ async fn delayed(engine: &Arc<dyn Engine>, first: u64, jobs: u64, body: usize) {
     many(jobs.div_ceil(64), bulk).await;
 }
 
-/// How long calls of each kind took, and the longest of each [`WINDOW`], in microseconds.
+/// Latency of each kind of call, and its maximum per [`WINDOW`], in microseconds.
 struct Met {
     times: [Histogram<u64>; 3],
     worst: Vec<[u64; 3]>,
@@ -66,7 +66,7 @@ impl Met {
         Met { times: [times(), times(), times()], worst: vec![[0; 3]; seconds.div_ceil(WINDOW) as usize] }
     }
 
-    /// Waits for a call, and records it in the window in which it was made.
+    /// Waits for a call, and records it in the window of its start.
     async fn timed<T>(&mut self, kind: usize, began: Instant, call: impl Future<Output = T>) -> T {
         let (asked, window) = (Instant::now(), (began.elapsed().as_secs() / WINDOW) as usize);
         let answer = call.await;
@@ -87,7 +87,7 @@ impl Met {
     }
 }
 
-/// One caller's part of the load.
+/// Runs one caller of the load.
 async fn cycles(engine: Arc<dyn Engine>, caller: usize, began: Instant, seconds: u64) -> Met {
     let (maker, queue, mut met) = (Maker::new(0), queue(caller), Met::new(seconds));
     let mut n = caller;
@@ -135,10 +135,10 @@ async fn stalls(sync: Sync) {
     engine.close().await;
 }
 
-/// The argument that makes this program a child of `opening`.
+/// Argument with which this program runs as a child of `opening`.
 const CHILD: &str = "--opening";
 
-/// A child's part: opens a directory of `had` jobs, publishes `more`, and closes it or is killed.
+/// Runs in a child: opens a directory with `had` jobs, publishes `more`, and closes it or is killed.
 async fn child(path: &Path, had: u64, more: u64, killed: bool) {
     let began = Instant::now();
     let engine: Arc<dyn Engine> = open(path, Sync::EverySecond);

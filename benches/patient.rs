@@ -1,5 +1,5 @@
-//! What waiting costs: thousands of parked polls, polls that are cut off, wake-ups from other servers and from
-//! a third party, and what a server does while nothing happens. docs/benchmarks.md says how to run it.
+//! Cost of waiting consumers: thousands of parked polls, disconnected polls, wake-ups by other servers and by an lmstfy
+//! server, and the work of an idle server. docs/benchmarks.md says how to run it.
 
 mod support;
 
@@ -50,7 +50,7 @@ fn thousand(number: usize) -> Job {
     (format!("park-{}", number % 1000), 0, "")
 }
 
-/// Parks, waits, and then publishes at 500 a second.
+/// Parks polls, waits, and then publishes 500 jobs a second.
 async fn crowd(bench: &Bench, store: Store, queues: usize, job: fn(usize) -> Job) -> Outcome {
     let setup = Setup::one(store).await?;
     let server = setup.first();
@@ -66,7 +66,7 @@ async fn crowd(bench: &Bench, store: Store, queues: usize, job: fn(usize) -> Job
     bench.at_most("server memory for each", (after - before) / polls as f64, 12.0, "KB");
     bench.figure("server memory", after / 1024.0, "MB");
     if let Some(redis) = &setup.redis {
-        // One of them is the question's own.
+        // Excludes the connection of this query.
         bench.at_most(
             "Redis connections",
             info::<f64>(redis, "clients", "connected_clients")? - 1.0,
@@ -92,7 +92,7 @@ async fn crowd(bench: &Bench, store: Store, queues: usize, job: fn(usize) -> Job
     load::end(parked).await
 }
 
-/// Work of the processes while nothing happens.
+/// Measures the work of the processes while nothing happens.
 async fn quiet(bench: &Bench, setup: &Setup, time: Duration) -> Outcome {
     let counts = || setup.redis.as_ref().map(command_counts).transpose();
     let (before, meter) = (counts()?, Meter::start(setup.processes())?);
@@ -113,7 +113,7 @@ async fn quiet(bench: &Bench, setup: &Setup, time: Duration) -> Outcome {
         .map(|(calls, name)| (calls as f64 / time.as_secs_f64(), name))
         .collect();
     rates.sort_by(|a, b| b.0.total_cmp(&a.0));
-    // A command that a script runs is counted beside the script.
+    // Commands within scripts are counted too.
     bench.figure(
         "idle: Redis commands, those within scripts too",
         rates.iter().map(|(rate, _)| rate).sum(),
@@ -124,7 +124,7 @@ async fn quiet(bench: &Bench, setup: &Setup, time: Duration) -> Outcome {
     Ok(())
 }
 
-/// Polls are cut off all at once, half of them by a reset, and jobs with one try are published at once.
+/// Disconnects all polls at once, half of them by a reset, and immediately publishes jobs with one try.
 async fn closed(bench: &Bench, store: Store) -> Outcome {
     let setup = Setup::one(store).await?;
     let server = setup.first();
@@ -144,7 +144,7 @@ async fn closed(bench: &Bench, store: Store) -> Outcome {
     parked.abort_all();
     let targets = [&server.api];
     let publishing = load::publish(&targets, plan);
-    // The client's tasks, and with them their sockets, end while the first jobs are already published.
+    // The client's tasks and their sockets end while the first jobs are published.
     let (published, ()) = tokio::join!(publishing, async { while parked.join_next().await.is_some() {} });
     published?;
     ledger.complete(1, Duration::from_secs(20)).await;
@@ -155,7 +155,7 @@ async fn closed(bench: &Bench, store: Store) -> Outcome {
     load::end(live).await
 }
 
-/// Two servers on one Redis.
+/// Measures delivery from one server to consumers of another, on one Redis.
 async fn across(bench: &Bench) -> Outcome {
     let setup = Setup::redis(&[&[], &[]]).await?;
     let jobs = bench.size(2_000, 100);
@@ -172,7 +172,7 @@ async fn across(bench: &Bench) -> Outcome {
     load::end(live).await
 }
 
-/// Jobs stored as by an lmstfy server: the body, then a plain LPUSH without a notification.
+/// Stores jobs like an lmstfy server: the body, then a plain LPUSH without a notification.
 async fn pushed(bench: &Bench) -> Outcome {
     let setup = Setup::one(Store::Redis).await?;
     let redis = setup.redis.as_ref().ok_or("a setup on Redis has one")?;
@@ -209,7 +209,7 @@ async fn pushed(bench: &Bench) -> Outcome {
     load::end(live).await
 }
 
-/// A server with no poll, one, and ten thousand.
+/// Measures an idle server with no poll, one, and ten thousand.
 async fn idle(bench: &Bench, store: Store) -> Outcome {
     let setup = Setup::one(store).await?;
     let ledger = Arc::new(Ledger::new(0));

@@ -1,5 +1,5 @@
-//! When jobs come: how late delays and ttr expiries are, what a million jobs due in one second do, and
-//! whether servers whose clocks differ are ever early. docs/benchmarks.md says how to run it.
+//! Punctuality: lateness of delays and of ttr expiry, a million jobs due in one second, and whether servers with
+//! different clocks ever deliver early. docs/benchmarks.md says how to run it.
 
 mod support;
 
@@ -29,12 +29,12 @@ fn main() -> ExitCode {
     })
 }
 
-/// The most connections that publish.
+/// Maximum number of publishing connections.
 const PUBLISHERS: usize = 16;
 const CONSUMERS: usize = 32;
 
-/// Delayed jobs, and jobs that are consumed and not acked, beside a light load. On Redis there are two
-/// servers: both publish, one consumes.
+/// Measures the lateness of delayed jobs, and of jobs consumed without an ack, beside a light load. On Redis there are
+/// two servers: both publish, one consumes.
 async fn lateness(bench: &Bench, store: Store) -> Outcome {
     let setup = match store {
         Store::Redis => Setup::redis(&[&[], &[]]).await?,
@@ -78,7 +78,7 @@ async fn lateness(bench: &Bench, store: Store) -> Outcome {
     light.await?.map(drop)
 }
 
-/// As many jobs as fit are loaded until two seconds before the instant that all are aimed at.
+/// Loads jobs that are all due at one instant, until two seconds before it, and measures how fast they become ready.
 async fn million(bench: &Bench, store: Store) -> Outcome {
     let setup = Setup::one(store).await?;
     let api = &setup.first().api;
@@ -97,7 +97,7 @@ async fn million(bench: &Bench, store: Store) -> Outcome {
     tokio::time::sleep_until((instant - Duration::from_millis(10)).into()).await;
     let meter = support::proc::Meter::start(setup.processes())?;
     let mut watcher = api.connect().await?;
-    // How many are ready is asked every few milliseconds: by a plain GET, which costs the store little.
+    // Polls the number of ready jobs every few milliseconds, with a plain GET, which costs the store little.
     let (mut first, mut ready) = (None, 0);
     let end = instant + Duration::from_secs(90);
     while ready < loaded && Instant::now() < end {
@@ -110,7 +110,7 @@ async fn million(bench: &Bench, store: Store) -> Outcome {
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // They fall due all through the second that begins at `instant`; that time is counted in.
+    // They fall due during the second that begins at `instant`, which is included.
     let took = instant.elapsed();
     stop.cancel();
     let light = light.await??;
@@ -146,7 +146,7 @@ fn print_cpu(bench: &Bench, meter: &support::proc::Meter, jobs: usize) -> Outcom
     Ok(())
 }
 
-/// Publishes bulks whose jobs are due within the second after `instant`. Returns how many.
+/// Publishes bulks whose jobs are due within the second after `instant`. Returns the number of jobs.
 async fn fill(api: &Target, wanted: usize, instant: Instant) -> Outcome<usize> {
     const BULK: usize = 64;
     const CONNECTIONS: usize = 16;
@@ -178,14 +178,14 @@ async fn fill(api: &Target, wanted: usize, instant: Instant) -> Outcome<usize> {
     Ok(loaded)
 }
 
-/// Where Debian and others put the library that shifts a process's clock.
+/// Paths of the library that shifts a process's clock, on Debian and others.
 const FAKETIME: [&str; 3] = [
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
     "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",
     "/usr/lib64/faketime/libfaketimeMT.so.1",
 ];
 
-/// Jobs published through each of two servers and consumed through the other.
+/// Publishes jobs through each of two servers, and consumes them through the other.
 async fn skew(bench: &Bench) -> Outcome {
     let Some(library) = FAKETIME.into_iter().find(|path| Path::new(path).exists()) else {
         bench.note(format_args!("skipped: install libfaketime (Debian's package faketime) to shift clocks"));

@@ -17,10 +17,10 @@ use support::setup::{Server, Setup, Store};
 use support::{Outcome, report};
 use tokio::task::JoinSet;
 
-/// Requests in flight, and connections that poll.
+/// Number of requests in flight, and of polling connections.
 const CONCURRENCY: usize = 50;
 const BULK: usize = 64;
-/// Push may call this machine.
+/// Allows push to call this machine.
 const LOCAL: &[(&str, &str)] = &[("DORMOUSE_PUSH_ALLOW", "127.0.0.0/8")];
 
 fn main() -> ExitCode {
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// A PUT or a POST to the routes of push.
+/// Sends a PUT or a POST to a route of push.
 async fn tell(server: &Server, method: &str, path: &str, body: &str) -> Outcome {
     let request = match method {
         "PUT" => server.admin.put(path, body.as_bytes()),
@@ -68,7 +68,7 @@ async fn fill(api: &Target, queue: &str, jobs: usize) -> Outcome {
     Ok(())
 }
 
-/// Takes and acks until nothing is left.
+/// Consumes and acks until the queue is empty.
 async fn poll(mut client: Client) -> Outcome {
     while let Some(job) = client.consume("polled", "ttr=600").await? {
         client.ack("polled", &job.job_id).await?;
@@ -115,7 +115,7 @@ fn print_cpu(bench: &Bench, what: &str, meter: &Meter, jobs: usize) -> Outcome {
     Ok(())
 }
 
-/// Delayed jobs at an even pace, with slots free all the time.
+/// Measures the time from due to request, for delayed jobs at an even rate and with free slots.
 async fn due(bench: &Bench, store: Store) -> Outcome {
     let setup = Setup::one_in(store, LOCAL).await?;
     let server = setup.first();
@@ -138,7 +138,7 @@ async fn due(bench: &Bench, store: Store) -> Outcome {
 
 const PER_SECOND: f64 = 200.0;
 
-/// The endpoint refuses connections for a while. Its jobs have three tries each.
+/// Measures an endpoint that refuses connections for a while. Its jobs have three tries each.
 async fn down(bench: &Bench, store: Store) -> Outcome {
     let setup = Setup::one_in(store, LOCAL).await?;
     let server = setup.first();
@@ -175,7 +175,7 @@ async fn down(bench: &Bench, store: Store) -> Outcome {
         receiver.arrived().into_iter().filter(|(at, _)| *at > back).collect();
     let since = |at: Option<Instant>| at.map_or(f64::NAN, |at| (at - back).as_secs_f64());
     bench.figure("from its return to the first request", since(arrived.first().map(|(at, _)| *at)), "s");
-    // As many in a tenth of a second as are published in it.
+    // The number of jobs published in a tenth of a second.
     let window = (PER_SECOND / 10.0) as usize;
     let full =
         arrived.windows(window).find(|some| some[window - 1].0 - some[0].0 < Duration::from_millis(100));

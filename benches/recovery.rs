@@ -1,5 +1,5 @@
-//! How long after a fault of the Redis each verb works again. Each is asked again and again, on a connection of
-//! its own, while the fault lasts and after its cause is gone. docs/benchmarks.md says how to run it.
+//! Time from the end of a fault of Redis until each verb works again. Each verb is probed continuously on a separate
+//! connection, during the fault and after it. docs/benchmarks.md says how to run it.
 
 mod support;
 
@@ -16,16 +16,16 @@ use support::{Outcome, report};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// What is promised.
+/// The promised maximum, in seconds.
 const BOUND: f64 = 2.0;
-/// Time for which verbs are tried after the cause has ended; a verb that has not resumed by then counts as not resumed.
+/// How long verbs are probed after the end of the fault. A verb that does not work by then counts as not recovered.
 const LONGEST: Duration = Duration::from_secs(15);
 /// Timeout of each probe.
 const PATIENCE: Duration = Duration::from_secs(8);
-/// Between two probes of a verb.
+/// Pause between two probes of a verb.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A fault that an operator, a machine or a disk makes.
+/// A fault caused by an operator, a machine or a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Killed,
@@ -33,7 +33,7 @@ enum Fault {
     ClientsKilled,
     Readonly,
     HandedOver,
-    /// By REPLICAOF, which interrupts no call, while only jobs are requested, so that no other verb notices.
+    /// By REPLICAOF, which interrupts no call, while the only requests are consumes, so that no other verb detects it.
     HandedOverConsuming,
     NoReplicas,
     MisConf,
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
             bench.section(name, recover(bench, fault, name, &rows)).await;
         }
         let rows = rows.into_inner();
-        // None when the sections are only listed, as a test runner does.
+        // Empty if the sections are only listed, as a test runner does.
         if rows.is_empty() {
             return;
         }
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Probes: the verb, the request, and the statuses that mean that the store took part.
+/// Returns the probes: the verb, the request, and the statuses that show that the store was involved.
 fn verbs(api: &Target, admin: &Target) -> Vec<(&'static str, Target, Vec<u8>, &'static [u16])> {
     let id = "01ARZ3NDEKTSV4RRFFQ69G5FAV";
     let put = |path: &str| api.put(path, b"x");
@@ -110,7 +110,7 @@ struct Met {
     failed: Option<Instant>,
 }
 
-/// Asks for one verb until the end.
+/// Probes one verb until the task is aborted.
 async fn probe(
     target: Target,
     request: Vec<u8>,
@@ -157,12 +157,12 @@ async fn recover(bench: &Bench, fault: Fault, name: &str, rows: &Mutex<Vec<Strin
         (Setup::redis(&[&[]]).await?, None)
     };
     let (api, admin) = (setup.first().api.clone(), setup.first().admin.clone());
-    // A job that falls due each second: the pump must move it, and a waiting consumer must be woken.
+    // One job is due each second: the pump must move it, and a waiting consumer must be woken.
     let mut client = api.connect().await?;
     for delay in 1..=60 {
         client.publish("due", &format!("delay={delay}"), b"due").await?;
     }
-    // More than are consumed while nothing can be published: a queue that looks empty is a fault.
+    // More jobs than are consumed while publishes fail: a queue that looks empty is a fault.
     for _ in 0..200 {
         let full = format!("[{}]", vec!["1"; 64].join(","));
         client.expect(201, &api.put("/api/bench/q/bulk", full.as_bytes())).await?;
@@ -209,7 +209,7 @@ async fn recover(bench: &Bench, fault: Fault, name: &str, rows: &Mutex<Vec<Strin
     }
     let gone = Instant::now();
     *over.lock() = Some(gone);
-    // All must work, and keep working for a second.
+    // All verbs must work, and keep working for a second.
     loop {
         tokio::time::sleep(Duration::from_millis(50)).await;
         let settled = mets.iter().all(|(_, met)| {
@@ -257,7 +257,7 @@ fn signal(redis: &RedisServer, name: &str) -> Outcome {
     if status.success() { Ok(()) } else { Err(format!("kill {name} failed").into()) }
 }
 
-/// The name that a BGSAVE would write to, occupied by a directory.
+/// Returns the path that BGSAVE writes to, to be occupied by a directory.
 fn obstacle(redis: &RedisServer) -> Outcome<std::path::PathBuf> {
     let (_, dir): (String, String) =
         redis::cmd("CONFIG").arg("GET").arg("dir").query(&mut redis.connection())?;
@@ -314,7 +314,7 @@ async fn until(what: &str, done: impl Fn() -> Outcome<bool>) -> Outcome {
     Ok(())
 }
 
-/// Makes `second` a replica of `first` that has everything.
+/// Makes `second` a replica of `first`, and waits until it is in sync.
 async fn follow(second: &RedisServer, first: &RedisServer) -> Outcome {
     run(first, &["CONFIG", "SET", "repl-diskless-sync-delay", "0"])?;
     let addr = first.addr();
@@ -323,8 +323,8 @@ async fn follow(second: &RedisServer, first: &RedisServer) -> Outcome {
     until("the replica follows", || Ok(info(second, "replication")?.contains("master_link_status:up"))).await
 }
 
-/// The second becomes the master and the first its replica; new connections go to the second, and those to the
-/// first stay open.
+/// Makes the second the master and the first its replica. New connections go to the second; those to the first stay
+/// open.
 async fn hand_over(first: &RedisServer, second: &RedisServer, proxy: &Proxy) -> Outcome {
     run(first, &["FAILOVER"])?;
     until("the second is the master", || Ok(info(second, "replication")?.contains("role:master"))).await?;
@@ -332,7 +332,7 @@ async fn hand_over(first: &RedisServer, second: &RedisServer, proxy: &Proxy) -> 
     until("the first is a replica", || Ok(info(first, "replication")?.contains("role:slave"))).await
 }
 
-/// A virtual IP: where new connections go can be changed, and old ones stay.
+/// A virtual IP: the destination of new connections can be changed, and existing ones stay.
 struct Proxy {
     addr: String,
     to: Arc<Mutex<String>>,
@@ -344,7 +344,7 @@ impl Proxy {
         listener.set_nonblocking(true)?;
         let (addr, to) = (listener.local_addr()?.to_string(), Arc::new(Mutex::new(to)));
         let current = to.clone();
-        // On a separate thread, since starting a server blocks this one. It ends with the benchmark.
+        // On a separate thread, since starting a server blocks the caller's. It ends with the benchmark.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         std::thread::spawn(move || runtime.block_on(forward(listener, current)));
         Ok(Proxy { addr, to })

@@ -42,7 +42,7 @@ async fn engine(server: &RedisServer) -> Arc<RedisEngine> {
     RedisEngine::connect(address, &PoolName::default_pool()).await.expect("the server is there")
 }
 
-/// CPU that the server has used, in microseconds.
+/// Returns the CPU time used by the server, in microseconds.
 fn cpu(server: &RedisServer) -> f64 {
     let info: redis::InfoDict = redis::cmd("INFO").arg("cpu").query(&mut server.connection()).expect("INFO");
     let read = |field| info.get::<f64>(field).unwrap_or(0.0);
@@ -175,8 +175,8 @@ async fn fill(engine: &RedisEngine, q: &Queue, jobs: usize, delay: Duration) {
     }
 }
 
-/// Forgets the calls that the slow log holds, and logs from now on. Not what takes less than some microseconds:
-/// the commands inside a script are logged too, and would push the scripts themselves out of the log.
+/// Clears the slow log, and logs calls from now on, except for the shortest: commands within scripts are logged too,
+/// and would push the scripts out of the log.
 fn log_all(conn: &mut redis::Connection) {
     redis::cmd("CONFIG")
         .arg(&["SET", "slowlog-log-slower-than", "30", "slowlog-max-len", "20000"])
@@ -185,7 +185,7 @@ fn log_all(conn: &mut redis::Connection) {
     redis::cmd("SLOWLOG").arg("RESET").exec(conn).expect("SLOWLOG RESET");
 }
 
-/// How long the scripts ran inside the server since `log_all`.
+/// Prints how long the scripts ran within Redis since `log_all`.
 fn print_log(what: &str, conn: &mut redis::Connection) {
     type Entry = (u64, u64, u64, Vec<Vec<u8>>, redis::Value, redis::Value);
     let entries: Vec<Entry> = redis::cmd("SLOWLOG").arg("GET").arg(20_000).query(conn).expect("SLOWLOG GET");
@@ -234,7 +234,7 @@ async fn longest() {
         let all = Respawn::Oldest { limit: u64::MAX, ttl: None };
         engine.respawn(&q, all).await.expect("respawned");
         print_log("respawn, one step", conn);
-        // Acked behind the engine's back, as lmstfy does: dead elements at the head.
+        // Deleted without the engine, as by an lmstfy server: elements of deleted jobs at the head.
         for some in taken.chunks(1000) {
             let keys: Vec<_> = some.iter().map(|job| format!("j/shop/{name}/{}", job.id)).collect();
             redis::cmd("DEL").arg(keys).exec(conn).expect("DEL");
@@ -299,7 +299,7 @@ async fn busy() {
             let calls = stat.split(['=', ',']).nth(1).and_then(|n| n.parse::<u64>().ok());
             calls.unwrap_or(0)
         };
-        // The scripts' own EXISTS count too: one for each publish.
+        // EXISTS calls within scripts are counted too: one per publish.
         let (q, e) = (queue("q0"), &engines[0]);
         let (begun, before, used) = (Instant::now(), calls(), cpu(&server));
         let mut published = 0_u64;
@@ -360,7 +360,7 @@ async fn verbs() {
             }
         })
         .await;
-        // Their receipts have ended, so others are created.
+        // The receipts are no longer valid, so new jobs are needed.
         fill(&engine, &q, count, Duration::ZERO).await;
         let mut held = Vec::new();
         while held.len() < count {
@@ -394,7 +394,7 @@ async fn verbs() {
     }
 }
 
-/// Publishes one by one until `stop`.
+/// Publishes sequentially until `stop`. Returns the latencies.
 async fn publish_meanwhile(engine: Arc<RedisEngine>, q: Queue, stop: Arc<AtomicBool>) -> Histogram<u64> {
     let mut times = Histogram::<u64>::new(3).expect("3 digits");
     while !stop.load(Ordering::Relaxed) {
@@ -464,7 +464,7 @@ async fn open(server: &RedisServer) -> Arc<dyn Engine> {
     RedisEngine::connect(address, &PoolName::default_pool()).await.expect("the server is there")
 }
 
-/// A job with a body of 100 bytes, which lives for a day after it is due.
+/// Returns a job with a body of 100 bytes that lives for a day after it is due.
 fn job_of(engine: &dyn Engine, ids: &JobIds, queue: &Queue, delay: Duration) -> NewJob {
     NewJob {
         queue: queue.clone(),
@@ -513,7 +513,7 @@ async fn memory() {
                 let (queue, delay) = of(n, count);
                 job_of(&*engine, &ids, &queue, delay)
             });
-            // One queue a call, as HTTP has it.
+            // One queue per call, as over HTTP.
             let some: Vec<NewJob> = some.collect();
             for part in some.chunk_by(|a, b| a.queue == b.queue) {
                 engine.publish(part.to_vec().into()).await.expect("published");
@@ -525,7 +525,7 @@ async fn memory() {
     }
 }
 
-/// Processor time of this process, in microseconds.
+/// Returns the processor time of this process, in microseconds.
 fn own_cpu() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
     let ticks = |n: usize| -> f64 {
@@ -535,7 +535,7 @@ fn own_cpu() -> f64 {
     (ticks(11) + ticks(12)) * 10_000.0
 }
 
-/// What 32 callers do again and again.
+/// Runs one turn of `what` from 32 callers.
 async fn turn(engine: &Arc<dyn Engine>, what: &str, each: usize) {
     let callers = (0..32).map(|_| {
         let (engine, what) = (engine.clone(), what.to_owned());
@@ -557,7 +557,7 @@ async fn turn(engine: &Arc<dyn Engine>, what: &str, each: usize) {
                         wanted -= 1;
                     }
                     if wanted > 0 {
-                        // The number that became due is there, a while later.
+                        // A job becomes ready a little later.
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
                 }

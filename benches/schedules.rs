@@ -13,7 +13,7 @@ use support::setup::{Setup, Store};
 use support::{Outcome, report};
 use tokio_util::sync::CancellationToken;
 
-/// So many are in one set.
+/// Schedules per set.
 const SET: usize = 5000;
 /// Settings without limits on schedules.
 const UNBOUNDED: [(&str, &str); 2] =
@@ -52,7 +52,7 @@ async fn put_all(api: &Target, count: usize, setting: impl Fn(usize) -> Value) -
     Ok(())
 }
 
-/// How late the last occurrence of each schedule was placed, in milliseconds, sorted; and how many have one.
+/// Returns the lateness of each schedule's last occurrence in milliseconds, sorted. Schedules without one are omitted.
 async fn lateness(api: &Target) -> Outcome<Vec<f64>> {
     let (mut client, mut late, mut cursor) = (api.connect().await?, Vec::new(), String::new());
     loop {
@@ -148,7 +148,7 @@ async fn idle(bench: &Bench, store: Store) -> Outcome {
     Ok(())
 }
 
-/// A thousand schedules, each once a second, spread over the second.
+/// Measures a thousand schedules, each due once a second, spread over the second.
 async fn steady(bench: &Bench, store: Store) -> Outcome {
     let setup = Setup::one(store).await?;
     let (api, count) = (&setup.first().api, bench.size(1000, 100));

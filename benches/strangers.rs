@@ -1,4 +1,4 @@
-//! Resources that one tenant's unread replies and unfinished bulks use, and their effect on another tenant.
+//! Resources used by one tenant's unread replies and unfinished bulks, and their effect on another tenant.
 //! docs/benchmarks.md says how to run it.
 
 mod support;
@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until};
 
 const MIB: usize = 1 << 20;
-/// How many connections the attacker has.
+/// Number of the attacker's connections.
 const CONNECTIONS: usize = 60;
 /// Interval of each of the other tenant's requests.
 const PACE: Duration = Duration::from_millis(50);
@@ -48,9 +48,9 @@ fn main() -> ExitCode {
 /// Behavior of each of the attacker's connections.
 #[derive(Clone, Copy)]
 enum Attack {
-    /// Requests this, and reads nothing of it, or a byte now and then.
+    /// Requests this path, and reads nothing of the reply, or a byte now and then.
     Reads(&'static str, Option<Duration>),
-    /// Sends a bulk, but not its end.
+    /// Sends an incomplete bulk.
     Sends,
 }
 
@@ -93,7 +93,7 @@ async fn under(bench: &Bench, attack: Attack, time: Duration) -> Outcome {
     Ok(())
 }
 
-/// A target with a token of its own for this namespace.
+/// Returns a target with a token for this namespace.
 async fn token(server: &Server, namespace: &str) -> Outcome<Target> {
     #[derive(Deserialize)]
     struct Made {
@@ -114,11 +114,11 @@ struct Seen {
     /// By verb.
     times: [Spread; 3],
     asked: usize,
-    /// With 5xx, or cut off.
+    /// Failed with 5xx, or disconnected.
     refused: usize,
 }
 
-/// Publishes two jobs, consumes them and lists another, at an even pace.
+/// Publishes two jobs, consumes them and lists another queue, at an even rate.
 async fn tenant(api: &Target, time: Duration) -> Outcome<Seen> {
     let mut seen = Seen::default();
     let job = format!("\"{}\"", "x".repeat(BODY));
@@ -166,10 +166,10 @@ async fn ack(client: &mut Client, jobs: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// One connection after the other.
+/// Opens one connection after the other.
 async fn attacker(greedy: Target, attack: Attack) {
     loop {
-        // However it ends.
+        // The outcome does not matter.
         let _ = match attack {
             Attack::Reads(path, pace) => read(&greedy, path, pace).await,
             Attack::Sends => send(&greedy).await,
@@ -178,14 +178,14 @@ async fn attacker(greedy: Target, attack: Attack) {
     }
 }
 
-/// A connection whose kernel keeps little.
+/// Opens a connection with a small receive buffer.
 async fn connect(target: &Target) -> std::io::Result<TcpStream> {
     let socket = if target.addr.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_recv_buffer_size(4096)?;
     socket.connect(target.addr).await
 }
 
-/// Reads until the status is known, and then nothing more, or a byte now and then, until the server ends it.
+/// Reads the status, and then nothing more, or a byte now and then, until the server closes the connection.
 async fn read(target: &Target, path: &str, pace: Option<Duration>) -> std::io::Result<()> {
     let mut stream = connect(target).await?;
     stream.write_all(&target.bare("GET", path)).await?;
@@ -214,7 +214,7 @@ async fn read(target: &Target, path: &str, pace: Option<Duration>) -> std::io::R
     Ok(())
 }
 
-/// Sends a bulk as far as it is read, but not its end.
+/// Sends an incomplete bulk as far as the server reads it.
 async fn send(target: &Target) -> std::io::Result<()> {
     let mut stream = connect(target).await?;
     let whole = target.put("/api/greedy/large/bulk", &[]);
@@ -225,7 +225,7 @@ async fn send(target: &Target) -> std::io::Result<()> {
     for _ in 0..59 {
         stream.write_all(&piece).await?;
     }
-    // The server ends it.
+    // The server closes the connection.
     stream.read_exact(&mut [0]).await.map(drop)
 }
 

@@ -20,16 +20,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until};
 
-/// Push may call this machine.
+/// Allows push to call this machine.
 const LOCAL: (&str, &str) = ("DORMOUSE_PUSH_ALLOW", "127.0.0.0/8");
-/// The open files of a server that very many endpoints are called from.
+/// Open-file limit of a server with very many endpoints.
 const FILES: usize = 1024;
 const ENDPOINTS: usize = 150;
 const NAMES: usize = 60;
 const SLOW: usize = 6;
-/// Requests of each kind that the tenant sends in a second.
+/// Requests of each kind that the tenant sends per second.
 const PER_SECOND: f64 = 20.0;
-/// No request of a tenant should take longer; a tenant that is held up takes seconds.
+/// Maximum p99 of the tenant's requests in milliseconds. A delayed tenant takes seconds.
 const P99: f64 = 100.0;
 
 fn main() -> ExitCode {
@@ -58,7 +58,7 @@ struct Does {
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 const NEVER: &[u8] = b"HTTP/1.1 422 No\r\nDormouse-Retry: no\r\nContent-Length: 0\r\n\r\n";
 
-/// An endpoint, which serves until the set is dropped.
+/// Starts an endpoint, which serves until the set is dropped.
 async fn endpoint(serving: &mut JoinSet<()>, at: &str, does: Does) -> Outcome<SocketAddr> {
     let listener = TcpListener::bind(at).await?;
     let addr = listener.local_addr()?;
@@ -86,7 +86,7 @@ async fn talk(mut stream: TcpStream, does: Does) -> Option<()> {
     }
 }
 
-/// How long the first request is; `None` while it is not all there.
+/// Returns the length of the first request; `None` if it is incomplete.
 fn whole(read: &[u8]) -> Option<usize> {
     let end = read.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let head = std::str::from_utf8(&read[..end]).ok()?.to_ascii_lowercase();
@@ -121,7 +121,7 @@ async fn flood(api: Target, queues: Vec<String>, each: usize, size: usize, per_s
 type Seen = Arc<Mutex<[Vec<f64>; 3]>>;
 const KINDS: [&str; 3] = ["publish", "consume", "list"];
 
-/// Publishes, consumes and lists at an even pace. A request that fails counts as the longest.
+/// Sends requests of one kind at an even rate. A failed request counts as infinitely long.
 async fn tenant(target: Target, kind: usize, seen: Seen) {
     let request = match kind {
         0 => target.put("/api/tenant/work?ttl=60", b"a job of somebody else"),
@@ -145,7 +145,7 @@ async fn tenant(target: Target, kind: usize, seen: Seen) {
     }
 }
 
-/// The worst that was seen of a server.
+/// Maximum resource usage of a server.
 #[derive(Clone, Copy, Default)]
 struct Worst {
     memory_mb: f64,
@@ -249,7 +249,7 @@ async fn endpoints(bench: &Bench, time: Duration) -> Outcome {
 
 async fn names(bench: &Bench, time: Duration) -> Outcome {
     let hosts: Vec<String> = (0..NAMES).map(|n| format!("n{n}.test")).collect();
-    // Each fourth is unknown at once, the others hang.
+    // A quarter of the names are unknown at once, the others hang.
     let answers: Vec<(&str, &[&str])> = hosts
         .iter()
         .enumerate()
@@ -280,7 +280,7 @@ async fn slow(bench: &Bench, time: Duration) -> Outcome {
         push(server, &format!("a{n}"), &format!("http://{addr}/"), more).await?;
         queues.push(format!("a{n}"));
     }
-    // Another queue is pushed beside them.
+    // Another queue is pushed at the same time.
     let addr = endpoint(&mut serving, "127.0.0.1:0", Does { takes: Duration::ZERO, says: OK }).await?;
     push(server, "quick", &format!("http://{addr}/"), "").await?;
     let flood = flood(server.api.clone(), queues, 20, 32 << 10, 20.0);

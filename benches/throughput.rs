@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// What a connection does again and again. `false` when there is nothing more to do.
+/// The operation that a connection repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Publish,
@@ -54,7 +54,7 @@ async fn measure(bench: &Bench, store: Store) -> Outcome {
     Ok(())
 }
 
-/// One step, over and over on every connection, for some seconds or until nothing is left to do.
+/// Repeats one step on every connection, for some seconds or until nothing is left to do.
 async fn phase(
     bench: &Bench,
     setup: &Setup,

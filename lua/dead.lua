@@ -1,4 +1,4 @@
--- Inserted after lua/clock.lua into each script in which jobs die.
+-- Inserted after lua/clock.lua into each script that lets jobs die.
 --
 -- Ends a dying job's ttl: from now on it lives forever, or for `dead_ttl` ms if that is not 0. The new expiry must
 -- differ from the one at publish, or the job would appear to hold its key still (details.lua).

@@ -1,6 +1,6 @@
 -- Deletes ready jobs: the first call sets the list aside, and each call deletes some of its jobs. Meanwhile the queue's
 -- name is in a set, so that any server can finish the destroy. A list that is already set aside is finished first.
--- KEYS    ready list | key to which it is set aside | set of the queues that have such a list
+-- KEYS    ready list | key of the list set aside | set of the queues that have such a list
 -- ARGV    ns/queue, prefix of its job keys, 1 = still to be set aside
 -- returns {1 = the ready list was set aside or empty, jobs left to delete}
 -- bound   250 jobs

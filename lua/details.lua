@@ -50,8 +50,8 @@ local function find_timer(timer_set, prefix, id, most)
   end
 end
 
--- Returns the key that a job holds, or false. A dead job holds none: death removes its expiry or sets another one, and
--- so does a respawn, even by lmstfy's servers.
+-- Returns the key that a job holds, or false. A dead job holds none: death removes or changes its expiry, and so does a
+-- respawn, even by lmstfy's servers.
 local function key_of(job, details)
   local known = call('HMGET', details, 'key', 'until')
   if not known[1] then return false end

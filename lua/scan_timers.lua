@@ -21,7 +21,7 @@ if from ~= '' then
     rank = low
   end
 end
--- Reading scores costs three times as much as members, so only this queue's scores are read.
+-- Reading scores takes three times the time of reading members, so only this queue's scores are read.
 local found, ours, jobs = call('ZRANGE', t, rank, rank + most - 1), {}, {}
 for i = 1, #found do
   if string.sub(found[i], 1, #prefix) == prefix then ours[#ours + 1] = found[i] end

@@ -80,7 +80,7 @@ where
             Ok((_, Ok(connected))) => return Ok(connected),
             Ok((address, Err(error))) => last = DialError { address: Some(address), error },
             Err(_) if Instant::now() >= deadline => {
-                let late = io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
+                let late = io::Error::new(io::ErrorKind::TimedOut, "timeout while connecting");
                 return Err(match attempts.back() {
                     // An error from an address is more informative.
                     Some((address, _)) if last.address.is_none() => {
@@ -172,11 +172,7 @@ mod tests {
             "a refusal is not waited for"
         );
         let (outcome, times) = tried("10.0.0.1:3 10.0.0.2:1", 10).await;
-        assert_eq!(
-            (outcome.ok(), times),
-            (Some(3), vec![(3, 0), (1, 250)]),
-            "the first one goes on meanwhile"
-        );
+        assert_eq!((outcome.ok(), times), (Some(3), vec![(3, 0), (1, 250)]), "the first attempt continues");
         let (outcome, times) = tried("10.0.0.1:4 10.0.0.2:5", 10).await;
         assert_eq!((outcome.ok(), times), (Some(4), vec![(4, 0)]), "no other is tried");
     }
@@ -194,7 +190,7 @@ mod tests {
     async fn the_error_says_what_an_address_has_said() {
         for (all, says) in [
             ("10.0.0.1:2", "10.0.0.1:2: connection refused"),
-            ("10.0.0.1:1", "10.0.0.1:1: no connection in time"),
+            ("10.0.0.1:1", "10.0.0.1:1: timeout while connecting"),
             ("10.0.0.1:2 10.0.0.2:1", "10.0.0.1:2: connection refused"),
         ] {
             let (outcome, began) = (tried(all, 10).await.0, Instant::now());

@@ -43,20 +43,20 @@ impl Unreachable {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The store did not respond in time. The call may or may not have taken effect.
-    #[error("the store is away: {0}")]
+    #[error("the store is unavailable: {0}")]
     Away(#[source] Source),
     /// The store refused the call: out of memory, read-only, wrong version. No effect.
     #[error("the store refused: {0}")]
     Refused(#[source] Source),
     /// Stored data is corrupt, or not readable by this version.
-    #[error("the store holds what cannot be read: {0}")]
+    #[error("stored data is unreadable: {0}")]
     Corrupt(#[source] Source),
     /// A write or sync failed earlier, so the store fails every call. No effect.
-    #[error("the store has failed and takes no more requests: {0}")]
+    #[error("the store has failed and accepts no more requests: {0}")]
     Poisoned(String),
     /// The disk is almost full, so the store accepts no new data. No effect. Stored jobs can still be consumed and
     /// acked, which frees space.
-    #[error("the disk is almost full: {free} bytes are free, and this needs {least} free bytes")]
+    #[error("the disk is almost full: {free} bytes are free, and {least} are required")]
     Full { free: u64, least: u64 },
     /// Stored data is encrypted with a key that this server does not have. No effect.
     #[error("{LOCKED}")]

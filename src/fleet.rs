@@ -100,7 +100,7 @@ impl Fleet {
         // Texts and numbers always serialize.
         let line = serde_json::to_vec(own).unwrap_or_default();
         let asked = timeout(PATIENCE, self.exchange(line)).await;
-        let answer = asked.unwrap_or_else(|_| Err(Error::away("it does not answer")));
+        let answer = asked.unwrap_or_else(|_| Err(Error::away("no response")));
         let before = self.seen();
         *self.seen.write() = Arc::new(match answer {
             Ok(lines) => {

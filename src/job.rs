@@ -74,7 +74,7 @@ impl JobId {
         JobId { ulid: u128::from_be_bytes(bytes), versioned }
     }
 
-    /// When the job was published, by the clock of its pool. [`JobView::published_at`] is the time of day.
+    /// Returns when the job was published, by the clock of its pool. [`JobView::published_at`] is the time of day.
     pub fn published_at(self) -> Millis {
         (self.ulid >> 80) as Millis
     }
@@ -132,12 +132,13 @@ impl fmt::Debug for JobId {
 }
 
 /// How far the clock may be behind the newest id, in milliseconds, before ids follow it back. Until then the time in
-/// new ids, and thus the age of jobs, stands still. Clocks of two Redis servers of a failover usually differ by less.
+/// new ids, and thus the age of jobs, stands still. The clocks of two Redis servers usually differ by less at a
+/// failover.
 const MOST_BEHIND: Millis = 1000;
 
-/// Creates increasing ids, also within one millisecond and when the clock goes back by up to a second. If the clock
-/// goes back further, ids start again from the smaller time. The clock of a disk pool never goes back. One per pool,
-/// since the time in an id is the pool's.
+/// Creates increasing ids, also within one millisecond and when the clock is set back by up to a second. If the clock
+/// is set back further, ids start again from the smaller time. (The clock of a disk pool never decreases.) One per
+/// pool, since the time in an id is the pool's.
 #[derive(Debug)]
 pub struct JobIds {
     last: Mutex<(Millis, u64)>,
@@ -173,7 +174,7 @@ pub struct NewJob {
     pub attributes: Attributes,
     /// Time to live from the publish; `None` is forever.
     pub ttl: Option<Duration>,
-    /// How long it sleeps before it is ready. Shorter than `ttl`.
+    /// Time until it is ready. Shorter than `ttl`.
     pub delay: Duration,
     /// Maximum number of deliveries.
     pub tries: NonZeroU16,
@@ -216,8 +217,7 @@ impl Job {
 /// Proves ownership of a delivery. Opaque outside the engines; clients see it as text.
 ///
 /// It is free to create. `hand_over` distinguishes the deliveries of one job, in at most 63 bits with engine-specific
-/// meaning. `tries_left` is the number of deliveries left after this one; on Redis it is part of the name of the job's
-/// timer.
+/// meaning. `tries_left` is the number of further deliveries; on Redis it is part of the name of the job's timer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Receipt {
     pub hand_over: u64,

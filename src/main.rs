@@ -26,41 +26,41 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 /// Text of `--help` after the options.
 const AFTER: &str = "\
 Ports:
-  7777  the API, for producers and workers: lmstfy's, and more. Host, Port
-  7778  the admin port: tokens, limits, quotas, push, metrics, backups. AdminHost, AdminPort. Keep it private
-  /ping (200: the process answers) and /ready (200: send it requests, or 503 and why not) are on both.
+  7777  the API for producers and workers: lmstfy's, and extensions (Host, Port)
+  7778  the admin port: tokens, limits, quotas, push, metrics, backups (AdminHost, AdminPort); keep it private
+  Both serve /ping (200: the process is running) and /ready (200: ready for requests; 503: not ready, with the reason).
 
 Signals:
-  SIGTERM, SIGINT, SIGHUP  stop: after DrainSeconds, in which a second one ends the wait, in five seconds at most
-  SIGUSR1                  open the log files anew, and read certificates anew
+  SIGTERM, SIGINT, SIGHUP  drain for DrainSeconds (a second signal ends that), then stop within five seconds
+  SIGUSR1                  reopen the log files and reload the certificates
   SIGKILL                  loses nothing that was answered with 2xx
 
 Exit codes:
-  0  it was told to stop; or a command has done what it was asked for
-  1  a port or a store could not be opened, or a store failed for good; or a command could not do it
-  2  the command line or the configuration is wrong; nothing was touched
+  0  the server was stopped, or the command succeeded
+  1  a port or a store could not be opened, or a store failed permanently; or the command failed
+  2  the command line or the configuration is invalid; nothing was changed
 
 Environment:
-  DORMOUSE_<KEY>               any key of the configuration: DORMOUSE_PORT, DORMOUSE_LOG_DIR
-  DORMOUSE_POOL_<NAME>_<KEY>   of a pool: DORMOUSE_POOL_DEFAULT_ADDR
-  DORMOUSE_.._PASSWORD_FILE    a file that has the password
-  DORMOUSE_ADMIN               where commands find the admin port [default: http://127.0.0.1:7778]
-  DORMOUSE_ADMIN_AUTH          user:password for it, if it asks
-  DORMOUSE_URL, DORMOUSE_NAMESPACE, DORMOUSE_TOKEN   what `dormouse queue` asks, and as whom
-  NOTIFY_SOCKET                is told READY=1 and STOPPING=1, as systemd asks
+  DORMOUSE_<KEY>               a key of the configuration: DORMOUSE_PORT, DORMOUSE_LOG_DIR
+  DORMOUSE_POOL_<NAME>_<KEY>   a key of a pool: DORMOUSE_POOL_DEFAULT_ADDR
+  DORMOUSE_.._PASSWORD_FILE    a file that contains the password
+  DORMOUSE_ADMIN               URL of the admin port, for commands [default: http://127.0.0.1:7778]
+  DORMOUSE_ADMIN_AUTH          user:password for the admin port, if it has accounts
+  DORMOUSE_URL, DORMOUSE_NAMESPACE, DORMOUSE_TOKEN   server, namespace and token for `dormouse queue`
+  NOTIFY_SOCKET                set by systemd: receives READY=1 and STOPPING=1
 
 Examples:
-  dormouse                                        a first try: keeps its jobs in ./dormouse-data, prints what to try
+  dormouse                                        try it: keeps jobs in ./dormouse-data, and prints commands to try
   dormouse --port 7070 --data /tmp/jobs           the same with another port and directory
-  dormouse token new -n shop                      a token for the namespace shop
+  dormouse token new -n shop                      create a token for the namespace shop
   dormouse check -c /etc/dormouse/config.toml --stores
-                                                  would it start?
-  dormouse -c /etc/dormouse/config.toml           start
-  dormouse health                                 is it ready?
+                                                  check the configuration and the stores
+  dormouse -c /etc/dormouse/config.toml           start the server
+  dormouse health                                 check that the server is ready
   dormouse backup /backups/monday                 copy its jobs and tokens while it runs
-  dormouse queue -n shop list                     what is in the queues of a namespace
+  dormouse queue -n shop list                     list the queues of a namespace
 
-docs/configuration.md has every key, docs/operations.md what to know on call.";
+See docs/configuration.md for all keys, and docs/operations.md for running the server.";
 
 /// A delayed task queue server. Jobs sleep until they are due, are delivered to exactly one worker at a time, and
 /// come back if the worker dies. Speaks lmstfy's HTTP API.
@@ -71,7 +71,7 @@ docs/configuration.md has every key, docs/operations.md what to know on call.";
     name = "dormouse",
     disable_version_flag = true,
     args_conflicts_with_subcommands = true,
-    after_help = "--help says more: ports, signals, exit codes, environment, examples.",
+    after_help = "Use --help for ports, signals, exit codes, environment and examples.",
     after_long_help = AFTER
 )]
 struct Args {
@@ -95,10 +95,10 @@ struct Args {
     /// Do not check tokens, for development only: every request may use every namespace (-sv)
     #[arg(long = "sv")]
     skip_verification: bool,
-    /// Write the process id to this file, and remove it at the end
+    /// Write the process id to this file, and remove it at exit
     #[arg(short = 'p', long = "pid-file", value_name = "FILE")]
     pid_file: Option<PathBuf>,
-    /// Log lines of at least this severity include their place in the code (-bt)
+    /// Log lines of at least this severity include their source location (-bt)
     #[arg(long = "bt", value_name = "LEVEL", value_enum, default_value_t = LogLevel::Warn)]
     backtrace: LogLevel,
 }
@@ -109,18 +109,18 @@ enum Command {
     Queue(Box<cli::QueueArgs>),
     Token(cli::token::TokenCommands),
     Backup(cli::BackupArgs),
-    /// Ask a server whether it is ready: exit code 0 if it is, 1 if not
+    /// Check whether a server is ready: exit code 0 if it is, 1 if not
     ///
-    /// The server is the one whose admin port is at DORMOUSE_ADMIN [default: http://127.0.0.1:7778].
+    /// Asks the admin port at DORMOUSE_ADMIN [default: http://127.0.0.1:7778].
     Health,
-    /// Read the configuration as a start would, and print the result, without secrets
+    /// Check the configuration, and print it without secrets
     ///
     /// Starts and creates nothing. Exit code 2 and one line if the configuration is invalid.
     Check {
         /// Configuration file (TOML) [default: conf/config.toml, if it exists]
         #[arg(short = 'c', long = "config", value_name = "FILE")]
         config: Option<PathBuf>,
-        /// Also call each store, with one line each; exit code 1 if one cannot be used
+        /// Also check each store; exit code 1 if one cannot be used
         #[arg(long)]
         stores: bool,
     },
@@ -135,9 +135,9 @@ enum Command {
         #[arg(value_enum)]
         shell: Shell,
     },
-    /// Report damage in the directory of a disk pool that no server has open
+    /// Report damage in the directory of a disk pool; no server may have it open
     Repair {
-        /// Move damaged files aside, and give up the jobs in them, so that the rest opens. Copy the directory first
+        /// Move damaged files aside, which loses the jobs in them, so that the rest opens. Copy the directory first
         #[arg(long)]
         accept_loss: bool,
         /// The pool's `Path`
@@ -173,7 +173,7 @@ fn configured(file: Option<PathBuf>) -> Option<PathBuf> {
 fn flags(args: &Args) -> Result<Vec<(&'static str, String)>, String> {
     let data = args.data.as_deref().map(|dir| dir.to_str().ok_or("--data is not UTF-8")).transpose()?;
     if data.is_some_and(|dir| dir.starts_with('~')) {
-        return Err("--data: ~ is not expanded behind a =: write the whole path".to_owned());
+        return Err("--data: ~ is not expanded after a =: write the whole path".to_owned());
     }
     let given = [
         ("DORMOUSE_PORT", args.port.map(|port| port.to_string())),
@@ -243,7 +243,10 @@ fn main() -> ExitCode {
     };
     log::log_panics();
     if !links.is_empty() {
-        tracing::info!(variables = links, "the variables of Kubernetes' service links are no configuration");
+        tracing::info!(
+            variables = links,
+            "ignored variables of Kubernetes service links, which are not configuration"
+        );
     }
     for warning in config.warnings() {
         tracing::warn!("{warning}");

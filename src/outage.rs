@@ -149,7 +149,7 @@ impl Outage {
                 store = self.store,
                 request_id,
                 %error,
-                "the store is full: it stores nothing new, and hands out what it has"
+                "the store is full: publishes are refused, and stored jobs are still delivered"
             );
         }
     }
@@ -219,7 +219,7 @@ mod tests {
             assert!(outage.is_on(), "the last failure is too young");
         }
         sleep(SETTLED / 2).await;
-        assert!(outage.is_on(), "nobody has used the store yet");
+        assert!(outage.is_on(), "no call has succeeded yet");
         outage.report(&Ok(()));
         assert!(!outage.is_on(), "it works, and nothing has failed for {SETTLED:?}");
     }
@@ -243,9 +243,9 @@ mod tests {
         );
         outage.report::<()>(&Err(error.clone()));
         outage.failed_request(&error, "r1");
-        assert!(!outage.is_on() && outage.full.is_on(), "it hands out what it has");
+        assert!(!outage.is_on() && outage.full.is_on(), "stored jobs are delivered");
         outage.has_room();
-        assert!(outage.full.is_on(), "what is acked makes room for a moment");
+        assert!(outage.full.is_on(), "an ack frees memory only briefly");
         sleep(SETTLED).await;
         outage.report(&Ok(()));
         assert!(outage.full.is_on(), "a consume needs no room");
@@ -263,7 +263,7 @@ mod tests {
             sleep(SETTLED - Duration::from_millis(1)).await;
             assert!(outage.is_on(), "the {nth} outage ended too early");
             sleep(2 * ASK_AGAIN).await;
-            assert!(!outage.is_on(), "nobody noticed that the {nth} outage is over");
+            assert!(!outage.is_on(), "the end of outage {nth} was not noticed");
         }
         watch.abort();
     }

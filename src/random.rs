@@ -53,7 +53,10 @@ mod tests {
         let mut all: HashSet<[u8; 24]> = here.into_iter().collect();
         all.extend(there.join().expect("it does not panic"));
         assert_eq!(all.len(), 2 * AHEAD);
-        assert!(all.iter().all(|bytes| bytes.iter().any(|byte| *byte != 0)), "what was given out is wiped");
+        assert!(
+            all.iter().all(|bytes| bytes.iter().any(|byte| *byte != 0)),
+            "random bytes in use were wiped"
+        );
         assert_ne!((ulid().random(), ulid().timestamp_ms()), (ulid().random(), 0));
     }
 }

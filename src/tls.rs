@@ -70,7 +70,7 @@ pub fn certificates_of(path: &Path) -> Result<Vec<CertificateDer<'static>>, Stri
     let wrong = |error: &dyn Display| format!("{}: {error}", path.display());
     let certificates = CertificateDer::pem_file_iter(path).map_err(|error| wrong(&error))?;
     let certificates = certificates.collect::<Result<Vec<_>, _>>().map_err(|error| wrong(&error))?;
-    if certificates.is_empty() { Err(wrong(&"there is no certificate in it")) } else { Ok(certificates) }
+    if certificates.is_empty() { Err(wrong(&"it contains no certificate")) } else { Ok(certificates) }
 }
 
 /// Returns the system's root certificates. `what` is the warning's text if there are none; empty for no warning.

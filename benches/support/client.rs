@@ -19,27 +19,27 @@ const PATIENCE: Duration = Duration::from_secs(200);
 /// Larger than any of our replies: the longest are the statistics of 100,000 queues.
 const MAX_ANSWER: usize = 256 << 20;
 
-/// Where requests go, and in whose name.
+/// Destination and credentials of requests.
 #[derive(Clone, Debug)]
 pub struct Target {
     pub addr: SocketAddr,
-    /// The headers that every request has, and the end of its first line.
+    /// The headers of every request, and the end of its first line.
     head: String,
 }
 
 impl Target {
-    /// With a token, or without.
+    /// Creates a target, with or without a token.
     pub fn new(addr: SocketAddr, token: Option<&str>) -> Target {
         let token = token.map_or(String::new(), |token| format!("X-Token: {token}\r\n"));
         Target { addr, head: format!(" HTTP/1.1\r\nHost: {addr}\r\n{token}") }
     }
 
-    /// A request without a body.
+    /// Returns a request without a body.
     pub fn bare(&self, method: &str, path: &str) -> Vec<u8> {
         format!("{method} {path}{}\r\n", self.head).into_bytes()
     }
 
-    /// A PUT.
+    /// Returns a PUT.
     pub fn put(&self, path: &str, body: &[u8]) -> Vec<u8> {
         self.with_body("PUT", path, body)
     }
@@ -59,12 +59,12 @@ impl Target {
     }
 }
 
-/// One connection.
+/// A connection.
 #[derive(Debug)]
 pub struct Client {
     stream: TcpStream,
     pub target: Target,
-    /// Read, and not yet part of a reply.
+    /// Bytes read that are not part of a reply yet.
     rest: Vec<u8>,
 }
 
@@ -76,7 +76,7 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-/// A job as a consumer gets it.
+/// A delivered job.
 #[derive(Debug, Deserialize)]
 pub struct Consumed {
     pub job_id: String,
@@ -84,7 +84,7 @@ pub struct Consumed {
 }
 
 impl Consumed {
-    /// The number that the benchmarks give each job for a body.
+    /// Returns the number in the job's body, as written by the benchmarks.
     pub fn number(&self) -> Outcome<usize> {
         Ok(String::from_utf8(STANDARD.decode(&self.data)?)?.parse()?)
     }
@@ -115,7 +115,7 @@ impl Client {
         self.expect(201, &request).await
     }
 
-    /// Consumes one job; `None` if there is none.
+    /// Consumes one job; `None` if the queue is empty.
     pub async fn consume(&mut self, queue: &str, query: &str) -> Outcome<Option<Consumed>> {
         let request = self.target.bare("GET", &format!("/api/bench/{queue}?{query}"));
         let answer = self.call(&request).await?;
@@ -134,13 +134,13 @@ impl Client {
         Ok(serde_json::from_slice(&self.expect(200, &request).await?.body)?)
     }
 
-    /// Acks.
+    /// Acks a job.
     pub async fn ack(&mut self, queue: &str, job_id: &str) -> Outcome {
         let request = self.target.bare("DELETE", &format!("/api/bench/{queue}/job/{job_id}"));
         self.expect(204, &request).await.map(drop)
     }
 
-    /// How many jobs are ready.
+    /// Returns the number of ready jobs.
     pub async fn ready(&mut self, queue: &str) -> Outcome<usize> {
         #[derive(Deserialize)]
         struct Size {
@@ -151,7 +151,7 @@ impl Client {
         Ok(serde_json::from_slice::<Size>(&answer.body)?.size)
     }
 
-    /// Closing it will be a reset, as when a process is killed with data on the way.
+    /// Makes the connection end with a reset, as when a process is killed with unsent data.
     pub fn reset_when_closed(&self) -> io::Result<()> {
         self.stream.set_zero_linger()
     }

@@ -15,7 +15,7 @@ use dormouse::job::{Attributes, JobIds, NewJob};
 use dormouse::name::{Namespace, Queue, QueueName};
 use hdrhistogram::Histogram;
 
-/// Number of concurrent callers, each of which waits for its reply before the next call.
+/// Number of concurrent callers. Each waits for its reply before the next call.
 pub const CALLERS: usize = 64;
 pub const QUEUES: usize = 16;
 
@@ -37,7 +37,7 @@ pub struct Maker {
 
 impl Maker {
     pub fn new(body: usize) -> Maker {
-        // Bytes that do not compress to nothing.
+        // Incompressible bytes.
         let body = (0..body as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
         Maker { ids: JobIds::default(), body }
     }
@@ -55,7 +55,7 @@ impl Maker {
     }
 }
 
-/// CPU time of this process.
+/// Returns the CPU time of this process.
 pub fn cpu() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux shows a process its own times");
     let after = stat.rsplit(')').next().expect("the name is in brackets");
@@ -63,7 +63,7 @@ pub fn cpu() -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
-/// Processor time of each thread that runs now, in ticks of 10 ms, by its name.
+/// Returns the processor time of each thread, in ticks of 10 ms, by name.
 pub fn threads() -> BTreeMap<String, u64> {
     let mut ticks = BTreeMap::new();
     for task in std::fs::read_dir("/proc/self/task").expect("Linux shows a process its threads").flatten() {
@@ -92,7 +92,7 @@ pub fn rss_mb() -> u64 {
     line.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) / 1024
 }
 
-/// Blocks that a directory takes, in bytes.
+/// Returns the disk usage of a directory in bytes.
 pub fn disk_bytes(path: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(path) else { return 0 };
     let sizes = entries.flatten().map(|entry| match entry.metadata() {
@@ -103,12 +103,12 @@ pub fn disk_bytes(path: &Path) -> u64 {
     sizes.sum()
 }
 
-/// The same in MB.
+/// Returns the disk usage of a directory in MB.
 pub fn disk_mb(path: &Path) -> u64 {
     disk_bytes(path) >> 20
 }
 
-/// The same number each time, and no order in them: splitmix64.
+/// Returns a pseudo-random number, the same in each run: splitmix64.
 pub fn mixed(n: u64) -> u64 {
     let n = n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -141,7 +141,7 @@ where
     }
 }
 
-/// Histogram of microseconds up to a minute; higher values are recorded as its maximum.
+/// Returns a histogram of microseconds up to a minute; higher values are recorded as its maximum.
 pub fn times() -> Histogram<u64> {
     Histogram::new_with_max(60_000_000, 3).expect("three digits of a minute fit")
 }

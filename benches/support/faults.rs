@@ -1,14 +1,14 @@
-//! What befalls a cluster while it is measured.
+//! Faults of a cluster under measurement.
 
 use std::thread::sleep;
 use std::time::Duration;
 
 use super::redis_cluster_bus::PartedCluster;
 
-/// How long a fault lasts.
+/// Duration of a fault.
 const LASTS: Duration = Duration::from_secs(8);
 
-/// Of the first master, and the last two of its replica and of a server.
+/// A fault of the first master, except for the last two, which are of its replica and of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Killed,
@@ -43,7 +43,7 @@ impl Fault {
         }
     }
 
-    /// Does it, and what an operator does then. `slot`: the one that is moved.
+    /// Causes the fault, and does what an operator does after it. `slot` is the slot that is moved.
     pub fn act(self, parted: &mut PartedCluster, slot: u16) {
         let cluster = &mut parted.cluster;
         let (_, id) = cluster.master_of(slot);
@@ -82,7 +82,7 @@ impl Fault {
                 sleep(LASTS);
                 drop(stalled);
             }
-            // Nothing befalls the cluster.
+            // The cluster itself has no fault.
             Fault::ServerKilled => {}
         }
         parted.cluster.agree();

@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 use super::Outcome;
 use super::client::{Answer, Client, Consumed, Target};
 
-/// Of each queue, over all servers.
+/// Number per queue, over all servers.
 const PUBLISHERS: usize = 4;
 const CONSUMERS: usize = 4;
-/// Between two publishes of a publisher, and after a connection that broke.
+/// Pause between two publishes of a publisher, and after a failed connection.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Time to run of each delivery, and the time within which all redeliveries have happened.
+/// ttr of each delivery, and the time within which all redeliveries have happened.
 const TTR: Duration = Duration::from_secs(4);
 const AGAIN: Duration = Duration::from_secs(6);
 /// Maximum time for draining.
@@ -37,7 +37,7 @@ struct Shared {
     publishes: AtomicBool,
     consumes: AtomicBool,
     lines: Vec<(String, Mutex<Line>)>,
-    /// Requests that did not end as they should, by status; 0: the connection broke.
+    /// Failed requests by status; 0: the connection failed.
     failed: Mutex<BTreeMap<u16, usize>>,
     requests: AtomicUsize,
 }
@@ -58,14 +58,14 @@ struct Line {
 pub struct Came {
     pub published: usize,
     pub lost: usize,
-    /// Delivered again after the ack.
+    /// Deliveries after the ack.
     pub again: usize,
     /// The longest time without a 201, in seconds.
     pub without: f64,
 }
 
 impl Known {
-    /// Begins to publish to these queues and to consume from them.
+    /// Starts to publish to these queues and to consume from them.
     pub fn start(targets: Vec<Target>, queues: &[&str]) -> Known {
         let line = |queue: &&str| ((*queue).to_owned(), Mutex::default());
         let shared = Arc::new(Shared {
@@ -87,7 +87,7 @@ impl Known {
         Known { shared, thread, began: Instant::now() }
     }
 
-    /// From now on requests go to these servers.
+    /// Sends further requests to these servers.
     pub fn go_to(&self, targets: Vec<Target>) {
         *self.shared.targets.lock() = targets;
     }
@@ -185,7 +185,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns a reply with one of these statuses. Others are counted.
+    /// Returns a reply with one of these statuses. Counts others as failed.
     async fn call(
         &self,
         client: &mut Option<Client>,

@@ -1,5 +1,5 @@
-//! When each job was sent, answered and received, on one clock: this process's monotonic one. A server's idea
-//! of the time plays no part.
+//! Times when each job was sent, answered and received, all by this process's monotonic clock, independent of the
+//! servers' clocks.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ pub struct Ledger {
 
 #[derive(Clone, Debug, Default)]
 struct Entry {
-    /// How long after its publish it is due.
+    /// Time from its publish until it is due.
     delay: Duration,
     /// Just before the request was written.
     sent: Option<Instant>,
@@ -26,7 +26,7 @@ struct Entry {
 }
 
 impl Ledger {
-    /// Room for `jobs` jobs.
+    /// Creates a ledger for `jobs` jobs.
     pub fn new(jobs: usize) -> Ledger {
         Ledger { jobs: Mutex::new(vec![Entry::default(); jobs]) }
     }
@@ -39,7 +39,7 @@ impl Ledger {
         self.entry(job, |entry| entry.answered = Some(Instant::now()));
     }
 
-    /// Records a delivery. Returns how many there were before.
+    /// Records a delivery. Returns the number of earlier ones.
     pub fn received(&self, job: usize) -> usize {
         let now = Instant::now();
         let mut before = 0;
@@ -50,7 +50,7 @@ impl Ledger {
         before
     }
 
-    /// How many jobs were received at least this often.
+    /// Returns the number of jobs that were received at least `times` times.
     pub fn count(&self, times: usize) -> usize {
         self.jobs.lock().iter().filter(|entry| entry.received.len() >= times).count()
     }
@@ -64,7 +64,7 @@ impl Ledger {
         }
     }
 
-    /// From the publish's first byte to the consumer: for jobs without delay.
+    /// Returns the times from the publish's first byte to the consumer, for jobs without a delay.
     pub fn delivery(&self) -> Spread {
         let mut spread = Spread::default();
         for entry in self.jobs.lock().iter() {
@@ -75,8 +75,8 @@ impl Ledger {
         spread
     }
 
-    /// Prints the lateness of delayed jobs. The instant from which a server counts lies between the sending of the
-    /// request and its reply, so lateness has an upper and a lower bound.
+    /// Prints the lateness of delayed jobs. A server counts a delay from some moment between request and reply, so
+    /// lateness has an upper and a lower bound.
     pub fn lateness(&self, bench: &Bench) {
         let delayed = |e: &Entry| Some((e.sent? + e.delay, e.answered? + e.delay, *e.received.first()?));
         self.print_lateness(bench, "delay", delayed);
@@ -123,20 +123,20 @@ impl Ledger {
     }
 
     fn entry(&self, job: usize, change: impl FnOnce(&mut Entry)) {
-        // A number that we did not give is not counted; the job that it should have been is then missing.
+        // An unknown number is not counted; the job with the right number is then missing.
         if let Some(entry) = self.jobs.lock().get_mut(job) {
             change(entry);
         }
     }
 }
 
-/// How durations spread.
+/// A distribution of durations.
 #[derive(Debug)]
 pub struct Spread(Histogram<u64>);
 
 impl Default for Spread {
     fn default() -> Spread {
-        // Microseconds up to a minute with three digits.
+        // Microseconds up to a minute, with three digits.
         Spread(Histogram::new_with_bounds(1, 60_000_000, 3).expect("constant bounds that hdrhistogram takes"))
     }
 }
@@ -147,7 +147,7 @@ impl Spread {
     }
 
     pub fn merge(&mut self, other: &Spread) -> &mut Spread {
-        // Same bounds, so it fits.
+        // The bounds are the same, so it fits.
         let _ = self.0.add(&other.0);
         self
     }
@@ -156,7 +156,7 @@ impl Spread {
         usize::try_from(self.0.len()).unwrap_or(usize::MAX)
     }
 
-    /// A quantile, in milliseconds.
+    /// Returns a quantile, in milliseconds.
     pub fn ms(&self, quantile: f64) -> f64 {
         self.0.value_at_quantile(quantile) as f64 / 1000.0
     }

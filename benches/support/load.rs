@@ -11,20 +11,20 @@ use super::Outcome;
 use super::client::Target;
 use super::ledger::{Ledger, Spread};
 
-/// How jobs of a ledger are published.
+/// How to publish the jobs of a ledger.
 #[derive(Clone)]
 pub struct Plan {
     pub ledger: Arc<Ledger>,
     pub jobs: usize,
-    /// Over all connections.
+    /// Rate over all connections.
     pub per_second: f64,
-    /// Connections, spread over the targets.
+    /// Number of connections, spread over the targets.
     pub connections: usize,
     /// The queue, delay in seconds, and further parameters of a job.
     pub job: fn(usize) -> (String, u64, &'static str),
 }
 
-/// Publishes jobs 0, 1, 2, … at an even pace.
+/// Publishes jobs 0, 1, 2, … at an even rate.
 pub async fn publish(targets: &[&Target], plan: Plan) -> Outcome {
     let began = Instant::now();
     let mut tasks = JoinSet::new();
@@ -48,8 +48,8 @@ pub async fn publish(targets: &[&Target], plan: Plan) -> Outcome {
     all(tasks).await
 }
 
-/// Consumers that poll `queue`, note each job in the ledger, and ack it on its `acked`th delivery. They end
-/// with the set that is returned.
+/// Starts consumers that poll `queue`, record each job in the ledger, and ack it on its `acked`th delivery. They end
+/// with the returned set.
 pub async fn consumers(
     target: &Target,
     how_many: usize,
@@ -76,7 +76,7 @@ pub async fn consumers(
     Ok(tasks)
 }
 
-/// Ends consumers. One that had ended by itself has met an error.
+/// Stops consumers. One that has ended by itself returns its error.
 pub async fn end(mut tasks: JoinSet<Outcome>) -> Outcome {
     tasks.abort_all();
     while let Some(ended) = tasks.join_next().await {
@@ -111,7 +111,7 @@ pub async fn send(
     all(tasks).await
 }
 
-/// Waits for all; the first error ends the rest.
+/// Waits for all tasks; the first error ends the rest.
 pub async fn all(mut tasks: JoinSet<Outcome>) -> Outcome {
     while let Some(ended) = tasks.join_next().await {
         ended??;
@@ -119,15 +119,15 @@ pub async fn all(mut tasks: JoinSet<Outcome>) -> Outcome {
     Ok(())
 }
 
-/// What a light load met.
+/// Latencies of a light load.
 #[derive(Default)]
 pub struct Light {
     pub publish: Spread,
     pub consume: Spread,
 }
 
-/// Publishes, consumes and acks on queues of its own, until `stop`. A publish counts from when it should have
-/// begun, so that a stall is seen by every request that it holds up.
+/// Publishes, consumes and acks on separate queues until `stop`. The latency of a publish is counted from when it
+/// should have begun, so that a stall affects every request that it delays.
 pub async fn light(target: Target, per_second: f64, stop: CancellationToken) -> Outcome<Light> {
     const CONNECTIONS: usize = 8;
     let mut tasks = JoinSet::new();

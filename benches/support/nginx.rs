@@ -31,7 +31,7 @@ impl Nginx {
         Target::new(self.0.addr(), None)
     }
 
-    /// Its workers and this client, for a meter.
+    /// Returns its workers and this client, for a meter.
     pub fn processes(&self) -> Outcome<Vec<(&'static str, u32)>> {
         let master = self.0.master.id();
         let children = std::fs::read_to_string(format!("/proc/{master}/task/{master}/children"))?;

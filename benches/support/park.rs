@@ -1,4 +1,4 @@
-//! Thousands of consumers that wait.
+//! Parks thousands of consumers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use super::client::Target;
 use super::ledger::Ledger;
 use super::setup::Server;
 
-/// How many connect at the same time: fewer than a listen queue holds.
+/// Maximum concurrent connects, below the length of a listen queue.
 const CONNECTING: usize = 256;
 
-/// Parks this many polls on `queues` queues named `park-0`, `park-1`, …, and waits until the server says that
-/// they are. A poll that gets a job notes it and parks again. With `reset`, every second one will be closed by
-/// a reset. They end with the set that is returned.
+/// Parks `polls` polls on `queues` queues named `park-0`, `park-1`, …, and waits until the server reports them. A poll
+/// that gets a job records it and parks again. With `reset`, every second connection ends with a reset. The polls end
+/// with the returned set.
 pub async fn park(
     server: &Server,
     polls: usize,
@@ -38,10 +38,10 @@ pub async fn park(
     }
     tokio::select! {
         parked = server.wait_parked(before + polls) => parked?,
-        // None ends by itself unless it met an error.
+        // A poll ends by itself only after an error.
         Some(ended) = tasks.join_next() => ended??,
     }
-    // The servers finish what arriving brought them: memory and processor time are measured from here.
+    // The servers finish the work of the arrivals: memory and processor time are measured from here.
     tokio::time::sleep(Duration::from_secs(1)).await;
     Ok(tasks)
 }

@@ -1,4 +1,4 @@
-//! What /proc says of a process.
+//! Resource usage of a process, from /proc.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::Outcome;
 /// One tick of the times in /proc/PID/stat: the kernel's USER_HZ, 100 on every Linux we know.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Processor time that the process has used, in user and kernel mode.
+/// Returns the processor time of the process, in user and kernel mode.
 pub fn cpu(pid: u32) -> Outcome<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The second field is a name that may contain spaces; the fields used here follow its parenthesis.
@@ -16,7 +16,7 @@ pub fn cpu(pid: u32) -> Outcome<Duration> {
     Ok(TICK * (ticks(11)? + ticks(12)?))
 }
 
-/// Resident memory in KB, now and at its highest.
+/// Returns the resident memory in KB, current and maximum.
 pub fn memory(pid: u32) -> Outcome<(f64, f64)> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let field = |name: &str| -> Outcome<f64> {
@@ -26,20 +26,20 @@ pub fn memory(pid: u32) -> Outcome<(f64, f64)> {
     Ok((field("VmRSS:")?, field("VmHWM:")?))
 }
 
-/// Processor time of some processes from one moment on.
+/// Measures the processor time of processes over an interval.
 #[derive(Debug)]
 pub struct Meter {
     began: Vec<(&'static str, u32, Duration)>,
 }
 
 impl Meter {
-    /// Begins to count.
+    /// Starts the interval.
     pub fn start(processes: impl IntoIterator<Item = (&'static str, u32)>) -> Outcome<Meter> {
         let began = processes.into_iter().map(|(name, pid)| Ok((name, pid, cpu(pid)?)));
         Ok(Meter { began: began.collect::<Outcome<_>>()? })
     }
 
-    /// Returns the time that each has used since.
+    /// Returns the time used by each since the start.
     pub fn used(&self) -> Outcome<Vec<(&'static str, Duration)>> {
         self.began.iter().map(|(name, pid, began)| Ok((*name, cpu(*pid)?.saturating_sub(*began)))).collect()
     }

@@ -25,12 +25,12 @@ pub struct Receiver {
 
 struct Shared {
     ledger: Arc<Ledger>,
-    /// When each request came, and the number of its job.
+    /// Arrival of each request, and the number of its job.
     arrived: Mutex<Vec<(Instant, usize)>>,
 }
 
 impl Receiver {
-    /// On a free port. Notes each job in the ledger too.
+    /// Starts an endpoint on a free port, which also records each job in the ledger.
     pub async fn start(ledger: Arc<Ledger>) -> Outcome<Receiver> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;
@@ -43,7 +43,7 @@ impl Receiver {
         format!("http://{}/", self.addr)
     }
 
-    /// When each request came, and the number of its job.
+    /// Returns the arrival of each request, with the number of its job.
     pub fn arrived(&self) -> Vec<(Instant, usize)> {
         self.shared.arrived.lock().clone()
     }
@@ -100,7 +100,7 @@ async fn talk(mut stream: TcpStream, shared: &Shared) -> Option<()> {
     }
 }
 
-/// The number that the first request has for a body, and how long the request is; `None` while it is not all there.
+/// Returns the number in the first request's body, and the length of the request; `None` if it is incomplete.
 fn parse(read: &[u8]) -> Option<(usize, usize)> {
     let end = read.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let head = std::str::from_utf8(&read[..end]).ok()?;
@@ -108,6 +108,6 @@ fn parse(read: &[u8]) -> Option<(usize, usize)> {
     let mut length = length.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
     let all = end + length.next()?.1.trim().parse::<usize>().ok()?;
     let body = std::str::from_utf8(read.get(end..all)?).ok()?;
-    // A body that is not one of our numbers counts as none: that job is then missing.
+    // Any other body counts as an unknown job; the right one is then missing.
     Some((body.parse().unwrap_or(usize::MAX), all))
 }

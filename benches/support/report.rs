@@ -1,5 +1,5 @@
-//! Runs sections and prints their figures. A figure beyond its bound is printed as such and fails nothing:
-//! machines differ. A lost job, an early one, or a section that could not be run is a failure.
+//! Runs sections and prints their results. A result beyond its bound is marked and is no failure, since machines
+//! differ. Lost or early jobs, and sections that cannot run, are failures.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -15,9 +15,9 @@ const LONGEST_SECTION: Duration = Duration::from_secs(240);
 
 /// A run of one benchmark.
 pub struct Bench {
-    /// Only to see that everything works: small counts, short times, figures that say little.
+    /// Whether only to check that everything works: small counts and short times, with meaningless results.
     pub quick: bool,
-    /// What `--seconds` says.
+    /// The value of `--seconds`.
     said: Option<f64>,
     filters: Vec<String>,
     args: Vec<String>,
@@ -31,7 +31,7 @@ pub fn run(body: impl AsyncFnOnce(&Bench)) -> ExitCode {
         return ExitCode::SUCCESS; // a test runner asks for tests, and there are none
     }
     let said = args.iter().position(|arg| arg == "--seconds");
-    // Its value is no word that sections are picked by.
+    // The value is not a filter.
     let said = said.and_then(|at| args.drain(at..args.len().min(at + 2)).nth(1));
     let bench = Bench {
         said: said.and_then(|seconds| seconds.parse().ok()),
@@ -46,7 +46,7 @@ pub fn run(body: impl AsyncFnOnce(&Bench)) -> ExitCode {
         failed: AtomicBool::new(false),
     };
     raise_open_files();
-    // One thread: the client must leave the machine to the servers that it measures.
+    // One thread, to leave the machine to the measured servers.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -58,7 +58,7 @@ pub fn run(body: impl AsyncFnOnce(&Bench)) -> ExitCode {
     if bench.failed.load(Ordering::Relaxed) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// One file per connection.
+/// Raises the open-file limit, since each connection needs a file.
 fn raise_open_files() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
@@ -67,33 +67,33 @@ fn raise_open_files() {
 }
 
 impl Bench {
-    /// The full size, or the small one of a quick run.
+    /// Returns the full size, or the small size for a quick run.
     pub fn size(&self, full: usize, quick: usize) -> usize {
         if self.quick { quick } else { full }
     }
 
-    /// The number that follows a flag.
+    /// Returns the number after a flag.
     pub fn number(&self, flag: &str) -> Option<f64> {
         let at = self.args.iter().position(|arg| arg == flag)?;
         self.args.get(at + 1)?.parse().ok()
     }
 
-    /// The same for seconds.
+    /// Like `size`, for seconds.
     pub fn seconds(&self, full: f64, quick: f64) -> Duration {
         Duration::from_secs_f64(if self.quick { quick } else { full })
     }
 
-    /// The same, unless `--seconds` says something else.
+    /// Like `seconds`, unless `--seconds` is given.
     pub fn seconds_or_said(&self, full: f64, quick: f64) -> Duration {
         self.said.map_or_else(|| self.seconds(full, quick), Duration::from_secs_f64)
     }
 
-    /// Runs a section whose name holds one of the words asked for.
+    /// Runs a section if the filters select its name.
     pub async fn section(&self, name: &str, work: impl Future<Output = Outcome>) {
         self.long_section(name, LONGEST_SECTION, work).await;
     }
 
-    /// The same for one that may last longer.
+    /// Like `section`, with another maximum duration.
     pub async fn long_section(&self, name: &str, longest: Duration, work: impl Future<Output = Outcome>) {
         if !self.filters.is_empty() && !self.filters.iter().any(|word| name.contains(word.as_str())) {
             return;
@@ -106,24 +106,24 @@ impl Bench {
         }
     }
 
-    /// A figure without a bound.
+    /// Prints a value.
     pub fn figure(&self, name: &str, value: f64, unit: &str) {
         println!("  {name:<52} {:>10} {unit}", shown(value));
     }
 
-    /// A figure that should not be larger.
+    /// Prints a value that should not exceed `bound`.
     pub fn at_most(&self, name: &str, value: f64, bound: f64, unit: &str) {
         let verdict = if value <= bound { "ok" } else { "OVER" };
         println!("  {name:<52} {:>10} {unit:<7} at most {:>8}  {verdict}", shown(value), shown(bound));
     }
 
-    /// A figure that should not be smaller.
+    /// Prints a value that should not be below `bound`.
     pub fn at_least(&self, name: &str, value: f64, bound: f64, unit: &str) {
         let verdict = if value >= bound { "ok" } else { "UNDER" };
         println!("  {name:<52} {:>10} {unit:<7} at least {:>7}  {verdict}", shown(value), shown(bound));
     }
 
-    /// A count that must be nothing: of lost jobs, of early ones.
+    /// Prints a count that must be zero, such as lost or early jobs.
     pub fn none(&self, name: &str, count: usize, of: usize) {
         println!("  {name:<52} {count:>10} of {of:<4} {}", if count == 0 { "ok" } else { "FAILED" });
         if count > 0 {
@@ -131,19 +131,19 @@ impl Bench {
         }
     }
 
-    /// Something went wrong that is no figure.
+    /// Reports a failure that is not a measurement.
     pub fn fail(&self, what: fmt::Arguments<'_>) {
         println!("  FAILED: {what}");
         self.failed.store(true, Ordering::Relaxed);
     }
 
-    /// A remark between the figures.
+    /// Prints a remark.
     pub fn note(&self, what: fmt::Arguments<'_>) {
         println!("  {what}");
     }
 }
 
-/// Three digits or so that matter.
+/// Formats a value with about three digits.
 fn shown(value: f64) -> String {
     match value.abs() {
         v if v >= 100.0 => format!("{value:.0}"),

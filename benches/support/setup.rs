@@ -1,5 +1,5 @@
-//! Servers to be measured: the release binary as a child process, on a directory or on a redis-server of its
-//! own, all of it gone when the section ends.
+//! The measured servers: the release binary as a child process, with a directory or Redis servers of its own, all of it
+//! removed at the end of the section.
 
 use std::error::Error;
 use std::fmt;
@@ -17,7 +17,7 @@ use super::process::Process;
 use super::redis_cluster::RedisCluster;
 use super::redis_server::RedisServer;
 
-/// What a server keeps its jobs in.
+/// The store of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
     /// Synced before each reply.
@@ -28,7 +28,7 @@ pub enum Store {
     Redis,
     /// A cluster of three masters with a replica each. A queue is in one partition.
     Cluster,
-    /// The same, and each queue is spread over all partitions.
+    /// Like `Cluster`, with each queue spread over all partitions.
     Spread,
 }
 
@@ -47,20 +47,20 @@ impl fmt::Display for Store {
 /// One server process.
 pub struct Server {
     process: Process,
-    /// The API with a token of namespace `bench`.
+    /// The public port, with a token for the namespace `bench`.
     pub api: Target,
     pub admin: Target,
-    /// Goes after the process.
+    /// Dropped after the process.
     dir: TempDir,
 }
 
 impl Server {
-    /// One with this table of its pool.
+    /// Starts a server with this table of its pool.
     pub async fn start(pool: &str, env: &[(&str, &str)]) -> Outcome<Server> {
         Server::start_under(&[], pool, env).await
     }
 
-    /// The same, run by another program.
+    /// Like `start`, run by another program.
     async fn start_under(words: &[String], pool: &str, env: &[(&str, &str)]) -> Outcome<Server> {
         let dir = TempDir::new()?;
         std::fs::write(dir.path().join("dormouse.toml"), format!("LogLevel = \"info\"\n{pool}"))?;
@@ -81,7 +81,7 @@ impl Server {
         self.process.pid()
     }
 
-    /// Stops it, and waits for its end.
+    /// Stops the server, and waits for its end.
     pub fn stop(self) {
         self.process.signal("TERM");
         self.process.ended();
@@ -94,7 +94,7 @@ impl Server {
         while let Some(dir) = dirs.pop() {
             for entry in std::fs::read_dir(dir)? {
                 let path = entry?.path();
-                // A file may go meanwhile.
+                // A file may be deleted meanwhile.
                 let Ok(found) = std::fs::symlink_metadata(&path) else { continue };
                 if found.is_dir() {
                     dirs.push(path);
@@ -107,7 +107,7 @@ impl Server {
         Ok(format!("{} MB on disk, {files} files in its log", blocks / 2048))
     }
 
-    /// The values of the metrics whose lines begin like this.
+    /// Returns the values of the metrics whose lines start with `begins`.
     async fn metric(&self, begins: &str) -> Outcome<Vec<f64>> {
         let answer = self.admin.connect().await?.expect(200, &self.admin.bare("GET", "/metrics")).await?;
         let text = String::from_utf8(answer.body)?;
@@ -115,7 +115,7 @@ impl Server {
         lines.map(|line| Ok(line.rsplit(' ').next().unwrap_or_default().parse()?)).collect()
     }
 
-    /// How many polls it says are parked.
+    /// Returns the number of parked polls.
     pub async fn parked(&self) -> Outcome<usize> {
         let values = self.metric("dormouse_parked_polls ").await?;
         Ok(*values.first().ok_or("no gauge of parked polls")? as usize)
@@ -146,18 +146,18 @@ impl Server {
 pub struct Setup {
     pub servers: Vec<Server>,
     pub redis: Option<RedisServer>,
-    /// Of the one Redis.
+    /// Replicas of the single Redis.
     replicas: Vec<RedisServer>,
     pub cluster: Option<RedisCluster>,
 }
 
 impl Setup {
-    /// One server on this store.
+    /// Starts one server on this store.
     pub async fn one(store: Store) -> Outcome<Setup> {
         Setup::one_in(store, &[]).await
     }
 
-    /// The same with variables.
+    /// Like `one`, with environment variables.
     pub async fn one_in(store: Store, env: &[(&str, &str)]) -> Outcome<Setup> {
         let sync = match store {
             Store::Disk => "always",
@@ -183,7 +183,7 @@ impl Setup {
         Ok(Setup { servers: vec![server], redis: None, replicas: Vec::new(), cluster: None })
     }
 
-    /// Several servers on one Redis, each with variables of its own.
+    /// Starts several servers on one Redis, each with its own environment variables.
     pub async fn redis(environments: &[&[(&str, &str)]]) -> Outcome<Setup> {
         let redis = RedisServer::start();
         let addr = redis.addr();
@@ -217,12 +217,13 @@ impl Setup {
         Ok(Setup { servers, redis: Some(redis), replicas, cluster: None })
     }
 
-    /// Several servers on one cluster of six, each with variables of its own, and further lines of the pool's table.
+    /// Starts several servers on one cluster of six nodes, each with its own environment variables, and with further
+    /// lines for the pool's table.
     pub async fn cluster(environments: &[&[(&str, &str)]], more: &str) -> Outcome<Setup> {
         Setup::on_cluster(RedisCluster::start(), environments, more).await
     }
 
-    /// The same on a cluster whose first three nodes are its masters.
+    /// Like `cluster`, on an existing cluster whose first three nodes are its masters.
     pub async fn on_cluster(
         cluster: RedisCluster,
         environments: &[&[(&str, &str)]],
@@ -238,14 +239,14 @@ impl Setup {
         Ok(Setup { servers, redis: None, replicas: Vec::new(), cluster: Some(cluster) })
     }
 
-    /// One server that reaches this Redis at another address: through a proxy, as through a virtual IP.
+    /// Starts one server that reaches this Redis at another address: through a proxy, as through a virtual IP.
     pub async fn behind(addr: &str, redis: RedisServer) -> Outcome<Setup> {
         let pool = format!("[AdminRedis]\nAddr = \"{addr}\"\n[Pool.default]\nAddr = \"{addr}\"\n");
         let servers = vec![Server::start(&pool, &[]).await?];
         Ok(Setup { servers, redis: Some(redis), replicas: Vec::new(), cluster: None })
     }
 
-    /// The first server.
+    /// Returns the first server.
     pub fn first(&self) -> &Server {
         &self.servers[0] // every constructor makes at least one
     }
@@ -255,7 +256,7 @@ impl Setup {
         &self.servers[self.servers.len() - 1] // as above
     }
 
-    /// The Redis, or the masters that the cluster began with.
+    /// Returns the Redis, or the initial masters of the cluster.
     pub fn masters(&self) -> impl Iterator<Item = &RedisServer> {
         self.redis.iter().chain(self.cluster.iter().flat_map(|cluster| cluster.servers.iter().take(3)))
     }
@@ -270,7 +271,7 @@ impl Setup {
         self.masters().map(|master| info::<f64>(master, section, name)).sum()
     }
 
-    /// Every process, for a meter: servers, the Redis or the masters, this client.
+    /// Returns every process, for a meter: servers, the Redis or the masters, this client.
     pub fn processes(&self) -> Vec<(&'static str, u32)> {
         let mut all: Vec<_> = self.servers.iter().map(|server| ("server", server.pid())).collect();
         all.extend(self.masters().map(|redis| ("redis", redis.pid())));
@@ -279,7 +280,7 @@ impl Setup {
     }
 }
 
-/// A figure of the Redis's INFO, by its name.
+/// Returns a value of INFO, by its name.
 pub fn info<T: FromStr<Err: Error + Send + Sync + 'static>>(
     redis: &RedisServer,
     section: &str,
@@ -290,7 +291,7 @@ pub fn info<T: FromStr<Err: Error + Send + Sync + 'static>>(
     Ok(line.ok_or_else(|| format!("INFO {section} has no {name}"))?.trim().parse()?)
 }
 
-/// How often each command has run so far; INFO, which asks it, left out.
+/// Returns how often each command has run so far, except for INFO and connection setup.
 pub fn command_counts(redis: &RedisServer) -> Outcome<std::collections::BTreeMap<String, u64>> {
     let text: String = redis::cmd("INFO").arg("commandstats").query(&mut redis.connection())?;
     let mut counts = std::collections::BTreeMap::new();
@@ -299,7 +300,7 @@ pub fn command_counts(redis: &RedisServer) -> Outcome<std::collections::BTreeMap
         else {
             continue;
         };
-        // Our own connections, which say who they are.
+        // Commands of our own connections.
         if !["info", "client|setinfo", "client|setname"].contains(&name) {
             counts.insert(name.to_owned(), rest.split(',').next().unwrap_or_default().parse()?);
         }

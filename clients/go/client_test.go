@@ -168,7 +168,7 @@ func TestErrorsHaveTheirKinds(t *testing.T) {
 		{404, `{"error":"job not found"}`, ErrNotFound, false},
 		{404, `{"error":"pool not found"}`, ErrNotFound, false},
 		{404, `{"error":"api not found"}`, ErrUnsupported, false},
-		{408, `{"error":"the body stopped coming"}`, ErrTimeout, true},
+		{408, `{"error":"timeout while reading the body"}`, ErrTimeout, true},
 		{409, `{"error":"the job is not yours any more"}`, ErrLost, false},
 		{409, `{"error":"the key is taken","job_id":"x"}`, ErrConflict, false},
 		{409, `{"error":"a request with this idempotency key is under way"}`, ErrBusy, true},

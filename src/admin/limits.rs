@@ -2,8 +2,9 @@
 //! one counter for consumes and one for publishes, each for the duration of an interval. A limit is read together with
 //! its token, so requests without a limit need no further call ([`cache`](super::cache)). Tokens are never logged.
 //!
-//! Refused requests are not counted. So a counter is the number of requests admitted and not given back, and each
-//! request given back admits another one. (lmstfy also counts refused requests, so there it may not.)
+//! Refused requests are not counted. So a counter is the number of requests admitted and not given back, and giving
+//! back a request admits another. (lmstfy also counts refused requests, so with its servers on the same store it may
+//! not.)
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,9 +27,9 @@ pub const MAX_INTERVAL: i64 = u32::MAX as i64;
 pub enum LimitError {
     #[error("the interval must be from 1 to {MAX_INTERVAL} seconds")]
     Interval,
-    #[error("read and write are both 0: that is no limit")]
+    #[error("read and write are both 0: at least one must be positive")]
     Empty,
-    #[error("read and write are both 0 or less: that is no limit")]
+    #[error("read and write are both 0 or less: at least one must be positive")]
     Unlimited,
     #[error("the token has a limit already")]
     Exists,
@@ -57,7 +58,7 @@ struct Counted {
     throttle: Arc<Throttle>,
     key: TokenKey,
     direction: Direction,
-    /// End of the interval by the store's clock; identifies the counter among those of the token.
+    /// End of the interval by the store's clock; identifies the counter of the token.
     ends: Millis,
 }
 
@@ -161,7 +162,7 @@ impl Throttle {
         Ok(set?)
     }
 
-    /// Deletes a limit. Succeeds if there is none.
+    /// Deletes a limit, if it exists.
     pub async fn remove(&self, key: &TokenKey) -> Result<()> {
         let removed = self.store.remove_limit(key).await;
         self.cache.forget(key);

@@ -100,13 +100,13 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// Returns all limits. One changed concurrently has its old or new value.
     async fn limits(&self) -> Result<Vec<(TokenKey, Limit)>>;
 
-    /// Stores a limit if there is none. Returns `false`, and changes nothing, if there is one.
+    /// Stores a limit for a token that has none. Returns `false`, and changes nothing, if it has one.
     async fn add_limit(&self, key: &TokenKey, limit: Limit) -> Result<bool>;
 
     /// Stores a limit, replacing any existing one.
     async fn set_limit(&self, key: &TokenKey, limit: Limit) -> Result<()>;
 
-    /// Deletes a limit. Succeeds if there is none.
+    /// Deletes a limit, if it exists.
     async fn remove_limit(&self, key: &TokenKey) -> Result<()>;
 
     /// Increments a counter that is below `most`; otherwise changes nothing. A counter begins at 0 and ends `interval`
@@ -123,7 +123,8 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// Does nothing if that counter has ended.
     async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()>;
 
-    /// The quotas of all namespaces, and a version that changes with each of them; `None` when it is `known`.
+    /// Returns the quotas of all namespaces, and a version that changes with every change of a quota; `None` if the
+    /// version is still `known`.
     async fn quotas(
         &self,
         known: Option<QuotasVersion>,
@@ -132,10 +133,10 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// Returns the quota of a namespace.
     async fn quota(&self, scope: &Scope) -> Result<Option<Quota>>;
 
-    /// Stores a quota, or deletes it if `None`. With `if_none` it returns `false`, and changes nothing, if there is
-    /// one.
+    /// Stores a quota, or deletes it if `None`. With `if_none` it returns `false`, and changes nothing, if the
+    /// namespace has one.
     async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool>;
 
-    /// Whether the store answers.
+    /// Checks that the store responds.
     async fn check(&self) -> Result<()>;
 }

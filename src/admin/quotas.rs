@@ -44,7 +44,7 @@ impl Bounded {
 
     /// Waits until the change is in effect.
     async fn wait_until_applied(&self, made: u64) {
-        // Its sender lives as long as `self`.
+        // The sender is not dropped before `self`.
         let _ = self.in_force.subscribe().wait_for(|done| *done >= made).await;
     }
 }
@@ -58,8 +58,8 @@ pub struct QuotaManager {
 }
 
 impl QuotaManager {
-    /// Manages the quotas of `store` for `stores`, each with its own pool followed by those that migrate to it. They
-    /// take effect once [`keep_applied`](QuotaManager::keep_applied) runs for each.
+    /// Manages the quotas of `store` for `stores`, each with its own pool followed by the pools that migrate to it.
+    /// They take effect once [`keep_applied`](QuotaManager::keep_applied) runs for each.
     pub fn new(
         store: Arc<dyn AdminStore>,
         outage: Arc<Outage>,
@@ -112,7 +112,7 @@ impl QuotaManager {
                     store.in_force.send_replace(made);
                 }
                 // Retried; the outage is reported by the store's callers.
-                Err(error) => tracing::debug!(%error, "quotas could not be sent to a store"),
+                Err(error) => tracing::debug!(%error, "quotas could not be applied to a store"),
             }
             tokio::select! {
                 () = sleep(ASK) => {}

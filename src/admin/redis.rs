@@ -160,7 +160,7 @@ impl AdminStore for RedisAdmin {
             let limit = serde_json::from_slice(&text).ok();
             // The token is a secret, so it is not logged.
             if limit.is_none() && !self.unreadable.swap(true, Ordering::Relaxed) {
-                tracing::warn!("a limit in {LIMITS} cannot be read, so its token has none");
+                tracing::warn!("a limit in {LIMITS} is unreadable, so its token is not limited");
             }
             limit
         });
@@ -194,7 +194,7 @@ impl AdminStore for RedisAdmin {
         })
         .await?;
         if unreadable > 0 {
-            tracing::warn!(unreadable, "skipped limits in {LIMITS} that cannot be read");
+            tracing::warn!(unreadable, "skipped unreadable limits in {LIMITS}");
         }
         Ok(limits.into_iter().collect())
     }
@@ -266,7 +266,7 @@ impl AdminStore for RedisAdmin {
         })
         .await?;
         if unreadable > 0 {
-            tracing::warn!(unreadable, "skipped quotas in {QUOTAS} that cannot be read");
+            tracing::warn!(unreadable, "skipped unreadable quotas in {QUOTAS}");
         }
         Ok(Some((version, all.into_iter().collect())))
     }

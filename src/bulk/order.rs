@@ -45,6 +45,6 @@ pub struct Order {
     pub queue: Queue,
     pub action: Action,
     pub filter: Filter,
-    /// The operator who requested it.
+    /// Name of the operator.
     pub by: String,
 }

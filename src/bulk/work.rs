@@ -86,7 +86,7 @@ impl Work {
         let limit = usize::try_from(self.left).unwrap_or(MAX_LISTED).min(MAX_LISTED);
         let list = JobList { state: action.state(), limit, cursor: self.cursor.clone(), bodies: false };
         let page = search::page(&*self.engine, queue, filter, list).await?;
-        let page = page.ok_or_else(|| Error::refused("the list cannot be read on"))?;
+        let page = page.ok_or_else(|| Error::refused("the list cannot be continued"))?;
         let looked_at = page.jobs.len() as u64;
         let found: Vec<JobId> = page.jobs.iter().filter(|job| filter.finds(job)).map(|job| job.id).collect();
         let (done, out_of_reach) = match *action {

@@ -16,9 +16,8 @@ const MARK: &str = "dormouse";
 
 /// Copy a pool on disk while its server runs, through the admin port
 ///
-/// The copy opens as after a power cut: it has everything that was answered before this command, including tokens.
-/// The admin port is at DORMOUSE_ADMIN [default: http://127.0.0.1:7778]; DORMOUSE_ADMIN_AUTH=user:password if it
-/// asks.
+/// The copy contains every change that was acknowledged before this command, including tokens. The admin port is at
+/// DORMOUSE_ADMIN [default: http://127.0.0.1:7778]; if it has accounts, set DORMOUSE_ADMIN_AUTH=user:password.
 #[derive(Args)]
 pub struct BackupArgs {
     /// The pool [default: default]
@@ -35,17 +34,19 @@ pub fn backup(BackupArgs { pool, to }: BackupArgs) -> Result<()> {
     let to: PathBuf = to.components().collect();
     let is_tar = to == Path::new("-");
     if is_tar && io::stdout().is_terminal() {
-        return Err(CommandError::Usage("a tar is nothing for a terminal: send it to a file".to_owned()));
+        return Err(CommandError::Usage(
+            "a tar archive cannot be written to a terminal: redirect it to a file".to_owned(),
+        ));
     }
     let part = part_of(&to);
     for path in [&to, &part].into_iter().filter(|_| !is_tar) {
         if path.symlink_metadata().is_ok() {
-            return Err(CommandError::Usage(format!("{} is there already", path.display())));
+            return Err(CommandError::Usage(format!("{} already exists", path.display())));
         }
     }
     let client = ApiClient::new(&admin_url(None)?, push::login()?)?;
     let mut tar = client.read(HttpCall::get().to("backup").with([("pool", pool)]))?;
-    let failed = |error: io::Error| CommandError::NotDone(format!("the backup is not whole: {error}"));
+    let failed = |error: io::Error| CommandError::NotDone(format!("the backup is incomplete: {error}"));
     if is_tar {
         let mut out = io::stdout().lock();
         // Flushes here: the rest may not fit on the disk either, and an error at exit would be lost.
@@ -61,7 +62,7 @@ pub fn backup(BackupArgs { pool, to }: BackupArgs) -> Result<()> {
         let _ = fs::remove_dir_all(&part);
     }
     let (files, bytes) = done.map_err(failed)?;
-    print_line(&format!("{files} files with {bytes} bytes are in {}", to.display()))
+    print_line(&format!("wrote {files} files with {bytes} bytes to {}", to.display()))
 }
 
 /// Returns the name of the directory until it is complete.
@@ -81,7 +82,7 @@ fn unpack(tar: &mut impl Read, to: &Path) -> io::Result<(u64, u64)> {
         let path = entry.path()?.into_owned();
         let is_dir = entry.header().entry_type().is_dir();
         if !is_dir && !entry.header().entry_type().is_file() || !entry.unpack_in(to)? {
-            return Err(io::Error::other(format!("{} should not be in it", path.display())));
+            return Err(io::Error::other(format!("unexpected entry {}", path.display())));
         }
         if is_dir {
             dirs.push(to.join(path));
@@ -93,7 +94,7 @@ fn unpack(tar: &mut impl Read, to: &Path) -> io::Result<(u64, u64)> {
     // Reads to the end, to detect an aborted transfer.
     io::copy(tar, &mut io::sink())?;
     if !whole {
-        return Err(io::Error::other("it ended before its end"));
+        return Err(io::Error::other("the archive is truncated"));
     }
     dirs.iter().rev().try_for_each(|dir| sync(dir))?;
     Ok((files, bytes))

@@ -139,10 +139,11 @@ impl ApiClient {
             };
             Some((format!("{}:{port}", authority.host()), tls))
         });
-        let (address, tls) = found
-            .ok_or_else(|| CommandError::Usage("the URL should be like http://127.0.0.1:7777".to_owned()))?;
+        let (address, tls) = found.ok_or_else(|| {
+            CommandError::Usage("invalid URL: use one such as http://127.0.0.1:7777".to_owned())
+        })?;
         if key.as_ref().is_some_and(|(_, key)| HeaderValue::from_str(key).is_err()) {
-            return Err(CommandError::Usage("the token has characters that no token has".to_owned()));
+            return Err(CommandError::Usage("the token contains invalid characters".to_owned()));
         }
         Ok(ApiClient { url: url.trim_end_matches('/').to_owned(), address, tls, key })
     }
@@ -193,7 +194,7 @@ impl ApiClient {
 
     fn parse(&self, text: &str) -> Result<Value> {
         serde_json::from_str(text)
-            .map_err(|e| CommandError::NotDone(format!("{} did not answer as Dormouse does: {e}", self.url)))
+            .map_err(|e| CommandError::NotDone(format!("unexpected response of {}: {e}", self.url)))
     }
 }
 

@@ -10,7 +10,7 @@ pub fn seconds(text: &str) -> Result<String, String> {
 /// Parses a duration of whole seconds.
 pub fn whole_seconds(text: &str) -> Result<u64, String> {
     let whole = readable::seconds(text).and_then(|seconds| seconds.parse().ok());
-    whole.ok_or_else(|| format!("{DURATION_FORMS}; it has whole seconds"))
+    whole.ok_or_else(|| format!("{DURATION_FORMS}; whole seconds only"))
 }
 
 /// Parses a duration as a number of seconds.

@@ -16,13 +16,13 @@ pub enum JobCommand {
     Consume {
         /// The queue, or several, separated by commas, in order of preference
         queue: String,
-        /// How long the job is yours: 30s, 5m, 2h [default: the server's TTRSecond]
+        /// Time until the job is delivered again unless it is acked: 30s, 5m, 2h [default: the server's TTRSecond]
         #[arg(long, value_name = "DURATION", value_parser = seconds)]
         ttr: Option<String>,
         /// How long to wait for a job, up to 10m
         #[arg(long, value_name = "DURATION", value_parser = seconds)]
         timeout: Option<String>,
-        /// Get up to this many jobs
+        /// Maximum number of jobs
         #[arg(long, value_name = "COUNT")]
         count: Option<u32>,
     },
@@ -33,7 +33,7 @@ pub enum JobCommand {
         /// The ids of the jobs
         #[arg(required = true, value_name = "ID")]
         jobs: Vec<String>,
-        /// The receipt that `consume` showed: the job is acked only while it is still yours
+        /// The receipt that `consume` printed: the job is acked only while it is still yours
         #[arg(long)]
         receipt: Option<String>,
     },
@@ -92,7 +92,7 @@ impl Session {
 
     fn ack(&self, queue: &str, jobs: &[String], receipt: Option<String>) -> Result<()> {
         if receipt.is_some() && jobs.len() > 1 {
-            return Err(CommandError::Usage("--receipt is for one job".to_owned()));
+            return Err(CommandError::Usage("--receipt applies to one job only".to_owned()));
         }
         let named = |id: &String| match &receipt {
             Some(receipt) => json!({"id": id, "receipt": receipt}),

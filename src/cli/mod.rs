@@ -36,22 +36,23 @@ Examples:
   dormouse queue -n shop peek mail --state dead              why jobs died
   dormouse queue -n shop publish mail 'to ann' --delay 5m    or the body on standard input
   dormouse queue -n shop consume mail --timeout 30s          get a job, as a worker does
-  dormouse queue -n shop ack mail 01M80D5J4VCPC2AJTPM8000000 it is done
-  dormouse queue -n shop cancel mail --key order-7           delete a job that should not be done any more
-  dormouse queue -n shop pause mail --for 10m                hand out nothing for ten minutes
+  dormouse queue -n shop ack mail 01M80D5J4VCPC2AJTPM8000000 delete a finished job
+  dormouse queue -n shop cancel mail --key order-7           delete a job that is no longer needed
+  dormouse queue -n shop pause mail --for 10m                deliver nothing for ten minutes
   dormouse queue -n shop respawn mail --oldest 10            give dead jobs another try
-  dormouse queue -n shop promote mail --key order-7          a delayed job is ready now
-  dormouse queue -n shop purge mail --yes                    forget the ready jobs
-  dormouse queue list --need any                             of all namespaces those that need somebody
+  dormouse queue -n shop promote mail --key order-7          make a delayed job ready now
+  dormouse queue -n shop purge mail --yes                    delete the ready jobs
+  dormouse queue list --need any                             queues of all namespaces that need attention
   dormouse queue -n shop dead mail                           why jobs died, with counts
   dormouse queue -n shop respawn mail --all --reason 'mailbox full'
-  dormouse queue -n shop destroy mail --state delayed --yes  forget the delayed jobs
+  dormouse queue -n shop destroy mail --state delayed --yes  delete the delayed jobs
   dormouse queue -n shop push set mail https://shop.example/jobs --concurrency 4
   dormouse queue -n shop schedules set nightly mail report --cron '30 2 * * *' --zone Europe/Berlin
 
-Instead of --url, --token and --namespace there are the environment variables DORMOUSE_URL, DORMOUSE_TOKEN and
-DORMOUSE_NAMESPACE. Other users of this machine can read a --token in the process list, and not DORMOUSE_TOKEN.
-`push`, `list --need`, `history`, `dead`, `respawn --all`, `destroy` and `bulk` speak to the admin port: --admin or DORMOUSE_ADMIN, and DORMOUSE_ADMIN_AUTH=user:password if it asks.
+The environment variables DORMOUSE_URL, DORMOUSE_TOKEN and DORMOUSE_NAMESPACE replace --url, --token and --namespace.
+Other users of this machine can read --token in the process list, but not DORMOUSE_TOKEN.
+`push`, `list --need`, `history`, `dead`, `respawn --all`, `destroy` and `bulk` use the admin port: set --admin or
+DORMOUSE_ADMIN, and DORMOUSE_ADMIN_AUTH=user:password if it has accounts.
 
 Exit codes: 0 done; 1 the server refused or could not be reached, or jobs were missing; 2 an argument is missing or
 wrong.")]
@@ -69,8 +70,8 @@ enum QueueCommand {
         /// Maximum number of queues
         #[arg(long, value_name = "COUNT")]
         limit: Option<usize>,
-        /// From the admin port, over all namespaces unless one is named: only queues with this need; without a value,
-        /// with any need
+        /// Only queues with this need, or without a value with any need; through the admin port, over all namespaces
+        /// unless one is given
         #[arg(long, value_name = "NEED", num_args = 0..=1, default_missing_value = "any")]
         need: Option<String>,
     },
@@ -120,7 +121,7 @@ enum QueueCommand {
     Pause {
         /// The queue to pause
         queue: String,
-        /// Time after which it is resumed by itself: seconds, or 5m, 2h, 1d
+        /// Time after which it resumes automatically: seconds, or 5m, 2h, 1d
         #[arg(long = "for", value_name = "DURATION", value_parser = seconds)]
         time: Option<String>,
     },
@@ -138,7 +139,7 @@ enum QueueCommand {
         /// The ids of the jobs
         #[arg(required_unless_present_any = ["oldest", "all"], conflicts_with = "oldest")]
         jobs: Vec<String>,
-        /// All jobs that are dead now, over the admin port; waits until it is done
+        /// All jobs that are dead now, through the admin port; waits for the end
         #[arg(long, conflicts_with_all = ["jobs", "oldest"])]
         all: bool,
         /// With --all: only jobs that died for this reason; empty: jobs without a reason
@@ -278,7 +279,7 @@ impl Session {
             QueueCommand::Respawn { queue, all: true, reason, tries, delay, ttl, of, .. } => {
                 let number = |name, text: Option<String>| -> Result<_> {
                     let Some(text) = text else { return Ok(None) };
-                    let wrong = |_| CommandError::Usage(format!("--{name} is a number"));
+                    let wrong = |_| CommandError::Usage(format!("--{name} must be a number"));
                     Ok(Some((name, text.parse::<serde_json::Number>().map(Into::into).map_err(wrong)?)))
                 };
                 let given = [
@@ -327,7 +328,9 @@ impl Session {
         let answer = client.json_or_nothing(call)?.unwrap_or_else(|| json!({"msg": "deleted"}));
         self.show(&answer, || show::fields(&answer))?;
         match answer["ok"].as_bool() {
-            Some(false) => Err(CommandError::NotDone("the endpoint did not take the test".to_owned())),
+            Some(false) => {
+                Err(CommandError::NotDone("the endpoint did not accept the test request".to_owned()))
+            }
             _ => Ok(()),
         }
     }
@@ -345,9 +348,10 @@ impl Session {
         self.show(&all, || show::fields(&all))?;
         match missing.len() {
             0 => Ok(()),
-            some => {
-                Err(CommandError::NotDone(format!("{some} of {} jobs are not dead or not there", jobs.len())))
-            }
+            some => Err(CommandError::NotDone(format!(
+                "{some} of {} jobs are not dead or do not exist",
+                jobs.len()
+            ))),
         }
     }
 
@@ -355,7 +359,7 @@ impl Session {
         if !yes {
             let size = self.client.json(self.at(queue).to("size"))?["size"].as_u64().unwrap_or(0);
             return Err(CommandError::Usage(format!(
-                "this forgets the ready jobs of {}/{queue}, {size} of them now; repeat it with --yes",
+                "this deletes the ready jobs of {}/{queue}, {size} of them now; repeat it with --yes",
                 self.namespace
             )));
         }
@@ -367,7 +371,7 @@ impl Session {
     fn forget(&self, queue: &str, yes: bool) -> Result<()> {
         if !yes {
             return Err(CommandError::Usage(format!(
-                "this forgets {}/{queue} and all of its jobs but those that run; repeat it with --yes",
+                "this deletes {}/{queue} and all of its jobs except running ones; repeat it with --yes",
                 self.namespace
             )));
         }

@@ -27,12 +27,12 @@ pub struct OfPool {
 pub enum OperatorCommand {
     /// Show the recent history of a queue, or of all queues together (admin port)
     History {
-        /// The queue; without one, all together
+        /// The queue [default: all queues together]
         queue: Option<String>,
         /// The last hour, or the last day
         #[arg(long, value_enum, default_value_t = Range::Hour)]
         range: Range,
-        /// Number of steps to show, from the latest back
+        /// Number of steps to show, ending with the latest
         #[arg(long, value_name = "COUNT", default_value_t = 30)]
         limit: usize,
         #[command(flatten)]
@@ -40,7 +40,7 @@ pub enum OperatorCommand {
     },
     /// List queues with dead jobs; for one queue, show why they died (admin port)
     Dead {
-        /// The queue; without one, all that have dead jobs
+        /// The queue [default: all queues with dead jobs]
         queue: Option<String>,
         #[command(flatten)]
         of: OfPool,
@@ -156,7 +156,7 @@ impl Session {
         if !yes {
             let names: Vec<String> = states.iter().filter_map(|state| word(*state)).collect();
             return Err(CommandError::Usage(format!(
-                "this forgets the {} jobs of {}/{queue}; repeat it with --yes",
+                "this deletes the {} jobs of {}/{queue}; repeat it with --yes",
                 names.join(" and "),
                 self.namespace
             )));

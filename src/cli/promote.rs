@@ -43,7 +43,7 @@ impl Session {
             0 => Ok(()),
             some => {
                 let of = jobs.len();
-                Err(CommandError::NotDone(format!("{some} of {of} jobs are not delayed or not there")))
+                Err(CommandError::NotDone(format!("{some} of {of} jobs are not delayed or do not exist")))
             }
         }
     }

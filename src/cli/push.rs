@@ -19,9 +19,9 @@ pub enum PushCommand {
     Test(Target),
     /// Send nothing until it is resumed
     Pause(Target),
-    /// End a pause, or continue after the endpoint has answered 410
+    /// End a pause, or continue after the endpoint responded with 410
     Resume(Target),
-    /// Make a new secret. The previous one still signs for 24 hours
+    /// Create a new secret. Requests are also signed with the previous one for 24 hours
     Secret(Target),
 }
 
@@ -93,14 +93,14 @@ impl PushSettingArgs {
         let mut headers = Map::new();
         for header in &self.headers {
             let (name, value) =
-                header.split_once(':').ok_or_else(|| usage("a header is like 'Name: value'"))?;
+                header.split_once(':').ok_or_else(|| usage("invalid header: write it as 'Name: value'"))?;
             headers.insert(name.trim().to_owned(), json!(value.trim()));
         }
         if !headers.is_empty() {
             setting.insert("headers".to_owned(), headers.into());
         }
         if let Some(text) = self.ok_when {
-            let wrong = || usage("--ok-when is like '/code=0', with JSON behind the =");
+            let wrong = || usage("invalid --ok-when: write it as '/code=0', with JSON after the =");
             let (pointer, equals) = text.split_once('=').ok_or_else(wrong)?;
             let equals: Value = serde_json::from_str(equals).map_err(|_| wrong())?;
             setting.insert("ok_when".to_owned(), json!({"pointer": pointer, "equals": equals}));

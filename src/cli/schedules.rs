@@ -44,11 +44,11 @@ pub enum SchedulesCommand {
     Pause {
         /// The schedule
         name: String,
-        /// Time after which it is resumed by itself: seconds, or 5m, 2h, 1d
+        /// Time after which it resumes automatically: seconds, or 5m, 2h, 1d
         #[arg(long = "for", value_name = "DURATION", value_parser = seconds)]
         time: Option<String>,
     },
-    /// End a pause. Occurrences that were due meanwhile are not caught up
+    /// End a pause. Occurrences that were due during the pause are not caught up
     Resume {
         /// The schedule
         name: String,
@@ -61,7 +61,7 @@ pub enum SchedulesCommand {
         #[arg(long, value_name = "TIME")]
         at: Option<String>,
     },
-    /// Show when an expression or an interval would be due. Stores nothing
+    /// Show when an expression or an interval would be due; stores nothing
     Preview(Preview),
     /// Replace the server's schedules by those of a file: {"schedules": [{"name": "..", ..}]}
     Sync {
@@ -216,7 +216,9 @@ impl ScheduleSettingArgs {
 fn attributes(given: &[String]) -> Result<Map<String, Value>> {
     let pair = |attribute: &String| {
         let pair = attribute.split_once('=').map(|(name, value)| (name.to_owned(), json!(value)));
-        pair.ok_or_else(|| CommandError::Usage(format!("an attribute is like name=value, not {attribute:?}")))
+        pair.ok_or_else(|| {
+            CommandError::Usage(format!("invalid attribute {attribute:?}: write it as name=value"))
+        })
     };
     given.iter().map(pair).collect()
 }

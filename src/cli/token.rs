@@ -14,7 +14,8 @@ use crate::readable::visible_json;
 
 /// Create, list and delete the tokens of namespaces (admin port)
 ///
-/// The admin port is at DORMOUSE_ADMIN [default: http://127.0.0.1:7778]; DORMOUSE_ADMIN_AUTH=user:password if it asks.
+/// The admin port is at DORMOUSE_ADMIN [default: http://127.0.0.1:7778]; if it has accounts, set
+/// DORMOUSE_ADMIN_AUTH=user:password.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

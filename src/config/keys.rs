@@ -123,8 +123,8 @@ table! {
         "Dashboard" dashboard: bool = true;
         /// Dormouse's own. Default time zone of the dashboard.
         "DashboardZone" dashboard_zone: String = "UTC".into();
-        /// Dormouse's own. Who may see bodies and attributes of jobs, and replies of endpoints, on the admin port;
-        /// others see sizes. `all`, `operators` or `none`.
+        /// Dormouse's own. Accounts that may see bodies and attributes of jobs, and replies of endpoints, on the admin
+        /// port; others see sizes. `all`, `operators` or `none`.
         "ShowBodies" show_bodies: ShowBodies = ShowBodies::All;
         /// Dormouse's own. File of keys that encrypt push secrets in the store: one per line, 32 bytes in base64. The
         /// first encrypts, all decrypt.
@@ -148,7 +148,7 @@ table! {
         "AdminTLSCert" admin_tls_cert: Option<PathBuf> = None;
         /// Dormouse's own. Like `TLSKey`, for the admin port.
         "AdminTLSKey" admin_tls_key: Option<PathBuf> = None;
-        /// Dormouse's own. Seconds of further service after a stop signal, while `/ready` fails.
+        /// Dormouse's own. Seconds to keep serving after a stop signal, while `/ready` returns 503.
         "DrainSeconds" drain_seconds: u64 = 0, in 0..=300;
         /// Dormouse's own. Seconds to wait at the start for stores that do not respond.
         "WaitForStore" wait_for_store: u64 = 0, in 0..=3600;
@@ -170,10 +170,10 @@ table! {
 table! {
     /// A store: `Addr` is a Redis, `Cluster` a Redis Cluster, `Path` a directory.
     PoolConfig {
-        /// `host:port` of a Redis; with `MasterName`, those of its Sentinels, separated by commas.
+        /// `host:port` of a Redis, or with `MasterName` of its Sentinels, separated by commas.
         "Addr" addr: Option<String> = None;
-        /// Dormouse's own. Some nodes of a Redis Cluster, `["host:port", ..]`, from which the others are discovered. In
-        /// a variable, separated by commas.
+        /// Dormouse's own. Seed nodes of a Redis Cluster, `["host:port", ..]`; the others are discovered. In a
+        /// variable, separated by commas.
         "Cluster" cluster: Vec<String> = Vec::new();
         /// Password of the Redis, or of every node of the cluster.
         "Password" password: Option<Secret> = None;
@@ -201,20 +201,20 @@ table! {
         "Cert" cert: Option<PathBuf> = None;
         /// Dormouse's own. PEM file of the client certificate's key.
         "Key" key: Option<PathBuf> = None;
-        /// Dormouse's own. Number of partitions of a pool in a cluster: a power of two up to 4096. It stays what it was
-        /// at the pool's first start. Default: 64.
+        /// Dormouse's own. Number of partitions of a pool in a cluster: a power of two up to 4096. Fixed at the pool's
+        /// first start. Default: 64.
         "Partitions" partitions: Option<u16> = None, in 1..=MAX_PARTITIONS.into();
         /// Dormouse's own. Prefix of every key of a pool in a cluster. Default: the pool's name.
         "Prefix" prefix: Option<String> = None;
-        /// Dormouse's own. Number of replicas of its Redis, or of each node of a cluster, that must have a write before it
-        /// is answered; at most 5.
+        /// Dormouse's own. Number of replicas of its Redis, or of each node of a cluster, that must have received a
+        /// write before the reply; at most 5.
         "WaitReplicas" wait_replicas: u16 = 0, in 0..=5;
         /// Dormouse's own. Queues of a pool in a cluster that use all partitions: `["shop/orders", "mail/*", "*/bulk-*"]`.
         /// In a variable they are separated by commas.
         "Spread" spread: Vec<String> = Vec::new();
-        /// Dormouse's own. Seconds after its death after which a dead job goes; 0: never.
+        /// Dormouse's own. Seconds after which a dead job expires; 0: never.
         "DeadLetterTTL" dead_letter_ttl: u64 = 0, in 0..=MAX_TTL;
-        /// The pool that publishes go to, while this one is drained.
+        /// Pool that receives new publishes while this pool is drained.
         "MigrateTo" migrate_to: Option<String> = None;
         /// Dormouse's own. Directory of a disk pool.
         "Path" path: Option<PathBuf> = None;
@@ -245,11 +245,11 @@ impl PoolConfig {
     }
 }
 
-/// Keys that only pools of jobs have, and not the store of tokens.
+/// Keys of pools that do not apply to the store of tokens.
 pub(super) const OF_JOBS: [&str; 5] = ["Partitions", "Prefix", "WaitReplicas", "Spread", "DeadLetterTTL"];
-/// The longest age, as the longest `ttl`: 136 years.
+/// Maximum `DeadLetterTTL`, like the maximum `ttl`: 136 years.
 const MAX_TTL: u64 = u32::MAX as u64;
-/// The largest number that TOML has.
+/// Largest integer in TOML.
 const MOST: u64 = i64::MAX as u64;
 /// Maximum number of partitions: each needs a slot of its own, with room to spread.
 const MAX_PARTITIONS: u16 = 4096;
@@ -356,7 +356,7 @@ impl std::fmt::Debug for Secret {
 
 impl Setting for Secret {
     fn read(given: &Given, _: Option<RangeInclusive<u64>>) -> Result<Secret, ConfigError> {
-        given.text().map(Secret::from).ok_or_else(|| given.refused(false, "a text is wanted"))
+        given.text().map(Secret::from).ok_or_else(|| given.refused(false, "expected a string"))
     }
 
     fn show(&self) -> Option<String> {

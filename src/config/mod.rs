@@ -186,8 +186,8 @@ mod tests {
             (single, "Partitions=2", "Partitions"),
             (single, "Prefix='a'", "Prefix"),
             (single, "Spread=['a/b']", "Spread"),
-            (single, "Layout='compact'", "the compact one is not supported any more"),
-            (cluster, "SpreadAt=9", "name them in Spread"),
+            (single, "Layout='compact'", "the compact layout is no longer supported"),
+            (cluster, "SpreadAt=9", "list the queues in Spread"),
             (cluster, "Ordered=['a/b']", "Ordered"),
         ] {
             let error = pool(place, keys).expect_err(keys);
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(accounts, want, "a password that was replaced must not go on working");
     }
 
-    /// Guards against a read-only user who gains write access as another user of the same name.
+    /// Guards against write access for a read-only user by another user of the same name.
     #[test]
     fn an_account_has_one_role() {
         let pool = "[Pool.default]\nPath='d'";

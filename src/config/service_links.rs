@@ -1,6 +1,6 @@
-//! Variables that Kubernetes sets in every container for every Service of its namespace ("service links"). Those of a
-//! Service called `dormouse` or `dormouse-...` have our prefix: `DORMOUSE_PORT` is then `tcp://10.0.0.1:7777`. They are
-//! not configuration. A variable is a service link if both its name and its value have that form.
+//! Variables that Kubernetes sets in every container for every Service of its namespace ("service links"). A Service
+//! called `dormouse` or `dormouse-...` yields variables with our prefix: `DORMOUSE_PORT` is then `tcp://10.0.0.1:7777`.
+//! They are not configuration. A variable counts as a service link only if both its name and its value look like one.
 
 use std::net::IpAddr;
 

@@ -127,7 +127,7 @@ fn in_toml(value: &Value) -> String {
 
 /// Type of a key.
 pub trait Setting: Sized {
-    /// Reads a value; numbers must be in `range`. The error says what is expected.
+    /// Reads a value; numbers must be in `range`. The error states the expected form.
     fn read(given: &Given, range: Option<RangeInclusive<u64>>) -> Result<Self, ConfigError>;
 
     /// Formats the value as TOML; `None` if not set.
@@ -149,8 +149,8 @@ macro_rules! whole_numbers {
                 let fits = number.and_then(|number| u64::try_from(number).ok()).filter(|n| range.contains(n));
                 fits.and_then(|number| number.try_into().ok()).ok_or_else(|| {
                     let (least, most) = (range.start(), range.end());
-                    let end = if *most < i64::MAX as u64 { format!("to {most}") } else { "on".into() };
-                    given.refused(true, format!("a whole number from {least} {end} is wanted"))
+                    let end = if *most < i64::MAX as u64 { format!("to {most}") } else { "up".into() };
+                    given.refused(true, format!("expected a whole number from {least} {end}"))
                 })
             }
 
@@ -169,7 +169,7 @@ impl Setting for i64 {
         match u32::read(given, range) {
             Ok(number) => Ok(number.into()),
             Err(error) if matches!(given.value, Value::Integer(_) | Value::Float(_)) => Err(error),
-            Err(_) => Err(given.wrong_and_hidden("a whole number from 0 on is wanted")),
+            Err(_) => Err(given.wrong_and_hidden("expected a whole number from 0 up")),
         }
     }
 
@@ -191,7 +191,7 @@ impl Setting for bool {
             },
             _ => None,
         };
-        said.ok_or_else(|| given.refused(true, "true or false is wanted"))
+        said.ok_or_else(|| given.refused(true, "expected true or false"))
     }
 
     fn show(&self) -> Option<String> {
@@ -201,7 +201,7 @@ impl Setting for bool {
 
 impl Setting for String {
     fn read(given: &Given, _: Option<RangeInclusive<u64>>) -> Result<String, ConfigError> {
-        given.text().ok_or_else(|| given.refused(true, "a text is wanted"))
+        given.text().ok_or_else(|| given.refused(true, "expected a string"))
     }
 
     fn show(&self) -> Option<String> {
@@ -239,7 +239,7 @@ impl<T: Setting> Setting for Option<T> {
 /// List of strings, or one string separated by commas.
 impl Setting for Vec<String> {
     fn read(given: &Given, _: Option<RangeInclusive<u64>>) -> Result<Vec<String>, ConfigError> {
-        let wrong = || given.refused(true, "a list of texts is wanted");
+        let wrong = || given.refused(true, "expected a list of strings");
         match &given.value {
             Value::String(text) => Ok(text
                 .split(',')
@@ -271,7 +271,7 @@ pub fn one_of<T: Copy>(given: &Given, words: &[(&str, T)]) -> Result<T, ConfigEr
             let words: Vec<String> =
                 words.iter().filter(|(word, _)| !word.is_empty()).map(|(word, _)| quoted(word)).collect();
             let (last, others) = words.split_last().expect("an enum has values");
-            Err(given.refused(true, format!("{} or {last} is wanted", others.join(", "))))
+            Err(given.refused(true, format!("expected {} or {last}", others.join(", "))))
         }
     }
 }
@@ -281,7 +281,7 @@ pub fn table_of<'a>(given: &'a Given, example: &str) -> Result<&'a toml::Table, 
     given
         .value
         .as_table()
-        .ok_or_else(|| given.wrong_and_hidden(format!("a table is wanted, as in {example}")))
+        .ok_or_else(|| given.wrong_and_hidden(format!("expected a table, such as {example}")))
 }
 
 /// Appends a section of the effective configuration.

@@ -10,7 +10,7 @@ use super::service_links::is_service_link;
 use super::setting::{ConfigError, Given, Place, Spelt, table_of};
 
 const ENV_PREFIX: &str = "DORMOUSE_";
-/// Variables with our prefix that are not keys: those of the command line.
+/// Variables with our prefix that are options of client commands instead of keys.
 const ENV_NOT_KEYS: [&str; 6] = [
     "DORMOUSE_ADMIN",
     "DORMOUSE_ADMIN_AUTH",
@@ -92,31 +92,31 @@ fn unknown_key(given: &Given, keys: &[&'static str], others: &[&'static str], ke
     let shown = !given.value.is_str() && !may_be_secret(key) && !near.is_some_and(may_be_secret);
     let hint = if let Some(key) = spelling(others, key) {
         if at_top {
-            format!("{key} belongs to a pool, as in [Pool.default]")
+            format!("{key} is a key of a pool, such as [Pool.default]")
         } else {
-            format!("{key} belongs before all tables")
+            format!("{key} is a top-level key: write it before all tables")
         }
     } else if let Some(why) = removed(key) {
         return given.refused(true, why.to_owned());
     } else if let Some(near) = near {
         format!("did you mean {near}?")
     } else {
-        "docs/configuration.md has the keys".to_owned()
+        "docs/configuration.md lists the keys".to_owned()
     };
-    given.refused(shown, format!("there is no such key; {hint}"))
+    given.refused(shown, format!("unknown key; {hint}"))
 }
 
-/// Why a key of an earlier version is not supported any more.
+/// Returns why a key of an earlier version is no longer supported.
 fn removed(key: &str) -> Option<&'static str> {
     match spelling(&["Layout", "SpreadAt", "Ordered"], key)? {
         "Layout" => Some(
-            "there is one layout now, and the compact one is not supported any more: leave Layout out, and move its jobs \
-             with the version that wrote them",
+            "there is only one layout now, and the compact layout is no longer supported: remove Layout, and \
+             migrate compact pools with the version that wrote them",
         ),
         "SpreadAt" => {
-            Some("queues are not spread by themselves any more: leave it out, and name them in Spread")
+            Some("queues are no longer spread automatically: remove it, and list the queues in Spread")
         }
-        _ => Some("queues that Spread does not name stay in order: leave it out"),
+        _ => Some("queues that are not in Spread keep their order: remove it"),
     }
 }
 
@@ -198,7 +198,7 @@ impl Sources {
                 (String::new(), key)
             };
             if let Some(other) = seen.insert((table, key), var.clone()) {
-                return Err(ConfigError(format!("{other} and {var} are the same key: leave one out")));
+                return Err(ConfigError(format!("{other} and {var} are the same key: remove one")));
             }
         }
         Ok(())
@@ -265,7 +265,7 @@ impl Users {
 
 /// Returns the error about a secret given twice.
 pub fn both(secret: &Given, file: &Given) -> ConfigError {
-    file.wrong(format!("{} is set too: leave one of them out", secret.place))
+    file.wrong(format!("{} is set too: remove one of them", secret.place))
 }
 
 /// Splits a variable into the name of a pool and a key. Names may contain underscores too, so the longest key wins.
@@ -297,7 +297,7 @@ fn unknown_variable(var: &str) -> ConfigError {
         Some(name) => format!("did you mean {name}?"),
         None => "see docs/configuration.md".to_owned(),
     };
-    ConfigError(format!("the environment variable {var} names no key; {hint}"))
+    ConfigError(format!("the environment variable {var} matches no key; {hint}"))
 }
 
 /// Returns the variable of a key, with its words separated.
@@ -331,7 +331,7 @@ fn pool_keys(section: &mut Section, table: &str, keys: &Table) -> Result<(), Con
 fn insert(section: &mut Section, key: &'static str, given: Given) -> Result<(), ConfigError> {
     match section.get(key) {
         Some(other) => {
-            Err(ConfigError(format!("{} and {} are the same key: leave one out", other.place, given.place)))
+            Err(ConfigError(format!("{} and {} are the same key: remove one", other.place, given.place)))
         }
         None => {
             section.insert(key, given);
@@ -346,7 +346,7 @@ fn syntax(name: &str, text: &str, error: &toml::de::Error) -> ConfigError {
     let line = text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count() + 1;
     // The library's messages may quote keys, but not values.
     let says = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
-    ConfigError(format!("{name}: line {line} is no TOML: {says}"))
+    ConfigError(format!("{name}: line {line} is not valid TOML: {says}"))
 }
 
 #[cfg(test)]

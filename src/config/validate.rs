@@ -37,7 +37,7 @@ impl Config {
             let [ttl, delay] = [("TTLSecond", self.ttl_second), ("DelaySecond", self.delay_second)]
                 .map(|(key, seconds)| written(&sources.top, key, seconds));
             return Err(ConfigError(format!(
-                "{ttl} is shorter than {delay}: such jobs would end before they are due"
+                "{ttl} is shorter than {delay}: such jobs would expire before they are due"
             )));
         }
         in_pairs(&sources.top, ["TLSCert", "TLSKey"])?;
@@ -59,7 +59,7 @@ impl Config {
                 let place =
                     given.given.get(user).map_or_else(|| table.into(), |given| given.place.to_string());
                 return Err(ConfigError(format!(
-                    "{place}: the user {user:?} needs a name and a password, neither empty"
+                    "{place}: the user {user:?} needs a name and a password; neither may be empty"
                 )));
             }
         }
@@ -68,7 +68,7 @@ impl Config {
             let given = of.given.get(user).or(of.files.get(user));
             let place = given.map_or_else(String::new, |given| given.place.to_string());
             return Err(ConfigError(format!(
-                "{place}: the user is in [Accounts] too: leave it out of one of them"
+                "{place}: the user is in [Accounts] too: remove it from one of them"
             )));
         }
         if self.accounts.is_empty() && !self.read_only_accounts.is_empty() {
@@ -92,7 +92,7 @@ impl Config {
         }
         // It may contain a password, so it is not shown.
         let place = top.get("AdminUrl").map_or_else(|| "AdminUrl".into(), |given| given.place.to_string());
-        Err(ConfigError(format!("{place}: an address like \"https://ops.example/dormouse\" is wanted")))
+        Err(ConfigError(format!("{place}: expected a URL such as \"https://ops.example/dormouse\"")))
     }
 
     fn validate_ports(&self, top: &Section) -> Result<(), ConfigError> {
@@ -142,9 +142,9 @@ impl Config {
                 let why = match self.pool.get(to) {
                     None if others.is_empty() => "there is no other pool".to_owned(),
                     None => format!("there is no such pool; the others are {}", others.join(", ")),
-                    Some(_) if to == name => "the pool itself: another one is wanted".to_owned(),
+                    Some(_) if to == name => "a pool cannot migrate to itself: name another pool".to_owned(),
                     Some(next) if next.migrate_to.is_some() => {
-                        "that pool migrates itself: name the last one".to_owned()
+                        "that pool has a MigrateTo too: name the final target".to_owned()
                     }
                     Some(_) => continue,
                 };
@@ -156,17 +156,16 @@ impl Config {
                 let given = given.as_ref().unwrap_or(&none);
                 if let Some(path) = given.get("Path").filter(|path| !path.is_empty()) {
                     return Err(path.wrong(
-                        "Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
+                        "Path is for pools: without [AdminRedis], tokens are stored in the default pool's directory",
                     ));
                 }
                 if let Some(key) = OF_JOBS.into_iter().find_map(|key| given.get(key)) {
-                    return Err(key.wrong("it belongs to pools; tokens and limits have one layout"));
+                    return Err(key.wrong("it applies only to pools of jobs, not to [AdminRedis]"));
                 }
                 admin.validate("[AdminRedis]", given)
             }
             (None, _) if default.path.is_none() && default.cluster.is_empty() => {
-                err("there is no [AdminRedis]: tokens need a place, so add one with Addr = \"host:port\""
-                    .into())
+                err("there is no [AdminRedis] to store tokens: add one with Addr = \"host:port\"".into())
             }
             (None, _) => Ok(()),
         }
@@ -193,13 +192,13 @@ impl Config {
             let path = resolved(path);
             for (n, (other, at)) in seen.iter().enumerate() {
                 let how = match (path == *at, path.starts_with(at), at.starts_with(&path)) {
-                    (true, ..) => "is the directory of",
-                    (_, true, _) => "is inside of",
-                    (.., true) => "is around",
+                    (true, ..) => "is also",
+                    (_, true, _) => "is inside",
+                    (.., true) => "contains",
                     _ => continue,
                 };
-                // The log directory, which is the first, may contain those of pools.
-                if n == 0 && self.log_dir.is_some() && how == "is inside of" {
+                // The log directory, first in the list, may contain the pools' directories.
+                if n == 0 && self.log_dir.is_some() && how == "is inside" {
                     continue;
                 }
                 return Err(ConfigError(format!(
@@ -242,13 +241,13 @@ fn host_problem(host: &str) -> Option<&'static str> {
         return None;
     }
     if host.contains("://") {
-        return Some("the address alone is wanted, without a scheme, such as \"0.0.0.0\"");
+        return Some("expected only an address, without a scheme, such as \"0.0.0.0\"");
     }
     if host.contains(':') {
-        return Some("the address alone is wanted; the port has a key of its own");
+        return Some("expected only an address; the port has its own key");
     }
     let plain = host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
-    (!plain).then_some("an address or a host name is wanted, such as \"0.0.0.0\"")
+    (!plain).then_some("expected an address or a host name, such as \"0.0.0.0\"")
 }
 
 /// Returns whether one port cannot be bound at both addresses.
@@ -299,7 +298,7 @@ fn is_pattern(queue: &str) -> bool {
 
 /// Returns why this is not `host:port`.
 fn address_problem(address: &str) -> Option<&'static str> {
-    const PORT: &str = "a port from 1 to 65535 is wanted behind the host: write host:port";
+    const PORT: &str = "expected a port from 1 to 65535 after the host: write host:port";
     let Some((host, port)) = address.rsplit_once(':') else { return Some(PORT) };
     let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     match inner {
@@ -307,10 +306,12 @@ fn address_problem(address: &str) -> Option<&'static str> {
             return Some("the part in brackets should be an IPv6 address");
         }
         None if host.contains(':') => {
-            return Some("an IPv6 address stands in brackets: write [address]:port");
+            return Some("put the IPv6 address in brackets: write [address]:port");
         }
         None if host.is_empty() => return Some("the host is missing: write host:port"),
-        None if host.contains(char::is_whitespace) => return Some("a host has no blanks: write host:port"),
+        None if host.contains(char::is_whitespace) => {
+            return Some("a host contains no spaces: write host:port");
+        }
         _ => {}
     }
     match port.parse::<u16>() {
@@ -320,10 +321,10 @@ fn address_problem(address: &str) -> Option<&'static str> {
 }
 
 /// Message about a key that a single Redis has no use for.
-const OF_A_CLUSTER: &str = "it belongs to a pool in a Redis Cluster (Cluster)";
+const OF_A_CLUSTER: &str = "it is only for pools in a Redis Cluster (Cluster)";
 
 /// Message about a URL in place of an address; the URL is not shown, since it may contain a password.
-const NO_URL: &str = "host:port is wanted, not a URL: use TLS, Username, Password and DB for its other parts";
+const NO_URL: &str = "expected host:port, not a URL: use TLS, Username, Password and DB for its other parts";
 
 impl PoolConfig {
     /// Returns the prefix of the keys of a pool of this name in a cluster.
@@ -346,10 +347,10 @@ impl PoolConfig {
             return not_both(["Path", "Cluster"], "a pool is a directory or a Redis Cluster");
         }
         if self.master_name.is_some() {
-            return wrong("MasterName", "a cluster has no Sentinels, leave it out beside Cluster");
+            return wrong("MasterName", "a cluster has no Sentinels: remove it, or Cluster");
         }
         if self.db != 0 {
-            return wrong("DB", "a Redis Cluster has no database but 0, leave it out beside Cluster");
+            return wrong("DB", "a Redis Cluster has only database 0: remove it, or Cluster");
         }
         let place = given
             .get("Cluster")
@@ -406,7 +407,7 @@ impl PoolConfig {
         match self.partitions {
             Some(_) if one => return wrong("Partitions", OF_A_CLUSTER),
             Some(partitions) if !partitions.is_power_of_two() => {
-                return wrong("Partitions", "a power of two up to 4096 is wanted");
+                return wrong("Partitions", "expected a power of two up to 4096");
             }
             _ => {}
         }
@@ -414,12 +415,15 @@ impl PoolConfig {
             return wrong("Spread", OF_A_CLUSTER);
         }
         if let Some(queue) = self.spread.iter().find(|queue| !is_pattern(queue)) {
-            return wrong("Spread", &format!("{queue:?}: namespace/queue is wanted, in which * is any text"));
+            return wrong(
+                "Spread",
+                &format!("{queue:?}: expected namespace/queue, where * matches any text"),
+            );
         }
         match &self.prefix {
             Some(_) if one => return wrong("Prefix", OF_A_CLUSTER),
             Some(prefix) if !is_prefix(prefix) => {
-                return wrong("Prefix", "1 to 64 letters, digits, -, _, . and : are wanted");
+                return wrong("Prefix", "expected 1 to 64 letters, digits, -, _, . and :");
             }
             _ => {}
         }
@@ -454,7 +458,7 @@ impl PoolConfig {
         if !self.tls
             && let Some(given) = ["CA", "Cert", "Key"].into_iter().find_map(set)
         {
-            return Err(given.wrong("it belongs to TLS = true"));
+            return Err(given.wrong("it requires TLS = true"));
         }
         in_pairs(given, ["Cert", "Key"])?;
         for (user, user_key, password, key) in [

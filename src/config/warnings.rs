@@ -1,9 +1,9 @@
-//! Settings with which a server starts, and which are probably not what their author wants.
+//! Warnings about settings that are valid, but probably not intended.
 
 use super::keys::Config;
 
 impl Config {
-    /// One line for each. `check` prints them, and a start logs them.
+    /// Returns the warnings, one line each. `check` prints them, and a start logs them.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.ttl_second > 0 && self.ttl_second <= self.delay_second {

@@ -83,7 +83,7 @@ impl GiveBack {
         let (sender, receiver) = mpsc::unbounded_channel();
         let lanes =
             Arc::new(Lanes { engine, tasks: tasks.clone(), behind: Mutex::default(), idle: Notify::new() });
-        tasks.spawn_essential("giving jobs back", lanes.run(receiver));
+        tasks.spawn_essential("returning jobs", lanes.run(receiver));
         GiveBack(sender)
     }
 
@@ -191,7 +191,7 @@ impl Drop for Lane {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.lanes.behind.lock().remove(&self.namespace);
-            self.lanes.tasks.failure().report("giving jobs back panicked".into());
+            self.lanes.tasks.failure().report("returning jobs panicked".into());
         }
         self.lanes.idle.notify_one();
     }

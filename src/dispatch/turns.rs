@@ -136,18 +136,18 @@ mod tests {
         assert!(at_once(&turns, &other).is_none(), "there are no more");
         taken.iter_mut().for_each(Turn::give_back);
         assert_eq!(turns.free.available_permits(), MOST_OF_NAMESPACE, "given back");
-        assert!(at_once(&turns, &slow).is_none(), "it has as many as it may");
+        assert!(at_once(&turns, &slow).is_none(), "the namespace is at its limit");
         assert_eq!(
             turns.free.available_permits(),
             MOST_OF_NAMESPACE,
-            "who waits for its own keeps none of all"
+            "a waiter for a slot of its namespace holds no slot of all"
         );
         let others: Vec<_> = (0..MOST).map_while(|_| at_once(&turns, &other)).collect();
         assert_eq!(others.len(), MOST_OF_NAMESPACE, "another namespace has its part");
         drop(others);
         // A counted fetch ends.
         drop(taken.pop());
-        assert!(at_once(&turns, &slow).is_some(), "another one begins");
+        assert!(at_once(&turns, &slow).is_some(), "the waiting fetch begins");
         drop(taken);
         let left = (turns.free.available_permits(), turns.without.available_permits());
         assert_eq!(left, (MOST, MOST_WITHOUT), "all have ended");

@@ -181,13 +181,13 @@ mod tests {
         tokio::task::yield_now().await;
         let mut sizes = Vec::new();
         for _ in 0..3 {
-            let batch = calls.next().await.expect("callers are there");
+            let batch = calls.next().await.expect("the callers exist");
             sizes.push(batch.iter().map(|c| c.request.0).collect::<Vec<_>>());
             for call in batch {
                 call.split().1.send(Ok(())).expect("the caller waits");
             }
         }
-        assert_eq!(sizes, [vec![1, 2], vec![3], vec![9]], "at most 4 a batch, and what is larger goes alone");
+        assert_eq!(sizes, [vec![1, 2], vec![3], vec![9]], "at most 4 per batch, and a larger call alone");
         for call in waiting {
             assert!(call.await.unwrap().is_ok(), "each call is answered"); // the task does not panic
         }

@@ -14,7 +14,7 @@ pub async fn forget(engine: &dyn Engine, queue: &Queue) -> Result<()> {
     loop {
         let list = JobList { state: JobState::Delayed, limit: MAX_LISTED, cursor, bodies: false };
         let page = engine.list_jobs(queue, list).await?;
-        let page = page.ok_or_else(|| Error::refused("the list of delayed jobs cannot be read on"))?;
+        let page = page.ok_or_else(|| Error::refused("the list of delayed jobs cannot be continued"))?;
         let jobs: Vec<_> = page.jobs.iter().map(|job| (job.id, None)).collect();
         if !jobs.is_empty() {
             engine.ack(queue, &jobs).await?;

@@ -40,7 +40,7 @@ impl Of {
         matches!(self, Of::Queue(..) | Of::Jobs(..))
     }
 
-    /// Pool totals are few, so they are never evicted.
+    /// Whether it is never evicted. Pool totals are few.
     fn is_always_kept(&self) -> bool {
         matches!(self, Of::Pool(_))
     }

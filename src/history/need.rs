@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 const DYING: usize = 10;
 /// Number of past minutes during which ready jobs must have risen each minute.
 const GROWING: usize = 5;
-/// Minimum time that one job stays at the head of a queue without consumers.
+/// Minimum time that a job stays at the head of a queue without consumers.
 const NOBODY: Duration = Duration::from_secs(300);
 /// Age of the oldest ready job beyond which it is late.
 const LATE: Duration = Duration::from_secs(60);

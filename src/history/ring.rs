@@ -277,7 +277,7 @@ mod tests {
         Point { ready, ..Point::default() }
     }
 
-    /// A reference implementation with a map by step.
+    /// Computes the points with a map by step, as a reference.
     fn model(readings: &[(u64, Point)]) -> std::collections::BTreeMap<u64, Point> {
         let mut all = std::collections::BTreeMap::<u64, Point>::new();
         for (second, point) in readings {

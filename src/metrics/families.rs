@@ -245,18 +245,18 @@ impl Collector for Figure {
 
 /// Gauges specific to one kind of store: the suffix of the name after `infra_lmstfy_redis_`, and the help text.
 pub(super) const FIGURES: &[(&str, &str)] = &[
-    ("max_mem_bytes", "Memory limit of the Redis in bytes; 0 if there is none."),
+    ("max_mem_bytes", "Memory limit of the Redis in bytes; 0 if unlimited."),
     ("used_mem_bytes", "Memory used by the Redis in bytes."),
     ("connections", "Clients connected to the Redis."),
     ("blocking_connections", "Clients of the Redis waiting in a blocking command; Dormouse uses none."),
-    ("total_keys", "Keys in the Redis, including those of other programs."),
+    ("total_keys", "Keys in the Redis, including keys of other programs."),
     ("total_ttl_keys", "Keys in the Redis that expire."),
     ("disk_bytes", "Bytes of the pool's files."),
     ("disk_journals", "Files of the store's log; the next start reads them."),
     ("disk_quarantined_jobs", "Unreadable jobs, which are not delivered."),
     ("disk_ready_in_memory", "Ready jobs whose queue entries are kept in memory."),
     ("disk_free_bytes", "Free bytes on the pool's disk."),
-    ("disk_full", "Whether the disk is almost full: publishes are refused."),
+    ("disk_full", "Whether the disk is almost full, so that publishes are refused."),
 ];
 
 families! {

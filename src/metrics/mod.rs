@@ -168,7 +168,7 @@ impl Metrics {
     }
 
     /// Clears the stores' statistics after a scrape. Otherwise deleted queues and unavailable stores would show their
-    /// last values forever, and for ten thousand queues they take as much memory as all counters.
+    /// last values forever. For ten thousand queues the statistics take the same amount of memory as all counters.
     pub fn forget_figures(&self) {
         let stores = &self.engine.stores;
         let sizes = [&stores.queue_sizes, &stores.deadletter_sizes, &stores.timer_sizes];
@@ -180,8 +180,8 @@ impl Metrics {
         self.clusters.clock_difference.reset();
     }
 
-    /// Sets the sizes of a pool: jobs with a timer, how long the earliest is overdue, and those of each queue. If there
-    /// are more queues than series, those with the most ready and dead jobs keep their names.
+    /// Sets the sizes of a pool: jobs with a timer, how long the earliest is overdue, and the sizes of each queue. If
+    /// there are more queues than series, the queues with the most ready and dead jobs keep their names.
     pub fn sizes<'a>(
         &self,
         pool: &PoolName,
@@ -282,7 +282,7 @@ impl Metrics {
     }
 }
 
-/// `None` counts as 0.
+/// Returns the seconds; 0 for `None`.
 fn seconds(time: Option<Duration>) -> f64 {
     time.unwrap_or_default().as_secs_f64()
 }

@@ -324,7 +324,7 @@ impl PoolMetrics {
         self.series(queue);
     }
 
-    /// The queue was forgotten: its series are not shown any more. What push counts of it stays.
+    /// Removes the series of a deleted queue, except for those of push.
     pub fn forget(&self, queue: &Queue) {
         if self.queues.write().remove(queue).is_none() {
             return;

@@ -32,7 +32,7 @@ impl Logs {
     pub fn reopen(&self) {
         for sink in &self.files {
             if let Err(error) = sink.reopen() {
-                tracing::error!(%error, "a log file could not be opened again");
+                tracing::error!(%error, "a log file could not be reopened");
             }
         }
     }
@@ -75,7 +75,7 @@ pub fn setup(
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let text = panic.to_string();
-        tracing::error!(panic = text.replace('\n', " "), "a task panicked; this is a bug");
+        tracing::error!(panic = text.replace('\n', " "), "a task panicked; please report this bug");
     }));
 }
 

@@ -100,7 +100,7 @@ async fn ack_all(queue: &PushedQueue, jobs: &[ToAck]) -> bool {
     match acked {
         Ok(late) => {
             if !late.is_empty() {
-                tracing::debug!(queue = %queue.key, count = late.len(), "delivered after their ttr");
+                tracing::debug!(queue = %queue.key, count = late.len(), "push: jobs were delivered after their ttr had ended");
             }
             true
         }

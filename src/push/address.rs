@@ -29,7 +29,7 @@ impl AddressGuard {
                 guard.networks.push(address.to_canonical().into());
             } else {
                 guard.names.push(name(entry).ok_or_else(|| {
-                    format!("{entry:?} is no network like \"10.0.0.0/8\", no address and no host name")
+                    format!("{entry:?} is not a network such as \"10.0.0.0/8\", an address or a host name")
                 })?);
             }
         }
@@ -80,7 +80,7 @@ fn kind_v4(address: Ipv4Addr) -> Option<&'static str> {
         [169, 254, ..] => "a link-local address",
         [224..=239, ..] => "a multicast address",
         [192, 0, 0, _] | [192, 88, 99, _] | [198, 18..=19, ..] | [240..=255, ..] => "a reserved address",
-        [192, 0, 2, _] | [198, 51, 100, _] | [203, 0, 113, _] => "an address of documentation",
+        [192, 0, 2, _] | [198, 51, 100, _] | [203, 0, 113, _] => "a documentation address",
         _ => return None,
     })
 }
@@ -97,7 +97,7 @@ fn kind_v6(address: Ipv6Addr) -> Option<&'static str> {
         [0xfe80..=0xfebf, ..] => "a link-local address",
         [0xfec0..=0xfeff, ..] => "a site-local address",
         [0xff00..=0xffff, ..] => "a multicast address",
-        [0x2001, 0x0db8, ..] | [0x3fff, 0..=0x0fff, ..] => "an address of documentation",
+        [0x2001, 0x0db8, ..] | [0x3fff, 0..=0x0fff, ..] => "a documentation address",
         [0x2001, 0, ..] => "a Teredo address",
         [0x2001, 0..=0x01ff, ..] => "a reserved address",
         [0x2000..=0x3fff, ..] => return None,

@@ -15,12 +15,12 @@ const PROBED: Duration = Duration::from_secs(2);
 /// The full concurrency is restored after this time without a request to slow down.
 const SLOW_FOR: Duration = Duration::from_secs(60);
 
-/// What the result of an attempt says about the endpoint.
+/// Conclusion about the endpoint from the result of an attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sign {
     #[default]
     None,
-    /// It responds, with any status that is not below.
+    /// It responds, with a status not listed below.
     Answers,
     /// It is down: connection refused or reset, timeout, TLS, unknown host, 502, 503, 504.
     Down,
@@ -51,7 +51,7 @@ struct Open {
     probing: bool,
     /// Time of the last failed attempt.
     failed: Instant,
-    /// The endpoint has responded to another server since, while this one had nothing to probe with.
+    /// Another server has delivered since, while this server had no job to probe with. The endpoint then counts as up.
     answers_others: bool,
 }
 
@@ -206,8 +206,8 @@ mod tests {
             assert_eq!(breaker.gate(now), Gate::Probe);
             breaker.probing();
             assert_eq!(breaker.gate(now), Gate::Wait(None), "one probe at a time");
-            assert!(!breaker.ended(now, false, Sign::Down), "those that were in flight change nothing");
-            assert_eq!(breaker.gate(now), Gate::Wait(None), "the probe is still under way");
+            assert!(!breaker.ended(now, false, Sign::Down), "requests that were in flight change nothing");
+            assert_eq!(breaker.gate(now), Gate::Wait(None), "the probe is still in flight");
             assert!(!breaker.ended(now, true, Sign::Down), "it stays open");
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60], "seconds between probes");
@@ -244,8 +244,8 @@ mod tests {
         assert_eq!(slow_down.limit(50), 50, "whole again after a minute of peace");
     }
 
-    /// Guards against a server that shows `open` for good: another one delivered everything right after this
-    /// one's last failure, while this one had no reports.
+    /// Guards against a server that shows `open` forever: another server delivered everything right after the last
+    /// failure here, and this server had no reports.
     #[test]
     fn what_another_server_delivers_after_the_last_failure_ends_the_open_state() {
         let (mut breaker, began) = (Breaker::default(), Instant::now());
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(opened, 1, "it opens once");
         let ago = |now: Instant, at: Instant| Some(now.duration_since(at));
         let later = failed + 10 * SECOND;
-        assert!(!breaker.learn_delivered(later, None), "nobody has delivered anything");
+        assert!(!breaker.learn_delivered(later, None), "no server has delivered anything");
         assert!(!breaker.learn_delivered(later, ago(later, began)), "that was before the failure");
         let delivered = failed + SECOND / 10;
         let soon = failed + SECOND;

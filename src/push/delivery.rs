@@ -70,7 +70,7 @@ impl Plan {
         body + SMALL_ANSWER * if self.setting.ok_when.is_some() { 2 } else { 1 }
     }
 
-    /// The ttr with which jobs are consumed.
+    /// Returns the ttr with which jobs are consumed.
     pub fn ttr(&self) -> Duration {
         self.setting.timeout + Duration::from_secs(10)
     }
@@ -165,7 +165,7 @@ impl Plan {
     fn not_ok(&self, answer: &EndpointAnswer) -> Option<String> {
         let ok_when = self.setting.ok_when.as_ref()?;
         if !answer.whole {
-            return Some("and its body is too large or did not come".into());
+            return Some("but the body is too large or incomplete".into());
         }
         ok_when.unmet(&answer.body)
     }

@@ -52,10 +52,10 @@ impl SecretKeys {
         let wrong = |why: &dyn fmt::Display| format!("{}: {why}", path.display());
         let about = std::fs::metadata(path).map_err(|e| wrong(&e))?;
         if !about.is_file() || about.len() > MAX_FILE {
-            return Err(wrong(&"this is no file of keys"));
+            return Err(wrong(&"this is not a key file"));
         }
         if about.permissions().mode() & 0o007 != 0 {
-            return Err(wrong(&"every user of the machine may use this file: chmod o= on it"));
+            return Err(wrong(&"the file is accessible to other users: chmod o= it"));
         }
         let text = std::fs::read_to_string(path).map_err(|e| wrong(&e))?;
         let lines = (1..).zip(text.lines().map(str::trim));
@@ -65,15 +65,13 @@ impl SecretKeys {
             let key = bytes.and_then(|bytes| UnboundKey::new(&CHACHA20_POLY1305, &bytes).ok());
             key.map(LessSafeKey::new).ok_or_else(|| {
                 wrong(&format!(
-                    "line {n} is no key: 32 bytes in base64, as `openssl rand -base64 32` makes them"
+                    "line {n} is not a key: expected 32 bytes in base64, as from `openssl rand -base64 32`"
                 ))
             })
         };
         let keys: Vec<_> = lines.map(key).collect::<Result<_, _>>()?;
         if keys.is_empty() || keys.len() > MAX_KEYS {
-            return Err(wrong(&format!(
-                "there should be 1 to {MAX_KEYS} keys in it, each on a line of its own"
-            )));
+            return Err(wrong(&format!("expected 1 to {MAX_KEYS} keys, one per line")));
         }
         Ok(SecretKeys(keys))
     }
@@ -137,7 +135,7 @@ impl SecretKeys {
     }
 }
 
-/// Associated data of the encryption: it binds secrets to their queue and URL.
+/// Returns the associated data of the encryption: it binds secrets to their queue and URL.
 fn bound_to(key: &PushKey, record: &Value) -> String {
     let url = record.pointer("/setting/url").and_then(Value::as_str).unwrap_or_default();
     format!("dormouse push\0{key}\0{url}")
@@ -193,7 +191,7 @@ impl PushStore for Encrypted {
         }
         // A store that refuses writes because its disk is full must not stop deliveries.
         if let Some(error) = failed {
-            tracing::warn!(%error, "push: some secrets in the store are encrypted at the next start only");
+            tracing::warn!(%error, "push: some secrets could not be encrypted in the store; the next start retries");
         }
         self.all.store(left == 0, Ordering::Relaxed);
         Ok(Some(records))

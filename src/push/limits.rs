@@ -96,7 +96,7 @@ impl PushShares {
     }
 }
 
-/// The shares that one queue holds.
+/// The shares held by one queue.
 #[derive(Clone, Debug, Default)]
 pub struct Part(Arc<HeldShare>);
 
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(
             (all.len(), shares.room(&alone)),
             (32, 0),
-            "all but what is kept for queues that hold nothing"
+            "all but the part reserved for queues that hold nothing"
         );
         drop((all, alone));
         let parts: Vec<Part> = (0..7).map(|_| shares.join()).collect();
@@ -238,12 +238,12 @@ mod tests {
         let other = shares.join();
         shares.divide(2);
         let _its =
-            [10, 11].map(|many| shares.take(&other, many).expect("its part, and what is for whoever comes"));
+            [10, 11].map(|many| shares.take(&other, many).expect("its part, and the part for any queue"));
         assert!(shares.take(&alone, 2).is_none(), "one is left of its part");
-        let _last = shares.take(&alone, 1).expect("the last one");
+        let _last = shares.take(&alone, 1).expect("the last of its part");
         let new = shares.join();
         assert_eq!(shares.room(&new), 1, "it holds nothing");
-        let _first = shares.take(&new, 5).expect("what is kept for such a queue");
+        let _first = shares.take(&new, 5).expect("the part reserved for such a queue");
         assert_eq!((shares.room(&new), shares.take(&new, 1).is_none()), (0, true), "once");
         let shares = PushShares::new(42);
         assert!(shares.take(&shares.join(), 22).is_none(), "more than any part of it");

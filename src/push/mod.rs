@@ -151,7 +151,7 @@ impl Push {
         workers.retain(|key, running| {
             let died = running.task.is_finished();
             if died {
-                tracing::error!(queue = %key, "push: the worker has died; it is started again");
+                tracing::error!(queue = %key, "push: the push worker has died; it is restarted");
             }
             !died
         });
@@ -174,8 +174,7 @@ impl Push {
         }
     }
 
-    /// Removes locked records, so that their workers end: their settings may have changed. Logs those that
-    /// were not locked before.
+    /// Removes locked records, so that their workers end: their settings may have changed. Logs newly locked ones.
     fn leave_out_locked(&self, records: &mut PushRecords) {
         let is_locked = |(key, record): &mut (PushKey, bytes::Bytes)| {
             encrypted::locked(record).is_some() && self.pools.contains_key(&key.pool)
@@ -185,7 +184,7 @@ impl Push {
         let mut new = locked.difference(&before);
         if let Some(queue) = new.next() {
             let queues = 1 + new.count();
-            tracing::error!(queues, %queue, "push: nothing is sent from queues of which {LOCKED}");
+            tracing::error!(queues, %queue, "push: nothing is sent from some queues: {LOCKED}");
         }
         *before = locked;
     }
@@ -205,7 +204,7 @@ impl Push {
             let plan = match record.and_then(|record| Plan::new(&key.queue, &record)) {
                 Ok(plan) => Arc::new(plan),
                 Err(why) => {
-                    tracing::error!(queue = %key, why, "what is set for push cannot be used; set it anew");
+                    tracing::error!(queue = %key, why, "push: the stored push setting is unusable; set it again");
                     continue;
                 }
             };
@@ -277,7 +276,8 @@ impl Push {
         let mut new = true;
         let change = |old: Read| -> Result<Option<PushRecord>> {
             // A record that cannot be read is replaced, together with its secret.
-            let old = old.inspect_err(|error| tracing::warn!(%error, "push: set anew")).unwrap_or_default();
+            let replaced = "push: an unreadable setting was replaced, with a new secret";
+            let old = old.inspect_err(|error| tracing::warn!(%error, "{replaced}")).unwrap_or_default();
             new = old.is_none();
             let setting = setting.clone();
             let record = match old {
@@ -413,7 +413,9 @@ impl Push {
                 None => return Ok(None),
                 Some(name) if name == key.queue.name => {
                     let last = &next.queue.name;
-                    return Ok(Some(format!("on_dead: that of queue {last} leads back to this queue")));
+                    return Ok(Some(format!(
+                        "on_dead: the on_dead of queue {last} leads back to this queue"
+                    )));
                 }
                 Some(name) => next.queue.name = name,
             }

@@ -136,7 +136,7 @@ impl Resolve for SystemResolver {
         match found.ok().flatten() {
             Some(Ok(found)) => Ok(found.into_iter().map(|address| SocketAddr::new(address, port)).collect()),
             Some(Err(text)) => Err(io::Error::other(text)),
-            None => Err(io::Error::other("it could not be looked up")),
+            None => Err(io::Error::other("the lookup failed")),
         }
     }
 }
@@ -247,13 +247,13 @@ mod tests {
         while let Some(found) = asking.join_next().await {
             found.expect("no panic").expect_err("there is no such name");
         }
-        assert_eq!(count.load(Ordering::SeqCst), 1, "looked up so often");
+        assert_eq!(count.load(Ordering::SeqCst), 1, "number of lookups");
         // Fills the threads; no caller waits for the remaining names when their turn comes.
         for n in 0..100 {
             drop(resolver.ask(&format!("left{n}")));
         }
         resolver.resolve("waits", 80).await.expect_err("there is no such name");
         let looked_up = count.load(Ordering::SeqCst);
-        assert!(looked_up <= 2 + AT_A_TIME, "{looked_up} names were looked up, mostly for nobody");
+        assert!(looked_up <= 2 + AT_A_TIME, "{looked_up} names were looked up, mostly without a caller");
     }
 }

@@ -22,13 +22,13 @@ impl OkWhen {
         let body = body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body);
         // Checks the syntax and builds no value, so that no number is too large and nothing is nested too deeply.
         let Ok(json) = serde_json::from_slice::<&RawValue>(body) else {
-            return Some("and its body is not JSON".into());
+            return Some("but the body is not JSON".into());
         };
         match Walk::new(json).find(&parts(&self.pointer)) {
             // A value that our types cannot represent cannot be in a setting either.
             Some(found) if serde_json::from_str(found).is_ok_and(|found| same(&found, &self.equals)) => None,
-            Some(_) => Some(format!("and {:?} of its body is another", self.pointer)),
-            None => Some(format!("and there is no {:?} in its body", self.pointer)),
+            Some(_) => Some(format!("but {:?} in the body has another value", self.pointer)),
+            None => Some(format!("but there is no {:?} in the body", self.pointer)),
         }
     }
 }
@@ -105,7 +105,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// If a name occurs twice, the last occurrence counts, as in JavaScript and serde_json.
+    /// Finds a member of the object here. If its name occurs twice, the last occurrence counts, as in JavaScript and
+    /// serde_json.
     fn find_member(&mut self, name: &str, rest: &[String]) -> Option<&'a str> {
         let mut found = None;
         self.at += 1;

@@ -60,10 +60,10 @@ impl PushRecord {
     /// Parses the stored form. The error shows no value, since some are secret.
     pub fn parse(bytes: &[u8], queue: &QueueName) -> Result<PushRecord, String> {
         let stored: PushRecord<Value> =
-            serde_json::from_slice(bytes).map_err(|_| "the record is not as it was written".to_owned())?;
+            serde_json::from_slice(bytes).map_err(|_| "the record is malformed".to_owned())?;
         let setting = Setting::parse(&stored.setting, queue)?;
         let record = stored.with_setting(setting);
-        record.signer().ok_or("the secret is not as it was written")?;
+        record.signer().ok_or("the secret is malformed")?;
         Ok(record)
     }
 

@@ -98,7 +98,7 @@ impl Setting {
     /// checked later.
     pub fn refused(&self, guard: &AddressGuard) -> Option<String> {
         if guard.https_only && self.url.scheme() != "https" {
-            return Some("url should be https: PushHttps says so".into());
+            return Some("url should be https, as PushHttps requires".into());
         }
         let address = match self.url.host()? {
             Host::Ipv4(address) => address.into(),
@@ -106,9 +106,7 @@ impl Setting {
             Host::Domain(_) => return None,
         };
         let why = guard.refuses(address)?;
-        Some(format!(
-            "url: {address} is {why}; PushAllow of the configuration says what may be called beside public addresses"
-        ))
+        Some(format!("url: {address} is {why}: push calls only public addresses, and PushAllow"))
     }
 
     /// Returns all fields, with the values of headers, or with null in their place.
@@ -157,7 +155,7 @@ fn shorten(text: &str) -> &str {
 }
 
 fn text<'a>(given: &'a Map<String, Value>, field: &str) -> Result<Option<&'a str>, String> {
-    let text = |value: &'a Value| value.as_str().ok_or_else(|| format!("{field} should be a text"));
+    let text = |value: &'a Value| value.as_str().ok_or_else(|| format!("{field} should be a string"));
     given.get(field).map(text).transpose()
 }
 
@@ -201,15 +199,16 @@ fn headers(given: &Map<String, Value>) -> Result<BTreeMap<String, String>, Strin
     let given = match given.get("headers") {
         None => return Ok(BTreeMap::new()),
         Some(Value::Object(given)) => given,
-        Some(_) => return Err("headers should be an object of texts".into()),
+        Some(_) => return Err("headers should be an object of strings".into()),
     };
     if given.len() > MAX_HEADERS {
-        return Err(format!("headers should be {MAX_HEADERS} at most"));
+        return Err(format!("at most {MAX_HEADERS} headers are allowed"));
     }
     let mut headers = BTreeMap::new();
     for (name, value) in given {
         let shown = shorten(name);
-        let parsed = HeaderName::try_from(name).map_err(|_| format!("headers: {shown:?} is no name"))?;
+        let parsed =
+            HeaderName::try_from(name).map_err(|_| format!("headers: {shown:?} is not a valid name"))?;
         if is_ours(&parsed) {
             return Err(format!("headers may not name {shown:?}: push sets it"));
         }

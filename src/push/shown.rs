@@ -64,7 +64,7 @@ impl ShownPush {
         ShownPush::of(key, record.setting.to_json(false), state, since, &record.why)
     }
 
-    /// For a record that no key of this server opens: shows its setting as stored.
+    /// Shows the stored setting of a record that no key of this server opens.
     pub fn locked(key: &PushKey, setting: Value) -> ShownPush {
         ShownPush::of(key, setting, PushState::Locked, None, LOCKED)
     }
@@ -93,7 +93,7 @@ impl ShownPush {
             (PushState::On, Some(since)) => ShownPush {
                 state: PushState::Open,
                 since: Some(delivery::time(since)),
-                why: "the endpoint is down; nothing but probes is sent until it answers".into(),
+                why: "the endpoint is down; only probes are sent until it responds".into(),
                 ..self
             },
             _ => self,

@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_secret_is_32_random_bytes_and_not_shown() {
         let (one, other) = (SigningSecret::random(), SigningSecret::random());
-        assert_ne!(one, other, "each is another one");
+        assert_ne!(one, other, "two secrets differ");
         assert_eq!(one.reveal().len(), PREFIX.len() + 44, "{one:?}: 32 bytes in base64");
         assert!(!format!("{one:?}").contains(&one.reveal()[7..]), "Debug shows it");
         assert!(one.key().is_some() && SigningSecret("x".into()).key().is_none());

@@ -207,7 +207,7 @@ mod tests {
             assert_eq!(*asked.lock(), [10, 7, 3], "others may have the rest at once");
         };
         tokio::select! {
-            () = lease(ask, demands, slots) => panic!("it leases as long as there is a worker"),
+            () = lease(ask, demands, slots) => panic!("leasing ended before the worker"),
             () = worker => {}
         }
     }

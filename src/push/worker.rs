@@ -103,7 +103,10 @@ pub async fn run(queue: Arc<PushedQueue>, mut plans: watch::Receiver<Arc<Plan>>,
             biased;
             () = stop.cancelled(), if !worker.ending => worker.ending = true,
             () = helper_died(&worker.acks, &worker.demand), if !worker.ending => {
-                tracing::error!(queue = %worker.queue.key, "push: the task that acks or the one that leases has died");
+                tracing::error!(
+                    queue = %worker.queue.key,
+                    "push: the ack or lease task of a queue has died; its worker is restarted"
+                );
                 worker.ending = true; // it is started again, with them
             }
             changed = plans.changed(), if !worker.ending => match changed {
@@ -147,8 +150,7 @@ impl Worker {
         self.ending && self.in_flight == 0
     }
 
-    /// Publishes the demand, and consumes as many jobs as there are free slots. Returns when to call again at the
-    /// latest.
+    /// Publishes the demand, and consumes into the free slots. Returns the latest time of the next call.
     fn step(&mut self) -> Instant {
         let now = Instant::now();
         self.tell_demand(now);
@@ -228,7 +230,7 @@ impl Worker {
             Ok(delivery) => self.begin(delivery, probe),
             // The dispatcher has retried for a while, and logs the outage.
             Err(error) => {
-                tracing::debug!(queue = %self.queue.key, %error, "push could not consume");
+                tracing::debug!(queue = %self.queue.key, %error, "push: consuming failed; it is retried");
                 false
             }
         };
@@ -299,15 +301,11 @@ impl Worker {
             self.down_since = self.queue.server.now();
             self.queue.metrics.breaker_open.inc();
             self.down.store(self.down_since, Ordering::Relaxed);
-            tracing::warn!(
-                pool,
-                queue,
-                "push: the endpoint is down; nothing but probes is sent until it answers"
-            );
+            tracing::warn!(pool, queue, "push: the endpoint is down; only probes are sent until it responds");
         } else {
             self.queue.metrics.breaker_open.dec();
             self.down.store(0, Ordering::Relaxed);
-            tracing::info!(pool, queue, "push: the endpoint answers again");
+            tracing::info!(pool, queue, "push: the endpoint responds again");
         }
     }
 

@@ -226,8 +226,7 @@ impl Sampler {
         let (stats, paused) =
             tokio::join!(timeout(patience, self.engine.stats()), timeout(patience, self.engine.pauses()));
         last.0 = Instant::now();
-        let answer =
-            |answer: Result<Result<Stats>, _>| answer.unwrap_or(Err(Error::away("it does not answer")));
+        let answer = |answer: Result<Result<Stats>, _>| answer.unwrap_or(Err(Error::away("no response")));
         let paused = paused.ok().and_then(Result::ok).map(Arc::new);
         let stats = match answer(stats.map_err(|_| Error::Closed)) {
             Ok(stats) => Arc::new(stats),

@@ -202,8 +202,8 @@ pub fn step(name: &ScheduleName, setting: &Setting, when: &When, progress: &Prog
     }
 }
 
-/// Adds the occurrences of `missed` that are to be caught up to the backlog. Returns those that are given up,
-/// including dropped ones of the backlog.
+/// Adds the occurrences of `missed` that are to be caught up to the backlog. Returns the others, including ones dropped
+/// from the backlog.
 fn owe(
     backlog: &mut VecDeque<Occurrence>,
     missed: Option<Missed>,

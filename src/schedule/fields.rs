@@ -25,14 +25,13 @@ pub struct Fields<'a>(&'a Map<String, Value>);
 impl<'a> Fields<'a> {
     pub fn new(given: &'a Value) -> Result<Fields<'a>> {
         let Value::Object(fields) = given else {
-            let error = format!("{} is no setting: write a JSON object", shown(given));
+            let error = format!("{} is not a setting: write a JSON object", shown(given));
             return Err(Refusal { error, field: None, part: None });
         };
         let known = |key: &&String| FIELDS.split(' ').chain(SHOWN.split(' ')).any(|field| field == *key);
         match fields.keys().find(|key| !known(key)) {
             Some(unknown) => {
-                let error =
-                    format!("there is no field {}: leave it out, or write one of {FIELDS}", quoted(unknown));
+                let error = format!("unknown field {}: remove it, or write one of {FIELDS}", quoted(unknown));
                 Err(Refusal::of(shorten(unknown), error))
             }
             None => Ok(Fields(fields)),
@@ -48,7 +47,8 @@ impl<'a> Fields<'a> {
     }
 
     pub fn text(&self, field: &str) -> Result<Option<&'a str>> {
-        let text = |value: &'a Value| value.as_str().ok_or_else(|| self.wrong(field, value, "write a text"));
+        let text =
+            |value: &'a Value| value.as_str().ok_or_else(|| self.wrong(field, value, "write a string"));
         self.get(field).map(text).transpose()
     }
 
@@ -95,7 +95,7 @@ pub fn zone(name: &str, zones: &Zones) -> Result<TimeZone> {
             NoZone::Unknown => "write an IANA name such as \"Europe/Berlin\" or \"UTC\"".to_owned(),
         };
         let version = zones.version();
-        Refusal::of("zone", format!("{} is no time zone of database {version}: {hint}", quoted(name)))
+        Refusal::of("zone", format!("{} is not a time zone of database {version}: {hint}", quoted(name)))
     })
 }
 
@@ -106,8 +106,9 @@ pub fn every(text: &str) -> Result<Millis> {
 }
 
 pub fn wrong_every(given: &str) -> Refusal {
-    let error =
-        format!("{given} is no interval: write seconds from 1 to 31536000, with three decimals at most");
+    let error = format!(
+        "{given} is not a valid interval: write seconds from 1 to 31536000, with three decimals at most"
+    );
     Refusal::of("every", error)
 }
 
@@ -118,7 +119,7 @@ pub fn instant(field: &str, text: &str) -> Result<Millis> {
 
 fn wrong_instant(field: &str, given: &str) -> Refusal {
     let error = format!(
-        "{given} is no instant: write one such as \"2026-11-21T12:00:00Z\" or \"2026-11-21T14:00:00+02:00\", \
+        "{given} is not a valid instant: write one such as \"2026-11-21T12:00:00Z\" or \"2026-11-21T14:00:00+02:00\", \
          or Unix seconds"
     );
     Refusal::of(field, error)

@@ -50,7 +50,7 @@ impl Given {
             .get("paused")
             .map(|value| value.as_bool().ok_or_else(|| fields.wrong("paused", value, "write true or false")));
         let revision = fields.get("revision").map(|value| {
-            value.as_u64().ok_or_else(|| fields.wrong("revision", value, "write the number of an answer"))
+            value.as_u64().ok_or_else(|| fields.wrong("revision", value, "write the number from a response"))
         });
         Ok(Given { setting, paused: paused.transpose()?, revision: revision.transpose()? })
     }
@@ -98,7 +98,7 @@ fn queue(fields: &Fields<'_>) -> Result<QueueName> {
     };
     let instead = "write 1 to 255 of letters, digits, - and _, not _ first";
     QueueName::parse(given)
-        .map_err(|_| Refusal::of("queue", format!("{} is no queue: {instead}", quoted(given))))
+        .map_err(|_| Refusal::of("queue", format!("{} is not a valid queue: {instead}", quoted(given))))
 }
 
 fn rule(fields: &Fields<'_>) -> Result<Rule> {
@@ -140,7 +140,8 @@ fn body(fields: &Fields<'_>) -> Result<Body> {
         (Some(_), Some(_)) => Err(Refusal::of("data", "both text and data are given: leave one out")),
         (None, Some(data)) => {
             let decoded = STANDARD.decode(data);
-            let error = || format!("{} is no base64: write it with its padding, or write text", quoted(data));
+            let error =
+                || format!("{} is not base64: write it with its padding, or write text", quoted(data));
             let decoded = decoded.map_err(|_| Refusal::of("data", error()))?;
             bounded("data", decoded.len())?;
             Ok(Body::Data(decoded.into()))
@@ -158,7 +159,7 @@ fn carried_by_headers(attributes: &Attributes) -> Result<()> {
     for (name, value) in attributes {
         let name_shown = quoted(name);
         let wrong = if !is_attribute_name(name) {
-            format!("{name_shown} is no name of an attribute: write letters, digits and !#$%&'*+-.^_`|~")
+            format!("{name_shown} is not a valid attribute name: write letters, digits and !#$%&'*+-.^_`|~")
         } else if !is_attribute_value(value) {
             format!("the value of {name_shown} has control characters: leave them out")
         } else {
@@ -174,7 +175,7 @@ fn attributes(fields: &Fields<'_>) -> Result<Attributes> {
     let given = match fields.get("attributes") {
         None => return Ok(Attributes::new()),
         Some(Value::Object(given)) => given,
-        Some(other) => return Err(fields.wrong("attributes", other, "write an object of texts")),
+        Some(other) => return Err(fields.wrong("attributes", other, "write an object of strings")),
     };
     if given.len() > MAX_ATTRIBUTES {
         return refuse(format!("{} attributes are too many: at most {MAX_ATTRIBUTES}", given.len()));
@@ -187,13 +188,13 @@ fn attributes(fields: &Fields<'_>) -> Result<Attributes> {
         }
         if !(1..=MAX_ATTRIBUTE_NAME).contains(&lower.len()) {
             return refuse(format!(
-                "{shown_name} is no name of an attribute: write 1 to {MAX_ATTRIBUTE_NAME} bytes"
+                "{shown_name} is not a valid attribute name: write 1 to {MAX_ATTRIBUTE_NAME} bytes"
             ));
         }
         let Some(text) = value.as_str().filter(|text| (1..=MAX_ATTRIBUTE_VALUE).contains(&text.len())) else {
             let value = shown(value);
             return refuse(format!(
-                "{value} is no value of {shown_name}: write a text of 1 to {MAX_ATTRIBUTE_VALUE} bytes"
+                "{value} is not a valid value of {shown_name}: write a string of 1 to {MAX_ATTRIBUTE_VALUE} bytes"
             ));
         };
         if attributes.insert(lower, text.to_owned()).is_some() {
@@ -225,6 +226,7 @@ fn key(fields: &Fields<'_>, name: &ScheduleName, overlap: Overlap) -> Result<Opt
     }
     let own = format!("schedule:{name}");
     let key = given.unwrap_or(&own);
-    let error = || format!("{} is no key: write 1 to 255 printable characters without blanks", quoted(key));
+    let error =
+        || format!("{} is not a valid key: write 1 to 255 printable characters without blanks", quoted(key));
     JobKey::parse(key).map(Some).ok_or_else(|| Refusal::of("key", error()))
 }

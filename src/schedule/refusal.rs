@@ -27,7 +27,7 @@ impl Refusal {
     pub fn bad_name(name: &str) -> String {
         let (most, shown) = (ScheduleName::MOST, &name[..name.floor_char_boundary(ScheduleName::MOST + 1)]);
         format!(
-            "{shown:?} is no name of a schedule: write 1 to {most} of -_.A-Za-z0-9, the first neither _ nor ."
+            "{shown:?} is not a valid schedule name: write 1 to {most} of -_.A-Za-z0-9, the first neither _ nor ."
         )
     }
 }

@@ -21,7 +21,7 @@ use crate::clock::Millis;
 pub const MOST_COUNTED: u32 = 10_000;
 /// Maximum number of missed occurrences that are caught up: the newest.
 pub const MOST_CAUGHT_UP: usize = 100;
-/// The last one that is not caught up is needed too: it ends the range of the others.
+/// The last occurrence that is not caught up is needed too: it ends the range of the others.
 const KEPT: usize = MOST_CAUGHT_UP + 1;
 
 /// How a schedule's instants are computed, as shown in replies.
@@ -82,7 +82,7 @@ pub struct Missed {
 }
 
 impl Cursor {
-    /// Everything up to this instant, included, is decided.
+    /// Returns a cursor for which everything up to this instant, included, is decided.
     pub fn at(after: Millis) -> Cursor {
         Cursor { after, local: None }
     }
@@ -93,7 +93,7 @@ impl When {
         When { rule: Rule::Cron(cron), zone, start: 0, end: Millis::MAX }
     }
 
-    /// Every `every` milliseconds after the anchor. A start is the anchor and the first instant.
+    /// Returns the instants each `every` milliseconds after the anchor. A start is the anchor and the first instant.
     pub fn every(every: Millis, anchor: Millis, start: Option<Millis>, zone: TimeZone) -> When {
         let first = start.unwrap_or_else(|| anchor.saturating_add(every));
         When { rule: Rule::Every { first, every: every.max(1) }, zone, start: 0, end: Millis::MAX }

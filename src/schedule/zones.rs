@@ -51,7 +51,7 @@ impl Zones {
         Zones { source: Source::Bundled(TimeZoneDatabase::bundled()), version }
     }
 
-    /// Reads all zones of a directory such as `/usr/share/zoneinfo`. The error says what is wrong with it.
+    /// Reads all zones of a directory such as `/usr/share/zoneinfo`. The error says why it is unusable.
     pub fn directory(path: &Path) -> Result<Zones, String> {
         let wrong = |why: &str| format!("{}: {why}", path.display());
         let database = TimeZoneDatabase::from_dir(path).map_err(|error| wrong(&error.to_string()))?;
@@ -117,7 +117,7 @@ fn version_of(path: &Path) -> String {
     TELLERS.into_iter().find_map(tell).unwrap_or_else(|| UNKNOWN.to_owned())
 }
 
-/// `None` beyond the representable range.
+/// Converts milliseconds to a timestamp; `None` beyond the representable range.
 pub(super) fn timestamp(at: Millis) -> Option<Timestamp> {
     Timestamp::from_millisecond(i64::try_from(at).ok()?).ok()
 }

@@ -16,11 +16,11 @@ use crate::scheduler;
 /// How long a server whose last pool has failed still replies with the reason.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
-/// Starts all of them. Returns once the quotas are in effect, or after a second.
+/// Starts all of these tasks. Returns once the quotas are in effect, or after a second.
 pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure: &Failure) {
     for store in state.quotas.stores() {
         let (quotas, stop) = (state.quotas.clone(), tasks.stopping().clone());
-        tasks.spawn_essential("the quotas of a pool", async move {
+        tasks.spawn_essential("the quotas of a store", async move {
             stop.run_until_cancelled(quotas.keep_applied(store)).await;
         });
     }
@@ -44,11 +44,11 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
     for pool in state.pools.values() {
         let (name, stop) = (&pool.name, tasks.stopping().clone());
         let catches_up = scheduler::catch_up(pool.scheduler.clone(), pool.outage.clone(), stop.clone());
-        tasks.spawn_essential(format!("the task that catches up of pool {name}"), catches_up);
+        tasks.spawn_essential(format!("the catch-up of pool {name}"), catches_up);
         let places = scheduler::run(pool.scheduler.clone(), pool.outage.clone(), stop);
-        tasks.spawn_essential(format!("the placer of pool {name}"), async move {
+        tasks.spawn_essential(format!("the scheduler of pool {name}"), async move {
             if let Err(error) = places.await {
-                tracing::error!(%error, "the timer of a placer failed");
+                tracing::error!(%error, "the timer of a scheduler failed");
             }
         });
     }
@@ -58,7 +58,7 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
     }
     let (of_fleet, stop) = (state.clone(), tasks.stopping().clone());
     let line = move || http::own_line(&of_fleet);
-    tasks.spawn_essential("the line of this server", state.fleet.clone().run(line, stop));
+    tasks.spawn_essential("the fleet record of this server", state.fleet.clone().run(line, stop));
     let pools_left = Arc::new(AtomicUsize::new(stores.engines.len()));
     for (store, failed) in stores.failures {
         let (failure, stop, pools_left) = (failure.clone(), tasks.stopping().clone(), pools_left.clone());
@@ -68,7 +68,7 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
     }
     let checks = http::keep_checked(state.parked_tokens.clone(), state.tokens.clone(), tasks.clone());
     let stop = tasks.stopping().clone();
-    tasks.spawn_essential("the checks of parked polls' tokens", async move {
+    tasks.spawn_essential("the token checks of parked polls", async move {
         stop.run_until_cancelled(checks).await;
     });
 }
@@ -76,7 +76,7 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
 /// Calls the store of tokens during an outage, until it is available again.
 pub fn ask_for_tokens(store: Arc<dyn AdminStore>, outage: Arc<Outage>, tasks: &Tasks) {
     let stop = tasks.stopping().clone();
-    tasks.spawn_essential("the question whether an outage of the tokens is over", async move {
+    tasks.spawn_essential("the check of the token store during an outage", async move {
         let ask = || {
             let store = store.clone();
             async move { store.check().await }
@@ -85,22 +85,22 @@ pub fn ask_for_tokens(store: Arc<dyn AdminStore>, outage: Arc<Outage>, tasks: &T
     });
 }
 
-/// Waits until a store fails permanently. The server continues while another pool is left; otherwise it ends, after a
-/// while in which it reports the reason.
+/// Waits until a store fails permanently. While another pool is left, the server continues. Otherwise it reports the
+/// reason for [`LAST_WORDS`], and ends.
 async fn fails(store: String, failed: StoreEnd, pools_left: &AtomicUsize, failure: &Failure) {
     let why = match failed {
         StoreEnd::WithServer(failed) => failed.await,
         StoreEnd::Alone(failed) => {
             let why = failed.await;
             if pools_left.fetch_sub(1, Ordering::Relaxed) > 1 {
-                tracing::error!(store, why, "the store failed; the other pools go on");
+                tracing::error!(store, why, "the store failed; the other pools continue");
                 return;
             }
-            tracing::error!(store, why, "the last store failed; the server ends soon");
+            tracing::error!(store, why, "the last store failed; the server stops soon");
             tokio::time::sleep(LAST_WORDS).await;
             why
         }
     };
-    tracing::error!(store, why, "the store failed; the server ends");
+    tracing::error!(store, why, "the store failed; the server stops");
     failure.report(format!("{store}: {why}"));
 }

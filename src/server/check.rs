@@ -45,9 +45,9 @@ async fn ask(
     };
     let found = tokio::task::spawn_blocking(move || look_at_disk(&path)).await.map_err(|e| e.to_string())?;
     let says = match found.map_err(|error| error.to_string())? {
-        Look::New => "a directory that the first start makes",
-        Look::InUse => "a directory that a server has open",
-        Look::Whole => "a directory that is whole",
+        Look::New => "a directory that the first start creates",
+        Look::InUse => "a directory that a running server uses",
+        Look::Whole => "an intact directory",
     };
     Ok(says.to_owned())
 }

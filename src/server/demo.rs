@@ -1,5 +1,5 @@
-//! What a server that was started without a configuration prints: where it listens, and commands to try, with a
-//! token for the namespace `demo`.
+//! Output of a server that was started without a configuration: its addresses, and commands to try, with a token for
+//! the namespace `demo`.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -20,11 +20,11 @@ pub async fn token(tokens: &TokenManager) -> Result<String, ServerError> {
         return Ok(token);
     }
     let created = tokens.create(&scope, None, "demo").await.map_err(|e| failed(&e))?;
-    tracing::info!(target: AUDIT, by = "this server", token = created.hash(), "a token was made for a first try");
+    tracing::info!(target: AUDIT, by = "this server", token = created.hash(), "a token was created for the demo");
     Ok(created.reveal().to_owned())
 }
 
-/// Prints the addresses, the place of the jobs, and the commands. `pool` is the default one.
+/// Prints the addresses, where jobs are stored, and the commands. `pool` is the default one.
 pub fn print(api: SocketAddr, admin: SocketAddr, pool: &PoolConfig, token: &str) {
     let data = match pool.path.as_deref() {
         Some(path) => std::path::absolute(path).unwrap_or(path.into()).display().to_string(),

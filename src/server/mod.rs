@@ -92,7 +92,7 @@ pub async fn run(
             biased;
             Some(signal) = signals.recv() => match signal {
                 Signal::Stop(by) => {
-                    tracing::info!(by, "stopped before the stores were open");
+                    tracing::info!(by, "stopped before the stores were opened");
                     notify::stopping(STOP);
                     return Ok(());
                 }
@@ -282,7 +282,7 @@ impl Server {
         self.api_tasks.stop();
         let under_way = async { tokio::join!(self.api_tasks.ended(), self.state.push.ended()) };
         if tokio::time::timeout(GRACE, under_way).await.is_err() {
-            tracing::warn!("some requests did not end in time and are cut off");
+            tracing::warn!("some requests did not finish in time and are aborted");
             self.state.push.cut();
             // Their last leases go to the store of tokens, whose connection ends with the tasks.
             let _ = tokio::time::timeout(TIDY / 2, self.state.push.ended()).await;
@@ -297,7 +297,7 @@ impl Server {
         let pushed = self.state.push.ended();
         let tidy = async { tokio::join!(self.admin_tasks.ended(), self.tasks.ended(), settled, pushed) };
         if tokio::time::timeout(TIDY, tidy).await.is_err() {
-            tracing::warn!("some tasks did not end in time");
+            tracing::warn!("some tasks did not finish in time");
         }
         close(self.engines, TIDY.max(STOP.saturating_sub(began.elapsed()))).await;
         tracing::info!("stopped");
@@ -313,14 +313,14 @@ impl Server {
         tracing::info!(version, commit, config = file, api = %self.api, admin = %self.admin, "serving");
         if options.skip_verification {
             tracing::warn!(
-                "-sv: tokens are not checked, everybody who reaches the public port may use every queue"
+                "-sv: tokens are not checked, so anyone who can reach the public port can use every queue"
             );
         }
         if !self.admin.ip().to_canonical().is_loopback() && config.accounts.is_empty() {
             tracing::warn!(
                 admin = %self.admin,
-                "the admin port listens beyond this machine and asks for no password: whoever reaches it can make \
-                 tokens; set [Accounts], or AdminHost to 127.0.0.1"
+                "the admin port is reachable from other machines without a password, so anyone who can reach it can \
+                 create tokens: configure [Accounts], or set AdminHost to 127.0.0.1"
             );
         }
         if options.demo {

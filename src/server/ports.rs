@@ -86,7 +86,7 @@ fn serve<R: Routes>(
     opening
 }
 
-/// Opens a port, and returns its address. `variable` is the variable that sets another one.
+/// Binds a port, and returns its address. `variable` is the environment variable to change the port with, for errors.
 async fn listen(
     host: &str,
     port: u16,

@@ -55,7 +55,9 @@ impl Tls {
                 Some(file) => add_roots(&mut roots, file)
                     .map_err(|error| format!("{}: {error}", config.written(&ca)))?,
                 None => {
-                    roots = system_roots(&format!("{section} trusts no Redis; name its authority with CA"))
+                    roots = system_roots(&format!(
+                        "no Redis of {section} is trusted; set CA to its certificate authority"
+                    ))
                 }
             }
             tls.of_redis.insert(section, ClientTls::new(roots, identity));
@@ -80,9 +82,9 @@ impl Tls {
     pub fn reload(&self) {
         for (what, identity) in &self.identities {
             match identity.reload() {
-                Ok(()) => tracing::info!(what, "certificates were read anew"),
+                Ok(()) => tracing::info!(what, "certificates were reloaded"),
                 Err(error) => {
-                    tracing::error!(what, error, "certificates cannot be read anew; the old ones stay")
+                    tracing::error!(what, error, "certificates cannot be reloaded; the old ones stay in use")
                 }
             }
         }
@@ -103,8 +105,7 @@ pub fn prepare(config: &Config) -> Result<Prepared<impl FnOnce(usize) -> Client 
     let zones = Arc::new(zones.map_err(|error| wrong("ZoneInfo", error))?);
     if zones.get(&config.dashboard_zone).is_err() {
         let zone = &config.dashboard_zone;
-        let text =
-            format!("{zone:?} is no time zone of this server: a name like \"Europe/Berlin\" is wanted");
+        let text = format!("{zone:?} is not a known time zone: expected a name such as \"Europe/Berlin\"");
         return Err(wrong("DashboardZone", text));
     }
     Ok(Prepared { keys, push, tls, trusted: Arc::new(trusted), zones })

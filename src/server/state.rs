@@ -189,8 +189,8 @@ fn moves_to<'a>(config: &'a Config, pool: &PoolName) -> Option<&'a str> {
     config.pool[pool.as_str()].migrate_to.as_deref()
 }
 
-/// What each pool's schedules are placed by. In the store that a pool moves to are that pool's too: whoever places them
-/// there must know the jobs of both stores.
+/// Returns, per pool, the engine that places its schedules. If another pool migrates to it, its store also has the
+/// schedules of that pool, so they are placed through the migration, which knows the jobs of both stores.
 fn placers(config: &Config, served: &[ServedPool]) -> BTreeMap<PoolName, Arc<dyn Engine>> {
     let placer = |pool: &ServedPool| {
         let moving = served.iter().find(|other| moves_to(config, &other.name) == Some(pool.name.as_str()));

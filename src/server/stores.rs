@@ -97,7 +97,7 @@ impl Patience {
             };
             if !std::mem::replace(&mut told, true) {
                 let seconds = (self.0 - Instant::now()).as_secs();
-                tracing::warn!(store, %error, seconds, "waiting for a store that does not answer yet");
+                tracing::warn!(store, %error, seconds, "waiting for a store that does not respond yet");
             }
             sleep_until(self.0.min(Instant::now() + ASK_AGAIN)).await;
         }
@@ -232,11 +232,11 @@ pub async fn admin_store(
             let push = DiskPush::new(disk).map_err(|e| failed(&e))?;
             Ok((Arc::new(store), Arc::new(push), Arc::new(DiskSettings::new(disk))))
         }
-        (None, None) => Err(failed(&"tokens need a place: add Addr = \"host:port\"")),
+        (None, None) => Err(failed(&"there is no store for tokens: add Addr = \"host:port\"")),
     }
 }
 
-/// How a pool lies on its Redis.
+/// Returns the engine options of a pool on Redis.
 pub fn redis_options(name: &str, pool: &PoolConfig) -> RedisOptions {
     let (wait_replicas, dead_ttl) = (pool.wait_replicas, Duration::from_secs(pool.dead_letter_ttl));
     if pool.cluster.is_empty() {

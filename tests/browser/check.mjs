@@ -406,7 +406,7 @@ for (const [how, javaScriptEnabled, live] of [["live", true, true], ["not live",
     assert((await row(page).innerText()).includes("died in ten minutes"), "the overview says so");
     const began = Date.now();
     const done = await act(page);
-    await says(page, "It is begun");
+    await says(page, "The action has started");
     const begun = Date.now() - began;
     await until("all are back", async () => await size("") === total);
     console.log(`${total} dead jobs ${how}: ${done}, ${begun} ms until the page says that it is begun, ${Date.now() - began} ms until all are back`);

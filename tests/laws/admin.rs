@@ -20,7 +20,8 @@ async fn there(s: &AdminStage, key: &TokenKey) -> bool {
     ok("look_up", s.store().look_up(key).await).exists
 }
 
-/// Counts below `most`, and answers when the counter ends. One that is full ends within its interval.
+/// Counts below `most`, and returns when the counter ends; `None` if it is full. Checks that a full counter ends within
+/// its interval.
 async fn count(
     s: &AdminStage,
     key: &TokenKey,
@@ -38,7 +39,7 @@ async fn count(
     }
 }
 
-/// How much a counter has counted, found by counting up to `most`, which must be more.
+/// Returns the value of a counter, found by counting up to `most`, which must be higher.
 async fn counted(s: &AdminStage, key: &TokenKey, direction: Direction, most: u64) -> u64 {
     let mut free = 0;
     while count(s, key, direction, most, HOUR).await.is_some() {
@@ -97,7 +98,7 @@ pub async fn tokens_of_other_scopes_do_not_mix(s: &AdminStage) {
     }
 }
 
-/// Guards against joined keys: a token may hold any character, also the one that a key is joined with.
+/// Guards against joined keys: a token may contain any character, including the separator of keys.
 pub async fn names_and_tokens_with_separators_do_not_mix(s: &AdminStage) {
     let keys = [
         token("p", "n", "a/b"),
@@ -161,7 +162,7 @@ pub async fn a_look_up_shows_token_and_limit(s: &AdminStage) {
     assert_eq!(look().await, TokenRecord { exists: true, limit: None }, "the token alone");
 }
 
-/// Guards against lists that lose what does not fit into one step of a reading.
+/// Guards against lists that lose entries beyond one step of a read.
 pub async fn many_tokens_and_limits_are_all_listed(s: &AdminStage) {
     const COUNT: i64 = 3000;
     for n in 1..=COUNT {
@@ -274,8 +275,8 @@ pub async fn check_is_fine(s: &AdminStage) {
     ok("check", s.store().check().await);
 }
 
-/// Guards against a quota of another namespace or pool, one that is written over, and a change that no other server
-/// sees.
+/// Guards against applying the quota of another namespace or pool, against overwriting one, and against a change that
+/// other servers do not see.
 pub async fn quotas_are_added_set_and_removed(s: &AdminStage) {
     let (one, other) = (scope("default", "ns"), scope("default", "ns2"));
     let quota = |jobs| Quota { jobs, bytes: u64::MAX, queues: 0 };

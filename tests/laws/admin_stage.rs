@@ -25,9 +25,9 @@ pub struct MemoryAdmin {
     state: Mutex<Tables>,
     failing: AtomicBool,
     calls: AtomicUsize,
-    /// Every call passes through here; a test that holds it holds them.
+    /// Every call takes a read lock; a test that holds the write lock holds the calls.
     gate: RwLock<()>,
-    /// Every answer of `look_up` passes through here, made, but not yet received.
+    /// Like `gate`, taken by `look_up` when its reply exists and has not been returned.
     answers: RwLock<()>,
 }
 
@@ -35,14 +35,14 @@ pub struct MemoryAdmin {
 struct Tables {
     tokens: BTreeMap<TokenKey, String>,
     limits: BTreeMap<TokenKey, Limit>,
-    /// The count, and when its counter ends.
+    /// The count, and the end of its interval.
     counts: HashMap<(TokenKey, Direction), (u64, Millis)>,
     quotas: BTreeMap<Scope, Quota>,
     quota_version: QuotasVersion,
 }
 
 impl MemoryAdmin {
-    /// An empty store that counts by `clock`.
+    /// Returns an empty store that uses `clock`.
     pub fn new(clock: Arc<dyn Clock>) -> Arc<MemoryAdmin> {
         Arc::new(MemoryAdmin {
             clock,
@@ -54,17 +54,17 @@ impl MemoryAdmin {
         })
     }
 
-    /// From now on every call fails as if the store were away, or no longer.
+    /// Makes every call fail as if the store were unavailable, or succeed again.
     pub fn fail(&self, failing: bool) {
         self.failing.store(failing, Ordering::SeqCst);
     }
 
-    /// How many calls came so far.
+    /// Returns the number of calls so far.
     pub fn calls(&self) -> usize {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// Holds all calls until the guard is dropped. They are counted when they come.
+    /// Holds all calls until the guard is dropped. They are counted on arrival.
     pub async fn hold(&self) -> RwLockWriteGuard<'_, ()> {
         self.gate.write().await
     }
@@ -220,7 +220,7 @@ impl AdminStore for MemoryAdmin {
     }
 }
 
-/// An empty admin store with its time.
+/// An empty admin store and its clock.
 pub struct AdminStage {
     store: Arc<dyn AdminStore>,
     clock: Option<Arc<ManualClock>>,
@@ -229,7 +229,7 @@ pub struct AdminStage {
 }
 
 impl AdminStage {
-    /// `clock` is the store's, if it is turned by hand.
+    /// Returns a stage. `clock` is the store's clock, if it is a manual one.
     pub fn new(
         store: Arc<dyn AdminStore>,
         clock: Option<Arc<ManualClock>>,
@@ -238,12 +238,12 @@ impl AdminStage {
         AdminStage { store, clock, _keep: Box::new(keep) }
     }
 
-    /// The store under test.
+    /// Returns the store under test.
     pub fn store(&self) -> &dyn AdminStore {
         &*self.store
     }
 
-    /// Returns when the store's clock is at least this much later.
+    /// Returns once the store's clock has advanced by at least this much.
     pub async fn advance(&self, by: Duration) {
         match &self.clock {
             Some(clock) => clock.advance(by),
@@ -252,7 +252,7 @@ impl AdminStage {
     }
 }
 
-/// A namespace of a pool.
+/// Returns a namespace of a pool.
 pub fn scope(pool: &str, namespace: &str) -> Scope {
     Scope {
         pool: PoolName::parse(pool).unwrap_or_else(|e| panic!("{pool:?} is a name: {e}")),
@@ -260,12 +260,12 @@ pub fn scope(pool: &str, namespace: &str) -> Scope {
     }
 }
 
-/// A token of a namespace of a pool.
+/// Returns a token of a namespace of a pool.
 pub fn token(pool: &str, namespace: &str, token: &str) -> TokenKey {
     TokenKey { scope: scope(pool, namespace), token: Token::new(token).expect("a test's token is not empty") }
 }
 
-/// A limit.
+/// Returns a limit.
 pub fn limit(read: i64, write: i64, interval: i64) -> Limit {
     Limit { read, write, interval }
 }

@@ -17,7 +17,7 @@ const PRODUCERS: usize = 32;
 const CONSUMERS: usize = 32;
 const EACH: usize = 9;
 
-/// `PRODUCERS` tasks that publish `EACH` jobs each, one at a time and in batches, and return them.
+/// Starts `PRODUCERS` tasks that publish `EACH` jobs each, one at a time and in batches, and return them.
 fn producers(s: &dyn Stage, q: &Queue) -> JoinSet<Vec<NewJob>> {
     let mut tasks = JoinSet::new();
     for producer in 0..PRODUCERS {
@@ -65,7 +65,7 @@ async fn consumer(
     }
 }
 
-/// Waits for the producers, then for the consumers. Returns what the producers return, and the jobs that were finished.
+/// Waits for the producers, then for the consumers. Returns the producers' results and the finished jobs.
 async fn finish<P: 'static>(
     mut from: JoinSet<P>,
     mut to: JoinSet<Vec<Job>>,
@@ -93,7 +93,7 @@ fn each_exactly_once(published: &[NewJob], finished: &[Job]) {
     assert!(lost.is_empty() && doubled.is_empty(), "lost {lost:?}, handed out more than once {doubled:?}");
 }
 
-/// Guards against jobs lost or doubled between tasks that publish, consume and ack at the same time.
+/// Guards against jobs lost or duplicated between tasks that publish, consume and ack at the same time.
 pub async fn every_job_is_handed_out_exactly_once(s: &dyn Stage) {
     let q = queue("q");
     let done = Arc::new(AtomicBool::new(false));
@@ -126,7 +126,7 @@ pub async fn consumers_of_one_call_each_share_without_overlap(s: &dyn Stage) {
     each_exactly_once(&new, &got);
 }
 
-/// Guards against jobs lost or doubled when consumers leave while others come.
+/// Guards against jobs lost or duplicated when consumers disconnect while others connect.
 pub async fn jobs_given_back_under_load_are_not_lost(s: &dyn Stage) {
     let q = queue("q");
     let done = Arc::new(AtomicBool::new(false));
@@ -144,7 +144,7 @@ pub async fn jobs_given_back_under_load_are_not_lost(s: &dyn Stage) {
     each_exactly_once(&published, &finished);
 }
 
-/// Guards against jobs lost or doubled while pumps of several servers move them.
+/// Guards against jobs lost or duplicated while pumps of several servers move them.
 pub async fn a_pump_under_load_loses_nothing(s: &dyn Stage) {
     let q = queue("q");
     let new = s.put_all((0..300).map(|i| job(&q, i.to_string()).delay(SHORT))).await;

@@ -54,7 +54,7 @@ pub async fn each_job_has_the_ttr_in_its_place(s: &dyn Stage) {
     assert_eq!(s.drain(&r).await, ["4"], "the fourth job is the first of the second queue");
 }
 
-/// Guards against a bound that is lower than the trait says.
+/// Guards against a bound lower than the trait's.
 pub async fn a_full_consume_is_served(s: &dyn Stage) {
     let q = queue("q");
     s.put_all((0..MAX_CONSUME + 1).map(|i| job(&q, i.to_string()))).await;
@@ -75,7 +75,7 @@ pub async fn acked_heads_are_skipped(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["5"], "the rest");
 }
 
-/// Guards against a bound on skipping that shows: no number of dead heads hides a live job.
+/// Guards against a visible bound on skipping: no number of deleted heads hides a live job.
 pub async fn two_thousand_acked_heads_are_skipped(s: &dyn Stage) {
     let q = queue("q");
     let jobs = s.put_all((0..2000).map(|i| job(&q, i.to_string()))).await;
@@ -103,7 +103,7 @@ pub async fn expired_heads_are_skipped(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["2"], "the rest");
 }
 
-/// Guards against a job that is lost, or that has lost its only try, with a caller that went away.
+/// Guards against a job that is lost, or loses its only try, because its caller disconnected.
 pub async fn a_dropped_consume_loses_nothing(s: &dyn Stage) {
     let q = queue("q");
     let new = s.put_all((0..10).map(|i| job(&q, i.to_string()).tries(9))).await;
@@ -124,7 +124,7 @@ pub async fn a_dropped_consume_loses_nothing(s: &dyn Stage) {
     assert_eq!(left.len(), new.len(), "no job twice: {left:?}");
 }
 
-/// Guards against a refusal of names that only consume may use.
+/// Guards against rejecting names that only consume accepts.
 pub async fn a_consume_only_queue_name_is_empty(s: &dyn Stage) {
     let name = QueueName::parse_for_consume("_hidden").expect("consume takes a leading _");
     let q = Queue { namespace: queue("x").namespace, name };

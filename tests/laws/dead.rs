@@ -42,7 +42,7 @@ pub async fn an_empty_dead_letter_says_so(s: &dyn Stage) {
     }
 }
 
-/// Guards against dead jobs that walk.
+/// Guards against delivering dead jobs.
 pub async fn dead_jobs_are_not_consumed(s: &dyn Stage) {
     let q = queue("q");
     s.kill(&q, numbered(&q, 2)).await;
@@ -52,7 +52,7 @@ pub async fn dead_jobs_are_not_consumed(s: &dyn Stage) {
     assert_eq!(s.dead(&queue("other")).await, 0, "another queue's dead letter");
 }
 
-/// Guards against a respawn of the newest, or of more than was asked for.
+/// Guards against respawning the newest jobs, or more than requested.
 pub async fn respawn_takes_the_oldest_up_to_the_limit(s: &dyn Stage) {
     let q = queue("q");
     let jobs = s.kill(&q, numbered(&q, 5)).await;
@@ -80,7 +80,7 @@ pub async fn respawned_jobs_have_one_try_and_the_new_ttl(s: &dyn Stage) {
     assert_eq!(jobs[1].ttl, None, "respawned forever");
 }
 
-/// Guards against a second life without an end.
+/// Guards against a respawned job that lives or runs forever.
 pub async fn a_respawned_job_expires_and_dies_again(s: &dyn Stage) {
     let q = queue("q");
     let new = s.kill(&q, [job(&q, "dies"), job(&q, "expires")]).await;
@@ -94,7 +94,7 @@ pub async fn a_respawned_job_expires_and_dies_again(s: &dyn Stage) {
     assert_eq!(s.take(&q, 9, LONG).await, [], "nothing is ready");
 }
 
-/// Guards against respawned jobs that push in.
+/// Guards against respawned jobs that overtake ready ones.
 pub async fn respawned_jobs_go_behind_the_ready_ones(s: &dyn Stage) {
     let q = queue("q");
     s.kill(&q, numbered(&q, 2)).await;
@@ -104,7 +104,7 @@ pub async fn respawned_jobs_go_behind_the_ready_ones(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["ready", "0", "1", "late"], "in the order they became ready");
 }
 
-/// Guards against a step's bound that shows in the answer.
+/// Guards against a reply limited to the bound of one step.
 pub async fn respawn_of_more_than_there_are_takes_all(s: &dyn Stage) {
     let q = queue("q");
     let count = 600;
@@ -115,7 +115,7 @@ pub async fn respawn_of_more_than_there_are_takes_all(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, expected, "in the order they died");
 }
 
-/// Guards against acked jobs that rise, and against a limit used up by them.
+/// Guards against respawning acked jobs, and against counting them towards the limit.
 pub async fn respawn_does_not_wake_an_acked_job(s: &dyn Stage) {
     let q = queue("q");
     let jobs = s.kill(&q, numbered(&q, 4)).await;
@@ -126,7 +126,7 @@ pub async fn respawn_does_not_wake_an_acked_job(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["1", "3"], "the jobs that were not acked");
 }
 
-/// Guards against a limit of a delete that is used up by acked jobs.
+/// Guards against counting acked jobs towards the limit of a delete.
 pub async fn delete_dead_does_not_count_acked_jobs(s: &dyn Stage) {
     let q = queue("q");
     let jobs = s.kill(&q, numbered(&q, 5)).await;
@@ -141,7 +141,7 @@ pub async fn delete_dead_does_not_count_acked_jobs(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["4"], "the newest is left");
 }
 
-/// Guards against deletes of the newest, and of entries whose bodies stay.
+/// Guards against deleting the newest jobs, and against leaving their bodies behind.
 pub async fn delete_dead_forgets_the_oldest(s: &dyn Stage) {
     let q = queue("q");
     let jobs = s.kill(&q, numbered(&q, 4)).await;
@@ -155,7 +155,7 @@ pub async fn delete_dead_forgets_the_oldest(s: &dyn Stage) {
     assert!(s.find(&jobs[3]).await.is_some(), "with its body");
 }
 
-/// Guards against a step's bound that shows in the answer.
+/// Guards against a reply limited to the bound of one step.
 pub async fn delete_dead_of_more_than_there_are_takes_all(s: &dyn Stage) {
     let q = queue("q");
     let count = 600;
@@ -165,7 +165,7 @@ pub async fn delete_dead_of_more_than_there_are_takes_all(s: &dyn Stage) {
     assert_eq!(s.find(&jobs[count - 1]).await, None, "the last one too");
 }
 
-/// Guards against a destroy that takes jobs which are not ready, or that leaves bodies behind.
+/// Guards against a destroy that deletes jobs which are not ready, or leaves bodies behind.
 pub async fn destroy_forgets_ready_jobs_only(s: &dyn Stage) {
     for (state, new) in s.one_in_each_state().await {
         ok("destroy", s.engine().destroy(&new.queue).await);
@@ -188,7 +188,7 @@ pub async fn destroy_forgets_ready_jobs_only(s: &dyn Stage) {
     assert!(s.find(&neighbour).await.is_some(), "another queue's job stays");
 }
 
-/// Guards against a step's bound that leaves jobs ready.
+/// Guards against ready jobs left behind by the bound of one step.
 pub async fn destroy_forgets_many(s: &dyn Stage) {
     let q = queue("q");
     let jobs = s.put_all(numbered(&q, 1500)).await;

@@ -1,4 +1,4 @@
-//! Laws of dead jobs that have an age: [`AGE`] on the stages that these laws are for.
+//! Laws of stores that delete dead jobs after an age: [`AGE`] on the stages of these laws.
 
 use std::num::NonZeroU16;
 use std::time::Duration;
@@ -9,11 +9,12 @@ use dormouse::job::JobState;
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 
-/// For how long dead jobs are kept.
+/// How long dead jobs are kept.
 pub const AGE: Duration = Duration::from_secs(3);
 const MS: Duration = Duration::from_millis(1);
 
-/// Guards against a dead job that stays for ever, and against one whose age has ended and is still counted or listed.
+/// Guards against a dead job that stays forever, and against one that is still counted or listed after its age has
+/// ended.
 pub async fn a_dead_job_goes_after_its_age(s: &dyn Stage) {
     let q = queue("q");
     let first = s.kill(&q, ["a", "b"].map(|body| job(&q, body).ttl(LONG))).await;
@@ -21,6 +22,10 @@ pub async fn a_dead_job_goes_after_its_age(s: &dyn Stage) {
     assert_eq!(view.state, Some(JobState::Dead));
     assert!(view.ttl.is_some_and(|ttl| ttl <= AGE), "what is left of its age: {view:?}");
     assert!(s.find(&first[0]).await.is_some_and(|job| job.ttl.is_some_and(|ttl| ttl <= AGE)), "the same");
+    let listed = s.list(&q, JobState::Dead, 9).await;
+    let ids: Vec<_> = listed.iter().map(|view| view.id).collect();
+    assert_eq!(ids, [first[0].id, first[1].id], "both are listed");
+    assert!(listed.iter().all(|view| view.ttl.is_some_and(|ttl| ttl <= AGE)), "with their age: {listed:?}");
     s.pass(AGE / 2).await;
     let second = s.kill(&q, [job(&q, "c")]).await;
     s.pass(AGE / 2 + MS).await;
@@ -46,7 +51,7 @@ pub async fn a_dead_job_goes_after_its_age(s: &dyn Stage) {
     assert_eq!(stats.queues.iter().map(|of| of.dead).sum::<u64>(), 0, "{stats:?}");
 }
 
-/// Guards against jobs that are kept for ever since they died in another way, and against a key that outlives its job.
+/// Guards against jobs that stay forever depending on how they died, and against a job key that outlives its job.
 pub async fn every_death_has_an_age(s: &dyn Stage) {
     let q = queue("q");
     // Its ttl ends when its age as a dead job does, so its expiry is nearly as it was.
@@ -62,7 +67,7 @@ pub async fn every_death_has_an_age(s: &dyn Stage) {
     assert_eq!((s.dead(&q).await, s.list(&q, JobState::Dead, 9).await), (0, vec![]), "all three are gone");
 }
 
-/// Guards against a respawned job that goes by the age that it had as a dead one.
+/// Guards against a respawned job that expires by its age as a dead job.
 pub async fn a_respawned_job_has_its_own_ttl(s: &dyn Stage) {
     let q = queue("q");
     let dead = s.kill(&q, ["a", "b"].map(|body| job(&q, body))).await;
@@ -74,7 +79,7 @@ pub async fn a_respawned_job_has_its_own_ttl(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["a", "b"], "both live");
 }
 
-/// Guards against a living job that is taken for a dead one, since both have an expiry.
+/// Guards against treating a live job as a dead one because both have an expiry.
 pub async fn only_the_dead_have_an_age(s: &dyn Stage) {
     let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
     for (name, new) in s.one_in_each_state().await {

@@ -1,4 +1,4 @@
-//! Laws of forgetting a queue.
+//! Laws of forgetting a queue: deleting its name and its jobs.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ async fn is_listed(s: &dyn Stage, q: &dormouse::name::Queue) -> (bool, bool) {
     (s.queue_view(q).await.is_some(), counted)
 }
 
-/// Guards against a name that stays in lists and metrics, and against jobs that are left where nobody sees them.
+/// Guards against a name that remains in lists and metrics, and against jobs left behind where no list shows them.
 pub async fn a_forgotten_queue_is_in_no_list(s: &dyn Stage) {
     let (q, other) = (queue("q"), queue("other"));
     s.put(job(&other, "stays")).await;
@@ -39,7 +39,7 @@ pub async fn a_forgotten_queue_is_in_no_list(s: &dyn Stage) {
     assert_eq!(s.drain(&other).await, ["stays"]);
 }
 
-/// Guards against a job that is taken from its worker, and lost.
+/// Guards against taking a job from its worker, and losing it.
 pub async fn running_jobs_outlive_their_queue(s: &dyn Stage) {
     let q = queue("q");
     s.put_all(["acked", "back"].map(|body| job(&q, body).tries(2))).await;
@@ -66,7 +66,7 @@ impl<T> IsDone for dormouse::engine::Held<T> {
     }
 }
 
-/// Guards against a name that is forgotten although the queue holds jobs: they would be in no list.
+/// Guards against deleting the name of a queue with jobs, which would then appear in no list.
 pub async fn the_name_of_a_queue_in_use_stays(s: &dyn Stage) {
     let q = queue("q");
     for name in ["ready", "dead"] {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::stage::*;
 
-/// Guards against a job that pays with its place or with a try for a consumer that left.
+/// Guards against a job that loses its place or a try because its consumer disconnected.
 pub async fn given_back_jobs_are_at_the_head_in_order_with_their_tries(s: &dyn Stage) {
     let q = queue("q");
     s.put_all((1..=4).map(|i| job(&q, i.to_string()).tries(i))).await;
@@ -42,7 +42,7 @@ pub async fn a_given_back_job_does_not_come_back_again_after_ttr(s: &dyn Stage) 
     assert_eq!(jobs, [], "nothing is left");
 }
 
-/// Guards against acked work that is done again.
+/// Guards against redoing acked work.
 pub async fn give_back_of_an_acked_job_does_nothing(s: &dyn Stage) {
     let q = queue("q");
     s.put_all(["1", "2"].map(|body| job(&q, body))).await;
@@ -53,7 +53,7 @@ pub async fn give_back_of_an_acked_job_does_nothing(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["2"], "only the other is given back");
 }
 
-/// Guards against a second copy, or an extra try, of a job that its ttr has brought back already.
+/// Guards against a second copy, or an extra try, of a job that has already returned because its ttr ended.
 pub async fn give_back_after_ttr_ended_does_nothing(s: &dyn Stage) {
     let q = queue("q");
     s.put_all([job(&q, "again").tries(2), job(&q, "dead")]).await;
@@ -70,7 +70,7 @@ pub async fn give_back_after_ttr_ended_does_nothing(s: &dyn Stage) {
     assert_eq!(s.dead(&q).await, 2, "both are dead");
 }
 
-/// Guards against a job that is doubled by a repeated call.
+/// Guards against a job that a repeated call duplicates.
 pub async fn giving_back_twice_does_nothing_more(s: &dyn Stage) {
     let q = queue("q");
     s.put_all(["1", "2"].map(|body| job(&q, body).tries(3))).await;
@@ -97,7 +97,7 @@ pub async fn an_old_receipt_does_not_take_the_job_from_its_new_consumer(s: &dyn 
     assert_eq!(s.take_one(&q, LONG).await.tries_left, 2, "the second give-back was the right one");
 }
 
-/// Guards against give-backs of whole batches only, and of one queue only.
+/// Guards against returning only whole batches, or jobs of one queue only.
 pub async fn a_part_of_a_hand_over_can_be_given_back(s: &dyn Stage) {
     for name in ["a", "b"] {
         s.put_all([1, 2, 3].map(|i| job(&queue(name), format!("{name}{i}")).tries(2))).await;

@@ -1,4 +1,4 @@
-//! Laws of deliveries: what the holder of a receipt may do, and others may not.
+//! Laws of receipts: the holder of a current receipt can touch, release, bury and ack, and others cannot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::stage::*;
 use crate::support::engine_ext::{EngineExt, tries};
 
-/// What a call was to do that must be done.
+/// Returns the result of a call that must be done.
 fn done<T: std::fmt::Debug>(what: &str, held: Held<T>) -> T {
     match held {
         Held::Done(done) => done,
@@ -31,7 +31,7 @@ fn reason(text: &str) -> Option<Reason> {
     Some(Reason::new(text).expect("a short reason"))
 }
 
-/// None of the holder's verbs does anything with this receipt.
+/// Checks that none of these verbs accepts the receipt.
 async fn is_not_mine(s: &dyn Stage, job: &Job, receipt: Receipt, why: &str) {
     assert_eq!(s.touch(job, receipt, LONG).await, Held::NotYours, "touch: {why}");
     assert_eq!(s.release(job, receipt, Release::default()).await, Held::NotYours, "release: {why}");
@@ -104,7 +104,7 @@ pub async fn the_receipt_that_is_valid_is_told_to_whoever_had_one(s: &dyn Stage)
             Some(had),
             "of {most} tries, as it was handed out"
         );
-        // The worker does not hear what its touch answered.
+        // The worker does not receive the reply to its touch.
         let lost = touched(s, &held, had, LONG).await.receipt;
         assert_eq!(s.receipt(&held, had.tries_left).await, Some(lost), "of {most} tries, after a touch");
         assert_eq!(s.view(&held).await.receipt, None, "it was not asked for");
@@ -151,7 +151,7 @@ pub async fn an_old_receipt_does_nothing_to_the_next_hand_over(s: &dyn Stage) {
     s.pass(SHORT).await;
     let second = s.take_one(&q, LONG).await;
     old.push(second.proof());
-    // With its try restored, the next delivery looks like this one.
+    // With its try restored, the next delivery has the same number of tries left.
     let free = Release { tries: Tries::Restore, ..Release::default() };
     done("release", s.release(&second, second.proof(), free).await);
     let third = s.take_one(&q, LONG).await;
@@ -165,7 +165,7 @@ pub async fn an_old_receipt_does_nothing_to_the_next_hand_over(s: &dyn Stage) {
     assert!(s.ack_held(&mine, mine.proof()).await, "mine is good");
 }
 
-/// Guards against an answer that sends a worker to fight for a job that does not exist.
+/// Guards against a reply that makes a worker retry for a job that does not exist.
 pub async fn what_is_gone_is_not_found(s: &dyn Stage) {
     let q = queue("q");
     for end in ["acked", "expired", "never there"] {
@@ -192,7 +192,7 @@ pub async fn what_is_gone_is_not_found(s: &dyn Stage) {
     }
 }
 
-/// Guards against a job that waits behind all others because its worker was polite.
+/// Guards against a released job that waits behind all others.
 pub async fn a_released_job_is_at_the_head(s: &dyn Stage) {
     let q = queue("q");
     s.put_all((1..=3).map(|i| job(&q, i.to_string()).tries(5))).await;
@@ -236,7 +236,8 @@ pub async fn release_notifies(s: &dyn Stage) {
     super::notifier::is_told(&notified, &q, "a released job that is due").await;
 }
 
-/// Guards against a job that is released for ever, and against one that dies on its last try although it got it back.
+/// Guards against a job that can be released forever, and against one that dies on its last try although the try was
+/// restored.
 pub async fn a_release_without_tries_left_is_death(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "job")).await;
@@ -250,7 +251,7 @@ pub async fn a_release_without_tries_left_is_death(s: &dyn Stage) {
     assert_eq!((s.dead(&q).await, s.size(&q).await), (1, 0), "dead, and not ready");
 }
 
-/// Guards against a released job that is early, or that is stuck.
+/// Guards against a released job that is delivered early or never.
 pub async fn a_delayed_release_waits(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "job").tries(2)).await;
@@ -283,7 +284,7 @@ pub async fn a_released_job_does_not_come_back_after_its_old_ttr(s: &dyn Stage) 
     assert_eq!((s.take(&q, 9, LONG).await, s.dead(&q).await), (vec![], 1), "nothing is left");
 }
 
-/// Guards against a job that vanishes: its ttl ends before it is due again, and nobody hears of it.
+/// Guards against a job that vanishes unreported because its ttl ends before it is due again.
 pub async fn a_release_beyond_the_ttl_is_death(s: &dyn Stage) {
     let q = queue("q");
     for restore_try in [false, true] {
@@ -305,7 +306,7 @@ pub async fn a_release_beyond_the_ttl_is_death(s: &dyn Stage) {
             s.ack(&stored).await;
         }
     }
-    // A job that lives forever waits for as long as it is told, and one that is ready at once need not wait.
+    // A job without ttl can wait for any delay, and a job released without delay need not wait.
     s.put(job(&q, "forever").tries(9)).await;
     let held = s.take_one(&q, LONG).await;
     let released = done("release", s.release(&held, held.proof(), later(LONG * 1000)).await);
@@ -323,7 +324,7 @@ pub async fn a_release_beyond_the_ttl_is_death(s: &dyn Stage) {
     assert_eq!(ok("respawn", s.engine().respawn_oldest(&r, 9, None).await), 1, "and can be respawned");
 }
 
-/// Guards against a job that was released and cannot be acked any more, or comes all the same.
+/// Guards against a released job that cannot be acked any more, or is delivered after its ack.
 pub async fn a_released_job_is_found_in_every_state(s: &dyn Stage) {
     for state in ["ready", "delayed", "due", "dead"] {
         let q = queue(state);
@@ -343,7 +344,7 @@ pub async fn a_released_job_is_found_in_every_state(s: &dyn Stage) {
     }
 }
 
-/// Guards against a job that is tried again although its worker knows better.
+/// Guards against retrying a job that its worker has buried.
 pub async fn a_buried_job_is_dead(s: &dyn Stage) {
     let q = queue("q");
     s.put_all(["a", "b"].map(|body| job(&q, body).tries(9).ttl(LIFE))).await;
@@ -391,7 +392,7 @@ pub async fn a_reason_is_shown_until_the_job_is_gone(s: &dyn Stage) {
     assert_eq!(s.inspect(&stored).await, None);
 }
 
-/// Guards against an ack of what another worker runs, and against an answer that blames the innocent.
+/// Guards against an ack that deletes a job run by another worker, and against a reply that names the wrong jobs.
 pub async fn ack_with_a_receipt_acks_only_what_is_held(s: &dyn Stage) {
     let q = queue("q");
     s.put_all((0..6).map(|i| job(&q, i.to_string()).tries(3))).await;
@@ -422,12 +423,12 @@ pub async fn ack_with_a_receipt_acks_only_what_is_held(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, [""; 0]);
 }
 
-/// What becomes of job `n`, and after how many releases that give the try back.
+/// Returns the end of job `n`, and the number of releases with a restored try before it.
 fn fate(n: usize) -> (&'static str, usize) {
     (["ack", "touch and ack", "bury", "spend all"][n % 4], n / 4 % 3)
 }
 
-/// Guards against jobs and tries that are lost or doubled when many workers do all of it at once.
+/// Guards against jobs and tries lost or duplicated when many workers use all verbs at once.
 pub async fn workers_leave_each_job_where_they_were_told(s: &dyn Stage) {
     const JOBS: usize = 240;
     const TRIES: u16 = 3;

@@ -1,5 +1,5 @@
-//! Laws about single milliseconds: what is due or expired at an instant is not so just before. They need a manual
-//! clock.
+//! Laws about single milliseconds: a job that is due or expired at an instant is not due or expired just before. They
+//! need a manual clock.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub async fn nothing_happens_one_millisecond_before(s: &dyn Stage) {
     }
 }
 
-/// Guards against a life cut short.
+/// Guards against a ttl that ends early.
 pub async fn a_job_is_there_until_its_last_millisecond(s: &dyn Stage) {
     let q = queue("q");
     let new = s.put(job(&q, "job").ttl(LIFE).tries(2)).await;

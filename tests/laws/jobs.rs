@@ -13,12 +13,12 @@ use crate::stage::Stage;
 
 pub use crate::support::model::{Named, ms};
 
-/// The queue `name` of namespace `ns`.
+/// Returns the queue `name` of namespace `ns`.
 pub fn queue(name: &str) -> Queue {
     queue_in("ns", name)
 }
 
-/// A queue of any namespace.
+/// Returns a queue of any namespace.
 pub fn queue_in(namespace: &str, name: &str) -> Queue {
     Queue {
         namespace: Namespace::parse(namespace).unwrap_or_else(|e| panic!("{namespace:?} is a name: {e}")),
@@ -26,12 +26,12 @@ pub fn queue_in(namespace: &str, name: &str) -> Queue {
     }
 }
 
-/// A key of a job.
+/// Returns a job key.
 pub fn job_key(key: &str) -> JobKey {
     JobKey::parse(key).unwrap_or_else(|| panic!("{key:?} is a key"))
 }
 
-/// Queues of namespace `ns`, first is served first.
+/// Returns queues of namespace `ns`, in order of priority.
 pub fn queue_list(names: &[&str]) -> QueueList {
     let names = names.iter().map(|name| queue(name).name);
     QueueList::new(queue("x").namespace, names).expect("a test names a queue")
@@ -51,7 +51,7 @@ pub struct Draft {
     key: Option<(JobKey, OnConflict)>,
 }
 
-/// A job with this body.
+/// Returns a draft with this body.
 pub fn job(queue: &Queue, body: impl AsRef<[u8]>) -> Draft {
     Draft {
         queue: queue.clone(),
@@ -79,17 +79,17 @@ impl Draft {
         Draft { tries, ..self }
     }
 
-    /// Attributes, without making the id a versioned one.
+    /// Sets attributes, without making the id versioned.
     pub fn attributes(self, pairs: &[(&str, &str)]) -> Draft {
         Draft { attributes: pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(), ..self }
     }
 
-    /// Due at this instant, when it is published by `Engine::publish`.
+    /// Sets the instant when the job is due. Requires `Engine::publish`.
     pub fn at(self, at: Millis) -> Draft {
         Draft { at: Some(at), ..self }
     }
 
-    /// With a key, when it is published by `Engine::publish`. A job that has it already stays.
+    /// Sets the job key. Requires `Engine::publish`. A job that already holds the key stays.
     pub fn key(self, key: &str) -> Draft {
         self.key_or(key, OnConflict::Keep)
     }
@@ -99,18 +99,18 @@ impl Draft {
         Draft { key: Some((job_key(key), on_conflict)), ..self }
     }
 
-    /// The job with what `Engine::publish` takes beside it.
+    /// Returns the job with its key and instant, for `Engine::publish`.
     pub fn placing(self, s: &dyn Stage) -> Placing {
         let (at, key) = (self.at, self.key.clone());
         Placing { job: self.make(s), at, key }
     }
 
-    /// Gives it an id of the versioned form.
+    /// Makes the id versioned.
     pub fn versioned(self) -> Draft {
         Draft { versioned: true, ..self }
     }
 
-    /// The job, with a new id.
+    /// Returns the job, with a new id.
     pub fn make(self, s: &dyn Stage) -> NewJob {
         NewJob {
             id: s.engine().make_id(s.ids(), &self.queue, self.delay, self.versioned),
@@ -129,7 +129,7 @@ pub fn bodies(jobs: &[Job]) -> Vec<String> {
     jobs.iter().map(|job| String::from_utf8_lossy(&job.body).into_owned()).collect()
 }
 
-/// The ids, in order.
+/// Returns the ids, in order.
 pub fn ids<'a>(jobs: impl IntoIterator<Item = &'a NewJob>) -> Vec<JobId> {
     jobs.into_iter().map(|job| job.id).collect()
 }

@@ -1,4 +1,4 @@
-//! Laws of keys: a producer's own name for a job, taken by one job at a time and free when that job ends.
+//! Laws of job keys: a producer's name for a job, held by one job at a time and free when that job ends.
 
 use std::num::NonZeroU16;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use dormouse::name::Queue;
 use crate::stage::*;
 use crate::support::engine_ext::{EngineExt, tries};
 
-/// The id of the job that has a key.
+/// Returns the id of the job that holds a key.
 async fn holder(s: &dyn Stage, queue: &Queue, key: &str) -> Option<JobId> {
     s.holder(queue, key).await.map(|view| view.id)
 }
@@ -21,7 +21,7 @@ fn named(queue: &Queue, placed: Placed) -> JobRef {
     JobRef { queue: queue.clone(), id: placed.id }
 }
 
-/// Guards against a key that is lost, or that shows another job, on the way of its job.
+/// Guards against a key that is lost or names another job during its job's life.
 pub async fn a_key_names_its_job_in_every_state_but_dead(s: &dyn Stage) {
     let q = queue("q");
     assert_eq!(s.holder(&q, "k").await, None, "nobody has it");
@@ -47,7 +47,7 @@ pub async fn a_key_names_its_job_in_every_state_but_dead(s: &dyn Stage) {
     assert_eq!(s.view(&named(&q, placed)).await.key, None, "nor does it say so");
 }
 
-/// Guards against two jobs of one name, and against an answer that names the wrong one.
+/// Guards against two jobs with one key, and against a reply that names the wrong job.
 pub async fn a_taken_key_keeps_the_first_job(s: &dyn Stage) {
     let q = queue("q");
     let first = s.place(job(&q, "first").delay(LONG).key("k")).await;
@@ -64,7 +64,7 @@ pub async fn a_taken_key_keeps_the_first_job(s: &dyn Stage) {
     assert_eq!(holder(s, &q, "k").await, Some(first.id), "it has it still");
 }
 
-/// Guards against half of a call, and against an answer that names the wrong job.
+/// Guards against executing half of a call, and against a reply that names the wrong job.
 pub async fn a_taken_key_fails_the_whole_call(s: &dyn Stage) {
     let q = queue("q");
     let first = s.place(job(&q, "first").delay(LONG).key("k")).await;
@@ -82,7 +82,7 @@ pub async fn a_taken_key_fails_the_whole_call(s: &dyn Stage) {
     assert!(matches!(&done, Published::Done(placed) if placed[0].how == How::New), "free: {done:?}");
 }
 
-/// Guards against a replaced job that comes all the same.
+/// Guards against delivering a job that was replaced.
 pub async fn a_delayed_or_ready_job_is_replaced(s: &dyn Stage) {
     for (name, delay) in [("delayed", SHORT), ("ready", Duration::ZERO)] {
         let q = queue(name);
@@ -96,7 +96,7 @@ pub async fn a_delayed_or_ready_job_is_replaced(s: &dyn Stage) {
     }
 }
 
-/// Guards against work that is taken away from a worker, and against a key that its former job takes along.
+/// Guards against taking a job from its worker, and against its key returning with it.
 pub async fn a_running_job_runs_on_without_its_key(s: &dyn Stage) {
     for end in ["ack", "die", "bury", "come back"] {
         let q = queue(&end.replace(' ', "-"));
@@ -185,7 +185,7 @@ pub async fn a_key_is_free_when_its_job_dies(s: &dyn Stage) {
         }
         assert_eq!(s.dead(&q).await, 1, "{end}: it is dead");
         assert_eq!(s.place(job(&q, "new").tries(2).key("k")).await.how, How::New, "{end}: the key is free");
-        // The dead job is respawned without it.
+        // The dead job is respawned without its key.
         assert_eq!(ok("respawn", s.engine().respawn_oldest(&q, 1, None).await), 1);
         assert_eq!(s.view(&held).await.key, None, "{end}: another job had the key meanwhile");
         s.ack(&held).await;
@@ -257,7 +257,7 @@ pub async fn a_running_job_of_many_tries_runs_on_without_its_key(s: &dyn Stage) 
         assert!(s.find(&old).await.is_some(), "it is there");
         assert!(s.ack_held(&running, running.proof()).await, "and held");
         assert!(ok("cancel_key", s.engine().cancel_key(&q, &job_key("k")).await), "the new one has the key");
-        // The same, ready: it goes.
+        // The same job, ready: it is replaced.
         let old = named(&q, s.place(job(&q, "old").tries(most).key("k")).await);
         for _ in 0..600 {
             let held = s.take_one(&q, LONG).await;
@@ -295,7 +295,7 @@ pub async fn a_key_is_free_when_its_job_expires(s: &dyn Stage) {
     }
 }
 
-/// Guards against a key that is lost while its job is in and out of the hands of workers.
+/// Guards against a key that is lost while its job is delivered and returned.
 pub async fn a_key_stays_while_its_job_comes_and_goes(s: &dyn Stage) {
     let q = queue("q");
     let placed = s.place(job(&q, "job").tries(9).key("k")).await;
@@ -318,7 +318,7 @@ pub async fn a_key_stays_while_its_job_comes_and_goes(s: &dyn Stage) {
     assert_eq!(holder(s, &q, "k").await, Some(placed.id), "its delay ended");
 }
 
-/// Guards against keys that meet across queues or namespaces.
+/// Guards against a key shared by several queues or namespaces.
 pub async fn keys_of_other_queues_do_not_mix(s: &dyn Stage) {
     let queues = [queue_in("a", "q"), queue_in("a", "q-"), queue_in("b", "q"), queue_in("aq", "-")];
     for q in &queues {
@@ -330,7 +330,7 @@ pub async fn keys_of_other_queues_do_not_mix(s: &dyn Stage) {
     }
 }
 
-/// Guards against a cancel that leaves the job to a worker.
+/// Guards against a cancel that leaves a running job to its worker.
 pub async fn cancel_forgets_the_job_of_a_key(s: &dyn Stage) {
     for state in ["delayed", "ready", "running"] {
         let q = queue(state);
@@ -349,7 +349,7 @@ pub async fn cancel_forgets_the_job_of_a_key(s: &dyn Stage) {
     }
 }
 
-/// Guards against a call that takes its own key away.
+/// Guards against a call whose jobs take the key from each other.
 pub async fn a_call_with_one_key_twice_changes_nothing(s: &dyn Stage) {
     let q = queue("q");
     let jobs = ["a", "b"].map(|body| job(&q, body).key("k").placing(s));
@@ -359,7 +359,7 @@ pub async fn a_call_with_one_key_twice_changes_nothing(s: &dyn Stage) {
     assert_eq!((s.size(&q).await, s.holder(&q, "k").await), (0, None), "nothing has changed");
 }
 
-/// Guards against a job that overwrites another of its id.
+/// Guards against a job that overwrites another with the same id.
 pub async fn a_keyed_call_with_a_taken_id_changes_nothing(s: &dyn Stage) {
     let q = queue("q");
     let stored = s.put(job(&q, "stored").delay(LONG)).await;
@@ -372,7 +372,7 @@ pub async fn a_keyed_call_with_a_taken_id_changes_nothing(s: &dyn Stage) {
     assert_eq!(s.find(&stored).await.map(|job| job.body), Some("stored".into()));
 }
 
-/// Guards against keys that are cut off, and against bytes that a store takes for something else.
+/// Guards against truncated keys, and against bytes that a store misinterprets.
 pub async fn the_longest_key_works(s: &dyn Stage) {
     let q = queue("q");
     let all: String = (b'!'..=b'~').map(char::from).collect();
@@ -384,7 +384,7 @@ pub async fn the_longest_key_works(s: &dyn Stage) {
     }
 }
 
-/// Guards against an instant that is counted by another clock than the store's, and against one that has passed.
+/// Guards against an instant by another clock than the store's, and against a past one.
 pub async fn a_job_due_at_an_instant_is_not_early(s: &dyn Stage) {
     let q = queue("q");
     let at = s.engine().now() + ms(LIFE);
@@ -400,7 +400,7 @@ pub async fn a_job_due_at_an_instant_is_not_early(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["later"]);
 }
 
-/// Guards against an order within one call alone.
+/// Guards against order that holds only within one call.
 pub async fn jobs_due_at_one_instant_come_in_publish_order_over_calls(s: &dyn Stage) {
     let q = queue("q");
     let at = s.engine().now() + ms(LONG);
@@ -410,7 +410,7 @@ pub async fn jobs_due_at_one_instant_come_in_publish_order_over_calls(s: &dyn St
             Published::Done(placed) => expected.extend(placed.iter().map(|placed| placed.id)),
             other => panic!("it should be done: {other:?}"),
         }
-        // Another queue's, at the same instant.
+        // A job of another queue at the same instant.
         s.place(job(&queue("p"), "x").at(at).tries(9)).await;
     }
     let listed = s.list(&q, JobState::Delayed, 100).await;
@@ -419,7 +419,7 @@ pub async fn jobs_due_at_one_instant_come_in_publish_order_over_calls(s: &dyn St
     assert_eq!(listed, expected, "publish order");
 }
 
-/// Guards against two producers that both believe that their job is stored.
+/// Guards against two producers that both believe their job was stored.
 pub async fn one_of_many_publishes_with_one_key_wins(s: &dyn Stage) {
     let q = queue("q");
     let mut calls = Vec::new();
@@ -444,8 +444,8 @@ pub async fn one_of_many_publishes_with_one_key_wins(s: &dyn Stage) {
     assert_eq!(stored.len(), 1, "one comes out: {stored:?}");
 }
 
-/// Guards against a job that is stored although another store's job keeps it away, and against a repeat of that call
-/// which is answered otherwise.
+/// Guards against storing a job whose key is held by a job in the other store, and against a different reply to a
+/// repeated call.
 pub async fn a_key_that_a_job_elsewhere_has_is_answered_as_told(s: &dyn Stage) {
     let q = queue("q");
     let elsewhere = |due_at, how| {
@@ -456,7 +456,7 @@ pub async fn a_key_that_a_job_elsewhere_has_is_answered_as_told(s: &dyn Stage) {
             how: if how == How::New { How::Replaced(id) } else { how },
         })
     };
-    // Also a body so large that its value is staged first.
+    // Also with a body large enough to be staged first.
     let large = "x".repeat(1 << 21);
     for body in ["small", &large] {
         let told = [

@@ -1,4 +1,4 @@
-//! Laws of looking: lists of jobs and of queues, and a job by its id.
+//! Laws of lists of jobs and queues, and of a job by its id.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ fn ids_of(views: &[JobView]) -> Vec<dormouse::job::JobId> {
     views.iter().map(|view| view.id).collect()
 }
 
-/// Guards against a list that omits jobs, or includes those of another queue or state.
+/// Guards against a list that omits jobs, or includes jobs of another queue or state.
 pub async fn jobs_are_listed_in_the_order_in_which_they_come(s: &dyn Stage) {
     for state in JobState::ALL {
         let q = queue(state.as_str());
@@ -58,7 +58,7 @@ pub async fn jobs_are_listed_in_the_order_in_which_they_come(s: &dyn Stage) {
     }
 }
 
-/// Guards against a walk that a busy queue leads astray.
+/// Guards against a list that skips or repeats jobs of a busy queue.
 pub async fn jobs_are_listed_once_while_others_come_and_go(s: &dyn Stage) {
     let q = queue("q");
     s.put_all((0..5).map(|i| job(&q, format!("early {i}")).tries(2))).await;
@@ -88,7 +88,7 @@ pub async fn jobs_are_listed_once_while_others_come_and_go(s: &dyn Stage) {
     assert_eq!(stayed, ids(&stay), "each permanent job once, in order");
 }
 
-/// Guards against columns of another job, and against bodies that were not requested.
+/// Guards against fields of another job, and against bodies that were not requested.
 pub async fn a_list_shows_what_is_known_of_a_job(s: &dyn Stage) {
     let q = queue("q");
     let draft = job(&q, "body").ttl(LONG * 2).delay(LONG).tries(7).attributes(&[("a", "b")]).versioned();
@@ -108,7 +108,7 @@ pub async fn a_list_shows_what_is_known_of_a_job(s: &dyn Stage) {
     }
 }
 
-/// Guards against lists of ghosts.
+/// Guards against listing deleted jobs.
 pub async fn what_is_gone_is_not_listed(s: &dyn Stage) {
     let q = queue("q");
     for state in JobState::ALL {
@@ -132,7 +132,7 @@ pub async fn what_is_gone_is_not_listed(s: &dyn Stage) {
     assert_eq!((left.len(), left[0].size), (1, 5), "one has expired: {left:?}");
 }
 
-/// Guards against one call that reads a whole pool, or that is cut off for good.
+/// Guards against one call that reads a whole pool, and against a list that cannot be continued.
 pub async fn a_page_is_bounded(s: &dyn Stage) {
     let q = queue("q");
     let gone = s.put_all((0..2000).map(|i| job(&q, i.to_string()))).await;
@@ -146,7 +146,7 @@ pub async fn a_page_is_bounded(s: &dyn Stage) {
     assert_eq!(ids_of(&s.list(&q, JobState::Ready, 100).await), ids(&stay), "and all come in the end");
 }
 
-/// Guards against a cursor that leads into another list.
+/// Guards against a cursor that continues another list.
 pub async fn a_cursor_of_another_list_is_none(s: &dyn Stage) {
     let q = queue("q");
     for state in JobState::ALL {
@@ -195,7 +195,7 @@ pub async fn inspect_shows_every_state(s: &dyn Stage) {
     assert_eq!(s.inspect(&job(&queue("ready"), "unknown").make(s)).await, None);
 }
 
-/// Copies the times of another view, which change.
+/// Takes the times, which change, from another view.
 trait CloneTimes {
     fn clone_times(self, of: &JobView) -> JobView;
 }
@@ -240,7 +240,7 @@ pub async fn queues_are_listed_with_their_figures(s: &dyn Stage) {
     }
 }
 
-/// Guards against stores that list in another order: a list over two of them would leave queues out.
+/// Guards against stores that list in different orders: a merged list of two stores would omit queues.
 pub async fn queues_are_listed_by_name(s: &dyn Stage) {
     let names = ["B", "a", "aB", "aa", "aaa", "b", "ba", "z-1", "z-10", "z-2"].map(queue);
     for q in names.iter().rev() {

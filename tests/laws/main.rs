@@ -3,14 +3,14 @@
 //! store.
 //!
 //! - `laws!(name, constructor)` makes one test for each law of an engine. The constructor is an async function
-//!   without arguments that answers an `impl Stage`.
-//! - `laws!(name, constructor, virtual_time)` adds those that need a clock which is turned by hand.
-//! - `laws!(name, constructor, verbs)` adds those of the verbs that lmstfy does not have.
-//! - `laws_of!(name, constructor, part)` makes one test for each law of a part that needs stages of its own: `dead_age`.
-//! - `laws_together!(name, constructor, keep, verbs)` makes one test of all of them, for stages on one store.
+//!   without arguments that returns an `impl Stage`.
+//! - `laws!(name, constructor, virtual_time)` adds the laws that need a manual clock.
+//! - `laws!(name, constructor, verbs)` adds the laws of verbs that lmstfy does not have.
+//! - `laws_of!(name, constructor, part)` makes one test for each law of a part with its own kind of stage: `dead_age`.
+//! - `laws_together!(name, constructor, keep, verbs)` makes one test of all laws, for stages that share a store.
 //! - `settings_laws!(name, constructor)` makes one test for each law of a settings store.
 //! - `admin_laws!(name, constructor)` makes one test for each law of an admin store, and `admin_laws_together!(name,
-//!   constructor, keep)` one of all.
+//!   constructor, keep)` one test of all of them.
 //!
 //! Laws read results through the `Engine` and `AdminStore` traits only, so they are independent of how data is stored.
 //!
@@ -72,11 +72,11 @@ mod support {
     pub mod wait;
 }
 
-/// One test per law on the stage that `$stage().await` builds.
+/// Makes one test per law, on the stage returned by `$stage().await`.
 macro_rules! laws {
     ($module:ident, $stage:expr $(, $more:ident)*) => {
         mod $module {
-            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            #[allow(unused_imports)] // `$stage` may use items of the parent module
             use super::*;
 
             $crate::law_list! { law_tests, $stage }
@@ -85,11 +85,11 @@ macro_rules! laws {
     };
 }
 
-/// One test per law of a part, on a stage that is made for it.
+/// Makes one test per law of a part, on a stage for that part.
 macro_rules! laws_of {
     ($module:ident, $stage:expr, $part:ident) => {
         mod $module {
-            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            #[allow(unused_imports)] // `$stage` may use items of the parent module
             use super::*;
 
             $crate::more_laws! { law_tests, $part, $stage }
@@ -97,12 +97,12 @@ macro_rules! laws_of {
     };
 }
 
-/// All laws in one test, for stages that share a cluster, without those listed in order.txt. What
-/// `$keep` answers is kept until the last of them has ended.
+/// Makes one test of all laws, for stages that share a cluster, except the laws listed in order.txt. The value of
+/// `$keep` is dropped after the last law.
 macro_rules! laws_together {
     ($module:ident, $stage:expr, $keep:expr $(, $more:ident)*) => {
         mod $module {
-            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            #[allow(unused_imports)] // `$stage` may use items of the parent module
             use super::*;
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -116,11 +116,11 @@ macro_rules! laws_together {
     };
 }
 
-/// The laws of a part in one test, on a stage that is made for it and in a cluster that they share.
+/// Makes one test of the laws of a part, on a stage for that part and in a shared cluster.
 macro_rules! laws_of_together {
     ($module:ident, $stage:expr, $keep:expr, $part:ident) => {
         mod $module {
-            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            #[allow(unused_imports)] // `$stage` may use items of the parent module
             use super::*;
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -136,7 +136,7 @@ macro_rules! laws_of_together {
 macro_rules! spread_laws_together {
     ($module:ident, $stage:expr, $keep:expr) => {
         mod $module {
-            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            #[allow(unused_imports)] // `$stage` may use items of the parent module
             use super::*;
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -150,7 +150,7 @@ macro_rules! spread_laws_together {
     };
 }
 
-/// The laws that every stage keeps, for the macro `$run`.
+/// Lists the laws of every stage, for the macro `$run`.
 macro_rules! law_list {
     ($run:ident, $stage:expr) => {
         $crate::$run! { $stage;
@@ -312,7 +312,7 @@ macro_rules! law_list {
     };
 }
 
-/// Laws that not every stage keeps.
+/// Lists laws that only some stages keep.
 macro_rules! more_laws {
     ($run:ident, virtual_time, $stage:expr) => {
         $crate::$run! { $stage;
@@ -458,7 +458,7 @@ macro_rules! more_laws {
     };
 }
 
-/// The laws that every admin store keeps, for the macro `$run`.
+/// Lists the laws of every admin store, for the macro `$run`.
 macro_rules! admin_law_list {
     ($run:ident, $stage:expr) => {
         $crate::$run! { $stage;
@@ -485,7 +485,7 @@ macro_rules! admin_law_list {
     };
 }
 
-/// The laws that every settings store keeps, for the macro `$run`.
+/// Lists the laws of every settings store, for the macro `$run`.
 macro_rules! settings_law_list {
     ($run:ident, $stage:expr) => {
         $crate::$run! { $stage;
@@ -506,11 +506,11 @@ macro_rules! settings_law_list {
     };
 }
 
-/// One test per law of settings stores on the stage that `$stage().await` builds.
+/// Makes one test per law of settings stores, on the stage returned by `$stage().await`.
 macro_rules! settings_laws {
     ($module:ident, $stage:expr) => {
         mod $module {
-            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            #[allow(unused_imports)] // `$stage` may use items of the parent module
             use super::*;
 
             $crate::settings_law_list! { law_tests, $stage }
@@ -518,11 +518,11 @@ macro_rules! settings_laws {
     };
 }
 
-/// One test per law of admin stores on the stage that `$stage().await` builds.
+/// Makes one test per law of admin stores, on the stage returned by `$stage().await`.
 macro_rules! admin_laws {
     ($module:ident, $stage:expr) => {
         mod $module {
-            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            #[allow(unused_imports)] // `$stage` may use items of the parent module
             use super::*;
 
             $crate::admin_law_list! { law_tests, $stage }
@@ -530,11 +530,11 @@ macro_rules! admin_laws {
     };
 }
 
-/// All laws of admin stores in one test.
+/// Makes one test of all laws of admin stores.
 macro_rules! admin_laws_together {
     ($module:ident, $stage:expr, $keep:expr) => {
         mod $module {
-            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            #[allow(unused_imports)] // `$stage` may use items of the parent module
             use super::*;
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -546,11 +546,11 @@ macro_rules! admin_laws_together {
     };
 }
 
-/// The tests of a list.
+/// Makes the tests of a list.
 macro_rules! law_tests {
     ($stage:expr; $($topic:ident { $($law:ident),* $(,)? })*) => {
         $(mod $topic {
-            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            #[allow(unused_imports)] // `$stage` may use items of the parent module
             use super::*;
 
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -566,7 +566,7 @@ macro_rules! law_tests {
     };
 }
 
-/// The laws of a list, each to be played when it is its turn.
+/// Makes the list of laws for `together`.
 macro_rules! law_plays {
     ($stage:expr; $($topic:ident { $($law:ident),* $(,)? })*) => {{
         let mut all: Vec<$crate::together::Law> = Vec::new();

@@ -7,7 +7,7 @@ use dormouse::job::NewJob;
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 
-/// Guards against a namespace that is left out of a key.
+/// Guards against keys without the namespace.
 pub async fn the_same_queue_name_in_two_namespaces_does_not_mix(s: &dyn Stage) {
     let (a, b) = (queue_in("a", "q"), queue_in("b", "q"));
     s.put(job(&a, "in a")).await;
@@ -21,7 +21,7 @@ pub async fn the_same_queue_name_in_two_namespaces_does_not_mix(s: &dyn Stage) {
     assert_eq!(s.drain(&b).await, ["in b"], "namespace b");
 }
 
-/// Guards against keys that join names without saying where one ends, and against scans by prefix.
+/// Guards against keys that join names without a separator or length, and against scans by prefix.
 pub async fn names_that_read_alike_do_not_mix(s: &dyn Stage) {
     let names = [
         ("a", "b-c"),
@@ -48,7 +48,7 @@ pub async fn names_that_read_alike_do_not_mix(s: &dyn Stage) {
     }
 }
 
-/// Guards against a length that does not fit where it is written.
+/// Guards against a name's length that does not fit its field.
 pub async fn the_longest_names_work(s: &dyn Stage) {
     let (long, other) = ("n".repeat(255), format!("{}x", "n".repeat(254)));
     let (a, b) = (queue_in(&long, &long), queue_in(&long, &other));
@@ -60,7 +60,7 @@ pub async fn the_longest_names_work(s: &dyn Stage) {
     assert_eq!(s.drain(&b).await, ["b"], "became ready in its queue");
 }
 
-/// Guards against jobs that are found by their id alone.
+/// Guards against finding a job by its id alone.
 pub async fn one_id_in_two_queues_is_two_jobs(s: &dyn Stage) {
     let (a, b) = (queue("a"), queue("b"));
     let first = s.put(job(&a, "in a").delay(SHORT)).await;

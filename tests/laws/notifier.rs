@@ -11,7 +11,7 @@ use crate::support::notified::Notified;
 use crate::support::wait::until;
 
 impl Notified {
-    /// Forgets previous notifications.
+    /// Clears previous notifications.
     pub async fn forget(&self) {
         for _ in 0..10 {
             self.told.lock().clear();
@@ -32,7 +32,7 @@ pub async fn is_told(notified: &Notified, q: &Queue, what: &str) {
     assert_eq!(told.ok(), Some([q.clone()].into()), "{what} should notify of {q}");
 }
 
-/// Guards against consumers that sleep beside a published job.
+/// Guards against lost wake-ups for a published job.
 pub async fn publish_notifies(s: &dyn Stage) {
     let q = queue("q");
     let notified = waiting(s, &q).await;
@@ -44,7 +44,7 @@ pub async fn publish_notifies(s: &dyn Stage) {
     }
 }
 
-/// Guards against consumers that sleep beside a job that became due.
+/// Guards against lost wake-ups for a job that became due.
 pub async fn a_due_job_notifies(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "1").delay(SHORT)).await;
@@ -63,7 +63,7 @@ pub async fn a_returning_job_notifies(s: &dyn Stage) {
     is_told(&notified, &q, "a job whose ttr ended").await;
 }
 
-/// Guards against consumers that sleep beside respawned jobs.
+/// Guards against lost wake-ups for respawned jobs.
 pub async fn respawn_notifies(s: &dyn Stage) {
     let q = queue("q");
     s.kill(&q, [job(&q, "1")]).await;
@@ -82,7 +82,7 @@ pub async fn give_back_notifies(s: &dyn Stage) {
     is_told(&notified, &q, "give_back").await;
 }
 
-/// Guards against consumers that sleep beside a republished job.
+/// Guards against lost wake-ups for a republished job.
 pub async fn republish_notifies(s: &dyn Stage) {
     let q = queue("q");
     let old = s.put(job(&q, "old")).await;
@@ -108,7 +108,7 @@ pub async fn a_notifier_that_is_gone_is_in_nobodys_way(s: &dyn Stage) {
     let (gone, left) = (waiting(s, &q).await, waiting(s, &q).await);
     let weak = Arc::downgrade(&gone);
     drop(gone);
-    // The engine may be telling it something in this moment.
+    // The engine may be notifying it at this moment.
     until("the engine owns its notifiers no longer than it tells them something", async || {
         weak.strong_count() == 0
     })

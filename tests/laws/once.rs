@@ -1,4 +1,4 @@
-//! Laws of requests that are safe to repeat.
+//! Laws of requests with an idempotency key.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn publication(s: &dyn Stage, drafts: &[Draft], key: &str, fingerprint: u8) -> P
     Publication { jobs, replaces: None, once: once(key, fingerprint) }
 }
 
-/// Looks a request up, without making it.
+/// Looks a request up, without sending it.
 async fn recall(s: &dyn Stage, queue: &Queue, key: &str, fingerprint: u8) -> Option<Published> {
     let once = once(key, fingerprint).expect("it is some");
     ok("recall", s.engine().recall(queue, &once).await)
@@ -36,7 +36,7 @@ fn replay(done: &Published) -> Published {
     }
 }
 
-/// Guards against a job that is published twice because an answer was lost.
+/// Guards against publishing a job twice because a reply was lost.
 pub async fn a_repeated_request_gets_the_same_answer_and_does_nothing(s: &dyn Stage) {
     let q = queue("q");
     let taken = s.place(job(&q, "taken").delay(LONG).key("taken")).await;
@@ -76,7 +76,7 @@ pub async fn another_request_with_its_key_is_refused(s: &dyn Stage) {
     assert!(matches!(ask(s, &[job(&q, "b")], "Request", 2).await, Published::Done(_)), "another key");
 }
 
-/// Guards against tenants that share their requests.
+/// Guards against idempotency keys shared by several tenants.
 pub async fn requests_of_other_queues_do_not_mix(s: &dyn Stage) {
     for q in [queue_in("a", "q"), queue_in("a", "q-"), queue_in("b", "q"), queue_in("aq", "-")] {
         let done = ask(s, &[job(&q, "x")], "request", 1).await;
@@ -85,7 +85,7 @@ pub async fn requests_of_other_queues_do_not_mix(s: &dyn Stage) {
     }
 }
 
-/// Guards against a failure that lasts for ten minutes although its cause has ended.
+/// Guards against an error that is repeated for ten minutes although its cause has ended.
 pub async fn what_failed_is_not_remembered(s: &dyn Stage) {
     let q = queue("q");
     let holder = s.place(job(&q, "holder").delay(LONG).key("k")).await;
@@ -118,7 +118,7 @@ pub async fn a_republish_is_safe_to_repeat(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["new"], "once");
 }
 
-/// Guards against a store that fills up with requests, and against one that forgets too soon.
+/// Guards against a store that fills up with remembered requests, and against one that forgets too soon.
 pub async fn a_request_is_forgotten_in_the_end(s: &dyn Stage) {
     // Real stores would need to wait for ten minutes.
     if !s.differences().virtual_time {
@@ -135,7 +135,7 @@ pub async fn a_request_is_forgotten_in_the_end(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["a", "a"]);
 }
 
-/// Guards against two servers that both do one request.
+/// Guards against two servers that both execute one request.
 pub async fn one_of_many_equal_requests_is_done(s: &dyn Stage) {
     let q = queue("q");
     let mut calls = Vec::new();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 
-/// Guards against a peek that takes, or that shows another job than comes next.
+/// Guards against a peek that takes a job, or that shows another job than the next one.
 pub async fn peek_shows_what_consume_would_give_and_changes_nothing(s: &dyn Stage) {
     let q = queue("q");
     let draft = job(&q, "1").ttl(LONG).tries(3).versioned().attributes(&[("a", "b")]);
@@ -47,7 +47,7 @@ pub async fn peek_skips_acked_and_expired_heads(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["live"], "consume agrees");
 }
 
-/// Guards against jobs that cannot be found while they sleep, run or are dead.
+/// Guards against jobs that cannot be found while they are delayed, running or dead.
 pub async fn inspect_finds_a_job_in_every_state(s: &dyn Stage) {
     for (state, new) in s.one_in_each_state().await {
         for _ in 0..2 {
@@ -61,7 +61,7 @@ pub async fn inspect_finds_a_job_in_every_state(s: &dyn Stage) {
     assert_eq!(s.find(&unknown).await, None, "an unknown id");
 }
 
-/// Guards against an id that opens any queue.
+/// Guards against finding a job in any queue by its id.
 pub async fn inspect_knows_the_queue(s: &dyn Stage) {
     let new = s.put(job(&queue("q"), "job")).await;
     for elsewhere in [queue("other"), queue_in("other", "q")] {

@@ -1,4 +1,4 @@
-//! Laws of promote: a delayed job is due now.
+//! Laws of promote, which makes a delayed job due now.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ async fn promote(s: &dyn Stage, new: &NewJob) -> Promoted {
     ok("promote", s.engine().promote(&new.queue, By::Id(new.id)).await)
 }
 
-/// Guards against a promoted job that overtakes others, or is stored anew with other terms.
+/// Guards against a promoted job that overtakes others, or whose ttl or tries change.
 pub async fn a_promoted_job_is_ready_behind_the_others(s: &dyn Stage) {
     let q = queue("q");
     for tries in [1, 3, 40, 1200, 65_000] {
@@ -34,7 +34,7 @@ pub async fn a_promoted_job_is_ready_behind_the_others(s: &dyn Stage) {
     assert_eq!(s.list(&q, JobState::Delayed, 9).await, [], "no timer is left");
 }
 
-/// Guards against a timer that is left, by which a promoted job comes a second time.
+/// Guards against a timer left behind, which would deliver a promoted job twice.
 pub async fn a_promoted_job_comes_once(s: &dyn Stage) {
     let q = queue("q");
     let all = s.put_all((0..5).map(|n| job(&q, n.to_string()).delay(LIFE).tries(2))).await;
@@ -52,9 +52,9 @@ pub async fn a_promoted_job_comes_once(s: &dyn Stage) {
     assert_eq!(ok("stats", s.engine().stats().await).timers, 4, "of the four that run");
 }
 
-/// What [`Promoted`] says of a job that was not delayed.
+/// The state that [`Promoted`] reports for a job that was not delayed.
 trait OfState {
-    /// Where the store need not know it, it is taken for ready.
+    /// Returns the state; ready if the store need not know it.
     fn state(self) -> Option<JobState>;
 }
 
@@ -67,7 +67,7 @@ impl OfState for Promoted {
     }
 }
 
-/// Guards against a job that is taken from its worker, or brought back from the dead.
+/// Guards against taking a job from its worker, and against reviving a dead one.
 pub async fn only_delayed_jobs_are_promoted(s: &dyn Stage) {
     for (name, new) in s.one_in_each_state().await {
         let before = s.view(&new).await;
@@ -93,7 +93,7 @@ pub async fn only_delayed_jobs_are_promoted(s: &dyn Stage) {
     assert_eq!(promote(s, &short).await, Promoted::NotFound, "its ttl has ended");
 }
 
-/// Guards against a producer that cannot name its job, and against a key that is lost on the way.
+/// Guards against a producer that cannot address its job by its key, and against a lost key.
 pub async fn a_job_is_promoted_by_its_key(s: &dyn Stage) {
     let q = queue("q");
     let by_key = async |key: &str| ok("promote", s.engine().promote(&q, By::Key(&job_key(key))).await);
@@ -113,7 +113,7 @@ pub async fn a_job_is_promoted_by_its_key(s: &dyn Stage) {
     assert_eq!(s.take(&q, 9, LONG).await, [], "the other one waits");
 }
 
-/// Guards against a promote that knows only the delay of a publish.
+/// Guards against a promote limited to the delay of a publish.
 pub async fn a_released_job_can_be_promoted(s: &dyn Stage) {
     let q = queue("q");
     let new = s.put(job(&q, "job").tries(9)).await;
@@ -128,7 +128,7 @@ pub async fn a_released_job_can_be_promoted(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["job"]);
 }
 
-/// Guards against consumers that sleep beside a promoted job.
+/// Guards against lost wake-ups for a promoted job.
 pub async fn promote_notifies(s: &dyn Stage) {
     let q = queue("q");
     let new = s.put(job(&q, "job").delay(LONG)).await;

@@ -11,7 +11,7 @@ use dormouse::error::Error;
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 
-/// Guards against a job that changes on its way: body, id, ttl, tries or age.
+/// Guards against a job whose body, id, ttl, tries or age changes.
 pub async fn a_published_job_comes_out_as_it_went_in(s: &dyn Stage) {
     let q = queue("q");
     let before = s.engine().now();
@@ -31,7 +31,7 @@ pub async fn a_published_job_comes_out_as_it_went_in(s: &dyn Stage) {
     assert!(elapsed >= least && job.elapsed <= spent, "elapsed {elapsed:?}, not in {least:?}..={spent:?}");
 }
 
-/// Guards against bodies taken for text, for absent, or cut.
+/// Guards against bodies treated as text, treated as absent, or truncated.
 pub async fn an_empty_a_binary_and_a_large_body_stay_as_they_are(s: &dyn Stage) {
     let q = queue("q");
     let every_byte: Vec<u8> = (0..=255).collect();
@@ -53,7 +53,7 @@ pub async fn an_empty_a_binary_and_a_large_body_stay_as_they_are(s: &dyn Stage) 
 
 /// Guards against attributes lost, mixed up, or shown where the stored form has none.
 pub async fn attributes_stay_with_versioned_ids_only(s: &dyn Stage) {
-    // A queue for each, since jobs of a spread queue come in no order.
+    // A queue for each, since a spread queue does not keep the order of its jobs.
     let [q, r, t] = ["q", "r", "t"].map(queue);
     let pairs = [("a", "1"), ("flag", "a \"quoted\" value"), ("language", "日本語")];
     let body = b"\xff\x00 not text";
@@ -79,7 +79,7 @@ pub async fn a_batch_comes_out_in_order(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["1", "2", "3"], "the order of the batch");
 }
 
-/// Guards against a bound that is lower than the trait says, ready or delayed.
+/// Guards against a bound lower than the trait's, for ready and delayed jobs.
 pub async fn a_full_batch_is_taken(s: &dyn Stage) {
     for delay in [Duration::ZERO, SHORT] {
         let q = queue("q");
@@ -103,7 +103,7 @@ pub async fn queues_are_first_in_first_out_over_batches(s: &dyn Stage) {
     assert_eq!(s.drain(&other).await, ["x"], "the other queue has its own order");
 }
 
-/// Guards against a batch stored by half, and against a stored job overwritten by one of the same id.
+/// Guards against storing part of a batch, and against overwriting a stored job with the same id.
 pub async fn an_id_stored_in_any_state_fails_the_whole_batch(s: &dyn Stage) {
     for (state, stored) in s.one_in_each_state().await {
         let q = stored.queue.clone();
@@ -124,7 +124,7 @@ pub async fn an_id_stored_in_any_state_fails_the_whole_batch(s: &dyn Stage) {
     }
 }
 
-/// Guards against one caller's refusal that fails, or loses, calls that travelled to the store with it.
+/// Guards against a refusal that makes other calls in the same batch fail, or loses them.
 pub async fn a_failed_publish_does_not_fail_its_neighbours(s: &dyn Stage) {
     let q = queue("q");
     let stored = s.put(job(&q, "stored").delay(LONG)).await;
@@ -147,7 +147,7 @@ pub async fn a_failed_publish_does_not_fail_its_neighbours(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await.len(), 20, "every job that was taken is ready");
 }
 
-/// Guards against numbers that wrap or do not fit: all are the largest that the HTTP API lets in.
+/// Guards against numbers that overflow: all are the largest that the HTTP API accepts.
 pub async fn the_largest_values_work(s: &dyn Stage) {
     let q = queue("q");
     let most = Duration::from_secs(u32::MAX.into());
@@ -170,7 +170,7 @@ pub async fn the_largest_values_work(s: &dyn Stage) {
     assert!(s.take_one(&kept[0].queue, most).await.ttl > Some(most / 2), "respawned with the longest ttl");
 }
 
-/// Guards against half a step when a caller goes away in the middle, and against an engine that then hangs.
+/// Guards against half a step when a caller disconnects, and against an engine that then hangs.
 pub async fn a_dropped_publish_happened_or_did_not(s: &dyn Stage) {
     let q = queue("q");
     let engine = s.engine();
@@ -181,7 +181,7 @@ pub async fn a_dropped_publish_happened_or_did_not(s: &dyn Stage) {
     }
     s.put(job(&q, "end")).await;
     let all = s.drain(&q).await;
-    // Their callers got no reply, so those calls may still take effect, before or after it.
+    // The callers of these got no reply, so those calls may still take effect, before or after it.
     let end = all.iter().position(|body| body == "end").expect("the last publish was answered");
     let (before, after) = (&all[..end], &all[end + 1..]);
     // In virtual time there is one writer, which takes calls in order; a Redis has two workers for publishes.

@@ -1,4 +1,4 @@
-//! Laws of quotas: what would be more is refused as a whole, and nothing else is.
+//! Laws of quotas: a publish that exceeds a quota is refused as a whole, and nothing else is.
 
 use std::fmt::Debug;
 use std::num::NonZeroU16;
@@ -42,7 +42,7 @@ fn refused<T: Debug>(result: Result<T>, what: &str, when: &str) {
     );
 }
 
-/// Guards against a quota that stores a part of a batch, is one off, holds for others too, or outlives an ack.
+/// Guards against a quota that stores part of a batch, is off by one, applies to other namespaces, or outlives an ack.
 pub async fn what_would_be_more_jobs_is_refused_as_a_whole(s: &dyn Stage) {
     let (q, other) = (queue("q"), queue_in("other", "q"));
     set(s, Quota { jobs: 3, ..NONE }).await;
@@ -59,7 +59,7 @@ pub async fn what_would_be_more_jobs_is_refused_as_a_whole(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["b", "d"]);
 }
 
-/// Guards against bytes that count twice, or not when they go.
+/// Guards against bytes that count twice, or remain counted after a delete.
 pub async fn what_would_be_more_bytes_is_refused(s: &dyn Stage) {
     let q = queue("q");
     set(s, Quota { bytes: 100, ..NONE }).await;
@@ -162,7 +162,7 @@ pub async fn a_repeat_is_not_refused(s: &dyn Stage) {
     assert!(matches!(after, Published::Done(_)), "a refused request was not recorded: {after:?}");
 }
 
-/// Guards against a namespace that is full, and has thousands of calls remembered that store no job.
+/// Guards against a full namespace with thousands of remembered requests that store no job.
 pub async fn a_duplicate_that_is_remembered_is_refused_when_the_quota_is_used_up(s: &dyn Stage) {
     let q = queue("q");
     let call = |once: Option<&str>| Publication {
@@ -188,7 +188,7 @@ pub async fn a_duplicate_that_is_remembered_is_refused_when_the_quota_is_used_up
     }
 }
 
-/// Guards against schedules of 64 KiB each, of which a namespace has as many as it likes.
+/// Guards against a namespace with any number of schedules of 64 KiB each.
 pub async fn schedules_count_towards_the_bytes(s: &dyn Stage) {
     let (q, engine) = (queue("q"), s.engine());
     let step = |name: &str, expected, bytes: usize| {
@@ -215,7 +215,7 @@ pub async fn schedules_count_towards_the_bytes(s: &dyn Stage) {
     refused(engine.step_schedule(step("c", None, 1)).await, "jobs", "a schedule where the jobs are used up");
 }
 
-/// Guards against a batch larger than one step of the store, of which a part stays or counts.
+/// Guards against a batch larger than one step of the store that is partly stored or counted.
 pub async fn a_large_batch_is_refused_as_a_whole(s: &dyn Stage) {
     let q = queue("q");
     set(s, Quota { bytes: 3 << 20, ..NONE }).await;
@@ -227,7 +227,7 @@ pub async fn a_large_batch_is_refused_as_a_whole(s: &dyn Stage) {
     refused(publish(s, [job(&q, "x")]).await, "bytes", "a byte more");
 }
 
-/// Guards against a quota that outlives its end, and against one that takes the place of no other.
+/// Guards against a quota that outlives its removal, and against one that does not replace another.
 pub async fn the_last_quotas_count(s: &dyn Stage) {
     let q = queue("q");
     set(s, Quota { jobs: 1, ..NONE }).await;

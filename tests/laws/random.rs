@@ -23,11 +23,11 @@ use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 use crate::support::model::ModelEngine;
 
-/// How many steps one run of the law takes; each may cost real time where time is real.
+/// Number of steps of one run; with a real clock each may take real time.
 const STEPS: usize = 1200;
 const REAL_STEPS: usize = 300;
 
-/// A short time where time is real.
+/// A short time with a real clock.
 const SOON: Duration = Duration::from_millis(2);
 
 /// Guards against unforeseen differences.
@@ -78,7 +78,7 @@ pub(super) struct Run<'a> {
     pub(super) held: Vec<(JobRef, Receipt, Receipt)>,
     /// Versions of schedules, as counted by the engine and by the model.
     pub(super) schedules: BTreeMap<ScheduleId, (ScheduleVersion, ScheduleVersion)>,
-    /// Where time is real: a short time was given, and must end before the next step.
+    /// With a real clock: a short time was set, and must end before the next step.
     unsettled: bool,
     pub(super) log: Vec<String>,
 }
@@ -102,7 +102,7 @@ impl Random {
         queue_in(namespace, name)
     }
 
-    /// An even number of milliseconds.
+    /// Returns an even number of milliseconds.
     fn time(&mut self, most: u64) -> Duration {
         Duration::from_millis(self.below(most / 2 + 1) * 2)
     }
@@ -110,7 +110,7 @@ impl Random {
 
 pub(super) const QUEUES: [(&str, &str); 4] = [("a", "q"), ("a", "q-"), ("a", "r"), ("b", "q")];
 
-/// What both answered, when it is the same.
+/// Returns the reply of both, or an error if they differ.
 pub(super) fn same<T: PartialEq + Debug>(what: &str, engine: T, model: T) -> Result<T, String> {
     if engine == model { Ok(engine) } else { Err(format!("{what}: {engine:?}, the model says {model:?}")) }
 }
@@ -136,8 +136,8 @@ impl Run<'_> {
         if self.unsettled { self.pass(&*engine).await } else { Ok(()) }
     }
 
-    /// A job as far as it can be compared: the receipt is the engine's own business, and so is how well it knows since
-    /// when the job was ready.
+    /// Returns the comparable part of a job: without the receipt, and without the time since when it was ready, which
+    /// stores know with different precision.
     fn plain(&self, job: &Job) -> Job {
         let job = Job { receipt: 0, due: 0, ..job.clone() };
         if self.virtual_time {
@@ -150,7 +150,7 @@ impl Run<'_> {
         jobs.iter().map(|job| self.plain(job)).collect()
     }
 
-    /// A time in steps of two milliseconds, up to `most`; or a short or long one.
+    /// Returns an even number of milliseconds up to `most`; with a real clock a short or a long time.
     pub(super) fn time(&mut self, most: u64) -> Duration {
         if self.virtual_time {
             return self.random.time(most);
@@ -182,7 +182,7 @@ impl Run<'_> {
         new
     }
 
-    /// One of the latest jobs.
+    /// Returns one of the latest jobs.
     pub(super) fn any_published(&mut self) -> JobRef {
         match self.published.len() as u64 {
             0 => job(&queue("q"), "unknown").make(self.s).name(),
@@ -193,7 +193,7 @@ impl Run<'_> {
     async fn publish(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
         let mut jobs: Vec<NewJob> = (0..1 + self.random.below(4)).map(|_| self.new_job(&q)).collect();
         let taken = self.any_published();
-        // Of reused ids only stored ones can be compared, which only the model knows. (Real ids are never reused, and a
+        // Reused ids can be compared only while stored, which only the model knows. (Real ids are never reused, and
         // Redis would not distinguish old entries from new ones.)
         if taken.queue == q && self.random.below(4) == 0 && self.find_in_model(&taken).await.is_some() {
             let at = self.random.below(jobs.len() as u64) as usize;
@@ -274,7 +274,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Moves all that is due.
+    /// Pumps until nothing more is due.
     async fn pump(&mut self, engine: &dyn Engine) -> Result<(), String> {
         self.log.push("pump".to_owned());
         for _ in 0..1000 {
@@ -310,7 +310,7 @@ impl Run<'_> {
         same("count", counts.0, counts.1).map(drop)
     }
 
-    /// Compares all that can be asked about a queue and a job.
+    /// Compares everything that can be read of a queue and a job.
     async fn read(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
         let name = self.any_published();
         self.log.push(format!("read {q} and {name:?}"));
@@ -333,7 +333,7 @@ impl Run<'_> {
         if least { Ok(()) } else { Err(format!("{sizes:?} ready, {dead:?} dead: less than there are")) }
     }
 
-    /// Everything is ready or dead in the end, and both hand it out in the same order.
+    /// At the end everything is ready or dead, and both deliver it in the same order.
     async fn compare_what_is_left(&mut self) -> Result<(), String> {
         let engine = self.s.engine();
         for (namespace, name) in QUEUES {

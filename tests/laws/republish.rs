@@ -14,12 +14,12 @@ async fn republish(s: &dyn Stage, old: &NewJob, draft: Draft) -> NewJob {
     let publication = Publication { replaces: Some(old.name()), ..vec![new.clone()].into() };
     let published = ok("republish", s.engine().publish(publication).await);
     let Published::Done(placed) = published else { panic!("a republish answers {published:?}") };
-    // In the partition of the old job it may have got another id.
+    // In the partition of the old job it may have been given another id.
     new.id = placed[0].id;
     new
 }
 
-/// Guards against an old job that stays beside the new one.
+/// Guards against keeping the old job along with the new one.
 pub async fn republish_replaces_a_job_in_every_state(s: &dyn Stage) {
     for (state, old) in s.one_in_each_state().await {
         let q = old.queue.clone();
@@ -38,7 +38,7 @@ pub async fn republish_of_an_unknown_job_publishes(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["new"], "the new job exists anyway");
 }
 
-/// Guards against a republish that forgets the delay: it is how a worker says "later".
+/// Guards against a republish that ignores the delay: a worker uses it to postpone work.
 pub async fn republish_can_delay(s: &dyn Stage) {
     let q = queue("q");
     let old = s.put(job(&q, "old").tries(2)).await;
@@ -50,7 +50,7 @@ pub async fn republish_can_delay(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["new"], "the new one is due, the old one's ttr brings nothing back");
 }
 
-/// Guards against an old job that is lost though nothing took its place.
+/// Guards against losing the old job although nothing replaced it.
 pub async fn republish_with_a_taken_id_changes_nothing(s: &dyn Stage) {
     let q = queue("q");
     let [old, taken] = ["old", "taken"].map(|body| job(&q, body));
@@ -61,7 +61,7 @@ pub async fn republish_with_a_taken_id_changes_nothing(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["old", "taken"], "both jobs are as they were");
 }
 
-/// Guards against a new job that inherits.
+/// Guards against a new job that inherits tries or ttl.
 pub async fn a_republished_job_has_its_own_tries_and_ttl(s: &dyn Stage) {
     let q = queue("q");
     let old = s.put(job(&q, "old").ttl(LONG).tries(2)).await;

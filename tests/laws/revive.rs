@@ -13,7 +13,7 @@ fn revival(tries: u16) -> Revival {
     Revival { tries: NonZeroU16::new(tries).expect("not 0"), delay: Duration::ZERO, ttl: None }
 }
 
-/// Guards against respawning other jobs than those named.
+/// Guards against respawning other jobs than the named ones.
 pub async fn jobs_are_respawned_by_id(s: &dyn Stage) {
     let q = queue("q");
     let dead = s.kill(&q, (0..5).map(|i| job(&q, i.to_string()))).await;
@@ -30,7 +30,7 @@ pub async fn jobs_are_respawned_by_id(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["0", "2", "4"], "none of the named jobs is left");
 }
 
-/// Guards against a respawned job with the tries, the delay or the ttl of its first life.
+/// Guards against a respawned job with its original tries, delay or ttl.
 pub async fn a_job_is_respawned_with_what_was_asked(s: &dyn Stage) {
     let q = queue("q");
     let dead = s.kill(&q, ["a", "b"].map(|body| job(&q, body))).await;

@@ -1,4 +1,4 @@
-//! Laws of settings stores: a record is what was put last, whoever puts it; nobody misses a change.
+//! Laws of settings stores: reads return the last write, by any server; no server misses a change.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ async fn try_put(s: &SettingsStage, key: &str, value: Option<&str>, expected: Op
     ok("put", s.store().put(key, value, expected).await)
 }
 
-/// Puts what must be done.
+/// Puts a record, which must succeed.
 async fn put(s: &SettingsStage, key: &str, value: &str, expected: Option<SettingVersion>) -> SettingVersion {
     match try_put(s, key, Some(value), expected).await {
         Put::Done(version) => version,
@@ -46,7 +46,7 @@ async fn changes(s: &SettingsStage, prefix: &str, since: SettingVersion) -> Sett
     ok("changes", s.store().changes(prefix, since).await)
 }
 
-/// All keys with a prefix, in pages of this size.
+/// Returns all keys with a prefix, read in pages of `limit`.
 async fn keys(s: &SettingsStage, prefix: &str, limit: usize) -> Vec<String> {
     let (mut all, mut after): (Vec<String>, Option<String>) = (Vec::new(), None);
     for _ in 0..1000 {
@@ -61,7 +61,7 @@ async fn keys(s: &SettingsStage, prefix: &str, limit: usize) -> Vec<String> {
     panic!("settings are scanned without end: {all:?}");
 }
 
-/// Guards against a record that comes back other than it went in.
+/// Guards against a record that changes when it is stored.
 pub async fn a_record_is_read_as_it_was_put(s: &SettingsStage) {
     let values = [&b""[..], b"1 0 value", b"line\nline\r\n", b"\0\xff\x80", "für".as_bytes(), &[7; 70_000]];
     for (n, value) in values.into_iter().enumerate() {
@@ -75,7 +75,7 @@ pub async fn a_record_is_read_as_it_was_put(s: &SettingsStage) {
     }
 }
 
-/// Guards against a change that overwrites another one's.
+/// Guards against overwriting another caller's change.
 pub async fn a_put_from_another_version_changes_nothing(s: &SettingsStage) {
     let version = put(s, "key", "one", None).await;
     let there = Some(Record { value: Bytes::from_static(b"one"), version });
@@ -93,7 +93,7 @@ pub async fn a_put_from_another_version_changes_nothing(s: &SettingsStage) {
     assert_eq!(try_put(s, "key", Some("x"), Some(second)).await, Put::Differs(None), "a deleted record");
 }
 
-/// Guards against a caller that takes a record for the one that it has read, because the version came again.
+/// Guards against a caller that mistakes a new record for the one it has read, because its version was reused.
 pub async fn versions_grow_and_are_never_used_twice(s: &SettingsStage) {
     let (mut last, mut expected) = (0, None);
     for n in 0..20 {
@@ -112,7 +112,7 @@ pub async fn versions_grow_and_are_never_used_twice(s: &SettingsStage) {
     }
 }
 
-/// Guards against increments that are lost.
+/// Guards against lost increments.
 pub async fn of_many_that_change_one_record_none_is_lost(s: &SettingsStage) {
     put(s, "sum", "0", None).await;
     let add = |store: std::sync::Arc<dyn SettingsStore>| async move {
@@ -136,7 +136,7 @@ pub async fn of_many_that_change_one_record_none_is_lost(s: &SettingsStage) {
     assert_eq!(sum, "80", "eight times ten");
 }
 
-/// Guards against records that are left out, shown twice or shown to others.
+/// Guards against records that are omitted, repeated or shown under another prefix.
 pub async fn records_are_scanned_by_key(s: &SettingsStage) {
     let mut names: Vec<String> = (0..25).map(|n| format!("s/p/n{n:02}")).collect();
     names.extend(["s/p/", "s/p/é", "s/p/n03/x"].map(str::to_owned));
@@ -177,7 +177,7 @@ pub async fn a_page_of_large_records_is_bounded(s: &SettingsStage) {
     assert_eq!(keys(s, "large/", 100).await.len(), 8, "all of them");
 }
 
-/// Guards against a server that does not hear of a change, or hears of it for ever.
+/// Guards against a server that misses a change, or receives it again and again.
 pub async fn changes_are_told_in_order(s: &SettingsStage) {
     let empty = changes(s, "a/", 0).await;
     put(s, "a/1", "x", None).await;
@@ -197,7 +197,7 @@ pub async fn changes_are_told_in_order(s: &SettingsStage) {
     assert_eq!((ahead.version, ahead.keys), (told.version, None), "a version that the store has lost");
 }
 
-/// Guards against an answer without bound, and against changes that are left out where it ends.
+/// Guards against an unbounded reply, and against changes lost between two replies.
 pub async fn many_changes_are_told_in_parts(s: &SettingsStage) {
     let mut since = put(s, "a", "x", None).await;
     let mut last = since;
@@ -221,7 +221,7 @@ pub async fn many_changes_are_told_in_parts(s: &SettingsStage) {
     assert_eq!(named, (0..many).map(|n| format!("m/{n}")).collect::<Vec<_>>());
 }
 
-/// Guards against a lease or a heartbeat that stays, or that wakes up everybody.
+/// Guards against a lease or a heartbeat that does not expire, or whose renewal counts as a change.
 pub async fn a_kept_record_ends(s: &SettingsStage) {
     let since = put(s, "servers/", "x", None).await;
     let keep = |key: &'static str, value: &'static str, ttl| {
@@ -243,7 +243,7 @@ pub async fn a_kept_record_ends(s: &SettingsStage) {
     assert!(matches!(try_put(s, "servers/b", Some("put"), None).await, Put::Done(_)), "its key is free");
 }
 
-/// Guards against a counter that lets too many in, or none for ever.
+/// Guards against a counter that admits too many, or none forever.
 pub async fn a_counter_counts_up_to_its_bound(s: &SettingsStage) {
     let count = async |key: &str, max, window| match ok("count", s.store().count(key, max, window).await) {
         Counted::Below(left) | Counted::Full(left) if left > window => {
@@ -262,7 +262,7 @@ pub async fn a_counter_counts_up_to_its_bound(s: &SettingsStage) {
     assert_eq!(keys(s, "", 100).await.len(), 0, "counters are no records");
 }
 
-/// Guards against a step that is done in half when its caller leaves.
+/// Guards against half a step when a caller disconnects.
 pub async fn a_dropped_put_happened_or_did_not(s: &SettingsStage) {
     for n in 0..50u64 {
         let key = format!("k{}", n % 5);
@@ -277,7 +277,7 @@ pub async fn a_dropped_put_happened_or_did_not(s: &SettingsStage) {
         }
         putting.abort();
         let _ = putting.await;
-        // One that was sent is done by then, since calls keep their order.
+        // A call that was sent has been executed by then, since calls keep their order.
         let after = get(s, &key).await;
         let is_put = after.as_ref().is_some_and(|of| of.value == n.to_string());
         assert!(is_put || after == before, "{before:?} became {after:?}, and {n} was to be put");

@@ -1,4 +1,4 @@
-//! A settings store in memory, which is the model of the others; and the stage on which the laws of settings are played.
+//! A settings store in memory, the model of the others; and the stage for laws of settings stores.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -85,7 +85,7 @@ impl SettingsStore for MemorySettings {
 
     async fn keep(&self, key: &str, value: Bytes, ttl: Duration) -> Result<()> {
         let mut state = self.0.lock();
-        // Not a change, and yet no version comes twice.
+        // Not reported as a change, but no version is used twice.
         state.version += 1;
         let version = state.version;
         state.records.insert(key.to_owned(), (Record { value, version }, Some(Instant::now() + ttl)));
@@ -119,7 +119,7 @@ impl SettingsStage {
         SettingsStage { store, _keep: Box::new(keep) }
     }
 
-    /// The store under test.
+    /// Returns the store under test.
     pub fn store(&self) -> &Arc<dyn SettingsStore> {
         &self.store
     }

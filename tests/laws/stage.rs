@@ -20,25 +20,25 @@ pub use crate::support::consume::consume;
 use crate::support::engine_ext::EngineExt;
 pub use crate::support::wait::TIMEOUT;
 
-/// A delay or ttr that a law waits for.
+/// A delay or ttr short enough for a law to wait for.
 pub const SHORT: Duration = Duration::from_millis(40);
-/// A ttl that a law waits for: long enough that a slow machine still does something before it ends.
+/// A ttl short enough for a law to wait for, and long enough for calls on a slow machine.
 pub const LIFE: Duration = Duration::from_secs(1);
 /// A delay, ttl or ttr that does not end while a law runs.
 pub const LONG: Duration = Duration::from_secs(3600);
 
-/// Where stores may differ. A law about such a thing asks here.
+/// Permitted differences of a store, for laws that depend on them.
 #[derive(Clone, Copy, Debug)]
 pub struct Differences {
     /// Time moves by `advance` only, so that instants are exact to the millisecond.
     pub virtual_time: bool,
     /// Sizes exclude acked and expired jobs. Otherwise they may include them.
     pub exact_sizes: bool,
-    /// The longest that a pump's `next` may be; `None` when only this process writes to the store.
+    /// Maximum of a pump's `next`; `None` if only this process writes to the store.
     pub horizon: Option<Duration>,
-    /// How far ids and `elapsed` may be from the store's clock.
+    /// Maximum difference between ids or `elapsed` and the store's clock.
     pub slack: Duration,
-    /// A publish may give jobs other ids: in a spread queue the partition that the ids name may be slow or away.
+    /// A publish may change the ids of jobs: in a spread queue the partition in an id may be slow or unavailable.
     pub renames: bool,
 }
 
@@ -48,33 +48,33 @@ pub trait Stage: Send + Sync {
     /// The engine under test.
     fn engine(&self) -> Arc<dyn Engine>;
 
-    /// Makes the ids of this stage's jobs.
+    /// Returns the generator of this stage's job ids.
     fn ids(&self) -> &JobIds;
 
-    /// Returns when the store's clock is at least this much later.
+    /// Returns once the store's clock has advanced by at least this much.
     async fn advance(&self, by: Duration);
 
-    /// Where this store may differ.
+    /// Returns the permitted differences of this store.
     fn differences(&self) -> Differences;
 }
 
-/// A stage whose clock is turned by hand.
+/// A stage with a manual clock.
 pub struct VirtualStage {
     engine: Arc<dyn Engine>,
     clock: Arc<ManualClock>,
     exact_sizes: bool,
     ids: JobIds,
-    /// Goes when the stage goes: a directory, most likely.
+    /// Dropped with the stage: usually a directory.
     _keep: Box<dyn Any + Send + Sync>,
 }
 
 impl VirtualStage {
-    /// `engine` must count by `clock`; `keep` is dropped after the engine.
+    /// Returns a stage. `engine` must use `clock`; `keep` is dropped after the engine.
     pub fn new(engine: Arc<dyn Engine>, clock: Arc<ManualClock>, keep: impl Any + Send + Sync) -> Self {
         VirtualStage { engine, clock, exact_sizes: true, ids: JobIds::default(), _keep: Box::new(keep) }
     }
 
-    /// For a store whose sizes may count acked and expired jobs for a while.
+    /// Permits sizes that include acked and expired jobs for a while.
     pub fn with_stale_sizes(self) -> Self {
         VirtualStage { exact_sizes: false, ..self }
     }
@@ -105,17 +105,17 @@ impl Stage for VirtualStage {
     }
 }
 
-/// A stage whose store has a clock of its own, which is waited for.
+/// A stage whose store has its own clock. Waits for time to pass.
 pub struct RealStage {
     engine: Arc<dyn Engine>,
     differences: Differences,
     ids: JobIds,
-    /// Goes when the stage goes: a server process, most likely.
+    /// Dropped with the stage: usually a server process.
     _keep: Box<dyn Any + Send + Sync>,
 }
 
 impl RealStage {
-    /// `differences.virtual_time` is taken as false; `keep` is dropped after the engine.
+    /// Returns a stage. Ignores `differences.virtual_time`; `keep` is dropped after the engine.
     pub fn new(engine: Arc<dyn Engine>, differences: Differences, keep: impl Any + Send + Sync) -> Self {
         let differences = Differences { virtual_time: false, ..differences };
         RealStage { engine, differences, ids: JobIds::default(), _keep: Box::new(keep) }
@@ -144,7 +144,7 @@ impl Stage for RealStage {
     }
 }
 
-/// Publishes new jobs in one call. They get the ids that it answers, which are their own unless the store `renames`.
+/// Publishes new jobs in one call. Sets their ids to the ones in the reply, which differ only if the store `renames`.
 pub async fn publish(engine: &dyn Engine, jobs: &mut [NewJob], renames: bool) {
     let published = ok("publish", engine.publish(jobs.to_vec().into()).await);
     let Published::Done(placed) = published else { panic!("a publish answers {published:?}") };
@@ -155,15 +155,15 @@ pub async fn publish(engine: &dyn Engine, jobs: &mut [NewJob], renames: bool) {
     }
 }
 
-/// The model's clock at the beginning: any instant long after 1970 will do.
+/// The model's clock at the start: any time long after 1970.
 pub const START: Millis = 1_700_000_000_000;
 
-/// A new clock for a virtual stage.
+/// Returns a new clock for a virtual stage.
 pub fn manual_clock() -> Arc<ManualClock> {
     Arc::new(ManualClock::new(START))
 }
 
-/// The answer of a call that must succeed.
+/// Returns the result of a call that must succeed.
 pub fn ok<T>(what: &str, answer: Result<T>) -> T {
     answer.unwrap_or_else(|e| panic!("{what} should succeed, but answered: {e}"))
 }
@@ -189,7 +189,7 @@ impl dyn Stage + '_ {
         self.take_from(&queue.clone().into(), &vec![ttr; count.into()]).await
     }
 
-    /// Consumes one job, which must be there.
+    /// Consumes one job. Panics if there is none.
     pub async fn take_one(&self, queue: &Queue, ttr: Duration) -> Job {
         let mut jobs = self.take(queue, 1, ttr).await;
         assert_eq!(jobs.len(), 1, "a job of {queue} should be ready");
@@ -201,7 +201,7 @@ impl dyn Stage + '_ {
         ok("consume", consume(&*self.engine(), queues, ttrs).await)
     }
 
-    /// Consumes all that is ready and answers the bodies in the order they came.
+    /// Consumes all ready jobs and returns their bodies in order.
     pub async fn drain(&self, queue: &Queue) -> Vec<String> {
         let mut all = Vec::new();
         for _ in 0..1000 {
@@ -248,43 +248,42 @@ impl dyn Stage + '_ {
         ok("inspect_stored", self.engine().inspect_stored(&job.name()).await)
     }
 
-    /// Acks.
     pub async fn ack(&self, job: &impl Named) {
         ok("ack", self.engine().ack_job(job.name()).await);
     }
 
-    /// The head of a queue.
+    /// Returns the head of a queue.
     pub async fn peek(&self, queue: &Queue) -> Option<Job> {
         ok("peek", self.engine().peek(queue).await)
     }
 
-    /// Ready jobs.
+    /// Returns the number of ready jobs.
     pub async fn size(&self, queue: &Queue) -> u64 {
         ok("size", self.engine().ready(queue).await)
     }
 
-    /// Dead jobs.
+    /// Returns the number of dead jobs.
     pub async fn dead(&self, queue: &Queue) -> u64 {
         ok("dead_letter", self.engine().dead_letter(queue).await).jobs
     }
 
-    /// Gives jobs back.
+    /// Returns jobs to their queues.
     pub async fn give_back(&self, jobs: &[Job]) {
         ok("give_back", self.engine().give_back(jobs.to_vec()).await);
     }
 
-    /// Publishes with keys and instants, in one call.
+    /// Publishes drafts with keys and instants, in one call.
     pub async fn place_all(&self, drafts: impl IntoIterator<Item = Draft>) -> Published {
         let jobs = drafts.into_iter().map(|draft| draft.placing(self)).collect();
         self.publication(Publication { jobs, replaces: None, once: None }).await
     }
 
-    /// Makes a publication, which may refuse but not fail.
+    /// Executes a publication, which may be refused but must not fail.
     pub async fn publication(&self, publication: Publication) -> Published {
         ok("publish", self.engine().publish(publication).await)
     }
 
-    /// Publishes one job with a key or an instant, which must be done.
+    /// Publishes one draft with a key or an instant, which must succeed.
     pub async fn place(&self, draft: Draft) -> Placed {
         match self.place_all([draft]).await {
             Published::Done(placed) if placed.len() == 1 => placed[0],
@@ -292,7 +291,7 @@ impl dyn Stage + '_ {
         }
     }
 
-    /// The job that has a key.
+    /// Returns the job that holds a key.
     pub async fn holder(&self, queue: &Queue, key: &str) -> Option<JobView> {
         ok("inspect_by_key", self.engine().inspect_by_key(queue, &job_key(key)).await)
     }
@@ -308,7 +307,7 @@ impl dyn Stage + '_ {
         ok("inspect", self.engine().inspect_job(&job.name()).await)
     }
 
-    /// Everything that is known of a job, which must be there.
+    /// Returns the full view of a job. Panics if there is none.
     pub async fn view(&self, job: &impl Named) -> JobView {
         self.inspect(job).await.unwrap_or_else(|| panic!("{:?} should be there", job.name()))
     }
@@ -328,7 +327,7 @@ impl dyn Stage + '_ {
         ok("bury", self.engine().bury(&job.name(), receipt, reason).await)
     }
 
-    /// Acks with this receipt. Whether it was acked, or there is no such job.
+    /// Acks with this receipt. Returns false if the receipt is not valid for an existing job.
     pub async fn ack_held(&self, job: &impl Named, receipt: Receipt) -> bool {
         let name = job.name();
         let stale = self.engine().ack(&name.queue, &[(name.id, Some(receipt))]).await;
@@ -339,7 +338,7 @@ impl dyn Stage + '_ {
         }
     }
 
-    /// One page of a list. The cursor must be good.
+    /// Returns one page of a list. Panics if the cursor is refused.
     pub async fn page(&self, queue: &Queue, list: JobList) -> JobPage {
         let limit = list.limit;
         let page =
@@ -349,7 +348,7 @@ impl dyn Stage + '_ {
         page
     }
 
-    /// All jobs of a queue in one state, read in pages of `limit`.
+    /// Returns all jobs of a queue in one state, read in pages of `limit`.
     pub async fn list(&self, queue: &Queue, state: JobState, limit: usize) -> Vec<JobView> {
         let (mut all, mut cursor) = (Vec::new(), None);
         for _ in 0..1000 {
@@ -368,7 +367,7 @@ impl dyn Stage + '_ {
         self.queue_views(queue, 100).await.into_iter().find(|view| view.queue == *queue)
     }
 
-    /// Lists all queues of this one's namespace in pages of `limit`.
+    /// Returns all queues of the namespace of `queue`, read in pages of `limit`.
     pub async fn queue_views(&self, queue: &Queue, limit: usize) -> Vec<QueueView> {
         let (mut all, mut after) = (Vec::new(), None);
         for _ in 0..1000 {
@@ -384,7 +383,7 @@ impl dyn Stage + '_ {
         panic!("queues are listed without end: {} so far", all.len());
     }
 
-    /// A job of each state in a queue of its own: what "in every state" means in a law. The ttl does not end.
+    /// Creates a job in each state, each in its own queue: "every state" in a law means these. Their ttl is long.
     pub async fn one_in_each_state(&self) -> Vec<(&'static str, NewJob)> {
         let all = ["delayed", "ready", "running", "running-last", "dead"];
         let mut jobs = Vec::new();

@@ -72,7 +72,7 @@ async fn metered_disk() -> impl Stage {
     disk_stage(metered(engine), clock, dir)
 }
 
-/// A Redis engine, and its Redis.
+/// Returns a Redis engine, and its server.
 async fn open_redis() -> (Arc<RedisEngine>, RedisServer) {
     let redis = RedisServer::start();
     let engine = RedisEngine::connect(redis.address(), &PoolName::default_pool()).await;
@@ -104,7 +104,7 @@ async fn redis() -> impl Stage {
     RealStage::new(engine, REDIS, server)
 }
 
-/// The cluster that every stage on one has in common.
+/// Returns the cluster shared by all stages that use one.
 async fn shared_cluster() -> Arc<RedisCluster> {
     static SHARED: Mutex<Weak<RedisCluster>> = Mutex::new(Weak::new());
     let mut shared = SHARED.lock();
@@ -115,13 +115,13 @@ async fn shared_cluster() -> Arc<RedisCluster> {
     })
 }
 
-/// What keys of a store of its own begin with there.
+/// Returns a unique prefix for the keys of a store in the cluster.
 fn next_prefix() -> String {
     static STORES: AtomicU64 = AtomicU64::new(0);
     format!("p{}", STORES.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A pool of its own on it.
+/// Returns a new pool in the shared cluster.
 async fn open_cluster() -> (Arc<RedisEngine>, Arc<RedisCluster>) {
     open_cluster_with(SpreadRules::default(), Duration::ZERO).await
 }
@@ -138,7 +138,7 @@ async fn cluster() -> impl Stage {
     RealStage::new(engine, REDIS, cluster)
 }
 
-/// Every queue uses all partitions.
+/// Returns a stage whose queues use all partitions.
 async fn cluster_spread() -> impl Stage {
     let (engine, cluster) = open_cluster_with(all_queues(), Duration::ZERO).await;
     RealStage::new(engine, SPREAD, cluster)

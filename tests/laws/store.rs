@@ -1,4 +1,4 @@
-//! Laws of the store as a whole: its health, its figures, its end.
+//! Laws of the store as a whole: health check, statistics, closing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub async fn check_is_fine(s: &dyn Stage) {
     assert_eq!(ok("stats", s.engine().stats().await).timers, 0, "a check arms nothing");
 }
 
-/// Guards against gauges that show something else than they say.
+/// Guards against wrong gauges.
 pub async fn stats_count_timers_ready_and_dead(s: &dyn Stage) {
     assert_eq!(ok("stats", s.engine().stats().await).timers, 0, "an empty store");
     let (a, b) = (queue_in("a", "q"), queue_in("b", "q"));
@@ -51,7 +51,7 @@ pub async fn stats_count_timers_ready_and_dead(s: &dyn Stage) {
     }
 }
 
-/// Guards against a queue without consumers, and a pump that falls behind, without any gauge showing it.
+/// Guards against a queue without consumers, or a pump that falls behind, that no gauge shows.
 pub async fn stats_say_how_late_it_is(s: &dyn Stage) {
     let (q, late) = (queue("q"), Duration::from_millis(1300));
     s.put(job(&q, "delayed").delay(SHORT)).await;
@@ -104,7 +104,7 @@ pub async fn stats_tell_the_head_from_other_jobs(s: &dyn Stage) {
     assert_eq!(head(&q).await, None, "nothing is ready");
 }
 
-/// Guards against a forecast that omits jobs, counts them twice, or includes those of other queues.
+/// Guards against a forecast that omits jobs, counts them twice, or includes other queues' jobs.
 pub async fn delays_are_counted_by_when_they_end(s: &dyn Stage) {
     const HOUR: Millis = 3_600_000;
     let (a, b, other) = (queue_in("a", "q"), queue_in("a", "r"), queue_in("ab", "q"));
@@ -112,7 +112,7 @@ pub async fn delays_are_counted_by_when_they_end(s: &dyn Stage) {
     s.put_all([1, 1, 3].map(|n| job(&a, "delayed").delay(hours(n)))).await;
     s.put_all([1, 50].map(|n| job(&b, "delayed").delay(hours(n)))).await;
     s.put(job(&other, "delayed").delay(hours(2))).await;
-    // None of these is delayed, but for the first, which is due.
+    // None of these is delayed except the first, which is due.
     s.put(job(&a, "overdue").delay(SHORT).tries(2)).await;
     s.put_all(["ready", "running", "acked"].map(|body| job(&b, body).tries(2))).await;
     s.take(&b, 2, LONG).await;
@@ -128,7 +128,8 @@ pub async fn delays_are_counted_by_when_they_end(s: &dyn Stage) {
     assert!(all.now.abs_diff(s.engine().now()) <= slack + ms(TIMEOUT), "by the store's clock: {}", all.now);
     let parts =
         |delays: &Delays| (delays.overdue, delays.steps.values().copied().collect::<Vec<_>>(), delays.later);
-    // An hour begins between now and then: jobs of one delay may be in two steps only if the test began at its end.
+    // An hour starts between now and then: jobs with the same delay are in two intervals only if the test started at
+    // the end of an hour.
     assert_eq!((all.overdue, all.later, all.delayed()), (1, 0, 7), "all of them: {all:?}");
     assert!(all.steps.keys().all(|begins| begins % HOUR == 0), "whole steps: {all:?}");
     assert!(all.steps.values().all(|jobs| *jobs > 0), "none is empty: {all:?}");
@@ -149,7 +150,7 @@ pub async fn delays_are_counted_by_when_they_end(s: &dyn Stage) {
     }
 }
 
-/// Guards against jobs between two parts, and among many that are due together, that count twice or not at all.
+/// Guards against jobs counted twice or omitted at the boundary of two reads, even among many that are due together.
 pub async fn delays_of_many_jobs_are_counted_in_parts(s: &dyn Stage) {
     let q = queue("q");
     s.put_all((0..2100).map(|n| job(&q, "x").delay(Duration::from_secs(10 + 40 * (n % 3))))).await;
@@ -158,7 +159,7 @@ pub async fn delays_of_many_jobs_are_counted_in_parts(s: &dyn Stage) {
     assert_eq!(delays.delayed(), 2100, "{delays:?}");
 }
 
-/// Guards against a lateness that contains the delay, or the time that the last worker had.
+/// Guards against a lateness that includes the delay, or the ttr of the previous delivery.
 pub async fn a_job_says_when_it_was_due(s: &dyn Stage) {
     let (q, slack) = (queue("q"), ms(s.differences().slack));
     let new = s.put(job(&q, "job").delay(Duration::from_secs(1)).tries(9)).await;
@@ -231,7 +232,7 @@ impl Observer for Told {
     }
 }
 
-/// Guards against death counters that depend on which server notices, and that count a delay as a delivery.
+/// Guards against death counters that depend on which server notices, and that count a due delay as a delivery.
 pub async fn what_no_answer_says_is_told_to_observers(s: &dyn Stage) {
     let (told, twice, once) = (Arc::new(Told::default()), queue("twice"), queue("once"));
     s.engine().observe(told.clone());
@@ -263,7 +264,7 @@ fn closed<T: std::fmt::Debug>(what: &str, answer: Result<T>) {
     assert!(matches!(answer, Err(Error::Closed)), "{what} after close answered {answer:?}");
 }
 
-/// Guards against calls that hang, or that seem to work, while the server goes down.
+/// Guards against calls that hang, or seem to work, while the server shuts down.
 pub async fn after_close_every_call_says_closed(s: &dyn Stage) {
     let (q, engine) = (queue("q"), s.engine());
     let stored = s.put(job(&q, "job")).await;
@@ -286,7 +287,7 @@ pub async fn after_close_every_call_says_closed(s: &dyn Stage) {
     closed("check", engine.check().await);
 }
 
-/// Guards against a second signal that hangs or panics, and against calls cut off without an answer.
+/// Guards against a second signal that hangs or panics, and against calls that end without a reply.
 pub async fn close_twice_is_fine(s: &dyn Stage) {
     let q = queue("q");
     let mut calls = Vec::new();

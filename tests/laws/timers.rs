@@ -1,4 +1,5 @@
-//! Laws of delays and of the pump: never early, in the order of time, and no sleep too long.
+//! Laws of delays and of the pump: a job is never early, jobs are in order of their due time, and the pump never sleeps
+//! too long.
 
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ pub async fn a_delayed_job_is_never_early_by_its_own_account(s: &dyn Stage) {
     assert_eq!(seen, [0, 1, 2, 3, 4, 5], "each comes once, in the order of the delays");
 }
 
-/// Guards against an order that hangs on how a timer is written down: lmstfy's puts the tries first.
+/// Guards against an order that depends on the timer's encoding: lmstfy's starts with the tries.
 pub async fn jobs_due_together_come_in_publish_order_whatever_their_tries(s: &dyn Stage) {
     let q = queue("q");
     let tries = [300, 1, 2, 65535, 1, 256, 3];
@@ -82,7 +83,7 @@ pub async fn an_idle_pump_moves_nothing_and_may_sleep(s: &dyn Stage) {
     }
 }
 
-/// Guards against a pump that sleeps past a job, or that asks again and again.
+/// Guards against a pump that sleeps past a due job, or that pumps needlessly often.
 pub async fn the_pump_says_how_long_until_the_next(s: &dyn Stage) {
     let q = queue("q");
     let horizon = s.differences().horizon.unwrap_or(Duration::MAX);
@@ -97,12 +98,12 @@ pub async fn the_pump_says_how_long_until_the_next(s: &dyn Stage) {
     }
     s.put(job(&q, "near").delay(SHORT)).await;
     let pumped = ok("pump", s.engine().pump().await);
-    // A store that counts whole milliseconds rounds up.
+    // A store with a resolution of a millisecond rounds up.
     let soon = SHORT + Duration::from_millis(u64::from(!s.differences().virtual_time));
     assert!(pumped.next <= soon || pumped.moved == 1, "{pumped:?}, but a job is due in {SHORT:?}");
 }
 
-/// Guards against a pump without a bound, and against due jobs left behind the bound.
+/// Guards against an unbounded pump, and against due jobs left behind by its bound.
 pub async fn the_pump_stops_at_its_bound_and_goes_on_next_time(s: &dyn Stage) {
     let (q, count) = (queue("q"), 1100);
     s.put_all((0..count).map(|i| job(&q, i.to_string()).delay(SHORT))).await;
@@ -122,8 +123,8 @@ pub async fn the_pump_stops_at_its_bound_and_goes_on_next_time(s: &dyn Stage) {
     assert_eq!(s.size(&q).await, 0, "nothing is left");
 }
 
-/// Guards against a pump that sleeps while an earlier job comes due, also when the publish fell between its
-/// last call and its sleep.
+/// Guards against a pump that sleeps while an earlier job becomes due, even if it was published between the last call
+/// and the sleep.
 pub async fn an_earlier_publish_wakes_the_pump(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "far").delay(LONG)).await;
@@ -135,7 +136,7 @@ pub async fn an_earlier_publish_wakes_the_pump(s: &dyn Stage) {
     let engine = s.engine();
     let mut asleep = std::pin::pin!(engine.due_earlier());
     while ready_now(&mut asleep).await {
-        asleep.set(engine.due_earlier()); // a wake that was left from before the pump
+        asleep.set(engine.due_earlier()); // a wake-up left from before the pump
     }
     s.put(job(&q, "while").delay(Duration::from_millis(10))).await;
     let woken = tokio::time::timeout(TIMEOUT, asleep).await;
@@ -156,8 +157,8 @@ pub async fn a_short_ttr_wakes_the_pump(s: &dyn Stage) {
     );
 }
 
-/// Guards against a pump that wakes for every publish. A wake that is left from before the last pump is
-/// allowed: it costs one call.
+/// Guards against a pump that wakes for every publish. A wake-up left from before the last pump is allowed: it costs
+/// one call.
 pub async fn a_later_publish_does_not_wake_the_pump(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "near").delay(LONG)).await;
@@ -169,13 +170,13 @@ pub async fn a_later_publish_does_not_wake_the_pump(s: &dyn Stage) {
     assert!(!wakes(s).await, "nothing is due earlier than the pump knows");
 }
 
-/// Whether the pump is to wake now.
+/// Whether the pump is woken now.
 async fn wakes(s: &dyn Stage) -> bool {
     let engine = s.engine();
     ready_now(&mut std::pin::pin!(engine.due_earlier())).await
 }
 
-/// Whether this future ends without anything else happening in between.
+/// Whether this future ends without anything else happening first.
 async fn ready_now(future: &mut (impl Future<Output = ()> + Unpin)) -> bool {
     for _ in 0..100 {
         tokio::select! {

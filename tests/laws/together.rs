@@ -1,5 +1,5 @@
-//! Plays many laws at the same time in one test, and says which of them were broken. `LAW=publish` plays those whose
-//! names have this text.
+//! Runs many laws at the same time in one test, and reports the broken ones. `LAW=publish` runs the laws whose names
+//! contain this text.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,24 +10,24 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-/// A law, and what plays it.
+/// Name and function of a law.
 pub type Law = (&'static str, fn() -> Pin<Box<dyn Future<Output = ()>>>);
 
-/// How many are played at the same time: most of a law's time is waiting.
+/// Number of laws that run at the same time: a law mostly waits.
 const AT_A_TIME: usize = 12;
 /// Maximum duration of one law.
 const END: Duration = Duration::from_secs(60);
 
-/// Where laws are played that a single Redis keeps.
+/// Stages that keep only part of the laws of a single Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum On {
-    /// In a cluster, every queue at home.
+    /// In a cluster, every queue in its home partition.
     Cluster,
     /// In a cluster, every queue in all partitions.
     Spread,
 }
 
-/// The laws that are left out there. Each line of order.txt is where, a law, and why.
+/// Returns the laws excluded from these stages. Each line of order.txt has the stage, a law, and the reason.
 fn left_out(laws: &[Law], on: On) -> Vec<String> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/laws/order.txt");
     let order = std::fs::read_to_string(path).expect("a file of this repository");
@@ -44,13 +44,13 @@ fn left_out(laws: &[Law], on: On) -> Vec<String> {
     left_out
 }
 
-/// Plays those that are kept there.
+/// Runs the laws that apply to these stages.
 pub async fn play_on(on: On, laws: Vec<Law>) {
     let left_out = left_out(&laws, on);
     play(laws.into_iter().filter(|(name, _)| !left_out.iter().any(|law| law == name)).collect()).await;
 }
 
-/// Plays all of them.
+/// Runs all laws.
 pub async fn play(laws: Vec<Law>) {
     let wanted = std::env::var("LAW").unwrap_or_default();
     let room = Arc::new(Semaphore::new(AT_A_TIME));
@@ -59,7 +59,7 @@ pub async fn play(laws: Vec<Law>) {
         let room = room.clone();
         let play = async move {
             let _place = room.acquire_owned().await.expect("it is never closed");
-            // On a thread of its own: not every law may move between threads.
+            // On its own thread, since not every law is `Send`.
             let runtime = Handle::current();
             let played = spawn_blocking(move || runtime.block_on(async { timeout(END, law()).await })).await;
             played.expect("it was kept").expect("a law ends within a minute");

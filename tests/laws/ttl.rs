@@ -1,4 +1,4 @@
-//! Laws of ttl: a job lives that long from its publish, and the dead live forever.
+//! Laws of ttl: it counts from the publish, and dead jobs do not expire.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ pub async fn ttl_is_counted_from_publish(s: &dyn Stage) {
     }
 }
 
-/// Checks that a job can be found in no way.
+/// Checks that no read or consume finds a job.
 pub async fn is_gone(s: &dyn Stage, new: &dormouse::job::NewJob, what: &str) {
     let q = &new.queue;
     assert_eq!(s.find(new).await, None, "{what} by id");
@@ -79,7 +79,7 @@ pub async fn an_expired_running_job_does_not_die(s: &dyn Stage) {
     is_gone(s, &new, "a job that expired on its last try").await;
 }
 
-/// Guards against a dead letter that loses its jobs before anybody has looked.
+/// Guards against a dead letter that loses its jobs before an operator has seen them.
 pub async fn a_dead_job_does_not_expire(s: &dyn Stage) {
     let q = queue("q");
     let new = s.kill(&q, [job(&q, "job").ttl(LIFE)]).await.remove(0);

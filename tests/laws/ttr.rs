@@ -1,11 +1,11 @@
-//! Laws of running jobs: invisible until ttr ends, then back with one try less, or dead.
+//! Laws of running jobs: invisible until the ttr ends, then ready with one try less, or dead.
 
 use std::time::Duration;
 
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 
-/// Guards against two consumers with one job, and against a job that a dead worker takes along.
+/// Guards against delivering a job to two consumers, and against losing the job of a dead worker.
 pub async fn a_running_job_is_invisible_until_its_ttr_ends(s: &dyn Stage) {
     let q = queue("q");
     s.put_all(["one", "another"].map(|body| job(&q, body).tries(2))).await;
@@ -19,7 +19,7 @@ pub async fn a_running_job_is_invisible_until_its_ttr_ends(s: &dyn Stage) {
     assert_eq!(seen, [(short.id, &short.body, 0)], "its ttr has ended, the other's has not: one try less");
 }
 
-/// Guards against tries that are counted twice, or not.
+/// Guards against deliveries that spend two tries, or none.
 pub async fn each_hand_over_takes_one_try(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "job").delay(SHORT).tries(3)).await;
@@ -47,7 +47,7 @@ pub async fn a_job_without_tries_left_dies(s: &dyn Stage) {
     assert_eq!((read.body, read.ttl), (new.body, None), "the dead have no ttl");
 }
 
-/// Guards against a job that fails again and again in front of all others.
+/// Guards against a failing job that is retried before all others.
 pub async fn a_returning_job_goes_to_the_tail(s: &dyn Stage) {
     let q = queue("q");
     s.put_all(["1", "2", "3"].map(|body| job(&q, body).tries(5))).await;

@@ -1,5 +1,5 @@
-//! The users of docs/operations.md and docs/cluster.md that a Redis's access list needs for us: each with the least rights.
-//! All verbs go through them, and the Redis has refused nothing.
+//! The Redis users in docs/operations.md and docs/cluster.md, each with the fewest rights that Dormouse needs. All
+//! verbs must work with them, without any refusal by Redis.
 
 use reqwest::{Client, Method};
 use serde_json::{Value, json};
@@ -9,13 +9,13 @@ use crate::support::process::Process;
 use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 
-/// The lines `ACL SETUSER ..` in a document.
+/// Returns the lines `ACL SETUSER ..` of a document.
 fn lines(document: &str) -> Vec<String> {
     let docs = std::fs::read_to_string(document).expect("a document");
     docs.lines().filter(|line| line.starts_with("ACL SETUSER ")).map(str::to_owned).collect()
 }
 
-/// The text of all scripts: they have rarer ways than a test goes.
+/// Returns the text of all scripts, since tests do not reach every branch.
 fn scripts() -> String {
     let files = std::fs::read_dir("lua").expect("scripts").flatten().map(|entry| entry.path());
     let texts =
@@ -23,7 +23,7 @@ fn scripts() -> String {
     texts.collect()
 }
 
-/// A server's ports, and requests to them.
+/// A server's ports.
 struct Ports<'a> {
     redises: Vec<&'a RedisServer>,
     api: String,
@@ -147,7 +147,7 @@ impl Ports<'_> {
             let _ = poll.timeout(std::time::Duration::from_millis(50)).send().await;
             self.ok("PUT", "/api/ns/empty", "x").await;
         }
-        // Looks.
+        // Reads.
         for path in [
             "/api/ns",
             "/api/ns/q/peek",
@@ -182,7 +182,7 @@ impl Ports<'_> {
         self.ask("GET", "/api/ns/q?timeout=0", "", &[]).await;
         self.ok("GET", "/api/ns", "").await;
         self.ok("POST", "/api/ns/q/resume", "").await;
-        // Quotas, and what counts for them.
+        // Quotas, and the counting for them.
         self.ok("PUT", "/quota/ns", r#"{"jobs":100000,"bytes":10000000,"queues":100}"#).await;
         self.ok("GET", "/quota/ns", "").await;
         self.publish("tries=2").await;
@@ -214,7 +214,7 @@ impl Ports<'_> {
     }
 }
 
-/// Runs a command as the Redis's default user.
+/// Runs a command as Redis's default user.
 fn as_operator<T: redis::FromRedisValue>(redis: &RedisServer, command: &[&str]) -> T {
     let client = redis::Client::open(format!("redis://{}", redis.addr())).expect("an address");
     let mut connection = client.get_connection().expect("it answers");
@@ -253,7 +253,8 @@ async fn the_least_rights_suffice_in_a_cluster() {
     suffice("a cluster", &toml, cluster.servers.iter().collect(), &words).await;
 }
 
-/// A server with this configuration does all, and no word of its user's line is more than it needs.
+/// Checks that a server with this configuration can do everything, and that the user has no right that it does not
+/// need.
 async fn suffice(place: &str, toml: &str, redises: Vec<&RedisServer>, words: &[&str]) {
     let dir = TempDir::new().expect("a temporary directory");
     std::fs::write(dir.path().join("c.toml"), toml).expect("a file");

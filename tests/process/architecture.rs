@@ -10,7 +10,7 @@ struct Source {
     text: String,
 }
 
-/// The path of every file below `dir`, from the root of the repository.
+/// Returns the path of every file below `dir`, from the root of the repository.
 fn files(dir: &str) -> Vec<String> {
     fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(dir).expect("a directory of the repository") {
@@ -26,7 +26,7 @@ fn files(dir: &str) -> Vec<String> {
     found.into_iter().map(path).collect()
 }
 
-/// Every file below `dir` with this extension.
+/// Returns every file below `dir` with this extension.
 fn sources(dir: &str, extension: &str) -> Vec<Source> {
     let extension = format!(".{extension}");
     let found: Vec<String> = files(dir).into_iter().filter(|path| path.ends_with(&extension)).collect();
@@ -39,12 +39,13 @@ fn sources(dir: &str, extension: &str) -> Vec<Source> {
     found.into_iter().map(read).collect()
 }
 
-/// A line without its comment. Good enough for this code: `//` inside a string only hides the string's rest.
+/// Returns a line without its comment. Good enough for this code: `//` inside a string only hides the rest of the
+/// string.
 fn code(line: &str) -> &str {
     line.split("//").next().unwrap_or_default()
 }
 
-/// A file's text without the module of tests at its end. Tests in files of their own are named at its head.
+/// Returns a file's text without the test module at its end. Tests in their own files are declared at its head.
 fn without_tests(text: &str) -> &str {
     text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default()
 }
@@ -59,7 +60,7 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// Panics with every line of code outside of `allowed` (paths or beginnings of paths) that `breaks` the sentence.
+/// Panics if `breaks` accepts a line of code outside of `allowed` (paths or prefixes of paths). `sentence` is the rule.
 fn hold(sentence: &str, allowed: &[&str], breaks: impl Fn(&str) -> bool) {
     let mut wrong = String::new();
     let mut kept = 0;
@@ -491,14 +492,14 @@ struct Import {
     place: String,
 }
 
-/// The module path of a file.
+/// Returns the module path of a file.
 fn module(path: &str) -> Vec<String> {
     let path = path.trim_start_matches("src/").trim_start_matches("bin/").trim_end_matches(".rs");
     path.split('/').filter(|part| !["mod", "lib"].contains(part)).map(str::to_owned).collect()
 }
 
 /// Returns every path in a file that begins with `crate`, `self`, `super`, `dormouse` or the name of a child module,
-/// made absolute. Includes those in braces and those used without an import.
+/// made absolute. Also finds paths in braces and paths used without an import.
 fn imports(source: &Source) -> Vec<Import> {
     /// Reads one path or brace group from the front of `text`, and returns the rest.
     fn read<'a>(text: &'a str, path: &[String], found: &mut Vec<Vec<String>>) -> &'a str {
@@ -563,7 +564,7 @@ fn imports(source: &Source) -> Vec<Import> {
     all
 }
 
-/// The part that a module or an item belongs to.
+/// Returns the part that a module or an item belongs to.
 fn part(path: &[String]) -> &'static str {
     let path = path.join("::");
     let within = |part: &&str| path == **part || path.starts_with(&format!("{part}::"));
@@ -594,7 +595,7 @@ fn imports_point_one_way() {
     assert!(seen > 100, "only {seen} imports between parts: this test looks for the wrong words");
 }
 
-/// The file that a path leads to: the longest beginning of it that is one.
+/// Returns the module in which a path ends: its longest prefix that is a file.
 fn file_of(path: &[String], files: &BTreeSet<Vec<String>>) -> Option<Vec<String>> {
     (1..=path.len()).rev().map(|n| path[..n].to_vec()).find(|module| files.contains(module))
 }
@@ -647,7 +648,7 @@ fn types_of(source: &Source) -> BTreeSet<String> {
     without_tests(&source.text).lines().filter_map(|line| declared(code(line))).collect()
 }
 
-/// The module that declares the type at the end of a path, which may be known by another module's `pub use` of it.
+/// Returns the module that declares the type at the end of a path, even if the path uses another module's `pub use`.
 fn home_of(
     path: &[String],
     types: &BTreeMap<Vec<String>, BTreeSet<String>>,
@@ -667,7 +668,7 @@ fn a_type_that_another_room_imports_has_its_name_for_itself() {
     let sources: Vec<Source> = sources("src", "rs").into_iter().filter(|s| s.path != "src/lib.rs").collect();
     let types: BTreeMap<_, _> =
         sources.iter().map(|source| (module(&source.path), types_of(source))).collect();
-    // With the name of its module before it a type may have any.
+    // Used with its module's name, a type may have any name.
     let bare = |import: &Import| {
         let line = import.place.split_once(": ").map_or("", |(_, line)| line);
         line.starts_with("use ") || line.starts_with("pub") && line.contains(" use ")
@@ -677,7 +678,7 @@ fn a_type_that_another_room_imports_has_its_name_for_itself() {
     for import in &imported {
         uses.entry(import.from.clone()).or_default().push(import.to.clone());
     }
-    // By the name of a type: its declaring modules, and the modules that use it by that name alone.
+    // By the name of a type: its declaring modules, and the modules that use it by its bare name.
     let mut known: BTreeMap<&str, BTreeMap<Vec<String>, BTreeSet<&str>>> = BTreeMap::new();
     for import in &imported {
         if let Some(home) = home_of(&import.to, &types, &uses)
@@ -761,12 +762,12 @@ fn no_file_has_more_than_500_lines() {
     assert!(long.is_empty(), "no file has more than 500 lines, its tests apart, but:\n{}", long.join("\n"));
 }
 
-/// Whether a word of a text is meant as the path of a file here, or of a folder.
+/// Whether a word of a text is the path of a file of this repository, or of a folder.
 fn is_path(word: &str) -> bool {
     let roots = ["src/", "tests/", "benches/", "docs/", "lua/", "config/", "deploy/"];
     let names =
         roots.iter().any(|root| word.starts_with(root)) || word.ends_with(".rs") || word.ends_with(".lua");
-    // A pattern names no file; the others are a file of lsm-tree, and one that docs/clients/rust.md has the reader make.
+    // A pattern names no file; the others are a file of lsm-tree and one that readers of docs/clients/rust.md create.
     names && !word.contains(['*', '{', ':']) && !["version/persist.rs", "src/bin/publish.rs"].contains(&word)
 }
 
@@ -806,7 +807,7 @@ fn paths_that_documents_and_comments_name_are_there() {
     assert!(seen > 100, "only {seen} paths: this test looks for the wrong words");
 }
 
-/// Whether a word of a document is meant as the name of a test, and not as a key or a metric.
+/// Whether a word of a document is the name of a test, and not a key or a metric.
 fn is_test(word: &str) -> bool {
     word.matches('_').count() >= 3
         && word.starts_with(|c: char| c.is_ascii_lowercase())

@@ -110,7 +110,7 @@ async fn nothing_that_was_answered_before_is_missing_from_a_backup() {
     stop.store(true, Ordering::Relaxed);
     for publisher in load {
         let longest = publisher.await.expect("no panic");
-        // 50 ms where the machine has nothing else to do; tests share it.
+        // 50 ms on an idle machine; tests share it.
         assert!(longest < Duration::from_secs(2), "a publish took {longest:?}");
     }
     let left: Vec<_> = std::fs::read_dir(dir.path().join("jobs"))
@@ -129,7 +129,7 @@ async fn nothing_that_was_answered_before_is_missing_from_a_backup() {
             "{name}"
         );
         let mut restored = start(dir.path(), name, "");
-        // The token is in it too.
+        // The copy contains the token.
         let found = drain(&restored.address("api"), &token).await;
         let missing: Vec<_> = before.iter().filter(|id| !found.contains(*id)).collect();
         assert!(missing.is_empty(), "{name}: {} of {} are missing", missing.len(), before.len());
@@ -165,7 +165,7 @@ async fn what_is_no_backup_is_refused_and_leaves_nothing() {
     let mut process = start(dir.path(), "jobs", &more);
     let admin = process.address("admin");
     std::fs::create_dir(dir.path().join("there")).expect("a directory");
-    for (args, code, says) in [(&["there"][..], 2, "there is there already"), (&["new"][..], 1, "401")] {
+    for (args, code, says) in [(&["there"][..], 2, "there already exists"), (&["new"][..], 1, "401")] {
         let done = backup(dir.path(), &admin, args);
         assert_eq!(
             (done.status.code(), said(&done).contains(says)),
@@ -197,14 +197,14 @@ async fn what_is_no_backup_is_refused_and_leaves_nothing() {
     assert_eq!(refused.status(), 403, "without accounts any client could read all tokens");
 }
 
-/// Guards against a copy that stays when its asker leaves, or its server is killed.
+/// Guards against a copy that remains when its client disconnects, or its server is killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_at_a_time_and_a_copy_does_not_outlive_its_asker() {
     let dir = TempDir::new().expect("a temporary directory");
     let mut process = start(dir.path(), "jobs", "MaxBodyMemory = 64");
     let (api, admin) = (process.address("api"), process.address("admin"));
     let token = token(&admin).await;
-    // More than the kernel keeps for both ends of a connection.
+    // More than the socket buffers of both ends hold.
     for _ in 0..40 {
         let put = Client::new()
             .put(format!("http://{api}/api/ns/q"))
@@ -219,7 +219,7 @@ async fn one_at_a_time_and_a_copy_does_not_outlive_its_asker() {
     assert!(copy.exists(), "the copy is not read yet");
     let second = reqwest::get(&url).await.expect("it answers");
     assert_eq!(
-        (second.status().as_u16(), second.text().await.expect("a body").contains("under way")),
+        (second.status().as_u16(), second.text().await.expect("a body").contains("already running")),
         (409, true)
     );
     drop(slow);
@@ -240,7 +240,7 @@ async fn one_at_a_time_and_a_copy_does_not_outlive_its_asker() {
     assert!(!copy.exists(), "the start has");
 }
 
-/// Guards against a version that cannot read this one's format: tests/golden has a directory in this format.
+/// Guards against a version that cannot read the present format: tests/golden has a directory in it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_of_this_format_opens() {
     let dir = TempDir::new().expect("a temporary directory");

@@ -26,7 +26,7 @@ use crate::support::process::Process;
 use crate::support::redis_server::{RedisServer, free_port};
 use crate::support::wait::until;
 
-/// The only block of the page in nginx's language.
+/// Returns the nginx configuration of the page, its only block in that language.
 fn page() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operations.md");
     let text = std::fs::read_to_string(path).expect("the page");
@@ -36,7 +36,7 @@ fn page() -> String {
     block
 }
 
-/// The nginx of the page before these two addresses; with TLS if an authority is to vouch for it.
+/// Starts nginx with the page's configuration in front of these two addresses; with TLS if there is an authority.
 fn nginx(servers: [&str; 2], authority: Option<&Authority>) -> Nginx {
     let dir = TempDir::new().expect("a temporary directory");
     let (certificate, key) = (dir.path().join("dormouse.pem"), dir.path().join("dormouse.key"));
@@ -61,7 +61,7 @@ fn nginx(servers: [&str; 2], authority: Option<&Authority>) -> Nginx {
         .unwrap_or_else(|why| panic!("{why}"))
 }
 
-/// A client with one connection to nginx, which it makes again when nginx has closed it.
+/// A client with one connection to nginx, reopened when nginx has closed it.
 struct Caller {
     addr: SocketAddr,
     tls: Option<TlsConnector>,
@@ -183,10 +183,10 @@ async fn consume(mut caller: Caller, stop: Arc<AtomicBool>, met: Arc<Met>) {
     }
 }
 
-/// One of the two servers, always on the same port.
+/// Starts one of the two servers, always on the same port.
 fn server(dir: &TempDir, port: u16, redis: &RedisServer) -> Process {
     let addr = redis.addr();
-    // Longer than nginx keeps an idle connection, as the page says.
+    // Longer than nginx keeps an idle connection, as the page recommends.
     let toml = format!("DrainSeconds = 3\n[Pool.default]\nAddr = '{addr}'\n[AdminRedis]\nAddr = '{addr}'\n");
     std::fs::write(dir.path().join("c.toml"), toml).expect("a file");
     let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[("DORMOUSE_PORT", &port.to_string())]);
@@ -216,7 +216,7 @@ async fn rolling_restart(authority: Option<Authority>) {
     let caller = || Caller { addr: nginx.addr(), tls: tls.clone(), token: token.clone(), sender: None };
     let producers: Vec<_> =
         (0..6).map(|n| tokio::spawn(produce(caller(), n, no_more.clone(), met.clone()))).collect();
-    // More than there are jobs for, so that most of them are parked.
+    // More consumers than jobs, so that most are parked.
     let consumers: Vec<_> =
         (0..40).map(|_| tokio::spawn(consume(caller(), drained.clone(), met.clone()))).collect();
     until("there is load", async || met.published.lock().len() > 100).await;
@@ -290,7 +290,7 @@ async fn breaks_off() -> (SocketAddr, Arc<AtomicUsize>) {
     (addr, count)
 }
 
-/// Answers each request with this status, and counts it.
+/// Replies to each request with this status, and counts it.
 async fn answers(status: u16) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let (addr, count) = (listener.local_addr().expect("it is bound"), Arc::<AtomicUsize>::default());
@@ -313,7 +313,8 @@ async fn answers(status: u16) -> (SocketAddr, Arc<AtomicUsize>) {
     (addr, count)
 }
 
-/// Guards against a publish stored by a server that died, which nginx then sends to another one: its default for a PUT.
+/// Guards against a publish stored by a server that died, which nginx then sends to the next server: its default for a
+/// PUT.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nginx_sends_no_publish_to_two_servers() {
     let ((broken, taken), (good, answered)) = (breaks_off().await, answers(201).await);
@@ -333,7 +334,7 @@ async fn nginx_sends_no_publish_to_two_servers() {
     assert_eq!(statuses, BTreeMap::from([(201, answered), (502, taken)]), "what broke off is said");
 }
 
-/// Guards against a server that is down for long, or starting, and fails half of the requests.
+/// Guards against failed requests while one server is down for long, or starting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nginx_goes_on_with_the_servers_that_are_left() {
     let away = format!("127.0.0.1:{}", free_port());

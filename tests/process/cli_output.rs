@@ -1,5 +1,5 @@
-//! What commands do when their output cannot be written: to a full device they fail with exit code 1, and say so; a
-//! closed pipe (`| head -1`) ends them quietly. No command panics.
+//! Commands whose output cannot be written: on a full device they fail with exit code 1 and a message; a closed pipe
+//! (`| head -1`) ends them silently. No command panics.
 
 use std::process::{Command, Output, Stdio};
 
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::support::client::{create_token, request, send};
 use crate::support::process::Process;
 
-/// A server with a job in each state that commands show.
+/// A server with a job in each state shown by commands.
 struct Stand {
     dir: TempDir,
     api: String,
@@ -38,7 +38,7 @@ impl Stand {
         send(put.body(body.to_owned())).await.expect(201).job_id()
     }
 
-    /// A command of a binary, with its server named by the environment.
+    /// Returns a command of a binary, with the server's address in its environment.
     fn command(&self, line: &str) -> Command {
         let mut words = line.split(' ');
         let binary = match words.next() {
@@ -57,7 +57,7 @@ impl Stand {
     }
 }
 
-/// Every command that prints. `c.toml` is a configuration of a directory that no server has open.
+/// Every command that prints. `c.toml` configures a directory that no server has open.
 const COMMANDS: [&str; 28] = [
     "dormouse --help",
     "dormouse -v",
@@ -95,8 +95,8 @@ fn ended(mut command: Command, stdout: Stdio) -> (Option<i32>, String) {
     (status.code(), String::from_utf8_lossy(&stderr).into_owned())
 }
 
-/// Guards against `dormouse completions bash | head -1` that panics, and a report on a full disk that is cut with exit
-/// code 0.
+/// Guards against a panic in `dormouse completions bash | head -1`, and against a truncated report on a full disk with
+/// exit code 0.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn output_that_cannot_be_written_is_an_error_and_a_closed_pipe_is_not() {
     let stand = Stand::start().await;
@@ -106,7 +106,7 @@ async fn output_that_cannot_be_written_is_an_error_and_a_closed_pipe_is_not() {
     for line in COMMANDS {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full is there");
         let (code, said) = ended(stand.command(line), full.into());
-        // `repair` of a directory that is not there says so, and prints nothing.
+        // `repair` of a missing directory fails, and prints nothing.
         let fails = said.contains("standard output: No space left on device") || line.contains("repair");
         if code != Some(1) || !fails || said.lines().count() != 1 {
             wrong.push(format!("{line} > /dev/full: {code:?}: {said}"));
@@ -143,7 +143,7 @@ async fn a_server_serves_also_when_its_banner_cannot_be_written() {
     assert!(!ended.said.contains("panicked"), "{}", ended.said);
 }
 
-/// Guards against a job that shows an operator another text than it has, or drives the terminal.
+/// Guards against a job whose text is displayed wrongly, or controls the terminal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hidden_characters_of_jobs_are_visible() {
     let stand = Stand::start().await;
@@ -158,7 +158,7 @@ async fn hidden_characters_of_jobs_are_visible() {
         assert!(text.contains(shows) && text.contains("‹U+200B›"), "{line}: {text:?}");
         assert!(!text.contains(['\u{202e}', '\u{1b}', '\u{9b}', '\u{200b}']), "{line}: {text:?}");
     }
-    // JSON keeps its meaning: the same characters, escaped.
+    // JSON keeps the meaning: the same characters, escaped.
     let create = format!("http://{}/token/ns?description=a%E2%80%AEb", stand.admin);
     send(request("POST", &create, "")).await.expect(201);
     for line in ["token-cli ADMIN -l -n ns", "dormouse queue peek odd --data -o json"] {

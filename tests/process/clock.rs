@@ -12,16 +12,16 @@ use crate::support::wait::until;
 use tempfile::TempDir;
 
 const HOUR: i64 = 3600;
-/// How late a job may be here. A stopped clock would make it an hour late.
+/// Maximum lateness of a job. A stopped clock would make it an hour late.
 const LATE: Duration = Duration::from_secs(10);
 
-/// A server process with a clock of its own.
+/// A server process with its own clock.
 struct Server {
     clock: Faketime,
     api: String,
     admin: String,
     token: String,
-    /// `None` only while it is restarted.
+    /// `None` only during a restart.
     process: Option<Process>,
     dir: TempDir,
 }
@@ -67,9 +67,9 @@ impl Server {
         send(request(method, &format!("http://{}/api/ns/{path}", self.api), &self.token).body("x")).await
     }
 
-    /// Publishes a job with a delay of 2 s, sets the clock, and says how long the job took to come.
+    /// Publishes a job with a delay of 2 s, sets the clock, and returns the time until the job is delivered.
     async fn delayed_over_a_step(&self, seconds: i64) -> Duration {
-        // Before the request: the delay may be running for a while when its response comes.
+        // Before the request, since the delay may start before the reply arrives.
         let began = Instant::now();
         self.call("PUT", "q?delay=2").await.expect(201);
         self.clock.set(seconds);
@@ -86,13 +86,13 @@ impl Server {
 #[tokio::test]
 async fn a_disk_pool_goes_on_when_the_clock_is_set_back() {
     let server = Server::start("[Pool.default]\nPath = \"jobs\"\n").await;
-    // Each step is relative to the previous. The last but one is before 1970 or near it.
+    // Each step is relative to the previous one. The second-last sets a time before 1970 or close to it.
     for seconds in [-1, -HOUR, -2 * HOUR, -10 * 365 * 24 * HOUR, -55 * 365 * 24 * HOUR, -HOUR] {
         let took = server.delayed_over_a_step(seconds).await;
         let expected = Duration::from_secs(2)..Duration::from_secs(2) + LATE;
         assert!(expected.contains(&took), "a delay of 2 s took {took:?} with the clock at {seconds} s");
     }
-    // A delivery ends too.
+    // The end of a delivery.
     server.call("PUT", "q?tries=2").await.expect(201);
     server.call("GET", "q?ttr=1").await.expect(200);
     server.clock.set(-3 * HOUR);
@@ -107,17 +107,17 @@ async fn a_disk_pool_follows_a_clock_that_is_set_ahead() {
     let began = Instant::now();
     server.call("GET", "far?timeout=20").await.expect(200);
     assert!(began.elapsed() < LATE, "the pump noticed after {:?}", began.elapsed());
-    // Back to normal: from here on delays are complete.
+    // Back to the machine's time: delays are complete again.
     let took = server.delayed_over_a_step(0).await;
     assert!(took >= Duration::from_secs(2), "a delay of 2 s took {took:?}");
 }
 
-/// Milliseconds since the epoch by the right clock.
+/// Returns the milliseconds since the epoch by the machine's clock.
 fn now() -> i64 {
     jiff::Timestamp::now().as_millisecond()
 }
 
-/// Guards against early instants and wrong timestamps, forever after a clock ran ahead once.
+/// Guards against early instants and wrong timestamps forever after a clock was once ahead.
 #[tokio::test]
 async fn instants_on_disk_are_the_time_of_day_after_a_clock_ran_ahead() {
     let mut server = Server::start("[Pool.default]\nPath = \"jobs\"\n").await;
@@ -152,8 +152,8 @@ async fn instants_on_disk_are_the_time_of_day_after_a_clock_ran_ahead() {
     }
 }
 
-/// Sets a schedule of each second; sets its clock ahead, and back again with or without a restart; and checks that it
-/// continues. `clock` is the store's.
+/// Sets a schedule for each second, sets its clock ahead, and back again with or without a restart. Checks that the
+/// schedule continues. `clock` is the store's.
 async fn a_schedule_goes_on_after_a_clock_ran_ahead(server: &mut Server, clock: Option<&Faketime>) {
     let every = r#"{"queue":"q","every":1,"catch_up":"all"}"#;
     let put = |server: &Server, name: &str| {
@@ -228,7 +228,7 @@ async fn a_revoked_token_is_refused_within_a_second_when_the_clock_is_set_back()
     let other = TestServer::start(&redis_toml(&redis), ()).await;
     stepped.call("GET", "q").await.expect(404);
     stepped.clock.set(-HOUR);
-    // Accepted once more, so that it is believed from here on.
+    // Accepted again, so the token is cached at the new time.
     stepped.call("GET", "q").await.expect(404);
     send(other.admin("DELETE", &format!("/token/ns/{}", stepped.token))).await.expect(204);
     let deleted = Instant::now();

@@ -1,6 +1,6 @@
-//! The commands shown in documents for operators, in blocks and between backticks: a shell parses them, each program is
-//! known here, `dormouse` and `token-cli` accept the arguments, URLs match routes, and the metrics and log lines that
-//! they search for exist.
+//! Commands in documents for operators, in blocks and between backticks: a shell must parse them, each program must be
+//! known here, `dormouse` and `token-cli` must accept the arguments, URLs must match routes, and the metrics and log
+//! lines that they search for must exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -24,7 +24,7 @@ const NO_COMMANDS: [&str; 2] = ["open-file limit ", "ACL SETUSER "];
 const TOOLS: [&str; 13] =
     ["awk", "cat", "cut", "df", "du", "export", "head", "iostat", "openssl", "sort", "ss", "tail", "uniq"];
 
-/// Options that take a word, by program.
+/// Options with an argument, by program.
 const WITH_WORD: [(&str, &[&str]); 5] = [
     ("curl", &["-u", "-X", "-d", "-H", "-m", "-o"]),
     (
@@ -36,7 +36,7 @@ const WITH_WORD: [(&str, &[&str]); 5] = [
     ("redis-cli", &["-h"]),
 ];
 
-/// Options without one.
+/// Options without an argument.
 const ALONE: [(&str, &[&str]); 2] = [("curl", &["-sS", "-fsS"]), ("docker", &["-d", "--read-only"])];
 
 fn read(path: impl AsRef<Path>) -> String {
@@ -44,7 +44,7 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// The commands of a script, each as its words. Commands inside `$(..)` come first. Redirections are left out.
+/// Returns the commands of a script as lists of words. Commands inside `$(..)` come first. Redirections are left out.
 fn split(script: &str) -> Vec<Vec<String>> {
     let (mut all, mut words, mut word) = (Vec::new(), Vec::new(), None::<String>);
     let (mut quote, mut chars) = (None, script.chars().peekable());
@@ -110,7 +110,7 @@ struct Seen {
     wrong: Vec<String>,
     /// Method and URL.
     urls: BTreeSet<(String, String)>,
-    /// Patterns searched in `/metrics` and in logs.
+    /// Patterns searched for in `/metrics` and in logs.
     metrics: BTreeSet<String>,
     logs: BTreeSet<String>,
     commands: usize,
@@ -153,7 +153,7 @@ impl Seen {
         let after =
             |option: &str| words.iter().position(|word| word == option).and_then(|at| words.get(at + 1));
         match words[0].as_str() {
-            // A variable for the command after it.
+            // An environment variable of the command after it.
             word if word
                 .split_once('=')
                 .is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_uppercase() || c == '_')) =>
@@ -262,7 +262,7 @@ impl Seen {
         }
     }
 
-    /// Its own declarations are asked: with `--help` behind it, and without, far from any server.
+    /// Runs the command with `--help` appended, and as it is, without access to a server.
     fn dormouse(&mut self, document: &str, words: &[String]) {
         dormouse_knows(document, &words.join(" "));
         if words.len() < 3 {
@@ -334,7 +334,7 @@ impl Seen {
     }
 }
 
-/// The alternatives of a regular expression that are not inside parentheses.
+/// Returns the alternatives of a regular expression, except those inside parentheses.
 fn alternatives(pattern: &str) -> Vec<String> {
     let (mut all, mut depth) = (vec![String::new()], 0);
     for c in pattern.chars() {
@@ -348,13 +348,13 @@ fn alternatives(pattern: &str) -> Vec<String> {
     all
 }
 
-/// Whether `grep -E` finds it in this file.
+/// Whether `grep -E` finds the pattern in this file.
 fn finds(pattern: &str, file: &Path) -> bool {
     let grep = Command::new("grep").args(["-Erq", "-e", pattern]).arg(file).status();
     grep.expect("grep is there").success()
 }
 
-/// Guards against commands that an operator types at night and that no longer exist.
+/// Guards against documented commands that no longer exist.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_documents_for_operators_type_is_there() {
     let mut seen = Seen::default();
@@ -405,7 +405,7 @@ async fn what_documents_for_operators_type_is_there() {
     }
     assert!(seen.logs.len() > 3, "only {:?}: this test looks for the wrong words", seen.logs);
     for word in seen.logs.iter().flat_map(|pattern| alternatives(pattern)) {
-        // In a text of the source: what a panic says is the library's.
+        // Must occur in a string of the source, except the message of a panic.
         if word != "panicked"
             && !finds(&format!("\".*{word}"), &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"))
         {

@@ -1,4 +1,4 @@
-//! The configurations in config/ load, and state the values of the code.
+//! The configurations in config/ load, and their values are the defaults of the code.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -66,7 +66,7 @@ fn the_configuration_of_docker_compose_keeps_all_on_one_redis() {
     assert_eq!(config.accounts, BTreeMap::new(), "no password is shipped: docker-compose.yml asks for one");
 }
 
-/// Guards against a service whose files others can read.
+/// Guards against a service whose files are readable by other users.
 #[test]
 fn the_unit_keeps_the_server_private() {
     let unit = std::fs::read_to_string("deploy/dormouse.service").expect("deploy/dormouse.service");

@@ -1,5 +1,6 @@
-//! Files that run the server in containers: the Dockerfile, docker-compose.yml and the manifests of deploy/kubernetes.
-//! The names in them exist, and their promises to operators hold. deploy/image/try runs the image itself.
+//! Files for running the server in containers: the Dockerfile, docker-compose.yml and the manifests of
+//! deploy/kubernetes. The names in them must exist, and documented guarantees must hold. deploy/image/try runs the
+//! image itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The user of the image: `runAsNonRoot` refuses one that is a name.
+/// The user of the image, as a number: `runAsNonRoot` rejects names.
 const USER: u64 = 10001;
 
 fn root() -> &'static Path {
@@ -20,23 +21,23 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// The only document of a YAML file.
+/// Parses a YAML file with one document.
 fn yaml(path: impl AsRef<Path>) -> Value {
     serde_norway::from_str(&read(&path)).unwrap_or_else(|e| panic!("{}: {e}", path.as_ref().display()))
 }
 
-/// The texts of an array.
+/// Returns the strings of an array.
 fn texts(array: &Value) -> Vec<&str> {
     array.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
-/// The instructions of the Dockerfile, each on one line.
+/// Returns the instructions of the Dockerfile, each on one line.
 fn instructions() -> Vec<String> {
     let text = read("Dockerfile").replace("\\\n", "");
     text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).map(str::to_owned).collect()
 }
 
-/// Guards against an image that is unreachable, cannot call https, or is refused by a cluster.
+/// Guards against an image that is unreachable, cannot make https requests, or is rejected by a cluster.
 #[test]
 fn the_image_is_reached_and_runs_without_rights() {
     let all = instructions();
@@ -58,7 +59,7 @@ fn the_image_is_reached_and_runs_without_rights() {
         "a health check by dormouse itself"
     );
     assert!(says(&format!("chown {USER}:{USER} /data")), "the volume is the user's");
-    // jemalloc is built by make, which the image of rust does not have.
+    // jemalloc is built by make, which the Rust image does not contain.
     let build: Vec<&String> = all[..last].iter().filter(|line| line.starts_with("RUN ")).collect();
     let make = build.iter().position(|line| line.contains("apt-get install") && line.contains(" make "));
     let cargo = build.iter().position(|line| line.contains("cargo build"));
@@ -128,7 +129,7 @@ fn compose_runs_what_is_in_the_repository_on_this_machine_alone() {
     assert!(copied, "the image has {name}");
 }
 
-/// Where a container of compose has this file of the repository.
+/// Returns the path of a repository file in a container of the compose file.
 fn mounted<'a>(service: &'a Value, file: &str) -> &'a str {
     let volumes = texts(&service["volumes"]);
     let found = volumes.into_iter().find_map(|volume| volume.strip_prefix(&format!("./{file}:")));
@@ -141,7 +142,7 @@ fn compose_wires_prometheus_and_grafana_to_the_files_of_monitoring() {
     let compose = yaml("docker-compose.yml");
     let services = &compose["services"];
     let (prometheus, grafana) = (&services["prometheus"], &services["grafana"]);
-    // Prometheus finds rules and targets beside its configuration.
+    // Prometheus finds rules and targets next to its configuration.
     let config = Path::new(mounted(prometheus, "deploy/monitoring/prometheus.yml"));
     assert_eq!(config, Path::new("/etc/prometheus/prometheus.yml"), "where the image reads it");
     let scrape = yaml("deploy/monitoring/prometheus.yml");
@@ -177,14 +178,14 @@ fn compose_wires_prometheus_and_grafana_to_the_files_of_monitoring() {
     assert!(read("docker-compose.yml").contains(&link), "the address of the dashboard is said: {link}");
 }
 
-/// The manifests by the names of their files.
+/// Returns the manifests by file name.
 fn manifests() -> BTreeMap<String, Value> {
     let entries = std::fs::read_dir(root().join("deploy/kubernetes")).expect("deploy/kubernetes");
     let paths = entries.map(|entry| entry.expect("an entry").path());
     paths.map(|path| (path.file_name().expect("a name").display().to_string(), yaml(path))).collect()
 }
 
-/// The Deployment and the StatefulSet, and the file of the ConfigMap that each starts with.
+/// Returns the Deployment and the StatefulSet, each with the ConfigMap file that it starts with.
 fn workloads(manifests: &BTreeMap<String, Value>) -> [(&'static str, &Value, &'static str); 2] {
     [("deployment.yaml", "redis.toml"), ("statefulset.yaml", "disk.toml")]
         .map(|(name, config)| (name, &manifests[name]["spec"], config))
@@ -211,7 +212,7 @@ fn the_manifests_are_all_there() {
     }
 }
 
-/// A Python that has the schemas: tests/run installs them.
+/// Returns a Python with the schemas: tests/run installs it.
 fn schemas() -> Option<PathBuf> {
     let own = root().join("target/kubernetes-validate/bin/python");
     [own, PathBuf::from("python3")].into_iter().find(|python| {
@@ -220,7 +221,8 @@ fn schemas() -> Option<PathBuf> {
     })
 }
 
-/// Guards against a key that is misspelt, at the wrong depth, or gone from newer versions: Kubernetes ignores it.
+/// Guards against a key that is misspelt, at the wrong depth, or removed in newer versions: Kubernetes ignores such
+/// keys.
 #[test]
 fn the_manifests_keep_the_schemas() {
     let Some(python) = schemas() else {
@@ -237,7 +239,7 @@ fn the_manifests_keep_the_schemas() {
     let files: Vec<PathBuf> = manifests().keys().map(at).collect();
     let (good, said) = check(&files);
     assert!(good, "{said}");
-    // The check itself: each of these is refused.
+    // The check itself must reject each of these.
     let dir = TempDir::new().expect("a temporary directory");
     for (name, right, wrong) in [
         ("deployment.yaml", "livenessProbe:", "liveProbe:"),
@@ -253,14 +255,14 @@ fn the_manifests_keep_the_schemas() {
     }
 }
 
-/// What a name of a port leads to, or the number itself.
+/// Returns the port that a named port refers to, or the number itself.
 fn port_of(container: &Value, port: &Value) -> Option<u64> {
     let ports = container["ports"].as_array().expect("ports");
     let named = ports.iter().find(|one| Some(&one["name"]) == Some(port))?;
     named["containerPort"].as_u64()
 }
 
-/// Guards against pods that a cluster refuses, kills during a Redis outage, or kills before they have stopped.
+/// Guards against pods that a cluster rejects, kills during a Redis outage, or kills before they have stopped.
 #[test]
 fn pods_run_without_rights_and_stop_in_their_time() {
     let manifests = manifests();
@@ -371,7 +373,7 @@ fn the_configurations_of_the_manifests_are_taken() {
     for (name, spec, file) in workloads(&manifests) {
         let container = &spec["template"]["spec"]["containers"][0];
         assert_eq!(texts(&container["args"]), ["-c", &format!("/etc/dormouse/{file}")], "{name}");
-        // As in the pod, but for where files are.
+        // As in the pod, except for the paths of files.
         let dir = TempDir::new().expect("a temporary directory");
         let here = |text: &str| {
             let secrets = text.replace("/run/secrets/dormouse", &dir.path().display().to_string());
@@ -388,7 +390,7 @@ fn the_configurations_of_the_manifests_are_taken() {
             let [key, value] = ["name", "value"].map(|of| variable[of].as_str().expect("a text"));
             check.env(key, here(value));
         }
-        // What Kubernetes says of a Service of this name, where enableServiceLinks is left on.
+        // The variables that Kubernetes sets for a Service of this name unless enableServiceLinks is off.
         check.env("DORMOUSE_SERVICE_HOST", "10.0.0.1").env("DORMOUSE_PORT", "tcp://10.0.0.1:7777");
         let checked = check.output().expect("the binary runs");
         let said = [&checked.stdout[..], &checked.stderr[..]].map(String::from_utf8_lossy).concat();

@@ -1,5 +1,5 @@
-//! The dashboard behind nginx: with a stripped prefix, a kept prefix, and https outside. curl acts as the browser,
-//! with a browser's headers. The nginx configuration is that of docs/dashboard.md.
+//! The dashboard behind nginx: with a stripped prefix, a kept prefix, and https outside. curl sends a browser's
+//! headers. The nginx configuration is the one in docs/dashboard.md.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::process::Command;
@@ -25,7 +25,7 @@ fn blocks() -> [String; 2] {
 
 /// A dashboard behind nginx.
 struct Outside {
-    /// As people type it, without a slash at its end.
+    /// As users type it, without a slash at the end.
     url: String,
     /// Whether browsers send the origin of a request, as they do over https and to loopback.
     is_told: bool,
@@ -104,7 +104,7 @@ impl Outside {
         Answer { status, head: head.to_owned(), body: body.to_owned() }
     }
 
-    /// What a browser sends with a request of this kind.
+    /// Returns a browser's headers for a request of this kind.
     fn told(&self, from: Site, mode: &str, dest: &str) -> Vec<String> {
         let site = if from == Site::Own { "same-origin" } else { "cross-site" };
         let told = [("Site", site), ("Mode", mode), ("Dest", dest)];
@@ -112,14 +112,14 @@ impl Outside {
         told.flat_map(|(name, value)| ["-H".to_owned(), format!("Sec-Fetch-{name}: {value}")]).collect()
     }
 
-    /// Follows a link, or loads what a page shows.
+    /// Follows a link, or loads a resource of a page.
     fn get(&self, url: &str, from: Site, dest: &str) -> Answer {
         let mode = if ["document", "iframe"].contains(&dest) { "navigate" } else { "no-cors" };
         let told = self.told(from, mode, dest);
         self.ask(url, &told.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// Sends a form of a page.
+    /// Submits a form of a page.
     fn post(&self, url: &str, from: Site, form: &str) -> Answer {
         let mut told = self.told(from, "navigate", "document");
         let origin = match from {
@@ -137,7 +137,7 @@ impl Outside {
         to
     }
 
-    /// Where a redirect leads.
+    /// Returns the target of a redirect.
     fn redirect(&self, base: &str, answer: &Answer) -> String {
         assert_eq!(answer.status, 303, "{base}: {} {}", answer.head, answer.body);
         let location = answer.head.lines().find_map(|line| line.strip_prefix("Location: "));
@@ -175,7 +175,7 @@ impl Outside {
     }
 }
 
-/// The values of an attribute in a page.
+/// Returns the values of an attribute in a page.
 fn values(html: &str, attribute: &str) -> Vec<String> {
     let begin = format!(" {attribute}=\"");
     let found = html.split(&begin).skip(1).filter_map(|rest| rest.split('"').next());
@@ -184,7 +184,7 @@ fn values(html: &str, attribute: &str) -> Vec<String> {
 
 async fn all_of_it_works(outside: Outside, knows_its_address: bool) {
     let at = |path: &str| format!("{}/ui/{path}", outside.url);
-    // A root leads to the pages.
+    // The root redirects to the pages.
     for root in [format!("{}/", outside.url), format!("{}/ui", outside.url)] {
         assert_eq!(outside.redirect(&root, &outside.get(&root, Site::Own, "document")), at(""));
     }
@@ -209,7 +209,7 @@ async fn all_of_it_works(outside: Outside, knows_its_address: bool) {
         assert!(pages.iter().any(|seen| seen.contains(part)), "{part} is in one of {pages:?}");
     }
 
-    // An action, and the page that it leads to.
+    // An action, and the page that it redirects to.
     let queue = at("queues/default/shop/mail?state=ready");
     for (form, says) in [("do=pause&for=600", "The queue is paused."), ("do=resume", "The queue is resumed.")]
     {
@@ -220,7 +220,7 @@ async fn all_of_it_works(outside: Outside, knows_its_address: bool) {
     let zone = outside.post(&at("zone"), Site::Own, "tz=Asia%2FTokyo&back=queues");
     assert_eq!(outside.redirect(&at("zone"), &zone), at("queues"));
 
-    // Another site may link here, but nothing else.
+    // Another site may link here, but do nothing else.
     let link = outside.get(&queue, Site::Other, "document");
     assert_eq!(link.status, 200, "a link in a chat: {}", link.body);
     let forged = outside.post(&queue, Site::Other, "do=pause");
@@ -232,14 +232,14 @@ async fn all_of_it_works(outside: Outside, knows_its_address: bool) {
     let all = send(request("GET", &format!("http://{}/api/shop", outside.admin), "")).await.expect(200);
     assert_eq!(all.json["queues"][0]["paused"], serde_json::json!(false), "nothing was done: {}", all.text);
 
-    // The commands beside the forms are typed outside, where the server knows how people reach it.
+    // The commands beside the forms use the outer address, if the server knows it.
     let page = outside.get(&queue, Site::Own, "document").body;
     let command = format!("curl -X POST '{}/api/shop/mail/pause", outside.url);
     assert_eq!(page.contains(&command), knows_its_address, "{command}: {page}");
     assert_eq!(outside.ask(&format!("{}/queues", outside.url), &[]).status, 200, "a command");
 }
 
-/// Guards against "Forbidden" where a proxy says nothing of itself, and against links that lead past its prefix.
+/// Guards against "Forbidden" if a proxy does not identify itself, and against links that omit its prefix.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prefix_is_stripped_and_nothing_is_set() {
     // By default nginx sends the upstream's address as Host.
@@ -258,7 +258,7 @@ async fn a_prefix_is_stripped_before_a_server_that_knows_its_address() {
 async fn a_prefix_is_kept() {
     let [_, kept] = blocks();
     let outside = Outside::start(&kept, "ops.example", "/dormouse", false, true).await;
-    // Without a slash at its end, as people type it.
+    // Without a slash at the end, as users type it.
     let bare = outside.get(&outside.url, Site::Own, "document");
     assert_eq!(outside.redirect(&outside.url, &bare), format!("{}/ui/", outside.url));
     all_of_it_works(outside, true).await;
@@ -273,7 +273,7 @@ async fn https_outside_and_http_inside() {
     }
 }
 
-/// A whole host before a server that knows nothing of it: the browser says that a form is the page's own.
+/// A whole host in front of a server that does not know it: the browser says that a form is the page's own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn https_outside_and_nothing_is_set() {
     let location = "location / { proxy_pass http://127.0.0.1:7778; }";

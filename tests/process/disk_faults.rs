@@ -1,4 +1,4 @@
-//! A server whose disk is full, fails or hangs. What becomes of the store itself is in tests/disk/faults.rs.
+//! A server whose disk is full, fails or hangs. tests/disk/faults.rs tests the store itself.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use crate::support::faults::{EIO, HANGS, fail, heal, shim};
 use crate::support::process::Process;
 use crate::support::wait::until;
 
-/// How long a test waits for what a healthy store does within a second.
+/// Timeout for anything that a healthy store does within a second.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The time that a stop has is for the disk too, however many threads serve requests.
+/// The timeout of a stop also covers the disk, regardless of the number of threads.
 #[test]
 fn a_stop_does_not_wait_for_a_disk_that_hangs() {
     let library = match shim() {
@@ -42,7 +42,7 @@ fn a_stop_does_not_wait_for_a_disk_that_hangs() {
 #[tokio::test]
 async fn on_a_full_disk_a_publish_gets_507_and_consumers_are_still_sent_here() {
     let dir = tempfile::tempdir().expect("a directory");
-    // More than any disk has.
+    // More than the size of any disk.
     let env = [("DORMOUSE_POOL_DEFAULT_MIN_FREE_DISK", "1000000000000")];
     let mut server = Process::start(dir.path(), &["-sv"], &env);
     let (api, admin) = (server.address("api"), server.address("admin"));
@@ -63,7 +63,7 @@ async fn on_a_full_disk_a_publish_gets_507_and_consumers_are_still_sent_here() {
     server.line_with("the disk is almost full");
 }
 
-/// A pool whose disk fails, beside one whose disk does not, with the tokens in the former.
+/// A pool whose disk fails, and one whose disk works; the tokens are in the former.
 #[tokio::test]
 async fn a_pool_that_failed_says_why_and_the_others_go_on() {
     let library = match shim() {
@@ -102,7 +102,7 @@ async fn a_pool_that_failed_says_why_and_the_others_go_on() {
     };
     until("a consumer waits", waits).await;
     fail(dir.path(), "sync", EIO, "first/log", None);
-    // This one may have been stored.
+    // This publish may have been stored.
     put(&first).await.expect(500);
     heal(dir.path());
     put(&first).await.expect(503);

@@ -6,16 +6,16 @@ use crate::support::client::create_token;
 use crate::support::process::Process;
 use tempfile::TempDir;
 
-/// Code blocks of a document that have no language.
+/// Returns the code blocks of a document that have no language.
 pub(super) fn blocks(document: &str) -> Vec<String> {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{document}: {e}"));
-    // Every second piece is between two fences.
+    // Every second piece is inside a block.
     let inside = text.split("\n```").skip(1).step_by(2);
     inside.filter_map(|block| block.strip_prefix('\n')).map(str::to_owned).collect()
 }
 
-/// Panics unless a shell can read it.
+/// Panics unless a shell can parse it.
 pub(super) fn shell_reads(document: &str, script: &str) {
     let shell = Command::new("bash").args(["-n", "-c", script]).output().expect("bash is there");
     let why = String::from_utf8_lossy(&shell.stderr);
@@ -32,7 +32,7 @@ fn words(command: &str) -> Vec<String> {
     words.collect()
 }
 
-/// Panics unless `dormouse` has this command with these options: it is asked for its help behind them.
+/// Panics unless `dormouse` has this command with these options. Runs it with `--help` appended.
 pub(super) fn dormouse_knows(document: &str, command: &str) {
     // Names in capitals are placeholders.
     let words: Vec<String> =
@@ -44,7 +44,7 @@ pub(super) fn dormouse_knows(document: &str, command: &str) {
     assert!(output.status.success(), "{document}: dormouse does not know `{command}`:\n{why}");
 }
 
-/// The JSON keys that a line shows, be it whole JSON or shortened by `..`.
+/// Returns the JSON keys in a line, which may be complete JSON or shortened by `..`.
 fn shown_keys(line: &str) -> Vec<&str> {
     let pieces = line.split("\":");
     let keys = pieces.filter_map(|piece| piece.rsplit_once('"').map(|(_, key)| key));
@@ -77,7 +77,7 @@ async fn the_walk_through_schedules_works_as_it_stands() {
         if command.starts_with("dormouse ") {
             dormouse_knows(document, command);
         }
-        // The rest is for another machine, or asks the network.
+        // The rest is for another machine, or needs the network.
         if ["curl -", "dormouse ", "BASE=", "export DORMOUSE_URL"].iter().any(|own| command.starts_with(own))
         {
             let command = command.replace("127.0.0.1:7777", &api).replace("\"every\":5", "\"every\":1");

@@ -1,18 +1,18 @@
-//! The time of day of a child process, which a test sets while the process runs. libfaketime does it; the process's
-//! monotonic clock stays as it is.
+//! Sets the time of day of a child process while it runs, using libfaketime. The process's monotonic clock is not
+//! affected.
 
 use std::path::Path;
 
 use tempfile::TempDir;
 
-/// Where Debian and others put the library.
+/// Where Debian and other systems install the library.
 const LIBRARY: [&str; 3] = [
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
     "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",
     "/usr/lib64/faketime/libfaketimeMT.so.1",
 ];
 
-/// The time of day of one child process, or of several.
+/// The time of day of one or several child processes.
 #[derive(Debug)]
 pub struct Faketime {
     dir: TempDir,
@@ -20,7 +20,7 @@ pub struct Faketime {
 }
 
 impl Faketime {
-    /// As the machine's.
+    /// Returns a time of day equal to the machine's.
     pub fn new() -> Faketime {
         let library = LIBRARY.into_iter().find(|path| Path::new(path).exists());
         let library = library.expect("libfaketime is missing: run tests/run, which installs it");
@@ -37,11 +37,11 @@ impl Faketime {
         std::fs::rename(&new, self.dir.path().join("offset")).expect("the file can be renamed");
     }
 
-    /// The environment of the process.
+    /// Returns the environment of the process.
     pub fn env(&self) -> Vec<(&'static str, String)> {
         vec![
-            // An allocator with its own malloc, such as redis-server's, reads the clock before libfaketime is ready.
-            // So libc's is loaded before it.
+            // A process with its own malloc, such as redis-server, reads the clock before libfaketime is ready, so libc
+            // is loaded before it.
             ("LD_PRELOAD", format!("{} libc.so.6", self.library)),
             ("FAKETIME_TIMESTAMP_FILE", self.dir.path().join("offset").display().to_string()),
             ("FAKETIME_NO_CACHE", "1".to_owned()),

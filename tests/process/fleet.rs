@@ -1,4 +1,4 @@
-//! Several servers on one store: two of ours beside lmstfy on one Redis, and one that dies again and again.
+//! Several servers on one store: two of ours and lmstfy on one Redis, and one that is killed repeatedly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use crate::support::wait::{TIMEOUT, until};
 use reqwest::Client;
 use tempfile::TempDir;
 
-/// A server of the other kind: the commands that lmstfy sends, each by itself, with times in whole seconds.
+/// An lmstfy server: the commands that lmstfy sends, one by one, with times in whole seconds.
 struct Lmstfy {
     conn: redis::Connection,
     made: u64,
@@ -49,7 +49,7 @@ impl Lmstfy {
     fn publish(&mut self, queue: &str, delay: u32, tries: u16, body: &str) -> String {
         self.made += 1;
         let at = std::time::UNIX_EPOCH.elapsed().expect("it is later than 1970").as_millis() as u64;
-        // The 47th bit distinguishes its ids from those of the servers under test, which are random.
+        // Bit 47 is set in its ids, and clear in the ids of the servers under test.
         let id = dormouse::job::JobId::from_parts(at, (1 << 47) | self.made, delay, false).to_string();
         let (ns, job) = (Lmstfy::NS, format!("j/{}/{queue}/{id}", Lmstfy::NS));
         self.run(redis::cmd("HSET").arg("m/ns").arg(ns).arg(1));
@@ -64,7 +64,7 @@ impl Lmstfy {
         id
     }
 
-    /// A job of the queue, with its body.
+    /// Consumes a job of the queue, and returns its body too.
     fn consume(&mut self, queue: &str, ttr: u64) -> Option<(String, String)> {
         loop {
             let list = format!("q/{}/{queue}", Lmstfy::NS);
@@ -133,7 +133,7 @@ fn serve_as_lmstfy(redis: &RedisServer, seen: &Seen, stop: &Arc<AtomicBool>) -> 
                 note(&seen, &body, "lmstfy");
                 server.ack("q", &id);
             }
-            std::thread::sleep(Duration::from_millis(3)); // as often as its own loop would be too rarely
+            std::thread::sleep(Duration::from_millis(3)); // lmstfy's own interval would be too long
         }
     })
 }
@@ -198,7 +198,7 @@ async fn two_servers_and_lmstfy_hand_each_job_out_once() {
     }
 }
 
-/// The bodies of jobs that are left: one ready, one delayed by a second, one running with a ttr that ends soon.
+/// Bodies of the remaining jobs: one ready, one delayed by a second, one running with a ttr that ends soon.
 const STATES: [&str; 3] = ["delayed", "ready", "running"];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -259,7 +259,7 @@ async fn our_server_takes_over_what_lmstfy_left() {
     assert_eq!(timers, [""; 0], "members were left behind");
 }
 
-/// lmstfy cuts off the fraction of a due time, which is most of a second here.
+/// lmstfy truncates the fraction of a due time, which is most of a second here.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_of_lmstfy_is_not_early_at_our_server() {
     let redis = RedisServer::start();
@@ -348,7 +348,7 @@ async fn consumer(told: Arc<Told>, url: String, token: String, last_life: bool) 
     }
 }
 
-/// Five times: serves under load and is killed by kill -9. In the end every acknowledged job exists.
+/// Five times: serves under load and is killed by kill -9. At the end every acknowledged job exists.
 async fn what_was_answered_survives_kill_9(store: Store) {
     let dir = TempDir::new().expect("a temporary directory");
     std::fs::write(dir.path().join("c.toml"), store.toml()).expect("a file");

@@ -1,4 +1,4 @@
-//! What a server logs: its beginning and end, and its requests.
+//! A server's log: start, stop, and requests.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
 use tempfile::TempDir;
 
-/// A server that logs JSON and its requests, with pools of both kinds, behind a proxy on this machine.
+/// Starts a server that logs JSON and its requests, with pools of both kinds, behind a proxy on this machine.
 fn start(dir: &Path, redis: &RedisServer) -> Process {
     let toml = format!(
         "EnableAccessLog = true\nLogFormat = \"json\"\nTrustedProxies = [\"127.0.0.0/8\", \"10.0.0.0/8\"]\n\
@@ -26,7 +26,7 @@ fn line(process: &mut Process, text: &str) -> Value {
     serde_json::from_str(&line).unwrap_or_else(|e| panic!("a line of JSON was expected ({e}): {line}"))
 }
 
-/// Guards against logs that do not say what runs, on what, and why it ended.
+/// Guards against logs that omit the running version, its configuration, or the reason why it ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_log_says_what_runs_on_what_and_what_ends_it() {
     let (dir, redis) = (TempDir::new().expect("a temporary directory"), RedisServer::start());

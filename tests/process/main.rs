@@ -1,5 +1,5 @@
-//! The binaries as their operators meet them: flags, files, signals, exit codes, clocks, fleets, failovers, faults and
-//! power cuts. And the form of the source.
+//! The binaries as operators use them: flags, files, signals, exit codes, clocks, fleets, failovers, faults and power
+//! cuts. Also checks the form of the source.
 
 mod access_list;
 mod architecture;

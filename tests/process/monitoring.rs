@@ -1,5 +1,5 @@
-//! The dashboard and the alerts: the names in them exist, and promised documentation is present. Prometheus's own tool
-//! checks them if installed.
+//! The dashboard and the alerts: the names in them must exist, and so must the documentation that they refer to.
+//! Prometheus's own tool checks them if installed.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// One rule of alerts.yml, which is written one key a line.
+/// One rule of alerts.yml, which has one key per line.
 struct Alert {
     name: String,
     expr: String,
@@ -45,14 +45,14 @@ fn panels(dashboard: &Value) -> impl Iterator<Item = &Value> {
     dashboard["panels"].as_array().expect("panels").iter().filter(|panel| panel["type"] != "row")
 }
 
-/// The metrics that an expression names.
+/// Returns the metrics in an expression.
 fn metrics_of(expr: &str) -> BTreeSet<String> {
     let words = expr.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let ours = |word: &&str| ["dormouse_", "infra_lmstfy_", "process_"].iter().any(|of| word.starts_with(of));
     words.filter(ours).map(str::to_owned).collect()
 }
 
-/// What a server says that has pools of each kind, and on which everything has happened that has series of its own.
+/// Returns the metrics of a server with pools of each kind, after every event that has its own series.
 pub(super) async fn everything() -> String {
     let redis = RedisServer::start();
     let disk = Store::disk();
@@ -84,7 +84,7 @@ pub(super) async fn everything() -> String {
     }
 }
 
-/// Guards against a graph that stays empty and an alert that never fires, since a metric was renamed.
+/// Guards against a graph that stays empty, or an alert that never fires, because a metric was renamed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_metric_that_dashboard_and_alerts_name_exists() {
     let text = everything().await;
@@ -108,7 +108,7 @@ async fn every_metric_that_dashboard_and_alerts_name_exists() {
     assert!(unseen.is_empty(), "{unseen:?} are on no graph and in no alert");
 }
 
-/// Guards against an alert at night without a runbook chapter.
+/// Guards against an alert without a chapter in the runbook.
 #[test]
 fn every_alert_has_its_chapter_and_its_test() {
     let (runbook, tests) = (read("docs/runbook.md"), read("deploy/monitoring/alerts_test.yml"));
@@ -155,7 +155,7 @@ fn every_panel_says_what_it_shows_and_in_what() {
     assert_eq!(names, ["datasource", "pool", "namespace", "queue"]);
 }
 
-/// What promtool says, unless it is not installed: tests/run installs it.
+/// Runs promtool. Returns its output; `None` if it is not installed (tests/run installs it).
 fn promtool(args: &[&str], input: Option<&str>) -> Option<Output> {
     let mut command = Command::new("promtool");
     command.args(args).current_dir(root().join("deploy/monitoring"));

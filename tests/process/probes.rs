@@ -1,5 +1,5 @@
-//! Health for probes, balancers and service managers: `/ping`, `/ready`, the drain, the wait for a store, `dormouse
-//! health`, and systemd's socket.
+//! Health checks for probes, load balancers and service managers: `/ping`, `/ready`, the drain, the wait for a store,
+//! `dormouse health`, and systemd's socket.
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixDatagram;
@@ -36,7 +36,7 @@ async fn ask(method: &str, address: &str, path: &str) -> Said {
     }
 }
 
-/// A server's variables, and where both ports will be.
+/// Returns a server's variables, and the addresses of both ports.
 fn ports() -> ([String; 2], [String; 2]) {
     let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
     let ports = listeners.map(|listener| listener.local_addr().expect("it is bound").port().to_string());
@@ -144,7 +144,7 @@ async fn a_drain_ends_by_itself() {
     assert!(began.elapsed() >= Duration::from_secs(1), "it drains for a second: {:?}", began.elapsed());
 }
 
-/// Guards against a service manager that gives up a server whose Redis starts a little later.
+/// Guards against a service manager that gives up because Redis starts a little later than the server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_waits_for_a_store_and_both_ports_answer_meanwhile() {
     let dir = TempDir::new().expect("a temporary directory");
@@ -174,7 +174,7 @@ async fn a_start_waits_for_a_store_and_both_ports_answer_meanwhile() {
     assert_eq!(answer.headers().get("x-request-id").map(|id| id.as_bytes()), Some(&b"mine.1"[..]));
     let text = answer.text().await.expect("a body");
     assert_eq!(text, r#"{"error":"the server is starting","request_id":"mine.1"}"#);
-    // A publish that is larger than what a connection holds.
+    // A publish larger than the buffers of a connection.
     let large = Client::new().put(format!("http://{api}/api/ns/q")).body(vec![b'x'; 4 << 20]);
     assert_eq!(large.send().await.expect("no reset connection").status().as_u16(), 503);
     assert!(redis.launch(), "the Redis starts on its port");
@@ -244,7 +244,7 @@ fn the_service_manager_is_told() {
     assert_eq!(process.ended().status.code(), Some(0));
 }
 
-/// Guards against a look before a start that makes or changes something.
+/// Guards against a check before the start that creates or changes something.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_check_asks_stores_and_makes_nothing() {
     let check = |dir: &Path| {
@@ -262,7 +262,7 @@ async fn a_check_asks_stores_and_makes_nothing() {
     let good = check(dir.path());
     let said = String::from_utf8_lossy(&good.stdout).into_owned();
     assert_eq!(good.status.code(), Some(0), "{good:?}");
-    for part in ["Port = 7777", "ann = \"(secret)\"", "[Pool.far]", "the first start makes", "a Redis 7."] {
+    for part in ["Port = 7777", "ann = \"(secret)\"", "[Pool.far]", "the first start creates", "a Redis 7."] {
         assert!(said.contains(part), "{part} in:\n{said}");
     }
     assert!(!said.contains("hush"), "a secret is shown:\n{said}");
@@ -274,12 +274,12 @@ async fn a_check_asks_stores_and_makes_nothing() {
     let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
     process.line_with("serving");
     let said = String::from_utf8_lossy(&check(dir.path()).stdout).into_owned();
-    assert!(said.contains("a server has open"), "{said}");
+    assert!(said.contains("a running server uses"), "{said}");
     process.signal("TERM");
     tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic");
     let before = std::fs::read(dir.path().join("jobs/dormouse")).expect("the mark");
     let said = String::from_utf8_lossy(&check(dir.path()).stdout).into_owned();
-    assert!(said.contains("a directory that is whole"), "{said}");
+    assert!(said.contains("an intact directory"), "{said}");
     assert_eq!(
         std::fs::read(dir.path().join("jobs/dormouse")).expect("the mark"),
         before,

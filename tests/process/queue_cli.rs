@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// A server process, and how to reach it.
+/// A server process, and its addresses.
 struct Stand {
     process: Process,
     url: String,
@@ -36,7 +36,7 @@ impl Stand {
         self.queue_with(args, "")
     }
 
-    /// The same with something on standard input.
+    /// Like `queue`, with standard input.
     fn queue_with(&self, args: &[&str], input: &str) -> Ended {
         let mut command = dormouse(args);
         command
@@ -47,7 +47,7 @@ impl Stand {
         run(command, input)
     }
 
-    /// The same as JSON.
+    /// Like `queue`, and returns the output as JSON.
     #[track_caller]
     fn json(&self, args: &[&str]) -> Value {
         let ended = self.queue(&[args, &["-o", "json"]].concat());
@@ -82,7 +82,7 @@ fn run(mut command: Command, input: &str) -> Ended {
     Ended { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
 }
 
-/// Where it is, and the head and the body of each request there. Every one is answered 200.
+/// Starts an endpoint. Returns its address, and the head and the body of each request, to which it replies 200.
 async fn endpoint() -> (String, UnboundedReceiver<(String, String)>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}/jobs", listener.local_addr().expect("it is bound"));
@@ -99,7 +99,7 @@ async fn endpoint() -> (String, UnboundedReceiver<(String, String)>) {
             }
             let mut body = vec![0; length];
             stream.read_exact(&mut body).await.expect("the whole body");
-            let _ = tell.send((head, String::from_utf8_lossy(&body).into_owned())); // a test that has ended hears nothing
+            let _ = tell.send((head, String::from_utf8_lossy(&body).into_owned())); // the test may have ended
             let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
             stream.write_all(answer).await.expect("the caller reads");
         }
@@ -107,7 +107,7 @@ async fn endpoint() -> (String, UnboundedReceiver<(String, String)>) {
     (url, arrived)
 }
 
-/// The words of each line.
+/// Returns the words of each line.
 fn words(text: &str) -> Vec<Vec<&str>> {
     text.lines().map(|line| line.split_whitespace().collect()).collect()
 }
@@ -182,7 +182,7 @@ async fn dead_jobs_are_respawned_by_id_or_by_age() {
     assert_eq!(stand.json(&["respawn", "q", "--oldest", "1"])["count"], 1);
     let some = stand.queue(&["respawn", "q", &ids[1], &ids[0], "--tries", "3", "-o", "json"]);
     assert_eq!(some.code, 1, "one of them is not dead: {some:?}");
-    assert!(some.err.contains("1 of 2 jobs are not dead or not there"), "{some:?}");
+    assert!(some.err.contains("1 of 2 jobs are not dead or do not exist"), "{some:?}");
     let said: Value = serde_json::from_str(&some.out).expect("JSON");
     assert_eq!(said, json!({"respawned": 1, "missing": [ids[0]]}));
     assert_eq!(
@@ -207,7 +207,7 @@ async fn delayed_jobs_are_made_ready_by_id_or_by_key() {
     assert_eq!((&shown["state"], &shown["key"]), (&json!("ready"), &json!("7/a")), "{shown}");
     let some = stand.queue(&["promote", "q", &ids[2], "nonsense", "-o", "json"]);
     assert_eq!(some.code, 1, "neither is delayed: {some:?}");
-    assert!(some.err.contains("2 of 2 jobs are not delayed or not there"), "{some:?}");
+    assert!(some.err.contains("2 of 2 jobs are not delayed or do not exist"), "{some:?}");
     let said: Value = serde_json::from_str(&some.out).expect("JSON");
     assert_eq!(said, json!({"promoted": 0, "refused": [ids[2], "nonsense"]}));
     let none = stand.queue(&["promote", "q", "--key", "nobody"]);
@@ -387,7 +387,7 @@ async fn schedules_from_a_repository() {
     let file_name = file.to_str().expect("text").to_owned();
     let sync = |more: &[&str]| stand.queue(&[&["schedules", "sync", &file_name], more].concat());
     write(&set);
-    // Continuous integration asks first.
+    // Continuous integration runs this first.
     let asked = sync(&["--dry-run", "--prune", "--prefix", "app."]);
     assert_eq!(
         (asked.code, asked.out.as_str(), asked.err.as_str()),
@@ -401,12 +401,12 @@ async fn schedules_from_a_repository() {
     assert_eq!(sync(&["--prune", "--prefix", "app."]).code, 0);
     let done = sync(&["--dry-run"]);
     assert_eq!((done.code, done.out.as_str()), (0, "unchanged 2\n"), "{done:?}");
-    // What a list shows as JSON is such a file.
+    // The JSON of a list is such a file.
     let mut listed = stand.json(&["schedules", "list", "--prefix", "app."]);
     write(&listed);
     let same = sync(&["--dry-run", "--prune"]);
     assert_eq!((same.code, same.out.as_str()), (0, "unchanged 2\n"), "{same:?}");
-    // One is edited, one omitted, and another user has one too.
+    // One is edited, one omitted, and another user has added one.
     let other = stand.queue(&["schedules", "set", "other", "mail", "--every", "3600.5"]);
     assert_eq!((other.code, other.err.as_str()), (0, ""), "{other:?}");
     listed["schedules"][0]["cron"] = json!("0 3 * * *");
@@ -455,7 +455,7 @@ async fn a_schedule_by_hand() {
          2026-03-30T00:30:00.000Z  2026-03-30T02:30:00.000+02:00\n",
         "{preview:?}"
     );
-    // The namespace before, by its short name, and after, by its long one.
+    // The namespace before the command with its short option, and after it with its long one.
     let next =
         stand.json(&["-n", "ns", "schedules", "preview", "--every", "60", "--namespace", "ns", "-n", "7"]);
     assert_eq!((&next["mode"], next["next"].as_array().map(Vec::len)), (&json!("every"), Some(7)), "{next}");
@@ -480,7 +480,7 @@ async fn a_schedule_by_hand() {
         ],
         "{made}"
     );
-    // The setting as JSON on standard input: what a show printed, edited.
+    // The setting as JSON on standard input: the output of `show`, edited.
     let mut shown = stand.json(&["schedules", "show", "nightly"]);
     shown["cron"] = json!("0 12 * * *");
     let edited = stand.queue_with(&["schedules", "set", "nightly", "-o", "json"], &shown.to_string());
@@ -574,7 +574,7 @@ async fn a_night_on_call_over_all_namespaces() {
             (job["job_id"].as_str().expect("an id"), job["receipt"].as_str().expect("a receipt"));
         send(client.post(url(&format!("/job/{id}/bury?receipt={receipt}"))).body(reason)).await;
     }
-    // A scrape reads the store.
+    // A scrape samples the store.
     client.get(format!("{}/metrics", stand.admin)).send().await.expect("a scrape");
     let operator = |args: &[&str]| {
         let mut command = dormouse(&[&["--admin", &stand.admin], args].concat());
@@ -622,7 +622,7 @@ async fn a_night_on_call_over_all_namespaces() {
     }
 }
 
-/// What a worker does, by hand, and what an operator does with one job.
+/// Commands of a worker, and commands of an operator on one job.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jobs_are_consumed_acked_and_cancelled() {
     let stand = Stand::start().await;
@@ -638,7 +638,7 @@ async fn jobs_are_consumed_acked_and_cancelled() {
     assert_eq!(acked, json!({"acked": 1, "stale": []}));
     assert_eq!(stand.queue(&["peek", "work", "--job", id]).code, 1, "it is gone");
 
-    // A table shows the body and durations as people read them.
+    // A table shows the body, and durations in readable form.
     stand.json(&["publish", "work", "to ann", "--ttl", "2h"]);
     let shown = stand.queue(&["consume", "work"]);
     let ttl = ["2 h", "1 h 59 min"].iter().any(|ttl| shown.out.contains(ttl));
@@ -661,7 +661,7 @@ async fn jobs_are_consumed_acked_and_cancelled() {
     assert!(wrong.code == 2 && wrong.err.contains("use seconds, or 5m, 2h, 1d"), "{wrong:?}");
 }
 
-/// Guards against a first start that needs a second tool, or curl, for a token.
+/// Guards against a first start that needs another tool, or curl, to create a token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_are_created_listed_and_deleted() {
     let stand = Stand::start().await;

@@ -25,18 +25,18 @@ const ONCE: &str = "once";
 const AGAIN: &str = "again";
 const CONSUMERS: usize = 200;
 const PUBLISHERS: usize = 20;
-/// Jobs in each queue at the beginning, so that there is something to burn.
+/// Jobs in each queue at the start, so that some can be burned.
 const BACKLOG: usize = 3_000;
 /// How long a consumer works on a job before the queues are drained.
 const WORK: Duration = Duration::from_millis(300);
 /// The ttr of [`AGAIN`].
 const TTR: Duration = Duration::from_secs(2);
-/// Within 2 s on a quiet machine, which `cargo bench --bench recovery` measures. This machine runs other tests too.
+/// Within 2 s on an idle machine, as measured by `cargo bench --bench recovery`. This machine also runs other tests.
 const RESUMED: Duration = Duration::from_secs(5);
 /// Publishers wait long for their response.
 const PATIENT: Duration = Duration::from_secs(20);
-/// A response that arrives this soon after its consumer has disconnected was already in transit: no server can know
-/// of it. A later one was sent to a consumer known to have disconnected.
+/// A response that arrives this soon after its consumer has disconnected was already in transit, which no server can
+/// know. A later one was sent to a consumer known to have disconnected.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
 /// Maximum time for draining. It is exceeded only if jobs are stuck.
 const DRAIN: Duration = Duration::from_secs(100);

@@ -23,10 +23,11 @@ use tempfile::TempDir;
 
 /// Schedules due per second in the long forms.
 const SCHEDULES: usize = 10;
-/// Longer than any fault of the long forms: nothing may be missed.
+/// Longer than any fault of the long forms: no occurrence may be missed.
 const DEADLINE: u64 = 300;
 
-/// When the jobs of the queue `q` were due, in milliseconds since 1970, by the name of their schedule. Takes them all.
+/// Consumes all jobs of the queue `q`. Returns their due times in milliseconds since 1970, by the name of their
+/// schedule.
 async fn due_times(url: &str, token: &str) -> BTreeMap<String, Vec<i64>> {
     let client = Client::new();
     let mut all: BTreeMap<String, Vec<i64>> = BTreeMap::new();
@@ -44,7 +45,7 @@ async fn due_times(url: &str, token: &str) -> BTreeMap<String, Vec<i64>> {
     all
 }
 
-/// Guards against an occurrence that comes twice or never when the server that places it dies.
+/// Guards against an occurrence that is placed twice or never when the server placing it dies.
 async fn occurrences_come_once_through_kill_9(store: Store) {
     const SCHEDULES: usize = 30;
     let dir = TempDir::new().expect("a temporary directory");
@@ -58,7 +59,7 @@ async fn occurrences_come_once_through_kill_9(store: Store) {
         if life == 0 {
             token = create_token(admin, "ns").await;
             for n in 0..SCHEDULES {
-                // Due at other moments of a second each.
+                // Each is due at another moment of a second.
                 let setting = format!(r#"{{"queue":"q","every":1.0{n:02},"overlap":"allow","ttl":0}}"#);
                 let put = Client::new().put(format!("{base}/_schedules/s{n}")).header("X-Token", &token);
                 send(put.body(setting)).await.expect(201);
@@ -70,7 +71,7 @@ async fn occurrences_come_once_through_kill_9(store: Store) {
             process.kill();
             continue;
         }
-        // Occurrences due without a running server come late.
+        // Occurrences due while no server runs are placed late.
         tokio::time::sleep(Duration::from_millis(1500)).await;
         let seen = due_times(&base, &token).await;
         assert_eq!(seen.len(), SCHEDULES, "each has placed some");
@@ -104,7 +105,7 @@ impl Server {
     async fn start(dir: &Path) -> Server {
         loop {
             let mut process = Process::start(dir, &["-c", "c.toml"], &[]);
-            // Otherwise it has ended because its store is down.
+            // Without such a line it has ended because its store is down.
             if process.line_or_end("serving").is_some() {
                 let url = format!("http://{}/api/ns", process.address("api"));
                 return Server { process, url };
@@ -118,9 +119,9 @@ impl Server {
 struct Watch {
     client: Client,
     token: String,
-    /// The first due time of each.
+    /// The first due time of each schedule.
     first: Vec<i64>,
-    /// How late each was placed, by its schedule and its due time.
+    /// Lateness of each placement, by schedule and due time.
     late: BTreeMap<(usize, i64), i64>,
 }
 
@@ -138,7 +139,7 @@ impl Watch {
         watch
     }
 
-    /// Reads the last occurrences of each. A server that does not respond is skipped.
+    /// Reads the last occurrences of each schedule. Skips a server that does not respond.
     async fn look(&mut self, url: &str) {
         for n in 0..SCHEDULES {
             let get = self.client.get(format!("{url}/_schedules/s{n}")).header("X-Token", &self.token);
@@ -192,7 +193,7 @@ fn now() -> i64 {
 /// A fault of the Redis master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
-    /// kill -9, and a start at once.
+    /// kill -9, and an immediate restart.
     Restart,
     /// The master is suspended for half a second.
     Pause,
@@ -239,7 +240,7 @@ impl Fault {
     }
 }
 
-/// Restarts it as a replica of the server at `host port`, or as a master.
+/// Restarts the Redis as a replica of the server at `host port`, or as a master.
 fn launch_as(redis: &mut RedisServer, replica_of: Option<&str>) {
     if let Some(at) = redis.args.iter().position(|arg| arg == "--replicaof") {
         redis.args.drain(at..at + 2);
@@ -248,14 +249,14 @@ fn launch_as(redis: &mut RedisServer, replica_of: Option<&str>) {
     assert!(redis.launch(), "the port is free");
 }
 
-/// Sends it a signal by name.
+/// Sends the Redis a signal by name.
 fn signal(redis: &RedisServer, name: &str) {
     let Some(child) = &redis.child else { return };
     let status = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
     assert!(status.is_ok_and(|status| status.success()), "kill -{name} works");
 }
 
-/// Waits until another Redis is the master, at most for the deadline of schedules.
+/// Waits until another Redis is the master, at most for the deadline of the schedules.
 async fn another(redises: &Sentinels, than: usize) {
     let began = Instant::now();
     while redises.current() == Some(than) && began.elapsed() < Duration::from_secs(DEADLINE / 2) {
@@ -311,7 +312,7 @@ async fn two_servers_that_are_killed_place_each_second_once() {
     assert!(happened.len() == Fault::ALL.len(), "each of {:?} happened: {happened:?}", Fault::ALL);
 }
 
-/// A server on disk that is killed repeatedly: each second comes once.
+/// A server on disk that is killed repeatedly: each second is placed once.
 #[ignore = "long: a minute, or as many as SCHEDULE_MINUTES says"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_on_disk_that_is_killed_places_each_second_once() {
@@ -321,7 +322,7 @@ async fn a_server_on_disk_that_is_killed_places_each_second_once() {
     let mut watch = Watch::set(&mut server).await;
     let (began, mut kills) = (Instant::now(), 0_u64);
     while began.elapsed() < long() {
-        // At other moments of a second each time.
+        // At another moment of a second each time.
         tokio::time::sleep(Duration::from_millis(300 + kills * 370 % 2900)).await;
         watch.look(&server.url).await;
         server.process.kill();

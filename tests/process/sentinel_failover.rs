@@ -1,7 +1,7 @@
 //! Cost of a failover of a Redis behind Sentinels: jobs lost after a 201, jobs redelivered after their ack was
 //! acknowledged, and the time without responses.
 //!
-//! By default a short form of three cases runs. The figures of docs/operations.md come from
+//! By default a short form of three cases runs. The figures in docs/operations.md were measured with
 //!
 //! ```text
 //! DORMOUSE_FAILOVERS=3 cargo test --test process sentinel_failover -- --test-threads 1 --nocapture
@@ -36,13 +36,13 @@ const DRAIN: Duration = Duration::from_secs(120);
 enum Fault {
     /// kill -9.
     Kill,
-    /// SENTINEL FAILOVER, while it is well.
+    /// SENTINEL FAILOVER of a healthy master.
     Planned,
     /// It hangs, and continues after this many seconds.
     Hang(u64),
 }
 
-/// What happened to the first Sentinel of the list before that.
+/// Prior fault of the first Sentinel of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum First {
     Well,
@@ -56,9 +56,9 @@ struct Case {
     first: First,
     /// `min-replicas-to-write 1`.
     min_replicas: bool,
-    /// When the Sentinels call the master down.
+    /// Time after which the Sentinels consider the master down.
     down_after: Duration,
-    /// Duration of the load: before the fault, and after it, or after the end of a hang.
+    /// Duration of the load before the fault, and after the fault or the end of a hang.
     before: Duration,
     after: Duration,
     /// Delay of jobs due soon, and ttr of the consumers, in seconds.
@@ -67,7 +67,7 @@ struct Case {
 }
 
 impl Case {
-    /// A case of the long form: Sentinels as one would set them up, and seventeen seconds of load and more.
+    /// Returns a case of the long form: recommended Sentinel settings, and seventeen or more seconds of load.
     fn long(fault: Fault, first: First) -> Case {
         Case {
             fault,
@@ -94,17 +94,17 @@ impl Case {
     }
 }
 
-/// What became of one job. The number of the job is its body.
+/// Events of one job. The number of the job is its body.
 #[derive(Default)]
 struct Entry {
     stored: bool,
     delivered: bool,
     acked: bool,
-    /// Delivered after its ack was answered.
+    /// Delivered after its ack was acknowledged.
     again: bool,
 }
 
-/// What clients were answered.
+/// Replies that the clients received.
 #[derive(Default)]
 struct Ledger {
     jobs: BTreeMap<u32, Entry>,
@@ -114,7 +114,7 @@ struct Ledger {
     refused: usize,
 }
 
-/// What a failover cost.
+/// Cost of a failover.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
     /// Publishes answered with 201, and others.
@@ -122,12 +122,12 @@ struct Figures {
     refused: usize,
     lost: usize,
     again: usize,
-    /// The longest time without a 201, and without a job for the consumers.
+    /// The longest time without a 201, and without a job for consumers.
     publish_gap: Duration,
     consume_gap: Duration,
 }
 
-/// The longest time without one of these.
+/// Returns the longest time between two of these instants.
 fn gap(times: &[Instant], from: Instant, end: Instant) -> Duration {
     let mut times: Vec<Instant> = times.iter().copied().filter(|t| *t > from && *t < end).collect();
     times.extend([from, end]);
@@ -141,7 +141,7 @@ struct Callers {
     token: String,
     ttr: u64,
     ledger: Mutex<Ledger>,
-    /// No consumer asks again.
+    /// Tells consumers to stop.
     done: AtomicBool,
 }
 
@@ -203,13 +203,13 @@ struct Load {
     callers: Arc<Callers>,
     number: u32,
     soon: u64,
-    /// When it ends.
+    /// End of the load.
     end: Instant,
     publishing: JoinSet<()>,
 }
 
 impl Load {
-    /// Publishes until then.
+    /// Publishes until `until`.
     async fn run(&mut self, until: Instant) {
         let mut each = tokio::time::interval(EACH);
         let mut both = false;
@@ -306,11 +306,11 @@ async fn run(case: Case) -> Figures {
     }
 }
 
-/// What holds in every case.
+/// Checks the properties that hold in every case.
 fn check(case: Case, figures: Figures) {
     let Figures { stored, lost, again, publish_gap, consume_gap, .. } = figures;
     assert!(stored > 100, "the load continued: {figures:?}");
-    // lmstfy loses 81 of 1,709 in a failover that was planned, and none otherwise.
+    // lmstfy loses 81 of 1,709 jobs in a planned failover, and none otherwise.
     let most = if case.fault == Fault::Planned && !case.min_replicas { stored * 81 / 1709 } else { 0 };
     assert!(lost <= most, "{lost} of {stored} jobs that were answered 201 are lost, {most} may be: {case:?}");
     assert!(again <= most, "{again} jobs came again after their ack, {most} may: {case:?}");
@@ -324,7 +324,7 @@ fn rounds() -> Option<u32> {
     std::env::var("DORMOUSE_FAILOVERS").ok().map(|n| n.parse().expect("DORMOUSE_FAILOVERS is a number"))
 }
 
-/// The long form of this case if it is asked for, with and without `min-replicas-to-write`. Else the short one, if
+/// Runs the long form of this case if requested, with and without `min-replicas-to-write`; otherwise the short one, if
 /// there is one.
 async fn play(long: Case, short: Option<Case>) {
     let Some(rounds) = rounds() else {

@@ -1,5 +1,4 @@
-//! A master, two replicas and three Sentinels that watch them, as small as an installation may be that outlives
-//! one machine.
+//! A master, two replicas and three Sentinels: the smallest installation that survives the loss of one machine.
 
 use std::time::{Duration, Instant};
 
@@ -10,19 +9,19 @@ use crate::support::wait::TIMEOUT;
 /// Name of the master at the Sentinels.
 const NAME: &str = "dorm";
 
-/// All of them.
+/// The servers of the installation.
 pub struct Sentinels {
-    /// The first one began as the master.
+    /// The first is the initial master.
     pub redises: Vec<RedisServer>,
     pub sentinels: Vec<RedisServer>,
-    /// The Sentinels' own files.
+    /// Configuration files of the Sentinels.
     _confs: Vec<tempfile::NamedTempFile>,
 }
 
 impl Sentinels {
-    /// Started, and known to each other. `args` are for all three Redises.
+    /// Starts all servers, and waits until they know each other. `args` are for all three Redis servers.
     pub async fn start(down_after: Duration, args: &[&str]) -> Sentinels {
-        // A copy begins at once, instead of after five seconds.
+        // Replicas sync at once instead of after five seconds.
         let mut args = [&["--repl-diskless-sync-delay", "0"], args].concat();
         let master = RedisServer::start_with(None, &args);
         let follow = master.addr().replace(':', " ");
@@ -65,26 +64,26 @@ impl Sentinels {
         Sentinels { redises, sentinels, _confs: confs }
     }
 
-    /// A configuration with everything on the master.
+    /// Returns a configuration with everything on the master.
     pub fn toml(&self) -> String {
         let addrs: Vec<String> = self.sentinels.iter().map(RedisServer::addr).collect();
         let keys = format!("Addr = {:?}\nMasterName = {NAME:?}\n", addrs.join(","));
         format!("[Pool.default]\n{keys}[AdminRedis]\n{keys}")
     }
 
-    /// A server on them.
+    /// Starts a Dormouse server on them.
     pub async fn server(&self) -> TestServer {
         TestServer::start(&self.toml(), ()).await
     }
 
-    /// Has the last Sentinel, which no test ends, begin a failover of a master that is well.
+    /// Makes the last Sentinel, which no test kills, start a failover of the healthy master.
     pub fn fail_over(&self) {
         let last = self.sentinels.last().expect("there are three");
         let ok: String = ask(last, redis::cmd("SENTINEL").arg("FAILOVER").arg(NAME));
         assert_eq!(ok, "OK", "a failover begins");
     }
 
-    /// Where the last Sentinel says that the master is.
+    /// Returns the master's address according to the last Sentinel.
     pub fn master(&self) -> String {
         let last = self.sentinels.last().expect("there are three");
         let (host, port): (String, u16) =
@@ -94,13 +93,13 @@ impl Sentinels {
 }
 
 impl Sentinels {
-    /// Which Redis the last Sentinel says that the master is.
+    /// Returns the master's index according to the last Sentinel.
     pub fn current(&self) -> Option<usize> {
         let master = self.master();
         self.redises.iter().position(|redis| redis.addr() == master)
     }
 
-    /// Whether the master has both replicas, and the Sentinels see nothing amiss.
+    /// Whether the master has both replicas, and the Sentinels report no fault.
     pub fn are_well(&self) -> bool {
         let Some(master) = self.current() else { return false };
         let of_master: redis::InfoDict =
@@ -117,7 +116,7 @@ impl Sentinels {
         is_master && is_online("slave0") && is_online("slave1") && self.sentinels.iter().all(see)
     }
 
-    /// Like [`Sentinels::fail_over`], but the Sentinel may refuse: it waits after another failover.
+    /// Like [`Sentinels::fail_over`], but returns false if the Sentinel refuses: it waits after another failover.
     pub fn try_fail_over(&self) -> bool {
         let last = self.sentinels.last().expect("there are three");
         try_ask::<String>(last, redis::cmd("SENTINEL").arg("FAILOVER").arg(NAME)).is_ok()

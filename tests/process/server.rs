@@ -15,7 +15,7 @@ fn dir() -> TempDir {
     TempDir::new().expect("a temporary directory")
 }
 
-/// Sends a request with the token that the first curl line shows.
+/// Sends a request with a token.
 async fn call(method: Method, url: &str, token: &str, body: &str) -> (StatusCode, serde_json::Value) {
     let request = Client::new().request(method, url).header("X-Token", token).body(body.to_owned());
     let answer = request.send().await.unwrap_or_else(|e| panic!("{url}: {e}"));
@@ -24,7 +24,7 @@ async fn call(method: Method, url: &str, token: &str, body: &str) -> (StatusCode
     (status, serde_json::from_str(&text).unwrap_or_default())
 }
 
-/// The token, and the URL of the `hello` queue, out of the printed curl lines.
+/// Returns the token and the URL of the `hello` queue from the printed curl lines.
 fn shown(process: &mut Process) -> (String, String) {
     let line = process.line_with("curl -X PUT");
     let parts: Vec<&str> = line.split('\'').collect();
@@ -143,7 +143,12 @@ fn what_is_wrong_is_one_line_and_an_exit_code() {
         ("both", "[Pool.default]\nPath = 'x'\nAddr = 'y:1'", 2, "both Addr and Path"),
         ("not-toml", "not valid", 2, "not-toml"),
         ("level", "LogLevel = 'loud'\n[Pool.default]\nPath = 'x'", 2, "loud"),
-        ("layout", "[Pool.default]\nAddr = 'y:1'\nLayout = 'compact'", 2, "the compact one is not supported"),
+        (
+            "layout",
+            "[Pool.default]\nAddr = 'y:1'\nLayout = 'compact'",
+            2,
+            "the compact layout is no longer supported",
+        ),
         ("partitions", "[Pool.default]\nCluster = ['y:1']\nPartitions = 3", 2, "Partitions"),
         ("foreign", "[Pool.default]\nPath = 'foreign'", 1, "foreign"),
         ("logs", "LogDir = 'foreign/letter.txt/logs'\n[Pool.default]\nPath = 'x'", 2, "LogDir"),
@@ -175,7 +180,7 @@ fn what_is_wrong_is_one_line_and_an_exit_code() {
     assert!(ended.said.contains("nowhere.toml"), "{}", ended.said);
 }
 
-/// Guards against jobs that are looked for where they do not lie.
+/// Guards against searching for jobs in the wrong partition.
 #[test]
 fn a_pool_in_a_cluster_keeps_its_number_of_partitions() {
     let (dir, cluster) = (dir(), RedisCluster::start_of(3, 0));
@@ -243,7 +248,7 @@ async fn a_damaged_directory_is_refused_named_and_repaired() {
         "{code:?}: {told}"
     );
     let (code, told) = repair(&["--accept-loss"]);
-    assert!(code == Some(0) && told.contains("the rest opens now"), "{code:?}: {told}");
+    assert!(code == Some(0) && told.contains("the undamaged part opens now"), "{code:?}: {told}");
     let mut process = Process::start(dir.path(), &[], &[]);
     process.line_with("serving");
 }
@@ -303,7 +308,7 @@ async fn sv_accepts_every_token_and_p_writes_the_pid() {
     let dir = dir();
     std::fs::create_dir(dir.path().join("conf")).unwrap();
     std::fs::write(dir.path().join("conf/config.toml"), "[Pool.default]\nPath = 'jobs'\n").unwrap();
-    // Without -c, conf/config.toml is read, as lmstfy reads it.
+    // Without -c the server reads conf/config.toml, like lmstfy.
     let mut process = Process::start(dir.path(), &["-sv", "-p", "server.pid", "-bt=error"], &[]);
     let api = process.address("api");
     let url = format!("http://{api}/api/any/queue");
@@ -347,7 +352,7 @@ async fn logs_go_to_their_files_and_are_opened_anew_after_rotation() {
     let access = until("access.log", "/api/ns/queue").await;
     assert!(!access.contains("HUSH"), "a token is in the access log: {access}");
     let logs = dir.path().join("logs");
-    // The old file takes lines until the new one is open.
+    // The old file receives lines until the new one is open.
     let reopened = async || {
         process.signal("USR1");
         for _ in 0..2000 {
@@ -366,7 +371,7 @@ async fn logs_go_to_their_files_and_are_opened_anew_after_rotation() {
     reopened().await;
 }
 
-/// Guards against a container that is configured by its environment and prints a token that works.
+/// Guards against a container that is configured by its environment and still prints a valid token.
 #[tokio::test]
 async fn a_configured_server_makes_no_demo_token() {
     for (file, env) in [(false, vec![("DORMOUSE_HOST", "127.0.0.1")]), (true, vec![])] {
@@ -461,7 +466,7 @@ async fn a_pid_file_is_not_written_through_a_link() {
     assert_eq!(std::fs::read_to_string(&victim).expect("it is there"), "precious", "the target of the link");
 }
 
-/// The public port's address, out of a log file.
+/// Returns the public port's address from a log file.
 async fn logged_address(dir: &TempDir, log: &str) -> String {
     logged(dir, log, "api=")
         .await
@@ -526,7 +531,7 @@ async fn the_log_tells_who_made_or_deleted_what_and_shows_no_token() {
         ("PUT", "/quota/ns", r#"{"jobs":-1}"#, 400),
         ("PUT", "/quota/ns", r#"{"jobs":2}"#, 200),
         ("DELETE", "/quota/ns", "", 200),
-        // No route, and other spellings of one.
+        // An unknown route, and other spellings of a known one.
         ("GET", &format!("//token/ns/{secret}"), "", 404),
         ("DELETE", &format!("/%74oken/ns/{secret}"), "", 404),
         ("GET", &format!("/token/ns/{secret}/limits"), "", 404),
@@ -595,7 +600,7 @@ async fn failed_logins_are_audited_in_bounded_number() {
     }
 }
 
-/// Guards against an admin port that is open to a network, and a server that checks nothing, without a word.
+/// Guards against a silent start with an admin port open to a network, or with checks disabled.
 #[tokio::test]
 async fn open_doors_are_said_at_the_start() {
     for (args, toml, says) in [
@@ -617,11 +622,11 @@ async fn open_doors_are_said_at_the_start() {
     }
 }
 
-/// Guards against a first try in another place that needs a configuration file.
+/// Guards against a first try that needs a configuration file to use another port or directory.
 #[tokio::test]
 async fn flags_name_the_ports_and_the_directory_of_a_first_try() {
     let dir = dir();
-    // Flags replace variables: this one would be refused.
+    // Flags replace variables: the variable alone would be refused.
     let env = [("DORMOUSE_ADMIN_PORT", "nonsense")];
     let args = ["--port", "0", "--admin-port=0", "--data", "mine"];
     let mut process = Process::start(dir.path(), &args, &env);

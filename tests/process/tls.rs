@@ -1,4 +1,4 @@
-//! TLS of both ports, as curl meets it, and TLS to a Redis and its Sentinels.
+//! TLS on both ports, tested with curl, and TLS to a Redis and its Sentinels.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -25,7 +25,7 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// The serial number of the certificate that is shown.
+/// Returns the serial number of the presented certificate.
 fn serial(address: &str) -> String {
     let shown = Command::new("openssl")
         .args(["s_client", "-connect", address])
@@ -46,7 +46,7 @@ fn serial(address: &str) -> String {
     String::from_utf8_lossy(&read.wait_with_output().expect("it ends").stdout).into_owned()
 }
 
-/// A server with TLS on both ports.
+/// Starts a server with TLS on both ports.
 fn server(dir: &Path, authority: &Authority) -> Process {
     authority.issue(NAMES, &dir.join("cert.pem"), &dir.join("key.pem"));
     let toml = "TLSCert = 'cert.pem'\nTLSKey = 'key.pem'\nAdminTLSCert = 'cert.pem'\nAdminTLSKey = 'key.pem'\n\
@@ -63,7 +63,7 @@ async fn both_ports_speak_tls_and_nothing_else() {
     let [url, ready] = [format!("https://{api}/api/ns/q"), format!("https://{admin}/ready")];
     for version in [["--tlsv1.2", "--tls-max", "1.2"], ["--tlsv1.3", "--tls-max", "1.3"]] {
         let put = curl(&authority, &[&version[..], &["-T", "c.toml", &url]].concat());
-        // curl reads the file where the test runs.
+        // curl reads the file in the test's directory.
         assert!(!put.status.success() || text(&put).contains("published"), "{}", text(&put));
         let put = curl(&authority, &[&version[..], &["-X", "PUT", "-d", "a job", &url]].concat());
         assert!(text(&put).contains("published"), "{version:?}: {}", text(&put));
@@ -75,7 +75,7 @@ async fn both_ports_speak_tls_and_nothing_else() {
     assert!(!old.status.success(), "TLS 1.1: {}", text(&old));
     let plain = Command::new("curl").args(["-sS", "-m", "20", &format!("http://{api}/ping")]).output();
     assert!(!plain.expect("curl runs").status.success(), "no HTTP without TLS");
-    // Large bodies, both ways, which take many records.
+    // Large bodies in both directions, which need many TLS records.
     let body = "x".repeat(900_000);
     std::fs::write(dir.path().join("body"), &body).expect("a file");
     let at = format!("@{}", dir.path().join("body").display());
@@ -91,8 +91,7 @@ async fn both_ports_speak_tls_and_nothing_else() {
     assert_eq!(healthy.status.code(), Some(0), "{}", text(&healthy));
 }
 
-/// Guards against polls that wait for a consumer which has left, or stay when the server stops: both are noticed below
-/// TLS.
+/// Guards against polls that stay when their consumer disconnects or the server stops: both must be noticed below TLS.
 #[tokio::test(flavor = "multi_thread")]
 async fn polls_wait_over_tls_as_without() {
     let (dir, authority) = (TempDir::new().expect("a temporary directory"), Authority::new());
@@ -148,10 +147,10 @@ async fn certificates_are_read_anew_and_a_bad_one_leaves_the_old() {
     assert!(second.starts_with("serial="), "{second}");
     std::fs::write(dir.path().join("cert.pem"), "no certificate").expect("written");
     process.signal("USR1");
-    let line = process.line_with("cannot be read anew");
+    let line = process.line_with("cannot be reloaded");
     assert!(line.contains("TLSCert") && line.contains("cert.pem"), "{line}");
     assert_eq!(serial(&api), second, "the old one stays");
-    // A certificate and the key of another.
+    // A certificate with the key of another.
     let other = dir.path().join("other.pem");
     authority.issue(NAMES, &dir.path().join("cert.pem"), &other);
     process.signal("TERM");
@@ -161,7 +160,7 @@ async fn certificates_are_read_anew_and_a_bad_one_leaves_the_old() {
     assert!(ended.said.contains("key.pem: not the key of cert.pem"), "{}", ended.said);
 }
 
-/// Guards against strangers who fill a port with connections that never begin.
+/// Guards against connections that start no handshake and use up a port's connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handshake_that_does_not_come_is_given_up() {
     let (dir, authority) = (TempDir::new().expect("a temporary directory"), Authority::new());
@@ -175,7 +174,7 @@ async fn a_handshake_that_does_not_come_is_given_up() {
     assert!(took > Duration::from_secs(9), "a slow peer has its time: {took:?}");
 }
 
-/// A Redis, or a Sentinel, that speaks TLS on its second port and asks for a certificate.
+/// A Redis, or a Sentinel, with TLS on its second port and client certificates.
 struct SecureRedis {
     dir: TempDir,
     authority: Authority,
@@ -237,7 +236,7 @@ async fn a_redis_is_spoken_to_over_tls() {
     let mut process = Process::start(dir.path(), &["-c", "c.toml", "-sv"], &[]);
     works(&mut process).await;
     drop(process);
-    // A wrong setting is not waited for.
+    // The server does not retry with a wrong setting.
     let other = Authority::new();
     let ca = secure.authority.certificate().display().to_string();
     let not_trusted = secure.keys().replace(&ca, &other.certificate().display().to_string());

@@ -54,7 +54,7 @@ fn token_cli(args: &[&str], auth: Option<&str>) -> Output {
     command.output().expect("token-cli runs")
 }
 
-/// Exit code, stdout and stderr.
+/// Returns exit code, stdout and stderr.
 fn ended(output: &Output) -> (i32, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))

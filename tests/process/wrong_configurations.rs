@@ -1,5 +1,5 @@
-//! Wrong configurations: each ends the start with exit code 2 and one line, which says the key or the variable as it was
-//! written, the value unless it may be a secret, and what would do. `dormouse check` says the same.
+//! Wrong configurations: each ends the start with exit code 2 and one line, which contains the key or the variable as
+//! it was written, the value unless it may be a secret, and a correct form. `dormouse check` prints the same.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -10,64 +10,64 @@ use tempfile::TempDir;
 type Row = (&'static str, &'static [(&'static str, &'static str)], &'static str);
 
 const ROWS: &[Row] = &[
-    ("Prot = 1\n$DISK", &[], "Prot = 1: there is no such key; did you mean Port?"),
-    ("Nonsense = 'hush'\n$DISK", &[], "Nonsense: there is no such key; docs/configuration.md has the keys"),
-    ("ApiKey = 4711\n$DISK", &[], "ApiKey: there is no such key; docs/configuration.md has the keys"),
-    ("BasicAUTH = 4711\n$DISK", &[], "BasicAUTH: there is no such key; docs/configuration.md has the keys"),
-    ("Tokens = 4711\n$DISK", &[], "Tokens: there is no such key; docs/configuration.md has the keys"),
-    ("Addr = 'h:1'\n$DISK", &[], "Addr: there is no such key; Addr belongs to a pool, as in [Pool.default]"),
+    ("Prot = 1\n$DISK", &[], "Prot = 1: unknown key; did you mean Port?"),
+    ("Nonsense = 'hush'\n$DISK", &[], "Nonsense: unknown key; docs/configuration.md lists the keys"),
+    ("ApiKey = 4711\n$DISK", &[], "ApiKey: unknown key; docs/configuration.md lists the keys"),
+    ("BasicAUTH = 4711\n$DISK", &[], "BasicAUTH: unknown key; docs/configuration.md lists the keys"),
+    ("Tokens = 4711\n$DISK", &[], "Tokens: unknown key; docs/configuration.md lists the keys"),
+    ("Addr = 'h:1'\n$DISK", &[], "Addr: unknown key; Addr is a key of a pool, such as [Pool.default]"),
     (
         "[Pool.default]\nPath = 'jobs'\nPort = 1",
         &[],
-        "[Pool.default] Port = 1: there is no such key; Port belongs before all tables",
+        "[Pool.default] Port = 1: unknown key; Port is a top-level key: write it before all tables",
     ),
     (
         "[Pool.default]\nPath = 'jobs'\nsnyc = 'always'",
         &[],
-        "[Pool.default] snyc: there is no such key; did you mean Sync?",
+        "[Pool.default] snyc: unknown key; did you mean Sync?",
     ),
     (
         "[Pool.default]\nPath = 'jobs'\nPasword = 'hush'",
         &[],
-        "[Pool.default] Pasword: there is no such key; did you mean Password?",
+        "[Pool.default] Pasword: unknown key; did you mean Password?",
     ),
     (
         "[Pool.default]\nPath = 'jobs'\nPaswrd = 4711",
         &[],
-        "[Pool.default] Paswrd: there is no such key; did you mean Password?",
+        "[Pool.default] Paswrd: unknown key; did you mean Password?",
     ),
-    ("Port = 1\nport = 2\n$DISK", &[], "Port and port are the same key: leave one out"),
-    ("Port = = 1", &[], "c.toml: line 1 is no TOML: extra `=`, expected nothing"),
-    ("Port = 70000\n$DISK", &[], "Port = 70000: a whole number from 0 to 65535 is wanted"),
-    ("Port = -1\n$DISK", &[], "Port = -1: a whole number from 0 to 65535 is wanted"),
-    ("Port = 'seven'\n$DISK", &[], "Port = \"seven\": a whole number from 0 to 65535 is wanted"),
-    ("Port = [7777]\n$DISK", &[], "Port: a whole number from 0 to 65535 is wanted"),
-    ("TTRSecond = 1.5\n$DISK", &[], "TTRSecond = 1.5: a whole number from 0 to 4294967295 is wanted"),
+    ("Port = 1\nport = 2\n$DISK", &[], "Port and port are the same key: remove one"),
+    ("Port = = 1", &[], "c.toml: line 1 is not valid TOML: extra `=`, expected nothing"),
+    ("Port = 70000\n$DISK", &[], "Port = 70000: expected a whole number from 0 to 65535"),
+    ("Port = -1\n$DISK", &[], "Port = -1: expected a whole number from 0 to 65535"),
+    ("Port = 'seven'\n$DISK", &[], "Port = \"seven\": expected a whole number from 0 to 65535"),
+    ("Port = [7777]\n$DISK", &[], "Port: expected a whole number from 0 to 65535"),
+    ("TTRSecond = 1.5\n$DISK", &[], "TTRSecond = 1.5: expected a whole number from 0 to 4294967295"),
     (
         "ttlsecond = 4294967296\n$DISK",
         &[],
-        "ttlsecond = 4294967296: a whole number from 0 to 4294967295 is wanted",
+        "ttlsecond = 4294967296: expected a whole number from 0 to 4294967295",
     ),
-    ("TriesNum = 0\n$DISK", &[], "TriesNum = 0: a whole number from 1 to 65535 is wanted"),
-    ("TriesNum = 65536\n$DISK", &[], "TriesNum = 65536: a whole number from 1 to 65535 is wanted"),
+    ("TriesNum = 0\n$DISK", &[], "TriesNum = 0: expected a whole number from 1 to 65535"),
+    ("TriesNum = 65536\n$DISK", &[], "TriesNum = 65536: expected a whole number from 1 to 65535"),
     (
         "TTLSecond = 5\nDelaySecond = 10\n$DISK",
         &[],
-        "TTLSecond = 5 is shorter than DelaySecond = 10: such jobs would end before they are due",
+        "TTLSecond = 5 is shorter than DelaySecond = 10: such jobs would expire before they are due",
     ),
-    ("EnableAccessLog = 'maybe'\n$DISK", &[], "EnableAccessLog = \"maybe\": true or false is wanted"),
+    ("EnableAccessLog = 'maybe'\n$DISK", &[], "EnableAccessLog = \"maybe\": expected true or false"),
     (
         "LogLevel = 'loud'\n$DISK",
         &[],
-        "LogLevel = \"loud\": \"trace\", \"debug\", \"info\", \"warn\", \"warning\", \"error\", \"fatal\" or \"panic\" is wanted",
+        "LogLevel = \"loud\": expected \"trace\", \"debug\", \"info\", \"warn\", \"warning\", \"error\", \"fatal\" or \"panic\"",
     ),
-    ("LogFormat = 'xml'\n$DISK", &[], "LogFormat = \"xml\": \"text\" or \"json\" is wanted"),
+    ("LogFormat = 'xml'\n$DISK", &[], "LogFormat = \"xml\": expected \"text\" or \"json\""),
     ("LogDir = 'file'\n$DISK", &[], "LogDir = \"file\": it is a file, not a directory"),
     ("LogDir = 'file/logs'\n$DISK", &[], "LogDir = \"file/logs\": it cannot be created: file is a file"),
     (
         "LogDir = 'jobs/logs'\n$DISK",
         &[],
-        "[Pool.default] Path = \"jobs\" is around LogDir = \"jobs/logs\": each pool needs a directory of its own",
+        "[Pool.default] Path = \"jobs\" contains LogDir = \"jobs/logs\": each pool needs a directory of its own",
     ),
     (
         "LogDir = '~/logs'\n$DISK",
@@ -84,7 +84,7 @@ const ROWS: &[Row] = &[
         &[("DORMOUSE_SECRET_KEY_FILE", "~/keys")],
         "DORMOUSE_SECRET_KEY_FILE=~/keys: ~ is not expanded: write the whole path, or ./~ for a file of that name",
     ),
-    ("LogDir = 7.5\n$DISK", &[], "LogDir = 7.5: a text is wanted"),
+    ("LogDir = 7.5\n$DISK", &[], "LogDir = 7.5: expected a string"),
     (
         "Port = 7001\nAdminPort = 7001\n$DISK",
         &[],
@@ -93,48 +93,52 @@ const ROWS: &[Row] = &[
     (
         "Host = 'http://0.0.0.0'\n$DISK",
         &[],
-        "Host = \"http://0.0.0.0\": the address alone is wanted, without a scheme, such as \"0.0.0.0\"",
+        "Host = \"http://0.0.0.0\": expected only an address, without a scheme, such as \"0.0.0.0\"",
     ),
     (
         "Host = '0.0.0.0:7777'\n$DISK",
         &[],
-        "Host = \"0.0.0.0:7777\": the address alone is wanted; the port has a key of its own",
+        "Host = \"0.0.0.0:7777\": expected only an address; the port has its own key",
     ),
     ("AdminHost = ''\n$DISK", &[], "AdminHost = \"\": name the address to listen on, such as \"0.0.0.0\""),
     (
         "Host = 'my host'\n$DISK",
         &[],
-        "Host = \"my host\": an address or a host name is wanted, such as \"0.0.0.0\"",
+        "Host = \"my host\": expected an address or a host name, such as \"0.0.0.0\"",
     ),
-    ("MaxConnections = 0\n$DISK", &[], "MaxConnections = 0: a whole number from 1 on is wanted"),
-    ("MaxParkedPolls = 0\n$DISK", &[], "MaxParkedPolls = 0: a whole number from 1 on is wanted"),
-    ("MaxBodyMemory = 0\n$DISK", &[], "MaxBodyMemory = 0: a whole number from 1 on is wanted"),
+    ("MaxConnections = 0\n$DISK", &[], "MaxConnections = 0: expected a whole number from 1 up"),
+    ("MaxParkedPolls = 0\n$DISK", &[], "MaxParkedPolls = 0: expected a whole number from 1 up"),
+    ("MaxBodyMemory = 0\n$DISK", &[], "MaxBodyMemory = 0: expected a whole number from 1 up"),
     (
         "MaxConnectionsPerAddress = -1\n$DISK",
         &[],
-        "MaxConnectionsPerAddress = -1: a whole number from 0 on is wanted",
+        "MaxConnectionsPerAddress = -1: expected a whole number from 0 up",
     ),
-    ("DrainSeconds = 301\n$DISK", &[], "DrainSeconds = 301: a whole number from 0 to 300 is wanted"),
-    ("WaitForStore = 3601\n$DISK", &[], "WaitForStore = 3601: a whole number from 0 to 3600 is wanted"),
+    ("DrainSeconds = 301\n$DISK", &[], "DrainSeconds = 301: expected a whole number from 0 to 300"),
+    ("WaitForStore = 3601\n$DISK", &[], "WaitForStore = 3601: expected a whole number from 0 to 3600"),
     (
         "Accounts = 'ann:hush'\n$DISK",
         &[],
-        "Accounts: a table is wanted, as in [Accounts] with operator = \"a long password\"",
+        "Accounts: expected a table, such as [Accounts] with operator = \"a long password\"",
     ),
     (
         "$DISK[Accounts]\nann = ''",
         &[],
-        "[Accounts] ann: the user \"ann\" needs a name and a password, neither empty",
+        "[Accounts] ann: the user \"ann\" needs a name and a password; neither may be empty",
     ),
-    ("$DISK[Accounts]\nann = ['hush']", &[], "[Accounts] ann: a text is wanted"),
-    ("PushHttps = 'never'\n$DISK", &[], "PushHttps = \"never\": \"any\" or \"only\" is wanted"),
-    ("PushAllow = [1]\n$DISK", &[], "PushAllow: a list of texts is wanted"),
+    ("$DISK[Accounts]\nann = ['hush']", &[], "[Accounts] ann: expected a string"),
+    ("PushHttps = 'never'\n$DISK", &[], "PushHttps = \"never\": expected \"any\" or \"only\""),
+    ("PushAllow = [1]\n$DISK", &[], "PushAllow: expected a list of strings"),
     (
         "PushAllow = ['10.0.0.0/99']\n$DISK",
         &[],
-        "PushAllow: \"10.0.0.0/99\" is no network like \"10.0.0.0/8\", no address and no host name",
+        "PushAllow: \"10.0.0.0/99\" is not a network such as \"10.0.0.0/8\", an address or a host name",
     ),
-    ("PushProxy = 'ann:hush@h'\n$DISK", &[], "PushProxy: a URL like \"http://proxy.example:3128\" is wanted"),
+    (
+        "PushProxy = 'ann:hush@h'\n$DISK",
+        &[],
+        "PushProxy: expected a URL such as \"http://proxy.example:3128\"",
+    ),
     (
         "PushCA = 'missing.pem'\n$DISK",
         &[],
@@ -151,16 +155,16 @@ const ROWS: &[Row] = &[
         &[],
         "admintlskey = \"a.pem\" is set and AdminTLSCert is not: both are needed",
     ),
-    ("TLSCert = 'file'\nTLSKey = 'file'\n$DISK", &[], "TLSCert: file: there is no certificate in it"),
+    ("TLSCert = 'file'\nTLSKey = 'file'\n$DISK", &[], "TLSCert: file: it contains no certificate"),
     (
         "TrustedProxies = ['10.0.0.0/40']\n$DISK",
         &[],
-        "TrustedProxies: \"10.0.0.0/40\" is no network like \"10.0.0.0/8\" and no address",
+        "TrustedProxies: \"10.0.0.0/40\" is not a network such as \"10.0.0.0/8\" or an address",
     ),
     (
         "DashboardZone = 'Berlin'\n$DISK",
         &[],
-        "DashboardZone: \"Berlin\" is no time zone of this server: a name like \"Europe/Berlin\" is wanted",
+        "DashboardZone: \"Berlin\" is not a known time zone: expected a name such as \"Europe/Berlin\"",
     ),
     (
         "zoneinfo = 'there'\n$DISK",
@@ -170,7 +174,7 @@ const ROWS: &[Row] = &[
     (
         "$DISK[Accounts]\nann = 'hush'\n[ReadOnlyAccounts]\nann = 'hush'",
         &[],
-        "[ReadOnlyAccounts] ann: the user is in [Accounts] too: leave it out of one of them",
+        "[ReadOnlyAccounts] ann: the user is in [Accounts] too: remove it from one of them",
     ),
     (
         "Port = 0",
@@ -191,7 +195,7 @@ const ROWS: &[Row] = &[
     (
         "[Pool]\ndefault = 'redis://:hush@h:6379'",
         &[],
-        "[Pool] default: a table is wanted, as in [Pool.default] with Addr = \"host:port\" or Path = \"directory\"",
+        "[Pool] default: expected a table, such as [Pool.default] with Addr = \"host:port\" or Path = \"directory\"",
     ),
     (
         "[Pool.default]\nPath = 'jobs'\nAddr = 'h:1'",
@@ -207,17 +211,17 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nPath = 'jobs'\nSync = 'never'",
         &[],
-        "[Pool.default] Sync = \"never\": \"always\" or \"everysec\" is wanted",
+        "[Pool.default] Sync = \"never\": expected \"always\" or \"everysec\"",
     ),
     (
         "[Pool.default]\nPath = 'jobs'\nMinFreeDisk = 1.5",
         &[],
-        "[Pool.default] MinFreeDisk = 1.5: a whole number from 0 on is wanted",
+        "[Pool.default] MinFreeDisk = 1.5: expected a whole number from 0 up",
     ),
     (
         "[Pool.default]\nPath = 'jobs'\nDiskTimeout = 0",
         &[],
-        "[Pool.default] DiskTimeout = 0: a whole number from 1 on is wanted",
+        "[Pool.default] DiskTimeout = 0: expected a whole number from 1 up",
     ),
     (
         "[Pool.default]\nPath = 'jobs'\nPassword = 'hush'",
@@ -237,22 +241,22 @@ const ROWS: &[Row] = &[
     (
         "$DISK[Pool.b]\nPath = 'jobs'",
         &[],
-        "[Pool.default] Path = \"jobs\" is the directory of [Pool.b] Path = \"jobs\": each pool needs a directory of its own",
+        "[Pool.default] Path = \"jobs\" is also [Pool.b] Path = \"jobs\": each pool needs a directory of its own",
     ),
     (
         "$DISK[Pool.b]\nPath = './jobs/b'",
         &[],
-        "[Pool.default] Path = \"jobs\" is around [Pool.b] Path = \"./jobs/b\": each pool needs a directory of its own",
+        "[Pool.default] Path = \"jobs\" contains [Pool.b] Path = \"./jobs/b\": each pool needs a directory of its own",
     ),
     (
         "[Pool.a]\nPath = 'logdir'\n[Pool.default]\nPath = 'logdir/b'",
         &[],
-        "[Pool.default] Path = \"logdir/b\" is inside of [Pool.a] Path = \"logdir\": each pool needs a directory of its own",
+        "[Pool.default] Path = \"logdir/b\" is inside [Pool.a] Path = \"logdir\": each pool needs a directory of its own",
     ),
     (
         "[Pool.default]\nPath = 'a/b'\n[Pool.c]\nPath = 'a'",
         &[],
-        "[Pool.default] Path = \"a/b\" is inside of [Pool.c] Path = \"a\": each pool needs a directory of its own",
+        "[Pool.default] Path = \"a/b\" is inside [Pool.c] Path = \"a\": each pool needs a directory of its own",
     ),
     (
         "$DISK[Pool.b]\nPath = 'b'\nmigrateto = 'c'",
@@ -262,42 +266,42 @@ const ROWS: &[Row] = &[
     (
         "$DISK[Pool.b]\nPath = 'b'\nMigrateTo = 'b'",
         &[],
-        "[Pool.b] MigrateTo = \"b\": the pool itself: another one is wanted",
+        "[Pool.b] MigrateTo = \"b\": a pool cannot migrate to itself: name another pool",
     ),
     (
         "$DISK[Pool.b]\nPath = 'b'\nMigrateTo = 'c'\n[Pool.c]\nPath = 'c'\nMigrateTo = 'default'",
         &[],
-        "[Pool.b] MigrateTo = \"c\": that pool migrates itself: name the last one",
+        "[Pool.b] MigrateTo = \"c\": that pool has a MigrateTo too: name the final target",
     ),
     (
         "[Pool.default]\nAddr = 'redis://ann:hush@h:6379/1'\n$ADMIN",
         &[],
-        "[Pool.default] Addr: host:port is wanted, not a URL: use TLS, Username, Password and DB for its other parts",
+        "[Pool.default] Addr: expected host:port, not a URL: use TLS, Username, Password and DB for its other parts",
     ),
     (
         "[Pool.default]\nAddr = 'hush@h:6379'\n$ADMIN",
         &[],
-        "[Pool.default] Addr: host:port is wanted, not a URL: use TLS, Username, Password and DB for its other parts",
+        "[Pool.default] Addr: expected host:port, not a URL: use TLS, Username, Password and DB for its other parts",
     ),
     (
         "[Pool.default]\nAddr = 'localhost'\n$ADMIN",
         &[],
-        "[Pool.default] Addr = \"localhost\": a port from 1 to 65535 is wanted behind the host: write host:port",
+        "[Pool.default] Addr = \"localhost\": expected a port from 1 to 65535 after the host: write host:port",
     ),
     (
         "[Pool.default]\nAddr = 'localhost:'\n$ADMIN",
         &[],
-        "[Pool.default] Addr = \"localhost:\": a port from 1 to 65535 is wanted behind the host: write host:port",
+        "[Pool.default] Addr = \"localhost:\": expected a port from 1 to 65535 after the host: write host:port",
     ),
     (
         "[Pool.default]\nAddr = 'localhost:0'\n$ADMIN",
         &[],
-        "[Pool.default] Addr = \"localhost:0\": a port from 1 to 65535 is wanted behind the host: write host:port",
+        "[Pool.default] Addr = \"localhost:0\": expected a port from 1 to 65535 after the host: write host:port",
     ),
     (
         "[Pool.default]\nAddr = 'localhost:65536'\n$ADMIN",
         &[],
-        "[Pool.default] Addr = \"localhost:65536\": a port from 1 to 65535 is wanted behind the host: write host:port",
+        "[Pool.default] Addr = \"localhost:65536\": expected a port from 1 to 65535 after the host: write host:port",
     ),
     (
         "[Pool.default]\nAddr = ':6379'\n$ADMIN",
@@ -307,7 +311,7 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nAddr = '::1:6379'\n$ADMIN",
         &[],
-        "[Pool.default] Addr = \"::1:6379\": an IPv6 address stands in brackets: write [address]:port",
+        "[Pool.default] Addr = \"::1:6379\": put the IPv6 address in brackets: write [address]:port",
     ),
     (
         "[Pool.default]\nAddr = 'h:1,i:2'\n$ADMIN",
@@ -317,7 +321,7 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nAddr = 'h:1'",
         &[],
-        "there is no [AdminRedis]: tokens need a place, so add one with Addr = \"host:port\"",
+        "there is no [AdminRedis] to store tokens: add one with Addr = \"host:port\"",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nSync = 'always'\n$ADMIN",
@@ -332,32 +336,32 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nAddr = 'h:1'\nDB = -1\n$ADMIN",
         &[],
-        "[Pool.default] DB = -1: a whole number from 0 to 2147483647 is wanted",
+        "[Pool.default] DB = -1: expected a whole number from 0 to 2147483647",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nLayout = 'compact'\n$ADMIN",
         &[],
-        "[Pool.default] Layout = \"compact\": there is one layout now, and the compact one is not supported any more: leave Layout out, and move its jobs with the version that wrote them",
+        "[Pool.default] Layout = \"compact\": there is only one layout now, and the compact layout is no longer supported: remove Layout, and migrate compact pools with the version that wrote them",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nPartitions = 2\n$ADMIN",
         &[],
-        "[Pool.default] Partitions = 2: it belongs to a pool in a Redis Cluster (Cluster)",
+        "[Pool.default] Partitions = 2: it is only for pools in a Redis Cluster (Cluster)",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nPartitions = 3\n$ADMIN",
         &[],
-        "[Pool.default] Partitions = 3: a power of two up to 4096 is wanted",
+        "[Pool.default] Partitions = 3: expected a power of two up to 4096",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nPartitions = 8192\n$ADMIN",
         &[],
-        "[Pool.default] Partitions = 8192: a whole number from 1 to 4096 is wanted",
+        "[Pool.default] Partitions = 8192: expected a whole number from 1 to 4096",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nPrefix = 'a{b'\n$ADMIN",
         &[],
-        "[Pool.default] Prefix = \"a{b\": 1 to 64 letters, digits, -, _, . and : are wanted",
+        "[Pool.default] Prefix = \"a{b\": expected 1 to 64 letters, digits, -, _, . and :",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nAddr = 'h:2'\n$ADMIN",
@@ -372,12 +376,12 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nCluster = ['h:1']\nMasterName = 'm'\n$ADMIN",
         &[],
-        "[Pool.default] MasterName = \"m\": a cluster has no Sentinels, leave it out beside Cluster",
+        "[Pool.default] MasterName = \"m\": a cluster has no Sentinels: remove it, or Cluster",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nDB = 1\n$ADMIN",
         &[],
-        "[Pool.default] DB = 1: a Redis Cluster has no database but 0, leave it out beside Cluster",
+        "[Pool.default] DB = 1: a Redis Cluster has only database 0: remove it, or Cluster",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nSync = 'always'\n$ADMIN",
@@ -387,42 +391,42 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nCluster = ['h:1']\nPartitions = 12\n$ADMIN",
         &[],
-        "[Pool.default] Partitions = 12: a power of two up to 4096 is wanted",
+        "[Pool.default] Partitions = 12: expected a power of two up to 4096",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nSpread = ['orders']\n$ADMIN",
         &[],
-        "[Pool.default] Spread = [..]: \"orders\": namespace/queue is wanted, in which * is any text",
+        "[Pool.default] Spread = [..]: \"orders\": expected namespace/queue, where * matches any text",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nSpread = ['shop/or.ders']\n$ADMIN",
         &[],
-        "[Pool.default] Spread = [..]: \"shop/or.ders\": namespace/queue is wanted, in which * is any text",
+        "[Pool.default] Spread = [..]: \"shop/or.ders\": expected namespace/queue, where * matches any text",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\nSpreadAt = 9\n$ADMIN",
         &[],
-        "[Pool.default] SpreadAt = 9: queues are not spread by themselves any more: leave it out, and name them in Spread",
+        "[Pool.default] SpreadAt = 9: queues are no longer spread automatically: remove it, and list the queues in Spread",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nSpread = ['*/*']\n$ADMIN",
         &[],
-        "[Pool.default] Spread = [..]: it belongs to a pool in a Redis Cluster (Cluster)",
+        "[Pool.default] Spread = [..]: it is only for pools in a Redis Cluster (Cluster)",
     ),
     (
         "[Pool.default]\nCluster = ['h:1', 'h']\n$ADMIN",
         &[],
-        "[Pool.default] Cluster: \"h\": a port from 1 to 65535 is wanted behind the host: write host:port",
+        "[Pool.default] Cluster: \"h\": expected a port from 1 to 65535 after the host: write host:port",
     ),
     (
         "[Pool.default]\nCluster = ['redis://:hush@h:1']\n$ADMIN",
         &[],
-        "[Pool.default] Cluster: host:port is wanted, not a URL: use TLS, Username, Password and DB for its other parts",
+        "[Pool.default] Cluster: expected host:port, not a URL: use TLS, Username, Password and DB for its other parts",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\n[AdminRedis]\nCluster = ['h:1']\nPrefix = 'p'",
         &[],
-        "[AdminRedis] Prefix = \"p\": it belongs to pools; tokens and limits have one layout",
+        "[AdminRedis] Prefix = \"p\": it applies only to pools of jobs, not to [AdminRedis]",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\n[AdminRedis]\nCluster = ['h:1']\nAddr = 'h:2'",
@@ -447,7 +451,7 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nAddr = 'h:1'\nCA = 'ca.pem'\n$ADMIN",
         &[],
-        "[Pool.default] CA = \"ca.pem\": it belongs to TLS = true",
+        "[Pool.default] CA = \"ca.pem\": it requires TLS = true",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nTLS = true\nCert = 'c.pem'\n$ADMIN",
@@ -462,7 +466,7 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nAddr = 'h:1'\nPassword = 'hush'\nPasswordFile = 'secret'\n$ADMIN",
         &[],
-        "[Pool.default] PasswordFile = \"secret\": [Pool.default] Password is set too: leave one of them out",
+        "[Pool.default] PasswordFile = \"secret\": [Pool.default] Password is set too: remove one of them",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nPasswordFile = 'missing'\n$ADMIN",
@@ -477,35 +481,35 @@ const ROWS: &[Row] = &[
     (
         "$DISK[AdminRedis]\nPath = 'tokens'",
         &[],
-        "[AdminRedis] Path = \"tokens\": Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
+        "[AdminRedis] Path = \"tokens\": Path is for pools: without [AdminRedis], tokens are stored in the default pool's directory",
     ),
     (
         "$DISK[AdminRedis]\nAddr = 'h:1'\nWaitReplicas = 1",
         &[],
-        "[AdminRedis] WaitReplicas = 1: it belongs to pools; tokens and limits have one layout",
+        "[AdminRedis] WaitReplicas = 1: it applies only to pools of jobs, not to [AdminRedis]",
     ),
     ("$DISK[AdminRedis]\nDB = 1", &[], "[AdminRedis]: Addr is not set: write host:port"),
     (
         "AdminRedis = 'hush'\n$DISK",
         &[],
-        "AdminRedis: a table is wanted, as in [AdminRedis] with Addr = \"host:port\"",
+        "AdminRedis: expected a table, such as [AdminRedis] with Addr = \"host:port\"",
     ),
-    ("$DISK", &[("DORMOUSE_PORT", "seven")], "DORMOUSE_PORT=seven: a whole number from 0 to 65535 is wanted"),
-    ("$DISK", &[("DORMOUSE_PORT", "")], "DORMOUSE_PORT=: a whole number from 0 to 65535 is wanted"),
+    ("$DISK", &[("DORMOUSE_PORT", "seven")], "DORMOUSE_PORT=seven: expected a whole number from 0 to 65535"),
+    ("$DISK", &[("DORMOUSE_PORT", "")], "DORMOUSE_PORT=: expected a whole number from 0 to 65535"),
     (
         "$DISK",
         &[("DORMOUSE_TTR_SECOND", "1.5")],
-        "DORMOUSE_TTR_SECOND=1.5: a whole number from 0 to 4294967295 is wanted",
+        "DORMOUSE_TTR_SECOND=1.5: expected a whole number from 0 to 4294967295",
     ),
     (
         "$DISK",
         &[("DORMOUSE_PROT", "1")],
-        "the environment variable DORMOUSE_PROT names no key; did you mean DORMOUSE_PORT?",
+        "the environment variable DORMOUSE_PROT matches no key; did you mean DORMOUSE_PORT?",
     ),
     (
         "$DISK",
         &[("DORMOUSE_ADMINPROT", "1")],
-        "the environment variable DORMOUSE_ADMINPROT names no key; did you mean DORMOUSE_ADMIN_PORT?",
+        "the environment variable DORMOUSE_ADMINPROT matches no key; did you mean DORMOUSE_ADMIN_PORT?",
     ),
     (
         "$DISK",
@@ -525,12 +529,12 @@ const ROWS: &[Row] = &[
     (
         "$DISK",
         &[("DORMOUSE_ADMIN_REDIS_PASWORD", "hush")],
-        "the environment variable DORMOUSE_ADMIN_REDIS_PASWORD names no key; did you mean DORMOUSE_ADMIN_REDIS_PASSWORD?",
+        "the environment variable DORMOUSE_ADMIN_REDIS_PASWORD matches no key; did you mean DORMOUSE_ADMIN_REDIS_PASSWORD?",
     ),
     (
         "$DISK",
         &[("DORMOUSE_POOL_DEFAULT_SYNC", "never")],
-        "DORMOUSE_POOL_DEFAULT_SYNC=never: \"always\" or \"everysec\" is wanted",
+        "DORMOUSE_POOL_DEFAULT_SYNC=never: expected \"always\" or \"everysec\"",
     ),
     (
         "$DISK",
@@ -540,7 +544,7 @@ const ROWS: &[Row] = &[
     (
         "$DISK",
         &[("DORMOUSE_POOL_DEFAULT_SNYC", "never")],
-        "the environment variable DORMOUSE_POOL_DEFAULT_SNYC names no key; did you mean DORMOUSE_POOL_DEFAULT_SYNC?",
+        "the environment variable DORMOUSE_POOL_DEFAULT_SNYC matches no key; did you mean DORMOUSE_POOL_DEFAULT_SYNC?",
     ),
     (
         "$DISK",
@@ -550,7 +554,7 @@ const ROWS: &[Row] = &[
     (
         "$DISK",
         &[("DORMOUSE_POOL_B_PATH", "jobs")],
-        "[Pool.default] Path = \"jobs\" is the directory of DORMOUSE_POOL_B_PATH=jobs: each pool needs a directory of its own",
+        "[Pool.default] Path = \"jobs\" is also DORMOUSE_POOL_B_PATH=jobs: each pool needs a directory of its own",
     ),
     (
         "$DISK",
@@ -560,12 +564,12 @@ const ROWS: &[Row] = &[
     (
         "$DISK",
         &[("DORMOUSE_ADMIN_REDIS_DB", "hush")],
-        "DORMOUSE_ADMIN_REDIS_DB: a whole number from 0 on is wanted",
+        "DORMOUSE_ADMIN_REDIS_DB: expected a whole number from 0 up",
     ),
     (
         "$DISK",
         &[("DORMOUSE_ADMIN_REDIS_ADDR", "redis://:hush@h:6379")],
-        "DORMOUSE_ADMIN_REDIS_ADDR: host:port is wanted, not a URL: use TLS, Username, Password and DB for its other parts",
+        "DORMOUSE_ADMIN_REDIS_ADDR: expected host:port, not a URL: use TLS, Username, Password and DB for its other parts",
     ),
     (
         "$DISK",
@@ -575,12 +579,12 @@ const ROWS: &[Row] = &[
     (
         "$DISK",
         &[("DORMOUSE_ACCOUNTS_ANN", "")],
-        "DORMOUSE_ACCOUNTS_ANN: the user \"ann\" needs a name and a password, neither empty",
+        "DORMOUSE_ACCOUNTS_ANN: the user \"ann\" needs a name and a password; neither may be empty",
     ),
     (
         "$DISK",
         &[("DORMOUSE_ACCOUNTS_ANN", "hush"), ("DORMOUSE_ACCOUNTS_ANN_FILE", "secret")],
-        "DORMOUSE_ACCOUNTS_ANN_FILE=secret: DORMOUSE_ACCOUNTS_ANN is set too: leave one of them out",
+        "DORMOUSE_ACCOUNTS_ANN_FILE=secret: DORMOUSE_ACCOUNTS_ANN is set too: remove one of them",
     ),
     (
         "$DISK",
@@ -590,7 +594,7 @@ const ROWS: &[Row] = &[
     (
         "$DISK",
         &[("DORMOUSE_PUSH_PROXY", "http://h"), ("DORMOUSE_PUSH_PROXY_FILE", "secret")],
-        "DORMOUSE_PUSH_PROXY_FILE=secret: DORMOUSE_PUSH_PROXY is set too: leave one of them out",
+        "DORMOUSE_PUSH_PROXY_FILE=secret: DORMOUSE_PUSH_PROXY is set too: remove one of them",
     ),
     ("$DISK", &[("DORMOUSE_PUSH_PROXY_FILE", "empty")], "DORMOUSE_PUSH_PROXY_FILE=empty: the file is empty"),
     ("$DISK", &[("DORMOUSE_LOG_DIR", "file")], "DORMOUSE_LOG_DIR=file: it is a file, not a directory"),
@@ -602,42 +606,38 @@ const ROWS: &[Row] = &[
     (
         "$DISK",
         &[("DORMOUSE_ADMIN_TLS_CERT", "file"), ("DORMOUSE_ADMIN_TLS_KEY", "file")],
-        "DORMOUSE_ADMIN_TLS_CERT (AdminTLSCert): file: there is no certificate in it",
+        "DORMOUSE_ADMIN_TLS_CERT (AdminTLSCert): file: it contains no certificate",
     ),
     (
         "$DISK",
         &[("DORMOUSE_PUSH_ALLOW", "10.0.0.0/99")],
-        "DORMOUSE_PUSH_ALLOW (PushAllow): \"10.0.0.0/99\" is no network like \"10.0.0.0/8\", no address and no host name",
+        "DORMOUSE_PUSH_ALLOW (PushAllow): \"10.0.0.0/99\" is not a network such as \"10.0.0.0/8\", an address or a host name",
     ),
     (
         "$DISK",
         &[("DORMOUSE_TRUSTED_PROXIES", "proxy")],
-        "DORMOUSE_TRUSTED_PROXIES (TrustedProxies): \"proxy\" is no network like \"10.0.0.0/8\" and no address",
+        "DORMOUSE_TRUSTED_PROXIES (TrustedProxies): \"proxy\" is not a network such as \"10.0.0.0/8\" or an address",
     ),
     (
         "$DISK",
         &[("DORMOUSE_PUSH_PROXY", "ann:hush@h")],
-        "DORMOUSE_PUSH_PROXY (PushProxy): a URL like \"http://proxy.example:3128\" is wanted",
+        "DORMOUSE_PUSH_PROXY (PushProxy): expected a URL such as \"http://proxy.example:3128\"",
     ),
     (
         "$DISK",
         &[("DORMOUSE_PUSH_PROXY_FILE", "secret")],
-        "DORMOUSE_PUSH_PROXY_FILE (PushProxyFile): a URL like \"http://proxy.example:3128\" is wanted",
+        "DORMOUSE_PUSH_PROXY_FILE (PushProxyFile): expected a URL such as \"http://proxy.example:3128\"",
     ),
-    (
-        "$DISK",
-        &[("DORMOUSE_PUSH_CA", "file")],
-        "DORMOUSE_PUSH_CA (PushCA): file: there is no certificate in it",
-    ),
+    ("$DISK", &[("DORMOUSE_PUSH_CA", "file")], "DORMOUSE_PUSH_CA (PushCA): file: it contains no certificate"),
     (
         "$DISK",
         &[("DORMOUSE_DASHBOARD_ZONE", "Berlin")],
-        "DORMOUSE_DASHBOARD_ZONE (DashboardZone): \"Berlin\" is no time zone of this server: a name like \"Europe/Berlin\" is wanted",
+        "DORMOUSE_DASHBOARD_ZONE (DashboardZone): \"Berlin\" is not a known time zone: expected a name such as \"Europe/Berlin\"",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nTLS = true\n$ADMIN",
         &[("DORMOUSE_POOL_DEFAULT_CA", "file")],
-        "DORMOUSE_POOL_DEFAULT_CA ([Pool.default] CA): file: there is no certificate in it",
+        "DORMOUSE_POOL_DEFAULT_CA ([Pool.default] CA): file: it contains no certificate",
     ),
     (
         "$DISK",
@@ -657,11 +657,11 @@ const ROWS: &[Row] = &[
     (
         "$DISK[Accounts]\nann = 'hush'",
         &[("DORMOUSE_READ_ONLY_ACCOUNTS_ANN_FILE", "secret")],
-        "DORMOUSE_READ_ONLY_ACCOUNTS_ANN_FILE: the user is in [Accounts] too: leave it out of one of them",
+        "DORMOUSE_READ_ONLY_ACCOUNTS_ANN_FILE: the user is in [Accounts] too: remove it from one of them",
     ),
 ];
 
-/// A directory with a file, an empty one, one with a secret, and an empty directory.
+/// Returns a directory with a file, an empty file, a file with a secret, and an empty directory.
 fn dir() -> TempDir {
     let dir = TempDir::new().expect("a temporary directory");
     for (name, text) in [("file", "x"), ("empty", ""), ("secret", "hush\n")] {

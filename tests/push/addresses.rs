@@ -81,7 +81,7 @@ struct Faked {
 }
 
 impl Faked {
-    /// Starts with these keys. Returns the reason if this machine cannot do it.
+    /// Starts a server with these keys. Fails with the reason if this machine does not support it.
     async fn start(names: &[(&str, &[&str])], keys: &str) -> Result<Faked, String> {
         let names = FakeNames::new(names)?;
         let (dir, env) = (TempDir::new().expect("a temporary directory"), names.env());
@@ -94,7 +94,7 @@ impl Faked {
     }
 }
 
-/// No notation of a URL and no name reaches this machine.
+/// No notation of a URL and no name reaches a forbidden address of this machine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forbidden_address_is_never_called() {
     let forbidden = Receiver::start_at("[::]:0").await; // every address of this machine, of both families
@@ -167,7 +167,7 @@ async fn a_forbidden_address_is_never_called() {
     assert_eq!((forbidden.count(), forbidden.connections()), (0, 0), "called, or connected to");
 }
 
-/// A name that first resolves to an allowed address, and to another one when it is called.
+/// A name that resolves to an allowed address first, and to a forbidden one for the call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_that_changes_its_mind_reaches_no_forbidden_address() {
     // Allowed: 127.0.0.2. Forbidden: 127.0.0.1, at the same port.
@@ -251,7 +251,7 @@ async fn drops_packets(at: &str) -> (TcpListener, Vec<TcpStream>) {
     (listener, full)
 }
 
-/// Guards against a name whose first address drops packets: the attempt would end before the second one is tried.
+/// Guards against a name whose first address drops packets: the attempt would end before the second address is tried.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_address_that_drops_packets_holds_up_none_that_answers() {
     let receiver = Receiver::start_at("127.0.0.2:0").await;

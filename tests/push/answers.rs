@@ -306,7 +306,7 @@ async fn without_tries_left_it_is_dead_and_on_dead_is_told(store: Store) {
     assert_eq!(data(&told), b"print this", "{told}");
     assert_eq!(told.as_object().map(|all| all.len()), Some(6), "no other field: {told}");
 
-    // One without any response, and one that died at once.
+    // One queue without any response, and one whose job died at once.
     pushed.set("gone", json!({"url": format!("http://{}/", nobody()), "on_dead": "failed"})).await;
     pushed.publish("gone", "", "x").await;
     let told = pushed.api("GET", "/api/ns/failed?timeout=20", "").await.expect(200);
@@ -462,7 +462,7 @@ async fn an_endpoint_that_is_overloaded_gets_fewer_at_a_time(store: Store) {
         pushed.publish("q", "", "fine").await;
     }
     receiver.release(8);
-    // Half as many; one more after each success, up to eight.
+    // Half the previous number, plus one per success, up to eight.
     for limit in [4, 5, 6, 7, 8, 8, 8] {
         let what = format!("{limit} in flight");
         receiver.until_so(&what, |receiver| receiver.count() > 8 && receiver.in_flight() == limit).await;

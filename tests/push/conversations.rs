@@ -162,7 +162,7 @@ async fn pause_resume_test_secret_and_what_is_wrong(store: Store) {
     until("the job is ready again", async || server.size("/api/ns/q").await == 1).await;
 }
 
-/// Guards against a name that is checked once and then leads elsewhere, and against redirects that are followed.
+/// Guards against a name that is checked once and resolves differently later, and against redirects that are followed.
 async fn where_it_may_not_call_it_does_not(store: Store) {
     let receiver = Receiver::start().await;
     let server = TestServer::start(&store.toml(), store).await; // nothing is allowed
@@ -603,7 +603,7 @@ async fn reports_of_many_queues_share_their_syncs() {
     drop(dir);
 }
 
-/// Resolves every name to the next of these address lists; the last one repeats.
+/// Resolves every name to the next of these address lists, then repeats the last.
 #[derive(Debug)]
 struct Names(Mutex<Vec<Vec<SocketAddr>>>);
 
@@ -635,7 +635,7 @@ async fn call(client: &Client, url: &str, body_counts: bool) -> Result<EndpointA
     client.send(request, Duration::from_secs(2), body_counts).await
 }
 
-/// Guards against a resolver that returns a harmless address first and another one when it counts.
+/// Guards against a resolver that returns an allowed address for the check and a forbidden one for the call.
 #[tokio::test]
 async fn every_connection_judges_the_addresses_that_it_uses() {
     let receiver = Receiver::start().await;
@@ -720,7 +720,7 @@ async fn connections_are_kept_and_one_that_was_closed_meanwhile_costs_no_attempt
 async fn a_receiver_that_dies_of_a_request_gets_it_once_more_at_most() {
     let receiver = Receiver::start().await;
     let client = client(&["127.0.0.1"], vec![vec![receiver.addr()]]);
-    // Each of them leaves an idle connection.
+    // Each of these leaves an idle connection.
     let url = receiver.url("/");
     let calls =
         tokio::join!(call(&client, &url, false), call(&client, &url, false), call(&client, &url, false));
@@ -767,7 +767,7 @@ async fn kept_connections_are_bounded_over_all_endpoints_and_make_room() {
         for receiver in &receivers {
             let answer = call(&client, &receiver.url("/"), false).await;
             assert_eq!(answer.expect("an answer").status, 200, "round {round}");
-            // A task closes the connection that makes place, and may not have run yet.
+            // Connections are closed to make room by a task that may not have run yet.
             let mut open = 0;
             until("what makes room is closed", async || {
                 open = connections_to(&ports);

@@ -115,7 +115,7 @@ fn skipped(language: &str, why: &std::io::Error) -> Option<Running> {
     None
 }
 
-/// It accepts only signed requests, including a server's.
+/// Checks that it accepts only signed requests, including a server's.
 async fn verifies_what_it_should(language: &str) {
     let Some(receiver) = Running::start(language, SECRET) else { return };
     let other = format!("whsec_{}=", "A".repeat(43));
@@ -159,7 +159,7 @@ async fn verifies_what_it_should(language: &str) {
     let secret = set["secret"].as_str().unwrap_or_else(|| panic!("a secret was expected: {set}"));
     let Some(receiver) = Running::start(language, secret) else { return };
     pushed.set("q", url(receiver.addr)).await;
-    // Bytes that are not text, and an empty body.
+    // A body that is not text, an empty one, and a plain one.
     for body in [vec![0, 255, 13, 10, 128], Vec::new(), b"plain".to_vec()] {
         let id = pushed.api("PUT", "/api/ns/q?tries=1", body).await.expect(201).job_id();
         pushed.until_gone("q", &id).await;

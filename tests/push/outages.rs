@@ -26,8 +26,8 @@ async fn spent(pushed: &Pushed, queue: &str, ids: &[String], tries: i64) -> (i64
     (spent, dead)
 }
 
-/// The breaker: an outage costs no tries except the first ten and those in flight, and when the endpoint is back
-/// everything is delivered.
+/// The breaker: an outage uses no tries except in the first ten requests and those in flight, and after it everything
+/// is delivered.
 async fn an_outage_costs_few_tries(store: Store) {
     const TRIES: i64 = 3;
     const CONCURRENCY: i64 = 5;
@@ -77,7 +77,7 @@ async fn an_outage_costs_few_tries(store: Store) {
     pushed.until_state("q", "on").await;
 }
 
-/// An outage in which nothing listens, with enough tries that no job dies.
+/// An outage without a listener, and enough tries that no job dies.
 async fn an_endpoint_that_is_down_loses_nothing(store: Store) {
     let pushed = Pushed::on(store).await;
     let mut receiver = Receiver::start().await;
@@ -158,7 +158,7 @@ async fn begun(admin: &str) -> u64 {
     attempts.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-/// Two servers share four slots; one dies by kill -9 with requests in flight. The other one gets its slots within 15
+/// Two servers share four slots; one is killed by kill -9 with requests in flight. The other gets its slots within 15
 /// seconds, and every job is delivered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_dies_gives_its_slots_back_and_loses_no_job() {
@@ -267,7 +267,7 @@ async fn a_full_redis_is_drained_by_push() {
     let toml = format!("{LOCAL}{}", redis_toml(&redis));
     let pushed = Pushed::by(TestServer::start(&toml, ()).await).await;
     let receiver = Receiver::start().await;
-    // One after the other, for longer than a lease.
+    // Sends one job after another, for longer than a lease.
     receiver.answer(|_| Answer::status(200).after(Duration::from_millis(300)));
     pushed.push_to(&receiver, "q", json!({"concurrency": 1})).await;
     pushed.admin("POST", "/push/ns/q/pause", "").await.expect(200);
@@ -278,7 +278,7 @@ async fn a_full_redis_is_drained_by_push() {
     redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(1).exec(conn).expect("CONFIG SET");
     let refused = pushed.api("PUT", "/api/ns/other", "x").await;
     assert_eq!(refused.status, 500, "it is full: {refused:?}");
-    // Existing settings can be changed, or an operator could not even begin.
+    // Existing settings can be changed, since operators must be able to resume push.
     pushed.admin("POST", "/push/ns/q/resume", "").await.expect(200);
     until("all jobs are delivered", async || receiver.count() >= JOBS && pushed.size("q").await == 0).await;
     until("counts are told", async || pushed.shown("q").await["counts"]["delivered"] == JOBS).await;
@@ -340,7 +340,7 @@ async fn after_a_410_no_other_server_calls_the_endpoint_with_the_job() {
     let (a, b) = (Pushed::by(a).await, Pushed::by(b).await);
     let receiver = Receiver::start().await;
     a.push_to(&receiver, "q", json!({"concurrency": 2})).await;
-    // Both push, and know of each other.
+    // Both servers push, and know of each other.
     for pushed in [&a, &b, &a, &b] {
         let id = pushed.publish("q", "", "first").await;
         pushed.until_gone("q", &id).await;

@@ -100,7 +100,7 @@ impl Pushed {
         self.api("PUT", &path, body.to_owned()).await.expect(201).job_id()
     }
 
-    /// Returns a job; `None` if it is gone.
+    /// Returns a job; `None` if it does not exist.
     pub async fn job(&self, queue: &str, id: &str) -> Option<Value> {
         let found = self.api("GET", &format!("/api/ns/{queue}/job/{id}?verbose=1"), "").await;
         if found.status == 404 {

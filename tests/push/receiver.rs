@@ -199,7 +199,7 @@ impl Receiver {
         *self.shared.script.lock() = Box::new(script);
     }
 
-    /// Sets responses to be used in turn; the last one repeats.
+    /// Sets responses to be used in turn; then the last is repeated.
     pub fn answer_in_turn(&self, answers: impl IntoIterator<Item = Answer>) {
         let mut answers: VecDeque<Answer> = answers.into_iter().collect();
         self.answer(move |_| {
@@ -214,7 +214,7 @@ impl Receiver {
         Gate(self.shared.clone())
     }
 
-    /// Lets this number of held responses pass, present or future.
+    /// Releases `answers` held responses, present or future.
     pub fn release(&self, answers: usize) {
         self.shared.held.add_permits(answers);
     }

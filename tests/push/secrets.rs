@@ -70,7 +70,7 @@ impl Stage {
         verifies(secret, request).unwrap_or_else(|e| panic!("the secret of {queue}: {e}"));
     }
 
-    /// Whether an operator finds this text in the store.
+    /// Whether this text can be found in the store.
     fn shows(&self, text: &str) -> bool {
         match &self.store {
             Store::Disk(dir) => {
@@ -156,7 +156,7 @@ async fn a_server_without_the_key_sends_nothing_and_overwrites_nothing(store: St
         }
         let before = stage.receiver.count();
         pushed.publish("q", "", "x").await;
-        // Its own queue is pushed meanwhile, so the other one could have been, too.
+        // Its own queue was pushed meanwhile, so the other queue could have been, too.
         let own = stage.set(&pushed, &format!("own{}", keys.len())).await;
         stage.is_pushed(&pushed, &format!("own{}", keys.len()), &own).await;
         assert_eq!(stage.receiver.count(), before + 1, "nothing of the locked queue is sent");
@@ -172,7 +172,7 @@ async fn a_server_without_the_key_sends_nothing_and_overwrites_nothing(store: St
     until("the jobs that waited are sent", async || pushed.size("q").await == 0).await;
     stage.is_pushed(&pushed, "q", &secret).await;
     stop(process).await;
-    // An operator who has lost the key can set push anew.
+    // If the key is lost, an operator can set push again.
     let (process, pushed) = stage.server(TWO).await;
     pushed.admin("DELETE", "/push/ns/q", "").await.expect(204);
     let anew = stage.set(&pushed, "q").await;

@@ -1,4 +1,4 @@
-//! A real HTTP proxy, tinyproxy. Debian's package tinyproxy-bin has it.
+//! A real HTTP proxy, tinyproxy. Debian's package tinyproxy-bin contains it.
 
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};

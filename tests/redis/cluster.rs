@@ -1,5 +1,5 @@
-//! A pool in a Redis Cluster while nodes die, hang and hand over, and slots move: what is answered, and that nothing is
-//! lost of it.
+//! A pool in a Redis Cluster while nodes die, hang and fail over, and slots migrate: checks replies, and that no
+//! confirmed job is lost.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -21,7 +21,7 @@ use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
 
 const PARTITIONS: u16 = 8;
-/// The slot of each of so many partitions is the middle of its part.
+/// Size of a partition's range of slots. The slot of its keys is the middle one.
 const PART: u16 = 16_384 / PARTITIONS;
 
 async fn connect(address: RedisAddress, partitions: u16) -> Result<Arc<RedisEngine>> {
@@ -59,15 +59,15 @@ async fn ack(engine: &RedisEngine, job: &Job) -> Result<()> {
     engine.ack_job(JobRef { queue: job.queue.clone(), id: job.id }).await
 }
 
-/// The slot in which a queue's jobs are.
+/// Returns the slot of a queue's jobs.
 fn slot_of(engine: &RedisEngine, queue: &Queue) -> u16 {
-    // Of the 48 bits that tell ids of a millisecond apart the partition has the middle ones.
+    // The partition is in the middle of the 48 bits that distinguish ids of the same millisecond.
     let bytes = new_job(engine, queue, "").id.to_bytes();
     let partition = (u16::from(bytes[9]) << 8 | u16::from(bytes[10])) >> 4;
     partition * PART + PART / 2
 }
 
-/// A queue whose jobs are on this server, and one whose are not.
+/// Returns a queue whose jobs are on this server, or one whose jobs are not.
 fn queue_at(engine: &RedisEngine, cluster: &RedisCluster, server: usize, there: bool) -> Queue {
     let queues = (0..).map(|n| queue(&format!("q{n}")));
     let on = |queue: &Queue| cluster.master_of(slot_of(engine, queue)).0 == server;
@@ -81,18 +81,18 @@ fn unreachable<T: std::fmt::Debug>(answer: Result<T>) -> Unreachable {
     }
 }
 
-/// Workers that publish to queues, consume and ack, and what came of it.
+/// Workers that publish to queues, consume and ack, and their results.
 struct Load {
     stop: AtomicBool,
     stored: AtomicU64,
     acked: AtomicU64,
-    /// The longest that a call took, in milliseconds.
+    /// Duration of the longest call, in milliseconds.
     longest: AtomicU64,
     failures: parking_lot::Mutex<Vec<String>>,
 }
 
 impl Load {
-    /// Bodies are numbers: each worker hands on what it has published, and takes it back.
+    /// Starts workers that publish numbers, consume and ack.
     fn start(
         engine: &Arc<RedisEngine>,
         queues: &[Queue],
@@ -145,7 +145,7 @@ impl Load {
         ledger
     }
 
-    /// Ends it. Every job that was stored is handed out, and none after its ack.
+    /// Stops the workers. Checks that every stored job is delivered, and none after its ack.
     async fn end(&self, engine: &Arc<RedisEngine>, workers: Vec<tokio::task::JoinHandle<Ledger>>) {
         self.stop.store(true, Ordering::Relaxed);
         for worker in workers {
@@ -179,13 +179,13 @@ async fn slots_move_under_load_and_nothing_fails() {
     let queues: Vec<Queue> = (0..8).map(|n| queue(&format!("q{n}"))).collect();
     let (load, workers) = Load::start(&engine, &queues);
     for round in 0..6 {
-        // There, and back again.
+        // Moves the slot there and back.
         let slot = slot_of(&engine, &queues[round % 3]);
         let to = (cluster.master_of(slot).0 + 1) % 3;
         let before = load.acked.load(Ordering::Relaxed);
         cluster.begin_move(slot, to);
         cluster.move_keys(slot, to, 2);
-        // The others go on while it moves.
+        // Other partitions keep working meanwhile.
         until("others go on", async || load.acked.load(Ordering::Relaxed) > before + 20).await;
         cluster.move_keys(slot, to, 1);
         cluster.end_move(slot, to);
@@ -218,7 +218,7 @@ async fn a_slot_that_moves_for_long_is_told_of_and_others_do_not_notice() {
     let began = Instant::now();
     put(&engine, &other, "y").await.expect("stored");
     assert!(began.elapsed() < Duration::from_secs(1), "the other partition took {:?}", began.elapsed());
-    // Who waits when it has moved is served.
+    // A call that is waiting when the migration ends is executed.
     let waiting = tokio::spawn({
         let (engine, here) = (engine.clone(), here.clone());
         async move { put(&engine, &here, "waited").await }
@@ -230,11 +230,11 @@ async fn a_slot_that_moves_for_long_is_told_of_and_others_do_not_notice() {
     assert_eq!(bodies, ["before", "waited"], "nothing else was stored");
 }
 
-/// Every key of a node, and its value.
+/// Returns every key of a node with its value.
 fn dump(cluster: &RedisCluster, server: usize) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let keys: Vec<Vec<u8>> = cluster.tell(server, &["KEYS", "*"]);
     let mut connection = cluster.servers[server].connection();
-    // Other partitions are pumped all the while: the lease of a pump is no part of this.
+    // Excludes the pump's lease: other partitions are pumped meanwhile.
     let mut all = BTreeMap::new();
     for key in keys.into_iter().filter(|key| !key.ends_with(b"dormouse/pump")) {
         if let Ok(Some(value)) = redis::cmd("DUMP").arg(&key).query(&mut connection) {
@@ -244,13 +244,13 @@ fn dump(cluster: &RedisCluster, server: usize) -> BTreeMap<Vec<u8>, Vec<u8>> {
     all
 }
 
-/// Guards against a script that begins in a slot that migrates, where it could not end.
+/// Guards against a script that starts in a migrating slot, where it could stop half-way.
 #[tokio::test]
 async fn every_call_is_rejected_while_its_slot_migrates_and_changes_nothing() {
     let cluster = RedisCluster::start_of(3, 0);
     let engine = open(&cluster).await;
     let q = queue_at(&engine, &cluster, 0, true);
-    // A job in each state, and one with a key.
+    // A job in each state, and one with a job key.
     let key = JobKey::parse("key").expect("a key");
     let keyed =
         |conflict| Placing { key: Some((key.clone(), conflict)), ..new_job(&engine, &q, "keyed").into() };
@@ -342,7 +342,7 @@ async fn a_killed_master_is_replaced_and_other_parts_go_on() {
     let (load, workers) = Load::start(&engine, std::slice::from_ref(&elsewhere));
     cluster.servers[0].kill();
     let killed = Instant::now();
-    // One that was sent before the connection was seen to break may have been carried out. Others wait for a second.
+    // A call sent before the connection was known to be broken may have been executed. Others wait for a second.
     let mut answer = put(&engine, &here, "while away").await;
     if let Err(Error::Away(_)) = &answer {
         answer = put(&engine, &here, "while away").await;
@@ -364,7 +364,7 @@ async fn a_killed_master_is_replaced_and_other_parts_go_on() {
     assert_eq!(*load.failures.lock(), Vec::<String>::new(), "no call elsewhere fails");
     let longest = load.longest.load(Ordering::Relaxed);
     assert!(longest < 1000, "the longest call elsewhere took {longest} ms");
-    // A server that starts now finds its way with two of the three nodes that it knows.
+    // A server that starts now finds the cluster through two of its three configured nodes.
     let other = open(&cluster).await;
     put(&other, &here, "from the other").await.expect("stored");
     assert!(cluster.servers[0].launch(), "it comes back");
@@ -389,7 +389,7 @@ async fn a_hung_master_is_replaced_and_its_late_answers_count_for_nothing() {
     let (lost, fine) =
         tokio::join!(put(&engine, &here, "sent to the hung one"), put(&engine, &elsewhere, "x"));
     fine.expect("others go on");
-    // It was sent: nobody knows whether it was carried out.
+    // The call was sent, so whether it was executed is unknown.
     assert!(matches!(lost, Err(Error::Away(_))), "{lost:?}");
     until("the replica takes its place", async || put(&engine, &here, "after").await.is_ok()).await;
     println!("without a 201 for {:?}", hung.elapsed());
@@ -400,7 +400,7 @@ async fn a_hung_master_is_replaced_and_its_late_answers_count_for_nothing() {
     assert_eq!(bodies, ["before", "after"]);
 }
 
-/// Guards against a partition that is served with half of its jobs, after a master died while it gave the slot away.
+/// Guards against serving a partition with half of its jobs after a master died while its slot was migrating.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_part_on_two_nodes_is_not_used_until_it_is_mended() {
     let mut cluster = RedisCluster::start();
@@ -427,10 +427,10 @@ async fn a_part_on_two_nodes_is_not_used_until_it_is_mended() {
     })
     .await;
     assert_eq!(unreachable(take(&engine, &here).await), Unreachable::Split);
-    // A server that starts now finds it out too.
+    // A server that starts now detects the split too.
     let other = open(&cluster).await;
     assert_eq!(unreachable(put(&other, &here, "x").await), Unreachable::Split);
-    // redis-cli mends nothing while a master is dead. It comes back as a replica.
+    // redis-cli repairs nothing while a master is dead. It rejoins as a replica.
     assert!(cluster.servers[0].launch(), "it comes back");
     cluster.agree();
     cluster.fix();
@@ -450,12 +450,12 @@ async fn a_part_on_two_nodes_is_not_used_until_it_is_mended() {
     until("the other server uses it again", async || put(&other, &here, "x").await.is_ok()).await;
 }
 
-/// Guards against a pause that needs another node than the one that keeps the pauses.
+/// Guards against a pause that depends on any node except the one that stores the pauses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_is_paused_while_other_nodes_are_away() {
     let mut cluster = RedisCluster::start_of(3, 0);
     let engine = open(&cluster).await;
-    // The first partition has the pauses.
+    // The first partition stores the pauses.
     let keeps = cluster.master_of(PART / 2).0;
     for away in 0..3 {
         let here = queue_at(&engine, &cluster, (away + 1) % 3, true);
@@ -478,7 +478,7 @@ async fn a_queue_is_paused_while_other_nodes_are_away() {
     }
 }
 
-/// Guards against a cluster that cannot grow or shrink while servers work.
+/// Guards against a cluster that cannot add or remove nodes under load.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_comes_and_goes_under_load_and_nothing_fails() {
     let mut cluster = RedisCluster::start_of(3, 0);
@@ -494,7 +494,7 @@ async fn a_node_comes_and_goes_under_load_and_nothing_fails() {
     cli(&["--cluster", "add-node", &new, &here]);
     cluster.agree();
     let (old_id, new_id) = (id_at(&cluster, first), id_at(&cluster, port));
-    // As many as reach the first partition's slot.
+    // Number of slots up to the slot of the first partition.
     let slots = (PART / 2 + 1).to_string();
     let move_slots = |from: &str, to: &str| {
         let words = ["--cluster-from", from, "--cluster-to", to, "--cluster-slots", &slots, "--cluster-yes"];
@@ -521,12 +521,12 @@ async fn what_cannot_be_a_pool_is_refused_at_the_start() {
         let error = connect(address, partitions).await.map(drop).expect_err(says).to_string();
         assert!(error.contains(says) && !error.contains('\n'), "{says:?} should be said: {error}");
     };
-    refused(RedisAddress { cluster: true, ..alone.address() }, 8, "name it with Addr").await;
-    refused(cluster.servers[0].address(), 8, "with Cluster in place of Addr").await;
+    refused(RedisAddress { cluster: true, ..alone.address() }, 8, "use Addr instead").await;
+    refused(cluster.servers[0].address(), 8, "use Cluster instead of Addr").await;
     cluster.tell::<()>(1, &["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let evicts = check_safety(&cluster.address()).await.expect_err("a full one drops jobs").to_string();
     assert!(evicts.starts_with(&format!("node {}: ", cluster.servers[1].addr())), "which node: {evicts}");
-    // A new pool needs all of it.
+    // A new pool needs every node.
     cluster.servers[2].kill();
     refused(cluster.address(), 8, "every slot").await;
     assert!(cluster.servers[2].launch(), "it comes back");
@@ -534,7 +534,8 @@ async fn what_cannot_be_a_pool_is_refused_at_the_start() {
     let first = open(&cluster).await;
     first.close().await;
     refused(cluster.address(), 16, "Partitions").await;
-    // One that was used before begins with what is there, and says that the number is another one.
+    // A pool that was used before starts with the reachable nodes, and reports that it has another number of
+    // partitions.
     cluster.servers[2].kill();
     refused(cluster.address(), 16, "Partitions").await;
     let engine = open(&cluster).await;
@@ -545,7 +546,7 @@ async fn what_cannot_be_a_pool_is_refused_at_the_start() {
     until("the rest is found", async || put(&engine, &away, "x").await.is_ok()).await;
 }
 
-/// A queue whose slot this server has by the ranges of three masters, whoever is there now.
+/// Returns a queue whose slot belonged to this server when the three masters were created.
 fn queue_at_any(engine: &RedisEngine, _: &RedisCluster, server: u16) -> Queue {
     let queues = (0..).map(|n| queue(&format!("q{n}")));
     queues.into_iter().find(|queue| slot_of(engine, queue) / 5462 == server).expect("there is one")

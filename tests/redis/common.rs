@@ -1,4 +1,4 @@
-//! What the tests of the Redis engine share: a server, an engine on it, names and jobs.
+//! Helpers shared by the tests of the Redis engine: a server, an engine on it, names and jobs.
 
 use std::future::Future;
 use std::num::NonZeroU16;
@@ -14,16 +14,16 @@ use dormouse::name::{Namespace, PoolName, Queue, QueueName};
 use crate::support::consume;
 use crate::support::redis_server::RedisServer;
 
-/// No wait in these tests is longer.
+/// Timeout of every wait in these tests.
 pub const BOUND: Duration = Duration::from_secs(20);
-/// Jobs are consumed for longer than a test lasts.
+/// A ttr longer than any test.
 pub const TTR: Duration = Duration::from_secs(60);
 
 pub async fn engine(server: &RedisServer) -> Arc<RedisEngine> {
     RedisEngine::connect(server.address(), &PoolName::default_pool()).await.expect("the server is there")
 }
 
-/// A queue of namespace `shop`.
+/// Returns a queue of namespace `shop`.
 pub fn queue(name: &str) -> Queue {
     Queue {
         namespace: Namespace::parse("shop").expect("a name"),
@@ -31,12 +31,12 @@ pub fn queue(name: &str) -> Queue {
     }
 }
 
-/// Id number `n`.
+/// Returns the id with number `n`.
 pub fn id(n: u64) -> JobId {
     JobId::from_parts(1_700_000_000_000, n, 0, false)
 }
 
-/// A job with one try that is ready at once and lives for 100 seconds.
+/// Returns a job with one try that is ready at once and has a ttl of 100 seconds.
 pub fn job(queue: &Queue, id: JobId, body: impl Into<Bytes>) -> NewJob {
     NewJob {
         queue: queue.clone(),
@@ -54,7 +54,7 @@ pub async fn consume(engine: &RedisEngine, queue: &Queue, count: u16, ttr: Durat
     consume::consume(engine, &queue.clone().into(), &vec![ttr; count.into()]).await
 }
 
-/// The future's output, which must come in time.
+/// Returns the future's output. Fails the test if it takes longer than [`BOUND`].
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(BOUND, future).await {
         Ok(answer) => answer,

@@ -1,4 +1,4 @@
-//! A Sentinel that says what a test wants, when it wants.
+//! A Sentinel whose replies and events a test controls.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use tokio::sync::broadcast;
 
 use parking_lot::Mutex;
 
-/// What it says.
+/// The current replies.
 #[derive(Clone, Debug)]
 struct Says {
     master: String,
     epoch: u64,
 }
 
-/// The Sentinel. It knows one master, whatever name it is asked for.
+/// A fake Sentinel. Monitors one master, under any name.
 pub struct FakeSentinel {
     pub addr: SocketAddr,
     says: Arc<Mutex<Says>>,
@@ -24,7 +24,8 @@ pub struct FakeSentinel {
 }
 
 impl FakeSentinel {
-    /// One that names this master, `host:port`. An old one speaks no RESP3, so it sends no events.
+    /// Starts a Sentinel that names this master, `host:port`. With `old` it does not support RESP3, so it sends no
+    /// events.
     pub async fn start(master: &str, old: bool) -> FakeSentinel {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("its address");
@@ -39,13 +40,13 @@ impl FakeSentinel {
         FakeSentinel { addr, says, events }
     }
 
-    /// Names another master from now on, of the next epoch.
+    /// Names another master from now on, with the next epoch.
     pub fn name(&self, master: &str) {
         let mut says = self.says.lock();
         *says = Says { master: master.to_owned(), epoch: says.epoch + 1 };
     }
 
-    /// Sends an event to whoever listens.
+    /// Sends an event to all subscribers.
     pub fn event(&self, channel: &'static str, text: &str) {
         self.events.send((channel, text.to_owned())).expect("somebody listens");
     }
@@ -55,7 +56,7 @@ fn bulk(text: &str) -> String {
     format!("${}\r\n{text}\r\n", text.len())
 }
 
-/// Answers one client until it leaves.
+/// Serves one client until it disconnects.
 async fn serve(
     mut stream: TcpStream,
     old: bool,
@@ -65,7 +66,7 @@ async fn serve(
     let (read, mut write) = stream.split();
     let mut read = BufReader::new(read);
     loop {
-        // A request is here or it is not: what has come of it stays in the buffer.
+        // Cancel-safe: `fill_buf` keeps the bytes of a partial request in the buffer.
         let answer = tokio::select! {
             more = read.fill_buf() => match more {
                 Ok([]) | Err(_) => return,
@@ -84,7 +85,7 @@ async fn serve(
     }
 }
 
-/// The words of a request.
+/// Reads the words of a request.
 async fn request(read: &mut (impl AsyncBufReadExt + Unpin)) -> Option<Vec<String>> {
     let count = number(read).await?;
     let mut words = Vec::new();
@@ -96,7 +97,7 @@ async fn request(read: &mut (impl AsyncBufReadExt + Unpin)) -> Option<Vec<String
     Some(words)
 }
 
-/// The number in a line such as `*2` or `$7`.
+/// Reads the number in a line such as `*2` or `$7`.
 async fn number(read: &mut (impl AsyncBufReadExt + Unpin)) -> Option<usize> {
     let mut line = String::new();
     read.read_line(&mut line).await.ok()?;
@@ -117,7 +118,7 @@ fn answer(request: &[String], old: bool, says: &Says) -> String {
         ("SENTINEL", "MASTER") => {
             format!("*2\r\n{}{}", bulk("config-epoch"), bulk(&says.epoch.to_string()))
         }
-        // What other clients ask.
+        // Commands of other clients.
         ("ROLE", _) => format!("*2\r\n{}*1\r\n{}", bulk("sentinel"), bulk("dorm")),
         ("SENTINEL", "MASTERS") => {
             let (host, port) = says.master.rsplit_once(':').expect("host:port");

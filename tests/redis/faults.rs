@@ -1,5 +1,5 @@
-//! What becomes of the Redis engine when the Redis goes away, forgets, is full or is shared, and how wake-ups
-//! from others survive it.
+//! The Redis engine when Redis is unavailable, loses data, is full or is shared, and notifications by other servers
+//! meanwhile.
 
 use std::future::Future;
 use std::num::NonZeroU16;
@@ -32,7 +32,7 @@ async fn take(engine: &RedisEngine, queue: &Queue, count: u16) -> Result<Vec<Job
     consume(engine, queue, count, TTR).await
 }
 
-/// Asks again until it is answered with `Ok`; every error on the way must be `Away`.
+/// Repeats `ask` until it succeeds. Every error before that must be `Away`.
 async fn until_back<T, F: Future<Output = Result<T>>>(what: &str, ask: impl Fn() -> F) -> T {
     within(what, async {
         loop {
@@ -46,12 +46,12 @@ async fn until_back<T, F: Future<Output = Result<T>>>(what: &str, ask: impl Fn()
     .await
 }
 
-/// Until it is told of that queue, whatever else it is told.
+/// Waits for a notification about `queue`, ignoring others.
 async fn is_told(what: &str, notified: &Notified, queue: &Queue) {
     within(what, async { while !notified.next().await.contains(queue) {} }).await;
 }
 
-/// Until the server has as many clients as is enough.
+/// Waits until the number of the server's clients satisfies `enough`.
 async fn clients(what: &str, conn: &mut redis::Connection, enough: impl Fn(usize) -> bool) {
     within(what, async {
         loop {
@@ -132,8 +132,8 @@ async fn a_killed_server_is_away_and_nothing_acknowledged_is_lost() {
     until_back("size heals", || engine.ready(&q)).await;
 }
 
-/// Guards against timers that stay behind: an ack that is not sent must not forget what names the timer of its job. A
-/// job with so many tries is not found by looking for its timer.
+/// Guards against timers that remain: an ack that was not sent must not drop the recorded tries that its timer's name
+/// needs. A job with this many tries is not found by searching for its timer.
 #[tokio::test]
 async fn acks_that_are_not_sent_forget_no_timer() {
     let mut server = RedisServer::start_with(None, &["--appendfsync", "always"]);
@@ -146,7 +146,7 @@ async fn acks_that_are_not_sent_forget_no_timer() {
     let first = JobRef { queue: q.clone(), id: first.id };
     let others: Vec<_> = others.iter().map(|job| (job.id, None)).collect();
     server.kill();
-    // Whether this one is sent or not, the connection of acks is down afterwards.
+    // Whether or not this call is sent, the connection for acks is down afterwards.
     let touched = engine.touch(&first, Receipt { tries_left: 1, hand_over: 1 }, Duration::from_secs(9)).await;
     assert!(matches!(touched, Err(Error::Away(_))), "the server was killed, came {touched:?}");
     let acked = engine.ack_job(first.clone()).await;
@@ -208,7 +208,7 @@ async fn connections_that_were_killed_while_idle_cost_no_caller_anything() {
         let killed: u64 =
             redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").query(conn).expect("CLIENT KILL");
         assert!(killed > 0, "the connections");
-        // Until most of them are there again.
+        // Waits until most of them have reconnected.
         clients("they are made again", conn, |n| n >= 6).await;
     }
     assert_eq!(engine.ready(&q).await.expect("answered"), 5, "each publish was answered");
@@ -222,7 +222,7 @@ async fn publishes_use_the_other_connection_while_one_cannot_be_made_and_the_che
     engine.publish(vec![small(&q, 0)].into()).await.expect("published");
     engine.check().await.expect("all is well");
     let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
-    // A client that disconnects now finds no room to come back.
+    // A client that disconnects now cannot reconnect.
     let room = |n: usize| redis::cmd("CONFIG").arg("SET").arg("maxclients").arg(n).clone();
     room(clients.lines().count() - 1).exec(conn).expect("CONFIG SET");
     let published =
@@ -264,7 +264,7 @@ async fn a_consumer_that_left_loses_nothing() {
             timeout: Duration::ZERO,
             head: 0,
         };
-        // Leaves somewhere between sending and being answered.
+        // Disconnects between the request and its reply.
         let poll = tokio::time::timeout(Duration::from_micros(200), dispatcher.consume(request)).await;
         taken += poll.map_or(0, |delivery| delivery.expect("the Redis is there").take().len());
     }
@@ -282,7 +282,8 @@ async fn what_one_server_publishes_wakes_the_other() {
     let server = RedisServer::start();
     let (one, two, q) = (engine(&server).await, engine(&server).await, queue("orders"));
     let notified = Notified::attach(&*two, std::slice::from_ref(&q));
-    // The sweep behind tracking would notify too, once a second. Sixty notifications within the bound come from pushes.
+    // The fallback sweep also notifies, once a second. So sixty notifications within the bound prove that tracking
+    // works.
     within("sixty publishes of the other server notify", async {
         for n in 0..60 {
             one.publish(vec![small(&q, n)].into()).await.expect("published");
@@ -339,7 +340,7 @@ async fn one_change_among_ten_thousand_watched_queues_is_little_work() {
     let queues: Vec<Queue> = (0..10_000).map(|n| queue(&format!("q{n}"))).collect();
     let notified = Notified::attach(&*engine, &queues);
     let conn = &mut server.connection();
-    // Each key that an EXISTS looks at is a hit or a miss.
+    // Each key that an EXISTS reads counts as a hit or a miss.
     let keys_read = |conn: &mut redis::Connection| {
         let stats: redis::InfoDict = redis::cmd("INFO").arg("stats").query(conn).expect("INFO");
         let read = |field| stats.get::<u64>(field).expect("a number of keys");
@@ -358,8 +359,8 @@ async fn one_change_among_ten_thousand_watched_queues_is_little_work() {
         is_told("the changed queue is notified of", &notified, queue).await;
         let _: u64 = conn.del(format!("q/shop/{}", queue.name)).expect("DEL");
     }
-    // An LPUSH and its DEL arm once each. A sweep, one a second, asks for all, and once more for each of the
-    // thousand beside one that has jobs at that moment. One may have begun before the first change.
+    // An LPUSH and its DEL arm once each. A sweep, one a second, reads all lists, and each list again in a chunk of a
+    // thousand with a ready job. One sweep may have started before the first change.
     let sweeps = begun.elapsed().as_secs() + 2;
     let keys = keys_read(conn) - before;
     assert!(keys <= 20 * 8 + sweeps * 11_000, "{keys} keys read for 20 changes and at most {sweeps} sweeps");
@@ -405,8 +406,8 @@ async fn errors_of_connecting_say_why_in_one_line_without_the_password() {
     }
 }
 
-/// A Sentinel that knows this master as `dorm`, and how an engine finds the master through it. The file is the
-/// Sentinel's own.
+/// Starts a Sentinel that monitors this master as `dorm`. Returns it, the address of the master for an engine, and the
+/// Sentinel's configuration file.
 fn sentinel(master: &RedisServer, settings: &str) -> (RedisServer, RedisAddress, tempfile::NamedTempFile) {
     let conf = tempfile::NamedTempFile::new().expect("a temporary file");
     let addr = master.addr().replace(':', " ");
@@ -432,7 +433,7 @@ async fn a_sentinel_tells_where_the_master_is() {
 
 #[tokio::test]
 async fn a_failover_loses_nothing_that_the_replica_has() {
-    // The copy begins at once, instead of after five seconds.
+    // The replica's sync starts at once instead of after five seconds.
     let mut master = RedisServer::start_with(None, &["--repl-diskless-sync-delay", "0"]);
     let follow = master.addr().replace(':', " ");
     let replica = RedisServer::start_with(None, &["--replicaof", &follow]);
@@ -468,7 +469,7 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
     engine.publish((0..50).map(|n| small(&q, n)).collect::<Vec<_>>().into()).await.expect("published");
     let running = take(&engine, &q, 10).await.expect("consumed");
     assert_eq!(running.len(), 10, "ten are running");
-    // WAIT waits for what its own connection has written, and so for all that was written before.
+    // WAIT covers the last write of its connection, and so all earlier writes.
     let conn = &mut master.connection();
     let _: () = conn.set("mark", 1).expect("SET");
     let copied: u64 = redis::cmd("WAIT").arg(1).arg(5000).query(conn).expect("WAIT is answered");
@@ -519,7 +520,7 @@ async fn a_server_that_hangs_is_away_and_heals() {
         let publish = within("answered", engine.publish(vec![small(&q, n)].into())).await;
         assert!(matches!(publish, Err(Error::Away(_))), "the server hangs, came {publish:?}");
     }
-    // More than there are connections off the hot path: none waits for another's timeout and then its own.
+    // More calls than connections off the hot path: no call waits for another's timeout before its own.
     let sizes: Vec<_> = (0..20)
         .map(|_| {
             let (engine, q) = (engine.clone(), q.clone());

@@ -1,5 +1,5 @@
-//! kill -9 of a server whose workers touch and release, many times, on one Redis: what was published and not acked is
-//! there, what was acked is not, and each job has the tries that its workers were told.
+//! Repeatedly kills (kill -9) a server whose workers touch and release jobs on one Redis. Checks that every published
+//! job that was not acked exists, that acked jobs do not, and that each job has the tries that its workers were given.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -19,23 +19,23 @@ use dormouse::name::PoolName;
 
 const CHILD: &str = "REDIS_KILL_ADDR";
 const ROUNDS: usize = 6;
-/// Lines that the child tells before it is killed, more in each round.
+/// Lines that the child prints before it is killed; more in each round.
 const LINES: usize = 800;
-/// So many that no job dies.
+/// Enough that no job dies.
 const TRIES: u16 = 1000;
-/// A ttr that ends while the child works.
+/// A ttr that ends while the child is working.
 const SHORT: Duration = Duration::from_millis(80);
 
-/// One line, one write: what was told before the kill was told whole.
+/// Prints a line in one write, so that every line printed before the kill is complete.
 fn tell(what: &str, id: JobId) {
     let mut out = std::io::stdout().lock();
-    // The parent may have stopped reading; the kill is on its way.
+    // The parent may have stopped reading, and is about to kill this process.
     let _ = out.write_all(format!("{what} {id}\n").as_bytes());
     let _ = out.flush();
 }
 
-/// One hand-over: `h` was told before. `a` before an ack and `A` after it, `r` before a release that gives the try back
-/// and `R` after it.
+/// Handles one delivery, printed as `h` by the caller. Prints `a` before an ack and `A` after it, `r` before a release
+/// that restores the try and `R` after it.
 async fn work_on(engine: &RedisEngine, job: Job, n: u64) {
     let name = JobRef { queue: job.queue.clone(), id: job.id };
     let mut receipt = job.proof();
@@ -63,12 +63,12 @@ async fn work_on(engine: &RedisEngine, job: Job, n: u64) {
         3 => {
             engine.release(&name, receipt, Release::default()).await.expect("release is answered");
         }
-        // Its ttr ends.
+        // Lets the ttr end.
         _ => {}
     }
 }
 
-/// Runs in a process of its own, until it is killed: `p` before a publish, `P` after it.
+/// The child process, which runs until it is killed. Prints `p` before a publish, `P` after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child_under_load() {
     let Ok(addr) = std::env::var(CHILD) else { return };
@@ -104,7 +104,7 @@ async fn child_under_load() {
     while tasks.join_next().await.is_some() {}
 }
 
-/// What was told of one job.
+/// The lines printed about one job.
 #[derive(Debug, Default)]
 struct Told {
     published: bool,
@@ -116,7 +116,7 @@ struct Told {
     not_released: u16,
 }
 
-/// Runs the child until it has told enough, and kills it.
+/// Runs the child until it has printed `lines` lines, and kills it.
 fn run_and_kill(server: &RedisServer, lines: usize, told: &mut BTreeMap<JobId, Told>) {
     let me = std::env::current_exe().expect("a test knows its own path");
     let mut child = Command::new(me)
@@ -187,9 +187,9 @@ async fn kill_9_loses_no_job_and_no_try_of_workers_that_touch_and_release() {
             assert!(there.is_some(), "{id} is lost: {job:?}");
         }
         let Some(tries_left) = there else { continue };
-        // The one that has just been spent is this test's.
+        // The last try was spent by this test's own delivery.
         let spent = TRIES - tries_left - 1;
-        // A kill hides what came of a release, and at most one hand-over of a job.
+        // A kill hides the results of unfinished releases, and at most one delivery of a job per round.
         let unknown = job.releasing - job.released - job.not_released;
         let least = job.hand_overs.saturating_sub(job.released + unknown);
         let most = job.hand_overs - job.released + ROUNDS as u16;

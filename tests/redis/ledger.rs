@@ -1,5 +1,5 @@
-//! A ledger of every hand-over: two servers on one Redis, workers that ack, release, touch, bury, and let the ttr end.
-//! `LEDGER_JOBS=100000` is its long form.
+//! Records every delivery in a ledger: two servers on one Redis, and workers that ack, release, touch, bury, and let
+//! the ttr end. `LEDGER_JOBS=100000` runs the long form.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU16;
@@ -16,24 +16,24 @@ use dormouse::job::{Job, JobId, JobRef, JobState, NewJob, Reason, Receipt};
 use dormouse::name::Queue;
 use parking_lot::Mutex;
 
-/// How many jobs the suite makes.
+/// Default number of jobs.
 const JOBS: u64 = 3_000;
 const WORKERS: u64 = 32;
 const QUEUES: [&str; 3] = ["a", "b", "c"];
-/// A ttr that ends while the ledger is kept.
+/// A ttr that ends during the test.
 const SHORT: Duration = Duration::from_millis(60);
 
-/// What is known of one job.
+/// The recorded events of one job.
 #[derive(Debug, Default)]
 struct Account {
     tries: u16,
     hand_overs: u16,
-    /// Tries that were given back, as told.
+    /// Number of restored tries, according to the replies.
     restored: u16,
-    /// What the last hand-over said.
+    /// Tries left according to the last delivery.
     last_tries_left: Option<u16>,
     receipts: HashSet<Receipt>,
-    /// An ack said that the job is not there any more.
+    /// An ack replied that the job does not exist.
     is_gone: bool,
     end: Option<End>,
 }
@@ -47,7 +47,7 @@ enum End {
 #[derive(Debug, Default)]
 struct Ledger {
     jobs: Mutex<HashMap<JobId, Account>>,
-    /// Calls by what they were and what came of them.
+    /// Number of calls by kind and result.
     told: Mutex<HashMap<String, u64>>,
 }
 
@@ -80,7 +80,7 @@ impl Ledger {
     }
 }
 
-/// Numbers that are different for each worker and the same in each run.
+/// Pseudo-random numbers, different for each worker and the same in each run.
 struct Random(u64);
 
 impl Random {
@@ -90,7 +90,7 @@ impl Random {
     }
 }
 
-/// A hand-over and how long it stands by its worker's account.
+/// A delivery to a worker, and whether its ttr outlasts the test.
 struct Mine {
     job: Job,
     receipt: Receipt,
@@ -139,7 +139,7 @@ impl Worker {
                     let new = self.ledger.with(&mine.job, |account| account.receipts.insert(receipt));
                     assert!(new, "a touch gave a receipt again: {receipt:?}");
                     mine = Mine { receipt, long, ..mine };
-                    // The first receipt is over with the touch.
+                    // The touch replaced the first receipt.
                     let again = self.engine.touch(&name, old, TTR).await.expect("touch is answered");
                     assert_eq!(again, Held::NotYours, "{old:?} was replaced by {receipt:?}");
                 }
@@ -154,7 +154,7 @@ impl Worker {
                 let reason = (self.random.below(20) == 0).then(|| Reason::new("later").expect("short"));
                 let release = Release { delay, tries: tries(restore_try), reason };
                 let released = self.engine.release(&name, mine.receipt, release).await;
-                // Others may have the job by now: what the ledger says is compared in the end.
+                // Another worker may have the job by now: the ledger is compared at the end.
                 match self.mine("release", &mine, released.expect("release is answered")) {
                     Some(Released::Dead) => {
                         assert!(!restore_try && mine.job.tries_left == 0, "it had tries: {:?}", mine.job);
@@ -175,7 +175,7 @@ impl Worker {
                     self.ledger.end(&mine.job, End::Dead);
                 }
             }
-            // Lets the ttr end, and tries all the same.
+            // Lets the ttr end, then acks with the expired receipt.
             _ if !mine.long => {
                 let until: Millis = mine.receipt.hand_over / 1000 + 1;
                 tokio::time::sleep(Duration::from_millis(until.saturating_sub(self.engine.now()) + 5)).await;
@@ -185,7 +185,7 @@ impl Worker {
                 self.ledger.count("too late", &format!("{late:?}"));
                 let job = (mine.job.id, Some(mine.receipt));
                 let stale = self.engine.ack(&mine.job.queue, &[job]).await.expect("ack is answered");
-                // When it is not stale, somebody else has acked it.
+                // If the ack was not stale, another worker has acked the job.
                 let gone = self.engine.inspect_stored(&name).await.expect("peek is answered").is_none();
                 assert!(!stale.is_empty() || gone, "acked after its ttr");
             }
@@ -196,7 +196,7 @@ impl Worker {
     async fn ack(&mut self, mine: &Mine) {
         let job = (mine.job.id, Some(mine.receipt));
         let stale = self.engine.ack(&mine.job.queue, &[job]).await.expect("ack is answered");
-        // A short one's ttr may have ended; then another may have acked it, so that nothing is stale either.
+        // A short ttr may have ended and another worker may have acked the job, so that nothing is stale either.
         if stale.is_empty() && mine.long {
             self.ledger.count("ack", "done");
             self.ledger.end(&mine.job, End::Acked);
@@ -237,8 +237,7 @@ async fn dead_of(engine: &RedisEngine, queue: &Queue) -> Vec<JobId> {
     }
 }
 
-/// Guards against a job that is lost or doubled between two servers, and against tries that are not those that were
-/// told.
+/// Guards against lost and duplicated jobs with two servers, and against tries that differ from the replies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_job_ends_where_the_ledger_says_with_the_tries_that_were_told() {
     let count = std::env::var("LEDGER_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(JOBS);
@@ -296,7 +295,7 @@ async fn every_job_ends_where_the_ledger_says_with_the_tries_that_were_told() {
         let end = match account.end {
             Some(end) => end,
             None if account.is_gone => End::Acked,
-            // Nobody said so: its last ttr ended.
+            // No reply reported the end: the ttr of its last try ended.
             None => {
                 assert_eq!(account.last_tries_left, Some(0), "job {n} is nowhere: {account:?}");
                 End::Dead

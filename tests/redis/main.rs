@@ -1,4 +1,4 @@
-//! What only the Redis engine has: bytes, outages, Sentinels, several engines on one Redis.
+//! Tests of the Redis engine beyond the laws: stored bytes, outages, Sentinels, several engines on one Redis.
 
 mod cluster;
 mod common;

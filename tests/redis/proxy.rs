@@ -1,4 +1,4 @@
-//! A TCP proxy before a Redis: stands where a VIP, a load balancer or a slow network would.
+//! A TCP proxy in front of a Redis: like a virtual IP, a load balancer or a slow network.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// What becomes of the answers of the Redis.
+/// How the proxy handles replies of Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answers {
-    /// They go through.
+    /// Forwards replies.
     Pass,
-    /// None goes through until this changes. What clients send does.
+    /// Holds all replies until this changes. Requests are forwarded.
     Hold,
-    /// None goes through on connections on which this command was sent.
+    /// Holds all replies on connections that have sent this command.
     HoldAfter(&'static str),
 }
 
@@ -30,7 +30,7 @@ pub struct Proxy {
     task: JoinHandle<()>,
 }
 
-/// What is done before a command goes on to the Redis.
+/// An action to run before a command is forwarded to Redis.
 struct Before {
     command: &'static str,
     act: Box<dyn FnMut() + Send>,
@@ -46,14 +46,14 @@ impl fmt::Debug for Before {
 struct Shared {
     target: Mutex<String>,
     answers: watch::Sender<Answers>,
-    /// How many bytes clients may still send before all connections are cut.
+    /// Number of bytes that clients may still send before all connections are closed.
     cut_after: AtomicUsize,
     before: Mutex<Option<Before>>,
     cut: watch::Sender<bool>,
 }
 
 impl Proxy {
-    /// To `target`, passing everything on.
+    /// Starts a proxy to `target` that forwards everything.
     pub async fn start(target: String) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port can be bound");
         let addr = listener.local_addr().expect("a bound socket has an address").to_string();
@@ -88,27 +88,27 @@ impl Proxy {
         Proxy { addr, shared, task }
     }
 
-    /// `host:port`.
+    /// Returns `host:port` of the proxy.
     pub fn addr(&self) -> String {
         self.addr.clone()
     }
 
-    /// New connections go there. Those that are open stay where they are.
+    /// Directs new connections to `target`. Open connections stay connected to the old one.
     pub fn lead_to(&self, target: String) {
         *self.shared.target.lock() = target;
     }
 
-    /// From now on.
+    /// Sets how replies are handled from now on.
     pub fn set_answers(&self, answers: Answers) {
         self.shared.answers.send_replace(answers);
     }
 
-    /// From now on does something each time that clients send this command, before it goes on.
+    /// Runs `act` whenever a client sends this command, before it is forwarded.
     pub fn before(&self, command: &'static str, act: impl FnMut() + Send + 'static) {
         *self.shared.before.lock() = Some(Before { command, act: Box::new(act) });
     }
 
-    /// Cuts every connection once clients have sent so many bytes more, and takes none afterwards.
+    /// Closes every connection once clients have sent `bytes` more bytes, and accepts no further ones.
     pub fn cut_after(&self, bytes: usize) {
         self.shared.cut_after.store(bytes, Ordering::SeqCst);
     }

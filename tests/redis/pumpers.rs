@@ -1,4 +1,4 @@
-//! Several servers on one pool in a cluster: one of them pumps a partition.
+//! Several servers on one pool in a cluster: one of them pumps each partition.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -31,7 +31,8 @@ async fn pump(engine: &RedisEngine) -> usize {
     engine.pump().await.expect("pumped").moved
 }
 
-/// Guards against N servers that all move each due job's partition, and against a pumper that dies and leaves jobs late.
+/// Guards against N servers that all pump each partition, and against jobs that are late because the pumping server
+/// died.
 #[tokio::test]
 async fn one_server_pumps_and_another_takes_over_when_it_dies() {
     let redis = RedisCluster::start();
@@ -53,7 +54,7 @@ async fn one_server_pumps_and_another_takes_over_when_it_dies() {
     assert!(took < Duration::from_secs(2), "the lease of a server that is gone delayed a job by {took:?}");
 }
 
-/// Guards against a job that is late since its server left it to another one that does not know of it yet.
+/// Guards against a late job that its server left to the lease holder, which does not know of it yet.
 #[tokio::test]
 async fn a_server_without_the_lease_is_not_late_with_what_it_has_stored() {
     let redis = RedisCluster::start();

@@ -1,4 +1,4 @@
-//! `WaitReplicas`: what is answered is had by replicas too, and what becomes of calls while it is not.
+//! `WaitReplicas`: a successful reply means that replicas have the write; and calls while replicas lag.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ fn too_few<T: std::fmt::Debug>(answer: Result<T>) {
     assert!(matches!(answer, Err(Error::Unreachable(Unreachable::FewReplicas))), "{answer:?}");
 }
 
-/// Guards against a replica that hangs and makes every call wait, and against one that is gone and is not noticed.
+/// Guards against a hanging replica that makes every call wait, and against a stopped replica that goes unnoticed.
 #[tokio::test]
 async fn while_replicas_lag_nothing_is_answered_that_they_do_not_have() {
     let master = RedisServer::start_with(None, &["--repl-diskless-sync-delay", "0"]);
@@ -100,8 +100,8 @@ async fn while_replicas_lag_nothing_is_answered_that_they_do_not_have() {
     put(&safe, &queue, "fourth").await.expect("it is in step");
 }
 
-/// Guards against a repeat that is answered while its replica has nothing of the first request: a failover would take back
-/// what was answered.
+/// Guards against replying to a repeated request while no replica has the first request's write: a failover would undo
+/// a confirmed publish.
 #[tokio::test]
 async fn a_replay_is_answered_once_replicas_have_it() {
     let master = RedisServer::start_with(None, &["--repl-diskless-sync-delay", "0"]);
@@ -126,8 +126,8 @@ async fn a_replay_is_answered_once_replicas_have_it() {
     .await;
 }
 
-/// Guards against a repeat that is answered while its replica has nothing of the first request, on a Redis since 7.2: there
-/// WAIT is for the last write of its connection, and a repeat finds that all is done.
+/// Guards against the same on Redis 7.2 or later, where WAIT only covers the last write of its connection: a repeated
+/// request finds nothing to write.
 #[tokio::test]
 async fn what_finds_that_all_is_done_writes_before_it_waits() {
     let master = RedisServer::start_with(None, &["--repl-diskless-sync-delay", "0"]);
@@ -142,7 +142,7 @@ async fn what_finds_that_all_is_done_writes_before_it_waits() {
     repeat().await.expect("published");
     let acked = take(&engine, &queue).await.expect("they are there").remove(0);
     ack(&engine, &acked).await.expect("acked");
-    // What is written where nothing else is.
+    // Steps that find nothing to do still write the mark.
     let mut redis = master.connection();
     let mut wrote = |what: &str| {
         let marks: Vec<Vec<u8>> = redis::cmd("KEYS").arg("dormouse/waited").query(&mut redis).expect("keys");
@@ -165,12 +165,12 @@ async fn what_finds_that_all_is_done_writes_before_it_waits() {
     assert_eq!(marks.len(), 0, "a hand-over waits for nobody");
 }
 
-/// The difference that it makes: the replica of a master that is killed has not read what was published last.
+/// Shows the difference that waiting makes: the replica of a killed master has not received the last publishes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_answered_outlives_its_master_if_a_replica_was_waited_for() {
     let mut cluster = RedisCluster::start();
     let (fast, safe) = (open(cluster.address(), "fast", 0).await, open(cluster.address(), "safe", 1).await);
-    // A queue is at home in the same slot for both.
+    // The queue's home partition has the same slot in both pools.
     let queue = queue("q");
     let mut stored = Vec::new();
     for n in 0..20 {
@@ -195,7 +195,8 @@ async fn what_was_answered_outlives_its_master_if_a_replica_was_waited_for() {
     left.retain(|body| body != "later");
     assert_eq!(left, (0..20).map(|n| n.to_string()).collect::<Vec<_>>(), "what its replica had read");
     too_few(put(&safe, &queue, "nobody has it").await);
-    // Hand-overs are not waited for: those of before the kill stand or not, and end with their ttr. The jobs are there.
+    // The pool does not wait for replicas after a delivery, so earlier deliveries may be lost or stand until their ttr
+    // ends. The jobs exist either way.
     let known = safe.ready(&queue).await.expect("it answers") + running(&safe, &queue).await;
     assert_eq!(known, stored.len() as u64, "all that was answered, and nothing that was acked");
 
@@ -203,7 +204,7 @@ async fn what_was_answered_outlives_its_master_if_a_replica_was_waited_for() {
     until("there is a replica again", async || put(&safe, &queue, "again").await.is_ok()).await;
 }
 
-/// The master that has the queue `q`, and its replica.
+/// Returns the master that stores the queue `q`, and its replica.
 fn nodes_of(cluster: &RedisCluster) -> (usize, usize) {
     let lists = |server: usize| {
         let keys: Vec<String> = cluster.tell(server, &["KEYS", "fast{*}q/shop/q"]);
@@ -214,8 +215,8 @@ fn nodes_of(cluster: &RedisCluster) -> (usize, usize) {
     (master, cluster.replica_of(&id))
 }
 
-/// Guards against a job that was answered and is lost when a master that was cut off meets the others again: it takes
-/// writes until it knows that it is.
+/// Guards against losing a confirmed job when a partitioned master rejoins the cluster: it accepts writes until it
+/// notices the partition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_master_took_that_was_cut_off_is_lost_unless_a_replica_was_waited_for() {
     let parted = PartedCluster::start();
@@ -261,14 +262,14 @@ async fn running(engine: &RedisEngine, queue: &Queue) -> u64 {
     page.jobs.len() as u64
 }
 
-/// The slot of the partition that the jobs of a queue are made for.
+/// Returns the slot of the home partition of a queue.
 fn slot_of(engine: &RedisEngine, queue: &Queue) -> u16 {
     let bytes = job(engine, queue, "").id.to_bytes();
     (u16::from_be_bytes([bytes[9], bytes[10]]) >> 4) * 2048 + 1024
 }
 
-/// Guards against a replica that hangs and stops queues whose jobs lie on other masters; and against what was answered
-/// meanwhile and is not there.
+/// Guards against a hanging replica that stops queues on other masters, and against confirmed jobs that are lost
+/// meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_hangs_stops_the_part_of_its_master_alone() {
     let cluster = RedisCluster::start();
@@ -294,7 +295,7 @@ async fn a_replica_that_hangs_stops_the_part_of_its_master_alone() {
     let id: String = cluster.tell(0, &["CLUSTER", "MYID"]);
     let stalled = cluster.servers[cluster.replica_of(&id)].stall();
     let hung = Instant::now();
-    // Each queue by itself: what was answered, what may be stored, how often nothing was done, and the longest call.
+    // Per queue: confirmed jobs, jobs that may be stored, calls that did nothing, and the longest call.
     let calls = queues.each_ref().map(|queue| {
         let (engine, queue) = (engine.clone(), queue.clone());
         tokio::spawn(async move {

@@ -1,5 +1,5 @@
-//! What becomes of connections and of calls under way when the Sentinels name another master. `tests/support`'s
-//! Sentinel says what it is told to; the Redises are real ones. tests/process/sentinel_failover.rs has real Sentinels.
+//! Connections and calls in flight when the Sentinels name another master. The Sentinels are fakes, the Redis servers
+//! real. tests/process/sentinel_failover.rs uses real Sentinels.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use dormouse::outage::Outage;
 use dormouse::process::tasks::{Failure, Tasks};
 use redis::Commands;
 
-/// How an engine finds the master through these Sentinels.
+/// Returns the address of the master for an engine that uses these Sentinels.
 fn through(sentinels: &[&FakeSentinel]) -> RedisAddress {
     RedisAddress {
         addrs: sentinels.iter().map(|sentinel| sentinel.addr.to_string()).collect(),
@@ -33,18 +33,18 @@ async fn connect(address: RedisAddress) -> Arc<RedisEngine> {
     within("connected", RedisEngine::connect(address, &pool)).await.expect("the Sentinels name a master")
 }
 
-/// How many clients a Redis has, other than the one that asks.
+/// Returns the number of clients of a Redis, except `conn`.
 fn clients(conn: &mut redis::Connection) -> usize {
     let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
     clients.lines().count() - 1
 }
 
-/// The two Redises, neither of which knows the other: the old master takes all writes.
+/// Returns two unrelated Redis servers: the old master keeps accepting all writes.
 fn two() -> (RedisServer, RedisServer) {
     (RedisServer::start(), RedisServer::start())
 }
 
-/// A failover that leaves the old master alive must not leave anybody there.
+/// After a failover that leaves the old master alive, no connection to it must remain.
 #[tokio::test]
 async fn every_connection_leaves_a_master_that_lives_on() {
     let (old, new) = two();
@@ -56,7 +56,7 @@ async fn every_connection_leaves_a_master_that_lives_on() {
         within("connected", RedisAdmin::connect(&address, "", outage, &tasks)).await.expect("a master");
     engine.publish(vec![job(&queue("orders"), id(1), "x")].into()).await.expect("published");
     let (on_old, on_new) = (&mut old.connection(), &mut new.connection());
-    // Two of publishes, consumes, what ends hand-overs, the watch, and one of tokens at least.
+    // At least two for publishes, and one each for consumes, calls that end deliveries, the watch, and tokens.
     let before = clients(on_old);
     assert!(before >= 6, "{before} connections to the master");
     let began = Instant::now();
@@ -73,7 +73,7 @@ async fn every_connection_leaves_a_master_that_lives_on() {
         )
         .await;
     }
-    // Without events each of them would wait for the next question, a second after the one before.
+    // Without events each change would be noticed by the next query, a second after the previous one.
     let took = began.elapsed();
     assert!(took < Duration::from_secs(4), "five events were heard, but that took {took:?}");
     within("the engine is well", engine.check()).await.expect("it is");
@@ -83,7 +83,7 @@ async fn every_connection_leaves_a_master_that_lives_on() {
     assert_eq!(clients(on_old), 0, "nobody came back");
 }
 
-/// An old master that hangs would make them wait for five seconds; and it may still run them.
+/// Without this, calls to an old master that hangs would wait five seconds; and it may still execute them.
 #[tokio::test]
 async fn a_call_under_way_to_the_old_master_fails_at_once_and_is_not_sent_again() {
     let (old, new) = two();
@@ -104,7 +104,7 @@ async fn a_call_under_way_to_the_old_master_fails_at_once_and_is_not_sent_again(
             })
         })
         .collect();
-    // They are on their way: nothing tells that, and one that is not would go to the new master.
+    // Time for the calls to be sent. Nothing reports that, and an unsent call would go to the new master.
     tokio::time::sleep(Duration::from_millis(200)).await;
     sentinel.name(&new.addr());
     sentinel.event("+switch-master", "dorm 127.0.0.1 1 127.0.0.1 2");
@@ -120,8 +120,8 @@ async fn a_call_under_way_to_the_old_master_fails_at_once_and_is_not_sent_again(
     drop(stalled);
 }
 
-/// The Sentinel that leads a failover says so before it promotes a replica. Nothing begins at the old master
-/// from then on: calls wait for the new one.
+/// The Sentinel that leads a failover announces it before it promotes a replica. From then on no call is sent to the
+/// old master: calls wait for the new one.
 #[tokio::test]
 async fn a_call_waits_while_a_replica_is_promoted() {
     let (old, new) = two();
@@ -145,7 +145,7 @@ async fn a_call_waits_while_a_replica_is_promoted() {
     assert_eq!(on_old.exists("q/shop/orders"), Ok(false), "and not to the old one");
 }
 
-/// Not every Sentinel sends events, and one may get lost.
+/// Not every Sentinel sends events, and an event may be lost.
 #[tokio::test]
 async fn a_sentinel_that_sends_no_events_is_asked_every_second() {
     let (old, new) = two();
@@ -176,7 +176,7 @@ async fn a_replica_is_not_used_though_a_sentinel_names_it() {
     assert_eq!(conn.exists("q/shop/orders"), Ok(true), "the new master has it");
 }
 
-/// What a publish fails with, soon.
+/// Publishes until a publish fails, and returns the error.
 async fn until_err(engine: &RedisEngine, q: &dormouse::name::Queue) -> String {
     within("a publish fails", async {
         for n in 100.. {
@@ -191,7 +191,7 @@ async fn until_err(engine: &RedisEngine, q: &dormouse::name::Queue) -> String {
     .await
 }
 
-/// One that was cut off from the others goes on naming the old master. The newest epoch is right.
+/// A Sentinel that is partitioned from the others still names the old master. The highest epoch wins.
 #[tokio::test]
 async fn a_sentinel_that_is_cut_off_is_not_believed() {
     let (old, new) = two();
@@ -202,7 +202,7 @@ async fn a_sentinel_that_is_cut_off_is_not_believed() {
     let on_old = &mut old.connection();
     until("nobody is at the old master", async || clients(on_old) == 0).await;
     cut_off.event("+switch-master", "dorm 127.0.0.1 1 127.0.0.1 2");
-    // It is asked at once and answers as before, which nothing tells.
+    // Time for a query, which nothing reports: the Sentinel replies as before.
     tokio::time::sleep(Duration::from_millis(200)).await;
     engine.publish(vec![job(&queue("orders"), id(1), "x")].into()).await.expect("published");
     assert_eq!(new.connection().llen("q/shop/orders"), Ok(1_u64), "to the new master");

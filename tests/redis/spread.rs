@@ -70,7 +70,7 @@ async fn take(engine: &RedisEngine, queue: &Queue, count: usize) -> Result<Vec<J
     Ok(engine.consume(&queue.clone().into(), &vec![TTR; count]).await?.jobs)
 }
 
-/// Takes what there is, and acks it.
+/// Consumes and acks all ready jobs, and returns their bodies.
 async fn drain(engine: &RedisEngine, queue: &Queue) -> Vec<String> {
     let mut bodies = Vec::new();
     loop {
@@ -89,7 +89,7 @@ fn text(job: &Job) -> String {
     String::from_utf8_lossy(&job.body).into_owned()
 }
 
-/// The partition that an id names: of the 48 bits that tell ids of a millisecond apart the middle ones.
+/// Returns the partition in an id: the middle ones of the 48 bits that distinguish ids of the same millisecond.
 fn partition_of(id: &JobId) -> u16 {
     let bytes = id.to_bytes();
     (u16::from_be_bytes([bytes[9], bytes[10]]) >> 4) % PARTITIONS
@@ -100,7 +100,7 @@ fn slot_of(partition: u16) -> u16 {
     partition * part + part / 2
 }
 
-/// Guards against jobs that are found by some calls and not by others.
+/// Guards against jobs that some calls find and others do not.
 #[tokio::test]
 async fn a_spread_queue_uses_every_partition_and_every_call_finds_its_jobs() {
     let cluster = RedisCluster::start();
@@ -148,7 +148,7 @@ async fn a_spread_queue_uses_every_partition_and_every_call_finds_its_jobs() {
     assert_eq!(stats.queues.iter().filter(|of| of.queue == q).count(), 1, "one queue: {:?}", stats.queues);
 }
 
-/// Guards against two jobs with one key, and against a request that is executed twice, through two servers.
+/// Guards against two jobs with the same job key, and against a request executed twice, through two servers.
 #[tokio::test]
 async fn what_is_to_be_compared_shares_a_partition() {
     let cluster = RedisCluster::start();
@@ -213,7 +213,7 @@ async fn a_batch_goes_to_one_partition_and_one_with_several_keys_part_by_part() 
     );
 }
 
-/// Guards against jobs that are stranded when the configuration starts or stops spreading a queue between two starts.
+/// Guards against stranded jobs when the configuration starts or stops spreading a queue between two starts.
 #[tokio::test]
 async fn a_queue_that_the_configuration_starts_or_stops_spreading_keeps_its_jobs() {
     let cluster = RedisCluster::start();
@@ -254,13 +254,13 @@ async fn a_queue_that_the_configuration_starts_or_stops_spreading_keeps_its_jobs
     .await;
     assert_eq!(came, all, "what was published in any configuration");
     home.close().await;
-    // The lists of the other partitions are empty by now: it is an ordinary queue again.
+    // The lists in the other partitions are empty by now, so the queue is no longer scattered.
     let home = open(&cluster, &[]).await;
     put(&home, &q, "last").await.expect("published");
     assert_eq!(drain(&home, &q).await, ["last"]);
 }
 
-/// Guards against a consumer that sleeps beside a job that another server has published to any partition.
+/// Guards against a lost wake-up when another server publishes a job to any partition.
 #[tokio::test]
 async fn a_consumer_is_told_of_a_job_in_any_partition() {
     let cluster = RedisCluster::start();
@@ -283,8 +283,8 @@ async fn a_consumer_is_told_of_a_job_in_any_partition() {
     assert_eq!(partitions.len(), usize::from(PARTITIONS), "partitions with a job");
 }
 
-/// Guards against a publish that waits for one partition while another one could take it, and against jobs of the others
-/// that are held up.
+/// Guards against a publish that waits for one partition although another could take it, and against a blocked
+/// partition that delays the jobs of the others.
 #[tokio::test]
 async fn while_a_slot_migrates_publishes_go_elsewhere_and_the_others_are_consumed() {
     let cluster = RedisCluster::start();
@@ -318,7 +318,7 @@ async fn while_a_slot_migrates_publishes_go_elsewhere_and_the_others_are_consume
     until("the slot has moved", async || take(&engine, &q, 1).await.is_ok_and(|jobs| !jobs.is_empty())).await;
 }
 
-/// Guards against dead jobs of partitions that are not looked at.
+/// Guards against dead jobs in partitions that are not read.
 #[tokio::test]
 async fn the_dead_letter_of_a_spread_queue_is_that_of_all_partitions() {
     let cluster = RedisCluster::start();

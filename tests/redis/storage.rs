@@ -1,5 +1,5 @@
-//! The layout that Dormouse and lmstfy share: byte for byte what the engine writes, and what it makes of
-//! structures that were written raw, as lmstfy writes them.
+//! The layout shared by Dormouse and lmstfy: the bytes that the engine writes, and its handling of structures written
+//! as lmstfy writes them.
 
 use std::num::NonZeroU16;
 use std::time::Duration;
@@ -22,7 +22,7 @@ async fn take(engine: &RedisEngine, queue: &Queue, count: u16, ttr: Duration) ->
     consume(engine, queue, count, ttr).await.expect("consume is answered")
 }
 
-/// Pumps until so many have moved.
+/// Pumps until `moved` jobs have moved.
 async fn pump(engine: &RedisEngine, moved: usize) {
     let mut seen = 0;
     for _ in 0..200 {
@@ -31,13 +31,13 @@ async fn pump(engine: &RedisEngine, moved: usize) {
         if seen >= moved {
             return;
         }
-        // The Redis's clock cannot be injected; this is as long as it says itself.
+        // Redis's clock cannot be injected, so this waits for the time in the pump's reply.
         tokio::time::sleep(pumped.next.clamp(Duration::from_millis(1), Duration::from_millis(100))).await;
     }
     panic!("{seen} of {moved} jobs were moved");
 }
 
-/// `struct.pack("<HHc0", tries, #id, id)`, written out once more on purpose.
+/// `struct.pack("<HHc0", tries, #id, id)`, deliberately written a second time.
 fn element(tries: u16, id: &str) -> Vec<u8> {
     [&tries.to_le_bytes()[..], &(id.len() as u16).to_le_bytes(), id.as_bytes()].concat()
 }
@@ -64,7 +64,7 @@ fn timers(conn: &mut Connection) -> Vec<(Vec<u8>, f64)> {
     conn.zrange_withscores("timer_set", 0, -1).expect("a sorted set")
 }
 
-/// What lmstfy does for a job without delay.
+/// Publishes a job without delay as lmstfy does.
 fn lmstfy_publish(conn: &mut Connection, name: &str, id: &str, body: &str, ttl: u64, tries: u16) {
     let mut set = redis::cmd("SET");
     set.arg(format!("j/shop/{name}/{id}")).arg(body).arg("NX");
@@ -199,7 +199,7 @@ async fn what_lmstfy_wrote_is_consumed_acked_expired_and_respawned() {
     for (n, id) in ids.iter().enumerate() {
         lmstfy_publish(conn, "go", id, &format!("body {n}"), 100, 2);
     }
-    // lmstfy acks with DEL alone, before and after a consume of ours; a ttl ends.
+    // lmstfy acks with DEL alone, before and after our consume; and a ttl ends.
     let _: u64 = conn.del(format!("j/shop/go/{}", ids[0])).expect("DEL");
     let _: bool = conn.pexpire(format!("j/shop/go/{}", ids[1]), 1).expect("PEXPIRE");
     while conn.exists(format!("j/shop/go/{}", ids[1])).expect("EXISTS") {}
@@ -211,7 +211,7 @@ async fn what_lmstfy_wrote_is_consumed_acked_expired_and_respawned() {
     assert_eq!(seen, [(id(3), &b"body 2"[..], 1), (id(4), &b"body 3"[..], 1)]);
     let _: u64 = conn.del(format!("j/shop/go/{}", ids[2])).expect("DEL");
 
-    // lmstfy's consume: RPOP, then ZADD with whole seconds; what it held comes back.
+    // lmstfy's consume: RPOP, then ZADD with whole seconds. The job returns when its ttr ends.
     let popped: Vec<u8> = conn.rpop("q/shop/go", None).expect("RPOP");
     assert_eq!(popped, element(2, &ids[4]), "the last of five");
     let due = redis_micros(conn) / 1_000_000;
@@ -242,8 +242,8 @@ async fn lmstfys_delayed_jobs_with_whole_seconds_become_ready() {
     assert_eq!(take(&engine, &queue("go"), 1, TTR).await[0].tries_left, 6, "six of seven tries");
 }
 
-/// lmstfy cuts off the fraction of a due time. Its jobs are due at the end of the second that is left, and those of
-/// ours that stand before and behind them in the timer set are due in their time.
+/// lmstfy truncates the fraction of a due time. Its jobs are due at the end of that second, and our jobs before and
+/// after them in the timer set are due on time.
 #[tokio::test]
 async fn no_job_of_lmstfy_is_early() {
     let server = RedisServer::start();
@@ -256,7 +256,7 @@ async fn no_job_of_lmstfy_is_early() {
     };
     for _ in 0..5 {
         let _: () = conn.del("timer_set").expect("DEL");
-        // Early in a second, so that most of it is left for the test.
+        // Starts early in a second, so that most of it is left for the test.
         let mut now = redis_micros(conn);
         while now % 1_000_000 > 300_000 {
             tokio::time::sleep(Duration::from_micros(1_000_001 - now % 1_000_000)).await;
@@ -275,7 +275,7 @@ async fn no_job_of_lmstfy_is_early() {
         let left: Vec<f64> = timers(conn).iter().map(|(_, score)| *score).collect();
         let now = redis_micros(conn);
         if now / 1_000_000 > second || now % 1_000_000 > 890_000 {
-            continue; // the second has ended meanwhile: what is due is another question
+            continue; // the second has ended, so other jobs are due
         }
         let second = second as f64;
         assert_eq!(left, [second, second, second, second + 0.9, second + 1.0], "timers that are left");
@@ -287,7 +287,7 @@ async fn no_job_of_lmstfy_is_early() {
             pumped.next
         );
         let _: u64 = conn.zrem("timer_set", member("go", 1, &id(6).to_string())).expect("ZREM");
-        // Batches of one find the same.
+        // Batches of one timer give the same result.
         loop {
             let pumped = engine.pump().await.expect("pumped");
             let now = redis_micros(conn) as f64 / 1e6;
@@ -309,7 +309,7 @@ async fn no_job_of_lmstfy_is_early() {
     panic!("this machine never did the test within a second");
 }
 
-/// A score without a fraction would be taken for one of lmstfy's, and the job would be late by a second.
+/// A score without a fraction would be read as lmstfy's, and the job would be a second late.
 #[tokio::test]
 async fn no_score_is_written_without_a_fraction() {
     let server = RedisServer::start();
@@ -337,7 +337,7 @@ async fn garbage_in_the_timer_set_and_in_a_list_holds_nothing_up() {
     let engine = engine(&server).await;
     let (q, conn) = (queue("orders"), &mut server.connection());
     let whole = member("orders", 1, &id(9).to_string());
-    // Cut within the id, and within the queue's name, with which the job's own member begins too.
+    // Truncated within the id, and within the queue's name, where it is a prefix of the job's own member.
     for garbage in [&b""[..], b"x", b"\xff\xff", b"\x04\x00shop", &whole[..20], &whole[..12]] {
         let _: u64 = conn.zadd("timer_set", garbage, 1).expect("ZADD");
         let _: u64 = conn.lpush("q/shop/orders", garbage).expect("LPUSH");
@@ -473,8 +473,8 @@ async fn jobs_due_together_keep_their_order_whatever_their_tries() {
     assert_eq!(got, (0..64).map(|n| id((n * 37) % 64)).collect::<Vec<_>>(), "publish order");
 }
 
-/// Guards against timers that stay for a delay of a month when their jobs are acked: an ack does not know the tries of a
-/// job that its server has not handed out, and they are a part of the timer's name.
+/// Guards against timers that remain for a month-long delay after their jobs are acked. The timer's name contains the
+/// job's tries, which an ack does not know unless its server delivered the job.
 #[tokio::test]
 async fn who_forgets_a_delayed_job_takes_its_timer_too() {
     let server = RedisServer::start();
@@ -500,7 +500,7 @@ async fn who_forgets_a_delayed_job_takes_its_timer_too() {
     let many: Vec<_> = (200..264).map(|n| (id(n), None)).collect();
     engines[0].ack(&q, &many).await.expect("acked");
     assert_eq!(timers(conn).len(), 1, "of 64 that were acked in one call");
-    // A debounce.
+    // A debounce: each republish replaces the previous job.
     engines[0].publish(vec![delayed(300, 3)].into()).await.expect("published");
     for n in 300..400 {
         engines[0].republish(named(n), delayed(n + 1, 3)).await.expect("republished");
@@ -511,7 +511,7 @@ async fn who_forgets_a_delayed_job_takes_its_timer_too() {
     let publication = Publication { jobs: vec![placing], replaces: Some(named(400)), once: Some(once) };
     engines[0].publish(publication).await.expect("republished");
     assert_eq!(timers(conn).len(), 2, "the same, safe to repeat");
-    // One that another server has handed out.
+    // A job that another server has delivered.
     engines[0]
         .publish(vec![NewJob { tries: NonZeroU16::new(5).expect("not 0"), ..job(&q, id(600), "x") }].into())
         .await
@@ -521,8 +521,8 @@ async fn who_forgets_a_delayed_job_takes_its_timer_too() {
     assert_eq!(timers(conn).len(), 2, "of a running job that another server has handed out");
 }
 
-/// Guards against a timer that stays for a long delay since the server that forgets its job knows the job's tries by an
-/// earlier hand-over: another server has handed it out since.
+/// Guards against a timer that remains for a long delay, because the server that deletes the job knows the job's tries
+/// from an earlier delivery, and another server has delivered the job since.
 #[tokio::test]
 async fn who_knows_old_tries_of_a_delayed_job_takes_its_timer_too() {
     let server = RedisServer::start();
@@ -551,7 +551,7 @@ async fn who_knows_old_tries_of_a_delayed_job_takes_its_timer_too() {
     let publication = Publication { jobs: vec![placing], replaces: Some(named(3)), once: Some(once) };
     a.publish(publication).await.expect("republished");
     assert_eq!(timers(conn).len(), 40, "after a republish that is safe to repeat");
-    // With timers between them whose names are known.
+    // With timers of known names in between.
     let jobs = (200..220).map(|n| job(&q, id(n), "x"));
     a.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
     take(&a, &q, 22, TTR).await;
@@ -567,13 +567,13 @@ async fn who_knows_old_tries_of_a_delayed_job_takes_its_timer_too() {
     assert_eq!(rest, running, "after many acks at once, those of the two jobs that run are left");
 }
 
-/// What is written down of the jobs and bytes of the namespace.
+/// Returns the recorded number of jobs and bytes of the namespace.
 fn used(conn: &mut Connection) -> (u64, u64) {
     conn.hmget("dormouse/used", &["shop/jobs", "shop/bytes"]).expect("figures")
 }
 
-/// Guards against what a publish leaves that stores nothing: the name of a queue, which would stay for ever, and values
-/// that count although they are gone.
+/// Guards against leftovers of a publish that stores nothing: a queue name that would stay forever, and deleted values
+/// that still count.
 #[tokio::test]
 async fn a_publish_that_is_refused_under_a_quota_leaves_nothing() {
     let server = RedisServer::start();
@@ -599,7 +599,7 @@ async fn a_publish_that_is_refused_under_a_quota_leaves_nothing() {
     assert_eq!(used(conn), before, "after a large bulk that was refused");
 }
 
-/// Guards against one job whose room two republishes of one batch take.
+/// Guards against two republishes of one batch that both free the quota of the same job.
 #[tokio::test]
 async fn the_room_of_a_job_that_two_republishes_name_counts_once() {
     let server = RedisServer::start();
@@ -716,13 +716,13 @@ async fn a_redis_that_loses_jobs_is_told_apart() {
     let evicts = RedisServer::start_with(None, &["--maxmemory-policy", "allkeys-lru"]);
     let told = check_safety(&evicts.address()).await;
     assert!(matches!(told, Err(Unsafe::Evicts(_))), "allkeys-lru, came {told:?}");
-    // A managed Redis forbids CONFIG; INFO tells as much.
+    // A managed Redis forbids CONFIG; INFO contains the same fields.
     let managed = RedisServer::start_with(None, &["--rename-command", "CONFIG", "", "--appendonly", "no"]);
     let told = check_safety(&managed.address()).await;
     assert!(matches!(told, Err(Unsafe::NotAppendOnly(_))), "told by INFO, came {told:?}");
 }
 
-/// A token of namespace `shop`.
+/// Returns a token of namespace `shop`.
 fn token(text: &str) -> TokenKey {
     let namespace = Namespace::parse("shop").expect("a name");
     let scope = Scope { pool: PoolName::default_pool(), namespace };
@@ -759,7 +759,7 @@ async fn tokens_limits_and_counters_are_lmstfys() {
     admin.uncount(&key, Direction::Write, ends).await.expect("answered");
     admin.uncount(&key, Direction::Read, ends).await.expect("answered");
     assert_eq!(conn.get::<_, i64>("l/default/shop/01/TOKEN/w"), Ok(1), "one given back");
-    // lmstfy counts what it refuses too.
+    // lmstfy also counts the requests it refuses.
     let _: i64 = conn.incr("l/default/shop/01/TOKEN/w", 10).expect("INCR");
     assert!(matches!(count().await, Count::Full(_)), "over the limit of three");
     assert_eq!(conn.get::<_, i64>("l/default/shop/01/TOKEN/w"), Ok(11), "and not counted");
@@ -863,7 +863,7 @@ async fn a_job_that_cannot_be_read_hides_none_behind_it() {
 async fn what_a_killed_server_was_dropping_is_finished_by_the_next() {
     let server = RedisServer::start();
     let conn = &mut server.connection();
-    // As it stands after the first step of a destroy.
+    // The state after the first step of a destroy.
     for n in 0..700 {
         let id = id(n).to_string();
         let _: () = conn.set(format!("j/shop/old/{id}"), "x").expect("SET");
@@ -891,7 +891,7 @@ async fn a_destroy_whose_caller_leaves_is_finished() {
     let elements: Vec<Vec<u8>> = (0..20_000).map(|n| element(1, &id(n).to_string())).collect();
     let _: u64 = conn.lpush("q/shop/orders", &elements).expect("LPUSH");
     let left = tokio::time::timeout(Duration::from_millis(1), engine.destroy(&q)).await;
-    drop(left); // it may have been quick
+    drop(left); // the destroy may have ended already
     engine.close().await;
     let keys: Vec<String> = conn.keys("*").expect("KEYS");
     let none: &[String] = &[];
@@ -904,7 +904,7 @@ async fn a_counter_without_an_end_gets_one() {
     let admin = open_admin_redis(&server).await;
     let conn = &mut server.connection();
     let key = token("01TOKEN");
-    // What a server leaves that was killed between counting and setting the end.
+    // The state after a server was killed between counting and setting the expiry.
     let _: () = conn.set("l/default/shop/01TOKEN/w", 1000).expect("SET");
     for (most, counts) in [(2000, true), (1, false)] {
         let count =

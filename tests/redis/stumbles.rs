@@ -1,5 +1,5 @@
-//! A Redis that stumbles while its connections stay: it hands over to another, refuses writes, stalls, or answers too
-//! late. Every verb resumes within two seconds, and what a caller was not told of does not happen.
+//! A Redis that fails while its connections stay open: it hands over to another master, refuses writes, stalls, or
+//! replies too late. Every verb works again within two seconds, and nothing happens after its caller got an error.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use dormouse::process::tasks::{Failure, Tasks};
 use parking_lot::Mutex;
 use redis::Commands;
 
-/// Within this time every verb is to work again: two seconds are promised, and a busy machine gets some more.
+/// Time within which every verb must work again: two seconds are promised, and a busy machine gets one more.
 const RESUMED: Duration = Duration::from_secs(3);
 
-/// An engine that reaches its Redis through a proxy.
+/// Returns an engine that reaches its Redis through a proxy.
 async fn engine_through(proxy: &Proxy) -> Arc<RedisEngine> {
     let address = RedisAddress { addrs: vec![proxy.addr()], ..RedisAddress::default() };
     RedisEngine::connect(address, &PoolName::default_pool()).await.expect("the Redis is there")
@@ -35,17 +35,17 @@ fn delayed(job: NewJob, delay: Duration) -> NewJob {
     NewJob { delay, ..job }
 }
 
-/// Has the Redis of this address do it.
+/// Sends a command to this Redis.
 fn tell(server: &RedisServer, command: &[&str]) {
     redis::cmd(command[0]).arg(&command[1..]).exec(&mut server.connection()).expect("the Redis does it");
 }
 
-/// Calls every verb until each has worked once. Answers how long that took for each.
+/// Calls every verb until each has succeeded once. Returns how long that took for each.
 async fn all_work(engine: &Arc<RedisEngine>) -> BTreeMap<&'static str, Duration> {
     let began = Instant::now();
     let mut took = BTreeMap::new();
     let q = queue("verbs");
-    let mut n = 1_000_000; // the number of the last id
+    let mut n = 1_000_000; // number of the last id
     macro_rules! until_it_works {
         ($verb:literal, $call:expr) => {
             loop {
@@ -84,7 +84,7 @@ async fn all_work(engine: &Arc<RedisEngine>) -> BTreeMap<&'static str, Duration>
     took
 }
 
-/// Consumes what is ready and gives it back: what comes back must be ready.
+/// Consumes a ready job and returns it, which must make it ready again.
 async fn give_back_one(engine: &Arc<RedisEngine>, q: &Queue) -> Result<()> {
     let jobs = consume(engine, q, 1, TTR).await?;
     if jobs.is_empty() {
@@ -93,7 +93,7 @@ async fn give_back_one(engine: &Arc<RedisEngine>, q: &Queue) -> Result<()> {
     engine.give_back(jobs).await
 }
 
-/// The clients of a Redis, each with a name of its own.
+/// Returns the clients of a Redis, each by a unique name.
 fn clients(conn: &mut redis::Connection) -> Vec<String> {
     let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
     clients.lines().filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
@@ -119,7 +119,7 @@ async fn a_master_that_hands_over_while_connections_stay_is_left_within_two_seco
     assert_eq!(there, 1, "the new master has what is published now");
 }
 
-/// Guards against a write of a token that is the first to find out that the Redis is no master any more.
+/// Guards against discovering only by a failed write of a token that the Redis is no longer the master.
 #[tokio::test]
 async fn tokens_follow_a_master_that_handed_over_while_nobody_writes_one() {
     let (old, new) = (RedisServer::start(), RedisServer::start());
@@ -231,21 +231,21 @@ async fn calls_that_were_given_up_while_the_redis_stalled_do_not_happen_when_it_
     assert_eq!(left[0].id, id(1), "what was given back is at the head");
 }
 
-/// Guards against a publish whose deadline counts from when it is sent, and not from its arrival: one that waited behind
-/// others was sent on the second connection with four seconds of its own, its caller was told of an error when that
-/// connection was given up a moment later, and the Redis stored it when it went on.
+/// Guards against a publish whose deadline counts from when it is sent instead of from its arrival. A publish waited in
+/// a batch queue, was sent on the second connection with four more seconds to start, and its caller got an error when
+/// that connection was closed a moment later; Redis stored it when it resumed.
 #[tokio::test]
 async fn no_publish_begins_after_its_caller_was_answered() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
-    all_work(&engine).await; // the Redis knows the scripts from here on
+    all_work(&engine).await; // loads the scripts
     let stalled = server.stall();
     let began = Instant::now();
     let mut calls = tokio::task::JoinSet::new();
-    // The first two keep both tasks that publish. The others arrive until just before the Redis goes on.
+    // The first two keep both publishing tasks busy. The others arrive until just before Redis resumes.
     for n in 1..=32 {
         let (engine, q) = (engine.clone(), q.clone());
-        // What replaces a job is not taken back, so whatever begins stays.
+        // A publish that replaces a job is not undone, so every call that starts leaves its job.
         let replaces = (n > 2).then(|| JobRef { queue: q.clone(), id: id(9_000) });
         let jobs = vec![Placing::from(job(&q, id(n), "x"))];
         let publication = Publication { jobs, replaces, once: None };
@@ -267,7 +267,7 @@ async fn no_publish_begins_after_its_caller_was_answered() {
         "each is answered 5 s after its arrival: {answers:?}"
     );
     all_work(&engine).await;
-    // What waited in the sockets has been read by now: it lay before these calls.
+    // Requests in the sockets were read before these calls, so all of them have been handled.
     let stored = |n: &u64| server.connection().exists(format!("j/shop/orders/{}", id(*n))).expect("EXISTS");
     let both: Vec<u64> = failed.into_iter().filter(stored).collect();
     assert!(both.is_empty(), "answered with an error, and stored when the Redis went on: {both:?}");
@@ -278,7 +278,7 @@ async fn what_was_done_before_the_answers_got_stuck_is_taken_back_when_they_come
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     let (engine, q) = (engine_through(&proxy).await, queue("orders"));
-    all_work(&engine).await; // the Redis knows the scripts from here on
+    all_work(&engine).await; // loads the scripts
     engine.publish((0..10).map(|n| job(&q, id(n), "x")).collect::<Vec<_>>().into()).await.expect("published");
     proxy.set_answers(Answers::Hold);
     let conn = &mut server.connection();
@@ -306,16 +306,16 @@ async fn what_was_done_before_the_answers_got_stuck_is_taken_back_when_they_come
     assert!(left.iter().all(|job| job.tries_left == 0), "with their one try");
 }
 
-/// Guards against callers that wait for one time-out after the other: of a batch with a key of a wrong type, whose
-/// calls go one by one, while the Redis stalls.
+/// Guards against callers that wait for one timeout after another: after a batch with a key of the wrong type, whose
+/// calls are repeated one by one while Redis stalls.
 #[tokio::test]
 async fn calls_that_go_one_by_one_end_with_their_connection() {
     let server = Arc::new(RedisServer::start());
     let proxy = Proxy::start(server.addr()).await;
     let engine = engine_through(&proxy).await;
-    all_work(&engine).await; // the Redis knows the scripts from here on
+    all_work(&engine).await; // loads the scripts
     let _: () = server.connection().set("q/shop/bad", "no list").expect("SET");
-    // This id is in the call of the batch, and then in a call of its own, before which the Redis stalls.
+    // This id is in the batch's call, and then in its own call, before which Redis stalls.
     let (stalled, redis, mut met) = (Arc::new(Mutex::new(None)), server.clone(), 0);
     let stall = stalled.clone();
     proxy.before(id(3).to_string().leak(), move || {
@@ -341,14 +341,14 @@ async fn calls_that_go_one_by_one_end_with_their_connection() {
     assert_eq!(stored.len(), 1, "what was answered with an error is not stored: {stored:?}");
 }
 
-/// Guards against a publish that waits for a time-out of its own behind those of others, and against one that is sent
-/// when its caller is about to be answered.
+/// Guards against a publish that waits for its own timeout after those of others, and against sending a publish whose
+/// caller is about to get an error.
 #[tokio::test]
 async fn a_publish_that_waited_too_long_is_answered_and_not_sent() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     let (engine, q) = (engine_through(&proxy).await, queue("orders"));
-    all_work(&engine).await; // the Redis knows the scripts from here on
+    all_work(&engine).await; // loads the scripts
     proxy.set_answers(Answers::Hold);
     let conn = &mut server.connection();
     let publish = |n| {
@@ -364,7 +364,7 @@ async fn a_publish_that_waited_too_long_is_answered_and_not_sent() {
             }
         })
         .await;
-        // The first one times out before the second.
+        // The first times out before the second.
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
     let third = publish(2);
@@ -386,13 +386,14 @@ async fn a_publish_that_waited_too_long_is_answered_and_not_sent() {
     .await;
 }
 
-/// Guards against listeners that keep a connection for a minute, and then do nothing with the answer.
+/// Guards against waiting for a late reply, which keeps a connection open for a minute, if nothing is done with the
+/// reply.
 #[tokio::test]
 async fn nobody_listens_for_a_publish_that_cannot_be_taken_back() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     let (engine, q) = (engine_through(&proxy).await, queue("orders"));
-    all_work(&engine).await; // the Redis knows the scripts from here on
+    all_work(&engine).await; // loads the scripts
     let conn = &mut server.connection();
     let before = clients(conn);
     proxy.set_answers(Answers::HoldAfter("the-key"));
@@ -419,9 +420,9 @@ async fn a_publish_whose_caller_left_while_it_waited_is_not_sent() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     let (engine, q) = (engine_through(&proxy).await, queue("orders"));
-    all_work(&engine).await; // the Redis knows the scripts from here on
+    all_work(&engine).await; // loads the scripts
     proxy.set_answers(Answers::Hold);
-    // Both tasks that publish wait for an answer.
+    // Both publishing tasks wait for a reply.
     let conn = &mut server.connection();
     let mut held = Vec::new();
     for n in 0..2 {
@@ -485,7 +486,7 @@ async fn reads_that_hang_hold_up_no_pump_no_give_back_and_nothing_on_the_hot_pat
     assert_eq!(sizes.len(), 50, "the sizes still hang");
 }
 
-/// A bulk of so many jobs, each with `bytes` of body.
+/// Returns a bulk of `jobs` jobs, each with a body of `bytes` bytes.
 fn bulk(q: &Queue, jobs: u64, bytes: usize) -> Vec<NewJob> {
     let body = Bytes::from(vec![b'x'; bytes]);
     (0..jobs).map(|n| job(q, id(n), body.clone())).collect()

@@ -1,5 +1,5 @@
-//! What keys, pauses, receipts and lists leave in a Redis, and what several servers and lmstfy's make of it. What one
-//! store must do is in the laws.
+//! Data that job keys, pauses, receipts and lists leave in a Redis, and their handling by several servers and lmstfy's.
+//! The laws cover a single store.
 
 use std::collections::BTreeSet;
 use std::num::{NonZeroU16, NonZeroUsize};
@@ -52,7 +52,7 @@ fn list(state: JobState, limit: usize) -> JobList {
     JobList { state, limit, cursor: None, bodies: false }
 }
 
-/// All jobs of a list, and the most that one call has looked at. `meanwhile` is called after each page.
+/// Returns all jobs of a list, and the most entries that one call scanned. Calls `meanwhile` after each page.
 async fn walk(
     engine: &RedisEngine,
     queue: &Queue,
@@ -74,7 +74,7 @@ async fn walk(
     panic!("the list has no end");
 }
 
-/// Lets jobs die: writes them as the pump does.
+/// Creates dead jobs, as a pump stores them.
 fn dead(conn: &mut Connection, queue: &str, ids: impl IntoIterator<Item = JobId>) {
     let mut all = redis::pipe();
     for id in ids {
@@ -123,7 +123,7 @@ async fn a_key_leaves_two_records_and_what_is_left_of_old_jobs_goes() {
     let ends: u64 = redis::cmd("PEXPIRETIME").arg(format!("j/{}", name_of(0))).query(conn).expect("Redis 7");
     assert_eq!(details, ["key", "a:b", "tries", "1", "until", &ends.to_string()]);
     assert_eq!(first.how, How::New);
-    // Acks know nothing of keys.
+    // Acks do not touch job keys.
     for n in 1..500 {
         place(&engine, keyed(job(&q, id(n), "x"), &format!("k{n}"), OnConflict::Keep)).await;
         engine.ack_job(name(&q, id(n))).await.expect("acked");
@@ -137,7 +137,7 @@ async fn a_key_leaves_two_records_and_what_is_left_of_old_jobs_goes() {
     );
 }
 
-/// Guards against a key that a job holds forever since a lmstfy server, which knows no keys, has let it die.
+/// Guards against a key that is held forever after an lmstfy server, which does not know job keys, has let its job die.
 #[tokio::test]
 async fn a_job_that_lmstfy_lets_die_has_no_key() {
     let server = RedisServer::start();
@@ -149,15 +149,15 @@ async fn a_job_that_lmstfy_lets_die_has_no_key() {
         place(&engine, keyed(NewJob { ttl, ..job(&q, id(n), "x") }, &key, OnConflict::Keep)).await;
         let view = engine.inspect_job(&name(&q, id(n))).await.expect("inspect").expect("it is there");
         assert_eq!((view.ttl.is_none(), view.key.is_some()), (ttl.is_none(), true), "{view:?}");
-        // What its pump does to a job without tries.
+        // lmstfy's pump does this to a job without tries.
         let _: u64 = conn.persist(format!("j/shop/q/{}", id(n))).expect("PERSIST");
         let again = place(&engine, keyed(job(&q, id(10 + n), "x"), &key, OnConflict::Keep)).await;
         assert_eq!(again.how, How::New, "the key of a dead job is free");
     }
 }
 
-/// Guards against a job that takes its key back since a lmstfy server has respawned it, also where Redis 6.2 cannot say
-/// when a ttl ends.
+/// Guards against a job that regains its key when an lmstfy server respawns it, even if Redis 6.2 cannot tell when a
+/// ttl ends.
 #[tokio::test]
 async fn a_job_that_lmstfy_respawns_has_no_key() {
     for args in [&[][..], &["--rename-command", "PEXPIRETIME", ""]] {
@@ -172,7 +172,7 @@ async fn a_job_that_lmstfy_respawns_has_no_key() {
             assert_eq!(buried.expect("answered"), Held::Done(()));
         }
         for n in 0..4 {
-            // What its respawn does.
+            // lmstfy's respawn does this.
             let element: Vec<u8> = conn.rpop("d/shop/q", None).expect("RPOP");
             let _: u64 = conn.lpush("q/shop/q", element).expect("LPUSH");
             let _: bool = conn.expire(format!("j/shop/q/{}", id(n)), 99).expect("EXPIRE");
@@ -192,7 +192,7 @@ async fn a_job_that_lmstfy_respawns_has_no_key() {
             assert_eq!(new.how, How::New, "{args:?}, {conflict:?}: it is free");
         }
         assert_eq!(consume(&engine, &q, 9, TTR).await.expect("consumed").len(), 4, "{args:?}: all are there");
-        // What comes and goes keeps its key.
+        // A job that is delivered and released keeps its key.
         let tries = NonZeroU16::new(9).expect("nine");
         place(&engine, keyed(NewJob { tries, ..job(&q, id(20), "x") }, "k", OnConflict::Keep)).await;
         let held = consume(&engine, &q, 1, TTR).await.expect("consumed");
@@ -202,15 +202,15 @@ async fn a_job_that_lmstfy_respawns_has_no_key() {
     }
 }
 
-/// Sets the ready list of a queue aside, as a server does that is killed in the first step of a destroy.
+/// Sets the ready list of a queue aside, as a server does that is killed after the first step of a destroy.
 fn set_aside(conn: &mut Connection, queue: &str) {
     let _: () =
         conn.rename(format!("q/shop/{queue}"), format!("dormouse/dropped/shop/{queue}")).expect("RENAME");
     let _: u64 = conn.sadd("dormouse/dropped", format!("shop/{queue}")).expect("SADD");
 }
 
-/// Guards against publishes that vanish: answered as duplicates of jobs that a destroy deletes, whose server was killed
-/// or is not done yet.
+/// Guards against lost publishes: reported as duplicates of jobs that a destroy is deleting, or was when its server was
+/// killed.
 #[tokio::test]
 async fn what_a_destroy_has_set_aside_holds_no_key() {
     let server = RedisServer::start();
@@ -222,7 +222,7 @@ async fn what_a_destroy_has_set_aside_holds_no_key() {
         for n in 0..600 {
             place(&one, keyed(job(&q, id(n), "x"), &format!("k{n}"), OnConflict::Keep)).await;
         }
-        // What is not ready stays, with its key.
+        // A delayed job stays, with its key.
         let later = NewJob { delay: TTR, ..job(&q, id(900), "later") };
         place(&one, keyed(later, "later", OnConflict::Keep)).await;
         set_aside(conn, what);
@@ -260,7 +260,8 @@ async fn what_a_destroy_has_set_aside_holds_no_key() {
     }
 }
 
-/// Guards against jobs that stay for ever since the server was killed that destroyed them, and no other is started.
+/// Guards against jobs that stay forever because the server that was destroying them was killed and no other is
+/// started.
 #[tokio::test]
 async fn any_pump_finishes_what_a_destroy_has_set_aside() {
     let server = RedisServer::start();
@@ -287,7 +288,7 @@ async fn any_pump_finishes_what_a_destroy_has_set_aside() {
     }
 }
 
-/// Guards against an answer that says that nothing has happened after some steps of a delete were done.
+/// Guards against an error that denies steps of a delete that were done.
 #[tokio::test]
 async fn what_was_done_before_the_redis_went_is_told() {
     let mut server = RedisServer::start();
@@ -309,11 +310,11 @@ async fn what_was_done_before_the_redis_went_is_told() {
     let Err(Error::Partly { done, why }) = answer else {
         panic!("some were deleted, and not all: {answer:?}")
     };
-    // A step deletes 250, and the answer of the last one may not have come.
+    // A step deletes 250 jobs, and the reply of the last step may be lost.
     assert!((750..100_000).contains(&done) && matches!(*why, Error::Away(_)), "{done}: {why}");
 }
 
-/// Guards against a running job that is taken for a delayed one: lmstfy has handed it out.
+/// Guards against treating a running job as a delayed one, if lmstfy delivered it.
 #[tokio::test]
 async fn a_job_that_lmstfy_runs_is_not_replaced() {
     let server = RedisServer::start();
@@ -395,14 +396,14 @@ async fn a_pause_is_seen_by_every_server_within_a_second() {
         .await;
 }
 
-/// How often a command was called.
+/// Returns how often a command was called.
 fn calls(conn: &mut Connection, command: &str) -> u64 {
     let stats: String = redis::cmd("INFO").arg("commandstats").query(conn).expect("INFO");
     let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
     line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Pauses that somebody has set, of queues that nobody uses: 1,000 in each of these many namespaces.
+/// Sets pauses of queues that are not used: 1,000 in each of `namespaces` namespaces.
 fn paused_elsewhere(conn: &mut Connection, namespaces: usize) {
     let mut all = redis::pipe();
     for namespace in 0..namespaces {
@@ -414,8 +415,8 @@ fn paused_elsewhere(conn: &mut Connection, namespaces: usize) {
     let () = all.query(conn).expect("written");
 }
 
-/// Guards against one caller whose pauses hold up everybody's consumes: each of them made the whole hash be read, and
-/// consumes wait while it is read.
+/// Guards against one caller's pauses delaying all consumes: each pause caused a read of the whole hash, which consumes
+/// wait for.
 #[tokio::test]
 async fn a_stream_of_pauses_holds_up_no_consume() {
     let server = RedisServer::start();
@@ -455,7 +456,7 @@ async fn a_stream_of_pauses_holds_up_no_consume() {
     }
 }
 
-/// Guards against a server that reads all pauses again for each one that it has made itself.
+/// Guards against a server that reads all pauses again after each of its own changes.
 #[tokio::test]
 async fn own_pauses_need_no_reading() {
     let server = RedisServer::start();
@@ -478,7 +479,7 @@ async fn own_pauses_need_no_reading() {
     assert_eq!(calls(conn, "hscan") - scans, 0, "steps of reading all pauses");
 }
 
-/// Guards against names and counts that stay when nothing is paused any more.
+/// Guards against names and counts that remain when nothing is paused any more.
 #[tokio::test]
 async fn pauses_leave_nothing() {
     let server = RedisServer::start();
@@ -503,13 +504,13 @@ async fn pauses_leave_nothing() {
     assert!(keys_like(conn, "dormouse/*").is_empty(), "nothing is paused");
 }
 
-/// Guards against consumes that wait for a Redis that hangs one after the other.
+/// Guards against consumes that wait one after another for a hanging Redis.
 #[tokio::test]
 async fn consumes_that_wait_for_the_pauses_wait_together() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
     let stalled = server.stall();
-    // What is remembered of the pauses gets too old.
+    // The view of the pauses becomes too old.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let began = Instant::now();
     let consumes: Vec<_> = (0..6)
@@ -527,7 +528,7 @@ async fn consumes_that_wait_for_the_pauses_wait_together() {
     assert!(took < Duration::from_secs(8), "six consumes waited for {took:?}");
 }
 
-/// Guards against a list that shows a job twice, or not at all, since those on its page were respawned, and against a
+/// Guards against a list that shows a job twice or not at all because jobs on its page were respawned, and against a
 /// respawn that searches a long dead letter in one step.
 #[tokio::test]
 async fn a_long_dead_letter_is_listed_while_its_jobs_are_respawned_by_id() {
@@ -540,7 +541,7 @@ async fn a_long_dead_letter_is_listed_while_its_jobs_are_respawned_by_id() {
     let mut page = 0;
     let (shown, scanned) = walk(&engine, &q, list(JobState::Dead, 20), async |ids| {
         page += 1;
-        // Whole pages, and the ends of pages, go.
+        // Respawns whole pages, and ends of pages.
         let gone = if page % 3 == 0 { ids } else { &ids[ids.len() / 2..] };
         if page % 2 == 1 || page % 3 == 0 {
             let answers = engine.respawn_jobs(&q, gone, revival).await.expect("respawned");
@@ -561,15 +562,15 @@ async fn a_long_dead_letter_is_listed_while_its_jobs_are_respawned_by_id() {
     assert_eq!(dead, expected, "nothing is left of jobs that were respawned from the middle");
 }
 
-/// Guards against work for one call that grows with the dead letter, and against an answer that says what nobody has
-/// looked for.
+/// Guards against work per call that grows with the dead letter, and against a reply about jobs that were not searched
+/// for.
 #[tokio::test]
 async fn a_respawn_by_id_looks_near_the_ends_of_a_dead_letter() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
     let q = queue("q");
     let conn = &mut server.connection();
-    // Elements of jobs that are gone stand between those that are looked for.
+    // Inserts elements of deleted jobs between the jobs to respawn.
     let gone = |conn: &mut Connection, count: u32| {
         let fill = "for i = 1, ARGV[1] do redis.call('LPUSH', KEYS[1], struct.pack('<HH', 1, 5) .. i) end";
         redis::cmd("EVAL").arg(fill).arg(1).arg("d/shop/q").arg(count).exec(conn).expect("EVAL");
@@ -592,7 +593,7 @@ async fn a_respawn_by_id_looks_near_the_ends_of_a_dead_letter() {
     let answers = revive(&named).await;
     assert!(answers[..20].iter().all(|answer| *answer == Revived::OutOfReach), "{answers:?}");
     assert!(matches!(answers[20], Revived::Done { .. }), "it is the oldest: {:?}", answers[20]);
-    // A Redis that stalls during a look makes no long rest after it.
+    // If Redis stalls during a search, the pause after it must not grow with the stall.
     let stalls = async {
         tokio::time::sleep(Duration::from_millis(100)).await;
         redis::cmd("CLIENT").arg("PAUSE").arg(700).exec(conn).expect("CLIENT PAUSE");
@@ -607,7 +608,7 @@ async fn a_respawn_by_id_looks_near_the_ends_of_a_dead_letter() {
 }
 
 /// Guards against an order by tries and id: another server's ids may be smaller within a millisecond. And against more
-/// jobs at one instant than there are microseconds in the one after it.
+/// jobs at one instant than its millisecond has microseconds.
 #[tokio::test]
 async fn jobs_of_one_instant_come_in_publish_order_from_several_servers() {
     let server = RedisServer::start();
@@ -623,7 +624,7 @@ async fn jobs_of_one_instant_come_in_publish_order_from_several_servers() {
         assert_eq!(placed.due_at, Some(at), "job {n}");
         expected.push(placed.id);
     }
-    // Bulks of one server: their ids grow.
+    // Bulks from one server, with increasing ids.
     for bulk in 0..50 {
         let ids = (0..64).map(|n| JobId::from_parts(1_700_000_000_001 + bulk, n, 3600, false));
         expected.extend(ids.clone());
@@ -644,8 +645,8 @@ async fn jobs_of_one_instant_come_in_publish_order_from_several_servers() {
     );
 }
 
-/// Guards against an instant that is cut to an earlier one, and against one of a far year that is taken for the end of
-/// a hand-over: scores have no half microseconds there.
+/// Guards against an instant rounded to an earlier one, and against a delayed job of a distant year that is read as
+/// running: such scores are too coarse for half microseconds.
 #[tokio::test]
 async fn jobs_of_a_far_year_are_held_until_then() {
     let server = RedisServer::start();
@@ -672,7 +673,7 @@ async fn jobs_of_a_far_year_are_held_until_then() {
     assert!(refused.is_err(), "what cannot be kept is refused: {refused:?}");
 }
 
-/// Guards against a list that skips jobs, or shows some twice, since others worked between two commands of one call.
+/// Guards against a list that skips or repeats jobs because others changed it between two commands of one call.
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_are_whole_while_others_take_jobs_between_any_two_reads() {
     for state in [JobState::Ready, JobState::Dead] {
@@ -694,7 +695,7 @@ async fn lists_are_whole_while_others_take_jobs_between_any_two_reads() {
         }
         let key = if state == JobState::Dead { "d/shop/q" } else { "q/shop/q" };
         let mut taken = 0;
-        // Jobs are taken at the head, and sometimes a few come back there.
+        // Jobs are removed at the head, and sometimes a few return there.
         proxy.before("LRANGE", move || {
             if taken < 1500 {
                 taken += 7;
@@ -712,7 +713,7 @@ async fn lists_are_whole_while_others_take_jobs_between_any_two_reads() {
     }
 }
 
-/// Guards against a list that leaves out what stands before a job that has moved to the end, where it waits again.
+/// Guards against a list that skips the jobs before one that has moved to the end.
 #[tokio::test]
 async fn a_list_does_not_follow_a_job_that_comes_back_at_the_end() {
     let server = RedisServer::start();
@@ -726,7 +727,7 @@ async fn a_list_does_not_follow_a_job_that_comes_back_at_the_end() {
     let mut first = true;
     let (shown, _) = walk(&engine, &q, list(JobState::Ready, 20), async |_| {
         if std::mem::take(&mut first) {
-            // Their ttr ends: all that the cursor knows stand at the end.
+            // Lets their ttr end, so that all jobs known to the cursor move to the end.
             consume(&engine, &q, 30, Duration::from_millis(1)).await.expect("consumed");
             until("they are back", async || {
                 engine.pump().await.expect("pumped");
@@ -740,7 +741,7 @@ async fn a_list_does_not_follow_a_job_that_comes_back_at_the_end() {
     assert_eq!(stayed, all[30..], "each that was ready all the while, once");
 }
 
-/// How often the Redis has carried out a command since the last call.
+/// Returns how often Redis has executed a command since the last call.
 fn calls_of(conn: &mut Connection, command: &str) -> u64 {
     let stats: String = redis::cmd("INFO").arg("commandstats").query(conn).expect("INFO");
     let _: () = redis::cmd("CONFIG").arg("RESETSTAT").query(conn).expect("RESETSTAT");
@@ -748,8 +749,8 @@ fn calls_of(conn: &mut Connection, command: &str) -> u64 {
     line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Guards against looks that no limit counts and that keep the Redis busy for milliseconds: a page among the timers of
-/// others, and a job of which it is not known where it stands.
+/// Guards against reads that no limit bounds and that block Redis for milliseconds: a page of timers that belong to
+/// other queues, and a job whose position is unknown.
 #[tokio::test]
 async fn looks_cost_the_redis_little() {
     let server = RedisServer::start();
@@ -760,7 +761,7 @@ async fn looks_cost_the_redis_little() {
         let jobs = ids.iter().map(|id| NewJob { delay: Duration::from_secs(50), ..job(&other, *id, "x") });
         engine.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
     }
-    // The first call tells the Redis the script.
+    // The first call loads the script.
     walk(&engine, &queue("r"), list(JobState::Delayed, 20), async |_| {}).await;
     calls_of(conn, "evalsha");
     let page = engine.list_jobs(&q, list(JobState::Delayed, 20)).await.expect("a list").expect("no cursor");
@@ -785,8 +786,8 @@ async fn looks_cost_the_redis_little() {
     }
 }
 
-/// Guards against jobs that a list of timers leaves out or shows twice: lmstfy gives thousands the same score, and the
-/// one where the list stopped may be gone.
+/// Guards against a list of timers that skips or repeats jobs: lmstfy gives thousands the same score, and the timer
+/// where the list stopped may be deleted.
 #[tokio::test]
 async fn timers_of_one_second_are_listed_once() {
     let server = RedisServer::start();
@@ -810,7 +811,7 @@ async fn timers_of_one_second_are_listed_once() {
     let q = queue("q");
     let mut gone = Vec::new();
     let (shown, scanned) = walk(&engine, &q, list(JobState::Delayed, 7), async |ids| {
-        // What the cursor stands at goes, with its timer.
+        // Deletes the timer at the cursor.
         if let Some(last) = ids.last().filter(|_| gone.len() < 200) {
             gone.push(*last);
             let mut member = b"\x04\x00shop\x01\x00q\x01\x00\x1a\x00".to_vec();
@@ -828,7 +829,7 @@ async fn timers_of_one_second_are_listed_once() {
     assert_eq!(running, [], "their ids say that they are delayed");
 }
 
-/// Guards against half of a call on a Redis that is full, and against holders who cannot give anything back there.
+/// Guards against a call that is half executed on a full Redis, and against workers that cannot return jobs there.
 #[tokio::test]
 async fn a_full_redis_refuses_keys_as_a_whole_and_lets_holders_go_on() {
     let server = RedisServer::start();
@@ -859,7 +860,8 @@ async fn a_full_redis_refuses_keys_as_a_whole_and_lets_holders_go_on() {
     assert!(matches!(buried, Ok(Held::Done(()))), "{buried:?}");
 }
 
-/// Guards against a large call that is torn, and against values that a call leaves behind which published nothing.
+/// Guards against a large call that is executed partially, and against values left behind by a call that published
+/// nothing.
 #[tokio::test]
 async fn a_large_call_with_keys_goes_through_and_a_refused_one_leaves_nothing() {
     let server = RedisServer::start();
@@ -883,7 +885,7 @@ async fn a_large_call_with_keys_goes_through_and_a_refused_one_leaves_nothing() 
     assert_eq!(got.iter().map(|job| job.body.len()).collect::<Vec<_>>(), [300_000; 12]);
 }
 
-/// Guards against queues that only lmstfy has published to, or that somebody has deleted.
+/// Guards against a list without queues that only lmstfy has published to, or with deleted queues.
 #[tokio::test]
 async fn queues_that_others_made_are_listed() {
     let server = RedisServer::start();
@@ -920,14 +922,14 @@ async fn queues_that_others_made_are_listed() {
     assert_eq!(all().await, expected, "what is new, what is paused, and not what is gone");
 }
 
-/// How often a command was served.
+/// Returns how often a command was called.
 fn served(conn: &mut Connection, command: &str) -> u64 {
     let stats: String = redis::cmd("INFO").arg("commandstats").query(conn).expect("INFO");
     let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
     line.map_or(0, |line| line.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
 }
 
-/// Guards against copies of a long hash that pile up, one for each caller who leaves and comes back.
+/// Guards against concurrent copies of a long hash, one per caller that disconnects and retries.
 #[tokio::test]
 async fn callers_who_leave_early_start_one_copy_and_a_long_namespace_is_listed_whole() {
     const CALLERS: u64 = 30;

@@ -5,14 +5,14 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// An authority that no system trusts.
+/// A certificate authority that no system trusts.
 #[derive(Debug)]
 pub struct Authority {
     dir: TempDir,
 }
 
 impl Authority {
-    /// A new one.
+    /// Creates an authority.
     pub fn new() -> Authority {
         let authority = Authority { dir: TempDir::new().expect("a temporary directory") };
         let (key, certificate) = (authority.file("ca.key"), authority.certificate());
@@ -22,7 +22,7 @@ impl Authority {
         authority
     }
 
-    /// Its certificate, as a file that can be trusted.
+    /// Returns the path of its certificate, to be trusted by clients.
     pub fn certificate(&self) -> PathBuf {
         self.file("ca.pem")
     }
@@ -31,7 +31,7 @@ impl Authority {
         self.dir.path().join(name)
     }
 
-    /// A key and a certificate by it for `names` (`DNS:localhost,IP:127.0.0.1`), in these files.
+    /// Writes a key and a certificate signed by it for `names` (`DNS:localhost,IP:127.0.0.1`) to these files.
     pub fn issue(&self, names: &str, certificate: &Path, key: &Path) {
         let (by, by_key) = (self.certificate(), self.file("ca.key"));
         let (by, by_key) = (by.display().to_string(), by_key.display().to_string());
@@ -50,7 +50,7 @@ impl Authority {
     }
 }
 
-/// Makes a key and a certificate of two days.
+/// Creates a key and a certificate valid for two days.
 fn request(key: &Path, certificate: &Path, name: &str, more: &[&str]) {
     let mut openssl = Command::new("openssl");
     openssl.args([

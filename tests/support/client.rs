@@ -10,25 +10,25 @@ use serde_json::Value;
 use super::held;
 use super::wait::TIMEOUT;
 
-/// A request with this token, or without one when it is empty.
+/// Returns a request with this token; without one if it is empty.
 pub fn request(method: &str, url: &str, token: &str) -> RequestBuilder {
     let method: Method = method.parse().expect("a method");
     let request = reqwest::Client::new().request(method, url).timeout(TIMEOUT);
     if token.is_empty() { request } else { request.header("X-Token", token) }
 }
 
-/// What a server answered.
+/// A whole response.
 #[derive(Debug)]
 pub struct Response {
     pub status: u16,
     pub headers: HeaderMap,
     pub text: String,
-    /// The body as JSON; null when it is not.
+    /// The body as JSON; null if it is not JSON.
     pub json: Value,
 }
 
 impl Response {
-    /// The text of `error`, or of `msg`.
+    /// Returns the text of `error`, or of `msg`.
     pub fn says(&self) -> &str {
         self.json["error"].as_str().or(self.json["msg"].as_str()).unwrap_or_default()
     }
@@ -45,7 +45,7 @@ impl Response {
         data(&self.json)
     }
 
-    /// Panics when it is another status than this.
+    /// Panics if the status differs.
     #[track_caller]
     pub fn expect(self, status: u16) -> Response {
         assert_eq!(
@@ -60,19 +60,19 @@ impl Response {
     }
 }
 
-/// The id of a job, as a consume shows it.
+/// Returns the id of a consumed job.
 #[track_caller]
 pub fn job_id(job: &Value) -> String {
     job["job_id"].as_str().unwrap_or_else(|| panic!("a job_id was expected, not {job}")).to_owned()
 }
 
-/// The body of a job, as a consume shows it.
+/// Returns the body of a consumed job.
 #[track_caller]
 pub fn data(job: &Value) -> Vec<u8> {
     decoded(job["data"].as_str().unwrap_or_else(|| panic!("a job with data was expected, not {job}")))
 }
 
-/// The bytes of a base64 text.
+/// Decodes base64.
 #[track_caller]
 pub fn decoded(text: &str) -> Vec<u8> {
     STANDARD.decode(text).unwrap_or_else(|e| panic!("base64 was expected ({e}), not {text:?}"))
@@ -83,7 +83,7 @@ pub async fn send(request: RequestBuilder) -> Response {
     try_send(request).await.unwrap_or_else(|e| panic!("a whole response was expected, but: {e:?}"))
 }
 
-/// The same with a server that may be gone.
+/// Like `send`, for a server that may be stopped.
 pub async fn try_send(request: RequestBuilder) -> reqwest::Result<Response> {
     let (client, request) = request.build_split();
     let request = request?;

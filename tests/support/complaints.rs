@@ -1,7 +1,6 @@
-//! The lines of trouble in what a server logged.
+//! Warnings and errors in a server's log.
 
-/// The lines whose level is a warning or an error: it is their second word, in a column of its own. The same letters
-/// may be in an id.
+/// Returns the lines with level warning or error, which is the second word. The same letters may occur in an id.
 pub fn complaints(said: &str) -> Vec<&str> {
     let level =
         |line: &&str| line.split_whitespace().nth(1).is_some_and(|word| matches!(word, "WARN" | "ERROR"));

@@ -11,10 +11,10 @@ use dormouse::error::Result;
 use dormouse::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
 use dormouse::name::{JobKey, Queue};
 
-/// Every engine has them.
+/// Implemented by every engine.
 #[async_trait]
 pub trait EngineExt: Engine {
-    /// Publishes `new` in the place of `old`.
+    /// Replaces `old` by `new`.
     async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
         let id = new.id;
         let publication = Publication { replaces: Some(old), ..vec![new].into() };
@@ -32,12 +32,12 @@ pub trait EngineExt: Engine {
         Ok(())
     }
 
-    /// All of the job that has this key.
+    /// Returns all fields of the job that holds this key.
     async fn inspect_by_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
         self.inspect(queue, By::Key(key), Detail::All).await
     }
 
-    /// All of a job by its id.
+    /// Returns all fields of a job.
     async fn inspect_job(&self, job: &JobRef) -> Result<Option<JobView>> {
         self.inspect(&job.queue, By::Id(job.id), Detail::All).await
     }
@@ -60,17 +60,17 @@ pub trait EngineExt: Engine {
         }))
     }
 
-    /// How many jobs are ready.
+    /// Returns the number of ready jobs.
     async fn ready(&self, queue: &Queue) -> Result<u64> {
         Ok(self.size(queue, SizeOf::Ready).await?.jobs)
     }
 
-    /// How many jobs are dead, and the oldest.
+    /// Returns the number of dead jobs, and the oldest.
     async fn dead_letter(&self, queue: &Queue) -> Result<Size> {
         self.size(queue, SizeOf::Dead).await
     }
 
-    /// Respawns the oldest. Returns how many.
+    /// Respawns the oldest dead jobs. Returns their number.
     async fn respawn_oldest(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
         let respawned = self.respawn(queue, Respawn::Oldest { limit, ttl }).await?;
         assert_eq!(respawned.each, [], "none was named");
@@ -108,7 +108,7 @@ pub trait EngineExt: Engine {
         Ok(())
     }
 
-    /// Every queue.
+    /// Returns every queue.
     async fn queues(&self) -> Result<Vec<Queue>> {
         Ok(self.stats().await?.queues.into_iter().map(|size| size.queue).collect())
     }

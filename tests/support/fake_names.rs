@@ -1,17 +1,17 @@
-//! Host names of a child process that resolve as a test wants: to several addresses, or to a different one each time,
-//! like those of an attacker.
+//! Host names that a child process resolves as a test requires: to several addresses, or to different ones each time,
+//! as an attacker's names may.
 
 use super::shim::Shim;
 
-/// What names lead to, in one child process or in several.
+/// The results of names, for one or several child processes.
 pub struct FakeNames {
     shim: Shim,
     names: String,
 }
 
 impl FakeNames {
-    /// Each name has a list of results, one per look-up in turn; a result is a list of addresses. Fails with the
-    /// reason if this machine cannot do it.
+    /// Each name has a list of results, one per look-up in turn; a result is a list of addresses. Fails with the reason
+    /// if this machine does not support it.
     pub fn new(names: &[(&str, &[&str])]) -> Result<FakeNames, String> {
         let shim = Shim::compile("tests/support/fake_names.c")?;
         assert!(names.len() <= 64, "fake_names.c knows 64 names at most");
@@ -20,7 +20,7 @@ impl FakeNames {
         Ok(FakeNames { shim, names: names.join(" ") })
     }
 
-    /// The environment of the process.
+    /// Returns the environment of the process.
     pub fn env(&self) -> Vec<(&'static str, String)> {
         vec![("LD_PRELOAD", self.shim.library().display().to_string()), ("NAMES", self.names.clone())]
     }

@@ -1,6 +1,6 @@
-//! The reference engine: every job is in one map, and every result is computed by a full scan. Slow, and simple
-//! enough to be read against the contract in engine/mod.rs. It proves that the laws can be kept, and random
-//! operations on a real engine are compared with it.
+//! The reference engine: all jobs in one map, and every result computed by a full scan. Slow, and simple enough to be
+//! checked against the contract in engine/mod.rs. It proves that the laws are consistent, and random operations on a
+//! real engine are compared with it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -24,7 +24,7 @@ use dormouse::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueList, QueueN
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-/// Names a published or consumed job.
+/// The name of a published or consumed job.
 pub trait Named {
     fn name(&self) -> JobRef;
 }
@@ -47,7 +47,7 @@ impl Named for Job {
     }
 }
 
-/// Whole milliseconds.
+/// Returns whole milliseconds.
 pub fn ms(duration: Duration) -> Millis {
     Millis::try_from(duration.as_millis()).unwrap_or(Millis::MAX)
 }
@@ -59,14 +59,14 @@ pub struct ModelEngine {
     state: Mutex<Jobs>,
     notifiers: Notifiers,
     observers: Observers,
-    /// Notified whenever a timer was armed.
+    /// Notified whenever a timer is set.
     armed: Notify,
-    /// As in stores that find out only when a timer is due that its job has expired: until then the timer counts in
-    /// `stats`, and a pump that ends it counts it as moved.
+    /// Like stores that detect an expired job only when its timer is due: until then the timer counts in `stats`, and
+    /// the pump that removes it counts it as moved.
     pub expired_timers_stay: bool,
-    /// How many due jobs one pump moves.
+    /// Maximum number of due jobs moved by one pump.
     pub pump: usize,
-    /// For how long dead jobs are kept; `None` is forever.
+    /// How long dead jobs are kept; `None`: forever.
     pub dead_ttl: Option<Duration>,
 }
 
@@ -78,11 +78,11 @@ struct Jobs {
     /// The last order number given at the tail of any queue or dead letter; `head` is the last given at a head.
     tail: i64,
     head: i64,
-    /// The last delivery.
+    /// Number of the last delivery.
     receipt: u64,
-    /// Number of timers armed.
+    /// Number of timers set so far.
     armed: u64,
-    /// When the last pump said that the next job is due; `None` is never.
+    /// Due time of the next job according to the last pump; `None`: never.
     announced: Option<Millis>,
     /// Results of requests with idempotency keys, and their expiry.
     done: BTreeMap<(Queue, IdempotencyKey), (Millis, Fingerprint, Vec<Placed>)>,
@@ -90,9 +90,9 @@ struct Jobs {
     paused: BTreeMap<Queue, Option<Millis>>,
     quotas: Quotas,
     schedules: BTreeMap<ScheduleId, StoredSchedule>,
-    /// No revision of a deleted schedule is above it.
+    /// Highest revision of a deleted schedule, or a higher number.
     gone: u64,
-    /// How many steps there were, by what their placers computed with.
+    /// Number of steps by kind of placer.
     by: BTreeMap<Box<str>, u64>,
     closed: bool,
 }
@@ -103,9 +103,9 @@ struct Stored {
     tries: u16,
     expires: Option<Millis>,
     state: State,
-    /// When its last timer was armed, by count.
+    /// Value of the timer count when its last timer was set.
     armed: u64,
-    /// Since when it is in its state.
+    /// When its state last changed.
     since: Millis,
     key: Option<JobKey>,
     reason: Option<Reason>,
@@ -191,7 +191,7 @@ impl Stored {
 }
 
 impl Jobs {
-    /// What becomes of a publication, and the queues that got jobs.
+    /// Executes a publication. Returns the result, and the queues that have new jobs.
     fn publish(&mut self, publication: Publication, now: Millis) -> Result<(Published, Vec<Queue>)> {
         let Publication { jobs, replaces, once } = publication;
         let done =
@@ -275,12 +275,12 @@ impl Jobs {
         Ok((Published::Done(placed), queues))
     }
 
-    /// All of it, if there are quotas to keep to.
+    /// Returns a copy of the state, if there are quotas.
     fn before(&self) -> Option<Jobs> {
         (!self.quotas.is_empty()).then(|| self.clone())
     }
 
-    /// Goes back to how it was, if a namespace has more than its quota now, and more than it had.
+    /// Restores the previous state if a namespace now exceeds its quota and uses more than before.
     fn keep_to_quotas(&mut self, before: Option<Jobs>) -> Result<()> {
         let Some(before) = before else { return Ok(()) };
         let used = Jobs::used;
@@ -300,7 +300,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// How many jobs, bytes and queues a namespace has.
+    /// Returns the jobs, bytes and queues that a namespace uses.
     fn used(&self, namespace: &Namespace) -> [usize; 3] {
         let of = || self.jobs.values().filter(|stored| stored.job.queue.namespace == *namespace);
         let queues = self.queues.keys().filter(|queue| queue.namespace == *namespace).count();
@@ -309,7 +309,7 @@ impl Jobs {
         [of().count(), of().map(|stored| stored.job.body.len()).sum::<usize>() + beside, queues]
     }
 
-    /// Whether so many bytes that are no job's may be stored.
+    /// Checks whether `bytes` more bytes besides jobs may be stored.
     fn admit_beside(&self, namespace: &Namespace, bytes: usize, is_new: bool) -> Result<()> {
         let Some(quota) = self.quotas.get(namespace).filter(|_| bytes > 0) else { return Ok(()) };
         let [jobs, used, _] = self.used(namespace).map(|used| used as u64);
@@ -327,12 +327,12 @@ impl Jobs {
         self.tail
     }
 
-    /// Deletes what has expired: whether that happened at its instant or just now makes no difference.
+    /// Deletes expired jobs. Deleting them now or when they expired makes no difference.
     fn expire(&mut self, now: Millis, timers_stay: bool) {
         self.jobs.retain(|_, stored| !stored.expired(now) || (timers_stay && stored.state.due().is_some()));
     }
 
-    /// Returns when it is due.
+    /// Stores a job. Returns when it is due.
     fn place(&mut self, job: NewJob, due: Millis, key: Option<JobKey>, now: Millis) -> Millis {
         let due = due.max(now);
         let state =
@@ -346,7 +346,7 @@ impl Jobs {
         due
     }
 
-    /// The job that has a key.
+    /// Returns the job that holds a key.
     fn holder(&self, queue: &Queue, key: &JobKey, now: Millis) -> Option<&Stored> {
         self.jobs.values().find(|stored| {
             stored.job.queue == *queue && stored.key.as_ref() == Some(key) && !stored.expired(now)
@@ -366,12 +366,12 @@ impl Jobs {
         self.paused.get(queue).is_some_and(|until| until.is_none_or(|until| until > now))
     }
 
-    /// When the next timed pause ends.
+    /// Returns when the next pause with an end expires.
     fn next_pause(&self) -> Option<Millis> {
         self.paused.values().flatten().min().copied()
     }
 
-    /// The job by name, unless it has expired.
+    /// Returns the job, unless it has expired.
     fn find(&self, job: &JobRef, now: Millis) -> Option<&Stored> {
         self.jobs.get(&(job.queue.clone(), job.id)).filter(|stored| !stored.expired(now))
     }
@@ -380,7 +380,7 @@ impl Jobs {
         self.find(&job.name(), now).is_some()
     }
 
-    /// The jobs of a queue whose state `rank` gives a rank, lowest rank first.
+    /// Returns the jobs of a queue whose state has a rank, lowest first.
     fn ranked(&self, queue: &Queue, rank: impl Fn(State) -> Option<i64>) -> Vec<JobId> {
         let mut found: Vec<(i64, JobId)> = self
             .jobs
@@ -410,7 +410,7 @@ impl Jobs {
 }
 
 impl ModelEngine {
-    /// An empty store that counts by `clock`.
+    /// Returns an empty store that uses `clock`.
     pub fn new(clock: Arc<dyn Clock>) -> ModelEngine {
         ModelEngine {
             clock,
@@ -424,13 +424,13 @@ impl ModelEngine {
         }
     }
 
-    /// The state as of now, with the expired gone.
-    /// These queues got jobs.
+    /// Notifies that these queues have new jobs.
     fn placed(&self, queues: &[Queue]) {
         self.armed.notify_waiters();
         queues.iter().for_each(|queue| self.notifiers.notify(queue));
     }
 
+    /// Returns the state without expired jobs, and the time.
     fn open(&self) -> Result<(MutexGuard<'_, Jobs>, Millis)> {
         let mut state = self.state.lock();
         if state.closed {

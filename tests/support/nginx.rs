@@ -1,4 +1,4 @@
-//! A real nginx with a configuration of a test's own. Debian's package nginx-light has it.
+//! A real nginx with a test's configuration. Debian's package nginx-light contains it.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// How long it may take until it listens.
+/// Timeout until it listens.
 const START: Duration = Duration::from_secs(20);
 
 /// A running nginx.
@@ -18,7 +18,7 @@ pub struct Nginx {
 }
 
 impl Nginx {
-    /// Starts it on a free port. `http` makes the inside of its `http` block from the address that it listens on.
+    /// Starts nginx on a free port. `http` returns the contents of the `http` block, given the address to listen on.
     pub fn start(dir: TempDir, http: impl Fn(SocketAddr) -> String) -> Result<Nginx, String> {
         let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
         let addr = free.map_err(|e| format!("no free port: {e}"))?;
@@ -43,13 +43,13 @@ impl Nginx {
             if Instant::now() > end {
                 return Err("nginx does not listen".to_owned());
             }
-            // There is no event for a process that has begun to listen.
+            // There is no event for a process that has started to listen.
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(nginx)
     }
 
-    /// Where it listens.
+    /// Returns the address on which it listens.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }

@@ -19,7 +19,7 @@ pub struct Notified {
 }
 
 impl Notified {
-    /// Attached to `engine`, which watches these queues from now on.
+    /// Returns a notifier attached to `engine`, which watches these queues from now on.
     pub fn attach(engine: &dyn Engine, queues: &[Queue]) -> Arc<Notified> {
         let notified =
             Arc::new(Notified { waits_for: queues.to_vec(), told: Mutex::default(), more: Notify::new() });

@@ -15,7 +15,7 @@ pub struct Process {
     seen: Vec<String>,
 }
 
-/// How a process ended, and all it said.
+/// A process's exit status and output.
 pub struct Ended {
     pub status: ExitStatus,
     pub said: String,
@@ -27,16 +27,16 @@ impl Process {
         Process::start_under(&[], dir, args, env)
     }
 
-    /// Like [`Process::start`], run by another program whose words precede those of `dormouse`.
+    /// Like [`Process::start`], run by another program: `words` are the command and arguments before `dormouse`.
     pub fn start_under(words: &[String], dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Process {
         let mut words = words.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_dormouse")]);
-        // There is at least one.
+        // There is at least one word.
         let mut command = Command::new(words.next().unwrap_or_default());
         command.args(words).args(args);
         Process::run(command, dir, env)
     }
 
-    /// Starts a command that becomes `dormouse`.
+    /// Starts a command that executes `dormouse`.
     pub fn run(mut command: Command, dir: &Path, env: &[(&str, &str)]) -> Process {
         command.current_dir(dir).env_clear();
         command.env("DORMOUSE_PORT", "0").env("DORMOUSE_ADMIN_PORT", "0").envs(env.iter().copied());
@@ -64,7 +64,7 @@ impl Process {
             .unwrap_or_else(|| panic!("waited for a line with {text:?}; came:\n{}", self.seen.join("\n")))
     }
 
-    /// The same; `None` when the process has ended without it, or says nothing for too long.
+    /// Like `line_with`; `None` if the process has ended without such a line, or prints nothing for too long.
     pub fn line_or_end(&mut self, text: &str) -> Option<String> {
         if let Some(line) = self.seen.iter().find(|line| line.contains(text)) {
             return Some(line.clone());
@@ -79,14 +79,14 @@ impl Process {
         }
     }
 
-    /// The address after `key=` in the line that says that it serves.
+    /// Returns the address after `key=` in the line about serving.
     pub fn address(&mut self, key: &str) -> String {
         let line = self.line_with("serving");
         let rest = line.split(&format!("{key}=")).nth(1).unwrap_or_else(|| panic!("no {key}= in {line:?}"));
         rest.split_whitespace().next().unwrap_or_default().to_owned()
     }
 
-    /// For figures from /proc.
+    /// Returns the process id, for files in /proc.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -97,7 +97,7 @@ impl Process {
         assert!(status.is_ok_and(|s| s.success()), "kill -{name} works");
     }
 
-    /// Waits for its end.
+    /// Waits until the process has ended.
     pub fn ended(mut self) -> Ended {
         let began = Instant::now();
         let status = loop {
@@ -118,7 +118,7 @@ impl Process {
         Ended { status, said: self.seen.join("\n") }
     }
 
-    /// Kill -9, and waits.
+    /// Sends SIGKILL, and waits until the process has ended.
     pub fn kill(mut self) {
         self.child.kill().expect("it can be killed");
         self.child.wait().expect("a child can be waited for");

@@ -10,20 +10,20 @@ use dormouse::process::tasks::{Failure, Tasks};
 use super::redis_server::RedisServer;
 
 impl RedisServer {
-    /// Its address for an engine or an admin store.
+    /// Returns its address for an engine or an admin store.
     pub fn address(&self) -> RedisAddress {
         let addrs = vec![self.addr()];
         RedisAddress { addrs, password: self.password.clone(), ..RedisAddress::default() }
     }
 }
 
-/// An admin store on a Redis.
+/// Opens an admin store on a Redis.
 #[allow(dead_code)] // not every test binary opens one
 pub async fn open_admin_redis(redis: &RedisServer) -> Arc<RedisAdmin> {
     open_admin(&redis.address(), "").await
 }
 
-/// An admin store on a Redis, or in a cluster where its keys begin with `prefix`.
+/// Opens an admin store on a Redis, or in a cluster, where `prefix` is the prefix of its keys.
 pub async fn open_admin(address: &RedisAddress, prefix: &str) -> Arc<RedisAdmin> {
     let (outage, tasks) = (Outage::new("tokens and limits of a test"), Tasks::new(Failure::default()));
     let admin = RedisAdmin::connect(address, prefix, outage, &tasks).await;

@@ -1,4 +1,4 @@
-//! A real Redis Cluster of a test's own: six redis-servers, three of them masters, put together by redis-cli.
+//! A real Redis Cluster for one test: six redis-servers, three of them masters, configured by redis-cli.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use dormouse::engine::redis::RedisAddress;
 
 use super::redis_server::RedisServer;
 
-/// How long the nodes may take to agree on anything.
+/// Timeout for the nodes to agree.
 const AGREE: Duration = Duration::from_secs(30);
 /// Time without a reply after which nodes consider one of them down, in milliseconds.
 pub const NODE_TIMEOUT: u64 = 1000;
@@ -21,7 +21,7 @@ pub struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// Three masters with a replica each.
+    /// Starts three masters with a replica each.
     #[allow(dead_code)] // not every test binary needs replicas
     pub fn start() -> RedisCluster {
         RedisCluster::start_of(6, 1)
@@ -45,12 +45,12 @@ impl RedisCluster {
         cluster
     }
 
-    /// A server that may become a node.
+    /// Starts a server that can become a node.
     pub fn server() -> RedisServer {
         RedisCluster::server_with(&[])
     }
 
-    /// The same with further arguments.
+    /// Like `server`, with further arguments.
     pub fn server_with(more: &[&[&str]]) -> RedisServer {
         let timeout = NODE_TIMEOUT.to_string();
         let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", &timeout];
@@ -59,18 +59,18 @@ impl RedisCluster {
         RedisServer::start_with(None, &args.into_iter().chain(quick).chain(more).collect::<Vec<_>>())
     }
 
-    /// Where it is, by its first three nodes.
+    /// Returns the address of the cluster: its first three nodes.
     pub fn address(&self) -> RedisAddress {
         let addrs = self.servers.iter().take(3).map(RedisServer::addr).collect();
         RedisAddress { addrs, cluster: true, ..RedisAddress::default() }
     }
 
-    /// The servers that run.
+    /// Returns the running servers.
     pub fn alive(&self) -> impl Iterator<Item = &RedisServer> {
         self.servers.iter().filter(|server| server.child.is_some())
     }
 
-    /// Returns when every server that runs says that all is well, and every replica follows its master.
+    /// Waits until every running server reports a healthy cluster, and every replica follows its master.
     pub fn agree(&self) {
         let began = Instant::now();
         let agrees = |server: &RedisServer| {
@@ -92,7 +92,7 @@ impl RedisCluster {
     }
 }
 
-/// Runs redis-cli, which must be well.
+/// Runs redis-cli. Panics if it fails.
 pub fn cli(args: &[&str]) {
     let done = Command::new("redis-cli").args(args).stdin(Stdio::null()).output();
     let done =

@@ -1,5 +1,5 @@
-//! A cluster whose nodes talk to each other through proxies, so that some of them can be cut off from the others while
-//! clients reach them as before. A node's connections tell whose they are: each has an address of its own to connect from.
+//! A cluster whose nodes connect to each other through proxies, so that some of them can be partitioned from the others
+//! while clients still reach all. The proxies recognise a node by its source address.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -14,18 +14,18 @@ use super::redis_cluster::RedisCluster;
 
 /// Nodes connect from 127.0.0.10, .11, ..
 const FIRST_ADDRESS: usize = 10;
-/// How far a node's port for others is from its port for clients.
+/// Difference between a node's cluster bus port and its client port.
 const BUS: u16 = 10_000;
 
 /// Three masters with a replica each.
 pub struct PartedCluster {
     pub cluster: RedisCluster,
     ways: Arc<Ways>,
-    /// Where the proxies listen.
+    /// Addresses of the proxies.
     proxies: Vec<SocketAddr>,
 }
 
-/// The connections from node to node.
+/// Connections between nodes.
 #[derive(Default)]
 struct Ways {
     /// The nodes on one side, a bit for each; the others are on the other side.
@@ -42,12 +42,12 @@ impl PartedCluster {
             let proxy = TcpListener::bind("127.0.0.1:0").expect("a port can be bound");
             let addr = proxy.local_addr().expect("it is bound");
             let (port, from) = (addr.port().to_string(), format!("127.0.0.{}", FIRST_ADDRESS + node));
-            // Replicas log in, so that a master can refuse them.
+            // Replicas authenticate, so that a master can refuse them.
             let server = RedisCluster::server_with(&[
                 &["--cluster-announce-ip", "127.0.0.1", "--cluster-announce-bus-port", &port][..],
                 &["--bind-source-addr", &from, "--masteruser", "copies", "--masterauth", "copies"],
                 &["--user", "copies", "on", ">copies", "+ping", "+psync", "+replconf"],
-                // It takes only 127.0.0.1 for this machine.
+                // Protected mode accepts only 127.0.0.1 from this machine.
                 &["--protected-mode", "no"],
             ]);
             let (ways, to) = (ways.clone(), SocketAddr::from(([127, 0, 0, 1], server.port + BUS)));
@@ -60,7 +60,7 @@ impl PartedCluster {
         parted
     }
 
-    /// Returns when each node reaches the others through the proxies.
+    /// Waits until each node reaches the others through the proxies.
     fn know_proxies(&self) {
         let began = Instant::now();
         let knows = |server: usize| {
@@ -73,7 +73,7 @@ impl PartedCluster {
         }
     }
 
-    /// These nodes do not reach the others, nor the others them.
+    /// Partitions these nodes from the others.
     pub fn cut_off(&self, nodes: &[usize]) {
         let side = nodes.iter().fold(0, |side, node| side | 1_u64 << node);
         self.part(side);
@@ -82,7 +82,7 @@ impl PartedCluster {
         }
     }
 
-    /// All nodes reach each other again.
+    /// Ends the partition.
     pub fn join(&self) {
         self.part(0);
         for (node, server) in self.cluster.servers.iter().enumerate() {
@@ -92,7 +92,7 @@ impl PartedCluster {
         }
     }
 
-    /// Replicas on the other side connect to their master as clients do.
+    /// Allows or forbids replication from this node. Replicas connect to their master's client port, without a proxy.
     fn tell_copies(&self, node: usize, whether: &str) {
         self.cluster.tell::<()>(node, &["ACL", "SETUSER", "copies", whether]);
         if whether == "off" {
@@ -113,7 +113,7 @@ impl Drop for PartedCluster {
     fn drop(&mut self) {
         self.ways.closed.store(true, Ordering::SeqCst);
         for proxy in &self.proxies {
-            // Wakes it.
+            // Makes the accept return.
             let _ = TcpStream::connect(proxy);
         }
         self.ways.open.lock().iter().for_each(|(_, _, both)| both.iter().for_each(close));
@@ -126,7 +126,7 @@ impl Ways {
         (side >> from ^ side >> to) & 1 == 1
     }
 
-    /// Connections to a node.
+    /// Serves connections to a node.
     fn serve(self: &Arc<Self>, proxy: &TcpListener, node: usize, to: SocketAddr) {
         while let Ok((stream, peer)) = proxy.accept() {
             if self.closed.load(Ordering::SeqCst) {

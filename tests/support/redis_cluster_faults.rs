@@ -1,8 +1,8 @@
-//! What operators and faults do to a cluster.
+//! Administration and faults of a cluster.
 
 use super::redis_cluster::{RedisCluster, cli};
 
-/// A node as seen by another one.
+/// A node in another node's view.
 #[derive(Clone, Debug)]
 pub struct ClusterNode {
     pub id: String,
@@ -12,7 +12,7 @@ pub struct ClusterNode {
 }
 
 impl RedisCluster {
-    /// The nodes, as the first server that runs sees them.
+    /// Returns the nodes, as the first running server sees them.
     pub fn nodes(&self) -> Vec<ClusterNode> {
         let mut redis = self.alive().next().expect("a server runs").connection();
         let text: String = redis::cmd("CLUSTER").arg("NODES").query(&mut redis).expect("it answers");
@@ -34,7 +34,7 @@ impl RedisCluster {
         text.lines().map(node).collect()
     }
 
-    /// The master of a slot: which server it is, and its id.
+    /// Returns the master of a slot: its index among the servers, and its id.
     pub fn master_of(&self, slot: u16) -> (usize, String) {
         let nodes = self.nodes();
         let has = |node: &&ClusterNode| node.slots.iter().any(|(a, b)| (*a..=*b).contains(&slot));
@@ -42,12 +42,12 @@ impl RedisCluster {
         (self.server_at(node.port), node.id.clone())
     }
 
-    /// Which server listens on a port.
+    /// Returns the index of the server on a port.
     pub fn server_at(&self, port: u16) -> usize {
         self.servers.iter().position(|server| server.port == port).expect("a server of the cluster")
     }
 
-    /// The replica of a master.
+    /// Returns the index of a master's replica.
     pub fn replica_of(&self, id: &str) -> usize {
         let mut redis = self.alive().next().expect("a server runs").connection();
         let of: Vec<String> =
@@ -58,7 +58,8 @@ impl RedisCluster {
         self.server_at(port.expect("a port"))
     }
 
-    /// Whether the replicas of a master have all that it has. WAIT counts what its own connection wrote, so it is no help.
+    /// Whether the replicas of a master have all of its writes. WAIT does not help, since it covers only writes of its
+    /// own connection.
     pub fn is_copied(&self, server: usize) -> bool {
         let info: String = self.tell(server, &["INFO", "replication"]);
         let field =
@@ -77,7 +78,7 @@ impl RedisCluster {
         cmd.query(&mut self.servers[server].connection()).unwrap_or_else(|e| panic!("{words:?}: {e}"))
     }
 
-    /// Begins to move a slot from its master to another one.
+    /// Starts to migrate a slot from its master to another.
     pub fn begin_move(&self, slot: u16, to: usize) {
         let (from, from_id) = self.master_of(slot);
         let to_id: String = self.tell(to, &["CLUSTER", "MYID"]);
@@ -86,7 +87,7 @@ impl RedisCluster {
         self.tell::<()>(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
     }
 
-    /// Moves every n-th key of a slot. Returns how many.
+    /// Migrates every n-th key of a slot. Returns their number.
     pub fn move_keys(&self, slot: u16, to: usize, every: usize) -> usize {
         let (from, _) = self.master_of(slot);
         let keys: Vec<Vec<u8>> = self.tell(from, &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "100000"]);
@@ -101,7 +102,7 @@ impl RedisCluster {
         moved
     }
 
-    /// Assigns a slot whose keys have moved to its new master, on all masters.
+    /// Assigns a migrated slot to its new master, on all masters.
     pub fn end_move(&self, slot: u16, to: usize) {
         let id: String = self.tell(to, &["CLUSTER", "MYID"]);
         let (from, _) = self.master_of(slot);
@@ -113,7 +114,7 @@ impl RedisCluster {
         }
     }
 
-    /// Has redis-cli mend what a fault has left.
+    /// Runs `redis-cli --cluster fix`.
     pub fn fix(&self) {
         let at = self.alive().next().expect("a server runs").addr();
         cli(&["--cluster", "fix", &at, "--cluster-yes"]);

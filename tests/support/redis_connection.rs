@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::redis_server::RedisServer;
 
 impl RedisServer {
-    /// A plain connection, for what a server of another kind or an operator would do.
+    /// Returns a plain connection, to act like another kind of server or an operator.
     pub fn connection(&self) -> redis::Connection {
         let secret = self.password.as_ref().map_or(String::new(), |p| format!(":{p}@"));
         let client = redis::Client::open(format!("redis://{secret}{}", self.addr())).expect("a good URL");

@@ -3,7 +3,7 @@
 use super::redis_server::RedisServer;
 
 impl RedisServer {
-    /// Starts it again after a kill, on the same port with the same data.
+    /// Restarts the server after a kill, on the same port with the same data.
     pub fn restart(&mut self) {
         self.kill();
         for _ in 0..10 {

@@ -19,24 +19,24 @@ pub struct RedisServer {
     pub password: Option<String>,
     /// The configuration of a Sentinel, which is another kind of server in the same binary.
     sentinel: Option<String>,
-    /// Its environment, beside the test's.
+    /// Its environment, added to the test's.
     env: Vec<(&'static str, String)>,
     pub child: Option<Child>,
 }
 
 impl RedisServer {
-    /// A server that syncs its append-only file every second, as production ones do.
+    /// Starts a server that syncs its append-only file every second, as production servers do.
     pub fn start() -> RedisServer {
         RedisServer::start_with(None, &[])
     }
 
-    /// The same with a password and further arguments, which win over the usual ones.
+    /// Starts a server with a password and further arguments, which override the defaults.
     pub fn start_with(password: Option<&str>, args: &[&str]) -> RedisServer {
         RedisServer::start_kind(password, args, None, Vec::new())
     }
 
-    /// The same, or a Sentinel with this configuration, which must be its own, since it writes there; with this
-    /// environment beside the test's.
+    /// Starts a server, or a Sentinel with its own configuration file, to which it writes; with additional environment
+    /// variables.
     pub fn start_kind(
         password: Option<&str>,
         args: &[&str],
@@ -60,12 +60,12 @@ impl RedisServer {
         panic!("redis-server did not start on ten ports, one after the other")
     }
 
-    /// `host:port`.
+    /// Returns `host:port`.
     pub fn addr(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// `kill -9`.
+    /// Kills the server (`kill -9`).
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill(); // it may have ended by itself
@@ -105,7 +105,7 @@ impl RedisServer {
             if self.answers() {
                 return true;
             }
-            // There is no event for a process that has begun to listen.
+            // There is no event for a process that has started to listen.
             std::thread::sleep(Duration::from_millis(5));
         }
         panic!("redis-server on port {} did not answer within {START:?}", self.port)

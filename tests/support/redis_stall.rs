@@ -5,12 +5,12 @@ use std::process::{Child, Command};
 use super::redis_server::RedisServer;
 
 impl RedisServer {
-    /// The process, for figures from /proc.
+    /// Returns the process id, for files in /proc.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().map_or(0, Child::id)
     }
 
-    /// Suspends it until the result is dropped. Its connections stay.
+    /// Suspends the server until the result is dropped. Its connections stay open.
     pub fn stall(&self) -> Stalled {
         let stalled = Stalled(self.pid());
         stalled.signal("STOP");
@@ -18,7 +18,7 @@ impl RedisServer {
     }
 }
 
-/// A process that does not run.
+/// A suspended process.
 pub struct Stalled(u32);
 
 impl Stalled {

@@ -13,7 +13,7 @@ use super::client::{Response, create_token, request, send};
 use super::held;
 use super::redis_server::RedisServer;
 
-/// Where a server keeps jobs, tokens and limits; it goes when it is dropped.
+/// The store of a server's jobs, tokens and limits. Deleted on drop.
 pub enum Store {
     Disk(TempDir),
     Redis(RedisServer),
@@ -26,17 +26,17 @@ pub enum Store {
 }
 
 impl Store {
-    /// An empty directory.
+    /// Returns an empty directory.
     pub fn disk() -> Store {
         Store::Disk(TempDir::new().expect("a temporary directory"))
     }
 
-    /// An empty Redis.
+    /// Returns an empty Redis.
     pub fn redis() -> Store {
         Store::Redis(RedisServer::start())
     }
 
-    /// The keys of a pool on it.
+    /// Returns the configuration keys of a pool on it.
     pub fn keys(&self) -> String {
         match self {
             Store::Disk(dir) => format!("Path = {:?}\n", dir.path().join("jobs")),
@@ -45,7 +45,7 @@ impl Store {
         }
     }
 
-    /// The section of a configuration that keeps tokens here; a default pool on disk or in a cluster needs none.
+    /// Returns the configuration section that stores tokens here; a default pool on disk or in a cluster needs none.
     pub fn admin(&self) -> String {
         match self {
             Store::Disk(_) | Store::Other { .. } => String::new(),
@@ -53,7 +53,7 @@ impl Store {
         }
     }
 
-    /// A configuration with everything here.
+    /// Returns a configuration with everything here.
     pub fn toml(&self) -> String {
         format!("[Pool.default]\n{}{}", self.keys(), self.admin())
     }
@@ -81,19 +81,19 @@ macro_rules! on_each_store {
 pub(crate) use on_each_store;
 
 impl RedisServer {
-    /// The keys of a pool on it, for a configuration.
+    /// Returns the configuration keys of a pool on it.
     pub fn keys(&self) -> String {
         let password = self.password.as_ref().map_or(String::new(), |p| format!("Password = {p:?}\n"));
         format!("Addr = {:?}\n{password}", self.addr())
     }
 }
 
-/// A configuration with everything in a Redis that the test keeps.
+/// Returns a configuration with everything in a Redis that the test keeps.
 pub fn redis_toml(redis: &RedisServer) -> String {
     format!("[Pool.default]\n{0}[AdminRedis]\n{0}", redis.keys())
 }
 
-/// A server that runs.
+/// A running server.
 pub struct TestServer {
     pub api_addr: SocketAddr,
     pub admin_addr: SocketAddr,
@@ -103,7 +103,7 @@ pub struct TestServer {
 }
 
 impl TestServer {
-    /// From a configuration, whose ports are replaced by free ones. `keep` is dropped after the server.
+    /// Starts a server from a configuration, whose ports are replaced by free ones. `keep` is dropped after the server.
     pub async fn start(toml: &str, keep: impl Any + Send + Sync) -> TestServer {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
         std::fs::write(file.path(), toml).expect("it can be written");
@@ -115,17 +115,17 @@ impl TestServer {
         TestServer { api_addr, admin_addr, server: Some(server), _keep: Box::new(keep) }
     }
 
-    /// Where a public path is.
+    /// Returns the URL of a public path.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.api_addr)
     }
 
-    /// A request to the public port with this token, if any.
+    /// Returns a request to the public port with this token, if any.
     pub fn api(&self, method: &str, path: &str, token: &str) -> RequestBuilder {
         request(method, &self.url(path), token)
     }
 
-    /// A request to the admin port.
+    /// Returns a request to the admin port.
     pub fn admin(&self, method: &str, path: &str) -> RequestBuilder {
         request(method, &format!("http://{}{path}", self.admin_addr), "")
     }
@@ -140,24 +140,24 @@ impl TestServer {
         send(self.api("GET", path, token)).await
     }
 
-    /// The `size` below a queue or a dead letter, which needs no token.
+    /// Returns the `size` of a queue or a dead letter, which needs no token.
     pub async fn size(&self, path: &str) -> u64 {
         let response = self.get("", &format!("{path}/size")).await.expect(200);
         response.json["size"].as_u64().unwrap_or_else(|| panic!("a size was expected, not {response:?}"))
     }
 
-    /// A new token for a namespace of the default pool.
+    /// Creates a token for a namespace of the default pool.
     pub async fn token(&self, namespace: &str) -> String {
         create_token(self.admin_addr, namespace).await
     }
 
     #[allow(dead_code)] // not every test binary looks at figures
-    /// Has the figures of its stores read now: lists of queues and a scrape show them.
+    /// Makes the server sample its stores now. Lists of queues and scrapes show the last sample.
     pub async fn sampled(&self) {
         self.server.as_ref().expect("it runs").read_stores().await;
     }
 
-    /// Stops it in order.
+    /// Stops the server gracefully.
     pub async fn stop(mut self) {
         if let Some(server) = self.server.take() {
             server.stop().await;

@@ -6,13 +6,13 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// A compiled library. Its file goes when this is dropped.
+/// A compiled library. Its file is deleted on drop.
 pub struct Shim {
     dir: TempDir,
 }
 
 impl Shim {
-    /// Compiles a file of this repository; the reason when there is no compiler.
+    /// Compiles a file of this repository. Fails with the reason if there is no compiler.
     pub fn compile(source: &str) -> Result<Shim, String> {
         let shim = Shim { dir: TempDir::new().expect("a temporary directory") };
         let source = format!("{}/{source}", env!("CARGO_MANIFEST_DIR"));
@@ -23,7 +23,7 @@ impl Shim {
         Ok(shim)
     }
 
-    /// The file for `LD_PRELOAD`.
+    /// Returns the path for `LD_PRELOAD`.
     pub fn library(&self) -> PathBuf {
         self.dir.path().join("shim.so")
     }

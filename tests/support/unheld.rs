@@ -10,5 +10,5 @@ use super::client::Response;
 #[allow(dead_code)] // not every test binary starts servers in its process
 pub fn serves(_public: SocketAddr, _admin: SocketAddr) {}
 
-/// Holds nothing.
+/// Does nothing.
 pub fn hold(_method: &Method, _url: &Url, _response: &Response) {}

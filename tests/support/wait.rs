@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a test waits for what a healthy server does at once. Only a broken one lets it pass.
+/// Timeout for anything that a healthy server does at once. Only a broken server exceeds it.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Polls until `done`, for states that clients cannot be notified of.

@@ -1,4 +1,4 @@
-//! Conversations on the admin port: tokens, limits, accounts, and what a server knows of itself.
+//! Conversations on the admin port: tokens, limits, accounts, and the server's own state.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::support::servers::{Store, TestServer, on_each_store};
 use crate::support::wait::until;
 use tokio::io::AsyncWriteExt;
 
-/// A server with a second pool, `other`, both on disk.
+/// Starts a server with a second pool, `other`, both on disk.
 async fn two_pools() -> TestServer {
     let (default, other) = (Store::disk(), Store::disk());
     let toml = format!("{}[Pool.other]\n{}", default.toml(), other.keys());
     TestServer::start(&toml, (default, other)).await
 }
 
-/// Of one that no header can carry.
+/// Error for a token that no header can contain.
 const NO_TOKEN: &str = "invalid token: it is printable ASCII, without blanks at its ends";
 
 async fn create(server: &TestServer, query: &str) -> Response {
@@ -54,7 +54,7 @@ async fn a_token_lives_in_one_pool_and_says_so() {
     let sizes =
         async |token: &str| send(server.api("GET", "/api/ns/q/size", token)).await.json["size"].clone();
     assert_eq!((sizes("").await, sizes("other:").await), (1.into(), 2.into()), "each in its pool");
-    // Another pool's token, the pool in another way, another namespace.
+    // Another pool's token, another notation of the pool, another namespace.
     let secret = other.trim_start_matches("other:");
     put(&server, secret).await.expect(401);
     put(&server, &format!("other:{plain}")).await.expect(401);
@@ -119,7 +119,7 @@ async fn limits_count_per_direction(store: Store) {
     let token = server.token("ns").await;
     server.limit(&token, r#"{"read":1,"write":2,"interval":600}"#).await;
     put(&server, &token).await.expect(201);
-    // A bulk is one request.
+    // A bulk counts as one request.
     send(server.api("PUT", "/api/ns/q/bulk", &token).body("[1,2,3]")).await.expect(201);
     let over = put(&server, &token).await.expect(429);
     let says = format!("token({token}) produce reach the limit rate, please retry later");
@@ -153,7 +153,7 @@ async fn what_failed_is_not_counted(store: Store) {
     twice(&|| server.api("PUT", "/api/ns/q/bulk", &token).body("[]"), 400).await;
     twice(&|| server.api("GET", "/api/ns/q?count=0", &token), 400).await;
     twice(&|| server.api("GET", "/api/ns/q", &token), 404).await;
-    // A consumer that leaves its poll gives its count back.
+    // A consumer that disconnects from its poll is uncounted.
     for _ in 0..2 {
         let mut left =
             tokio::net::TcpStream::connect(server.api_addr).await.expect("the port takes connections");
@@ -217,7 +217,7 @@ async fn limits_are_kept_changed_listed_and_refused() {
     let all = send(server.admin("GET", "/limits")).await.expect(200);
     let want = serde_json::json!([{"namespace": "ns", "token": token, "limiter": {"read": 5, "write": 6, "interval": 7}}]);
     assert_eq!(all.json, want, "{}", all.text);
-    // The token takes its limit along.
+    // The limit is deleted with its token.
     send(server.admin("DELETE", &format!("/token/ns/{token}"))).await.expect(204);
     assert_eq!(send(server.admin("GET", "/limits?force_update=true")).await.json, serde_json::json!([]));
 }
@@ -240,10 +240,10 @@ async fn two_servers_count_one_limit_and_know_each_others_tokens() {
     for server in [&a, &b] {
         put(server, &token).await.expect(429);
     }
-    // A changed limit reaches the other server by itself.
+    // A changed limit takes effect at the other server without a request.
     a.limit(&token, r#"{"read":100,"write":1000,"interval":600}"#).await;
     until_status(201, async || put(&b, &token).await).await;
-    // So does the end of a token, which both have served a moment ago. The sentence is: within a second.
+    // So does the deletion of a token that both servers have cached, within a second as documented.
     get(&b, &token).await.expect(200);
     send(a.admin("DELETE", &format!("/token/ns/{token}"))).await.expect(204);
     get(&a, &token).await.expect(401);
@@ -340,7 +340,7 @@ async fn a_server_tells_its_pools_queues_version_and_health() {
     assert_eq!(ready.json, serde_json::json!({"ready": true}));
 }
 
-/// The value of a series of a metric, by its labels' text.
+/// Returns the value of a metric's series, by the text of its labels.
 fn series(metrics: &str, name: &str, labels: &str) -> Option<f64> {
     let line = metrics.lines().find(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with(labels)))?;
     line.rsplit(' ').next()?.parse().ok()
@@ -360,7 +360,7 @@ async fn metrics_tell_what_dashboards_read(store: Store) {
     };
     ack(get(&server, &token).await.expect(200)).await;
     ack(send(server.api("GET", "/api/ns/other,q", &token)).await.expect(200)).await;
-    // One dies.
+    // One job dies.
     send(server.api("PUT", "/api/ns/dying", &token).body("x")).await.expect(201);
     send(server.api("GET", "/api/ns/dying?ttr=0", &token)).await.expect(200);
     until_status(429, async || put(&server, &token).await).await;
@@ -445,7 +445,7 @@ async fn strangers_cannot_fill_the_metrics() {
     assert!(lines.is_empty(), "made by strangers, without a token:\n{}", lines.join("\n"));
 }
 
-/// Guards against a list of names that fails because of one key of another program.
+/// Guards against a list of names that fails because of a single key of another program.
 #[tokio::test]
 async fn a_key_of_another_type_hides_no_names_and_no_sizes() {
     let redis = RedisServer::start();

@@ -13,7 +13,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 const MIB: usize = 1 << 20;
-/// Less than a request or a reply may wait for stalled ones.
+/// Maximum time that requests and replies may wait while others are stalled.
 const SOON: Duration = Duration::from_secs(5);
 /// A sender is stuck if its kernel accepts nothing more for this long.
 const STUCK: Duration = Duration::from_millis(500);
@@ -58,7 +58,7 @@ async fn fill(server: &TestServer, token: &str, queue: &str, jobs: usize) {
     }
 }
 
-/// What another tenant does with large bodies is done soon.
+/// Checks that another tenant's large bodies are served soon.
 async fn goes_on(server: &TestServer, token: &str) {
     let job = format!("\"{}\"", "x".repeat(MIB / 2));
     let bulk = format!("[{}]", [job.as_str(); 8].join(","));
@@ -72,8 +72,8 @@ async fn goes_on(server: &TestServer, token: &str) {
     timeout(SOON, all).await.expect("another tenant waits for one that stands still");
 }
 
-/// Guards against replies that are counted until the connection's buffer has them, instead of until they are sent;
-/// and against lists that are read before they are counted.
+/// Guards against replies that count only until they are in the connection's buffer, and against lists that are read
+/// before they count.
 #[tokio::test]
 async fn idle_readers_take_their_share_and_no_more() {
     let server = server(Store::disk()).await;

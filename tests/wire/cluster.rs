@@ -1,4 +1,4 @@
-//! A server on a Redis Cluster: replies while part of the pool is unavailable, and unaffected other requests.
+//! A server on a Redis Cluster: replies while part of the pool is unavailable, and requests that are not affected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer};
 use crate::support::wait::until;
 
-/// An empty pool on a cluster. Pools on one cluster have names of their own.
+/// Returns an empty pool on a cluster. Each pool on a cluster has its own name.
 pub fn pool_on(cluster: &Arc<RedisCluster>, name: &str) -> Store {
-    // A prefix has 64 characters at most.
+    // A prefix has at most 64 characters.
     let (addrs, prefix) = (cluster.address().addrs, &name[..name.len().min(64)]);
     let keys = format!("Cluster = {addrs:?}\nPrefix = {prefix:?}\nPartitions = 8\n");
     Store::Other { keys, _keep: cluster.clone() }
 }
 
-/// One test of functions that take a [`Store`], one after the other, on pools of one cluster: that takes seconds to
-/// start.
+/// Makes one test of several functions that take a [`Store`]. They run one after another, on pools of one cluster,
+/// which takes seconds to start.
 macro_rules! on_a_cluster {
     ($($test:ident),+ $(,)?) => {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -52,13 +52,13 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
         format!("[Pool.default]\nCluster = {addrs:?}\nPartitions = 8\n[AdminRedis]\n{}", tokens.keys());
     let server = TestServer::start(&toml, tokens).await;
     let token = server.token("ns").await;
-    // Where the first job of a queue makes keys it is at home.
+    // A queue's home partition is the one where its first job creates keys.
     let mut homes: BTreeMap<usize, String> = BTreeMap::new();
     for n in 0..100 {
         let (before, queue) = (keys(&cluster), format!("/api/ns/q{n}"));
         server.put(&token, &queue, "x").await.expect(201);
         let after = keys(&cluster);
-        // The pump may write a key anywhere; a new queue has several.
+        // The pump may write a key in any partition; a new queue has several.
         let home = (0..SLOTS.len()).max_by_key(|part| after[*part].saturating_sub(before[*part]));
         homes.insert(home.expect("a partition"), queue);
         if homes.len() == SLOTS.len() {
@@ -109,8 +109,8 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
     assert_eq!(there["node"], json!(cluster.servers[cluster.master_of(SLOTS[3]).0].addr()), "{of}");
     for (query, text) in [
         ("?pool=none", "invalid pool"),
-        ("?queue=q", "invalid namespace: a queue needs the one that it is in"),
-        ("?namespace=ns", "invalid queue: a namespace alone is in no place"),
+        ("?queue=q", "invalid namespace: a queue requires its namespace"),
+        ("?namespace=ns", "invalid queue: a namespace alone has no partition"),
         ("?namespace=n%20s&queue=q", "invalid namespace"),
         ("?namespace=ns&queue=q%20q", "invalid queue"),
     ] {
@@ -193,7 +193,7 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
         count.parse::<u64>().expect("a number") > 10,
         "calls were sent again while the slot moved: {count}"
     );
-    // All but the pause: pauses are in the first partition.
+    // All except the pause: pauses are in the first partition.
     for (method, at) in &calls[..4] {
         let at = at.replace(&path(0), &path(7));
         let answer = send(server.api(method, &at, &token)).await;
@@ -209,7 +209,7 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
     server.stop().await;
 }
 
-/// What `/cluster` says.
+/// Returns the reply of `/cluster`.
 async fn seen(server: &TestServer, query: &str) -> Value {
     send(server.admin("GET", &format!("/cluster{query}"))).await.expect(200).json
 }
@@ -238,7 +238,7 @@ async fn a_cluster_keeps_tokens_limits_quotas_and_push() {
         tokens.insert(namespace, token);
     }
     for (n, (namespace, token)) in tokens.iter().enumerate() {
-        // One publish each, counted over both.
+        // One publish at each server; the limit counts both.
         let (first, second) = if n % 2 == 0 { (&server, &other) } else { (&other, &server) };
         let path = format!("/api/{namespace}/jobs");
         first.put(token, &path, "x").await.expect(201);
@@ -305,7 +305,7 @@ async fn a_pool_that_is_in_no_cluster_has_no_nodes_and_accounts_guard_them() {
     server.stop().await;
 }
 
-/// How many keys each partition's slot has.
+/// Returns the number of keys in each partition's slot.
 fn keys(cluster: &RedisCluster) -> Vec<u64> {
     let count = |slot: &u16| {
         let (server, _) = cluster.master_of(*slot);
@@ -314,7 +314,7 @@ fn keys(cluster: &RedisCluster) -> Vec<u64> {
     SLOTS.iter().map(count).collect()
 }
 
-/// Guards against a reply that a failover revokes, and against consumers that it stops.
+/// Guards against a successful reply that a failover revokes, and against consumers that it interrupts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_enough_replicas_changes_are_refused_and_consumers_go_on() {
     let cluster = RedisCluster::start_of(3, 0);
@@ -348,7 +348,7 @@ async fn without_enough_replicas_changes_are_refused_and_consumers_go_on() {
     other.stop().await;
 }
 
-/// Guards against a page that shows a queue where it is not.
+/// Guards against a page that shows a queue on the wrong node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_that_is_spread_is_shown_in_all_its_parts_and_answers_as_others_do() {
     let cluster = RedisCluster::start_of(3, 0);
@@ -398,7 +398,36 @@ async fn a_queue_that_is_spread_is_shown_in_all_its_parts_and_answers_as_others_
     other.stop().await;
 }
 
-/// Guards against refusing a waiting consumer, or an empty reply to it, while a master is down.
+/// Guards against a failed batch that does not report how much it stored, and against a repeat that stores a job twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_with_several_keys_that_fails_reports_how_many_jobs_are_stored() {
+    let cluster = RedisCluster::start_of(3, 0);
+    let (tokens, addrs) = (RedisServer::start(), cluster.address().addrs);
+    let pool = format!("Cluster = {addrs:?}\nPartitions = 8\nSpread = [\"ns/q\"]\n");
+    let toml = format!("[Pool.default]\n{pool}[AdminRedis]\n{}", tokens.keys());
+    let server = TestServer::start(&toml, tokens).await;
+    let token = server.token("ns").await;
+    let batch = async || {
+        let jobs: Vec<Value> = (0..32).map(|n| json!({"text": "x", "key": format!("k{n}")})).collect();
+        send(server.api("POST", "/api/ns/q/jobs/batch", &token).body(json!(jobs).to_string())).await
+    };
+    // The batch is stored partition by partition, in order.
+    let last = SLOTS[7];
+    let (from, to) = (cluster.master_of(last).0, (cluster.master_of(last).0 + 1) % 3);
+    cluster.begin_move(last, to);
+    let failed = batch().await;
+    assert_503(&failed, "this part of the pool is being moved", "the batch");
+    let stored = failed.json["stored"].as_u64().unwrap_or_else(|| panic!("no number of jobs: {failed:?}"));
+    assert!((1..32).contains(&stored), "some of 32 jobs are in the last partition: {failed:?}");
+    cluster.end_move(last, from);
+    until("the slot is back", async || batch().await.status == 201).await;
+    let again = batch().await.expect(201);
+    let jobs = again.json["jobs"].as_array().unwrap_or_else(|| panic!("no jobs: {again:?}"));
+    assert!(jobs.iter().all(|job| job["duplicate"] == json!(true)), "all keys are taken: {again:?}");
+    assert_eq!(server.get(&token, "/api/ns/q/size").await.expect(200).json["size"], json!(32));
+}
+
+/// Guards against an error or an empty reply for a waiting consumer while a master is down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_at_a_queue_that_is_spread_goes_on_waiting_while_a_master_is_away() {
     let mut cluster = RedisCluster::start_of(3, 0);

@@ -1,4 +1,4 @@
-//! What conversations have beside tests/support: servers on a store, raw bytes, long polls.
+//! Helpers of the conversations besides tests/support: servers on a store, raw bytes, long polls.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,17 +16,17 @@ use crate::support::servers::{Store, TestServer, redis_toml};
 use crate::support::wait::TIMEOUT;
 
 impl TestServer {
-    /// With everything on one store.
+    /// Starts a server with everything on one store.
     pub async fn on(store: Store) -> TestServer {
         TestServer::start(&store.toml(), store).await
     }
 
-    /// On a directory of its own.
+    /// Starts a server on its own directory.
     pub async fn on_disk() -> TestServer {
         TestServer::on(Store::disk()).await
     }
 
-    /// Two on one Redis, which the test keeps.
+    /// Starts two servers on one Redis, which the test keeps.
     pub async fn two_on(redis: &RedisServer) -> [TestServer; 2] {
         let toml = redis_toml(redis);
         [TestServer::start(&toml, ()).await, TestServer::start(&toml, ()).await]
@@ -50,7 +50,7 @@ impl TestServer {
 }
 
 impl Process {
-    /// Starts it without arguments, and with a limit of open files that it cannot raise.
+    /// Starts the server without arguments, and with a limit of open files that it cannot raise.
     pub fn start_with_open_files(dir: &Path, most: usize) -> Process {
         let mut command = Command::new("/bin/sh");
         let binary = env!("CARGO_BIN_EXE_dormouse");
@@ -60,13 +60,13 @@ impl Process {
 }
 
 impl Response {
-    /// A header's value, or nothing.
+    /// Returns a header's value; empty if it is missing.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default()
     }
 }
 
-/// Asks again and again until the response has this status.
+/// Repeats a request until the response has this status.
 pub async fn until_status(status: u16, ask: impl AsyncFn() -> Response) -> Response {
     let began = Instant::now();
     loop {
@@ -82,8 +82,8 @@ pub async fn until_status(status: u16, ask: impl AsyncFn() -> Response) -> Respo
     }
 }
 
-/// Sends these bytes on a connection of their own, and reads until the server closes it. The last request
-/// should say `Connection: close`.
+/// Sends these bytes on a new connection, and reads until the server closes it. The last request should contain
+/// `Connection: close`.
 pub async fn raw(addr: SocketAddr, bytes: &[u8]) -> String {
     let talk = async {
         let mut stream = TcpStream::connect(addr).await.expect("the port takes connections");
@@ -120,12 +120,12 @@ pub async fn read_until(stream: &mut TcpStream, text: &str) -> String {
     String::from_utf8_lossy(&seen).into_owned()
 }
 
-/// Begins a long poll.
+/// Starts a long poll.
 pub fn poll(server: &TestServer, token: &str, path: &str) -> JoinHandle<Response> {
     tokio::spawn(send(server.api("GET", path, token)))
 }
 
-/// What a poll was answered.
+/// Returns the response to a poll.
 pub async fn ended(poll: JoinHandle<Response>) -> Response {
     tokio::time::timeout(TIMEOUT, poll).await.expect("the poll ends in time").expect("no panic")
 }

@@ -1,5 +1,5 @@
-//! Connections of strangers and of disconnecting callers: a disconnected client gets no job, a slow one delays no
-//! other, excessive requests get an error, and a stop answers received requests.
+//! Connections of unknown and of disconnecting clients: a disconnected client gets no job, a slow one delays no other,
+//! excessive requests get an error, and a stop answers received requests.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ async fn a_consumer_without_timeout_that_left_during_a_stall_gets_no_job() {
     let redis = RedisServer::start();
     let server = TestServer::start(&redis_toml(&redis), ()).await;
     let token = server.token("ns").await;
-    // The token is known from here on, so that the consume waits for nothing but its job.
+    // The token is cached from here on, so the consume waits only for its job.
     server.get(&token, "/api/ns/q").await.expect(404);
     let id = server.put(&token, "/api/ns/q?tries=1", "x").await.expect(201).job_id();
     let mut operator = redis.connection();
@@ -53,7 +53,8 @@ async fn a_consumer_without_timeout_that_left_during_a_stall_gets_no_job() {
     for _ in 0..3 {
         let mut gone = connect(server.api_addr).await;
         gone.write_all(get("/api/ns/q", &token).as_bytes()).await.expect("sent");
-        // There is no event for the server having read it. If not, it reads it later, and the peer is gone then too.
+        // The server reports no event when it has read the request. If it reads it later, the peer has disconnected by
+        // then too.
         tokio::time::sleep(Duration::from_millis(50)).await;
         drop(gone);
     }
@@ -106,7 +107,7 @@ async fn a_request_that_came_while_a_poll_waited_is_answered_after_it() {
 async fn who_has_shut_its_writing_side_gets_answers_but_no_job() {
     let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
-    // What needs no wait is answered.
+    // Requests that need not wait are answered.
     let mut half = connect(server.api_addr).await;
     let publish =
         format!("PUT /api/ns/q HTTP/1.1\r\nHost: x\r\nX-Token: {token}\r\nContent-Length: 1\r\n\r\nx");
@@ -115,7 +116,7 @@ async fn who_has_shut_its_writing_side_gets_answers_but_no_job() {
     let answer = read_to_end(&mut half).await;
     assert_eq!(status(&answer), 201, "a publish: {answer}");
     server.get(&token, "/api/ns/q").await.expect(200);
-    // A poll counts as left.
+    // A waiting poll counts as disconnected.
     let mut half = connect(server.api_addr).await;
     half.write_all(get("/api/ns/q?timeout=60", &token).as_bytes()).await.expect("sent");
     server.until_parked(1).await;
@@ -143,7 +144,7 @@ async fn a_poll_ends_when_its_token_is_deleted() {
     let took = began.elapsed();
     assert!(took < AT_ONCE, "they were answered after {took:?}, about two seconds were promised");
     server.until_parked(1).await;
-    // The other poll keeps waiting, and gets the job that the first ones would have got.
+    // The other poll keeps waiting, and gets the job that the first polls would have received.
     server.put(&kept, "/api/ns/q0", "x").await.expect(201);
     other.await.expect("no panic").expect(200);
 }
@@ -190,7 +191,7 @@ async fn many_queues_in_a_consume_are_refused_after_the_token() {
     assert!(took < AT_ONCE, "twenty requests with 12,000 queues each took {took:?}");
     server.get(&token, &path(101)).await.expect(400);
     server.get(&token, &path(100)).await.expect(404);
-    // The same name counts each time that it is written.
+    // A repeated name counts each time.
     server.get(&token, &format!("/api/ns/{}", vec!["q"; 101].join(","))).await.expect(400);
     server.get(&token, &format!("/api/ns/{}", vec!["q"; 100].join(","))).await.expect(404);
 }
@@ -212,7 +213,7 @@ async fn an_answer_after_which_the_connection_ends_says_so() {
             "the connection ended after {want}, but the answer does not say so: {answer}"
         );
     }
-    // A body that never comes, and one that is too long to be read away.
+    // A body that never arrives, and one too long to be discarded.
     let mut stream = connect(server.api_addr).await;
     let head = "PUT /api/ns/q HTTP/1.1\r\nHost: x\r\nX-Token: wrong\r\nContent-Length: 5\r\n\r\n";
     stream.write_all(head.as_bytes()).await.expect("sent");
@@ -333,12 +334,12 @@ async fn a_stop_answers_connections_whose_request_was_not_read_yet() {
     for _ in 0..50 {
         streams.push(connect(addr).await);
     }
-    // A reply shows that the port has accepted the connections before.
+    // A reply shows that the port has accepted the earlier connections.
     send(server.api("GET", "/ping", "")).await.expect(200);
     let stopping = tokio::spawn(server.stop());
     tokio::time::sleep(Duration::from_millis(20)).await;
     for stream in &mut streams {
-        // One that the server has closed already fails here or below.
+        // Writing fails here or below if the server has already closed the connection.
         let _ = stream.write_all(get("/ping", "").as_bytes()).await;
     }
     for (i, stream) in streams.iter_mut().enumerate() {
@@ -358,7 +359,7 @@ async fn a_stop_answers_requests_in_the_listen_queue() {
     let mut first = connect(server.api_addr).await;
     first.write_all(get("/ping", "").as_bytes()).await.expect("sent");
     read_until(&mut first, "pong").await;
-    // The first connection is the only one that may be open: these wait in the listen queue.
+    // Only the first connection may be open, so these wait in the listen queue.
     let mut queued = Vec::new();
     for _ in 0..10 {
         let mut stream = connect(server.api_addr).await;
@@ -388,7 +389,7 @@ async fn connections_leave_the_store_its_open_files() {
     let (api, admin) = (process.address("api"), process.address("admin"));
     let limit = process.line_with("open-file limit");
     assert!(limit.contains(" connections=") && limit.contains(" reserved="), "how it is divided: {limit}");
-    // More idle strangers than there are open files, on both ports.
+    // More idle connections than open files, on both ports.
     let mut strangers = Vec::new();
     for i in 0..2 * OPEN_FILES {
         let port = if i % 4 == 0 { &admin } else { &api };

@@ -1,4 +1,4 @@
-//! `GET /info/delays`: what falls due when.
+//! `GET /info/delays`: the number of delayed jobs by due time.
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::client::Response;
 
-/// The documents, as the ports serve them.
+/// The documents, as served by the ports.
 pub static PUBLIC: LazyLock<Document> =
     LazyLock::new(|| Document::new("public", include_str!("../../docs/openapi.yaml")));
 pub static ADMIN: LazyLock<Document> =
@@ -23,22 +23,22 @@ pub static ADMIN: LazyLock<Document> =
 /// Document that applies to each local port.
 static PORTS: LazyLock<Mutex<HashMap<u16, &'static LazyLock<Document>>>> = LazyLock::new(Mutex::default);
 
-/// Headers with a meaning for callers: each must be documented.
+/// Headers that callers interpret: each must be documented.
 const TOLD: [&str; 4] = ["etag", "idempotency-replayed", "retry-after", "www-authenticate"];
 
-/// File to which each reply's status is appended, to find statuses that no test sees.
+/// Name of the file to which the status of each reply is appended, to find statuses that no test sees.
 pub const SEEN: &str = "TESTS_SEEN";
 
-/// From now on checks replies from these addresses against the document.
+/// Checks replies from these addresses against the document, from now on.
 pub fn serves(public: SocketAddr, admin: SocketAddr) {
     PORTS.lock().extend([(public.port(), &PUBLIC), (admin.port(), &ADMIN)]);
 }
 
-/// Panics if the reply does not conform to the document. Replies of other servers than those of tests are ignored.
+/// Panics if the reply does not conform to the document. Ignores replies of servers other than the tests' own.
 pub fn hold(method: &Method, url: &Url, response: &Response) {
     let document = url.port().and_then(|port| PORTS.lock().get(&port).copied());
     let Some(document) = document else { return };
-    // The path of the outer address that these tests set, which the admin port takes off.
+    // The path of the outer address used in these tests, which the admin port strips.
     let inner = url.path().strip_prefix("/dormouse").map(|rest| if rest.is_empty() { "/" } else { rest });
     let path = inner.filter(|rest| rest.starts_with('/')).unwrap_or(url.path());
     if let Err(why) = document.holds(method.as_str(), path, response) {
@@ -56,7 +56,7 @@ pub fn hold(method: &Method, url: &Url, response: &Response) {
 pub struct Document {
     pub name: &'static str,
     pub json: Value,
-    /// Made when they are needed, by the place of the schema.
+    /// Compiled on demand, by path of the schema.
     validators: Mutex<HashMap<String, Arc<Validator>>>,
 }
 
@@ -168,7 +168,7 @@ impl Document {
         self.fits(&format!("{place} {of_type}"), &body["schema"], &value)
     }
 
-    /// Why a value is not what a schema of this document says. `place` is the schema's own.
+    /// Checks a value against a schema of this document. `place` is the schema's path.
     pub fn fits(&self, place: &str, schema: &Value, value: &Value) -> Result<(), String> {
         let validator = self.validators.lock().get(place).cloned();
         let validator = validator.unwrap_or_else(|| {

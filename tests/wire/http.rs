@@ -1,5 +1,4 @@
-//! Conversations in raw HTTP: requests of old clients and SDKs, invalid ones, and ones that must nevertheless be
-//! answered.
+//! Raw HTTP conversations: requests of old clients and SDKs, invalid ones, and unusual ones that must be answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -12,7 +11,7 @@ use dormouse::http::all_routes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// A raw request that ends its connection.
+/// Returns a raw request that ends its connection.
 fn request(line: &str, token: &str, more: &str) -> Vec<u8> {
     format!("{line} HTTP/1.1\r\nHost: x\r\nX-Token: {token}\r\nConnection: close\r\n{more}").into_bytes()
 }
@@ -23,7 +22,7 @@ async fn get_and_delete_with_a_stale_body_and_a_form_type_work_as_php_sends_them
     let token = server.token("ns").await;
     let form = "Content-Type: application/x-www-form-urlencoded\r\n";
     let stale = format!("{form}Content-Length: 12\r\n\r\ntoken=a&tt=b");
-    // A PUT with the form type is a job like any other: what looks like a form is its body.
+    // A PUT with the content type of forms is a job like any other: its body is not parsed as a form.
     let published = raw(server.api_addr, &request("PUT /api/ns/q?tries=2", &token, &stale)).await;
     assert_eq!(status(&published), 201, "{published}");
     let got = raw(server.api_addr, &request("GET /api/ns/q", &token, &stale)).await;
@@ -32,7 +31,7 @@ async fn get_and_delete_with_a_stale_body_and_a_form_type_work_as_php_sends_them
     let id = got.split("\"job_id\":\"").nth(1).and_then(|rest| rest.get(..26)).expect("an id");
     let ack = raw(server.api_addr, &request(&format!("DELETE /api/ns/q/job/{id}"), &token, &stale)).await;
     assert_eq!(status(&ack), 204, "{ack}");
-    // A body that was not read must not be taken for the next request.
+    // An unread body must not be parsed as the next request.
     let two = format!(
         "GET /api/ns/q HTTP/1.1\r\nHost: x\r\nX-Token: {token}\r\nContent-Length: 34\r\n\r\nDELETE /api/ns/q HTTP/1.1\r\nEvil: 1\r\nGET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     );
@@ -84,7 +83,7 @@ async fn chunked_bodies_and_http_1_0_work() {
     let broken = "Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n";
     let answer = raw(server.api_addr, &request("PUT /api/ns/q", &token, broken)).await;
     assert_eq!(status(&answer), 400, "{answer}");
-    // A body that ends too early is no job.
+    // An incomplete body is not stored as a job.
     let mut stream = TcpStream::connect(server.api_addr).await.expect("the port takes connections");
     stream
         .write_all(&request("PUT /api/ns/q", &token, "Content-Length: 10\r\n\r\nhalf"))
@@ -157,7 +156,7 @@ async fn other_methods_and_routes_are_unknown_and_do_nothing() {
         for path in
             ["/token/ns", "/pools", "/info", "/version", "/accesslog", "/metrics", "/ready", "/limits"]
         {
-            // Balancers probe with it.
+            // Load balancers probe with HEAD.
             let expected = if (method, path) == ("HEAD", "/ready") { 200 } else { 404 };
             let answer = send(server.admin(method, path)).await;
             assert_eq!(answer.status, expected, "{method} {path} on the admin port: {answer:?}");
@@ -167,7 +166,7 @@ async fn other_methods_and_routes_are_unknown_and_do_nothing() {
     assert_eq!(job.data(), b"x", "the job was still there");
 }
 
-/// Guards against an `Allow` that contains a rejected method, or omits those of the fast path.
+/// Guards against an `Allow` that contains a rejected method, or omits methods of the fast path.
 #[tokio::test]
 async fn a_wrong_method_is_told_which_ones_there_are() {
     let server = TestServer::on_disk().await;
@@ -244,7 +243,7 @@ fn flood(server: &TestServer, head: String, bytes: usize) -> String {
             left -= n;
         }
     });
-    // Only a client that sends first and then reads sees whether the response survives.
+    // Only a client that sends everything before reading can tell whether the response survives.
     sending.join().expect("the writer ends");
     let mut answer = Vec::new();
     let _ = reader.read_to_end(&mut answer);

@@ -1,4 +1,4 @@
-//! Conversations over HTTP with whole servers. `on_each_store!` makes two tests of one: on disk and on Redis.
+//! HTTP conversations with whole servers. `on_each_store!` makes two tests of one: on disk and on Redis.
 
 mod admin;
 mod body_memory;

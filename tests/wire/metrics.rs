@@ -8,7 +8,7 @@ use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
 use crate::support::wait::until;
 
-/// What a scrape said.
+/// The text of a scrape.
 pub struct Scrape(String);
 
 impl Scrape {
@@ -16,13 +16,13 @@ impl Scrape {
         Scrape(send(server.admin("GET", "/metrics")).await.expect(200).text)
     }
 
-    /// The value of a series, as Prometheus writes it.
+    /// Returns the value of a series, in Prometheus's format.
     pub fn value(&self, series: &str) -> Option<f64> {
         let line = self.0.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
         line.parse().ok()
     }
 
-    /// Panics where a series has another value.
+    /// Checks the values of series.
     #[track_caller]
     pub fn says(&self, expected: &[(&str, f64)]) {
         for (series, value) in expected {
@@ -30,14 +30,14 @@ impl Scrape {
         }
     }
 
-    /// The series of a family.
+    /// Returns the series of a family.
     pub fn family(&self, name: &str) -> Vec<&str> {
         let of = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
         self.0.lines().filter(of).collect()
     }
 }
 
-/// Guards against an `increase` that does not see the first of its kind, since the series began with it.
+/// Guards against an `increase` that misses the first event because its series started with it.
 async fn series_are_born_with_nothing(store: Store) {
     let on_disk = matches!(store, Store::Disk(_));
     let server = TestServer::on(store).await;
@@ -151,7 +151,7 @@ async fn the_life_of_jobs_is_to_be_seen(store: Store) {
 
 on_each_store!(series_are_born_with_nothing, the_life_of_jobs_is_to_be_seen);
 
-/// Guards against a store that is read for each of many scrapes, and against statistics that do not change.
+/// Guards against reading the store for each of many scrapes, and against statistics that do not change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reading_that_is_younger_than_five_seconds_is_shared() {
     const YOUNG: Duration = Duration::from_secs(5);
@@ -192,7 +192,7 @@ async fn what_is_no_request_is_counted() {
     ]);
 }
 
-/// Guards against stale statistics of an unavailable store, and against a scrape that waits as long as a store hangs.
+/// Guards against stale statistics of an unavailable store, and against a scrape that waits for a hanging store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_is_away_or_hangs_is_told_by_its_absence() {
     let mut redis = RedisServer::start();

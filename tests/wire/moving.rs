@@ -1,5 +1,5 @@
-//! A pool that moves by `MigrateTo`, over real restarts, from the first to the last: what clients were promised before a
-//! restart is kept after it.
+//! A pool that migrates by `MigrateTo`, through real restarts from the first step to the last. Every guarantee before a
+//! restart still holds after it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer};
 use crate::support::wait::until;
 
-/// Two stores of jobs, and one of tokens.
+/// Two stores for jobs, and one for tokens.
 struct Pools {
     from: Store,
     to: Store,
@@ -24,7 +24,7 @@ impl Pools {
         Pools { from, to, tokens: RedisServer::start() }
     }
 
-    /// A server whose default pool is `of`, and moves to `to` if there is one.
+    /// Starts a server whose default pool is on `of`, and migrates to `to` if given.
     async fn server(&self, of: &Store, to: Option<&Store>) -> TestServer {
         let moves = match to {
             Some(to) => format!("MigrateTo = \"next\"\n[Pool.next]\n{}", to.keys()),
@@ -47,12 +47,12 @@ impl Pools {
     }
 }
 
-/// A cluster of its own.
+/// Returns a pool in its own cluster.
 fn cluster(name: &str) -> Store {
     pool_on(&Arc::new(RedisCluster::start_of(3, 0)), name)
 }
 
-/// Tests of each function: `NAME::redis_to_disk` and so on.
+/// Makes tests of each function: `NAME::redis_to_disk` and so on.
 macro_rules! on_each_move {
     ($($test:ident),+ $(,)?) => {$(
         mod $test {
@@ -92,7 +92,7 @@ async fn post(server: &TestServer, token: &str, path: &str) -> Response {
     send(server.api("POST", path, token)).await
 }
 
-/// Publishes a job and takes it: its path, and its receipt.
+/// Publishes and consumes a job. Returns its path and its receipt.
 async fn held(server: &TestServer, token: &str) -> (String, String) {
     server.put(token, "/api/ns/q?tries=9", "job").await.expect(201);
     let job = server.get(token, "/api/ns/q?receipt=1&ttr=600").await.expect(200);
@@ -100,7 +100,7 @@ async fn held(server: &TestServer, token: &str) -> (String, String) {
     (format!("/api/ns/q/job/{}", job.job_id()), receipt)
 }
 
-/// Guards against a worker that is refused although it still holds its job, which is then worked on twice.
+/// Guards against rejecting a worker that still holds its job, which would then be processed twice.
 async fn receipts_outlive_every_restart_of_a_move(pools: Pools) {
     let mut server = pools.before().await;
     let token = server.token("ns").await;
@@ -115,7 +115,7 @@ async fn receipts_outlive_every_restart_of_a_move(pools: Pools) {
             *receipt = touched.json["receipt"].as_str().expect("a new one").to_owned();
         }
         holds.extend([(part, held(&server, &token).await), (part, held(&server, &token).await)]);
-        // One of each part is done in the next one.
+        // One job of each step is acked in the next step.
         if part == "moving" {
             for (given, (job, receipt)) in holds.extract_if(.., |(given, _)| *given == "before") {
                 let acked = send(server.api("DELETE", &format!("{job}?receipt={receipt}"), &token)).await;
@@ -176,7 +176,7 @@ async fn a_repeat_is_known_in_every_part_of_a_move(pools: Pools) {
     let again = ask(&server, &token, "first", "x").await.expect(201).job_id();
     assert_eq!(again, first, "a repeat while the pool moves, of a request from before");
     ask(&server, &token, "first", "another body").await.expect(422);
-    // Its job is done with.
+    // Its job has been acked.
     send(server.api("DELETE", &format!("/api/ns/q/job/{first}"), &token)).await.expect(204);
     let again = ask(&server, &token, "first", "x").await.expect(201).job_id();
     assert_eq!(again, first, "the same reply after its job was deleted");
@@ -190,8 +190,8 @@ async fn a_repeat_is_known_in_every_part_of_a_move(pools: Pools) {
     server.get(&token, "/api/ns/q").await.expect(404);
 }
 
-/// Guards against what a client meets behind a load balancer while servers are restarted one after the other: a job that
-/// the other server does not know, a queue that is paused at one of them alone, a request that is done twice.
+/// Guards against errors of a rolling restart behind a load balancer: a job unknown to the other server, a queue paused
+/// at one server only, a request executed twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_of_two_rounds_serve_side_by_side() {
     let pools = Pools::new(Store::redis(), Store::redis());
@@ -213,7 +213,7 @@ async fn servers_of_two_rounds_serve_side_by_side() {
             };
             let published = publish(here).await;
             assert_eq!(publish(there).await, published, "round {round}: a repeat at the other server");
-            // The first direction has taken it.
+            // The migration in the first direction has moved it.
             if kept.iter().any(|(job, _)| *job == published) {
                 continue;
             }
@@ -228,7 +228,7 @@ async fn servers_of_two_rounds_serve_side_by_side() {
         for (here, there) in [(&one, &other), (&other, &one)] {
             here.put(&token, "/api/ns/stopped", "x").await.expect(201);
             post(here, &token, "/api/ns/stopped/pause").await.expect(200);
-            // Clients cannot observe when the other server knows; it has a second.
+            // Clients cannot observe when the other server knows of the pause; it has a second.
             tokio::time::sleep(Duration::from_secs(1)).await;
             for server in [here, there] {
                 let got = server.get(&token, "/api/ns/stopped").await;
@@ -239,7 +239,7 @@ async fn servers_of_two_rounds_serve_side_by_side() {
             send(there.api("DELETE", &format!("/api/ns/stopped/job/{job}"), &token)).await.expect(204);
         }
         one.stop().await;
-        // Receipts given out by the stopped server are valid at the other one.
+        // Receipts issued by the stopped server are valid at the other server.
         for (job, receipt) in kept.drain(..) {
             let path = format!("/api/ns/q/job/{job}?receipt={receipt}");
             let acked = send(other.api("DELETE", &path, &token)).await;
@@ -250,7 +250,7 @@ async fn servers_of_two_rounds_serve_side_by_side() {
     }
 }
 
-/// A schedule of the namespace, as the server shows it.
+/// Returns a schedule of the namespace.
 async fn schedule(server: &TestServer, token: &str) -> Response {
     server.get(token, "/api/ns/_schedules/tick").await
 }
@@ -261,8 +261,7 @@ async fn set_schedule(server: &TestServer, token: &str, overlap: &str) {
     send(request).await.expect(201);
 }
 
-/// Guards against schedules that no server places, because servers of different generations keep moving them back and
-/// forth.
+/// Guards against schedules that are never placed because servers of different rounds keep moving them back and forth.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_schedule_outlives_servers_of_two_rounds() {
     let pools = Pools::new(Store::redis(), Store::redis());
@@ -284,7 +283,7 @@ async fn a_schedule_outlives_servers_of_two_rounds() {
         one = other;
         let shown = until_status(200, async || schedule(&one, &token).await).await;
         assert_eq!(shown.json["state"], "on", "round {}: {shown:?}", round + 1);
-        // Jobs ready before are not evidence.
+        // Jobs that were ready before prove nothing.
         send(one.api("DELETE", "/api/ns/ticks", &token)).await.expect(204);
         for _ in 0..2 {
             tick(&one, &format!("round {}", round + 1)).await;
@@ -308,8 +307,8 @@ async fn what_a_schedule_skips_for_a_job_of_the_old_store_no_placer_places() {
     assert_eq!(server.size("/api/ns/ticks").await, 1, "only the first job exists");
 }
 
-/// Guards against a namespace that a server of the first round lets publish beyond its quota, since one of the second round
-/// has said that the store has none.
+/// Guards against a namespace that exceeds its quota at a server of the first round, because a server of the second
+/// round has removed the store's quotas.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_quota_holds_at_servers_of_two_rounds() {
     let pools = Pools::new(Store::redis(), Store::redis());
@@ -320,12 +319,12 @@ async fn a_quota_holds_at_servers_of_two_rounds() {
     first.put(&token, "/api/ns/q", "y").await.expect(507);
     let second = pools.server(&pools.from, Some(&pools.to)).await;
     first.put(&token, "/api/ns/q", "y").await.expect(507);
-    // Its publishes go to the other store, which has space for one.
+    // Its publishes go to the other store, whose quota has room for one.
     second.put(&token, "/api/ns/q", "y").await.expect(201);
     second.put(&token, "/api/ns/q", "z").await.expect(507);
 }
 
-/// A server whose pool moves from this Redis to a directory, with its tokens in a third place.
+/// Starts a server whose pool migrates from this Redis to a directory, with its tokens in a third store.
 async fn from_redis_to_disk(old: &RedisServer) -> TestServer {
     let (new, tokens) = (Store::disk(), RedisServer::start());
     let toml = format!(
@@ -358,7 +357,7 @@ async fn a_redis_that_hangs_does_not_keep_the_new_pools_jobs_back() {
     until_status(404, async || server.get(&token, "/api/ns/q").await).await;
 }
 
-/// Guards against a republish with a limited token that fails where others succeed.
+/// Guards against rejecting a republish with a limited token where other tokens succeed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limited_token_republishes_while_the_old_store_is_away() {
     let mut old = RedisServer::start();
@@ -366,7 +365,7 @@ async fn a_limited_token_republishes_while_the_old_store_is_away() {
     let token = server.token("ns").await;
     server.limit(&token, r#"{"read":0,"write":2,"interval":600}"#).await;
     old.kill();
-    // It is unknown whether the old store has it, so it counts as a publish.
+    // Whether the old store has the job is unknown, so the call counts as a publish.
     let republish = || server.put(&token, "/api/ns/q/job/01ARZ3NDEKTSV4RRFFQ69G5FAV", "again");
     for n in 1..=2 {
         let answer = republish().await;

@@ -1,5 +1,5 @@
 //! The OpenAPI documents: they are served and complete, match the router's routes, and their examples work. held.rs
-//! checks each reply of these tests against them.
+//! checks each reply in these tests against them.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::support::servers::TestServer;
 
 const METHODS: [&str; 5] = ["delete", "get", "head", "post", "put"];
 
-/// Each operation, with its path and method.
+/// Returns each operation, with its path and method.
 pub fn operations(document: &Document) -> impl Iterator<Item = (&str, &str, &Value)> {
     document.paths().iter().flat_map(|(path, methods)| {
         let methods = methods.as_object().expect("a path has methods");
@@ -39,7 +39,7 @@ async fn each_port_serves_its_document_to_everybody() {
     }
 }
 
-/// Guards against operations without words, bounds or examples, and against examples that are wrong.
+/// Guards against operations without descriptions, bounds or examples, and against wrong examples.
 #[test]
 fn each_operation_is_whole() {
     for document in [&PUBLIC, &ADMIN] {
@@ -90,7 +90,7 @@ fn each_operation_is_whole() {
     }
 }
 
-/// Guards against schemas that accept anything: wrong replies are detected.
+/// Guards against schemas that accept anything: wrong replies must be detected.
 #[test]
 fn a_wrong_answer_is_seen() {
     let size = |status: u16, text: &str| {
@@ -146,8 +146,7 @@ pub struct Made {
     pub namespace: String,
 }
 
-/// Creates the objects that the operation is about: a namespace of its own, a job in the required state, a schedule,
-/// and so on.
+/// Creates the objects needed by the operation: its own namespace, a job in the required state, a schedule, and so on.
 pub async fn made(server: &TestServer, port: &str, name: &str, id: &str) -> Made {
     let namespace = format!("{port}-{name}");
     let token = server.token(&namespace).await;
@@ -188,12 +187,12 @@ pub async fn made(server: &TestServer, port: &str, name: &str, id: &str) -> Made
     Made { job_id, receipt, token, namespace }
 }
 
-/// The request that an operation gives as its example.
+/// The example request of an operation.
 pub struct Example {
     pub method: String,
-    /// With each parameter that has an example.
+    /// Includes each parameter that has an example.
     pub path: String,
-    /// With its type.
+    /// With its content type.
     pub body: Option<(String, String)>,
 }
 
@@ -262,7 +261,7 @@ fn fields(of: &Value) -> BTreeSet<&str> {
     of.as_object().into_iter().flat_map(|of| of.keys().map(String::as_str)).collect()
 }
 
-/// Operations whose example is answered with another status here, and why.
+/// Operations whose example gets another status here, with the reason.
 const OTHERWISE: [(&str, u16); 4] = [
     ("cluster", 400),     // the pool is a directory
     ("bulkAction", 404),  // its id is made up

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use reqwest::Client;
 use tempfile::TempDir;
 
-/// A server on a Redis that the test can stop and start.
+/// Starts a server on a Redis that the test can stop and start.
 async fn on_redis() -> (TestServer, RedisServer, String) {
     let redis = RedisServer::start_with(None, &["--appendfsync", "always"]);
     let server = TestServer::start(&redis_toml(&redis), ()).await;
@@ -80,7 +80,7 @@ async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there
     until_status(200, async || send(server.admin("GET", "/ready")).await).await;
     let mut got = Vec::new();
     while got.len() < 20 {
-        // It was reported ready, so no request fails any more.
+        // The server was reported ready, so no request may fail any more.
         let job = send(server.api("GET", "/api/ns/q?timeout=5&ttr=600", &token)).await.expect(200);
         got.push(String::from_utf8(job.data()).expect("text").parse::<u32>().expect("a number"));
     }
@@ -93,7 +93,7 @@ async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there
 async fn ready_says_yes_only_when_requests_work_again() {
     let (server, mut redis, token) = on_redis().await;
     redis.kill();
-    // Pauses cannot be observed. After two seconds the pauses between connection attempts have reached one second.
+    // Pauses cannot be observed. After two seconds the back-off of connection attempts has reached one second.
     let away = async {
         for _ in 0..40 {
             send(server.api("PUT", "/api/ns/q", &token).body("x")).await;
@@ -115,7 +115,7 @@ async fn a_parked_poll_outlives_an_outage_or_is_told_of_it_and_the_next_is_woken
     redis.restart();
     until_status(201, async || server.put(&token, "/api/ns/q", "first").await).await;
     let response = poll.await.expect("no panic");
-    // Callers that got the outage retry.
+    // A caller that got an error because of the outage retries.
     let first = if response.status < 500 { response } else { server.get(&token, "/api/ns/q").await };
     assert_eq!(first.expect(200).data(), b"first");
     let poll = tokio::spawn(send(server.api("GET", "/api/ns/q?timeout=20", &token)));
@@ -123,7 +123,7 @@ async fn a_parked_poll_outlives_an_outage_or_is_told_of_it_and_the_next_is_woken
     assert_eq!(poll.await.expect("no panic").expect(200).data(), b"woken");
 }
 
-/// A server process that logs everything, with the tokens, passwords and bodies that must not be in there.
+/// The log of a server with full logging contains no token, password or body.
 #[tokio::test]
 async fn an_outage_under_load_is_one_pair_of_lines_per_store_and_no_secret_is_ever_logged() {
     let (dir, mut redis) =
@@ -136,7 +136,7 @@ async fn an_outage_under_load_is_one_pair_of_lines_per_store_and_no_secret_is_ev
     let mut process = Process::start(dir.path(), &["-c", "c.toml", "-bt", "error"], &[]);
     let (api, admin) = (process.address("api"), process.address("admin"));
     let client = Client::new();
-    // The second one has a limit, which is counted in the store of tokens and limits before the pool is asked.
+    // The second has a limit, which is counted in the store of tokens and limits before the pool is used.
     let [token, limited] = ["HUSH-token-of-twenty-characters", "HUSH-limited-of-twenty-characters"];
     // ann:HUSH-account
     let basic = "Basic YW5uOkhVU0gtYWNjb3VudA==";
@@ -164,7 +164,7 @@ async fn an_outage_under_load_is_one_pair_of_lines_per_store_and_no_secret_is_ev
     client.get(format!("http://{api}/api/ns/q?token=HUSH-wrong")).send().await.expect("an answer");
     let polls: Vec<_> = (0..20).map(|n| tokio::spawn(poll(&format!("parked-{n}"), 30))).collect();
     redis.kill();
-    // Short: how the end of an outage is noticed must not depend on which questions failed during it.
+    // Short: detecting the end of an outage must not depend on the requests that failed during it.
     let mut refused = 0;
     while refused < 200 {
         for token in [token, limited] {
@@ -221,8 +221,8 @@ async fn an_outage_under_load_is_one_pair_of_lines_per_store_and_no_secret_is_ev
     }
 }
 
-/// Guards against scrapes that ask one pool after the other, or wait for each other while they ask: Prometheus gives up
-/// after ten seconds, and asks again.
+/// Guards against scrapes that query one pool after another, or wait for each other: Prometheus gives up after ten
+/// seconds, and retries.
 #[tokio::test]
 async fn scrapes_ask_all_pools_at_the_same_time() {
     let pools = [(); 3].map(|()| RedisServer::start());
@@ -237,7 +237,7 @@ async fn scrapes_ask_all_pools_at_the_same_time() {
     for answer in [all.0, all.1, all.2] {
         answer.expect(200);
     }
-    // Each asks for a second.
+    // Each pool is queried for a second.
     assert!(
         began.elapsed() < Duration::from_secs(3),
         "three scrapes of three pools took {:?}",
@@ -261,7 +261,7 @@ async fn a_full_redis_is_drained_by_every_verb_and_says_so_in_one_line() {
     let ask = |method: &str, path: &str| request(method, &format!("http://{api}/api/ns/{path}"), &token);
     let limit = r#"{"read":1000000,"write":1000000,"interval":600}"#;
     send(operate("POST", &format!("/token/ns/{token}/limit")).body(limit)).await.expect(201);
-    // With a quota other scripts run, which count deletions.
+    // With a quota, the scripts that count deletions run.
     send(operate("PUT", "/quota/ns").body(r#"{"jobs":100000}"#)).await.expect(200);
     for n in 0..40 {
         let bodies: Vec<String> = (0..10).map(|i| format!("{}", 10 * n + i)).collect();
@@ -269,7 +269,7 @@ async fn a_full_redis_is_drained_by_every_verb_and_says_so_in_one_line() {
         let path = format!("q/bulk?tries={tries}&delay={}", n % 2);
         send(ask("PUT", &path).body(format!("[{}]", bodies.join(",")))).await.expect(201);
     }
-    // Its counters go, so the first request of each kind needs memory.
+    // Its counters are deleted, so the first request of each kind needs memory.
     let conn = &mut redis.connection();
     let counters: Vec<String> = redis::cmd("KEYS").arg("l/*").query(conn).expect("KEYS");
     let _: u64 = redis::cmd("DEL").arg(counters).query(conn).expect("DEL");
@@ -319,7 +319,7 @@ async fn a_full_redis_is_drained_by_every_verb_and_says_so_in_one_line() {
                         .body(format!(r#"{{"jobs":[{{"id":"{id}","receipt":"{receipt}"}}]}}"#)),
                     _ => continue,
                 };
-                // On a busy machine the ttr may be over.
+                // On a busy machine the ttr may have ended.
                 done(what, &send(call).await, &[200, 204, 404, 409]);
             }
             tokio::time::sleep(Duration::from_millis(if poll.status == 404 { 20 } else { 0 })).await;
@@ -340,7 +340,7 @@ async fn a_full_redis_is_drained_by_every_verb_and_says_so_in_one_line() {
     let failed = failed.into_inner();
     assert!(failed.is_empty(), "{} requests failed, such as {:?}", failed.len(), failed.first());
     memory(0);
-    // Since the last refusal three seconds have to pass.
+    // The last refusal must be three seconds ago.
     until_status(201, async || send(ask("PUT", "q").body("x")).await).await;
     let process = tokio::task::spawn_blocking(move || {
         process.signal("TERM");

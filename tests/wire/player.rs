@@ -18,11 +18,11 @@ use tokio::task::{JoinHandle, JoinSet};
 use crate::support::client::send;
 use crate::support::servers::TestServer;
 
-/// Steps follow each other within times that were recorded, a ttr of one second among them. All scenarios at
-/// once would keep a small machine too busy for that.
+/// Steps depend on recorded times, such as a ttr of one second. A small machine would be too busy if all scenarios ran
+/// at once.
 const AT_ONCE: u32 = 16;
 
-/// Every scenario, by name.
+/// Returns every scenario, by name.
 pub fn scenarios() -> Vec<Value> {
     let text = include_str!("../recorded/lmstfy.json");
     serde_json::from_str(text).expect("the recordings are a JSON array")
@@ -32,12 +32,12 @@ pub fn scenarios() -> Vec<Value> {
 /// that response is compared as usual.
 pub type Expected = (&'static str, usize, &'static str);
 
-/// Plays all scenarios, several at a time, and panics with every response that differs.
+/// Plays all scenarios, several at a time. Panics with every response that differs.
 pub async fn play_all(server: TestServer) {
     play_all_but(server, &[]).await;
 }
 
-/// The same for a server that must differ in these places, and in no others.
+/// Like `play_all`, for a server that must differ in these places and no others.
 pub async fn play_all_but(server: TestServer, expected: &[Expected]) {
     let server = Arc::new(server);
     let mut playing = JoinSet::new();
@@ -73,7 +73,7 @@ pub async fn play_all_but(server: TestServer, expected: &[Expected]) {
 struct Player<'a> {
     server: &'a TestServer,
     vars: HashMap<String, String>,
-    /// Ids in the order of their appearance.
+    /// Ids in order of first appearance.
     ids: Vec<String>,
     /// Requests in flight, with the steps that started them.
     background: HashMap<String, (Value, JoinHandle<Raw>)>,
@@ -126,7 +126,7 @@ impl Player<'_> {
         let request = self.request(step);
         if let Some(name) = step["bg"].as_str() {
             self.background.insert(name.into(), (step.clone(), tokio::spawn(request)));
-            // The recording wakes a poll that was parked for a while.
+            // In the recording the poll was parked before it was woken.
             self.server.until_parked(self.background.len()).await;
             tokio::time::sleep(Duration::from_millis(300)).await;
             return None;
@@ -222,7 +222,7 @@ impl Player<'_> {
     fn normal(&mut self, value: &Value, key: &str) -> Value {
         match value {
             Value::Object(o) => {
-                // In the order of the names, so that ids get the numbers that the recording gave them.
+                // In the order of the names, so that ids get the same numbers as in the recording.
                 let mut entries: Vec<_> = o.iter().collect();
                 entries.sort_by_key(|(name, _)| *name);
                 let entries = entries.into_iter().map(|(k, v)| {
@@ -244,7 +244,7 @@ impl Player<'_> {
         }
     }
 
-    /// Ids and tokens as `<token>`, `<id2>`, …
+    /// Replaces ids and tokens by `<token>`, `<id2>`, …
     fn numbered(&mut self, text: &str) -> String {
         let mut out = String::new();
         for piece in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric()) {
@@ -266,7 +266,7 @@ impl Player<'_> {
     }
 }
 
-/// JSON with a space after each comma and colon, as the recordings were made with.
+/// Formats JSON with a space after each comma and colon, like the recordings.
 fn spaced(value: &Value) -> String {
     match value {
         Value::Array(a) => format!("[{}]", a.iter().map(spaced).collect::<Vec<_>>().join(", ")),

@@ -18,7 +18,7 @@ async fn a_consumer_that_left_costs_nothing(store: Store) {
         let head = format!("GET /api/ns/q?timeout=600 HTTP/1.1\r\nHost: x\r\nX-Token: {token}\r\n\r\n");
         gone.write_all(head.as_bytes()).await.expect("sent");
         server.until_parked(1).await;
-        // It leaves in the moment before the publish, so that the server may not have noticed yet.
+        // The consumer disconnects just before the publish, so the server may not have noticed yet.
         drop(gone);
         let id = server.put(&token, "/api/ns/q?tries=1", &i.to_string()).await.expect(201).job_id();
         let job = server.get(&token, "/api/ns/q?timeout=5&ttr=600").await.expect(200);
@@ -34,7 +34,7 @@ async fn polls_are_served_in_the_order_of_their_coming(store: Store) {
     let token = server.token("ns").await;
     let mut polls = Vec::new();
     for i in 0..8 {
-        // Some wait for a second queue; all for this one.
+        // Half of them wait for a second queue; all wait for `q`.
         let queues = if i % 2 == 0 { "q" } else { "other,q" };
         polls.push(poll(&server, &token, &format!("/api/ns/{queues}?timeout=15&ttr=600")));
         server.until_parked(i + 1).await;
@@ -82,7 +82,7 @@ async fn a_poll_of_many_queues_takes_more_than_one_place_of_its_namespace() {
     server.until_parked(11).await;
     let refused = server.get(&token, "/api/ns/q?timeout=1").await.expect(503);
     assert_eq!(refused.says(), "too many consumers of this namespace are waiting, please retry later");
-    // Another namespace has its part: three places are left.
+    // Another namespace has its share: three slots are left.
     let two = poll(&server, &others, &format!("/api/others/{}?timeout=20", list("two", 11)));
     server.until_parked(13).await;
     let _one = poll(&server, &others, "/api/others/q?timeout=20");

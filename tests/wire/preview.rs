@@ -1,4 +1,4 @@
-//! Conversations about what an expression would mean, before anything is stored of it.
+//! Conversations about previews of schedule expressions, which store nothing.
 
 use crate::support::client::send;
 use crate::support::servers::TestServer;
@@ -29,11 +29,12 @@ async fn what_an_expression_means_is_shown_before_it_is_set() {
         ]}),
         "the night when clocks go forward"
     );
-    // From now on, in UTC, five.
+    // The next five times, in UTC.
     let shown = preview(&server, &token, "cron=*/15+*+*+*+*").await.expect(200).json;
     assert_eq!((shown["mode"].as_str(), local(&shown).len()), (Some("interval"), 5), "{shown}");
     assert!(local(&shown).iter().all(|local| local.ends_with(":00.000+00:00")), "{shown}");
-    // An interval counts from its start, or else from where one looks. Both may have offsets; a plus may be a blank.
+    // An interval counts from its start, or else from the time of the request. Both may have offsets; a plus may arrive
+    // as a blank.
     let query = "every=0090.5&from=2026-01-01T00:00:00+01:00&n=1";
     let shown = preview(&server, &token, query).await.expect(200).json;
     assert_eq!(
@@ -45,7 +46,7 @@ async fn what_an_expression_means_is_shown_before_it_is_set() {
     let shown = preview(&server, &token, query).await.expect(200).json;
     let minutes = ["19:00", "19:01", "19:02"].map(|time| format!("2025-12-31T{time}:00.000-05:00"));
     assert_eq!(local(&shown), minutes, "start and end may be instants");
-    // A hundred years, and no further.
+    // At most a hundred years.
     let shown =
         preview(&server, &token, "cron=0+0+29+2+*&from=2026-01-01T00:00:00Z&n=100").await.expect(200).json;
     let days = local(&shown);
@@ -66,11 +67,11 @@ async fn a_wrong_preview_is_refused_by_its_parameter() {
         ("cron=", "cron", None, "the expression is empty"),
         ("cron=0+25+*+*+*", "cron", Some("hour"), "hour: \"25\" is out of range: write 0 to 23"),
         ("cron=@daily&every=5", "every", None, "both cron and every are given: leave one out"),
-        ("every=0.5", "every", None, "\"0.5\" is no interval: write seconds from 1 to 31536000"),
+        ("every=0.5", "every", None, "\"0.5\" is not a valid interval: write seconds from 1 to 31536000"),
         ("cron=@daily&zone=europe/berlin", "zone", None, "write \"Europe/Berlin\""),
-        ("cron=@daily&zone=", "zone", None, "\"\" is no time zone of database 2026f"),
-        ("cron=@daily&from=now", "from", None, "\"now\" is no instant"),
-        ("cron=@daily&start=x", "start", None, "\"x\" is no instant"),
+        ("cron=@daily&zone=", "zone", None, "\"\" is not a time zone of database 2026f"),
+        ("cron=@daily&from=now", "from", None, "\"now\" is not a valid instant"),
+        ("cron=@daily&start=x", "start", None, "\"x\" is not a valid instant"),
         ("cron=@daily&start=2&end=1", "end", None, "is before the start"),
         ("cron=@daily&n=0", "n", None, "n cannot be \"0\": write 1 to 100"),
         ("cron=@daily&n=101", "n", None, "n cannot be \"101\": write 1 to 100"),
@@ -82,7 +83,7 @@ async fn a_wrong_preview_is_refused_by_its_parameter() {
         assert_eq!((json["field"].as_str(), json["part"].as_str()), (Some(field), part), "{query}: {said}");
         assert!(json.as_object().is_some_and(|fields| fields.len() == 3), "{query}: {json}");
     }
-    // It is a route of the namespace, as all schedules are; other methods and paths are not.
+    // It is a route of the namespace, like all schedules; other methods and paths are not.
     preview(&server, "", "cron=@daily").await.expect(401);
     for method in ["PUT", "POST", "DELETE", "HEAD"] {
         send(server.api(method, "/api/ns/_schedules/_preview?cron=@daily", &token)).await.expect(404);
@@ -90,12 +91,12 @@ async fn a_wrong_preview_is_refused_by_its_parameter() {
     server.get(&token, "/api/ns/_schedules/_preview/x?cron=@daily").await.expect(404);
     let all = server.get(&token, "/api/ns/_schedules").await.expect(200);
     assert_eq!(all.text, r#"{"cursor":null,"schedules":[]}"#, "nothing is stored");
-    // Beside other queues `_schedules` is still the name of a queue that can hold no job.
+    // In a list of queues `_schedules` is still the name of a queue, one that can contain no job.
     let none = server.get(&token, "/api/ns/_schedules,q").await.expect(404);
     assert_eq!(none.text, r#"{"msg":"no job available"}"#);
 }
 
-/// The zones of a directory, and its version: Vancouver as it was before 2026.
+/// The zones of a directory, and its version: Vancouver before the change in 2026.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn zones_can_come_from_a_directory() {
     let dir = tempfile::TempDir::new().expect("a temporary directory");

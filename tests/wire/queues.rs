@@ -99,7 +99,7 @@ async fn queues_are_shown_by_need(store: Store) {
     waits.abort();
 }
 
-/// Guards against a page that shows no waiting consumers, or counts one twice.
+/// Guards against a page that omits waiting consumers, or counts one twice.
 async fn waiting_consumers_are_counted(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -213,7 +213,7 @@ on_each_store!(
     jobs_are_worked_on_by_account,
 );
 
-/// Guards against a way around tokens: what hands jobs out stays on the public port, and the public port asks for a token.
+/// Guards against bypassing tokens: consuming is possible only on the public port, which requires a token.
 #[tokio::test]
 async fn nothing_is_handed_out_by_account() {
     let store = Store::disk();
@@ -251,7 +251,7 @@ async fn nothing_is_handed_out_by_account() {
     assert_eq!(server.size("/api/ns/q").await, 1, "nobody took it");
 }
 
-/// Guards against an account whose publishes a token's limit refuses, and that counts against it.
+/// Guards against an operator's publish that is refused by a token's limit, or counts towards it.
 #[tokio::test]
 async fn a_limit_is_no_accounts() {
     let server = TestServer::on_disk().await;
@@ -340,8 +340,8 @@ async fn dead_jobs_are_told_by_their_reason(store: Store) {
 
 on_each_store!(dead_jobs_are_told_by_their_reason);
 
-/// Guards against twelve failures that cannot be found among thousands, and against a search that shows what another
-/// page has shown, or leaves something out.
+/// Guards against twelve failures that cannot be found among thousands, and against a search that repeats or omits jobs
+/// between pages.
 async fn jobs_are_found_by_what_is_in_them(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;

@@ -23,7 +23,8 @@ fn used_up(answer: Response, what: &str) {
     assert_eq!(answer.json["request_id"].as_str(), Some(answer.header("x-request-id")), "{answer:?}");
 }
 
-/// Guards against replies unlike those of limits, an unintended quota, and one shown differently from how it was set.
+/// Guards against replies in another format than those of limits, an unintended quota, and one shown differently from
+/// its setting.
 async fn a_quota_is_made_shown_changed_and_deleted(store: Store) {
     let server = TestServer::on(store).await;
     let ask = async |method: &str, path: &str, body: &str| {
@@ -72,8 +73,7 @@ async fn a_quota_is_made_shown_changed_and_deleted(store: Store) {
     assert_eq!(ask("PUT", "/quota/ns", "{}").await.0, 200, "a quota of nothing bounds nothing");
 }
 
-/// Guards against a route that publishes beyond a quota, and against one that is refused although it stores nothing
-/// more.
+/// Guards against a route that publishes beyond a quota, and against refusing one that stores nothing more.
 async fn every_publish_is_held_to_the_quota_and_nothing_else_is(store: Store) {
     let server = TestServer::on(store).await;
     let (token, other) = (server.token("ns").await, server.token("other").await);
@@ -116,7 +116,7 @@ async fn every_publish_is_held_to_the_quota_and_nothing_else_is(store: Store) {
     server.put(&token, "/api/ns/q", "x").await.expect(201);
 }
 
-/// Guards against a quota that lasts only as long as the server.
+/// Guards against a quota that is lost when the server restarts.
 async fn a_quota_and_what_it_counts_outlive_the_server(store: Store) {
     let (toml, keep) = (store.toml(), store);
     let server = TestServer::start(&toml, ()).await;
@@ -157,7 +157,7 @@ async fn a_quota_is_in_force_on_every_server_within_a_second() {
     // Jobs stored by the other server before it counted are found by counting all keys.
     let mut connection = redis.connection();
     until("all jobs are counted", async || counted(&mut connection) == [stored, stored]).await;
-    // Both servers count now: the sum of what they store is exact.
+    // Both servers count now, so the total that they store is exact.
     quota(&one, &format!(r#"{{"jobs":{}}}"#, stored + 40)).await;
     let tasks: Vec<_> = (0..100)
         .map(|n| {
@@ -173,7 +173,7 @@ async fn a_quota_is_in_force_on_every_server_within_a_second() {
     assert_eq!(more, 40, "jobs stored by two servers at once, with room for 40");
 }
 
-/// Guards against a pool that has no bound while it moves.
+/// Guards against a pool without quotas during its migration.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_quota_of_a_pool_that_moves_bounds_the_new_store() {
     let (old, new) = (Store::disk(), Store::disk());
@@ -190,13 +190,13 @@ async fn the_quota_of_a_pool_that_moves_bounds_the_new_store() {
     used_up(server.put(&token, "/api/ns/q", "x").await, "jobs");
 }
 
-/// How many jobs and bytes of the namespace `ns` are written down.
+/// Returns the recorded number of jobs and bytes of the namespace `ns`.
 fn counted(connection: &mut redis::Connection) -> [usize; 2] {
     let used = redis::cmd("HMGET").arg("dormouse/used").arg(&["ns/jobs", "ns/bytes"]).query(connection);
     used.expect("two numbers")
 }
 
-/// Guards against jobs whose ttl has ended that count for good, and against what lmstfy's servers do.
+/// Guards against counting expired jobs forever, and against ignoring changes by lmstfy's servers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_ends_by_itself_or_others_do_in_a_redis_is_counted_in_the_end() {
     let redis = RedisServer::start();
@@ -208,7 +208,7 @@ async fn what_ends_by_itself_or_others_do_in_a_redis_is_counted_in_the_end() {
     }
     used_up(server.put(&token, "/api/ns/q", "x").await, "jobs");
     until("there is room again", async || server.put(&token, "/api/ns/q", "x").await.status == 201).await;
-    // As lmstfy stores a value.
+    // Stores a value as lmstfy does.
     let mut connection = redis.connection();
     let stored = redis::cmd("SET").arg("j/ns/q/theirs").arg("12345").query::<String>(&mut connection);
     stored.expect("it is stored");

@@ -1,4 +1,4 @@
-//! lmstfy's recorded conversations, on every kind of pool and on every way from one pool to another.
+//! lmstfy's recorded conversations, on every kind of pool and during every kind of migration.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ async fn from_disk_to_a_redis() {
     moving(Store::disk(), Store::redis()).await;
 }
 
-/// Replays on a default pool that migrates to the other one.
+/// Replays on a default pool that migrates from `old` to `new`.
 async fn moving(old: Store, new: Store) {
     let (from, to, admin) = (old.keys(), new.keys(), old.admin());
     let toml = format!("[Pool.default]\nMigrateTo = \"bigger\"\n{from}[Pool.bigger]\n{to}{admin}");

@@ -75,7 +75,7 @@ async fn every_refused_number_changes_nothing_and_every_fine_one_works() {
         }
     }
     for key in ["limit", "ttl"] {
-        // A limit may be larger than any queue.
+        // A limit may exceed any queue's size.
         for value in bad.iter().filter(|v| key != "limit" || **v != "4294967296") {
             server.put(&token, &format!("/api/ns/q/deadletter?{key}={value}"), "").await.expect(400);
         }
@@ -196,7 +196,7 @@ async fn attributes_come_back(store: Store) {
     assert!(none.json["attributes"].is_null(), "none is null: {}", none.text);
     server.get(&token, "/api/ns/q").await.expect(404);
 
-    // Without the switch they are ignored.
+    // Without the option they are ignored.
     let request = server.api("PUT", "/api/ns/q", &token).header("Job-Attr-A", "1").body("x");
     let id = send(request).await.expect(201).job_id();
     assert_eq!(id.len(), 26, "a plain id");
@@ -218,20 +218,20 @@ async fn republish_validates_first_and_is_one_step(store: Store) {
     server.get(&token, &path).await.expect(404);
     let got = server.get(&token, "/api/ns/q").await.expect(200);
     assert_eq!((got.job_id(), got.data()), (new, b"new".to_vec()), "the new one took the old one's place");
-    // Of a job that is unknown, or was never one: it is a publish.
+    // A republish of a deleted or unknown job is a publish.
     server.put(&token, &path, "again").await.expect(201);
     server.put(&token, "/api/ns/q/job/nonsense", "more").await.expect(201);
     assert_eq!(server.get(&token, "/api/ns/q?count=9").await.json.as_array().map(Vec::len), Some(2));
 }
 
-/// Guards against a token that publishes without bound, as republishes of jobs that are not there.
+/// Guards against a token that exceeds its limit by republishing jobs that do not exist.
 async fn a_republish_of_an_unknown_job_counts_as_a_publish(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
     let mut id = server.put(&token, "/api/ns/q", "x").await.expect(201).job_id();
     server.limit(&token, r#"{"read":0,"write":2,"interval":600}"#).await;
     let fresh = server.token("ns").await;
-    // What a token may do is believed for a second.
+    // A token's permissions are cached for a second.
     crate::support::wait::until("the limit is in force", async || {
         id = server.put(&token, &format!("/api/ns/q/job/{id}"), "again").await.expect(201).job_id();
         server.put(&token, "/api/ns/q", "x").await.status == 429
@@ -248,7 +248,7 @@ async fn a_republish_of_an_unknown_job_counts_as_a_publish(store: Store) {
 
 on_each_store!(republish_validates_first_and_is_one_step, a_republish_of_an_unknown_job_counts_as_a_publish,);
 
-/// Guards against a delayed job that expires when it is due, so that it is answered with 201 and never delivered.
+/// Guards against a delayed job that expires when it becomes due: it would get a 201 and never be delivered.
 async fn a_job_whose_ttl_equals_its_delay_is_delivered(store: Store) {
     let keys = format!("TTLSecond = 1\nDelaySecond = 1\n{}", store.toml());
     let server = TestServer::start(&keys, store).await;
@@ -283,7 +283,7 @@ async fn a_job_whose_ttl_equals_its_delay_is_delivered(store: Store) {
         let refused = send(server.api("POST", path, &token).body(body)).await.expect(400);
         assert_eq!(refused.says(), "ttl equals delay: the job would expire when it is due", "{path}");
     }
-    // A ttl that is not given begins when the job is due.
+    // A default ttl starts when the job is due.
     send(server.api("POST", "/api/ns/q/jobs", &token).body("x")).await.expect(201);
     server.get(&token, "/api/ns/q?timeout=10").await.expect(200);
 }
@@ -320,7 +320,7 @@ async fn names_are_decoded_bounded_and_may_not_begin_with_an_underscore() {
     server.get(&token, "/api/n-S_1/a,b.c").await.expect(400);
     server.get(&token, "/api/n-S_1/,").await.expect(400);
     server.put(&token, "/api/n-S_1/a,b", "x").await.expect(400);
-    // Priority is the order of the names.
+    // The order of the names is their priority.
     server.put(&token, "/api/n-S_1/low", "low").await.expect(201);
     server.put(&token, "/api/n-S_1/high", "high").await.expect(201);
     assert_eq!(server.get(&token, "/api/n-S_1/high,low").await.expect(200).data(), b"high");
@@ -363,7 +363,7 @@ async fn every_answer_has_its_caller_s_id_or_one_of_its_own() {
     }
 }
 
-/// Guards against a reader of paths that finds other names where there are escapes.
+/// Guards against a path parser that reads other names if characters are percent-encoded.
 #[tokio::test]
 async fn an_escape_in_a_path_changes_no_answer() {
     let server = TestServer::on_disk().await;

@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use crate::support::client::send;
 use crate::support::servers::{Store, TestServer, on_each_store};
 
-/// What a viewer may do on a route: nothing, or look.
+/// A viewer's permissions on a route: none, or reading.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum May {
     Nothing,
     Get,
-    /// Whatever the route does, roles differ only in what they see.
+    /// All methods: roles differ only in the content of replies.
     Both,
     /// The route requires no account.
     All,
@@ -94,7 +94,7 @@ const ROUTES: &[(&str, May)] = &[
 /// The methods of each route of the admin port.
 fn routed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
     let mut found: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    // Its GET is open, and its POST is not: see below.
+    // Its GET is open and its POST is not, so it is checked separately.
     let own = |route: &Route| route.port == "admin" && route.pattern != "/accesslog";
     for route in all_routes().into_iter().filter(own) {
         found.entry(route.pattern).or_default().insert(route.method);
@@ -102,7 +102,7 @@ fn routed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
     found
 }
 
-/// Guards against a new route by which a viewer may change something.
+/// Guards against a new route that lets a viewer change something.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_route_says_who_may_use_it() {
     let store = Store::disk();
@@ -138,7 +138,7 @@ async fn every_route_says_who_may_use_it() {
                 may != May::All,
                 "{method} {path} without an account: {nobody:?}"
             );
-            // Once for each route: after 100 an address may fail once a second.
+            // Once per route: after 100 failures an address may fail once a second.
             if Some(method) == methods.first() {
                 let wrong = send(request(Some(("viewer", "secret")))).await;
                 assert_eq!(wrong.status == 401, may != May::All, "{method} {path} with a wrong password");
@@ -155,7 +155,7 @@ async fn every_route_says_who_may_use_it() {
     send(viewer("HEAD", "/queues")).await.expect(403);
 }
 
-/// Guards against a table in the documents that says something else.
+/// Guards against documents that contradict the table.
 #[test]
 fn the_documents_say_who_may_use_each_route() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operations.md");
@@ -175,7 +175,7 @@ fn the_documents_say_who_may_use_each_route() {
     }
 }
 
-/// Guards against a support desk that reads the mails of customers.
+/// Guards against a support employee who can read customers' data.
 async fn bodies_are_shown_to_whom_they_may_be(store: Store) {
     let accounts = "[Accounts]\noperator = \"secret\"\n[ReadOnlyAccounts]\nviewer = \"look\"\n";
     let toml = store.toml();

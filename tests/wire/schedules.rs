@@ -170,7 +170,11 @@ async fn what_is_wrong_is_named(store: Store) {
             r#"queue cannot be "a.b": write 1 to 255 of letters, digits, - and _, not _ first"#,
         ),
         ("?data=yes", "data", r#"data cannot be "yes": write 0 or 1"#),
-        ("?cursor=x", "cursor", r#"cursor cannot be "x": write the one of the page before, or leave it out"#),
+        (
+            "?cursor=x",
+            "cursor",
+            r#"cursor cannot be "x": write the cursor of the previous page, or leave it out"#,
+        ),
     ];
     for (query, field, error) in lists {
         named(get(&server, &token, query).await, field, error);
@@ -350,7 +354,7 @@ async fn what_is_listed_can_be_put_back(store: Store) {
     let mut before = listed.json;
     for list in [&mut after, &mut before] {
         for one in list["schedules"].as_array_mut().expect("a list") {
-            one["next"] = Value::Null; // time goes on
+            one["next"] = Value::Null; // time passes
         }
     }
     assert_eq!(after, before, "nothing has changed");

@@ -1,4 +1,4 @@
-//! `/servers`, `/server`, and the address as people type it.
+//! `/servers`, `/server`, and outer addresses as users write them.
 
 use crate::support::client::send;
 use crate::support::redis_server::RedisServer;
@@ -53,7 +53,7 @@ async fn a_dry_run_is_no_change() {
     put("/api/ns/_schedules/a", one.clone()).await.expect(201);
     put("/api/ns/_schedules/b?dry_run=1", one.clone()).await.expect(201);
     put("/api/ns/_schedules?dry_run=1&prune=1", json!({"schedules": []})).await.expect(200);
-    // Nothing else has a dry run.
+    // No other route has a dry run.
     send(server.admin("POST", "/api/ns/_schedules/a/pause?dry_run=1")).await.expect(200);
     let said = ask(&server, "/server").await;
     let changes = said["changes"].as_array().expect("a list").iter();
@@ -103,7 +103,7 @@ async fn the_path_of_the_outer_address_is_taken_off() {
     by("evil.example", "https://ops.example").await.expect(403);
 }
 
-/// Guards against a page that must know a token to have it deleted, and against the wrong one that is.
+/// Guards against a page that must know a token to have it deleted, and against deleting the wrong one.
 async fn a_token_is_revoked_by_its_hash(store: Store) {
     let server = TestServer::on(store).await;
     let (gone, stays) = (server.token("ns").await, server.token("ns").await);

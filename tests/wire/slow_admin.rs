@@ -1,4 +1,4 @@
-//! What callers notice of a Redis for tokens and limits that is far away, hangs, or holds very many limits.
+//! Effects on callers of a Redis for tokens and limits that is distant, hangs, or contains very many limits.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::support::servers::TestServer;
 /// Longer than a token's cached record is valid.
 const STALE: Duration = Duration::from_millis(1100);
 
-/// A server whose jobs are on a Redis, and whose tokens are behind a proxy to it.
+/// Starts a server whose jobs are on a Redis, and whose tokens are behind a proxy to it.
 async fn behind_proxy(redis: &RedisServer, round_trip: Duration) -> (TestServer, SlowProxy) {
     let proxy = SlowProxy::start(redis.addr(), round_trip).await;
     let toml = format!("[Pool.default]\n{}[AdminRedis]\nAddr = {:?}\n", redis.keys(), proxy.addr());
@@ -39,7 +39,7 @@ async fn guesses_at_a_distant_store_do_not_delay_a_publish() {
             tokio::spawn(async move { send(request).await.expect(401) })
         };
         let guesses: Vec<_> = (0..40).map(guess).collect();
-        tokio::time::sleep(Duration::from_millis(20)).await; // most guesses are on their way by then
+        tokio::time::sleep(Duration::from_millis(20)).await; // most guesses are in flight by then
         took.push(timed(server.put(&token, "/api/ns/q", "x")).await);
         for guess in guesses {
             guess.await.expect("each guess is refused");
@@ -87,8 +87,8 @@ async fn the_limits_of_others_cost_nothing() {
     let _: () = redis::Commands::hset_multiple(&mut conn, "__throttler_keys__", &limits).expect("HSET");
     let server = TestServer::start(&crate::support::servers::redis_toml(&redis), ()).await;
     let token = server.token("ns").await;
-    // How many steps of whole tables were read: of paused queues and of pushed ones at the start, and of paused ones
-    // with each sample.
+    // Returns the number of steps in which whole tables were read: paused and pushed queues at the start, and paused
+    // queues with each sample.
     let steps = |redis: &mut redis::Connection| {
         let stats: String = redis::cmd("INFO").arg("commandstats").query(redis).expect("INFO");
         assert!(!stats.contains("cmdstat_hgetall:"), "in steps: {stats}");
@@ -107,7 +107,7 @@ async fn the_limits_of_others_cost_nothing() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let quiet = steps(&mut conn) - before;
-    // Asked for, all are listed, in steps.
+    // On request all are listed, in steps.
     let all = send(server.admin("GET", "/limits")).await.expect(200);
     assert_eq!(all.json.as_array().map(Vec::len), Some(5000), "each limit once");
     let listed = steps(&mut conn) - before - quiet;

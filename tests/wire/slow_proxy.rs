@@ -1,4 +1,4 @@
-//! A TCP proxy between a server and its Redis that makes the way longer, or lets nothing through for a while.
+//! A TCP proxy between a server and its Redis that adds latency, or lets nothing through for a while.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// A running proxy. It ends when it is dropped.
+/// A running proxy. Stops on drop.
 pub struct SlowProxy {
     addr: SocketAddr,
     hangs: watch::Sender<bool>,
@@ -44,18 +44,18 @@ impl SlowProxy {
         SlowProxy { addr, hangs }
     }
 
-    /// `host:port`.
+    /// Returns `host:port`.
     pub fn addr(&self) -> String {
         self.addr.to_string()
     }
 
-    /// Stops all bytes, also on new connections, or releases those held.
+    /// Holds all bytes, also on new connections, or releases them.
     pub fn hang(&self, hangs: bool) {
         self.hangs.send_replace(hangs);
     }
 }
 
-/// Passes bytes on, each `delay` after it came, until either side ends or the proxy is dropped.
+/// Forwards bytes, each `delay` after it arrived, until either side ends or the proxy is dropped.
 async fn pass(
     mut from: impl AsyncReadExt + Unpin,
     mut to: impl AsyncWriteExt + Unpin,

@@ -21,7 +21,7 @@ use crate::support::process::Process;
 use crate::support::redis_server::{RedisServer, free_port};
 use crate::support::servers::{Store, TestServer, redis_toml};
 
-/// An operation that is asked by its example.
+/// An operation that is called by its example.
 struct Asked {
     document: &'static Document,
     port: SocketAddr,
@@ -47,7 +47,7 @@ impl Asked {
     }
 }
 
-/// All operations of these ports, public and admin.
+/// Returns all operations of these ports, public and admin.
 fn all(ports: [SocketAddr; 2], made: &Made) -> Vec<Asked> {
     let of = |document: &'static Document, port| {
         operations(document).map(move |(path, method, operation)| {
@@ -62,7 +62,7 @@ fn ports(server: &TestServer) -> [SocketAddr; 2] {
     [server.api_addr, server.admin_addr]
 }
 
-/// Names of objects that need not exist.
+/// Returns names of objects that need not exist.
 fn somewhat() -> Made {
     Made {
         job_id: "01M80D5J4VCPC2AJTPM8000000".to_owned(),
@@ -127,7 +127,7 @@ async fn what_a_page_of_another_site_sends_is_refused_by_every_operation() {
     let ports = ["api", "admin"].map(|port| process.address(port).parse().expect("an address"));
     held::serves(ports[0], ports[1]);
     for asked in all(ports, &somewhat()) {
-        // By a name of its own, that leads here. All ports are on loopback.
+        // A DNS name that resolves to this server. All ports are on loopback.
         let answer = send(asked.request("").header("Host", "evil.example")).await;
         assert_eq!(answer.status, 403, "{}: {answer:?}", asked.name());
     }
@@ -229,12 +229,12 @@ async fn what_a_token_may_no_more_and_keys_and_conditions_are_looked_at_by_every
                 let path = format!("/token/{}/{}/limit", made.namespace, made.token);
                 let limit = r#"{"read":1,"write":1,"interval":600}"#;
                 send(server.admin("PUT", &path).body(limit)).await.expect(200);
-                // It is known a moment later. What hands nothing out is not counted.
+                // The limit applies a moment later. A consume without a job is not counted.
                 until_status(429, async || send(api("PUT", "other").body("x")).await).await;
                 until_status(429, async || send(api("GET", "other")).await).await;
             }
             if (status, id) == (429, "republish") {
-                // Only where there is no such job is it counted.
+                // Counts only if there is no such job.
                 again.example.path = again.example.path.replace(&made.job_id, &somewhat().job_id);
             }
             if status == 422 {
@@ -338,7 +338,7 @@ async fn bodies_that_are_too_large_or_stop_coming_are_refused_by_every_operation
     let server = TestServer::on_disk().await;
     let made = Made { token: server.token("ns").await, ..somewhat() };
     let all: Vec<_> = all(ports(&server), &made).into_iter().map(Arc::new).collect();
-    // That a body has stopped is said after half a minute, here to all at once.
+    // A stalled body is reported after half a minute, here on all connections at once.
     for (status, length, body) in [(413, 1 << 30, ""), (408, 10, "1")] {
         let begun: Vec<_> = all
             .iter()
@@ -358,7 +358,7 @@ async fn bodies_that_are_too_large_or_stop_coming_are_refused_by_every_operation
     }
 }
 
-/// Statuses that no test sees, and why.
+/// Statuses that no test sees, with the reason.
 const UNSEEN: &[(&str, u16, &[&str])] = &[
     (
         "another request with its key has to be under way: the tests of publishes wait for that",
@@ -430,7 +430,7 @@ fn unseen(seen: &BTreeSet<&str>) -> BTreeMap<String, Vec<u16>> {
     unseen
 }
 
-/// `tests/run` runs it after all others. Manually: run all tests with `TESTS_SEEN=<file>`, then this one.
+/// `tests/run` runs this test after all others. Manually: run all tests with `TESTS_SEEN=<file>`, then this test.
 #[test]
 #[ignore = "it reads what all other tests have seen, from the file that TESTS_SEEN names"]
 fn each_documented_status_is_seen_or_listed_with_its_reason() {
@@ -447,7 +447,7 @@ fn each_documented_status_is_seen_or_listed_with_its_reason() {
         }
     }
     assert!(unlisted.is_empty(), "no test sees these, and UNSEEN does not say why:\n{unlisted}");
-    // One that is listed may be seen all the same, on a machine that stalls.
+    // A listed status may still be seen, on a machine that stalls.
     let all: BTreeSet<_> = unseen(&BTreeSet::new())
         .into_iter()
         .flat_map(|(operation, statuses)| statuses.into_iter().map(move |status| (operation.clone(), status)))

@@ -1,4 +1,4 @@
-//! Attacks of strangers: web pages that use a user's browser, and guesses of passwords.
+//! Attacks: web pages that use a user's browser, and guesses of passwords.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -7,7 +7,7 @@ use crate::support::client::{Response, send};
 use crate::support::process::Process;
 use crate::support::servers::{Store, TestServer};
 
-/// What a browser adds to a request that a page of another site makes it send.
+/// Headers that a browser adds to a request made by a page of another site.
 const OTHER_SITES: [(&str, &str); 6] = [
     ("Sec-Fetch-Site", "cross-site"),
     ("Sec-Fetch-Site", "same-site"),
@@ -17,7 +17,7 @@ const OTHER_SITES: [(&str, &str); 6] = [
     ("Origin", "null"),
 ];
 
-/// Guards against any web page that makes tokens, deletes them, or reads them by an address of its own name.
+/// Guards against any web page that creates, deletes or reads tokens, by an address of its own name.
 #[tokio::test]
 async fn a_web_page_cannot_drive_the_admin_port() {
     let server = TestServer::on_disk().await;
@@ -55,7 +55,7 @@ async fn a_web_page_cannot_drive_the_admin_port() {
     assert_eq!(send(server.admin("GET", "/accesslog")).await.json["status"], "disabled", "nor this");
 }
 
-/// Requests of programs and people keep working.
+/// Requests of programs and users keep working.
 #[tokio::test]
 async fn programs_people_and_our_own_origin_are_let_in() {
     let server = TestServer::on_disk().await;
@@ -75,7 +75,8 @@ async fn programs_people_and_our_own_origin_are_let_in() {
     assert_eq!(status(&answer), 200, "a health check without a Host: {answer}");
 }
 
-/// A server whose admin port other machines reach, with the accounts of `keys`. A test asks it over 127.0.0.1.
+/// Starts a server whose admin port can be reached from other machines, with the accounts of `keys`. The test uses
+/// 127.0.0.1.
 async fn beyond_this_machine(keys: &str) -> (TestServer, SocketAddr) {
     let store = Store::disk();
     let server = TestServer::start(&format!("AdminHost = '0.0.0.0'\n{keys}{}", store.toml()), store).await;
@@ -83,8 +84,8 @@ async fn beyond_this_machine(keys: &str) -> (TestServer, SocketAddr) {
     (server, addr)
 }
 
-/// Guards against DNS rebinding of an admin port beyond loopback, as in a container: a page has its own name lead to
-/// it, and asks it by that name as its Host and its Origin.
+/// Guards against DNS rebinding of an admin port beyond loopback, as in a container: a page makes its own name resolve
+/// to the server, and sends it as Host and Origin.
 #[tokio::test]
 async fn a_page_that_gives_its_name_our_address_makes_no_token() {
     let (_server, admin) = beyond_this_machine("").await;
@@ -111,7 +112,7 @@ async fn a_page_that_gives_its_name_our_address_makes_no_token() {
     let answer =
         ask("POST", "/token/ns?description=x", "Host: 10.0.0.1\r\nOrigin: http://evil.example\r\n").await;
     assert_eq!(status(&answer), 403, "a page of another origin: {answer}");
-    // Prometheus and load balancers ask by any name.
+    // Prometheus and load balancers use any name.
     for path in ["/ping", "/ready", "/metrics"] {
         let answer = ask("GET", path, "Host: queue-1.internal:7778\r\n").await;
         assert_eq!(status(&answer), 200, "GET {path} by a name: {answer}");
@@ -123,8 +124,8 @@ async fn a_page_that_gives_its_name_our_address_makes_no_token() {
     assert!(!answer.contains("evil"), "nothing was made: {answer}");
 }
 
-/// A page knows no password, so with accounts any name may lead to a port beyond loopback. On loopback the Host is
-/// judged all the same.
+/// A page knows no password, so with accounts any name may resolve to a port beyond loopback. On loopback the Host is
+/// checked anyway.
 #[tokio::test]
 async fn with_accounts_an_admin_port_beyond_loopback_takes_any_name() {
     let accounts = "Accounts = { ann = 'secret' }\n";
@@ -168,7 +169,7 @@ async fn a_web_page_cannot_consume_or_change_jobs() {
             let answer = send(server.api(method, &path, "").header(name, value).body("[1]")).await;
             assert_eq!(answer.status, 403, "{method} {path} with {name}: {value}: {answer:?}");
         }
-        // What changes nothing is answered, and no page can read it.
+        // A request that changes nothing is answered, and the page cannot read the reply.
         let look = async |path: String| send(server.api("GET", &path, &token).header(name, value)).await;
         for path in ["/api/ns/q/size".to_owned(), "/api/ns/q/peek".to_owned(), format!("/api/ns/q/job/{id}")]
         {
@@ -181,7 +182,7 @@ async fn a_web_page_cannot_consume_or_change_jobs() {
     assert!(status(&answer) == 200 && answer.contains(&id), "the job is untouched, under any Host: {answer}");
 }
 
-/// Guards against a web page that has its name lead to a server on a developer's machine that checks no token.
+/// Guards against a web page whose name resolves to a developer's machine, with a server that checks no token.
 #[tokio::test]
 async fn without_tokens_a_port_of_this_machine_alone_takes_no_other_name() {
     for (host, other) in [("127.0.0.1", 403), ("0.0.0.0", 404)] {
@@ -199,7 +200,7 @@ async fn without_tokens_a_port_of_this_machine_alone_takes_no_other_name() {
     }
 }
 
-/// A server with the account `ann:secret`.
+/// Starts a server with the account `ann:secret`.
 async fn with_account() -> TestServer {
     let store = Store::disk();
     TestServer::start(&format!("Accounts = {{ ann = 'secret' }}\n{}", store.toml()), store).await
@@ -238,7 +239,7 @@ async fn failed_logins_are_slowed() {
         }
     }
     assert_eq!(refused, 20, "refused without a look at the password, of 300 guesses");
-    // Neither a right password nor its absence is a guess.
+    // Neither a correct password nor a missing one counts as a guess.
     let server = with_account().await;
     for _ in 0..300 {
         assert_eq!(log_in(&server, "Basic YW5uOnNlY3JldA==").await.status, 200, "the right password");

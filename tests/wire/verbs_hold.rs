@@ -1,4 +1,4 @@
-//! Conversations of workers that hold a job: "still working", "not now", "never again", and done.
+//! Conversations of workers that hold a job: touch, release, bury and ack.
 
 use crate::cluster::on_a_cluster;
 use crate::support::client::{Response, job_id, send};
@@ -19,7 +19,7 @@ struct Hold {
 }
 
 impl Hold {
-    /// What a consume shows.
+    /// Reads a job in the reply of a consume.
     #[track_caller]
     fn of(job: &Value) -> Hold {
         let receipt = job["receipt"].as_str().unwrap_or_else(|| panic!("a receipt was expected in {job}"));
@@ -28,12 +28,12 @@ impl Hold {
         Hold { path: format!("/api/ns/q/job/{}", job_id(job)), receipt: receipt.to_owned() }
     }
 
-    /// The path of a verb.
+    /// Returns the path of a verb.
     fn to(&self, verb: &str) -> String {
         format!("{}/{verb}?receipt={}", self.path, self.receipt)
     }
 
-    /// The path of an ack, and of a look.
+    /// Returns the path of an ack, and of a read.
     fn ack(&self) -> String {
         format!("{}?receipt={}", self.path, self.receipt)
     }
@@ -45,13 +45,13 @@ async fn held(server: &TestServer, token: &str, tries: u16) -> Hold {
     next(server, token).await
 }
 
-/// The next job of the queue.
+/// Consumes the next job of the queue.
 async fn next(server: &TestServer, token: &str) -> Hold {
     let job = server.get(token, "/api/ns/q?receipt=1&ttr=600&timeout=20").await.expect(200);
     Hold::of(&job.json)
 }
 
-/// What `verbose=1` shows of a job.
+/// Returns the fields that `verbose=1` shows of a job.
 async fn shown(server: &TestServer, token: &str, path: &str) -> Value {
     server.get(token, &format!("{path}?verbose=1")).await.expect(200).json
 }
@@ -213,7 +213,7 @@ async fn without_a_receipt_or_with_a_bad_reason_nothing_happens(store: Store) {
     post(&server, &token, &hold.to("bury"), "é".repeat(2048)).await.expect(200);
 }
 
-/// Guards against a worker that was too slow, and takes the job away from the next one.
+/// Guards against a slow worker that takes the job from the next one.
 async fn a_hand_over_whose_ttr_is_over_is_nobodys(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -234,7 +234,7 @@ async fn many_are_acked_each_by_itself(store: Store) {
     let jobs: Vec<(String, String)> =
         four.json.as_array().into_iter().flatten().map(|job| (job_id(job), Hold::of(job).receipt)).collect();
     let [a, b, c, _] = &jobs[..] else { panic!("four jobs were expected: {}", four.text) };
-    // b is touched, so its first receipt is worth nothing.
+    // b is touched, so its first receipt is invalid.
     post(&server, &token, &format!("/api/ns/q/job/{}/touch?receipt={}&ttr=600", b.0, b.1), "")
         .await
         .expect(200);
@@ -290,7 +290,7 @@ async fn a_respawn_says_how_far_it_has_looked() {
     assert_eq!(refused.json["error"], "the job is not dead", "it has looked at all");
 }
 
-/// Guards against a worker that is told when a job will be ready which never will be.
+/// Guards against a reply with a ready time for a job that has died.
 async fn a_release_beyond_the_ttl_is_dead_with_its_reason(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;

@@ -1,4 +1,4 @@
-//! Conversations about looking into a namespace and its queues.
+//! Conversations about listing a namespace and its queues.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ fn fields(text: &str) -> Vec<String> {
     object.keys().cloned().collect()
 }
 
-/// The jobs of a page.
+/// Returns the jobs of a page.
 #[track_caller]
 fn jobs(page: &Response) -> Vec<Value> {
     page.json["jobs"]
@@ -199,7 +199,7 @@ async fn a_list_in_pages_shows_each_job_once(store: Store) {
     }
 }
 
-/// All cursors of a list of one job a page.
+/// Returns all cursors of a list with one job per page.
 async fn cursors(server: &TestServer, token: &str, list: &str) -> Vec<String> {
     let (mut all, mut from): (Vec<String>, _) = (Vec::new(), String::new());
     loop {
@@ -241,13 +241,13 @@ async fn a_cursor_is_good_for_its_own_list_and_tells_nothing(store: Store) {
                 let expected = if another == *list { 200 } else { 400 };
                 assert_eq!(answer.status, expected, "a cursor of {list} in {another}: {}", answer.text);
             }
-            // Altered, in each of its places.
+            // Altered at each position.
             for at in 0..cursor.len() {
                 let mut altered = cursor.clone().into_bytes();
                 altered[at] = if altered[at] == b'A' { b'B' } else { b'A' };
                 let altered = String::from_utf8(altered).expect("ASCII");
                 let refused = server.get(&token, &format!("{list}limit=1&cursor={altered}")).await;
-                // The last character has bits that no byte needs.
+                // The last character encodes unused bits.
                 assert!(refused.status == 400 || at + 1 == cursor.len(), "altered at {at}: {}", refused.text);
             }
         }
@@ -258,12 +258,12 @@ async fn a_cursor_is_good_for_its_own_list_and_tells_nothing(store: Store) {
             assert_eq!(refused.says(), "invalid cursor");
         }
     }
-    // Another namespace's timers are not counted.
+    // Timers of other namespaces are not counted.
     let token = server.token("none").await;
     let page = server.get(&token, "/api/none/q/jobs?state=delayed").await.expect(200);
     assert_eq!(page.text, r#"{"jobs":[],"cursor":null,"scanned":0}"#);
 
-    // Another server of this store, and this one after a restart.
+    // Cursors are also valid at another server of this store, and after a restart.
     let (list, cursor) = (of_lists[0].0, of_lists[0].1[0].clone());
     server.stop().await;
     let server = TestServer::on(store).await;
@@ -326,7 +326,7 @@ async fn verbose_shows_what_a_job_is_doing_whichever_route_published_it(store: S
     }
 }
 
-/// Guards against the name of a queue that nobody uses any more, which stays in lists and metrics.
+/// Guards against the name of an unused queue that stays in lists and metrics.
 async fn a_forgotten_queue_is_nowhere(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -360,14 +360,14 @@ async fn a_forgotten_queue_is_nowhere(store: Store) {
     assert_eq!(left.json["jobs"], json!([]), "its jobs are gone");
     server.put(&token, "/api/ns/old", "again").await.expect(201);
     assert!(server.get(&token, "/api/ns").await.text.contains("\"old\""), "a publish brings it back");
-    // By account, and without forgetting.
+    // Through the admin port, and without forgetting.
     send(server.admin("DELETE", "/api/ns/old?forget=0")).await.expect(204);
     assert!(server.get(&token, "/api/ns").await.text.contains("\"old\""), "a destroy keeps the name");
     send(server.admin("DELETE", "/api/ns/old?forget=1")).await.expect(204);
     assert!(!server.get(&token, "/api/ns").await.text.contains("\"old\""), "it is forgotten");
 }
 
-/// Guards against an age of dead jobs that is configured and does nothing.
+/// Guards against a configured age of dead jobs that has no effect.
 async fn dead_jobs_go_after_the_configured_age(store: Store) {
     let toml = store.toml().replace("[Pool.default]\n", "[Pool.default]\nDeadLetterTTL = 2\n");
     let server = TestServer::start(&toml, store).await;

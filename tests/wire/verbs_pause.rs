@@ -43,7 +43,7 @@ async fn a_paused_queue_hands_out_nothing_until_it_is_resumed(store: Store) {
     server.get(&token, "/api/ns/q").await.expect(200);
 }
 
-/// Guards against one namespace that has every server remember names without bound.
+/// Guards against a namespace that makes every server remember any number of names.
 async fn a_thousand_queues_of_a_namespace_can_be_paused(store: Store) {
     let server = TestServer::on(store).await;
     let (token, other) = (server.token("ns").await, server.token("other").await);
@@ -70,7 +70,7 @@ async fn a_pause_ends_by_itself_and_a_second_one_replaces_it(store: Store) {
     assert!(short.json["until"].as_str() < long.json["until"].as_str(), "{} {}", short.text, long.text);
     let job = server.get(&token, "/api/ns/q?timeout=25").await.expect(200);
     assert_eq!(job.data(), b"x");
-    // The pause began before its reply arrived, by the duration of the reply.
+    // The pause started before its reply arrived.
     assert!(began.elapsed() >= Duration::from_millis(250), "it came after {:?}", began.elapsed());
     for bad in ["for=", "for=0", "for=x", "for=-1", "for=1.2345"] {
         let refused = post(&server, &token, &format!("/api/ns/q/pause?{bad}")).await;
@@ -111,7 +111,7 @@ async fn queues_with_weights_share_the_consumes(store: Store) {
         server.size("/api/ns/a").await + server.size("/api/ns/b").await + server.size("/api/ns/c").await;
     assert_eq!(left, 200, "a refusal took a job");
     server.get(&token, "/api/ns/a?weights=7").await.expect(200);
-    // Without weights the first queue goes first.
+    // Without weights queues are served in order.
     let first = server.get(&token, "/api/ns/c,a?count=10").await.expect(200);
     assert!(first.json.as_array().into_iter().flatten().all(|job| job["queue"] == "c"), "{}", first.text);
 }
@@ -163,7 +163,7 @@ async fn a_pause_lasts_over_a_restart() {
     server.get(&token, "/api/ns/q").await.expect(200);
 }
 
-/// Guards against clients that do not know how long to wait, and hammer.
+/// Guards against clients that do not know how long to wait, and retry too often.
 #[tokio::test]
 async fn who_is_refused_for_now_is_told_when_to_come_back() {
     let store = Store::disk();

@@ -1,5 +1,5 @@
-//! Conversations about publishing what lmstfy cannot say: by delay with decimals or at an instant, by key, in batches of
-//! unlike jobs, and safely repeated.
+//! Conversations about publishes beyond lmstfy's: with a fractional delay or an instant, a job key, in batches of
+//! different jobs, and with idempotency keys.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ async fn post(server: &TestServer, token: &str, path: &str, body: &str) -> Respo
     send(server.api("POST", path, token).body(body.to_owned())).await
 }
 
-/// A publish with an idempotency key.
+/// Publishes with an idempotency key.
 async fn once(
     server: &TestServer,
     token: &str,
@@ -153,7 +153,7 @@ async fn a_key_names_one_job_until_that_is_gone(store: Store) {
     let verbose = server.get(&token, &format!("{key}?verbose=1")).await.expect(200);
     assert_eq!((&verbose.json["state"], &verbose.json["key"]), (&json!("ready"), &json!("order:1/2")));
 
-    // It runs: a replace lets it run on, without its key.
+    // The job is running: a replace lets it run on, without its key.
     let running = server.get(&token, "/api/ns/q").await.expect(200);
     assert_eq!(running.job_id(), new.job_id(), "the first is deleted");
     let third =
@@ -215,8 +215,8 @@ async fn a_batch_is_all_or_none_and_each_job_its_own(store: Store) {
 }
 
 const NO_NAME: &str =
-    "invalid attribute: a name is made of letters, digits and !#$%&'*+-.^_`|~, as that of a header";
-const NO_VALUE: &str = "invalid attribute: a value has no control characters, as that of a header";
+    "invalid attribute: a name consists of letters, digits and !#$%&'*+-.^_`|~, like that of a header";
+const NO_VALUE: &str = "invalid attribute: a value contains no control characters, like that of a header";
 
 async fn a_bad_element_of_a_batch_is_named_and_nothing_is_stored(store: Store) {
     let server = TestServer::on(store).await;
@@ -224,7 +224,7 @@ async fn a_bad_element_of_a_batch_is_named_and_nothing_is_stored(store: Store) {
     let batch = "/api/ns/q/jobs/batch";
     let attributes: Value =
         (0..17).map(|n| (format!("a{n}"), json!("v"))).collect::<serde_json::Map<_, _>>().into();
-    // Each is ignored, but this many are not even read.
+    // Each is ignored, but with this many the request is refused.
     let none: Value =
         (0..2000).map(|n| (format!("a{n}"), json!(""))).collect::<serde_json::Map<_, _>>().into();
     for (bad, says) in [
@@ -314,7 +314,7 @@ async fn a_repeated_publish_happens_once_and_gets_the_same_answer(store: Store) 
     }
     let other = once(&server, &token, ("PUT", "/api/ns/q"), "key 0", "b").await.expect(422);
     assert_eq!(other.json, json!({"error": "the idempotency key was used for another request"}));
-    // A refusal is not kept, and keys are apart per queue.
+    // A refusal is not stored, and each queue has its own keys.
     once(&server, &token, ("POST", "/api/ns/q/jobs?delay=x"), "refused", "a").await.expect(400);
     once(&server, &token, ("POST", "/api/ns/q/jobs"), "refused", "a").await.expect(201);
     once(&server, &token, ("PUT", "/api/ns/r"), "key 0", "b").await.expect(201);
@@ -385,7 +385,7 @@ on_a_cluster!(
     the_new_publishes_and_replays_count_against_the_limit,
 );
 
-/// Guards against what only one server, or only one process, remembers.
+/// Guards against state known to only one server, or only one process.
 #[tokio::test]
 async fn a_repetition_on_another_server_is_known() {
     let redis = RedisServer::start();

@@ -110,7 +110,7 @@ def test_keys_are_escaped() -> None:
         (403, {"error": "no"}, "forbidden", False),
         (404, {"error": "job not found"}, "not_found", False),
         (404, {"error": "api not found"}, "unsupported", False),
-        (408, {"error": "the body stopped coming"}, "timeout", True),
+        (408, {"error": "timeout while reading the body"}, "timeout", True),
         (409, {"error": "the job is not yours any more"}, "lost", False),
         (409, {"error": "the key is taken", "job_id": "01M"}, "conflict", False),
         (409, {"error": "the job is not dead"}, "conflict", False),

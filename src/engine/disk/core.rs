@@ -44,7 +44,7 @@ pub struct DiskEngine {
     pub(super) next_due: Arc<NextDue>,
     tables: Arc<Mutex<Tables>>,
     pub(super) lists: Lists,
-    /// Counts may take long, so they do not occupy places for lists.
+    /// Counts may take long, so they do not use the slots of lists.
     pub(super) counts: Lists,
     /// Copies are waited for, like lists.
     pub(super) copies: Lists,
@@ -76,7 +76,7 @@ impl Threads {
             if let (Some(Ok(Some(number))), Some(mark)) = (last, &mut self.mark)
                 && let Err(e) = mark.close(number)
             {
-                tracing::warn!(error = %e, "the disk store is closed, but could not be marked so");
+                tracing::warn!(error = %e, "the disk store is closed, but could not be marked as closed");
             }
         }
         for thread in self.upkeep.drain(..) {
@@ -98,7 +98,10 @@ fn ended<T>(thread: JoinHandle<T>, poison: &Poison) -> Option<std::thread::Resul
     let mut failed: Option<Instant> = None;
     while !thread.is_finished() {
         if poison.error().is_some() && failed.get_or_insert_with(Instant::now).elapsed() > FAILED_PATIENCE {
-            tracing::error!(thread = thread.thread().name(), "a thread hangs in the disk and is left behind");
+            tracing::error!(
+                thread = thread.thread().name(),
+                "a thread is blocked by the disk; the store closes without it"
+            );
             return None;
         }
         std::thread::sleep(Duration::from_millis(1));

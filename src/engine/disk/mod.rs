@@ -364,7 +364,7 @@ mod tests {
         }
         let mut closing = engine.close();
         let early = timeout(Duration::from_millis(300), &mut closing).await;
-        assert!(early.is_err(), "the directory is free, and the copy goes on");
+        assert!(early.is_err(), "the directory was released while the copy was running");
         drop(ends);
         closing.await;
         let copied = copying.await.unwrap(); // it does not panic

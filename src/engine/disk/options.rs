@@ -27,7 +27,7 @@ pub struct DiskOptions {
     /// Maximum calls that wait for the writer; further ones get
     /// [`Error::Overloaded`](crate::error::Error::Overloaded).
     pub waiting: usize,
-    /// Maximum ready jobs per queue in memory (64 bytes each); up to twice as many after jobs were returned.
+    /// Maximum ready jobs per queue in memory (64 bytes each); up to twice the number after jobs were returned.
     pub ready_window: usize,
     /// Maximum ready jobs in memory over all queues. Each queue may always keep 16, and 128 while it is consumed
     /// from.

@@ -116,12 +116,13 @@ impl Records {
         self.handle.ask(scan).await
     }
 
-    /// Returns the current version, and the keys changed since `since`; `None`: any may have changed.
+    /// Returns at most `most` keys changed since `since`, and the version to continue from; `None`: any may have
+    /// changed.
     pub async fn setting_changes(&self, since: u64, most: usize) -> Result<(u64, Option<Vec<Bytes>>)> {
         self.handle.ask(ReadChanges { since, most }).await
     }
 
-    /// Returns the monotonic time, of which only differences are meaningful.
+    /// Returns the monotonic time. Only differences are meaningful.
     pub fn now(&self) -> Millis {
         self.handle.clock.monotonic()
     }

@@ -6,10 +6,10 @@ use super::store::Fatal;
 use crate::clock::Micros;
 use crate::error::Error;
 
-/// Maximum entries that one step reads or changes besides those it delivers, so that other calls get their turn. For
-/// more work the caller runs further steps.
+/// Maximum entries read or changed per step besides those it delivers, so that other calls get their turn. For more
+/// work the caller runs further steps.
 pub const STEP_ENTRIES: usize = 1000;
-/// Maximum bytes of records that one step rewrites.
+/// Maximum bytes of records rewritten per step.
 pub const STEP_BYTES: usize = 8 << 20;
 
 /// Why a step did nothing.
@@ -53,12 +53,12 @@ pub trait Step: Send + 'static {
     /// at any time.
     const MUST_LAST: bool;
 
-    /// Number of jobs that it counts for in the bound of a group.
+    /// Returns the number of jobs that it counts for in the bound of a group.
     fn items(&self) -> usize {
         1
     }
 
-    /// Bytes of bodies that it contains.
+    /// Returns the bytes of bodies that it contains.
     fn bytes(&self) -> usize {
         0
     }

@@ -17,8 +17,8 @@ use crate::process::tasks::Tasks;
 /// Maximum number of calls of one kind that wait to join a batch.
 pub const MAX_WAITING: usize = 16_384;
 
-/// Maximum size of a batch of publishes, so that one script call occupies Redis for a few milliseconds. A larger call
-/// runs alone.
+/// Maximum size of a batch of publishes, which bounds the time that one script call blocks Redis to a few milliseconds.
+/// A larger publish runs alone.
 pub const PUBLISHES: BatchLimit = BatchLimit { items: MAX_PUBLISH, bytes: 1 << 20 };
 
 /// A publish that shares a script call with others.

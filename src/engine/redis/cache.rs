@@ -25,8 +25,8 @@ fn newest<K: Hash + Eq, V: Clone>(entries: usize) -> Cache<K, V> {
     Cache::with_options(options, UnitWeighter, DefaultHashBuilder::default(), DefaultLifecycle::default())
 }
 
-/// This process's latest deliveries: the tries left of running jobs, from which an ack makes the timer member to
-/// remove; and the end of a delivery or release, from which the lateness of a redelivery is measured.
+/// This process's latest deliveries: the tries left of running jobs, which determine the timer member that an ack
+/// removes; and the end of a delivery or release, used to measure the lateness of the redelivery.
 #[derive(Debug)]
 pub struct HandOvers(Cache<JobId, HandOver>);
 
@@ -142,7 +142,7 @@ mod tests {
         cache.touch(id, 1, 40_000_000);
         assert_eq!(cache.tries(&id), Some(1), "tries left while it runs");
         cache.release(id, 50_000_000);
-        assert_eq!(cache.tries(&id), None, "its timer is another one now");
+        assert_eq!(cache.tries(&id), None, "it has a new timer");
         assert_eq!(cache.begin(id, 0, 60_000_000), 50_000, "the end of its release");
         assert_eq!(cache.remove(&id), Some(0), "given back");
         assert_eq!(cache.begin(id, 0, 60_000_000), 15_000, "as if it had not been handed out");
@@ -161,6 +161,6 @@ mod tests {
         tokio::time::advance(REMEMBERED).await;
         assert!(recorded.has(0, &queue), "it was, a minute ago");
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert!(!recorded.has(0, &queue), "somebody may have deleted it");
+        assert!(!recorded.has(0, &queue), "the record may have been deleted");
     }
 }

@@ -1,6 +1,6 @@
-//! An estimate of Redis's clock, for ids and ages computed by this process, and for deadlines of its calls. Replies
-//! with a time correct it if they contradict it. Scripts decide by Redis's own clock what is due, never by this
-//! estimate.
+//! An estimate of Redis's clock, for ids and ages computed by this process, and for deadlines of its calls. A reply
+//! that contains a time corrects the estimate if it contradicts it. Scripts never use the estimate: jobs become due by
+//! Redis's own clock.
 //!
 //! The estimate follows Redis's clock forwards and backwards, at once. It goes backwards when Redis's clock is set, and
 //! after a failover to a Redis whose clock is behind. All servers of one Redis then agree about the ages of jobs
@@ -105,6 +105,6 @@ mod tests {
         assert_eq!(clock.at(MS(1)), 6 * HOUR, "the Redis's clock was set ahead");
         clock.learn_between(MS(2), MS(2), 4 * HOUR);
         assert_eq!(clock.at(MS(2)), 4 * HOUR, "and back");
-        assert_eq!(clock.at(MS(3)), 4 * HOUR + 1000, "it goes on from there");
+        assert_eq!(clock.at(MS(3)), 4 * HOUR + 1000, "time continues from there");
     }
 }

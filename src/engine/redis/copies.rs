@@ -71,11 +71,11 @@ mod tests {
         for n in 0..MAX_WAITING {
             copies.join(&namespace(n), |end| ends.push(end)).expect("there is room");
         }
-        let joined = copies.join(&namespace(0), |_| panic!("a second copy")).expect("it is under way");
+        let joined = copies.join(&namespace(0), |_| panic!("a second copy")).expect("the copy is running");
         let refused = copies.join(&namespace(MAX_WAITING), |_| panic!("one copy too many"));
         assert!(matches!(refused, Err(Error::Overloaded)), "{refused:?}");
         ends.remove(0).send_replace(Some(Ok(())));
-        assert!(matches!(&*joined.borrow(), Some(Ok(()))), "its end is told");
+        assert!(matches!(&*joined.borrow(), Some(Ok(()))), "the waiter learns the result");
         copies.join(&namespace(MAX_WAITING), |end| ends.push(end)).expect("there is room again");
         assert_eq!(ends.len(), MAX_WAITING, "copies that were begun and have not ended");
     }

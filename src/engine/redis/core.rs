@@ -35,7 +35,7 @@ pub(crate) struct PartitionCore {
     /// Publishes that share script calls. Their tasks start with the first publish; the same holds for the fields
     /// below.
     pub(super) publishes: OnceLock<Caller<Plain, Published>>,
-    /// Like `publishes`, for publishes that another partition can take if this one cannot.
+    /// Like `publishes`, for publishes that can move to another partition.
     pub(super) movable: OnceLock<Caller<Plain, Published>>,
     /// Each reply is whether the job existed.
     pub(super) acks: OnceLock<Caller<JobRef, bool>>,
@@ -43,7 +43,7 @@ pub(crate) struct PartitionCore {
     pub(super) steps: OnceLock<Caller<ScheduleStep, Option<Stepped>>>,
     pub(super) quotas: Counting,
     pub(super) copies: Copies,
-    /// Held while finishing another server's destroy.
+    /// Held while finishing a destroy that another server started.
     pub(super) finishing: Mutex<()>,
     /// Held while searching a long dead letter for a job; contains the time before which no such search may begin.
     pub(super) far_looks: Mutex<Option<tokio::time::Instant>>,
@@ -93,7 +93,7 @@ impl PartitionCore {
         self.attempts_if(true, lane)
     }
 
-    /// Like `attempts`; `waits`: the call waits for a node. Otherwise another partition takes it if this one cannot.
+    /// Like `attempts`. Waits for a node only if `waits`; otherwise the call can go to another partition.
     pub fn attempts_if(&self, waits: bool, lane: Lane) -> Attempts<'_> {
         self.place.attempts_if(waits, self.partition, lane)
     }
@@ -108,7 +108,7 @@ impl PartitionCore {
         self.query_if(true, cmd).await
     }
 
-    /// Like `query`; `waits`: whether to wait for a node.
+    /// Like `query`. Waits for a node only if `waits`.
     pub async fn query_if<T: FromRedisValue>(&self, waits: bool, cmd: &Cmd) -> Outcome<T> {
         self.pool.query(waits, self.partition, Lane::Other, cmd).await
     }
@@ -142,23 +142,24 @@ impl PartitionCore {
         }
     }
 
-    /// One step of it, and where the next one goes on. It begins and ends with 0.
+    /// Runs one step of a scan. Returns the cursor of the next step and the fields; the scan starts and ends with
+    /// cursor 0.
     pub async fn scan_step(&self, key: &str, cursor: u64) -> Outcome<(u64, Vec<Field>)> {
         self.pool.scan_step(self.partition, Lane::Other, key, cursor).await
     }
 
-    /// This process has stored a job that is due then.
+    /// Records that this process stored a job due at `due`.
     pub fn stored(&self, due: Micros) {
         self.pool.stored(self.partition, due);
     }
 
-    /// The queue may have ready jobs here: tells consumers.
+    /// Notifies waiters that the queue may have ready jobs in this partition.
     pub fn tell_ready(&self, queue: &Queue) {
         self.spreading.told(queue, self.partition);
         self.common.notifiers.notify(queue);
     }
 
-    /// The partition's clock.
+    /// Returns the time of the partition's clock.
     pub fn now_micros(&self) -> Micros {
         self.pool.now_in(self.partition)
     }
@@ -167,7 +168,7 @@ impl PartitionCore {
         self.now_micros() / 1000
     }
 
-    /// The Redis answered with its time to a call that was sent then.
+    /// Corrects the partition's clock: the reply to a call sent at `sent` contained the time `now`.
     pub fn learn(&self, sent: Instant, now: Micros) {
         self.pool.learn(self.partition, sent, now);
     }

@@ -1,6 +1,6 @@
-//! When each partition is pumped next, and by which server: the holder of a partition's lease pumps it; other servers
-//! check at its end whether it is free, and pump for jobs that they have stored and that are due before the holder's
-//! next pump. Uses no connection.
+//! Schedules the pumps of each partition. The server that holds a partition's lease pumps it. Other servers check
+//! whether the lease is free when it ends, and pump for jobs that they stored and that are due before the holder's next
+//! pump. Uses no connection.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::engine::next_due::NextDue;
 
 /// Longest pause between two pumps of a partition: this process is not notified of jobs that other servers store.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// The holder of the lease has seen older jobs by then, since it pumps each second. lua/pump.lua has the duration of a
-/// lease.
+/// The lease holder pumps each second, so it will have seen a job that is due later than this from now. lua/pump.lua
+/// defines the duration of a lease.
 const SEEN: Micros = 1_250_000;
 /// Maximum error of a clock: a pump may run slightly before its job is due.
 const EARLY: Micros = 5_000;
 
-/// All partitions.
+/// The pump times of all partitions.
 #[derive(Debug)]
 pub struct Dues {
     each: Mutex<Vec<Due>>,
@@ -79,7 +79,7 @@ impl Dues {
         let mut at = due;
         if of.is_others {
             if due > now + SEEN {
-                return; // the other one sees to it
+                return; // the lease holder sees it in time
             }
             at = due.next_multiple_of(1000);
             of.own.insert(at);
@@ -89,8 +89,8 @@ impl Dues {
         self.next.stored(at);
     }
 
-    /// Begins a pump of each partition that must be pumped and is not being pumped; returns them. A due time too far
-    /// ahead was set before the clock went back.
+    /// Starts a pump of each partition that is due and not being pumped, and returns them. A time too far ahead was
+    /// stored before Redis's clock was set back, and counts as due.
     pub fn begin(&self, now: Micros) -> Vec<Turn> {
         let latest = now + SEEN + EARLY;
         let mut each = self.each.lock();
@@ -125,7 +125,7 @@ impl Dues {
         };
         let at = of.at;
         drop(each);
-        // No caller may be waiting for this pump any more.
+        // The pump task may no longer be waiting for this partition, so this wakes it if needed.
         self.next.stored(at);
     }
 
@@ -166,7 +166,7 @@ mod tests {
         said(&dues, 0, now + 20_000, Duration::MAX);
         dues.stored(2, now + 25_000, now);
         said(&dues, 2, now + 20_000, Duration::MAX);
-        assert_eq!(dues.end(), now + 25_000, "what was stored while the pump was under way");
+        assert_eq!(dues.end(), now + 25_000, "a time stored during the pump");
         assert_eq!(begin(&dues, now + SECOND), [1, 2]);
     }
 
@@ -180,20 +180,20 @@ mod tests {
         assert!(!turn.is_own, "nothing was stored");
         dues.said(turn, now, held);
         dues.stored(0, now + 2 * SECOND, now);
-        assert_eq!(dues.end(), now + 700_000, "the holder sees what is far away");
+        assert_eq!(dues.end(), now + 700_000, "the holder handles distant times");
         dues.stored(0, now + 20_300, now);
         dues.stored(0, now + 400_000, now);
         assert_eq!(begin(&dues, now + 20_300), [0_u16; 0], "a millisecond is as near as it needs");
         let [turn] = dues.begin(now + 21_000)[..] else { panic!("it is due") };
         assert!(turn.is_own, "the holder may not know of it");
         dues.said(turn, now + 21_000, Said { next: Duration::from_millis(379), ..held });
-        assert_eq!(dues.end(), now + 400_000, "the other one that it has stored");
+        assert_eq!(dues.end(), now + 400_000, "its other stored time");
         let [turn] = dues.begin(now + 400_000)[..] else { panic!("it is due") };
         dues.said(turn, now + 400_000, Said { next: Duration::from_micros(200), ..held });
         assert_eq!(dues.end(), now + 401_000, "the clock was a little early");
         let [turn] = dues.begin(now + 401_000)[..] else { panic!("it is due") };
         dues.said(turn, now + 401_000, Said { next: Duration::from_millis(30), ..held });
-        assert_eq!(dues.end(), now + 1_101_000, "what others have stored is not its own");
+        assert_eq!(dues.end(), now + 1_101_000, "times stored by other servers are not its own");
         let [turn] = dues.begin(now + 1_101_000)[..] else { panic!("the lease ends") };
         assert!(!turn.is_own);
         dues.said(turn, now + 1_101_000, Said::again(Duration::from_millis(30)));
@@ -206,13 +206,13 @@ mod tests {
         let (dues, now) = (Dues::new(2), 1000 * SECOND);
         begin(&dues, now);
         said(&dues, 0, now, Duration::MAX);
-        assert_eq!(dues.end(), now + SECOND, "the other one's pump goes on by itself");
+        assert_eq!(dues.end(), now + SECOND, "the pump of the other partition continues independently");
         assert_eq!(begin(&dues, now + 5 * SECOND), [0]);
         said(&dues, 1, now + 5 * SECOND, Duration::ZERO);
         assert_eq!(begin(&dues, now + 5 * SECOND), [1]);
     }
 
-    /// Guards against a pool that is not pumped for an hour because Redis's clock went back by an hour.
+    /// Guards against a pool that is not pumped for an hour because Redis's clock was set back by an hour.
     #[test]
     fn a_clock_that_was_set_back_makes_no_partition_wait() {
         let (dues, now) = (Dues::new(1), 10_000 * SECOND);

@@ -1,5 +1,5 @@
-//! Hints which partitions may have ready jobs of a spread queue, and which one the next consume starts with. Only the
-//! order in which partitions are read depends on them. Uses no connection.
+//! Hints about partitions that may have ready jobs of a spread queue, and the one where the next consume starts. Hints
+//! only change the order of reading partitions. Uses no connection.
 
 use super::cluster::map::Partition;
 
@@ -15,7 +15,7 @@ pub struct Hints {
 
 #[derive(Clone, Copy, Debug)]
 struct Hint {
-    /// Number of the last notice of a job.
+    /// Number of the last notice that a job is ready.
     told: u64,
     /// Number of the last question whose reply was empty.
     empty: u64,
@@ -26,7 +26,7 @@ struct Hint {
 pub struct Question(u64);
 
 impl Hints {
-    /// Returns hints by which any partition may have jobs.
+    /// Returns hints that any partition may have jobs.
     pub fn new(count: u16) -> Hints {
         Hints { each: vec![Hint { told: 1, empty: 0 }; count.into()], count: 1, next: 0 }
     }
@@ -57,7 +57,7 @@ impl Hints {
     /// Returns up to `most` partitions that may have jobs and are not `left_out`, in rotation. The next consume begins
     /// after them.
     pub fn take(&mut self, most: usize, left_out: impl Fn(Partition) -> bool) -> Vec<Partition> {
-        let count = self.each.len() as u16; // made from one
+        let count = self.each.len() as u16; // the length came from a `u16`
         let may_have = |partition: &Partition| {
             let hint = &self.each[usize::from(*partition)];
             hint.told > hint.empty && !left_out(*partition)
@@ -71,8 +71,8 @@ impl Hints {
     }
 }
 
-/// Returns the n-th partition after this one in rotation. An odd step visits each partition of a power of two; since
-/// masters hold ranges of partitions, this step also changes the master each time.
+/// Returns the n-th partition after this one in rotation. The step is odd, so it visits every partition of a power of
+/// two. It is large because masters hold ranges of partitions, so that each step changes the master.
 pub fn nth(partition: Partition, n: u16, count: u16) -> Partition {
     let step = (u32::from(count) * 3 / 8) | 1;
     ((u32::from(partition) + u32::from(n) * step) % u32::from(count)) as Partition
@@ -94,11 +94,10 @@ mod tests {
         let asked = hints.asks();
         hints.is_empty(1, asked);
         assert_eq!(taken(&mut hints, 9), [3, 0, 2]);
-        assert_eq!(hints.take(9, |partition| partition == 0), [3, 2], "that one cannot be asked");
+        assert_eq!(hints.take(9, |partition| partition == 0), [3, 2], "the other partition cannot be asked");
     }
 
-    /// Guards against a consumer that waits beside a ready job, because a reply that predates its notice arrived after
-    /// it.
+    /// Guards against a lost wake-up: a reply sent before a notice arrives after it, and must not overrule it.
     #[test]
     fn a_notice_after_a_question_was_sent_counts() {
         let mut hints = Hints::new(2);

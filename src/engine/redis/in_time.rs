@@ -31,8 +31,8 @@ const BEGIN_WITHIN: Duration = Duration::from_secs(4);
 /// Time from a call's arrival within which it may join a batch. Sent later, it would have less than a second to begin,
 /// and so would the rest of its batch.
 pub const SEND_WITHIN: Duration = Duration::from_secs(3);
-/// A call refused as late although it was sent this recently met a clock other than the estimated one: Redis's clock
-/// was set, or another Redis is the master now. It is sent once more.
+/// If a call was sent more recently than this and still refused as late, the estimated clock was wrong: Redis's clock
+/// was set, or another Redis is the master now. The call is sent once more.
 const CLOCK_WAS_SET: Duration = Duration::from_secs(1);
 /// Time to listen for a reply after its caller got an error.
 const LATE_ANSWER: Duration = Duration::from_secs(60);
@@ -87,8 +87,8 @@ impl Link {
         Ok(redis::from_redis_value(answer)?)
     }
 
-    /// Returns the outcome of an exchange on this [`patient`] connection, for a call that arrived at `arrived`: `Away`
-    /// if there is none after [`RESPONSE_TIMEOUT`]. If `late` returns a function, it handles a reply that arrives
+    /// Returns the result of an exchange on this [`patient`] connection, for a call that arrived at `arrived`: `Away`
+    /// after [`RESPONSE_TIMEOUT`] without a reply. If `late` returns a function, it handles a reply that arrives
     /// afterwards; meanwhile the connection stays open, even if others drop it. If the connection breaks first, nothing
     /// is done.
     pub async fn exchange<T, S, L>(
@@ -167,7 +167,7 @@ mod tests {
             text.clear();
             tokio::time::sleep(pause).await;
             let answer = if now > deadline { format!("-LATE {now} too late\r\n") } else { ":7\r\n".into() };
-            stream.write_all(answer.as_bytes()).await.expect("the client is there");
+            stream.write_all(answer.as_bytes()).await.expect("the client is connected");
         }
         met
     }

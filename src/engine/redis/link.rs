@@ -103,8 +103,8 @@ pub struct Link {
     pub ready_lists: Box<dyn ReadyLists>,
     pub replicas: Replicas,
     pub tasks: Tasks,
-    /// Tasks that maintain the shared connections. They end after `tasks`, some of which need the connections until
-    /// then.
+    /// Tasks that maintain the shared connections. They end last, since some of `tasks` need the connections while
+    /// stopping.
     pub keepers: Tasks,
 }
 
@@ -164,10 +164,10 @@ impl Link {
             shared
         };
         let link = Link {
-            publish_connections: ["a connection of publishes"; PUBLISHERS].map(&mut shared),
-            consumes: shared("the connection of consumes"),
-            pumps: shared("the connection of the pump"),
-            hand_overs: shared("the connection of what ends hand-overs"),
+            publish_connections: ["a connection for publishes"; PUBLISHERS].map(&mut shared),
+            consumes: shared("the connection for consumes"),
+            pumps: shared("the connection for the pump"),
+            hand_overs: shared("the connection for acks and touches"),
             shared: shared("the shared connection"),
             common: common.clone(),
             connections,
@@ -217,7 +217,7 @@ impl Link {
             tracing::warn!(
                 pool = &*self.common.pool,
                 count,
-                "jobs that nobody was told of could not be given back; they come back after their ttr"
+                "jobs of a late delivery could not be returned; they are redelivered after their ttr"
             );
         }
     }

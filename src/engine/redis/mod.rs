@@ -142,16 +142,18 @@ impl RedisEngine {
         tasks.spawn_essential("the watch of pauses", pause::run(router.settings().clone()));
         for part in &router.parts {
             let count = quotas::run(part.clone());
-            tasks.spawn_essential("the count of namespaces with a quota", count);
+            tasks.spawn_essential("the quota count", count);
             part.spawn_finisher();
         }
         match &pool.place {
             Place::One(link) => link.connected().await,
             Place::Cluster(_) => {
                 router.look_for_scattered().await;
-                tasks
-                    .spawn_essential("the look for scattered queues", router::scattered::run(router.clone()));
-                tasks.spawn_essential("the sample of quotas", router::quotas::run(router.clone()));
+                tasks.spawn_essential(
+                    "the search for scattered queues",
+                    router::scattered::run(router.clone()),
+                );
+                tasks.spawn_essential("the quota sampler", router::quotas::run(router.clone()));
             }
         }
         Ok(Arc::new(RedisEngine { router, _closing }))

@@ -58,8 +58,8 @@ impl RedisOptions {
             return Ok(());
         }
         Err(Fault::refused(format!(
-            "Partitions is {}, and the pool with the prefix {} has {stored}: set it to {stored}; to change it, move the \
-             pool to another one with MigrateTo",
+            "Partitions is {}, and the pool with the prefix {} has {stored}: set it to {stored}; to change it, migrate \
+             to another pool with MigrateTo",
             self.partitions, self.prefix
         )))
     }
@@ -88,10 +88,10 @@ pub async fn open_one(
     let link = opened.link.clone();
     first_check(&link, &mut opened.first, OLDEST).await?;
     let guards = opened.keep();
-    link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
+    link.tasks.spawn_essential("the watch on ready lists", watch::run(link.clone()));
     if options.wait_replicas > 0 {
-        let _ = link.look_at_replicas().await; // a Redis that cannot say has too few
-        link.tasks.spawn_essential("the watch of replicas", link.clone().watch_replicas());
+        let _ = link.look_at_replicas().await; // without an answer too few are in sync
+        link.tasks.spawn_essential("the watch on replicas", link.clone().watch_replicas());
     }
     Ok((link.common.clone(), Place::One(link), guards.into()))
 }
@@ -129,7 +129,7 @@ pub async fn open_cluster(
     }
     if !known && (missing.len() < partitions.count_keys().len() || !opened.serves_all()) {
         return Err(Error::away(
-            "the first start of a pool needs every slot of the cluster to be served, and some are not",
+            "the first start of a pool needs every slot of the cluster to be served, but some slots are not",
         ));
     }
     for at in missing {

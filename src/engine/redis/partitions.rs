@@ -8,7 +8,7 @@ use super::cluster::map::Partition;
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Queue};
 
-/// Number of slots in which a cluster stores the number of partitions.
+/// Number of copies of the partition count in a cluster, each in another slot.
 const COUNT_KEYS: u16 = 16;
 
 /// Characters of tags.
@@ -40,7 +40,7 @@ impl Partitions {
     }
 
     pub fn count(&self) -> u16 {
-        self.bases.len() as u16 // made from one
+        self.bases.len() as u16 // the length came from a `u16`
     }
 
     pub fn all(&self) -> std::ops::Range<Partition> {
@@ -52,7 +52,8 @@ impl Partitions {
         &self.bases[usize::from(partition)]
     }
 
-    /// Returns the keys of the number of partitions: in several slots, so that one reachable node is enough to read it.
+    /// Returns the keys that store the number of partitions. They are in several slots, so that one reachable node is
+    /// enough to read it.
     pub fn count_keys(&self) -> Vec<CountKey> {
         let key = |tag: String| CountKey {
             slot: slot_of(&tag),
@@ -101,8 +102,8 @@ impl Partitions {
         JobId::from_bytes(bytes, id.is_versioned())
     }
 
-    /// Returns the id with this partition in it, otherwise unchanged; deterministic. It keeps as many as possible of
-    /// the twelve partition bits, which may be part of a hash.
+    /// Returns the id with this partition in it, otherwise unchanged; deterministic. Preserves the twelve partition
+    /// bits as far as possible, since they may be part of a hash.
     pub fn with_partition(&self, id: &JobId, partition: Partition) -> JobId {
         let mut bytes = id.to_bytes();
         let mixed = u16::from_be_bytes([bytes[9], bytes[10]]);
@@ -232,7 +233,7 @@ mod tests {
         for unique in (0xfff_ff00_u64..).take(20_000) {
             let id = partitions.name(JobId::from_parts(7, unique, 60, true), 63);
             assert_eq!((partitions.of_id(&id), id.published_at(), id.delay_seconds()), (63, 7, 60), "{id}");
-            assert!(id.is_versioned() && seen.insert(id), "{id} came before");
+            assert!(id.is_versioned() && seen.insert(id), "{id} is a duplicate");
         }
     }
 

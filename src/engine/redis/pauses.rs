@@ -48,7 +48,7 @@ pub struct Known {
 /// A change by this process.
 #[derive(Debug)]
 pub struct Own {
-    /// Orders the changes, including those that leave version 0.
+    /// Orders all changes, even if they leave version 0.
     pub order: Micros,
     pub pause: Option<Pause>,
     /// Time of its reply.
@@ -166,8 +166,8 @@ mod tests {
         }
     }
 
-    /// Guards against a Redis whose clock went back, so that a change by this process seems to be read already and
-    /// would have no effect here until the next check.
+    /// Guards against a change by this process that has no effect here until the next check, because Redis's clock was
+    /// set back and the change seems older than the view.
     #[test]
     fn a_change_that_seems_old_is_asked_about() {
         let (pauses, q) = (Pauses::default(), queue("shop", "q"));
@@ -180,7 +180,7 @@ mod tests {
         let pause = Some(Pause { until: None });
         pauses.change(&q, pause, Versions { now: 2500, before: 2000, after: 2500 });
         assert!(pauses.believed() && pauses.of(&q, 0).is_some(), "a change that follows is applied");
-        // All pauses ended, and the clock went back.
+        // All pauses ended, and the clock was set back.
         pauses.change(&q, None, Versions { now: 1000, before: 0, after: 1000 });
         assert!(!pauses.believed(), "one that seems older than what is known is asked about");
     }

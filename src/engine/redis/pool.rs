@@ -67,7 +67,7 @@ impl Place {
         }
     }
 
-    /// Like `attempts`; `waits`: the call waits for a node. Otherwise another partition takes it if this one cannot.
+    /// Like `attempts`. Waits for a node only if `waits`; otherwise the call can go to another partition.
     pub fn attempts_if(&self, waits: bool, partition: Partition, lane: Lane) -> Attempts<'_> {
         match self {
             Place::Cluster(cluster) if !waits => Attempts::Cluster(cluster.attempt_now(partition, lane)),
@@ -91,7 +91,7 @@ impl Place {
         }
     }
 
-    /// Returns the last known node of a partition, for its clock.
+    /// Returns the last known node of a partition. Its clock applies to the partition's timers.
     pub fn link(&self, partition: Partition) -> Option<Arc<Link>> {
         match self {
             Place::One(link) => Some(link.clone()),
@@ -120,7 +120,7 @@ impl Place {
 pub struct Pool {
     pub common: Common,
     pub place: Place,
-    /// The engine's own tasks. They end before those of the nodes.
+    /// The engine's own tasks, which end before the tasks of its nodes.
     pub tasks: Tasks,
     pub scripts: Scripts,
     pub spreading: Arc<Spreading>,
@@ -200,7 +200,7 @@ impl Pool {
         ask!(self.place.attempts(partition, lane), |link| link.lane(lane).scan_step(key, cursor))
     }
 
-    /// Returns the time by the clock of the partition's node, which decides what is due in it.
+    /// Returns the time of the partition's node, by whose clock its jobs become due.
     pub fn now_in(&self, partition: Partition) -> Micros {
         self.place.link(partition).map_or_else(|| self.now_micros(), |link| link.clock.now_micros())
     }

@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn who_is_online_and_was_heard_of_is_in_step() {
         let replicas = Replicas::new(2);
-        assert!(replicas.are_few(), "nobody has looked yet");
+        assert!(replicas.are_few(), "not read yet");
         for (of, few) in [
             (vec![("online", 90, 0), ("online", 80, 3)], false),
             (vec![("online", 90, 0), ("online", 80, 4)], true),

@@ -37,5 +37,5 @@ pub fn over_quota(used_up: u64) -> Error {
 
 /// Returns the error for a key of the queue that has the wrong type.
 pub fn wrong_type() -> Error {
-    Error::refused("a key of the queue is not of the type that it must be")
+    Error::refused("a key of the queue has the wrong type")
 }

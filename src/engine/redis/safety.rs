@@ -16,7 +16,7 @@ use crate::error::Error;
 pub enum Unsafe {
     #[error("the Redis has `appendonly {0}`, so a restart loses jobs: set it to yes")]
     NotAppendOnly(String),
-    #[error("the Redis has `maxmemory-policy {0}`, so a full one drops jobs: set it to noeviction")]
+    #[error("the Redis has `maxmemory-policy {0}`, so it drops jobs when it is full: set it to noeviction")]
     Evicts(String),
     /// Which node of a cluster.
     #[error("node {0}: {1}")]
@@ -51,7 +51,8 @@ pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
         Some(value) => Some(value),
         None => info(connection, "memory", "maxmemory_policy").await,
     };
-    let untold = |what| tracing::warn!("redis {} does not tell {what}: taken to be right", connector.label());
+    let untold =
+        |what| tracing::warn!("redis {} does not report {what}, so it is not checked", connector.label());
     match appendonly {
         Some(value) if value != "yes" => return Err(Unsafe::NotAppendOnly(value)),
         Some(_) => (),
@@ -79,7 +80,7 @@ pub async fn check_nodes(address: &RedisAddress, pool: &str, oldest: (u32, u32))
     if stops_as_a_whole {
         tracing::warn!(
             pool,
-            "the cluster has `cluster-require-full-coverage yes`, so one lost slot stops all of it: set it to no"
+            "the cluster has `cluster-require-full-coverage yes`, so one lost slot stops the whole cluster: set it to no"
         );
     }
     Ok(version)

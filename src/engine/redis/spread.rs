@@ -15,13 +15,13 @@ use crate::engine::MAX_PUBLISH;
 use crate::name::Queue;
 use crate::random;
 
-/// How long a partition takes publishes, from its first batch on, while other batches are in flight; and how many jobs.
-/// So a sequential publisher uses a partition for each job, and under load batches stay as large as those of a queue at
-/// home: with a partition for each batch, masters needed half as much processor time again.
+/// How long, and for how many jobs, a partition receives publishes after its first batch, while other batches are in
+/// flight. So a sequential publisher uses another partition for each job, and under load batches are no smaller than
+/// for a queue in one partition. With a new partition for each batch, masters needed 1.5 times the processor time.
 const SLICE: Duration = Duration::from_millis(3);
 const SLICE_JOBS: usize = MAX_PUBLISH;
 
-/// `namespace/queue` patterns, in which `*` matches any text.
+/// `namespace/queue` patterns; `*` matches any text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpreadRules(pub Vec<String>);
 
@@ -257,7 +257,7 @@ mod tests {
         assert!([0, 1, 3].iter().all(|n| turns.contains(n)), "{turns:?}");
         let turn = spreading.turn(can_take);
         drop(spreading.takes((turn + 1) % 4, SLICE_JOBS, can_take));
-        assert_eq!(spreading.turn(can_take), turn, "it was not that one's turn");
+        assert_eq!(spreading.turn(can_take), turn, "a batch of a partition out of turn changes nothing");
     }
 
     /// Guards against a publish that checks every partition once for each of them, while others wait.
@@ -271,7 +271,7 @@ mod tests {
         };
         assert_eq!(spreading.pass(none), None);
         assert_eq!(looks.into_inner(), 64, "each is looked at once");
-        assert_ne!(spreading.turn(|_| true), before, "the next publish begins with another one");
+        assert_ne!(spreading.turn(|_| true), before, "the next publish begins with another partition");
         assert_eq!(spreading.pass(|partition| partition == before), Some(before), "it alone can");
     }
 
@@ -288,7 +288,11 @@ mod tests {
         assert!(under_way.len() == SLICE_JOBS || began.elapsed() >= SLICE, "{} batches", under_way.len());
         let next = batch(&spreading, 1, |_| true);
         std::thread::sleep(SLICE);
-        assert_ne!(spreading.turn(|_| true), next, "its slice is over, although others are under way");
+        assert_ne!(
+            spreading.turn(|_| true),
+            next,
+            "its slice has ended, although other batches are in flight"
+        );
     }
 
     /// Masters hold ranges of partitions.

@@ -36,7 +36,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Number of slots of a cluster that hold tables.
 const PARTS: u16 = 16;
 /// Its name in messages.
-const NAME: &str = "of tokens and limits";
+const NAME: &str = "tokens and limits";
 
 /// Location of the tables.
 #[derive(Clone, Debug)]
@@ -92,9 +92,9 @@ impl Tables {
         check::usable(&mut connector.connect().await?, check::OLDEST, false).await?;
         let connections = Connections::new(NAME.into(), connector, outage, tasks.stopping().clone());
         let (shared, keep) = SharedConnection::new(connections.clone());
-        tasks.spawn_essential("the connection of tokens and limits", keep);
+        tasks.spawn_essential("the connection for tokens and limits", keep);
         let (look, stop) = (shared.clone(), tasks.stopping().clone());
-        tasks.spawn_essential("the look for the master of tokens and limits", async move {
+        tasks.spawn_essential("the check of the master for tokens and limits", async move {
             let looks = async {
                 loop {
                     sleep(LOOK).await;

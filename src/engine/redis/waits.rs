@@ -43,7 +43,7 @@ pub async fn call_and_wait(
 }
 
 impl Link {
-    /// Returns the number of replicas that a call waits for. An error, before anything is sent, if too few are in sync.
+    /// Returns the number of replicas that a call waits for. Fails, before anything is sent, if too few are in sync.
     pub fn replicas_for(&self, lasts: bool) -> Outcome<u64> {
         let want = if lasts { self.replicas.want().into() } else { 0 };
         if want > 0 && self.replicas.are_few() {
@@ -63,7 +63,7 @@ impl Link {
         }
         self.replicas.fell_short();
         Err(Fault::unsure(
-            "it is stored, and too few replicas have it within a second: a failover may lose it",
+            "it is stored, but too few replicas confirmed it within a second: a failover may lose it",
         ))
     }
 

@@ -64,7 +64,8 @@ impl Reconnect for WatchedLists {
             Err(fault) => {
                 tracing::warn!(
                     pool = &*connections.pool,
-                    "the Redis refuses tracking, so jobs of other servers are seen up to {POLL:?} late: {fault}"
+                    "the Redis refuses CLIENT TRACKING, so jobs that other servers publish are noticed up to {POLL:?} \
+                     late: {fault}"
                 );
                 Ok((connection, false))
             }
@@ -195,7 +196,7 @@ async fn arm(link: &Link, connection: &mut Connection, lists: &[List]) -> Outcom
         chunk.iter().for_each(|(_, key)| _ = each.cmd("EXISTS").arg(key));
         each.ignore_errors();
         let each: Vec<RedisResult<bool>> = each.query_async(&mut connection.redis).await?;
-        // A list that has moved to another node may have jobs: a fetch goes to the right node.
+        // An error counts as ready: if the list has moved to another node, a fetch reads it there.
         let may_have = chunk.iter().zip(each).filter(|(_, has)| *has.as_ref().unwrap_or(&true));
         may_have.for_each(|(list, _)| notify(link, list));
     }

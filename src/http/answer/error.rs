@@ -75,7 +75,7 @@ pub enum ApiError {
     Ours(StatusCode, &'static str, Option<Error>),
     /// Internal error after some jobs were processed: `{"error": .., "done": ..}`.
     Partly(u64, StatusCode, &'static str, Option<Error>),
-    /// Internal error of a batch of which some jobs are stored: `{"error": .., "stored": ..}`.
+    /// Internal error after a part of a batch was stored: `{"error": .., "stored": ..}`.
     Stored(u64, Box<ApiError>),
     /// 503: part of the pool is unavailable. With the number of jobs processed, if any.
     Unreachable(Unreachable, Option<u64>),
@@ -117,10 +117,11 @@ impl ApiError {
     /// 403.
     pub const NO_BODIES: ApiError = ApiError::Refused(
         StatusCode::FORBIDDEN,
-        "contains: this account does not see what is in jobs (ShowBodies)",
+        "contains: this account may not see job bodies (ShowBodies)",
     );
     /// 503.
-    pub const SEARCHES: ApiError = ApiError::unavailable("two searches are under way, please retry later");
+    pub const SEARCHES: ApiError =
+        ApiError::unavailable("two searches are already running, please retry later");
     /// 409.
     pub const NOT_YOURS: ApiError = ApiError::Refused(StatusCode::CONFLICT, "the job is not yours any more");
 
@@ -145,7 +146,7 @@ impl ApiError {
         }
     }
 
-    /// 400 for an invalid name.
+    /// Returns the 400 for an invalid name.
     pub const fn bad_name(place: NameIn, error: NameError) -> ApiError {
         ApiError::bad(match (place, error) {
             (NameIn::Namespace | NameIn::Queue, NameError::TooLong) => "namespace or queue name too long",
@@ -168,7 +169,7 @@ impl ApiError {
         ApiError::Said(status, Box::new(serde_json::to_value(body).unwrap_or_default()))
     }
 
-    /// The failure of a batch, which may be stored in part.
+    /// Returns the error of a batch, which may be stored in part.
     pub fn of_a_batch(error: Error) -> ApiError {
         match error {
             Error::Partly { done, why } => ApiError::Stored(done, Box::new((*why).clone().into())),
@@ -176,17 +177,17 @@ impl ApiError {
         }
     }
 
-    /// 503 that is not a failure of the store.
+    /// Creates a 503 that is not a failure of the store.
     const fn unavailable(text: &'static str) -> ApiError {
         ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, text, None)
     }
 
-    /// 400.
+    /// Creates a 400.
     pub const fn bad(text: &'static str) -> ApiError {
         ApiError::Refused(StatusCode::BAD_REQUEST, text)
     }
 
-    /// 413.
+    /// Creates a 413.
     pub const fn too_large(text: &'static str) -> ApiError {
         ApiError::Refused(StatusCode::PAYLOAD_TOO_LARGE, text)
     }

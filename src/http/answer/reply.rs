@@ -71,7 +71,7 @@ pub fn with_body(status: StatusCode, content_type: HeaderValue, body: Body) -> R
     response
 }
 
-/// `{"error": ..}`.
+/// Creates the reply `{"error": ..}`.
 pub fn error(status: StatusCode, text: &str) -> Response {
     #[derive(Serialize)]
     struct Error<'a> {
@@ -80,7 +80,7 @@ pub fn error(status: StatusCode, text: &str) -> Response {
     json(status, &Error { error: text })
 }
 
-/// `{"msg": ..}`.
+/// Creates the reply `{"msg": ..}`.
 pub fn message(status: StatusCode, text: &str) -> Response {
     #[derive(Serialize)]
     struct Message<'a> {
@@ -176,7 +176,7 @@ pub fn no_content() -> Response {
     response
 }
 
-/// Reply for unknown routes and methods.
+/// Replies to unknown routes and methods.
 pub async fn not_found() -> Response {
     error(StatusCode::NOT_FOUND, "api not found")
 }
@@ -426,7 +426,7 @@ mod tests {
                 "job_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV", "msg": "new job", "namespace": "ns", "queue": "q\"",
                 "remain_tries": 3, "ttl": 0,
             });
-            assert_eq!(read, expected, "what the text says");
+            assert_eq!(read, expected, "the body equals the text");
             assert_eq!(text, serde_json::to_vec(&expected).expect("it is JSON"), "the order of the fields");
         }
     }

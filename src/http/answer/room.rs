@@ -4,10 +4,10 @@
 //! A namespace may use a *share* of the memory, so that no namespace uses all of it. Namespaces of the same name in
 //! several pools count as one.
 //!
-//! A request takes memory for what has arrived, not for what it has announced, so a slow sender takes little. All
-//! memory could then be used by partial bodies that wait for more. So there is a *reserve*, as large as the largest
-//! body, for one of them at a time. The body that gets it needs no more memory, so it completes, and the next one gets
-//! the reserve. A body that has held it for long loses it when another namespace asks for it.
+//! A request takes memory as its bytes arrive, not by its Content-Length, so a slow sender takes little. All memory
+//! could then be held by partial bodies, each waiting for more. So there is a *reserve* of the size of the largest
+//! body, for one request at a time. A body with the reserve needs no more memory, so it completes, and the next one
+//! gets the reserve. A body that has held it for long loses it when another namespace requests it.
 //!
 //! A reply keeps its memory until hyper has written it to the socket, see [`kept`].
 
@@ -47,7 +47,7 @@ pub struct BodyRoom {
     /// One permit.
     reserve: Arc<Semaphore>,
     answers: Side,
-    /// For replies already in memory that wait: as large as the limit for replies.
+    /// Bounds the replies that are already in memory and wait: the same size as the limit for replies.
     waiting: Semaphore,
 }
 
@@ -302,7 +302,7 @@ mod tests {
         for body in &mut bodies {
             again += usize::from(grows(body, MIB).await);
         }
-        assert_eq!(again, 5, "the room of those that have ended is free again");
+        assert_eq!(again, 5, "memory of ended bodies is free again");
     }
 
     #[tokio::test(start_paused = true)]
@@ -376,11 +376,7 @@ mod tests {
             2 * MIB / UNIT,
             "all is free again"
         );
-        assert_eq!(
-            room.requests.by_namespace.lock().len(),
-            1,
-            "shares of which nothing is taken are forgotten"
-        );
+        assert_eq!(room.requests.by_namespace.lock().len(), 1, "unused shares are removed");
         assert_eq!(room.answers.all.available_permits(), 4 * MIB / UNIT, "all is free again");
     }
 
@@ -394,7 +390,7 @@ mod tests {
             assert!(grows(body, MIB).await, "its share, and the reserve");
         }
         tokio::time::sleep(2 * TURN).await;
-        assert!(slow[1].grow_to(8 * MIB).await.is_ok(), "nobody else asks for the reserve");
+        assert!(slow[1].grow_to(8 * MIB).await.is_ok(), "no other body asks for the reserve");
         let (holder, in_line) = slow[1..].split_first_mut().expect("five");
         let [second, third, fourth] = in_line else { panic!("five") };
         let line = async { tokio::join!(second.grow_to(MIB), third.grow_to(MIB), fourth.grow_to(MIB)) };
@@ -411,9 +407,9 @@ mod tests {
         };
         let began = Instant::now();
         tokio::select! {
-            _ = line => panic!("those in line have nothing to take"),
+            _ = line => panic!("the bodies in line got memory"),
             (got, lost) = async { tokio::join!(asks, holds) } => {
-                assert!(lost.is_err(), "who has had the reserve for long leaves it to another namespace");
+                assert!(lost.is_err(), "a long-time holder yields the reserve to another namespace");
                 assert!(got.is_ok(), "the other namespace is the next");
             }
         }
@@ -428,7 +424,7 @@ mod tests {
         let [mut large, mut second] = [(); 2].map(|()| room.for_request(&greedy));
         large.grow_to(2 * MIB).await.expect("the reserve, and no room of its share");
         let mut other = room.for_request(&modest);
-        other.grow_to(MIB).await.expect("all room, and shares of which nothing is taken are forgotten");
+        other.grow_to(MIB).await.expect("all memory, since unused shares are removed");
         let in_line = second.grow_to(2 * MIB);
         let holds = async {
             tokio::time::sleep(2 * TURN).await;

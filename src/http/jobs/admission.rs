@@ -51,7 +51,7 @@ impl Drop for CountedRequest {
         let Some((pass, tasks)) = self.0.take() else { return };
         tasks.spawn(async move {
             if let Err(error) = pass.give_back().await {
-                tracing::debug!(%error, "a request could not be given back to its token's limit");
+                tracing::debug!(%error, "a failed request could not be removed from its token's rate limit");
             }
         });
     }

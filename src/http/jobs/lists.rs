@@ -420,7 +420,7 @@ mod tests {
                     jobs += fit;
                     calls += 1;
                 }
-                assert!(calls <= 24, "{calls} calls, of which number {large} has jobs of {size} bytes");
+                assert!(calls <= 24, "{calls} calls; call {large} has jobs of {size} bytes");
                 assert!(bytes <= MAX_ANSWER, "{bytes} bytes, of jobs of {size} bytes in call {large}");
             }
         }

@@ -38,7 +38,7 @@ pub async fn get(State(state): App, RawQuery(query): RawQuery) -> HandlerResult 
         ));
     };
     let Ok(turn) = turn.clone().try_lock_owned() else {
-        return Err(ApiError::Refused(StatusCode::CONFLICT, "a backup of this pool is under way"));
+        return Err(ApiError::Refused(StatusCode::CONFLICT, "a backup of this pool is already running"));
     };
     let (begun, begins) = oneshot::channel();
     let (store, pool) = (store.clone(), name.to_string());
@@ -60,7 +60,7 @@ pub async fn get(State(state): App, RawQuery(query): RawQuery) -> HandlerResult 
 
 /// Replies on a port that is reachable over the network and requires no password.
 pub async fn refused() -> Response {
-    let text = "a backup has all jobs and tokens in it: configure [Accounts], or let the admin port listen on 127.0.0.1";
+    let text = "a backup contains all jobs and tokens: configure [Accounts], or let the admin port listen on 127.0.0.1";
     reply::error(StatusCode::FORBIDDEN, text)
 }
 
@@ -72,7 +72,7 @@ fn send_all(pool: &str, copy: StoreCopy, send: mpsc::Sender<io::Result<Bytes>>) 
     match done {
         Ok(()) => tracing::info!(pool, bytes = pipe.sent, "a backup was sent"),
         Err(error) => {
-            tracing::warn!(pool, bytes = pipe.sent, %error, "a backup was not sent to its end");
+            tracing::warn!(pool, bytes = pipe.sent, %error, "a backup was not sent completely");
             // The client sees that the stream was aborted.
             let _ = pipe.send.blocking_send(Err(error));
         }

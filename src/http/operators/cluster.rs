@@ -66,7 +66,7 @@ pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
     let queue = match names::in_query(query)? {
         (None, _) => None,
         (Some(namespace), Some(name)) => Some(Queue { namespace, name }),
-        (Some(_), None) => return Err(ApiError::bad("invalid queue: a namespace alone is in no place")),
+        (Some(_), None) => return Err(ApiError::bad("invalid queue: a namespace alone has no partition")),
     };
     let Some(nodes) = state.nodes.get(&pool.name) else {
         return Err(ApiError::bad("the pool is not in a cluster"));

@@ -71,7 +71,7 @@ fn let_in(state: &AppState, request: &mut Request, role: Role) {
 }
 
 const FORBIDDEN: ApiError =
-    ApiError::Refused(StatusCode::FORBIDDEN, "this account may look, and change nothing, and see no tokens");
+    ApiError::Refused(StatusCode::FORBIDDEN, "this account is read-only, and may not see tokens");
 
 /// Returns the account with these credentials, and its role.
 fn account(state: &AppState, given: &HeaderValue) -> Option<(Account, Role)> {

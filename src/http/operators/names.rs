@@ -32,7 +32,7 @@ pub fn in_query(query: Query<'_>) -> Result<(Option<Namespace>, Option<QueueName
     let queue = query.get("queue").map(|name| QueueName::parse(&name)).transpose();
     let queue = queue.map_err(|_| ApiError::bad("invalid queue"))?;
     if namespace.is_none() && queue.is_some() {
-        return Err(ApiError::bad("invalid namespace: a queue needs the one that it is in"));
+        return Err(ApiError::bad("invalid namespace: a queue requires its namespace"));
     }
     Ok((namespace, queue))
 }

@@ -361,7 +361,7 @@ fn whose(state: &AppState, query: Query<'_>) -> Result<Vec<Of>, ApiError> {
             vec![Of::Queue(default(), Queue { namespace, name })]
         }
         (None, Some(_)) => {
-            return Err(ApiError::bad("invalid namespace: a queue needs the one that it is in"));
+            return Err(ApiError::bad("invalid namespace: a queue requires its namespace"));
         }
         (namespace, None) => {
             let of = |pool: &PoolName| match &namespace {

@@ -260,7 +260,9 @@ impl FromRequest<Arc<AppState>> for ValidLimit {
 fn refused(error: LimitError, limit: Limit) -> Response {
     let error: ApiError = match error {
         LimitError::Empty => return reply::json(StatusCode::BAD_REQUEST, &LimitReply { limiter: limit }),
-        LimitError::Unlimited => ApiError::bad("read and write are both 0 or less: that is no limit"),
+        LimitError::Unlimited => {
+            ApiError::bad("read and write are both 0 or less: at least one must be positive")
+        }
         LimitError::Interval if limit.interval == 0 => ApiError::bad("interval should be > 0"),
         LimitError::Interval => ApiError::bad("limiter interval should be > 0"),
         LimitError::Exists => ApiError::bad("the token has a limit already"),

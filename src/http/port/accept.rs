@@ -145,7 +145,7 @@ impl Addresses {
         }
         let place = self.connected.entry(address).or_default();
         if Arc::strong_count(place) > self.most {
-            return Err(io::Error::other(format!("{address} has {} already", self.most)));
+            return Err(io::Error::other(format!("{address} has {} connections already", self.most)));
         }
         Ok(Some(place.clone()))
     }
@@ -246,7 +246,7 @@ mod tests {
             }
         }
         let error = addresses.enter(ip("192.0.2.1")).expect_err("two are the most").to_string();
-        assert!(error.contains("192.0.2.1 has 2 already"), "the log says whose: {error}");
+        assert!(error.contains("192.0.2.1 has 2 connections already"), "the log says whose: {error}");
         drop(places.remove(0));
         assert!(addresses.enter(ip("192.0.2.1")).is_ok(), "one has closed");
         drop(places);

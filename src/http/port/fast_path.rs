@@ -118,7 +118,7 @@ fn handle(
     }
 }
 
-/// Not an `async fn`, whose future would store the arguments twice for each parked poll.
+/// Consumes. Not an `async fn`, whose future would store the arguments twice for each parked poll.
 fn consume(
     queues: Result<(Namespace, Vec<QueueName>), ApiError>,
     parts: Parts,

@@ -69,7 +69,7 @@ mod tests {
         for dropped in [10, 12, 50] {
             let mut wait = timer.sleep_until(at(dropped));
             let polled = std::future::poll_fn(|cx| Poll::Ready(wait.as_mut().poll(cx))).await;
-            assert!(polled.is_pending(), "a wait until {dropped} s is over at once");
+            assert!(polled.is_pending(), "a wait until {dropped} s has ended at once");
         }
         for (until, ends, why) in [
             (11, 11, "earlier than one that was dropped"),

@@ -283,7 +283,7 @@ impl<F> Observation<F> {
     }
 }
 
-/// A panic in a handler is a bug. The client gets an error, and the connection stays usable.
+/// Polls the handler, and converts a panic, which is a bug, to an error. The connection stays usable.
 fn poll_and_catch(
     response: &mut (impl Future<Output = Result<Response, impl IntoResponse>> + Unpin),
     cx: &mut Context<'_>,

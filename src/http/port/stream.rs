@@ -52,7 +52,7 @@ impl SharedStream {
         SharedStream { socket, stalled: None }
     }
 
-    /// Writes as much as the kernel accepts. Fails if it accepts less than [`WRITE_LEAST`] in [`WRITE_STALL`].
+    /// Writes until the kernel accepts no more. Fails if it accepts less than [`WRITE_LEAST`] in [`WRITE_STALL`].
     fn poll_with(
         &mut self,
         cx: &mut Context<'_>,

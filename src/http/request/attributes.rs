@@ -31,13 +31,13 @@ pub fn from_headers(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError>
 }
 
 const NO_NAME: ApiError = ApiError::bad(
-    "invalid attribute: a name is made of letters, digits and !#$%&'*+-.^_`|~, as that of a header",
+    "invalid attribute: a name consists of letters, digits and !#$%&'*+-.^_`|~, like that of a header",
 );
 const NO_VALUE: ApiError =
-    ApiError::bad("invalid attribute: a value has no control characters, as that of a header");
+    ApiError::bad("invalid attribute: a value contains no control characters, like that of a header");
 
-/// Reads attributes from a JSON object, under the same rules; but rejects values that no header could carry, since
-/// push sends attributes as headers. `None` if there are none.
+/// Reads attributes from a JSON object, under the same rules; but rejects values that no header could carry, since push
+/// sends attributes as headers. `None` for an empty object.
 pub fn from_json(given: &BTreeMap<String, String>) -> Result<Option<Attributes>, ApiError> {
     let mut attributes = Attributes::new();
     for (name, value) in given {

@@ -22,7 +22,8 @@ const BODY_TIME: Duration = Duration::from_secs(300);
 /// would use others' memory for long.
 const ROOM_LEAST: usize = 64 * 1024;
 const ROOM_WINDOW: Duration = Duration::from_secs(10);
-const BODY_STALLED: ApiError = ApiError::Refused(StatusCode::REQUEST_TIMEOUT, "the body stopped coming");
+const BODY_STALLED: ApiError =
+    ApiError::Refused(StatusCode::REQUEST_TIMEOUT, "timeout while reading the body");
 
 /// Reads a whole body of at most `most` bytes, reserving body memory in `room` as bytes arrive. Fails with 413 if it
 /// is larger (the middleware discards the rest), 408 if it stalls, trickles, or takes longer than [`BODY_TIME`], 400

@@ -25,11 +25,11 @@ const OTHER_SITE: ApiError =
     ApiError::Refused(StatusCode::FORBIDDEN, "the request was sent by a web page of another site");
 const OTHER_HOST: ApiError = ApiError::Refused(
     StatusCode::FORBIDDEN,
-    "the Host of the request is not this machine: ask localhost or 127.0.0.1, or set AdminUrl",
+    "the Host of the request is not this machine: use localhost or 127.0.0.1, or set AdminUrl",
 );
 const OTHER_NAME: ApiError = ApiError::Refused(
     StatusCode::FORBIDDEN,
-    "the Host of the request is a name that is not ours: ask the IP address or AdminHost, set AdminUrl, or configure [Accounts]",
+    "the Host of the request is not a name of this server: use the IP address or AdminHost, set AdminUrl, or configure [Accounts]",
 );
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -285,7 +285,7 @@ mod tests {
             let request = request("/", &[("host", host), ("origin", origin)]);
             assert_eq!(from_other_site(&request, None), other, "{origin} asks {host}");
         }
-        assert!(from_other_site(&request("/", &[("origin", "http://a.example")]), None), "nobody is named");
+        assert!(from_other_site(&request("/", &[("origin", "http://a.example")]), None), "no host is named");
         let absolute = request("http://a.example/", &[("host", "b.example"), ("origin", "http://b.example")]);
         assert!(from_other_site(&absolute, None), "the target names the host");
     }
@@ -402,7 +402,7 @@ mod tests {
                 [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", mode), ("sec-fetch-dest", dest)];
             assert!(refused(Method::GET, &other, "/ui/"), "{mode} {dest}");
         }
-        assert!(refused(Method::GET, &visit[..2], "/ui/"), "nobody says what for");
+        assert!(refused(Method::GET, &visit[..2], "/ui/"), "the purpose is not stated");
     }
 
     #[test]
@@ -415,7 +415,7 @@ mod tests {
             for host in OTHER_NAMES.iter().chain(&ADDRESSES) {
                 assert!(!takes(&guard, &[("host", host)]), "{host}");
             }
-            assert!(takes(&guard, &[]), "HTTP/1.0 names nobody");
+            assert!(takes(&guard, &[]), "HTTP/1.0 has no Host");
             assert!(!takes(&guard, &[("host", "localhost"), ("host", "evil.example")]), "each Host counts");
             let absolute = request("http://evil.example/", &[("host", "localhost")]);
             assert!(guard.refusal(&absolute, "/ping").is_some(), "the target counts too");
@@ -438,6 +438,6 @@ mod tests {
             }
             assert!(takes(&admin(false, true, "0.0.0.0"), &[("host", host)]), "{host}, with accounts");
         }
-        assert!(takes(&guard, &[]), "HTTP/1.0 names nobody");
+        assert!(takes(&guard, &[]), "HTTP/1.0 has no Host");
     }
 }

@@ -53,11 +53,11 @@ pub struct Life {
     pub tries: NonZeroU16,
 }
 
-/// Time for which a job of lmstfy's routes stays alive after it is due, if its ttl equals its delay. lmstfy delivers
-/// such a job, because its pump runs up to a second early.
+/// Extra lifetime of a job of lmstfy's routes whose ttl equals its delay. lmstfy delivers such a job, because its pump
+/// runs up to a second early.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// `delay`, `ttl`, `tries` of lmstfy's routes, checked in lmstfy's order.
+/// Reads `delay`, `ttl` and `tries` of lmstfy's routes, in lmstfy's order of checks.
 pub fn life(query: Query<'_>, defaults: &Defaults) -> Result<Life, ApiError> {
     let delay: u32 = query.number("delay", defaults.delay, "invalid delay")?;
     let ttl: u32 = query.number("ttl", defaults.ttl, "invalid ttl")?;
@@ -188,7 +188,7 @@ pub fn flag(query: Query<'_>, key: &str, or: bool, error: &'static str) -> Resul
     }
 }
 
-/// Creates a filter. An empty `contains` is ignored. Callers who may not see bodies may not search them.
+/// Creates a filter. An empty `contains` is ignored. Callers without permission to see bodies cannot search them.
 pub fn filter(contains: Option<String>, reason: Option<String>, shows: bool) -> Result<Filter, ApiError> {
     let contains = contains.filter(|text| !text.is_empty());
     if contains.as_ref().is_some_and(|text| text.len() > LONGEST) {

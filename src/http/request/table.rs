@@ -71,7 +71,7 @@ pub fn delete<H: Handler<T, S>, T: 'static, S: Shared>(handler: H) -> On<S> {
     on("DELETE", MethodFilter::DELETE, handler)
 }
 
-/// A method answered by the fast path.
+/// Creates an entry for a method that the fast path answers.
 pub fn fast<S>(method: &'static str) -> On<S> {
     On { method, add: None }
 }

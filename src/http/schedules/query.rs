@@ -45,7 +45,7 @@ pub fn page(query: Query<'_>) -> Result<(usize, Option<Cursor>), ApiError> {
 /// 400 for a cursor that is not of this list.
 pub fn wrong_cursor(query: Query<'_>) -> ApiError {
     let given = query.get("cursor").unwrap_or_default();
-    wrong("cursor", &given, "the one of the page before, or leave it out").into()
+    wrong("cursor", &given, "the cursor of the previous page, or leave it out").into()
 }
 
 pub fn queue(query: Query<'_>) -> Result<Option<QueueName>, Refusal> {

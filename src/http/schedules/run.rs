@@ -50,7 +50,7 @@ pub async fn run(State(state): App, auth: AuthorizedSchedule, request: Request) 
             Ok(response)
         }
         Ran::Lives(id) => {
-            let error = "a job of the schedule lives".into();
+            let error = "a job of the schedule still exists".into();
             let details = Details { error, index: None, job_id: Some(id) };
             Err(ApiError::Detailed(StatusCode::CONFLICT, Box::new(details)))
         }

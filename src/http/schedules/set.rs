@@ -194,12 +194,12 @@ fn read_set(
 ) -> Result<Vec<(ScheduleName, Given)>, ApiError> {
     let Set { schedules, unknown } = serde_json::from_slice(body).map_err(|error| not_json(&error))?;
     if let Some(field) = unknown {
-        let error = format!("{} is no field of a set: it has \"schedules\"", quoted(&field));
+        let error = format!("unknown field {}: a set has \"schedules\"", quoted(&field));
         return Err(Refusal::of(shorten(&field), error).into());
     }
     let list = schedules.and_then(|list| serde_json::from_str(list.get()).ok());
     let Some(Elements::<MOST> { first: schedules, more }) = list else {
-        let error = "a set has a list: write \"schedules\": [..]";
+        let error = "\"schedules\" should be a list: write \"schedules\": [..]";
         return Err(Refusal::of("schedules", error).into());
     };
     if more > 0 {

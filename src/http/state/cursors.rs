@@ -46,7 +46,7 @@ impl Cursors {
         }
         let secret = settings::shared_secret(&*self.store, &random::bytes::<KEY>()).await?;
         let key = UnboundKey::new(&AES_256_GCM, &secret)
-            .map_err(|_| Error::corrupt("the secret of cursors cannot be read"))?;
+            .map_err(|_| Error::corrupt("the secret for cursors is unreadable"))?;
         let key = Arc::new(LessSafeKey::new(key));
         *self.key.lock() = Some((key.clone(), Instant::now()));
         Ok(key)

@@ -137,11 +137,11 @@ mod tests {
             let _ = logins.begin(address(n));
             logins.failed(address(n))
         };
-        assert_eq!(fail(1), Some(1), "the first is told at once");
-        assert_eq!((0..500).find_map(|_| fail(1)), None, "the others of a minute are not");
+        assert_eq!(fail(1), Some(1), "the first failure is logged at once");
+        assert_eq!((0..500).find_map(|_| fail(1)), None, "the other failures of a minute are not logged");
         assert_eq!(fail(2), Some(1), "another address has a line of its own");
         tokio::time::advance(TELL).await;
-        assert_eq!(fail(1), Some(501), "how many there were since is told with the next");
+        assert_eq!(fail(1), Some(501), "the next line has the number of failures since");
         let all = 3..MOST_ADDRESSES as u32 + 100;
         let told = all.clone().filter(|n| fail(*n).is_some()).count();
         // The first still has its row, and all addresses beyond the maximum share one line.
@@ -162,7 +162,7 @@ mod tests {
                 told += u64::from(logins.failed(address(next)).is_some());
             }
             let good = address(u32::MAX - second);
-            assert!(logins.begin(good).is_ok(), "somebody else's login in second {second}");
+            assert!(logins.begin(good).is_ok(), "another client's login in second {second}");
             assert!(logins.allowances.lock().key(good).is_some(), "it has its own allowance");
             logins.succeeded(good);
             tokio::time::advance(PACE).await;

@@ -154,7 +154,7 @@ mod tests {
         let pool = PoolName::default_pool();
         let request = request("PUT", "/api/ns/q", &[]);
         let begin = |name: &str| under_way.begin(&pool, &queue(name), &request);
-        let first = begin("q").expect("nobody has the key").expect("there is one");
+        let first = begin("q").expect("the key is free").expect("a key was given");
         assert!(matches!(begin("q"), Err(ApiError::Busy(_))), "the first is under way");
         assert!(begin("other").is_ok(), "another queue's key");
         drop(first);
@@ -182,9 +182,9 @@ mod tests {
             "at=2026-01-01T00:00:00%2B02:00",
             "a%74=2026-01-01T00%3A00:00%2b02:00",
         ];
-        assert_eq!(same.map(asked), [same[1]; 3], "an offset in whatever escapes");
+        assert_eq!(same.map(asked), [same[1]; 3], "an offset, with any escapes");
         assert_eq!(asked("key=caf%C3%A9"), asked("key=café"), "beyond ASCII");
-        assert_eq!(asked("key=a+b"), asked("key=a%20b"), "a blank in whatever escapes");
+        assert_eq!(asked("key=a+b"), asked("key=a%20b"), "a space, with any escape");
         for (one, other) in
             [("key=a+b", "key=a%2Bb"), ("a%26b=c", "a&b=c"), ("a%3Db=c", "a=b=c"), ("a=%252B", "a=%2B")]
         {
@@ -198,7 +198,7 @@ mod tests {
             let under_way = Arc::new(KeysUnderWay::default());
             let request = request(method, target, headers);
             let begun = under_way.begin(&PoolName::default_pool(), &queue("q"), &request);
-            begun.expect("nobody has the key").expect("there is one").once(body.as_bytes()).fingerprint
+            begun.expect("the key is free").expect("a key was given").once(body.as_bytes()).fingerprint
         };
         let (a, b) = (("Job-Attr-A", "1"), ("Job-Attr-B", "2"));
         let first = fingerprint("PUT", "/api/ns/q?ttl=1", &[a, b], "x");
@@ -227,7 +227,7 @@ mod tests {
             fingerprint("PUT", "/api/ns/q?ttl=1", &[a, b], ""),
         ];
         for (n, other) in others.into_iter().enumerate() {
-            assert_ne!(first, other, "request {n} is another one");
+            assert_ne!(first, other, "request {n} is different");
         }
     }
 }

@@ -105,8 +105,8 @@ mod tests {
         let other = tokens.enter(&key("b"));
         assert_eq!(tokens.parked().len(), 2, "a hundred polls wait with one token, one with another");
         drop(other);
-        assert_eq!(tokens.parked().len(), 1, "nobody waits with the other one");
+        assert_eq!(tokens.parked().len(), 1, "no poll waits with the other token");
         drop(polls);
-        assert_eq!((tokens.parked().len(), tokens.entries.lock().len()), (0, 0), "nobody waits");
+        assert_eq!((tokens.parked().len(), tokens.entries.lock().len()), (0, 0), "no poll waits");
     }
 }

@@ -17,7 +17,7 @@ impl TrustedProxies {
         let network = |entry: &String| {
             let address = || entry.parse::<IpAddr>().map(|address| address.to_canonical().into());
             let network = entry.parse::<IpNet>().or_else(|_| address());
-            network.map_err(|_| format!("{entry:?} is no network like \"10.0.0.0/8\" and no address"))
+            network.map_err(|_| format!("{entry:?} is not a network such as \"10.0.0.0/8\" or an address"))
         };
         entries.iter().map(network).collect::<Result<_, _>>().map(TrustedProxies)
     }

@@ -47,7 +47,7 @@ fn page(
             (empty(visit))
         } @else {
             h2 { "Queues" }
-            (rows::table(visit, "Queues, those that need attention first", &listing, None, true))
+            (rows::table(visit, "Queues, most urgent first", &listing, None, true))
             p { a href=(visit.to("queues")) { "All queues" } }
         }
         h2 { "Last hour" }

@@ -51,8 +51,8 @@ pub async fn show(visit: Visit, Path(scope): Path<PoolNamespace>) -> Response {
     visit.answer(page)
 }
 
-/// Returns the fields of a form that publishes a job again, without its key, which may still be taken, and its delay,
-/// which is over.
+/// Returns the fields of a form that publishes a job again, without its key, which may still be taken, and without its
+/// delay, which has ended.
 async fn again(visit: &Visit, scope: &PoolNamespace, id: &str) -> Said<Fields> {
     let PoolNamespace { pool, namespace } = scope.clone();
     let place = PoolQueue { pool, namespace, queue: visit.fields.or_empty("queue").to_owned() };
@@ -64,7 +64,7 @@ async fn again(visit: &Visit, scope: &PoolNamespace, id: &str) -> Said<Fields> {
         .ok_or(Refusal::new(StatusCode::FORBIDDEN, "bodies are not shown to this account"))?;
     let text = std::str::from_utf8(body).ok().filter(|text| text.len() <= MOST && !text.contains('\0'));
     let text = text.ok_or(Refusal::bad(
-        "this body does not fit a form, which takes text of up to 64 KiB: download it, and publish it with curl",
+        "this body does not fit a form, which accepts text of up to 64 KiB: download it, and publish it with curl",
     ))?;
     let attributes = job.attributes.iter().flat_map(|all| all.iter());
     let attributes: String = attributes.map(|(name, value)| format!("{name}: {value}\n")).collect();
@@ -98,7 +98,7 @@ async fn send(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<(String, 
     // Browsers send CRLF line ends.
     let body = form.or_empty("body").replace("\r\n", "\n");
     if body.len() > MOST {
-        return Err(Refusal::bad("a body of this form has 64 KiB at most"));
+        return Err(Refusal::bad("a body in this form can have at most 64 KiB"));
     }
     let names = ["delay", "at", "tries", "ttl", "key", "on_conflict"];
     let mut given = Vec::new();
@@ -131,12 +131,12 @@ fn attributes(text: &str) -> Said<Vec<(String, Vec<u8>)>> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let mut headers = lines
         .map(|line| {
-            let (name, value) = line.split_once(':').ok_or("an attribute is a line like \"name: value\"")?;
+            let (name, value) = line.split_once(':').ok_or("invalid attribute: write each on a line, as \"name: value\"")?;
             let (name, value) = (name.trim(), value.trim());
             let plain =
                 !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
             if !plain || value.is_empty() || value.chars().any(char::is_control) {
-                return Err("an attribute's name is letters, digits, -, _ and ., and its value is not empty");
+                return Err("invalid attribute: a name consists of letters, digits, -, _ and ., and a value is not empty");
             }
             Ok((format!("Job-Attr-{name}"), value.as_bytes().to_vec()))
         })
@@ -164,7 +164,7 @@ fn page(visit: &Visit, scope: &PoolNamespace, usual: &Fields) -> Page {
     let conflict = typed("on_conflict", "");
     let body = html! {
         h1 { "Publish a job" }
-        p.hint { "A real worker will get it, or the URL that the queue is pushed to." }
+        p.hint { "A real worker will get it, or the URL to which push sends the queue." }
         @if visit.may_change() {
             form.fill method="post" data-asks="1" {
                 input type="hidden" name="mark" value=(volatile(&html! { (mark) }).0);
@@ -174,12 +174,12 @@ fn page(visit: &Visit, scope: &PoolNamespace, usual: &Fields) -> Page {
                 textarea #job-body name="body" rows="8" spellcheck="false" { "\n" (typed("body", "")) }
                 (field("delay", "Delay", "", "60, 5m, 2h or 1d"))
                 (field("at", "Instant", "", "instead of a delay: 2026-11-24T08:00:00Z"))
-                (field("tries", "Tries", "", "as configured"))
-                (field("ttl", "TTL", "", "1d, for example; 0 is forever; as configured"))
-                (field("key", "Key", "", "unique among the living jobs of the queue"))
+                (field("tries", "Tries", "", "default: as configured"))
+                (field("ttl", "TTL", "", "such as 1d; 0 is forever; default: as configured"))
+                (field("key", "Key", "", "unique in the queue while the job exists"))
                 label for="on_conflict" { "If the key is taken" }
                 select #on_conflict name="on_conflict" {
-                    @for (value, words) in [("", "keep the job that has it"), ("replace", "replace that job"), ("fail", "refuse this one")] {
+                    @for (value, words) in [("", "keep the existing job"), ("replace", "replace the existing job"), ("fail", "refuse this job")] {
                         option value=(value) selected[conflict == value] { (words) }
                     }
                 }

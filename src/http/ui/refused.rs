@@ -74,7 +74,7 @@ fn page(status: StatusCode, why: &str, id: Option<&str>, asked: Option<&HeaderMa
         _ => "That did not work",
     };
     let why =
-        if status == StatusCode::UNAUTHORIZED { "this server asks for a user and a password" } else { why };
+        if status == StatusCode::UNAUTHORIZED { "this server requires a user and a password" } else { why };
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -123,8 +123,8 @@ mod tests {
         for part in ["Origin", "https://&lt;b&gt;.example", "Host", "AdminUrl", "&lt;another&gt;", "403"] {
             assert!(shown.contains(part), "{part}: {shown}");
         }
-        let other = page(StatusCode::FORBIDDEN, "this account may look", None, None).0;
-        assert!(other.contains("this account may look") && !other.contains("AdminUrl"), "{other}");
+        let other = page(StatusCode::FORBIDDEN, "this account is read-only", None, None).0;
+        assert!(other.contains("this account is read-only") && !other.contains("AdminUrl"), "{other}");
         let fault = page(StatusCode::SERVICE_UNAVAILABLE, "the server is starting", Some("a<b"), None).0;
         assert!(fault.contains("Request <code>") && fault.contains("a&lt;b"), "{fault}");
     }

@@ -107,7 +107,7 @@ fn asking(visit: &Visit) -> Said<Page> {
         "Schedules",
         Sure {
             title: format!("Delete the schedule {name} of {namespace}"),
-            what: html! { p { "It places no more jobs, and its history is deleted. Jobs that it has placed stay." } },
+            what: html! { p { "It publishes no more jobs, and its history is deleted. Published jobs stay." } },
             hidden: vec![("do", "delete"), ("pool", pool), ("namespace", namespace), ("name", name)],
             more: html! {},
             button: "Delete",
@@ -149,7 +149,7 @@ async fn listed(visit: &Visit) -> Said<Read> {
     partly |= scopes.len() > NAMESPACES;
     // A cursor belongs to one namespace.
     if fields.get("cursor").is_some() && scopes.len() != 1 {
-        return Err(Refusal::bad("invalid cursor: name the namespace that it is of"));
+        return Err(Refusal::bad("invalid cursor: it requires its namespace"));
     }
     let mut read = Read { partly, ..Read::default() };
     for (pool, namespace) in scopes.iter().take(NAMESPACES) {
@@ -201,7 +201,7 @@ async fn page(visit: &Visit) -> Said<Page> {
         }
         (filter(visit))
         @if visit.fields.get("namespace").is_none() {
-            p.hint { "These are the schedules of namespaces that have queues. Name a namespace to see those of one that has none yet." }
+            p.hint { "These are the schedules of namespaces with queues. Enter a namespace without queues to see its schedules." }
         }
         @if partly { p.note { "Not all are shown: name a namespace." } }
         @if let Some(Refusal { status, text: why }) = &trouble {

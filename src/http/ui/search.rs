@@ -105,7 +105,7 @@ async fn in_queue(visit: &Visit, places: &[PoolQueue], x: &str) -> Said<Found> {
     let name = places.first().map(PoolQueue::name).unwrap_or_default();
     Err(Refusal::new(
         StatusCode::NOT_FOUND,
-        format!("no job of {name} has the id or the key {x}. Jobs that were acked are gone"),
+        format!("no job of {name} has the id or the key {x}. Acked jobs are deleted"),
     ))
 }
 
@@ -173,7 +173,7 @@ async fn by_id(visit: &Visit, id: &str) -> Said<Found> {
     let found = page(&html! {
         p { "No job with this id is in the " (count(looked as u64, "queue", "queues")) " that " @if looked == 1 { "was" } @else { "were" } " busiest lately." }
         @if more || looked < queues.len() { p { "There are more queues. Name its queue: " code { "namespace/queue/" (text(id)) } } }
-        @else { p { "Jobs that were acked are gone. Name its queue to be sure: " code { "namespace/queue/" (text(id)) } } }
+        @else { p { "Acked jobs are deleted. Name its queue to be sure: " code { "namespace/queue/" (text(id)) } } }
     });
     Ok(Found::Page(Page { status: StatusCode::NOT_FOUND, ..found }))
 }
@@ -273,7 +273,7 @@ fn jobs(visit: &Visit, wanted: &str, found: &InJobs, of_key: usize) -> Markup {
                 "Looked for the key in " (count(of_key as u64, "queue", "queues")) ", and for the text in "
                 (count(found.looked_at, "job", "jobs")) " of " (count(found.queues as u64, "queue", "queues"))
                 ": ready, delayed and dead ones, the busiest queues first. "
-                @if found.more { "There are more. The filter of a queue's page goes on." } @else { "These are all." }
+                @if found.more { "There are more: use the filter on the queue's page." } @else { "These are all." }
             }
         }
         @if found.jobs.is_empty() { p { "No job matches." } } @else {

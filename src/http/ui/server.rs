@@ -93,7 +93,7 @@ fn of_most(now: Markup, most: Markup) -> Markup {
 /// Shows durations.
 fn took(of: Option<&Took>) -> Markup {
     let end = |seconds: Option<f64>| {
-        seconds.map_or("longer than is measured".into(), |n| format!("≤ {}", short(n)))
+        seconds.map_or("above the largest bucket".into(), |n| format!("≤ {}", short(n)))
     };
     html! {
         @match of {
@@ -130,7 +130,7 @@ fn facts(visit: &Visit, server: &ServerReply) -> Markup {
             dt { "Slots that they use" } dd { (of_most(html! { (number(server.waiting_places)) }, html! { (number(most.waiting as u64)) })) }
             dt { "Memory of large bodies" } dd { (of_most(html! { (size(server.body_bytes)) }, html! { (size(most.body_bytes as u64)) " each for requests and responses" })) }
             dt { "Memory of the process" } dd { (volatile(&html! { (size(process.memory_bytes)) })) }
-            dt { "CPU since the start" } dd { (volatile(&html! { (duration(process.cpu_seconds as f64)) })) }
+            dt { "CPU time since the start" } dd { (volatile(&html! { (duration(process.cpu_seconds as f64)) })) }
             dt { "Open files" } dd { (volatile(&of_most(html! { (number(process.open_files)) }, html! { (number(process.most_files)) }))) }
             dt { "History: bytes" } dd { (size(history.bytes as u64)) }
             dt { "History: queues" } dd { (number(history.histories as u64)) }
@@ -154,7 +154,7 @@ const TOLD: [(&str, &str); 6] = [
     ("disk_journals", "Journals"),
     ("disk_quarantined_jobs", "Quarantined jobs"),
     ("used_mem_bytes", "Memory of the Redis"),
-    ("max_mem_bytes", "Memory that the Redis may take"),
+    ("max_mem_bytes", "Memory limit of the Redis"),
     ("connections", "Connections of the Redis"),
 ];
 /// Free space on a disk.
@@ -177,9 +177,9 @@ fn of_pool(visit: &Visit, pool: &PoolReply, cluster: Option<&Said<ClusterReply>>
             dt { "Kind" } dd { (text(&pool.about.kind)) }
             dt { "Address" } dd { (text(&pool.about.address)) }
             @if let Some(to) = &pool.about.migrates_to { dt { "Migrates to" } dd { (text(to)) } }
-            dt { "Health" } dd { @if pool.up && pool.trouble.is_none() { span.badge.good { "up" } } @else { span.badge.bad { "away" } } }
+            dt { "Health" } dd { @if pool.up && pool.trouble.is_none() { span.badge.good { "up" } } @else { span.badge.bad { "unavailable" } } }
             @if let Some(free) = pool.figures.get(ROOM) {
-                dt { "Room on the disk" }
+                dt { "Free disk space" }
                 dd {
                     (volatile(&html! { (size(free.max(0.0) as u64)) }))
                     @if let Some(least) = pool.about.min_free_disk { "; below MinFreeDisk, " (size(least)) ", publishes are refused" }
@@ -203,7 +203,7 @@ fn of_pool(visit: &Visit, pool: &PoolReply, cluster: Option<&Said<ClusterReply>>
         }
         @if others().next().is_some() {
             details {
-                summary { "Figures of the store" }
+                summary { "Statistics of the store" }
                 dl.facts { @for (name, n) in others() { dt { (words(name)) } dd { (volatile(&amount(name, *n))) } } }
             }
         }
@@ -213,7 +213,7 @@ fn of_pool(visit: &Visit, pool: &PoolReply, cluster: Option<&Said<ClusterReply>>
 fn nodes(visit: &Visit, pool: &PoolReply, cluster: &ClusterReply) -> Markup {
     let unsaid = || unknown("the node does not report it");
     html! {
-        @for (parts, words) in [(&cluster.away, "away"), (&cluster.moving, "moving to another node"), (&cluster.split, "on two nodes")] {
+        @for (parts, words) in [(&cluster.away, "unavailable"), (&cluster.moving, "moving to another node"), (&cluster.split, "on two nodes")] {
             @if !parts.is_empty() { p.trouble { "Of " (number(cluster.partitions.into())) " partitions " (number(parts.len() as u64)) " are " (words) "." } }
         }
         div.scroll role="region" aria-label=(format!("Nodes of pool {}", pool.pool)) tabindex="0" {
@@ -222,7 +222,7 @@ fn nodes(visit: &Visit, pool: &PoolReply, cluster: &ClusterReply) -> Markup {
                 thead { tr { @for name in ["Node", "Health", "Since", "Partitions", "Replicas", "Memory", "Clock", "Version"] { th scope="col" { (name) } } } }
                 tbody { @for node in &cluster.nodes { tr data-key=(node.addr) {
                     th scope="row" { (text(&node.addr)) }
-                    td { @if node.up { span.badge.good { "up" } } @else { span.badge.bad { "away" } } }
+                    td { @if node.up { span.badge.good { "up" } } @else { span.badge.bad { "unavailable" } } }
                     td { (visit.zone.when(node.since)) }
                     td { (number(node.partitions.into())) }
                     td { @match node.replicas { Some(n) => (number(n)), None => (unsaid()) } }

@@ -88,7 +88,7 @@ async fn act(visit: &Visit, scope: &PoolNamespace, form: &Fields) -> Said<Done> 
         "limit" => {
             let number = |name: &str| {
                 let given = form.get(name).unwrap_or("0").trim().parse::<i64>();
-                given.map_err(|_| Refusal::bad("Publishes, Consumes and Interval are whole numbers"))
+                given.map_err(|_| Refusal::bad("Publishes, Consumes and Interval must be whole numbers"))
             };
             let limit = json!({ "read": number("read")?, "write": number("write")?, "interval": number("interval")? });
             let token = token_of(visit, scope, form.or_empty("hash")).await?;
@@ -157,7 +157,7 @@ async fn page(visit: &Visit, scope: &PoolNamespace) -> Said<Page> {
     let body = html! {
         h1 { "Tokens of " (text(&scope.namespace)) }
         @if total > MOST { p.note { "Only the first " (MOST) " of " (total) " are shown." } }
-        @if rows.is_empty() { p.hint { "The namespace has no token: nobody can publish to it or consume from it." } }
+        @if rows.is_empty() { p.hint { "The namespace has no token, so no client can publish to it or consume from it." } }
         @else { (table(visit, scope, &rows)) }
         (create(visit))
         (curl(visit, "POST", &format!("/token/{}?pool={}&description=mailer", part(&scope.namespace), part(&scope.pool)), None))
@@ -251,7 +251,7 @@ async fn asking(visit: &Visit, scope: &PoolNamespace) -> Said<Page> {
         Sure {
             title: format!("Revoke a token of {}", scope.namespace),
             what: html! {
-                p { "The token " code { (wanted) } ", " q { (cut(description)) } ", opens nothing any more. Consumers that wait with it are disconnected. It cannot be brought back." }
+                p { "The token " code { (wanted) } ", " q { (cut(description)) } ", will be refused from now on. Consumers that wait with it are disconnected. This cannot be undone." }
             },
             hidden: vec![("do", "revoke"), ("hash", &wanted)],
             more: html! {},

@@ -63,7 +63,7 @@ impl ConnectFault {
     }
 }
 
-/// Resolves names. A trait, so that tests can stand in for DNS.
+/// Resolves names. A trait, so that tests can replace DNS.
 #[async_trait]
 pub trait Resolve: Send + Sync + fmt::Debug + 'static {
     async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
@@ -87,7 +87,7 @@ impl Proxy {
     /// Parses `http://user:password@host:port`. The error does not show the URL, since it may contain a
     /// password.
     pub fn parse(text: &str) -> Result<Proxy, String> {
-        let wrong = || "a URL like \"http://proxy.example:3128\" is wanted".to_owned();
+        let wrong = || "expected a URL such as \"http://proxy.example:3128\"".to_owned();
         let url = Url::parse(text).map_err(|_| wrong())?;
         let host =
             url.host_str().filter(|_| url.scheme() == "http" && url.path() == "/").ok_or_else(wrong)?;
@@ -131,7 +131,7 @@ impl Connector {
             let name = ServerName::try_from(host.to_owned())
                 .map_err(|error| ConnectFault::Tls(error.to_string()))?;
             let tls = timeout(CONNECT, self.tls.connect(name, tcp)).await;
-            let tls = tls.map_err(|_| ConnectFault::Tls("no handshake in time".into()))?;
+            let tls = tls.map_err(|_| ConnectFault::Tls("TLS handshake timeout".into()))?;
             Box::new(tls.map_err(|error| ConnectFault::Tls(error.to_string()))?)
         } else {
             Box::new(tcp)
@@ -160,7 +160,7 @@ impl Connector {
         match found.iter().find_map(|address| refused(address).map(|why| (address.ip(), why))) {
             // Behind a proxy we do not choose the address.
             Some((address, why)) if allowed.is_empty() || self.proxy.is_some() => {
-                Err(ConnectFault::Forbidden(format!("{address} is {why}, and PushAllow does not name it")))
+                Err(ConnectFault::Forbidden(format!("{address} is {why} and is not in PushAllow")))
             }
             _ => Ok(allowed),
         }
@@ -187,7 +187,7 @@ impl Connector {
             tunnel = tunnel.with_auth(auth.clone());
         }
         let tunnel = timeout(CONNECT, tunnel.call(to.clone())).await;
-        let tunnel = tunnel.map_err(|_| ConnectFault::Proxy("no tunnel in time".into()))?;
+        let tunnel = tunnel.map_err(|_| ConnectFault::Proxy("timeout while opening a tunnel".into()))?;
         Ok(tunnel.map_err(|error| ConnectFault::Proxy(error.to_string()))?.into_inner())
     }
 }
@@ -280,7 +280,7 @@ impl Write for Stream {
     }
 }
 
-/// Returns the system's root certificates and those of a PEM file. The error names what cannot be read.
+/// Returns the system's root certificates, and the certificates of a PEM file. The error names what cannot be read.
 pub fn roots(more: Option<&Path>) -> Result<RootCertStore, String> {
     let mut roots = tls::system_roots(if more.is_none() { "push cannot call https" } else { "" });
     if let Some(path) = more {

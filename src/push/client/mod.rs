@@ -133,7 +133,7 @@ impl Client {
         };
         let used = response.extensions().get().map(|used: &Arc<Used>| (used.clone(), used.answered()));
         if self.proxy.is_some() && !secure && response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
-            return Err(ConnectFault::Proxy("it asks for a password".into()));
+            return Err(ConnectFault::Proxy("it requires a password".into()));
         }
         let body_counts = body_counts && response.status().is_success();
         let answer = read(response, deadline, body_counts, &self.large).await;

@@ -131,9 +131,9 @@ mod tests {
         kept.used.read(kept.used.answered());
         let mut next = Box::pin(places.take());
         assert!(timeout(CLOSE_AGAIN / 2, &mut next).await.is_err(), "both are open");
-        timeout(CLOSE_AGAIN, kept.used.closed()).await.expect("the one that nobody uses is closed");
+        timeout(CLOSE_AGAIN, kept.used.closed()).await.expect("the unused connection is closed");
         drop(kept);
         timeout(CLOSE_AGAIN, next).await.expect("there is room");
-        assert!(!in_use.used.close.is_cancelled(), "the other one is in use");
+        assert!(!in_use.used.close.is_cancelled(), "the other connection is in use");
     }
 }

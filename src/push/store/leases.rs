@@ -103,7 +103,7 @@ impl Leased {
 mod tests {
     use super::*;
 
-    /// A lease of worker `a`, at a rate of three per hour.
+    /// Returns a lease of worker `a`, at a rate of three per hour.
     fn lease(wants: u32, rate_held: u32) -> Lease {
         Lease {
             server: "a".into(),
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(leased.divide(&lease(0, 2), 2000).rate, 2, "two were begun");
         assert_eq!(leased.divide(&lease(4, 2), 3000).rate, 3, "it wants again");
         let leave = Lease { time: Duration::ZERO, ..lease(0, 2) };
-        assert_eq!(leased.divide(&leave, 4000).rate, 0, "who leaves holds nothing");
+        assert_eq!(leased.divide(&leave, 4000).rate, 0, "a server that leaves holds nothing");
         assert_eq!(
             leased.divide(&Lease { server: "b".into(), ..lease(4, 0) }, 5000).rate,
             1,

@@ -99,7 +99,7 @@ pub struct Attempt {
     /// `None` if no response arrived.
     pub status: Option<u16>,
     pub milliseconds: u64,
-    /// The beginning of the response, or why there was none.
+    /// The beginning of the response, or why no response arrived.
     pub answer: String,
 }
 
@@ -151,7 +151,7 @@ pub trait PushStore: Send + Sync + fmt::Debug + 'static {
     async fn record(&self, key: &PushKey) -> Result<Option<Bytes>>;
 
     /// Replaces the record `old` by `new`, comparing bytes. Returns `false`, and changes nothing, if the record
-    /// differs from `old`. `None` stands for no record; removing a record also deletes the queue's reports. Leases
+    /// differs from `old`. `None` means no record; removing a record also deletes the queue's reports. Leases
     /// stay: requests may be in flight.
     async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool>;
 

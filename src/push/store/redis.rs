@@ -97,7 +97,7 @@ impl PushStore for RedisPush {
             self.tables.scan(part, &self.tables.key(part, PUSH), &mut each).await?;
         }
         if unreadable > 0 {
-            tracing::warn!(unreadable, "skipped fields of {PUSH} that name no queue");
+            tracing::warn!(unreadable, "skipped malformed fields of {PUSH}");
         }
         Ok(Some(PushRecords { version, all: all.into_iter().collect() }))
     }

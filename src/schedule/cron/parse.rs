@@ -298,7 +298,7 @@ fn steps(part: Part, step: &str, element: &str) -> Result<usize> {
     let last = part.last();
     let wrong = |error: String| Err(part.error(format!("the step of {} {error}", quoted(element))));
     if !is_digits(step) {
-        return wrong(format!("is no number: write 1 to {last}"));
+        return wrong(format!("is not a number: write 1 to {last}"));
     }
     let step = step.parse().unwrap_or(u32::MAX);
     if step == 0 {

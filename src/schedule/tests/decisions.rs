@@ -123,10 +123,7 @@ fn in_a_year_each_occurrence_comes_once_in_ten_zones() {
         let mut quarter = Run::new(json!({"queue": "q", "cron": "*/15 * * * *", "zone": zone}), from);
         quarter.run(from, until);
         let expected = quarters("2026-01-01T00:15:00Z", 365 * 96);
-        assert!(
-            quarter.placed() == expected,
-            "{zone}: once each quarter of an hour, whatever the clock does"
-        );
+        assert!(quarter.placed() == expected, "{zone}: once each quarter of an hour, despite clock changes");
     }
 }
 
@@ -282,7 +279,7 @@ fn while_paused_nothing_is_due() {
     assert_eq!(run.take(), []);
     // A pause that ends by itself: occurrences after its end are due, even if the server wakes up later.
     run.progress = run.progress.pause(Some(from + 2 * DAY));
-    assert_eq!(run.look(from + DAY + HOUR), Some(from + 2 * DAY), "it is told when the pause ends");
+    assert_eq!(run.look(from + DAY + HOUR), Some(from + 2 * DAY), "it wakes when the pause ends");
     assert!(run.progress.is_paused(from + 2 * DAY - 1) && !run.progress.is_paused(from + 2 * DAY));
     run.look(from + 2 * DAY + 3 * MINUTE);
     let (due, now) = (|n| from + 2 * DAY + n * MINUTE, from + 2 * DAY + 3 * MINUTE);
@@ -294,7 +291,7 @@ fn while_paused_nothing_is_due() {
     let mut run = Run::new(every, from);
     run.progress = run.progress.resume(from + MINUTE + SECOND);
     run.look(from + MINUTE + SECOND);
-    assert_eq!(run.placed(), [from + MINUTE], "a resume of what is not paused leaves nothing out");
+    assert_eq!(run.placed(), [from + MINUTE], "resuming a schedule that is not paused skips nothing");
 }
 
 #[test]
@@ -304,7 +301,7 @@ fn a_change_counts_from_its_own_instant() {
     let mut run = Run::new(json!({"queue": "q", "every": 60}), from);
     let body = set(json!({"queue": "q", "every": 60, "text": "new", "deadline": 5}));
     let changed = run.progress.changed(&run.setting, &body, from + 90 * SECOND);
-    assert_eq!(changed, run.progress, "a body moves nothing: what is owed stays owed");
+    assert_eq!(changed, run.progress, "a new body moves nothing: due occurrences stay due");
     let slower = set(json!({"queue": "q", "every": 90}));
     run.progress = run.progress.changed(&run.setting, &slower, from + 59 * SECOND);
     run.setting = slower;

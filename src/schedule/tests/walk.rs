@@ -298,7 +298,7 @@ fn compare(seed: u64, zones: &[TimeZone]) -> Option<(Duration, String)> {
     let name = zone.iana_name().unwrap_or_default();
     assert!(
         found == expected,
-        "SCHEDULE_SEED={seed}: {expression:?} in {name} after {}: found {}, but who walks finds {}",
+        "SCHEDULE_SEED={seed}: {expression:?} in {name} after {}: found {}, but a walk finds {}",
         when.local(from as Millis * 1000),
         shown(&found),
         shown(&expected),

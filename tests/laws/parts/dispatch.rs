@@ -1,5 +1,5 @@
-//! The dispatcher over the model engine: who is parked, who is served, and that no job and no wake-up is lost.
-//! tokio's clock is paused: time-outs pass in an instant, and never early.
+//! The dispatcher over the model engine: which consumers are parked and served, and that no job and no wake-up is lost.
+//! tokio's clock is paused: timeouts pass instantly, and never early.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +47,8 @@ impl Setup {
         Setup::with_room(100_000)
     }
 
-    /// Its engine has skipped once: consumes of lists with a queue that [is endless](Gated::set_endless) hang from now on.
+    /// Returns a setup whose engine has skipped once: from now on consumes of lists with a queue that [is
+    /// endless](Gated::set_endless) hang.
     async fn that_has_skipped() -> Setup {
         let setup = Setup::new();
         setup.engine.set_endless(Some("b"));
@@ -64,7 +65,7 @@ impl Setup {
         ok("publish", self.engine.publish(jobs.into()).await);
     }
 
-    /// A consumer, as its own task.
+    /// Starts a consumer in its own task.
     fn consumer(&self, queues: &[&str], count: u16) -> JoinHandle<Vec<String>> {
         self.consumer_for(queues, count, POLL)
     }
@@ -83,7 +84,7 @@ impl Setup {
         self.dispatcher.consume(Request { queues, weights: None, count: 1, ttr: TTR, timeout, head: 0 }).await
     }
 
-    /// Lets every task run until all of them wait.
+    /// Lets every task run until all are waiting.
     async fn settle(&self) {
         for _ in 0..200 {
             tokio::task::yield_now().await;
@@ -96,7 +97,7 @@ impl Setup {
     }
 }
 
-/// A poll of queue `a`.
+/// Returns a poll of queue `a`.
 fn request(count: u16, ttr: Duration) -> Request {
     Request { queues: queue_list(&["a"]), weights: None, count, ttr, timeout: POLL, head: 0 }
 }
@@ -107,7 +108,7 @@ async fn a_parked_consumer_is_woken_by_a_publish() {
     let consumer = setup.consumer(&["a"], 1);
     setup.parked(1).await;
     setup.publish([job(&queue("a"), "x")]).await;
-    assert_eq!(consumer.await.unwrap(), ["x"], "the consumer's job"); // the task's own asserts speak
+    assert_eq!(consumer.await.unwrap(), ["x"], "the consumer's job"); // shows the task's assertion
     setup.parked(0).await;
 }
 
@@ -155,7 +156,7 @@ async fn parked_consumers_are_served_in_order_of_arrival() {
 #[tokio::test(start_paused = true)]
 async fn waiters_of_different_lists_are_served_in_order_of_arrival() {
     let lists: [&[&str]; 4] = [&["a"], &["a", "b"], &["c", "a"], &["d", "b", "a"]];
-    // More of them make several lists fetch at the same time, and neighbours may change places.
+    // With more jobs several lists fetch at the same time, and neighbours may change places.
     for jobs in [1, 2, 3, 5] {
         let setup = Setup::new();
         let mut consumers = Vec::new();
@@ -173,8 +174,8 @@ async fn waiters_of_different_lists_are_served_in_order_of_arrival() {
     }
 }
 
-/// Guards against a job delivered to a later waiter of another list because it came during a fetch for the first one
-/// that had already read the queue.
+/// Guards against a job delivered to a later waiter of another list because it arrived during the first waiter's fetch,
+/// after that fetch had read the queue.
 #[tokio::test(start_paused = true)]
 async fn a_job_that_comes_during_a_fetch_in_vain_is_for_the_one_who_waits_longest() {
     let setup = Setup::new();
@@ -218,7 +219,8 @@ async fn a_fetch_that_hangs_keeps_a_job_from_others_for_a_moment() {
     setup.engine.set_endless(None);
 }
 
-/// Guards against a list that is held up with all of its waiters, and is taken for the one that serves their queue.
+/// Guards against a list whose fetch hangs with all of its waiters, and that still counts as the one serving their
+/// queue.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_hangs_and_has_nobody_else_keeps_no_job_from_others() {
     for more in [0, 1] {
@@ -243,7 +245,7 @@ async fn a_list_that_hangs_and_has_nobody_else_keeps_no_job_from_others() {
     }
 }
 
-/// Guards against a single notification that goes to a hanging list and reaches no list that could use it.
+/// Guards against a lost wake-up: a single notification that only a hanging list receives.
 #[tokio::test(start_paused = true)]
 async fn what_is_said_to_a_list_that_hangs_is_passed_on() {
     for hangs_before in [false, true] {
@@ -264,7 +266,7 @@ async fn what_is_said_to_a_list_that_hangs_is_passed_on() {
         tokio::time::sleep(Duration::from_millis(200)).await;
         setup.settle().await;
         assert!(consumers[3].is_finished(), "the waiter for a alone has its job");
-        // Nothing is passed on to lists that may hang too, or after a fetch has seen the queue since.
+        // Nothing is passed on to lists that may hang too, or if a later fetch has read the queue.
         tokio::time::sleep(Duration::from_secs(1)).await;
         setup.settle().await;
         let served: Vec<bool> = consumers.iter().map(JoinHandle::is_finished).collect();
@@ -275,7 +277,8 @@ async fn what_is_said_to_a_list_that_hangs_is_passed_on() {
     }
 }
 
-/// Guards against a list that saw its first queue before the job came, hangs on its second one, and keeps the job.
+/// Guards against a list that read its first queue before the job arrived, hangs on its second queue, and keeps the job
+/// from others.
 #[tokio::test(start_paused = true)]
 async fn what_is_said_of_the_first_queue_of_a_list_that_hangs_is_passed_on() {
     let setup = Setup::that_has_skipped().await;
@@ -288,7 +291,7 @@ async fn what_is_said_of_the_first_queue_of_a_list_that_hangs_is_passed_on() {
     setup.dispatcher.notify(&queue("b"));
     setup.settle().await;
     assert_eq!(setup.engine.fetches() - before, 1, "the first list's fetch hangs");
-    // Less than 50 ms after the fetch began.
+    // Within 50 ms of the start of the fetch.
     tokio::time::sleep(Duration::from_millis(10)).await;
     setup.publish([job(&queue("a"), "x")]).await;
     setup.settle().await;
@@ -299,8 +302,8 @@ async fn what_is_said_of_the_first_queue_of_a_list_that_hangs_is_passed_on() {
     setup.engine.set_endless(None);
 }
 
-/// Guards against an order of arrival that costs one list anything, or more calls than there are jobs and, in vain,
-/// lists.
+/// Guards against extra fetches to keep the order of arrival: a single list needs none; several lists need at most one
+/// per job, and one unsuccessful fetch per list.
 #[tokio::test(start_paused = true)]
 async fn the_order_of_arrival_costs_one_list_nothing_and_mixed_lists_a_fetch_for_each_job() {
     for (lists, most) in [(1, 2), (2, 66), (100, 164)] {
@@ -321,7 +324,7 @@ async fn the_order_of_arrival_costs_one_list_nothing_and_mixed_lists_a_fetch_for
     }
 }
 
-/// Guards against a consumer that does not wait, and gets no answer, since its list leaves the fetching to another.
+/// Guards against a poll with timeout zero that gets no reply because its list leaves the fetch to another.
 #[tokio::test(start_paused = true)]
 async fn a_poll_that_does_not_wait_is_answered_though_other_lists_wait_longer() {
     let setup = Setup::new();
@@ -457,7 +460,7 @@ async fn a_job_popped_for_who_left_goes_to_the_next_one_waiting_with_its_try_res
     });
     drop(gate);
     let jobs = next.await.unwrap().expect("the store is well").take();
-    // The next one may have been quick enough to get y before x was back; then x is at the head still.
+    // The next consumer may have received y before x was returned; then x is still at the head.
     let mut got = bodies(&jobs);
     if got == ["y"] {
         got.extend(setup.consumer(&["a"], 1).await.unwrap());
@@ -482,7 +485,7 @@ async fn a_delivery_that_nobody_takes_goes_back_to_the_head() {
 async fn a_notification_during_a_fetch_is_not_lost() {
     let setup = Setup::new();
     let gate = setup.engine.hold().await;
-    // The fetch of this consumer finds nothing, and is held up before it can say so.
+    // The fetch of this consumer finds nothing, and is held before it can report that.
     let consumer = setup.consumer(&["a", "b"], 1);
     setup.settle().await;
     setup.publish([job(&queue("b"), "x")]).await;
@@ -534,7 +537,7 @@ async fn beyond_the_cap_a_poll_is_refused_and_one_that_does_not_wait_is_not() {
     );
 }
 
-/// Guards against polls of a hundred queues each, which take ten times the memory of others and count as they do.
+/// Guards against polls of a hundred queues each, which take ten times the memory of others but count the same.
 #[tokio::test(start_paused = true)]
 async fn a_poll_of_many_queues_counts_once_for_each_ten_of_them() {
     let named = |of: &str, count: usize| -> Vec<String> { (0..count).map(|i| format!("{of}-{i}")).collect() };
@@ -625,7 +628,7 @@ async fn a_publish_to_ten_thousand_wait_lists_over_one_queue_costs_two_fetches()
         setup.publish([job(&queue("shared"), "x")]).await;
         setup.settle().await;
         let fetches = setup.engine.fetches() - before;
-        // One finds the job; one that it wakes finds that there is no other.
+        // One fetch finds the job; the fetch it triggers finds no other.
         assert!(fetches <= 2, "a publish to one of 10,000 wait lists cost {fetches} fetches");
         let done: Vec<usize> = (0..10_000).filter(|i| consumers[*i].is_finished()).collect();
         assert_eq!(done, (0..served).collect::<Vec<_>>(), "the wait list that waits longest is served first");
@@ -676,7 +679,7 @@ async fn a_wait_list_that_is_held_up_among_dead_entries_is_not_the_only_one_woke
     setup.dispatcher.notify(&queue("dead"));
     setup.settle().await;
     setup.publish([job(&queue("a"), "x")]).await;
-    let got = other.await.unwrap(); // the task's own asserts speak
+    let got = other.await.unwrap(); // shows the task's assertion
     assert_eq!(got, ["x"], "the list that waits longest skips dead entries of another queue");
     setup.engine.set_endless(None);
     setup.publish([job(&queue("a"), "y")]).await;
@@ -695,7 +698,7 @@ async fn a_store_that_is_back_is_not_asked_for_all_wait_lists_at_once_and_nobody
     setup.parked(LISTS).await;
     let gate = setup.engine.hold().await;
     let before = setup.engine.fetches();
-    // As a store does when its connection is back and notifications may have been lost.
+    // A store does this when its connection is back and notifications may have been lost.
     setup.dispatcher.notify_all();
     setup.settle().await;
     drop(gate);
@@ -738,7 +741,7 @@ async fn jobs_that_cannot_go_back_keep_no_others_from_it() {
     deliver(&hangs).await.take();
 }
 
-/// Guards against a tenant of many queues on a node that hangs, whose fetches take the turns of all namespaces.
+/// Guards against a tenant with many queues on a hanging node, whose fetches use up the slots of all namespaces.
 #[tokio::test(start_paused = true)]
 async fn fetches_of_one_namespace_that_hang_keep_no_other_one_waiting() {
     const LISTS: usize = 2_000;
@@ -767,7 +770,7 @@ async fn fetches_of_one_namespace_that_hang_keep_no_other_one_waiting() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_fetch_leaves_nobody_behind_it_waiting_for_the_next_notification() {
     let setup = Setup::new();
-    // More than one fetch serves.
+    // More than one fetch can serve.
     let consumers: Vec<_> = (0..100)
         .map(|_| {
             let dispatcher = setup.dispatcher.clone();
@@ -836,7 +839,7 @@ async fn many_consumers_and_publishers_lose_nothing() {
                 let mut got = Vec::new();
                 loop {
                     let take = setup.consumer_for(&list, 1 + (i % 4) as u16, Duration::from_millis(200));
-                    // Every seventh consumer is impatient and leaves in the middle.
+                    // Every seventh consumer disconnects while it waits.
                     if i % 7 == 0 && got.len() % 3 == 0 {
                         tokio::task::yield_now().await;
                         take.abort();
@@ -878,7 +881,7 @@ async fn many_consumers_and_publishers_lose_nothing() {
     assert_eq!(numbers, (0..JOBS).collect::<Vec<_>>(), "every job once");
 }
 
-/// Guards against bytes that every parked poll would keep, whether or not it has weights.
+/// Guards against memory that every parked poll would use, whether or not it has weights.
 #[tokio::test]
 async fn a_parked_consumer_keeps_little() {
     let setup = Setup::new();
@@ -892,7 +895,7 @@ fn shares(bodies: &[String]) -> [usize; 3] {
 }
 
 impl Setup {
-    /// Publishes jobs that say which queue they are of.
+    /// Publishes jobs whose body is the name of their queue.
     async fn fill(&self, queues: &[&str], jobs: usize) {
         for name in queues {
             for _ in 0..jobs / 50 {
@@ -948,7 +951,7 @@ async fn with_weights_the_only_queue_that_has_jobs_gets_all_and_the_least_is_not
     for _ in 0..130 {
         got.extend(setup.weighted(&[20, 20, 1], 1, Duration::ZERO).await);
     }
-    // What c received while the others had no jobs does not count against it.
+    // Jobs from c while the others were empty do not count against it.
     let [a, b, c] = shares(&got);
     assert!(a.abs_diff(b) <= 2 && (2..=4).contains(&c), "a and b share, and c is served too: {a}, {b}, {c}");
 }
@@ -1000,8 +1003,8 @@ async fn a_weighted_fetch_that_fails_halfway_hands_out_what_it_has() {
     assert_eq!(got.len() + rest.len(), 150, "every job was handed out once");
 }
 
-/// Guards against a weighted fetch that takes a full reply's bytes in each of its calls, most of which would be
-/// returned.
+/// Guards against a weighted fetch that reads a full reply's bytes in each of its calls and then returns most of the
+/// jobs.
 #[tokio::test(start_paused = true)]
 async fn a_weighted_fetch_has_one_budget_of_bytes() {
     for (size, fit) in [(500_000, 16), (100_000, 83), (1_000, 100)] {
@@ -1038,7 +1041,7 @@ async fn who_waits_goes_on_waiting_while_not_everywhere_can_be_looked() {
     let looks = setup.engine.fetches() - before;
     assert!((9..=11).contains(&looks), "it is looked again once a second, not {looks} times in ten");
     setup.publish([job(&queue("a"), "x")]).await;
-    assert_eq!(waits.await.unwrap(), ["x"], "what another part has"); // the task's own asserts speak
+    assert_eq!(waits.await.unwrap(), ["x"], "what another part has"); // shows the task's assertion
     assert!(unseen(setup.poll(queue_list(&["a"]), Duration::from_secs(3)).await), "nobody could look");
     setup.engine.set_unseen(false);
     let seen = setup.poll(queue_list(&["a"]), Duration::from_secs(3)).await.expect("it was seen empty");

@@ -54,7 +54,7 @@ async fn what_is_caught_up_holds_up_nothing_that_is_due() {
         ready(&play, "q", second, "a backlog of others is in the way").await;
     }
     gated.hang_steps_to(None);
-    // One of each is in time, and the newest hundred of the others come.
+    // One occurrence of each is on time, and the newest hundred overdue ones follow.
     ready(&play, "old", 20 * 101, "nothing of the backlog is lost").await;
     stop.cancel();
     runs.await.expect("no panic").expect("it has a timer");
@@ -77,7 +77,7 @@ async fn what_is_late_is_heard_of_during_a_walk() {
     gated.hang_walks(true);
     let (stop, outage) = (CancellationToken::new(), Outage::new("the store"));
     let late = tokio::spawn(scheduler::catch_up(play.scheduler.clone(), outage.clone(), stop.clone()));
-    // It has begun to walk before the other task begins.
+    // It starts its pass before the other task starts.
     tokio::task::yield_now().await;
     let runs = tokio::spawn(scheduler::run(play.scheduler.clone(), outage, stop.clone()));
     ready(&play, "q", 1, "the other task has reported the overdue schedules").await;
@@ -88,13 +88,13 @@ async fn what_is_late_is_heard_of_during_a_walk() {
     late.await.expect("no panic");
 }
 
-/// Guards against a backlog that its own schedule's occurrences interrupt for ever, or that dies with its server.
+/// Guards against a backlog that its own schedule's occurrences interrupt forever, or that is lost with its server.
 #[tokio::test]
 async fn a_backlog_is_caught_up_beside_what_is_due_and_by_another_server() {
     let play = Play::new();
     play.set("s", json!({ "queue": "q", "every": 1, "catch_up": "all", "deadline": 1 })).await;
     play.clock.advance(Duration::from_secs(3600));
-    // The first server decides what was missed, and stops.
+    // The first server decides which occurrences were missed, and stops.
     ok("look", play.scheduler.look().await);
     let begun = play.get("s").await.state.progress.backlog.len();
     assert!((1..=100).contains(&begun), "{begun} are left");

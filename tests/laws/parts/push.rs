@@ -1,4 +1,4 @@
-//! What becomes of pushed jobs, in virtual time: retries, breaker, bounds, the stop.
+//! Pushed jobs in virtual time: retries, breaker, bounds, and the stop.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn seconds(times: impl IntoIterator<Item = Duration>) -> Vec<f64> {
     times.into_iter().map(|time| time.as_secs_f64()).collect()
 }
 
-/// The pauses between the requests that have arrived.
+/// Returns the pauses between the received requests.
 fn pauses(stage: &PushStage) -> Vec<Duration> {
     let at: Vec<Duration> = stage.endpoint.arrived().iter().map(|arrived| arrived.at).collect();
     at.windows(2).map(|two| two[1] - two[0]).collect()
@@ -120,7 +120,7 @@ async fn ok_when_looks_into_the_answer() {
     assert!(stage.view(&job).await.is_some(), "a body that is cut is no success");
 }
 
-/// Guards against a Retry-After that is ignored, jittered, or believed without a bound.
+/// Guards against a Retry-After that is ignored, jittered, or obeyed without a bound.
 #[tokio::test(start_paused = true)]
 async fn retry_after_goes_before_retry_without_jitter_and_24_hours_at_most() {
     for (value, expected) in [("7", 7.0), ("86400", 86_400.0), ("9999999", 86_400.0), ("nonsense", 5.0)] {
@@ -132,7 +132,7 @@ async fn retry_after_goes_before_retry_without_jitter_and_24_hours_at_most() {
         let slack = if value == "nonsense" { 0.51 } else { 0.01 };
         assert!((pause - expected).abs() <= slack, "after Retry-After: {value} the pause was {pause} s");
     }
-    // A date, as HTTP writes it: 2023-11-14 22:13:20 is the beginning, and 40 s later.
+    // A date in HTTP's format: the clock starts at 2023-11-14 22:13:20, and this is 40 s later.
     let stage = PushStage::new(json!({})).await;
     stage.endpoint.says(503, &[("retry-after", "Tue, 14 Nov 2023 22:14:00 GMT")], "");
     stage.publish("x", 2).await;
@@ -177,7 +177,7 @@ async fn the_queue_of_on_dead_is_told_of_each_job_that_dies() {
     assert_eq!(counts, json!({"delivered": 0, "failed": 4, "dead": 3, "in_flight": 0}));
 }
 
-/// Guards against a job that vanishes untold, because its ttl ends before its next attempt.
+/// Guards against a job that vanishes unreported because its ttl ends before its next attempt.
 #[tokio::test(start_paused = true)]
 async fn a_pause_beyond_the_ttl_kills_at_once_and_on_dead_is_told() {
     let slow: &[(&str, &str)] = &[("retry-after", "3600")];
@@ -207,7 +207,7 @@ async fn a_pause_beyond_the_ttl_kills_at_once_and_on_dead_is_told() {
     }
 }
 
-/// Guards against a probe whose job vanishes, although a probe costs no try.
+/// Guards against a probe whose job vanishes, although a probe spends no try.
 #[tokio::test(start_paused = true)]
 async fn a_probe_that_is_told_to_come_back_after_the_ttl_dies() {
     let stage = PushStage::new(json!({"on_dead": "failed"})).await;
@@ -230,7 +230,7 @@ async fn a_probe_that_is_told_to_come_back_after_the_ttl_dies() {
     assert_eq!(told.iter().filter(|one| one["job_id"] == json!(job.id.to_string())).count(), 1, "{told:?}");
 }
 
-/// Guards against an outage that burns the tries of the jobs that come during it.
+/// Guards against an outage that spends the tries of jobs that become ready during it.
 #[tokio::test(start_paused = true)]
 async fn an_outage_of_a_minute_kills_no_job_and_is_left_in_peace() {
     let stage = PushStage::new(json!({})).await;
@@ -255,7 +255,7 @@ async fn an_outage_of_a_minute_kills_no_job_and_is_left_in_peace() {
     assert_eq!(shown["counts"]["delivered"], 3000, "{shown}");
 }
 
-/// Guards against one job that the endpoint does not like holding up all others behind an open breaker.
+/// Guards against a single job rejected by the endpoint that blocks all others behind an open breaker.
 #[tokio::test(start_paused = true)]
 async fn an_answer_to_a_probe_closes_the_breaker_also_when_it_is_no_success() {
     let stage = PushStage::new(json!({"concurrency": 1})).await;
@@ -396,7 +396,7 @@ async fn what_was_begun_is_told_after_the_lease_has_lapsed() {
     assert_eq!(stage.store.rate_held(), Some(3), "by the last words");
 }
 
-/// Guards against a job that fails and is sent again before the next one had its turn.
+/// Guards against a failed job that is retried before the next one has been sent.
 #[tokio::test(start_paused = true)]
 async fn with_one_slot_order_is_strict_and_a_failing_job_holds_nobody_up() {
     for retry in [0.0, 30.0] {
@@ -414,7 +414,7 @@ async fn with_one_slot_order_is_strict_and_a_failing_job_holds_nobody_up() {
     }
 }
 
-/// Guards against an endpoint that is overloaded further, and against one that stays slow for ever.
+/// Guards against overloading a slow endpoint further, and against a concurrency that never recovers.
 #[tokio::test(start_paused = true)]
 async fn an_overloaded_endpoint_gets_half_and_then_more_with_each_success() {
     let stage = PushStage::new(json!({"concurrency": 16, "retry": [1]})).await;
@@ -469,7 +469,7 @@ async fn pause_resume_410_and_delete_keep_the_jobs() {
     assert_eq!(stage.endpoint.arrived().len(), 2);
 }
 
-/// Guards against a stop that loses a try, cuts what could end, or takes new jobs.
+/// Guards against a stop that loses a try, aborts requests that could end, or sends new jobs.
 #[tokio::test(start_paused = true)]
 async fn at_the_stop_requests_may_end_and_those_that_do_not_give_their_tries_back() {
     let stage = PushStage::new(json!({"concurrency": 2})).await;
@@ -536,7 +536,7 @@ async fn a_request_says_what_is_promised() {
     assert_eq!(signatures(2), 1, "after a day the new one alone");
 }
 
-/// Guards against attempts that are forgotten, or shown in another order.
+/// Guards against attempts that are not recorded, or shown in the wrong order.
 #[tokio::test(start_paused = true)]
 async fn the_last_20_attempts_are_shown_the_newest_first() {
     let stage = PushStage::new(json!({"concurrency": 1})).await;
@@ -558,7 +558,7 @@ async fn the_last_20_attempts_are_shown_the_newest_first() {
     assert!(stage.elapsed() < MINUTE, "shown at most 5 s late");
 }
 
-/// Guards against a worker that hears nothing while it waits for a store of jobs that failed.
+/// Guards against a worker that handles nothing while it waits for a store to accept failed jobs.
 #[tokio::test(start_paused = true)]
 async fn a_stop_is_heard_at_once_while_consumes_fail() {
     for millis in (2000..6000).step_by(173) {
@@ -592,12 +592,12 @@ async fn a_worker_whose_helper_has_died_is_begun_again_within_a_second() {
         } else {
             stage.store.a_lease_panics();
         }
-        sleep(2 * SECOND).await; // a lease is renewed each second, and workers are looked at twice in one
+        sleep(2 * SECOND).await; // leases are renewed each second, workers are checked twice a second
         assert_eq!(stage.store.workers(), 2, "another worker leases; of the acks: {ack}");
     }
 }
 
-/// Hands the job out to a worker that gives it up with this reason, while push is paused.
+/// Delivers the job, while push is paused, to a worker that releases it with this reason.
 async fn fails_elsewhere(stage: &PushStage, job: &JobRef, reason: &str) {
     stage.push.pause(&stage.key).await.expect("it pauses");
     sleep(SECOND).await;
@@ -636,7 +636,7 @@ async fn attempts_are_counted_on_when_push_is_set_again() {
     assert_eq!(attempts[..2], [1, 2], "the second attempt is the second one");
 }
 
-/// Guards against a reason of a stranger that is taken for a number of ours, and then counted on.
+/// Guards against mistaking another worker's reason for one of ours, and counting on from its number.
 #[tokio::test(start_paused = true)]
 async fn a_reason_with_the_largest_number_overflows_nothing() {
     let stage = PushStage::new(json!({"retry": [1]})).await;
@@ -653,8 +653,8 @@ async fn a_reason_with_the_largest_number_overflows_nothing() {
     assert_eq!(view.state, Some(JobState::Dead), "two tries were left");
 }
 
-/// Guards against a server that shows `open` for good: after the outage others have taken all jobs, so it has nothing
-/// to probe with.
+/// Guards against a server that shows `open` forever: after the outage other servers have delivered all jobs, so it has
+/// none to probe with.
 #[tokio::test(start_paused = true)]
 async fn a_success_elsewhere_ends_the_open_state_of_a_server_that_has_nothing_to_probe_with() {
     let stage = PushStage::new(json!({"retry": [1]})).await;
@@ -675,7 +675,7 @@ async fn a_success_elsewhere_ends_the_open_state_of_a_server_that_has_nothing_to
     elsewhere().await;
     sleep(3 * SECOND).await;
     assert_eq!(state().await, "on", "it has answered another server");
-    // This one does not know yet: it probes with the next job, and that costs no try.
+    // This server does not know yet: it probes with the next job, which spends no try.
     let job = stage.publish("probe", 1).await;
     let others = [stage.publish("1", 1).await, stage.publish("2", 1).await];
     let before = stage.endpoint.arrived().len();
@@ -697,7 +697,7 @@ async fn a_success_elsewhere_ends_the_open_state_of_a_server_that_has_nothing_to
 /// of its last failure, for earlier ones.
 #[tokio::test(start_paused = true)]
 async fn a_success_elsewhere_right_after_the_last_failure_ends_the_open_state_too() {
-    // The last failure is a second old when the other server tells of what it has delivered.
+    // The last failure is a second old when the other server reports its deliveries.
     for (ago, state) in [(SECOND / 2, "on"), (3 * SECOND, "open")] {
         let stage = PushStage::new(json!({"timeout": 1, "retry": [1]})).await;
         stage.endpoint.does(|_| (MINUTE, answer(200, &[], "")));
@@ -723,7 +723,7 @@ async fn a_job_is_given_back_after_a_410_when_every_server_knows_of_it() {
         if is_shared {
             stage.store.shared_with_another();
         }
-        sleep(3 * SECOND).await; // it hears so with a lease
+        sleep(3 * SECOND).await; // the lease reports the other server
         stage.endpoint.says(410, &[], "gone");
         stage.store.swaps_fail(true);
         let job = stage.publish("x", 3).await;
@@ -742,7 +742,7 @@ async fn a_job_is_given_back_after_a_410_when_every_server_knows_of_it() {
             }
         }
         let (off, ready) = (off.expect("it is off"), ready.expect("it is given back"));
-        // Servers look every half second.
+        // Servers read the settings every half second.
         let waited = ready.saturating_sub(off) >= SECOND / 2;
         assert_eq!((ready >= off, waited), (true, is_shared), "off at {off:?}, ready at {ready:?}");
         assert_eq!(stage.view(&job).await.expect("it stays").tries_left, Some(3), "it costs no try");
@@ -786,7 +786,7 @@ async fn slow_endpoints_leave_connections_to_another_queue() {
             for _ in 0..100 {
                 stage.publish_to(&key, "slow", 9).await;
             }
-            // Until it has taken what it can.
+            // Until it has taken its maximum.
             sleep(SECOND).await;
         }
         if !is_first {
@@ -800,7 +800,7 @@ async fn slow_endpoints_leave_connections_to_another_queue() {
             sleep(SECOND / 2).await;
             assert!(stage.view(&job).await.is_none(), "job {n} is delivered at once; first: {is_first}");
         }
-        // By then each of the slow ones has its part, and no more than that where others want theirs.
+        // By then each slow queue has its share, and no more than that while others want theirs.
         let mut jobs = Vec::new();
         for _ in 0..3 {
             jobs.push(stage.publish_to(&quick, "quick", 1).await);
@@ -812,7 +812,7 @@ async fn slow_endpoints_leave_connections_to_another_queue() {
     }
 }
 
-/// Guards against bodies in flight that take the memory of the server.
+/// Guards against bodies in flight that use up the server's memory.
 #[tokio::test(start_paused = true)]
 async fn bodies_in_flight_stay_within_their_memory() {
     const KIB: usize = 16 << 10;
@@ -823,12 +823,12 @@ async fn bodies_in_flight_stay_within_their_memory() {
         stage.publish(&body, 1).await;
     }
     sleep(20 * SECOND).await;
-    // 192 KiB and 64 for the answer. A quarter is kept for queues that hold nothing.
+    // 192 KiB, and 64 for the reply. A quarter is kept for queues that hold nothing.
     assert_eq!(stage.endpoint.most(), KIB / 256 * 3 / 4, "requests in flight at most");
     assert_eq!(stage.endpoint.arrived().len(), 150, "all of them were delivered");
 }
 
-/// Guards against settings that send the deaths of one queue to another and back.
+/// Guards against settings that send the dead jobs of one queue to another and back.
 #[tokio::test(start_paused = true)]
 async fn a_circle_of_on_dead_is_refused() {
     let stage = PushStage::new(json!({"on_dead": "b"})).await;
@@ -862,7 +862,7 @@ async fn a_circle_through_a_locked_setting_is_refused() {
     assert!(refused.to_string().contains("queue b"), "{refused}");
 }
 
-/// Guards against a circle that is stored all the same, by two servers at a moment: one job became hundreds.
+/// Guards against a cycle that two servers stored at the same time: one job became hundreds.
 #[tokio::test(start_paused = true)]
 async fn a_circle_that_is_stored_ends_with_the_first_message() {
     let stage = PushStage::new(json!({"retry": [1], "on_dead": "b"})).await;

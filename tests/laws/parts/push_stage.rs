@@ -35,7 +35,7 @@ use crate::jobs::queue;
 use crate::support::engine_ext::EngineExt;
 use crate::support::model::ModelEngine;
 
-/// The runtime's clock, which stands still while something is to be done when it is paused.
+/// The runtime's clock, which stops while any task can run, if it is paused.
 #[derive(Debug)]
 struct RuntimeClock(Instant);
 
@@ -45,37 +45,37 @@ impl Clock for RuntimeClock {
     }
 
     fn now_micros(&self) -> Micros {
-        // Any time of day will do.
+        // Any time of day.
         1_700_000_000_000_000 + self.0.elapsed().as_micros() as Micros
     }
 }
 
-/// What push shares, in maps, for one server.
+/// The shared state of push, in maps, for one server.
 #[derive(Debug, Default)]
 pub struct MemoryPush(Mutex<Kept>, AtomicBool, AtomicBool, AtomicBool, AtomicBool);
 
 impl MemoryPush {
-    /// From now on another server pushes the queues too.
+    /// Makes another server push the queues too, from now on.
     pub fn shared_with_another(&self) {
         self.1.store(true, Ordering::Relaxed);
     }
 
-    /// From now on no lease is answered, or each is again.
+    /// Makes every lease fail, or succeed again.
     pub fn leases_fail(&self, fail: bool) {
         self.2.store(fail, Ordering::Relaxed);
     }
 
-    /// From now on no record can be changed, or each can again.
+    /// Makes every change of a record fail, or succeed again.
     pub fn swaps_fail(&self, fail: bool) {
         self.4.store(fail, Ordering::Relaxed);
     }
 
-    /// The next lease panics.
+    /// Makes the next lease panic.
     pub fn a_lease_panics(&self) {
         self.3.store(true, Ordering::Relaxed);
     }
 
-    /// How many workers have asked for a lease.
+    /// Returns the number of workers that have requested a lease.
     pub fn workers(&self) -> usize {
         self.0.lock().workers.len()
     }
@@ -153,10 +153,10 @@ impl PushStore for MemoryPush {
     }
 }
 
-/// A request that has arrived.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Arrived {
-    /// Since the beginning of the test.
+    /// Time since the start of the test.
     pub at: Duration,
     pub headers: HeaderMap,
     pub body: String,
@@ -180,7 +180,7 @@ pub type Script = Box<
         + Sync,
 >;
 
-/// An answer.
+/// Returns a reply.
 pub fn answer(
     status: u16,
     headers: &[(&'static str, &str)],
@@ -193,7 +193,7 @@ pub fn answer(
     Ok(EndpointAnswer { status, headers, body: Bytes::copy_from_slice(body.as_bytes()), whole: true })
 }
 
-/// No reply: the connection is refused.
+/// Returns a refused connection.
 pub fn refused() -> std::result::Result<EndpointAnswer, ConnectFault> {
     Err(ConnectFault::Connect("refused".into()))
 }
@@ -213,7 +213,7 @@ impl std::fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// From now on it does this.
+    /// Sets the behavior from now on.
     pub fn does(
         &self,
         script: impl Fn(&Arrived) -> (Duration, std::result::Result<EndpointAnswer, ConnectFault>)
@@ -224,7 +224,7 @@ impl Endpoint {
         *self.script.lock() = Arc::new(Box::new(script));
     }
 
-    /// From now on it says this at once.
+    /// Sets a reply that is returned at once, from now on.
     pub fn says(&self, status: u16, headers: &'static [(&'static str, &'static str)], body: &'static str) {
         self.does(move |_| (Duration::ZERO, answer(status, headers, body)));
     }
@@ -234,7 +234,7 @@ impl Endpoint {
         self.arrived.lock().clone()
     }
 
-    /// How many requests were in flight at most.
+    /// Returns the maximum number of requests in flight.
     pub fn most(&self) -> usize {
         self.in_flight.lock().1
     }
@@ -291,7 +291,7 @@ pub struct PushStage {
 }
 
 impl PushStage {
-    /// With this setting beside the URL. The endpoint says 200.
+    /// Creates a stage with this setting beside the URL. The endpoint replies 200.
     pub async fn new(setting: Value) -> PushStage {
         PushStage::with(setting, 1000, MEMORY).await
     }
@@ -308,7 +308,7 @@ impl PushStage {
         tasks.spawn(async move {
             loop {
                 let next = pumped.pump().await.map_or(Duration::from_secs(1), |pumped| pumped.next);
-                // The model's clock is the runtime's, which counts whole milliseconds.
+                // The model's clock is the runtime's, which has a resolution of a millisecond.
                 let next = next.max(Duration::from_millis(1));
                 tokio::select! {
                     () = sleep(next) => {}
@@ -357,18 +357,18 @@ impl PushStage {
         self.set_of(&self.key, setting).await.expect("a setting")
     }
 
-    /// Sets another queue.
+    /// Sets the setting of another queue.
     pub async fn set_of(&self, key: &PushKey, mut setting: Value) -> std::result::Result<Value, PushError> {
         setting["url"] = json!("https://shop.example/jobs");
         self.push.put(key, &setting).await.map(|set| serde_json::to_value(set).expect("it is JSON"))
     }
 
-    /// Publishes a job that lives forever.
+    /// Publishes a job without ttl.
     pub async fn publish(&self, body: &str, tries: u16) -> JobRef {
         self.publish_to(&self.key, body, tries).await
     }
 
-    /// The same to another queue.
+    /// Like `publish`, to another queue.
     pub async fn publish_to(&self, key: &PushKey, body: &str, tries: u16) -> JobRef {
         self.publish_for(key, body, tries, None).await
     }
@@ -394,7 +394,7 @@ impl PushStage {
         self.engine.inspect_job(job).await.expect("the model answers")
     }
 
-    /// The jobs of another queue of the namespace, as JSON, the oldest first. Takes them out.
+    /// Consumes the jobs of another queue of the namespace, and returns them as JSON, oldest first.
     pub async fn take(&self, name: &str) -> Vec<Value> {
         let queue = crate::jobs::queue(name);
         let taken = self.engine.consume(&queue.into(), &[Duration::from_secs(3600); 100]).await;
@@ -402,13 +402,13 @@ impl PushStage {
         jobs.iter().map(|job| serde_json::from_slice(&job.body).expect("JSON")).collect()
     }
 
-    /// What an operator sees.
+    /// Returns the view of an operator.
     pub async fn shown(&self) -> Value {
         let seen = self.push.get(&self.key).await.expect("it is pushed");
         serde_json::to_value(seen).expect("it is JSON")
     }
 
-    /// Since the beginning.
+    /// Returns the time since the start.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
@@ -421,7 +421,7 @@ impl Drop for PushStage {
     }
 }
 
-/// A pushed queue of the default pool.
+/// Returns a pushed queue of the default pool.
 pub fn pushed(name: &str) -> PushKey {
     PushKey { pool: PoolName::default_pool(), queue: queue(name) }
 }

@@ -8,7 +8,7 @@ use crate::stage::{VirtualStage, job, manual_clock, queue};
 use crate::support::disk_store::open_disk;
 use crate::support::engine_ext::EngineExt;
 
-/// Guards against a quota that concurrent publishes pass, since each is asked before the others are stored.
+/// Guards against exceeding a quota by concurrent publishes that are each checked before the others are stored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_a_disk_a_quota_is_exact_under_concurrent_publishes_and_acks() {
     let clock = manual_clock();

@@ -1,4 +1,4 @@
-//! Settings in a Redis that is full, hangs, or has lost its newest writes; and what two servers see of each other.
+//! Settings in a Redis that is full, hangs, or has lost its latest writes; and changes between two servers.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -36,7 +36,8 @@ async fn put(
     }
 }
 
-/// Guards against a server that does not hear of another one's change, and against two that both think they have won.
+/// Guards against a server that misses a change by another, and against two servers that both believe their change was
+/// stored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_see_each_other() {
     let redis = RedisServer::start();
@@ -53,7 +54,7 @@ async fn two_servers_see_each_other() {
     );
 }
 
-/// Guards against a full Redis from which nothing can be deleted, and against a change that is done in half there.
+/// Guards against a full Redis that refuses deletions, and against a change that is half executed there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_redis_takes_deletions_and_keeps_what_it_has() {
     let redis = RedisServer::start();
@@ -66,7 +67,7 @@ async fn a_full_redis_takes_deletions_and_keeps_what_it_has() {
         let told = store.put(key, Some("y".into()), expected).await;
         assert!(told.is_err(), "a full Redis has taken {key}: {told:?}");
     }
-    ok("keep", store.keep("kept", "y".into(), Duration::from_secs(9)).await); // a heartbeat goes on
+    ok("keep", store.keep("kept", "y".into(), Duration::from_secs(9)).await); // heartbeats still work
     put(&store, "gone", None, Some(gone)).await;
     let page = ok("scan", store.scan("", None, 10).await);
     let keys: Vec<_> = page.records.iter().map(|(key, record)| (key.as_str(), record.version)).collect();
@@ -78,7 +79,8 @@ async fn a_full_redis_takes_deletions_and_keeps_what_it_has() {
     put(&store, "there", Some("y"), Some(there)).await;
 }
 
-/// Guards against servers that go on with what a failover has lost: the new master has an older state, and does not say so.
+/// Guards against servers that keep state lost in a failover: the new master has an older state, and does not report
+/// it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_writes_were_lost_everybody_reads_all() {
     let redis = RedisServer::start();
@@ -99,7 +101,7 @@ async fn after_writes_were_lost_everybody_reads_all() {
     assert_eq!(told.keys, Some(vec!["b".to_owned()]), "a server that has not seen what was lost");
 }
 
-/// Guards against a call that waits for a Redis that hangs, and against one that does not come back with it.
+/// Guards against a call that waits for a hanging Redis, and against one that still fails after Redis has resumed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_hangs_is_an_error_until_it_goes_on() {
     let redis = RedisServer::start();

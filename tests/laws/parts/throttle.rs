@@ -1,4 +1,4 @@
-//! What holds for limits, on an admin store in memory and in virtual time.
+//! Contracts of rate limits, on an admin store in memory and in virtual time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn server() -> Server {
     server_on(store, clock)
 }
 
-/// Another server on the same store.
+/// Returns another server on the same store.
 fn server_on(store: Arc<MemoryAdmin>, clock: Arc<ManualClock>) -> Server {
     let (outage, tasks) = (Outage::new("the limits of a test"), Tasks::new(Failure::default()));
     let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks);
@@ -141,7 +141,7 @@ async fn a_limit_of_another_server_is_seen_within_a_second() {
     assert!(admit(&s, &key, Read).await.is_some(), "seen to be gone");
 }
 
-/// Guards against a store that every server reads as a whole each second.
+/// Guards against a server that reads the whole store each second.
 #[tokio::test]
 async fn only_the_tokens_in_use_are_asked_about() {
     let s = server();
@@ -158,7 +158,7 @@ async fn only_the_tokens_in_use_are_asked_about() {
     assert_eq!(s.store.calls() - before, 10, "one small question a second");
 }
 
-/// Guards against a refusal that counts first and takes back then: two calls, and others are refused meanwhile.
+/// Guards against a refusal that first counts and then takes back: two calls, and other requests are refused meanwhile.
 #[tokio::test]
 async fn a_refusal_costs_one_call() {
     let s = server();

@@ -1,4 +1,4 @@
-//! What holds for tokens, on an admin store in memory and in virtual time.
+//! Contracts of tokens, on an admin store in memory and in virtual time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn server() -> Server {
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Lets the tasks run that can: questions are asked by tasks of their own.
+/// Lets other tasks run: queries are sent by their own tasks.
 async fn others_run() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
@@ -78,7 +78,7 @@ async fn a_token_deleted_on_another_server_is_refused_within_a_second() {
     }
 }
 
-/// Guards against requests that wait each half second for a store that is far away.
+/// Guards against requests that wait every half second for a distant store.
 #[tokio::test]
 async fn a_fresh_yes_serves_while_it_is_asked_again() {
     let s = server();
@@ -100,7 +100,7 @@ async fn a_fresh_yes_serves_while_it_is_asked_again() {
     assert_eq!(s.store.calls() - before, 1, "no further question");
 }
 
-/// Guards against requests that wait as long as the store hangs.
+/// Guards against requests that wait until a hanging store resumes.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_hangs_delays_a_good_token_by_a_moment() {
     let s = server();
@@ -167,7 +167,7 @@ async fn what_this_server_creates_and_deletes_counts_at_once() {
     assert!(!s.tokens.check(&key).await.expect("the store in memory answers"), "deleted");
 }
 
-/// A check in a task of its own, which has begun.
+/// Starts a check in its own task.
 async fn begin_check(s: &Server, key: &TokenKey) -> JoinHandle<Result<bool>> {
     let (tokens, key) = (s.tokens.clone(), key.clone());
     let check = tokio::spawn(async move { tokens.check(&key).await });
@@ -175,7 +175,7 @@ async fn begin_check(s: &Server, key: &TokenKey) -> JoinHandle<Result<bool>> {
     check
 }
 
-/// What a check brought that must not hang.
+/// Returns the result of a check, which must not hang.
 async fn end_check(check: JoinHandle<Result<bool>>) -> Result<bool> {
     let answer = tokio::time::timeout(Duration::from_secs(10), check).await;
     answer.expect("the check should not hang").expect("the check should not panic")
@@ -190,7 +190,7 @@ async fn a_question_from_before_a_change_does_not_cover_it() {
         if deletes {
             create().await.expect("the store in memory answers");
         }
-        // The old answer is on its way while the token is deleted, or created.
+        // The old reply is held while the token is deleted or created.
         let held = s.store.hold_answers().await;
         let old = begin_check(&s, &key).await;
         match deletes {

@@ -48,7 +48,7 @@ const PAGE: usize = 4096;
 const SECTOR: usize = 512;
 type Page = [u8; PAGE];
 
-/// A file's size and bytes. A page that is not there is zeros.
+/// A file's size and bytes. A missing page is all zeros.
 #[derive(Clone, Debug, Default)]
 pub struct Content {
     pub size: u64,
@@ -86,7 +86,7 @@ impl Content {
         }
     }
 
-    /// Writes it to disk. Zeros stay holes.
+    /// Writes the file to disk. Zeros stay holes.
     fn store(&self, path: &Path) -> std::io::Result<()> {
         let file = OsFile::create(path)?;
         file.set_len(self.size)?;
@@ -98,7 +98,7 @@ impl Content {
         Ok(())
     }
 
-    /// Where these bytes differ from it, if they do.
+    /// Returns the offset at which these bytes differ, if they do.
     pub fn differs(&self, bytes: &[u8]) -> Option<u64> {
         if self.size != bytes.len() as u64 {
             return Some(self.size.min(bytes.len() as u64));
@@ -113,7 +113,7 @@ impl Content {
     }
 }
 
-/// The parts of a write: page, place in the page, bytes.
+/// Returns the parts of a write: page, offset in the page, bytes.
 fn split(at: u64, data: &[u8]) -> impl Iterator<Item = (u64, usize, &[u8])> {
     let (mut at, mut data) = (at, data);
     std::iter::from_fn(move || {
@@ -145,7 +145,7 @@ struct File {
 pub struct Disk<'a> {
     recording: &'a Recording,
     promise: Promise,
-    /// Syncs of this kind are taken to have done nothing.
+    /// Pretends that syncs of this kind do nothing.
     forget: Option<SyncKind>,
     at: usize,
     files: HashMap<Node, File>,
@@ -153,7 +153,7 @@ pub struct Disk<'a> {
     names_since: Vec<Change>,
 }
 
-/// A directory that a power cut left behind.
+/// A directory after a power cut.
 #[derive(Debug)]
 pub enum Image {
     File(Content),
@@ -161,7 +161,7 @@ pub enum Image {
 }
 
 impl Image {
-    /// Writes it out; a directory may be there already.
+    /// Writes the image out. The directory may already exist.
     pub fn store(&self, path: &Path) -> std::io::Result<()> {
         match self {
             Image::File(content) => content.store(path),
@@ -172,7 +172,7 @@ impl Image {
         }
     }
 
-    /// Whether the directory is this, byte for byte; else where it is not.
+    /// Checks that the directory equals the image, byte for byte. Returns the first difference.
     pub fn is_same(&self, path: &Path) -> Result<(), String> {
         match self {
             Image::File(content) => {
@@ -211,7 +211,7 @@ impl Fate {
         match rng.below(8) {
             0 => Fate::Nothing,
             1 => Fate::All,
-            // One page of many that is missing is found otherwise than many.
+            // A single missing page and many missing pages are detected in different ways.
             other => Fate::Some([3, 15, 50, 85, 95, 99][other - 2]),
         }
     }
@@ -295,7 +295,7 @@ impl<'a> Disk<'a> {
         })
     }
 
-    /// What a power cut at this moment may leave.
+    /// Returns a state that a power cut at this moment may leave.
     pub fn cut(&self, rng: &mut Rng) -> Image {
         let mut names = self.names.clone();
         let fate = Fate::draw(rng);
@@ -350,7 +350,7 @@ fn cut_file(file: &File, rng: &mut Rng) -> Content {
     }
     let fate = Fate::draw(rng);
     let tears = rng.percent(40);
-    // How many of the changes of size are on the disk: a prefix of them.
+    // Number of the file's size changes that are on disk: a prefix of them.
     let sized = match rng.below(4) {
         0 => 0,
         1 | 2 => file.since.len(),
@@ -379,7 +379,7 @@ fn cut_file(file: &File, rng: &mut Rng) -> Content {
                     if n >= sized {
                         break;
                     }
-                    // Nothing behind the new size is left, of no version.
+                    // No version of a page beyond the new size is left.
                     let first = to / PAGE as u64;
                     let last = live.div_ceil(PAGE as u64);
                     let known: Vec<u64> =
@@ -408,7 +408,7 @@ fn cut_file(file: &File, rng: &mut Rng) -> Content {
     if let Some((from, to)) = last_grown
         && rng.percent(25)
     {
-        // It grew up to a page within the last write.
+        // It has grown partially up to a page within the last write.
         let (first, last) = (from / PAGE as u64 + 1, to / PAGE as u64);
         if last > first {
             size = (first + rng.below((last - first) as usize) as u64) * PAGE as u64;
@@ -422,7 +422,7 @@ fn cut_file(file: &File, rng: &mut Rng) -> Content {
     left
 }
 
-/// The version of a page that the disk has.
+/// Returns the version of a page that is on disk.
 fn pick(known: &[Page], fate: Fate, tears: bool, rng: &mut Rng) -> Page {
     let last = known.len() - 1;
     let version = |rng: &mut Rng| match fate.keeps(rng) {
@@ -442,13 +442,13 @@ fn pick(known: &[Page], fate: Fate, tears: bool, rng: &mut Rng) -> Page {
     page
 }
 
-/// The model must not promise more than the calls do, nor less.
+/// The model must guarantee neither more nor less than the system calls.
 #[cfg(test)]
 mod tests {
     use super::super::recording::{Event, Moment};
     use super::*;
 
-    /// Nodes: 0 the root, 1 a directory in it, 2 a file in that.
+    /// Nodes: 0 is the root, 1 a directory in it, 2 a file in that directory.
     const DIR: Node = 1;
     const FILE: Node = 2;
 
@@ -474,7 +474,7 @@ mod tests {
         Op::Sync { node, kind }
     }
 
-    /// What a hundred cuts at the end leave of the file: its bytes, or nothing.
+    /// Returns the contents of the file after a hundred cuts at the end; `None` if it is missing.
     fn cuts(ops: Vec<Op>, promise: Promise) -> Vec<Option<Vec<u8>>> {
         let recording = recording(ops);
         let mut disk = Disk::new(&recording, promise, None);

@@ -1,4 +1,4 @@
-//! Opens what a power cut has left, drains it, and compares it with the acknowledged requests.
+//! Opens the directory that a power cut has left, drains it, and compares it with the acknowledged requests.
 //!
 //! An act is *firm* if the power cut must not undo it. With `Sync = "always"` these are the acknowledged acts that must
 //! last, and every delivery acknowledged before the start of a firm act: the store has one log, and a sync persists
@@ -22,10 +22,10 @@ use dormouse::scheduler::Schedule;
 
 use super::load::{Act, NAMESPACE, TICKS, What};
 
-/// What `"everysec"` may lose. The store begins a sync each second; the half second is for that sync and for a machine
-/// that is busy with strace.
+/// Maximum loss with `"everysec"`. The store begins a sync each second; the half second is for that sync and for a
+/// machine slowed down by strace.
 const A_SECOND: u64 = 1_500_000_000;
-/// Beyond every delay and ttr of the recorded requests.
+/// Longer than every delay and ttr of the recorded requests.
 const LATER: Duration = Duration::from_secs(7200);
 
 /// Kind of violation.
@@ -39,24 +39,24 @@ pub enum Kind {
     TryGained,
     /// A step happened in part.
     Half,
-    /// A job exists twice, was not published, or differs from what was published.
+    /// A job exists twice, was never published, or differs from its publish.
     Wrong,
     Order,
     Early,
 }
 
-/// How a store stood.
+/// State of a store after a cut.
 #[derive(Debug)]
 pub enum Verdict {
     /// It opened, with these violations.
     Opened(Vec<(Kind, String)>),
     /// It did not open, for this reason.
     Refused(String),
-    /// It broke while it was read.
+    /// It failed while being read.
     Broke(String),
 }
 
-/// A job's life as the clients saw it: when each act began and was answered.
+/// A job's life as the clients saw it: start and acknowledgement of each act.
 #[derive(Debug)]
 struct Life {
     queue: String,
@@ -64,14 +64,14 @@ struct Life {
     tries: u16,
     delay: Duration,
     born: usize,
-    /// Its place in the bulk.
+    /// Its index in the bulk.
     place: usize,
     taken: Vec<usize>,
     gone: Vec<usize>,
     respawned: Option<usize>,
 }
 
-/// All that was answered, by job.
+/// All acknowledged acts, by job.
 #[derive(Debug)]
 pub struct Account {
     acts: Vec<Act>,
@@ -92,7 +92,7 @@ enum Place {
     Dead,
 }
 
-/// A job that was taken out.
+/// A job found in the store.
 struct Found {
     place: Place,
     tries: u16,
@@ -100,7 +100,7 @@ struct Found {
 }
 
 impl Account {
-    /// Of these acts, while the server was killed and not yet started again in `down`.
+    /// Returns the account of these acts. In `down` the server was killed and not yet started again.
     pub fn new(mut acts: Vec<Act>, always: bool, down: Range<u64>) -> Account {
         acts.sort_by_key(|act| act.began);
         let mut lives = BTreeMap::new();
@@ -144,7 +144,7 @@ impl Account {
         Account { acts, lives, always, down }
     }
 
-    /// How many jobs it knows.
+    /// Returns the number of jobs.
     pub fn jobs(&self) -> usize {
         self.lives.len()
     }
@@ -154,7 +154,7 @@ impl Account {
         self.acts.iter().map(|act| act.answered).min().unwrap_or(u64::MAX)
     }
 
-    /// Opens `path`, which a cut at this time has left, and judges it.
+    /// Opens `path`, the result of a cut at this time, and judges it.
     pub async fn judge(&self, path: &Path, cut: u64) -> Verdict {
         let clock = Arc::new(ManualClock::new(cut / 1_000_000));
         let mut options = DiskOptions::new(path, clock.clone());
@@ -263,10 +263,10 @@ impl Account {
                         }
                         break;
                     }
-                    // One of them is enough; the others run until long after the judge has left.
+                    // Acking one of them is enough; the others run until long after the judge has finished.
                     engine.ack(&jobs[0].queue, &[(jobs[0].id, None)]).await.map_err(|e| e.to_string())?;
                     for job in jobs {
-                        // It has one less while it is delivered. A respawn gave it one.
+                        // A delivered job has one try less. A respawn gave it one.
                         let tries = if place == Place::Dead { 0 } else { job.tries_left + 1 };
                         found.push(Found { place, tries, job });
                     }
@@ -317,7 +317,7 @@ impl Account {
         findings
     }
 
-    /// Whether an act that must last, or one that need not, is firm when it was answered before this time.
+    /// Returns the time before which an acknowledged act is firm, if it must last, or if it need not.
     fn firm_until(&self, cut: u64) -> impl Fn(bool) -> u64 {
         // Writes of a killed server are not synced before the next one opens the store.
         let served = if self.down.contains(&cut) { self.down.start } else { cut };
@@ -342,7 +342,7 @@ impl Account {
         let count = |from: u64, is: &dyn Fn(usize) -> bool| -> u16 {
             life.taken.iter().filter(|n| self.acts[**n].began >= from && is(**n)).count() as u16
         };
-        // The most and the least tries that it may have left.
+        // Maximum and minimum of the tries left.
         let (mut most, mut least) =
             (life.tries.saturating_sub(count(0, firm)), life.tries.saturating_sub(count(0, begun)));
         if let Some(respawn) = life.respawned.filter(|n| begun(*n)) {
@@ -358,7 +358,7 @@ impl Account {
         }
     }
 
-    /// Steps of several jobs that happened in part.
+    /// Reports steps on several jobs that happened in part.
     fn halves(
         &self,
         seen: &HashMap<String, &Found>,
@@ -427,7 +427,7 @@ impl Account {
         }
     }
 
-    /// Tokens that were answered and are not there.
+    /// Reports acknowledged tokens that are missing.
     async fn tokens(&self, engine: &DiskEngine, cut: u64) -> Vec<(Kind, String)> {
         let firm_until = self.firm_until(cut);
         let mut findings = Vec::new();
@@ -472,14 +472,14 @@ fn queue(name: &str) -> Queue {
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn said(died: tokio::task::JoinError) -> String {
     let Ok(panic) = died.try_into_panic() else { return "cancelled".to_owned() };
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
 }
 
-/// A reason without the paths and numbers that differ from cut to cut.
+/// Returns a reason without the paths and numbers that differ from cut to cut.
 fn class(reason: &str) -> String {
     let words = reason.split_inclusive([' ', '(', ')', ',', ':', '{', '}']);
     let plain = words.map(|word| match word.contains('/') {
@@ -493,7 +493,7 @@ fn class(reason: &str) -> String {
     text.chars().take(300).collect()
 }
 
-/// The judge must find each kind of fault: here in stores that are made so.
+/// The judge must find each kind of violation, created here on purpose.
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU16;
@@ -503,7 +503,7 @@ mod tests {
     use super::super::load::Sent;
     use super::*;
 
-    /// When the cut was, in milliseconds.
+    /// Time of the cut, in milliseconds.
     const CUT: u64 = 1_000_000_000;
 
     fn id(n: u64) -> JobId {

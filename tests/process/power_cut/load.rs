@@ -20,7 +20,7 @@ pub const TICKS: &str = "ticks";
 /// Longer than any test runs, shorter than the judge looks ahead.
 const AN_HOUR: Duration = Duration::from_secs(3600);
 
-/// A job as it was published.
+/// A published job.
 #[derive(Clone, Debug)]
 pub struct Sent {
     pub id: String,
@@ -30,7 +30,7 @@ pub struct Sent {
     pub delay: Duration,
 }
 
-/// What a request did.
+/// Effect of a request.
 #[derive(Clone, Debug)]
 pub enum What {
     /// One job, or a bulk.
@@ -67,7 +67,7 @@ pub struct Act {
     pub what: What,
 }
 
-/// Since 1970.
+/// Returns the nanoseconds since 1970.
 pub fn nanoseconds() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
     u64::try_from(since.as_nanos()).expect("it is before 2554")
@@ -90,7 +90,7 @@ impl Server {
         let toml = format!("[Pool.default]\nPath = {pool:?}\nSync = {sync:?}\n");
         std::fs::write(&config, toml).expect("a configuration can be written");
         let (pipe, pid_file) = (work.join("trace"), work.join("pid"));
-        // Of an earlier run.
+        // Files of an earlier run.
         let _ = std::fs::remove_file(&pipe);
         let (words, reader) = trace::strace(root, &pipe);
         let args =
@@ -164,7 +164,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Makes itself a token.
+    /// Creates a client with a new token.
     pub async fn new(server: &Server, acts: Arc<Mutex<Vec<Act>>>, seed: u64) -> Driver {
         let client = Client::builder().timeout(Duration::from_secs(60)).build().expect("a client");
         let mut driver = Driver {
@@ -181,7 +181,7 @@ impl Driver {
         driver
     }
 
-    /// Another client, with random numbers of its own.
+    /// Returns another client, with its own random numbers.
     pub fn other(&self, n: u64) -> Driver {
         let mut other = self.clone();
         other.rng = Rng::new(n.wrapping_mul(0x1234_5678_9abc_def1) ^ self.rng.clone().next());
@@ -355,7 +355,7 @@ impl Driver {
                     }
                 }
                 _ => {
-                    // A job that may or may not have been consumed.
+                    // A job that may have been consumed.
                     if !waiting.is_empty() {
                         let (queue, id) = waiting.swap_remove(self.rng.below(waiting.len()));
                         self.ack(&queue, &id).await;
@@ -365,7 +365,7 @@ impl Driver {
         }
     }
 
-    /// Jobs that die; some are respawned, some deleted, some stay dead.
+    /// Publishes jobs that die; some are respawned, some deleted, some stay dead.
     pub async fn dead_letters(mut self) {
         let sent = self.bulk("dying", 8, 50, 1, Duration::ZERO).await;
         let ids: Vec<String> = sent.iter().map(|job| job.id.clone()).collect();
@@ -382,7 +382,7 @@ impl Driver {
         self.ack("dying", &ids[5]).await;
     }
 
-    /// Queues that are destroyed, with a delayed job that stays.
+    /// Destroys queues with a delayed job, which stays.
     pub async fn destroyed(mut self) {
         for round in 0..3 {
             self.publish("doomed", 30, 1, AN_HOUR).await;
@@ -393,7 +393,7 @@ impl Driver {
         }
     }
 
-    /// Many jobs that are due at once.
+    /// Publishes many jobs that are due at once.
     pub async fn burst(mut self) {
         for _ in 0..4 {
             self.bulk("burst", 64, 40, 2, Duration::from_secs(1)).await;
@@ -416,7 +416,7 @@ impl Driver {
         sent
     }
 
-    /// Acks some jobs that are ready, and destroys the others of their queue.
+    /// Acks some ready jobs, and destroys the others of their queue.
     pub async fn empty(&self, jobs: &[Sent], acks: usize) {
         let (first, others) = jobs.split_at(acks.min(jobs.len()));
         for job in first {

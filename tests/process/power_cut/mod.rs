@@ -28,7 +28,7 @@ use recording::{Op, Recording, SyncKind};
 use rng::Rng;
 use tempfile::TempDir;
 
-/// The recording, and the clients' account of it.
+/// The recording, and the acts of the clients.
 struct Recorded {
     recording: Recording,
     account: Account,
@@ -37,9 +37,9 @@ struct Recorded {
 /// Which requests are recorded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Size {
-    /// Everything but a log of many files.
+    /// Everything except a log of many files.
     Small,
-    /// So much that files of the log are used again.
+    /// Enough that log files are reused.
     Large,
 }
 
@@ -47,7 +47,7 @@ enum Size {
 /// complete. Fails if the state of the last write is ambiguous after a kill.
 async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     let dir = TempDir::new().expect("a temporary directory");
-    // strace prints paths as the kernel knows them.
+    // strace prints canonical paths.
     let home = dir.path().canonicalize().expect("it is there");
     let (root, work) = (home.join("root"), home.join("work"));
     std::fs::create_dir(&root).expect("a directory");
@@ -55,7 +55,7 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     let acts = Arc::new(Mutex::new(Vec::new()));
     let mut recording = Recording::new();
 
-    // The first run: everything, and enough that the close writes out tables.
+    // The first run: all requests, and enough that the close writes tables.
     let server = Server::start(&root, &work, sync);
     let mut driver = Driver::new(&server, acts.clone(), 1).await;
     for n in 0..3 {
@@ -72,7 +72,7 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     let mut mass = driver.mass(if size == Size::Large { 90 } else { 5 }).await;
     driver.other(20).everyday(40).await;
     if size == Size::Large {
-        // There is no event when tables contain what log files held.
+        // There is no event for the moment when tables contain the records of the log files.
         let began = Instant::now();
         while log_files(&root) > 6 && began.elapsed() < PATIENCE {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -82,7 +82,7 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     }
     recording.add(&root, &server.stop().await)?;
 
-    // The second empties the queue that the tables hold most of, and is killed.
+    // The second run empties the queue that has most jobs in tables, and is killed.
     let server = Server::start(&root, &work, sync);
     let driver = Driver::new(&server, acts.clone(), 2).await;
     let everyday = tokio::spawn(driver.other(30).everyday(40));
@@ -101,7 +101,7 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     let began = Instant::now();
     while before.iter().all(|table| table.exists()) && began.elapsed() < PATIENCE {
         driver.publish("trickle", 100, 1, Duration::ZERO).await;
-        // There is no event when upkeep has done something.
+        // There is no event for finished upkeep.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     driver.other(40).everyday(60).await;
@@ -118,7 +118,7 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
 /// How long a recording waits for a compaction.
 const PATIENCE: Duration = Duration::from_secs(12);
 
-/// How many files the log has.
+/// Returns the number of log files.
 fn log_files(root: &Path) -> usize {
     std::fs::read_dir(root.join("pool/log")).expect("a store has a log").count()
 }
@@ -128,7 +128,7 @@ fn is_table(path: &Path) -> bool {
     path.to_string_lossy().contains("/tables/")
 }
 
-/// The tables below a directory.
+/// Returns the tables below a directory.
 fn tables(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let found = entries.flat_map(|path| match path.is_dir() {
@@ -139,7 +139,7 @@ fn tables(dir: &Path) -> Vec<PathBuf> {
 }
 
 impl Recorded {
-    /// Checks that everything of interest is in the recording; otherwise names what is missing.
+    /// Checks that the recording contains everything needed. Fails with the missing part.
     fn has_all(&self, size: Size) -> Result<(), String> {
         // Tables created and removed.
         let (mut tables, mut heads, mut syncs) = ([0; 2], BTreeMap::new(), [0; 3]);
@@ -175,8 +175,8 @@ impl Recorded {
         checks.into_iter().try_for_each(|(is, not)| if is { Ok(()) } else { Err(not.to_owned()) })
     }
 
-    /// Draws cuts: anywhere, just before a sync has ended, around changes of names, behind large writes, and
-    /// before anything was answered.
+    /// Draws cuts: anywhere, just before the end of a sync, around changes of names, after large writes, and before the
+    /// first acknowledgement.
     fn draw(&self, count: usize, seed: u64) -> Vec<Cut> {
         let mut rng = Rng::new(seed);
         let moments = &self.recording.moments;
@@ -206,7 +206,7 @@ impl Recorded {
         cuts
     }
 
-    /// When the moment after the cut would have come.
+    /// Returns the time of the moment after the cut.
     fn time(&self, cut: Cut) -> u64 {
         let moments = &self.recording.moments;
         moments
@@ -215,7 +215,7 @@ impl Recorded {
             .map_or(0, |moment| moment.at + u64::from(cut.at == moments.len()))
     }
 
-    /// Tries each cut, until `enough`.
+    /// Judges each cut, until `enough` returns true.
     fn judge(
         &self,
         cuts: &[Cut],
@@ -248,7 +248,7 @@ impl Recorded {
         report
     }
 
-    /// Writes down what happened last before a cut.
+    /// Writes the last events before a cut to a file.
     fn explain(&self, cut: Cut, path: &Path) {
         let mut text = String::new();
         for (n, moment) in self.recording.moments[..cut.at].iter().enumerate().rev().take(60) {
@@ -281,12 +281,12 @@ struct Cut {
     seed: u64,
 }
 
-/// What became of some cuts.
+/// Results of some cuts.
 #[derive(Debug, Default)]
 struct Report {
     cuts: usize,
     opened: usize,
-    /// By reason: all, and those after something had been acknowledged.
+    /// By reason: all cuts, and the cuts after an acknowledgement.
     refused: BTreeMap<String, (usize, usize)>,
     /// Number of cuts and of violations of each kind.
     wrong: BTreeMap<Kind, (usize, usize)>,
@@ -294,7 +294,7 @@ struct Report {
 }
 
 impl Report {
-    /// Adds one. Returns whether something is wrong.
+    /// Adds a verdict. Returns whether it is wrong.
     fn add(&mut self, cut: Cut, is_promised: bool, verdict: Verdict) -> bool {
         self.cuts += 1;
         let findings = match verdict {
@@ -325,7 +325,7 @@ impl Report {
         !findings.is_empty()
     }
 
-    /// Panics if a store was not as it must be.
+    /// Panics if a store was refused or had a violation.
     #[track_caller]
     fn expect_sound(&self) {
         assert!(self.cuts > 0, "no cut was tried");
@@ -356,7 +356,7 @@ impl Report {
     }
 }
 
-/// A number from the environment.
+/// Returns a number from the environment.
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
@@ -380,7 +380,7 @@ fn recorded(sync: &str, size: Size) -> Recorded {
     for _ in 0..TRIES {
         let recorded = runtime.block_on(record(sync, size));
         println!("recording took {:?}", began.elapsed());
-        // On a busy machine a server may end before its tables are written.
+        // On a busy machine a server may stop before its tables are written.
         match recorded.and_then(|recorded| recorded.has_all(size).map(|()| recorded)) {
             Ok(recorded) => return recorded,
             Err(reason) => println!("recorded once more: {reason}"),
@@ -389,7 +389,7 @@ fn recorded(sync: &str, size: Size) -> Recorded {
     panic!("no recording in {TRIES} tries");
 }
 
-/// Cuts and judges all.
+/// Makes the cuts and judges them.
 fn try_cuts(recorded: &Recorded, promise: Promise, short: usize) {
     let began = Instant::now();
     let report = recorded.judge(&recorded.draw(count(short), seed()), promise, None, &|_| false);
@@ -414,14 +414,14 @@ fn a_power_cut_around_a_long_log_loses_nothing() {
     try_cuts(&recorded("always", Size::Large), Promise::Posix, 6);
 }
 
-/// The judge must be able to find a fault: each kind of sync is needed, so without it something is amiss.
+/// The judge must be able to detect a fault: without any one kind of sync, it finds a violation.
 #[test]
 fn a_store_that_does_not_sync_is_found_out() {
     let recorded = recorded("always", Size::Small);
     for (kind, signs) in [
-        // The log is synced so. Groups that were synced and do not read are refused.
+        // The log uses this sync. Synced groups that cannot be read are refused.
         (SyncKind::FileData, &[][..]),
-        // The pool itself may be gone.
+        // The pool itself may be missing.
         (SyncKind::Directory, &[Kind::Lost]),
         // Tables and their lists: an empty one does not open.
         (SyncKind::File, &[]),

@@ -34,7 +34,7 @@ pub enum Op {
     },
 }
 
-/// Which call it was, and of what.
+/// Kind of a sync call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncKind {
     File,
@@ -42,7 +42,7 @@ pub enum SyncKind {
     Directory,
 }
 
-/// A change with its place among the moments.
+/// A change with its position among the moments.
 #[derive(Clone, Debug)]
 pub struct Event {
     pub op: Op,
@@ -59,7 +59,7 @@ pub struct Moment {
     pub at: u64,
 }
 
-/// Everything.
+/// The recorded history.
 #[derive(Debug, Default)]
 pub struct Recording {
     pub events: Vec<Event>,
@@ -70,7 +70,7 @@ pub struct Recording {
     pub first_path: Vec<String>,
     /// The current names.
     names: HashMap<Node, BTreeMap<String, Node>>,
-    /// The sizes as they are now.
+    /// The current sizes.
     sizes: HashMap<Node, u64>,
 }
 
@@ -83,7 +83,7 @@ struct Open {
 }
 
 impl Recording {
-    /// Of an empty directory.
+    /// Returns the history of an empty directory.
     pub fn new() -> Recording {
         Recording {
             is_dir: vec![true],
@@ -109,7 +109,7 @@ impl Recording {
             return Err(format!("the process ended within {}", show(call)));
         }
         let mut fds: HashMap<i64, Rc<RefCell<Open>>> = HashMap::new();
-        // By call: the events that it became.
+        // By call: the events that it caused.
         let mut made: HashMap<usize, Vec<usize>> = HashMap::new();
         for moment in &trace.moments {
             let call = &trace.calls[moment.call];
@@ -133,7 +133,7 @@ impl Recording {
                 .collect();
             made.insert(moment.call, events);
         }
-        // The process has ended, and with it all that it had begun.
+        // The process has ended, and with it every call in progress.
         let at = trace.moments.last().map_or(0, |moment| moment.at);
         for event in made.into_values().flatten() {
             self.events[event].ended = self.moments.len();
@@ -143,7 +143,7 @@ impl Recording {
         if ordered { Ok(()) } else { Err("the machine's clock went backwards".to_owned()) }
     }
 
-    /// What a call does, from its beginning on. A descriptor that it closes is free at once.
+    /// Applies the start of a call. A descriptor closed by it is free at once.
     fn begin(&mut self, root: &Path, call: &Call, fds: &mut HashMap<i64, Rc<RefCell<Open>>>) -> Vec<Op> {
         let name = call.name.as_str();
         if name == "close" {
@@ -177,7 +177,7 @@ impl Recording {
                 let node = node.unwrap_or_else(|| panic!("an unknown name is renamed: {}", show(call)));
                 let mut ops = self.name(from.0, &from.1, None);
                 ops.extend(self.name(to.0, &to.1, Some(node)));
-                // Both at once.
+                // Both names change atomically.
                 let names = ops.into_iter().flat_map(|op| match op {
                     Op::Names(names) => names,
                     _ => Vec::new(),
@@ -244,13 +244,13 @@ impl Recording {
                 }
                 Vec::new()
             }
-            // Their effects are at their ends. `sync_file_range` guarantees nothing.
+            // These take effect when they end. `sync_file_range` guarantees nothing.
             "read" | "readv" | "lseek" | "dup" | "dup2" | "dup3" | "sync_file_range" => Vec::new(),
             _ => refuse(),
         }
     }
 
-    /// What a call leaves behind when it has ended: descriptors and offsets.
+    /// Applies the end of a call: descriptors and offsets.
     fn end(&mut self, root: &Path, call: &Call, fds: &mut HashMap<i64, Rc<RefCell<Open>>>) {
         let Some(answer) = call.answer.filter(|answer| *answer >= 0) else { return };
         let fd = match call.args.first() {
@@ -301,7 +301,7 @@ impl Recording {
         if let ("pwrite64", Some(Arg::Fd(_, path)), Some(Arg::Text(data)), Some(Arg::Other(at))) =
             (call.name.as_str(), call.args.first(), call.args.get(1), call.args.last())
         {
-            // What equals the bytes that were there before may count as written.
+            // Bytes that equal the previous contents may count as written.
             let mut now = vec![0; data.len()];
             let file = std::fs::File::open(path).ok()?;
             let read = file.read_at(&mut now, at.parse().ok()?).ok()?;
@@ -372,7 +372,7 @@ impl Recording {
         vec![Op::Resize { file, size }]
     }
 
-    /// The open file that a call names, which must be where the kernel says it is.
+    /// Returns the open file of a call, and checks that its path is the one that the kernel shows.
     fn known(&self, root: &Path, call: &Call, fds: &HashMap<i64, Rc<RefCell<Open>>>) -> Rc<RefCell<Open>> {
         let Some(Arg::Fd(fd, shown)) = call.args.first() else {
             panic!("a call without a descriptor: {}", show(call))
@@ -394,12 +394,12 @@ impl Recording {
         Some(node)
     }
 
-    /// The directory and the name that the path number `n` of a call means.
+    /// Returns the directory and the name of path number `n` of a call.
     fn place(&self, root: &Path, call: &Call, n: usize) -> (Node, String) {
         self.try_place(root, call, n).unwrap_or_else(|| panic!("a path outside: {}", show(call)))
     }
 
-    /// The same; `None` outside of the recorded directory. The directory itself is `.` in itself.
+    /// Like `place`; `None` outside of the recorded directory, which is itself `.`.
     fn try_place(&self, root: &Path, call: &Call, n: usize) -> Option<(Node, String)> {
         let path = path(call, n)?;
         let below = path.strip_prefix(root).ok()?;
@@ -412,7 +412,7 @@ impl Recording {
     }
 }
 
-/// Path number `n` of a call, with the directory that it begins in.
+/// Returns path number `n` of a call, resolved from its directory argument.
 fn path(call: &Call, n: usize) -> Option<PathBuf> {
     let mut base = PathBuf::new();
     let mut seen = 0;
@@ -431,7 +431,7 @@ fn path(call: &Call, n: usize) -> Option<PathBuf> {
     None
 }
 
-/// The flags of an `open`.
+/// Returns the flags of an `open`.
 fn flags(call: &Call) -> &str {
     let flags = call.args.iter().find_map(|arg| match arg {
         Arg::Other(word) if word.contains("O_") => Some(word.as_str()),
@@ -440,7 +440,7 @@ fn flags(call: &Call) -> &str {
     flags.unwrap_or_default()
 }
 
-/// A call in a message.
+/// Formats a call for a message.
 fn show(call: &Call) -> String {
     let args: Vec<String> = call
         .args

@@ -1,4 +1,4 @@
-//! Random numbers that a seed repeats.
+//! Random numbers that depend only on a seed.
 
 /// A generator (splitmix64).
 #[derive(Clone, Debug)]
@@ -10,7 +10,7 @@ impl Rng {
         Rng(seed)
     }
 
-    /// Any number.
+    /// Returns any number.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
@@ -19,7 +19,7 @@ impl Rng {
         x ^ (x >> 31)
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which must not be 0.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }

@@ -102,12 +102,12 @@ pub fn strace(root: &Path, pipe: &Path) -> (Vec<String>, Reader) {
     (words.to_vec(), Reader { thread })
 }
 
-/// Reads all lines.
+/// Parses all lines.
 fn read(mut lines: impl BufRead, root: &Path) -> Trace {
     let needle: Vec<u8> =
         root.as_os_str().as_bytes().iter().flat_map(|b| format!("\\x{b:02x}").into_bytes()).collect();
     let mut trace = Trace::default();
-    // By thread: the call that has begun and not ended, and whether it is kept.
+    // By thread: the call in progress, and whether it is kept.
     let mut open: HashMap<Vec<u8>, Option<usize>> = HashMap::new();
     let mut line = Vec::new();
     loop {
@@ -144,7 +144,7 @@ fn read(mut lines: impl BufRead, root: &Path) -> Trace {
     }
 }
 
-/// The text up to the next space, and what follows the spaces.
+/// Returns the text up to the next space, and the text after the spaces.
 fn word(text: &[u8]) -> (&[u8], &[u8]) {
     let end = text.iter().position(|b| *b == b' ').unwrap_or(text.len());
     let (word, rest) = text.split_at(end);
@@ -162,7 +162,7 @@ fn nanoseconds(time: &[u8]) -> u64 {
 /// Paths are near the front of a line, followed only by data.
 const FRONT: usize = 8192;
 
-/// Whether a call is of interest: it names something below the root, or the recording must refuse it.
+/// Whether a call is kept: it names something below the root, or the recording must refuse it.
 fn is_kept(text: &[u8], needle: &[u8]) -> bool {
     let name = text.split(|b| *b == b'(').next().unwrap_or_default();
     match name {
@@ -203,7 +203,7 @@ fn parse(text: &[u8], unfinished: bool) -> Call {
     Call { name, args, answer: if unfinished { None } else { answer(text) } }
 }
 
-/// One argument, and what follows it.
+/// Parses one argument. Returns it and the rest.
 fn parse_arg(text: &[u8]) -> (Arg, &[u8]) {
     if text.starts_with(b"\"") {
         let (bytes, rest) = quoted(text);
@@ -226,7 +226,7 @@ fn parse_arg(text: &[u8]) -> (Arg, &[u8]) {
     (Arg::Other(plain), rest)
 }
 
-/// A list or a structure. Of the vectors of `writev` the buffers are what counts: they become one text.
+/// Parses a list or a structure. For `writev`, concatenates the buffers.
 fn parse_structure(text: &[u8]) -> (Arg, &[u8]) {
     let (mut depth, mut at, mut buffers, mut has_buffers) = (0, 0, Vec::new(), false);
     while at < text.len() {
@@ -256,7 +256,7 @@ fn parse_structure(text: &[u8]) -> (Arg, &[u8]) {
     (arg, rest)
 }
 
-/// A string in quotes, and what follows it.
+/// Parses a quoted string. Returns it and the rest.
 fn quoted(text: &[u8]) -> (Vec<u8>, &[u8]) {
     // All bytes are written as `\x..`, so the next quote is the end.
     let end = 1 + text[1..].iter().position(|b| *b == b'"').expect("a string has an end");

@@ -1,4 +1,4 @@
-//! What forms change.
+//! Changes made by forms.
 
 use serde_json::json;
 
@@ -49,7 +49,7 @@ async fn dead_jobs_are_respawned_and_cancelled(store: Store) {
         .says("1 job was respawned.");
     assert_eq!(server.size("/api/shop/q").await, 1);
     submit(&server, dead, &[("do", "respawn")]).await.expect(200).says("No job was selected");
-    // Not without being asked.
+    // Requires a confirmation.
     submit(&server, dead, &[("do", "cancel"), ("job", &jobs[1])]).await.expect(400);
     assert_eq!(server.size("/api/shop/q/deadletter").await, 2);
     let asks =
@@ -120,7 +120,7 @@ async fn a_job_is_published_once(store: Store) {
     }
     let large = "x".repeat((64 << 10) + 1);
     let page = submit(&server, form, &[("queue", "q"), ("body", &large)]).await.expect(400);
-    page.says("Not done: a body of this form has 64 KiB at most");
+    page.says("Not done: a body in this form can have at most 64 KiB");
     assert_eq!(page.field("body").trim_start(), large);
     assert_eq!(server.size("/api/shop/q").await, 0, "nothing more was published");
 }
@@ -162,7 +162,7 @@ async fn a_token_is_shown_once() {
     browse(&server, &format!("{tokens}?ask=revoke&hash={hash}"))
         .await
         .expect(200)
-        .says("opens nothing any more")
+        .says("will be refused from now on")
         .says(&format!("-d '{{\"hash\":\"{hash}\",\"pool\":\"default\"}}'"));
     server.put(&token, "/api/shop/q", "x").await.expect(201);
     let revoke = [("do", "revoke"), ("hash", &*hash), ("sure", "yes")];
@@ -236,9 +236,12 @@ async fn schedules_are_shown_and_changed() {
     send(put).await.expect(201);
     // Its queue exists once it has placed a job.
     server.sampled().await;
-    browse(&server, "schedules").await.expect(200).says("Name a namespace to see those of one that has none");
+    browse(&server, "schedules")
+        .await
+        .expect(200)
+        .says("Enter a namespace without queues to see its schedules");
     let named = browse(&server, "schedules?namespace=shop").await.expect(200);
-    named.says("nightly").says_not("Name a namespace");
+    named.says("nightly").says_not("Enter a namespace");
     server.put(&token, "/api/shop/reports", "x").await.expect(201);
     server.sampled().await;
     let all = browse(&server, "schedules").await.expect(200);
@@ -254,13 +257,13 @@ async fn schedules_are_shown_and_changed() {
     browse(&server, &format!("{page}&state=on")).await.expect(200).says_not(":00.000+0");
     act("resume", &[]).await.expect(200).says("The schedule is resumed.");
     for _ in 0..2 {
-        act("run", &[("mark", "m")]).await.expect(200).says("The schedule has placed a job now.");
+        act("run", &[("mark", "m")]).await.expect(200).says("The schedule has published a job.");
     }
     assert_eq!(server.size("/api/shop/reports").await, 2, "a form that is sent twice runs it once");
     browse(&server, page).await.expect(200).says("run ").says("/_schedules/nightly/run");
     browse(&server, "schedules?ask=delete&pool=default&namespace=shop&name=nightly")
         .await
-        .says("It places no more jobs");
+        .says("It publishes no more jobs");
     act("delete", &[]).await.expect(400);
     act("delete", &[("sure", "yes")]).await.expect(200).says("The schedule is deleted.");
     act("pause", &[]).await.expect(404).says("Not done: no such schedule");
@@ -285,7 +288,7 @@ async fn a_page_without_schedules_leads_to_the_next() {
     page.says("Looked at some 1,000 schedules, found none yet.").says_not("There is no such schedule");
     let next = browse(&server, &format!("schedules{}", page.link("Next"))).await.expect(200);
     next.says("There are no more.").says_not("Looked at some");
-    // Of several namespaces.
+    // Schedules of several namespaces.
     for namespace in ["shop", "other"] {
         send(server.admin("POST", &format!("/api/{namespace}/reports/jobs")).body("x")).await.expect(201);
     }

@@ -48,7 +48,7 @@ async fn three_clicks_bring_dead_jobs_back(store: Store) {
         .expect(200)
         .says("Of 5 dead jobs those with the reason no such address");
     let of_one = [("do", "respawn-all"), ("sure", "yes"), ("reason", "no such address"), ("tries", "2")];
-    submit(&server, &dead, &of_one).await.expect(200).says("It is begun");
+    submit(&server, &dead, &of_one).await.expect(200).says("The action has started");
     done(&server).await;
     assert_eq!((server.size("/api/shop/mail").await, server.size("/api/shop/mail/deadletter").await), (2, 3));
     submit(&server, &dead, &[("do", "respawn-all")]).await.expect(400);
@@ -56,7 +56,7 @@ async fn three_clicks_bring_dead_jobs_back(store: Store) {
     submit(&server, &dead, &all)
         .await
         .expect(400)
-        .says("Not done: Tries is a whole number")
+        .says("Not done: Tries must be a whole number")
         .says("All 3 dead jobs");
     let all = [("do", "respawn-all"), ("sure", "yes"), ("tries", "1")];
     submit(&server, &dead, &all).await.expect(200);
@@ -123,14 +123,14 @@ async fn destroying_wants_the_name(store: Store) {
     let delete = |name| [("do", "delete-dead"), ("ask", "delete-dead"), ("sure", "yes"), ("name", name)];
     submit(&server, dead, &delete("q")).await.expect(400);
     assert_eq!(server.size("/api/shop/r/deadletter").await, 1);
-    submit(&server, dead, &delete("r")).await.expect(200).says("It is begun");
+    submit(&server, dead, &delete("r")).await.expect(200).says("The action has started");
     done(&server).await;
     until("they are deleted", async || server.size("/api/shop/r/deadletter").await == 0).await;
 }
 
 on_each_store!(three_clicks_bring_dead_jobs_back, destroying_wants_the_name);
 
-/// Guards against one request that deletes any number of dead jobs, while the bulk action is that of the delayed ones.
+/// Guards against one request that deletes any number of dead jobs besides the bulk action on delayed ones.
 #[tokio::test]
 async fn many_dead_jobs_go_apart_from_the_delayed_ones() {
     let server = TestServer::on_disk().await;
@@ -205,7 +205,7 @@ async fn the_server_tells_of_itself() {
     submit(&server, "server", &[("do", "explode")]).await.expect(400);
 }
 
-/// Guards against a viewer who changes something, and against bodies shown without permission.
+/// Guards against a change by a viewer, and against bodies shown without permission.
 #[tokio::test]
 async fn who_may_look_finds_no_forms_and_no_bodies() {
     let store = Store::disk();
@@ -259,7 +259,7 @@ async fn who_may_look_finds_no_forms_and_no_bodies() {
         assert!(posts.all(|form| form.get("class") == Some("zone")), "{ask}: {}", seen.answer.text);
     }
     let tokens = viewer("GET", "/ui/tokens/default/shop").header("Accept", "text/html");
-    page(tokens).await.expect(403).says("this account may look, and change nothing, and see no tokens");
+    page(tokens).await.expect(403).says("this account is read-only, and may not see tokens");
     page(viewer("GET", &job)).await.says("not shown to this account");
     let raw: Response = send(viewer("GET", &format!("{job}?as=raw"))).await;
     assert_eq!((raw.status, raw.text.contains("the secret body")), (403, false));

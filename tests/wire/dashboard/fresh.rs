@@ -1,4 +1,4 @@
-//! Pages after a change show it at once, whoever made it, before the next sample.
+//! Pages show a change at once, before the next sample, regardless of its origin.
 
 use super::{browse, dead_job, submit};
 use crate::support::client::send;

@@ -5,7 +5,7 @@ use super::{browse, dead_job, submit};
 use crate::support::client::send;
 use crate::support::servers::TestServer;
 
-/// Attempts to end a text, run scripts, redirect, or reverse the reading direction.
+/// Attempts to end a text node, run scripts, redirect, or reverse the reading direction.
 const HOSTILE: [&str; 8] = [
     "<script>alert(1)</script>",
     "\"><img src=x onerror=alert(1)>",
@@ -17,7 +17,7 @@ const HOSTILE: [&str; 8] = [
     "<form action=//evil.example><input name=sure value=yes>",
 ];
 
-/// A server on which all that others may choose is this text.
+/// Starts a server on which every text chosen by users is this one.
 async fn server_of(text: &str) -> (TestServer, Vec<String>) {
     let server = TestServer::on_disk().await;
     let encoded: String = form_urlencoded::byte_serialize(text.as_bytes()).collect();
@@ -28,7 +28,7 @@ async fn server_of(text: &str) -> (TestServer, Vec<String>) {
         let request = request.header("Enable-Job-Version", "yes").header("Job-Attr-kind", text);
         send(request.body(text.to_owned())).await
     };
-    // Not every text is a key.
+    // Not every text is a valid key.
     let mut answer = publish(&format!("?key={encoded}")).await;
     if answer.status == 400 {
         answer = publish("?key=k").await;
@@ -128,7 +128,7 @@ async fn nothing_from_a_job_is_markup() {
                     }
                 }
             }
-            // Where the text is of the page's own address, another text may be refused in another way.
+            // If the text is part of the page's address, another text may be refused differently.
             let (status, expected) = &skeletons[n];
             if plain[n] == *path
                 && page.answer.status == *status

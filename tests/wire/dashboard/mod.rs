@@ -1,4 +1,4 @@
-//! Conversations of a browser with the dashboard, without a script.
+//! A browser's conversations with the dashboard, without scripts.
 
 mod actions;
 mod bulk;
@@ -14,14 +14,14 @@ use self::page::Page;
 use crate::support::client::{Response, send};
 use crate::support::servers::TestServer;
 
-/// A page, as a browser asks for it.
+/// Requests a page with a browser's headers.
 async fn browse(server: &TestServer, path: &str) -> Page {
     let answer =
         send(server.admin("GET", &format!("/ui/{path}")).header("Accept", "text/html,*/*;q=0.8")).await;
     Page::of(answer)
 }
 
-/// A form that is sent, and the page that it leads to.
+/// Submits a form. Returns the page that it redirects to.
 async fn submit(server: &TestServer, path: &str, fields: &[(&str, &str)]) -> Page {
     let body = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
     let request = server
@@ -41,7 +41,7 @@ async fn unfollowed(server: &TestServer, path: &str, accept: &str) -> (u16, Head
     (status, headers, text)
 }
 
-/// A job that is dead, with this reason.
+/// Creates a dead job with this reason.
 async fn dead_job(server: &TestServer, token: &str, queue: &str, body: &str, reason: &str) -> String {
     server.put(token, &format!("/api/shop/{queue}?tries=1"), body).await.expect(201);
     let job = server.get(token, &format!("/api/shop/{queue}?ttr=60&receipt=1")).await.expect(200);

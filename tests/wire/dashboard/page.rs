@@ -11,7 +11,7 @@ use crate::support::client::Response;
 pub struct Page {
     pub answer: Response,
     pub elements: Vec<Element>,
-    /// The text of `main`, each blank once.
+    /// The text of `main`, with blanks collapsed.
     pub main: String,
 }
 
@@ -38,14 +38,14 @@ impl Page {
         Page { answer, elements, main: main.unwrap_or_default() }
     }
 
-    /// Panics when it is another status than this.
+    /// Panics if the status differs.
     #[track_caller]
     pub fn expect(self, status: u16) -> Page {
         assert_eq!(self.answer.status, status, "{}", self.main);
         self
     }
 
-    /// Panics when the page does not say this.
+    /// Panics if the page does not contain this text.
     #[track_caller]
     pub fn says(&self, text: &str) -> &Page {
         assert!(self.main.contains(text), "{text:?} should be in: {}", self.main);
@@ -62,7 +62,7 @@ impl Page {
         self.elements.iter().filter(move |element| element.name == name)
     }
 
-    /// Where the link with this text leads.
+    /// Returns the target of the link with this text.
     #[track_caller]
     pub fn link(&self, text: &str) -> String {
         let link = self.all("a").find(|link| link.text.trim() == text);
@@ -75,7 +75,7 @@ impl Page {
         self.all("button").any(|button| button.text.trim() == text)
     }
 
-    /// The value of the first field with this name.
+    /// Returns the value of the first field with this name.
     #[track_caller]
     pub fn field(&self, name: &str) -> String {
         let main = self.elements.iter().position(|element| element.name == "main").unwrap_or_default();
@@ -91,7 +91,7 @@ impl Page {
     }
 }
 
-/// Reads all elements below a node, in order. Returns their text.
+/// Appends all elements below a node, in order. Returns their text.
 fn read(node: &Handle, elements: &mut Vec<Element>) -> String {
     let at = elements.len();
     let is_element = match &node.data {

@@ -1,4 +1,4 @@
-//! What pages show.
+//! Contents of pages.
 
 use std::time::{Duration, Instant};
 
@@ -146,7 +146,7 @@ async fn every_answer_has_its_headers() {
     ] {
         assert_eq!(page.header(name), value, "{name}");
     }
-    // With that header alone browsers send the forms of a page with `Origin: null`, and over plain HTTP nothing beside it.
+    // With that header alone browsers send a page's forms with `Origin: null`, and over plain HTTP no other header.
     let referrer = page.all("meta").find(|meta| meta.get("name") == Some("referrer"));
     assert_eq!(referrer.and_then(|meta| meta.get("content")), Some("same-origin"));
     // Behind a proxy that strips a prefix links must lead back through it.
@@ -186,7 +186,8 @@ async fn a_page_that_has_not_changed_is_not_sent_again() {
     assert!(now.text.contains("</html>") && !now.text.contains(['\u{1}', '\u{2}']), "no marks are left");
 }
 
-/// Guards against a page of samples that stays as it was, since its tag names a reading and no figures.
+/// Guards against a page of samples that is not updated because its ETag identifies a sample by time and not by its
+/// values.
 #[tokio::test]
 async fn a_page_of_samples_changes_with_them() {
     let server = TestServer::on_disk().await;
@@ -203,7 +204,7 @@ async fn a_page_of_samples_changes_with_them() {
     }
 }
 
-/// Guards against another response to clients of lmstfy, and none to browsers.
+/// Guards against a changed reply to clients of lmstfy, and against browsers that are not redirected.
 #[tokio::test]
 async fn a_browser_is_led_to_the_dashboard_and_a_program_is_not() {
     let server = TestServer::on_disk().await;
@@ -250,7 +251,7 @@ async fn one_zone_is_shown_and_kept() {
     assert_eq!((refused.field("tz"), refused.field("back")), ("Mars/Base".into(), "queues".into()));
 }
 
-/// Guards against "Forbidden" without a word of what to do, and against programs that get a page for an error.
+/// Guards against "Forbidden" without advice, and against sending a page to programs as an error.
 #[tokio::test]
 async fn a_refusal_in_a_browser_is_a_page_that_says_what_to_set() {
     let server = TestServer::on_disk().await;
@@ -274,7 +275,7 @@ async fn a_refusal_in_a_browser_is_a_page_that_says_what_to_set() {
     assert!(send(json).await.expect(403).says().contains("is not this machine"), "no page");
 }
 
-/// Guards against a chart that goes away while a newer one is made, which takes seconds where many jobs are delayed.
+/// Guards against a chart that disappears while a new one is computed, which takes seconds with many delayed jobs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_falls_due_is_shown_while_it_is_counted_anew() {
     let redis = RedisServer::start();
@@ -289,7 +290,7 @@ async fn what_falls_due_is_shown_while_it_is_counted_anew() {
     assert!(first.contains("1 delayed job: 0 overdue"), "{first}");
     put().await;
     let stalled = redis.stall();
-    until("the count is old", async || due("&due=minute").await.contains("A new count is under way")).await;
+    until("the count is old", async || due("&due=minute").await.contains("A new count is in progress")).await;
     let old = due("&due=minute").await;
     assert!(old.contains("1 delayed job: 0 overdue") && old.contains("Counted"), "{old}");
     let of_hours = due("&due=hour").await;
@@ -298,7 +299,7 @@ async fn what_falls_due_is_shown_while_it_is_counted_anew() {
     until("it is counted anew", async || due("&due=minute").await.contains("2 delayed jobs")).await;
 }
 
-/// Guards against a store that refuses each publish, while the overview has nothing to say.
+/// Guards against an overview that shows nothing while a store refuses each publish.
 #[tokio::test]
 async fn a_full_store_is_told() {
     let store = Store::disk();
@@ -330,14 +331,14 @@ async fn a_store_that_is_away_leaves_the_last_figures() {
         let page = browse(&server, path).await.expect(200);
         let took = began.elapsed();
         assert!(took < Duration::from_millis(1500), "{path}: {took:?}");
-        page.says("The store of pool default does not answer").says("since").says("Its figures are from");
+        page.says("The store of pool default does not answer").says("since").says("Its statistics are from");
     }
     let queue = browse(&server, "queues/default/shop/q").await;
     queue.says("Ready 1").says("The list is not available (50");
     submit(&server, "queues/default/shop/q", &[("do", "resume")]).await.says("Not done:");
 }
 
-/// Guards against bare JSON, without the headers of pages, where a link is out of date.
+/// Guards against bare JSON without the headers of pages for an outdated link.
 #[tokio::test]
 async fn an_unknown_address_is_a_page() {
     let server = TestServer::on_disk().await;
@@ -353,14 +354,14 @@ async fn an_unknown_address_is_a_page() {
             assert_eq!(overview, if ups == 0 { "./".into() } else { "../".repeat(ups) }, "{path}");
         }
     }
-    // Also to programs, and for methods that a page does not have.
+    // Also for programs, and for methods that a page does not have.
     for (method, path) in [("GET", "/ui/nothing"), ("POST", "/ui/queues"), ("DELETE", "/ui/nothing")] {
         let answer = send(server.admin(method, path)).await.expect(404);
         let kind = answer.headers.get("content-type").and_then(|kind| kind.to_str().ok());
         assert_eq!(kind, Some("text/html; charset=utf-8"), "{method} {path}: {}", answer.text);
         assert!(answer.headers.contains_key("content-security-policy"), "{method} {path}");
     }
-    // At the root of the port it stays lmstfy's.
+    // At the root of the port the reply stays lmstfy's.
     let answer = send(server.admin("GET", "/nothing").header("Accept", "text/html")).await.expect(404);
     assert!(answer.text.starts_with('{'), "{}", answer.text);
 }
@@ -385,7 +386,7 @@ async fn a_wrong_cursor_is_refused_on_every_page() {
     }
 }
 
-/// Guards against `CST`, which is Shanghai and Chicago, and others.
+/// Guards against the abbreviation `CST`, which means Shanghai, Chicago, and others.
 #[tokio::test]
 async fn times_name_their_zone() {
     let server = TestServer::on_disk().await;

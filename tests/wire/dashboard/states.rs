@@ -1,11 +1,11 @@
-//! What a queue's page opens on, why its jobs died, and what its delayed jobs, schedules and jobs of old can be made to do.
+//! A queue's page: the state shown first, why its jobs died, and actions on its delayed jobs, schedules and old jobs.
 
 use super::{browse, dead_job, submit};
 use crate::support::client::send;
 use crate::support::servers::TestServer;
 use crate::support::wait::until;
 
-/// Guards against a page that opens on an empty list while jobs die or wait.
+/// Guards against a page that opens with an empty list while jobs are dead or delayed.
 #[tokio::test]
 async fn a_queue_page_opens_on_the_state_that_matters() {
     let server = TestServer::on_disk().await;
@@ -25,12 +25,12 @@ async fn a_queue_page_opens_on_the_state_that_matters() {
     dead_job(&server, &token, "q", "x", "why").await;
     server.sampled().await;
     assert_eq!(shown().await, "Dead 1", "a job has died");
-    // Nothing is behind a zero.
+    // A state without jobs has no link.
     let page = browse(&server, queue).await.expect(200);
     assert!(page.all("a").all(|a| a.text.trim() != "0" && a.text != "Ready 0"), "{}", page.main);
 }
 
-/// Guards against jobs that died of slow workers, and that no reason leads to.
+/// Guards against jobs that died because their workers were too slow, and that no reason links to.
 #[tokio::test]
 async fn a_timeout_is_a_reason_like_any_other() {
     let server = TestServer::on_disk().await;
@@ -52,7 +52,7 @@ async fn a_timeout_is_a_reason_like_any_other() {
     asks.says("with the reason ttr expired");
     assert_eq!(asks.field("reason"), "", "the form keeps it");
     let sure = [("do", "respawn-all"), ("sure", "yes"), ("reason", ""), ("tries", "3")];
-    submit(&server, dead, &sure).await.expect(200).says("It is begun");
+    submit(&server, dead, &sure).await.expect(200).says("The action has started");
     until("it lives again", async || server.size("/api/shop/mail").await == 1).await;
     assert_eq!(server.size("/api/shop/mail/deadletter").await, 1, "the other stays");
 }
@@ -82,7 +82,10 @@ async fn delayed_jobs_are_made_due() {
         .expect(200)
         .says("All 1 delayed jobs will be ready now");
     submit(&server, queue, &[("do", "promote-all")]).await.expect(400);
-    submit(&server, queue, &[("do", "promote-all"), ("sure", "yes")]).await.expect(200).says("It is begun");
+    submit(&server, queue, &[("do", "promote-all"), ("sure", "yes")])
+        .await
+        .expect(200)
+        .says("The action has started");
     until("all are ready", async || server.size("/api/shop/q").await == 3).await;
 }
 
@@ -112,7 +115,7 @@ async fn a_schedule_is_created_and_edited() {
     browse(&server, "schedules?namespace=shop").await.expect(200).says_not("evening");
     let saved = submit(&server, form, &with(&fields, "save")).await.expect(200);
     saved.says("The schedule is saved.").says("evening");
-    // Another one does not replace it unseen.
+    // A schedule with the same name does not replace it unnoticed.
     let again = submit(&server, form, &with(&fields, "save")).await;
     assert!(again.answer.status >= 400, "{}", again.main);
 
@@ -152,7 +155,7 @@ async fn a_job_is_published_again_with_changes() {
         .says("does not fit a form");
 }
 
-/// Guards against a search that finds queues alone.
+/// Guards against a search that finds queues only.
 #[tokio::test]
 async fn search_finds_keys_and_texts() {
     let server = TestServer::on_disk().await;

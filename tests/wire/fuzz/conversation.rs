@@ -11,12 +11,12 @@ pub struct Random {
 }
 
 impl Random {
-    /// The numbers of this seed.
+    /// Returns the generator for this seed.
     pub fn new(seed: u64) -> Random {
         Random { state: seed, tidy: false }
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -35,12 +35,12 @@ impl Random {
         self.below(times) == 0
     }
 
-    /// The same for what breaks the form: never while conversations are tidy.
+    /// Like `one_in`, for invalid syntax: never while conversations are tidy.
     fn breaks(&mut self, times: usize) -> bool {
         self.one_in(times) && !self.tidy
     }
 
-    /// One of these.
+    /// Returns one of these.
     pub fn pick<'a, T: ?Sized>(&mut self, from: &[&'a T]) -> &'a T {
         from[self.below(from.len())]
     }
@@ -51,12 +51,12 @@ impl Random {
     }
 }
 
-/// What a conversation may name that exists on the server.
+/// Existing objects that a conversation may name.
 #[derive(Debug, Clone)]
 pub struct Known {
-    /// Opens the namespace `ns`. No conversation deletes it or gives it a limit.
+    /// Valid for the namespace `ns`. No conversation deletes it or sets its limit.
     pub token: String,
-    /// Opens `ns` too, and may get limits.
+    /// Also valid for `ns`; its limit may be set.
     pub limited: String,
     /// Ids of jobs in replies.
     pub ids: Vec<String>,
@@ -69,14 +69,14 @@ pub enum Port {
     Admin,
 }
 
-/// How the client leaves.
+/// How the client disconnects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leave {
-    /// It announces that it sends no more, and reads to the end.
+    /// Shuts down its side, and reads to the end.
     Read,
-    /// It closes after sending, and reads nothing.
+    /// Closes after sending, and reads nothing.
     Close,
-    /// The same with a reset.
+    /// Like `Close`, with a reset.
     Reset,
 }
 
@@ -85,17 +85,17 @@ pub enum Leave {
 pub struct Conversation {
     pub port: Port,
     pub bytes: Vec<u8>,
-    /// How many requests it was made of.
+    /// Number of requests in it.
     pub requests: usize,
     /// Where the bytes are sent in pieces; empty: all at once.
     pub pieces: Vec<usize>,
     pub leave: Leave,
-    /// Whether it is strictly HTTP, so that each request must get a response.
+    /// Whether it is valid HTTP, so that each request must get a response.
     pub tidy: bool,
 }
 
 impl Conversation {
-    /// The bytes as a literal, for a test that replays them.
+    /// Returns the bytes as a literal, for a test that replays them.
     pub fn literal(&self) -> String {
         const MOST: usize = 100_000; // longer ones are large bodies of one byte
         let shown = &self.bytes[..self.bytes.len().min(MOST)];
@@ -105,7 +105,7 @@ impl Conversation {
     }
 }
 
-/// The next conversation.
+/// Returns a random conversation.
 pub fn conversation(random: &mut Random, known: &Known) -> Conversation {
     let port = if random.one_in(4) { Port::Admin } else { Port::Api };
     let count = if random.one_in(4) { 1 } else { 1 + random.below(16) };
@@ -119,8 +119,8 @@ pub fn conversation(random: &mut Random, known: &Known) -> Conversation {
     while requests < count {
         let mut request = Request::random(random, known, port);
         requests += 1;
-        // A long poll delays later requests of its connection, which hide that its client disconnects. So only the last
-        // one waits for long, and only when its client disconnects.
+        // A long poll delays later requests of its connection, whose bytes hide that the client disconnects. So only
+        // the last request waits for long, and only if the client disconnects.
         let last = requests == count;
         request.timeout(random, last && leave != Leave::Read);
         bytes.extend(request.bytes(random));
@@ -131,7 +131,7 @@ pub fn conversation(random: &mut Random, known: &Known) -> Conversation {
     if random.breaks(3) && !bytes.is_empty() {
         bytes.truncate(random.below(bytes.len()));
     }
-    // Damage can make a short poll a long one, for which the test should not wait.
+    // Damage can turn a short poll into a long one, and the test should not wait for that.
     let leave = if leave == Leave::Read && waits_long(&bytes) { Leave::Close } else { leave };
     let mut pieces: Vec<usize> = Vec::new();
     if random.one_in(6) && bytes.len() > 1 {
@@ -142,7 +142,7 @@ pub fn conversation(random: &mut Random, known: &Known) -> Conversation {
     Conversation { port, bytes, requests, pieces, leave, tidy: random.tidy }
 }
 
-/// Whether some `timeout` in it is longer than a second.
+/// Whether some `timeout` in it exceeds a second.
 fn waits_long(bytes: &[u8]) -> bool {
     const KEY: &[u8] = b"timeout=";
     bytes.windows(KEY.len()).enumerate().filter(|(_, window)| *window == KEY).any(|(at, _)| {
@@ -151,7 +151,7 @@ fn waits_long(bytes: &[u8]) -> bool {
     })
 }
 
-/// A few bytes changed, left out, put in or said twice.
+/// Changes, removes, inserts or repeats a few bytes.
 fn damage(random: &mut Random, bytes: &mut Vec<u8>) {
     for _ in 0..1 + random.below(4) {
         if bytes.is_empty() {
@@ -226,7 +226,7 @@ impl Request {
         };
         request.some_query(random, known, port);
         request.some_headers(random, known, port);
-        // A queue that stays paused is one less.
+        // A queue that stays paused would no longer be useful.
         if request.path.ends_with(b"/pause") && !random.one_in(20) {
             request.query.insert(0, (b"for".to_vec(), b"0.05".to_vec()));
         }
@@ -292,7 +292,7 @@ impl Request {
         }
     }
 
-    /// Consumes mostly do not wait.
+    /// Most consumes do not wait.
     fn timeout(&mut self, random: &mut Random, may_be_long: bool) {
         if self.consumes && random.one_in(6) {
             let seconds = match random.below(12) {
@@ -300,7 +300,7 @@ impl Request {
                 3 => odd_number(random),
                 _ => number(random, 1),
             };
-            // An odd value must not be a long time: the first of a repeated key counts.
+            // An invalid value must not be a long time: the first of a repeated key counts.
             let seconds = if may_be_long || !long(&seconds) { seconds } else { b"0".to_vec() };
             self.query.insert(0, (b"timeout".to_vec(), seconds));
         } else if self.consumes {
@@ -412,7 +412,7 @@ impl Request {
             _ => target,
         };
         let version = match random.below(40) {
-            // Its connection ends after the response.
+            // The connection ends after the response.
             0 => "HTTP/1.0",
             2 if !random.tidy => {
                 random.pick(&["HTTP/0.9", "HTTP/2.0", "HTTP/1.2", "http/1.1", "HTTP/1", "", "HTTP/1.1 "])
@@ -479,7 +479,7 @@ impl Request {
     }
 }
 
-/// A body in chunks, now and then with an extension, a trailer or a mistake.
+/// Encodes a body in chunks, sometimes with an extension, a trailer or an error.
 fn chunked(random: &mut Random, body: &[u8]) -> Option<Vec<u8>> {
     if body.len() > 100_000 && !random.one_in(4) {
         return None;
@@ -585,7 +585,7 @@ fn admin_path<'a>(random: &mut Random, known: &Known) -> (&'a str, Vec<u8>) {
         26 => ("GET", b"/pools".to_vec()),
         27 => ("GET", b"/info".to_vec()),
         28 => ("GET", b"/version".to_vec()),
-        // A scrape is much work, since the labels of many queues are in it.
+        // A scrape is expensive, since it contains the labels of many queues.
         29 if random.one_in(20) => ("GET", b"/metrics".to_vec()),
         30 => ("GET", b"/ready".to_vec()),
         31 => ("GET", b"/accesslog".to_vec()),
@@ -614,7 +614,7 @@ fn queue(random: &mut Random) -> Vec<u8> {
     }
 }
 
-/// What a consume names: one queue, some, or far too many.
+/// Returns the queues of a consume: one, some, or far too many.
 fn queues(random: &mut Random, first: &[u8]) -> Vec<u8> {
     let many = match random.below(400) {
         0 => 101 + random.below(200),
@@ -629,7 +629,7 @@ fn queues(random: &mut Random, first: &[u8]) -> Vec<u8> {
     list
 }
 
-/// A name of letters, sometimes one that is too long.
+/// Returns a name of letters, sometimes a too long one.
 fn name(random: &mut Random) -> Vec<u8> {
     let most = if random.one_in(20) { 300 } else { 3 };
     letters(random, most)
@@ -650,7 +650,7 @@ fn job_id(random: &mut Random, known: &Known) -> Vec<u8> {
     }
 }
 
-/// A token that a client chooses, or shows.
+/// Returns a token chosen by a client, or sent with a request.
 fn chosen_token(random: &mut Random, known: &Known) -> Vec<u8> {
     match random.below(6) {
         0 => known.limited.clone().into_bytes(),
@@ -661,7 +661,7 @@ fn chosen_token(random: &mut Random, known: &Known) -> Vec<u8> {
     }
 }
 
-/// A job's key, mostly one of a few, so that keys are taken.
+/// Returns a job key, mostly one of a few, so that keys are held.
 fn key(random: &mut Random) -> Vec<u8> {
     match random.below(8) {
         0 => odd_value(random),
@@ -670,7 +670,7 @@ fn key(random: &mut Random) -> Vec<u8> {
     }
 }
 
-/// JSON as the new routes take it, and nearly so.
+/// Returns JSON for a route, valid or nearly so.
 fn verb_body(random: &mut Random) -> Vec<u8> {
     let one = |random: &mut Random| {
         random
@@ -723,7 +723,7 @@ fn odd_number(random: &mut Random) -> Vec<u8> {
         .into()
 }
 
-/// Whether this may be read as more than a second.
+/// Whether this may be parsed as more than a second.
 fn long(seconds: &[u8]) -> bool {
     !matches!(seconds, b"0" | b"1" | b"00000000000000000000001" | b"%31")
 }
@@ -772,7 +772,7 @@ fn header_value(random: &mut Random) -> Vec<u8> {
     }
 }
 
-/// Some characters of a path in percent-encoding, once or twice.
+/// Percent-encodes some characters of a path, once or twice.
 fn encode(random: &mut Random, path: &mut Vec<u8>) {
     let mut encoded = Vec::new();
     for byte in path.drain(..) {

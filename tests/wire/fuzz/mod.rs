@@ -23,21 +23,21 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Requests on each store when nothing else is said.
+/// Default number of requests on each store.
 const REQUESTS: usize = 6_000;
-/// No run throws for longer when nothing else is said.
+/// Default limit of the time of a run.
 const SECONDS: usize = 100;
-/// Conversations at a time.
+/// Number of concurrent conversations.
 const CLIENTS: usize = 24;
 /// Allowed growth of memory from the first quarter of the requests to the end. By then the caches, the metrics of
 /// queues and the store's buffers have not all reached their limits.
 const GROWTH_KB: usize = 48 * 1024;
 /// Conversations that once broke the server, as printed by a failure.
 const REPLAYED: &[(Port, &[u8])] = &[
-    // Refused before the body is asked for.
+    // Refused before the body is requested.
     (Port::Api, b"PUT /ns/x HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc"),
 ];
-/// Ids that are kept, so that a conversation can name jobs that there are.
+/// Number of ids kept, so that conversations can name existing jobs.
 const KEPT_IDS: usize = 200;
 
 fn setting(name: &str, usual: usize) -> usize {
@@ -97,7 +97,7 @@ impl Target {
         }
     }
 
-    /// Resident memory in KB.
+    /// Returns the resident memory in KB.
     fn memory(&self) -> usize {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid))
             .expect("the server should be alive");
@@ -105,7 +105,7 @@ impl Target {
         line.split_whitespace().nth(1).and_then(|kb| kb.parse().ok()).expect("a number of KB")
     }
 
-    /// Open sockets.
+    /// Returns the number of open sockets.
     fn sockets(&self) -> usize {
         let files = std::fs::read_dir(format!("/proc/{}/fd", self.pid)).expect("it is alive");
         let links = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
@@ -118,14 +118,14 @@ impl Target {
         let mut least = self.memory();
         while least > enough && began.elapsed() < TIMEOUT {
             tokio::time::sleep(Duration::from_millis(200)).await;
-            // An allocator gives memory back when it is used.
+            // An allocator releases memory while it is used.
             send(request("GET", &format!("http://{}/ping", self.api), "")).await.expect(200);
             least = least.min(self.memory());
         }
         least
     }
 
-    /// Publish, consume and ack work, and how long the three took.
+    /// Publishes, consumes and acks. Returns how long the three took.
     async fn serves(&self, queue: &str) -> Duration {
         let began = Instant::now();
         let url = format!("http://{}/api/ns/{queue}", self.api);
@@ -142,7 +142,7 @@ impl Target {
 #[derive(Default)]
 struct Tally {
     requests: AtomicUsize,
-    /// By port and status.
+    /// Number of replies by port and status.
     answers: Mutex<BTreeMap<(&'static str, u16), usize>>,
     ids: Mutex<Vec<String>>,
     broken: Mutex<Option<String>>,
@@ -161,7 +161,7 @@ impl Tally {
         }
     }
 
-    /// Records the replies, or returns what is wrong with them.
+    /// Records the replies. Fails with the reason if one is invalid.
     fn note(&self, conversation: &Conversation, read: &[u8], in_order: bool) -> Result<(), String> {
         let port = if conversation.port == Port::Api { "public" } else { "admin" };
         let answers = answers(read)?;
@@ -196,9 +196,9 @@ impl Tally {
     }
 }
 
-/// The only 5xx that are no faults. lmstfy returns 500 to a POST of a limit that exists, and so do we, as recorded.
-/// `/ready` gives each store a second, which may be too short on a busy machine. No other limit that leads to a 503
-/// is near.
+/// The only 5xx responses that are not faults. lmstfy returns 500 to a POST of an existing limit, and so does Dormouse,
+/// as recorded. `/ready` gives each store a second, which may be too short on a busy machine. No other limit that
+/// causes a 503 is close.
 fn explained(answer: &Answer<'_>) -> bool {
     answer.status == 500 && answer.body.ends_with(b") has already exists\"}")
         || answer.status == 503 && answer.body.ends_with(b" does not answer\"}")
@@ -206,7 +206,7 @@ fn explained(answer: &Answer<'_>) -> bool {
 
 struct Answer<'a> {
     status: u16,
-    /// The server has announced that no other response follows on this connection.
+    /// The server has announced that this is the last response on the connection.
     last: bool,
     body: &'a [u8],
 }
@@ -246,7 +246,7 @@ fn answers(mut read: &[u8]) -> Result<Vec<Answer<'_>>, String> {
     Ok(answers)
 }
 
-/// How many bytes a body in chunks takes: all that there are, if it is cut off.
+/// Returns the length of a chunked body: everything, if it is truncated.
 fn chunks(text: &[u8]) -> Option<usize> {
     let mut at = 0;
     loop {
@@ -283,12 +283,12 @@ async fn talk(addr: SocketAddr, conversation: &Conversation) -> Result<(Vec<u8>,
     let write = async {
         let mut from = 0;
         for to in conversation.pieces.iter().copied().chain([conversation.bytes.len()]) {
-            // A server may close as soon as it has seen nonsense.
+            // A server may close as soon as it has read invalid input.
             if writer.write_all(&conversation.bytes[from..to]).await.is_err() {
                 break;
             }
             from = to;
-            // Pieces that are to arrive as such.
+            // Makes pieces arrive separately.
             tokio::task::yield_now().await;
         }
         if leave == Leave::Read {
@@ -314,7 +314,7 @@ async fn talk(addr: SocketAddr, conversation: &Conversation) -> Result<(Vec<u8>,
         .map_err(|_| format!("the connection has not ended after {TIMEOUT:?}"))
 }
 
-/// Conversations one after the other, until there were enough requests.
+/// Sends conversations one after another, until there were enough requests.
 async fn client(
     client: usize,
     seed: u64,
@@ -330,7 +330,7 @@ async fn client(
         if tally.requests.load(Ordering::Relaxed) >= enough {
             return;
         }
-        // Each has its own seed, so that other clients do not affect it.
+        // Each conversation has its own seed, independent of other clients.
         let mut random = Random::new(seed ^ (client as u64) << 48 ^ number << 8);
         let ids = tally.ids.lock().clone();
         let known = Known { token: target.token.clone(), limited: target.limited.clone(), ids };
@@ -361,7 +361,7 @@ async fn throw(target: &Arc<Target>, tally: &Arc<Tally>, seed: u64, enough: usiz
         }
     };
     tokio::pin!(thrown);
-    // Meanwhile an honest client is served.
+    // Meanwhile a valid client must be served.
     let mut slowest = Duration::ZERO;
     loop {
         tokio::select! {
@@ -396,7 +396,7 @@ async fn random_conversations_leave_no_trace(store: Store) {
     let tally = Arc::new(Tally::default());
     let (fresh, sockets) = (target.memory(), target.sockets());
 
-    // Caches fill, the store makes its buffers.
+    // Fills caches and the store's buffers.
     throw(&target, &tally, seed, enough / 4, end).await;
     let warm = target.memory();
     for part in 1..=8u64 {
@@ -418,7 +418,7 @@ async fn random_conversations_leave_no_trace(store: Store) {
     let left = tokio::time::timeout(TIMEOUT, nobody_waits).await;
     let polls = metrics.lines().find(|line| line.starts_with("dormouse_parked_polls"));
     assert!(left.is_ok(), "all clients have left, so no consumer should wait, but: {polls:?}");
-    // The clients' ends are known to the server by now; some of the sockets are those to a Redis.
+    // The server has detected the disconnections by now; some of the sockets belong to a Redis.
     until("the connections are closed", async || target.sockets() <= sockets + 8).await;
     let settled = target.settled_memory(warm + GROWTH_KB).await;
     println!("memory in KB: fresh {fresh}, warm {warm}, at the end {peak}, settled {settled}");

@@ -156,7 +156,7 @@ async def server_errors(s: Stage) -> None:
 )
 async def network(s: Stage) -> None:
     c = await s.client(timeout=4, retry_for=0)
-    faults = ((never, "timeout", None), (answers(408, {"error": "the body stopped coming"}), "timeout", 408),
+    faults = ((never, "timeout", None), (answers(408, {"error": "timeout while reading the body"}), "timeout", 408),
               (reset_before, "network", None), (reset_after, "network", None), (reset_within, "network", None))  # fmt: skip
     for fault, kind, status in faults:
         s.proxy.rule("publish", fault)

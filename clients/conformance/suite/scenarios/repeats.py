@@ -227,7 +227,7 @@ async def never_repeated(s: Stage) -> None:
     c = await s.client(timeout=3)
     faults: list[tuple[Action, str]] = [
         (reset_before, "network"), (reset_after, "network"), (reset_within, "network"), (dropped, "network"),
-        (never, "timeout"), (answers(408, {"error": "the body stopped coming"}), "timeout"),
+        (never, "timeout"), (answers(408, {"error": "timeout while reading the body"}), "timeout"),
         (answers(500, {"error": "internal error"}), "server"), (answers(502), "unavailable"), (answers(504), "unavailable"),
         (answers(507, {"error": "full"}), "full"),
     ]  # fmt: skip

@@ -64,7 +64,7 @@ pub const QUOTA: &[u8] = b"q";
 /// Prefix of the keys of `quotas` that name a namespace's usage.
 const USED: &[u8] = b"u";
 
-/// Key in `quotas` of the usage of a namespace with a limit on jobs or bytes.
+/// Returns the key in `quotas` of the usage of a namespace with a limit on jobs or bytes.
 pub fn used_key(namespace: &Namespace) -> Vec<u8> {
     [USED, namespace.as_str().as_bytes()].concat()
 }
@@ -99,8 +99,8 @@ pub fn read_queue_key(key: &[u8]) -> Result<Queue> {
     r.end().map(|()| queue)
 }
 
-/// `jobs`: the id, then the prefix of the queue. Ids grow with time, so new records of any queue sort last:
-/// each table holds the jobs of one period, and a read consults one table.
+/// Returns a key of `jobs`: the id, then the prefix of the queue. Ids grow with time, so new records of any queue sort
+/// last: each table holds the jobs of one period, and a read consults one table.
 pub fn job_key(queue: &[u8], id: JobId) -> Vec<u8> {
     let mut out = Vec::with_capacity(17 + queue.len());
     put_id(&mut out, id);
@@ -130,7 +130,7 @@ pub fn read_quarantined(value: &[u8]) -> Result<(Entry, String)> {
     Ok((entry, String::from_utf8_lossy(r.0).into_owned()))
 }
 
-/// `ready` and `dead`: prefix of the queue, then the number.
+/// Returns a key of `ready` and `dead`: the prefix of the queue, then the number.
 pub fn list_key(queue: &[u8], seq: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(queue.len() + 8);
     out.put_slice(queue);
@@ -174,7 +174,7 @@ pub fn read_list_time(value: &[u8]) -> Option<Micros> {
     read_number(value.get(27..)?).ok()
 }
 
-/// `delayed` and `running`: the due time, then the number.
+/// Returns a key of `delayed` and `running`: the due time, then the number.
 pub fn timer_key((due, seq): TimerKey) -> [u8; 16] {
     (u128::from(due) << 64 | u128::from(seq)).to_be_bytes()
 }
@@ -186,7 +186,7 @@ pub fn read_timer_key(key: &[u8]) -> Result<TimerKey> {
     r.end().map(|()| timer)
 }
 
-/// The value of `delayed` and `running`.
+/// Returns a value of `delayed` and `running`: the entry, then the prefix of the queue.
 pub fn timer_value(queue: &[u8], entry: &Entry) -> Vec<u8> {
     let mut out = Vec::with_capacity(27 + queue.len());
     put_entry(&mut out, entry);
@@ -201,7 +201,7 @@ pub fn split_timer_value(value: &[u8]) -> Result<(&[u8], Entry)> {
     Ok((r.0, entry))
 }
 
-/// `keys`: prefix of the queue, then the key.
+/// Returns a key of `keys`: the prefix of the queue, then the job key.
 pub fn key_key(queue: &[u8], key: &JobKey) -> Vec<u8> {
     [queue, key.as_str().as_bytes()].concat()
 }
@@ -236,7 +236,7 @@ const ONCE_KEY: u8 = b'k';
 /// Prefix of the keys of `once` that give its expiry.
 const ONCE_END: u8 = b't';
 
-/// `once`: the queue's prefix, then the idempotency key.
+/// Returns a key of `once`: the prefix of the queue, then the idempotency key.
 pub fn once_key(queue: &[u8], key: &IdempotencyKey) -> Vec<u8> {
     [&[ONCE_KEY][..], queue, key.as_bytes()].concat()
 }
@@ -278,7 +278,7 @@ pub struct Remembered {
     pub placed: Vec<Placed>,
 }
 
-/// The value of a [`once_key`].
+/// Returns the value of a [`once_key`].
 pub fn remembered(it: &Remembered) -> Vec<u8> {
     let mut out = Vec::with_capacity(24 + it.placed.len() * 26);
     out.put_u64(it.until);

@@ -7,7 +7,7 @@ use super::parts::{Malformed, Reader, Result};
 /// First byte of the keys of settings.
 const SETTING: u8 = b'r';
 
-/// `schedules`: a record of the settings.
+/// Returns the key in `schedules` of a record of the settings.
 pub fn record_key(key: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(1 + key.len());
     out.put_u8(SETTING);
@@ -22,7 +22,7 @@ pub fn record_keys() -> std::ops::Range<Vec<u8>> {
 
 /// Decodes [`record_key`].
 pub fn read_record_key(key: &[u8]) -> Result<&[u8]> {
-    key.strip_prefix(&[SETTING]).ok_or(Malformed("no record of the settings"))
+    key.strip_prefix(&[SETTING]).ok_or(Malformed("not a settings record"))
 }
 
 /// Encodes the value of a [`record_key`].

@@ -10,7 +10,7 @@
 //! - The pool is opened, and the time of day is behind the last stored time: the pool's clock continues from the
 //!   stored time, as after a step back. The time for which the pool was closed reduces its lead.
 //!
-//! It never goes back, neither while the store is open nor over a restart: a new timer is due later than every timer
+//! It never decreases, neither while the store is open nor over a restart: a new timer is due later than every timer
 //! that was pumped, and ids increase with it. Instants in calls and replies are in the time of day
 //! ([`to_day`](PoolClock::to_day), [`at_time_of_day`](PoolClock::at_time_of_day)).
 
@@ -126,12 +126,16 @@ impl PoolClock {
         self.now_micros();
         let (step_ms, ahead_ms) = (step / 1000, self.ahead());
         if step <= -STEP {
-            tracing::warn!(step_ms, ahead_ms, "the machine's clock was set back; the pool's clock goes on");
+            tracing::warn!(
+                step_ms,
+                ahead_ms,
+                "the system clock was set back; the pool's clock continues unchanged"
+            );
         } else if step >= STEP {
             tracing::warn!(
                 step_ms,
                 ahead_ms,
-                "the machine's clock was set ahead, or the machine slept; the pool's clock is never behind it"
+                "the system clock was set ahead, or the system slept; the pool's clock follows"
             );
         }
     }
@@ -174,7 +178,7 @@ mod tests {
             machine.step_wall(-step);
             assert_eq!(pool.now(), START, "not back by {step} ms");
             machine.advance(Duration::from_millis(10));
-            assert_eq!(pool.now(), START + 10, "it goes on after a step back by {step} ms");
+            assert_eq!(pool.now(), START + 10, "time continues after a step back by {step} ms");
             machine.step_wall(step);
             machine.advance(Duration::from_millis(10));
             assert_eq!(pool.now(), START + 20, "and as before when the clock is right again");
@@ -189,7 +193,7 @@ mod tests {
             assert_eq!(pool.now(), START + step as u64, "ahead by {step} ms");
             machine.step_wall(-step);
             machine.advance(Duration::from_millis(10));
-            assert_eq!(pool.now(), START + step as u64 + 10, "and it goes on from there");
+            assert_eq!(pool.now(), START + step as u64 + 10, "time continues from there");
         }
     }
 
@@ -198,11 +202,11 @@ mod tests {
         // Like a machine without a battery: it starts in 1970, and gets the time a minute later.
         let machine = Arc::new(ManualClock::new(0));
         let pool = PoolClock::new(machine.clone(), START * 1000);
-        assert_eq!(pool.now(), START, "it goes on from the time that was stored");
+        assert_eq!(pool.now(), START, "time continues from the stored time");
         machine.advance(Duration::from_secs(60));
         assert_eq!(pool.now(), START + 60_000, "and at its pace");
         machine.step_wall(START as i64 + HOUR);
-        assert_eq!(pool.now(), START + 60_000 + HOUR as u64, "it is the time of day, and not twice as late");
+        assert_eq!(pool.now(), START + 60_000 + HOUR as u64, "the pool's clock equals the time of day");
         assert_eq!(pool.ahead(), 0, "nothing of it is left");
     }
 

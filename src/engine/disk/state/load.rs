@@ -35,7 +35,7 @@ pub fn load(
     if ahead_ms > 0 {
         tracing::warn!(
             ahead_ms,
-            "the machine's clock is behind the store's; the store's goes on from where it was"
+            "the system clock is behind the store's clock, which continues from its last time"
         );
     }
     let newest = match store.get(Space::Meta, META_NEWEST)? {

@@ -169,7 +169,7 @@ impl WriterState {
                 self.queues.insert(queue.clone(), state);
             }
         }
-        self.queues.get_mut(queue).expect("it was inserted, if it was not there")
+        self.queues.get_mut(queue).expect("inserted above if absent")
     }
 
     /// Returns the key of a job's record.
@@ -338,7 +338,7 @@ impl WriterState {
             let (namespace, (jobs, bytes)) = match read {
                 Ok(read) => read,
                 Err(e) => {
-                    tracing::warn!(error = %e, "what a namespace has cannot be read and is counted anew");
+                    tracing::warn!(error = %e, "a namespace's usage record is unreadable; its jobs are counted again");
                     self.txn.delete(Space::Quotas, key);
                     continue;
                 }
@@ -388,20 +388,20 @@ impl WriterState {
         }
     }
 
-    /// A timer of this queue has ended. Its job moves to a list, so the queue does not become empty.
+    /// Counts a timer of this queue that has ended. Its job moves to a list, so the queue does not become empty.
     pub fn timer_passed(&mut self, queue: &Queue) {
         if let Some(state) = self.queues.get_mut(queue) {
             state.timers = state.timers.saturating_sub(1);
         }
     }
 
-    /// A timer of this queue was deleted together with its job.
+    /// Counts a timer of this queue that was deleted together with its job.
     pub fn timer_gone(&mut self, queue: &Queue, now: Micros) {
         self.timer_passed(queue);
         self.queues.note_idle(queue, now);
     }
 
-    /// The ttr of a job of this queue has ended.
+    /// Counts the end of the ttr of a job of this queue.
     pub fn run_passed(&mut self, queue: &Queue) {
         if let Some(state) = self.queues.get_mut(queue) {
             state.timers = state.timers.saturating_sub(1);
@@ -425,7 +425,7 @@ impl WriterState {
     /// Starts the ttr of a delivered job.
     pub fn start_ttr(&mut self, timer: TimerKey, queue: &Queue, entry: Entry) {
         // The queue of its job exists. A touch does not bring back a queue that was forgotten.
-        let state = self.queues.get_mut(queue).expect("the queue of a job is there");
+        let state = self.queues.get_mut(queue).expect("the queue of a job exists");
         state.timers += 1;
         state.running += 1;
         let value = codec::timer_value(&state.key, &entry);

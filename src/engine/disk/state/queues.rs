@@ -268,7 +268,7 @@ impl QueueState {
         of.map(|(seq, entry, _)| (*seq, *entry))
     }
 
-    /// No ready entry has a lower number.
+    /// Returns a lower bound on the numbers of ready entries.
     pub fn ready_from(&self) -> u64 {
         self.window.front().map_or(self.from, |(seq, ..)| *seq)
     }

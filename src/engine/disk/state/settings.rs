@@ -69,7 +69,8 @@ impl Settings {
         range.take_while(move |key| key.starts_with(prefix))
     }
 
-    /// Returns the current version, and up to `most` keys changed since `since`; `None`: any may have changed.
+    /// Returns at most `most` keys changed since `since`, and the version to continue from; `None`: any may have
+    /// changed.
     pub fn changes(&self, since: u64, most: usize) -> (u64, Option<Vec<Bytes>>) {
         if since == self.version {
             return (self.version, Some(Vec::new()));

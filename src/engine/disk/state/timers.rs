@@ -14,7 +14,8 @@ use crate::name::Queue;
 pub struct Timers {
     /// The delayed jobs below the horizon: all of them that are on disk.
     delayed: BTreeMap<TimerKey, (Queue, Entry)>,
-    /// Position of the next read from the disk. Delayed jobs from here on are on disk only; `None` if there are none.
+    /// Position of the next read from the disk. Delayed jobs from here on are on disk only; `None` if all are in
+    /// memory.
     horizon: Option<TimerKey>,
     /// All delayed jobs, on disk and in memory.
     delayed_count: u64,
@@ -69,7 +70,7 @@ impl Timers {
         self.horizon.is_some_and(|horizon| key >= horizon) || self.delayed.contains_key(&key)
     }
 
-    /// No delayed job has an earlier timer.
+    /// Returns a lower bound on the timers of delayed jobs; `None` without delayed jobs.
     pub fn delayed_from(&self) -> Option<TimerKey> {
         self.delayed.first_key_value().map(|(key, _)| *key).or(self.horizon)
     }

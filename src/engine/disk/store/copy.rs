@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::durable::{self, sync};
 use super::{Store, log, mark, open, tables, trees};
 
-/// How long to wait for the lock on table files, and the pause between attempts.
+/// Timeout of each attempt to lock the table files, and pause between attempts.
 const TRY: Duration = Duration::from_millis(5);
 
 impl Store {

@@ -1,5 +1,5 @@
-//! Tables of the keyspaces: flushing and compaction. Used by the sweeper thread and by tools; the size queries by
-//! anyone.
+//! Tables of the keyspaces: flushing and compaction. Used by the sweeper thread and by tools; any thread may query
+//! sizes.
 
 use std::time::Duration;
 

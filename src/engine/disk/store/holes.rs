@@ -13,7 +13,7 @@ use super::{Fatal, Space, Store, is_unreadable, or_walk};
 
 /// Number of consecutive unreadable blocks after which a table is given up: its index may fail forever.
 const BAD_BLOCKS: usize = 4096;
-/// Interval of keys at which the filter is checked too. Each filter partition covers some thousands of keys.
+/// Number of keys between two checks of the filter. Each filter partition covers some thousands of keys.
 const FILTER_ASKED: usize = 256;
 
 /// A table with a hole, and its key range.

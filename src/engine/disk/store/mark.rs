@@ -32,12 +32,14 @@ pub enum OpenError {
     Locked(PathBuf),
     #[error("{0} was written by a newer version (format {1}, this one reads {FORMAT}): run that version")]
     Newer(PathBuf, u32),
-    #[error("{0} was written before the first release (format {1}, this one reads {FORMAT}): move it away")]
+    #[error(
+        "{0} was written before the first release (format {1}, this one reads {FORMAT}): move it elsewhere"
+    )]
     Older(PathBuf, u32),
     #[error("{0} is not empty and not a dormouse directory: choose an empty one")]
     NotOurs(PathBuf),
     #[error(
-        "{0} is damaged ({1}): restore it from a copy, or open it without what is damaged: \
+        "{0} is damaged ({1}): restore it from a backup, or open it without the damaged parts: \
          dormouse repair --accept-loss {0}"
     )]
     Damaged(PathBuf, String),
@@ -180,9 +182,9 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
         return Ok(mark);
     }
     mark.said = Said::parse(path, &bytes)?;
-    // The mark may not be durable: its writer was killed before the sync, or the sync failed, after which no later sync
-    // writes what the page cache shows. A power cut would then restore the previous mark, which may describe another
-    // state: never created, or shut down before the last jobs came. So it is written again.
+    // The mark may not be durable: its writer was killed before the sync, or the sync failed, and then no later sync
+    // writes the contents of the page cache. A power cut would then restore the previous mark, which may describe
+    // another state: never created, or shut down before the last jobs arrived. So it is written again.
     mark.write().map_err(io)?;
     Ok(mark)
 }

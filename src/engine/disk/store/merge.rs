@@ -58,9 +58,8 @@ impl Store {
         })
     }
 
-    /// Merges keyspaces with too many unmerged runs, at which the store would fail at once. Returns the reason if a
-    /// table is unreadable, so that the start can be refused with its location. Long merges are left to the
-    /// background thread.
+    /// Merges keyspaces with so many unmerged runs that the store would fail at once. Returns the reason if a table is
+    /// unreadable, so that the start can be refused with its location. Long merges are left to the background thread.
     pub fn merge_overdue(&self) -> Option<String> {
         for (space, ..) in Space::ALL {
             let is_due = || self.too_many_unmerged(space) && self.table_bytes(space) <= AT_A_START;

@@ -3,7 +3,7 @@
 //!
 //! - [`txn`] is the transaction through which the writer thread reads and writes.
 //! - [`log`] holds commits; [`trees`] holds them in memory, first in [`recent`]. One background thread maintains both
-//!   ([`tend`]), another one the tables ([`merge`]). [`holes`] finds unreadable blocks.
+//!   ([`tend`]), another the tables ([`merge`]). [`holes`] finds unreadable blocks.
 //! - [`mark`] identifies and locks a directory. [`open`] opens it after [`tables`] and [`log::judge`] have found no
 //!   corruption; [`repair`] recovers a corrupt one, and [`aside`] keeps the files that it removes.
 //! - [`copy`] creates a consistent copy of an open store; [`durable`] does durable writes.

@@ -189,8 +189,8 @@ pub struct Filler<'a> {
 }
 
 impl<'a> Filler<'a> {
-    /// With `mends` it also restores entries that are unreadable in tables. Replaying those is harmless, since all
-    /// later entries are replayed too.
+    /// Creates a filler. With `mends` it also restores entries that are unreadable in tables. Replaying those is
+    /// harmless, since all later entries are replayed too.
     pub fn new(trees: &'a Trees, manifest: &Manifest, mends: bool) -> Filler<'a> {
         Filler { trees, first: manifest.first, unread: mends.then(HashMap::default) }
     }
@@ -206,7 +206,7 @@ impl<'a> Filler<'a> {
             std::io::Error::new(ErrorKind::InvalidData, format!("group {number} cannot be read"))
         })?;
         let is_missing = |(space, key, _): &Item<'_>| {
-            // Groups before the first one needed were in tables, some of which may be lost.
+            // Groups before the first needed group were in tables, and some of these may be lost.
             ((number >= *first || trees.lacks(*space)) && !trees.had(*space, number))
                 || unread.as_mut().is_some_and(|unread| {
                     // Checked once per key: from then on memory has it.
@@ -363,8 +363,8 @@ mod tests {
         bytes[2500] ^= 0x55;
         std::fs::write(&log, &bytes).unwrap(); // as above
         let refused = open(dir.path(), StoreLimits::OF_A_TOOL).map(drop);
-        let why = refused.expect_err("a table has what the log has lost").to_string();
-        assert!(why.contains("tables have group 5"), "the error says what is corrupt: {why}");
+        let why = refused.expect_err("a table has a group that the log has lost").to_string();
+        assert!(why.contains("tables have group 5"), "the error names the damage: {why}");
         assert!(std::fs::read(&log).unwrap() == bytes, "the log is as it was"); // it is there
         assert!(!dir.path().join("aside").exists(), "nothing was set aside");
     }

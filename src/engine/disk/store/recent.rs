@@ -192,7 +192,7 @@ mod tests {
             }
             let mut last = 0;
             while let Some(first) = recent.first() {
-                prop_assert!(first >= last, "groups come in order");
+                prop_assert!(first >= last, "groups arrive in order");
                 last = first;
                 for entry in recent.oldest() {
                     below.insert(entry.key.to_vec(), entry.value.map(|value| value.to_vec()));

@@ -53,18 +53,18 @@ impl fmt::Display for RepairReport {
         }
         match (self.damage.is_empty(), self.accepted) {
             (true, _) => writeln!(f, "nothing is damaged"),
-            (false, true) => writeln!(f, "the rest opens now"),
+            (false, true) => writeln!(f, "the undamaged part opens now"),
             (false, false) => writeln!(
                 f,
-                "nothing was changed. Restore a copy; or stop here, copy the directory, and give up what is damaged \
+                "nothing was changed. Restore a backup; or copy the directory, then give up the damaged parts \
                  with --accept-loss"
             ),
         }
     }
 }
 
-/// Upper bound on the job sequence numbers that lost data may have reserved (state/mod.rs). There are 2^23 times as
-/// many.
+/// Upper bound on the job sequence numbers that lost data may have reserved (state/mod.rs). There are 2^24 times as
+/// many numbers.
 const SEQS_LOST: u64 = 1 << 40;
 /// Upper bound on the number of groups lost.
 const NUMBERS_LOST: u64 = 1 << 31;

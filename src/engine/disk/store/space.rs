@@ -26,9 +26,9 @@ pub const SPACES: usize = 15;
 pub type PerSpace = [u64; SPACES];
 
 impl Space {
-    /// All keyspaces, with their names on disk and the size at which their memtables are flushed. Small enough that a
-    /// busy server stays near two hundred megabytes; large enough that most short-lived entries are deleted before a
-    /// flush, and flushes are rare. With quotas, every group writes to `quotas`; a flush keeps one entry per quota.
+    /// All keyspaces, with their names on disk and the memtable size that triggers a flush. Small enough that a busy
+    /// server stays near two hundred megabytes; large enough that most short-lived entries are deleted before a flush,
+    /// and flushes are rare. With quotas, every group writes to `quotas`; a flush keeps one entry per quota.
     pub const ALL: [(Space, &'static str, u64); SPACES] = [
         (Space::Meta, "meta", 4 * MIB),
         (Space::Jobs, "jobs", 32 * MIB),

@@ -44,7 +44,7 @@ fn read_whole(path: &Path, what: &str) -> Result<Vec<u8>> {
     })
 }
 
-/// Corruption is [`ErrorKind::InvalidData`]; other errors say nothing about the keyspace.
+/// Checks the keyspace in `dir`. Corruption is [`ErrorKind::InvalidData`]; other errors say nothing about the keyspace.
 fn judge(dir: &Path) -> Result<()> {
     let current = format!("the file {CURRENT}");
     let (version, checksum) = read_current(&read_whole(&dir.join(CURRENT), &current)?)
@@ -57,7 +57,7 @@ fn judge(dir: &Path) -> Result<()> {
     let tables = tables(&bytes).map_err(|e| invalid(format!("{list} cannot be read: {e}")))?;
     let there: BTreeSet<String> = names_in(&dir.join(TABLES))?.into_iter().collect();
     if let Some(name) = there.iter().find(|name| name.parse::<u64>().is_err()) {
-        return Err(invalid(format!("{TABLES}/{name} is no table")));
+        return Err(invalid(format!("{TABLES}/{name} is not a table")));
     }
     for (table, level) in tables {
         let name = table.to_string();
@@ -65,7 +65,7 @@ fn judge(dir: &Path) -> Result<()> {
             return Err(invalid(format!("table {table} is missing")));
         }
         if !opens(&dir.join(TABLES).join(name), level)? {
-            return Err(invalid(format!("what an open reads of table {table} cannot be read")));
+            return Err(invalid(format!("the metadata of table {table} is unreadable")));
         }
     }
     Ok(())
@@ -147,7 +147,7 @@ fn table(mut bytes: &[u8]) -> Result<u64> {
     let id = u64::from_le_bytes(read(&mut bytes)?);
     match read::<1>(&mut bytes)? {
         [0] => Ok(id),
-        _ => Err(invalid("an unknown kind of checksum")),
+        _ => Err(invalid("unknown checksum type")),
     }
 }
 
@@ -180,13 +180,13 @@ fn levels(mut section: &[u8]) -> Result<Levels> {
 /// Returns the sections of a list.
 fn sections(list: &[u8]) -> Result<Vec<(&[u8], Vec<u8>)>> {
     if !has_whole_toc(Cursor::new(list))? {
-        return Err(invalid("its list of parts is corrupt"));
+        return Err(invalid("its table of contents is corrupt"));
     }
     let reader = sfa::Reader::from_reader(&mut Cursor::new(list)).map_err(invalid)?;
     let bytes = |section: &sfa::TocEntry| {
         let from = section.pos() as usize;
         list.get(from..from.saturating_add(section.len() as usize))
-            .ok_or_else(|| invalid("a section is cut off"))
+            .ok_or_else(|| invalid("a section is truncated"))
     };
     reader.toc().iter().map(|section| Ok((bytes(section)?, section.name().to_vec()))).collect()
 }
@@ -195,7 +195,7 @@ fn sections(list: &[u8]) -> Result<Vec<(&[u8], Vec<u8>)>> {
 fn tables(list: &[u8]) -> Result<Vec<(u64, usize)>> {
     let sections = sections(list)?;
     let named = sections.iter().find(|(_, name)| name == TABLES.as_bytes());
-    let (section, _) = named.ok_or_else(|| invalid("it has no section of tables"))?;
+    let (section, _) = named.ok_or_else(|| invalid("it has no tables section"))?;
     let levels = levels(section)?;
     let tables = levels
         .iter()
@@ -331,7 +331,7 @@ mod tests {
         bytes[at + 4..at + 8].fill(0xff);
         fs::write(&table, bytes).unwrap(); // as above
         let found = damage(&keyspace).unwrap(); // as above
-        assert!(found.as_ref().is_some_and(|what| what.contains("what an open reads of table")), "{found:?}");
+        assert!(found.as_ref().is_some_and(|what| what.contains("the metadata of table")), "{found:?}");
     }
 
     /// Guards against a repair that deletes tables it does not know.

@@ -11,7 +11,7 @@ use super::tender::Tender;
 use super::trees::Written;
 use super::{Fatal, Space, Store, describe};
 
-/// Number of log files from which the entries of the older half are flushed.
+/// With more log files than this, the entries of the older half are flushed.
 const FILES: usize = 8;
 /// Maximum number of unmerged tables of a keyspace: lsm-tree's lists count up to 255.
 const MOST_RUNS: usize = 200;
@@ -86,7 +86,12 @@ impl Store {
             match self.trees.flush(space, |group| self.log.secure(group)) {
                 Ok(()) => {}
                 Err(lsm_tree::Error::Io(e)) if is_full(&e) => partial.push((space, next)),
-                Err(e) => return Err(Fatal(format!("{space:?} could not be written out: {}", describe(&e)))),
+                Err(e) => {
+                    return Err(Fatal(format!(
+                        "{space:?} could not be flushed to a table: {}",
+                        describe(&e)
+                    )));
+                }
             }
         }
         let tended = self.log.tend(self.trees.first_needed());
@@ -98,7 +103,7 @@ impl Store {
         match tended {
             Ok(()) => Ok(done),
             Err(e) if is_full(&e) => Ok(Tended::NotDone),
-            Err(e) => Err(Fatal(format!("the log could not be made ready: {e}"))),
+            Err(e) => Err(Fatal(format!("the next log file could not be prepared: {e}"))),
         }
     }
 }

@@ -105,7 +105,7 @@ impl Holes {
     }
 
     /// Returns the keys of listed jobs whose records are in a hole. After the tables are dropped, the entries of these
-    /// jobs look like those of acked jobs.
+    /// jobs look like entries of acked jobs.
     pub fn jobs(&self, store: &Store) -> Result<BTreeSet<Vec<u8>>, Fatal> {
         let mut found = BTreeSet::new();
         if self.of(Space::Jobs).is_empty() {
@@ -147,6 +147,6 @@ pub fn tidy(store: &Store, mut jobs: BTreeSet<Vec<u8>>, report: &mut RepairRepor
         txn.relieve()?;
     }
     txn.settle(true)?;
-    report.notes.push(format!("{lost} jobs are lost, whose records could not be read"));
+    report.notes.push(format!("{lost} jobs are lost: their records could not be read"));
     Ok(())
 }

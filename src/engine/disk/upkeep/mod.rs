@@ -109,7 +109,8 @@ impl Unreadable {
             let what = store.which_is_holed(space, reason, || stop.is_stopped());
             tracing::error!(
                 what,
-                "a keyspace is merged no more, and the store fails when too much of it waits to be merged: {GIVE_UP}"
+                "a table is unreadable, so its keyspace is no longer merged, and the store fails when too many \
+                 tables are unmerged: {GIVE_UP}"
             );
             self.0.push((space, what));
         }
@@ -202,7 +203,7 @@ impl Sweeper {
                         Ok(Some(compacted)) => report.compacted = compacted,
                         Ok(None) => next_upkeep += FULL_PAUSE,
                         Err(Fatal(e)) => {
-                            self.handle.poison.set(format!("upkeep of the files failed: {e}"));
+                            self.handle.poison.set(format!("maintenance of the files failed: {e}"));
                             return;
                         }
                     }
@@ -236,7 +237,7 @@ impl Sweeper {
             Ok(part) => part,
             Err(Fatal(reason)) => {
                 // Consumers of the queue get the same error.
-                tracing::error!(reason, "a ready list cannot be read, and is not swept");
+                tracing::error!(reason, "a ready list is unreadable, so its expired jobs are not deleted");
                 return Ok(None);
             }
         };
@@ -262,7 +263,7 @@ impl Sweeper {
             Err(Fatal(reason)) => {
                 tracing::error!(
                     reason,
-                    "the idempotency keys cannot be read, so expired ones are not deleted"
+                    "the idempotency keys are unreadable, so expired ones are not deleted"
                 );
                 Ok(false)
             }
@@ -406,7 +407,7 @@ mod tests {
         let thread = threads::spawn("disk-sweep", &stop, &poison, body).unwrap(); // there is room for a thread
         assert!(thread.join().is_ok(), "it should end, not panic");
         let reason = poison.check().map_err(|e| e.to_string());
-        let expected = "the store has failed and takes no more requests: the thread disk-sweep ended before it was told to";
+        let expected = "the store has failed and accepts no more requests: the thread disk-sweep ended before it was asked to";
         assert_eq!(reason, Err(expected.to_owned()));
     }
 }

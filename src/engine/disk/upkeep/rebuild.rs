@@ -63,7 +63,7 @@ struct Known {
     queues: HashSet<Bytes>,
     /// The first unused sequence number.
     next: u64,
-    /// A time that the pool's clock has reached; used as the time at which lost jobs entered their lists.
+    /// A time that the pool's clock has reached; recorded for lost jobs as the time when they entered their lists.
     now: Micros,
 }
 
@@ -84,7 +84,7 @@ impl Known {
                 // A list key ends with its number.
                 newest = newest.max(codec::split_list_key(&key)?.1);
                 if matches!(list, Space::Ready | Space::Dead) {
-                    // The time in an id may come from another pool; it is also written by a rebuild that knows no time.
+                    // The time in an id may be another pool's; a rebuild that knows no time writes it too.
                     let is_known = |at: &Micros| *at != micros_of(entry.id);
                     now = now.max(codec::read_list_time(&value).filter(is_known).unwrap_or(0));
                 }

@@ -25,7 +25,7 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     let holes = Holes::find(&store).map_err(io)?;
     report.damage.extend(holes.lines());
     let malformed = holes.malformed(&store).map_err(fatal)?;
-    report.damage.extend(malformed.iter().map(|list| format!("entries of the list {list:?} say nothing")));
+    report.damage.extend(malformed.iter().map(|list| format!("the list {list:?} has malformed entries")));
     if accept_loss && !report.damage.is_empty() {
         mark.write_repairing(true).map_err(io)?;
         let jobs = holes.jobs(&store).map_err(fatal)?;
@@ -119,7 +119,7 @@ mod tests {
         engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs // nothing is wrong with the disk
     }
 
-    /// Incompressible rows, so that they fill several blocks.
+    /// Returns an incompressible row, so that rows fill several blocks.
     fn row(kind: &[u8], n: u64) -> (Vec<u8>, [u8; 16]) {
         let noise = n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (format!("{}n{n:05}-{noise:016x}", String::from_utf8_lossy(kind)).into(), codec::used(n, noise))
@@ -357,7 +357,7 @@ mod tests {
         let lost = told.notes.iter().filter(|note| note.contains("is lost: its record")).count() as u64;
         assert!(told.accepted && (1..JOBS / 4).contains(&lost), "one block of jobs is lost: {told}");
         assert!(
-            told.notes.contains(&format!("{lost} jobs are lost, whose records could not be read")),
+            told.notes.contains(&format!("{lost} jobs are lost: their records could not be read")),
             "{told}"
         );
         let kept = told.aside.iter().any(|(from, _)| from.starts_with(dir.path().join("trees/jobs/tables")));
@@ -660,7 +660,7 @@ mod tests {
         all_read();
     }
 
-    /// Guards against a pool's clock that goes back from ahead of the time of day: new timers would be due before ones
+    /// Guards against a pool's clock that is ahead of the time of day and set back: new timers would be due before ones
     /// already pumped.
     #[tokio::test]
     async fn the_clock_is_not_behind_what_was_pumped() {

@@ -47,7 +47,7 @@ impl FreeSpace {
             tracing::error!(path, free, least = self.least, "the disk is almost full: publishes are refused");
         } else if free >= self.least.saturating_add(self.least / 8) && self.low.swap(false, Ordering::Relaxed)
         {
-            tracing::info!(path = %self.path.display(), free, "the disk has room again: publishes are taken");
+            tracing::info!(path = %self.path.display(), free, "the disk has space again: publishes are accepted");
         }
     }
 

@@ -29,7 +29,7 @@ pub struct SweepPlan {
 pub struct UpkeepReport {
     /// Compacted keyspaces.
     pub compacted: Vec<Space>,
-    /// Whether the last compaction is too recent for another one with live entries.
+    /// Whether the last compaction is too recent to start another with live entries.
     pub too_soon: bool,
     /// Whether the disk is almost full.
     pub is_low: bool,
@@ -41,7 +41,7 @@ pub struct Work {
     pub sweep: Option<Scan>,
     /// File maintenance to do now.
     pub upkeep: Upkeep,
-    /// Time from which on expired idempotency keys have not been deleted, if there are any.
+    /// The earliest expiry of idempotency keys that may not have been processed, if expired ones may exist.
     pub requests: Option<Micros>,
     /// Whether more empty queues can be removed.
     pub more: bool,

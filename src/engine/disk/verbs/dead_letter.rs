@@ -1,4 +1,4 @@
-//! The dead letter: taking jobs out of it in steps.
+//! The dead letter: removing jobs from it in steps.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub struct DeleteDead {
     pub limit: u64,
 }
 
-/// Jobs that one step took out of a dead letter.
+/// The jobs removed from a dead letter by one step.
 #[derive(Clone, Copy, Debug)]
 pub struct TakenDead {
     pub jobs: u64,

@@ -24,7 +24,7 @@ pub struct GiveUp {
     pub release: Release,
 }
 
-/// Evaluates to the record of a delivered job, or returns the reason why the delivery is over.
+/// Evaluates to the record of a delivered job, or returns why the delivery is no longer current.
 macro_rules! held {
     ($state:expr, $job:expr, $receipt:expr, $now:expr) => {
         match $state.held($job, $receipt, $now)? {

@@ -73,7 +73,7 @@ impl WriterState {
         self.txn.put_row(Space::Once, key, codec::remembered(&done));
     }
 
-    /// Returns the time from which on expired requests have not been deleted, if there are any.
+    /// Returns the earliest expiry that may not have been processed, if expired requests may exist.
     pub fn requests_ended(&self, now: Micros) -> Option<Micros> {
         (self.once > 0 && self.once_from < now).then_some(self.once_from)
     }

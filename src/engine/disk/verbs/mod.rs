@@ -1,4 +1,4 @@
-//! The verbs of the engine: what each step reads and changes, in files named as in the Redis engine. They use
+//! The verbs of the engine: the reads and writes of each step, in files named as in the Redis engine. They use
 //! [`step`](super::step), the [`state`](super::state) and the [`store`](super::store); [`list_jobs`] and [`quotas`]
 //! also call the writer thread. They know nothing of scheduling and threads.
 

@@ -1,4 +1,4 @@
-//! Promote: makes a delayed job ready before its time.
+//! Promote: makes a delayed job ready before it is due.
 
 use crate::clock::Micros;
 use crate::engine::disk::codec::{self, Location, Record};
@@ -15,7 +15,7 @@ pub struct Promote {
     pub job: JobName,
 }
 
-/// What [`By`] names, owned.
+/// An owned [`By`].
 pub enum JobName {
     Id(JobId),
     Key(JobKey),
@@ -54,8 +54,8 @@ impl Step for Promote {
 }
 
 impl WriterState {
-    /// Must begin a step, since it commits earlier writes. Stores the record anew: its old position would not show
-    /// that its timer is gone.
+    /// Makes a delayed job ready. Must begin a step, since it commits earlier writes. Also rewrites the record: its old
+    /// location would name the deleted timer.
     fn promote(&mut self, job: &JobRef, mut record: Record, now: Micros) -> Result<Promoted, Fatal> {
         let state = match record.location {
             _ if self.timers.running(job).is_some() => JobState::Running,

@@ -1,5 +1,5 @@
-//! Publish. Checks everything before it writes, and reads only what may exist: the owner of a key, and of an id that
-//! is not the newest.
+//! Publish. Checks everything before it writes, and reads only rows that may exist: the owner of a key, and of an id
+//! that is not the newest.
 
 use crate::clock::{Micros, Millis, micros};
 use crate::engine::disk::codec::{Entry, Location, Record};
@@ -58,7 +58,7 @@ impl Step for Publish {
         for (index, Placing { job, key, .. }) in jobs.iter().enumerate() {
             let before = || jobs[..index].iter().filter(|other| other.job.queue == job.queue);
             if job.id > newest {
-                // Larger than all stored ids and those before it in this call, so it is free.
+                // Larger than all stored ids and the earlier ids of this call, so it is free.
                 newest = job.id;
             } else if before().any(|other| other.job.id == job.id) {
                 return Err(taken(job).into());
@@ -71,7 +71,7 @@ impl Step for Publish {
             }
             let Some((key, on_conflict)) = key else { continue };
             if before().any(|other| other.key.as_ref().is_some_and(|(other, _)| other == key)) {
-                return Err(Error::refused("two jobs of one call have one key").into());
+                return Err(Error::refused("two jobs of one call have the same key").into());
             }
             match state.plan(&job.queue, key, *on_conflict, replaces.as_ref(), now)? {
                 Ok(plan) => plans.extend(plan.map(|plan| (index, plan))),

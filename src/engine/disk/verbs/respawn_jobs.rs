@@ -47,7 +47,7 @@ impl Step for RespawnJobs {
 }
 
 impl WriterState {
-    /// Also returns the number of bytes written.
+    /// Respawns one job. Also returns the number of bytes written.
     fn revive(
         &mut self,
         queue: &Queue,

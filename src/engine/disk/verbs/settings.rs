@@ -110,7 +110,7 @@ impl WriterState {
             return Ok(None);
         }
         let row = self.txn.row(Space::Schedules, codec::record_key(key))?;
-        let row = row.ok_or_else(|| Fatal("a setting is not whole".to_owned()))?;
+        let row = row.ok_or_else(|| Fatal("a settings record is missing".to_owned()))?;
         let (version, value) = codec::read_record_value(&row)?;
         Ok(Some((version, Bytes::copy_from_slice(value))))
     }

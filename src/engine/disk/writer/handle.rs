@@ -78,7 +78,8 @@ impl Handle {
         answer.unwrap_or(Err(Error::Closed)).map_err(|e| self.or_poisoned(e))
     }
 
-    /// `Closed` may mean that the writer has died rather than been stopped.
+    /// Replaces `Closed` by the poison's error, if the store is poisoned: the writer has then died rather than been
+    /// stopped.
     fn or_poisoned(&self, e: Error) -> Error {
         if matches!(e, Error::Closed) { self.poison.error().unwrap_or(e) } else { e }
     }

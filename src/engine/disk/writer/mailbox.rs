@@ -76,8 +76,8 @@ pub fn mailbox<T: BatchSize + Send + 'static>(
 
 impl<T: BatchSize> Sender<T> {
     /// Queues a call, which carries its own reply channel. Fails with [`Error::Overloaded`] if the queue is full and
-    /// with [`Error::Closed`] if the receiver is gone. A caller that then blocks its thread must [`wake`](Sender::wake)
-    /// the receiver.
+    /// with [`Error::Closed`] without a receiver. A caller that then blocks its thread must [`wake`](Sender::wake) the
+    /// receiver.
     pub fn send(&self, call: T) -> Result<()> {
         let mut inner = self.mailbox.inner.lock();
         if inner.closed {
@@ -207,7 +207,7 @@ mod tests {
         sender.send(Dropped(call.clone())).unwrap(); // there is room
         drop(calls);
         assert_eq!(Arc::strong_count(&call), 1, "references to the call");
-        assert!(matches!(sender.send(Dropped(call)), Err(Error::Closed)), "the receiver is gone");
+        assert!(matches!(sender.send(Dropped(call)), Err(Error::Closed)), "the receiver has been dropped");
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl Drop for Watch {
         if std::thread::panicking() {
             self.poison.set(format!("the thread {} panicked", self.name));
         } else if !self.stop.is_stopped() {
-            self.poison.set(format!("the thread {} ended before it was told to", self.name));
+            self.poison.set(format!("the thread {} ended before it was asked to", self.name));
         }
     }
 }
@@ -98,7 +98,7 @@ mod tests {
                 panicked,
                 "after a panic at the end"
             );
-            let ended = Some(format!("the thread {name} ended before it was told to"));
+            let ended = Some(format!("the thread {name} ended before it was asked to"));
             assert_eq!(reason_after(name, false, || ()), ended, "after an end without a stop");
             assert_eq!(reason_after(name, true, || ()), None, "after a stop");
         }

@@ -1,8 +1,8 @@
-//! A call finds the node of its partition, and is sent again as long as no node has begun it.
+//! Sends a call to the node of its partition, and resends it while no node has started it.
 //!
-//! A call is sent again only if it was refused before it began, or if there was no connection to send it on. One whose
-//! connection broke may have been carried out: it is never sent twice. ASKING is never sent: a partition waits while its
-//! slot moves.
+//! A call is resent only if it was refused before it started, or if there was no connection to send it on. If the
+//! connection broke, the call may have been executed, so it is never sent again. ASKING is never sent: calls to a
+//! partition wait while its slot migrates.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,63 +19,63 @@ use crate::engine::redis::link::{Lane, Link};
 use crate::error::Unreachable;
 use crate::process::tasks::Tasks;
 
-/// How long a call waits for a node that is away, or for the one that takes its place, counted from when the first call
-/// found it so: those that come later do not wait again.
+/// How long calls wait for an unavailable node or for its replacement, counted from the first call that found the node
+/// unavailable: later calls do not start over.
 const AWAY: Duration = Duration::from_secs(1);
-/// How long a call waits while its slot is moved: as long as its caller.
+/// How long a call waits while its slot migrates. Its caller waits the same time.
 const MOVING: Duration = Duration::from_secs(4);
-/// The pauses before a call is sent again: they double.
+/// First and longest pause before a call is resent. The pause doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(50);
-/// A slot of which no call was refused for so long is taken not to move.
+/// A slot is no longer considered migrating when no call was refused for this long.
 const AT_REST: Duration = Duration::from_millis(100);
-/// A node that nobody has found away for so long was back in between.
+/// An outage of a node ends when no call found it unavailable for this long.
 const FORGOTTEN: Duration = Duration::from_secs(2);
 
-/// The nodes of a pool.
+/// The nodes of a pool and the partition map.
 #[derive(Debug)]
 pub struct Cluster {
     pub parts: RwLock<Vec<Part>>,
     troubles: Vec<Mutex<Trouble>>,
-    /// Who keeps the map looks at once.
+    /// Makes the task that maintains the map update it at once.
     pub look: Notify,
-    /// The node that a call was sent on to: it knows best.
+    /// Address in the last MOVED reply: the next node to ask for the map.
     pub named: Mutex<Option<String>>,
-    /// For operators.
+    /// Facts for operators.
     pub known: Known,
-    /// What keeps the map.
+    /// The tasks that maintain the map.
     pub tasks: Tasks,
 }
 
-/// Where a partition is.
+/// The node of a partition.
 #[derive(Clone, Debug, Default)]
 pub struct Part {
-    /// Its master, once that has answered.
+    /// The connection to its master, once the map has one. It may be down.
     pub node: Option<Arc<Node>>,
     pub state: PartState,
 }
 
-/// Whether a partition can be used where it is.
+/// Whether a partition can be used on its current master.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PartState {
-    /// Nobody has looked yet whether another master has keys of it.
+    /// Other masters have not been checked for keys of the partition yet.
     #[default]
     Unchecked,
     Whole,
     Split,
 }
 
-/// What calls have met of late.
+/// Recent failures of calls to a partition.
 #[derive(Debug, Default)]
 struct Trouble {
-    /// Since when its node is away, and when that was seen last.
+    /// Start of the current outage of the node, and the last time a call met it.
     away: Option<(Instant, Instant)>,
-    /// When a call was refused last because the slot moves.
+    /// Last time a call was refused because the slot is migrating.
     moving: Option<Instant>,
 }
 
 impl Cluster {
-    /// Nothing is known of so many partitions yet.
+    /// Returns a cluster of `count` partitions whose nodes are unknown.
     pub fn new(count: usize, tasks: Tasks) -> Cluster {
         Cluster {
             parts: RwLock::new(vec![Part::default(); count]),
@@ -87,18 +87,18 @@ impl Cluster {
         }
     }
 
-    /// The node that a partition was at last, if there is one. For its clock.
+    /// Returns the last known node of a partition. Its clock applies to the partition's timers.
     pub fn link(&self, partition: Partition) -> Option<Arc<Link>> {
         let parts = self.parts.read();
         Some(parts[usize::from(partition)].node.as_ref()?.link.clone())
     }
 
-    /// The node of the first partition that has one.
+    /// Returns the node of the first partition with a known node.
     pub fn any_link(&self) -> Option<Arc<Link>> {
         self.parts.read().iter().find_map(|part| Some(part.node.as_ref()?.link.clone()))
     }
 
-    /// Every node that has partitions, and the first of those.
+    /// Returns each node that owns partitions, with its first partition.
     pub fn nodes(&self) -> Vec<(Arc<Link>, Partition)> {
         let mut nodes: Vec<(Arc<Node>, Partition)> = Vec::new();
         for (part, n) in self.parts.read().iter().zip(0..) {
@@ -111,7 +111,7 @@ impl Cluster {
         nodes.into_iter().map(|(node, n)| (node.link.clone(), n)).collect()
     }
 
-    /// Ends what keeps the map, and every node.
+    /// Stops the tasks that maintain the map, and closes every node.
     pub async fn close(&self) {
         self.tasks.stop();
         self.tasks.ended().await;
@@ -120,7 +120,7 @@ impl Cluster {
         }
     }
 
-    /// The node of a partition, if a call could be sent to it now; or why none can.
+    /// Returns the node of a partition if a call could be sent to it now, otherwise why not.
     fn find(&self, partition: Partition, lane: Lane) -> Result<Arc<Node>, Unreachable> {
         let part = self.parts.read()[usize::from(partition)].clone();
         match part {
@@ -130,7 +130,7 @@ impl Cluster {
         }
     }
 
-    /// The link to a partition's node if a call could be sent there now, without waiting.
+    /// Returns the link to a partition's node if a call could be sent to it now. Does not wait.
     pub fn try_link(&self, partition: Partition, lane: Lane) -> Result<Arc<Link>, Unreachable> {
         if self.is_moving(partition) {
             return Err(Unreachable::Moving);
@@ -138,8 +138,9 @@ impl Cluster {
         self.find(partition, lane).map(|node| node.link.clone())
     }
 
-    /// Waits until a call could be sent there, for who queues calls up. While a slot moves those that are under way find
-    /// out when it has; when there are none, the next one does.
+    /// Waits until a call could be sent, for tasks that batch calls. While a slot migrates, calls in flight keep
+    /// retrying and detect the end. Without any, the slot counts as settled after `AT_REST`, and the next call tests
+    /// it.
     pub async fn ready(&self, partition: Partition, lane: Lane) -> Outcome<()> {
         let mut patience = Patience::new();
         loop {
@@ -152,17 +153,17 @@ impl Cluster {
         }
     }
 
-    /// A call that is about to be sent to a partition.
+    /// Returns the attempts to send a call to a partition.
     pub fn attempts(&self, partition: Partition, lane: Lane) -> Attempts<'_> {
         Attempts { cluster: self, partition, lane, patience: Patience::new(), at: None, why: None }
     }
 
-    /// The same, of a call that another partition takes when this one cannot: it does not wait.
+    /// Like `attempts`, for a call that can go to another partition instead: never waits.
     pub fn attempt_now(&self, partition: Partition, lane: Lane) -> Attempts<'_> {
         Attempts { patience: Patience::none(), ..self.attempts(partition, lane) }
     }
 
-    /// What it means that a node has not begun a call.
+    /// Handles a call that `node` did not start. Returns why the partition could not be used.
     fn not_begun(&self, why: NotBegun, node: &Node) -> Unreachable {
         self.known.refused(&why);
         match why {
@@ -180,7 +181,7 @@ impl Cluster {
         }
     }
 
-    /// A pause before the next attempt; or the fault when there is none.
+    /// Pauses before the next attempt. Fails if there must be no further attempt.
     async fn wait(&self, partition: Partition, why: Unreachable, patience: &mut Patience) -> Outcome<()> {
         let now = Instant::now();
         let end = match why {
@@ -209,13 +210,13 @@ impl Cluster {
         &self.troubles[usize::from(partition)]
     }
 
-    /// Whether calls were refused just now since the slot moves.
+    /// Whether calls were refused recently because the slot is migrating.
     pub fn is_moving(&self, partition: Partition) -> bool {
         let moving = self.trouble(partition).lock().moving;
         moving.is_some_and(|last| last.elapsed() < AT_REST)
     }
 
-    /// The fault of a call that has waited too long for a partition: nothing was done.
+    /// Returns the error for a call that was not executed because it waited too long for a partition.
     pub fn too_late(&self, partition: Partition) -> Fault {
         Fault::part(if self.is_moving(partition) { Unreachable::Moving } else { Unreachable::Away })
     }
@@ -225,20 +226,19 @@ impl Cluster {
     }
 }
 
-/// The attempts to have one call carried out: it is made again as long as no node has begun it, until its caller would
-/// wait for too long.
+/// Attempts to execute one call: repeated while no node has started it, until its caller would wait too long.
 pub struct Attempts<'a> {
     cluster: &'a Cluster,
     partition: Partition,
     lane: Lane,
     patience: Patience,
-    /// The node of the last attempt, and why it has not begun the call.
+    /// Node of the last attempt, and why it did not start the call.
     at: Option<Arc<Node>>,
     why: Option<Unreachable>,
 }
 
 impl Attempts<'_> {
-    /// The node for the next attempt.
+    /// Returns the node for the next attempt, after a pause if an attempt failed.
     pub async fn next(&mut self) -> Outcome<Arc<Link>> {
         loop {
             if let Some(why) = self.why.take() {
@@ -251,7 +251,7 @@ impl Attempts<'_> {
         }
     }
 
-    /// What came of it; `None` when there is to be another attempt.
+    /// Returns the result of the call, or `None` if another attempt follows.
     pub fn outcome<T>(&mut self, answer: Outcome<T>) -> Option<Outcome<T>> {
         match (answer, &self.at) {
             (Err(Fault { not_begun: Some(NotBegun::TooLate), .. }), _) => {
@@ -275,8 +275,8 @@ impl Attempts<'_> {
     }
 }
 
-/// Asks in these attempts, each of which brings the Redis to ask. Not a function: what an async closure borrows may not go
-/// to another thread.
+/// Evaluates `$ask` for each attempt, with the link to use as `$redis`. A macro because futures of async closures that
+/// borrow are not `Send`.
 macro_rules! ask {
     ($attempts:expr, |$redis:pat_param| $ask:expr) => {{
         let mut attempts = $attempts;
@@ -291,11 +291,11 @@ macro_rules! ask {
 }
 pub(crate) use ask;
 
-/// How long a call goes on.
+/// Time budget of a call.
 struct Patience {
     began: Instant,
     pause: Duration,
-    /// There is no second attempt.
+    /// No second attempt is allowed.
     is_over: bool,
 }
 

@@ -1,9 +1,10 @@
-//! Keeps the map of a cluster: asks a node each second, another one each time, and at once after a call was sent on to
-//! another node or found none. Makes the connections to new masters, and leaves those that have no partition any more.
+//! Maintains the map of a cluster. Asks one node per second, in rotation, and also at once after a MOVED reply or when
+//! a call found no node. Connects to new masters, and disconnects from masters without partitions.
 //!
-//! A partition that is seen at another master than before is used once no other master has keys of its slot. When a master
-//! dies while it gives a slot away, its replica knows nothing of that, and would serve half of the keys. If another one has
-//! some, and the owner does not say that it gives the slot away, the partition is *split*, until somebody has mended it.
+//! A partition that has moved to another master is used only after checking that no other master has keys of its slot.
+//! If a master fails while it migrates a slot away, its promoted replica does not know of the migration, and would
+//! serve only half of the keys. If another master has some of them and the owner does not report the slot as migrating,
+//! the partition is *split* and not used until an operator has repaired it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,39 +22,39 @@ use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::connection::open::HostPort;
 use crate::engine::redis::link::Common;
 
-/// How often the map is looked at while all is well.
+/// Interval between updates of the map while every partition can be used.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The shortest pause while something is not, and the longest, to which it doubles.
+/// First and longest interval otherwise. The interval doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LAST_PAUSE: Duration = Duration::from_millis(400);
-/// A node that did not answer is not asked for so long, unless there is no other.
+/// After failing to answer, a node is asked last for this long.
 const DEAF: Duration = Duration::from_secs(2);
 /// How long the start waits for masters that do not answer.
 const START: Duration = Duration::from_secs(1);
 
-/// What keeps the map.
+/// Maintains the map.
 pub struct Follower {
     cluster: Arc<Cluster>,
-    /// Where some of the nodes are, and what all of them ask for.
+    /// Addresses of some nodes, and the login for all of them.
     address: RedisAddress,
     common: Common,
     lists: Arc<dyn PartedLists>,
     map: SlotMap,
-    /// What was said last.
+    /// The latest view.
     pub view: View,
     nodes: BTreeMap<NodeId, Arc<Node>>,
     states: Vec<PartState>,
-    /// Masters that could not be asked which keys they have. They are once they answer.
+    /// Masters that could not be asked for keys of other partitions. They are asked once they answer.
     unasked: BTreeSet<NodeId>,
     deaf: Vec<(HostPort, Instant)>,
-    /// Counts the questions, so that each goes to another node.
+    /// Number of queries so far; rotates through the nodes.
     turn: usize,
-    /// Nodes that the log has said to be away.
+    /// Nodes logged as unavailable.
     gone: BTreeMap<NodeId, HostPort>,
 }
 
 impl Follower {
-    /// Reads the first map, and waits until the masters answer, or some of them.
+    /// Reads the map, then waits until every partition can be used, at most `START`.
     pub async fn begin(
         cluster: Arc<Cluster>,
         (address, common, lists): (RedisAddress, Common, Arc<dyn PartedLists>),
@@ -82,14 +83,14 @@ impl Follower {
             follower.look().await;
         }
         if follower.cluster.nodes().is_empty() {
-            return Err(Fault::away("no master of the cluster answers"));
+            return Err(Fault::away("no master of the cluster responds"));
         }
         Ok(follower)
     }
 
-    /// A command to whoever has a slot.
+    /// Sends a command to the master of `slot`.
     pub async fn query<T: FromRedisValue>(&self, slot: u16, cmd: &Cmd) -> Outcome<T> {
-        let owner = self.view.owner(slot).ok_or_else(|| Fault::away("nobody serves a slot"))?;
+        let owner = self.view.owner(slot).ok_or_else(|| Fault::away("no node serves the slot"))?;
         let mut asked = redis::pipe();
         asked.add_command(cmd.clone());
         let (answer,): (T,) = match self.nodes.get(&owner.id) {
@@ -99,7 +100,7 @@ impl Follower {
         Ok(answer)
     }
 
-    /// Until the cluster is closed.
+    /// Updates the map until the cluster is closed.
     pub async fn run(mut self) {
         let (cluster, stop) = (self.cluster.clone(), self.cluster.tasks.stopping().clone());
         let follow = async {
@@ -116,7 +117,7 @@ impl Follower {
         stop.run_until_cancelled(follow).await;
     }
 
-    /// Whether each partition can be used.
+    /// Whether every partition can be used.
     fn is_well(&self) -> bool {
         let parts = self.cluster.parts.read();
         parts.iter().all(|part| {
@@ -124,20 +125,20 @@ impl Follower {
         })
     }
 
-    /// Asks a node, and takes what is new.
+    /// Asks one node for its view, and applies it. Tries the next node if it fails.
     async fn look(&mut self) {
         let named = self.cluster.named.lock().take();
         let named = named.and_then(|named| HostPort::parse(&named).ok());
         let mut asked: Vec<HostPort> = named.into_iter().collect();
         self.turn += 1;
         let mut all: Vec<HostPort> = self.view.masters.iter().map(|master| master.address.clone()).collect();
-        // Each node tells them in an order of its own: without this some would never be asked.
+        // Every node lists the masters in its own order, so without sorting some would never be asked.
         all.sort_by_key(HostPort::to_string);
         if !all.is_empty() {
             let first = self.turn % all.len();
             all.rotate_left(first);
         }
-        // Those that the configuration names come last: a node may have got another address.
+        // The configured addresses come last: they help if all nodes have new addresses.
         all.extend(self.address.addrs.iter().filter_map(|addr| HostPort::parse(addr).ok()));
         self.deaf.retain(|(_, since)| since.elapsed() < DEAF);
         let (good, deaf): (Vec<_>, Vec<_>) =
@@ -148,7 +149,7 @@ impl Follower {
             match self.ask(&address).await {
                 Ok(view) => return self.take(view).await,
                 Err(fault) => {
-                    tracing::debug!(pool = &*self.common.pool, "{address} does not tell the map: {fault}");
+                    tracing::debug!(pool = &*self.common.pool, "no cluster map from {address}: {fault}");
                     self.deaf.retain(|(deaf, _)| *deaf != address);
                     self.deaf.push((address, Instant::now()));
                 }
@@ -165,7 +166,7 @@ impl Follower {
         }
     }
 
-    /// Asks for its time too.
+    /// Also reads the node's clock.
     async fn ask_node(&self, node: &Node) -> Outcome<View> {
         let mut asked = redis::pipe();
         asked.cmd("TIME");
@@ -176,14 +177,15 @@ impl Follower {
             tracing::warn!(
                 pool = &*self.common.pool,
                 node = %node.address,
-                "the clock of this node is {} ms apart from those of the others: jobs are due by it",
+                "this node's clock differs from the other nodes' by {} ms, so its jobs become due early or late: \
+                 synchronize the clocks",
                 off.as_millis()
             );
         }
         View::read((nodes, slots), &node.address)
     }
 
-    /// What a node says is taken, as far as it is newer.
+    /// Applies the newer claims of a view, and updates nodes and partitions.
     async fn take(&mut self, view: View) {
         for partition in self.map.take(&view) {
             self.states[usize::from(partition)] = PartState::Unchecked;
@@ -195,7 +197,7 @@ impl Follower {
         self.tell_who_is_gone();
     }
 
-    /// The partitions of each master.
+    /// Returns the partitions of each master.
     fn owned(&self) -> BTreeMap<NodeId, Vec<Partition>> {
         let mut owned: BTreeMap<NodeId, Vec<Partition>> = BTreeMap::new();
         for partition in self.map.all() {
@@ -206,7 +208,7 @@ impl Follower {
         owned
     }
 
-    /// Makes the nodes that are new, and those that have another address.
+    /// Creates nodes for new masters and for masters with a new address.
     async fn connect(&mut self) {
         for (id, has) in self.owned() {
             let Some(master) = self.view.master(&id) else { continue };
@@ -218,17 +220,17 @@ impl Follower {
                     if let Some(old) = self.nodes.insert(id, Arc::new(node)) {
                         old.leave();
                     }
-                    // Its clock is not known yet.
+                    // Unusable until the new node's clock is known.
                     has.into_iter().for_each(|of| self.states[usize::from(of)] = PartState::Unchecked);
                 }
                 Err(fault) => {
-                    tracing::warn!(pool = &*self.common.pool, "{}: {fault}", master.address)
+                    tracing::warn!(pool = &*self.common.pool, node = %master.address, "cannot use a node of the cluster: {fault}")
                 }
             }
         }
     }
 
-    /// Whether partitions are whole that nobody has looked at where they are now.
+    /// Checks unchecked and split partitions: whether another master has keys of them.
     async fn check(&mut self) {
         // A node is used once its clock is known.
         let new: Vec<Partition> = self
@@ -260,7 +262,7 @@ impl Follower {
         let others: Vec<Master> = self.view.masters.iter().filter(|master| !master.failed).cloned().collect();
         let mut elsewhere: BTreeSet<Partition> = BTreeSet::new();
         for master in others {
-            // Who could not be asked before is asked of all.
+            // A master that could not be asked earlier is asked about all partitions.
             let was_away = back.contains(&master.id);
             let of: Vec<Partition> = if was_away { self.map.all().collect() } else { left.clone() };
             let of: Vec<Partition> =
@@ -275,7 +277,7 @@ impl Follower {
         }
         let split = self.split(&elsewhere).await;
         for partition in left {
-            // One whose owner does not tell whether it gives it away is looked at again.
+            // If an owner does not say which slots it is migrating, all are checked again next time.
             let Ok(split) = &split else { break };
             self.set_state(
                 partition,
@@ -308,8 +310,9 @@ impl Follower {
         self.nodes.get(self.map.owner(partition)?)
     }
 
-    /// Those of these partitions, which are not its own, that a master has keys of. Who was their master before, and has
-    /// not heard yet that it is no more, has all of them: that is no half.
+    /// Returns which of these partitions of other masters `master` has keys of. Excludes partitions that it still
+    /// believes to own: a demoted master that has not heard of the failover has all of their keys, which is not a
+    /// split.
     async fn keys_of_others(&self, master: &Master, of: Vec<Partition>) -> Outcome<Vec<Partition>> {
         if of.is_empty() {
             return Ok(of);
@@ -337,7 +340,7 @@ impl Follower {
         }
     }
 
-    /// Those of these partitions whose owner does not say that it gives them away.
+    /// Returns the partitions in `elsewhere` whose owner does not report their slot as migrating.
     async fn split(&self, elsewhere: &BTreeSet<Partition>) -> Outcome<BTreeSet<Partition>> {
         let mut split = BTreeSet::new();
         let owners: BTreeSet<&NodeId> = elsewhere.iter().filter_map(|of| self.map.owner(*of)).collect();
@@ -350,7 +353,7 @@ impl Follower {
         Ok(split)
     }
 
-    /// Calls find what is known now. Nodes without a partition are left.
+    /// Makes the new state visible to calls, and disconnects from nodes without partitions.
     fn publish(&mut self) {
         let mut changed = Vec::new();
         let mut parts = self.cluster.parts.write();
@@ -377,7 +380,8 @@ impl Follower {
         self.wake(&changed);
     }
 
-    /// Who waits for queues of these partitions looks again: jobs may have come while nobody listened there.
+    /// Makes waiters for queues with changed partitions fetch again: jobs may have become ready there while nothing
+    /// watched their lists.
     fn wake(&self, changed: &[Partition]) {
         if changed.is_empty() {
             return;
@@ -396,13 +400,13 @@ impl Follower {
         }
     }
 
-    /// One line in the log when a node goes, and one when it is back.
+    /// Logs one line when a node becomes unavailable and one when it is back.
     fn tell_who_is_gone(&mut self) {
         let pool = &*self.common.pool;
         for (id, node) in &self.nodes {
             let failed = self.view.master(id).is_some_and(|master| master.failed);
             if (failed || !node.is_up()) && !self.gone.contains_key(id) {
-                tracing::error!(pool, node = %node.address, "a node of the cluster is away");
+                tracing::error!(pool, node = %node.address, "a node of the cluster is unavailable");
                 self.gone.insert(id.clone(), node.address.clone());
             }
         }
@@ -414,7 +418,7 @@ impl Follower {
         self.gone.retain(|id, address| {
             let back = view.alive.contains(id) && nodes.get(id).is_none_or(|node| node.is_up());
             if back {
-                tracing::info!(pool, node = %address, "a node of the cluster is back");
+                tracing::info!(pool, node = %address, "a node of the cluster is available again");
             }
             !back
         });

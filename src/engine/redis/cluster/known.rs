@@ -1,5 +1,5 @@
-//! What is known of the masters beside which partitions they have, for operators: since when each is up or away, how far
-//! their clocks are apart, and how many calls they refused. Sends nothing.
+//! Facts about the masters for operators, beyond the partition map: whether each is up and since when, how far their
+//! clocks differ, and how many calls they refused. Sends nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,30 +13,30 @@ use crate::clock::Micros;
 use crate::engine::redis::connection::fault::NotBegun;
 use crate::engine::redis::connection::open::HostPort;
 
-/// From which difference on a clock is warned of, and below which that is over, in microseconds.
+/// Clock difference in microseconds that triggers a warning, and the one below which the warning is cleared.
 const FAR: u64 = 100_000;
 const NEAR: u64 = 50_000;
-/// Why calls were refused before they began, as the metrics name it.
+/// Reasons why calls were refused before they started, as labels of the metric.
 const KINDS: [&str; 3] = ["moved", "moving", "not_served"];
 
-/// A master.
+/// A master and its state.
 #[derive(Clone, Debug)]
 pub struct KnownMaster {
     pub id: NodeId,
     pub address: HostPort,
     pub up: bool,
-    /// Since when it is so.
+    /// When `up` last changed.
     pub since: Instant,
 }
 
-/// All of them.
+/// The facts about all masters.
 #[derive(Debug)]
 pub struct Known {
     base: Instant,
     masters: Mutex<Vec<KnownMaster>>,
-    /// What each clock said, less the time since `base`, in microseconds.
+    /// Offset of each clock: its time minus the time since `base`, in microseconds.
     clocks: Mutex<BTreeMap<NodeId, i64>>,
-    /// Those whose clocks were warned of.
+    /// Masters with an active clock warning.
     warned: Mutex<BTreeSet<NodeId>>,
     redirections: [AtomicU64; KINDS.len()],
 }
@@ -52,7 +52,7 @@ impl Known {
         }
     }
 
-    /// These are the masters now, each with whether it is up. What went without a slot is none any more.
+    /// Replaces the list of masters, given each master and whether it is up. Leaves out failed masters without slots.
     pub fn tell<'a>(&self, now: impl IntoIterator<Item = (&'a Master, bool)>) {
         let mut masters = self.masters.lock();
         let mut all = Vec::new();
@@ -70,14 +70,14 @@ impl Known {
         self.masters.lock().clone()
     }
 
-    /// A master's clock said `at` between `sent` and now. Who has a clock that is too far from the others is answered
-    /// once, with how far that is.
+    /// Records that a master's clock said `at` between `sent` and now. Returns the difference from the other clocks
+    /// once, when it becomes too large.
     pub fn clock(&self, id: &NodeId, sent: Instant, at: Micros) -> Option<Duration> {
         let micros = |at: Instant| at.duration_since(self.base).as_micros() as i64;
         let (least, most) = (at as i64 - micros(Instant::now()), at as i64 - micros(sent));
         let mut clocks = self.clocks.lock();
         let clock = clocks.entry(id.clone()).or_insert((least + most) / 2);
-        // Moved only when it cannot be true any more: slow answers do not make it worse.
+        // Moved only as far as this reply requires, so slow replies do not reduce the precision.
         *clock = (*clock).clamp(least, most.max(least));
         drop(clocks);
         let off = self.differences().get(id).map_or(0, |off| off.unsigned_abs());
@@ -88,7 +88,7 @@ impl Known {
         (off >= FAR && warned.insert(id.clone())).then(|| Duration::from_micros(off))
     }
 
-    /// How far each clock is ahead of the median, in microseconds.
+    /// Returns how far each clock is ahead of the median, in microseconds.
     pub fn differences(&self) -> BTreeMap<NodeId, i64> {
         let clocks = self.clocks.lock();
         let mut sorted: Vec<i64> = clocks.values().copied().collect();
@@ -98,7 +98,7 @@ impl Known {
         clocks.iter().map(|(id, clock)| (id.clone(), clock - median)).collect()
     }
 
-    /// A call was refused before it began.
+    /// Counts a call that was refused before it started.
     pub fn refused(&self, why: &NotBegun) {
         let kind = match why {
             NotBegun::Moved(_) => 0,
@@ -109,7 +109,7 @@ impl Known {
         self.redirections[kind].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many were, by why.
+    /// Returns the number of refused calls by reason.
     pub fn redirections(&self) -> Vec<(&'static str, u64)> {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         KINDS.into_iter().zip(self.redirections.iter().map(count)).collect()

@@ -1,13 +1,13 @@
-//! Which node has which partition, put together from what nodes say. No single node's view is the truth: of two claims to
-//! a slot the one with the newer configuration epoch is right, for that is how the nodes settle it between them. Asks
-//! nobody.
+//! Maps partitions to masters, merging the views of several nodes. No single view is authoritative: if two masters
+//! claim a slot, the claim with the higher configuration epoch wins, as it does between the nodes themselves. Sends
+//! nothing.
 
 use super::view::{NodeId, View};
 
 /// The number of a partition.
 pub type Partition = u16;
 
-/// Who has a partition, and since which epoch.
+/// The owner of a partition, and the epoch of its claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Owner {
     node: NodeId,
@@ -39,7 +39,7 @@ impl SlotMap {
         0..self.slots.len() as Partition
     }
 
-    /// Takes what is newer in a view. Answers the partitions that are at another node than before.
+    /// Applies the newer claims of a view. Returns the partitions that have moved to another node.
     pub fn take(&mut self, view: &View) -> Vec<Partition> {
         self.all().filter(|partition| self.take_one(*partition, view)).collect()
     }
@@ -55,12 +55,12 @@ impl SlotMap {
             known.epoch = known.epoch.max(claim.epoch);
             return false;
         }
-        // Who has given it away knows that it has.
+        // The previous owner's own view is authoritative about giving the slot away.
         let given_away = view.by.as_ref() == Some(&known.node);
         if claim.epoch <= known.epoch && !given_away {
             return false;
         }
-        // The epoch of the new one may not have come round yet: older claims must not win meanwhile.
+        // The view may not have the new owner's new epoch yet; meanwhile older claims must not win.
         *known = Owner { node: claim.id.clone(), epoch: claim.epoch.max(known.epoch) };
         true
     }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
     use crate::engine::redis::connection::open::HostPort;
 
-    /// A view of node `by` in which each of these nodes has a slot since an epoch.
+    /// Returns a view reported by node `by`, with one claim per `(node, slot, epoch)`.
     fn view(by: &str, claims: &[(&str, u16, u64)]) -> View {
         let mut text = String::new();
         for (id, slot, epoch) in claims {
@@ -91,9 +91,10 @@ mod tests {
         let mut map = SlotMap::new(vec![10, 20]);
         assert_eq!(map.take(&view("a", &[("a", 10, 1), ("b", 20, 2)])), [0, 1]);
         assert_eq!(owners(&map), [Some("a"), Some("b")]);
-        // A replica of b took its place.
+        // A replica of b was promoted.
         assert_eq!(map.take(&view("a", &[("a", 10, 1), ("c", 20, 3)])), [1]);
-        // b itself, cut off, and whoever has not heard of it yet, say otherwise.
+        // b itself, partitioned from the others, and a node that has not heard of the failover still report the old
+        // owner.
         for late in ["b", "a"] {
             assert_eq!(map.take(&view(late, &[("a", 10, 1), ("b", 20, 2)])), [0; 0], "{late} is late");
         }
@@ -104,7 +105,7 @@ mod tests {
     fn who_gave_a_slot_away_is_believed_and_older_views_do_not_bring_it_back() {
         let mut map = SlotMap::new(vec![10]);
         map.take(&view("a", &[("a", 10, 5)]));
-        // a has heard that b has the slot, and not of the epoch that b took for it.
+        // a knows that b owns the slot, but not yet the epoch of b's claim.
         assert_eq!(map.take(&view("a", &[("b", 10, 2), ("a", 11, 5)])), [0]);
         assert_eq!(map.take(&view("c", &[("a", 10, 5), ("b", 12, 2)])), [0; 0], "c has not heard of it");
         assert_eq!(map.take(&view("b", &[("b", 10, 6)])), [0; 0]);

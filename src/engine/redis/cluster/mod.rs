@@ -1,11 +1,12 @@
-//! A Redis Cluster under a pool: the nodes that are masters, the connections to each, and which of them has which
-//! partition. Whoever calls names a partition and never a node. Knows no key and no layout.
+//! The Redis Cluster of a pool: its masters, the connections to each, and the map of partitions to masters. Callers
+//! name a partition, never a node. Independent of keys and layout.
 //!
-//! - `view`: what one node says of the cluster; `map`: what is right of what several say.
+//! - `view`: the cluster as one node reports it; `map`: merges the views of several nodes.
 //! - `node`: a master and the connections to it.
-//! - `known`: what else is known of the masters, for operators.
-//! - `calls`: a call finds its node, and is sent again as long as no node has begun it.
-//! - `follow`: the task that keeps the map, makes and leaves nodes, and looks whether a partition is on two of them.
+//! - `known`: other facts about the masters, for operators.
+//! - `calls`: finds the node for a call, and resends the call while no node has started it.
+//! - `follow`: the task that maintains the map, adds and removes nodes, and detects partitions that are split over two
+//!   nodes.
 
 mod calls;
 mod follow;
@@ -29,35 +30,35 @@ use super::connection::fault::Outcome;
 use super::link::Common;
 use crate::process::tasks::Tasks;
 
-/// A cluster whose map is known, before anybody keeps it.
+/// A cluster whose map has been read but is not being maintained yet.
 pub struct Opened {
     pub cluster: Arc<Cluster>,
     follower: Follower,
 }
 
 impl Opened {
-    /// A command to whoever has a slot.
+    /// Sends a command to the master of `slot`.
     pub async fn query<T: FromRedisValue>(&self, slot: u16, cmd: &Cmd) -> Outcome<T> {
         self.follower.query(slot, cmd).await
     }
 
-    /// Whether somebody serves each slot.
+    /// Whether every slot has a master that has not failed.
     pub fn serves_all(&self) -> bool {
         self.follower.view.serves_all()
     }
 
-    /// Keeps the map from here on. That ends with what is answered.
+    /// Starts the task that maintains the map. Dropping the returned guard stops it.
     pub fn keep(self) -> (Arc<Cluster>, DropGuard) {
         let Opened { cluster, follower } = self;
         let tasks = &cluster.tasks;
-        tasks.spawn_essential("the map of the cluster", follower.run());
+        tasks.spawn_essential("the cluster map", follower.run());
         let guard = tasks.stopping().clone().drop_guard();
         (cluster, guard)
     }
 }
 
-/// Asks the nodes of this address for the others, and connects to the masters. `Away` when none answers, `Refused` when
-/// one cannot be used. `slots` has the slot of each partition.
+/// Asks the nodes in `address` for the cluster's masters, and connects to them. `slots` contains the slot of each
+/// partition. Fails with `Away` if no node answers, and with `Refused` if one cannot be used.
 pub async fn open(
     address: RedisAddress,
     common: Common,

@@ -1,4 +1,4 @@
-//! A master, with the connections to it; and questions to nodes that none are kept to.
+//! A master with its connections, and queries to nodes without permanent connections.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,30 +19,30 @@ use crate::engine::redis::ready_lists::ReadyLists;
 use crate::engine::redis::watch;
 use crate::name::Queue;
 
-/// How long a node may take to answer a question about the cluster: others can be asked.
+/// Timeout of a query about the cluster. Short, since other nodes can be asked.
 const ANSWER: Duration = Duration::from_millis(500);
 
-/// Which keys are ready lists, of a layout that has partitions.
+/// Ready lists of a layout with partitions.
 pub trait PartedLists: ReadyLists {
-    /// The ready lists of a queue, and where each is.
+    /// Returns the ready lists of a queue, each with its partition.
     fn lists_of(&self, queue: &Queue) -> Vec<(Partition, Vec<u8>)>;
 }
 
-/// A master that has partitions.
+/// A master that owns partitions.
 #[derive(Debug)]
 pub struct Node {
     pub id: NodeId,
     pub address: HostPort,
     pub link: Arc<Link>,
     connector: Arc<Connector>,
-    /// Its partitions.
+    /// The partitions it owns.
     has: Arc<RwLock<BTreeSet<Partition>>>,
-    /// End its tasks.
+    /// Stop its tasks on drop.
     _guards: [DropGuard; 2],
 }
 
 impl Node {
-    /// Begins to connect.
+    /// Starts to connect in the background.
     pub fn new(
         master: &Master,
         address: &RedisAddress,
@@ -53,9 +53,9 @@ impl Node {
         let has: Arc<RwLock<BTreeSet<Partition>>> = Arc::default();
         let of_node = ListsOfNode { lists: lists.clone(), has: has.clone() };
         let (link, guards) = Link::to_node(connector.clone(), common, Box::new(of_node));
-        link.tasks.spawn_essential("the watch of a node's ready lists", watch::run(link.clone()));
+        link.tasks.spawn_essential("the watch on a node's ready lists", watch::run(link.clone()));
         if common.wait_replicas > 0 {
-            link.tasks.spawn_essential("the watch of a node's replicas", link.clone().watch_replicas());
+            link.tasks.spawn_essential("the watch on a node's replicas", link.clone().watch_replicas());
         }
         Ok(Node {
             id: master.id.clone(),
@@ -67,44 +67,43 @@ impl Node {
         })
     }
 
-    /// Learns its clock. It can be used from then on.
+    /// Reads the node's clock. The node can be used afterwards.
     pub async fn learn(&self) -> Outcome<()> {
         let sent = self.link.clock.begin();
         let ((seconds, micros),): ((u64, u64),) = self.query(redis::pipe().cmd("TIME")).await?;
         self.link.clock.learn(sent, seconds * 1_000_000 + micros);
-        // Who cannot say has too few.
+        // A node that does not answer counts as having too few replicas.
         let _ = timeout(ANSWER, self.link.look_at_replicas()).await;
         Ok(())
     }
 
-    /// Commands that take it no time.
+    /// Sends commands that the node executes quickly.
     pub async fn query<T: FromRedisValue>(&self, asked: &Pipeline) -> Outcome<T> {
         let late = |_| Fault::away("no answer in time");
         timeout(ANSWER, self.link.lane(Lane::Other).query_all(asked)).await.map_err(late)?
     }
 
-    /// Whether it can be reached.
     pub fn is_up(&self) -> bool {
         self.link.is_up(Lane::Other)
     }
 
-    /// It has these partitions now.
+    /// Sets the partitions that it owns.
     pub fn has(&self, partitions: BTreeSet<Partition>) {
         *self.has.write() = partitions;
     }
 
-    /// It has no partition any more: calls under way have a moment to be answered.
+    /// Disconnects from a node that no longer owns partitions. Calls in flight have a moment to finish.
     pub fn leave(&self) {
         self.connector.leave();
     }
 }
 
-/// The same login for one node.
+/// Returns the address of one node, with the login of the cluster.
 fn at(address: &RedisAddress, node: &HostPort) -> RedisAddress {
     RedisAddress { addrs: vec![node.to_string()], cluster: false, ..address.clone() }
 }
 
-/// Commands to a node that no connection is kept to.
+/// Sends commands over a connection made for them.
 pub async fn ask_once<T: FromRedisValue>(
     address: &RedisAddress,
     node: &HostPort,
@@ -119,15 +118,15 @@ pub async fn ask_once<T: FromRedisValue>(
     timeout(ANSWER, answer).await.map_err(late)?
 }
 
-/// What a node says of the cluster.
+/// Asks a node for its view of the cluster.
 pub async fn ask_for_view(address: &RedisAddress, node: &HostPort) -> Outcome<View> {
     let said: Outcome<(String, Vec<Vec<Value>>)> = ask_once(address, node, &View::ask()).await;
     View::read(said?, node)
 }
 
-/// What the first node of an address that answers says of the cluster.
+/// Returns the view of the first node in `address` that answers.
 pub async fn first_view(address: &RedisAddress) -> Outcome<View> {
-    let mut why = Fault::refused("Cluster names no node");
+    let mut why = Fault::refused("Cluster contains no node");
     for addr in &address.addrs {
         let node = HostPort::parse(addr)?;
         match ask_for_view(address, &node).await {
@@ -139,7 +138,7 @@ pub async fn first_view(address: &RedisAddress) -> Outcome<View> {
     Err(why)
 }
 
-/// The first value that one of these commands finds. Each goes to whoever has its slot.
+/// Returns the first value found by these commands. Each is sent to the master of its slot.
 pub async fn first_found<T: FromRedisValue>(
     address: &RedisAddress,
     asked: impl IntoIterator<Item = (u16, Cmd)>,
@@ -156,17 +155,17 @@ pub async fn first_found<T: FromRedisValue>(
     Ok(None)
 }
 
-/// What to say of a Redis that tells of no cluster: most likely it is in none.
+/// Returns the error for a Redis that refused the cluster commands: most likely it is not part of a cluster.
 async fn why_refused(address: &RedisAddress, node: &HostPort, fault: Fault) -> Fault {
     let asked: Outcome<(InfoDict,)> = ask_once(address, node, redis::pipe().cmd("INFO").arg("server")).await;
     let mode = asked.ok().and_then(|(info,)| info.get::<String>("redis_mode"));
     if mode.is_none_or(|mode| mode == "cluster") {
         return fault.at(&node.to_string());
     }
-    Fault::refused(format!("Cluster names {node}, which is in no cluster: name it with Addr"))
+    Fault::refused(format!("{node} in Cluster is not in cluster mode: use Addr instead"))
 }
 
-/// The masters of a cluster that can be reached, each as a Redis of its own.
+/// Returns the reachable masters of a cluster, each as the address of a single Redis.
 pub async fn masters(address: &RedisAddress) -> Outcome<Vec<RedisAddress>> {
     let mut there = Vec::new();
     for master in first_view(address).await?.masters.iter().filter(|master| !master.failed) {
@@ -180,7 +179,7 @@ pub async fn masters(address: &RedisAddress) -> Outcome<Vec<RedisAddress>> {
     Ok(there)
 }
 
-/// The ready lists that are on a node.
+/// The ready lists on one node.
 #[derive(Debug)]
 struct ListsOfNode {
     lists: Arc<dyn PartedLists>,

@@ -1,5 +1,5 @@
-//! What one node of a cluster says of all of them: CLUSTER NODES has who is a master, since which epoch, and which slots
-//! move; CLUSTER SLOTS has the address that each announces. Asks nobody.
+//! The cluster as one of its nodes reports it. CLUSTER NODES lists the masters, their epochs and the migrating slots;
+//! CLUSTER SLOTS has the address that each master announces. Sends nothing.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use redis::{Pipeline, Value};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::connection::open::HostPort;
 
-/// The hash slots of a Redis Cluster.
+/// Number of hash slots of a Redis Cluster.
 pub const SLOTS: usize = 16_384;
 
-/// The name that a node keeps all its life.
+/// A node's id, which never changes.
 pub type NodeId = Arc<str>;
 
-/// A master, as one node sees it.
+/// A master, as one node reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Master {
     pub id: NodeId,
     pub address: HostPort,
-    /// The configuration epoch of its claim to its slots: of two claims the newer one is right.
+    /// The configuration epoch of its claim to its slots: of two claims the higher epoch wins.
     pub epoch: u64,
-    /// The cluster has agreed that it is gone.
+    /// The cluster has agreed that it failed (flag `fail`).
     pub failed: bool,
-    /// First and last of each range.
+    /// First and last slot of each range.
     slots: Vec<(u16, u16)>,
 }
 
@@ -38,27 +38,27 @@ impl Master {
     }
 }
 
-/// What a node says.
+/// One node's report about the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// Who says so.
+    /// The reporting node.
     pub by: Option<NodeId>,
     pub masters: Vec<Master>,
-    /// Every node that is not gone, replicas too.
+    /// Every node, including replicas, that has not failed.
     pub alive: Vec<NodeId>,
-    /// The slots that the one who says so is giving to another node.
+    /// Slots that the reporting node is migrating to another node.
     pub leaving: Vec<u16>,
 }
 
 impl View {
-    /// The question.
+    /// Returns the commands to send.
     pub fn ask() -> Pipeline {
         let mut asked = redis::pipe();
         asked.cmd("CLUSTER").arg("NODES").cmd("CLUSTER").arg("SLOTS");
         asked
     }
 
-    /// The answer of the node that was asked at this address.
+    /// Parses the reply of the node at the address `asked`.
     pub fn read((nodes, slots): (String, Vec<Vec<Value>>), asked: &HostPort) -> Outcome<View> {
         let announced = announced(slots);
         let mut view = View::default();
@@ -109,7 +109,7 @@ impl View {
                     let (first, last) = slot.split_once('-').unwrap_or((slot, slot));
                     ranges.push((first.parse().ok()?, last.parse().ok()?));
                 }
-                // [93->-id] goes, [93-<-id] comes.
+                // [93->-id] is a slot migrating away, [93-<-id] one being imported.
                 Some(moves) => {
                     if let Some((slot, _)) = moves.split_once("->-") {
                         self.leaving.push(slot.parse().ok()?);
@@ -121,7 +121,7 @@ impl View {
         Some(())
     }
 
-    /// Who has a slot, as this node sees it.
+    /// Returns the owner of a slot in this view.
     pub fn owner(&self, slot: u16) -> Option<&Master> {
         self.masters.iter().find(|master| master.has(slot))
     }
@@ -130,7 +130,7 @@ impl View {
         self.masters.iter().find(|master| master.id == *id)
     }
 
-    /// Whether somebody serves each slot.
+    /// Whether every slot has a master that has not failed.
     pub fn serves_all(&self) -> bool {
         let of = |master: &Master| -> usize {
             master.slots.iter().map(|(first, last)| usize::from(last.saturating_sub(*first)) + 1).sum()
@@ -139,7 +139,7 @@ impl View {
     }
 }
 
-/// Where a node is to be reached.
+/// Address that a node announces.
 #[derive(Debug)]
 struct Address {
     host: Host,
@@ -150,11 +150,11 @@ struct Address {
 enum Host {
     At(String),
     OfWhoWasAsked,
-    /// It should announce a name, and has none.
+    /// The node is configured to announce a hostname and has none.
     Unknown,
 }
 
-/// The addresses of masters by their ids. CLUSTER SLOTS answers `[first, last, [host, port, id, ..], replicas ..]`.
+/// Returns announced addresses by node id, from CLUSTER SLOTS: `[first, last, [host, port, id, ..], replicas ..]`.
 fn announced(ranges: Vec<Vec<Value>>) -> HashMap<String, Address> {
     let address = |range: Vec<Value>| -> Option<(String, Address)> {
         let node: Vec<Value> = redis::from_redis_value(range.into_iter().nth(2)?).ok()?;
@@ -222,7 +222,7 @@ fff 10.0.0.6:7000@17000 master - 0 1700000000000 9 connected
         assert!(!view.serves_all());
     }
 
-    /// Guards against a node that is looked for where it cannot be reached.
+    /// Guards against connecting to an address that a node does not announce.
     #[test]
     fn nodes_are_where_they_announce() {
         let view = view(vec![

@@ -1,4 +1,4 @@
-//! Where a Redis is and how connections to it are made, directly or through Sentinels. Knows no key.
+//! The address of a Redis, and how connections to it are opened, directly or through Sentinels. Independent of keys.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,27 +16,27 @@ use super::sentinel::{Master, Sentinels};
 use crate::process::tasks::{Failure, Tasks};
 use crate::tls::ClientTls;
 
-/// How long a connection may take to be made.
+/// Timeout of opening a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long an answer may take.
+/// Timeout of a reply.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where a Redis is. `Debug` shows no password.
+/// The address of a Redis and its login. `Debug` shows no password.
 #[derive(Clone, Default)]
 pub struct RedisAddress {
-    /// `host:port`: the Redis, or with `master_name` its Sentinels, or with `cluster` some nodes.
+    /// `host:port` of the Redis, of its Sentinels if `master_name` is set, or of some nodes if `cluster` is set.
     pub addrs: Vec<String>,
-    /// They are nodes of a cluster, which tell of the others.
+    /// Whether `addrs` are nodes of a cluster. The other nodes are discovered from them.
     pub cluster: bool,
-    /// The user of its access list.
+    /// ACL user.
     pub username: Option<String>,
     pub password: Option<String>,
     pub db: i64,
-    /// The name that the Sentinels know the Redis by.
+    /// The Redis's name in the Sentinels' configuration.
     pub master_name: Option<String>,
     pub sentinel_username: Option<String>,
     pub sentinel_password: Option<String>,
-    /// Speak TLS with it, and with its Sentinels.
+    /// TLS settings for the Redis and its Sentinels. `None`: no TLS.
     pub tls: Option<ClientTls>,
 }
 
@@ -60,9 +60,9 @@ impl fmt::Debug for RedisAddress {
 /// How the server is found.
 #[derive(Debug)]
 enum Route {
-    /// It is where the address says, until it is left.
+    /// At a fixed address, until the node is replaced.
     Direct(HostPort, Ends),
-    /// Sentinels say where it is.
+    /// Sentinels name its address.
     Sentinel(Sentinels),
 }
 
@@ -70,17 +70,17 @@ enum Route {
 pub struct Connector {
     route: Route,
     opener: Opener,
-    /// For messages: the addresses, and the master's name when there is one.
+    /// For messages: the addresses, and the master's name if set.
     label: String,
     retry: watch::Sender<()>,
-    /// The tasks of connections, and those that follow Sentinels.
+    /// Tasks of the connections, and tasks that follow Sentinels.
     tasks: Tasks,
-    /// Ends the latter.
+    /// Stops the tasks that follow Sentinels on drop.
     _stop: DropGuard,
 }
 
 impl Connector {
-    /// Checks the address, and begins to follow the master if there are Sentinels. Must be called in a runtime.
+    /// Validates the address, and starts to follow the master if there are Sentinels. Must be called in a runtime.
     pub fn new(address: &RedisAddress) -> Outcome<Connector> {
         let addrs: Vec<HostPort> =
             address.addrs.iter().map(|a| HostPort::parse(a)).collect::<Outcome<_>>()?;
@@ -90,7 +90,9 @@ impl Connector {
         };
         let (retry, tasks) = (watch::Sender::default(), Tasks::new(Failure::default()));
         let route = match &address.master_name {
-            Some(_) if addrs.is_empty() => return Err(Fault::refused("no Sentinel has an address")),
+            Some(_) if addrs.is_empty() => {
+                return Err(Fault::refused("no address of a Sentinel is configured"));
+            }
             Some(master) => {
                 let login = login(&address.sentinel_username, &address.sentinel_password);
                 let login = Login { login, tls: address.tls.clone() };
@@ -110,29 +112,29 @@ impl Connector {
         Ok(Connector { route, opener, label, retry, tasks, _stop: stop })
     }
 
-    /// For messages.
+    /// Returns the address for messages.
     pub fn label(&self) -> &str {
         &self.label
     }
 
-    /// Sent to when attempts to connect that failed may succeed now: another Redis is the master.
+    /// Returns the channel notified when failed attempts to connect may succeed: another Redis is the master.
     pub fn retry(&self) -> &watch::Sender<()> {
         &self.retry
     }
 
-    /// Where the end of a task is reported that must not end.
+    /// Returns where the unexpected end of an essential task is reported.
     pub fn failure(&self) -> &Failure {
         self.tasks.failure()
     }
 
-    /// Another node has taken this one's place: calls under way have a moment to be answered, and none begins.
+    /// Closes the connections to a replaced node, after a short time for calls in flight. No new call is sent.
     pub fn leave(&self) {
         if let Route::Direct(_, ends) = &self.route {
             ends.leave.cancel();
         }
     }
 
-    /// Follows the Sentinels no more. Connections that are open stay so.
+    /// Stops following the Sentinels. Open connections stay open.
     pub fn close(&self) {
         self.tasks.stop();
     }
@@ -141,11 +143,11 @@ impl Connector {
         self.connect_with(Arc::new(|_| ())).await
     }
 
-    /// A new connection whose pushes go to `on_push`, which must not block.
+    /// Opens a connection whose push messages go to `on_push`, which must not block.
     pub async fn connect_with(&self, on_push: OnPush) -> Outcome<Connection> {
-        // Longer than a failover that was planned takes, and than one attempt.
+        // Longer than a planned failover takes, and longer than one attempt.
         let limit = 2 * CONNECT_TIMEOUT + Duration::from_secs(1);
-        // Boxed: what it takes to connect is large, rare, and would be part of every caller's future.
+        // Boxed: the future is large and rarely used, and would be part of every caller's future.
         match timeout(limit, Box::pin(self.attempt(on_push))).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(fault)) => Err(fault.at(&self.label)),
@@ -159,7 +161,7 @@ impl Connector {
             Route::Sentinel(sentinels) => loop {
                 let master = sentinels.master().await?;
                 let attempt = self.connect_to_master(&master, on_push.clone());
-                // When another one is the master meanwhile, that one is tried at once.
+                // If the master changes meanwhile, the new one is tried at once.
                 if let Some(outcome) = master.ends.leave.run_until_cancelled(attempt).await {
                     return outcome.map_err(|fault| fault.at(&master.address.to_string()));
                 }
@@ -167,7 +169,7 @@ impl Connector {
         }
     }
 
-    /// Also asks the Redis whether it is the master: Sentinels may lag behind.
+    /// Connects, and checks with ROLE that the Redis is the master: Sentinels may lag behind.
     async fn connect_to_master(&self, master: &Master, on_push: OnPush) -> Outcome<Connection> {
         let mut connection = self.opener.open(&master.address, on_push, &master.ends).await?;
         let ask = redis::cmd("ROLE");
@@ -176,9 +178,9 @@ impl Connector {
         match timeout(CONNECT_TIMEOUT, role).await.map_err(late)?.map_err(Fault::from) {
             Ok(role) => match role.first() {
                 Some(Value::BulkString(role)) if role == b"master" => Ok(connection),
-                _ => Err(Fault::away("it is a replica, though the Sentinels call it the master")),
+                _ => Err(Fault::away("it is a replica, although the Sentinels name it as the master")),
             },
-            // Some forbid the command. The Sentinels are believed then.
+            // Some servers forbid the command. Then the Sentinels are trusted.
             Err(fault) if fault.is_refusal() && !fault.reconnect => Ok(connection),
             Err(fault) => Err(fault),
         }

@@ -1,26 +1,26 @@
-//! What a Redis error means: for the caller, and for the connection that it came from.
+//! The meaning of a Redis error, for the caller and for the connection.
 //!
-//! A command inside a script fails with a code of its own (`READONLY`, `OOM`, ..). Redis 7 answers the script call
-//! with that code. Redis 6.2 answers `ERR` and writes the code into the text. Both mean the same here.
+//! A command that fails inside a script has its own code (`READONLY`, `OOM`, ..). Redis 7 returns that code from the
+//! script call; Redis 6.2 returns `ERR` with the code in the text. Both are handled alike.
 
 use redis::{ErrorKind, ParsingError, RedisError};
 
 use crate::clock::Micros;
 use crate::error::{Error, Unreachable};
 
-/// A failed exchange. Its text may be logged: no secrets, one line.
+/// A failed exchange with a server. The text can be logged: one line, no secrets.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct Fault {
     text: String,
     kind: Kind,
-    /// The connection is of no more use: broken, or to a server that is no longer the master.
+    /// The connection must be replaced: it is broken, or its server is no longer the master.
     pub reconnect: bool,
-    /// The server takes no writes, since another is the master now: all connections to it are of no more use.
+    /// The server refuses writes because it was demoted: all connections to it must be replaced.
     pub not_master: bool,
-    /// The call has not begun, and why: in a cluster it may be sent again.
+    /// Set if the call did not start: in a cluster it may be sent again.
     pub not_begun: Option<NotBegun>,
-    /// The server has no memory left.
+    /// The server is out of memory.
     pub out_of_memory: bool,
     source: Option<RedisError>,
 }
@@ -32,20 +32,20 @@ enum Kind {
     Corrupt,
     /// The engine is closing.
     Closed,
-    /// A part of a pool.
+    /// A partition cannot be used.
     Part(Unreachable),
 }
 
-/// Why a call has not begun.
+/// Why a call did not start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotBegun {
-    /// There is no connection to send it on.
+    /// There was no connection to send it on.
     NotSent,
-    /// It has waited for too long to be sent: its caller is about to be answered.
+    /// It waited too long to be sent, and its caller is about to be answered.
     TooLate,
-    /// Another node has the slot: `host:port`, without a host if that is the one that was asked.
+    /// Another node owns the slot: `host:port`, without a host if it is the host that was asked.
     Moved(String),
-    /// The slot is being moved.
+    /// The slot is migrating.
     Moving,
     /// The node does not serve the slot now: CLUSTERDOWN, LOADING, READONLY, MASTERDOWN.
     NotServed,
@@ -64,69 +64,69 @@ impl Fault {
         }
     }
 
-    /// The same, saying which server.
+    /// Adds the server to the text.
     pub fn at(mut self, server: &str) -> Fault {
         self.text = format!("redis {server}: {}", self.text);
         self
     }
 
-    /// The server did not answer in time, or cannot be reached.
+    /// Returns the error for a server that did not answer in time or cannot be reached.
     pub fn away(text: impl Into<String>) -> Fault {
         Fault::new(Kind::Away, true, text)
     }
 
-    /// The engine is closing, and has no connections any more.
+    /// Returns the error for calls to a closing engine, which has no connections any more.
     pub fn closed() -> Fault {
         Fault::new(Kind::Closed, true, "the engine is closing")
     }
 
-    /// It was carried out, and may not last.
+    /// Returns the error for a call that was executed but may be lost in a failover.
     pub fn unsure(text: impl Into<String>) -> Fault {
         Fault::new(Kind::Away, false, text)
     }
 
-    /// A call that has waited too long to be sent: its caller is about to be answered.
+    /// Returns the error for a call that waited too long to be sent: its caller is about to be answered.
     pub fn too_late() -> Fault {
-        let fault = Fault::new(Kind::Away, false, "the call has waited too long, and was not sent");
+        let fault = Fault::new(Kind::Away, false, "the call waited too long and was not sent");
         Fault { not_begun: Some(NotBegun::TooLate), ..fault }
     }
 
-    /// A call that needs a connection finds none.
+    /// Returns the error for a call without a connection.
     pub fn not_sent(text: impl Into<String>) -> Fault {
         Fault::away(text).unsent()
     }
 
-    /// The same, of a call that there was no connection for.
+    /// Marks the error as that of a call that was not sent.
     pub fn unsent(self) -> Fault {
         Fault { not_begun: Some(NotBegun::NotSent), ..self }
     }
 
-    /// A part of the pool cannot be used now.
+    /// Returns the error for a partition that cannot be used now.
     pub fn part(why: Unreachable) -> Fault {
         Fault::new(Kind::Part(why), false, why.text())
     }
 
-    /// The server will not have it.
+    /// Returns the error for a request that the server refuses.
     pub fn refused(text: impl Into<String>) -> Fault {
         Fault::new(Kind::Refused, false, text)
     }
 
-    /// A reply that no script of ours gives.
+    /// Returns the error for a reply that none of our scripts sends.
     pub fn unreadable(what: &str) -> Fault {
         Fault::new(Kind::Corrupt, false, format!("unexpected reply to {what}"))
     }
 
-    /// Whether the same call may succeed a while later.
+    /// Whether the same call may succeed later.
     pub fn may_heal(&self) -> bool {
         self.kind != Kind::Corrupt
     }
 
-    /// Whether a part of the pool cannot be used, so that nothing was done.
+    /// Whether a partition cannot be used, so that nothing was done.
     pub fn is_of_part(&self) -> bool {
         matches!(self.kind, Kind::Part(_))
     }
 
-    /// Whether the server answered, and refused.
+    /// Whether the server replied with a refusal.
     pub fn is_refusal(&self) -> bool {
         self.kind == Kind::Refused
     }
@@ -152,26 +152,26 @@ impl From<RedisError> for Fault {
             ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => (Kind::Refused, true),
             ErrorKind::UnexpectedReturnType => (Kind::Corrupt, false),
             ErrorKind::Server(_) | ErrorKind::Extension => match code {
-                // It said itself that it did nothing, and that it is not the one to ask for a while.
+                // The server executed nothing, and cannot serve the call for a while.
                 "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "ASK" | "MOVED" | "BUSY" => {
                     (Kind::Away, false)
                 }
                 LATE => (Kind::Away, false),
-                // A failover made a replica of it: another is the master now.
+                // A failover demoted it: another server is the master now.
                 READONLY | "NOAUTH" | "WRONGPASS" => (Kind::Refused, true),
                 _ => (Kind::Refused, false),
             },
-            // A broken stream of replies cannot be trusted any more, and neither can one that timed out.
+            // After a protocol error or a timeout, replies can no longer be matched to calls.
             _ => (Kind::Away, true),
         };
         let text = match (e.kind(), code) {
             (ErrorKind::AuthenticationFailed, _) => "the password was refused".to_owned(),
-            // Of a handshake: the detail says which.
+            // TLS errors: the detail says which.
             (ErrorKind::InvalidClientConfig, _) => {
                 one_line(&format!("TLS: {}", e.detail().unwrap_or_default()))
             }
             (_, "") => one_line(&e.to_string()),
-            (_, LATE) => "the Redis came to the call too late, and did nothing".to_owned(),
+            (_, LATE) => "the Redis received the call after its deadline and did not execute it".to_owned(),
             (_, code) => one_line(&format!("{code} {detail}")),
         };
         let not_master = code == READONLY;
@@ -187,11 +187,11 @@ impl From<RedisError> for Fault {
     }
 }
 
-/// What lua/clock.lua answers a call with that comes after its deadline.
+/// Error code of lua/clock.lua for a call after its deadline.
 const LATE: &str = "LATE";
 const READONLY: &str = "READONLY";
 
-/// What the Redis's clock said, in microseconds, when it refused a call that came after its deadline.
+/// Returns the time of Redis's clock, in microseconds, if the call was refused because its deadline had passed.
 pub fn late_at(e: &RedisError) -> Option<Micros> {
     match code_and_detail(e) {
         (LATE, detail) => detail.split(' ').next()?.parse().ok(),
@@ -199,7 +199,7 @@ pub fn late_at(e: &RedisError) -> Option<Micros> {
     }
 }
 
-/// The code of what failed, and the error's further words. The code is empty when the error is no server's reply.
+/// Returns the code and the text of an error reply. The code is empty if the error is not a server's reply.
 fn code_and_detail(e: &RedisError) -> (&str, &str) {
     let code = match e.kind() {
         ErrorKind::Server(_) | ErrorKind::Extension => e.code().unwrap_or_default(),
@@ -209,8 +209,8 @@ fn code_and_detail(e: &RedisError) -> (&str, &str) {
     code_in_script_error(code, detail).unwrap_or((code, detail))
 }
 
-/// Redis 6.2 answers an error inside a script in one of these forms, the last one for an error that the script has
-/// caught and returns. The words before CODE are not in the code of the reply:
+/// Redis 6.2 reports an error inside a script in one of these forms; the last one is an error that the script caught
+/// and returned. Returns CODE and the detail:
 ///
 /// ```text
 /// ERR Error running script (call to f_SHA): @user_script:LINE: @user_script: LINE: -CODE detail
@@ -231,7 +231,7 @@ fn code_in_script_error<'a>(code: &str, detail: &'a str) -> Option<(&'a str, &'a
     is_code.then_some((code, detail))
 }
 
-/// What stands behind the number of a line.
+/// Returns the text after a line number and its colon.
 fn after_line(text: &str) -> Option<&str> {
     let rest = text.trim_start_matches([' ', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9']);
     Some(rest.strip_prefix(':')?.trim_start())
@@ -243,9 +243,9 @@ impl From<ParsingError> for Fault {
     }
 }
 
-/// The error's own words. They name commands and reasons, never arguments.
+/// Returns the error's text in one line. It contains commands and reasons, never arguments.
 fn one_line(text: &str) -> String {
-    // Script errors end in where they were raised, which says nothing to an operator.
+    // Script errors end with the script's hash and line, which do not help an operator.
     let text = text.split(" script: ").next().unwrap_or_default();
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
 }
@@ -288,7 +288,7 @@ mod tests {
                 (away, reconnect),
                 "{code}: (away, reconnect) of {fault:?}"
             );
-            assert!(fault.to_string().starts_with(code), "the code should be told: {fault}");
+            assert!(fault.to_string().starts_with(code), "the text should begin with the code: {fault}");
             assert!(!fault.to_string().contains("user_script"), "the script's line is noise: {fault}");
             let source = error.source().and_then(std::error::Error::source);
             let source = source.and_then(|source| source.downcast_ref::<RedisError>());

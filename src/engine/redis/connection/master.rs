@@ -1,16 +1,14 @@
-//! Which Redis is the master, by the answers of all Sentinels. Rules only: it makes no call and reads no clock.
+//! Decides which Redis is the master from the replies of all Sentinels. Pure rules: makes no call and reads no clock.
 //!
-//! - The answer with the newest *configuration epoch* is believed. Sentinels settle their own differences so:
-//!   each failover has a higher epoch than all before. A Sentinel that was cut off from the others, and still
-//!   names the old master, has an older one. A majority would be wrong here: right after a failover most
-//!   Sentinels have not heard of it, for up to two seconds.
-//! - If several addresses have that epoch, the one that most Sentinels name is believed, and the present master
-//!   if that decides nothing.
-//! - An epoch older than that of the present master is believed only if more than half of the listed Sentinels
-//!   have named one for [`GOSSIP`], and none of them knows a newer one: they were set up anew, or the failover
-//!   was undone.
-//! - Before the first master is believed, more than half have answered, or all were asked.
-//! - While no Sentinel answers, the present master stays.
+//! - The highest *configuration epoch* wins, as it does between Sentinels: each failover has a higher epoch than all
+//!   earlier ones. A Sentinel that was partitioned from the others and still names the old master has a lower one. A
+//!   majority would be wrong here: right after a failover most Sentinels do not know of it, for up to two seconds.
+//! - If several addresses have that epoch, the one named by most Sentinels wins; in a tie, the current master.
+//! - An epoch lower than the current master's is accepted only if more than half of the configured Sentinels have
+//!   replied with lower epochs for [`GOSSIP`], and none with the current one: the Sentinels were reinstalled, or the
+//!   failover was undone.
+//! - The first master is accepted once more than half have replied, or all were asked.
+//! - While no Sentinel replies, the current master stays.
 
 use std::time::Duration;
 
@@ -19,58 +17,58 @@ use tokio::time::Instant;
 use super::fault::{Fault, Outcome};
 use super::open::{Ends, HostPort};
 
-/// How long a master is left because a Sentinel is about to promote a replica. Sentinels ask the replica each
-/// second whether it has become a master. After this time the old one is taken again, if they still name it.
+/// How long the old master is not used after a Sentinel announced a promotion. Sentinels ask the replica every second
+/// whether it is a master. After this time the old master is used again if they still name it.
 const PROMOTION: Duration = Duration::from_secs(5);
 
-/// How long Sentinels may take to learn of a failover: they tell each other every two seconds.
+/// How long Sentinels may take to learn of a failover: they exchange state every two seconds.
 const GOSSIP: Duration = Duration::from_secs(5);
 
-/// The Redis that is the master now.
+/// The current master.
 #[derive(Clone, Debug)]
 pub struct Master {
     pub address: HostPort,
-    /// Ended when it is the master no more.
+    /// Closes its connections when it is no longer the master.
     pub ends: Ends,
 }
 
-/// What those who want to connect find.
+/// The master as callers that connect see it.
 #[derive(Clone, Debug)]
 pub enum Lookup {
-    /// The Sentinels have yet to answer.
+    /// The Sentinels have not replied yet.
     Asking,
-    /// None of them names a master.
+    /// No Sentinel names a master.
     Nobody(Fault),
-    /// The old master is left, and the next one is not known.
+    /// The old master is no longer used, and the next one is unknown.
     Between,
     Master(Master),
 }
 
-/// What a Sentinel says.
+/// The master named by a Sentinel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     pub address: HostPort,
-    /// Counts the failovers of all masters that these Sentinels watch.
+    /// Counts the failovers of all masters that these Sentinels monitor.
     pub epoch: u64,
 }
 
-/// The last answer of one Sentinel.
+/// The last reply of one Sentinel.
 #[derive(Clone, Debug)]
 enum SentinelAnswer {
     NotAsked,
-    /// It names no master, or could not be asked.
+    /// Names no master, or could not be asked.
     None(Fault),
     Named(Named),
 }
 
-/// What is believed of the master, and why. Rules only: it makes no call and reads no clock.
+/// The chosen master and the state that the choice depends on. Pure rules: makes no call and reads no clock.
 #[derive(Debug)]
 pub struct MasterChoice {
     answers: Vec<SentinelAnswer>,
     pub master: Option<(Named, Ends)>,
-    /// The master is left until then, unless another is named before.
+    /// The master is not used until this instant, unless another is named earlier.
     left_until: Option<Instant>,
-    /// Since when most Sentinels have known older epochs only.
+    /// Since when most Sentinels have replied with lower epochs only.
     older_since: Option<Instant>,
 }
 
@@ -80,7 +78,7 @@ impl MasterChoice {
         MasterChoice { answers, master: None, left_until: None, older_since: None }
     }
 
-    /// Keeps the answer of a Sentinel. Returns what those who connect shall find from now on, if it changed.
+    /// Records a Sentinel's reply. Returns the new state for callers that connect, if it changed.
     pub fn learn(&mut self, index: usize, answer: Outcome<Named>, now: Instant) -> Option<Lookup> {
         self.answers[index] = match answer {
             Ok(named) => SentinelAnswer::Named(named),
@@ -100,7 +98,7 @@ impl MasterChoice {
         Some(Lookup::Master(next))
     }
 
-    /// The master is about to be replaced. Returns the same as [`learn`](MasterChoice::learn).
+    /// Records that the master is about to be replaced. Returns the same as [`learn`](MasterChoice::learn).
     pub fn leave(&mut self, address: &HostPort, now: Instant) -> Option<Lookup> {
         let (master, _) = self.master.as_ref()?;
         if master.address != *address || self.left_until.is_some() {
@@ -136,20 +134,20 @@ impl MasterChoice {
         };
         let is_present = |address: &HostPort| present.is_some_and(|present| present.address == *address);
         let newest = named.iter().filter(|named| named.epoch == newest);
-        // Of equals the last is the greatest, so the first Sentinel of the list decides in the end.
+        // `max_by_key` returns the last maximum, so in a complete tie the first configured Sentinel wins.
         newest
             .rev()
             .max_by_key(|named| (voters(&named.address), is_present(&named.address)))
             .map(|named| (**named).clone())
     }
 
-    /// Nothing is believed: why not, once all were asked.
+    /// Returns why no master is known, once all Sentinels were asked.
     fn nobody(&self) -> Option<Lookup> {
         let mut why = None;
         for answer in &self.answers {
             match answer {
                 SentinelAnswer::NotAsked => return None,
-                // What a Sentinel said tells more than that another one did not answer.
+                // A refusal says more than a missing reply.
                 SentinelAnswer::None(fault) if why.is_none() || fault.is_refusal() => {
                     why = Some(fault.clone())
                 }
@@ -176,7 +174,7 @@ mod tests {
         Err(Fault::away("no answer"))
     }
 
-    /// One port for a master that was told, or what else was told.
+    /// Returns the port of the master found, or the other state in words.
     fn said(found: Option<Lookup>) -> Result<u16, &'static str> {
         match found {
             None => Err("nothing new"),
@@ -187,7 +185,7 @@ mod tests {
         }
     }
 
-    /// Three Sentinels that agree on this master.
+    /// Returns a choice after three Sentinels have named the same master.
     fn agreed(port: u16, epoch: u64) -> MasterChoice {
         let mut choice = MasterChoice::new(3);
         for index in 0..3 {
@@ -207,14 +205,14 @@ mod tests {
         assert_eq!(learn(&mut choice, 1, named(2, 5)), Ok(2), "two of three, and the second knows more");
         let mut choice = MasterChoice::new(3);
         assert_eq!(learn(&mut choice, 0, away()), Err("nothing new"), "the others may be there");
-        assert_eq!(learn(&mut choice, 1, away()), Err("nothing new"), "so may the last one");
+        assert_eq!(learn(&mut choice, 1, away()), Err("nothing new"), "the last one may name a master too");
         assert_eq!(learn(&mut choice, 2, named(1, 0)), Ok(1), "all were asked");
         let mut choice = MasterChoice::new(2);
         assert_eq!(learn(&mut choice, 0, Err(Fault::refused("no such master"))), Err("nothing new"));
         let found = choice.learn(1, away(), Instant::now());
         assert!(
             matches!(&found, Some(Lookup::Nobody(why)) if why.to_string() == "no such master"),
-            "what a Sentinel said is the reason, not that another is away; came {found:?}"
+            "the reason is a Sentinel's reply, not that another Sentinel is unavailable: {found:?}"
         );
         assert_eq!(learn(&mut choice, 1, named(7, 0)), Ok(7), "one that is back is believed");
     }
@@ -224,9 +222,13 @@ mod tests {
         let mut choice = agreed(1, 4);
         assert_eq!(learn(&mut choice, 2, named(2, 5)), Ok(2), "the leader of the failover says so first");
         assert_eq!(learn(&mut choice, 0, named(1, 4)), Err("nothing new"), "the others have not heard yet");
-        assert_eq!(learn(&mut choice, 1, named(1, 4)), Err("nothing new"), "nor has this one");
+        assert_eq!(
+            learn(&mut choice, 1, named(1, 4)),
+            Err("nothing new"),
+            "the second has not heard yet either"
+        );
         assert_eq!(learn(&mut choice, 0, named(2, 5)), Err("nothing new"), "now they have");
-        assert_eq!(learn(&mut choice, 2, away()), Err("nothing new"), "the leader is gone");
+        assert_eq!(learn(&mut choice, 2, away()), Err("nothing new"), "the leader is unavailable");
         assert_eq!(
             learn(&mut choice, 1, named(1, 4)),
             Err("nothing new"),
@@ -249,7 +251,7 @@ mod tests {
         assert_eq!(learn(2, away(), later), Err("nothing new"), "and gone");
         assert_eq!(learn(1, named(1, 4), later + GOSSIP / 2), Err("nothing new"), "the time began anew");
         assert_eq!(learn(0, named(1, 4), later + GOSSIP), Ok(1), "the failover was undone");
-        // Set up anew, from epoch 0.
+        // The Sentinels were reinstalled and start at epoch 0.
         let later = 2 * later;
         for index in 0..3 {
             assert_eq!(learn(index, named(3, 0), later), Err("nothing new"), "number {index} is new");

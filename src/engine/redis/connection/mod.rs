@@ -1,4 +1,5 @@
-//! Connections to a Redis: making them, keeping them, and what becomes of calls when they break. Knows no job.
+//! Connections to a Redis: opening them, reopening them, and the errors of calls whose connection breaks. Independent
+//! of jobs.
 
 pub mod connector;
 pub mod fault;

@@ -1,5 +1,5 @@
-//! Opens one connection to one address, and runs it until it ends or is ended. Knows neither why it is opened
-//! nor how the address was found.
+//! Opens one connection to one address, and drives it until it breaks or is closed. Independent of the purpose of the
+//! connection and of how the address was found.
 
 use std::fmt;
 use std::io;
@@ -22,11 +22,11 @@ use crate::dial;
 use crate::process::tasks::Tasks;
 use crate::tls::{ClientTls, is_refusal};
 
-/// How long the calls that are under way may take to be answered, once a connection is to be left. A script takes
-/// a few milliseconds at most. A Sentinel says at least 50 ms before it promotes a replica that it will.
+/// How long calls in flight may take after [`Ends::leave`]. A script takes a few milliseconds at most. A Sentinel
+/// announces the promotion of a replica at least 50 ms ahead.
 const LAST_ANSWERS: Duration = Duration::from_millis(30);
 
-/// `host:port` in two parts; a host in IPv6 has no brackets.
+/// The two parts of `host:port`. An IPv6 host has no brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPort {
     pub host: String,
@@ -34,9 +34,9 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// Reads `host:port`, with an IPv6 address in brackets.
+    /// Parses `host:port`, with an IPv6 address in brackets.
     pub fn parse(addr: &str) -> Outcome<HostPort> {
-        let bad = || Fault::refused(format!("{addr:?} is not an address: host:port is"));
+        let bad = || Fault::refused(format!("{addr:?} is not an address: write host:port"));
         let (host, port) = addr.rsplit_once(':').ok_or_else(bad)?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         match port.parse() {
@@ -53,28 +53,28 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// One connection. Clones share it; it is closed when the last of them is dropped.
+/// One connection, shared by its clones and closed when the last of them is dropped.
 #[derive(Clone, Debug)]
 pub struct Connection {
     pub redis: MultiplexedConnection,
-    /// Cancelled when the connection breaks, also while nobody uses it, and when its server is to be left.
+    /// Cancelled when the connection breaks, even while idle, and when [`Ends::leave`] is.
     pub lost: CancellationToken,
     _open: Arc<DropGuard>,
 }
 
-/// What to do with a push from the server.
+/// Handles a push message from the server.
 pub type OnPush = Arc<dyn Fn(PushInfo) + Send + Sync>;
 
-/// How the connections to one server are ended, all of them together.
+/// Closes all connections to one server.
 #[derive(Clone, Debug, Default)]
 pub struct Ends {
-    /// Cancelled when no call should begin there any more. Those under way have a moment to be answered.
+    /// Cancelled when no new call may be sent to the server. Calls in flight have [`LAST_ANSWERS`] to finish.
     pub leave: CancellationToken,
-    /// Cancelled when no answer from there counts any more: calls under way fail at once.
+    /// Cancelled when replies of the server are no longer valid: calls in flight fail at once.
     pub cut: CancellationToken,
 }
 
-/// Who we are to a server, and how we speak with it.
+/// Credentials and TLS settings for a server.
 #[derive(Clone, Debug, Default)]
 pub struct Login {
     pub login: RedisConnectionInfo,
@@ -85,11 +85,11 @@ pub struct Login {
 #[derive(Debug)]
 pub struct Opener {
     login: Login,
-    /// How long an answer may take.
+    /// Timeout of a reply.
     response_timeout: Duration,
-    /// How long it may take until a connection can be used.
+    /// Timeout of opening a connection.
     connect_timeout: Duration,
-    /// The server is older than RESP3.
+    /// The server does not support RESP3.
     resp2: AtomicBool,
     tasks: Tasks,
 }
@@ -101,13 +101,12 @@ impl Connection {
 }
 
 impl Opener {
-    /// Opens nothing yet. `tasks` has the task of each connection.
+    /// Returns an opener without connections. Each connection's task is spawned on `tasks`.
     pub fn new(login: Login, connect_timeout: Duration, response_timeout: Duration, tasks: Tasks) -> Opener {
         Opener { login, response_timeout, connect_timeout, resp2: AtomicBool::new(false), tasks }
     }
 
-    /// A new connection, whose pushes go to `on_push`, which must not block. A server that does not speak RESP3
-    /// pushes nothing.
+    /// Opens a connection. Push messages go to `on_push`, which must not block. A server without RESP3 sends none.
     pub async fn open(&self, to: &HostPort, on_push: OnPush, ends: &Ends) -> Outcome<Connection> {
         let late = |_| Fault::away("no answer while connecting");
         if !self.resp2.load(Ordering::Relaxed) {
@@ -121,19 +120,19 @@ impl Opener {
         Ok(timeout(self.connect_timeout, self.attempt(to, None, ends)).await.map_err(late)??)
     }
 
-    /// Whether connections have pushes, as far as is known.
+    /// Whether the server sends push messages, as far as is known.
     pub fn has_pushes(&self) -> bool {
         !self.resp2.load(Ordering::Relaxed)
     }
 
-    /// With RESP3 if there is something to do with pushes.
+    /// Uses RESP3 if `on_push` is given.
     async fn attempt(&self, to: &HostPort, on_push: Option<OnPush>, ends: &Ends) -> RedisResult<Connection> {
         let mut config = AsyncConnectionConfig::new().set_response_timeout(Some(self.response_timeout));
         let mut protocol = ProtocolVersion::RESP2;
         if let Some(on_push) = on_push {
             protocol = ProtocolVersion::RESP3;
             config = config.set_push_sender(move |push: PushInfo| {
-                // Its end is noticed by its task.
+                // The connection's task detects a disconnection itself.
                 if push.kind != PushKind::Disconnection {
                     on_push(push);
                 }
@@ -175,7 +174,7 @@ impl Opener {
     }
 }
 
-/// What an error of a handshake means: a server that shows another certificate, or speaks no TLS, does so later too.
+/// Converts a TLS handshake error. A wrong certificate or a server without TLS is permanent, so it becomes a refusal.
 fn not_trusted(error: io::Error) -> RedisError {
     if is_refusal(&error) {
         return RedisError::from((ErrorKind::InvalidClientConfig, "TLS", error.to_string()));
@@ -183,8 +182,8 @@ fn not_trusted(error: io::Error) -> RedisError {
     error.into()
 }
 
-/// Whether the server has no HELLO: it is too old, or somebody has taken the command away. The client knows only
-/// one of the two ways that servers quote the command's name.
+/// Whether the server has no HELLO: it is too old, or an administrator has disabled the command. The client recognises
+/// only one of the two ways in which servers quote the command's name.
 fn speaks_no_resp3(e: &RedisError) -> bool {
     let says = |text: &str| e.detail().is_some_and(|detail| detail.to_lowercase().starts_with(text));
     e.kind() == ErrorKind::RESP3NotSupported

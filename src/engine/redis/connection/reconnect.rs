@@ -1,5 +1,5 @@
-//! Stays connected: makes a connection, has it used until it breaks, and makes it again after a pause. Knows neither
-//! what the connection is for nor how it is made.
+//! Keeps a connection open: connects, lets it be used until it breaks, and reconnects with back-off. Independent of the
+//! purpose of the connection and of how it is opened.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -9,27 +9,27 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::fault::{Fault, Outcome};
 
-/// The pause after the first failed attempt to connect. It doubles with each further one.
+/// First pause after a failed attempt. The pause doubles with each further failure.
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 /// The longest pause.
 const LAST_BACKOFF: Duration = Duration::from_secs(1);
 
-/// A connection that is made again whenever it breaks.
+/// A connection that is reopened whenever it breaks.
 pub trait Reconnect: Sync {
     type Connection: Send;
 
-    /// Makes it.
+    /// Opens the connection.
     fn connect(&self) -> impl Future<Output = Outcome<Self::Connection>> + Send;
 
-    /// Uses it until it ends.
+    /// Uses the connection until it ends.
     fn serve(&self, connection: Self::Connection) -> impl Future<Output = ()> + Send;
 
-    /// It could not be made.
+    /// Reports a failed attempt.
     fn failed(&self, fault: Fault);
 }
 
-/// Makes a connection, has it serve until it ends, and begins again. What is `answered` is sent when an attempt may
-/// succeed. `is_up` hears whenever the connection is made, and whenever it has ended.
+/// Connects, serves until the connection ends, and starts over. `answered` receives a message when an attempt may
+/// succeed. `is_up` is called whenever the connection is opened, and whenever it has ended.
 pub async fn stay_connected<R: Reconnect>(
     to: &R,
     answered: watch::Receiver<()>,
@@ -54,7 +54,7 @@ pub async fn stay_connected<R: Reconnect>(
     }
 }
 
-/// The pauses between one connection's attempts.
+/// The back-off of one connection.
 #[derive(Debug)]
 struct Backoff {
     next: Duration,
@@ -63,23 +63,23 @@ struct Backoff {
 }
 
 impl Backoff {
-    /// The first attempt is made at once.
     fn new(answered: watch::Receiver<()>) -> Backoff {
         Backoff { next: Duration::ZERO, connected: None, answered }
     }
 
-    /// An attempt failed: the next pause is longer.
+    /// Lengthens the next pause after a failed attempt.
     fn lengthen(&mut self) {
         self.next = (self.next * 2).clamp(FIRST_BACKOFF, LAST_BACKOFF);
     }
 
-    /// An attempt succeeded.
+    /// Records a successful attempt.
     fn connected(&mut self) {
         self.connected = Some(Instant::now());
     }
 
-    /// The connection broke. The next attempt is made at once if the connection has lasted. One that breaks soon is
-    /// like an attempt that failed: a server that takes no writes accepts any number of connections.
+    /// Records that the connection broke. The next attempt follows at once if the connection was up for at least
+    /// [`LAST_BACKOFF`]. Otherwise it counts as a failed attempt: a server that refuses writes still accepts
+    /// connections.
     fn broke(&mut self) {
         if self.connected.take().is_some_and(|since| since.elapsed() >= LAST_BACKOFF) {
             self.next = Duration::ZERO;
@@ -88,9 +88,9 @@ impl Backoff {
         }
     }
 
-    /// Waits until it is time for an attempt: the pause is over, or the Redis has answered somebody since the
-    /// last attempt began. An answer shortens a pause to [`FIRST_BACKOFF`] and no further, so that a Redis that
-    /// answers some and refuses others is not flooded with attempts.
+    /// Waits until it is time for an attempt: the pause has ended, or Redis has replied to another connection since the
+    /// last attempt started. Such a reply shortens a pause to [`FIRST_BACKOFF`] at most, so that a Redis that accepts
+    /// some connections and refuses others is not flooded with attempts.
     async fn wait(&mut self) {
         sleep(self.next.min(FIRST_BACKOFF)).await;
         let rest = self.next.saturating_sub(FIRST_BACKOFF);
@@ -119,7 +119,7 @@ mod tests {
         }
         assert_eq!(took, [0, 50, 100, 200, 400, 800, 1000, 1000], "milliseconds of each pause");
         let before = began.elapsed();
-        // While its last attempt was under way: that attempt may have begun too early.
+        // Sent during the last attempt, which may have started before Redis was ready.
         answered.send_replace(());
         backoff.wait().await;
         assert_eq!((began.elapsed() - before).as_millis(), 50, "milliseconds of a pause after an answer");

@@ -1,16 +1,16 @@
-//! Follows the master that the Sentinels name, and ends every connection to a Redis that is no longer it.
+//! Follows the master that the Sentinels name, and closes every connection to a Redis that is no longer the master.
 //!
-//! One task for each Sentinel that is listed holds a connection to it, listens to its events, and asks it every
-//! second and after each event. So a Sentinel that is dead or hangs delays nobody. [`MasterChoice`] decides from the
-//! last answers of all of them.
+//! One task per configured Sentinel keeps a connection to it, subscribes to its events, and asks it every second and
+//! after each event. So a dead or hanging Sentinel delays nothing. [`MasterChoice`] decides from the last replies of
+//! all of them.
 //!
-//! A failover may leave the old master alive, and it goes on taking writes that will be thrown away: until it is
-//! told to follow the new one, some ten seconds later. So when the master changes, calls under way to the old
-//! one fail at once and every connection to it is closed. Better still, the Sentinel that leads a failover says
-//! so before it promotes a replica (`+failover-state-send-slaveof-noone`, at least 50 ms before). The old master
-//! is left at that moment: what was answered is on its replicas by the time that one of them is promoted.
+//! After a failover the old master may still run, and accepts writes that will be lost until it is reconfigured as a
+//! replica, some ten seconds later. So when the master changes, calls in flight to the old one fail at once and every
+//! connection to it is closed. In addition, the Sentinel that leads a failover announces it before it promotes a
+//! replica (`+failover-state-send-slaveof-noone`, at least 50 ms ahead). From then on no call is sent to the old
+//! master: writes that it confirmed earlier are on its replicas by the time one of them is promoted.
 //!
-//! Knows nothing of what the connections are for.
+//! Independent of the purpose of the connections.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -30,23 +30,23 @@ use super::open::{Connection, Ends, HostPort, Login, Opener};
 use super::reconnect::{Reconnect, stay_connected};
 use crate::process::tasks::Tasks;
 
-/// How often each Sentinel is asked.
+/// Interval between queries to each Sentinel.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How long a Sentinel may take to be connected to, and to answer.
+/// Timeout of connecting to a Sentinel, and of its replies.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// A failover has come so far that the next step promotes a replica.
+/// Event of a failover whose next step promotes a replica.
 const BEFORE_PROMOTION: &str = "+failover-state-send-slaveof-noone";
-/// The Sentinel has something new to say about a master.
+/// Events after which a Sentinel names another master.
 const NEWS: [&str; 2] = ["+promoted-slave", "+switch-master"];
 
-/// The side of those who connect.
+/// The handle for callers that connect.
 #[derive(Debug)]
 pub struct Sentinels {
     found: watch::Receiver<Lookup>,
 }
 
 impl Sentinels {
-    /// Begins to follow the master with this name. `retry` is sent to whenever there is another one.
+    /// Starts to follow the master called `name`. Notifies `retry` whenever the master changes.
     pub fn follow(
         name: &str,
         addresses: Vec<HostPort>,
@@ -68,8 +68,8 @@ impl Sentinels {
                 answers: AtomicBool::new(true),
             };
             let stop = tasks.stopping().clone();
-            tasks.spawn_essential("a task that follows a Sentinel", async move {
-                // Nobody sends on it: that a Redis answers says nothing of a Sentinel that does not.
+            tasks.spawn_essential("a Sentinel watch", async move {
+                // Never notified: a reply of Redis does not mean that the Sentinel is reachable.
                 let answered = watch::Sender::default();
                 stop.run_until_cancelled(stay_connected(&sentinel, answered.subscribe(), |_| ())).await;
             });
@@ -77,19 +77,19 @@ impl Sentinels {
         Sentinels { found }
     }
 
-    /// The master. Waits while the Sentinels have yet to answer, and while they make another one.
+    /// Returns the master. Waits until the Sentinels have replied, and while a failover is in progress.
     pub async fn master(&self) -> Outcome<Master> {
         let mut found = self.found.clone();
         match found.wait_for(|found| !matches!(found, Lookup::Asking | Lookup::Between)).await.as_deref() {
             Ok(Lookup::Master(master)) => Ok(master.clone()),
             Ok(Lookup::Nobody(fault)) => Err(fault.clone()),
-            // The others are not what was waited for, and without a sender nobody follows.
-            Ok(Lookup::Asking | Lookup::Between) | Err(_) => Err(Fault::away("nobody follows the Sentinels")),
+            // `wait_for` excludes the first two; without a sender the followers have ended.
+            Ok(Lookup::Asking | Lookup::Between) | Err(_) => Err(Fault::away("the Sentinel watch has ended")),
         }
     }
 }
 
-/// What the tasks of all Sentinels share.
+/// State shared by the tasks of all Sentinels.
 #[derive(Debug)]
 struct Follower {
     name: String,
@@ -106,13 +106,17 @@ impl Follower {
         if let (Lookup::Master(new), Some((old, _))) = (&found, &old) {
             let (name, old, new) = (&self.name, &old.address, &new.address);
             if old == new {
-                tracing::warn!(master = name, redis = %new, "no other master came of a failover, so the old one is used again");
+                tracing::warn!(
+                    master = name,
+                    redis = %new,
+                    "a failover ended without a new master, so the old one is used again"
+                );
             } else {
-                tracing::info!(master = name, %old, %new, "the master is another Redis now");
+                tracing::info!(master = name, %old, %new, "the master has changed");
             }
         }
         let has_master = matches!(found, Lookup::Master(_));
-        // In this order: whoever loses a connection finds the new master.
+        // In this order: callers that lose a connection find the new master.
         self.tell.send_replace(found);
         if let Some((_, ends)) = old {
             ends.cut.cancel();
@@ -123,11 +127,11 @@ impl Follower {
         }
     }
 
-    /// A Sentinel is about to promote a replica in the place of this master.
+    /// Stops using this master, since a Sentinel is about to promote a replica in its place.
     fn leave(&self, address: &HostPort) {
         let mut choice = self.choice.lock();
         let Some(found) = choice.leave(address, Instant::now()) else { return };
-        tracing::info!(master = self.name, redis = %address, "a failover begins, so the master is left");
+        tracing::info!(master = self.name, redis = %address, "a failover has begun, so the old master is no longer used");
         self.tell.send_replace(found);
         if let Some((_, ends)) = &choice.master {
             ends.leave.cancel();
@@ -140,9 +144,9 @@ struct Sentinel {
     address: HostPort,
     opener: Opener,
     follower: Arc<Follower>,
-    /// It has something new to say.
+    /// Notified when the Sentinel has news.
     news: Arc<Notify>,
-    /// Whether it answered when it was asked last.
+    /// Whether it answered the last query.
     answers: AtomicBool,
 }
 
@@ -165,8 +169,13 @@ impl Reconnect for Sentinel {
             let channels = [BEFORE_PROMOTION, NEWS[0], NEWS[1]];
             match connection.redis.subscribe(&channels[..]).await.map_err(Fault::from) {
                 Err(fault) if fault.reconnect => return Err(fault),
-                // It will not let us listen, but it can be asked.
-                Err(fault) => tracing::warn!(sentinel = %self.address, "events are refused: {fault}"),
+                // Subscribing is forbidden, but the Sentinel can still be asked.
+                Err(fault) => {
+                    tracing::warn!(
+                        sentinel = %self.address,
+                        "the Sentinel refuses SUBSCRIBE, so a failover is noticed later: {fault}"
+                    )
+                }
                 Ok(()) => {}
             }
         }
@@ -184,7 +193,7 @@ impl Reconnect for Sentinel {
 }
 
 impl Sentinel {
-    /// Asks it again and again.
+    /// Queries the Sentinel periodically and after events.
     async fn talk(&self, mut connection: Connection) -> Outcome<Infallible> {
         loop {
             let answer = self.ask(&mut connection).await;
@@ -203,8 +212,8 @@ impl Sentinel {
         }
     }
 
-    /// Asks for the epoch before the address. A failover between the two gives the new address an older epoch,
-    /// which the next answer mends. The other way round the old address would have the new epoch.
+    /// Queries the epoch before the address. A failover between the two gives the new address a lower epoch, which the
+    /// next reply corrects. In the other order the old address would have the new epoch.
     async fn ask(&self, connection: &mut Connection) -> Outcome<Named> {
         let name = &self.follower.name;
         let mut both = redis::pipe();
@@ -214,12 +223,12 @@ impl Sentinel {
         let epoch = fields.get("config-epoch").map(redis::from_redis_value_ref::<u64>).transpose()?;
         match (epoch, address) {
             (Some(epoch), Some((host, port))) => Ok(Named { address: HostPort { host, port }, epoch }),
-            (_, None) => Err(Fault::refused(format!("it knows no master named {name}"))),
+            (_, None) => Err(Fault::refused(format!("no master named {name}"))),
             (None, _) => Err(Fault::unreadable("SENTINEL MASTER")),
         }
     }
 
-    /// Passes an answer on. One that stops answering is told in the log once, and once when it answers again.
+    /// Forwards a reply. Logs once when the Sentinel stops answering, and once when it answers again.
     fn learn(&self, answer: Outcome<Named>) {
         let sentinel = &self.address;
         match &answer {
@@ -227,7 +236,7 @@ impl Sentinel {
                 tracing::info!(%sentinel, "the Sentinel names the master again");
             }
             Err(fault) if self.answers.swap(false, Ordering::Relaxed) => {
-                tracing::warn!(%sentinel, "the Sentinel names no master: {fault}");
+                tracing::warn!(%sentinel, "the Sentinel does not name the master: {fault}");
             }
             _ => {}
         }
@@ -235,7 +244,7 @@ impl Sentinel {
     }
 }
 
-/// The channel and the text of an event.
+/// Returns the channel and the text of an event.
 fn event(push: &PushInfo) -> Option<(&str, &str)> {
     match (&push.kind, &push.data[..]) {
         (PushKind::Message, [Value::BulkString(channel), Value::BulkString(text)]) => {
@@ -245,7 +254,7 @@ fn event(push: &PushInfo) -> Option<(&str, &str)> {
     }
 }
 
-/// The address of the master with this `name` in the text of an event about its replica:
+/// Returns the address of the master called `name` in the text of an event about its replica:
 /// `slave REPLICA HOST PORT @ NAME HOST PORT`.
 fn left_master(text: &str, name: &str) -> Option<HostPort> {
     let (_, master) = text.split_once(" @ ")?;
@@ -266,7 +275,7 @@ mod tests {
         HostPort { host: "10.0.0.1".into(), port }
     }
 
-    /// Guards against a Sentinel that is dead and tried twenty times a second, since connections of a pool come and go.
+    /// Guards against retrying a dead Sentinel twenty times a second because a pool's connections break and reconnect.
     #[tokio::test(start_paused = true)]
     async fn what_ends_the_pauses_of_other_connections_ends_none_of_a_sentinel() {
         let closes = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -277,7 +286,7 @@ mod tests {
         let _sentinels = Sentinels::follow("m", address, <_>::default(), retry.clone(), &tasks);
         for _ in 0..8 {
             drop(closes.accept().await.expect("an attempt to connect"));
-            // Later than the shortest pause, so that an answer would end what is left of a longer one.
+            // Longer than the shortest pause, so that a reply would end the rest of a longer one.
             sleep(Duration::from_millis(10)).await;
             retry.send_replace(());
         }

@@ -1,5 +1,5 @@
-//! One connection that many calls share at the same time: calls are pipelined, and each gets its own reply. It is
-//! made again whenever it breaks. A call that was sent is never sent twice.
+//! One connection shared by many calls at the same time: calls are pipelined, and each receives its own reply. It is
+//! reopened whenever it breaks. A call that was sent is never sent again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,27 +15,27 @@ use super::reconnect::{Reconnect, stay_connected};
 use super::status::{ConnectionStatus, Connections};
 use crate::engine::redis::layout::scripts::Script;
 
-/// How long calls wait for the first attempt to connect again. A server that is gone refuses at once, and one that is
-/// there takes a millisecond; but more when the machine is busy or another Redis becomes the master.
+/// How long calls wait for the first attempt to reconnect. A stopped server refuses at once, and a running one accepts
+/// within a millisecond, but later if the machine is busy or another Redis is becoming the master.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
-/// About how many fields one step of a scan reads: a quarter of a millisecond of the Redis.
+/// Approximate number of fields read by one step of a scan: a quarter of a millisecond of Redis's time.
 const SCAN_STEP: usize = 500;
 
 /// A field of a hash, and its value.
 pub type Field = (Vec<u8>, Vec<u8>);
 
-/// What calls find.
+/// The state of the connection as calls see it.
 #[derive(Clone, Debug)]
 enum ConnectionState {
-    /// There was none at first, or it broke then, and the first attempt to make it again is under way.
+    /// Not connected since this instant, and the first attempt to connect is in progress.
     Connecting(Instant),
     Up(Connection),
-    /// The last attempt failed, or the engine closes.
+    /// The last attempt failed, or the engine is closing.
     Down(Fault),
 }
 
 impl ConnectionState {
-    /// Whether nobody needs to wait for what comes next.
+    /// Whether a call need not wait for the next state.
     fn is_settled(&self) -> bool {
         match self {
             ConnectionState::Connecting(_) => false,
@@ -53,7 +53,7 @@ impl ConnectionState {
     }
 }
 
-/// The calling side.
+/// The handle through which calls use the connection.
 #[derive(Clone, Debug)]
 pub struct SharedConnection {
     state: watch::Receiver<ConnectionState>,
@@ -61,8 +61,8 @@ pub struct SharedConnection {
 }
 
 impl SharedConnection {
-    /// The calling side, and the task that makes the connection and makes it again. The connection counts as
-    /// down from the call on.
+    /// Returns the handle, and the task that opens and reopens the connection. The connection counts as down from now
+    /// on.
     pub fn new(connections: Arc<Connections>) -> (SharedConnection, impl Future<Output = ()> + Send) {
         let (tell, state) = watch::channel(ConnectionState::Connecting(Instant::now()));
         let status = ConnectionStatus::new(connections.clone());
@@ -76,7 +76,7 @@ impl SharedConnection {
         self.with(async |conn| Ok(cmd.query_async(conn).await?)).await
     }
 
-    /// Several commands in one round trip.
+    /// Sends several commands in one round trip.
     pub async fn query_all<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Outcome<T> {
         self.with(async |conn| Ok(pipeline.query_async(conn).await?)).await
     }
@@ -86,7 +86,8 @@ impl SharedConnection {
         Ok(redis::from_redis_value(reply)?)
     }
 
-    /// Reads a whole hash in steps: the Redis serves others in between. A field that changes meanwhile may be met twice.
+    /// Reads a whole hash in steps, so that Redis can serve other calls in between. A field that changes meanwhile may
+    /// be visited twice.
     pub async fn scan(&self, key: &str, mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send) -> Outcome<()> {
         let mut cursor = 0;
         loop {
@@ -99,12 +100,13 @@ impl SharedConnection {
         }
     }
 
-    /// One step of it, and where the next one goes on. It begins and ends with 0.
+    /// Reads one step of a scan. Returns the cursor of the next step with the fields. Cursor 0 starts the scan, and
+    /// ends it.
     pub async fn scan_step(&self, key: &str, cursor: u64) -> Outcome<(u64, Vec<Field>)> {
         self.query(redis::cmd("HSCAN").arg(key).arg(cursor).arg("COUNT").arg(SCAN_STEP)).await
     }
 
-    /// Has the connection do something. It is made anew when the fault says that it is of no more use.
+    /// Runs `ask` on the connection. Closes the connection if the error requires reconnecting.
     pub async fn with<T>(
         &self,
         ask: impl AsyncFnOnce(&mut MultiplexedConnection) -> Outcome<T>,
@@ -119,25 +121,25 @@ impl SharedConnection {
         self.state.borrow().connection().is_ok()
     }
 
-    /// The connection, for who tells [`Connections::report`] of a fault. Waits while it is being made: until
-    /// [`FIRST_ATTEMPT`] after it broke, however many calls wait one behind the other.
+    /// Returns the connection, for callers that pass errors to [`Connections::report`]. While it is being opened, waits
+    /// until [`FIRST_ATTEMPT`] after it broke. Consecutive calls share that limit instead of each waiting as long.
     pub async fn connection(&self) -> Outcome<Connection> {
         let mut state = self.state.clone();
         let since = match &*state.borrow_and_update() {
-            ConnectionState::Up(connection) if connection.lost.is_cancelled() => Instant::now(), // its task is about to say so
+            ConnectionState::Up(connection) if connection.lost.is_cancelled() => Instant::now(), // its task will update the state
             ConnectionState::Connecting(since) => *since,
             settled => return settled.connection(),
         };
         match timeout_at(since + FIRST_ATTEMPT, state.wait_for(ConnectionState::is_settled)).await {
             Ok(Ok(state)) => state.connection(),
-            // The task has ended: it died.
-            Ok(Err(_)) => Err(Fault::not_sent("the task that keeps the connection is gone")),
-            Err(_) => Err(Fault::not_sent("no connection in time")),
+            // The task has ended, by a panic.
+            Ok(Err(_)) => Err(Fault::not_sent("the task of the connection has ended")),
+            Err(_) => Err(Fault::not_sent("timeout while connecting")),
         }
     }
 }
 
-/// The first of these connections that is up: the task's own, or the other one. Waits for its own when none is.
+/// Returns the first of these connections that is up, or waits for the task's own if neither is.
 pub async fn first_up([own, other]: [&SharedConnection; 2]) -> Outcome<Connection> {
     let up = |shared: &SharedConnection| shared.state.borrow().connection().ok();
     match up(own).or_else(|| up(other)) {
@@ -146,18 +148,18 @@ pub async fn first_up([own, other]: [&SharedConnection; 2]) -> Outcome<Connectio
     }
 }
 
-/// The side that makes the connection.
+/// The task that opens the connection.
 struct SharedTask {
     connections: Arc<Connections>,
     tell: watch::Sender<ConnectionState>,
 }
 
 impl SharedTask {
-    /// Until the engine is closed.
+    /// Runs until the engine is closed.
     async fn run(self, mut status: ConnectionStatus) {
         let connected = stay_connected(&self, self.connections.answered(), |up| status.set(up));
         self.connections.closed.run_until_cancelled(connected).await;
-        // The calling side may live on. It must not hold the connection.
+        // The handle may outlive the task, and must not keep the connection open.
         self.tell.send_replace(ConnectionState::Down(Fault::closed()));
     }
 }
@@ -189,8 +191,7 @@ mod tests {
     use super::super::connector::{Connector, RedisAddress};
     use super::*;
 
-    /// Guards against batches that wait a second each, one behind the other, while a connection hangs that is being
-    /// made.
+    /// Guards against consecutive batches that wait a second each while an attempt to connect hangs.
     #[tokio::test(start_paused = true)]
     async fn calls_wait_for_the_first_attempt_all_together() {
         let address = RedisAddress { addrs: vec!["127.0.0.1:1".into()], ..RedisAddress::default() };
@@ -200,10 +201,10 @@ mod tests {
         let (shared, _task) = SharedConnection::new(connections);
         let began = Instant::now();
         for _ in 0..3 {
-            shared.connection().await.expect_err("there is none");
+            shared.connection().await.expect_err("no connection");
         }
         assert_eq!(began.elapsed().as_secs(), 1, "seconds until the third call was answered");
-        first_up([&shared, &shared]).await.expect_err("there is none");
+        first_up([&shared, &shared]).await.expect_err("no connection");
         assert_eq!(began.elapsed().as_secs(), 1, "seconds until a batch was answered after that");
     }
 }

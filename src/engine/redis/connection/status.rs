@@ -1,5 +1,5 @@
-//! What the long-lived connections of one engine share: how they are made, how many of them are down, and who hears
-//! of it. Keeps no connection and carries no call.
+//! State shared by the long-lived connections of one engine: how they are opened, how many are down, and where failures
+//! are reported. Holds no connection and makes no call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,33 +17,33 @@ use crate::outage::Outage;
 /// The long-lived connections of one engine.
 #[derive(Debug)]
 pub struct Connections {
-    /// The name of the pool of jobs, for messages.
+    /// Name of the pool, for messages.
     pub pool: Arc<str>,
     pub connector: Arc<Connector>,
-    /// Hears of every attempt to connect that failed; `None` when who calls reports what comes of it.
+    /// Receives every failed attempt to connect. `None` if callers report failures themselves.
     outage: Option<Arc<Outage>>,
     /// Cancelled when the engine closes.
     pub closing: CancellationToken,
-    /// Cancelled when the last task of a closing engine has ended: until then shared connections are kept.
+    /// Cancelled when the last task of a closing engine has ended. Until then shared connections stay open.
     pub closed: CancellationToken,
     open: Mutex<Open>,
-    /// How many are down.
+    /// Number of connections that are down.
     down: watch::Sender<usize>,
-    /// Sent to when the Redis has answered somebody, so that those in a pause try again.
+    /// Notified when Redis has replied on any connection, so that connections in back-off retry.
     answered: watch::Sender<()>,
 }
 
-/// What is needed to give up every connection.
+/// State for closing every connection.
 #[derive(Debug, Default)]
 struct Open {
-    /// Of each connection that is open.
+    /// Tokens of the open connections.
     lost: Vec<CancellationToken>,
-    /// How often all were given up. One that is being made meanwhile may lead to the wrong server too.
+    /// Number of times that all connections were closed. An attempt in progress at such a time may have reached the
+    /// wrong server.
     given_up: u64,
 }
 
 impl Connections {
-    /// No connections yet.
     pub fn new(
         pool: Arc<str>,
         connector: Arc<Connector>,
@@ -54,7 +54,8 @@ impl Connections {
         Connections::with_end(pool, connector, outage, closing, closed)
     }
 
-    /// The same, for who still needs shared connections while it closes.
+    /// Like `new`, for engines that still use shared connections while closing: they stay open until `closed` is
+    /// cancelled.
     pub fn with_end(
         pool: Arc<str>,
         connector: Arc<Connector>,
@@ -62,22 +63,22 @@ impl Connections {
         closing: CancellationToken,
         closed: CancellationToken,
     ) -> Arc<Connections> {
-        // A Redis that has become the master is tried at once too.
+        // Another Redis that becomes the master also ends the back-off.
         let (down, answered) = (watch::Sender::default(), connector.retry().clone());
         let (outage, open) = (outage.into(), Mutex::default());
         Arc::new(Connections { pool, connector, outage, closing, closed, open, down, answered })
     }
 
-    /// An attempt to connect failed, or a connection broke.
+    /// Reports that an attempt to connect failed, or that a connection broke.
     pub fn failed(&self, fault: &Fault) {
         if let Some(outage) = &self.outage {
             outage.failed(fault);
         }
     }
 
-    /// A call on this connection failed: if the fault says so, the connection is given up, and every other one
-    /// with it when another server is the master now. A server that takes no writes may still answer reads, so
-    /// those who only read would not notice.
+    /// Reports a failed call on this connection. Closes the connection if the error requires reconnecting, and all
+    /// connections if the server is no longer the master: such a server may still answer reads, so connections used
+    /// only for reads would never notice.
     pub fn report(&self, connection: &Connection, fault: &Fault) {
         if fault.not_master && !connection.lost.is_cancelled() {
             let mut open = self.open.lock();
@@ -93,44 +94,44 @@ impl Connections {
         self.connect_with(Arc::new(|_| ())).await
     }
 
-    /// A new connection whose pushes go to `on_push`, which must not block.
+    /// Opens a connection whose push messages go to `on_push`, which must not block.
     pub async fn connect_with(&self, on_push: OnPush) -> Outcome<Connection> {
         let given_up = self.open.lock().given_up;
         let connection = self.connector.connect_with(on_push).await?;
         let mut open = self.open.lock();
         if open.given_up != given_up {
-            return Err(Fault::away("the Redis has become a replica").at(self.connector.label()));
+            return Err(Fault::away("the Redis is now a replica").at(self.connector.label()));
         }
         open.lost.retain(|lost| !lost.is_cancelled());
         open.lost.push(connection.lost.clone());
         Ok(connection)
     }
 
-    /// Hears that the Redis has answered somebody.
+    /// Returns a receiver notified whenever Redis has replied to any connection.
     pub fn answered(&self) -> watch::Receiver<()> {
         self.answered.subscribe()
     }
 
-    /// The Redis has just answered: connections that are down need not wait to try again.
+    /// Ends the back-off of connections that are down, since Redis has just replied.
     pub fn retry_now(&self) {
         self.answered.send_replace(());
     }
 
-    /// Waits until every connection is up. `Away` when some are not `within` this time.
+    /// Waits until every connection is up. Fails with `Away` after `within`.
     pub async fn all_up(&self, within: Duration) -> Result<()> {
         let mut down = self.down.subscribe();
-        // The sender is ours, so there is no other error.
+        // The sender is a field of `self`, so `wait_for` cannot fail.
         let up = async { down.wait_for(|down| *down == 0).await.is_ok() };
         if timeout(within, up).await.is_ok() {
             return Ok(());
         }
         let down = *self.down.borrow();
-        Err(Error::away(format!("{down} of its connections are not back yet")))
+        Err(Error::away(format!("{down} of its connections are still down")))
     }
 }
 
-/// Whether one connection is up. It begins down. When it is dropped the connection counts as down for ever,
-/// since nobody does its work any more.
+/// Whether one connection is up. Starts down. When dropped, the connection counts as down forever, since its task has
+/// ended.
 #[derive(Debug)]
 pub struct ConnectionStatus {
     connections: Arc<Connections>,
@@ -138,17 +139,17 @@ pub struct ConnectionStatus {
 }
 
 impl ConnectionStatus {
-    /// One more connection.
+    /// Adds a connection, which is down.
     pub fn new(connections: Arc<Connections>) -> ConnectionStatus {
         connections.down.send_modify(|down| *down += 1);
         ConnectionStatus { connections, up: false }
     }
 
-    /// It was made, or it broke. When it was made the others try again now, since they may succeed too.
+    /// Sets whether the connection is up. If it comes up, other connections retry at once, since they may succeed too.
     pub fn set(&mut self, up: bool) {
         match (std::mem::replace(&mut self.up, up), up) {
             (false, true) => {
-                self.connections.down.send_modify(|down| *down -= 1); // one that was down is counted
+                self.connections.down.send_modify(|down| *down -= 1); // it was counted as down
                 self.connections.retry_now();
             }
             (true, false) => self.connections.down.send_modify(|down| *down += 1),
@@ -206,6 +207,6 @@ mod tests {
         a.set(true);
         b.set(true);
         drop(b);
-        assert!(connections.all_up(Duration::ZERO).await.is_err(), "nobody does its work");
+        assert!(connections.all_up(Duration::ZERO).await.is_err(), "an abandoned connection counts as down");
     }
 }

@@ -1,7 +1,8 @@
-//! An argument with named fields: a table in MessagePack, which a script reads with `cmsgpack.unpack`. A Redis's
-//! cmsgpack knows no bytes, so they go as texts; and only what it has always read is written. Knows no script.
+//! A script argument with named fields: a MessagePack map, decoded by the script with `cmsgpack.unpack`. Redis's
+//! cmsgpack has no binary type, so bytes are encoded as strings, and only formats supported by every version are used.
+//! Independent of scripts.
 
-/// A table. A field that is not there is nil to the script.
+/// A table. The script sees an absent field as nil.
 #[derive(Clone, Debug, Default)]
 pub struct Fields {
     count: usize,
@@ -9,7 +10,7 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// A number. Lua is exact up to 2^53.
+    /// Adds a number. Lua's numbers are exact up to 2^53.
     pub fn number(&mut self, name: &str, number: u64) -> &mut Fields {
         self.begin(name);
         self.bytes.push(0xcf);
@@ -17,7 +18,7 @@ impl Fields {
         self
     }
 
-    /// A text, or bytes.
+    /// Adds a string or bytes.
     pub fn text(&mut self, name: &str, text: impl AsRef<[u8]>) -> &mut Fields {
         self.begin(name);
         write_text(&mut self.bytes, text.as_ref());
@@ -31,7 +32,7 @@ impl Fields {
         self
     }
 
-    /// The argument.
+    /// Returns the encoded argument.
     pub fn to_arg(&self) -> Vec<u8> {
         let mut arg = Vec::with_capacity(5 + self.bytes.len());
         self.write(&mut arg);
@@ -57,7 +58,7 @@ fn write_text(to: &mut Vec<u8>, text: &[u8]) {
     to.extend(text);
 }
 
-/// A kind, and a length of 32 bits: nothing that goes to a Redis is longer.
+/// Writes a type byte and a 32-bit length, which is enough for any argument.
 fn write_head(to: &mut Vec<u8>, kind: u8, length: usize) {
     to.push(kind);
     to.extend((length as u32).to_be_bytes());

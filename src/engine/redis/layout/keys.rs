@@ -1,7 +1,7 @@
-//! The keys of a pool of jobs, and the packed elements and members in them. Nothing else in Rust makes them. (Scripts
-//! append ids to the prefixes made here, and those that move or look for jobs pack elements and members too.) All
-//! but those that begin with `dormouse/` are lmstfy's: both kinds of server read and write these bytes at the same
-//! time, so they never change. Knows no connection. (Keys of tokens and limits are made in admin/redis.rs.)
+//! The keys of a pool's jobs, and the packed elements and members stored under them. No other Rust code makes them.
+//! (Scripts append ids to the prefixes made here, and scripts that move or find jobs also pack elements and members.)
+//! All keys except those under `dormouse/` are lmstfy's: lmstfy's servers may read and write them at the same time, so
+//! their format never changes. Independent of connections. (Keys of tokens and limits are made in admin/redis.rs.)
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::engine::ScheduleId;
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
-/// Prefix of the keys of jobs, after the base of their partition: a literal, for the text of scripts.
+/// Prefix of the keys of jobs, after the base of their partition. A macro, since the text of scripts needs a literal.
 macro_rules! job_prefix {
     () => {
         "j/"
@@ -21,11 +21,11 @@ pub(super) use job_prefix;
 /// A key that never exists: the empty write of a health check uses it and leaves nothing.
 pub const CHECK: &str = "dormouse/check";
 
-/// The keys of one partition. All of them begin with its base, which is empty on a single Redis.
+/// The keys of one partition. All of them start with its base, which is empty on a single Redis.
 #[derive(Clone, Debug)]
 pub struct Keys {
     base: Arc<str>,
-    /// The sorted set of delayed and running jobs of all queues.
+    /// Sorted set of delayed and running jobs of all queues.
     pub timer_set: String,
     /// Hash of known namespaces.
     pub namespaces: String,
@@ -33,22 +33,22 @@ pub struct Keys {
     pub dropped: String,
     /// Hash of the quotas of namespaces, and their usage.
     pub used: String,
-    /// The server that recounts usage.
+    /// Lease of the server that recounts usage.
     pub used_turn: String,
-    /// Hash of how many schedules are in each state, and the highest revision of a deleted one.
+    /// Hash of the number of schedules in each state, and the highest revision of a deleted schedule.
     pub schedules: String,
-    /// Hash of how many bytes the schedules of each namespace take.
+    /// Hash of the total size in bytes of each namespace's schedules.
     pub schedule_bytes: String,
-    /// Sorted set of the schedules, as `namespace/name`: when they are due.
+    /// Sorted set of the schedules, as `namespace/name`, by due time.
     pub due: String,
-    /// Hash of the paused queues, as `namespace/queue`: until when, in milliseconds, or 0. The field without a name
-    /// changes with every change.
+    /// Hash of the paused queues, as `namespace/queue`: end of the pause in milliseconds, or 0. The field with an empty
+    /// name changes with every change.
     pub paused: String,
-    /// List of the jobs that have details, as `namespace/queue/id`, the one that was looked at longest ago at the right.
+    /// List of the jobs that have details, as `namespace/queue/id`. The rightmost one was examined longest ago.
     pub with_details: String,
     /// Prefix of the keys of schedules; scripts append `namespace/name`.
     pub schedule_base: String,
-    /// Which server pumps the partition, in a cluster.
+    /// Lease of the server that pumps the partition, in a cluster.
     pub pump_lease: String,
 }
 
@@ -97,12 +97,12 @@ impl Keys {
         format!("{}{}{}/{}/", self.base, job_prefix!(), queue.namespace, queue.name)
     }
 
-    /// The list of ready jobs: the newest at the left, the oldest at the right.
+    /// Returns the key of the list of ready jobs: newest at the left, oldest at the right.
     pub fn ready(&self, queue: &Queue) -> String {
         ready_of(&self.base, queue)
     }
 
-    /// The dead letter, in the same order.
+    /// Returns the key of the dead letter, in the same order.
     pub fn dead(&self, queue: &Queue) -> String {
         format!("{}d/{}/{}", self.base, queue.namespace, queue.name)
     }
@@ -117,7 +117,7 @@ impl Keys {
         format!("{}/{}/{}/{id}", self.with_details, queue.namespace, queue.name)
     }
 
-    /// The id of the job that a producer's key names.
+    /// Returns the key that stores the id of the job that holds a job key.
     pub fn job_key(&self, queue: &Queue, key: &JobKey) -> String {
         format!("{}dormouse/key/{}/{}/{key}", self.base, queue.namespace, queue.name)
     }
@@ -130,7 +130,7 @@ impl Keys {
         bytes
     }
 
-    /// Hash of a schedule.
+    /// Returns the key of the hash of a schedule.
     pub fn schedule(&self, id: &ScheduleId) -> String {
         format!("{}{id}", self.schedule_base)
     }
@@ -140,17 +140,18 @@ impl Keys {
         format!("{}{namespace}/", self.schedule_base)
     }
 
-    /// Sorted set of the names of a namespace's schedules, all with the score 0.
+    /// Returns the key of the sorted set of a namespace's schedule names, all with score 0.
     pub fn schedules_of(&self, namespace: &Namespace) -> String {
         format!("{}/{namespace}", self.schedules)
     }
 
-    /// Sorted set of the queues in [`queues_of`](Keys::queues_of), all with the score 0: in the order of their names.
+    /// Returns the key of the sorted set of the queue names in [`queues_of`](Keys::queues_of), all with score 0, so
+    /// ordered by name.
     pub fn index_of(&self, namespace: &Namespace) -> String {
         format!("{}dormouse/queues/{namespace}", self.base)
     }
 
-    /// Hash of the known queues of a namespace.
+    /// Returns the key of the hash of a namespace's known queues.
     pub fn queues_of(&self, namespace: &Namespace) -> String {
         format!("{}/{namespace}", self.namespaces)
     }
@@ -162,27 +163,27 @@ pub fn guard_of(base: &str) -> String {
     format!("{base}!")
 }
 
-/// A string of the partition with this base that is written beside a call, so that replicas can be waited for.
+/// Returns the key written after each call in this partition, if the pool waits for replicas. See waits.rs.
 pub fn waited_of(base: &str) -> String {
     format!("{base}dormouse/waited")
 }
 
-/// The list of ready jobs of a queue in the partition with this base.
+/// Returns the key of a queue's list of ready jobs in the partition with this base.
 pub fn ready_of(base: &str, queue: &Queue) -> String {
     format!("{base}q/{}/{}", queue.namespace, queue.name)
 }
 
-/// The queue that the key of a ready list names behind its base, when it is one.
+/// Returns the queue of a ready list, given its key without the base. `None` for other keys.
 pub fn queue_of_ready(rest: &[u8]) -> Option<Queue> {
     queue_of_group(rest.strip_prefix(b"q/")?)
 }
 
-/// `namespace/queue`, for sets of queues.
+/// Returns `namespace/queue`, for sets of queues.
 pub fn group(queue: &Queue) -> String {
     format!("{}/{}", queue.namespace, queue.name)
 }
 
-/// The queue that `namespace/queue` names, when it is one.
+/// Parses `namespace/queue`.
 pub fn queue_of_group(group: &[u8]) -> Option<Queue> {
     use crate::name::QueueName;
     let (namespace, name) = std::str::from_utf8(group).ok()?.split_once('/')?;
@@ -192,7 +193,7 @@ pub fn queue_of_group(group: &[u8]) -> Option<Queue> {
     })
 }
 
-/// An element of a ready list or a dead letter: `struct.pack("<HHc0", tries, #id, id)`.
+/// Returns an element of a ready list or a dead letter: `struct.pack("<HHc0", tries, #id, id)`.
 pub fn element(tries: u16, id: &JobId) -> Vec<u8> {
     let id = id.to_string();
     let mut bytes = Vec::with_capacity(4 + id.len());
@@ -201,20 +202,20 @@ pub fn element(tries: u16, id: &JobId) -> Vec<u8> {
     bytes
 }
 
-/// The id in an element, when it is one that a server has given out.
+/// Returns the id in an element, if it is valid.
 pub fn id_of_element(element: &[u8]) -> Option<JobId> {
     let (length, id) = element.get(2..)?.split_at_checked(2)?;
     (usize::from(u16::from_le_bytes(length.try_into().ok()?)) == id.len()).then(|| job_id(id))?
 }
 
-/// The tries in an element, or in what stands behind [`member_prefix`] in a member, when there are any.
+/// Returns the tries in an element, or in a member after its [`member_prefix`].
 pub fn tries_of_element(element: &[u8]) -> Option<u16> {
     element.first_chunk().map(|tries| u16::from_le_bytes(*tries))
 }
 
-/// When a timer's job is due by its score, and whether the job runs. Our servers write even microseconds for delayed
-/// jobs and odd ones for running ones (lua/details.lua). lmstfy writes whole seconds for both, and one of its delayed
-/// jobs is due when its id says.
+/// Returns when a timer's job is due, given its score, and whether the job is running. Our servers write even
+/// microseconds for delayed jobs and odd ones for running jobs (lua/details.lua). lmstfy writes whole seconds for both;
+/// a score at most a second after the first due time in the id is that of a delayed job.
 pub fn due_of_score(score: f64, id: &JobId) -> (Micros, bool) {
     let second = score.floor();
     let part = (score - second) * 1e6;
@@ -224,12 +225,12 @@ pub fn due_of_score(score: f64, id: &JobId) -> (Micros, bool) {
         let delayed = id.delay_seconds() > 0 && second / 1_000_000 <= first_due + 1;
         return (second, !delayed);
     }
-    // A whole second of ours is written half a microsecond later (lua/clock.lua).
+    // Our whole seconds are written half a microsecond later (lua/clock.lua).
     let part = if part < 0.75 { 0 } else { part.round() as Micros };
     (second + part, part % 2 == 1)
 }
 
-/// An id as stored.
+/// Parses a stored id.
 pub fn job_id(id: &[u8]) -> Option<JobId> {
     JobId::parse(std::str::from_utf8(id).ok()?)
 }
@@ -249,14 +250,14 @@ pub fn member_prefix(queue: &Queue) -> Vec<u8> {
     bytes
 }
 
-/// A member of the timer set: `struct.pack("<Hc0Hc0HHc0", #ns, ns, #queue, queue, tries, #id, id)`.
+/// Returns a member of the timer set: `struct.pack("<Hc0Hc0HHc0", #ns, ns, #queue, queue, tries, #id, id)`.
 pub fn member(queue: &Queue, tries: u16, id: &JobId) -> Vec<u8> {
     let mut bytes = member_prefix(queue);
     bytes.extend(element(tries, id));
     bytes
 }
 
-/// A length and what is that long. Names have at most 255 bytes and ids 27.
+/// Appends a string and its length. Names have at most 255 bytes, ids 27.
 fn text(bytes: &mut Vec<u8>, s: &str) {
     bytes.extend((s.len() as u16).to_le_bytes());
     bytes.extend(s.as_bytes());

@@ -1,4 +1,4 @@
-//! lmstfy's layout: the keys, the values, and the scripts of lua/ and what they take. Opens no connection.
+//! lmstfy's layout: keys, values, the scripts of lua/, and their arguments. Opens no connection.
 
 pub mod fields;
 pub mod keys;

@@ -1,5 +1,5 @@
-//! One call of a script: which script, with which keys and arguments, and how it is sent. The deadline is added for each
-//! attempt, so a call can be sent again as long as no Redis has begun it.
+//! One call of a script: the script, its keys and arguments, and sending it. The deadline is added for each attempt, so
+//! a call can be sent again while no Redis has started it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use ring::digest;
 use super::keys::{guard_of, waited_of};
 use crate::clock::Micros;
 
-/// The text of a script, and its name on the server.
+/// The text of a script, and its SHA-1, which identifies it on the server.
 #[derive(Debug)]
 pub struct Source {
     pub text: &'static str,
@@ -29,60 +29,61 @@ impl Source {
 #[derive(Clone, Debug)]
 pub struct ScriptCall {
     source: Arc<Source>,
-    /// Replicas are to have what it did, where the pool asks for that.
+    /// Whether to wait for replicas after the call, if the pool waits for replicas at all.
     lasts: bool,
-    /// When its caller made it: the time it has counts from there.
+    /// When the caller made the call: its time limit counts from here.
     arrived: Instant,
-    /// What every key of its partition begins with.
+    /// Prefix of every key of its partition.
     base: Arc<str>,
-    /// A key that nobody writes: a node that migrates the slot rejects the call before it starts.
+    /// A key that is never written: a node that migrates its slot rejects the call before it starts.
     guard: Option<String>,
     keys: Cmd,
     args: Cmd,
 }
 
 impl ScriptCall {
-    /// A call in the partition with this base. Every base but the empty one comes with a guard.
+    /// Returns a call in the partition with this base. Every base except the empty one has a guard.
     pub fn new(source: Arc<Source>, lasts: bool, base: &Arc<str>) -> ScriptCall {
         let guard = (!base.is_empty()).then(|| guard_of(base));
         let (arrived, base) = (Instant::now(), base.clone());
         ScriptCall { source, lasts, arrived, base, guard, keys: Cmd::new(), args: Cmd::new() }
     }
 
-    /// Sets when its caller made it, which is now unless this is called.
+    /// Sets when the caller made the call. The default is when it was created.
     pub fn arrived_at(&mut self, arrived: Instant) -> &mut ScriptCall {
         self.arrived = arrived;
         self
     }
 
-    /// When its caller made it. In a cluster a call waits for its partition and has its whole time when it is sent.
+    /// Returns when the caller made the call. In a cluster, returns the current time: a call may wait for its
+    /// partition, and has its full time limit once it is sent.
     pub fn arrived(&self) -> Instant {
         if self.guard.is_some() { Instant::now() } else { self.arrived }
     }
 
-    /// The next key.
+    /// Appends a key.
     pub fn key(&mut self, key: impl ToRedisArgs) -> &mut ScriptCall {
         self.keys.arg(key);
         self
     }
 
-    /// The next argument, or several.
+    /// Appends an argument, or several.
     pub fn arg(&mut self, arg: impl ToRedisArgs) -> &mut ScriptCall {
         self.args.arg(arg);
         self
     }
 
-    /// Whether replicas are waited for.
+    /// Whether to wait for replicas after the call.
     pub fn lasts(&self) -> bool {
         self.lasts
     }
 
-    /// The keys and the arguments, for a script that contains this one.
+    /// Returns the keys and the arguments, for a script that includes this script.
     pub fn parts(&self) -> (Vec<&[u8]>, Vec<&[u8]>) {
         (args_of(&self.keys).collect(), args_of(&self.args).collect())
     }
 
-    /// The command. The script does nothing once its Redis's clock is past the deadline.
+    /// Returns the command. The script does nothing once Redis's clock has passed the deadline.
     fn command(&self, deadline: Micros) -> Cmd {
         let (keys, args) = (self.keys.args_iter().len(), self.args.args_iter().len());
         let bytes: usize = args_of(&self.keys).chain(args_of(&self.args)).map(<[u8]>::len).sum();
@@ -95,8 +96,8 @@ impl ScriptCall {
         cmd
     }
 
-    /// Runs it. A server that does not know the script (it was restarted, or its scripts were flushed) has run nothing,
-    /// so it is told the script and asked once more.
+    /// Runs the call. If the server does not have the script (it was restarted, or its scripts were flushed), nothing
+    /// was executed: loads the script and sends the call again.
     pub async fn run(&self, conn: &mut MultiplexedConnection, deadline: Micros) -> RedisResult<Value> {
         let cmd = self.command(deadline);
         match conn.send_packed_command(&cmd).await.and_then(Value::extract_error) {
@@ -108,7 +109,8 @@ impl ScriptCall {
         }
     }
 
-    /// The same, and two other commands behind it in the same write: returns what it answers, and what the last one does.
+    /// Like `run`, with two other commands after the call in the same write. Returns the replies of the call and of the
+    /// last command.
     pub async fn run_with(
         &self,
         conn: &mut MultiplexedConnection,
@@ -128,7 +130,7 @@ impl ScriptCall {
         }
     }
 
-    /// A key in the slot of the call, for a write beside it that replicas can be waited for by.
+    /// Returns the key in the slot of the call that is written after it. WAIT covers only a connection's last write.
     pub fn mark(&self) -> String {
         waited_of(&self.base)
     }

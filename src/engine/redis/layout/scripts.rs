@@ -1,5 +1,5 @@
-//! The scripts of lua/, and the only place that sends one to a Redis. What each of them takes, returns and may do
-//! at most stands at its head. Who calls a script builds its keys and arguments; nothing is known of them here.
+//! The scripts of lua/, and the only place that loads one into a Redis. The head of each script states its arguments,
+//! its result and its bound. Callers build keys and arguments; this module does not interpret them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,18 +10,18 @@ use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
 use super::keys::job_prefix;
 use super::script_call::{ScriptCall, Source};
 
-/// One script and its name on the server.
+/// A script and its variants.
 #[derive(Debug)]
 pub struct Script {
     plain: Arc<Source>,
-    /// The same, which counts what it stores and deletes.
+    /// Variant that counts the jobs it stores and deletes.
     counting: Option<Arc<Source>>,
     counts: AtomicBool,
-    /// Replicas are to have what it has changed, where a pool asks for that.
+    /// Whether to wait for replicas after a call, if the pool waits for replicas at all.
     lasts: bool,
 }
 
-/// All of them.
+/// All scripts of lua/.
 #[derive(Debug)]
 pub struct Scripts {
     pub stage: Script,
@@ -72,8 +72,9 @@ pub struct Scripts {
     pub push_report: Script,
 }
 
-/// A part of a script: a file; in brackets, one as the function of that name, which takes keys and arguments; or
-/// `job_base`, what the keys of the partition's jobs begin with, for scripts that meet jobs their caller cannot name.
+/// One part of a script: a file; in brackets, a file wrapped in a function of that name, which takes keys and
+/// arguments; or `job_base`, the prefix of the partition's job keys, for scripts that handle jobs unknown to their
+/// caller.
 macro_rules! part {
     (job_base) => {
         concat!("local job_base = base .. '", job_prefix!(), "'\n")
@@ -86,22 +87,22 @@ macro_rules! part {
     };
 }
 
-/// A script without a deadline. lua/clock.lua is not put before it.
+/// A script without a deadline, so without lua/clock.lua.
 macro_rules! without_clock {
     ($($name:literal),+) => {
         Script::new(concat!($(part!($name)),+))
     };
 }
 
-/// A script of a pool, which has a deadline by the Redis's clock and a base: lua/clock.lua and lua/base.lua are put before
-/// it, and then what else it stands on.
+/// A script of a pool, with a base and a deadline by Redis's clock: preceded by lua/clock.lua, lua/base.lua, and its
+/// other parts.
 macro_rules! with_clock {
     ($($part:tt),+) => {
         Script::new(concat!(part!("clock"), part!("base"), $(part!($part)),+))
     };
 }
 
-/// The same for a script that stores or deletes jobs: while it [counts](Scripts::count), lua/quotas.lua stands around
+/// Like `with_clock`, for a script that stores or deletes jobs: while it [counts](Scripts::count), lua/quotas.lua wraps
 /// it.
 macro_rules! counted {
     ($($part:tt),+) => {
@@ -172,8 +173,8 @@ impl Default for Scripts {
 }
 
 impl Scripts {
-    /// Replicas are waited for after these, where the pool asks for that. What a failover forgets of the others happens once
-    /// more: a hand-over, a touch, a pump.
+    /// Marks the scripts after which to wait for replicas, in pools that do so. If a failover loses a step of another
+    /// script, the step happens again: a delivery, a touch, a pump.
     fn set_lasting(&mut self) {
         for script in [
             &mut self.ack,
@@ -195,7 +196,7 @@ impl Scripts {
         }
     }
 
-    /// Whether what stores or deletes jobs counts them.
+    /// Sets whether scripts that store or delete jobs count them.
     pub fn count(&self, counts: bool) {
         let publishes = [&self.stage, &self.publish, &self.publish_with, &self.step_schedule];
         let deletes = [&self.cancel_key, &self.ack, &self.ack_many, &self.destroy, &self.delete_dead];
@@ -206,7 +207,7 @@ impl Scripts {
 }
 
 impl Script {
-    /// A script of this text.
+    /// Returns a script with this text.
     pub fn new(text: &'static str) -> Script {
         Script {
             plain: Source::new(text).into(),
@@ -220,21 +221,21 @@ impl Script {
         Script { counting: Some(Source::new(text).into()), ..self }
     }
 
-    /// A call of a pool's script in the partition with this base.
+    /// Returns a call of a pool's script in the partition with this base.
     pub fn call_in(&self, base: &Arc<str>) -> ScriptCall {
         let counting = self.counting.as_ref().filter(|_| self.counts.load(Ordering::Relaxed));
         ScriptCall::new(counting.unwrap_or(&self.plain).clone(), self.lasts, base)
     }
 
-    /// A call of a script without a deadline, with that many keys; keys come first, then arguments.
+    /// Starts a call of a script without a deadline, with `keys` keys. The caller appends the keys, then the arguments.
     pub fn call(&self, keys: usize) -> Cmd {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg(&self.plain.sha).arg(keys);
         cmd
     }
 
-    /// Runs a call that [`call`](Script::call) began. A server that does not know the script (it was
-    /// restarted, or its scripts were flushed) has run nothing, so it is told the script and asked once more.
+    /// Runs a call started by [`call`](Script::call). If the server does not have the script (it was restarted, or its
+    /// scripts were flushed), nothing was executed: loads the script and sends the call again.
     pub async fn run(&self, conn: &mut MultiplexedConnection, call: &Cmd) -> RedisResult<Value> {
         match conn.send_packed_command(call).await.and_then(Value::extract_error) {
             Err(e) if e.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {

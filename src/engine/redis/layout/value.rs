@@ -1,5 +1,5 @@
-//! What is stored under a job's key: the body as it is, or for versioned ids a JSON object of the body in base64
-//! and the attributes, byte for byte as lmstfy writes it. Knows no key and no connection.
+//! The value of a job's key: the plain body, or for versioned ids a JSON object of the base64 body and the attributes,
+//! byte for byte as lmstfy writes it. Independent of keys and connections.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::job::{Attributes, Job, JobId};
 use crate::name::Queue;
 
-/// The versioned form, field by field in lmstfy's order.
+/// The JSON form, with the fields in lmstfy's order.
 #[derive(Serialize, Deserialize)]
 struct Versioned<'a> {
     #[serde(borrow)]
@@ -23,7 +23,7 @@ struct Versioned<'a> {
     attributes: Option<Attributes>,
 }
 
-/// The bytes to store. Attributes are kept only when the id is versioned.
+/// Returns the value to store. Attributes are stored only for versioned ids.
 pub fn encode(id: &JobId, body: &Bytes, attributes: &Attributes) -> Result<Bytes> {
     if !id.is_versioned() {
         return Ok(body.clone());
@@ -35,7 +35,8 @@ pub fn encode(id: &JobId, body: &Bytes, attributes: &Attributes) -> Result<Bytes
     serde_json::to_vec(&stored).map(Bytes::from).map_err(Error::refused)
 }
 
-/// Body and attributes of what is stored. `Corrupt` when a versioned job's value is not what lmstfy or we write.
+/// Returns the body and attributes of a stored value. Fails with `Corrupt` if a versioned job's value is not JSON that
+/// lmstfy or Dormouse writes.
 fn decode(id: &JobId, stored: Bytes) -> Result<(Bytes, Attributes)> {
     if !id.is_versioned() {
         return Ok((stored, Attributes::new()));
@@ -47,22 +48,23 @@ fn decode(id: &JobId, stored: Bytes) -> Result<(Bytes, Attributes)> {
     Ok((body.into(), read.attributes.unwrap_or_default()))
 }
 
-/// The ttl in milliseconds of a job that lives forever and has a key: while such a job lives it has an expiry, by which
-/// scripts tell it from a dead one. Redis can count so far, and no ttl that somebody gave is half as long.
+/// Ttl in milliseconds of a job without ttl that has a job key. A live job with a key always has an expiry: scripts
+/// distinguish it from a dead job by that. Within Redis's range, and at least twice the longest ttl that a
+/// caller can set.
 pub const FOREVER: u64 = 2000 * 366 * 86_400_000;
 
-/// A ttl from what PTTL says of a job.
+/// Returns a job's ttl, given Redis's PTTL.
 pub fn ttl(pttl: i64) -> Option<Duration> {
     u64::try_from(pttl).ok().filter(|ttl| *ttl < FOREVER * 3 / 4).map(Duration::from_millis)
 }
 
-/// How long ago a job was published.
+/// Returns the time since a job was published.
 pub fn elapsed(now: Micros, published_at: Millis) -> Duration {
     Duration::from_millis((now / 1000).saturating_sub(published_at))
 }
 
-/// A job from what is stored: `ttl` is what PTTL says of it, in milliseconds, and `now` the Redis's clock, in
-/// microseconds. How many tries it has left, and its receipt, are for who hands it out to say.
+/// Returns the job with a stored value. `ttl` is Redis's PTTL in milliseconds, `now` Redis's clock in microseconds. The
+/// caller that delivers the job sets the tries left and the receipt.
 pub fn job(queue: &Queue, id: JobId, stored: Bytes, ttl: i64, now: u64) -> Result<Job> {
     let (body, attributes) = decode(&id, stored)?;
     Ok(Job {
@@ -91,7 +93,7 @@ mod tests {
     fn a_versioned_job_is_written_as_lmstfy_writes_it() {
         let body = Bytes::from_static(b"hi?>");
         let none = encode(&id(true), &body, &Attributes::new()).expect("encodes");
-        assert_eq!(&none[..], br#"{"body":"aGk/Pg=="}"#, "no attributes field when there are none");
+        assert_eq!(&none[..], br#"{"body":"aGk/Pg=="}"#, "no attributes field without attributes");
         let one = Attributes::from([("flag".into(), "1".into())]);
         let one = encode(&id(true), &body, &one).expect("encodes");
         assert_eq!(&one[..], br#"{"body":"aGk/Pg==","attributes":{"flag":"1"}}"#);

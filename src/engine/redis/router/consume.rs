@@ -1,6 +1,6 @@
-//! Consume. Queues that follow each other in the list and have the same home share one script call. A spread queue is asked
-//! by itself: its consumes rotate over the partitions that may have jobs, so that backlogs drain evenly. "Nothing" is said
-//! only when every partition that can be reached was seen empty within the call.
+//! Consume. Consecutive queues of the list with the same home share one script call. A spread queue is consumed
+//! separately: its consumes rotate over the partitions that may have jobs, so that backlogs drain evenly. The reply is
+//! empty only if every reachable partition was seen empty during the call.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,21 +11,21 @@ use crate::engine::{Consumed, together};
 use crate::error::{Error, Result, Unreachable};
 use crate::name::{Queue, QueueList};
 
-/// How many partitions are asked at the same time that have few jobs each.
+/// Maximum partitions consumed from concurrently, when each has few jobs.
 const AT_A_TIME: usize = 16;
 
-/// Partitions that could not be asked, and why.
+/// Partitions that could not be reached, and why.
 type Failed = BTreeMap<Partition, Unreachable>;
 
 impl Router {
-    /// Hands out a job for each ttr.
+    /// Delivers up to one job per ttr.
     pub async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let queues = self.settings().not_paused(queues).await?;
         if let Some(only) = self.only() {
             return only.consume(queues, ttrs, true).await;
         }
         let mut consumed = Consumed::default();
-        // Queues of which nobody can say that they are empty, and why.
+        // Queues that were not seen empty, and why.
         let mut unseen: Option<(Unreachable, Vec<Queue>)> = None;
         let mut rest = &queues[..];
         while let Some(first) = rest.first() {
@@ -50,13 +50,13 @@ impl Router {
                     consumed.jobs.extend(some.jobs);
                     consumed.more = some.more;
                 }
-                // Those behind it are served all the same.
+                // The queues after it are still served.
                 Err(Error::Unseen(why, some)) => unseen.get_or_insert((why, Vec::new())).1.extend(some),
-                // What was handed out goes to the caller.
+                // Delivered jobs are returned to the caller.
                 Err(_) if !consumed.jobs.is_empty() => consumed.more = true,
                 Err(error) => return Err(error),
             }
-            // A queue behind is served when those before it were seen empty.
+            // A queue is served only if all queues before it were seen empty.
             if consumed.more {
                 break;
             }
@@ -72,20 +72,21 @@ impl Router {
         }
     }
 
-    /// The same of a queue that may have jobs in any partition.
+    /// Like `consume`, from a queue that may have jobs in any partition.
     async fn consume_everywhere(&self, queue: &Queue, ttrs: &[Duration]) -> Result<Consumed> {
         let hints = self.spreading.hints(queue);
         let (mut consumed, mut failed) = (Consumed::default(), Failed::new());
         let (mut looked, mut waited) = (false, false);
-        // Partitions have few jobs each: so many are asked at the same time, by what the last ones had.
+        // Jobs that each partition of the last round had, if that was fewer than requested; decides how many partitions
+        // are consumed from concurrently.
         let mut few: Option<usize> = None;
-        // A bound, since others publish meanwhile.
+        // Bounded, since other calls publish meanwhile.
         for _ in 0..8 * self.parts.len() {
             let rest = &ttrs[consumed.jobs.len()..];
             if rest.is_empty() {
                 return Ok(consumed);
             }
-            // Each job is for its own ttr: which of several partitions has a job for it is not known before.
+            // With different ttrs one partition at a time, since any of them may have the next job.
             let most = match few {
                 Some(few) if rest.iter().all(|ttr| *ttr == rest[0]) => {
                     rest.len().div_ceil(few.max(1)).min(AT_A_TIME).min(rest.len())
@@ -137,12 +138,12 @@ impl Router {
         if let (true, Some(why)) = (consumed.jobs.is_empty(), failed.values().next()) {
             return Err(Error::Unseen(*why, vec![queue.clone()]));
         }
-        // There may be more where nobody could look.
+        // There may be jobs in partitions that were not read.
         consumed.more = !failed.is_empty() || !looked;
         Ok(consumed)
     }
 
-    /// Looks which partitions have jobs, but for those that have failed already.
+    /// Finds the partitions with jobs. Skips partitions that have already failed.
     async fn look(&self, queue: &Queue, failed: &mut Failed) {
         let parts: Vec<Partition> =
             self.partitions.all().filter(|partition| !failed.contains_key(partition)).collect();
@@ -152,14 +153,15 @@ impl Router {
                 Ok(true) => self.spreading.told(queue, partition),
                 Ok(false) => {}
                 Err(Error::Unreachable(why)) => _ = failed.insert(partition, why),
-                // Its node hangs, or the connection broke: nobody could look.
+                // The node does not reply, or the connection failed, so the partition's state is unknown.
                 Err(_) => _ = failed.insert(partition, Unreachable::Away),
             }
         }
     }
 
-    /// Nothing was found, and some partitions could not be asked: waits for these as any call does. They are asked by the
-    /// guard, which nobody ever writes: while a slot migrates, a list that is still there can be read, and no script begins.
+    /// Waits, as any call does, for partitions that could not be reached, after the others were seen empty. Reads their
+    /// guard keys, which are never written: while a slot migrates, an existing list can still be read, but no script
+    /// can start.
     async fn wait_for(&self, queue: &Queue, failed: Failed) -> Result<()> {
         let parts: Vec<Partition> = failed.into_keys().collect();
         let guards = self.read_each::<u8>(&parts, true, |part| redis::Cmd::exists(part.keys.guard()));

@@ -1,4 +1,4 @@
-//! One read of many partitions: those of one node in one round trip, nodes at the same time.
+//! Reads many partitions: one round trip per node, all nodes concurrently.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::engine::redis::link::{Lane, Link};
 use crate::engine::together;
 
 impl Router {
-    /// A read of each of these partitions, in order. `waits`: as any call does for a partition whose node is away or whose
-    /// slot migrates.
+    /// Returns a read of each of these partitions, ordered by partition. `waits`: whether to wait, as any call does,
+    /// for a partition whose node is unavailable or whose slot migrates.
     pub async fn read_each<T: FromRedisValue>(
         &self,
         parts: &[Partition],
@@ -45,7 +45,7 @@ impl Router {
                     for (partition, answer) in parts.iter().zip(answers) {
                         match answer {
                             Ok(answer) => all.push((*partition, Ok(answer))),
-                            // It may have moved: this one finds its way.
+                            // The slot may have moved: a separate call follows the redirection.
                             Err(_) => left.push(*partition),
                         }
                     }

@@ -1,4 +1,4 @@
-//! What concerns a queue or the pool as a whole: sizes, heads, lists of queues, figures. Sums over the partitions. Changes
+//! Statistics of a queue or of the whole pool: sizes, heads and lists of queues, summed over the partitions. Changes
 //! nothing.
 
 use super::Router;
@@ -10,7 +10,8 @@ use crate::job::Job;
 use crate::name::{Namespace, Queue, QueueName};
 
 impl Router {
-    /// How many jobs are ready; or dead, and the oldest of those that are the first of their partition.
+    /// Returns the number of ready jobs; or the number of dead jobs and the id of the oldest, by publish time, among
+    /// the partitions' oldest ones.
     pub async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
         let parts = self.parts_of(queue);
         if let [only] = parts {
@@ -40,13 +41,13 @@ impl Router {
         Ok(Size { jobs, head: heads.min_by_key(|id| id.published_at()) })
     }
 
-    /// Drops dead jobs whose age has ended, so that lengths do not count them.
+    /// Drops the ids of expired dead jobs, so that lengths do not count them.
     async fn trim_dead(&self, queue: &Queue) -> Result<()> {
         let queue = std::slice::from_ref(queue);
         together::try_all(self.parts_of(&queue[0]).iter().map(|part| part.trim_dead(queue))).await.map(drop)
     }
 
-    /// How many ready and dead jobs of a queue each partition has.
+    /// Returns the numbers of ready and dead jobs of a queue per partition.
     pub async fn lengths(&self, queue: &Queue) -> Result<Vec<(Partition, [u64; 2])>> {
         self.trim_dead(queue).await?;
         let parts: Vec<Partition> = self.parts_of(queue).iter().map(|part| part.partition).collect();
@@ -57,7 +58,7 @@ impl Router {
         both.map(|((part, ready), (_, dead))| Ok((part, [ready?, dead?]))).collect()
     }
 
-    /// The first ready job of the partition with the oldest one.
+    /// Returns the oldest of the partitions' first ready jobs.
     pub async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         let parts = self.parts_of(queue);
         if let [only] = parts {
@@ -75,7 +76,7 @@ impl Router {
         Ok(heads.await?.into_iter().flatten().min_by_key(|job| job.id.first_due()))
     }
 
-    /// A part of the queues of a namespace, in the order of their names.
+    /// Returns one page of the queues of a namespace, in order of name.
     pub async fn list_queues(
         &self,
         namespace: &Namespace,
@@ -88,7 +89,7 @@ impl Router {
         }
         let pages = self.parts.iter().map(|part| part.list_queues(namespace, after, limit));
         let pages = together::try_all(pages).await?;
-        // Behind the last name of a partition's page others may come, which are not known yet.
+        // After the last name of a partition's page there may be more, which are not known yet.
         let known_to = pages.iter().filter_map(|page| page.next.clone()).min();
         let mut queues: Vec<QueueView> = Vec::new();
         let mut all: Vec<QueueView> = pages.into_iter().flat_map(|page| page.queues).collect();
@@ -107,7 +108,7 @@ impl Router {
         Ok(QueuePage { queues, next: if more { last.or(known_to) } else { None } })
     }
 
-    /// Sizes of everything, and the figures of a single Redis.
+    /// Returns the sizes of all queues, and the gauges of a single Redis.
     pub async fn stats(&self) -> Result<Stats> {
         let each = together::try_all(self.parts.iter().map(|part| part.stats())).await?;
         let mut stats = Stats { gauges: self.pool.place.gauges().await, ..Stats::default() };
@@ -127,14 +128,14 @@ impl Router {
         Ok(stats)
     }
 
-    /// How many delayed jobs fall due when.
+    /// Counts delayed jobs by due time.
     pub async fn delays(&self, count: &DelayCount) -> Result<Delays> {
         let parts = match &count.of {
             DelayedOf::Queue(queue) => self.parts_of(queue),
             DelayedOf::All | DelayedOf::Namespace(_) => &self.parts,
         };
         let mut all: Option<Delays> = None;
-        // One after the other, so that each node rests in between.
+        // One partition at a time, so that each node rests in between.
         for part in parts {
             let delays = part.delays(count).await?;
             match &mut all {
@@ -150,7 +151,7 @@ fn sum(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     Some(a? + b?)
 }
 
-/// Adds what another partition has of a queue.
+/// Adds the sizes of a queue in another partition.
 fn add_size(queue: &mut QueueSize, other: &QueueSize) {
     queue.ready += other.ready;
     queue.dead += other.dead;

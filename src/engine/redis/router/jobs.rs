@@ -1,5 +1,5 @@
-//! Calls by id go to the partition that the id names; those by key to the partition of the key's hash. A job that is not
-//! there may be at home: see [`Router::parts_of_id`].
+//! Calls by id go to the partition named by the id; calls by key to the partition of the key's hash. A job that is not
+//! found there may be in the home partition: see [`Router::parts_of_id`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::job::{Job, JobId, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Queue};
 
 impl Router {
-    /// Acks a job, together with others of its partition.
+    /// Acks a job, coalesced with others of its partition.
     pub async fn ack_one(&self, queue: &Queue, id: JobId) -> Result<()> {
         let job = JobRef { queue: queue.clone(), id };
         let (named, home) = self.parts_of_id(queue, &id);
@@ -26,7 +26,7 @@ impl Router {
         }
     }
 
-    /// Acks jobs of one queue, each by itself. Returns those that are there and whose receipt does not hold any more.
+    /// Acks jobs of one queue independently. Returns the existing jobs whose receipt is no longer valid.
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         if !self.spreading.is_everywhere(queue) {
             return self.home(queue).ack(queue, jobs).await;
@@ -34,12 +34,12 @@ impl Router {
         let mut parts: BTreeMap<Partition, Vec<(JobId, Option<Receipt>)>> = BTreeMap::new();
         for job in jobs {
             let (named, home) = self.parts_of_id(queue, &job.0);
-            // Where there is no such job, nothing is done.
+            // An ack changes nothing in a partition without the job.
             for partition in [named].into_iter().chain(home) {
                 parts.entry(partition).or_default().push(*job);
             }
         }
-        // One that is away keeps no other from forgetting its own.
+        // An unavailable partition does not prevent the others from deleting their jobs.
         let asked = parts.into_iter().map(async |(partition, of)| {
             let named = of.iter().filter(|(id, _)| self.partitions.of_id(id) == partition).count();
             (named as u64, self.part(partition).ack(queue, &of).await)
@@ -76,7 +76,7 @@ impl Router {
         }
     }
 
-    /// Gives hand-overs back, each partition its own in the order given.
+    /// Returns jobs whose consumer disconnected, in the order given within each partition.
     pub async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         if let Some(only) = self.only() {
             return only.give_back(jobs).await;
@@ -117,8 +117,8 @@ impl Router {
         }
     }
 
-    /// The partition of a key, and home where that is another one: a job that was published before the queue was spread
-    /// keeps its key there.
+    /// Returns the partition of a key, and the queue's home partition if it differs: a job that was published before
+    /// the queue was spread keeps its key there.
     fn parts_of_key(&self, queue: &Queue, key: &JobKey) -> (Partition, Option<Partition>) {
         let home = self.partitions.home(queue);
         if !self.spreading.is_everywhere(queue) {
@@ -137,11 +137,11 @@ impl Router {
         }
     }
 
-    /// What became of a call that is safe to repeat, in whichever partition it was decided.
+    /// Returns the recorded result of a publish with this idempotency key, from any partition.
     pub async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
         let asked = self.parts_of(queue).iter().map(|part| part.recall(queue, once));
         let mut found: Vec<Published> = together::try_all(asked).await?.into_iter().flatten().collect();
-        // A mismatch is one wherever it is.
+        // A mismatch in any partition is a mismatch.
         let mismatch = found.iter().position(|of| *of == Published::Mismatch);
         Ok(mismatch.or((!found.is_empty()).then_some(0)).map(|at| found.swap_remove(at)))
     }
@@ -162,7 +162,7 @@ impl Router {
         }
     }
 
-    /// Makes the oldest dead jobs of each partition ready again, `limit` at most of all.
+    /// Makes the oldest dead jobs of each partition ready again, at most `limit` in total.
     async fn respawn_oldest(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
         let mut done = 0;
         for part in self.parts_of(queue) {
@@ -171,7 +171,7 @@ impl Router {
         Ok(done)
     }
 
-    /// Deletes the oldest dead jobs of each partition, `limit` at most of all.
+    /// Deletes the oldest dead jobs of each partition, at most `limit` in total.
     pub async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         let mut done = 0;
         for part in self.parts_of(queue) {
@@ -203,13 +203,13 @@ impl Router {
         Ok(all)
     }
 
-    /// Forgets the name of a queue in every partition that has no ready and no dead jobs of it.
+    /// Deletes the name of a queue in every partition without ready and dead jobs of it.
     pub async fn forget_queue(&self, queue: &Queue) -> Result<()> {
         let parts = self.parts_of(queue).iter().map(|part| part.forget_queue(queue));
         together::all(parts).await.into_iter().collect()
     }
 
-    /// Drops what is ready in every partition.
+    /// Deletes the ready jobs in every partition.
     pub async fn destroy(&self, queue: &Queue) -> Result<()> {
         let parts = self.parts_of(queue).iter().map(|part| part.destroy(queue));
         together::all(parts).await.into_iter().collect()

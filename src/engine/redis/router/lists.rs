@@ -1,5 +1,5 @@
-//! Lists of jobs of a spread queue: one partition after the other, the home first, so that a list that began before the queue
-//! was spread goes on. Changes nothing.
+//! Lists of jobs of a spread queue: one partition after the other, the home first, so that a list that began before the
+//! queue was spread can continue. Changes nothing.
 
 use super::Router;
 use crate::engine::redis::cluster::map::Partition;
@@ -8,12 +8,12 @@ use crate::error::Result;
 use crate::job::JobState;
 use crate::name::Queue;
 
-/// How many partitions one page reads.
+/// Maximum partitions read per page.
 const MOST_PARTS: usize = 16;
 
 impl Router {
-    /// A part of a queue's jobs in one state. The cursor of a partition stands behind `s`, the state, the
-    /// partition's number and `-`.
+    /// Returns one page of a queue's jobs in one state. A cursor is `s`, the state, `.`, the partition's number, `-`,
+    /// and the partition's own cursor.
     pub async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         let home = self.partitions.home(queue);
         let (at, inner) = match &list.cursor {
@@ -21,7 +21,7 @@ impl Router {
             Some(Cursor(text)) => match self.read_cursor(text, list.state) {
                 Some((partition, "")) => (partition, None),
                 Some((partition, inner)) => (partition, Some(Cursor(inner.to_owned()))),
-                // One of a queue that was not spread.
+                // The list began before the queue was spread.
                 None => (home, list.cursor.clone()),
             },
         };
@@ -58,7 +58,7 @@ impl Router {
         Ok(Some(page))
     }
 
-    /// Those of these partitions that may have jobs of a queue in this state, in the order given.
+    /// Returns the partitions that may have jobs of a queue in this state, in the order of `parts`.
     async fn with_jobs(&self, queue: &Queue, state: JobState, parts: &[Partition]) -> Result<Vec<Partition>> {
         let exists = self.read_each::<bool>(parts, true, |part| {
             redis::Cmd::exists(match state {
@@ -84,7 +84,7 @@ impl Router {
     }
 }
 
-/// What a cursor in a list of this state begins with.
+/// Returns the prefix of a cursor for a state.
 fn tag_of(state: JobState) -> String {
     format!("s{}.", JobState::ALL.iter().position(|other| *other == state).unwrap_or_default())
 }

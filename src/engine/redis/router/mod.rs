@@ -1,16 +1,16 @@
-//! Routes each call of the engine to the partitions that it concerns: by queue to its home, by id, by the hash of a key; what
-//! concerns a spread queue, or the pool as a whole, to all of them. A single Redis has one partition, to which everything
-//! goes as it is.
+//! Routes each call of the engine to partitions: a queue's calls to its home partition; calls by id or key of a spread
+//! queue to the partition named by the id or by the key's hash; other calls about a spread queue, or about the whole
+//! pool, to all partitions. A single Redis has one partition, which gets every call unchanged.
 //!
-//! - `publish`: which partition takes a publication, and publications that concern several.
+//! - `publish`: chooses the partition of a publication, and splits publications that concern several.
 //! - `consume`: rotates over the partitions of a spread queue.
 //! - `jobs`: calls by id or by key.
 //! - `lists`, `figures`: pages and sums over partitions.
-//! - `pump`: which partitions are pumped, and by whom.
-//! - `each`: one read of many partitions, in one round trip for each node.
-//! - `scattered`: queues that the configuration does not spread any more.
-//! - `samples`: what namespaces with a quota have, as far as this process knows.
-//! - `quotas`, `schedules`: what is one step on a single Redis, and several in a cluster.
+//! - `pump`: decides which partitions this server pumps.
+//! - `each`: reads many partitions, with one round trip per node.
+//! - `scattered`: queues that are no longer spread by configuration.
+//! - `samples`: usage of namespaces with a quota, as far as this process knows.
+//! - `quotas`, `schedules`: operations that are one step on a single Redis, and several in a cluster.
 
 mod consume;
 mod each;
@@ -41,14 +41,14 @@ use crate::job::{JobId, JobIds};
 use crate::name::Queue;
 use crate::random;
 
-/// A pool, and all its partitions.
+/// A pool and all its partitions.
 #[derive(Debug)]
 pub struct Router {
     pub pool: Arc<Pool>,
     pub parts: Vec<Arc<PartitionCore>>,
     pub partitions: Arc<Partitions>,
     pub spreading: Arc<Spreading>,
-    /// By which the lease of a pump says whose it is.
+    /// Identifies this server in the leases of pumps.
     server: String,
     samples: Samples,
 }
@@ -65,7 +65,7 @@ impl Router {
         }
     }
 
-    /// The only partition, on a single Redis.
+    /// Returns the only partition of a single Redis.
     pub fn only(&self) -> Option<&Arc<PartitionCore>> {
         match &self.pool.place {
             Place::One(_) => self.parts.first(),
@@ -77,12 +77,12 @@ impl Router {
         &self.parts[usize::from(partition)]
     }
 
-    /// The home of a queue.
+    /// Returns the home partition of a queue.
     pub fn home(&self, queue: &Queue) -> &Arc<PartitionCore> {
         self.part(self.partitions.home(queue))
     }
 
-    /// The partitions that may have jobs of a queue.
+    /// Returns the partitions that may have jobs of a queue.
     pub fn parts_of(&self, queue: &Queue) -> &[Arc<PartitionCore>] {
         if self.spreading.is_everywhere(queue) {
             return &self.parts;
@@ -90,7 +90,7 @@ impl Router {
         std::slice::from_ref(self.home(queue))
     }
 
-    /// The partition that has the settings of the pool.
+    /// Returns the partition that stores the pool's settings.
     pub fn settings(&self) -> &Arc<PartitionCore> {
         self.part(0)
     }
@@ -99,7 +99,7 @@ impl Router {
         self.pool.now_micros() / 1000
     }
 
-    /// An id that names the partition in which the job is going to be.
+    /// Returns a new id, which names the partition that is expected to store the job.
     pub fn make_id(&self, ids: &JobIds, queue: &Queue, delay: Duration, versioned: bool) -> JobId {
         let delay = delay_in_id(delay);
         if self.only().is_some() {
@@ -114,8 +114,8 @@ impl Router {
         self.partitions.name(ids.make(now, delay, versioned), partition)
     }
 
-    /// The partition of a job's id, and the home of its queue where that is another one: a job that came from another
-    /// store, or was published before its queue was spread, may be there whatever its id names.
+    /// Returns the partition named by a job's id, and the queue's home partition if it differs: a job that came from
+    /// another store, or was published before its queue was spread, may be in the home partition.
     pub fn parts_of_id(&self, queue: &Queue, id: &JobId) -> (Partition, Option<Partition>) {
         let home = self.partitions.home(queue);
         if !self.spreading.is_everywhere(queue) {
@@ -125,7 +125,7 @@ impl Router {
         (named, (named != home).then_some(home))
     }
 
-    /// Has the ready lists of a queue watched.
+    /// Starts to watch the ready lists of a queue.
     pub fn watch(&self, queue: &Queue) {
         let mut links: Vec<Arc<Link>> = Vec::new();
         for part in self.parts_of(queue) {
@@ -137,7 +137,7 @@ impl Router {
         }
     }
 
-    /// The node of a partition, if a call could be sent there now, without waiting.
+    /// Returns the node of a partition, if a call can be sent to it now.
     fn try_link(&self, partition: Partition, lane: Lane) -> Result<Arc<Link>, Unreachable> {
         match &self.pool.place {
             Place::One(link) => Ok(link.clone()),
@@ -145,7 +145,7 @@ impl Router {
         }
     }
 
-    /// Whether a partition can take a publish that another one could take too.
+    /// Whether a partition can take a publish that other partitions could take too.
     fn can_take(&self, partition: Partition) -> bool {
         let Ok(link) = self.try_link(partition, Lane::Publish(0)) else { return false };
         let few = link.replicas.want() > 0 && link.replicas.are_few();

@@ -1,8 +1,9 @@
-//! Publish. A publication goes to the home of its queue. In a spread queue the first of these decides about a job: its key, the
-//! job that it replaces, the `Idempotency-Key` of the request. What is to be compared so shares a partition. Any other
-//! publication goes to the partition whose turn it is, as a whole; one that cannot take it is passed over.
+//! Publish. A publication goes to the home of its queue. The partition of a spread queue's job is decided by the first
+//! of these that it has: its key, the job that it replaces, the `Idempotency-Key` of the request. So publishes that
+//! must be compared share a partition. Any other publication goes as a whole to the partition whose turn it is, or to
+//! the next available one.
 //!
-//! Jobs of several partitions (a batch with several keys) are published part by part, each atomic by itself.
+//! Jobs of several partitions (a batch with several keys) are published partition by partition, each part atomically.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -34,24 +35,25 @@ impl Router {
         } else if self.is_free(&publication) {
             self.publish_in_turn(publication).await
         } else {
-            // Boxed: it would be part of the future of every plain one.
+            // Boxed, because it would enlarge the future of every plain publish.
             Box::pin(self.publish_parts(publication)).await
         };
         if let Err(Error::Unreachable(_)) = &published {
-            // Nothing was done. Nodes are left while the engine closes.
+            // Nothing was stored. A closing engine disconnects from its nodes, which should be reported as closing.
             self.pool.is_open()?;
         }
         published
     }
 
-    /// Whether any partition may take it.
+    /// Whether any partition may take the publication.
     pub fn is_free(&self, publication: &Publication) -> bool {
         publication.replaces.is_none()
             && publication.once.is_none()
             && publication.jobs.iter().all(|of| of.key.is_none() && self.spreading.is_spread(&of.job.queue))
     }
 
-    /// To the partition that the ids name, or to another one when that cannot take it. The last one is waited for.
+    /// Publishes to the partition named by the ids, or to the next available one. Waits for a node only if no other
+    /// partition is left.
     async fn publish_in_turn(&self, mut publication: Publication) -> Result<Published> {
         check(&publication)?;
         let plain = is_plain(&publication);
@@ -76,14 +78,14 @@ impl Router {
             }
             match self.spreading.pass(|partition| self.can_take(partition)) {
                 Some(next) => partition = next,
-                // None can take it now: this one is waited for.
+                // No partition is available, so wait for the current one.
                 None => left = 1,
             }
         }
     }
 
-    /// Together with what others publish there. One that waits behind publishes to which a node owes an answer for long
-    /// goes elsewhere: nothing was done.
+    /// Publishes coalesced with other publishes to the partition. If the partition becomes unavailable or slow while
+    /// the publish is pending, the publish fails as unreachable and can go to another partition.
     async fn publish_movable(&self, partition: Partition, publication: Publication) -> Result<Published> {
         self.try_link(partition, Lane::Publish(0)).map_err(Error::Unreachable)?;
         let taken = Taken::default();
@@ -93,13 +95,13 @@ impl Router {
                 Ok(published) => return published,
                 Err(_) if self.can_take(partition) => {}
                 Err(_) if taken.take() => return Err(Error::Unreachable(Unreachable::Away)),
-                // It is on its way.
+                // It has been sent.
                 Err(_) => return call.await,
             }
         }
     }
 
-    /// The jobs of spread queues get ids that name this partition.
+    /// Changes the ids of spread queues' jobs to name this partition.
     fn rename(&self, publication: &mut Publication, partition: Partition) {
         for Placing { job, .. } in &mut publication.jobs {
             if self.spreading.is_spread(&job.queue) && self.partitions.of_id(&job.id) != partition {
@@ -108,10 +110,10 @@ impl Router {
         }
     }
 
-    /// Each part of it to its partition, one after the other.
+    /// Publishes each partition's part, one after the other.
     async fn publish_parts(&self, publication: Publication) -> Result<Published> {
         if let Err(error) = check(&publication) {
-            // What was done already is answered first.
+            // A repeated publish gets its recorded result, even if it is invalid now.
             let once = publication.once.as_ref().zip(publication.jobs.first());
             let Some((once, first)) = once else { return Err(error) };
             return self.recall(&first.job.queue, once).await?.ok_or(error);
@@ -159,7 +161,8 @@ impl Router {
             replayed &= is_replay;
             of.iter().zip(all).for_each(|(n, one)| placed[*n] = Some(one));
         }
-        // The key decided: the job that is replaced is in another partition, and goes after the new one is stored.
+        // The new job's key determined its partition. The replaced job is in a different partition, and is deleted
+        // after the new job is stored.
         if let (Some(JobRef { queue, id }), Some(old)) = (&replaces, old)
             && !parts.contains_key(&old)
         {
@@ -169,7 +172,7 @@ impl Router {
         Ok(if replayed { Published::Replay(placed) } else { Published::Done(placed) })
     }
 
-    /// The partition that a job is in; the one that its id names if it is nowhere.
+    /// Returns the partition that stores a job; the one named by its id if none does.
     async fn partition_of_stored(&self, job: &JobRef) -> Result<Partition> {
         match self.parts_of_id(&job.queue, &job.id) {
             (named, Some(home))

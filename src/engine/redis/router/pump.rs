@@ -1,5 +1,6 @@
-//! Pump: moves a batch of due jobs of each partition that has some. In a cluster one server has the lease of a partition, and
-//! pumps it; another one pumps it for what it has stored itself and the holder may not know of.
+//! Pump: moves a batch of due jobs of each partition that has some. In a cluster one server has the lease of a
+//! partition and pumps it. Another server also pumps it for jobs that it has stored itself, which the holder may not
+//! know of.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,9 +15,9 @@ use crate::engine::redis::verbs::pump::PumpLease;
 use crate::engine::{Pumped, together};
 use crate::error::{Error, Result};
 
-/// How long the pump of one node may hold up the others.
+/// Maximum time that the pump of one node delays the others.
 const NODE: Duration = Duration::from_millis(100);
-/// When a partition is pumped again that could not be.
+/// Pause before a partition is pumped again after a failure.
 const AGAIN: Duration = Duration::from_millis(50);
 
 impl Router {
@@ -36,7 +37,7 @@ impl Router {
                 Ok(some) => moved += some,
                 Err(fault @ Error::Unreachable(_)) => {
                     unreachable += 1;
-                    // While others are pumped it is for their callers to be told.
+                    // If other partitions were pumped, the callers of the unreachable ones report the error.
                     if unreachable == asked {
                         failed = Some(fault);
                     }
@@ -45,18 +46,18 @@ impl Router {
             }
         }
         match failed {
-            // The trouble of one shows when the others have nothing more to move.
+            // An error is reported once the other partitions have nothing more to move.
             Some(fault) if moved == 0 => Err(fault),
             _ => {
-                // Later than that is what a clock said that was set back since.
+                // A longer time results from a clock that was set back.
                 let left = Duration::from_micros(next.saturating_sub(pool.now_micros()));
                 Ok(Pumped { moved, next: left.min(LONGEST_PAUSE) })
             }
         }
     }
 
-    /// Pumps a partition, if its node can be used now. Nobody waits for a node that does not answer: its pump goes on by
-    /// itself.
+    /// Pumps a partition, if its node is available. Does not wait for a slow node: its pump continues in the
+    /// background.
     async fn pump_in_time(self: &Arc<Self>, turn: Turn) -> Outcome<usize> {
         if let Err(why) = self.try_link(turn.partition, Lane::Pump) {
             self.pool.dues.said(turn, self.pool.now_micros(), Said::again(AGAIN));
@@ -66,7 +67,7 @@ impl Router {
         let pump = self.pool.tasks.spawn(async move { router.pump_partition(turn).await });
         match timeout(NODE, pump).await {
             Ok(Ok(pumped)) => pumped,
-            Ok(Err(_)) => Err(Fault::away("a pump ended")),
+            Ok(Err(_)) => Err(Fault::away("a pump task has ended")),
             Err(_) => Ok(0),
         }
     }

@@ -1,7 +1,7 @@
-//! Quotas in a cluster. Each partition counts what its scripts store and delete of namespaces with a quota. Every server adds
-//! these figures up each ten seconds and tells each partition what the others have, so that its scripts refuse what exceeds
-//! the quota by that sample. Publishes that may go to any partition are refused here, by the last sum and by what this
-//! process has published since. So a namespace may exceed its quota by what is published within ten seconds.
+//! Quotas in a cluster. In each partition scripts record the usage of namespaces with a quota. Every ten seconds each
+//! server adds up the partitions' usage, and stores in each partition the usage of the others, so that its scripts
+//! enforce the quota by that sample. Publishes that any partition may take are checked here, against the last sum plus
+//! later publishes of this process. So a namespace may exceed its quota by the jobs published within ten seconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::engine::{Publication, Quota, Quotas, together};
 use crate::error::Result;
 use crate::name::{Namespace, Queue};
 
-/// How old a sample may be.
+/// Interval between samples.
 const PERIOD: Duration = Duration::from_secs(10);
 
 impl Router {
-    /// Sets these quotas and no others, for all servers of this kind.
+    /// Replaces all quotas, for all servers of the pool.
     pub async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         if let Some(only) = self.only() {
             return only.set_quotas(quotas, true).await;
@@ -36,8 +36,8 @@ impl Router {
         self.sample().await
     }
 
-    /// Refuses a publication that makes more queues than the quota of a namespace allows; and one that any partition may
-    /// take, if it exceeds the quota. Of any other its partition decides.
+    /// Rejects a publication that creates more queues than its namespace's quota allows, and one that any partition may
+    /// take if it exceeds the quota. Other publications are checked by their partition.
     pub async fn admit(&self, publication: &Publication) -> Result<()> {
         if self.samples.is_empty() {
             return Ok(());
@@ -51,7 +51,7 @@ impl Router {
         if self.is_free(publication) { self.samples.admit(publication) } else { Ok(()) }
     }
 
-    /// Whether jobs were published to a queue before.
+    /// Whether jobs have been published to a queue before.
     async fn is_known(&self, queue: &Queue) -> Result<bool> {
         if self.parts_of(queue).iter().any(|part| part.recorded_queues.has(part.partition, queue)) {
             return Ok(true);
@@ -68,7 +68,7 @@ impl Router {
         Ok(false)
     }
 
-    /// Adds up what namespaces with a quota have, and tells each partition what the others have.
+    /// Adds up the usage of namespaces with a quota, and stores in each partition the usage of the others.
     async fn sample(&self) -> Result<()> {
         let all = self.samples.lock().iter().map(|(name, of)| (name.clone(), of.quota)).collect::<Vec<_>>();
         for chunk in all.chunks(CHUNK) {
@@ -129,7 +129,7 @@ impl Router {
         Ok(())
     }
 
-    /// The number of queues of a namespace. A spread queue is known to several partitions.
+    /// Returns the number of queues of a namespace. Several partitions may know a spread queue.
     async fn count_queues(&self, namespace: &Namespace) -> Result<u64> {
         let parts: Vec<Partition> = self.partitions.all().collect();
         let names = self.read_each::<BTreeMap<Vec<u8>, Vec<u8>>>(&parts, true, |part| {
@@ -143,13 +143,13 @@ impl Router {
     }
 }
 
-/// The task that samples.
+/// Takes samples periodically until the engine closes.
 pub async fn run(router: Arc<Router>) {
     let samples = async {
         loop {
             sleep(PERIOD).await;
             if !router.samples.is_empty() {
-                // Without an answer the last sample stays.
+                // After a failure the last sample stays in use.
                 let _ = router.sample().await;
             }
         }

@@ -1,6 +1,6 @@
-//! Queues that the configuration does not spread any more, while partitions other than their home still have jobs of them.
-//! Each partition lists the queues that it knows: the lists are read when the engine begins, and once a minute. A queue that
-//! is empty elsewhere is taken off the lists there.
+//! Queues that are no longer spread by configuration, while partitions other than their home still have jobs of them.
+//! Each partition lists its known queues. These lists are read at start and once a minute. A partition without jobs of
+//! such a queue removes the queue from its list.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::engine::together;
 use crate::error::Result;
 use crate::name::Queue;
 
-/// How often the lists are read.
+/// Interval between reads of the lists.
 const PERIOD: Duration = Duration::from_secs(60);
 
 impl Router {
-    /// Looks which queues are scattered. What is known stays while a partition cannot be read.
+    /// Updates the scattered queues. Queues known to be scattered stay so while a partition cannot be read.
     pub async fn look_for_scattered(&self) {
         let lists = together::all(self.parts.iter().map(|part| part.queues())).await;
         let (mut elsewhere, mut complete): (HashMap<Queue, Vec<u16>>, bool) = (HashMap::default(), true);
@@ -34,7 +34,7 @@ impl Router {
         for (queue, parts) in elsewhere {
             let mut has_jobs = false;
             for partition in parts {
-                // What cannot be told may be there.
+                // On an error the partition may have jobs.
                 has_jobs |= self.part(partition).forget_if_empty(&queue).await.map_or(true, |empty| !empty);
             }
             if has_jobs {
@@ -47,8 +47,8 @@ impl Router {
             tracing::warn!(
                 pool = &*self.pool.common.pool,
                 %queue,
-                "the queue is not in Spread any more, and other partitions than its home still have jobs of it: it is \
-                 served from all partitions until they are empty"
+                "the queue is no longer in Spread, but partitions other than its home still have its jobs: all \
+                 partitions are served until those are empty"
             );
             self.watch(&queue);
             self.pool.common.notifiers.notify(&queue);
@@ -57,7 +57,7 @@ impl Router {
 }
 
 impl PartitionCore {
-    /// Takes a queue off the list of known ones if nothing of it is here. Returns whether that is so.
+    /// Removes a queue from the list of known queues if this partition has no jobs of it. Returns whether it has none.
     async fn forget_if_empty(&self, queue: &Queue) -> Result<bool> {
         let mut lists = redis::pipe();
         lists.cmd("EXISTS").arg(self.keys.ready(queue)).cmd("EXISTS").arg(self.keys.dead(queue));
@@ -71,7 +71,7 @@ impl PartitionCore {
     }
 }
 
-/// The task that looks again and again.
+/// Looks for scattered queues periodically until the engine closes.
 pub async fn run(router: Arc<Router>) {
     let looks = async {
         loop {

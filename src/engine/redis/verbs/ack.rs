@@ -1,6 +1,6 @@
-//! Ack: coalesced calls become one script call, which also removes the timer members. Of jobs whose tries this process
-//! remembers it names them, others are looked for (lua/forget.lua). A member that stays behind is dropped by the pump
-//! when it is due. What comes with receipts goes one call at a time.
+//! Ack: coalesced calls become one script call, which also removes the timer members. The members of jobs whose tries
+//! this process knows are passed by name, others are searched for (lua/forget.lua). The pump drops a member that
+//! remains once it is due. Acks with receipts are sent one call at a time.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use crate::job::{JobId, JobRef, Receipt};
 use crate::name::Queue;
 
 impl PartitionCore {
-    /// Acks a job, together with others. Returns `false` if it may not have been there.
+    /// Acks a job, coalesced with others. Returns `false` if the job may not have existed in this partition.
     pub async fn ack_one(self: &Arc<Self>, job: JobRef) -> Result<bool> {
         self.is_open()?;
         self.place.ready(self.partition, Lane::HandOver).await?;
         let begin = || {
             let (caller, calls) = batch::channel(MAX_WAITING, batches::ACKS);
-            serve(calls, &self.tasks, ("the task that acks", 1), self, |core, _, batch| async move {
+            serve(calls, &self.tasks, ("the ack task", 1), self, |core, _, batch| async move {
                 core.ack_batch(batch).await;
             });
             caller
@@ -30,7 +30,7 @@ impl PartitionCore {
         self.acks.get_or_init(begin).call(job).await
     }
 
-    /// Acks the jobs of a batch, and answers each call.
+    /// Acks the jobs of a batch, and replies to each call.
     async fn ack_batch(&self, batch: Vec<Call<JobRef, bool>>) {
         let arrived = arrival_of(&batch);
         let (jobs, replies): (Vec<_>, Vec<_>) = batch.into_iter().map(Call::split).unzip();
@@ -43,13 +43,13 @@ impl PartitionCore {
             jobs.iter().for_each(|job| _ = self.common.handed_out.remove(&job.id));
         }
         for reply in replies {
-            // A caller that has left needs no answer.
+            // The send fails if the caller has disconnected.
             let all = |deleted| deleted == jobs.len() as u64;
             let _ = reply.send(outcome.clone().map(all).map_err(Fault::into));
         }
     }
 
-    /// The call that forgets these jobs, with the timer members of those whose tries are given.
+    /// Returns the call that deletes these jobs, with the timer members of jobs whose tries are given.
     pub fn forget<'a>(&self, jobs: impl Iterator<Item = (&'a JobRef, Option<u16>)>) -> ScriptCall {
         let mut jobs: Vec<_> = jobs.collect();
         jobs.sort_by_key(|(_, tries)| tries.is_none());
@@ -67,7 +67,7 @@ impl PartitionCore {
         call
     }
 
-    /// Acks jobs of one queue, each by itself. Answers those that are there and whose receipt does not hold any more.
+    /// Acks jobs of one queue independently. Returns the existing jobs whose receipt is no longer valid.
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
         let stale: Vec<usize> = self.run(Lane::HandOver, &self.ack_call(queue, jobs)).await?;

@@ -1,4 +1,4 @@
-//! Whether the Redis can be used: its version and mode when an engine begins, and its health later.
+//! Checks that Redis is usable: version and mode at start, health later.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::Link;
 use crate::error::Result;
 
-/// How long a check of a server that answers waits for connections that are down: longer than the pause before
-/// their next attempt, which the check shortens, and shorter than a health check's own time-out.
+/// Time that the health check of a reachable server waits for failed connections: longer than the pause before their
+/// next attempt, which the check shortens, and shorter than the timeout of a health check.
 const CONNECTIONS_WAIT: Duration = Duration::from_millis(500);
-/// RPOP and LPOP take a count since this version.
+/// RPOP and LPOP accept a count since this version.
 pub const OLDEST: (u32, u32) = (6, 2);
 
-/// The first calls of an engine, on a connection of their own: learns the server's clock, and refuses a server that
-/// the engine cannot use.
+/// Makes the first calls of an engine, on a separate connection: learns the server's clock, and rejects an unsupported
+/// server.
 pub async fn first_check(link: &Link, connection: &mut Connection, oldest: (u32, u32)) -> Result<()> {
     let sent = link.clock.begin();
     let (seconds, micros): (u64, u64) = connection.query(&redis::cmd("TIME")).await?;
@@ -29,9 +29,9 @@ pub async fn first_check(link: &Link, connection: &mut Connection, oldest: (u32,
 }
 
 impl Link {
-    /// Whether the server takes writes that need no memory (it is no replica, it can save): one that is full is to be
-    /// drained. And whether every connection is up: requests use others than this write, and those may still be down
-    /// when the Redis is back.
+    /// Checks that the server accepts writes that need no memory: it is no replica and can save. A full server passes,
+    /// since its jobs must still be consumed. Then checks that all connections are up: requests do not use the
+    /// connection of this write, and may still fail after Redis has recovered.
     pub async fn check(&self) -> Result<()> {
         let _: u64 = self.shared.query(&empty_write()).await?;
         self.connections.retry_now();
@@ -39,21 +39,21 @@ impl Link {
     }
 }
 
-/// A write of nothing: it is refused as every write would be, and leaves nothing behind. A full Redis takes it.
+/// Returns a write that changes nothing. It fails whenever writes are rejected, but not because memory is full.
 pub fn empty_write() -> Cmd {
     empty_write_of(keys::CHECK)
 }
 
-/// The same to a key of the caller's.
+/// Like `empty_write`, with the caller's key.
 pub fn empty_write_of(key: &str) -> Cmd {
     let mut cmd = redis::cmd("DEL");
     cmd.arg(key);
     cmd
 }
 
-/// Refuses a server that is too old, one in cluster mode that is to be used alone, since its keys are spread over slots
-/// and every script that touches two of them fails, and one of its own that is to be a node. Where INFO is forbidden none
-/// of this can be told, and is not worth a refusal. Answers its version.
+/// Returns the server's version. Rejects a server that is too old; a cluster node configured as a single Redis, where
+/// every script with keys in two slots would fail; and a single Redis configured as a cluster node. Returns `None`, and
+/// rejects nothing, if INFO is forbidden.
 pub async fn usable(
     connection: &mut Connection,
     oldest: (u32, u32),
@@ -65,15 +65,15 @@ pub async fn usable(
     let is_node = info.get::<String>("redis_mode").map(|mode| mode == "cluster");
     if is_node.is_some_and(|is_node| is_node != as_node) {
         return Err(Fault::refused(match as_node {
-            false => "this Redis is in cluster mode: a pool names it with Cluster in place of Addr",
-            true => "this Redis is not in cluster mode: name it with Addr in place of Cluster",
+            false => "this Redis is in cluster mode: use Cluster instead of Addr",
+            true => "this Redis is not in cluster mode: use Addr instead of Cluster",
         }));
     }
     let Some(version) = info.get::<String>("redis_version") else { return Ok(None) };
     let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
     if (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < oldest {
         let (major, minor) = oldest;
-        return Err(Fault::refused(format!("Redis {major}.{minor} or later is needed, this is {version}")));
+        return Err(Fault::refused(format!("Redis {major}.{minor} or later is required, this is {version}")));
     }
     Ok(Some(version))
 }

@@ -1,5 +1,4 @@
-//! Consume: one list of queues, one script call. Calls of several wait lists share a connection, on which they
-//! are pipelined.
+//! Consume: one script call for a list of queues. Calls of several wait lists are pipelined on one connection.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,10 +20,10 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::name::Queue;
 
-/// A job that a script has handed out.
+/// A job delivered by a script.
 pub struct HandedOut<'a> {
     pub queue: &'a Queue,
-    /// The id, or what tells it, as the layout has it.
+    /// The id as stored.
     pub id: Vec<u8>,
     pub tries_left: u16,
     pub due: Micros,
@@ -32,16 +31,16 @@ pub struct HandedOut<'a> {
     pub stored: Bytes,
 }
 
-/// What the script says: now, garbage, whether there may be more, which ready lists are none, those of jobs that died, and
-/// the jobs.
+/// The script's reply: now, invalid elements dropped, whether there may be more jobs, ready lists of another type,
+/// ready lists of jobs that died, and the jobs.
 type ConsumeAnswer = (u64, u64, bool, Vec<usize>, Vec<usize>, Vec<Value>);
 
-/// The queue that a script calls by this number: it counts from 1.
+/// Returns the queue with this number in a script's reply, counted from 1.
 pub fn queue_at(queues: &[Queue], n: usize) -> Option<&Queue> {
     n.checked_sub(1).and_then(|n| queues.get(n))
 }
 
-/// The jobs in the answer of a script of consume: six cells each.
+/// Returns the jobs in a reply of the consume script: six cells each.
 pub fn handed_out(cells: Vec<Value>, queues: &[Queue]) -> impl Iterator<Item = Outcome<HandedOut<'_>>> {
     let mut cells = cells.into_iter();
     std::iter::from_fn(move || {
@@ -63,8 +62,8 @@ pub fn handed_out(cells: Vec<Value>, queues: &[Queue]) -> impl Iterator<Item = O
 }
 
 impl PartitionCore {
-    /// Hands out a job for each ttr. Jobs of an answer that comes too late are given back. `waits`: for a node that is
-    /// away.
+    /// Delivers up to one job per ttr. The jobs of a late reply are returned to their queues. `waits`: whether to wait
+    /// for an unavailable node.
     pub async fn consume(
         self: &Arc<Self>,
         queues: Vec<Queue>,
@@ -130,7 +129,7 @@ impl PartitionCore {
         let (now, garbage, more, not_lists, died, cells): ConsumeAnswer = redis::from_redis_value(reply)?;
         self.learn(sent, now);
         if garbage > 0 {
-            tracing::warn!(pool = &*self.common.pool, garbage, "dropped list elements that are not jobs");
+            tracing::warn!(pool = &*self.common.pool, garbage, "dropped malformed elements of ready lists");
         }
         for queue in died.iter().filter_map(|n| queue_at(queues, *n)) {
             self.common.observers.tell(|observer| observer.died(queue, 1));
@@ -141,7 +140,7 @@ impl PartitionCore {
             let HandedOut { queue, id, tries_left, due, ttl, stored } = handed_out?;
             earliest = earliest.min(due);
             let Some(id) = keys::job_id(&id) else {
-                tracing::warn!(pool = &*self.common.pool, %queue, "skipped a job whose id no server has made");
+                tracing::warn!(pool = &*self.common.pool, %queue, "skipped a job with a malformed id");
                 unreadable = true;
                 continue;
             };
@@ -151,8 +150,12 @@ impl PartitionCore {
                     jobs.push(Job { due: was_due, tries_left, receipt: due, ..job });
                 }
                 Err(e) => {
-                    // It comes back after its ttr, and ends in the dead letter, where it can be looked at.
-                    tracing::warn!(pool = &*self.common.pool, %queue, "skipped a job: {e}");
+                    // It is redelivered after its ttr, and ends in the dead letter, where it can be inspected.
+                    tracing::warn!(
+                        pool = &*self.common.pool,
+                        %queue,
+                        "an unreadable job was not delivered; it dies when its tries are used up: {e}"
+                    );
                     unreadable = true;
                 }
             }
@@ -160,11 +163,11 @@ impl PartitionCore {
         if earliest < u64::MAX {
             self.stored(earliest);
         }
-        // What was handed out goes to whoever asked. Otherwise nobody can say that there is nothing.
+        // Delivered jobs are returned to the caller. Without any, the queues were not seen empty, so the error is.
         if let (true, Some(queue)) = (jobs.is_empty(), not_lists.first().and_then(|n| queue_at(queues, *n))) {
             return Err(Fault::refused(format!("the key of queue {queue} is not a list")));
         }
-        // Jobs that cannot be read do not hide those behind them.
+        // Unreadable jobs must not hide the jobs after them.
         Ok(Consumed { jobs, more: more || unreadable })
     }
 }

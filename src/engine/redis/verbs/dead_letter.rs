@@ -1,5 +1,4 @@
-//! The dead letter: respawning and deleting the oldest jobs in it. In bounded steps, and never more than was
-//! there at the start.
+//! Respawns and deletes the oldest dead jobs, in bounded steps, up to the number that the dead letter had at the start.
 
 use std::time::Duration;
 
@@ -10,13 +9,13 @@ use crate::engine::redis::link::Lane;
 use crate::error::{Error, Result};
 use crate::name::Queue;
 
-/// How many jobs one step takes.
+/// Maximum elements removed per step.
 const STEP: u64 = 250;
-/// Steps of one [`trim_dead`](PartitionCore::trim_dead).
+/// Maximum steps of one [`trim_dead`](PartitionCore::trim_dead).
 const MOST_TRIMS: usize = 40;
 
 impl PartitionCore {
-    /// Makes the oldest dead jobs ready again; ids whose job is gone are dropped and not counted.
+    /// Makes the oldest dead jobs ready again. Ids of deleted jobs are dropped and not counted.
     pub async fn respawn_oldest(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
         let script = &self.scripts.respawn;
         let (mut unseen, mut done) = (self.dead_size(queue).await?, 0);
@@ -38,7 +37,7 @@ impl PartitionCore {
         Ok(done)
     }
 
-    /// Deletes the oldest dead jobs; ids whose job is gone are dropped and not counted.
+    /// Deletes the oldest dead jobs. Ids of deleted jobs are dropped and not counted.
     pub async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         let script = &self.scripts.delete_dead;
         let (mut unseen, mut done) = (self.dead_size(queue).await?, 0);
@@ -58,8 +57,8 @@ impl PartitionCore {
         Ok(done)
     }
 
-    /// Drops what is left in dead letters of jobs whose age has ended, at the old ends: those that died first go first.
-    /// In bounded steps, and no more than a bounded number, since many may have gone at once.
+    /// Drops the ids of expired jobs from dead letters, starting at the oldest. In a bounded number of bounded steps,
+    /// since many jobs may have expired at once.
     pub async fn trim_dead(&self, queues: &[Queue]) -> Result<()> {
         if self.dead_ttl.is_zero() || queues.is_empty() {
             return Ok(());

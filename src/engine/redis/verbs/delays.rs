@@ -1,5 +1,5 @@
-//! What falls due when: all timers, counted by a script a piece at a time. The Redis serves others in between. Changes
-//! nothing. A timer that a job has left behind counts until it is due, as in `timer_sizes`.
+//! Counts delayed jobs by due time: a script counts all timers, a range at a time, so that Redis serves others in
+//! between. Changes nothing. Timers of deleted jobs are counted until they are due, as in `timer_sizes`.
 
 use redis::Value;
 use tokio::time::{Instant, sleep};
@@ -12,14 +12,14 @@ use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::Lane;
 use crate::error::Result;
 
-/// How many timers one script call reads: a millisecond or two of the Redis.
+/// Timers read per script call: these take Redis a millisecond or two.
 const PIECE: usize = 1000;
 
-/// What a script says: now, where to go on, how many of that score it has read, the steps with some, and what only the
-/// ids of its members tell.
+/// The script's reply: now, the score to continue from, members with that score that were read, counts per interval,
+/// and members that only their ids classify.
 type Counted = (u64, String, u64, Vec<i64>, Vec<Value>);
 
-/// Adds what a script has counted, by the beginnings of steps; -1 is due already.
+/// Adds a script's counts, given as pairs of an interval's start and its jobs; the start is -1 for overdue jobs.
 pub fn add(delays: &mut Delays, told: &[i64], count: &DelayCount) {
     for of in told.chunks_exact(2) {
         let jobs = u64::try_from(of[1]).unwrap_or(0);
@@ -58,7 +58,7 @@ impl PartitionCore {
     }
 }
 
-/// Adds those whose scores are of whole seconds, lmstfy's: whether they are delayed is told by their ids.
+/// Adds members whose scores are whole seconds, written by lmstfy: the id tells whether such a job is delayed.
 fn add_whole(delays: &mut Delays, whole: &[Value], count: &DelayCount) -> Outcome<()> {
     for of in whole.chunks_exact(2) {
         let (score, end): (String, Vec<u8>) = redis::from_redis_value(Value::Array(of.to_vec()))?;

@@ -1,5 +1,6 @@
-//! Destroy: drops what is ready in a queue. The list is set aside in one move, and then deleted in bounded steps. Every
-//! server's pump finishes what others have left, and so does who asks for a key that a job of such a list may have.
+//! Destroy: deletes a queue's ready jobs. The list is set aside (renamed) in one step, and then deleted in bounded
+//! steps. The pump of any server finishes an interrupted destroy, and so does a call about a key whose job may be in
+//! such a list.
 
 use std::sync::Arc;
 
@@ -9,11 +10,11 @@ use crate::engine::redis::link::Lane;
 use crate::error::{Error, Result};
 use crate::name::Queue;
 
-/// How many lists that were left behind one destroy finishes at most.
+/// Maximum interrupted destroys finished per destroy.
 const MAX_UNFINISHED: usize = 100;
 
 impl PartitionCore {
-    /// Drops what is ready now. In a task, so that a caller that leaves does not leave half of the steps undone.
+    /// Deletes the jobs that are ready now. Runs in a task, so that all steps are done even if the caller disconnects.
     pub async fn destroy(self: &Arc<PartitionCore>, queue: &Queue) -> Result<()> {
         let (core, queue) = (self.clone(), queue.clone());
         let task = self.tasks.spawn(async move {
@@ -24,7 +25,7 @@ impl PartitionCore {
         task.await.map_err(Error::away)?
     }
 
-    /// Deletes a list that is set aside; with `ready`, what is ready goes the same way.
+    /// Deletes a list that is set aside; with `ready`, first sets the ready list aside.
     async fn drop_list(&self, queue: &Queue, ready: bool) -> Result<()> {
         let script = &self.scripts.destroy;
         let mut moved = !ready;
@@ -33,7 +34,7 @@ impl PartitionCore {
             cmd.key(self.keys.ready(queue)).key(self.keys.set_aside(queue)).key(&self.keys.dropped);
             cmd.arg(keys::group(queue)).arg(self.keys.job_prefix(queue)).arg(u8::from(!moved));
             let (now, left): (u8, u64) = match self.run(Lane::Other, &cmd).await {
-                // What is set aside is nobody's any more, and pumps go on.
+                // The jobs can no longer be delivered, and the pumps will delete them.
                 Err(_) if ready && moved => return Ok(()),
                 answer => answer?,
             };
@@ -44,8 +45,8 @@ impl PartitionCore {
         }
     }
 
-    /// Forgets the name of a queue that has no ready and no dead jobs. Another server that has recorded the name lately
-    /// does not record it again for a minute.
+    /// Deletes the name of a queue without ready and dead jobs. A server that has recently recorded the name does not
+    /// record it again for a minute.
     pub async fn forget_queue(&self, queue: &Queue) -> Result<()> {
         let (namespace, name) = (&queue.namespace, &queue.name);
         let mut cmd = self.call(&self.scripts.forget_queue);
@@ -57,7 +58,7 @@ impl PartitionCore {
         Ok(())
     }
 
-    /// Has a task [finish](PartitionCore::finish_dropped) what others have left.
+    /// Starts a task that [finishes](PartitionCore::finish_dropped) interrupted destroys.
     pub fn spawn_finisher(self: &Arc<PartitionCore>) {
         let core = self.clone();
         self.tasks.spawn(async move {
@@ -65,13 +66,13 @@ impl PartitionCore {
         });
     }
 
-    /// Deletes what is set aside of a queue.
+    /// Deletes the jobs of a queue that are set aside.
     pub async fn finish_set_aside(&self, queue: &Queue) -> Result<()> {
         self.drop_list(queue, false).await
     }
 
-    /// Finishes lists that servers set aside before they were killed. Each is of one destroy, so this ends. What
-    /// fails is left to the next pump.
+    /// Finishes destroys that were interrupted when a server was killed. Each list belongs to one destroy, so this
+    /// ends. The next pump retries after a failure.
     pub async fn finish_dropped(&self) {
         let Ok(_one) = self.finishing.try_lock() else { return };
         let finish = async {
@@ -84,7 +85,10 @@ impl PartitionCore {
             Ok::<(), Error>(())
         };
         if let Err(e) = finish.await {
-            tracing::debug!(pool = &*self.common.pool, "lists that were set aside wait to be deleted: {e}");
+            tracing::debug!(
+                pool = &*self.common.pool,
+                "renamed lists are not deleted yet; the next pump retries: {e}"
+            );
         }
     }
 }

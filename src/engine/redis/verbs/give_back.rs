@@ -1,4 +1,4 @@
-//! Gives hand-overs back: those that a consumer left behind.
+//! Returns jobs to their queues if their consumer disconnected before it received them.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use crate::engine::redis::link::Lane;
 use crate::error::Result;
 use crate::job::Job;
 
-/// How many go back in one script call.
+/// Maximum jobs returned by one script call.
 pub const STEP: usize = 250;
-/// How long it is tried again when the Redis is away or refuses writes: a job that does not go back loses a try. A
-/// hand-over that was given back already is left alone, so a second time does no harm.
+/// Retries end after this time, if Redis stays unavailable or rejects writes: a job that is not returned loses a try.
+/// Retrying is safe, because a delivery is returned at most once.
 const TRIED_FOR: Duration = Duration::from_secs(30);
-/// The pause before it is tried again.
+/// Pause before a retry.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Asks, and asks again, until the Redis has done it or refuses it for good. Ends with the engine.
+/// Repeats a call until it succeeds, fails permanently, [`TRIED_FOR`] has passed, or the engine closes.
 pub async fn until_given<T, F: Future<Output = Outcome<T>>>(
     closing: &CancellationToken,
     mut ask: impl FnMut() -> F,
@@ -37,9 +37,9 @@ pub async fn until_given<T, F: Future<Output = Outcome<T>>>(
 }
 
 impl PartitionCore {
-    /// Each to the head of its queue, in the order given.
+    /// Returns each job to the head of its queue, in the order given.
     pub async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
-        // The last one goes first, so that the first one ends at the very head.
+        // The last job is pushed first, so that the first job becomes the head.
         let mut jobs: Vec<&Job> = jobs.iter().rev().collect();
         jobs.retain(|job| job.receipt != 0);
         jobs.iter().for_each(|job| _ = self.common.handed_out.remove(&job.id));
@@ -65,7 +65,7 @@ impl PartitionCore {
                 cmd.arg(keys::member(&job.queue, job.tries_left, &job.id)).arg(job.receipt);
                 cmd.arg(keys::element(job.tries_left.saturating_add(1), &job.id));
             }
-            // Each attempt is a call of its own, with its own deadline.
+            // Each attempt needs a new deadline.
             let give = || {
                 let mut again = cmd.clone();
                 again.arrived_at(std::time::Instant::now());

@@ -1,5 +1,5 @@
-//! What the holder of a hand-over may do with it: touch and release. The proof is the timer: its member has the
-//! tries in its name, and its score is the due time of this very hand-over.
+//! Touch and release: calls by the consumer that holds a delivery. They prove it by the timer, whose member contains
+//! the tries and whose score is the due time of this delivery.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,13 @@ use crate::engine::{Held, Release, Released, Touched, Tries};
 use crate::error::Result;
 use crate::job::{JobRef, Reason, Receipt};
 
-/// What stands in an answer in place of a due time.
+/// Values of a reply in place of a due time.
 const OVER: i64 = 0;
 const NOT_FOUND: i64 = -1;
 const WRONG_TYPE: i64 = -2;
 
 impl PartitionCore {
-    /// The ttr ends `ttr` from now.
+    /// Extends the delivery: its ttr ends `ttr` from now.
     pub async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
         let mut cmd = self.call(&self.scripts.touch);
         cmd.key(&self.keys.timer_set).key(self.keys.job(&job.queue, &job.id));
@@ -41,7 +41,7 @@ impl PartitionCore {
         }))
     }
 
-    /// Back to the queue, or dead when no tries are left.
+    /// Returns the job to its queue; the job dies if it has no tries left.
     pub async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
         let (JobRef { queue, id }, Release { delay, tries, reason }) = (job, release);
         let tries_left = match tries {

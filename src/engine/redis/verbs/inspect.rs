@@ -1,4 +1,4 @@
-//! Inspect: what is known of a job by its id or its key. Changes no job.
+//! Inspect: returns a job by its id or its key. Changes no job.
 
 use bytes::Bytes;
 use redis::Value;
@@ -15,7 +15,7 @@ use crate::job::{JobRef, JobState, JobView, Receipt};
 use crate::name::{JobKey, Queue};
 
 impl PartitionCore {
-    /// A job by its id or its key.
+    /// Returns a job by its id or its key.
     pub async fn inspect_by(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
         match (by, detail) {
             (By::Key(key), detail) => self.inspect_key(queue, key, detail).await,
@@ -24,13 +24,13 @@ impl PartitionCore {
         }
     }
 
-    /// A job by its id, as it is stored.
+    /// Returns the stored fields of a job, by id.
     pub async fn inspect_stored(&self, job: &JobRef) -> Result<Option<JobView>> {
         let key = self.keys.job(&job.queue, &job.id);
         let mut both = redis::pipe();
         both.cmd("GET").arg(&key).cmd("PTTL").arg(&key);
         let (stored, ttl): (Option<Bytes>, i64) = self.query_all(&both).await?;
-        // Its ttl may end between the two.
+        // The job may expire between the two commands.
         let (Some(stored), -1..) = (stored, ttl) else { return Ok(None) };
         value::job(&job.queue, job.id, stored, ttl, self.now_micros()).map(|job| Some(job.into()))
     }
@@ -40,7 +40,7 @@ impl PartitionCore {
         both.cmd("GET").arg(self.keys.job_key(queue, key)).cmd("EXISTS").arg(self.keys.set_aside(queue));
         let (id, set_aside): (Option<Vec<u8>>, bool) = self.query_all(&both).await?;
         let Some(id) = id.and_then(|id| keys::job_id(&id)) else { return Ok(None) };
-        // It may be among those that a destroy has set aside.
+        // The job may be one that a destroy has set aside.
         if set_aside {
             self.finish_set_aside(queue).await?;
         }
@@ -54,7 +54,7 @@ impl PartitionCore {
         }
     }
 
-    /// A job as it is stored, if it has this key. Does not look for its place.
+    /// Returns the stored fields of a job if it holds this key. Does not determine its state.
     async fn stored_with_key(&self, job: &JobRef, key: &JobKey) -> Result<Option<JobView>> {
         let mut cmd = self.call(&self.scripts.describe);
         cmd.key(self.keys.job(&job.queue, &job.id)).key(self.keys.details(&job.queue, &job.id)).arg(1);
@@ -70,8 +70,8 @@ impl PartitionCore {
         }
     }
 
-    /// All that is known of a job, with its body. The state is not known of a ready or dead job that stands far from
-    /// both ends of a long list. The receipt that is valid now, if the job runs with so many tries left.
+    /// Returns all fields of a job, with its body. The state of a ready or dead job is unknown if it is far from both
+    /// ends of a long list. The receipt is the valid one, if the job runs with `held_with` tries left.
     pub async fn inspect(&self, job: &JobRef, held_with: Option<u16>) -> Result<Option<JobView>> {
         let JobRef { queue, id } = job;
         let mut cmd = self.call(&self.scripts.inspect);
@@ -92,7 +92,7 @@ impl PartitionCore {
                 let (due, runs) = keys::due_of_score(read(score)?, id);
                 let state = if runs { JobState::Running } else { JobState::Delayed };
                 let tries_left = read(tries)?;
-                // Whole seconds are lmstfy's, which gives no receipts.
+                // A due time in whole seconds was written by lmstfy, which has no receipts.
                 if runs && due % 2 == 1 && due > now && held_with == Some(tries_left) {
                     receipt = Some(Receipt { hand_over: due, tries_left });
                 }

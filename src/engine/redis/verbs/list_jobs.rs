@@ -1,13 +1,13 @@
-//! Lists of jobs. Ready and dead ones stand in lists of their queue; delayed and running ones are among all timers of
-//! the pool, so that a piece of that list may hold few jobs of the queue, or none. Changes nothing.
+//! Lists of jobs. Ready and dead jobs are in lists of their queue. Delayed and running jobs are among all timers of the
+//! partition, so that a range of timers may contain few jobs of the queue, or none. Changes nothing.
 //!
-//! A cursor says where to go on although others change what is listed meanwhile:
+//! A cursor remains valid while other calls change the list:
 //!
-//! - among timers it is a place in the order of scores and members, which needs nothing to be there;
-//! - in a list it is how many elements were passed, the last one that was passed, and the next ones. Who takes jobs
-//!   out moves the others: the place is where the first of those elements stands now. When none is there, consumes (or
-//!   a respawn of the oldest) have gone beyond the place, and the list goes on at its beginning. A job that was
-//!   handed out and waits again at the end has fewer tries, so it is another element; a dead job that stands further
+//! - among timers it is a position in the order of scores and members, and needs no member at that position;
+//! - in a list it contains the number of elements passed, the last passed element, and the next few. Removals shift the
+//!   others, so the page starts behind the last passed element or at one of the next, at whichever is found first. If
+//!   none is found, consumes (or a respawn of the oldest) have passed the cursor, and the page starts at the head. A
+//!   job that was delivered and is ready again has fewer tries, so it is another element; a dead job that is further
 //!   from the head than before has died again.
 
 use base64::Engine as _;
@@ -26,33 +26,33 @@ use crate::error::Result;
 use crate::job::{Attributes, JobId, JobState, JobView};
 use crate::name::Queue;
 
-/// How many entries one command or script reads.
+/// Entries read by one command or script.
 const PIECE: usize = 500;
-/// How many pieces of all timers one call reads at most: about 0.1 ms of the Redis each.
+/// Maximum ranges of timers read per call: each takes Redis about 0.1 ms.
 const TIMER_PIECES: usize = 4;
-/// How many pieces of a list one call reads at most.
+/// Maximum ranges of a list read per call.
 const MAX_PIECES: usize = 10;
-/// Pieces of the timer set that are read to count the jobs of one queue.
+/// Maximum ranges of timers that are read to count the jobs of one queue.
 const MAX_COUNTED_PIECES: usize = 100;
-/// How many jobs of the queue one call looks at, most of which may be gone: about 2.5 µs of the Redis each.
+/// Maximum jobs of the queue read per call, including deleted ones: each takes Redis about 2.5 µs.
 const MOST_DESCRIBED: u64 = 1000;
-/// How many ids behind the place a cursor has.
+/// Number of elements after its position that a cursor contains.
 const NEXT: usize = 8;
-/// How far from its place an element is looked for, in either direction.
+/// Distance from the cursor's position within which an element is searched for, in each direction.
 const AROUND: u64 = 1000;
 
-/// An entry that may be shown.
+/// An element of a list, or a timer, that may be shown.
 struct ListElement {
     id: JobId,
     tries_left: u16,
     due_at: Option<Millis>,
 }
 
-/// What lua/scan_timers.lua answers.
+/// The reply of lua/scan_timers.lua.
 type TimerPiece = (String, String, Vec<u8>, Vec<Value>);
 
 impl PartitionCore {
-    /// A part of a queue's jobs in one state.
+    /// Returns one page of a queue's jobs in one state. `None` if the cursor is invalid for this state.
     pub async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         let from = match &list.cursor {
             None => None,
@@ -72,12 +72,12 @@ impl PartitionCore {
         Ok(Some(page))
     }
 
-    /// Delayed or running jobs.
+    /// Returns a page of delayed or running jobs.
     async fn list_timers(&self, queue: &Queue, list: &JobList, mut place: InTimers) -> Result<JobPage> {
         let mut page = JobPage::default();
         let prefix = keys::member_prefix(queue);
-        // Behind a full page the list goes on until it is known whether another job of the queue comes: how many
-        // timers others have must not show.
+        // After a full page the scan continues until it finds another job of the queue or the end, so that cursors do
+        // not reveal how many timers other queues have.
         let mut full = false;
         for _ in 0..TIMER_PIECES {
             let (score, side, end, cells) = self.scan_timers(&prefix, &place).await?;
@@ -104,7 +104,7 @@ impl PartitionCore {
                 let described = self.describe(queue, list, some.iter().map(|(entry, _)| entry)).await?;
                 page.scanned += described.len() as u64;
                 page.jobs.extend(described.iter().flatten().cloned());
-                // Full of jobs, of bytes, or of those that are gone.
+                // The page reached its limit of jobs, of bytes, or of jobs read.
                 full = described.len() < some.len()
                     || page.jobs.len() == list.limit
                     || page.scanned >= MOST_DESCRIBED;
@@ -120,7 +120,7 @@ impl PartitionCore {
         Ok(page)
     }
 
-    /// One piece of the timer set.
+    /// Reads one range of the timer set.
     async fn scan_timers(&self, prefix: &[u8], place: &InTimers) -> Outcome<TimerPiece> {
         let mut cmd = self.call(&self.scripts.scan_timers);
         cmd.key(&self.keys.timer_set).arg(prefix).arg(PIECE);
@@ -128,8 +128,8 @@ impl PartitionCore {
         self.run(Lane::Other, &cmd).await
     }
 
-    /// How many delayed and how many running jobs of a queue are here. `None` when there are too many timers to look at
-    /// all of them.
+    /// Returns the numbers of delayed and running jobs of a queue in this partition; `None` if there are too many
+    /// timers to read.
     pub async fn timers_of(&self, queue: &Queue) -> Result<Option<(u64, u64)>> {
         let (prefix, mut place) = (keys::member_prefix(queue), InTimers::default());
         let (mut delayed, mut running) = (0, 0);
@@ -149,7 +149,7 @@ impl PartitionCore {
         Ok(None)
     }
 
-    /// Whether a delayed or a running job of a queue is here. Reads timers in pieces until it finds one.
+    /// Whether this partition has a delayed or running job of a queue. Reads ranges of timers until it finds one.
     pub async fn has_timers(&self, queue: &Queue) -> Result<bool> {
         let (prefix, mut place) = (keys::member_prefix(queue), InTimers::default());
         loop {
@@ -161,7 +161,8 @@ impl PartitionCore {
         }
     }
 
-    /// The elements of a list from the one that comes next, which is number 0: `from` is, `to` is not among them.
+    /// Returns the elements from number `from` up to but not including `to`. Number 0 is the head, which is delivered
+    /// next.
     pub async fn elements(&self, key: &str, from: u64, to: u64) -> Result<Vec<Vec<u8>>> {
         let mut cmd = redis::cmd("LRANGE");
         cmd.arg(key).arg(-(to.min(i64::MAX as u64) as i64)).arg(-(from as i64) - 1);
@@ -170,8 +171,8 @@ impl PartitionCore {
         Ok(elements)
     }
 
-    /// What lists show of these jobs, in order; `None` for one that is gone. Fewer than were asked for when their values
-    /// are large, and at least one.
+    /// Returns the listed fields of these jobs, in order; `None` for a deleted job. Returns fewer jobs than requested,
+    /// but at least one, if their values are large.
     async fn describe<'a>(
         &self,
         queue: &Queue,
@@ -183,7 +184,7 @@ impl PartitionCore {
             cmd.key(self.keys.job(queue, &entry.id)).key(self.keys.details(queue, &entry.id));
         }
         for entry in entries.clone() {
-            // The size of a versioned job's body stands in its value.
+            // The size of a versioned job's body is only in its value.
             cmd.arg(u8::from(list.bodies || entry.id.is_versioned()));
         }
         let reply: Vec<Value> = self.run(Lane::Other, &cmd).await?;
@@ -195,8 +196,7 @@ impl PartitionCore {
         let mut views = Vec::with_capacity(entries.len());
         for (entry, [ttl, size, key, reason, value]) in entries.zip(cells.as_chunks().0) {
             let ttl: i64 = read(ttl)?;
-            // What has an expiry is not dead any more.
-            if ttl == -2 || list.state == JobState::Dead && ttl != -1 {
+            if ttl == -2 {
                 views.push(None);
                 continue;
             }
@@ -207,8 +207,8 @@ impl PartitionCore {
     }
 }
 
-/// What a list shows of a job. `said` are the cells of its size, key, reason and value; the size counts where the value
-/// was not asked for. `None` for one that cannot be read.
+/// Returns the listed fields of a job. The last argument has the cells of its size, key, reason and value; the size is
+/// used if the value was not requested. `None` for an unreadable job.
 fn shown(
     pool: &str,
     (queue, list): (&Queue, &JobList),
@@ -223,7 +223,7 @@ fn shown(
         Ok(Some(job)) => (job.body.len() as u64, None, Attributes::new()),
         Ok(None) => (read(size)?, None, Attributes::new()),
         Err(e) => {
-            tracing::warn!(pool, %queue, "a list leaves out a job: {e}");
+            tracing::warn!(pool, %queue, "a list omits an unreadable job: {e}");
             return Ok(None);
         }
     };
@@ -244,7 +244,7 @@ fn shown(
     }))
 }
 
-/// A list of ready or dead jobs.
+/// The list of a queue's ready or dead jobs.
 struct Elements<'a> {
     core: &'a PartitionCore,
     queue: &'a Queue,
@@ -252,25 +252,25 @@ struct Elements<'a> {
 }
 
 impl Elements<'_> {
-    /// The elements from the one that comes next, which is number 0: `from` is, `to` is not among them.
+    /// Returns the elements from number `from` up to but not including `to`, counted from the head.
     async fn elements(&self, from: u64, to: u64) -> Result<Vec<Vec<u8>>> {
         let Elements { core, queue, list } = self;
         let key = if list.state == JobState::Dead { core.keys.dead(queue) } else { core.keys.ready(queue) };
         core.elements(&key, from, to).await
     }
 
-    /// What an element says.
+    /// Parses an element.
     fn read(&self, element: &[u8]) -> Option<Element> {
         Some(Element { id: keys::id_of_element(element)?, tries: keys::tries_of_element(element)? })
     }
 
-    /// Whether there may be such a job.
+    /// Whether a list shows this element: a ready element without tries left is not delivered.
     fn shows(&self, element: &Element) -> bool {
         self.list.state == JobState::Dead || element.tries > 0
     }
 
-    /// What lists show of these, in order; `None` for one that is gone. Fewer than were asked for when their values are
-    /// large, and at least one.
+    /// Returns the listed fields of these elements' jobs, in order; `None` for a deleted job. Returns fewer jobs than
+    /// requested, but at least one, if their values are large.
     async fn describe(&self, elements: &[&[u8]]) -> Result<Vec<Option<JobView>>> {
         let Elements { core, queue, list } = self;
         let entries =
@@ -283,11 +283,11 @@ impl Elements<'_> {
     }
 }
 
-/// Ready or dead jobs.
+/// Returns a page of ready or dead jobs.
 async fn list_elements(of: &Elements<'_>, list: &JobList, mut place: InList) -> Result<JobPage> {
     let mut page = JobPage::default();
     for _ in 0..MAX_PIECES {
-        // Begins with the element that was passed last, if nothing has moved.
+        // If nothing has moved, the range begins with the last element passed.
         let mut from = place.passed.saturating_sub(1);
         let mut to = from + (PIECE + NEXT) as u64;
         let mut elements = of.elements(from, to).await?;
@@ -296,7 +296,7 @@ async fn list_elements(of: &Elements<'_>, list: &JobList, mut place: InList) -> 
             to = place.passed + AROUND;
             elements = of.elements(from, to).await?;
         }
-        // The list goes on with what was read when its place was found: a moment later it may have moved again.
+        // The page uses the elements of this read: by the next read the position may have moved again.
         let ended = (elements.len() as u64) < to - from;
         match place.find(&elements.iter().map(|e| of.read(e)).collect::<Vec<_>>(), from, list.state) {
             Some(at) => {
@@ -309,7 +309,7 @@ async fn list_elements(of: &Elements<'_>, list: &JobList, mut place: InList) -> 
             }
             None => {}
         }
-        // The next ones must be known, unless there are none.
+        // A cursor needs the next elements, unless the list ends here.
         let whole = if ended { elements.len() } else { elements.len().saturating_sub(NEXT) };
         let piece = &elements[..whole.min(PIECE)];
         if piece.is_empty() && !ended {
@@ -353,19 +353,19 @@ async fn list_elements(of: &Elements<'_>, list: &JobList, mut place: InList) -> 
     Ok(page)
 }
 
-/// An answer that is too short.
+/// Returns the error for a truncated reply.
 fn cut_short() -> Fault {
     Fault::unreadable("describe")
 }
 
-/// Where a list goes on.
+/// The position of a cursor.
 #[derive(Debug, PartialEq, Eq)]
 enum ListPlace {
     InTimers(InTimers),
     InList(InList),
 }
 
-/// A place among all timers: as lua/scan_timers.lua takes it.
+/// A position among all timers, in the form of lua/scan_timers.lua.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct InTimers {
     score: String,
@@ -373,38 +373,38 @@ struct InTimers {
     end: Vec<u8>,
 }
 
-/// A place in a list of elements.
+/// A position in a list of elements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct InList {
-    /// How many elements came before it.
+    /// Number of elements before the position.
     passed: u64,
-    /// The last of them.
+    /// The last element before the position.
     last: Option<Element>,
-    /// Those that come next.
+    /// The next elements.
     next: Vec<Element>,
 }
 
-/// What an element says: which job, and with how many tries it became ready.
+/// The content of an element: a job's id, and the tries with which it became ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Element {
     id: JobId,
     tries: u16,
 }
 
-/// A cursor begins so, and then says of which state it is.
+/// First byte of a cursor; the second is the state.
 const MARK: u8 = b'r';
 
-/// How a cursor of a state begins.
+/// Returns the first bytes of a cursor for a state.
 fn tag_of(state: JobState) -> [u8; 2] {
     [MARK, JobState::ALL.iter().position(|other| *other == state).unwrap_or_default() as u8]
 }
 
-/// A cursor of these bytes.
+/// Encodes a cursor.
 fn cursor_of(bytes: &[u8]) -> Cursor {
     Cursor(URL_SAFE_NO_PAD.encode(bytes))
 }
 
-/// The bytes behind the tag of a cursor, if it is one of this state.
+/// Returns the bytes after the tag of a cursor, if it is for this state.
 fn bytes_of(cursor: &str, state: JobState) -> Option<Vec<u8>> {
     let bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
     bytes.strip_prefix(&tag_of(state)).map(<[u8]>::to_vec)
@@ -421,7 +421,7 @@ impl InTimers {
     }
 }
 
-/// An element in a cursor: whether there is one and of which form, the id's 16 bytes, and the tries.
+/// Size of an element in a cursor: its kind (none, or the format of the id), the id's 16 bytes, and the tries.
 const ELEMENT_BYTES: usize = 19;
 
 fn write_element(bytes: &mut Vec<u8>, element: Option<&Element>) {
@@ -450,7 +450,7 @@ impl InList {
         cursor_of(&bytes)
     }
 
-    /// Where the list goes on among these elements, of which the first is number `from`.
+    /// Returns the index of the element where the list continues. `from` is the number of the first element.
     fn find(&self, elements: &[Option<Element>], from: u64, state: JobState) -> Option<usize> {
         if self.passed == 0 {
             return Some(0);
@@ -466,7 +466,7 @@ impl InList {
 }
 
 impl ListPlace {
-    /// Reads what was written for a list of this state.
+    /// Parses a position that was written for this state.
     fn read(cursor: &str, state: JobState) -> Option<ListPlace> {
         let bytes = &bytes_of(cursor, state)?[..];
         if matches!(state, JobState::Delayed | JobState::Running) {

@@ -1,7 +1,7 @@
-//! Lists of a namespace's queues, with their figures. lmstfy's hash of queues has no order, in which a list could go on:
-//! an index beside it has one. The first list makes it. From then on our servers write a new queue's name into both;
-//! what only others have written into the hash is copied when a list begins. One task copies, whoever waits for it: it
-//! goes on when they have left.
+//! Lists of a namespace's queues, with their sizes. lmstfy's hash of queues has no order and thus no cursor, so an
+//! ordered index is kept beside it. The first list creates it. From then on our servers add a new queue to both; names
+//! that other programs added only to the hash are copied when a list begins. One task copies for all waiting callers,
+//! and continues if they disconnect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::engine::{QueuePage, QueueView};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueName};
 
-/// How long a list waits for the copying. A later one finds what was copied meanwhile.
+/// Time that a list waits for the copy. A later list finds the names copied meanwhile.
 const COPY_TIME: Duration = Duration::from_secs(5);
 
 impl PartitionCore {
-    /// A part of the queues of a namespace, in the order of their names.
+    /// Returns one page of the queues of a namespace, in order of name.
     pub async fn list_queues(
         self: &Arc<Self>,
         namespace: &Namespace,
@@ -31,12 +31,12 @@ impl PartitionCore {
         self.page_of_queues(namespace, after, limit).await
     }
 
-    /// Returns when the index has all names that the hash had at the time of the call.
+    /// Waits until the index has all names that the hash had at the time of the call.
     async fn wait_for_names(self: &Arc<Self>, namespace: &Namespace) -> Result<()> {
         let (hash, index) = (self.keys.queues_of(namespace), self.keys.index_of(namespace));
         let mut sizes = redis::pipe();
         sizes.cmd("HLEN").arg(&hash).cmd("ZCARD").arg(&index);
-        // A copy that was under way before may miss a name that came before this call. The next one does not.
+        // A copy that was already in flight may miss a name added before this call. The next copy does not.
         for _ in 0..2 {
             let (named, indexed): (u64, u64) = self.query_all(&sizes).await?;
             if indexed >= named {
@@ -89,7 +89,7 @@ impl PartitionCore {
             .filter_map(|name| QueueName::parse_for_consume(std::str::from_utf8(name).ok()?).ok())
             .map(|name| Queue { namespace: namespace.clone(), name })
             .collect();
-        // Behind the last name of the index's page others may come, which are not known yet.
+        // After the last name of the index's page there may be more, which are not known yet.
         let to = (indexed > limit).then(|| queues.last().cloned()).flatten();
         let paused = self.pauses.in_namespace(namespace, after);
         queues.extend(paused.into_iter().filter(|queue| to.as_ref().is_none_or(|to| queue <= to)));
@@ -124,7 +124,7 @@ impl PartitionCore {
                 queue,
             });
         }
-        // Somebody has taken them out of the hash.
+        // Their names were removed from the hash.
         if !gone.is_empty() {
             let mut forget = redis::cmd("ZREM");
             forget.arg(&index);

@@ -1,5 +1,5 @@
-//! One file for each verb of the engine: the call that is sent, and what its answer means. Makes no connection, and no
-//! key that layout/ does not make.
+//! One file per verb of the engine, or for a few related ones: sends the call and interprets the reply. Opens no
+//! connection, and uses only keys made by layout/.
 
 pub mod ack;
 pub mod check;

@@ -1,4 +1,4 @@
-//! Peek: the job that the next consume would hand out. Changes no job.
+//! Peek: returns the job that the next consume would deliver. Changes no job.
 
 use bytes::Bytes;
 use redis::{FromRedisValue, Value};
@@ -11,12 +11,12 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::name::Queue;
 
-/// How many calls of the script one peek makes. Together they look at 30,752 entries.
+/// Maximum script calls of one peek. Together they examine 30,752 elements.
 const MAX_CALLS: usize = 32;
 
 impl PartitionCore {
-    /// The head that consume would hand out. `Overloaded` when more entries of jobs that are gone stand before it
-    /// than one peek looks at. It has dropped them then, so that the next peek looks at others.
+    /// Returns the job that the next consume would deliver. `Overloaded` if the deleted jobs before it are more than
+    /// one peek examines. It has removed their elements, so the next peek gets further.
     pub async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         let script = &self.scripts.peek;
         let mut skip = 0_i64;
@@ -28,7 +28,7 @@ impl PartitionCore {
                 let (now, _, id, tries, ttl, stored): (u64, i64, Vec<u8>, u16, i64, Bytes) =
                     FromRedisValue::from_redis_value(Value::Array(reply)).map_err(Fault::from)?;
                 let id = keys::job_id(&id)
-                    .ok_or_else(|| Error::corrupt(format!("an id in {queue} that no server has made")))?;
+                    .ok_or_else(|| Error::corrupt(format!("malformed job id in {queue}")))?;
                 let job = value::job(queue, id, stored, ttl, now)?;
                 return Ok(Some(Job { tries_left: tries, ..job }));
             }

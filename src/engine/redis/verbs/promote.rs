@@ -1,5 +1,5 @@
-//! Promote: makes a delayed job ready before its time. One step: what a producer's key names is looked up before it, and
-//! the step finds out whether the job still has the key.
+//! Promote: makes a delayed job ready before it is due, in one step. The id of a job key's job is read before, and the
+//! step checks that the job still holds the key.
 
 use std::time::Instant;
 
@@ -12,11 +12,11 @@ use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef, JobState};
 use crate::name::Queue;
 
-/// Times that a job is tried which becomes delayed just after it was found not to be.
+/// Maximum attempts for a job that is not delayed during a call, but is right after it.
 const ATTEMPTS: usize = 5;
 
 impl PartitionCore {
-    /// Makes a delayed job ready, behind those that are.
+    /// Makes a delayed job ready, after all ready jobs.
     pub async fn promote(&self, queue: &Queue, by: By<'_>) -> Result<Promoted> {
         let (id, key) = match by {
             By::Id(id) => (id, ""),
@@ -52,7 +52,7 @@ impl PartitionCore {
             };
             match view {
                 None => return Ok(Promoted::NotFound),
-                // It was released between the two calls.
+                // It became delayed between the two calls.
                 Some(view) if view.state == Some(JobState::Delayed) => {}
                 Some(view) => return Ok(Promoted::NotDelayed(view.state)),
             }
@@ -61,8 +61,8 @@ impl PartitionCore {
     }
 }
 
-/// The last whole second at which a timer that lmstfy has written may be that of this job's delay; 0 for a job without
-/// one. See [`keys::due_of_score`].
+/// Returns the last second when a timer written by lmstfy can be this job's delay; 0 for a job without a delay. See
+/// [`keys::due_of_score`].
 fn last_second_of_lmstfy(id: &JobId) -> u64 {
     match id.delay_seconds() {
         0 => 0,

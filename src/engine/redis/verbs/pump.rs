@@ -1,4 +1,4 @@
-//! Pump: moves a batch of due jobs, which takes the Redis a few hundred microseconds.
+//! Pump: moves a batch of due jobs, which takes Redis a few hundred microseconds.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,29 +15,29 @@ use crate::engine::redis::layout::keys;
 use crate::engine::redis::link::{Common, Lane};
 use crate::error::Result;
 
-/// How many jobs one script call moves. Larger batches gain nothing, and the Redis serves nobody else meanwhile.
+/// Maximum jobs moved per script call. A larger batch saves nothing, and blocks Redis for longer.
 const BATCH: usize = 200;
-/// What the script says: now, how many left the timer, how long until the next, garbage, how many were put off, the
-/// queues that got ready jobs, what [`Common::tell_ended`] reads, and for how long another server has the lease.
+/// The script's reply: now, members removed, microseconds until the next is due, invalid members, members postponed,
+/// queues with newly ready jobs, the argument of [`Common::tell_ended`], and the time left of another server's lease.
 type PumpAnswer = (u64, usize, i64, u64, u64, Vec<Vec<u8>>, Vec<Value>, u64);
 
-/// In a cluster one server pumps a partition.
+/// The lease of a partition's pump in a cluster: one server pumps the partition.
 #[derive(Clone, Copy, Debug)]
 pub struct PumpLease<'a> {
     pub server: &'a str,
-    /// This server has stored what is due now: it pumps whoever has the lease.
+    /// This server has stored a job that is due now, and pumps even without the lease.
     pub is_own: bool,
 }
 
-/// What a pump has done.
+/// The result of a pump.
 #[derive(Clone, Copy, Debug)]
 pub struct PumpReply {
     pub now: Micros,
-    /// How many jobs left the timer set.
+    /// Number of members removed from the timer set.
     pub moved: usize,
-    /// Time until the next one is due; `None` when there is none.
+    /// Time until the next timer is due; `None` without timers.
     pub next: Option<Duration>,
-    /// For how long another server has the lease; zero if it is this server's.
+    /// Time left of another server's lease; zero if this server holds it.
     pub held: Duration,
 }
 
@@ -54,7 +54,7 @@ impl PartitionCore {
         Ok(Pumped { moved, next })
     }
 
-    /// Moves due jobs, unless another server has the lease. Once a second it has a look for destroys that were not finished.
+    /// Moves due jobs, unless another server has the lease. Also looks for interrupted destroys, at most once a second.
     pub async fn pump_once(self: &Arc<PartitionCore>, lease: Option<PumpLease<'_>>) -> Outcome<PumpReply> {
         let mut cmd = self.call(&self.scripts.pump);
         cmd.key(&self.keys.timer_set).arg(BATCH).arg(self.dead_ttl.as_millis() as u64);
@@ -68,13 +68,13 @@ impl PartitionCore {
             self.spawn_finisher();
         }
         if garbage > 0 {
-            tracing::warn!(pool = &*self.common.pool, garbage, "dropped timers that are not jobs");
+            tracing::warn!(pool = &*self.common.pool, garbage, "dropped malformed timers");
         }
         if put_off > 0 {
             tracing::warn!(
                 pool = &*self.common.pool,
                 put_off,
-                "put off jobs whose queue's key is not a list"
+                "postponed due jobs, because the key of their queue is not a list"
             );
         }
         self.common.tell_ended(ended)?;
@@ -87,7 +87,8 @@ impl PartitionCore {
 }
 
 impl Common {
-    /// What a pump says of hand-overs that have ended: per queue how many jobs are ready again, and how many died.
+    /// Reports deliveries that have ended. `ended` has per queue its name, the jobs that are ready again, and those
+    /// that died.
     pub fn tell_ended(&self, ended: Vec<Value>) -> Outcome<()> {
         for of in ended.chunks_exact(3) {
             let (name, again, died): (Vec<u8>, u64, u64) =

@@ -1,11 +1,11 @@
-//! Quotas. The scripts that store and delete jobs count them, in the same step, as long as a namespace of the pool has a
-//! quota; where none has, they are other scripts, which know nothing of it (lua/quotas.lua). What no script of ours
-//! does, they do not see: the end of a ttl, and what lmstfy's servers store and delete. So one server at a time counts
-//! all keys again, in parts, and corrects the figures by what it has found.
+//! Quotas. While a namespace of the pool has a quota, the scripts that store and delete jobs update its usage in the
+//! same step; without quotas, variants of the scripts without this code run (lua/quotas.lua). The scripts do not see
+//! expiry and the writes of lmstfy's servers. So one server at a time recounts all keys, in parts, and corrects the
+//! usage.
 //!
-//! While a count goes on others store and delete. A change of a key that the count has passed must be added to what it
-//! found; one of a key that it comes to must not. Keys lie in a random order: a change is added by the share of all
-//! keys that was counted before it.
+//! During a recount other calls store and delete jobs. A change to a key that was already scanned must be added to the
+//! result; a change to a key that is yet to be scanned must not. Keys are scanned in random order, so each change is
+//! weighted by the fraction of keys scanned before it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,31 +20,32 @@ use crate::engine::{Quota, Quotas};
 use crate::error::Result;
 use crate::name::Namespace;
 
-/// About how many keys one step looks at: some hundred microseconds of the Redis.
+/// Approximate number of keys scanned per step: these take Redis some hundred microseconds.
 const PART: usize = 500;
-/// How many times as long as a part took is rested after it, so that a count takes a tenth of the Redis at most.
+/// Ratio of the rest after a part to the time of the part, so that a recount uses less than a tenth of Redis's time,
+/// while [`MOST_REST`] does not limit the rest.
 const REST: u32 = 10;
 const LEAST_REST: Duration = Duration::from_millis(1);
 const MOST_REST: Duration = Duration::from_millis(200);
-/// The least pause between two counts. It is three times as long as the last one took, where that is longer.
+/// Minimum pause between two recounts. The pause is also at least three times the duration of the previous recount.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The same after a count that a new quota has asked for.
+/// Minimum pause after a recount that was requested by a new quota.
 const SOON: Duration = Duration::from_secs(1);
-/// How long the turn of a server lasts that says nothing.
+/// Lease of the server that counts, renewed with each part.
 const TURN: Duration = Duration::from_secs(15);
-/// How long a new quota waits for the count of what was there. A small store is counted by then.
+/// Time that a new quota waits for the first count. It is enough for a small store.
 const PATIENCE: Duration = Duration::from_millis(800);
-/// The same in a cluster, whose partitions are counted one after the other.
+/// Like `PATIENCE`, in a cluster, where the partitions of a node are counted one after the other.
 const PATIENCE_IN_CLUSTER: Duration = Duration::from_secs(3);
-/// How many namespaces one script call sets or corrects.
+/// Maximum namespaces updated per script call.
 pub const CHUNK: usize = 250;
 
-/// Jobs and bytes.
+/// Usage: jobs and bytes.
 pub type Used = [i64; 2];
 
 impl PartitionCore {
-    /// Sets these quotas and no others, for all servers of this kind. Whether scripts refuse new queues too: a partition of
-    /// a cluster does not know them all.
+    /// Replaces all quotas, for all servers of the pool. `knows_queues`: whether scripts also refuse new queues, which
+    /// a partition of a cluster cannot, since it does not know all queues.
     pub async fn set_quotas(&self, quotas: &Quotas, knows_queues: bool) -> Result<()> {
         let _one = self.quotas.setting.lock().await;
         let mut most: BTreeMap<String, String> = BTreeMap::new();
@@ -56,7 +57,7 @@ impl PartitionCore {
             let queues = if knows_queues { queues } else { 0 };
             most.insert(name.to_string(), format!("{jobs} {bytes} {queues}"));
         }
-        // Before it is written down, so that what is counted from now on is not done uncounted.
+        // Before the quotas are stored, so that every later change is counted.
         self.scripts.count(!quotas.is_empty());
         let mut new = 0;
         for chunk in most.iter().collect::<Vec<_>>().chunks(CHUNK) {
@@ -70,7 +71,7 @@ impl PartitionCore {
         let counted = quotas.iter().filter(|(_, quota)| quota.counts_jobs()).map(|(name, _)| name.clone());
         let counted: Vec<Namespace> = counted.collect();
         let before = std::mem::replace(&mut *self.quotas.namespaces.lock(), counted.clone());
-        // It may be the turn of this server, although another one has set the quota.
+        // This server may hold the lease even if another server has set the quota.
         if before != counted {
             self.quotas.changed.notify_one();
         }
@@ -79,14 +80,14 @@ impl PartitionCore {
             self.quotas.asked.send_modify(|asked| *asked += 1);
             let asked = *self.quotas.asked.borrow();
             self.quotas.changed.notify_one();
-            // A large store takes longer, and another server may have its turn.
+            // A large store takes longer, and another server may hold the lease.
             let patience = if knows_queues { PATIENCE } else { PATIENCE_IN_CLUSTER };
             let _ = timeout(patience, done.wait_for(|done| *done >= asked)).await;
         }
         Ok(())
     }
 
-    /// Says what other partitions have of these namespaces.
+    /// Stores the usage of these namespaces in the other partitions.
     pub async fn set_elsewhere(&self, namespaces: impl Iterator<Item = (&Namespace, Used)>) -> Result<()> {
         let mut call = self.call(&self.scripts.sampled);
         call.key(&self.keys.used);
@@ -96,7 +97,7 @@ impl PartitionCore {
         Ok(self.run::<u64>(Lane::Other, &call).await.map(drop)?)
     }
 
-    /// The namespaces that have a quota by what is written down.
+    /// Returns the namespaces with a stored quota.
     async fn namespaces_with_quota(&self) -> Outcome<Vec<String>> {
         let mut names = Vec::new();
         let each = |field, _| names.extend(String::from_utf8(field).ok().filter(|name| !name.contains('/')));
@@ -104,11 +105,11 @@ impl PartitionCore {
         Ok(names)
     }
 
-    /// Counts all keys once for [`CHUNK`] namespaces at most, and corrects what is written down. `false`: it is another
-    /// server's turn.
+    /// Recounts all keys for at most [`CHUNK`] namespaces, and corrects their usage. Returns `false` if another server
+    /// holds the lease.
     async fn recount(&self, namespaces: &[Namespace]) -> Outcome<bool> {
         let (mut cursor, mut counted) = (0_u64, 0.0);
-        // Per namespace: what was found and is to be added to it, and what is written down.
+        // Per namespace: the estimated usage, and the last recorded usage.
         let mut all: Vec<([f64; 2], Option<Used>)> = vec![([0.0; 2], None); namespaces.len()];
         loop {
             let began = Instant::now();
@@ -131,7 +132,7 @@ impl PartitionCore {
                 }
                 *last = Some(now);
             }
-            // SCAN counts its cursor up from the highest bit.
+            // SCAN increments its cursor from the highest bit.
             cursor = u64::try_from(*next).map_err(|_| Fault::unreadable("recount"))?;
             counted = cursor.reverse_bits() as f64 / 2_f64.powi(64);
             if cursor == 0 {
@@ -151,12 +152,12 @@ impl PartitionCore {
     }
 }
 
-/// The task that counts.
+/// Recounts periodically until the engine closes.
 pub async fn run(core: Arc<PartitionCore>) {
     let count = async {
         let mut pause = Duration::MAX;
         loop {
-            // Without quotas nobody counts, and nothing is asked.
+            // Without quotas there is nothing to count.
             let woken = timeout(pause, core.quotas.changed.notified()).await.is_ok();
             let (namespaces, asked) = (core.quotas.namespaces.lock().clone(), *core.quotas.asked.borrow());
             if namespaces.is_empty() {
@@ -164,18 +165,18 @@ pub async fn run(core: Arc<PartitionCore>) {
                 pause = Duration::MAX;
                 continue;
             }
-            // Partitions of one node share its time.
+            // Partitions of one node are counted one after the other.
             let _one = core.counting.acquire().await;
             let began = Instant::now();
             let mut all = true;
             for chunk in namespaces.chunks(CHUNK) {
-                // A Redis that is away is told of by all others that use it.
+                // Other calls log an outage.
                 all &= matches!(core.recount(chunk).await, Ok(true));
             }
             if all {
                 core.quotas.done.send_replace(asked);
             }
-            // Other servers hear of a first quota a moment later, and count from then on only.
+            // Other servers learn of a first quota a moment later, and only then start counting their changes.
             pause = if woken { SOON } else { PAUSE }.max(began.elapsed() * 3);
         }
     };

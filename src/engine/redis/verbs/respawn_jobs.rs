@@ -1,5 +1,5 @@
-//! Respawn by id: one script call for each job, which looks for it near both ends of the dead letter, and a second one
-//! where that is not enough.
+//! Respawn by id: one script call per job, which searches near both ends of the dead letter, and a second call with a
+//! longer range if the job is not found.
 
 use std::time::Duration;
 
@@ -17,19 +17,19 @@ use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::name::Queue;
 
-/// How far from either end of the dead letter a job is looked for: 0.3 ms of the Redis for one that is not there.
+/// Number of elements searched from each end of the dead letter. An unsuccessful search takes Redis 0.3 ms.
 const REACH: u64 = 10_000;
-/// And at least, when the same call has looked for others in vain: 100 of them take 4 ms. One that is not found so near
-/// is looked for far away.
+/// Minimum number of elements, after earlier unsuccessful searches of the same call: 100 of them take 4 ms. A job that
+/// is not found is then searched for with [`FAR_REACH`].
 const LEAST_REACH: u64 = 1000;
-/// How far from either end it is looked for where that was not enough: up to 3 ms of the Redis. There is
-/// one such look at a time, and then a rest that is nine times as long, so that all of them take a tenth of it.
+/// Number of elements searched from each end in the second call: up to 3 ms. These searches run one at a time, each
+/// followed by a rest nine times as long, so that they use at most a tenth of Redis's time.
 const FAR_REACH: u64 = 100_000;
 const REST: u32 = 9;
-/// The longest rest: a look that took longer waited for a Redis that was busy or away. And the rest after a look whose
-/// caller has left.
+/// Maximum rest, since a longer search was waiting for a busy or unavailable Redis. Also the rest after a search whose
+/// caller disconnected.
 const LONG_REST: Duration = Duration::from_millis(50);
-/// How long a caller waits for its turn, which begins after the rest of the one before it.
+/// Time that a caller waits for its turn.
 const IN_LINE: Duration = Duration::from_secs(5);
 
 impl PartitionCore {
@@ -54,7 +54,7 @@ impl PartitionCore {
         Ok(revived)
     }
 
-    /// The same in a long dead letter, when it is this caller's turn.
+    /// Like `respawn_job`, with the longer range, one caller at a time.
     async fn respawn_far_job(&self, queue: &Queue, id: &JobId, revival: Revival) -> Result<(Revived, bool)> {
         let turn = async {
             let rested = self.far_looks.lock().await;
@@ -73,7 +73,7 @@ impl PartitionCore {
         step
     }
 
-    /// Answers also whether it was looked for in vain.
+    /// Respawns one job. Also returns whether the whole range was searched without finding it.
     async fn respawn_job(
         &self,
         queue: &Queue,

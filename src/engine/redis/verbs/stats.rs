@@ -1,4 +1,4 @@
-//! Sizes, names of queues, and figures for the metrics. Changes nothing.
+//! Sizes, names of queues, and gauges. Changes nothing.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::engine::{QueueSize, Size, SizeOf, Stats};
 use crate::error::Result;
 use crate::name::{Namespace, Queue, QueueName};
 
-/// How many queues' lists are measured in one round trip.
+/// Number of queues whose lists are measured in one round trip.
 const CHUNK: usize = 256;
 
-/// An answer about a list. A key of another type, which another program left, is an empty list: it must not hide the
-/// queues.
+/// Converts the reply to a command on a list. A key of another type, left by another program, counts as an empty list:
+/// it must not hide the other queues.
 fn of_a_list<T: Default>(answer: RedisResult<T>) -> Outcome<T> {
     match answer {
         Err(error) if error.code() == Some("WRONGTYPE") => Ok(T::default()),
@@ -26,10 +26,10 @@ fn of_a_list<T: Default>(answer: RedisResult<T>) -> Outcome<T> {
     }
 }
 
-/// When the first timer is due, in microseconds. lmstfy's scores have lost their fraction: theirs are due a second
-/// later.
+/// Returns when the first timer is due, in microseconds. lmstfy truncates the fraction of its scores, so its timers are
+/// due a second later.
 fn first_due(first: &[Value]) -> Option<u64> {
-    // RESP3 answers pairs, RESP2 one after the other.
+    // RESP3 returns pairs, RESP2 a flat list.
     let score = match first {
         [Value::Array(pair)] => pair.get(1)?,
         [_, score] => score,
@@ -41,7 +41,7 @@ fn first_due(first: &[Value]) -> Option<u64> {
 }
 
 impl PartitionCore {
-    /// How many elements the ready list has; or the dead letter, and the id of its oldest.
+    /// Returns the length of the ready list; or that of the dead letter and the id of its oldest job.
     pub async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
         if of == SizeOf::Ready {
             let jobs = self.query(redis::cmd("LLEN").arg(self.keys.ready(queue))).await?;
@@ -55,7 +55,7 @@ impl PartitionCore {
         Ok(Size { jobs, head: head.and_then(|element| keys::id_of_element(&element)) })
     }
 
-    /// Every known queue. Names that are none, which another program left, are passed over.
+    /// Returns every known queue. Invalid names, left by another program, are skipped.
     pub async fn queues(&self) -> Result<Vec<Queue>> {
         let mut queues = Vec::new();
         for namespace in self.fields(&self.keys.namespaces).await? {
@@ -67,19 +67,19 @@ impl PartitionCore {
             }
         }
         queues.sort_unstable();
-        // A scan may tell a name twice.
+        // A scan may return a name twice.
         queues.dedup();
         Ok(queues)
     }
 
-    /// The names of the fields of a hash.
+    /// Returns the field names of a hash.
     async fn fields(&self, key: &str) -> Result<Vec<String>> {
         let mut fields = Vec::new();
         self.scan(Lane::Other, key, |field, _| fields.extend(String::from_utf8(field))).await?;
         Ok(fields)
     }
 
-    /// Sizes of everything.
+    /// Returns the sizes of all queues and of the timer set.
     pub async fn stats(&self) -> Result<Stats> {
         let queues = self.queues().await?;
         let mut of_timers = redis::pipe();
@@ -116,7 +116,7 @@ impl PartitionCore {
         Ok(Stats { timers, overdue, queues: sizes, gauges: Vec::new() })
     }
 
-    /// Answers each of which is of a list, of which the key may be of another type.
+    /// Runs commands on lists. A key of another type counts as an empty list.
     pub async fn figures<T: FromRedisValue + Default>(&self, asked: &Pipeline) -> Outcome<Vec<T>> {
         let mut asked = asked.clone();
         asked.ignore_errors();
@@ -128,14 +128,14 @@ impl PartitionCore {
 }
 
 impl Link {
-    /// The server's figures; none where INFO is forbidden, which is no reason to hide the rest.
+    /// Returns the server's gauges; none if INFO is forbidden, which must not hide the other statistics.
     pub async fn gauges(&self) -> Vec<(&'static str, f64)> {
         let info = self.shared.query::<String>(&redis::cmd("INFO")).await;
         info.map(|info| gauges_of(&info)).unwrap_or_default()
     }
 }
 
-/// The figures in what INFO answers.
+/// Returns the gauges in a reply of INFO.
 pub fn gauges_of(info: &str) -> Vec<(&'static str, f64)> {
     let mut gauges = Vec::new();
     let (mut keys, mut with_ttl) = (0.0, 0.0);

@@ -1,4 +1,4 @@
-//! Responses of pages: their headers, and the `ETag` by which a browser asks for changes.
+//! Responses of pages: their headers, and the `ETag` with which browsers revalidate them.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!((same.status(), &same.headers()[header::ETAG]), (StatusCode::NOT_MODIFIED, &tag));
         assert!(unchanged(6, &asked).is_none(), "of something else: it is made, and compared");
         let made = page(StatusCode::OK, "<p>7 jobs</p>", Some(6), &asked);
-        assert_eq!(made.status(), StatusCode::NOT_MODIFIED, "nothing has changed but what it is made of");
+        assert_eq!(made.status(), StatusCode::NOT_MODIFIED, "only the version of the data has changed");
         let newer = HeaderMap::from_iter([(header::IF_NONE_MATCH, made.headers()[header::ETAG].clone())]);
         assert!(unchanged(6, &newer).is_some(), "the 304 told the new tag");
     }

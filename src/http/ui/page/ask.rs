@@ -41,7 +41,7 @@ impl Refusal {
         Refusal { status, text: text.into() }
     }
 
-    /// 400.
+    /// Creates a 400.
     pub fn bad(text: impl Into<String>) -> Refusal {
         Refusal::new(StatusCode::BAD_REQUEST, text)
     }
@@ -105,10 +105,10 @@ impl Asker {
         let path = path.as_ref();
         let until = *self.until.lock();
         let asked = self.ask(Method::GET, path, Sent::Nothing);
-        let late = || Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no answer within a second");
+        let late = || Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no response within a second");
         let bytes = timeout_at(until, asked).await.map_err(|_| late())??;
         serde_json::from_slice(&bytes).map_err(|error| {
-            tracing::error!(%error, path, "a page cannot read the answer of a route");
+            tracing::error!(%error, path, "the dashboard cannot parse the response of a route");
             Refusal::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "internal error: unexpected response (see the server log)",
@@ -140,7 +140,7 @@ impl Asker {
                 Body::from(body)
             }
         };
-        let mut request = request.body(body).map_err(|_| Refusal::bad("what was typed cannot be sent"))?;
+        let mut request = request.body(body).map_err(|_| Refusal::bad("the input cannot be sent"))?;
         let extensions = request.extensions_mut();
         self.labels.clone().map(|labels| extensions.insert(labels));
         self.client.map(|client| extensions.insert(client));
@@ -155,7 +155,7 @@ impl Asker {
         }
         let bytes = to_bytes(response.into_body(), MOST).await;
         let bytes =
-            bytes.map_err(|_| Refusal::new(StatusCode::INSUFFICIENT_STORAGE, "the answer is too large"))?;
+            bytes.map_err(|_| Refusal::new(StatusCode::INSUFFICIENT_STORAGE, "the response is too large"))?;
         if status.is_success() {
             return Ok(bytes);
         }

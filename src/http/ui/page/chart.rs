@@ -60,7 +60,7 @@ impl Unit {
         }
     }
 
-    /// Returns the name by which the script formats values.
+    /// Returns the script's name for this format.
     fn name(self) -> &'static str {
         match self {
             Unit::Jobs => "jobs",
@@ -228,7 +228,7 @@ impl Bars<'_> {
         };
         let table = html! {
             table {
-                caption { "Jobs by the step in which they are due" }
+                caption { "Jobs by due time" }
                 thead { tr { th scope="col" { "From" } th scope="col" { "Jobs" } } }
                 tbody { @for (n, jobs) in self.counts.iter().enumerate() { tr {
                     th scope="row" { (zone.clock(self.from + self.step * n as u64)) }
@@ -259,7 +259,7 @@ fn table(unit: Unit, lines: &[Line<'_>], history: &HistoryReply, zone: &Zone) ->
         |value: Option<f64>| value.map_or(PreEscaped("–".into()), |value| html! { (unit.show(value)) });
     html! {
         table {
-            caption { "The greatest of each part" }
+            caption { "Maximum of each step" }
             thead { tr {
                 th scope="col" { "From" }
                 @for line in lines { th scope="col" { (line.name) } }

@@ -170,7 +170,7 @@ fn bottom(visit: &Visit, page: &Page) -> Markup {
             p {
                 "Server " b { (text(&visit.state().server)) } ", version " (version) ". "
                 @match page.read_at {
-                    Some(at) => { span.read { "Figures of " (volatile(&visit.zone.ago(at))) ". " } }
+                    Some(at) => { span.read { "Statistics from " (volatile(&visit.zone.ago(at))) ". " } }
                     None => { span.read { "Read " (volatile(&visit.zone.at(Instant(visit.zone.now)))) ". " } }
                 }
                 @if let Some(each) = page.read_each {
@@ -218,7 +218,7 @@ fn who(visit: &Visit) -> Markup {
         @match visit.ask.account() {
             Some(account) if visit.may_change() => { "Account " b { (text(account)) } ", an operator." }
             Some(account) => { "Account " b { (text(account)) } ", read-only." }
-            None => { "No accounts are configured: everybody who reaches this port may do everything." }
+            None => { "No accounts are configured: anyone who can reach this port may do everything." }
         }
     }
 }
@@ -239,7 +239,7 @@ fn said(code: &str) -> Option<String> {
         "removed" => format!("{} deleted.", count(n()?, "job was", "jobs were")),
         "deleted" => "The dead jobs were deleted.".into(),
         "destroyed" => "The jobs are destroyed.".into(),
-        "begun" => "It is begun, and continues when you close this page.".into(),
+        "begun" => "The action has started, and continues when you close this page.".into(),
         "stopped" => "The action stops after its current step.".into(),
         "none" => "No job was selected: nothing was done.".into(),
         "saved" => "The setting is saved.".into(),
@@ -249,7 +249,7 @@ fn said(code: &str) -> Option<String> {
         "push-off" => "Push is off.".into(),
         "schedule-paused" => "The schedule is paused.".into(),
         "schedule-resumed" => "The schedule is resumed.".into(),
-        "schedule-run" => "The schedule has placed a job now.".into(),
+        "schedule-run" => "The schedule has published a job.".into(),
         "schedule-deleted" => "The schedule is deleted.".into(),
         "revoked" => "The token is revoked.".into(),
         "limited" => "The limit is set.".into(),

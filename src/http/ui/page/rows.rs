@@ -22,8 +22,7 @@ const USUAL: f64 = 10.0;
 const NOT_COUNTED: &str = "this server does not count this queue by itself";
 
 impl QueuesReply {
-    /// Returns the interval between readings of the pools in seconds, if readings take so long that it is longer than
-    /// usual.
+    /// Returns the interval between readings of the pools in seconds, if slow readings make it longer than usual.
     fn read_each(&self) -> Option<f64> {
         self.pools.iter().map(|pool| pool.interval).filter(|interval| *interval > USUAL).reduce(f64::max)
     }
@@ -251,7 +250,7 @@ pub fn troubles(visit: &Visit, pools: &[SampleReply]) -> Markup {
                     @if let Some(since) = pool.trouble_since { ", since " (visit.zone.at(since)) }
                     ". "
                     @match pool.sampled_at {
-                        Some(at) => { "Its figures are from " (visit.zone.at(at)) "." }
+                        Some(at) => { "Its statistics are from " (visit.zone.at(at)) "." }
                         None => { "It has not been read yet." }
                     }
                 }

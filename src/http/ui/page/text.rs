@@ -53,6 +53,6 @@ mod tests {
         assert_eq!(shortened("日本語", 3), ("日本語", false));
         assert!(cut(&"é".repeat(201)).0.ends_with("</bdi>…"));
         assert_eq!(cut("<b>").0, "<bdi>&lt;b&gt;</bdi>");
-        assert_eq!(typed("\u{1}x\u{2}\u{202e}"), "x\u{202e}", "a field keeps what was typed");
+        assert_eq!(typed("\u{1}x\u{2}\u{202e}"), "x\u{202e}", "a field keeps its input");
     }
 }

@@ -71,7 +71,7 @@ pub struct PoolQueue {
 }
 
 impl PoolQueue {
-    /// `None` for a row that stands for all queues named after jobs.
+    /// Creates it from names. `None` for a row that combines all queues named after jobs.
     pub fn of_queue(pool: &str, namespace: &str, queue: &str) -> Option<PoolQueue> {
         let [pool, namespace, queue] = [pool, namespace, queue].map(str::to_owned);
         (queue != JOB_IDS).then_some(PoolQueue { pool, namespace, queue })

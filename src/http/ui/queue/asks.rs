@@ -33,7 +33,7 @@ pub async fn asking(visit: &Visit, place: &PoolQueue, ask: &str, of: &Fields) ->
         "promote-all" => promote_all(visit, place, of).await,
         "delete-dead" => delete_dead(visit, place).await,
         "destroy" => destroy(visit, place, of).await,
-        _ => return Err(Refusal::bad("invalid ask: there is no such question")),
+        _ => return Err(Refusal::bad("invalid ask: unknown question")),
     };
     Ok(asks(visit, trail(visit, place), "Queues", sure))
 }
@@ -105,7 +105,7 @@ async fn destroy(visit: &Visit, place: &PoolQueue, of: &Fields) -> Sure<'static>
     }
 }
 
-/// Field for the queue's name, which must be entered as a confirmation.
+/// Shows the field for the queue's name, which must be entered as a confirmation.
 fn name_field(visit: &Visit, place: &PoolQueue) -> Markup {
     html! {
         p {

@@ -110,7 +110,7 @@ async fn page(visit: &Visit) -> Said<Page> {
     let body = html! {
         h1 { "Bulk actions" }
         p.hint { "Actions of this server. They end when it stops. One at a time runs on a queue." }
-        @if actions.is_empty() { p.hint { "There has been none since the server started. They are begun on the page of a queue." } }
+        @if actions.is_empty() { p.hint { "There has been none since the server started. Start one on the page of a queue." } }
         @else {
             div.scroll role="region" aria-label="Bulk actions" tabindex="0" {
                 table.jobs.wrap {

@@ -51,7 +51,7 @@ async fn act(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String> {
         }
         "respawn-all" if sure => {
             let tries = form.get("tries").map(|tries| tries.trim().parse::<u32>()).transpose();
-            let tries = tries.map_err(|_| Refusal::bad("Tries is a whole number"))?;
+            let tries = tries.map_err(|_| Refusal::bad("Tries must be a whole number"))?;
             begin(visit, place, "respawn", "dead", form, tries).await
         }
         "promote" => promote(visit, place, form).await,
@@ -155,20 +155,20 @@ async fn destroy(visit: &Visit, place: &PoolQueue, form: &Fields) -> Said<String
     let mut before = Vec::new();
     if is_chosen("delayed") && in_steps {
         return Err(Refusal::bad(format!(
-            "{} are too many to destroy together with the delayed jobs: destroy one of the two first, and the other when that has ended. Nothing was done",
+            "{} are too many to destroy together with the delayed jobs: destroy one of the two first, then the other. Nothing was done",
             count(dead, "dead job", "dead jobs")
         )));
     } else if is_chosen("delayed") {
         begin(visit, place, "cancel", "delayed", &Fields::default(), None).await?;
-        before.push("cancelling the delayed jobs has begun");
+        before.push("cancelling the delayed jobs has started");
     } else if in_steps {
         begin(visit, place, "delete", "dead", &Fields::default(), None).await?;
-        before.push("deleting the dead jobs has begun");
+        before.push("deleting the dead jobs has started");
     }
     if is_chosen("ready") {
         let gone = visit.ask.change(Method::DELETE, &place.api("", &[]), Sent::Nothing).await;
         gone.map_err(|refusal| after(&before, refusal))?;
-        before.push("the ready jobs are gone");
+        before.push("the ready jobs were deleted");
     }
     if dead > 0 && !in_steps {
         // Excludes jobs that die from now on.
@@ -194,10 +194,13 @@ mod tests {
     /// Guards against a page that says "not done" about an action that is running.
     #[test]
     fn a_refusal_names_what_was_done_before() {
-        let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the store is away");
+        let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the store is unavailable");
         assert_eq!(after(&[], refusal.clone()), refusal);
-        let Refusal { status, text } = after(&["it has begun", "the ready jobs are gone"], refusal);
+        let Refusal { status, text } = after(&["it has started", "the ready jobs were deleted"], refusal);
         assert_eq!(status, 503);
-        assert_eq!(text, "the store is away. Done before that: it has begun, the ready jobs are gone");
+        assert_eq!(
+            text,
+            "the store is unavailable. Done before that: it has started, the ready jobs were deleted"
+        );
     }
 }

@@ -101,7 +101,7 @@ fn row(visit: &Visit, queue: &DeadQueue, reasons: Option<&ReasonsReply>) -> Mark
             td.n { (known(queue.died_in_hour, "this server keeps no history of the queue")) }
             td { @match queue.last_died {
                 Some(at) => (visit.zone.when(at)),
-                None => (unknown("this server has seen none die")),
+                None => (unknown("no death seen by this server")),
             } }
             td { @match (reasons, &place) {
                 (Some(reasons), Some(place)) => (list(visit, place, reasons, REASONS)),

@@ -63,7 +63,7 @@ pub async fn read(visit: &Visit, place: &PoolQueue) -> Option<Counted> {
     let behind = match timeout(SHORT, asked).await {
         Ok(Ok(delays)) => return Some(Counted { by, delays: Ok(delays), behind: None }),
         Ok(Err(refusal)) => format!("The count could not be repeated: {}", refusal.text),
-        Err(_) => "A new count is under way.".to_owned(),
+        Err(_) => "A new count is in progress.".to_owned(),
     };
     Some(Counted { behind: Some(behind), ..older })
 }
@@ -166,6 +166,6 @@ mod tests {
             counts
         });
         let counts = steps(from, 60_000, &[bucket(103, 1), bucket(100 + STEPS as u64, 9)]);
-        assert_eq!((counts.len(), counts.iter().sum::<u64>()), (FEWEST, 1), "what is later is not drawn");
+        assert_eq!((counts.len(), counts.iter().sum::<u64>()), (FEWEST, 1), "later jobs are not drawn");
     }
 }

@@ -156,7 +156,7 @@ fn asking(visit: &Visit, place: &PoolQueue, ask: &str) -> Said<Page> {
             "Jobs of the queue are no longer sent. The secret, the counts and the attempts are deleted; the jobs stay.",
             "Turn push off",
         ),
-        _ => return Err(Refusal::bad("invalid ask: there is no such question")),
+        _ => return Err(Refusal::bad("invalid ask: unknown question")),
     };
     let mark = random::ulid().to_string();
     Ok(asks(

@@ -1,13 +1,13 @@
 //! Byte format of groups and of log file headers (docs/disk-format.md has a drawing). Pure functions over bytes.
 //!
-//! A group is what one commit writes: `len:4 number:8 synced:8 previous:8 items check:8`. `len` is the length of the
+//! A group is the unit of a commit: `len:4 number:8 synced:8 previous:8 items check:8`. `len` is the length of the
 //! items, `previous` the `check` of the preceding group, and `check` the XXH3 of everything before it, seeded with the
 //! pool's number. So a group of another pool is invalid, and a missing group is noticed. An item is `keyspace:1
 //! keylen:2 vallen:4 key value`; a deletion has no value and [`DELETED`] as `vallen`. Zeros pad a group to a multiple
 //! of [`ALIGN`] bytes, which limits the positions a search must check.
 //!
-//! `number` is stored XOR the pool's number, which producers do not know. So no job body can be crafted full of
-//! apparent group headers, each of which would make a search read the rest of the file.
+//! `number` is stored XOR the pool's number, which producers do not know. Otherwise a job body could be crafted full of
+//! apparent group headers, and a search would read the rest of the file for each of them.
 
 use std::ops::RangeInclusive;
 
@@ -31,7 +31,7 @@ const DELETED: u32 = u32::MAX;
 pub struct Group {
     /// Groups are numbered without gaps.
     pub number: u64,
-    /// All groups up to this one were synced when this one was written.
+    /// Number of the last group that was synced when this group was written.
     pub synced: u64,
     /// The `check` of the preceding group.
     pub previous: u64,
@@ -245,7 +245,7 @@ mod tests {
     }
 
     /// Guards against a published body that slows down opening: full of apparent headers with plausible numbers and
-    /// large lengths, each of which a search would read as a group.
+    /// large lengths, so that a search would read each as a group.
     #[test]
     fn what_was_published_is_not_read_as_groups() {
         const SECRET: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -262,7 +262,11 @@ mod tests {
             heads(&bytes, ALIGN, pool, numbers.clone()).map(|(at, end)| end - at).sum()
         };
         assert_eq!(read(SECRET), HEAD, "bytes read as groups: only the empty group");
-        assert!(read(0) > 1 << 30, "of a megabyte {} would be, if numbers stood there as they are", read(0));
+        assert!(
+            read(0) > 1 << 30,
+            "{} bytes of a megabyte would be, if numbers were stored unscrambled",
+            read(0)
+        );
         let found = find(&bytes, ALIGN, SECRET, numbers.clone()).map(|(at, group, _)| (at, group.check));
         assert_eq!(found, Some((torn.len(), check)), "the group behind the body");
     }
@@ -293,7 +297,7 @@ mod tests {
             let (first, check) = sealed(&one, number, 5);
             let (second, last) = sealed(&other, number + 1, check);
             let bytes = [&noise[..], &first[..], &second[..]].concat();
-            let (group, end) = read(&bytes, noise.len(), POOL).expect("the first is there");
+            let (group, end) = read(&bytes, noise.len(), POOL).expect("the first is found");
             prop_assert_eq!(group, Group { number, synced: number - 1, previous: 5, check });
             prop_assert_eq!(end, noise.len() + first.len());
             let wanted = number + 1..=number + 1;

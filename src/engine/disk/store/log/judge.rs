@@ -171,7 +171,7 @@ impl Reader {
         }
         for problem in self.problems.iter().filter(|problem| !is_end(problem) || !is_torn(problem)) {
             let Range { start, end } = problem.groups;
-            // The index comes from this list.
+            // The index is one of this list.
             let at = format!("{}: data from byte {} on", name(manifest.files[problem.file].0), problem.start);
             let lost = match end.min(self.synced + 1).saturating_sub(start) {
                 0 => "no synced group is known to be in it".to_owned(),

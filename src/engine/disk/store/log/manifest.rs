@@ -29,7 +29,7 @@ pub struct Manifest {
     pub pool: u64,
     /// The first group needed; earlier groups are in tables.
     pub first: u64,
-    /// All groups up to this one were synced when the manifest was written.
+    /// Number of the last group that was synced when the manifest was written.
     pub synced: u64,
     /// Files that may hold groups, as slot and turn, in writing order.
     pub files: Vec<(u32, u64)>,
@@ -114,10 +114,10 @@ mod tests {
         for turn in 0..3 {
             let manifest = Manifest { pool: 1, first: turn, synced: turn, files: vec![(0, turn)] };
             manifest.write(dir.path()).unwrap(); // nothing is wrong with the disk
-            assert_eq!(Manifest::read(dir.path()).ok(), Some(manifest), "what was written last");
+            assert_eq!(Manifest::read(dir.path()).ok(), Some(manifest), "the last manifest written");
         }
         fs::write(dir.path().join(NAME), "x").unwrap(); // as above
         let read = Manifest::read(dir.path()).map_err(|e| e.kind());
-        assert_eq!(read, Err(ErrorKind::InvalidData), "not what was written");
+        assert_eq!(read, Err(ErrorKind::InvalidData), "the checksum does not match");
     }
 }

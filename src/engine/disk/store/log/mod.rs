@@ -76,7 +76,7 @@ struct Files {
     spare: Option<Spare>,
     /// The lowest slot without a file.
     free: u32,
-    /// Groups before this one are no longer needed.
+    /// The first group that is still needed.
     first: u64,
 }
 
@@ -150,7 +150,9 @@ impl Log {
             // From here on the manifest names none of these.
             Ok(()) => extra.iter().try_for_each(|slot| fs::remove_file(dir.join(slot.to_string())))?,
             // With a full disk, the store must still open so that it can be drained.
-            Err(e) if is_full(&e) => tracing::warn!(error = %e, "no room for the next file of the log"),
+            Err(e) if is_full(&e) => {
+                tracing::warn!(error = %e, "not enough disk space for the next log file")
+            }
             Err(e) => return Err(e),
         }
         Ok(log)
@@ -166,7 +168,7 @@ impl Log {
         self.files.lock().used.len()
     }
 
-    /// If more than `most` files have groups, returns the first group of the newer half.
+    /// Returns the first group of the newer half of the files, if more than `most` files have groups.
     pub fn too_old(&self, most: usize) -> Option<u64> {
         let files = self.files.lock();
         (files.used.len() > most)
@@ -347,7 +349,7 @@ impl Log {
         Ok(())
     }
 
-    /// The caller must hold `writing`.
+    /// Writes the manifest. The caller must hold `writing`.
     fn write_manifest(&self, first: u64, files: Vec<(u32, u64)>) -> Result<()> {
         let synced = self.synced.load(Ordering::Acquire);
         Manifest { pool: self.pool, first, synced, files }.write(&self.dir)?;

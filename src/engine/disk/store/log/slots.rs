@@ -88,7 +88,7 @@ pub fn read(dir: &Path, slot: u32) -> Result<Vec<u8>> {
         match file.read_exact_at(sector, at as u64) {
             Err(error) if is_unreadable_io(&error) => {
                 sector.fill(0);
-                tracing::error!(file = name(slot), at, %error, "a part of the log cannot be read");
+                tracing::error!(file = name(slot), at, %error, "a part of the log is unreadable");
             }
             done => done?,
         }
@@ -129,6 +129,6 @@ mod tests {
         }
         let mut slots = list(dir.path()).unwrap(); // as above
         slots.sort_unstable();
-        assert_eq!(slots, [0, 17], "what else stands there is no file of the log");
+        assert_eq!(slots, [0, 17], "other names are not files of the log");
     }
 }

@@ -51,7 +51,7 @@ pub fn replay(
             let read = group::read(&bytes, at, manifest.pool).filter(|(group, _)| group.number == number);
             let Some((_, end)) = read else {
                 let what =
-                    format!("{}: group {number} of requests read once, and does not now", slots::name(*slot));
+                    format!("{}: group {number} was readable at first, and no longer is", slots::name(*slot));
                 return Err(Error::new(ErrorKind::InvalidData, what));
             };
             each(number, &bytes[at..])?;

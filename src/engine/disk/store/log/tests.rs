@@ -45,7 +45,7 @@ fn replayed(dir: &Path) -> Vec<u64> {
     let mut numbers = Vec::new();
     let each = |number: u64, group: &[u8]| {
         for item in group::items(group) {
-            let (_, key, value) = item.expect("what was written");
+            let (_, key, value) = item.expect("all written groups");
             assert_eq!(key, number.to_be_bytes(), "the group with this number");
             assert!(value.is_some_and(|value| value.iter().all(|byte| *byte == number as u8)), "its value");
         }
@@ -83,7 +83,11 @@ fn what_was_appended_is_there_after_a_kill_over_many_files() {
     let log = opened(dir.path());
     append(&log, 10);
     drop(log);
-    assert_eq!(replayed(dir.path()), (1..=43).collect::<Vec<_>>(), "it goes on behind the last");
+    assert_eq!(
+        replayed(dir.path()),
+        (1..=43).collect::<Vec<_>>(),
+        "numbering continues after the last group"
+    );
 }
 
 #[test]
@@ -106,7 +110,7 @@ fn files_that_are_needed_no_more_are_used_again() {
     assert_eq!(replayed(dir.path()), there, "an open changes nothing");
 }
 
-/// Guards against a file that stays as large as its largest group because the process was killed before truncating it.
+/// Guards against a file that keeps the size of its largest group because the process was killed before truncating it.
 #[test]
 fn a_large_file_is_cut_by_the_next_start() {
     let (dir, log) = new();
@@ -120,7 +124,7 @@ fn a_large_file_is_cut_by_the_next_start() {
         let len = fs::metadata(dir.path().join(slot.to_string())).unwrap().len(); // it was listed
         assert!(len <= FILE, "{} has {len} bytes", slots::name(slot));
     }
-    assert_eq!(replayed(dir.path()), [last], "what is needed");
+    assert_eq!(replayed(dir.path()), [last], "only needed groups are left");
 }
 
 /// Guards against a start that silently skips groups or overwrites them with zeros.
@@ -179,10 +183,10 @@ fn what_was_not_synced_may_be_torn_and_what_was_synced_is_damaged() {
         if expected.is_err() {
             let lost = "cannot be read; it contains group 3, which was synced";
             let lost = format!("log/0: data from byte {} on {lost}", ends[1]);
-            assert_eq!(findings.damage, [lost], "what is damaged");
+            assert_eq!(findings.damage, [lost], "the damage");
             continue;
         }
-        assert!(findings.is_torn, "groups stand behind what was torn");
+        assert!(findings.is_torn, "the groups after the tear count as torn");
         assert_eq!(findings.end, (0, ends[1] as usize), "where it is torn");
         // Groups behind the tear never return, even if something is written there.
         let log = opened(dir.path());
@@ -230,10 +234,10 @@ fn what_is_synced_is_attested_although_a_later_group_is_not() {
     log.attest().unwrap(); // as above
     drop(log);
     slots::write(dir.path(), 0, end, &[0; 2000]).unwrap(); // as above
-    assert_eq!(judged(dir.path()).1.damage, [""; 0], "what was not synced may be gone");
+    assert_eq!(judged(dir.path()).1.damage, [""; 0], "unsynced groups may be lost");
     flip(dir.path(), 0, at + 500);
     let damage = judged(dir.path()).1.damage;
-    assert!(!damage.is_empty(), "what was synced may not");
+    assert!(!damage.is_empty(), "synced groups may not be lost");
 }
 
 #[test]
@@ -269,7 +273,7 @@ fn a_begin_that_was_torn_is_begun_again() {
     assert_eq!(log.last(), 1, "numbers go on");
     append(&log, 100);
     drop(log);
-    assert_eq!(replayed(dir.path()), [2], "what was appended later");
+    assert_eq!(replayed(dir.path()), [2], "the group appended later");
 }
 
 #[test]
@@ -323,7 +327,7 @@ fn a_sync_that_runs_beside_the_writer_covers_what_was_appended_before() {
             for _ in 0..50 {
                 let before = log.last();
                 log.sync().unwrap(); // nothing is wrong with the disk
-                assert!(log.synced.load(Ordering::Acquire) >= before, "a sync covers what was before it");
+                assert!(log.synced.load(Ordering::Acquire) >= before, "a sync covers all earlier groups");
             }
         });
         while !synced.is_finished() {

@@ -1,8 +1,7 @@
-//! Publish: one entry for every publication, and one way to its script. What has neither keys nor instants and is not to
-//! be repeated shares a script call with what others publish meanwhile (lua/publish.lua); any other publication is a
-//! call by itself, on the connection of calls off the hot path (lua/publish_with.lua). A publication with more values
-//! than one script call may carry stores them in steps first, where nobody sees them, and becomes visible as a whole in
-//! the last call.
+//! Publish. Publishes without keys, instants and idempotency key (*plain*) are coalesced into one script call
+//! (lua/publish.lua); any other is a call by itself, on the connection for calls off the hot path
+//! (lua/publish_with.lua). A publish with more values than one script call may carry first stores them in steps,
+//! invisible to clients, and becomes visible as a whole in the last call.
 
 mod script;
 
@@ -30,21 +29,21 @@ use crate::error::{Error, Result};
 use crate::job::{JobRef, NewJob};
 use crate::name::Queue;
 
-/// How many bytes of values one script call carries. A single value may be larger.
+/// Maximum bytes of values in one script call. A single value may be larger.
 pub const MAX_VALUES: usize = 1 << 20;
-/// How long values are kept that were stored before the call that makes them visible: longer than the steps of the
-/// largest bulk take, however slow the Redis is that still carries them out.
+/// Expiry of staged values, which are stored before the call that makes them visible: longer than the steps of the
+/// largest bulk take on a slow Redis.
 pub const STAGED: Duration = Duration::from_secs(600);
-/// No job is due later, in the year 2255: Lua's numbers are exact so far, with room to count on. HTTP asks for 136
-/// years at most.
+/// Latest due time, in the year 2255: Lua's numbers are exact up to here, with a margin for additions. HTTP accepts at
+/// most 136 years.
 pub const LATEST: Millis = ((1 << 53) - (1 << 30)) / 1000;
 
 pub fn is_plain(publication: &Publication) -> bool {
     publication.once.is_none() && publication.jobs.iter().all(|job| job.key.is_none() && job.at.is_none())
 }
 
-/// The jobs, and their tries, of those calls that may be taken back. With a key, or when a call is safe to repeat,
-/// another one may have been told of its jobs. A job that was replaced is gone.
+/// Returns the jobs, with their tries, of the calls that can be undone. Excludes calls with a key or an idempotency
+/// key, since another caller may already know their jobs, and calls that replace a job, which is already deleted.
 pub fn names_to_take_back(calls: &[Publication]) -> Vec<(usize, Vec<(JobRef, u16)>)> {
     let may = |Publication { jobs, replaces, once }: &Publication| {
         replaces.is_none() && once.is_none() && jobs.iter().all(|placing| placing.key.is_none())
@@ -55,7 +54,7 @@ pub fn names_to_take_back(calls: &[Publication]) -> Vec<(usize, Vec<(JobRef, u16
     calls.map(|(i, call)| (i, call.jobs.iter().map(name).collect())).collect()
 }
 
-/// Refuses what no call of the script can store, whatever the Redis holds.
+/// Rejects publishes that can never be stored.
 pub fn check(publication: &Publication) -> Result<()> {
     let (mut ids, mut taken) = (HashSet::new(), HashSet::new());
     for Placing { job, at, key } in &publication.jobs {
@@ -63,7 +62,7 @@ pub fn check(publication: &Publication) -> Result<()> {
             return Err(id_taken());
         }
         if at.is_some_and(|at| at > LATEST) {
-            return Err(Error::refused("an instant is too far away"));
+            return Err(Error::refused("the due time is too far in the future"));
         }
         if let Some((key, _)) = key
             && !taken.insert((&job.queue, key))
@@ -74,35 +73,35 @@ pub fn check(publication: &Publication) -> Result<()> {
     Ok(())
 }
 
-/// Leaves out calls that nobody waits for any more. Refuses calls with an id that another job of the batch has: they
-/// cannot be stored, whatever the Redis holds. Returns the others.
+/// Drops calls whose callers have disconnected, and rejects calls with an id that another job of the batch has, which
+/// can never be stored. Returns the others.
 pub fn calls_to_send(batch: Vec<Call<Plain, Published>>) -> (Vec<Publication>, Vec<Reply<Published>>) {
     let mut seen = HashSet::new();
     let (mut calls, mut replies) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
     for call in batch {
         let (Plain { publication, taken }, reply) = call.split();
         if !taken.take() {
-            continue; // it has gone to another partition
+            continue; // it was taken by another partition
         }
         let fresh =
             publication.jobs.iter().all(|Placing { job, .. }| seen.insert((job.queue.clone(), job.id)));
         if reply.is_abandoned() {
-            // Its caller left while it waited. What is not sent is stored for nobody.
+            // The caller disconnected. Nothing was sent, so nothing is stored.
         } else if fresh {
             calls.push(publication);
             replies.push(reply);
         } else {
-            let _ = reply.send(Err(id_taken())); // a caller that has left needs no answer
+            let _ = reply.send(Err(id_taken())); // fails if the caller has disconnected
         }
     }
     (calls, replies)
 }
 
-/// What a node answers to a publish: when, the outcome, and the queues whose names it has recorded.
+/// A node's reply to a publish: its time, the outcome, and the queues whose names it has recorded.
 type Answered = (Micros, PublishOutcome, Vec<Queue>);
 
 impl PartitionCore {
-    /// Stores what a publication has, all of it or nothing.
+    /// Stores all jobs of a publication, or none.
     pub async fn publish(self: &Arc<Self>, publication: Publication) -> Result<Published> {
         if publication.jobs.is_empty() {
             return Ok(Published::Done(Vec::new()));
@@ -112,24 +111,24 @@ impl PartitionCore {
             let begin = || self.publisher(true);
             return self.publishes.get_or_init(begin).call(Plain::new(publication, Taken::default())).await;
         }
-        // Boxed: it would be part of the future of every plain one.
+        // Boxed, because it would enlarge the future of every plain publish.
         Box::pin(self.publish_alone(publication, true)).await
     }
 
-    /// The same of a publication that another partition takes when this one cannot: it waits for no node.
+    /// Like `publish`, but does not wait for a node, because another partition can take the publication.
     pub async fn publish_now(self: &Arc<Self>, publication: Publication) -> Result<Published> {
         self.publish_alone(publication, false).await
     }
 
-    /// The same of a plain one, together with others.
+    /// Like `publish_now`, for a plain publication, coalesced with others.
     pub async fn publish_movable(self: &Arc<Self>, plain: Plain) -> Result<Published> {
         self.movable.get_or_init(|| self.publisher(false)).call(plain).await
     }
 
-    /// Begins the tasks that publish what waits for it.
+    /// Starts the tasks that publish pending calls.
     fn publisher(self: &Arc<Self>, waits: bool) -> Caller<Plain, Published> {
         let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-        let tasks = ("a task that publishes", PUBLISHERS);
+        let tasks = ("a publish task", PUBLISHERS);
         serve(calls, &self.tasks, tasks, self, move |core, own, batch| async move {
             core.publish_batch(own, waits, batch).await;
         });
@@ -138,7 +137,7 @@ impl PartitionCore {
 
     async fn publish_alone(self: &Arc<Self>, publication: Publication, waits: bool) -> Result<Published> {
         if let Err(error) = check(&publication) {
-            // What was done already is answered first.
+            // A repeated publish gets its recorded result, even if it is invalid now.
             let once = publication.once.as_ref().zip(publication.jobs.first());
             let Some((once, first)) = once else { return Err(error) };
             return self.recall(&first.job.queue, once).await?.ok_or(error);
@@ -147,7 +146,7 @@ impl PartitionCore {
         answers.pop().unwrap_or_else(|| Err(unreadable().into()))
     }
 
-    /// Publishes a batch, on the connection of this number if that is up, and answers each call.
+    /// Publishes a batch, preferably on the connection with this number, and replies to each call.
     async fn publish_batch(self: &Arc<Self>, own: usize, waits: bool, batch: Vec<Call<Plain, Published>>) {
         let arrived = arrival_of(&batch);
         let (calls, replies) = calls_to_send(batch);
@@ -157,8 +156,8 @@ impl PartitionCore {
         }
     }
 
-    /// Publishes several plain calls, or one call of any kind. The oldest arrived at `arrived`. Where some key has the
-    /// wrong type they go one by one, so that only those suffer that name it.
+    /// Publishes several plain calls, or one call of any kind. `arrived` is the time of the oldest. If a key has the
+    /// wrong type, publishes the calls one at a time, so that only the calls with that key fail.
     async fn publish_together(
         self: &Arc<Self>,
         lane: (Lane, bool),
@@ -172,7 +171,7 @@ impl PartitionCore {
         }
         let (mut answers, mut away) = (Vec::with_capacity(calls.len()), None);
         for call in calls {
-            // Each call would wait for as long as the one that found the Redis away.
+            // Otherwise each call would wait until its own timeout.
             if let Some(error) = &away {
                 answers.push(Err(Error::clone(error)));
                 continue;
@@ -189,15 +188,15 @@ impl PartitionCore {
         Ok(answers)
     }
 
-    /// Publishes in one script call. `None`: some key has the wrong type, so nothing was stored.
+    /// Publishes in one script call. Returns `None` if a key has the wrong type, so nothing was stored.
     async fn publish_once(
         self: &Arc<Self>,
         (lane, waits): (Lane, bool),
         mut arrived: Instant,
         calls: &[Publication],
     ) -> Result<Option<Vec<Result<Published>>>> {
-        // A call with more bytes than fit is alone in its batch. Its values are stored once, whichever node they are on
-        // when the call itself is sent.
+        // A call with too many bytes for one script call is alone in its batch. Its values are stored once, even if the
+        // call is then sent to another node.
         let mut staged = None;
         loop {
             let answered: Outcome<Answered> = ask!(self.attempts_if(waits, lane), |link| {
@@ -207,7 +206,7 @@ impl PartitionCore {
                 (_, PublishOutcome::SetAside(index), _) => {
                     let job = jobs_of(calls).nth(index).ok_or_else(unreadable)?;
                     self.finish_set_aside(&job.queue).await?;
-                    arrived = Instant::now(); // its caller has waited for each of the steps before
+                    arrived = Instant::now(); // the caller has waited for each previous step
                 }
                 (_, PublishOutcome::WrongType, _) => return Ok(None),
                 (_, PublishOutcome::Unchanged(published), _) => return Ok(Some(vec![Ok(published)])),
@@ -220,7 +219,7 @@ impl PartitionCore {
         }
     }
 
-    /// One attempt of it, through this node. `staged`: whether the values were stored before, once that is known.
+    /// Makes one attempt, through this node. `staged`: whether the values were stored before, once that is known.
     async fn publish_through(
         self: &Arc<Self>,
         link: &Arc<Link>,
@@ -236,7 +235,7 @@ impl PartitionCore {
             match stored.inspect_err(|fault| link.connections.report(&connection, fault))? {
                 Ok(is_staged) => {
                     if is_staged {
-                        *arrived = Instant::now(); // its caller has waited for each of the steps before
+                        *arrived = Instant::now(); // the caller has waited for each previous step
                     }
                     *staged = Some(is_staged);
                 }
@@ -256,7 +255,7 @@ impl PartitionCore {
         self.send_step(link, &connection, calls, step).await
     }
 
-    /// One call of the script. What may be taken back is, when the Redis says too late that it has stored it.
+    /// Sends one script call. If the reply arrives too late for the callers, undoes the publishes that can be undone.
     async fn send_step(
         self: &Arc<Self>,
         link: &Arc<Link>,
@@ -284,7 +283,7 @@ impl PartitionCore {
         Ok((now, outcome, new))
     }
 
-    /// Forgets jobs of calls that were not refused, since their callers were told that they are not stored.
+    /// Deletes the jobs of calls that were not refused, since their callers have received an error.
     async fn take_back(&self, calls: Vec<(usize, Vec<(JobRef, u16)>)>, refused: &HashMap<usize, Error>) {
         let stored = calls.into_iter().filter(|(i, _)| !refused.contains_key(i));
         let jobs: Vec<_> = stored.flat_map(|(_, jobs)| jobs).collect();
@@ -295,11 +294,15 @@ impl PartitionCore {
         let taken_back: Outcome<u64> = self.run(Lane::Other, &call).await;
         if let Err(fault) = taken_back {
             let (pool, count) = (&*self.common.pool, jobs.len());
-            tracing::warn!(pool, count, "jobs are stored that were answered with an error: {fault}");
+            tracing::warn!(
+                pool,
+                count,
+                "failed publishes could not be undone, so their jobs may be delivered: {fault}"
+            );
         }
     }
 
-    /// What each call is answered. Consumers and the pump are told of what was stored.
+    /// Returns the reply to each call, and notifies consumers and the pump.
     fn tell_of_all(
         &self,
         calls: &[Publication],
@@ -321,7 +324,7 @@ impl PartitionCore {
         calls.iter().enumerate().map(answer).collect()
     }
 
-    /// Tells consumers and the pump of the jobs of a call.
+    /// Notifies consumers and the pump of a call's jobs.
     fn tell_of(&self, call: &Publication, jobs: Vec<Stored>, now: Micros) -> Vec<Placed> {
         let mut notified: Option<&Queue> = None;
         let mut all = Vec::with_capacity(call.jobs.len());
@@ -340,7 +343,8 @@ impl PartitionCore {
         all
     }
 
-    /// These names were recorded: that of a queue all of whose calls were refused may not be there.
+    /// Remembers the recorded names, except for queues all of whose calls were refused: their names may not be
+    /// recorded.
     fn remember_names(&self, new: Vec<Queue>, calls: &[Publication], refused: &HashMap<usize, Error>) {
         for queue in new {
             let stored = |(i, call): (usize, &Publication)| {
@@ -352,8 +356,9 @@ impl PartitionCore {
         }
     }
 
-    /// Stores the values of a call that is too large for one script call, under their keys: nobody knows their ids yet.
-    /// When this process ends in between, they end by themselves. Returns whether it did, or why the call is refused.
+    /// Stores the values of a call that is too large for one script call, under the keys of its jobs, whose ids no
+    /// client knows yet. If the publish is not completed, they expire. Returns whether values were stored, or why the
+    /// call is refused.
     async fn stage(
         &self,
         link: &Link,
@@ -397,10 +402,10 @@ impl PartitionCore {
                 }
             }
         }
-        // What cannot be removed now ends by itself.
+        // If the values cannot be deleted, they expire.
         let there = !result.as_ref().is_err_and(|fault| fault.reconnect);
         if !matches!(result, Ok(Ok(true))) && !stored.is_empty() && there {
-            // By a script that counts. They have no timers.
+            // Deleted by a script that updates usage. The jobs have no timers.
             let mut call = self.call(&self.scripts.ack);
             call.key(&self.keys.timer_set).key(stored).arg(0);
             let _ = link.send(redis, &call).await;

@@ -1,4 +1,4 @@
-//! The two scripts that publish: what a call of each takes, and what it answers. Sends nothing.
+//! The calls of the two publish scripts, and their replies. Sends nothing.
 
 use std::collections::HashMap;
 
@@ -19,38 +19,39 @@ use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef, NewJob};
 use crate::name::Queue;
 
-/// What became of a job, and when it is due, in microseconds.
+/// The outcome of a job, and its due time in microseconds.
 pub type Stored = (Placed, Option<Micros>);
 
-/// A script call, and what its answer is read with.
+/// A script call, and the data needed to read its reply.
 pub struct PublishStep {
     pub call: ScriptCall,
     /// The queues whose names it records.
     pub new: Vec<Queue>,
-    /// Of each job of a plain one, in order: its id, and how long after the call it is due if it is delayed. `None`: it is
-    /// no plain one.
+    /// For plain publishes, per job in order: its id, and its delay if it is delayed. `None` for a publish that is not
+    /// plain.
     pub plain: Option<Vec<(JobId, Option<Micros>)>>,
 }
 
-/// What became of the publications of one script call.
+/// The outcome of the publications of one script call.
 pub enum PublishOutcome {
-    /// All but the refused ones are stored. Has every job, if it is known what became of any.
+    /// All but the refused publications are stored. `jobs` has every job of all publications, unless the only one was
+    /// refused.
     Stored { refused: HashMap<usize, Error>, jobs: Vec<Stored> },
-    /// The only one is answered so, and nothing has changed.
+    /// The result of the only publication. Nothing has changed.
     Unchanged(Published),
     /// A key has the wrong type, so nothing was stored.
     WrongType,
-    /// What a destroy has set aside of the queue of this job must be deleted first.
+    /// Jobs of the queue of this job that a destroy has set aside must be deleted first.
     SetAside(usize),
 }
 
-/// The jobs of these calls, in order.
+/// Returns the jobs of these calls, in order.
 pub fn jobs_of(calls: &[Publication]) -> impl Iterator<Item = &NewJob> {
     calls.iter().flat_map(|call| &call.jobs).map(|placing| &placing.job)
 }
 
 impl PartitionCore {
-    /// The call of lua/publish.lua. Values that are stored already are not sent again, here and below.
+    /// Returns the call of lua/publish.lua. Staged values are not sent again, here and in `keyed_step`.
     pub fn plain_step(&self, calls: &[Publication], staged: bool) -> Result<PublishStep> {
         let (lists, list_of) = lists_of(calls);
         let new = self.new_queues(&lists);
@@ -84,7 +85,7 @@ impl PartitionCore {
         Ok(PublishStep { call: cmd, new, plain: Some(plain) })
     }
 
-    /// The call of lua/publish_with.lua.
+    /// Returns the call of lua/publish_with.lua.
     pub fn keyed_step(&self, call: &Publication, staged: bool) -> Result<PublishStep> {
         let calls = std::slice::from_ref(call);
         let (lists, list_of) = lists_of(calls);
@@ -128,7 +129,7 @@ impl PartitionCore {
         Ok(PublishStep { call: cmd, new, plain: None })
     }
 
-    /// The call of a script, with the keys that both scripts begin with.
+    /// Returns the call of a script, with the first keys, which are the same for both scripts.
     fn begin(&self, script: &Script, lists: &[&Queue], calls: &[Publication], new: &[Queue]) -> ScriptCall {
         let mut call = self.call(script);
         call.key(&self.keys.timer_set);
@@ -148,7 +149,7 @@ impl PartitionCore {
         call
     }
 
-    /// Those of these queues whose names are not known to be recorded.
+    /// Returns the queues whose names are not known to be recorded.
     fn new_queues(&self, lists: &[&Queue]) -> Vec<Queue> {
         lists
             .iter()
@@ -158,14 +159,14 @@ impl PartitionCore {
             .collect()
     }
 
-    /// The timer member of a job that is to be replaced, if this process knows it.
+    /// Returns the timer member of a job to be replaced, if this process knows it.
     fn known_timer(&self, old: &JobRef) -> Vec<u8> {
         let tries = self.common.handed_out.tries(&old.id);
         tries.map(|tries| keys::member(&old.queue, tries, &old.id)).unwrap_or_default()
     }
 }
 
-/// The queues of the jobs of these calls, and which of them each job's is, counted from 1.
+/// Returns the queues of these calls, and for each job the number of its queue, counted from 1.
 fn lists_of(calls: &[Publication]) -> (Vec<&Queue>, Vec<usize>) {
     let (mut lists, mut numbers) = (Vec::new(), HashMap::new());
     let mut list_of = Vec::with_capacity(calls.iter().map(|call| call.jobs.len()).sum());
@@ -178,13 +179,13 @@ fn lists_of(calls: &[Publication]) -> (Vec<&Queue>, Vec<usize>) {
     (lists, list_of)
 }
 
-/// A job as lua/publish_with.lua takes it.
+/// Returns a job in the form of lua/publish_with.lua.
 fn fields_of(Placing { job, at, key }: &Placing, list: usize, later: Micros) -> Fields {
     let mut fields = Fields::default();
     fields.number("list", list as u64).number("ttl", job.ttl.map_or(0, ttl_millis));
     fields.number("delay", if job.delay.is_zero() { 0 } else { micros(job.delay) + later });
     if let Some(at) = at {
-        fields.number("at", at * 1000 + later); // check has bounded it
+        fields.number("at", at * 1000 + later); // bounded by `check`
     }
     fields.number("tries", job.tries.get().into()).text("id", job.id.to_string());
     if let Some((key, conflict)) = key {
@@ -208,8 +209,8 @@ fn fields_of(Placing { job, at, key }: &Placing, list: usize, later: Micros) -> 
     fields
 }
 
-/// Keeps delayed jobs of one call in order that would be due together: timers of one score stand in the order of their
-/// members, which begin with queue and tries.
+/// Preserves the order of delayed jobs of one call that would be due together: timers with equal scores are ordered by
+/// member, which begins with queue and tries.
 #[derive(Debug, Default)]
 struct InOrder {
     /// The last member of each list.
@@ -218,7 +219,7 @@ struct InOrder {
 }
 
 impl InOrder {
-    /// How many microseconds later than asked for the job of the next member is due.
+    /// Returns by how many microseconds the job with this member is due later than requested.
     fn later(&mut self, list: usize, member: &[u8]) -> Micros {
         let last = self.last.insert(list, member.to_vec());
         if last.is_some_and(|last| *member < last[..]) {
@@ -233,7 +234,7 @@ pub fn unreadable() -> Fault {
 }
 
 impl PublishOutcome {
-    /// What the script answers, and when. `plain` has the jobs of a plain one.
+    /// Reads the script's reply and its time. `plain` has the jobs of plain publishes.
     pub fn read(
         reply: Value,
         plain: Option<Vec<(JobId, Option<Micros>)>>,
@@ -245,12 +246,12 @@ impl PublishOutcome {
     }
 }
 
-/// Values that were stored before have ended.
+/// Returns the fault of a publish whose staged values have expired.
 fn too_slow() -> Fault {
-    Fault::away("the values were stored too slowly")
+    Fault::away("storing the bodies took too long")
 }
 
-/// What lua/publish.lua answers. It does not say what became of each job: a delayed one is due at an even microsecond.
+/// Reads the reply of lua/publish.lua. It has no outcome per job: a delayed job is due at an even microsecond.
 fn read_plain(reply: Value, jobs: Vec<(JobId, Option<Micros>)>) -> Outcome<(Micros, PublishOutcome)> {
     let refusal = |refused: &u64| {
         let error = if *refused < 1000 { id_taken() } else { over_quota(refused / 1000) };
@@ -269,7 +270,7 @@ fn read_plain(reply: Value, jobs: Vec<(JobId, Option<Micros>)>) -> Outcome<(Micr
     Ok((now, PublishOutcome::Stored { refused, jobs: jobs.into_iter().map(stored).collect() }))
 }
 
-/// What lua/publish_with.lua answers.
+/// Reads the reply of lua/publish_with.lua.
 fn read_keyed(reply: Value) -> Outcome<(Micros, PublishOutcome)> {
     let reply: Vec<Value> = redis::from_redis_value(reply)?;
     let [now, what, rest @ ..] = &reply[..] else { return Err(unreadable()) };
@@ -297,7 +298,7 @@ fn read_keyed(reply: Value) -> Outcome<(Micros, PublishOutcome)> {
     Ok((read(now)?, outcome))
 }
 
-/// What a publication that has stored nothing is answered, by the words of lua/publish_with.lua.
+/// Returns the result of a publication that stored nothing, given the words of lua/publish_with.lua.
 pub fn answer_of_publish(what: &str, rest: &[Value]) -> Outcome<Result<Published>> {
     let reply = [&[Value::Int(0), Value::SimpleString(what.into())][..], rest].concat();
     match read_keyed(Value::Array(reply))?.1 {
@@ -308,7 +309,7 @@ pub fn answer_of_publish(what: &str, rest: &[Value]) -> Outcome<Result<Published
     }
 }
 
-/// What became of each job, from the lines that lua/publish_with.lua writes.
+/// Parses the outcome of each job from the lines of lua/publish_with.lua.
 pub fn read_placed(lines: &str) -> Option<Vec<Stored>> {
     let read = |line: &str| {
         let mut words = line.split(' ');
