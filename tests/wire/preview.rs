@@ -119,6 +119,6 @@ async fn zones_can_come_from_a_directory() {
         "with a database of 2025"
     );
     let refused = preview(&server, &token, "cron=@daily&zone=Europe/Berlin").await.expect(400);
-    assert!(refused.says().contains("no time zone of database 2025b"), "{}", refused.says());
+    assert!(refused.says().contains("is not a time zone of database 2025b"), "{}", refused.says());
     preview(&server, &token, "cron=@daily").await.expect(200);
 }

@@ -107,7 +107,7 @@ async fn a_job_is_published_once(store: Store) {
         ("delay", "soon", "invalid delay"),
         ("tries", "0", "tries shouldn't be zero"),
         ("at", "never", "invalid at"),
-        ("attributes", "novalue", "an attribute is a line"),
+        ("attributes", "novalue", "invalid attribute: write each on a line"),
         ("queue", "", "the queue needs a name"),
         ("queue", "a b", "queue name contains forbidden characters"),
     ] {
