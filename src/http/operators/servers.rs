@@ -161,6 +161,7 @@ pub struct ConnectionsReply {
 pub struct HistoryReply {
     pub bytes: usize,
     pub histories: usize,
+    /// Number of queues that lost their history to busier ones: the hour and the day together.
     pub lost_hours: u64,
     pub lost_days: u64,
 }
@@ -259,8 +260,8 @@ pub async fn server(State(state): App, role: Role) -> HandlerResult {
         history: HistoryReply {
             bytes: used.bytes,
             histories: used.tracks,
-            lost_hours: used.lost_hours,
-            lost_days: used.lost_days,
+            lost_hours: used.lost,
+            lost_days: used.lost,
         },
         pools: pools.collect(),
         changes: state.changes.list().into_iter().map(ChangeReply::from).collect(),

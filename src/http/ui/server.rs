@@ -134,8 +134,7 @@ fn facts(visit: &Visit, server: &ServerReply) -> Markup {
             dt { "Open files" } dd { (volatile(&of_most(html! { (number(process.open_files)) }, html! { (number(process.most_files)) }))) }
             dt { "History: bytes" } dd { (size(history.bytes as u64)) }
             dt { "History: queues" } dd { (number(history.histories as u64)) }
-            dt { "History: days dropped" } dd { (number(history.lost_days)) }
-            dt { "History: hours dropped" } dd { (number(history.lost_hours)) }
+            dt { "History: queues dropped" } dd { (number(history.lost_days)) }
             dt { "Access log" } dd { @if server.access_log { "on" } @else { "off" } }
         }
         @if visit.may_change() {
