@@ -109,7 +109,7 @@ async fn handed_out(state: &AppState, mut delivery: Delivery, form: Form) -> Han
 /// `GET /api/:namespace/:queue/peek`
 pub async fn peek(State(state): App, auth: Authorized, ShowsBodies(shows): ShowsBodies) -> HandlerResult {
     Ok(match auth.pool.engine.peek(&auth.queue).await? {
-        Some(job) if !shows => reply::json(StatusCode::OK, &reply::BareJob::peeked(&job)),
+        Some(job) if !shows => reply::job(None, &JobReply::peeked(&job).hidden()),
         Some(job) => {
             let bytes = bytes_of(&job.body, &job.attributes);
             let room = state.body_room.for_answer(&job.queue.namespace, bytes).await?;
