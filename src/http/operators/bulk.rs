@@ -115,14 +115,14 @@ pub fn stop(state: &AppState, by: &Author, id: &str) -> Option<bulk::Progress> {
     Some(progress)
 }
 
-/// Reply of `GET /bulk`. Dashboard pages read it too.
-#[derive(Debug, Serialize, Deserialize)]
+/// Reply of `GET /bulk`. Dashboard pages show it too.
+#[derive(Debug, Serialize)]
 pub struct BulksReply {
     pub server: String,
     pub actions: Vec<BulkReply>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct BulkReply {
     pub id: String,
     pub pool: String,
@@ -198,8 +198,13 @@ pub async fn post(State(state): App, by: Author, shows: ShowsBodies, request: Re
 
 /// `GET /bulk`
 pub async fn list(State(state): App, shows: ShowsBodies) -> HandlerResult {
+    Ok(reply::json(StatusCode::OK, &actions(&state, shows)))
+}
+
+/// Returns the reply of [`list`].
+pub fn actions(state: &AppState, shows: ShowsBodies) -> BulksReply {
     let actions = state.bulk.list().into_iter().map(|progress| shown(progress, shows)).collect();
-    Ok(reply::json(StatusCode::OK, &BulksReply { server: state.server.clone(), actions }))
+    BulksReply { server: state.server.clone(), actions }
 }
 
 /// `GET /bulk/:id`

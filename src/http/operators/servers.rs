@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::roles::Role;
 use super::sums::rounded;
@@ -45,7 +45,7 @@ pub fn own_line(state: &AppState) -> FleetLine {
 }
 
 /// Jobs per second over the last minute.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Rates {
     /// Published.
     #[serde(rename = "in")]
@@ -64,8 +64,8 @@ impl From<[f64; 4]> for Rates {
 }
 
 /// Reply of `GET /servers`: all servers of the fleet, as last read from the store of tokens, and their sums.
-/// Dashboard pages read it too.
-#[derive(Debug, Serialize, Deserialize)]
+/// Dashboard pages show it too.
+#[derive(Debug, Serialize)]
 pub struct ServersReply {
     pub server: String,
     pub sampled_at: Option<Instant>,
@@ -77,7 +77,7 @@ pub struct ServersReply {
     pub servers: Vec<ServerLine>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct ServerLine {
     pub name: String,
     pub version: String,
@@ -92,6 +92,11 @@ pub struct ServerLine {
 
 /// `GET /servers`
 pub async fn servers(State(state): App) -> HandlerResult {
+    Ok(reply::json(StatusCode::OK, &servers_of(&state)))
+}
+
+/// Returns the reply of [`servers`].
+pub fn servers_of(state: &AppState) -> ServersReply {
     let seen = state.fleet.seen();
     let mut sums = [0.0; 4];
     for line in &seen.lines {
@@ -108,7 +113,7 @@ pub async fn servers(State(state): App) -> HandlerResult {
         rates: line.rates.into(),
         waiting: line.waiting,
     });
-    let reply = ServersReply {
+    ServersReply {
         server: state.server.clone(),
         sampled_at: seen.at.map(Instant),
         trouble: seen.trouble.clone(),
@@ -116,12 +121,11 @@ pub async fn servers(State(state): App) -> HandlerResult {
         rates: sums.into(),
         waiting: seen.lines.iter().map(|line| line.waiting).sum(),
         servers: servers.collect(),
-    };
-    Ok(reply::json(StatusCode::OK, &reply))
+    }
 }
 
-/// Reply of `GET /server`. Dashboard pages read it too.
-#[derive(Debug, Serialize, Deserialize)]
+/// Reply of `GET /server`. Dashboard pages show it too.
+#[derive(Debug, Serialize)]
 pub struct ServerReply {
     pub server: String,
     pub version: String,
@@ -151,13 +155,13 @@ pub struct ServerReply {
     pub changes: Vec<ChangeReply>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct ConnectionsReply {
     pub now: u64,
     pub most: u64,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct HistoryReply {
     pub bytes: usize,
     pub histories: usize,
@@ -167,7 +171,7 @@ pub struct HistoryReply {
 }
 
 /// A pool: its configuration on this server, and its last sample.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct PoolReply {
     pub pool: String,
     #[serde(flatten)]
@@ -190,7 +194,7 @@ pub struct PoolReply {
     pub figures: BTreeMap<String, f64>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct ChangeReply {
     pub at: Instant,
     pub by: String,
@@ -228,15 +232,20 @@ fn pool_reply(state: &AppState, pool: &PoolState, times: Option<&Times>) -> Pool
 
 /// `GET /server`
 pub async fn server(State(state): App, role: Role) -> HandlerResult {
+    Ok(reply::json(StatusCode::OK, &server_for(&state, role).await))
+}
+
+/// Returns the reply of [`server`] to an account with this role.
+pub async fn server_for(state: &Arc<AppState>, role: Role) -> ServerReply {
     let Build { version, build_commit, .. } = Build::current();
-    let (own, about, used) = (own_line(&state), &state.about, state.history.used());
+    let (own, about, used) = (own_line(state), &state.about, state.history.used());
     let connections = state.metrics.connections().into_iter();
     let kept = state.clone();
     let times = move || kept.times.of(&kept.metrics.engine, std::time::Instant::now());
     let (times, process) = beside_the_runtime(move || (times(), Process::now())).await;
     let zones = state.pools.values().next().map_or("", |pool| pool.scheduler.zones.version());
-    let pools = state.pools.values().map(|pool| pool_reply(&state, pool, times.get(&pool.name)));
-    let reply = ServerReply {
+    let pools = state.pools.values().map(|pool| pool_reply(state, pool, times.get(&pool.name)));
+    ServerReply {
         server: state.server.clone(),
         version: version.to_owned(),
         build_commit: build_commit.to_owned(),
@@ -265,6 +274,5 @@ pub async fn server(State(state): App, role: Role) -> HandlerResult {
         },
         pools: pools.collect(),
         changes: state.changes.list().into_iter().map(ChangeReply::from).collect(),
-    };
-    Ok(reply::json(StatusCode::OK, &reply))
+    }
 }

@@ -84,13 +84,18 @@ impl Labels {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShowsBodies(pub bool);
 
+impl ShowsBodies {
+    /// Returns the permission of a request with these labels.
+    pub fn of(labels: Option<&Labels>) -> ShowsBodies {
+        ShowsBodies(!labels.is_some_and(|labels| labels.hides_bodies.load(Ordering::Relaxed)))
+    }
+}
+
 impl<S: Sync> FromRequestParts<S> for ShowsBodies {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<ShowsBodies, Infallible> {
-        let labels = parts.extensions.get::<Arc<Labels>>();
-        let hides = |labels: &Arc<Labels>| labels.hides_bodies.load(Ordering::Relaxed);
-        Ok(ShowsBodies(!labels.is_some_and(hides)))
+        Ok(ShowsBodies::of(parts.extensions.get::<Arc<Labels>>().map(|labels| &**labels)))
     }
 }
 

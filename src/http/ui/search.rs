@@ -15,7 +15,7 @@ use super::page::visit::{PoolQueue, Visit};
 use super::queue::jobs::{Jobs, preview};
 use crate::engine::together;
 use crate::http::jobs::lists::ListedJob;
-use crate::http::operators::queues::{QueueReply, QueuesReply};
+use crate::http::operators::queues::QueueReply;
 use crate::job::JobId;
 use crate::name::JobKey;
 
@@ -144,16 +144,10 @@ async fn in_busiest(visit: &Visit, what: &str, wanted: &str, queues: &[PoolQueue
 }
 
 /// Returns the queues that were busiest recently, and whether there are more.
-async fn busiest(visit: &Visit) -> Said<(Vec<PoolQueue>, bool)> {
+fn busiest(visit: &Visit) -> Said<(Vec<PoolQueue>, bool)> {
     let (mut all, mut cursor) = (Vec::new(), String::new());
     while all.len() < BUSIEST {
-        let listing = visit.ask.get::<QueuesReply>(format!("/queues?sort=out&limit=100{cursor}")).await;
-        let listing = match listing {
-            Ok(listing) => listing,
-            Err(refusal) if all.is_empty() => return Err(refusal),
-            // The timeout has passed.
-            Err(_) => return Ok((all, true)),
-        };
+        let listing = visit.queues(&format!("sort=out&limit=100{cursor}"))?;
         all.extend(listing.queues.iter().filter_map(QueueReply::place));
         match listing.cursor {
             Some(next) => cursor = format!("&cursor={}", part(&next)),
@@ -165,7 +159,7 @@ async fn busiest(visit: &Visit) -> Said<(Vec<PoolQueue>, bool)> {
 
 /// Looks up a job by id alone.
 async fn by_id(visit: &Visit, id: &str) -> Said<Found> {
-    let (queues, more) = busiest(visit).await?;
+    let (queues, more) = busiest(visit)?;
     let Looked { queues: looked, hit } = in_busiest(visit, "job", id, &queues).await;
     if let Some(hit) = hit {
         return Ok(Found::At(hit));
@@ -192,13 +186,13 @@ struct InJobs {
 
 /// Searches queues by part of their name, jobs by key, and jobs by text in them.
 async fn everywhere(visit: &Visit, wanted: &str) -> Said<Found> {
-    let listing = visit.ask.get::<QueuesReply>(format!("/queues?q={}&limit=50", part(wanted))).await?;
+    let listing = visit.queues(&format!("q={}&limit=50", part(wanted)))?;
     let exact = |row: &&QueueReply| format!("{}/{}", row.namespace, row.queue) == wanted;
     let mut hits = listing.queues.iter().filter(exact);
     if let (Some(row), None) = (hits.next(), hits.next()) {
         return Ok(Found::At(page_of(row)));
     }
-    let (queues, more) = busiest(visit).await?;
+    let (queues, more) = busiest(visit)?;
     let by_key = match JobKey::parse(wanted) {
         Some(_) => in_busiest(visit, "key", wanted, &queues).await,
         None => Looked { queues: 0, hit: None },

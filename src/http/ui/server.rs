@@ -11,9 +11,9 @@ use super::page::frame::{Page, curl};
 use super::page::text::{cut, duration, number, rate, size, text, unknown, volatile};
 use super::page::visit::Visit;
 use crate::engine::together;
-use crate::http::operators::cluster::ClusterReply;
+use crate::http::operators::cluster::{ClusterReply, cluster};
 use crate::http::operators::servers::{
-    ChangeReply, ConnectionsReply, PoolReply, ServerReply, ServersReply, Took,
+    ChangeReply, ConnectionsReply, PoolReply, ServerReply, ServersReply, Took, server_for, servers_of,
 };
 
 /// `GET /ui/server`
@@ -44,19 +44,14 @@ pub async fn change(mut visit: Visit, Filled(form): Filled) -> Response {
 }
 
 async fn page(visit: &Visit) -> Said<Page> {
-    let (server, fleet) =
-        tokio::join!(visit.ask.get::<ServerReply>("/server"), visit.ask.get::<ServersReply>("/servers"));
-    let server = server?;
+    let server = visit.ask.read(async { Ok(server_for(&visit.ui.state, visit.ask.role).await) }).await?;
     let clusters = clusters(visit, &server.pools).await;
     let body = html! {
         h1 { "Server " (text(&server.server)) }
         (facts(visit, &server))
         @for (pool, cluster) in server.pools.iter().zip(&clusters) { (of_pool(visit, pool, cluster.as_ref())) }
         h2 { "Servers" }
-        @match &fleet {
-            Ok(fleet) => { (servers(visit, fleet)) }
-            Err(refusal) => { p.trouble { "The other servers are not known: " (text(&refusal.text)) } }
-        }
+        (servers(visit, &servers_of(visit.state())))
         (changes(visit, &server.changes))
     };
     Ok(Page::new("Server", "Server", body))
@@ -65,7 +60,9 @@ async fn page(visit: &Visit) -> Said<Page> {
 /// Reads the nodes of each clustered pool.
 async fn clusters(visit: &Visit, pools: &[PoolReply]) -> Vec<Option<Said<ClusterReply>>> {
     let ask = async |pool: &PoolReply| match &*pool.about.kind {
-        "cluster" => Some(visit.ask.get(format!("/cluster?pool={}", part(&pool.pool))).await),
+        "cluster" => {
+            Some(visit.ask.read(cluster(visit.state(), &format!("pool={}", part(&pool.pool)))).await)
+        }
         _ => None,
     };
     together::all(pools.iter().map(ask)).await

@@ -17,12 +17,13 @@ use serde::Deserialize;
 use tokio::time::{Instant, timeout};
 
 use super::answer;
-use super::ask::{Asker, Refusal, part};
+use super::ask::{Asker, Refusal, Said, part};
 use super::form::Fields;
 use super::instant::Zone;
 use crate::engine::together;
 use crate::history::Range;
 use crate::http::operators::names::JOB_IDS;
+use crate::http::operators::queues::{self, HistoryReply, QueuesReply};
 use crate::http::state::AppState;
 use crate::name::{Namespace, Queue, QueueName};
 
@@ -138,6 +139,16 @@ impl Visit {
             // A late reading is in the next sample.
             let _ = timeout(REFRESH, pool.sampler.refresh(Some(&queue))).await;
         }
+    }
+
+    /// Returns the queues that match a query, from samples.
+    pub fn queues(&self, query: &str) -> Said<QueuesReply> {
+        self.ask.take(queues::queues(self.state(), query.trim_start_matches('?')))
+    }
+
+    /// Returns the history that a query names.
+    pub fn history(&self, query: &str) -> Said<HistoryReply> {
+        self.ask.take(queues::history_of(self.state(), query))
     }
 
     /// Whether the account may change something.
