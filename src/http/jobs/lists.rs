@@ -227,7 +227,7 @@ pub async fn jobs(
         (true, None) => (limit * MAX_JOB).min(MAX_ANSWER),
         (false, None) => 0,
     };
-    let mut room = state.body_room.for_answer(&auth.queue.namespace, most).await?;
+    let mut room = state.bounds.body_room.for_answer(&auth.queue.namespace, most).await?;
     let (page, looked_at) = if filter.is_empty() {
         (page_of(&*auth.pool.engine, &auth.queue, list).await?, None)
     } else {
@@ -246,7 +246,7 @@ pub async fn jobs(
     }
     match &mut room {
         Some(room) => room.shrink_to(bytes),
-        None => room = state.body_room.for_answer(&auth.queue.namespace, bytes).await?,
+        None => room = state.bounds.body_room.for_answer(&auth.queue.namespace, bytes).await?,
     }
     let around = serde_json::to_vec(&reply(Vec::new())).unwrap_or_default();
     let (head, end) = around.split_at(JOBS_BEGIN.len());
@@ -286,7 +286,7 @@ pub async fn search(
     filter: &Filter,
     list: JobList,
 ) -> Result<Option<SearchPage>, ApiError> {
-    let _turn = state.searches.try_acquire().map_err(|_| ApiError::SEARCHES)?;
+    let _turn = state.bounds.searches.try_acquire().map_err(|_| ApiError::SEARCHES)?;
     Ok(search::search(&*pool.engine, queue, filter, list).await?)
 }
 
@@ -353,7 +353,7 @@ async fn show(
         return Ok(Some(reply::json(StatusCode::OK, &shown)));
     }
     let Some(view) = pool.engine.inspect(queue, by, detail).await? else { return Ok(None) };
-    let room = state.body_room.for_answer(&queue.namespace, bytes_of_view(&view)).await?;
+    let room = state.bounds.body_room.for_answer(&queue.namespace, bytes_of_view(&view)).await?;
     Ok(Some(if detail == Detail::Stored {
         reply::job(room, &JobReply::viewed(queue, &view))
     } else {

@@ -67,13 +67,13 @@ pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
 /// Returns the reply of [`show`] to a query.
 pub async fn cluster(state: &AppState, query: &str) -> Result<ClusterReply, ApiError> {
     let query = Query(query);
-    let pool = state.pool_named(query.get("pool").as_deref().unwrap_or_default())?;
+    let pool = state.pools.named(query.get("pool").as_deref().unwrap_or_default())?;
     let queue = match names::in_query(query)? {
         (None, _) => None,
         (Some(namespace), Some(name)) => Some(Queue { namespace, name }),
         (Some(_), None) => return Err(ApiError::bad("invalid queue: a namespace alone is in no place")),
     };
-    let Some(nodes) = state.nodes.get(&pool.name) else {
+    let Some(nodes) = state.operations.nodes.get(&pool.name) else {
         return Err(ApiError::bad("the pool is not in a cluster"));
     };
     let places = match &queue {

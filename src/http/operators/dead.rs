@@ -66,9 +66,9 @@ fn dead_queues(state: &AppState, asked: &Asked, after: usize, limit: usize) -> (
         let named = |row: &QueueRow| (row.namespace.clone(), row.name.clone());
         order(a).cmp(&order(b)).then_with(|| a_pool.cmp(b_pool)).then_with(|| named(a).cmp(&named(b)))
     });
-    let now = state.began.time() / 1000;
+    let now = state.server.began.time() / 1000;
     let shown = rows.iter().skip(after).take(limit).map(|(pool, row)| {
-        let (since, points) = state.history.of(&row.of(pool), Range::Hour, now);
+        let (since, points) = state.operations.history.of(&row.of(pool), Range::Hour, now);
         let died = points.iter().flatten().map(|point| point.counts[3]).sum();
         DeadQueue {
             pool: pool.to_string(),
@@ -99,7 +99,7 @@ pub fn dead(state: &AppState, query: &str) -> Result<DeadReply, ApiError> {
     };
     let (queues, more) = dead_queues(state, &asked, after, limit);
     let cursor = more.then(|| (after + limit).to_string());
-    Ok(DeadReply { server: state.server.clone(), queues, cursor })
+    Ok(DeadReply { server: state.server.name.clone(), queues, cursor })
 }
 
 /// Reply of `GET /dead/reasons`: why the oldest dead jobs of a queue died. Dashboard pages show it too.

@@ -46,7 +46,7 @@ pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
 /// Returns the reply of [`show`] to a query. The count goes on if the caller stops waiting.
 pub async fn count_delays(state: &AppState, query: &str) -> Result<DelaysReply, ApiError> {
     let (pool, by, count) = asked(state, Query(query))?;
-    let delays = pool.delays.count(&pool.engine, count, &state.tasks).await?;
+    let delays = pool.delays.count(&pool.engine, count, &state.server.tasks).await?;
     Ok(delays_reply(pool, by, &delays))
 }
 
@@ -75,7 +75,7 @@ fn asked<'a>(
     state: &'a AppState,
     query: Query<'_>,
 ) -> Result<(&'a PoolState, &'static str, DelayCount), ApiError> {
-    let pool = state.pool_named(query.get("pool").as_deref().unwrap_or_default())?;
+    let pool = state.pools.named(query.get("pool").as_deref().unwrap_or_default())?;
     let (by, count) = count(query)?;
     Ok((pool, by, count))
 }

@@ -32,7 +32,7 @@ impl FromRequestParts<Arc<AppState>> for Pushed {
         let namespace = namespace.map_err(|error| ApiError::bad_name(NameIn::Namespace, error))?;
         let name = QueueName::parse(&queue).map_err(|error| ApiError::bad_name(NameIn::Queue, error))?;
         let query = Query(parts.uri.query().unwrap_or_default());
-        let pool = state.pool_name(&query.get("pool").unwrap_or_default())?;
+        let pool = state.pools.name(&query.get("pool").unwrap_or_default())?;
         Ok(Pushed(PushKey { pool, queue: Queue { namespace, name } }))
     }
 }

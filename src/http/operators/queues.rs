@@ -298,13 +298,13 @@ fn listed(state: &AppState, asked: &ListAsked) -> QueuesReply {
     }
     found.sort_unstable_by(by_place);
     QueuesReply {
-        server: state.server.clone(),
+        server: state.server.name.clone(),
         sampled_at: samples
             .iter()
             .filter_map(|(_, sample)| sample.at)
             .min()
             .map(|at| Instant(state.shown(at))),
-        since: Instant(state.shown(state.began.wall())),
+        since: Instant(state.shown(state.server.began.wall())),
         pools: samples.iter().map(|(pool, sample)| pool_reply(state, pool, sample)).collect(),
         sums: sums.rounded(),
         queues: found.iter().map(|(_, pool, row)| reply(state, pool, row)).collect(),
@@ -392,8 +392,8 @@ pub fn history_of(state: &AppState, query: &str) -> Result<HistoryReply, ApiErro
         Some(_) => return Err(ApiError::bad("invalid range: hour or day")),
     };
     let of = whose(state, query)?;
-    let (now, step) = (state.began.time() / 1000, range.step());
-    let (since, points) = state.history.sum(&of.iter().collect::<Vec<_>>(), range, now);
+    let (now, step) = (state.server.began.time() / 1000, range.step());
+    let (since, points) = state.operations.history.sum(&of.iter().collect::<Vec<_>>(), range, now);
     let rate = |n: usize| -> Vec<Option<f64>> {
         let rate = |point: &Point| rounded(point.counts[n] as f64 / step as f64);
         points.iter().map(|point| point.as_ref().map(rate)).collect()
@@ -401,7 +401,7 @@ pub fn history_of(state: &AppState, query: &str) -> Result<HistoryReply, ApiErro
     let level = |of: fn(&Point) -> Option<u64>| points.iter().map(|point| of(point.as_ref()?)).collect();
     let age = |point: &Option<Point>| Some(point.as_ref()?.oldest? as f64 / 10.0);
     Ok(HistoryReply {
-        server: state.server.clone(),
+        server: state.server.name.clone(),
         // A machine whose clock was never set may be in 1970.
         from: Instant(state.shown((now / step + 1).saturating_sub(range.steps()) * step * 1000)),
         step,

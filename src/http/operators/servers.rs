@@ -27,20 +27,20 @@ use crate::time::Instant;
 pub fn own_line(state: &AppState) -> FleetLine {
     let Build { version, build_commit, .. } = Build::current();
     let samples: Vec<Arc<Sample>> = state.pools.values().map(|pool| pool.sampler.latest()).collect();
-    let serves = !state.readiness.is_draining() && state.readiness.failure().is_none();
+    let serves = !state.server.readiness.is_draining() && state.server.readiness.failure().is_none();
     let mut rates = [0.0; 4];
     for sample in &samples {
         rates.iter_mut().zip(sample.rates).for_each(|(sum, rate)| *sum += rate);
     }
     FleetLine {
-        name: state.server.clone(),
+        name: state.server.name.clone(),
         version: version.to_owned(),
         commit: build_commit.to_owned(),
-        started: state.shown(state.began.wall()),
-        admin_url: state.about.admin_url.clone(),
+        started: state.shown(state.server.began.wall()),
+        admin_url: state.server.about.admin_url.clone(),
         ready: serves && samples.iter().all(|sample| sample.trouble.is_none()),
         rates: rates.map(rounded),
-        waiting: state.parked.count() as u64,
+        waiting: state.bounds.parked.count() as u64,
     }
 }
 
@@ -97,7 +97,7 @@ pub async fn servers(State(state): App) -> HandlerResult {
 
 /// Returns the reply of [`servers`].
 pub fn servers_of(state: &AppState) -> ServersReply {
-    let seen = state.fleet.seen();
+    let seen = state.operations.fleet.seen();
     let mut sums = [0.0; 4];
     for line in &seen.lines {
         sums.iter_mut().zip(line.rates).for_each(|(sum, rate)| *sum += rate);
@@ -114,7 +114,7 @@ pub fn servers_of(state: &AppState) -> ServersReply {
         waiting: line.waiting,
     });
     ServersReply {
-        server: state.server.clone(),
+        server: state.server.name.clone(),
         sampled_at: seen.at.map(Instant),
         trouble: seen.trouble.clone(),
         versions_differ: seen.lines.iter().any(|line| Some((&line.version, &line.commit)) != first),
@@ -210,7 +210,7 @@ impl From<OperatorChange> for ChangeReply {
 }
 
 fn pool_reply(state: &AppState, pool: &PoolState, times: Option<&Times>) -> PoolReply {
-    let (sample, about) = (pool.sampler.latest(), &state.about);
+    let (sample, about) = (pool.sampler.latest(), &state.server.about);
     let trouble = sample.trouble.as_ref();
     PoolReply {
         pool: pool.name.to_string(),
@@ -238,33 +238,33 @@ pub async fn server(State(state): App, role: Role) -> HandlerResult {
 /// Returns the reply of [`server`] to an account with this role.
 pub async fn server_for(state: &Arc<AppState>, role: Role) -> ServerReply {
     let Build { version, build_commit, .. } = Build::current();
-    let (own, about, used) = (own_line(state), &state.about, state.history.used());
-    let connections = state.metrics.connections().into_iter();
+    let (own, about, used) = (own_line(state), &state.server.about, state.operations.history.used());
+    let connections = state.traffic.metrics.connections().into_iter();
     let kept = state.clone();
-    let times = move || kept.times.of(&kept.metrics.engine, std::time::Instant::now());
+    let times = move || kept.traffic.times.of(&kept.traffic.metrics.engine, std::time::Instant::now());
     let (times, process) = beside_the_runtime(move || (times(), Process::now())).await;
     let zones = state.pools.values().next().map_or("", |pool| pool.scheduler.zones.version());
     let pools = state.pools.values().map(|pool| pool_reply(state, pool, times.get(&pool.name)));
     ServerReply {
-        server: state.server.clone(),
+        server: state.server.name.clone(),
         version: version.to_owned(),
         build_commit: build_commit.to_owned(),
-        started: Instant(state.shown(state.began.wall())),
+        started: Instant(state.shown(state.server.began.wall())),
         config_file: about.config_file.clone(),
         admin_url: about.admin_url.clone(),
         dashboard: about.dashboard,
         zone: about.zone.clone(),
         zone_database: zones.to_owned(),
         role: if role == Role::Operator { "operator" } else { "viewer" }.to_owned(),
-        asks_for_accounts: !state.accounts.is_empty(),
+        asks_for_accounts: !state.accounts.operators.is_empty(),
         ready: own.ready,
-        access_log: state.access_log.load(Ordering::Relaxed),
+        access_log: state.traffic.access_log.load(Ordering::Relaxed),
         most: about.most,
         connections: connections.map(|(port, (now, most))| (port, ConnectionsReply { now, most })).collect(),
-        requests: state.requests.load(Ordering::Relaxed) as u64,
+        requests: state.traffic.requests.load(Ordering::Relaxed) as u64,
         waiting: own.waiting,
-        waiting_places: state.parked.places() as u64,
-        body_bytes: state.body_room.taken() as u64,
+        waiting_places: state.bounds.parked.places() as u64,
+        body_bytes: state.bounds.body_room.taken() as u64,
         process,
         history: HistoryReply {
             bytes: used.bytes,
@@ -273,6 +273,6 @@ pub async fn server_for(state: &Arc<AppState>, role: Role) -> ServerReply {
             lost_days: used.lost,
         },
         pools: pools.collect(),
-        changes: state.changes.list().into_iter().map(ChangeReply::from).collect(),
+        changes: state.operations.changes.list().into_iter().map(ChangeReply::from).collect(),
     }
 }

@@ -82,7 +82,7 @@ where
         let route = request.extensions().get::<MatchedPath>().cloned();
         let peer = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
         if let Some(peer) = peer {
-            let client = self.observe.state.trusted_proxies.client(peer, request.headers());
+            let client = self.observe.state.traffic.trusted_proxies.client(peer, request.headers());
             request.extensions_mut().insert(ClientIp(client));
         }
         let handle = |mut request: Request, labels| {
@@ -105,11 +105,11 @@ impl Observe {
         handle: impl FnOnce(Request, Arc<Labels>) -> F,
     ) -> Watched<F> {
         let state = self.state.clone();
-        let log = state.access_log.load(Ordering::Relaxed);
+        let log = state.traffic.access_log.load(Ordering::Relaxed);
         let labels = Arc::new(Labels::new(log));
         let log = log.then(|| {
             let headers = request.headers();
-            let ip = peer.map(|peer| state.trusted_proxies.client(peer, headers));
+            let ip = peer.map(|peer| state.traffic.trusted_proxies.client(peer, headers));
             let path = loggable(route, request.uri().path());
             Box::new(Logged { port: self.port, ip, path, trace_id: trace_id(headers), read: Arc::default() })
         });
@@ -124,7 +124,7 @@ impl Observe {
             request = request.map(|body| unread.watch(body, read));
         }
         if let Some(route) = route {
-            counts.get_or_init(|| state.metrics.route(route));
+            counts.get_or_init(|| state.traffic.metrics.route(route));
         }
         let counts = counts.clone();
         let handling = match route.and_then(|route| self.guard.refusal(&request, route)) {
@@ -135,7 +135,7 @@ impl Observe {
             }
             None => Ok(handle(request, labels.clone())),
         };
-        state.requests.fetch_add(1, Ordering::Relaxed);
+        state.traffic.requests.fetch_add(1, Ordering::Relaxed);
         let began = Instant::now();
         let observation =
             Observation { began, state, labels, method, counts, log, caller_id, unread, holds_back };
@@ -195,7 +195,7 @@ struct Observation {
 
 impl Drop for Observation {
     fn drop(&mut self) {
-        self.state.requests.fetch_sub(1, Ordering::Relaxed);
+        self.state.traffic.requests.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -214,7 +214,7 @@ impl Observation {
         let Observation { state, labels, method, counts, .. } = self;
         // hyper closes the connection after an unread body, and a stopping server closes all. A client that is not told
         // would send its next request on a closed connection.
-        if !all_read || state.readiness.is_draining() {
+        if !all_read || state.server.readiness.is_draining() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         // Overload is usually short. A 429 has its own Retry-After.
@@ -439,7 +439,8 @@ mod tests {
             size_of::<F>()
         }
         type Handling = Pin<Box<dyn Future<Output = Result<Response, Infallible>>>>;
-        let (size, most) = (size_of_future(Watched::<Handling>::respond), size_of::<Watched<Handling>>() + 32);
+        let (size, most) =
+            (size_of_future(Watched::<Handling>::respond), size_of::<Watched<Handling>>() + 32);
         assert!(size <= most, "the future takes {size} bytes, more than {most}");
     }
 

@@ -329,12 +329,12 @@ async fn authenticate(
         // Not rate limited.
         let record = TokenRecord { exists: true, limit: None };
         (TokenKey { scope, token: Token::new("-").ok_or(NO_TOKEN)? }, Some(record))
-    } else if state.skip_verification {
+    } else if state.access.skip_verification {
         // Any token is accepted, even none. Rate limits are counted by token, so a placeholder is used.
         (TokenKey { scope, token: token.or_else(|| Token::new("-")).ok_or(NO_TOKEN)? }, None)
     } else {
         let key = TokenKey { scope, token: token.ok_or(NO_TOKEN)? };
-        let record = state.tokens.look_up(&key).await.map_err(ApiError::reported)?;
+        let record = state.access.tokens.look_up(&key).await.map_err(ApiError::reported)?;
         if !record.exists {
             return Err(BAD_TOKEN);
         }

@@ -84,8 +84,8 @@ fn sums(pools: &[SampleReply]) -> Markup {
 
 /// Instructions for a server without queues.
 pub fn empty(visit: &Visit) -> Markup {
-    let api = visit.state().server.clone();
-    let (admin, scheme) = (visit.base(), scheme(visit.state().about.api_tls));
+    let api = visit.state().server.name.clone();
+    let (admin, scheme) = (visit.base(), scheme(visit.state().server.about.api_tls));
     html! {
         p { "There is no queue yet. Publishing a job creates its queue:" }
         pre tabindex="0" { code {
@@ -103,7 +103,7 @@ pub fn charts(visit: &Visit, history: Result<&HistoryReply, &Refusal>) -> Markup
             return html! { p.trouble { "The charts are not available: " (text(&refusal.text)) } };
         }
     };
-    if !visit.state().history.is_kept() {
+    if !visit.state().operations.history.is_kept() {
         return html! { p.note { "No history is kept: HistoryMemory is 0." } };
     }
     let zone = &visit.zone;

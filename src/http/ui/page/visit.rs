@@ -134,7 +134,7 @@ impl Visit {
 
     /// Reads the statistics of a queue now, if its store responds in time.
     pub async fn refresh(&self, place: &PoolQueue) {
-        let (pool, queue) = (self.state().pool_named(&place.pool), place.parsed());
+        let (pool, queue) = (self.state().pools.named(&place.pool), place.parsed());
         if let (Ok(pool), Some(queue)) = (pool, queue) {
             // A late reading is in the next sample.
             let _ = timeout(REFRESH, pool.sampler.refresh(Some(&queue))).await;
@@ -153,7 +153,7 @@ impl Visit {
 
     /// Whether the account may change something.
     pub fn may_change(&self) -> bool {
-        let accounts = &self.state().accounts;
+        let accounts = &self.state().accounts.operators;
         accounts.is_empty() || self.ask.account().is_some_and(|account| accounts.contains_key(account))
     }
 
@@ -172,9 +172,9 @@ impl Visit {
 
     /// Returns the URL of the port as users enter it.
     pub fn base(&self) -> String {
-        match &self.state().about.admin_url {
+        match &self.state().server.about.admin_url {
             Some(url) => url.replace('\'', "%27"),
-            None => format!("{}://{}", scheme(self.state().about.admin_tls), self.host()),
+            None => format!("{}://{}", scheme(self.state().server.about.admin_tls), self.host()),
         }
     }
 
@@ -195,14 +195,21 @@ impl Visit {
     /// for elapsed seconds. `None` while the page shows other servers, whose state changes at any moment.
     pub fn basis(&self) -> Option<u64> {
         let state = self.state();
-        if state.fleet.seen().lines.len() > 1 || self.refused.is_some() {
+        if state.operations.fleet.seen().lines.len() > 1 || self.refused.is_some() {
             return None;
         }
         let mut hash = DefaultHasher::new();
-        let step = state.began.time() / 1000 / Range::Hour.step();
-        let draining = state.readiness.is_draining();
+        let step = state.server.began.time() / 1000 / Range::Hour.step();
+        let draining = state.server.readiness.is_draining();
         // Changes when the clock is set.
-        (state.shown(state.began.wall()), step, draining, &self.root, &self.here, self.fields.link(&[]))
+        (
+            state.shown(state.server.began.wall()),
+            step,
+            draining,
+            &self.root,
+            &self.here,
+            self.fields.link(&[]),
+        )
             .hash(&mut hash);
         (self.ask.account(), self.host(), &self.zone.name).hash(&mut hash);
         for pool in state.pools.values() {
@@ -248,8 +255,9 @@ impl FromRequestParts<Arc<Ui>> for Visit {
         }
         let now = ui.state.now();
         let asked = fields.get("tz").map(str::to_owned).or_else(|| zone_of(&parts.headers));
-        let zone =
-            asked.and_then(|name| Zone::named(&name, now)).or_else(|| Zone::named(&ui.state.about.zone, now));
+        let zone = asked
+            .and_then(|name| Zone::named(&name, now))
+            .or_else(|| Zone::named(&ui.state.server.about.zone, now));
         let zone = zone.unwrap_or_else(|| Zone::utc(now));
         Ok(Visit {
             ask: Asker::of(&ui.json, parts, until),

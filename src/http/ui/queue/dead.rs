@@ -47,7 +47,7 @@ async fn page(visit: &Visit) -> Said<Page> {
         @if listed.queues.is_empty() && ["namespace", "pool"].iter().any(|name| visit.fields.get(name).is_some()) {
             p { "No queue that matches has dead jobs. " a href="?" { "Show all" } "." }
         } @else if listed.queues.is_empty() {
-            p.hint { "No queue has dead jobs. This server has been running since " (visit.zone.at(Instant(visit.state().shown(visit.state().began.wall())))) "." }
+            p.hint { "No queue has dead jobs. This server has been running since " (visit.zone.at(Instant(visit.state().shown(visit.state().server.began.wall())))) "." }
         } @else { (table(visit, &listed.queues, &reasons)) }
         @if let Some(cursor) = &listed.cursor {
             p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(cursor))])) { "Next" } }

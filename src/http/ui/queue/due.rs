@@ -41,7 +41,7 @@ fn unit(visit: &Visit, place: &PoolQueue) -> Option<&'static str> {
 
 /// Whether a count is cheap for the store, judging by the last sample.
 fn is_cheap(visit: &Visit, place: &PoolQueue) -> bool {
-    let name = visit.state().pool_name(&place.pool).ok();
+    let name = visit.state().pools.name(&place.pool).ok();
     let pool = name.and_then(|name| visit.state().pools.get(&name));
     let sample = pool.map(|pool| pool.sampler.latest());
     sample.is_some_and(|sample| sample.at.is_some() && sample.trouble.is_none() && sample.timers <= FEW)
