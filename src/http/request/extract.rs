@@ -271,6 +271,22 @@ impl FromRequestParts<Arc<AppState>> for Anonymous {
     }
 }
 
+/// Returns the pool and the queue of an account's request, and labels the request with them. An empty pool is the
+/// default one.
+pub fn for_account(
+    state: &AppState,
+    labels: Option<&Labels>,
+    pool: &str,
+    names: &Names<'_>,
+) -> Result<(Arc<PoolState>, Queue), ApiError> {
+    let queue = names.queue()?;
+    let pool = state.pools.get(if pool.is_empty() { "default" } else { pool }).ok_or(NO_POOL)?.clone();
+    if let Some(labels) = labels {
+        let _ = labels.accepted.set((pool.name.clone(), queue.namespace.clone()));
+    }
+    Ok((pool, queue))
+}
+
 fn names(parts: &Parts) -> Result<Names<'_>, ApiError> {
     Names::of(path::parts(parts.uri.path()))
 }

@@ -99,6 +99,11 @@ impl Asker {
         self.account.as_ref().map(|account| &*account.0)
     }
 
+    /// Returns the labels of the page's request.
+    pub fn labels(&self) -> Option<&Labels> {
+        self.labels.as_deref()
+    }
+
     /// Whether the page may show bodies.
     pub fn shows_bodies(&self) -> ShowsBodies {
         ShowsBodies::of(self.labels.as_deref())

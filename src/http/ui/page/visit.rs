@@ -18,14 +18,21 @@ use tokio::time::{Instant, timeout};
 
 use super::answer;
 use super::ask::{Asker, Refusal, Said, part};
-use super::form::Fields;
+use super::form::{self, Fields};
 use super::instant::Zone;
-use crate::engine::together;
+use crate::engine::{By, Detail, together};
 use crate::history::Range;
+use crate::http::answer::error::ApiError;
+use crate::http::answer::room::Room;
+use crate::http::jobs::lists::{FoundJobs, NO_KEY, VerboseJob, find_job, find_jobs, verbose_job};
 use crate::http::operators::names::JOB_IDS;
 use crate::http::operators::queues::{self, HistoryReply, QueuesReply};
-use crate::http::state::AppState;
-use crate::name::{Namespace, Queue, QueueName};
+use crate::http::request::extract::{self, ByAccount, ShowsBodies};
+use crate::http::request::params::Query;
+use crate::http::request::path::Names;
+use crate::http::state::{AppState, PoolState};
+use crate::job::{JobId, JobView};
+use crate::name::{JobKey, Namespace, Queue, QueueName};
 
 /// Timeout for the calls of a page, so that it is shown within a second.
 const PATIENCE: Duration = Duration::from_millis(900);
@@ -111,6 +118,32 @@ impl PoolQueue {
     }
 }
 
+/// How a page names a job.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    Id(&'a str),
+    Key(&'a str),
+}
+
+/// A job on a page.
+pub struct FoundJob {
+    queue: Queue,
+    view: JobView,
+    shows: ShowsBodies,
+    _room: Option<Room>,
+}
+
+impl FoundJob {
+    pub fn id(&self) -> JobId {
+        self.view.id
+    }
+
+    /// Returns the job as its route shows it.
+    pub fn verbose(&self) -> VerboseJob<'_> {
+        verbose_job(&self.queue, &self.view, Detail::All, self.shows)
+    }
+}
+
 /// A request for a page.
 pub struct Visit {
     pub ui: Arc<Ui>,
@@ -149,6 +182,47 @@ impl Visit {
     /// Returns the history that a query names.
     pub fn history(&self, query: &str) -> Said<HistoryReply> {
         self.ask.take(queues::history_of(self.state(), query))
+    }
+
+    /// Returns the pool and the queue of a page, as job routes find them.
+    fn find(&self, place: &PoolQueue) -> Result<(Arc<PoolState>, Queue), ApiError> {
+        let names = Names::of_queue(&place.namespace, &place.queue);
+        extract::for_account(self.state(), self.ask.labels(), &place.pool, &names)
+    }
+
+    /// Returns a page of a queue's jobs.
+    pub async fn jobs(&self, place: &PoolQueue, query: &[(&str, &str)]) -> Said<FoundJobs> {
+        let query = form::query(query.iter().copied());
+        let reply = async {
+            let (pool, queue) = self.find(place)?;
+            let may = (ByAccount(true), self.ask.shows_bodies());
+            find_jobs(self.state(), (&pool, &queue), Query(query.trim_start_matches('?')), may).await
+        };
+        self.ask.read(reply).await
+    }
+
+    /// Returns a job, by its id or its key.
+    pub async fn job(&self, place: &PoolQueue, by: Wanted<'_>) -> Said<FoundJob> {
+        let reply = async {
+            let (pool, queue) = self.find(place)?;
+            let (key, none);
+            let by = match by {
+                Wanted::Id(id) => {
+                    none = ApiError::NO_JOB;
+                    By::Id(JobId::parse(id).ok_or(ApiError::NO_JOB)?)
+                }
+                Wanted::Key(text) => {
+                    none = NO_KEY;
+                    key = JobKey::parse(text).ok_or(ApiError::bad("invalid key"))?;
+                    By::Key(&key)
+                }
+            };
+            let shows = self.ask.shows_bodies();
+            let found = find_job(self.state(), &pool, &queue, by, (Detail::All, shows)).await?;
+            let (view, room) = found.ok_or(none)?;
+            Ok(FoundJob { queue, view, shows, _room: room })
+        };
+        self.ask.read(reply).await
     }
 
     /// Whether the account may change something.

@@ -7,9 +7,10 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::figures::Figures;
-use super::jobs::{self, Jobs};
+use super::jobs;
 use super::push::push_route;
 use super::{asks, bulk, dead, due};
+use crate::http::jobs::lists::FoundJobs;
 use crate::http::operators::bulk::{BulksReply, actions};
 use crate::http::operators::dead::{ReasonsReply, reasons_of};
 use crate::http::operators::queues::{HistoryReply, QueueReply};
@@ -24,7 +25,7 @@ use crate::http::ui::page::visit::{PoolQueue, Visit};
 struct Read {
     figures: Figures,
     history: Said<HistoryReply>,
-    jobs: Said<Jobs>,
+    jobs: Said<FoundJobs>,
     push: Said<Value>,
     bulk: BulksReply,
     /// Present if the page includes it.
