@@ -1,4 +1,4 @@
-# Two stages: the first builds, the second contains only the two binaries.
+# Two stages: the first builds, the second contains only dormouse, and token-cli, which runs it.
 FROM rust:1.95-slim-bookworm AS build
 # jemalloc is built by its makefile. The image has a C compiler and no make.
 RUN apt-get update && apt-get install -y --no-install-recommends make && rm -rf /var/lib/apt/lists/*

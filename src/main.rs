@@ -1,5 +1,6 @@
 //! The command line and the life of the process: configuration → logs → server, and the exit code. With `queue` it is
-//! a client of a server instead ([`cli`]), with `repair` it looks at a directory that no server has open.
+//! a client of a server instead ([`cli`]), with `repair` it looks at a directory that no server has open. Run as
+//! `token-cli` it is lmstfy's tool for tokens.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -124,7 +125,7 @@ enum Command {
         #[arg(long)]
         stores: bool,
     },
-    /// Write the man pages of both binaries into a directory
+    /// Write the man pages of dormouse and token-cli into a directory
     Man {
         /// Created if missing
         dir: PathBuf,
@@ -198,7 +199,16 @@ fn load(file: Option<&Path>, flags: Vec<(&'static str, String)>) -> Result<(Conf
     Ok((config, demo, links))
 }
 
+/// Whether the program was started as `token-cli`: by that program, or through a link with this name.
+fn is_token_cli() -> bool {
+    let name = std::env::args_os().next();
+    name.is_some_and(|path| Path::new(&path).file_name() == Some("token-cli".as_ref()))
+}
+
 fn main() -> ExitCode {
+    if is_token_cli() {
+        return cli::tokens::run(std::env::args_os());
+    }
     let args: Args = match cli::parse("dormouse", args()) {
         Ok(args) => args,
         Err(code) => return code,
@@ -286,7 +296,7 @@ fn threads(config: &Config) -> Option<usize> {
     on_disk.then(|| (cores - 1).max(1))
 }
 
-/// Writes a man page for each binary and each command.
+/// Writes the man pages of each name of the program and of each command.
 fn man(dir: &Path) -> ExitCode {
     let write = || -> std::io::Result<()> {
         std::fs::create_dir_all(dir)?;

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::order::{Action, Order};
-use crate::engine::{By, Cursor, Engine, JobList, MAX_LISTED, Promoted, Respawn, Revival, Revived};
+use crate::engine::{By, Cursor, Engine, JobList, MAX_LISTED, Promoted, Revival, Revived, respawn};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobState};
 use crate::search;
@@ -68,7 +68,7 @@ impl Work {
         let limit = self.left.min(STEP);
         Ok(match *action {
             Action::Respawn(Revival { tries: NonZeroU16::MIN, delay, ttl }) if delay.is_zero() => {
-                Some(self.engine.respawn(queue, Respawn::Oldest { limit, ttl }).await?.count)
+                Some(respawn::oldest(&*self.engine, queue, limit, ttl).await?)
             }
             Action::Delete => Some(self.engine.delete_dead(queue, limit).await?),
             // Deleted within the queue, so that a job delivered meanwhile is not affected.
@@ -92,7 +92,7 @@ impl Work {
         let (done, out_of_reach) = match *action {
             _ if found.is_empty() => (0, 0),
             Action::Respawn(revival) => {
-                let each = self.engine.respawn(queue, Respawn::Jobs(&found, revival)).await?.each;
+                let each = respawn::jobs(&*self.engine, queue, &found, revival).await?;
                 let count =
                     |of: fn(&Revived) -> bool| each.iter().filter(|revived| of(revived)).count() as u64;
                 let far = count(|revived| matches!(revived, Revived::OutOfReach));

@@ -1,12 +1,13 @@
 //! token-cli: creates, deletes and lists tokens through a server's admin port. It has lmstfy's flags, and `-u` for
 //! admin ports with accounts.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use super::client::{ApiClient, Header, HttpCall, basic_auth};
-use super::program::{CommandError, Result, exit_code, given, print_line};
+use super::program::{CommandError, Result, exit_code, given, parse, print_line};
 use crate::readable::visible_json;
 
 /// Provides `user:password` if `-u` is not given.
@@ -36,7 +37,7 @@ DORMOUSE_ADMIN_AUTH as user:password, where other users of this machine cannot r
 
 Exit codes: 0 done; 1 the server refused or could not be reached; 2 an argument is missing or wrong."
 )]
-pub struct TokenArgs {
+struct TokenArgs {
     /// The server's admin port, e.g. localhost:7778.
     #[arg(value_name = "HOST:PORT")]
     host: Option<String>,
@@ -70,9 +71,12 @@ pub struct TokenArgs {
     user: Option<String>,
 }
 
-/// Runs the command, and returns the exit code.
-pub fn run(args: &TokenArgs) -> ExitCode {
-    exit_code("token-cli", ask(args))
+/// Runs the command line, and returns the exit code.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    match parse::<TokenArgs>("token-cli", args) {
+        Ok(args) => exit_code("token-cli", ask(&args)),
+        Err(code) => code,
+    }
 }
 
 fn ask(args: &TokenArgs) -> Result<()> {

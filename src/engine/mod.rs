@@ -64,6 +64,7 @@ pub mod nodes;
 pub mod notifier;
 pub mod observer;
 pub mod redis;
+pub mod respawn;
 mod schedules;
 pub mod together;
 

@@ -7,7 +7,6 @@ mod ring;
 mod track;
 
 use std::cmp::Reverse;
-use std::mem::size_of;
 
 use ahash::HashMap;
 use parking_lot::Mutex;
@@ -16,14 +15,12 @@ pub use self::point::Point;
 use self::track::{COARSE, FINE, Track};
 use crate::name::{Namespace, PoolName, Queue};
 
-/// Maximum number of queues with a history.
-const MOST_QUEUES: usize = 10_000;
-/// Maximum number of namespaces with a history of their totals.
-const MOST_NAMESPACES: usize = 1_000;
-/// Percentage of memory freed when the limit is reached.
-const ROOM: usize = 5;
-/// Percentage of memory in use below which queues get their ten-second steps back.
-const ROOMY: usize = 80;
+/// Maximum number of queues with a history: the busiest ones.
+const MOST_QUEUES: usize = 1_000;
+/// Maximum number of namespaces with a history of their totals, as a share of all histories.
+const NAMESPACE_SHARE: usize = 4;
+/// Memory of a full history: the track, its name and its table slot, plus 50 % for spare capacity, and its points.
+const FULL: usize = (size_of::<Of>() + size_of::<Track>() + 1) * 3 / 2 + Track::MOST;
 
 /// Subject of a history.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,11 +35,6 @@ pub enum Of {
 impl Of {
     fn is_queue(&self) -> bool {
         matches!(self, Of::Queue(..) | Of::Jobs(..))
-    }
-
-    /// Whether it is never evicted. Pool totals are few.
-    fn is_always_kept(&self) -> bool {
-        matches!(self, Of::Pool(_))
     }
 }
 
@@ -67,7 +59,7 @@ impl Range {
 /// History of all queues, namespaces and pools.
 #[derive(Debug)]
 pub struct History {
-    /// Limit in bytes.
+    /// Maximum number of tracks; totals of pools count, but are always kept.
     most: usize,
     kept: Mutex<Kept>,
 }
@@ -75,11 +67,10 @@ pub struct History {
 #[derive(Debug, Default)]
 struct Kept {
     tracks: HashMap<Of, Track>,
-    /// Total bytes in use.
-    bytes: usize,
     queues: usize,
     namespaces: usize,
-    used: Used,
+    /// Number of queues that have lost their history to busier ones.
+    lost: u64,
 }
 
 /// Memory in use, and evictions.
@@ -87,18 +78,13 @@ struct Kept {
 pub struct Used {
     pub bytes: usize,
     pub tracks: usize,
-    /// Number of queues that have lost their ten-second steps, and number that have lost everything.
-    pub lost_hours: u64,
-    pub lost_days: u64,
+    pub lost: u64,
 }
 
-/// Fixed size of a track: the track, its name and its table slot, plus 50 % for spare capacity.
-const ENTRY: usize = (size_of::<Of>() + size_of::<Track>() + 1) * 3 / 2;
-
 impl History {
-    /// Creates a history of at most `most` bytes; 0 disables it.
-    pub fn new(most: usize) -> History {
-        History { most, kept: Mutex::default() }
+    /// Creates a history of at most `bytes` bytes; 0 disables it.
+    pub fn new(bytes: usize) -> History {
+        History { most: bytes / FULL, kept: Mutex::default() }
     }
 
     pub fn is_kept(&self) -> bool {
@@ -129,19 +115,20 @@ impl History {
         }
         let sum = of_pool.unwrap_or(Point { delayed: Some(0), running: Some(0), ..Point::default() });
         let sum = Point { counts: sum.and(beside).counts, ..sum };
-        let roomy = kept.bytes < self.most / 100 * ROOMY;
-        kept.add(Of::Pool(pool.clone()), second, &sum, roomy);
+        kept.add(Of::Pool(pool.clone()), second, &sum);
         for (namespace, sum) in sums {
-            kept.add(Of::Namespace(pool.clone(), namespace), second, &sum, roomy);
+            let of = Of::Namespace(pool.clone(), namespace);
+            if kept.namespaces < self.most / NAMESPACE_SHARE || kept.tracks.contains_key(&of) {
+                kept.add(of, second, &sum);
+            }
         }
-        for (of, point) in kept.busiest(readings) {
-            kept.add(of, second, &point, roomy);
+        let totals = kept.tracks.len() - kept.queues;
+        let most_queues = self.most.saturating_sub(totals).min(MOST_QUEUES);
+        for (of, point) in kept.busiest(readings, second, most_queues) {
+            kept.add(of, second, &point);
         }
         kept.remove_silent(second);
-        kept.bound_queues();
-        if kept.bytes > self.most {
-            kept.make_room(self.most / 100 * (100 - ROOM));
-        }
+        kept.bound_queues(second, most_queues);
     }
 
     /// Returns the points of `range` up to `second`, one per step, oldest first; `None` for unknown steps. Also returns
@@ -170,47 +157,42 @@ impl History {
 
     pub fn used(&self) -> Used {
         let kept = self.kept.lock();
-        Used { bytes: kept.bytes, tracks: kept.tracks.len(), ..kept.used }
+        let bytes = kept.tracks.values().map(|track| FULL - Track::MOST + track.held()).sum();
+        Used { bytes, tracks: kept.tracks.len(), lost: kept.lost }
     }
 }
 
 impl Kept {
-    fn add(&mut self, of: Of, second: u64, point: &Point, roomy: bool) {
+    fn add(&mut self, of: Of, second: u64, point: &Point) {
         if let Some(track) = self.tracks.get_mut(&of) {
-            self.bytes -= track.held();
-            track.add(second, point, roomy);
-            self.bytes += track.held();
-            return;
-        }
-        if matches!(of, Of::Namespace(..)) && self.namespaces >= MOST_NAMESPACES {
-            return;
+            return track.add(second, point);
         }
         let mut track = Track::new(second);
-        track.add(second, point, true);
-        self.bytes += ENTRY + track.held();
+        track.add(second, point);
         self.queues += usize::from(of.is_queue());
         self.namespaces += usize::from(matches!(of, Of::Namespace(..)));
         self.tracks.insert(of, track);
     }
 
-    /// Limits the readings to the busiest queues.
-    fn busiest(&self, mut readings: Vec<(Of, Point)>) -> Vec<(Of, Point)> {
-        if readings.len() > MOST_QUEUES {
-            let busy = |(of, point): &(Of, Point)| {
-                let now: u64 = point.counts.iter().fold(0, |sum, count| sum.saturating_add(*count));
-                self.tracks.get(of).map_or(0.0, Track::busy) + now as f32
+    /// Limits the readings to the `most` busiest queues. Of equally busy ones those that have a history keep it.
+    fn busiest(&self, mut readings: Vec<(Of, Point)>, second: u64, most: usize) -> Vec<(Of, Point)> {
+        if readings.len() > most {
+            let quiet = |(of, point): &(Of, Point)| {
+                let track = self.tracks.get(of);
+                let busy = track.map_or(0.0, |track| track.busy(second)) + point.events() as f32;
+                (Reverse(busy as u64), track.is_none(), of.clone())
             };
-            readings.sort_by_cached_key(|reading| (Reverse(busy(reading) as u64), reading.0.clone()));
-            readings.truncate(MOST_QUEUES);
+            readings.sort_by_cached_key(quiet);
+            readings.truncate(most);
         }
         readings
     }
 
     fn remove(&mut self, of: &Of) {
-        let Some(track) = self.tracks.remove(of) else { return };
-        self.bytes -= ENTRY + track.held();
-        self.queues -= usize::from(of.is_queue());
-        self.namespaces -= usize::from(matches!(of, Of::Namespace(..)));
+        if self.tracks.remove(of).is_some() {
+            self.queues -= usize::from(of.is_queue());
+            self.namespaces -= usize::from(matches!(of, Of::Namespace(..)));
+        }
     }
 
     /// Removes subjects without readings for a day, since they no longer exist.
@@ -221,51 +203,19 @@ impl Kept {
         silent.iter().for_each(|of| self.remove(of));
     }
 
-    /// Evicts the quietest queues beyond the limit.
-    fn bound_queues(&mut self) {
-        let too_many = self.queues.saturating_sub(MOST_QUEUES);
+    /// Evicts the quietest queues beyond `most`. Among equally quiet ones, those read last stay.
+    fn bound_queues(&mut self, second: u64, most: usize) {
+        let too_many = self.queues.saturating_sub(most);
         if too_many == 0 {
             return;
         }
-        for of in self.quietest().into_iter().filter(Of::is_queue).take(too_many) {
-            self.remove(&of);
-            self.used.lost_days += 1;
-        }
-    }
-
-    /// Returns everything evictable, quietest first, queues before totals.
-    fn quietest(&self) -> Vec<Of> {
-        let mut all: Vec<(bool, f32, &Of)> = self
-            .tracks
-            .iter()
-            .filter(|(of, _)| !of.is_always_kept())
-            .map(|(of, track)| (!of.is_queue(), track.busy(), of))
-            .collect();
-        all.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(b.2)));
-        all.into_iter().map(|(.., of)| of.clone()).collect()
-    }
-
-    /// Evicts the ten-second steps, then the rest, of the quietest until at most `most` bytes are used.
-    fn make_room(&mut self, most: usize) {
-        let quietest = self.quietest();
-        for of in &quietest {
-            if self.bytes <= most {
-                return;
-            }
-            if let Some(track) = self.tracks.get_mut(of).filter(|track| track.has_fine()) {
-                self.bytes -= track.held();
-                track.drop_fine();
-                self.bytes += track.held();
-                self.used.lost_hours += 1;
-            }
-        }
-        for of in &quietest {
-            if self.bytes <= most {
-                return;
-            }
-            self.remove(of);
-            self.used.lost_days += 1;
-        }
+        let queues = self.tracks.iter().filter(|(of, _)| of.is_queue());
+        let mut queues: Vec<(u64, u64, &Of)> =
+            queues.map(|(of, track)| (track.busy(second) as u64, track.last(), of)).collect();
+        queues.sort_unstable();
+        let quietest: Vec<Of> = queues.into_iter().take(too_many).map(|(.., of)| of.clone()).collect();
+        quietest.iter().for_each(|of| self.remove(of));
+        self.lost += too_many as u64;
     }
 }
 

@@ -2,8 +2,6 @@
 
 /// Number of fields of a point.
 pub const FIELDS: usize = 9;
-/// Index of the age.
-pub const OLDEST: usize = 8;
 /// Number of leading fields that count events within the step. The others are levels.
 pub const COUNTS: usize = 4;
 
@@ -22,6 +20,11 @@ pub struct Point {
 }
 
 impl Point {
+    /// Returns the number of events within the step.
+    pub fn events(&self) -> u64 {
+        self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
     /// Encodes the point as numbers. Optional fields are 0 if unknown, otherwise their value plus one.
     pub fn fields(&self) -> [u64; FIELDS] {
         let [a, b, c, d] = self.counts;

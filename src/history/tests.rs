@@ -79,58 +79,61 @@ fn what_was_not_read_is_unknown_and_what_was_counted_meanwhile_is_spread() {
     assert_eq!(history.of(&queue(2), Range::Hour, BEGIN), (None, vec![None; 360]), "another queue");
 }
 
-/// Guards against a server whose memory is filled by many idle queues.
+/// Guards against unbounded memory, and against evicting busy queues before quiet ones.
 #[test]
-fn a_queue_at_rest_takes_300_bytes() {
-    let history = History::new(64 * MIB);
-    const QUEUES: usize = 1000;
-    for step in 0..DAY / 10 {
-        // Readings come a little early or late, and every third queue has jobs but no consumers.
-        let second = BEGIN + step * 10 + step % 3;
-        let point = |n| match n % 3 {
-            0 => Point { delayed: Some(0), running: Some(0), ..none() },
-            1 => Point { ready: 7, dead: 3, oldest: Some((second - BEGIN + 100) * 10), ..none() },
-            _ => Point { delayed: Some(900_000), running: Some(0), dead: 4000, ..none() },
-        };
-        // To save time, most queues are read only once an hour.
-        let count = if step % 360 < 3 { QUEUES } else { 6 };
-        let readings = (0..count).map(|n| (queue(n), point(n))).collect();
-        history.add(second, &pool(), readings, &none());
-    }
-    let kept = history.kept.lock();
-    for n in 0..6 {
-        let bytes = kept.tracks[&queue(n)].held() + ENTRY;
-        assert!(bytes <= 300, "queue {n} takes {bytes} bytes after a day");
-    }
-}
-
-/// Guards against unbounded history, and against evicting busy queues before quiet ones.
-#[test]
-fn the_quietest_lose_the_hour_first_and_then_the_day() {
-    let most = MIB / 2;
-    let history = History::new(most);
-    let (loud, quiet) = (8, 150);
-    for step in 0..700 {
-        let mut readings: Vec<_> = (0..loud).map(|n| (queue(n), busy(step * 31 + n as u64))).collect();
-        // Little activity, but different in each step, so that each takes memory.
-        let little = |n: usize| Point { ready: (step * 7 + n as u64) % 900, counts: [1, 1, 1, 0], ..none() };
+fn beyond_its_memory_the_quietest_queues_have_none() {
+    let bytes = 10 * FULL;
+    let history = History::new(bytes);
+    let (loud, quiet) = (5, 40);
+    for minute in 0..1500 {
+        let mut readings: Vec<_> = (0..loud).map(|n| (queue(n), busy(1 + minute * 31 + n as u64))).collect();
+        let little = |n: usize| Point { counts: [1, 1, (minute + n as u64) % 2, 0], ..none() };
         readings.extend((loud..loud + quiet).map(|n| (queue(n), little(n))));
-        history.add(BEGIN + step * 10, &pool(), readings, &none());
-        assert!(history.used().bytes <= most, "{:?} at step {step}", history.used());
+        history.add(BEGIN + minute * 60, &pool(), readings, &none());
+        let used = history.used();
+        assert!(used.bytes <= bytes && used.tracks <= 10, "{used:?} of {bytes} bytes in minute {minute}");
     }
-    let used = history.used();
-    assert!(used.lost_hours > 0, "{used:?}");
     let kept = history.kept.lock();
-    let real: usize = kept.tracks.values().map(|track| ENTRY + track.held()).sum();
-    assert_eq!(kept.bytes, real, "the recorded total is the sum of all tracks");
     for n in 0..loud {
-        assert!(kept.tracks.get(&queue(n)).is_some_and(Track::has_fine), "busy queue {n} has lost nothing");
+        let first = kept.tracks.get(&queue(n)).map(Track::since);
+        assert_eq!(first, Some(BEGIN), "busy queue {n} has lost nothing");
     }
-    assert!(kept.tracks.contains_key(&Of::Pool(pool())), "sums are kept");
+    assert!(kept.tracks.contains_key(&Of::Pool(pool())), "totals are kept");
+    assert_eq!(kept.queues, 8, "all but the pool's total and the namespace's");
+}
+
+/// Guards against queues that displace each other at every reading, so that no history lasts.
+#[test]
+fn equally_quiet_queues_keep_the_history_that_they_have() {
+    let history = History::new(64 * MIB);
+    let reading = |n: usize| (queue(n), none());
+    history.add(BEGIN, &pool(), (50..MOST_QUEUES + 50).map(reading).collect(), &none());
+    for step in 1..4 {
+        history.add(BEGIN + step * 10, &pool(), (0..MOST_QUEUES + 50).map(reading).collect(), &none());
+    }
+    assert_eq!(history.used().lost, 0, "{:?}", history.used());
+    let kept = history.kept.lock();
+    assert!((50..MOST_QUEUES + 50).all(|n| kept.tracks.contains_key(&queue(n))), "the first ones stay");
+}
+
+/// Guards against queues that are gone and keep the place of queues that work.
+#[test]
+fn what_a_queue_has_done_counts_less_with_time() {
+    let history = History::new(64 * MIB);
+    let point = |count| Point { counts: [count, 0, 0, 0], ..none() };
+    let (first, second) = (0..MOST_QUEUES, MOST_QUEUES..2 * MOST_QUEUES);
+    history.add(BEGIN, &pool(), first.map(|n| (queue(n), point(100))).collect(), &none());
+    for step in 360..363 {
+        let readings = second.clone().map(|n| (queue(n), point(1))).collect();
+        history.add(BEGIN + step * 10, &pool(), readings, &none());
+    }
+    let kept = history.kept.lock();
+    assert_eq!((kept.queues, kept.lost), (MOST_QUEUES, MOST_QUEUES as u64), "queues, and evictions");
+    assert!(second.clone().all(|n| kept.tracks.contains_key(&queue(n))), "those that work have a history");
 }
 
 #[test]
-fn beyond_ten_thousand_the_quietest_queues_have_none() {
+fn beyond_a_thousand_the_quietest_queues_have_none() {
     let history = History::new(64 * MIB);
     let readings = |step: u64| {
         let point = |n: usize| Point { counts: [u64::from(n >= 50) * step, 0, 0, 0], ..none() };
@@ -140,8 +143,22 @@ fn beyond_ten_thousand_the_quietest_queues_have_none() {
         history.add(BEGIN + step * 10, &pool(), readings(step), &none());
     }
     let kept = history.kept.lock();
-    assert_eq!(kept.queues, MOST_QUEUES);
+    assert_eq!(kept.queues, MOST_QUEUES, "64 MiB are enough for a thousand queues");
     assert!(!kept.tracks.contains_key(&queue(7)) && kept.tracks.contains_key(&queue(MOST_QUEUES + 49)));
+}
+
+/// Guards against namespaces that leave no memory to the queues.
+#[test]
+fn a_quarter_of_the_histories_may_be_totals_of_namespaces() {
+    let history = History::new(100 * FULL);
+    let reading = |n: usize| {
+        let namespace = Namespace::parse(&format!("n{n}")).expect("a name");
+        let name = QueueName::parse("q").expect("a literal");
+        (Of::Queue(pool(), Queue { namespace, name }), none())
+    };
+    history.add(BEGIN, &pool(), (0..200).map(reading).collect(), &none());
+    let kept = history.kept.lock();
+    assert_eq!((kept.namespaces, kept.queues), (25, 74), "namespaces, and queues");
 }
 
 #[test]

@@ -40,13 +40,14 @@ pub use self::state::about::{About, AboutPool, Most};
 pub use self::state::cursors::Cursors;
 pub use self::state::failed_logins::FailedLogins;
 pub use self::state::parked_tokens::keep_checked;
+pub use self::state::parts::{Access, Accounts, Operations, RequestBounds, ThisServer, Traffic};
 pub use self::state::proxies::TrustedProxies;
 pub use self::state::{AppState, Defaults, MOST_SEARCHES, PoolState, Readiness};
 
 /// Creates the public port. With `-sv` on loopback no token protects it from pages that resolve their own name to it,
 /// so its names are checked.
 pub fn api(state: Arc<AppState>, names: OwnNames) -> Api {
-    let names = (state.skip_verification && names.loopback).then(|| Arc::new(names));
+    let names = (state.access.skip_verification && names.loopback).then(|| Arc::new(names));
     let observe = Observe { state, guard: OriginCheck::Public(names), port: "public" };
     Api::new(observe.clone(), finish(router(routes::public()), observe))
 }
@@ -60,7 +61,7 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         router(routes::jobs_by_account()).route_layer(from_fn_with_state(state.clone(), audit::of_jobs));
     let has_backup = names.loopback || names.accounts;
     let guarded = router(routes::by_account(has_backup)).merge(jobs).route_layer(log_in());
-    let has_pages = state.about.dashboard;
+    let has_pages = state.server.about.dashboard;
     let pages = if has_pages {
         let json = guarded.clone().with_state(state.clone());
         ui::routes(state.clone(), json).route_layer(log_in())

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::{Metric, MetricFamily};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::families::HttpFamilies;
 use super::stores::{EngineMetrics, SYNC};
@@ -17,7 +17,7 @@ use crate::name::PoolName;
 
 /// Latency percentiles since the start, in seconds. Each value is the upper bound of a histogram bucket; `None` if it
 /// exceeds all buckets.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Took {
     pub count: u64,
     pub p50: Option<f64>,
@@ -57,7 +57,7 @@ impl KeptTimes {
 }
 
 /// Resource usage of the process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Process {
     pub memory_bytes: u64,
     /// Since the start.

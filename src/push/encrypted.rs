@@ -19,10 +19,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::store::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
 use crate::error::{Error, Result};
+use crate::name::QueueName;
 use crate::random;
 
 /// Field of a record that holds the encrypted values.
@@ -141,10 +144,27 @@ fn bound_to(key: &PushKey, record: &Value) -> String {
     format!("dormouse push\0{key}\0{url}")
 }
 
+/// The readable part of a record that no key of this server opened.
+#[derive(Debug, Deserialize)]
+pub struct LockedRecord {
+    #[serde(rename = "encrypted")]
+    _encrypted: IgnoredAny,
+    pub setting: LockedSetting,
+}
+
+/// A setting without the values of its headers. Another version may have written it, so its fields may be invalid here.
+#[derive(Debug, Deserialize)]
+pub struct LockedSetting(pub Map<String, Value>);
+
+impl LockedSetting {
+    pub fn on_dead(&self) -> Option<QueueName> {
+        QueueName::parse(self.0.get("on_dead")?.as_str()?).ok()
+    }
+}
+
 /// Returns the readable part of a record that no key of this server opened; `None` for any other record.
-pub fn locked(record: &[u8]) -> Option<Value> {
-    let has = |record: &Value| record.get(ENCRYPTED).is_some() && record["setting"].is_object();
-    serde_json::from_slice::<Value>(record).ok().filter(has)
+pub fn locked(record: &[u8]) -> Option<LockedRecord> {
+    serde_json::from_slice(record).ok()
 }
 
 /// A push store that encrypts secrets. Without keys it changes nothing.
@@ -230,7 +250,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::name::{Namespace, PoolName, Queue, QueueName};
+    use crate::name::{Namespace, PoolName, Queue};
 
     fn key(queue: &str) -> PushKey {
         let namespace = Namespace::parse("shop").expect("a literal");

@@ -35,7 +35,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -261,8 +260,7 @@ impl Push {
 
     /// Sets how a queue is pushed. Keeps the secret, and the state of a paused queue. Returns the stored
     /// setting, with the secret if it is new.
-    pub async fn put(&self, key: &PushKey, given: &Value) -> Result<ShownPush> {
-        let setting = Setting::parse(given, &key.queue.name).map_err(PushError::Bad)?;
+    pub async fn put(&self, key: &PushKey, setting: Setting) -> Result<ShownPush> {
         if let Some(why) = setting.refused(&self.guard) {
             return Err(PushError::Bad(why));
         }
@@ -315,7 +313,7 @@ impl Push {
         let bytes = self.server.store.record(key).await?.ok_or(PushError::NotFound)?;
         let seen = self.server.store.seen(key).await?;
         let push = match encrypted::locked(&bytes) {
-            Some(mut record) => ShownPush::locked(key, record["setting"].take()),
+            Some(record) => ShownPush::locked(key, record.setting),
             None => ShownPush::new(key, &record::read(key, &bytes)?),
         };
         Ok(SeenPush::new(push, seen))
@@ -406,7 +404,7 @@ impl Push {
             // A record that cannot be read leads nowhere.
             let record = self.server.store.record(&next).await?;
             let leads_to = |record: bytes::Bytes| match encrypted::locked(&record) {
-                Some(locked) => QueueName::parse(locked["setting"]["on_dead"].as_str()?).ok(),
+                Some(locked) => locked.setting.on_dead(),
                 None => PushRecord::parse(&record, &next.queue.name).ok()?.setting.on_dead,
             };
             match record.and_then(leads_to) {

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::delivery;
+use super::encrypted::LockedSetting;
 use super::record::{PushRecord, Switch};
 use super::store::{Attempt, PushKey, Seen};
 use crate::clock::Millis;
@@ -65,8 +66,8 @@ impl ShownPush {
     }
 
     /// Shows the stored setting of a record that no key of this server opens.
-    pub fn locked(key: &PushKey, setting: Value) -> ShownPush {
-        ShownPush::of(key, setting, PushState::Locked, None, LOCKED)
+    pub fn locked(key: &PushKey, setting: LockedSetting) -> ShownPush {
+        ShownPush::of(key, setting.0.into(), PushState::Locked, None, LOCKED)
     }
 
     fn of(key: &PushKey, setting: Value, state: PushState, since: Option<String>, why: &str) -> ShownPush {

@@ -18,14 +18,14 @@ const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// Starts all of these tasks. Returns once the quotas are in effect, or after a second.
 pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure: &Failure) {
-    for store in state.quotas.stores() {
-        let (quotas, stop) = (state.quotas.clone(), tasks.stopping().clone());
+    for store in state.access.quotas.stores() {
+        let (quotas, stop) = (state.access.quotas.clone(), tasks.stopping().clone());
         tasks.spawn_essential("the quotas of a store", async move {
             stop.run_until_cancelled(quotas.keep_applied(store)).await;
         });
     }
     // Quotas apply to all publishes from now on, unless their store takes longer than a second.
-    state.quotas.begun().await;
+    state.access.quotas.begun().await;
     let (push, stop) = (state.push.clone(), tasks.stopping().clone());
     tasks.spawn_essential("push", async move {
         push.run().await;
@@ -58,7 +58,7 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
     }
     let (of_fleet, stop) = (state.clone(), tasks.stopping().clone());
     let line = move || http::own_line(&of_fleet);
-    tasks.spawn_essential("the fleet record of this server", state.fleet.clone().run(line, stop));
+    tasks.spawn_essential("the fleet record of this server", state.operations.fleet.clone().run(line, stop));
     let pools_left = Arc::new(AtomicUsize::new(stores.engines.len()));
     for (store, failed) in stores.failures {
         let (failure, stop, pools_left) = (failure.clone(), tasks.stopping().clone(), pools_left.clone());
@@ -66,7 +66,8 @@ pub async fn begin(state: &Arc<AppState>, stores: Stores, tasks: &Tasks, failure
             async move { stop.run_until_cancelled(fails(store, failed, &pools_left, &failure)).await },
         );
     }
-    let checks = http::keep_checked(state.parked_tokens.clone(), state.tokens.clone(), tasks.clone());
+    let checks =
+        http::keep_checked(state.access.parked_tokens.clone(), state.access.tokens.clone(), tasks.clone());
     let stop = tasks.stopping().clone();
     tasks.spawn_essential("the token checks of parked polls", async move {
         stop.run_until_cancelled(checks).await;

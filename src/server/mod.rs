@@ -244,7 +244,7 @@ impl Server {
     /// Continues to serve for the drain time, while `/ready` returns 503 and connections end, so that balancers
     /// notice. A second signal ends it.
     async fn drain(&self, by: &str, signals: &mut mpsc::Receiver<Signal>) {
-        self.state.readiness.drain();
+        self.state.server.readiness.drain();
         notify::stopping(self.drain_time + STOP);
         if self.drain_time.is_zero() {
             return;
@@ -271,10 +271,10 @@ impl Server {
     /// Like [`stop`](Server::stop), and logs the cause: a signal or a failure.
     async fn stop_by(self, by: &str) {
         let began = Instant::now();
-        let polls = self.state.parked.count();
-        let requests = self.state.requests.load(Ordering::Relaxed).saturating_sub(polls);
+        let polls = self.state.bounds.parked.count();
+        let requests = self.state.traffic.requests.load(Ordering::Relaxed).saturating_sub(polls);
         tracing::info!(by, polls, requests, "stopping");
-        self.state.readiness.drain();
+        self.state.server.readiness.drain();
         self.state.push.stop();
         for pool in self.state.pools.values() {
             pool.dispatcher.close();
@@ -324,7 +324,7 @@ impl Server {
             );
         }
         if options.demo {
-            let token = demo::token(&self.state.tokens).await?;
+            let token = demo::token(&self.state.access.tokens).await?;
             demo::print(self.api, self.admin, &config.pool["default"], &token);
         }
         // Last: its receiver may send a signal at once, and while starting signals are handled differently.
@@ -400,7 +400,7 @@ mod tests {
         assert_eq!(get(admin, "/ready").await.0, 200, "the server is ready");
         let poll = tokio::spawn(async move { get(api, "/api/ns/q?timeout=600&token=any").await });
         let parked = async {
-            while state.parked.count() == 0 {
+            while state.bounds.parked.count() == 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };

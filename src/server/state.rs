@@ -22,8 +22,8 @@ use crate::engine::{Engine, ScheduleBounds};
 use crate::fleet::Fleet;
 use crate::history;
 use crate::http::{
-    About, AboutPool, AppState, BodyRoom, Cursors, Defaults, FailedLogins, MOST_SEARCHES, Most, PoolState,
-    Readiness, TrustedProxies,
+    About, AboutPool, Access, Accounts, AppState, BodyRoom, Cursors, Defaults, FailedLogins, MOST_SEARCHES,
+    Most, Operations, PoolState, Readiness, RequestBounds, ThisServer, Traffic, TrustedProxies,
 };
 use crate::job::JobIds;
 use crate::metrics::{KeptTimes, Metrics};
@@ -120,47 +120,59 @@ pub fn app_state(parts: StateParts<'_>) -> AppState {
         let scheduler = Scheduler::new(name.clone(), places, zones.clone(), bounds, counts);
         let (store, of_engine) = ((engine, pool.dispatcher.clone()), metrics.engine.pool(&name));
         let sampler = Sampler::new(name.clone(), store, of_engine, push.clone(), history.clone(), began);
-        (name, Arc::new(pool.state(scheduler, sampler)))
+        pool.state(scheduler, sampler)
     };
     AppState {
         pools: served.into_iter().map(pool).collect(),
         push,
-        tokens: Arc::new(TokenManager::new(store.clone(), cache.clone())),
         cursors: Cursors::new(settings.clone()),
-        throttle: Throttle::new(store.clone(), cache, outage.clone()),
-        quotas: QuotaManager::new(store, outage, bounded(config, stores)),
         defaults: defaults(config),
-        metrics: metrics.clone(),
-        times: KeptTimes::default(),
-        about: about(config, config_file),
-        fleet: Fleet::new(settings),
-        bulk: Bulk::new(tasks.clone()),
-        changes: Arc::default(),
-        searches: Semaphore::new(MOST_SEARCHES),
-        began,
-        history,
-        server: format!("{}:{}", machine(), parts.port),
-        parked,
-        parked_tokens: Arc::default(),
-        readiness: parts.readiness,
-        scrape: Arc::default(),
-        skip_verification,
-        accounts: config.accounts.clone(),
-        read_only_accounts: config.read_only_accounts.clone(),
-        show_bodies: config.show_bodies,
-        body_room: BodyRoom::new(memory, half_unless(of_each, memory)),
-        under_way: Arc::default(),
-        backups: stores
-            .disks
-            .iter()
-            .map(|(name, disk)| (name.clone(), (disk.clone() as Arc<dyn Backup>, Arc::default())))
-            .collect(),
-        nodes: stores.nodes.clone(),
-        failed_logins: FailedLogins::default(),
-        access_log: AtomicBool::new(config.enable_access_log),
-        trusted_proxies: parts.trusted,
-        requests: AtomicUsize::new(0),
-        tasks,
+        access: Access {
+            tokens: Arc::new(TokenManager::new(store.clone(), cache.clone())),
+            throttle: Throttle::new(store.clone(), cache, outage.clone()),
+            quotas: QuotaManager::new(store, outage, bounded(config, stores)),
+            parked_tokens: Arc::default(),
+            skip_verification,
+        },
+        accounts: Accounts {
+            operators: config.accounts.clone(),
+            viewers: config.read_only_accounts.clone(),
+            show_bodies: config.show_bodies,
+            failed_logins: FailedLogins::default(),
+        },
+        bounds: RequestBounds {
+            parked,
+            body_room: BodyRoom::new(memory, half_unless(of_each, memory)),
+            under_way: Arc::default(),
+            searches: Semaphore::new(MOST_SEARCHES),
+        },
+        traffic: Traffic {
+            metrics: metrics.clone(),
+            times: KeptTimes::default(),
+            scrape: Arc::default(),
+            access_log: AtomicBool::new(config.enable_access_log),
+            requests: AtomicUsize::new(0),
+            trusted_proxies: parts.trusted,
+        },
+        operations: Operations {
+            fleet: Fleet::new(settings),
+            bulk: Bulk::new(tasks.clone()),
+            changes: Arc::default(),
+            history,
+            backups: stores
+                .disks
+                .iter()
+                .map(|(name, disk)| (name.clone(), (disk.clone() as Arc<dyn Backup>, Arc::default())))
+                .collect(),
+            nodes: stores.nodes.clone(),
+        },
+        server: ThisServer {
+            name: format!("{}:{}", machine(), parts.port),
+            about: about(config, config_file),
+            began,
+            readiness: parts.readiness,
+            tasks,
+        },
     }
 }
 

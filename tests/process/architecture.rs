@@ -479,7 +479,7 @@ const PARTS: &[(&str, &[&str])] = &[
     ),
     ("main", &["cli", "server", "config", "process", "process::tasks"]),
     ("cli", &["dial", "readable", "tls"]),
-    ("token-cli", &["cli"]),
+    ("token-cli", &[]),
 ];
 
 /// Imports that break the rules, with the reason. One that no longer exists must be removed.

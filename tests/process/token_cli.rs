@@ -204,6 +204,28 @@ fn help_shows_every_flag_and_an_example() {
     }
 }
 
+/// A link to dormouse is the tool too, as packages may install it.
+#[test]
+fn a_link_to_dormouse_named_token_cli_is_the_tool() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let link = dir.path().join("token-cli");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_dormouse"), &link).expect("a link");
+    let end = ended(&Command::new(&link).arg("--help").output().expect("it runs"));
+    assert_eq!(end, ended(&token_cli(&["--help"], None)), "the help through a link and through the program");
+}
+
+/// Guards against a silent failure where somebody has copied only this file.
+#[test]
+fn without_dormouse_beside_it_the_error_names_the_missing_file() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let alone = dir.path().join("token-cli");
+    std::fs::copy(env!("CARGO_BIN_EXE_token-cli"), &alone).expect("a copy");
+    let (code, out, err) = ended(&Command::new(&alone).arg("--help").output().expect("it runs"));
+    assert_eq!((code, out.as_str(), err.lines().count()), (1, "", 1), "stderr: {err:?}");
+    let missing = dir.path().join("dormouse").display().to_string();
+    assert!(err.contains(&missing), "the error does not name {missing}: {err:?}");
+}
+
 /// Guards against a panic on an argument that is not UTF-8.
 #[test]
 fn an_argument_that_is_not_utf8_is_refused() {

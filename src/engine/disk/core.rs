@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::options::{DiskOptions, Sync};
+use super::readers::Readers;
 use super::records::Records;
 use super::state::tables::Tables;
 use super::state::{Windows, load};
@@ -17,7 +18,6 @@ use super::upkeep::space::FreeSpace;
 use super::upkeep::sweep::ShareStore;
 use super::upkeep::{self, Sweeper};
 use super::verbs::dead_letter::TakenDead;
-use super::verbs::list_jobs::Lists;
 use super::verbs::stats::{Page, ReadSizes};
 use super::writer::handle::Handle;
 use super::writer::heartbeat::Heartbeat;
@@ -43,11 +43,7 @@ pub struct DiskEngine {
     pub(super) observers: Arc<Observers>,
     pub(super) next_due: Arc<NextDue>,
     tables: Arc<Mutex<Tables>>,
-    pub(super) lists: Lists,
-    /// Counts may take long, so they do not use the slots of lists.
-    pub(super) counts: Lists,
-    /// Copies are waited for, like lists.
-    pub(super) copies: Lists,
+    pub(super) readers: Readers,
     pub(super) room: Arc<FreeSpace>,
     pub(super) pump: usize,
     pub(super) stop: Arc<Stop>,
@@ -137,9 +133,7 @@ impl DiskEngine {
             observers: state.observers.clone(),
             next_due: state.next_due.clone(),
             tables: state.tables.clone(),
-            lists: Lists::default(),
-            counts: Lists::default(),
-            copies: Lists::default(),
+            readers: Readers::default(),
             room: FreeSpace::new(&options.path, options.min_free),
             pump: options.pump.max(1),
             stop: Arc::default(),

@@ -20,6 +20,7 @@ mod codec;
 mod core;
 mod options;
 mod raw;
+mod readers;
 mod records;
 mod state;
 mod step;
@@ -40,6 +41,7 @@ use self::core::FAILED_PATIENCE;
 pub use self::options::{DiskOptions, Sync};
 #[doc(hidden)]
 pub use self::raw::RawStore;
+use self::readers::LongRead;
 pub(crate) use self::records::{Change, QUOTA, Records, Table, put_short, take_short};
 use self::step::Progress;
 use self::store::mark;
@@ -58,6 +60,7 @@ use self::verbs::give_back::GiveBack;
 use self::verbs::hand_over::{GiveUp, Touch};
 use self::verbs::inspect::{Inspect, InspectKey};
 use self::verbs::keys::{CancelKey, Recall};
+use self::verbs::list_jobs::list_jobs;
 use self::verbs::list_queues::ListQueues;
 use self::verbs::pause::{Paused, SetPause};
 use self::verbs::peek::Peek;
@@ -91,7 +94,7 @@ impl Backup for DiskEngine {
         // The writer replies once everything acknowledged before is committed.
         let store = self.handle.ask(ShareStore).await?;
         let copy = move || Ok(store.copy_inside().map(|dir| StoreCopy::new(dir, mark::MARK)));
-        self.copies.beside(&self.handle, copy).await?.map_err(Error::refused)
+        self.readers.run(LongRead::Copy, &self.handle, copy).await?.map_err(Error::refused)
     }
 }
 
@@ -180,7 +183,7 @@ impl Engine for DiskEngine {
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
-        self.lists.jobs(&self.handle, queue, list).await
+        list_jobs(&self.readers, &self.handle, queue, list).await
     }
 
     async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
@@ -263,7 +266,9 @@ impl Engine for DiskEngine {
     async fn delays(&self, count: &DelayCount) -> Result<Delays> {
         let store = self.handle.ask(ShareStore).await?;
         let (count, clock, stop) = (count.clone(), self.handle.clock.clone(), self.stop.clone());
-        let counted = self.counts.beside(&self.handle, move || delays::count(&store, &count, &clock, &stop));
+        let counted = self
+            .readers
+            .run(LongRead::Count, &self.handle, move || delays::count(&store, &count, &clock, &stop));
         counted.await?.ok_or(Error::Closed)
     }
 
@@ -271,7 +276,7 @@ impl Engine for DiskEngine {
         let Some(count) = self.handle.ask(SetQuotas { quotas: quotas.clone() }).await? else { return Ok(()) };
         let (handle, stop) = (self.handle.clone(), self.stop.clone());
         // A blocking thread continues after a timeout; a count without a thread is requested again.
-        let counted = self.counts.beside(&self.handle, move || count.run(&handle, &stop));
+        let counted = self.readers.run(LongRead::Count, &self.handle, move || count.run(&handle, &stop));
         timeout(COUNTED, counted).await.unwrap_or(Err(Error::Overloaded))
     }
 
@@ -318,9 +323,8 @@ impl Engine for DiskEngine {
             poison.poisoned().await;
             tokio::time::sleep(FAILED_PATIENCE).await;
         };
-        let read = async { tokio::join!(self.lists.ended(), self.counts.ended(), self.copies.ended()) };
         tokio::select! {
-            _ = read => {}
+            () = self.readers.ended() => {}
             () = failed => {}
         }
         // Blocks for the last sync, and for a running compaction.

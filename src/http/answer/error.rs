@@ -192,6 +192,21 @@ impl ApiError {
         ApiError::Refused(StatusCode::PAYLOAD_TOO_LARGE, text)
     }
 
+    /// Returns the error's text.
+    pub fn text(&self) -> Cow<'_, str> {
+        match self {
+            ApiError::Refused(_, text)
+            | ApiError::Busy(text)
+            | ApiError::Ours(_, text, _)
+            | ApiError::Partly(_, _, text, _) => Cow::Borrowed(text),
+            ApiError::Limited(text, _) => Cow::Borrowed(text),
+            ApiError::Detailed(_, details) => Cow::Borrowed(&details.error),
+            ApiError::Said(_, body) => Cow::Borrowed(body["error"].as_str().unwrap_or_default()),
+            ApiError::Stored(_, why) => why.text(),
+            ApiError::Unreachable(why, _) => Cow::Borrowed(why.text()),
+        }
+    }
+
     /// Creates an error that has already been reported.
     pub fn reported(error: Error) -> ApiError {
         match ApiError::from(error) {

@@ -195,8 +195,10 @@ pub fn size(queue: &Queue, size: u64) -> Response {
 
 /// A job in a reply. Fields are in alphabetical order, as in lmstfy.
 pub struct JobReply<'a> {
-    attributes: &'a Attributes,
-    data: &'a [u8],
+    /// `None` if there are none or they are not shown.
+    attributes: Option<&'a Attributes>,
+    /// `None` if it is not shown.
+    data: Option<&'a [u8]>,
     elapsed_ms: u64,
     job_id: JobId,
     msg: Option<&'static str>,
@@ -204,6 +206,8 @@ pub struct JobReply<'a> {
     queue: &'a str,
     receipt: Option<Receipt>,
     remain_tries: u16,
+    /// Present if the body is not shown.
+    size: Option<usize>,
     ttl: u64,
 }
 
@@ -211,8 +215,8 @@ impl<'a> JobReply<'a> {
     /// Describes a peeked job.
     pub fn peeked(job: &'a Job) -> JobReply<'a> {
         JobReply {
-            attributes: &job.attributes,
-            data: &job.body,
+            attributes: unless_empty(&job.attributes),
+            data: Some(&job.body),
             elapsed_ms: job.elapsed.as_millis() as u64,
             job_id: job.id,
             msg: None,
@@ -220,6 +224,7 @@ impl<'a> JobReply<'a> {
             queue: job.queue.name.as_str(),
             receipt: None,
             remain_tries: job.tries_left,
+            size: None,
             ttl: seconds_left(job.ttl),
         }
     }
@@ -227,8 +232,8 @@ impl<'a> JobReply<'a> {
     /// Describes a job looked up by id or key.
     pub fn viewed(queue: &'a Queue, view: &'a JobView) -> JobReply<'a> {
         JobReply {
-            attributes: &view.attributes,
-            data: view.body.as_deref().unwrap_or_default(),
+            attributes: unless_empty(&view.attributes),
+            data: Some(view.body.as_deref().unwrap_or_default()),
             elapsed_ms: view.elapsed.as_millis() as u64,
             job_id: view.id,
             msg: None,
@@ -237,13 +242,19 @@ impl<'a> JobReply<'a> {
             receipt: None,
             // As in lmstfy.
             remain_tries: 0,
+            size: None,
             ttl: seconds_left(view.ttl),
         }
     }
 
     /// Removes the body.
     pub fn without_data(self) -> JobReply<'a> {
-        JobReply { data: &[], ..self }
+        JobReply { data: Some(&[]), ..self }
+    }
+
+    /// Replaces the body by its size, for viewers without permission to read bodies.
+    pub fn hidden(self) -> JobReply<'a> {
+        JobReply { attributes: None, size: self.data.map(<[u8]>::len), data: None, ..self }
     }
 
     /// Describes a delivered job, with its receipt if `receipt`.
@@ -253,12 +264,15 @@ impl<'a> JobReply<'a> {
 
     /// Appends its JSON. Without serde, which would check each base64 byte for escapes.
     pub fn write(&self, out: &mut Vec<u8>) {
-        out.reserve(SHELL + self.data.len().div_ceil(3) * 4);
+        out.reserve(SHELL + self.data.map_or(0, <[u8]>::len).div_ceil(3) * 4);
         out.extend_from_slice(b"{\"attributes\":");
-        value(out, &unless_empty(self.attributes));
-        out.extend_from_slice(b",\"data\":\"");
-        base64(out, self.data);
-        out.extend_from_slice(b"\",\"elapsed_ms\":");
+        value(out, &self.attributes);
+        out.extend_from_slice(b",\"data\":");
+        match self.data {
+            Some(data) => base64(out, data),
+            None => out.extend_from_slice(b"null"),
+        }
+        out.extend_from_slice(b",\"elapsed_ms\":");
         value(out, &self.elapsed_ms);
         out.extend_from_slice(b",\"job_id\":\"");
         out.extend_from_slice(self.job_id.text(&mut [0; 27]).as_bytes());
@@ -276,39 +290,13 @@ impl<'a> JobReply<'a> {
         }
         out.extend_from_slice(b",\"remain_tries\":");
         value(out, &self.remain_tries);
+        if let Some(size) = &self.size {
+            out.extend_from_slice(b",\"size\":");
+            value(out, size);
+        }
         out.extend_from_slice(b",\"ttl\":");
         value(out, &self.ttl);
         out.push(b'}');
-    }
-}
-
-/// A peeked job for viewers without permission to read bodies. Fields are in alphabetical order, as in [`JobReply`].
-#[derive(Serialize)]
-pub struct BareJob<'a> {
-    attributes: (),
-    data: (),
-    elapsed_ms: u64,
-    job_id: JobId,
-    namespace: &'a str,
-    queue: &'a str,
-    remain_tries: u16,
-    size: usize,
-    ttl: u64,
-}
-
-impl<'a> BareJob<'a> {
-    pub fn peeked(job: &'a Job) -> BareJob<'a> {
-        BareJob {
-            attributes: (),
-            data: (),
-            elapsed_ms: job.elapsed.as_millis() as u64,
-            job_id: job.id,
-            namespace: job.queue.namespace.as_str(),
-            queue: job.queue.name.as_str(),
-            remain_tries: job.tries_left,
-            size: job.body.len(),
-            ttl: seconds_left(job.ttl),
-        }
     }
 }
 
@@ -322,10 +310,12 @@ fn value(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
 }
 
 fn base64(out: &mut Vec<u8>, data: &[u8]) {
+    out.push(b'"');
     let at = out.len();
     out.resize(at + data.len().div_ceil(3) * 4, 0);
     // The slice has the length of the encoding.
     let _ = STANDARD.encode_slice(data, &mut out[at..]);
+    out.push(b'"');
 }
 
 /// Creates a reply with one job, which keeps `room` until it was sent.
@@ -405,8 +395,8 @@ mod tests {
         let attributes: Attributes = [("a".to_owned(), "\"quoted\"".to_owned())].into_iter().collect();
         for (attributes, body) in [(Attributes::default(), &b""[..]), (attributes, &[255, 0, 1, 2][..])] {
             let job = JobReply {
-                attributes: &attributes,
-                data: body,
+                attributes: unless_empty(&attributes),
+                data: Some(body),
                 elapsed_ms: 17,
                 job_id: JobId::parse("01ARZ3NDEKTSV4RRFFQ69G5FAV").expect("it is one"),
                 msg: Some("new job"),
@@ -414,6 +404,7 @@ mod tests {
                 queue: "q\"",
                 receipt: None,
                 remain_tries: 3,
+                size: None,
                 ttl: 0,
             };
             let mut text = Vec::new();
@@ -428,6 +419,13 @@ mod tests {
             });
             assert_eq!(read, expected, "the body equals the text");
             assert_eq!(text, serde_json::to_vec(&expected).expect("it is JSON"), "the order of the fields");
+            let mut hidden = Vec::new();
+            job.hidden().write(&mut hidden);
+            let read: serde_json::Value = serde_json::from_slice(&hidden).expect("it is JSON");
+            let mut expected = expected;
+            (expected["data"], expected["attributes"]) = Default::default();
+            expected["size"] = body.len().into();
+            assert_eq!(read, expected, "for viewers without permission to read bodies");
         }
     }
 }

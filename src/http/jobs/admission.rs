@@ -15,12 +15,12 @@ pub async fn admitted(
     direction: Direction,
 ) -> Result<CountedRequest, ApiError> {
     let admission = match record {
-        Some(record) => state.throttle.admit_within(record.limit, key, direction).await,
-        None => state.throttle.admit(key, direction).await,
+        Some(record) => state.access.throttle.admit_within(record.limit, key, direction).await,
+        None => state.access.throttle.admit(key, direction).await,
     };
     let wait = match admission.map_err(ApiError::reported)? {
         Admission::Admitted(pass) if pass.counts() => {
-            return Ok(CountedRequest(Some((pass, state.tasks.clone()))));
+            return Ok(CountedRequest(Some((pass, state.server.tasks.clone()))));
         }
         Admission::Admitted(_) => return Ok(CountedRequest(None)),
         Admission::OverLimit(wait) => wait,
@@ -29,7 +29,7 @@ pub async fn admitted(
         Direction::Read => "consume",
         Direction::Write => "produce",
     };
-    state.metrics.limited(&key.scope.pool, &key.scope.namespace, &key.token, action);
+    state.traffic.metrics.limited(&key.scope.pool, &key.scope.namespace, &key.token, action);
     let token = key.token.reveal();
     let text = format!("token({token}) {action} reach the limit rate, please retry later");
     Err(ApiError::Limited(text, wait))

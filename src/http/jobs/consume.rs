@@ -40,7 +40,8 @@ pub async fn consume(
     let query = Query(query.as_deref().unwrap_or_default());
     let (request, receipts) = params::consume(query, auth.queues, head, &state.defaults)?;
     let (form, patient) = (Form { array: request.count > 1, receipts }, !request.timeout.is_zero());
-    let token = (patient && !state.skip_verification).then(|| state.parked_tokens.enter(&auth.key));
+    let token =
+        (patient && !state.access.skip_verification).then(|| state.access.parked_tokens.enter(&auth.key));
     let consume = Box::pin(auth.pool.dispatcher.consume(request));
     match unless_gone(consume, peer, token).await? {
         Some(delivery) if !delivery.jobs().is_empty() => {
@@ -95,7 +96,8 @@ async fn handed_out(state: &AppState, mut delivery: Delivery, form: Form) -> Han
     {
         let namespace = job.queue.namespace.clone();
         // Boxed, so that small replies need no memory for this.
-        let room = Box::pin(async move { state.body_room.for_answer(&namespace, bytes).await }).await?;
+        let room =
+            Box::pin(async move { state.bounds.body_room.for_answer(&namespace, bytes).await }).await?;
         let body = delivered::piece_by_piece(delivery, form, room);
         return Ok(reply::json_stream(StatusCode::OK, body));
     }
@@ -109,10 +111,10 @@ async fn handed_out(state: &AppState, mut delivery: Delivery, form: Form) -> Han
 /// `GET /api/:namespace/:queue/peek`
 pub async fn peek(State(state): App, auth: Authorized, ShowsBodies(shows): ShowsBodies) -> HandlerResult {
     Ok(match auth.pool.engine.peek(&auth.queue).await? {
-        Some(job) if !shows => reply::json(StatusCode::OK, &reply::BareJob::peeked(&job)),
+        Some(job) if !shows => reply::job(None, &JobReply::peeked(&job).hidden()),
         Some(job) => {
             let bytes = bytes_of(&job.body, &job.attributes);
-            let room = state.body_room.for_answer(&job.queue.namespace, bytes).await?;
+            let room = state.bounds.body_room.for_answer(&job.queue.namespace, bytes).await?;
             reply::job(room, &JobReply::peeked(&job))
         }
         None => reply::error(StatusCode::NOT_FOUND, "the queue is empty"),

@@ -4,7 +4,7 @@ use axum::extract::{RawQuery, Request, State};
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{Respawn, Revived, SizeOf};
+use crate::engine::{self, Revived, SizeOf};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::body::read_body;
@@ -62,8 +62,7 @@ pub async fn respawn(State(state): App, auth: Authorized, RawQuery(query): RawQu
     let query = Query(query.as_deref().unwrap_or_default());
     let limit = params::limit(query)?;
     let ttl = params::respawn_ttl(query, &state.defaults)?;
-    let oldest = Respawn::Oldest { limit, ttl };
-    let count = auth.pool.engine.respawn(&auth.queue, oldest).await?.count;
+    let count = engine::respawn::oldest(&*auth.pool.engine, &auth.queue, limit, ttl).await?;
     Ok(reply::json(StatusCode::OK, &RespawnReply { count, msg: "respawned" }))
 }
 
@@ -78,8 +77,7 @@ pub async fn delete(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResul
 pub async fn respawn_job(State(state): App, auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
     let revival = params::revival(Query(query.as_deref().unwrap_or_default()), &state.defaults)?;
     let job = auth.job()?;
-    let this = Respawn::Jobs(&[job.id], revival);
-    match auth.pool.engine.respawn(&job.queue, this).await?.each.first() {
+    match engine::respawn::jobs(&*auth.pool.engine, &job.queue, &[job.id], revival).await?.first() {
         Some(Revived::Done { due_at }) => {
             let reply = RespawnedJob { msg: "respawned", due_at: Instant(*due_at) };
             Ok(reply::json(StatusCode::OK, &reply))
@@ -111,7 +109,7 @@ pub async fn respawn_jobs(State(state): App, auth: Authorized, request: Request)
     let ids: Vec<JobId> = jobs.iter().filter_map(|job| JobId::parse(job)).collect();
     let revived = match &ids[..] {
         [] => Vec::new(),
-        ids => auth.pool.engine.respawn(&auth.queue, Respawn::Jobs(ids, revival)).await?.each,
+        ids => engine::respawn::jobs(&*auth.pool.engine, &auth.queue, ids, revival).await?,
     };
     let mut revived = revived.into_iter();
     let missing: Vec<&str> = jobs

@@ -1,19 +1,16 @@
 //! Inspection of a namespace and of a queue: queues, jobs by state, one job by its id or key; and cancelling by key.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 
 use crate::engine::{By, Cursor, Detail, Engine, JobList, JobPage, MAX_LISTED, QueueView};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, JobReply};
-use crate::http::answer::room::{LARGE_ANSWER, bytes_of};
+use crate::http::answer::room::{LARGE_ANSWER, Room, bytes_of};
 use crate::http::request::extract::{Authorized, AuthorizedKey, AuthorizedNamespace, ByAccount, ShowsBodies};
 use crate::http::request::params::{self, Query};
 use crate::http::state::{App, AppState, MAX_ANSWER, MAX_JOB, PoolState};
@@ -67,33 +64,32 @@ impl<'a> From<&'a QueueView> for ListedQueue<'a> {
 }
 
 /// Reply of `GET Q/jobs`.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct JobsReply<'a> {
-    pub jobs: Vec<ListedJob<'a>>,
-    pub cursor: Option<String>,
-    pub scanned: u64,
-    /// Number of jobs that the filter examined.
+#[derive(Debug, Serialize)]
+struct JobsReply<'a> {
+    jobs: Vec<ListedJob<'a>>,
+    cursor: Option<String>,
+    scanned: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub looked_at: Option<u64>,
+    looked_at: Option<u64>,
 }
 
-/// A job in a list.
-#[derive(Debug, Serialize, Deserialize)]
+/// A job in a list. Dashboard pages show it too.
+#[derive(Debug, Serialize)]
 pub struct ListedJob<'a> {
     pub job_id: JobId,
-    pub state: Option<Cow<'a, str>>,
+    pub state: Option<&'a str>,
     pub due_at: Option<Instant>,
     pub published_at: Instant,
     pub remain_tries: Option<u16>,
     pub ttl: u64,
-    pub key: Option<Cow<'a, str>>,
-    pub reason: Option<Cow<'a, str>>,
+    pub key: Option<&'a str>,
+    pub reason: Option<&'a str>,
     pub size: u64,
     /// `None` if it is not shown.
-    #[serde(default, with = "some_base64", skip_serializing_if = "Option::is_none")]
-    pub data: Option<Cow<'a, [u8]>>,
-    #[serde(default, skip_serializing_if = "Attributes::is_empty")]
-    pub attributes: Cow<'a, Attributes>,
+    #[serde(serialize_with = "some_base64", skip_serializing_if = "Option::is_none")]
+    pub data: Option<&'a [u8]>,
+    #[serde(skip_serializing_if = "Attributes::is_empty")]
+    pub attributes: &'a Attributes,
 }
 
 impl<'a> From<&'a JobView> for ListedJob<'a> {
@@ -108,68 +104,74 @@ impl<'a> From<&'a JobView> for ListedJob<'a> {
             key: key(view),
             reason: reason(view),
             size: view.size,
-            data: view.body.as_deref().map(Cow::Borrowed),
-            attributes: Cow::Borrowed(&view.attributes),
+            data: view.body.as_deref(),
+            attributes: &view.attributes,
         }
     }
 }
 
 /// A job with all of its fields: the reply of `GET J?verbose=1`. Fields are in alphabetical order, as in
-/// [`JobReply`].
-#[derive(Debug, Serialize, Deserialize)]
+/// [`JobReply`]. Dashboard pages show it too.
+#[derive(Debug, Serialize)]
 pub struct VerboseJob<'a> {
     /// `None` if there are none or they are not shown.
-    pub attributes: Option<Cow<'a, Attributes>>,
+    pub attributes: Option<&'a Attributes>,
     /// `None` if it is not shown.
-    #[serde(with = "some_base64")]
-    pub data: Option<Cow<'a, [u8]>>,
+    #[serde(serialize_with = "some_base64")]
+    pub data: Option<&'a [u8]>,
     pub due_at: Option<Instant>,
     pub elapsed_ms: u64,
     pub job_id: JobId,
-    pub key: Option<Cow<'a, str>>,
-    namespace: Cow<'a, str>,
-    queue: Cow<'a, str>,
-    pub reason: Option<Cow<'a, str>>,
+    pub key: Option<&'a str>,
+    namespace: &'a str,
+    queue: &'a str,
+    pub reason: Option<&'a str>,
     /// Present if requested; pages never request it.
-    #[serde(skip_serializing_if = "Option::is_none", skip_deserializing)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     receipt: Option<Option<Receipt>>,
     pub remain_tries: Option<u16>,
     /// Present if the body is not shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    pub state: Option<Cow<'a, str>>,
+    pub state: Option<&'a str>,
     pub ttl: u64,
 }
 
-fn verbose_job<'a>(queue: &'a Queue, view: &'a JobView, detail: Detail) -> VerboseJob<'a> {
+/// Describes a job for viewers with or without permission to read bodies.
+pub fn verbose_job<'a>(
+    queue: &'a Queue,
+    view: &'a JobView,
+    detail: Detail,
+    ShowsBodies(shows): ShowsBodies,
+) -> VerboseJob<'a> {
     VerboseJob {
-        attributes: Some(&view.attributes).filter(|attributes| !attributes.is_empty()).map(Cow::Borrowed),
-        data: Some(view.body.as_deref().unwrap_or_default().into()),
+        attributes: Some(&view.attributes).filter(|attributes| shows && !attributes.is_empty()),
+        data: shows.then(|| view.body.as_deref().unwrap_or_default()),
         due_at: view.due_at.map(Instant),
         elapsed_ms: view.elapsed.as_millis() as u64,
         job_id: view.id,
         key: key(view),
-        namespace: queue.namespace.as_str().into(),
-        queue: queue.name.as_str().into(),
+        namespace: queue.namespace.as_str(),
+        queue: queue.name.as_str(),
         reason: reason(view),
         receipt: matches!(detail, Detail::HeldWith(_)).then_some(view.receipt),
         remain_tries: view.tries_left,
-        size: None,
+        size: (!shows).then_some(view.size),
         state: state(view),
         ttl: reply::seconds_left(view.ttl),
     }
 }
 
-fn state(view: &JobView) -> Option<Cow<'_, str>> {
-    view.state.map(|state| state.as_str().into())
+fn state(view: &JobView) -> Option<&'static str> {
+    view.state.map(JobState::as_str)
 }
 
-fn key(view: &JobView) -> Option<Cow<'_, str>> {
-    view.key.as_ref().map(|key| key.as_str().into())
+fn key(view: &JobView) -> Option<&str> {
+    view.key.as_ref().map(|key| key.as_str())
 }
 
-fn reason(view: &JobView) -> Option<Cow<'_, str>> {
-    view.reason.as_ref().map(|reason| reason.as_str().into())
+fn reason(view: &JobView) -> Option<&str> {
+    view.reason.as_ref().map(|reason| reason.as_str())
 }
 
 /// `GET /api/:namespace`, which lmstfy does not have. Without parameters and without queues, the reply is lmstfy's,
@@ -200,14 +202,26 @@ pub async fn queues(
     Ok(reply::json(StatusCode::OK, &reply))
 }
 
-/// `GET /api/:namespace/:queue/jobs`
-pub async fn jobs(
-    State(state): App,
-    auth: Authorized,
+/// A page of a queue's jobs as its store returned them.
+#[derive(Debug, Default)]
+pub struct FoundJobs {
+    pub jobs: Vec<JobView>,
+    /// Sealed.
+    pub cursor: Option<String>,
+    pub scanned: u64,
+    /// Number of jobs that the filter examined.
+    pub looked_at: Option<u64>,
+    /// Memory reserved for the bodies.
+    pub room: Option<Room>,
+}
+
+/// Reads the page that a query of [`jobs`] asks for.
+pub async fn find_jobs(
+    state: &AppState,
+    (pool, queue): (&PoolState, &Queue),
+    query: Query<'_>,
     (ByAccount(by_account), ShowsBodies(shows)): (ByAccount, ShowsBodies),
-    RawQuery(query): RawQuery,
-) -> HandlerResult {
-    let query = Query(query.as_deref().unwrap_or_default());
+) -> Result<FoundJobs, ApiError> {
     let filter = asked_filter(query, shows)?;
     if !by_account && !filter.is_empty() {
         return Err(ApiError::bad("contains and reason are for the admin port"));
@@ -218,7 +232,7 @@ pub async fn jobs(
     };
     let (limit, cursor) = params::page(query, USUAL_JOBS)?;
     let bodies = params::flag(query, "data", false, "invalid data")? && shows;
-    let sealed_for = format!("{}/{}/{}", auth.pool.name, auth.queue, which.as_str());
+    let sealed_for = format!("{}/{}/{}", pool.name, queue, which.as_str());
     let cursor = state.cursors.open(&sealed_for, cursor).await?;
     let list = JobList { state: which, limit, cursor, bodies };
     // Reserves memory for the largest possible page before reading bodies.
@@ -227,11 +241,11 @@ pub async fn jobs(
         (true, None) => (limit * MAX_JOB).min(MAX_ANSWER),
         (false, None) => 0,
     };
-    let mut room = state.body_room.for_answer(&auth.queue.namespace, most).await?;
+    let mut room = state.bounds.body_room.for_answer(&queue.namespace, most).await?;
     let (page, looked_at) = if filter.is_empty() {
-        (page_of(&*auth.pool.engine, &auth.queue, list).await?, None)
+        (page_of(&*pool.engine, queue, list).await?, None)
     } else {
-        let found = search(&state, &auth.pool, &auth.queue, &filter, list).await?;
+        let found = search(state, pool, queue, &filter, list).await?;
         let looked_at = found.as_ref().map(|found| found.looked_at);
         let page =
             |found: SearchPage| JobPage { jobs: found.jobs, cursor: found.cursor, scanned: found.looked_at };
@@ -239,14 +253,28 @@ pub async fn jobs(
     };
     let JobPage { jobs, cursor, scanned } = page.ok_or(ApiError::BAD_CURSOR)?;
     let bytes: usize = jobs.iter().map(bytes_of_view).sum();
-    let cursor = state.cursors.seal(&sealed_for, cursor).await?;
-    let reply = |jobs| JobsReply { jobs, cursor: cursor.clone(), scanned, looked_at };
-    if bytes <= LARGE_ANSWER {
-        return Ok(reply::json(StatusCode::OK, &reply(jobs.iter().map(ListedJob::from).collect())));
-    }
     match &mut room {
+        _ if bytes <= LARGE_ANSWER => room = None,
         Some(room) => room.shrink_to(bytes),
-        None => room = state.body_room.for_answer(&auth.queue.namespace, bytes).await?,
+        None => room = state.bounds.body_room.for_answer(&queue.namespace, bytes).await?,
+    }
+    let cursor = state.cursors.seal(&sealed_for, cursor).await?;
+    Ok(FoundJobs { jobs, cursor, scanned, looked_at, room })
+}
+
+/// `GET /api/:namespace/:queue/jobs`
+pub async fn jobs(
+    State(state): App,
+    auth: Authorized,
+    may: (ByAccount, ShowsBodies),
+    RawQuery(query): RawQuery,
+) -> HandlerResult {
+    let query = Query(query.as_deref().unwrap_or_default());
+    let found = find_jobs(&state, (&auth.pool, &auth.queue), query, may).await?;
+    let FoundJobs { jobs, cursor, scanned, looked_at, room } = found;
+    let reply = |jobs| JobsReply { jobs, cursor: cursor.clone(), scanned, looked_at };
+    if jobs.iter().map(bytes_of_view).sum::<usize>() <= LARGE_ANSWER {
+        return Ok(reply::json(StatusCode::OK, &reply(jobs.iter().map(ListedJob::from).collect())));
     }
     let around = serde_json::to_vec(&reply(Vec::new())).unwrap_or_default();
     let (head, end) = around.split_at(JOBS_BEGIN.len());
@@ -286,7 +314,7 @@ pub async fn search(
     filter: &Filter,
     list: JobList,
 ) -> Result<Option<SearchPage>, ApiError> {
-    let _turn = state.searches.try_acquire().map_err(|_| ApiError::SEARCHES)?;
+    let _turn = state.bounds.searches.try_acquire().map_err(|_| ApiError::SEARCHES)?;
     Ok(search::search(&*pool.engine, queue, filter, list).await?)
 }
 
@@ -346,19 +374,29 @@ async fn show(
     by: By<'_>,
     (detail, ShowsBodies(shows)): (Detail, ShowsBodies),
 ) -> Result<Option<Response>, ApiError> {
-    if !shows {
-        let Some(view) = pool.engine.inspect(queue, by, Detail::All).await? else { return Ok(None) };
-        let shown = verbose_job(queue, &view, Detail::All);
-        let shown = VerboseJob { attributes: None, data: None, size: Some(view.size), ..shown };
-        return Ok(Some(reply::json(StatusCode::OK, &shown)));
-    }
-    let Some(view) = pool.engine.inspect(queue, by, detail).await? else { return Ok(None) };
-    let room = state.body_room.for_answer(&queue.namespace, bytes_of_view(&view)).await?;
+    let detail = if shows { detail } else { Detail::All };
+    let Some((view, room)) = find_job(state, pool, queue, by, (detail, ShowsBodies(shows))).await? else {
+        return Ok(None);
+    };
     Ok(Some(if detail == Detail::Stored {
         reply::job(room, &JobReply::viewed(queue, &view))
     } else {
-        reply::json_in(room, StatusCode::OK, &verbose_job(queue, &view, detail))
+        reply::json_in(room, StatusCode::OK, &verbose_job(queue, &view, detail, ShowsBodies(shows)))
     }))
+}
+
+/// Reads a job, and reserves memory for its body if it is shown.
+pub async fn find_job(
+    state: &AppState,
+    pool: &PoolState,
+    queue: &Queue,
+    by: By<'_>,
+    (detail, ShowsBodies(shows)): (Detail, ShowsBodies),
+) -> Result<Option<(JobView, Option<Room>)>, ApiError> {
+    let Some(view) = pool.engine.inspect(queue, by, detail).await? else { return Ok(None) };
+    let bytes = if shows { bytes_of_view(&view) } else { 0 };
+    let room = state.bounds.body_room.for_answer(&queue.namespace, bytes).await?;
+    Ok(Some((view, room)))
 }
 
 /// `DELETE /api/:namespace/:queue/key/:key`
@@ -388,19 +426,10 @@ fn as_seconds<S: Serializer>(age: &Option<Duration>, s: S) -> Result<S::Ok, S::E
 }
 
 /// Serializes a body, if it is shown.
-mod some_base64 {
-    use super::*;
-
-    pub fn serialize<S: Serializer>(data: &Option<Cow<'_, [u8]>>, s: S) -> Result<S::Ok, S::Error> {
-        match data {
-            Some(data) => reply::as_base64(data, s),
-            None => s.serialize_none(),
-        }
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Cow<'static, [u8]>>, D::Error> {
-        let decoded = Option::<String>::deserialize(d)?.map(|text| STANDARD.decode(text).map(Cow::Owned));
-        decoded.transpose().map_err(serde::de::Error::custom)
+fn some_base64<S: Serializer>(data: &Option<&[u8]>, s: S) -> Result<S::Ok, S::Error> {
+    match data {
+        Some(data) => reply::as_base64(data, s),
+        None => s.serialize_none(),
     }
 }
 

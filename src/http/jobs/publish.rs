@@ -71,7 +71,7 @@ struct BatchReply {
 /// `PUT /api/:namespace/:queue`
 pub async fn publish(state: Arc<AppState>, auth: Authorized, request: Request) -> HandlerResult {
     let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
-    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
+    let mut room = state.bounds.body_room.for_request(&auth.key.scope.namespace);
     let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
     let response = store_job(&auth.pool, new, None, repeatable).await?;
     counted.commit();
@@ -81,13 +81,13 @@ pub async fn publish(state: Arc<AppState>, auth: Authorized, request: Request) -
 /// `PUT /api/:namespace/:queue/job/:job_id`: acks the job and publishes the body as a new one, in one step.
 pub async fn republish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
     let replaces = auth.job_id.map(|id| JobRef { queue: auth.queue.clone(), id });
-    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
+    let mut room = state.bounds.body_room.for_request(&auth.key.scope.namespace);
     let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
     // Republishing an unknown job is a publish, and counts as one. Only tokens with a possible limit need the
     // distinction.
     let record = match auth.record {
         Some(record) => Ok(record),
-        None => state.tokens.look_up(&auth.key).await,
+        None => state.access.tokens.look_up(&auth.key).await,
     };
     let limited = record.map_or(true, |record| record.limit.is_some_and(|limit| limit.write > 0));
     let known = match &replaces {
@@ -115,8 +115,8 @@ pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request)
     let life = params::life(query(request.uri().query()), &state.defaults)?;
     let attributes = attributes::from_headers(request.headers())?;
     let (head, body) = request.into_parts();
-    let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
-    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
+    let repeatable = state.bounds.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
+    let mut room = state.bounds.body_room.for_request(&auth.key.scope.namespace);
     let body = read_body(body, MAX_BULK, TOO_LARGE, Some(&mut room)).await?;
     let all = body.clone();
     let jobs = batch::reading(body.len(), move || batch::split_bulk(&all))
@@ -139,8 +139,8 @@ pub async fn publish_one(State(state): App, auth: Authorized, request: Request) 
     let given = GivenJob::from_query(query(head.uri.query()));
     let placement = given.placement(auth.pool.engine.time_of_day(), &state.defaults)?;
     let attributes = attributes::from_headers(&head.headers)?;
-    let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
-    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
+    let repeatable = state.bounds.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
+    let mut room = state.bounds.body_room.for_request(&auth.key.scope.namespace);
     let body = read_body(body, MAX_JOB, TOO_LARGE, Some(&mut room)).await?;
     let once = once(&repeatable, &body);
     let jobs = vec![placing(&auth.pool, auth.queue, body, placement, attributes)];
@@ -156,8 +156,8 @@ pub async fn publish_batch(State(state): App, auth: Authorized, request: Request
     let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
     let (head, body) = request.into_parts();
     let attributes = attributes::from_headers(&head.headers)?;
-    let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
-    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
+    let repeatable = state.bounds.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
+    let mut room = state.bounds.body_room.for_request(&auth.key.scope.namespace);
     let body = read_body(body, MAX_BATCH, TOO_LARGE, Some(&mut room)).await?;
     // Decoding copies the jobs out of the base64.
     room.grow_to(body.len().saturating_add(body.len() / 4 * 3)).await?;
@@ -248,7 +248,7 @@ fn read_terms(
 ) -> Result<Terms, ApiError> {
     let life = params::life(query(head.uri.query()), &state.defaults)?;
     let attributes = attributes::from_headers(&head.headers)?;
-    let repeatable = state.under_way.begin(&pool.name, queue, &head)?;
+    let repeatable = state.bounds.under_way.begin(&pool.name, queue, &head)?;
     Ok(Terms { life, attributes, repeatable })
 }
 

@@ -147,6 +147,9 @@ impl FromRequestParts<Arc<AppState>> for Author {
     async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<Author, Infallible> {
         let account = parts.extensions.get::<Account>().map(|account| account.0.clone());
         let client = || parts.extensions.get::<ClientIp>().map(|client| client.0.to_string());
-        Ok(Author { name: account.or_else(client).unwrap_or_default(), changes: state.changes.clone() })
+        Ok(Author {
+            name: account.or_else(client).unwrap_or_default(),
+            changes: state.operations.changes.clone(),
+        })
     }
 }

@@ -30,8 +30,8 @@ const WAITING: usize = 4;
 /// `GET /backup?pool`
 pub async fn get(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
     let query = query.unwrap_or_default();
-    let name = state.pool_name(&Query(&query).get("pool").unwrap_or_default())?;
-    let Some((store, turn)) = state.backups.get(&name) else {
+    let name = state.pools.name(&Query(&query).get("pool").unwrap_or_default())?;
+    let Some((store, turn)) = state.operations.backups.get(&name) else {
         return Err(ApiError::detailed(
             StatusCode::BAD_REQUEST,
             format!("pool {name} is a Redis: back up that Redis, by its append-only file or snapshots"),
@@ -43,7 +43,7 @@ pub async fn get(State(state): App, RawQuery(query): RawQuery) -> HandlerResult 
     let (begun, begins) = oneshot::channel();
     let (store, pool) = (store.clone(), name.to_string());
     // The turn lasts until the copy is removed, also if the client disconnects meanwhile.
-    state.tasks.spawn(async move {
+    state.server.tasks.spawn(async move {
         match store.copy().await {
             Err(error) => drop(begun.send(Err(error))),
             Ok(copy) => {

@@ -54,7 +54,7 @@ pub struct Wanted {
 impl Wanted {
     /// Validates an order. Accounts that may not see bodies may not search them.
     pub fn of(state: &AppState, given: GivenOrder, shows: ShowsBodies) -> Result<Wanted, ApiError> {
-        let pool = state.pool_named(&given.pool.unwrap_or_default())?.clone();
+        let pool = state.pools.named(&given.pool.unwrap_or_default())?.clone();
         let namespace = Namespace::parse(&given.namespace);
         let namespace = namespace.map_err(|error| ApiError::bad_name(NameIn::Namespace, error))?;
         let name = QueueName::parse_for_consume(&given.queue);
@@ -100,29 +100,29 @@ pub async fn begin(state: &AppState, by: &Author, wanted: Wanted) -> Result<bulk
         JobState::Ready | JobState::Dead => None,
     };
     let order = Order { pool: pool.name.clone(), queue, action, filter, by: by.name().to_owned() };
-    let progress = state.bulk.begin(pool.engine.clone(), order, known).await?;
+    let progress = state.operations.bulk.begin(pool.engine.clone(), order, known).await?;
     by.ordered("a bulk action was begun", &progress);
     Ok(progress)
 }
 
 /// Stops an action after its current step.
 pub fn stop(state: &AppState, by: &Author, id: &str) -> Option<bulk::Progress> {
-    let was_running = state.bulk.get(id)?.state == BulkState::Running;
-    let progress = state.bulk.stop(id, by.name())?;
+    let was_running = state.operations.bulk.get(id)?.state == BulkState::Running;
+    let progress = state.operations.bulk.stop(id, by.name())?;
     if was_running {
         by.ordered("a bulk action was stopped", &progress);
     }
     Some(progress)
 }
 
-/// Reply of `GET /bulk`. Dashboard pages read it too.
-#[derive(Debug, Serialize, Deserialize)]
+/// Reply of `GET /bulk`. Dashboard pages show it too.
+#[derive(Debug, Serialize)]
 pub struct BulksReply {
     pub server: String,
     pub actions: Vec<BulkReply>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct BulkReply {
     pub id: String,
     pub pool: String,
@@ -198,13 +198,18 @@ pub async fn post(State(state): App, by: Author, shows: ShowsBodies, request: Re
 
 /// `GET /bulk`
 pub async fn list(State(state): App, shows: ShowsBodies) -> HandlerResult {
-    let actions = state.bulk.list().into_iter().map(|progress| shown(progress, shows)).collect();
-    Ok(reply::json(StatusCode::OK, &BulksReply { server: state.server.clone(), actions }))
+    Ok(reply::json(StatusCode::OK, &actions(&state, shows)))
+}
+
+/// Returns the reply of [`list`].
+pub fn actions(state: &AppState, shows: ShowsBodies) -> BulksReply {
+    let actions = state.operations.bulk.list().into_iter().map(|progress| shown(progress, shows)).collect();
+    BulksReply { server: state.server.name.clone(), actions }
 }
 
 /// `GET /bulk/:id`
 pub async fn get(State(state): App, Path(id): Path<String>, shows: ShowsBodies) -> HandlerResult {
-    let progress = state.bulk.get(&id).ok_or(NOT_FOUND)?;
+    let progress = state.operations.bulk.get(&id).ok_or(NOT_FOUND)?;
     Ok(reply::json(StatusCode::OK, &shown(progress, shows)))
 }
 

@@ -2,19 +2,19 @@
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::names;
 use crate::engine::nodes::{JobsOfPart, NodeView, NodesView, PartNumber, QueuePlaces, Unusable};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::params::Query;
-use crate::http::state::App;
+use crate::http::state::{App, AppState};
 use crate::name::Queue;
 use crate::time::Instant;
 
-/// Reply of `GET /cluster`. Dashboard pages read it too.
-#[derive(Debug, Serialize, Deserialize)]
+/// Reply of `GET /cluster`. Dashboard pages show it too.
+#[derive(Debug, Serialize)]
 pub struct ClusterReply {
     pub pool: String,
     pub prefix: String,
@@ -28,7 +28,7 @@ pub struct ClusterReply {
     pub queue: Option<PlacesReply>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct NodeReply {
     pub id: String,
     pub addr: String,
@@ -42,14 +42,14 @@ pub struct NodeReply {
 }
 
 /// The partitions of a queue.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct PlacesReply {
     home: PartNumber,
     spread: bool,
     jobs: Vec<PartReply>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 struct PartReply {
     partition: PartNumber,
     node: Option<String>,
@@ -61,14 +61,19 @@ struct PartReply {
 
 /// `GET /cluster?pool&namespace&queue`
 pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
-    let query = Query(query.as_deref().unwrap_or_default());
-    let pool = state.pool_named(query.get("pool").as_deref().unwrap_or_default())?;
+    Ok(reply::json(StatusCode::OK, &cluster(&state, &query.unwrap_or_default()).await?))
+}
+
+/// Returns the reply of [`show`] to a query.
+pub async fn cluster(state: &AppState, query: &str) -> Result<ClusterReply, ApiError> {
+    let query = Query(query);
+    let pool = state.pools.named(query.get("pool").as_deref().unwrap_or_default())?;
     let queue = match names::in_query(query)? {
         (None, _) => None,
         (Some(namespace), Some(name)) => Some(Queue { namespace, name }),
         (Some(_), None) => return Err(ApiError::bad("invalid queue: a namespace alone has no partition")),
     };
-    let Some(nodes) = state.nodes.get(&pool.name) else {
+    let Some(nodes) = state.operations.nodes.get(&pool.name) else {
         return Err(ApiError::bad("the pool is not in a cluster"));
     };
     let places = match &queue {
@@ -77,7 +82,7 @@ pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
     };
     let NodesView { prefix, parts, wait_replicas, nodes, unusable, .. } = nodes.view().await;
     let Unusable { away, moving, split } = unusable;
-    let reply = ClusterReply {
+    Ok(ClusterReply {
         pool: pool.name.to_string(),
         prefix,
         partitions: parts,
@@ -87,8 +92,7 @@ pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
         moving,
         split,
         queue: places.map(places_of),
-    };
-    Ok(reply::json(StatusCode::OK, &reply))
+    })
 }
 
 fn node(of: NodeView) -> NodeReply {

@@ -7,13 +7,13 @@ use std::time::Duration;
 use ahash::HashMap;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::time::timeout;
 
 use super::names::Asked;
 use super::queues::name;
 use crate::engine::{Cursor, Engine, JobList, MAX_LISTED};
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::history::Range;
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
@@ -32,8 +32,8 @@ const PAGES: u64 = LOOKED_AT / MAX_LISTED as u64 * 2;
 /// Maximum number of different reasons in the reply.
 const MOST_REASONS: usize = 100;
 
-/// Reply of `GET /dead`. Dashboard pages read it too.
-#[derive(Debug, Serialize, Deserialize)]
+/// Reply of `GET /dead`. Dashboard pages show it too.
+#[derive(Debug, Serialize)]
 pub struct DeadReply {
     pub server: String,
     pub queues: Vec<DeadQueue>,
@@ -41,7 +41,7 @@ pub struct DeadReply {
 }
 
 /// A queue with dead jobs.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct DeadQueue {
     pub pool: String,
     pub namespace: String,
@@ -66,9 +66,9 @@ fn dead_queues(state: &AppState, asked: &Asked, after: usize, limit: usize) -> (
         let named = |row: &QueueRow| (row.namespace.clone(), row.name.clone());
         order(a).cmp(&order(b)).then_with(|| a_pool.cmp(b_pool)).then_with(|| named(a).cmp(&named(b)))
     });
-    let now = state.began.time() / 1000;
+    let now = state.server.began.time() / 1000;
     let shown = rows.iter().skip(after).take(limit).map(|(pool, row)| {
-        let (since, points) = state.history.of(&row.of(pool), Range::Hour, now);
+        let (since, points) = state.operations.history.of(&row.of(pool), Range::Hour, now);
         let died = points.iter().flatten().map(|point| point.counts[3]).sum();
         DeadQueue {
             pool: pool.to_string(),
@@ -84,29 +84,33 @@ fn dead_queues(state: &AppState, asked: &Asked, after: usize, limit: usize) -> (
 
 /// `GET /dead?pool&namespace&limit&cursor`
 pub async fn list(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
-    let query = Query(query.as_deref().unwrap_or_default());
-    let asked = Asked::of(&state, query)?;
+    Ok(reply::json(StatusCode::OK, &dead(&state, &query.unwrap_or_default())?))
+}
+
+/// Returns the reply of [`list`] to a query.
+pub fn dead(state: &AppState, query: &str) -> Result<DeadReply, ApiError> {
+    let query = Query(query);
+    let asked = Asked::of(state, query)?;
     let (limit, cursor) = params::page(query, MAX_LISTED)?;
     // A cursor is the number of queues shown: new deaths move queues to the front, and may show a queue twice.
     let after = match cursor {
         None => 0,
         Some(Cursor(text)) => text.parse::<usize>().map_err(|_| ApiError::BAD_CURSOR)?,
     };
-    let (queues, more) = dead_queues(&state, &asked, after, limit);
+    let (queues, more) = dead_queues(state, &asked, after, limit);
     let cursor = more.then(|| (after + limit).to_string());
-    let reply = DeadReply { server: state.server.clone(), queues, cursor };
-    Ok(reply::json(StatusCode::OK, &reply))
+    Ok(DeadReply { server: state.server.name.clone(), queues, cursor })
 }
 
-/// Reply of `GET /dead/reasons`: why the oldest dead jobs of a queue died. Dashboard pages read it too.
-#[derive(Debug, Serialize, Deserialize)]
+/// Reply of `GET /dead/reasons`: why the oldest dead jobs of a queue died. Dashboard pages show it too.
+#[derive(Debug, Serialize)]
 pub struct ReasonsReply {
     pub looked_at: u64,
     /// Most frequent first.
     pub reasons: Vec<ReasonReply>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct ReasonReply {
     /// `None`: the job used up its tries, and no worker gave a reason.
     pub reason: Option<String>,
@@ -114,7 +118,7 @@ pub struct ReasonReply {
 }
 
 /// Reads the reasons of the oldest dead jobs, at most a thousand, for at most a second.
-async fn why_they_died(engine: &dyn Engine, queue: &Queue) -> Result<ReasonsReply> {
+async fn why_they_died(engine: &dyn Engine, queue: &Queue) -> Result<ReasonsReply, Error> {
     let mut counts: HashMap<Option<Reason>, u64> = HashMap::default();
     let mut looked_at = 0;
     let look = async {
@@ -150,7 +154,11 @@ async fn why_they_died(engine: &dyn Engine, queue: &Queue) -> Result<ReasonsRepl
 
 /// `GET /dead/reasons?pool&namespace&queue`
 pub async fn reasons(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
-    let query = Query(query.as_deref().unwrap_or_default());
-    let (pool, queue) = Asked::queue(&state, query)?;
-    Ok(reply::json(StatusCode::OK, &why_they_died(&*pool.engine, &queue).await?))
+    Ok(reply::json(StatusCode::OK, &reasons_of(&state, &query.unwrap_or_default()).await?))
+}
+
+/// Returns the reply of [`reasons`] to a query.
+pub async fn reasons_of(state: &AppState, query: &str) -> Result<ReasonsReply, ApiError> {
+    let (pool, queue) = Asked::queue(state, Query(query))?;
+    Ok(why_they_died(&*pool.engine, &queue).await?)
 }

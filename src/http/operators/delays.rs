@@ -2,7 +2,7 @@
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::names;
 use crate::engine::delays::{DelayCount, DelayedOf, Delays};
@@ -20,8 +20,8 @@ const MOST_STEPS: usize = 1000;
 /// Units of time in milliseconds.
 const UNITS: [(&str, u64); 3] = [("minute", 60_000), ("hour", 3_600_000), ("day", 86_400_000)];
 
-/// Reply of `GET /info/delays`. Dashboard pages read it too.
-#[derive(Debug, Serialize, Deserialize)]
+/// Reply of `GET /info/delays`. Dashboard pages show it too.
+#[derive(Debug, Serialize)]
 pub struct DelaysReply {
     pub pool: String,
     pub by: String,
@@ -32,7 +32,7 @@ pub struct DelaysReply {
     pub later: u64,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct Bucket {
     pub from: Instant,
     pub count: u64,
@@ -40,9 +40,14 @@ pub struct Bucket {
 
 /// `GET /info/delays?pool&namespace&queue&by&limit`
 pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
-    let (pool, by, count) = asked(&state, Query(query.as_deref().unwrap_or_default()))?;
-    let delays = pool.delays.count(&pool.engine, count, &state.tasks).await?;
-    Ok(reply::json(StatusCode::OK, &delays_reply(pool, by, &delays)))
+    Ok(reply::json(StatusCode::OK, &count_delays(&state, &query.unwrap_or_default()).await?))
+}
+
+/// Returns the reply of [`show`] to a query. The count goes on if the caller stops waiting.
+pub async fn count_delays(state: &AppState, query: &str) -> Result<DelaysReply, ApiError> {
+    let (pool, by, count) = asked(state, Query(query))?;
+    let delays = pool.delays.count(&pool.engine, count, &state.server.tasks).await?;
+    Ok(delays_reply(pool, by, &delays))
 }
 
 /// Returns the last reply of the route to this query.
@@ -70,7 +75,7 @@ fn asked<'a>(
     state: &'a AppState,
     query: Query<'_>,
 ) -> Result<(&'a PoolState, &'static str, DelayCount), ApiError> {
-    let pool = state.pool_named(query.get("pool").as_deref().unwrap_or_default())?;
+    let pool = state.pools.named(query.get("pool").as_deref().unwrap_or_default())?;
     let (by, count) = count(query)?;
     Ok((pool, by, count))
 }

@@ -21,7 +21,7 @@ use crate::http::state::{App, AppState};
 
 /// Rejects requests without a valid account, if accounts are configured. An address with too many failures must wait.
 pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> Response {
-    if state.accounts.is_empty() {
+    if state.accounts.operators.is_empty() {
         let_in(&state, &mut request, Role::Operator);
         return next.run(request).await;
     }
@@ -29,11 +29,11 @@ pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> 
         let address = request.extensions().get::<ClientIp>().map(|client| client.0);
         // Without an address there is no connection, and so no request.
         let address = address.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
-        let allowed = state.failed_logins.begin(address);
+        let allowed = state.accounts.failed_logins.begin(address);
         if allowed.is_ok()
             && let Some((account, role)) = account(&state, given)
         {
-            state.failed_logins.succeeded(address);
+            state.accounts.failed_logins.succeeded(address);
             let route = request.extensions().get::<MatchedPath>();
             if !route.is_some_and(|route| role.may(request.method(), route.as_str())) {
                 return FORBIDDEN.into_response();
@@ -45,7 +45,7 @@ pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> 
             let_in(&state, &mut request, role);
             return next.run(request).await;
         }
-        if let Some(failed) = state.failed_logins.failed(address) {
+        if let Some(failed) = state.accounts.failed_logins.failed(address) {
             audit::logins_failed(address, failed);
         }
         if let Err(wait) = allowed {
@@ -63,7 +63,7 @@ pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> 
 /// Records the role, and whether bodies are shown, for handlers.
 fn let_in(state: &AppState, request: &mut Request, role: Role) {
     if let Some(labels) = request.extensions().get::<Arc<Labels>>()
-        && !role.sees_bodies(state.show_bodies)
+        && !role.sees_bodies(state.accounts.show_bodies)
     {
         labels.hide_bodies();
     }
@@ -81,8 +81,8 @@ fn account(state: &AppState, given: &HeaderValue) -> Option<(Account, Role)> {
     }
     let given = STANDARD.decode(given.trim()).ok()?;
     // Every account is compared, in constant time, so that the time taken does not show how close a guess was.
-    let operators = state.accounts.iter().map(|account| (account, Role::Operator));
-    let viewers = state.read_only_accounts.iter().map(|account| (account, Role::Viewer));
+    let operators = state.accounts.operators.iter().map(|account| (account, Role::Operator));
+    let viewers = state.accounts.viewers.iter().map(|account| (account, Role::Viewer));
     operators.chain(viewers).fold(None, |found, ((user, password), role)| {
         let account = format!("{user}:{}", password.reveal());
         let same = bool::from(account.as_bytes().ct_eq(&given));

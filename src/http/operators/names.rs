@@ -7,7 +7,7 @@ use crate::admin::tokens as token;
 use crate::admin::{Scope, TokenKey};
 use crate::http::answer::error::{ApiError, NameIn};
 use crate::http::request::params::Query;
-use crate::http::state::{AppState, PoolState};
+use crate::http::state::{AppState, PoolState, Pools};
 use crate::name::{Namespace, PoolName, Queue, QueueName, Token};
 use crate::sampler::Sample;
 
@@ -68,7 +68,7 @@ impl Asked {
     }
 
     pub fn of(state: &AppState, query: Query<'_>) -> Result<Asked, ApiError> {
-        let pool = given(query, "pool").map(|name| state.pool_name(&name)).transpose();
+        let pool = given(query, "pool").map(|name| state.pools.name(&name)).transpose();
         let pool = pool.map_err(|_| ApiError::bad("invalid pool"))?;
         Ok(Asked { pool, namespace: namespace_of(given(query, "namespace"))? })
     }
@@ -78,23 +78,23 @@ impl Asked {
     }
 }
 
-impl AppState {
+impl Pools {
     /// Returns the pool named in a query or a body; an empty name is the default pool.
-    pub fn pool_named(&self, name: &str) -> Result<&Arc<PoolState>, ApiError> {
-        let pool = self.pool_name(name).ok().and_then(|name| self.pools.get(&name));
+    pub fn named(&self, name: &str) -> Result<&Arc<PoolState>, ApiError> {
+        let pool = self.name(name).ok().and_then(|name| self.get(&name));
         pool.ok_or(ApiError::bad("invalid pool"))
     }
 
     /// Returns the validated name of a pool; an empty name is the default pool.
-    pub fn pool_name(&self, name: &str) -> Result<PoolName, ApiError> {
+    pub fn name(&self, name: &str) -> Result<PoolName, ApiError> {
         let name = if name.is_empty() { "default" } else { name };
-        PoolName::parse(name).ok().filter(|name| self.pools.contains_key(name)).ok_or(NO_POOL)
+        PoolName::parse(name).ok().filter(|name| self.contains_key(name)).ok_or(NO_POOL)
     }
 
     /// Returns the key of the token in `/token/:namespace/:token`.
     pub fn token_key(&self, namespace_text: &str, raw: &str) -> Result<TokenKey, ApiError> {
         let (pool, token) = token::split(raw);
-        let pool = self.pool_name(pool)?;
+        let pool = self.name(pool)?;
         let token = Token::new(token).ok_or(ApiError::bad("invalid token"))?;
         Ok(TokenKey { scope: Scope { pool, namespace: namespace(namespace_text)? }, token })
     }

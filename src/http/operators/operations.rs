@@ -72,7 +72,7 @@ async fn answer_ready(
 
 /// Returns the unavailable partitions.
 async fn away(state: &AppState) -> Vec<AwayOfPool> {
-    let asked = together::all(state.nodes.iter().map(async |(pool, nodes)| {
+    let asked = together::all(state.operations.nodes.iter().map(async |(pool, nodes)| {
         let partitions = nodes.unusable().await.all();
         AwayOfPool { pool: pool.to_string(), partitions }
     }));
@@ -89,10 +89,10 @@ struct NotReady {
 
 /// Returns the first reason.
 async fn not_ready(state: &AppState) -> Option<NotReady> {
-    if let Some(failure) = state.readiness.failure() {
+    if let Some(failure) = state.server.readiness.failure() {
         return Some(NotReady { who: "the server".into(), why: Some(format!(": {failure}")) });
     }
-    if state.readiness.is_draining() {
+    if state.server.readiness.is_draining() {
         return Some(NotReady { who: "the server is shutting down".into(), why: None });
     }
     for pool in state.pools.values() {
@@ -101,7 +101,7 @@ async fn not_ready(state: &AppState) -> Option<NotReady> {
             return Some(NotReady { who, why: Some(why) });
         }
     }
-    let why = store_problem(state.tokens.store().check()).await?;
+    let why = store_problem(state.access.tokens.store().check()).await?;
     Some(NotReady { who: "the token store".into(), why: Some(why) })
 }
 
@@ -158,7 +158,7 @@ pub async fn metrics(State(state): App) -> Response {
     let end = Instant::now() + SCRAPE_TIME;
     // Concurrently. If the client disconnects, the tasks end.
     let ask = |pool: &Arc<PoolState>| {
-        let nodes = state.nodes.get(&pool.name).cloned();
+        let nodes = state.operations.nodes.get(&pool.name).cloned();
         let (pool, sampler) = (pool.name.clone(), pool.sampler.clone());
         let of_nodes = async move {
             match nodes {
@@ -166,13 +166,13 @@ pub async fn metrics(State(state): App) -> Response {
                 None => None,
             }
         };
-        state.tasks.spawn(async move {
+        state.server.tasks.spawn(async move {
             let ((up, said), nodes) = tokio::join!(sampler.scrape(FIGURES_TIME), of_nodes);
             Asked { pool, up, said, nodes }
         })
     };
     let asking: Vec<_> = state.pools.values().map(|pool| AbortOnDropHandle::new(ask(pool))).collect();
-    let tokens = timeout(CHECK_TIME, state.tokens.store().check()).await;
+    let tokens = timeout(CHECK_TIME, state.access.tokens.store().check()).await;
     let mut asked = Vec::new();
     for pool in asking {
         // A store that does not reply in time counts as unavailable; a panic was logged.
@@ -183,14 +183,14 @@ pub async fn metrics(State(state): App) -> Response {
         .keys()
         .map(|name| (name.clone(), asked.iter().any(|asked: &Asked| asked.pool == *name && asked.up)));
     let (pools, tokens): (Vec<_>, _) = (pools.collect(), matches!(tokens, Ok(Ok(()))));
-    let serves = !state.readiness.is_draining() && state.readiness.failure().is_none();
+    let serves = !state.server.readiness.is_draining() && state.server.readiness.failure().is_none();
     let ready = serves && tokens && pools.iter().all(|(_, up)| *up);
-    let Ok(alone) = timeout_at(end, state.scrape.clone().lock_owned()).await else {
+    let Ok(alone) = timeout_at(end, state.traffic.scrape.clone().lock_owned()).await else {
         return ApiError::from(Error::Overloaded).into_response();
     };
-    state.metrics.parked(state.parked.places());
-    state.metrics.health(&Health { ready, tokens, pools });
-    let text = written(state.metrics.clone(), asked, alone).await;
+    state.traffic.metrics.parked(state.bounds.parked.places());
+    state.traffic.metrics.health(&Health { ready, tokens, pools });
+    let text = written(state.traffic.metrics.clone(), asked, alone).await;
     reply::with_body(StatusCode::OK, HeaderValue::from_static(prometheus::TEXT_FORMAT), text.into())
 }
 
@@ -254,7 +254,7 @@ fn access_log_status(enabled: bool) -> Response {
 
 /// `GET /accesslog`
 pub async fn get_access_log(State(state): App) -> Response {
-    access_log_status(state.access_log.load(Ordering::Relaxed))
+    access_log_status(state.traffic.access_log.load(Ordering::Relaxed))
 }
 
 /// `POST /accesslog?status=enable|disable`
@@ -264,7 +264,7 @@ pub async fn set_access_log(State(state): App, by: Author, RawQuery(query): RawQ
         Some("disable") => false,
         _ => return Err(ApiError::bad("invalid status")),
     };
-    state.access_log.store(enabled, Ordering::Relaxed);
+    state.traffic.access_log.store(enabled, Ordering::Relaxed);
     by.switched(if enabled { "the access log was switched on" } else { "the access log was switched off" });
     Ok(access_log_status(enabled))
 }

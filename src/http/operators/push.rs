@@ -15,7 +15,8 @@ use crate::http::request::extract::ShowsBodies;
 use crate::http::request::params::Query;
 use crate::http::state::{App, AppState};
 use crate::name::{Namespace, Queue, QueueName};
-use crate::push::setting::MAX_SETTING;
+use crate::push::PushError;
+use crate::push::setting::{self, MAX_SETTING};
 use crate::push::store::PushKey;
 
 /// The queue in `/push/:namespace/:queue?pool`.
@@ -31,7 +32,7 @@ impl FromRequestParts<Arc<AppState>> for Pushed {
         let namespace = namespace.map_err(|error| ApiError::bad_name(NameIn::Namespace, error))?;
         let name = QueueName::parse(&queue).map_err(|error| ApiError::bad_name(NameIn::Queue, error))?;
         let query = Query(parts.uri.query().unwrap_or_default());
-        let pool = state.pool_name(&query.get("pool").unwrap_or_default())?;
+        let pool = state.pools.name(&query.get("pool").unwrap_or_default())?;
         Ok(Pushed(PushKey { pool, queue: Queue { namespace, name } }))
     }
 }
@@ -40,7 +41,8 @@ impl FromRequestParts<Arc<AppState>> for Pushed {
 pub async fn put(State(state): App, Pushed(key): Pushed, by: Author, request: Request) -> HandlerResult {
     let body = read_body(request.into_body(), MAX_SETTING, "the setting is too large", None).await?;
     let given: Value = serde_json::from_slice(&body).map_err(|_| ApiError::bad("the body should be JSON"))?;
-    let set = state.push.put(&key, &given).await?;
+    let setting = setting::Setting::parse(&given, &key.queue.name).map_err(PushError::Bad)?;
+    let set = state.push.put(&key, setting).await?;
     by.pushed("push was set", &key);
     Ok(reply::json(StatusCode::OK, &set))
 }

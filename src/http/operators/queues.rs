@@ -23,8 +23,8 @@ use crate::push::PushState;
 use crate::sampler::{QueueRow, Sample};
 use crate::time::Instant;
 
-/// Reply of `GET /queues`. Dashboard pages read it too.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// Reply of `GET /queues`. Dashboard pages show it too.
+#[derive(Clone, Debug, Serialize)]
 pub struct QueuesReply {
     pub server: String,
     /// The oldest sampling time of the pools shown.
@@ -40,7 +40,7 @@ pub struct QueuesReply {
 }
 
 /// The sampling state of a pool.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct SampleReply {
     pub pool: String,
     pub sampled_at: Option<Instant>,
@@ -59,7 +59,7 @@ pub struct SampleReply {
 }
 
 /// A queue, or all queues of a namespace that are named after jobs.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct QueueReply {
     pub pool: String,
     pub namespace: String,
@@ -298,13 +298,13 @@ fn listed(state: &AppState, asked: &ListAsked) -> QueuesReply {
     }
     found.sort_unstable_by(by_place);
     QueuesReply {
-        server: state.server.clone(),
+        server: state.server.name.clone(),
         sampled_at: samples
             .iter()
             .filter_map(|(_, sample)| sample.at)
             .min()
             .map(|at| Instant(state.shown(at))),
-        since: Instant(state.shown(state.began.wall())),
+        since: Instant(state.shown(state.server.began.wall())),
         pools: samples.iter().map(|(pool, sample)| pool_reply(state, pool, sample)).collect(),
         sums: sums.rounded(),
         queues: found.iter().map(|(_, pool, row)| reply(state, pool, row)).collect(),
@@ -312,10 +312,14 @@ fn listed(state: &AppState, asked: &ListAsked) -> QueuesReply {
     }
 }
 
+/// Returns the reply of [`list`] to a query.
+pub fn queues(state: &AppState, query: &str) -> Result<QueuesReply, ApiError> {
+    Ok(listed(state, &ListAsked::of(state, Query(query))?))
+}
+
 /// `GET /queues?pool&namespace&queue&q&need&sort&limit&cursor`
 pub async fn list(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
-    let query = Query(query.as_deref().unwrap_or_default());
-    Ok(reply::json(StatusCode::OK, &listed(&state, &ListAsked::of(&state, query)?)))
+    Ok(reply::json(StatusCode::OK, &queues(&state, &query.unwrap_or_default())?))
 }
 
 fn sealed(place: &RowPlace) -> String {
@@ -329,7 +333,7 @@ fn opened(text: &str) -> Option<RowPlace> {
 }
 
 /// Reply of `GET /queues/history`: the history of a queue, or of a sum of queues.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct HistoryReply {
     pub server: String,
     /// Start of the first step.
@@ -376,23 +380,28 @@ fn whose(state: &AppState, query: Query<'_>) -> Result<Vec<Of>, ApiError> {
 
 /// `GET /queues/history?pool&namespace&queue&range=hour|day`
 pub async fn history(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
-    let query = Query(query.as_deref().unwrap_or_default());
+    Ok(reply::json(StatusCode::OK, &history_of(&state, &query.unwrap_or_default())?))
+}
+
+/// Returns the reply of [`history`] to a query.
+pub fn history_of(state: &AppState, query: &str) -> Result<HistoryReply, ApiError> {
+    let query = Query(query);
     let range = match given(query, "range").as_deref() {
         None | Some("hour") => Range::Hour,
         Some("day") => Range::Day,
         Some(_) => return Err(ApiError::bad("invalid range: hour or day")),
     };
-    let of = whose(&state, query)?;
-    let (now, step) = (state.began.time() / 1000, range.step());
-    let (since, points) = state.history.sum(&of.iter().collect::<Vec<_>>(), range, now);
+    let of = whose(state, query)?;
+    let (now, step) = (state.server.began.time() / 1000, range.step());
+    let (since, points) = state.operations.history.sum(&of.iter().collect::<Vec<_>>(), range, now);
     let rate = |n: usize| -> Vec<Option<f64>> {
         let rate = |point: &Point| rounded(point.counts[n] as f64 / step as f64);
         points.iter().map(|point| point.as_ref().map(rate)).collect()
     };
     let level = |of: fn(&Point) -> Option<u64>| points.iter().map(|point| of(point.as_ref()?)).collect();
     let age = |point: &Option<Point>| Some(point.as_ref()?.oldest? as f64 / 10.0);
-    let reply = HistoryReply {
-        server: state.server.clone(),
+    Ok(HistoryReply {
+        server: state.server.name.clone(),
         // A machine whose clock was never set may be in 1970.
         from: Instant(state.shown((now / step + 1).saturating_sub(range.steps()) * step * 1000)),
         step,
@@ -406,8 +415,7 @@ pub async fn history(State(state): App, RawQuery(query): RawQuery) -> HandlerRes
         running: level(|point| point.running),
         dead: level(|point| Some(point.dead)),
         oldest_ready_age: points.iter().map(age).collect(),
-    };
-    Ok(reply::json(StatusCode::OK, &reply))
+    })
 }
 
 #[cfg(test)]

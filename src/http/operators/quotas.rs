@@ -13,7 +13,8 @@ use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::body::read_body;
 use crate::http::request::params::Query;
-use crate::http::state::{App, AppState};
+use crate::http::state::parts::Access;
+use crate::http::state::{AppState, Pools};
 
 const NO_QUOTA: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "the namespace has no quota");
 const HAS_QUOTA: ApiError = ApiError::Refused(StatusCode::CONFLICT, "the namespace has a quota already");
@@ -34,30 +35,36 @@ impl FromRequest<Arc<AppState>> for ValidQuota {
 }
 
 /// Returns the scope in `/quota/:namespace?pool`.
-fn scope(state: &AppState, name: &str, query: Option<String>) -> Result<Scope, ApiError> {
+fn scope(pools: &Pools, name: &str, query: Option<String>) -> Result<Scope, ApiError> {
     let query = query.unwrap_or_default();
-    let pool = state.pool_name(&Query(&query).get("pool").unwrap_or_default())?;
+    let pool = pools.name(&Query(&query).get("pool").unwrap_or_default())?;
     Ok(Scope { pool, namespace: namespace(name)? })
 }
 
 /// `GET /quota/:namespace?pool`
-pub async fn get(State(state): App, Path(name): Path<String>, RawQuery(query): RawQuery) -> HandlerResult {
-    let quota = state.quotas.get(&scope(&state, &name, query)?).await?.ok_or(NO_QUOTA)?;
+pub async fn get(
+    State(pools): State<Pools>,
+    State(access): State<Access>,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+) -> HandlerResult {
+    let quota = access.quotas.get(&scope(&pools, &name, query)?).await?.ok_or(NO_QUOTA)?;
     Ok(reply::json(StatusCode::OK, &quota))
 }
 
 /// `POST` and `PUT /quota/:namespace?pool`: a POST fails if there is one already.
 pub async fn put(
-    State(state): App,
+    State(pools): State<Pools>,
+    State(access): State<Access>,
     Path(name): Path<String>,
     RawQuery(query): RawQuery,
     method: Method,
     by: Author,
     ValidQuota(quota): ValidQuota,
 ) -> HandlerResult {
-    let scope = scope(&state, &name, query)?;
+    let scope = scope(&pools, &name, query)?;
     let if_none = method == Method::POST;
-    if !state.quotas.put(&scope, Some(quota), if_none).await? && if_none {
+    if !access.quotas.put(&scope, Some(quota), if_none).await? && if_none {
         return Err(HAS_QUOTA);
     }
     let (status, action) = match if_none {
@@ -70,13 +77,14 @@ pub async fn put(
 
 /// `DELETE /quota/:namespace?pool`
 pub async fn remove(
-    State(state): App,
+    State(pools): State<Pools>,
+    State(access): State<Access>,
     Path(name): Path<String>,
     RawQuery(query): RawQuery,
     by: Author,
 ) -> HandlerResult {
-    let scope = scope(&state, &name, query)?;
-    state.quotas.put(&scope, None, false).await?;
+    let scope = scope(&pools, &name, query)?;
+    access.quotas.put(&scope, None, false).await?;
     by.bounded("a quota was deleted", &scope);
     Ok(reply::message(StatusCode::OK, "success"))
 }

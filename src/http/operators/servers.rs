@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::roles::Role;
 use super::sums::rounded;
@@ -27,25 +27,25 @@ use crate::time::Instant;
 pub fn own_line(state: &AppState) -> FleetLine {
     let Build { version, build_commit, .. } = Build::current();
     let samples: Vec<Arc<Sample>> = state.pools.values().map(|pool| pool.sampler.latest()).collect();
-    let serves = !state.readiness.is_draining() && state.readiness.failure().is_none();
+    let serves = !state.server.readiness.is_draining() && state.server.readiness.failure().is_none();
     let mut rates = [0.0; 4];
     for sample in &samples {
         rates.iter_mut().zip(sample.rates).for_each(|(sum, rate)| *sum += rate);
     }
     FleetLine {
-        name: state.server.clone(),
+        name: state.server.name.clone(),
         version: version.to_owned(),
         commit: build_commit.to_owned(),
-        started: state.shown(state.began.wall()),
-        admin_url: state.about.admin_url.clone(),
+        started: state.shown(state.server.began.wall()),
+        admin_url: state.server.about.admin_url.clone(),
         ready: serves && samples.iter().all(|sample| sample.trouble.is_none()),
         rates: rates.map(rounded),
-        waiting: state.parked.count() as u64,
+        waiting: state.bounds.parked.count() as u64,
     }
 }
 
 /// Jobs per second over the last minute.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Rates {
     /// Published.
     #[serde(rename = "in")]
@@ -64,8 +64,8 @@ impl From<[f64; 4]> for Rates {
 }
 
 /// Reply of `GET /servers`: all servers of the fleet, as last read from the store of tokens, and their sums.
-/// Dashboard pages read it too.
-#[derive(Debug, Serialize, Deserialize)]
+/// Dashboard pages show it too.
+#[derive(Debug, Serialize)]
 pub struct ServersReply {
     pub server: String,
     pub sampled_at: Option<Instant>,
@@ -77,7 +77,7 @@ pub struct ServersReply {
     pub servers: Vec<ServerLine>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct ServerLine {
     pub name: String,
     pub version: String,
@@ -92,7 +92,12 @@ pub struct ServerLine {
 
 /// `GET /servers`
 pub async fn servers(State(state): App) -> HandlerResult {
-    let seen = state.fleet.seen();
+    Ok(reply::json(StatusCode::OK, &servers_of(&state)))
+}
+
+/// Returns the reply of [`servers`].
+pub fn servers_of(state: &AppState) -> ServersReply {
+    let seen = state.operations.fleet.seen();
     let mut sums = [0.0; 4];
     for line in &seen.lines {
         sums.iter_mut().zip(line.rates).for_each(|(sum, rate)| *sum += rate);
@@ -108,20 +113,19 @@ pub async fn servers(State(state): App) -> HandlerResult {
         rates: line.rates.into(),
         waiting: line.waiting,
     });
-    let reply = ServersReply {
-        server: state.server.clone(),
+    ServersReply {
+        server: state.server.name.clone(),
         sampled_at: seen.at.map(Instant),
         trouble: seen.trouble.clone(),
         versions_differ: seen.lines.iter().any(|line| Some((&line.version, &line.commit)) != first),
         rates: sums.into(),
         waiting: seen.lines.iter().map(|line| line.waiting).sum(),
         servers: servers.collect(),
-    };
-    Ok(reply::json(StatusCode::OK, &reply))
+    }
 }
 
-/// Reply of `GET /server`. Dashboard pages read it too.
-#[derive(Debug, Serialize, Deserialize)]
+/// Reply of `GET /server`. Dashboard pages show it too.
+#[derive(Debug, Serialize)]
 pub struct ServerReply {
     pub server: String,
     pub version: String,
@@ -151,22 +155,23 @@ pub struct ServerReply {
     pub changes: Vec<ChangeReply>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct ConnectionsReply {
     pub now: u64,
     pub most: u64,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct HistoryReply {
     pub bytes: usize,
     pub histories: usize,
+    /// Number of queues that lost their history to busier ones: the hour and the day together.
     pub lost_hours: u64,
     pub lost_days: u64,
 }
 
 /// A pool: its configuration on this server, and its last sample.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct PoolReply {
     pub pool: String,
     #[serde(flatten)]
@@ -189,7 +194,7 @@ pub struct PoolReply {
     pub figures: BTreeMap<String, f64>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub struct ChangeReply {
     pub at: Instant,
     pub by: String,
@@ -205,7 +210,7 @@ impl From<OperatorChange> for ChangeReply {
 }
 
 fn pool_reply(state: &AppState, pool: &PoolState, times: Option<&Times>) -> PoolReply {
-    let (sample, about) = (pool.sampler.latest(), &state.about);
+    let (sample, about) = (pool.sampler.latest(), &state.server.about);
     let trouble = sample.trouble.as_ref();
     PoolReply {
         pool: pool.name.to_string(),
@@ -227,43 +232,47 @@ fn pool_reply(state: &AppState, pool: &PoolState, times: Option<&Times>) -> Pool
 
 /// `GET /server`
 pub async fn server(State(state): App, role: Role) -> HandlerResult {
+    Ok(reply::json(StatusCode::OK, &server_for(&state, role).await))
+}
+
+/// Returns the reply of [`server`] to an account with this role.
+pub async fn server_for(state: &Arc<AppState>, role: Role) -> ServerReply {
     let Build { version, build_commit, .. } = Build::current();
-    let (own, about, used) = (own_line(&state), &state.about, state.history.used());
-    let connections = state.metrics.connections().into_iter();
+    let (own, about, used) = (own_line(state), &state.server.about, state.operations.history.used());
+    let connections = state.traffic.metrics.connections().into_iter();
     let kept = state.clone();
-    let times = move || kept.times.of(&kept.metrics.engine, std::time::Instant::now());
+    let times = move || kept.traffic.times.of(&kept.traffic.metrics.engine, std::time::Instant::now());
     let (times, process) = beside_the_runtime(move || (times(), Process::now())).await;
     let zones = state.pools.values().next().map_or("", |pool| pool.scheduler.zones.version());
-    let pools = state.pools.values().map(|pool| pool_reply(&state, pool, times.get(&pool.name)));
-    let reply = ServerReply {
-        server: state.server.clone(),
+    let pools = state.pools.values().map(|pool| pool_reply(state, pool, times.get(&pool.name)));
+    ServerReply {
+        server: state.server.name.clone(),
         version: version.to_owned(),
         build_commit: build_commit.to_owned(),
-        started: Instant(state.shown(state.began.wall())),
+        started: Instant(state.shown(state.server.began.wall())),
         config_file: about.config_file.clone(),
         admin_url: about.admin_url.clone(),
         dashboard: about.dashboard,
         zone: about.zone.clone(),
         zone_database: zones.to_owned(),
         role: if role == Role::Operator { "operator" } else { "viewer" }.to_owned(),
-        asks_for_accounts: !state.accounts.is_empty(),
+        asks_for_accounts: !state.accounts.operators.is_empty(),
         ready: own.ready,
-        access_log: state.access_log.load(Ordering::Relaxed),
+        access_log: state.traffic.access_log.load(Ordering::Relaxed),
         most: about.most,
         connections: connections.map(|(port, (now, most))| (port, ConnectionsReply { now, most })).collect(),
-        requests: state.requests.load(Ordering::Relaxed) as u64,
+        requests: state.traffic.requests.load(Ordering::Relaxed) as u64,
         waiting: own.waiting,
-        waiting_places: state.parked.places() as u64,
-        body_bytes: state.body_room.taken() as u64,
+        waiting_places: state.bounds.parked.places() as u64,
+        body_bytes: state.bounds.body_room.taken() as u64,
         process,
         history: HistoryReply {
             bytes: used.bytes,
             histories: used.tracks,
-            lost_hours: used.lost_hours,
-            lost_days: used.lost_days,
+            lost_hours: used.lost,
+            lost_days: used.lost,
         },
         pools: pools.collect(),
-        changes: state.changes.list().into_iter().map(ChangeReply::from).collect(),
-    };
-    Ok(reply::json(StatusCode::OK, &reply))
+        changes: state.operations.changes.list().into_iter().map(ChangeReply::from).collect(),
+    }
 }

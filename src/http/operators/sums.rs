@@ -1,11 +1,11 @@
 //! Sums over queues. Routes write them, and pages read them.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::sampler::QueueRow;
 
 /// Jobs and rates.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Sums {
     pub ready: u64,
     /// `None` if the store does not know them by queue.
@@ -21,7 +21,7 @@ pub struct Sums {
 }
 
 /// Sums, and the number of queues.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct OfQueues {
     pub queues: u64,
     #[serde(flatten)]

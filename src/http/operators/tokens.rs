@@ -20,7 +20,8 @@ use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, TEXT};
 use crate::http::request::body::read_body;
 use crate::http::request::params::Query;
-use crate::http::state::{App, AppState};
+use crate::http::state::parts::Access;
+use crate::http::state::{AppState, Pools};
 use crate::name::Token;
 
 const TOO_SHORT: ApiError = ApiError::bad("the user token was too short");
@@ -43,14 +44,15 @@ pub struct TokenLimit {
 
 /// `GET /token/:namespace?pool`
 pub async fn list_tokens(
-    State(state): App,
+    State(pools): State<Pools>,
+    State(access): State<Access>,
     Path(namespace_text): Path<String>,
     RawQuery(query): RawQuery,
 ) -> HandlerResult {
     let query = query.unwrap_or_default();
     let asked = Query(&query).get("pool").unwrap_or_default();
-    let pool = state.pool_name(&asked)?;
-    let tokens = state.tokens.list(&Scope { pool, namespace: namespace(&namespace_text)? }).await?;
+    let pool = pools.name(&asked)?;
+    let tokens = access.tokens.list(&Scope { pool, namespace: namespace(&namespace_text)? }).await?;
     // If the request names the pool, the tokens in the response name it too.
     let prefix = if asked.is_empty() { String::new() } else { format!("{asked}:") };
     let tokens = tokens.into_iter().map(|(token, text)| (format!("{prefix}{token}"), text)).collect();
@@ -59,7 +61,8 @@ pub async fn list_tokens(
 
 /// `POST /token/:namespace?description&pool&token`, in the query or as a form.
 pub async fn create_token(
-    State(state): App,
+    State(pools): State<Pools>,
+    State(access): State<Access>,
     Path(namespace_text): Path<String>,
     by: Author,
     request: Request,
@@ -100,8 +103,8 @@ pub async fn create_token(
             return Err(TOO_SHORT);
         }
     }
-    let scope = Scope { pool: state.pool_name(&pool)?, namespace };
-    let token = match state.tokens.create(&scope, Token::new(secret), &description).await {
+    let scope = Scope { pool: pools.name(&pool)?, namespace };
+    let token = match access.tokens.create(&scope, Token::new(secret), &description).await {
         Ok(token) => token,
         Err(CreateError::TooShort) => return Err(TOO_SHORT),
         Err(CreateError::Taken) => return Err(ApiError::bad("the token has already existed")),
@@ -115,12 +118,13 @@ pub async fn create_token(
 
 /// `DELETE /token/:namespace/:token`
 pub async fn delete_token(
-    State(state): App,
+    State(pools): State<Pools>,
+    State(access): State<Access>,
     Path((namespace, token)): Path<(String, String)>,
     by: Author,
 ) -> HandlerResult {
-    let key = state.token_key(&namespace, &token)?;
-    state.tokens.delete(&key).await?;
+    let key = pools.token_key(&namespace, &token)?;
+    access.tokens.delete(&key).await?;
     by.did("a token was deleted", &key);
     Ok(reply::no_content())
 }
@@ -135,8 +139,8 @@ struct Revoked {
 }
 
 /// Deletes the token of a scope that has this hash.
-pub async fn revoke_by_hash(state: &AppState, by: &Author, scope: Scope, hash: &str) -> Result<(), ApiError> {
-    let tokens = state.tokens.list(&scope).await?;
+pub async fn revoke_by_hash(access: &Access, by: &Author, scope: Scope, hash: &str) -> Result<(), ApiError> {
+    let tokens = access.tokens.list(&scope).await?;
     let mut found = tokens.keys().filter_map(|text| Token::new(text)).filter(|token| token.hash() == hash);
     let token = found.next().ok_or(ApiError::Refused(StatusCode::NOT_FOUND, "no token has this hash"))?;
     if found.next().is_some() {
@@ -146,14 +150,15 @@ pub async fn revoke_by_hash(state: &AppState, by: &Author, scope: Scope, hash: &
         ));
     }
     let key = TokenKey { scope, token };
-    state.tokens.delete(&key).await?;
+    access.tokens.delete(&key).await?;
     by.did("a token was deleted", &key);
     Ok(())
 }
 
 /// `POST /token/:namespace/revoke`
 pub async fn revoke(
-    State(state): App,
+    State(pools): State<Pools>,
+    State(access): State<Access>,
     Path(namespace_text): Path<String>,
     by: Author,
     request: Request,
@@ -162,8 +167,8 @@ pub async fn revoke(
     let given: Revoked = serde_json::from_slice(&body).map_err(|_| {
         ApiError::bad("the body should be JSON with hash, and pool if it is not the default one")
     })?;
-    let scope = Scope { pool: state.pool_name(&given.pool)?, namespace: namespace(&namespace_text)? };
-    revoke_by_hash(&state, &by, scope, &given.hash).await?;
+    let scope = Scope { pool: pools.name(&given.pool)?, namespace: namespace(&namespace_text)? };
+    revoke_by_hash(&access, &by, scope, &given.hash).await?;
     Ok(reply::no_content())
 }
 
@@ -173,8 +178,12 @@ struct LimitReply {
 }
 
 /// `GET /token/:namespace/:token/limit`
-pub async fn get_limit(State(state): App, Path((namespace, token)): Path<(String, String)>) -> HandlerResult {
-    Ok(match state.throttle.get(&state.token_key(&namespace, &token)?).await? {
+pub async fn get_limit(
+    State(pools): State<Pools>,
+    State(access): State<Access>,
+    Path((namespace, token)): Path<(String, String)>,
+) -> HandlerResult {
+    Ok(match access.throttle.get(&pools.token_key(&namespace, &token)?).await? {
         Some(limit) => reply::json(StatusCode::OK, &limit),
         None => reply::json(StatusCode::NOT_FOUND, &()),
     })
@@ -182,17 +191,18 @@ pub async fn get_limit(State(state): App, Path((namespace, token)): Path<(String
 
 /// `POST` and `PUT /token/:namespace/:token/limit`: a POST fails if there is one already.
 pub async fn put_limit(
-    State(state): App,
+    State(pools): State<Pools>,
+    State(access): State<Access>,
     Path((namespace, token)): Path<(String, String)>,
     method: Method,
     by: Author,
     ValidLimit(limit): ValidLimit,
 ) -> HandlerResult {
-    let key = state.token_key(&namespace, &token)?;
+    let key = pools.token_key(&namespace, &token)?;
     let (stored, status, action) = if method == Method::POST {
-        (state.throttle.add(&key, limit).await, StatusCode::CREATED, "a limit was made")
+        (access.throttle.add(&key, limit).await, StatusCode::CREATED, "a limit was made")
     } else {
-        (state.throttle.set(&key, limit).await, StatusCode::OK, "a limit was made or changed")
+        (access.throttle.set(&key, limit).await, StatusCode::OK, "a limit was made or changed")
     };
     match stored {
         Ok(()) => {
@@ -210,19 +220,20 @@ pub async fn put_limit(
 
 /// `DELETE /token/:namespace/:token/limit`
 pub async fn remove_limit(
-    State(state): App,
+    State(pools): State<Pools>,
+    State(access): State<Access>,
     Path((namespace, token)): Path<(String, String)>,
     by: Author,
 ) -> HandlerResult {
-    let key = state.token_key(&namespace, &token)?;
-    state.throttle.remove(&key).await?;
+    let key = pools.token_key(&namespace, &token)?;
+    access.throttle.remove(&key).await?;
     by.did("a limit was deleted", &key);
     Ok(reply::message(StatusCode::OK, "success"))
 }
 
 /// `GET /limits`, always read from the store, so lmstfy's `force_update` has no effect.
-pub async fn list_limits(State(state): App) -> HandlerResult {
-    let limits = state.throttle.list().await?;
+pub async fn list_limits(State(access): State<Access>) -> HandlerResult {
+    let limits = access.throttle.list().await?;
     let limits: Vec<TokenLimit> = limits
         .into_iter()
         .map(|(key, limiter)| TokenLimit {

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::response::Response;
-use axum::routing::future::RouteFuture;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -37,20 +36,20 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// queue.
 pub const LAST_CALL: Duration = Duration::from_millis(500);
 
+/// Future of a response.
+pub trait Answer: Future<Output = Result<Response, Infallible>> + Send {}
+
+impl<F: Future<Output = Result<Response, Infallible>> + Send> Answer for F {}
+
 /// Answers the requests of a port.
 pub trait Routes: Clone + Send + Sync + 'static {
-    /// Future of a response.
-    type Answer: Future<Output = Result<Response, Infallible>> + Send + 'static;
-
     /// Answers a request from `peer`.
-    fn answer(&self, request: hyper::Request<Incoming>, peer: &Peer) -> Self::Answer;
+    fn answer(&self, request: hyper::Request<Incoming>, peer: &Peer) -> impl Answer + use<Self>;
 }
 
 /// Handlers get the [`Peer`] from the request's extensions.
 impl Routes for Router {
-    type Answer = RouteFuture<Infallible>;
-
-    fn answer(&self, mut request: hyper::Request<Incoming>, peer: &Peer) -> RouteFuture<Infallible> {
+    fn answer(&self, mut request: hyper::Request<Incoming>, peer: &Peer) -> impl Answer + use<> {
         request.extensions_mut().insert(peer.clone());
         // A router is always ready.
         self.clone().call(request)

@@ -12,8 +12,8 @@ use axum::http::request::Parts;
 use hyper::body::Incoming;
 use tokio_util::either::Either;
 
-use super::connection::Routes;
-use super::middleware::{Observation, Observe};
+use super::connection::{Answer, Routes};
+use super::middleware::Observe;
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::jobs::{consume, hold, publish};
 use crate::http::request::extract::{Authorized, AuthorizedConsume, Head, Labels};
@@ -56,9 +56,7 @@ impl Api {
 }
 
 impl Routes for Api {
-    type Answer = Either<Observation<Handling>, <Router as Routes>::Answer>;
-
-    fn answer(&self, request: hyper::Request<Incoming>, peer: &Peer) -> Self::Answer {
+    fn answer(&self, request: hyper::Request<Incoming>, peer: &Peer) -> impl Answer + use<> {
         let Some(asked) = find(request.method(), request.uri().path()) else {
             return Either::Right(self.router.answer(request, peer));
         };
@@ -68,7 +66,8 @@ impl Routes for Api {
         };
         let handle = |request, labels| handle(asked, request, labels, peer, &self.observe.state);
         let request = request.map(Body::new);
-        Either::Left(self.observe.watch(request, Some(route), Some(peer.addr.ip()), counts, handle))
+        let watched = self.observe.watch(request, Some(route), Some(peer.addr.ip()), counts, handle);
+        Either::Left(watched.respond())
     }
 }
 

@@ -2,12 +2,13 @@
 //! since they carry tokens; some paths do too.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody};
@@ -37,7 +38,8 @@ const DRAIN_TIME: Duration = Duration::from_secs(2);
 /// Middleware of every route: rejects cross-site requests, handles panics, sets the response's id, and logs and counts
 /// it.
 ///
-/// Replaces axum's `from_fn`, which boxes the request twice and keeps that as long as a poll is parked: 2 KB each.
+/// Replaces axum's `from_fn`, which boxes the request twice and keeps that as long as a poll is parked: 2 KB each. The
+/// fast path does not even box the future.
 #[derive(Clone)]
 pub struct Observe {
     pub state: Arc<AppState>,
@@ -66,33 +68,29 @@ pub struct Observed<S> {
 impl<S> Service<Request> for Observed<S>
 where
     S: Service<Request, Response = Response, Error = Infallible>,
-    S::Future: Unpin,
+    S::Future: Unpin + Send + 'static,
 {
     type Response = Response;
     type Error = Infallible;
-    type Future = Observation<S::Future>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.routes.poll_ready(cx)
     }
 
-    fn call(&mut self, mut request: Request) -> Observation<S::Future> {
+    fn call(&mut self, mut request: Request) -> Self::Future {
         let route = request.extensions().get::<MatchedPath>().cloned();
         let peer = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
         if let Some(peer) = peer {
-            let client = self.observe.state.trusted_proxies.client(peer, request.headers());
+            let client = self.observe.state.traffic.trusted_proxies.client(peer, request.headers());
             request.extensions_mut().insert(ClientIp(client));
         }
-        self.observe.watch(
-            request,
-            route.as_ref().map(MatchedPath::as_str),
-            peer,
-            &self.counts,
-            |mut request, labels| {
-                request.extensions_mut().insert(labels);
-                self.routes.call(request)
-            },
-        )
+        let handle = |mut request: Request, labels| {
+            request.extensions_mut().insert(labels);
+            self.routes.call(request)
+        };
+        let route = route.as_ref().map(MatchedPath::as_str);
+        Box::pin(self.observe.watch(request, route, peer, &self.counts, handle).respond())
     }
 }
 
@@ -105,13 +103,13 @@ impl Observe {
         peer: Option<IpAddr>,
         counts: &Arc<OnceLock<RouteMetrics>>,
         handle: impl FnOnce(Request, Arc<Labels>) -> F,
-    ) -> Observation<F> {
+    ) -> Watched<F> {
         let state = self.state.clone();
-        let log = state.access_log.load(Ordering::Relaxed);
+        let log = state.traffic.access_log.load(Ordering::Relaxed);
         let labels = Arc::new(Labels::new(log));
         let log = log.then(|| {
             let headers = request.headers();
-            let ip = peer.map(|peer| state.trusted_proxies.client(peer, headers));
+            let ip = peer.map(|peer| state.traffic.trusted_proxies.client(peer, headers));
             let path = loggable(route, request.uri().path());
             Box::new(Logged { port: self.port, ip, path, trace_id: trace_id(headers), read: Arc::default() })
         });
@@ -126,25 +124,61 @@ impl Observe {
             request = request.map(|body| unread.watch(body, read));
         }
         if let Some(route) = route {
-            counts.get_or_init(|| state.metrics.route(route));
+            counts.get_or_init(|| state.traffic.metrics.route(route));
         }
         let counts = counts.clone();
-        let step = match route.and_then(|route| self.guard.refusal(&request, route)) {
+        let handling = match route.and_then(|route| self.guard.refusal(&request, route)) {
             Some(refusal) => {
                 let mut response = refusal.into_response();
                 response.extensions_mut().insert(ByOrigin);
-                Step::Answered(response)
+                Err(response)
             }
-            None => Step::Handling(handle(request, labels.clone())),
+            None => Ok(handle(request, labels.clone())),
         };
-        state.requests.fetch_add(1, Ordering::Relaxed);
+        state.traffic.requests.fetch_add(1, Ordering::Relaxed);
         let began = Instant::now();
-        Observation { began, state, labels, method, counts, log, caller_id, unread, holds_back, step }
+        let observation =
+            Observation { began, state, labels, method, counts, log, caller_id, unread, holds_back };
+        Watched { observation, handling }
     }
 }
 
-/// A request in flight. Kept small, since there is one for each parked poll.
-pub struct Observation<F> {
+/// A request in flight, and its handler, or the refusal in place of a handler.
+pub struct Watched<F> {
+    observation: Observation,
+    handling: Result<F, Response>,
+}
+
+impl<F, E> Watched<F>
+where
+    F: Future<Output = Result<Response, E>> + Unpin,
+    E: IntoResponse,
+{
+    /// Waits for the handler and returns the finished response. Not an `async fn`, whose future would store its
+    /// argument twice for each parked poll.
+    pub fn respond(self) -> impl Future<Output = Result<Response, Infallible>> {
+        let Watched { mut observation, mut handling } = self;
+        async move {
+            let response = match &mut handling {
+                Ok(handler) => poll_fn(|cx| poll_and_catch(handler, cx)).await,
+                Err(refusal) => std::mem::take(refusal),
+            };
+            // Drops the handler and with it the body; the unread rest is known then.
+            drop(handling);
+            let (response, all_read) = match observation.unread.take() {
+                None => (response, true),
+                Some(unread) => {
+                    let drained = unread.drain(observation.holds_back);
+                    Box::pin(async move { (response, drained.await) }).await
+                }
+            };
+            Ok(observation.finish(response, all_read))
+        }
+    }
+}
+
+/// What is known of a request in flight. Kept small, since there is one for each parked poll.
+struct Observation {
     began: Instant,
     state: Arc<AppState>,
     labels: Arc<Labels>,
@@ -157,12 +191,11 @@ pub struct Observation<F> {
     caller_id: Option<Box<str>>,
     unread: Option<UnreadBody>,
     holds_back: bool,
-    step: Step<F>,
 }
 
-impl<F> Drop for Observation<F> {
+impl Drop for Observation {
     fn drop(&mut self) {
-        self.state.requests.fetch_sub(1, Ordering::Relaxed);
+        self.state.traffic.requests.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -176,60 +209,12 @@ struct Logged {
     read: Arc<AtomicU64>,
 }
 
-enum Step<F> {
-    Handling(F),
-    Answered(Response),
-    /// Discards the unread body. Returns the response, and whether the end was reached.
-    Draining(Pin<Box<dyn Future<Output = (Response, bool)> + Send>>),
-    Done,
-}
-
-impl<F, E> Future for Observation<F>
-where
-    F: Future<Output = Result<Response, E>> + Unpin,
-    E: IntoResponse,
-{
-    type Output = Result<Response, Infallible>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        loop {
-            let response = match &mut this.step {
-                Step::Handling(response) => {
-                    let response = ready!(poll_and_catch(response, cx));
-                    // Drops the handler and with it the body; the unread rest is known then.
-                    this.step = Step::Answered(response);
-                    continue;
-                }
-                Step::Draining(drained) => {
-                    let (response, all_read) = ready!(drained.as_mut().poll(cx));
-                    this.step = Step::Done;
-                    return Poll::Ready(Ok(this.finish(response, all_read)));
-                }
-                Step::Answered(response) => std::mem::take(response),
-                // A completed future is not polled again.
-                Step::Done => return Poll::Pending,
-            };
-            match this.unread.take() {
-                None => {
-                    this.step = Step::Done;
-                    return Poll::Ready(Ok(this.finish(response, true)));
-                }
-                Some(unread) => {
-                    let drained = unread.drain(this.holds_back);
-                    this.step = Step::Draining(Box::pin(async move { (response, drained.await) }));
-                }
-            }
-        }
-    }
-}
-
-impl<F> Observation<F> {
+impl Observation {
     fn finish(&self, mut response: Response, all_read: bool) -> Response {
         let Observation { state, labels, method, counts, .. } = self;
         // hyper closes the connection after an unread body, and a stopping server closes all. A client that is not told
         // would send its next request on a closed connection.
-        if !all_read || state.readiness.is_draining() {
+        if !all_read || state.server.readiness.is_draining() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         // Overload is usually short. A 429 has its own Retry-After.
@@ -357,7 +342,7 @@ enum Rest {
 impl UnreadBody {
     /// Wraps a body, counting the bytes read in `read`.
     fn watch(&self, body: Body, read: Option<Arc<AtomicU64>>) -> Body {
-        Body::new(Watched { body: Some(body), unread: self.clone(), read })
+        Body::new(WatchedBody { body: Some(body), unread: self.clone(), read })
     }
 
     /// Discards the rest, unless its sender holds it back. Returns whether the end was reached.
@@ -393,14 +378,14 @@ pub async fn read_away(mut body: Body) -> bool {
 }
 
 /// A body that moves to `unread` when dropped before its end.
-struct Watched {
+struct WatchedBody {
     /// `Some` until the end was seen.
     body: Option<Body>,
     unread: UnreadBody,
     read: Option<Arc<AtomicU64>>,
 }
 
-impl HttpBody for Watched {
+impl HttpBody for WatchedBody {
     type Data = bytes::Bytes;
     type Error = axum::Error;
 
@@ -435,7 +420,7 @@ impl HttpBody for Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for WatchedBody {
     fn drop(&mut self) {
         if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
             *self.unread.0.lock() = Rest::Body(body);
@@ -446,6 +431,18 @@ impl Drop for Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Guards against memory per parked poll, beside its handler's future.
+    #[test]
+    fn an_observation_keeps_little() {
+        fn size_of_future<A, F>(_function: impl Fn(A) -> F) -> usize {
+            size_of::<F>()
+        }
+        type Handling = Pin<Box<dyn Future<Output = Result<Response, Infallible>>>>;
+        let (size, most) =
+            (size_of_future(Watched::<Handling>::respond), size_of::<Watched<Handling>>() + 32);
+        assert!(size <= most, "the future takes {size} bytes, more than {most}");
+    }
 
     #[tokio::test]
     async fn a_panic_in_a_handler_is_answered() {

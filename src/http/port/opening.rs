@@ -2,7 +2,6 @@
 //! server from none.
 
 use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use tokio_util::either::Either;
 
-use super::connection::Routes;
+use super::connection::{Answer, Routes};
 use super::middleware::{X_REQUEST_ID, caller_id, read_away};
 use crate::http::answer::error::{ApiError, OwnFault};
 use crate::http::answer::reply;
@@ -43,18 +42,13 @@ impl<R> Clone for Opening<R> {
 }
 
 impl<R: Routes> Routes for Opening<R> {
-    type Answer = Either<R::Answer, Starting>;
-
-    fn answer(&self, request: hyper::Request<Incoming>, peer: &Peer) -> Self::Answer {
+    fn answer(&self, request: hyper::Request<Incoming>, peer: &Peer) -> impl Answer + use<R> {
         match self.0.get() {
             Some(routes) => Either::Left(routes.answer(request, peer)),
             None => Either::Right(Box::pin(answered(request))),
         }
     }
 }
-
-/// Future of a response of a starting server.
-type Starting = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
 /// Discards the body, so that its sender sees the reply instead of a reset connection.
 async fn answered(request: hyper::Request<Incoming>) -> Result<Response, Infallible> {

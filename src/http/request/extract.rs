@@ -84,13 +84,18 @@ impl Labels {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShowsBodies(pub bool);
 
+impl ShowsBodies {
+    /// Returns the permission of a request with these labels.
+    pub fn of(labels: Option<&Labels>) -> ShowsBodies {
+        ShowsBodies(!labels.is_some_and(|labels| labels.hides_bodies.load(Ordering::Relaxed)))
+    }
+}
+
 impl<S: Sync> FromRequestParts<S> for ShowsBodies {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<ShowsBodies, Infallible> {
-        let labels = parts.extensions.get::<Arc<Labels>>();
-        let hides = |labels: &Arc<Labels>| labels.hides_bodies.load(Ordering::Relaxed);
-        Ok(ShowsBodies(!labels.is_some_and(hides)))
+        Ok(ShowsBodies::of(parts.extensions.get::<Arc<Labels>>().map(|labels| &**labels)))
     }
 }
 
@@ -266,6 +271,22 @@ impl FromRequestParts<Arc<AppState>> for Anonymous {
     }
 }
 
+/// Returns the pool and the queue of an account's request, and labels the request with them. An empty pool is the
+/// default one.
+pub fn for_account(
+    state: &AppState,
+    labels: Option<&Labels>,
+    pool: &str,
+    names: &Names<'_>,
+) -> Result<(Arc<PoolState>, Queue), ApiError> {
+    let queue = names.queue()?;
+    let pool = state.pools.get(if pool.is_empty() { "default" } else { pool }).ok_or(NO_POOL)?.clone();
+    if let Some(labels) = labels {
+        let _ = labels.accepted.set((pool.name.clone(), queue.namespace.clone()));
+    }
+    Ok((pool, queue))
+}
+
 fn names(parts: &Parts) -> Result<Names<'_>, ApiError> {
     Names::of(path::parts(parts.uri.path()))
 }
@@ -324,12 +345,12 @@ async fn authenticate(
         // Not rate limited.
         let record = TokenRecord { exists: true, limit: None };
         (TokenKey { scope, token: Token::new("-").ok_or(NO_TOKEN)? }, Some(record))
-    } else if state.skip_verification {
+    } else if state.access.skip_verification {
         // Any token is accepted, even none. Rate limits are counted by token, so a placeholder is used.
         (TokenKey { scope, token: token.or_else(|| Token::new("-")).ok_or(NO_TOKEN)? }, None)
     } else {
         let key = TokenKey { scope, token: token.ok_or(NO_TOKEN)? };
-        let record = state.tokens.look_up(&key).await.map_err(ApiError::reported)?;
+        let record = state.access.tokens.look_up(&key).await.map_err(ApiError::reported)?;
         if !record.exists {
             return Err(BAD_TOKEN);
         }

@@ -49,6 +49,11 @@ impl<'a> Names<'a> {
         Ok(Names { namespace: decoded(namespace)?, queue: decoded(queue)?, what, name: decoded(name)? })
     }
 
+    /// Returns the names of a queue that are decoded already.
+    pub fn of_queue(namespace: &'a str, queue: &'a str) -> Names<'a> {
+        Names { namespace: namespace.into(), queue: queue.into(), what: "", name: "".into() }
+    }
+
     pub fn namespace(&self) -> Result<Namespace, ApiError> {
         Namespace::parse(&self.namespace).map_err(|error| ApiError::bad_name(NameIn::Namespace, error))
     }

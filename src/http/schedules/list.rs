@@ -42,7 +42,7 @@ pub async fn list(
         None => None,
     };
     let most = if bodies { (limit * MAX_SETTING).min(MAX_ANSWER) } else { 0 };
-    let room = state.body_room.for_answer(&auth.namespace, most).await?;
+    let room = state.bounds.body_room.for_answer(&auth.namespace, most).await?;
     let scheduler = &auth.pool.scheduler;
     let shown = Shown { body: bodies, inside: shows, next: 1, past: Past::Last };
     let (mut found, mut looked_at, mut bytes): (Vec<Value>, usize, usize) = (Vec::new(), 0, 0);

@@ -38,7 +38,7 @@ pub async fn put(State(state): App, auth: AuthorizedSchedule, request: Request) 
     let query = Query(head.uri.query().unwrap_or_default());
     let dry = query::flag(query, "dry_run")?;
     let mut condition = condition::of(&head.headers)?;
-    let mut room = state.body_room.for_request(&auth.id.namespace);
+    let mut room = state.bounds.body_room.for_request(&auth.id.namespace);
     let body = read_body(body, MAX_SETTING, TOO_LARGE, Some(&mut room)).await?;
     let scheduler = &auth.pool.scheduler;
     let given = {

@@ -36,7 +36,7 @@ pub async fn run(State(state): App, auth: AuthorizedSchedule, request: Request) 
         let error = format!("{given} is in the future: write a past instant, or leave it out");
         return Err(Refusal::of("at", error).into());
     }
-    let repeatable = state.under_way.begin(&auth.pool.name, &of.queue(), &head);
+    let repeatable = state.bounds.under_way.begin(&auth.pool.name, &of.queue(), &head);
     let repeatable = repeatable.map_err(named("Idempotency-Key"))?;
     let once = repeatable.as_ref().map(|repeatable| repeatable.once(&[]));
     match scheduler.run(&auth.id, Runs { ids: &auth.pool.ids, at, once }).await? {

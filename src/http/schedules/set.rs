@@ -51,7 +51,7 @@ pub async fn set(State(state): App, auth: AuthorizedSet, request: Request) -> Ha
     let query = Query(head.uri.query().unwrap_or_default());
     let (dry, prune) = (query::flag(query, "dry_run")?, query::flag(query, "prune")?);
     let prefix = query.get("prefix").unwrap_or_default().into_owned();
-    let mut room = state.body_room.for_request(&auth.namespace);
+    let mut room = state.bounds.body_room.for_request(&auth.namespace);
     let body = read_body(body, MAX_SET, TOO_LARGE, Some(&mut room)).await?;
     let scheduler = &auth.pool.scheduler;
     let (zones, defaults, of) = (scheduler.zones.clone(), job_defaults(&state.defaults), prefix.clone());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::name::PoolName;
 
@@ -25,7 +25,7 @@ pub struct About {
 }
 
 /// Limits on connections of the public port, waiting polls, and bytes of bodies.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Most {
     pub connections: usize,
     pub waiting: usize,
@@ -33,7 +33,7 @@ pub struct Most {
 }
 
 /// Displayed configuration of a pool.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct AboutPool {
     /// `disk`, `redis`, `sentinels` or `cluster`.
     pub kind: String,

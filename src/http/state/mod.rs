@@ -8,41 +8,25 @@ pub mod delays;
 pub mod failed_logins;
 pub mod idempotency;
 pub mod parked_tokens;
+pub mod parts;
 pub mod proxies;
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use axum::extract::State;
-use tokio::sync::Semaphore;
+use axum::extract::{FromRef, State};
 
-use self::about::About;
-use self::changes::Changes;
 use self::cursors::Cursors;
 use self::delays::DelayCounts;
-use self::failed_logins::FailedLogins;
-use self::idempotency::KeysUnderWay;
-use self::parked_tokens::ParkedTokens;
-use self::proxies::TrustedProxies;
-use crate::admin::limits::Throttle;
-use crate::admin::quotas::QuotaManager;
-use crate::admin::tokens::TokenManager;
-use crate::bulk::Bulk;
-use crate::clock::{Began, Millis, system_now};
-use crate::config::{Secret, ShowBodies};
-use crate::dispatch::{Dispatcher, ParkedPolls};
+pub use self::parts::Readiness;
+use self::parts::{Access, Accounts, Operations, RequestBounds, ThisServer, Traffic};
+use crate::clock::{Millis, system_now};
+use crate::dispatch::Dispatcher;
 use crate::engine::Engine;
-use crate::engine::backup::Backup;
-use crate::engine::nodes::Nodes;
-use crate::fleet::Fleet;
-use crate::history;
-use crate::http::answer::room::BodyRoom;
 use crate::job::JobIds;
-use crate::metrics::{KeptTimes, Metrics};
 use crate::name::PoolName;
 use crate::outage::Outage;
-use crate::process::tasks::{Failure, Tasks};
 use crate::push::Push;
 use crate::sampler::Sampler;
 use crate::scheduler::Scheduler;
@@ -90,98 +74,50 @@ pub struct Defaults {
     pub timeout: u32,
 }
 
-/// Whether the server should get requests.
-#[derive(Debug)]
-pub struct Readiness {
-    draining: AtomicBool,
-    failure: Failure,
-}
+/// The pools of this server by name.
+#[derive(Clone, Debug)]
+pub struct Pools(Arc<BTreeMap<PoolName, Arc<PoolState>>>);
 
-impl Readiness {
-    /// Ready until `failure` is reported, or the server stops.
-    pub fn new(failure: Failure) -> Readiness {
-        Readiness { draining: AtomicBool::new(false), failure }
-    }
-
-    /// The server is stopping: load balancers should send no more.
-    pub fn drain(&self) {
-        self.draining.store(true, Ordering::SeqCst);
-    }
-
-    pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
-    }
-
-    /// Returns the permanent failure, if there is one.
-    pub fn failure(&self) -> Option<&str> {
-        self.failure.reason()
+impl FromIterator<PoolState> for Pools {
+    fn from_iter<I: IntoIterator<Item = PoolState>>(pools: I) -> Pools {
+        Pools(Arc::new(pools.into_iter().map(|pool| (pool.name.clone(), Arc::new(pool))).collect()))
     }
 }
 
-/// A pool that can be backed up, and its turn.
-pub type Backups = (Arc<dyn Backup>, Arc<tokio::sync::Mutex<()>>);
+impl Deref for Pools {
+    type Target = BTreeMap<PoolName, Arc<PoolState>>;
 
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+/// State of the handlers, in parts by purpose. A handler that needs only [`Pools`] or [`Access`] takes that part.
 #[derive(Debug)]
 pub struct AppState {
-    pub pools: BTreeMap<PoolName, Arc<PoolState>>,
+    pub pools: Pools,
     /// Queues whose jobs are sent to a URL.
     pub push: Arc<Push>,
-    pub tokens: Arc<TokenManager>,
-    pub throttle: Arc<Throttle>,
     pub cursors: Cursors,
-    pub quotas: Arc<QuotaManager>,
     pub defaults: Defaults,
-    pub metrics: Arc<Metrics>,
-    /// Durations of operations, for pages.
-    pub times: KeptTimes,
-    /// Displayed configuration of this server.
-    pub about: About,
-    /// The servers of the fleet.
-    pub fleet: Arc<Fleet>,
-    /// Bulk actions.
-    pub bulk: Arc<Bulk>,
-    /// Latest changes by operators.
-    pub changes: Arc<Changes>,
-    /// Slots for searches in the contents of jobs.
-    pub searches: Semaphore,
-    /// The clock of samples. Its times are displayed through [`shown`](AppState::shown).
-    pub began: Began,
-    /// Recent history of queues.
-    pub history: Arc<history::History>,
-    /// Name of this server for operators: its machine, and its public port.
-    pub server: String,
-    /// Number of parked polls, over all pools.
-    pub parked: Arc<ParkedPolls>,
-    /// Tokens of the parked polls.
-    pub parked_tokens: Arc<ParkedTokens>,
-    pub readiness: Readiness,
-    /// Held while a scrape sets and writes the sizes, so that two scrapes do not mix.
-    pub scrape: Arc<tokio::sync::Mutex<()>>,
-    /// `-sv`: every token is accepted.
-    pub skip_verification: bool,
-    /// Users and passwords for the guarded routes of the admin port. If empty, no account is required.
-    pub accounts: BTreeMap<String, Secret>,
-    /// Accounts that may only read.
-    pub read_only_accounts: BTreeMap<String, Secret>,
-    /// Which roles see bodies on the admin port.
-    pub show_bodies: ShowBodies,
-    /// Bounds the total memory of large bodies.
-    pub body_room: BodyRoom,
-    /// Publishes with an idempotency key that are in flight.
-    pub under_way: Arc<KeysUnderWay>,
-    /// Pools that can be backed up, each with its turn: one backup at a time.
-    pub backups: BTreeMap<PoolName, Backups>,
-    /// Nodes of the pools in a cluster.
-    pub nodes: BTreeMap<PoolName, Arc<dyn Nodes>>,
-    /// Addresses with recent failed logins.
-    pub failed_logins: FailedLogins,
-    pub access_log: AtomicBool,
-    /// Proxies trusted to set X-Forwarded-For.
-    pub trusted_proxies: Arc<TrustedProxies>,
-    /// Number of requests in flight, parked polls included.
-    pub requests: AtomicUsize,
-    /// Runs tasks that outlive their request.
-    pub tasks: Tasks,
+    pub access: Access,
+    pub accounts: Accounts,
+    pub bounds: RequestBounds,
+    pub traffic: Traffic,
+    pub operations: Operations,
+    pub server: ThisServer,
+}
+
+impl FromRef<Arc<AppState>> for Pools {
+    fn from_ref(state: &Arc<AppState>) -> Pools {
+        state.pools.clone()
+    }
+}
+
+impl FromRef<Arc<AppState>> for Access {
+    fn from_ref(state: &Arc<AppState>) -> Access {
+        state.access.clone()
+    }
 }
 
 impl AppState {
@@ -190,8 +126,8 @@ impl AppState {
         system_now()
     }
 
-    /// Converts a time of [`began`](AppState::began) to the time of day.
+    /// Converts a time of [`began`](ThisServer::began) to the time of day.
     pub fn shown(&self, time: Millis) -> Millis {
-        self.began.of_day(time, self.now())
+        self.server.began.of_day(time, self.now())
     }
 }

@@ -24,10 +24,8 @@ pub async fn show(visit: Visit, Path(scope): Path<PoolNamespace>) -> Response {
             ["q", "need", "sort", "cursor"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
         let scoped = [("pool", &*scope.pool), ("namespace", &scope.namespace), ("limit", QUEUES)];
         let (pool, namespace) = (part(&scope.pool), part(&scope.namespace));
-        let (listing, history) = tokio::join!(
-            visit.ask.get(format!("/queues{}", query(scoped.into_iter().chain(given)))),
-            visit.ask.get(format!("/queues/history?pool={pool}&namespace={namespace}")),
-        );
+        let listing = visit.queues(&query(scoped.into_iter().chain(given)));
+        let history = visit.history(&format!("pool={pool}&namespace={namespace}"));
         // A page without charts is incomplete, so the next request must render it again.
         let basis = basis.filter(|_| history.is_ok());
         Ok(Page { basis, ..page(&visit, &scope, listing, history)? })

@@ -11,7 +11,7 @@ use super::page::text::{known, number, rate, text};
 use super::page::visit::{Visit, scheme};
 use super::server::servers;
 use crate::http::operators::queues::{HistoryReply, QueuesReply, SampleReply};
-use crate::http::operators::servers::ServersReply;
+use crate::http::operators::servers::{ServersReply, servers_of};
 
 /// Number of queues shown.
 const QUEUES: usize = 25;
@@ -19,12 +19,8 @@ const QUEUES: usize = 25;
 /// `GET /ui/`
 pub async fn show(visit: Visit) -> Response {
     let make = async |basis: Option<u64>| {
-        let queues = format!("/queues?sort=need&limit={QUEUES}");
-        let (queues, history) = tokio::join!(
-            visit.ask.get::<QueuesReply>(queues),
-            visit.ask.get::<HistoryReply>("/queues/history")
-        );
-        let fleet = visit.ask.get::<ServersReply>("/servers").await;
+        let queues = visit.queues(&format!("sort=need&limit={QUEUES}"));
+        let (history, fleet) = (visit.history(""), servers_of(visit.state()));
         // A page without charts is incomplete, so the next request must render it again.
         let basis = basis.filter(|_| history.is_ok());
         Ok(Page { basis, ..page(&visit, queues, history, fleet)? })
@@ -36,7 +32,7 @@ fn page(
     visit: &Visit,
     queues: Said<QueuesReply>,
     history: Said<HistoryReply>,
-    fleet: Said<ServersReply>,
+    fleet: ServersReply,
 ) -> Said<Page> {
     let listing = queues?;
     let body = html! {
@@ -52,9 +48,9 @@ fn page(
         }
         h2 { "Last hour" }
         (charts(visit, history.as_ref()))
-        @if let Some(fleet) = fleet.as_ref().ok().filter(|fleet| fleet.is_several()) {
+        @if fleet.is_several() {
             h2 { "Servers" }
-            (servers(visit, fleet))
+            (servers(visit, &fleet))
         }
     };
     Ok(Page::new("Overview", "Overview", body).of_samples(&listing))
@@ -88,8 +84,8 @@ fn sums(pools: &[SampleReply]) -> Markup {
 
 /// Instructions for a server without queues.
 pub fn empty(visit: &Visit) -> Markup {
-    let api = visit.state().server.clone();
-    let (admin, scheme) = (visit.base(), scheme(visit.state().about.api_tls));
+    let api = visit.state().server.name.clone();
+    let (admin, scheme) = (visit.base(), scheme(visit.state().server.about.api_tls));
     html! {
         p { "There is no queue yet. Publishing a job creates its queue:" }
         pre tabindex="0" { code {
@@ -107,7 +103,7 @@ pub fn charts(visit: &Visit, history: Result<&HistoryReply, &Refusal>) -> Markup
             return html! { p.trouble { "The charts are not available: " (text(&refusal.text)) } };
         }
     };
-    if !visit.state().history.is_kept() {
+    if !visit.state().operations.history.is_kept() {
         return html! { p.note { "No history is kept: HistoryMemory is 0." } };
     }
     let zone = &visit.zone;

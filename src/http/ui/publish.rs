@@ -12,8 +12,7 @@ use super::page::form::{Fields, Filled};
 use super::page::frame::{Page, curl};
 use super::page::rows::namespace_path;
 use super::page::text::{text, volatile};
-use super::page::visit::{PoolQueue, Visit};
-use crate::http::jobs::lists::VerboseJob;
+use super::page::visit::{PoolQueue, Visit, Wanted};
 use crate::random;
 use crate::readable::{DURATION_FORMS, seconds};
 
@@ -56,12 +55,9 @@ pub async fn show(visit: Visit, Path(scope): Path<PoolNamespace>) -> Response {
 async fn again(visit: &Visit, scope: &PoolNamespace, id: &str) -> Said<Fields> {
     let PoolNamespace { pool, namespace } = scope.clone();
     let place = PoolQueue { pool, namespace, queue: visit.fields.or_empty("queue").to_owned() };
-    let path = place.api(&format!("/job/{}", part(id)), &[("verbose", "1")]);
-    let job = visit.ask.get::<VerboseJob<'static>>(path).await?;
-    let body = job
-        .data
-        .as_deref()
-        .ok_or(Refusal::new(StatusCode::FORBIDDEN, "bodies are not shown to this account"))?;
+    let job = visit.job(&place, Wanted::Id(id)).await?;
+    let job = job.verbose();
+    let body = job.data.ok_or(Refusal::new(StatusCode::FORBIDDEN, "bodies are not shown to this account"))?;
     let text = std::str::from_utf8(body).ok().filter(|text| text.len() <= MOST && !text.contains('\0'));
     let text = text.ok_or(Refusal::bad(
         "this body does not fit a form, which accepts text of up to 64 KiB: download it, and publish it with curl",

@@ -33,8 +33,7 @@ const NEEDS: [(&str, &str); 9] = [
 pub async fn show(visit: Visit) -> Response {
     let make = async |basis| {
         let given = ASKED.iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
-        let path = format!("/queues{}", query(given.chain([("limit", QUEUES)])));
-        let listing = visit.ask.get(path).await;
+        let listing = visit.queues(&query(given.chain([("limit", QUEUES)])));
         Ok(Page { basis, ..page(&visit, listing)? })
     };
     visit.answer_if_new(make).await

@@ -15,7 +15,6 @@ use super::page::sure::{Sure, page as asks};
 use super::page::text::{cut, duration, number, text, typed, unknown, volatile};
 use super::page::visit::Visit;
 use crate::engine::together;
-use crate::http::operators::queues::QueuesReply;
 
 /// Schedules per page, and namespaces that are read if none is given.
 const SCHEDULES: usize = 100;
@@ -141,7 +140,7 @@ async fn listed(visit: &Visit) -> Said<Read> {
     if let Some(namespace) = fields.get("namespace") {
         scopes.push((fields.get("pool").unwrap_or("default").to_owned(), namespace.to_owned()));
     } else {
-        let listing = visit.ask.get::<QueuesReply>("/queues?sort=name&limit=100").await?;
+        let listing = visit.queues("sort=name&limit=100")?;
         partly = listing.cursor.is_some();
         scopes.extend(listing.queues.into_iter().map(|row| (row.pool, row.namespace)));
         scopes.dedup();

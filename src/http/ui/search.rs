@@ -4,19 +4,18 @@
 use axum::http::StatusCode;
 use axum::response::Response;
 use maud::{Markup, html};
-use serde_json::Value;
 
 use super::page::answer::see_other;
 use super::page::ask::{Refusal, Said, part};
 use super::page::frame::Page;
 use super::page::rows;
 use super::page::text::{count, cut, number, text};
-use super::page::visit::{PoolQueue, Visit};
-use super::queue::jobs::{Jobs, preview};
+use super::page::visit::{PoolQueue, Visit, Wanted};
+use super::queue::jobs::preview;
 use crate::engine::together;
 use crate::http::jobs::lists::ListedJob;
-use crate::http::operators::queues::{QueueReply, QueuesReply};
-use crate::job::JobId;
+use crate::http::operators::queues::QueueReply;
+use crate::job::{JobId, JobView};
 use crate::name::JobKey;
 
 /// Maximum queues for a look-up by id or key, and how many of them concurrently.
@@ -90,13 +89,10 @@ fn place(path: &str) -> Option<PoolQueue> {
 /// Looks up a job by id or key, in these queues.
 async fn in_queue(visit: &Visit, places: &[PoolQueue], x: &str) -> Said<Found> {
     for place in places {
-        for what in ["job", "key"].into_iter().skip(usize::from(JobId::parse(x).is_none())) {
-            let path = place.api(&format!("/{what}/{}", part(x)), &[("verbose", "1")]);
-            match visit.ask.get::<Value>(path).await {
-                Ok(job) => {
-                    let id = job["job_id"].as_str().unwrap_or_default();
-                    return Ok(Found::At(format!("jobs/{}/{}", place.path(), part(id))));
-                }
+        let ways: [fn(_) -> _; 2] = [Wanted::Id, Wanted::Key];
+        for what in ways.into_iter().skip(usize::from(JobId::parse(x).is_none())) {
+            match visit.job(place, what(x)).await {
+                Ok(job) => return Ok(Found::At(format!("jobs/{}/{}", place.path(), job.id()))),
                 Err(refusal) if refusal.status == StatusCode::NOT_FOUND => {}
                 Err(refusal) => return Err(refusal),
             }
@@ -116,20 +112,14 @@ struct Looked {
     hit: Option<String>,
 }
 
-/// Looks up a job in the busiest queues. `what` is `job` or `key`.
-async fn in_busiest(visit: &Visit, what: &str, wanted: &str, queues: &[PoolQueue]) -> Looked {
+/// Looks up a job in the busiest queues.
+async fn in_busiest(visit: &Visit, wanted: Wanted<'_>, queues: &[PoolQueue]) -> Looked {
     let mut looked = 0;
     for some in queues.chunks(AT_ONCE) {
-        let found = together::all(some.iter().map(async |place| {
-            let path = place.api(&format!("/{what}/{}", part(wanted)), &[("verbose", "1")]);
-            match visit.ask.get::<Value>(path).await {
-                Ok(job) => {
-                    let id = job["job_id"].as_str().unwrap_or_default();
-                    Some(Some(format!("jobs/{}/{}", place.path(), part(id))))
-                }
-                Err(refusal) if refusal.status == StatusCode::NOT_FOUND => Some(None),
-                Err(_) => None,
-            }
+        let found = together::all(some.iter().map(async |place| match visit.job(place, wanted).await {
+            Ok(job) => Some(Some(format!("jobs/{}/{}", place.path(), job.id()))),
+            Err(refusal) if refusal.status == StatusCode::NOT_FOUND => Some(None),
+            Err(_) => None,
         }))
         .await;
         looked += found.iter().flatten().count();
@@ -144,16 +134,10 @@ async fn in_busiest(visit: &Visit, what: &str, wanted: &str, queues: &[PoolQueue
 }
 
 /// Returns the queues that were busiest recently, and whether there are more.
-async fn busiest(visit: &Visit) -> Said<(Vec<PoolQueue>, bool)> {
+fn busiest(visit: &Visit) -> Said<(Vec<PoolQueue>, bool)> {
     let (mut all, mut cursor) = (Vec::new(), String::new());
     while all.len() < BUSIEST {
-        let listing = visit.ask.get::<QueuesReply>(format!("/queues?sort=out&limit=100{cursor}")).await;
-        let listing = match listing {
-            Ok(listing) => listing,
-            Err(refusal) if all.is_empty() => return Err(refusal),
-            // The timeout has passed.
-            Err(_) => return Ok((all, true)),
-        };
+        let listing = visit.queues(&format!("sort=out&limit=100{cursor}"))?;
         all.extend(listing.queues.iter().filter_map(QueueReply::place));
         match listing.cursor {
             Some(next) => cursor = format!("&cursor={}", part(&next)),
@@ -165,8 +149,8 @@ async fn busiest(visit: &Visit) -> Said<(Vec<PoolQueue>, bool)> {
 
 /// Looks up a job by id alone.
 async fn by_id(visit: &Visit, id: &str) -> Said<Found> {
-    let (queues, more) = busiest(visit).await?;
-    let Looked { queues: looked, hit } = in_busiest(visit, "job", id, &queues).await;
+    let (queues, more) = busiest(visit)?;
+    let Looked { queues: looked, hit } = in_busiest(visit, Wanted::Id(id), &queues).await;
     if let Some(hit) = hit {
         return Ok(Found::At(hit));
     }
@@ -181,7 +165,7 @@ async fn by_id(visit: &Visit, id: &str) -> Said<Found> {
 /// Result of a text search, and its extent.
 #[derive(Default)]
 struct InJobs {
-    jobs: Vec<(PoolQueue, ListedJob<'static>)>,
+    jobs: Vec<(PoolQueue, JobView)>,
     looked_at: u64,
     queues: usize,
     /// Jobs or queues were left out.
@@ -192,15 +176,15 @@ struct InJobs {
 
 /// Searches queues by part of their name, jobs by key, and jobs by text in them.
 async fn everywhere(visit: &Visit, wanted: &str) -> Said<Found> {
-    let listing = visit.ask.get::<QueuesReply>(format!("/queues?q={}&limit=50", part(wanted))).await?;
+    let listing = visit.queues(&format!("q={}&limit=50", part(wanted)))?;
     let exact = |row: &&QueueReply| format!("{}/{}", row.namespace, row.queue) == wanted;
     let mut hits = listing.queues.iter().filter(exact);
     if let (Some(row), None) = (hits.next(), hits.next()) {
         return Ok(Found::At(page_of(row)));
     }
-    let (queues, more) = busiest(visit).await?;
+    let (queues, more) = busiest(visit)?;
     let by_key = match JobKey::parse(wanted) {
-        Some(_) => in_busiest(visit, "key", wanted, &queues).await,
+        Some(_) => in_busiest(visit, Wanted::Key(wanted), &queues).await,
         None => Looked { queues: 0, hit: None },
     };
     match (&listing.queues[..], &by_key.hit) {
@@ -239,7 +223,7 @@ async fn in_jobs(visit: &Visit, wanted: &str, queues: &[PoolQueue]) -> InJobs {
     for place in queues {
         for state in STATES {
             let query = [("state", state), ("contains", wanted), ("limit", OF_QUEUE), ("data", "1")];
-            match visit.ask.get::<Jobs>(place.api("/jobs", &query)).await {
+            match visit.jobs(place, &query).await {
                 Ok(page) => {
                     let looked_at = page.looked_at.unwrap_or(page.scanned);
                     found.looked_at += looked_at;
@@ -282,14 +266,15 @@ fn jobs(visit: &Visit, wanted: &str, found: &InJobs, of_key: usize) -> Markup {
                     caption { "Jobs that contain the text" }
                     thead { tr { @for name in ["Queue", "Id", "Key", "State", "Body"] { th scope="col" { (name) } } } }
                     tbody { @for (place, job) in &found.jobs {
+                        @let job = ListedJob::from(job);
                         @let id = job.job_id.to_string();
-                        @let state = job.state.as_deref().unwrap_or_default();
+                        @let state = job.state.unwrap_or_default();
                         tr data-key=(id) {
                             td { a href=(visit.to(&format!("queues/{}?state={state}&contains={}", place.path(), part(wanted)))) { (text(&place.name())) } }
                             th.id scope="row" { a href=(visit.to(&format!("jobs/{}/{id}", place.path()))) title=(id) { (id) } }
-                            td { @if let Some(key) = &job.key { (cut(key)) } }
+                            td { @if let Some(key) = job.key { (cut(key)) } }
                             td { span class=(format!("badge state-{state}")) { (state) } }
-                            td.body { div.few { (preview(job)) } }
+                            td.body { div.few { (preview(&job)) } }
                         }
                     } }
                 }

@@ -11,9 +11,9 @@ use super::page::frame::{Page, curl};
 use super::page::text::{cut, duration, number, rate, size, text, unknown, volatile};
 use super::page::visit::Visit;
 use crate::engine::together;
-use crate::http::operators::cluster::ClusterReply;
+use crate::http::operators::cluster::{ClusterReply, cluster};
 use crate::http::operators::servers::{
-    ChangeReply, ConnectionsReply, PoolReply, ServerReply, ServersReply, Took,
+    ChangeReply, ConnectionsReply, PoolReply, ServerReply, ServersReply, Took, server_for, servers_of,
 };
 
 /// `GET /ui/server`
@@ -44,19 +44,14 @@ pub async fn change(mut visit: Visit, Filled(form): Filled) -> Response {
 }
 
 async fn page(visit: &Visit) -> Said<Page> {
-    let (server, fleet) =
-        tokio::join!(visit.ask.get::<ServerReply>("/server"), visit.ask.get::<ServersReply>("/servers"));
-    let server = server?;
+    let server = visit.ask.read(async { Ok(server_for(&visit.ui.state, visit.ask.role).await) }).await?;
     let clusters = clusters(visit, &server.pools).await;
     let body = html! {
         h1 { "Server " (text(&server.server)) }
         (facts(visit, &server))
         @for (pool, cluster) in server.pools.iter().zip(&clusters) { (of_pool(visit, pool, cluster.as_ref())) }
         h2 { "Servers" }
-        @match &fleet {
-            Ok(fleet) => { (servers(visit, fleet)) }
-            Err(refusal) => { p.trouble { "The other servers are not known: " (text(&refusal.text)) } }
-        }
+        (servers(visit, &servers_of(visit.state())))
         (changes(visit, &server.changes))
     };
     Ok(Page::new("Server", "Server", body))
@@ -65,7 +60,9 @@ async fn page(visit: &Visit) -> Said<Page> {
 /// Reads the nodes of each clustered pool.
 async fn clusters(visit: &Visit, pools: &[PoolReply]) -> Vec<Option<Said<ClusterReply>>> {
     let ask = async |pool: &PoolReply| match &*pool.about.kind {
-        "cluster" => Some(visit.ask.get(format!("/cluster?pool={}", part(&pool.pool))).await),
+        "cluster" => {
+            Some(visit.ask.read(cluster(visit.state(), &format!("pool={}", part(&pool.pool)))).await)
+        }
         _ => None,
     };
     together::all(pools.iter().map(ask)).await
@@ -134,8 +131,7 @@ fn facts(visit: &Visit, server: &ServerReply) -> Markup {
             dt { "Open files" } dd { (volatile(&of_most(html! { (number(process.open_files)) }, html! { (number(process.most_files)) }))) }
             dt { "History: bytes" } dd { (size(history.bytes as u64)) }
             dt { "History: queues" } dd { (number(history.histories as u64)) }
-            dt { "History: days dropped" } dd { (number(history.lost_days)) }
-            dt { "History: hours dropped" } dd { (number(history.lost_hours)) }
+            dt { "History: queues dropped" } dd { (number(history.lost_days)) }
             dt { "Access log" } dd { @if server.access_log { "on" } @else { "off" } }
         }
         @if visit.may_change() {

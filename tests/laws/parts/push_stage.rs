@@ -20,6 +20,7 @@ use dormouse::process::tasks::{Failure, Tasks};
 use dormouse::push::address::AddressGuard;
 use dormouse::push::client::{ConnectFault, EndpointAnswer, Send};
 use dormouse::push::limits::PushShares;
+use dormouse::push::setting::Setting;
 use dormouse::push::shared::{MEMORY, PushServer, PushedPool};
 use dormouse::push::store::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
 use dormouse::push::{Push, PushError};
@@ -360,7 +361,8 @@ impl PushStage {
     /// Sets the setting of another queue.
     pub async fn set_of(&self, key: &PushKey, mut setting: Value) -> std::result::Result<Value, PushError> {
         setting["url"] = json!("https://shop.example/jobs");
-        self.push.put(key, &setting).await.map(|set| serde_json::to_value(set).expect("it is JSON"))
+        let setting = Setting::parse(&setting, &key.queue.name).map_err(PushError::Bad)?;
+        self.push.put(key, setting).await.map(|set| serde_json::to_value(set).expect("it is JSON"))
     }
 
     /// Publishes a job without ttl.

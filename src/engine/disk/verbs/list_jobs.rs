@@ -1,102 +1,46 @@
-//! Lists of jobs. Long lists are read from a snapshot on other threads; the writer only supplies the start position.
-//! So a scan of a million jobs delays no other call.
+//! Lists of jobs: long reads, for which the writer only supplies the start position.
 
 use std::ops::Bound;
-use std::sync::Arc;
 use std::time::Duration;
-
-use bytes::Bytes;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::inspect::view;
 use crate::clock::{Micros, Millis, micros};
 use crate::engine::disk::codec::{self, Entry, TimerKey};
+use crate::engine::disk::readers::{self, LongRead, Readers};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::state::clock::PoolClock;
 use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::{Fatal, Found, Space, Store};
 use crate::engine::disk::writer::handle::Handle;
 use crate::engine::{Cursor, JobList, JobPage};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::JobState;
 use crate::name::Queue;
+use bytes::Bytes;
 
-/// Maximum concurrent lists. Others wait.
-const READERS: usize = 2;
 /// Maximum timers scanned per page: one list has the timers of all queues.
 const MOST_TIMERS: u64 = 10_000;
 
-/// Reads lists. Each reader holds a permit, so that a close can wait for it.
-#[derive(Debug)]
-pub struct Lists {
-    readers: Arc<Semaphore>,
-}
-
-impl Default for Lists {
-    fn default() -> Lists {
-        Lists { readers: Arc::new(Semaphore::new(READERS)) }
-    }
-}
-
-impl Lists {
-    /// Returns a page of jobs. `None` for an invalid cursor.
-    pub async fn jobs(&self, handle: &Handle, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
-        let after = match &list.cursor {
-            None => None,
-            Some(cursor) => match Place::read(cursor, list.state) {
-                None => return Ok(None),
-                after => after,
-            },
-        };
-        let permit = self.permit().await?;
-        let Some(start) = handle.ask(FindStart { queue: queue.clone(), state: list.state }).await? else {
-            return Ok(Some(JobPage::default()));
-        };
-        let clock = handle.clock.clone();
-        read(handle, permit, move || start.page(&list, after, &clock)).await.map(Some)
-    }
-
-    /// Runs other long reads in the same way.
-    pub async fn beside<T: Send + 'static>(
-        &self,
-        handle: &Handle,
-        work: impl FnOnce() -> Result<T, Fatal> + Send + 'static,
-    ) -> Result<T> {
-        let permit = self.permit().await?;
-        read(handle, permit, work).await
-    }
-
-    /// Waits for all readers to end, and prevents new ones.
-    pub async fn ended(&self) {
-        let _all = self.readers.acquire_many(READERS as u32).await;
-        self.readers.close();
-    }
-
-    async fn permit(&self) -> Result<OwnedSemaphorePermit> {
-        self.readers.clone().acquire_owned().await.map_err(|_| Error::Closed)
-    }
-}
-
-/// Reads on a blocking thread. A failed read is an error of the store that changes nothing in it.
-async fn read<T: Send + 'static>(
+/// Returns a page of jobs. `None` for an invalid cursor.
+pub async fn list_jobs(
+    readers: &Readers,
     handle: &Handle,
-    permit: OwnedSemaphorePermit,
-    work: impl FnOnce() -> Result<T, Fatal> + Send + 'static,
-) -> Result<T> {
-    let work = move || {
-        let done = work();
-        drop(permit);
-        done
-    };
-    tokio::select! {
-        biased;
-        done = tokio::task::spawn_blocking(work) => match done {
-            Ok(done) => done.map_err(|Fatal(reason)| Error::corrupt(reason)),
-            Err(e) => Err(Error::corrupt(e)),
+    queue: &Queue,
+    list: JobList,
+) -> Result<Option<JobPage>> {
+    let after = match &list.cursor {
+        None => None,
+        Some(cursor) => match Place::read(cursor, list.state) {
+            None => return Ok(None),
+            after => after,
         },
-        // It hangs in the disk, and is abandoned.
-        reason = handle.poison.poisoned() => Err(Error::away(Error::Poisoned(reason))),
-    }
+    };
+    let slot = readers.slot(LongRead::List).await?;
+    let Some(start) = handle.ask(FindStart { queue: queue.clone(), state: list.state }).await? else {
+        return Ok(Some(JobPage::default()));
+    };
+    let clock = handle.clock.clone();
+    readers::read(handle, slot, move || start.page(&list, after, &clock)).await.map(Some)
 }
 
 /// A position in a list: after the entry of this timer, or of this number.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use redis::Value;
+use redis::{FromRedisValue, ParsingError, Value};
 
 use crate::clock::{self, Micros};
 use crate::engine::Pumped;
@@ -17,9 +17,32 @@ use crate::error::Result;
 
 /// Maximum jobs moved per script call. A larger batch saves nothing, and blocks Redis for longer.
 const BATCH: usize = 200;
-/// The script's reply: now, members removed, microseconds until the next is due, invalid members, members postponed,
-/// queues with newly ready jobs, the argument of [`Common::tell_ended`], and the time left of another server's lease.
-type PumpAnswer = (u64, usize, i64, u64, u64, Vec<Vec<u8>>, Vec<Value>, u64);
+
+/// Reply of the script `pump`.
+struct ScriptReply {
+    now: Micros,
+    /// Number of members removed from the timer set.
+    removed: usize,
+    /// Microseconds until the next member is due; negative if there is none.
+    next: i64,
+    /// Number of removed members that are no jobs.
+    invalid: u64,
+    /// Number of postponed members, whose queue's key is not a list.
+    postponed: u64,
+    /// `ns/queue` of each queue that got ready jobs.
+    ready: Vec<Vec<u8>>,
+    /// Per queue, for [`Common::tell_ended`].
+    ended: Vec<Value>,
+    /// Microseconds left of another server's lease; 0 if this server may pump.
+    held: u64,
+}
+
+impl FromRedisValue for ScriptReply {
+    fn from_redis_value(value: Value) -> std::result::Result<ScriptReply, ParsingError> {
+        let (now, removed, next, invalid, postponed, ready, ended, held) = redis::from_redis_value(value)?;
+        Ok(ScriptReply { now, removed, next, invalid, postponed, ready, ended, held })
+    }
+}
 
 /// The lease of a partition's pump in a cluster: one server pumps the partition.
 #[derive(Clone, Copy, Debug)]
@@ -61,28 +84,29 @@ impl PartitionCore {
         if let Some(PumpLease { server, is_own }) = lease {
             cmd.key(&self.keys.pump_lease).arg(server).arg(u8::from(is_own));
         }
-        let (now, moved, next, garbage, put_off, ready, ended, held): PumpAnswer =
-            self.run(Lane::Pump, &cmd).await?;
-        if held == 0 && self.looked_for_dropped.load(Ordering::Relaxed).abs_diff(now) >= 1_000_000 {
+        let reply: ScriptReply = self.run(Lane::Pump, &cmd).await?;
+        let now = reply.now;
+        if reply.held == 0 && self.looked_for_dropped.load(Ordering::Relaxed).abs_diff(now) >= 1_000_000 {
             self.looked_for_dropped.store(now, Ordering::Relaxed);
             self.spawn_finisher();
         }
-        if garbage > 0 {
+        if reply.invalid > 0 {
+            let garbage = reply.invalid;
             tracing::warn!(pool = &*self.common.pool, garbage, "dropped malformed timers");
         }
-        if put_off > 0 {
+        if reply.postponed > 0 {
             tracing::warn!(
                 pool = &*self.common.pool,
-                put_off,
+                put_off = reply.postponed,
                 "postponed due jobs, because the key of their queue is not a list"
             );
         }
-        self.common.tell_ended(ended)?;
-        for queue in ready.iter().filter_map(|group| keys::queue_of_group(group)) {
+        self.common.tell_ended(reply.ended)?;
+        for queue in reply.ready.iter().filter_map(|group| keys::queue_of_group(group)) {
             self.tell_ready(&queue);
         }
-        let next = u64::try_from(next).ok().map(Duration::from_micros);
-        Ok(PumpReply { now, moved, next, held: Duration::from_micros(held) })
+        let next = u64::try_from(reply.next).ok().map(Duration::from_micros);
+        Ok(PumpReply { now, moved: reply.removed, next, held: Duration::from_micros(reply.held) })
     }
 }
 

@@ -1,4 +1,5 @@
-//! Calls the JSON routes of this port with the account of the page's request.
+//! What pages read and change, with the account of the page's request: replies of the functions behind the JSON routes,
+//! and calls of the routes themselves, whose layers check and log each change.
 
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use parking_lot::Mutex;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
@@ -14,9 +16,10 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 use tower::ServiceExt;
 
-use crate::http::answer::error::StoreFailure;
+use crate::http::answer::error::{ApiError, StoreFailure};
 use crate::http::operators::audit::Account;
-use crate::http::request::extract::Labels;
+use crate::http::operators::roles::Role;
+use crate::http::request::extract::{Labels, ShowsBodies};
 use crate::http::request::peer::ClientIp;
 
 /// Maximum size of a reply: a page of jobs with bodies has 8 MiB of them, in base64.
@@ -47,6 +50,10 @@ impl Refusal {
     }
 }
 
+fn late() -> Refusal {
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no response within a second")
+}
+
 /// Result of a route.
 pub type Said<T> = Result<T, Refusal>;
 
@@ -56,6 +63,7 @@ pub struct Asker {
     labels: Option<Arc<Labels>>,
     client: Option<ClientIp>,
     account: Option<Account>,
+    pub role: Role,
     authorization: Option<HeaderValue>,
     /// Deadline; later replies are omitted from the page.
     until: Mutex<Instant>,
@@ -79,6 +87,7 @@ impl Asker {
             labels: parts.extensions.get::<Arc<Labels>>().cloned(),
             client: parts.extensions.get::<ClientIp>().copied(),
             account: parts.extensions.get::<Account>().cloned(),
+            role: parts.extensions.get::<Role>().copied().unwrap_or(Role::Viewer),
             authorization: parts.headers.get(header::AUTHORIZATION).cloned(),
             until: Mutex::new(until),
             failure: Mutex::default(),
@@ -88,6 +97,16 @@ impl Asker {
     /// Returns the account, if the request has one.
     pub fn account(&self) -> Option<&str> {
         self.account.as_ref().map(|account| &*account.0)
+    }
+
+    /// Returns the labels of the page's request.
+    pub fn labels(&self) -> Option<&Labels> {
+        self.labels.as_deref()
+    }
+
+    /// Whether the page may show bodies.
+    pub fn shows_bodies(&self) -> ShowsBodies {
+        ShowsBodies::of(self.labels.as_deref())
     }
 
     /// Returns a store's failure, to be reported with the response.
@@ -100,12 +119,33 @@ impl Asker {
         *self.until.lock() = until;
     }
 
+    /// Returns the reply of a function behind a route, if it arrives in time.
+    pub async fn read<T>(&self, reply: impl Future<Output = Result<T, ApiError>>) -> Said<T> {
+        let until = *self.until.lock();
+        self.take(timeout_at(until, reply).await.map_err(|_| late())?)
+    }
+
+    /// Returns the reply of a function behind a route that calls no store.
+    pub fn take<T>(&self, reply: Result<T, ApiError>) -> Said<T> {
+        reply.map_err(|error| {
+            let text = error.text().into_owned();
+            let response = error.into_response();
+            self.record(&response);
+            Refusal::new(response.status(), text)
+        })
+    }
+
+    fn record(&self, response: &Response) {
+        if let Some(failure) = response.extensions().get::<StoreFailure>() {
+            *self.failure.lock() = Some(failure.clone());
+        }
+    }
+
     /// Returns the reply to a GET, if it arrives in time.
     pub async fn get<T: DeserializeOwned>(&self, path: impl AsRef<str>) -> Said<T> {
         let path = path.as_ref();
         let until = *self.until.lock();
         let asked = self.ask(Method::GET, path, Sent::Nothing);
-        let late = || Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no response within a second");
         let bytes = timeout_at(until, asked).await.map_err(|_| late())??;
         serde_json::from_slice(&bytes).map_err(|error| {
             tracing::error!(%error, path, "the dashboard cannot parse the response of a route");
@@ -150,9 +190,7 @@ impl Asker {
             Err(never) => match never {},
         };
         let status = response.status();
-        if let Some(failure) = response.extensions().get::<StoreFailure>() {
-            *self.failure.lock() = Some(failure.clone());
-        }
+        self.record(&response);
         let bytes = to_bytes(response.into_body(), MOST).await;
         let bytes =
             bytes.map_err(|_| Refusal::new(StatusCode::INSUFFICIENT_STORAGE, "the response is too large"))?;

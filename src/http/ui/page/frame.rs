@@ -116,7 +116,7 @@ fn render(visit: &Visit, page: Page) -> Markup {
             body data-root=(visit.to("")) {
                 (top(visit, &page))
                 main #content tabindex="-1" {
-                    @if visit.state().readiness.is_draining() {
+                    @if visit.state().server.readiness.is_draining() {
                         p.trouble { "This server is stopping: it finishes the requests it has, then exits." }
                     }
                     @if let Some(done) = visit.fields.get("done").and_then(said) {
@@ -168,7 +168,7 @@ fn bottom(visit: &Visit, page: &Page) -> Markup {
     html! {
         footer.bottom {
             p {
-                "Server " b { (text(&visit.state().server)) } ", version " (version) ". "
+                "Server " b { (text(&visit.state().server.name)) } ", version " (version) ". "
                 @match page.read_at {
                     Some(at) => { span.read { "Statistics from " (volatile(&visit.zone.ago(at))) ". " } }
                     None => { span.read { "Read " (volatile(&visit.zone.at(Instant(visit.zone.now)))) ". " } }
@@ -285,7 +285,7 @@ pub fn curls(visit: &Visit, commands: &[Command<'_>]) -> Markup {
 
 /// Formats a command for a shell.
 pub fn command_line(visit: &Visit, (method, path, body): &Command<'_>) -> String {
-    let auth = if visit.state().accounts.is_empty() { "" } else { " -u \"$DORMOUSE_ADMIN_AUTH\"" };
+    let auth = if visit.state().accounts.operators.is_empty() { "" } else { " -u \"$DORMOUSE_ADMIN_AUTH\"" };
     let method = if *method == "GET" { String::new() } else { format!(" -X {method}") };
     let quoted = |text: &str| text.replace('\'', "'\\''");
     let path = quoted(path).replace(TOKEN, "'\"$TOKEN\"'");

@@ -236,7 +236,8 @@ fn last_hour(visit: &Visit, row: &QueueReply) -> Vec<Option<f64>> {
         Ok(name) => Of::Queue(pool, Queue { namespace, name }),
         Err(_) => Of::Jobs(pool, namespace),
     };
-    let (_, points) = visit.state().history.of(&of, Range::Hour, visit.state().began.time() / 1000);
+    let (_, points) =
+        visit.state().operations.history.of(&of, Range::Hour, visit.state().server.began.time() / 1000);
     points.iter().map(|point| point.as_ref().map(|point| point.ready as f64)).collect()
 }
 

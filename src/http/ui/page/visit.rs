@@ -17,14 +17,22 @@ use serde::Deserialize;
 use tokio::time::{Instant, timeout};
 
 use super::answer;
-use super::ask::{Asker, Refusal, part};
-use super::form::Fields;
+use super::ask::{Asker, Refusal, Said, part};
+use super::form::{self, Fields};
 use super::instant::Zone;
-use crate::engine::together;
+use crate::engine::{By, Detail, together};
 use crate::history::Range;
+use crate::http::answer::error::ApiError;
+use crate::http::answer::room::Room;
+use crate::http::jobs::lists::{FoundJobs, NO_KEY, VerboseJob, find_job, find_jobs, verbose_job};
 use crate::http::operators::names::JOB_IDS;
-use crate::http::state::AppState;
-use crate::name::{Namespace, Queue, QueueName};
+use crate::http::operators::queues::{self, HistoryReply, QueuesReply};
+use crate::http::request::extract::{self, ByAccount, ShowsBodies};
+use crate::http::request::params::Query;
+use crate::http::request::path::Names;
+use crate::http::state::{AppState, PoolState};
+use crate::job::{JobId, JobView};
+use crate::name::{JobKey, Namespace, Queue, QueueName};
 
 /// Timeout for the calls of a page, so that it is shown within a second.
 const PATIENCE: Duration = Duration::from_millis(900);
@@ -110,6 +118,32 @@ impl PoolQueue {
     }
 }
 
+/// How a page names a job.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    Id(&'a str),
+    Key(&'a str),
+}
+
+/// A job on a page.
+pub struct FoundJob {
+    queue: Queue,
+    view: JobView,
+    shows: ShowsBodies,
+    _room: Option<Room>,
+}
+
+impl FoundJob {
+    pub fn id(&self) -> JobId {
+        self.view.id
+    }
+
+    /// Returns the job as its route shows it.
+    pub fn verbose(&self) -> VerboseJob<'_> {
+        verbose_job(&self.queue, &self.view, Detail::All, self.shows)
+    }
+}
+
 /// A request for a page.
 pub struct Visit {
     pub ui: Arc<Ui>,
@@ -133,16 +167,67 @@ impl Visit {
 
     /// Reads the statistics of a queue now, if its store responds in time.
     pub async fn refresh(&self, place: &PoolQueue) {
-        let (pool, queue) = (self.state().pool_named(&place.pool), place.parsed());
+        let (pool, queue) = (self.state().pools.named(&place.pool), place.parsed());
         if let (Ok(pool), Some(queue)) = (pool, queue) {
             // A late reading is in the next sample.
             let _ = timeout(REFRESH, pool.sampler.refresh(Some(&queue))).await;
         }
     }
 
+    /// Returns the queues that match a query, from samples.
+    pub fn queues(&self, query: &str) -> Said<QueuesReply> {
+        self.ask.take(queues::queues(self.state(), query.trim_start_matches('?')))
+    }
+
+    /// Returns the history that a query names.
+    pub fn history(&self, query: &str) -> Said<HistoryReply> {
+        self.ask.take(queues::history_of(self.state(), query))
+    }
+
+    /// Returns the pool and the queue of a page, as job routes find them.
+    fn find(&self, place: &PoolQueue) -> Result<(Arc<PoolState>, Queue), ApiError> {
+        let names = Names::of_queue(&place.namespace, &place.queue);
+        extract::for_account(self.state(), self.ask.labels(), &place.pool, &names)
+    }
+
+    /// Returns a page of a queue's jobs.
+    pub async fn jobs(&self, place: &PoolQueue, query: &[(&str, &str)]) -> Said<FoundJobs> {
+        let query = form::query(query.iter().copied());
+        let reply = async {
+            let (pool, queue) = self.find(place)?;
+            let may = (ByAccount(true), self.ask.shows_bodies());
+            find_jobs(self.state(), (&pool, &queue), Query(query.trim_start_matches('?')), may).await
+        };
+        self.ask.read(reply).await
+    }
+
+    /// Returns a job, by its id or its key.
+    pub async fn job(&self, place: &PoolQueue, by: Wanted<'_>) -> Said<FoundJob> {
+        let reply = async {
+            let (pool, queue) = self.find(place)?;
+            let (key, none);
+            let by = match by {
+                Wanted::Id(id) => {
+                    none = ApiError::NO_JOB;
+                    By::Id(JobId::parse(id).ok_or(ApiError::NO_JOB)?)
+                }
+                Wanted::Key(text) => {
+                    none = NO_KEY;
+                    key = JobKey::parse(text).ok_or(ApiError::bad("invalid key"))?;
+                    By::Key(&key)
+                }
+            };
+            let shows = self.ask.shows_bodies();
+            let found = find_job(self.state(), &pool, &queue, by, (Detail::All, shows)).await?;
+            let (view, room) = found.ok_or(none)?;
+            Ok(FoundJob { queue, view, shows, _room: room })
+        };
+        self.ask.read(reply).await
+    }
+
     /// Whether the account may change something.
     pub fn may_change(&self) -> bool {
-        let accounts = &self.state().accounts;
+        let accounts = &self.state().accounts.operators;
         accounts.is_empty() || self.ask.account().is_some_and(|account| accounts.contains_key(account))
     }
 
@@ -161,9 +246,9 @@ impl Visit {
 
     /// Returns the URL of the port as users enter it.
     pub fn base(&self) -> String {
-        match &self.state().about.admin_url {
+        match &self.state().server.about.admin_url {
             Some(url) => url.replace('\'', "%27"),
-            None => format!("{}://{}", scheme(self.state().about.admin_tls), self.host()),
+            None => format!("{}://{}", scheme(self.state().server.about.admin_tls), self.host()),
         }
     }
 
@@ -184,14 +269,21 @@ impl Visit {
     /// for elapsed seconds. `None` while the page shows other servers, whose state changes at any moment.
     pub fn basis(&self) -> Option<u64> {
         let state = self.state();
-        if state.fleet.seen().lines.len() > 1 || self.refused.is_some() {
+        if state.operations.fleet.seen().lines.len() > 1 || self.refused.is_some() {
             return None;
         }
         let mut hash = DefaultHasher::new();
-        let step = state.began.time() / 1000 / Range::Hour.step();
-        let draining = state.readiness.is_draining();
+        let step = state.server.began.time() / 1000 / Range::Hour.step();
+        let draining = state.server.readiness.is_draining();
         // Changes when the clock is set.
-        (state.shown(state.began.wall()), step, draining, &self.root, &self.here, self.fields.link(&[]))
+        (
+            state.shown(state.server.began.wall()),
+            step,
+            draining,
+            &self.root,
+            &self.here,
+            self.fields.link(&[]),
+        )
             .hash(&mut hash);
         (self.ask.account(), self.host(), &self.zone.name).hash(&mut hash);
         for pool in state.pools.values() {
@@ -237,8 +329,9 @@ impl FromRequestParts<Arc<Ui>> for Visit {
         }
         let now = ui.state.now();
         let asked = fields.get("tz").map(str::to_owned).or_else(|| zone_of(&parts.headers));
-        let zone =
-            asked.and_then(|name| Zone::named(&name, now)).or_else(|| Zone::named(&ui.state.about.zone, now));
+        let zone = asked
+            .and_then(|name| Zone::named(&name, now))
+            .or_else(|| Zone::named(&ui.state.server.about.zone, now));
         let zone = zone.unwrap_or_else(|| Zone::utc(now));
         Ok(Visit {
             ask: Asker::of(&ui.json, parts, until),

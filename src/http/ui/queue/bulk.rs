@@ -5,7 +5,7 @@ use axum::response::Response;
 use maud::{Markup, html};
 
 use super::dead::reason;
-use crate::http::operators::bulk::{BulkReply, BulksReply};
+use crate::http::operators::bulk::{BulkReply, BulksReply, actions};
 use crate::http::ui::home::back;
 use crate::http::ui::page::answer::see_other;
 use crate::http::ui::page::ask::{Refusal, Said, Sent, part};
@@ -106,7 +106,7 @@ pub async fn change(mut visit: Visit, Filled(form): Filled) -> Response {
 }
 
 async fn page(visit: &Visit) -> Said<Page> {
-    let BulksReply { actions, .. } = visit.ask.get("/bulk").await?;
+    let BulksReply { actions, .. } = actions(visit.state(), visit.ask.shows_bodies());
     let body = html! {
         h1 { "Bulk actions" }
         p.hint { "Actions of this server. They end when it stops. One at a time runs on a queue." }
@@ -144,8 +144,8 @@ fn stop(visit: &Visit, action: &BulkReply) -> Markup {
 }
 
 /// Shows the running and recent actions of one queue.
-pub fn of_queue(visit: &Visit, place: &PoolQueue, listed: &Said<BulksReply>) -> Markup {
-    let Ok(BulksReply { actions, .. }) = listed else { return html! {} };
+pub fn of_queue(visit: &Visit, place: &PoolQueue, listed: &BulksReply) -> Markup {
+    let actions = &listed.actions;
     let lately = |action: &&BulkReply| action.ended.is_none_or(|at| at.0 + TOLD > visit.zone.now);
     html! {
         @for action in actions.iter().filter(|action| action.place() == *place).filter(lately).take(3) {

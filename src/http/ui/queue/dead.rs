@@ -4,7 +4,7 @@ use axum::response::Response;
 use maud::{Markup, html};
 
 use crate::engine::together;
-use crate::http::operators::dead::{DeadQueue, DeadReply, ReasonReply, ReasonsReply};
+use crate::http::operators::dead::{DeadQueue, DeadReply, ReasonReply, ReasonsReply, dead, reasons_of};
 use crate::http::ui::page::ask::{Said, part};
 use crate::http::ui::page::form::query;
 use crate::http::ui::page::frame::Page;
@@ -34,8 +34,8 @@ pub async fn show(visit: Visit) -> Response {
 async fn page(visit: &Visit) -> Said<Page> {
     let given =
         ["namespace", "pool", "cursor"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
-    let listed: DeadReply =
-        visit.ask.get(format!("/dead{}", query(given.chain([("limit", QUEUES)])))).await?;
+    let asked = query(given.chain([("limit", QUEUES)]));
+    let listed: DeadReply = visit.ask.take(dead(visit.state(), asked.trim_start_matches('?')))?;
     let reasons = reasons(visit, &listed.queues).await;
     let body = html! {
         h1 { "Dead" }
@@ -47,7 +47,7 @@ async fn page(visit: &Visit) -> Said<Page> {
         @if listed.queues.is_empty() && ["namespace", "pool"].iter().any(|name| visit.fields.get(name).is_some()) {
             p { "No queue that matches has dead jobs. " a href="?" { "Show all" } "." }
         } @else if listed.queues.is_empty() {
-            p.hint { "No queue has dead jobs. This server has been running since " (visit.zone.at(Instant(visit.state().shown(visit.state().began.wall())))) "." }
+            p.hint { "No queue has dead jobs. This server has been running since " (visit.zone.at(Instant(visit.state().shown(visit.state().server.began.wall())))) "." }
         } @else { (table(visit, &listed.queues, &reasons)) }
         @if let Some(cursor) = &listed.cursor {
             p { a.next rel="next" href=(visit.fields.link(&[("cursor", Some(cursor))])) { "Next" } }
@@ -59,8 +59,7 @@ async fn page(visit: &Visit) -> Said<Page> {
 /// Returns the reasons of each queue; `None` if its store did not reply in time.
 async fn reasons(visit: &Visit, queues: &[DeadQueue]) -> Vec<Option<ReasonsReply>> {
     let ask = async |queue: &DeadQueue| {
-        let path = format!("/dead/reasons?{}", queue.place()?.query());
-        visit.ask.get::<ReasonsReply>(path).await.ok()
+        visit.ask.read(reasons_of(visit.state(), &queue.place()?.query())).await.ok()
     };
     together::all(queues.iter().map(ask)).await
 }

@@ -41,7 +41,7 @@ fn unit(visit: &Visit, place: &PoolQueue) -> Option<&'static str> {
 
 /// Whether a count is cheap for the store, judging by the last sample.
 fn is_cheap(visit: &Visit, place: &PoolQueue) -> bool {
-    let name = visit.state().pool_name(&place.pool).ok();
+    let name = visit.state().pools.name(&place.pool).ok();
     let pool = name.and_then(|name| visit.state().pools.get(&name));
     let sample = pool.map(|pool| pool.sampler.latest());
     sample.is_some_and(|sample| sample.at.is_some() && sample.trouble.is_none() && sample.timers <= FEW)
@@ -57,7 +57,8 @@ pub async fn read(visit: &Visit, place: &PoolQueue) -> Option<Counted> {
     if visit.fields.get("due").is_none() {
         return fitting(visit, query).await;
     }
-    let asked = visit.ask.get(format!("/info/delays?{}", query(by)));
+    let asked_for = query(by);
+    let asked = visit.ask.read(delays::count_delays(visit.state(), &asked_for));
     let older = known(by);
     let Some(older) = older else { return Some(Counted { by, delays: asked.await, behind: None }) };
     let behind = match timeout(SHORT, asked).await {
@@ -72,7 +73,7 @@ pub async fn read(visit: &Visit, place: &PoolQueue) -> Option<Counted> {
 async fn fitting(visit: &Visit, query: impl Fn(&str) -> String) -> Option<Counted> {
     let mut counted = None;
     for (by, _) in UNITS {
-        let delays = visit.ask.get::<DelaysReply>(format!("/info/delays?{}", query(by))).await;
+        let delays = visit.ask.read(delays::count_delays(visit.state(), &query(by))).await;
         let fits = delays.as_ref().map_or(true, |delays| {
             let step = UNIT_MS.iter().find(|(unit, _)| *unit == by).map_or(60_000, |(_, step)| *step);
             let end = (delays.now.0 / step + STEPS as u64) * step;

@@ -25,10 +25,8 @@ pub struct Figures {
 impl Figures {
     pub async fn read(visit: &Visit, place: &PoolQueue) -> Figures {
         visit.refresh(place).await;
-        let (listing, ready) = tokio::join!(
-            visit.ask.get(format!("/queues?{}&limit=1", place.query())),
-            visit.ask.get(place.api("/size", &[])),
-        );
+        let listing = visit.queues(&format!("{}&limit=1", place.query()));
+        let ready = visit.ask.get(place.api("/size", &[])).await;
         Figures { listing, ready }
     }
 

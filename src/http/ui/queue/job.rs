@@ -20,7 +20,7 @@ use crate::http::ui::page::frame::{Page, curl, curls};
 use crate::http::ui::page::rows::trail;
 use crate::http::ui::page::sure::{Sure, page as asks};
 use crate::http::ui::page::text::{count, number, size, text, unknown, volatile};
-use crate::http::ui::page::visit::{PoolQueue, Visit};
+use crate::http::ui::page::visit::{FoundJob, PoolQueue, Visit, Wanted};
 use crate::time::Instant;
 
 /// A job of a queue, as in a path.
@@ -32,22 +32,18 @@ pub struct Named {
     id: String,
 }
 
-type Job = VerboseJob<'static>;
-
 /// `GET /ui/jobs/:pool/:namespace/:queue/:id`
 pub async fn show(visit: Visit, Path(named): Path<Named>) -> Response {
     let Named { pool, namespace, queue, id } = named;
     let place = PoolQueue { pool, namespace, queue };
-    let job = visit.ask.get::<Job>(place.api(&format!("/job/{}", part(&id)), &[("verbose", "1")])).await;
+    let job = visit.job(&place, Wanted::Id(&id)).await;
     if visit.fields.get("ask") == Some("cancel") {
-        return visit.answer(job.map(|job| asking(&visit, &place, &job)));
+        return visit.answer(job.map(|job| asking(&visit, &place, &job.verbose())));
     }
     let how = match visit.fields.get("as") {
-        Some("raw") => match job {
-            Ok(Job { data: Some(bytes), .. }) => {
-                return answer::download(&format!("{id}.bin"), bytes.into_owned());
-            }
-            Ok(_) => {
+        Some("raw") => match job.as_ref().map(|job| job.verbose().data) {
+            Ok(Some(bytes)) => return answer::download(&format!("{id}.bin"), bytes.to_vec()),
+            Ok(None) => {
                 let refusal = Refusal::new(StatusCode::FORBIDDEN, "bodies are not shown to this account");
                 return visit.answer(Err(refusal));
             }
@@ -98,15 +94,15 @@ pub async fn change(mut visit: Visit, Path(named): Path<Named>, Filled(form): Fi
         }
         Err(refusal) => {
             visit.refuse(refusal, form);
-            let job = visit.ask.get(place.api(&format!("/job/{}", part(&id)), &[("verbose", "1")])).await;
+            let job = visit.job(&place, Wanted::Id(&id)).await;
             let push = pushed(&visit, &place).await;
             visit.answer(page(&visit, &place, (job, push), None))
         }
     }
 }
 
-fn asking(visit: &Visit, place: &PoolQueue, job: &Job) -> Page {
-    let (id, state) = (job.job_id.to_string(), job.state.as_deref().unwrap_or_default());
+fn asking(visit: &Visit, place: &PoolQueue, job: &VerboseJob<'_>) -> Page {
+    let (id, state) = (job.job_id.to_string(), job.state.unwrap_or_default());
     let verb = verb(state);
     asks(
         visit,
@@ -133,15 +129,16 @@ fn button(state: &str) -> &'static str {
 fn page(
     visit: &Visit,
     place: &PoolQueue,
-    (job, push): (Said<Job>, Said<Value>),
+    (job, push): (Said<FoundJob>, Said<Value>),
     how: Option<As>,
 ) -> Said<Page> {
     let job = job?;
+    let job = job.verbose();
     let id = job.job_id.to_string();
     let body = html! {
         div.head {
             h1 { "Job " (text(&id)) }
-            @match job.state.as_deref() {
+            @match job.state {
                 Some(state) => { span class=(format!("badge state-{state}")) { (state) } }
                 None => {}
             }
@@ -159,11 +156,11 @@ fn page(
     Ok(page.under(trail(visit, place)))
 }
 
-fn actions(visit: &Visit, place: &PoolQueue, job: &Job) -> Markup {
+fn actions(visit: &Visit, place: &PoolQueue, job: &VerboseJob<'_>) -> Markup {
     if !visit.may_change() {
         return html! {};
     }
-    let state = job.state.as_deref().unwrap_or_default();
+    let state = job.state.unwrap_or_default();
     let again = format!("{}&from={}", publish(place), part(&job.job_id.to_string()));
     html! {
         form.does method="post" action=(visit.fields.link(&[])) {
@@ -179,9 +176,9 @@ fn actions(visit: &Visit, place: &PoolQueue, job: &Job) -> Markup {
 }
 
 /// Shows the equivalent commands.
-fn curl_of(visit: &Visit, place: &PoolQueue, job: &Job) -> Markup {
+fn curl_of(visit: &Visit, place: &PoolQueue, job: &VerboseJob<'_>) -> Markup {
     let path = |rest: &str| place.api(&format!("/job/{}{rest}", job.job_id), &[]);
-    let first = match job.state.as_deref() {
+    let first = match job.state {
         Some("dead") => Some("/respawn"),
         Some("delayed") => Some("/promote"),
         _ => None,
@@ -192,7 +189,7 @@ fn curl_of(visit: &Visit, place: &PoolQueue, job: &Job) -> Markup {
 }
 
 /// Shows the push attempts of the job that are among the last attempts of the queue.
-fn attempts(visit: &Visit, place: &PoolQueue, job: &Job, push: &Said<Value>) -> Markup {
+fn attempts(visit: &Visit, place: &PoolQueue, job: &VerboseJob<'_>, push: &Said<Value>) -> Markup {
     let push = match push {
         Ok(push) => push,
         Err(refusal) if refusal.status == StatusCode::NOT_FOUND => return html! {},
@@ -213,8 +210,8 @@ fn attempts(visit: &Visit, place: &PoolQueue, job: &Job, push: &Said<Value>) -> 
     }
 }
 
-fn facts(visit: &Visit, job: &Job) -> Markup {
-    let state = job.state.as_deref();
+fn facts(visit: &Visit, job: &VerboseJob<'_>) -> Markup {
+    let state = job.state;
     let bytes = job.data.as_ref().map(|bytes| bytes.len() as u64).or(job.size);
     html! {
         dl.facts {
@@ -234,8 +231,8 @@ fn facts(visit: &Visit, job: &Job) -> Markup {
                 Some(tries) => { (tries) }
                 None => { (unknown("this store does not know the tries of a job in this state")) }
             } }
-            @if let Some(key) = &job.key { dt { "Key" } dd { (text(key)) } }
-            @if let Some(reason) = &job.reason { dt { "Reason" } dd.text { (text(reason)) } }
+            @if let Some(key) = job.key { dt { "Key" } dd { (text(key)) } }
+            @if let Some(reason) = job.reason { dt { "Reason" } dd.text { (text(reason)) } }
             @else if state == Some("dead") { dt { "Reason" } dd { (reason(None)) } }
             @for (name, value) in job.attributes.iter().flat_map(|all| all.iter()) {
                 dt { "Attribute " (text(name)) } dd.text { (text(value)) }
@@ -249,8 +246,8 @@ fn facts(visit: &Visit, job: &Job) -> Markup {
     }
 }
 
-fn show_body(visit: &Visit, job: &Job, how: Option<As>) -> Markup {
-    let Some(bytes) = job.data.as_deref() else {
+fn show_body(visit: &Visit, job: &VerboseJob<'_>, how: Option<As>) -> Markup {
+    let Some(bytes) = job.data else {
         return html! { p.note { "Bodies are not shown to this account." } };
     };
     let how = how.unwrap_or_else(|| As::guess(bytes));

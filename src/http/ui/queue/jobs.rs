@@ -5,12 +5,13 @@ use maud::{Markup, html};
 use tokio::time::{Instant, sleep};
 
 use super::dead::reason;
-use crate::http::jobs::lists::{JobsReply, ListedJob};
+use crate::http::jobs::lists::{FoundJobs, ListedJob};
 use crate::http::ui::page::ask::{Refusal, Said};
 use crate::http::ui::page::text::{
     count, cut, duration, number, shortened, size, text, unknown, visible, volatile,
 };
 use crate::http::ui::page::visit::{PoolQueue, Visit};
+use crate::job::JobView;
 
 /// Jobs per page.
 const JOBS: &str = "50";
@@ -19,23 +20,20 @@ const SHOWN: usize = 100;
 /// More bytes than that number of characters takes.
 const ENOUGH: usize = SHOWN * 4;
 
-/// A page of the list.
-pub type Jobs = JobsReply<'static>;
-
 /// Rest after an empty piece, as a multiple of its reading time: the timers of all other queues may lie between the
 /// jobs of this one, and scanning them must not keep the store from other work.
 const REST: u32 = 4;
 
 /// Reads a page of the list. An empty piece with a cursor is not the end: the next one is read while there is time.
-pub async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Said<Jobs> {
-    let mut all = Jobs { cursor: visit.fields.get("cursor").map(str::to_owned), ..Jobs::default() };
+pub async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Said<FoundJobs> {
+    let mut all = FoundJobs { cursor: visit.fields.get("cursor").map(str::to_owned), ..FoundJobs::default() };
     loop {
         let mut query = vec![("state", state), ("limit", JOBS), ("data", "1")];
         query.extend(visit.fields.get("contains").map(|text| ("contains", text)));
         query.extend(visit.fields.text("reason").map(|text| ("reason", text)));
         query.extend(all.cursor.as_deref().map(|cursor| ("cursor", cursor)));
         let began = Instant::now();
-        let next = visit.ask.get::<Jobs>(place.api("/jobs", &query)).await;
+        let next = visit.jobs(place, &query).await;
         let took = began.elapsed();
         let next = match next {
             Ok(next) => next,
@@ -45,8 +43,8 @@ pub async fn read(visit: &Visit, place: &PoolQueue, state: &str) -> Said<Jobs> {
             }
             Err(refusal) => return Err(refusal),
         };
-        all.scanned += next.looked_at.unwrap_or(next.scanned);
-        (all.jobs, all.cursor) = (next.jobs, next.cursor);
+        let scanned = all.scanned + next.looked_at.unwrap_or(next.scanned);
+        all = FoundJobs { scanned, ..next };
         if !all.jobs.is_empty() || all.cursor.is_none() {
             return Ok(all);
         }
@@ -69,7 +67,7 @@ pub fn list(
     visit: &Visit,
     place: &PoolQueue,
     state: &str,
-    of: &Said<Jobs>,
+    of: &Said<FoundJobs>,
     total: &Markup,
     selects: bool,
 ) -> Markup {
@@ -102,7 +100,7 @@ pub fn list(
     }
 }
 
-fn table(visit: &Visit, place: &PoolQueue, state: &str, jobs: &[ListedJob<'_>], selects: bool) -> Markup {
+fn table(visit: &Visit, place: &PoolQueue, state: &str, jobs: &[JobView], selects: bool) -> Markup {
     // Reasons come from workers; few jobs that are not dead have one.
     let reasons = state == "dead" || jobs.iter().any(|job| job.reason.is_some());
     html! {
@@ -121,7 +119,7 @@ fn table(visit: &Visit, place: &PoolQueue, state: &str, jobs: &[ListedJob<'_>], 
                     @if reasons { th scope="col" { "Reason" } }
                     th scope="col" { "Body" }
                 } }
-                tbody { @for job in jobs { (row(visit, place, job, (selects, reasons))) } }
+                tbody { @for job in jobs { (row(visit, place, &job.into(), (selects, reasons))) } }
             }
         }
     }
@@ -130,7 +128,7 @@ fn table(visit: &Visit, place: &PoolQueue, state: &str, jobs: &[ListedJob<'_>], 
 fn row(visit: &Visit, place: &PoolQueue, job: &ListedJob<'_>, (selects, reasons): (bool, bool)) -> Markup {
     let id = job.job_id.to_string();
     let page = visit.to(&format!("jobs/{}/{id}", place.path()));
-    let is_dead = job.state.as_deref() == Some("dead");
+    let is_dead = job.state == Some("dead");
     html! {
         tr data-key=(id) {
             @if selects {
@@ -151,7 +149,7 @@ fn row(visit: &Visit, place: &PoolQueue, job: &ListedJob<'_>, (selects, reasons)
             td.n { (ttl(job.ttl)) }
             td.n { (size(job.size)) }
             @if reasons {
-                td { @if job.reason.is_some() || is_dead { div.few { (reason(job.reason.as_deref())) } } }
+                td { @if job.reason.is_some() || is_dead { div.few { (reason(job.reason)) } } }
             }
             td.body { div.few { (preview(job)) } }
         }

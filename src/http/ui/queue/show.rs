@@ -7,11 +7,12 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::figures::Figures;
-use super::jobs::{self, Jobs};
+use super::jobs;
 use super::push::push_route;
 use super::{asks, bulk, dead, due};
-use crate::http::operators::bulk::BulksReply;
-use crate::http::operators::dead::ReasonsReply;
+use crate::http::jobs::lists::FoundJobs;
+use crate::http::operators::bulk::{BulksReply, actions};
+use crate::http::operators::dead::{ReasonsReply, reasons_of};
 use crate::http::operators::queues::{HistoryReply, QueueReply};
 use crate::http::ui::overview::charts;
 use crate::http::ui::page::ask::{Refusal, Said, part};
@@ -24,9 +25,9 @@ use crate::http::ui::page::visit::{PoolQueue, Visit};
 struct Read {
     figures: Figures,
     history: Said<HistoryReply>,
-    jobs: Said<Jobs>,
+    jobs: Said<FoundJobs>,
     push: Said<Value>,
-    bulk: Said<BulksReply>,
+    bulk: BulksReply,
     /// Present if the page includes it.
     due: Option<due::Counted>,
     /// Present if dead jobs are shown.
@@ -82,16 +83,15 @@ async fn read(
     let range = visit.fields.get("range").unwrap_or("hour");
     let ask = &visit.ask;
     let reasons = async {
-        let path = format!("/dead/reasons?{}", place.query());
-        if state == "dead" { Some(ask.get(path).await) } else { None }
+        if state != "dead" {
+            return None;
+        }
+        Some(ask.read(reasons_of(visit.state(), &place.query())).await)
     };
-    let (history, jobs, push, bulk, reasons) = tokio::join!(
-        ask.get(format!("/queues/history?{}&range={}", place.query(), part(range))),
-        jobs::read(visit, place, state),
-        ask.get(push_route(place, "")),
-        ask.get("/bulk"),
-        reasons,
-    );
+    let history = visit.history(&format!("{}&range={}", place.query(), part(range)));
+    let bulk = actions(visit.state(), ask.shows_bodies());
+    let (jobs, push, reasons) =
+        tokio::join!(jobs::read(visit, place, state), ask.get(push_route(place, "")), reasons);
     Read { figures, history, jobs, push, bulk, due, reasons }
 }
 
