@@ -28,7 +28,7 @@ use self::program::{CommandError, Result, admin_url, exit_code, print_line, stan
 pub use self::program::{complain, fail, parse};
 use self::session::{PAGE, ServerArgs, Session};
 
-/// Inspect and repair queues, through a server's public port.
+/// Publish and consume jobs, inspect and repair queues, through a server's ports.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -37,15 +37,15 @@ Examples:
   dormouse queue -n shop publish mail 'to ann' --delay 5m    or the body on standard input
   dormouse queue -n shop consume mail --timeout 30s          get a job, as a worker does
   dormouse queue -n shop ack mail 01M80D5J4VCPC2AJTPM8000000 it is done
-  dormouse queue -n shop cancel mail --key order-7           delete a job that should not be done any more
-  dormouse queue -n shop pause mail --for 10m                hand out nothing for ten minutes
+  dormouse queue -n shop cancel mail --key order-7           delete a job
+  dormouse queue -n shop pause mail --for 10m                deliver nothing for ten minutes
   dormouse queue -n shop respawn mail --oldest 10            give dead jobs another try
   dormouse queue -n shop promote mail --key order-7          a delayed job is ready now
-  dormouse queue -n shop purge mail --yes                    forget the ready jobs
-  dormouse queue list --need any                             of all namespaces those that need somebody
+  dormouse queue -n shop purge mail --yes                    delete the ready jobs
+  dormouse queue list --need any                             queues of all namespaces that need attention
   dormouse queue -n shop dead mail                           why jobs died, with counts
   dormouse queue -n shop respawn mail --all --reason 'mailbox full'
-  dormouse queue -n shop destroy mail --state delayed --yes  forget the delayed jobs
+  dormouse queue -n shop destroy mail --state delayed --yes  delete the delayed jobs
   dormouse queue -n shop push set mail https://shop.example/jobs --concurrency 4
   dormouse queue -n shop schedules set nightly mail report --cron '30 2 * * *' --zone Europe/Berlin
 
@@ -98,13 +98,13 @@ enum QueueCommand {
         /// The body [default: standard input]
         body: Option<String>,
         /// Time until it is ready: seconds, or 5m, 2h, 1d
-        #[arg(long, value_name = "DURATION", value_parser = seconds)]
+        #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
         delay: Option<String>,
         /// When it is ready: RFC 3339, or Unix seconds
         #[arg(long, value_name = "TIME", conflicts_with = "delay")]
         at: Option<String>,
         /// Time until it expires: seconds, or 5m, 2h, 1d; 0 is forever
-        #[arg(long, value_name = "DURATION", value_parser = seconds)]
+        #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
         ttl: Option<String>,
         /// Maximum number of deliveries
         #[arg(long, value_name = "COUNT")]
@@ -121,7 +121,7 @@ enum QueueCommand {
         /// The queue to pause
         queue: String,
         /// Time after which it is resumed by itself: seconds, or 5m, 2h, 1d
-        #[arg(long = "for", value_name = "DURATION", value_parser = seconds)]
+        #[arg(long = "for", value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
         time: Option<String>,
     },
     /// End a pause
@@ -136,7 +136,7 @@ enum QueueCommand {
         /// The queue of the dead jobs
         queue: String,
         /// The ids of the jobs
-        #[arg(required_unless_present_any = ["oldest", "all"], conflicts_with = "oldest")]
+        #[arg(required_unless_present_any = ["oldest", "all"], conflicts_with = "oldest", value_name = "ID")]
         jobs: Vec<String>,
         /// All jobs that are dead now, over the admin port; waits until it is done
         #[arg(long, conflicts_with_all = ["jobs", "oldest"])]
@@ -151,10 +151,10 @@ enum QueueCommand {
         #[arg(long, value_name = "COUNT")]
         tries: Option<String>,
         /// Time until they are ready: seconds, or 5m, 2h, 1d
-        #[arg(long, value_name = "DURATION", value_parser = seconds)]
+        #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
         delay: Option<String>,
         /// Time until they expire: seconds, or 5m, 2h, 1d; 0 is forever
-        #[arg(long, value_name = "DURATION", value_parser = seconds)]
+        #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
         ttl: Option<String>,
         #[command(flatten)]
         of: operators::OfPool,
@@ -426,7 +426,12 @@ mod tests {
             command.try_get_matches_from(["queue", "publish", "q", "--delay", delay]).map(drop)
         };
         assert!(parse("5m").is_ok());
-        let said = parse("5 minutes").expect_err("no duration").to_string();
-        assert!(said.contains("use seconds, or 5m, 2h, 1d") && said.contains("--delay"), "{said}");
+        for wrong in ["5 minutes", "-1", "1w", "", "99999999999", "50000d"] {
+            let said = parse(wrong).expect_err("no duration").to_string();
+            assert!(
+                said.contains("use seconds, or 5m, 2h, 1d") && said.contains("--delay"),
+                "{wrong}: {said}"
+            );
+        }
     }
 }
