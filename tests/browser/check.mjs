@@ -127,6 +127,7 @@ const bytes = await put("mail", Buffer.from([0xff, 0, 0x1b, 0x5b, 0x33, 0x31, 0x
 const large = await put("mail", JSON.stringify({ lines: Array.from({ length: 24_000 }, (_, n) => `line ${n} of many, each with some text`) }).slice(0, 1 << 20));
 for (let n = 0; n < 30; n++) await put("reminders", `remind ${n}`, `&delay=${600 + n * 60}`);
 await put("orders", "held");
+await put("a-name-that-is-longer-than-its-column", "long");
 await ask("POST", `${api}/api/shop/orders/pause?for=3600`, null, own);
 const bury = async (n) => {
   await ask("PUT", `${api}/api/shop/invoices?tries=1`, JSON.stringify({ invoice: 4000 + n }), own);
