@@ -17,10 +17,10 @@ pub enum JobCommand {
         /// The queue, or several, separated by commas, in order of preference
         queue: String,
         /// Time until the job is delivered again unless it is acked: 30s, 5m, 2h [default: the server's TTRSecond]
-        #[arg(long, value_name = "DURATION", value_parser = seconds)]
+        #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
         ttr: Option<String>,
         /// How long to wait for a job, up to 10m
-        #[arg(long, value_name = "DURATION", value_parser = seconds)]
+        #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
         timeout: Option<String>,
         /// Maximum number of jobs
         #[arg(long, value_name = "COUNT")]

@@ -28,7 +28,7 @@ use self::program::{CommandError, Result, admin_url, exit_code, print_line, stan
 pub use self::program::{complain, fail, parse};
 use self::session::{PAGE, ServerArgs, Session};
 
-/// Inspect and repair queues, through a server's public port.
+/// Publish and consume jobs, inspect and repair queues, through a server's ports.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -99,13 +99,13 @@ enum QueueCommand {
         /// The body [default: standard input]
         body: Option<String>,
         /// Time until it is ready: seconds, or 5m, 2h, 1d
-        #[arg(long, value_name = "DURATION", value_parser = seconds)]
+        #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
         delay: Option<String>,
         /// When it is ready: RFC 3339, or Unix seconds
         #[arg(long, value_name = "TIME", conflicts_with = "delay")]
         at: Option<String>,
         /// Time until it expires: seconds, or 5m, 2h, 1d; 0 is forever
-        #[arg(long, value_name = "DURATION", value_parser = seconds)]
+        #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
         ttl: Option<String>,
         /// Maximum number of deliveries
         #[arg(long, value_name = "COUNT")]
@@ -122,7 +122,7 @@ enum QueueCommand {
         /// The queue to pause
         queue: String,
         /// Time after which it resumes automatically: seconds, or 5m, 2h, 1d
-        #[arg(long = "for", value_name = "DURATION", value_parser = seconds)]
+        #[arg(long = "for", value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
         time: Option<String>,
     },
     /// End a pause
@@ -137,7 +137,7 @@ enum QueueCommand {
         /// The queue of the dead jobs
         queue: String,
         /// The ids of the jobs
-        #[arg(required_unless_present_any = ["oldest", "all"], conflicts_with = "oldest")]
+        #[arg(required_unless_present_any = ["oldest", "all"], conflicts_with = "oldest", value_name = "ID")]
         jobs: Vec<String>,
         /// All jobs that are dead now, through the admin port; waits for the end
         #[arg(long, conflicts_with_all = ["jobs", "oldest"])]
@@ -152,10 +152,10 @@ enum QueueCommand {
         #[arg(long, value_name = "COUNT")]
         tries: Option<String>,
         /// Time until they are ready: seconds, or 5m, 2h, 1d
-        #[arg(long, value_name = "DURATION", value_parser = seconds)]
+        #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
         delay: Option<String>,
         /// Time until they expire: seconds, or 5m, 2h, 1d; 0 is forever
-        #[arg(long, value_name = "DURATION", value_parser = seconds)]
+        #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
         ttl: Option<String>,
         #[command(flatten)]
         of: operators::OfPool,
@@ -430,7 +430,12 @@ mod tests {
             command.try_get_matches_from(["queue", "publish", "q", "--delay", delay]).map(drop)
         };
         assert!(parse("5m").is_ok());
-        let said = parse("5 minutes").expect_err("no duration").to_string();
-        assert!(said.contains("use seconds, or 5m, 2h, 1d") && said.contains("--delay"), "{said}");
+        for wrong in ["5 minutes", "-1", "1w", "", "99999999999", "50000d"] {
+            let said = parse(wrong).expect_err("no duration").to_string();
+            assert!(
+                said.contains("use seconds, or 5m, 2h, 1d") && said.contains("--delay"),
+                "{wrong}: {said}"
+            );
+        }
     }
 }

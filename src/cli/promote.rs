@@ -14,7 +14,7 @@ pub struct PromoteArgs {
     /// The queue of the delayed jobs
     queue: String,
     /// The ids of the jobs
-    #[arg(required_unless_present = "key")]
+    #[arg(required_unless_present = "key", value_name = "ID")]
     jobs: Vec<String>,
     /// The job with this key
     #[arg(long, conflicts_with = "jobs")]

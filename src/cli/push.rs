@@ -48,7 +48,7 @@ pub struct PushSettingArgs {
     #[arg(long = "header", value_name = "HEADER", requires = "to")]
     headers: Vec<String>,
     /// Timeout of a request: seconds, or 5m
-    #[arg(long, value_name = "DURATION", value_parser = whole_seconds, requires = "to")]
+    #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = whole_seconds, requires = "to")]
     timeout: Option<u64>,
     /// Maximum requests in flight, over all servers
     #[arg(long, value_name = "COUNT", requires = "to")]
@@ -57,10 +57,10 @@ pub struct PushSettingArgs {
     #[arg(long, value_name = "COUNT", requires = "to")]
     rate: Option<u64>,
     /// Period of --rate: seconds, or 5m, 2h, 1d
-    #[arg(long, value_name = "DURATION", value_parser = whole_seconds, requires = "to")]
+    #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = whole_seconds, requires = "to")]
     per: Option<u64>,
     /// Time before the second attempt, the third, and so on: 5s,30s,5m
-    #[arg(long, value_name = "DURATIONS", value_parser = fractional_seconds, value_delimiter = ',', requires = "to")]
+    #[arg(long, value_name = "DURATIONS", allow_negative_numbers = true, value_parser = fractional_seconds, value_delimiter = ',', requires = "to")]
     retry: Option<Vec<f64>>,
     /// A 2xx counts only if its JSON has this value, as in '/code=0'
     #[arg(long, value_name = "POINTER=JSON", requires = "to")]

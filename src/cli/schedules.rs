@@ -45,7 +45,7 @@ pub enum SchedulesCommand {
         /// The schedule
         name: String,
         /// Time after which it resumes automatically: seconds, or 5m, 2h, 1d
-        #[arg(long = "for", value_name = "DURATION", value_parser = seconds)]
+        #[arg(long = "for", value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
         time: Option<String>,
     },
     /// End a pause. Occurrences that were due during the pause are not caught up
@@ -87,7 +87,7 @@ struct Rule {
     #[arg(long, value_name = "EXPRESSION")]
     cron: Option<String>,
     /// Time between two occurrences: seconds, or 5m, 2h, 1d
-    #[arg(long, value_name = "DURATION", value_parser = seconds)]
+    #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds)]
     every: Option<String>,
 }
 
@@ -142,7 +142,7 @@ pub struct ScheduleSettingArgs {
     #[arg(long, value_name = "COUNT", requires = "queue")]
     tries: Option<String>,
     /// Time until each job expires: seconds, or 5m, 2h, 1d; 0 is forever
-    #[arg(long, value_name = "DURATION", value_parser = seconds, requires = "queue")]
+    #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds, requires = "queue")]
     ttl: Option<String>,
     /// If the previous job still exists: allow, skip or replace
     #[arg(long, value_name = "WHAT", requires = "queue")]
@@ -151,13 +151,13 @@ pub struct ScheduleSettingArgs {
     #[arg(long, requires = "queue")]
     key: Option<String>,
     /// Maximum lateness of an occurrence: seconds, or 5m, 2h, 1d
-    #[arg(long, value_name = "DURATION", value_parser = seconds, requires = "queue")]
+    #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds, requires = "queue")]
     deadline: Option<String>,
     /// Which missed occurrences are caught up: none, last or all
     #[arg(long, value_name = "WHAT", requires = "queue")]
     catch_up: Option<String>,
     /// Time over which occurrences are spread: seconds, or 5m, 2h
-    #[arg(long, value_name = "DURATION", value_parser = seconds, requires = "queue")]
+    #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = seconds, requires = "queue")]
     jitter: Option<String>,
     /// Pause it, or end its pause: true or false [default: unchanged]
     #[arg(long, value_name = "BOOL", requires = "queue")]

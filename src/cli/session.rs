@@ -14,16 +14,16 @@ pub const PAGE: usize = 100;
 /// Server, namespace and output format.
 #[derive(Args)]
 pub struct ServerArgs {
-    /// The server's public port [default: http://127.0.0.1:7777]
+    /// The server's public port; or DORMOUSE_URL [default: http://127.0.0.1:7777]
     #[arg(long, global = true, value_name = "URL", help_heading = "Shared options")]
     url: Option<String>,
     /// The namespace's token; prefer DORMOUSE_TOKEN
     #[arg(long, global = true, help_heading = "Shared options")]
     token: Option<String>,
-    /// The server's admin port, for push [default: http://127.0.0.1:7778]
+    /// The server's admin port; or DORMOUSE_ADMIN [default: http://127.0.0.1:7778]
     #[arg(long, global = true, value_name = "URL", help_heading = "Shared options")]
     admin: Option<String>,
-    /// The namespace of the queues
+    /// The namespace of the queues; or DORMOUSE_NAMESPACE
     #[arg(short = 'n', long, global = true, value_name = "NAME", help_heading = "Shared options")]
     namespace: Option<String>,
     /// A table to read, or the server's JSON

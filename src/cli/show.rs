@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use unicode_width::UnicodeWidthStr;
 
-use crate::readable::{duration, shortened, visible};
+use crate::readable::{count, duration, shortened, visible};
 
 /// Maximum characters of a body or a reason.
 const MOST: usize = 60;
@@ -37,6 +37,9 @@ pub fn jobs(jobs: &[Value], bodies: bool) -> String {
     for job in jobs {
         let fields = ["job_id", "state", "due_at", "remain_tries", "ttl", "size", "key", "reason"];
         let mut row: Vec<String> = fields.iter().map(|field| named_cell(field, &job[*field])).collect();
+        if job["state"] == "dead" {
+            row[fields.len() - 1] = reason(&job["reason"]);
+        }
         row.extend(bodies.then(|| body(&job["data"])));
         rows.push(row);
     }
@@ -80,10 +83,11 @@ pub fn dead(queues: &[Value]) -> String {
 /// Formats the reasons of dead jobs.
 pub fn reasons(reasons: &Value) -> String {
     let all = reasons["reasons"].as_array().map_or(&[] as &[Value], Vec::as_slice);
-    let rows = all.iter().map(|one| vec![cell(&one["count"]), cell(&one["reason"])]);
+    let rows = all.iter().map(|one| vec![cell(&one["count"]), reason(&one["reason"])]);
     let heads = vec!["COUNT".to_owned(), "REASON".to_owned()];
     let rows: Vec<_> = [heads].into_iter().chain(rows).collect();
-    format!("{}\nlooked at {} dead jobs", table(&rows, 0..1), cell(&reasons["looked_at"]))
+    let looked_at = count(reasons["looked_at"].as_u64().unwrap_or(0), "dead job", "dead jobs");
+    format!("{}\nlooked at {looked_at}", table(&rows, 0..1))
 }
 
 /// Formats bulk actions.
@@ -219,11 +223,21 @@ fn cell(value: &Value) -> String {
     }
 }
 
+/// Formats why a job died. Jobs without a reason have used up their tries when their ttr expired.
+fn reason(value: &Value) -> String {
+    if value.is_null() { "ttr expired".to_owned() } else { cell(value) }
+}
+
 /// Formats the value of a field, for some fields as a duration in seconds or milliseconds.
 fn named_cell(field: &str, value: &Value) -> String {
     match (field, value.as_f64()) {
         ("ttl", Some(0.0)) => "forever".to_owned(),
-        ("ttl" | "oldest_ready_age", Some(_)) => seconds(value),
+        ("ttl" | "oldest_ready_age" | "every" | "deadline" | "jitter" | "timeout" | "per", Some(_)) => {
+            seconds(value)
+        }
+        ("retry", None) if value.is_array() => {
+            value.as_array().into_iter().flatten().map(seconds).collect::<Vec<_>>().join(", ")
+        }
         ("elapsed_ms", Some(ms)) => duration(ms / 1000.0),
         _ => cell(value),
     }
@@ -280,6 +294,27 @@ mod tests {
         let controls = text.chars().filter(|c| c.is_control() && *c != '\n').count();
         assert_eq!((controls, text.lines().count()), (0, 2), "one head and one job: {text:?}");
         assert!(!text.contains('\u{202e}') && text.contains("‹U+202E›txt.exe"), "{text:?}");
+    }
+
+    /// Guards against settings whose numbers have no unit.
+    #[test]
+    fn durations_have_units() {
+        let setting = json!({"every": 90, "deadline": 600, "jitter": 0, "ttl": 7200, "timeout": 30, "retry": [5, 0.5, 300], "rate": 90});
+        let expected = "deadline 10 min,every 1 min 30 s,jitter 0 s,rate 90,retry 5 s, 500 ms, 5 min,timeout 30 s,ttl 2 h";
+        let text = fields(&setting);
+        let lines: Vec<_> =
+            text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(lines.join(","), expected);
+    }
+
+    /// Guards against a list of reasons that does not say what killed most jobs.
+    #[test]
+    fn a_job_without_a_reason_died_when_its_ttr_expired() {
+        let text = reasons(&json!({"looked_at": 3, "reasons": [{"count": 3, "reason": null}]}));
+        assert!(text.contains("ttr expired"), "{text}");
+        let job = |state: &str| json!({"job_id": "1", "state": state, "reason": null});
+        let text = jobs(&[job("dead"), job("ready")], false);
+        assert_eq!(text.matches("ttr expired").count(), 1, "of the dead job: {text}");
     }
 
     #[test]

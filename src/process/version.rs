@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-/// Version, commit and date of the build. The last two are `unknown` unless the builder set `DORMOUSE_BUILD_COMMIT` and
-/// `DORMOUSE_BUILD_DATE` at compile time.
+/// Version, commit and date of the build. The last two are from `DORMOUSE_BUILD_COMMIT` and `DORMOUSE_BUILD_DATE` at
+/// compile time, or else from the clone; `unknown` if there is neither.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Build {
     pub build_commit: &'static str,

@@ -40,19 +40,20 @@ Dormouse {version} is up.
   dashboard       http://{admin}/ui/
   jobs live in    {data}
 
-Try it in another terminal:
+Try it in another terminal, line by line or all at once:
 
   # publish a job that is due in 2 seconds
-  curl -X PUT -H 'X-Token: {token}' 'http://{api}/api/demo/hello?delay=2&tries=3' -d 'good morning'
+  curl -X PUT -H 'X-Token: {token}' 'http://{api}/api/demo/hello?delay=2&tries=3' -d 'good morning'; echo
 
   # wait for it, up to 5 seconds
-  curl -H 'X-Token: {token}' 'http://{api}/api/demo/hello?timeout=5&ttr=30'
+  JOB=$(curl -s -H 'X-Token: {token}' 'http://{api}/api/demo/hello?timeout=5&ttr=30'); echo \"$JOB\"
 
-  # done with it: put its job_id here, or it comes back after 30 seconds
-  curl -i -X DELETE -H 'X-Token: {token}' 'http://{api}/api/demo/hello/job/JOB_ID'
+  # done with it: without this it comes back after 30 seconds
+  ID=$(echo \"$JOB\" | sed 's/.*\"job_id\":\"\\([^\"]*\\).*/\\1/')
+  curl -i -X DELETE -H 'X-Token: {token}' \"http://{api}/api/demo/hello/job/$ID\"
 
   # nothing is left: no job available
-  curl -H 'X-Token: {token}' 'http://{api}/api/demo/hello'
+  curl -H 'X-Token: {token}' 'http://{api}/api/demo/hello'; echo
 
   # a token for a namespace of your own: dormouse token new -n my-team, or
   curl -X POST 'http://{admin}/token/my-team?description=me'

@@ -127,6 +127,7 @@ const bytes = await put("mail", Buffer.from([0xff, 0, 0x1b, 0x5b, 0x33, 0x31, 0x
 const large = await put("mail", JSON.stringify({ lines: Array.from({ length: 24_000 }, (_, n) => `line ${n} of many, each with some text`) }).slice(0, 1 << 20));
 for (let n = 0; n < 30; n++) await put("reminders", `remind ${n}`, `&delay=${600 + n * 60}`);
 await put("orders", "held");
+await put("a-name-that-is-longer-than-its-column", "long");
 await ask("POST", `${api}/api/shop/orders/pause?for=3600`, null, own);
 const bury = async (n) => {
   await ask("PUT", `${api}/api/shop/invoices?tries=1`, JSON.stringify({ invoice: 4000 + n }), own);
@@ -211,6 +212,11 @@ if (process.env.AWAY_ADMIN) {
   process.kill(Number(process.env.AWAY_REDIS), "SIGKILL");
   for (let n = 0; n < 200 && !(await ask("GET", admin + "/queues")).pools[0].trouble; n++) await new Promise((done) => setTimeout(done, 200));
   for (const look of LOOKS) await looked(look, { away: "", "away-queue": "queues/default/shop/mail" }, admin);
+  const page = await open();
+  await page.goto(`${admin}/ui/queues/default/shop/mail`);
+  const said = await page.locator("main").innerText();
+  assert(said.includes("): the store does not answer") && !said.includes("internal error"), `what the lists say: ${said}`);
+  await page.context().close();
 }
 
 // Results that take time: late queues, and charts.
@@ -223,6 +229,11 @@ if (process.env.AWAY_ADMIN) {
   await sampled();
   const needs = (await ask("GET", admin + "/queues")).queues.map((queue) => `${queue.queue} ${queue.need}`);
   for (const need of ["hooks push", "invoices dying", "exports late", "refunds paused"]) assert(needs.includes(need), `${need}: ${needs}`);
+  const page = await open();
+  await page.goto(at("namespaces/default/shop"));
+  const pushed = await page.locator("main ul").last().innerText();
+  assert(/^hooks push is failing: no response for /.test(pushed), `the state of push: ${pushed}`);
+  await page.context().close();
   for (const look of LOOKS) await looked(look, { overview: "", charts: "queues/default/shop/thumbnails" });
   console.log(`charts after ${((Date.now() - loaded.began) / 60_000).toFixed(1)} minutes of load`);
   loaded.runs = false;
@@ -431,6 +442,12 @@ for (const [how, javaScriptEnabled, live] of [["live", true, true], ["not live",
   await page.goto(at(PAGES.bytes));
   await page.getByRole("button", { name: "Copy", exact: true }).click();
   await page.getByRole("button", { name: "Copied" }).waitFor();
+  // The whole id, into the search box.
+  await page.getByRole("button", { name: "Copy the id" }).click();
+  await page.getByRole("button", { name: "Copied the id" }).waitFor();
+  await page.locator("#search").focus();
+  await page.keyboard.press("Control+V");
+  assert.equal(await page.locator("#search").inputValue(), bytes, "the id is copied in full");
   assert(await heading(page));
   await page.context().close();
 }

@@ -53,6 +53,28 @@ async fn the_printed_curl_lines_do_what_they_say() {
     assert_eq!(status, StatusCode::NOT_FOUND, "nothing is left");
 }
 
+/// Guards against commands of a first start that need a part of an earlier reply filled in by hand.
+#[tokio::test]
+async fn the_printed_commands_work_when_they_are_pasted_together() {
+    let dir = dir();
+    let mut process = Process::start(dir.path(), &[], &[]);
+    process.line_with("/token/my-team");
+    let printed = process.seen.iter().skip_while(|line| !line.starts_with("Try it"));
+    // Lines of the log may be among them.
+    let script: String =
+        printed.filter(|line| line.starts_with("  ")).map(|line| format!("{line}\n")).collect();
+    let mut shell = std::process::Command::new("bash");
+    shell.args(["-c", &script]).stdin(std::process::Stdio::null());
+    let output = tokio::task::spawn_blocking(move || shell.output()).await.expect("no panic");
+    let out = String::from_utf8(output.expect("bash is there").stdout).expect("UTF-8");
+    let mut rest = &*out;
+    for part in ["\"job_id\":\"", "\"data\":\"", " 204 No Content", "no job available", "\"token\":"] {
+        let (_, after) =
+            rest.split_once(part).unwrap_or_else(|| panic!("{part} is not next in\n{out}of\n{script}"));
+        rest = after;
+    }
+}
+
 #[tokio::test]
 async fn a_job_that_was_answered_for_survives_kill_9() {
     let dir = dir();

@@ -12,7 +12,8 @@ use super::wait::TIMEOUT;
 pub struct Process {
     child: Child,
     lines: mpsc::Receiver<String>,
-    seen: Vec<String>,
+    /// The lines up to the last one that was waited for.
+    pub seen: Vec<String>,
 }
 
 /// A process's exit status and output.

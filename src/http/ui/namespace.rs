@@ -71,7 +71,7 @@ fn page(
                     li {
                         @if let Some(place) = row.place() {
                             a href=(visit.to(&format!("push/{}", place.path()))) { (text(&row.queue)) }
-                            ": " (row.push.map_or("", |push| push.as_str()))
+                            " " @if let Some(badge) = row.push_badge(&visit.zone) { (badge) }
                         }
                     }
                 }

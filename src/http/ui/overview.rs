@@ -5,7 +5,7 @@ use maud::{Markup, html};
 
 use super::page::ask::{Refusal, Said};
 use super::page::chart::{Line, Unit, chart};
-use super::page::frame::Page;
+use super::page::frame::{Page, command_line};
 use super::page::rows::{self, NOT_BY_QUEUE};
 use super::page::text::{known, number, rate, text};
 use super::page::visit::{Visit, scheme};
@@ -38,7 +38,7 @@ fn page(
     let body = html! {
         h1 { "Overview" }
         (rows::troubles(visit, &listing.pools))
-        (sums(&listing.pools))
+        (sums(visit, &listing.pools))
         @if listing.queues.is_empty() && listing.cursor.is_none() {
             (empty(visit))
         } @else {
@@ -56,25 +56,29 @@ fn page(
     Ok(Page::new("Overview", "Overview", body).of_samples(&listing))
 }
 
-/// Shows the sums over all pools.
-fn sums(pools: &[SampleReply]) -> Markup {
-    let sum = |of: fn(&SampleReply) -> u64| number(pools.iter().map(of).sum());
+/// Shows the sums over all pools. A number leads to the queues that have most of it.
+fn sums(visit: &Visit, pools: &[SampleReply]) -> Markup {
+    let linked = |to: &str, n: Option<u64>| match n {
+        Some(n) if n > 0 => html! { a href=(visit.to(to)) { (number(n)) } },
+        n => known(n, NOT_BY_QUEUE),
+    };
+    let sum = |to: &str, of: fn(&SampleReply) -> u64| linked(to, Some(pools.iter().map(of).sum()));
     let all = |of: fn(&SampleReply) -> Option<u64>| pools.iter().map(of).sum::<Option<u64>>();
     let rates = |of: fn(&SampleReply) -> f64| rate(pools.iter().map(of).sum());
     // A store that does not distinguish delayed and running jobs knows their total.
     let timers = all(|pool| pool.sums.delayed.is_none().then_some(pool.timers));
     html! {
         dl.figures {
-            div { dt { "Queues" } dd { (sum(|pool| pool.queues + pool.left_out)) } }
-            div { dt { "Ready" } dd { (sum(|pool| pool.sums.ready)) } }
+            div { dt { "Queues" } dd { (sum("queues", |pool| pool.queues + pool.left_out)) } }
+            div { dt { "Ready" } dd { (sum("queues?sort=ready", |pool| pool.sums.ready)) } }
             @match timers {
                 Some(timers) if !pools.is_empty() => { div { dt { "Delayed and running" } dd { (number(timers)) } } }
                 _ => {
-                    div { dt { "Delayed" } dd { (known(all(|pool| pool.sums.delayed), NOT_BY_QUEUE)) } }
-                    div { dt { "Running" } dd { (known(all(|pool| pool.sums.running), NOT_BY_QUEUE)) } }
+                    div { dt { "Delayed" } dd { (linked("queues?sort=delayed", all(|pool| pool.sums.delayed))) } }
+                    div { dt { "Running" } dd { (linked("queues?sort=running", all(|pool| pool.sums.running))) } }
                 }
             }
-            div { dt { "Dead" } dd { (sum(|pool| pool.sums.dead)) } }
+            div { dt { "Dead" } dd { (sum("dead", |pool| pool.sums.dead)) } }
             div { dt title="of this server, over the last minute" { "In/s" } dd { (rates(|pool| pool.sums.entered)) } }
             div { dt title="of this server, over the last minute" { "Out/s" } dd { (rates(|pool| pool.sums.out)) } }
             div { dt title="of this server, over the last minute" { "Died/s" } dd { (rates(|pool| pool.sums.died)) } }
@@ -84,15 +88,25 @@ fn sums(pools: &[SampleReply]) -> Markup {
 
 /// Instructions for a server without queues.
 pub fn empty(visit: &Visit) -> Markup {
-    let api = visit.state().server.name.clone();
-    let (admin, scheme) = (visit.base(), scheme(visit.state().server.about.api_tls));
+    let create = command_line(visit, &("POST", "/token/demo?description=me".into(), None));
     html! {
         p { "There is no queue yet. Publishing a job creates its queue:" }
         pre tabindex="0" { code {
-            "TOKEN=$(curl -s -X POST '" (admin) "/token/demo?description=me' | sed 's/.*\"token\": *\"\\([^\"]*\\)\".*/\\1/;1d;3d')\n"
-            "curl -X PUT \"" (scheme) "://" (api) "/api/demo/mail?tries=3&token=$TOKEN\" -d 'to: ann'"
+            "TOKEN=$(" (create) " -s | sed -n 's/.*\"token\": *\"\\([^\"]*\\)\".*/\\1/p')\n"
+            "curl -X PUT -H \"X-Token: $TOKEN\" '" (api(visit)) "/api/demo/mail?tries=3' -d 'to: ann'"
         } }
     }
+}
+
+/// Returns the URL of the public port: on the host of the page, since the machine's own name may lead nowhere.
+fn api(visit: &Visit) -> String {
+    let base = visit.base();
+    let place = base.split_once("://").map_or(&*base, |(_, place)| place);
+    let place = place.split('/').next().unwrap_or_default();
+    let has_port = |(_, port): &(&str, &str)| port.bytes().all(|b| b.is_ascii_digit());
+    let host = place.rsplit_once(':').filter(has_port).map_or(place, |(host, _)| host);
+    let port = visit.state().server.name.rsplit_once(':').map_or("7777", |(_, port)| port);
+    format!("{}://{host}:{port}", scheme(visit.state().server.about.api_tls))
 }
 
 /// Charts of the rates in and out, of ready jobs, and of the oldest age.

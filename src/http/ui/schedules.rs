@@ -43,6 +43,8 @@ struct Found {
 #[derive(Default)]
 struct Read {
     found: Vec<Found>,
+    /// Pool and namespace, if there is only one.
+    single: Option<(String, String)>,
     /// Link to the next page.
     next: Option<String>,
     /// There are more, or may be.
@@ -150,7 +152,9 @@ async fn listed(visit: &Visit) -> Said<Read> {
     if fields.get("cursor").is_some() && scopes.len() != 1 {
         return Err(Refusal::bad("invalid cursor: it requires its namespace"));
     }
-    let mut read = Read { partly, ..Read::default() };
+    let single =
+        Some(&scopes[..]).filter(|scopes| scopes.len() == 1 && !partly).map(|scopes| scopes[0].clone());
+    let mut read = Read { single, partly, ..Read::default() };
     for (pool, namespace) in scopes.iter().take(NAMESPACES) {
         let mut path = format!("/api/{}/_schedules?pool={}&limit={SCHEDULES}", part(namespace), part(pool));
         for name in ["queue", "state", "cursor"] {
@@ -189,13 +193,13 @@ async fn listed(visit: &Visit) -> Said<Read> {
 }
 
 async fn page(visit: &Visit) -> Said<Page> {
-    let Read { found, next, partly, trouble } = read(visit).await?;
+    let Read { found, single, next, partly, trouble } = read(visit).await?;
     let filtered = ["namespace", "queue", "state"].iter().any(|name| visit.fields.get(name).is_some());
     let body = html! {
         div.head {
             h1 { "Schedules" }
             @if visit.may_change() {
-                div.does { a.button.primary href=(new(visit)) { "New schedule" } }
+                div.does { a.button.primary href=(new(visit, single.as_ref())) { "New schedule" } }
             }
         }
         (filter(visit))
@@ -221,10 +225,10 @@ async fn page(visit: &Visit) -> Said<Page> {
     Ok(Page::new("Schedules", "Schedules", body))
 }
 
-/// Links to a form for a new schedule of the displayed namespace.
-fn new(visit: &Visit) -> String {
-    let kept = ["pool", "namespace"].iter().filter_map(|name| Some((*name, visit.fields.get(name)?)));
-    visit.to(&format!("schedules/edit{}", query(kept)))
+/// Links to a form for a new schedule, of the displayed namespace if there is only one.
+fn new(visit: &Visit, single: Option<&(String, String)>) -> String {
+    let of = single.map(|(pool, namespace)| [("pool", &**pool), ("namespace", &**namespace)]);
+    visit.to(&format!("schedules/edit{}", query(of.into_iter().flatten())))
 }
 
 fn filter(visit: &Visit) -> Markup {
@@ -271,10 +275,10 @@ fn row(visit: &Visit, Found { pool, namespace, schedule }: &Found) -> Markup {
     html! {
         tr data-key=(format!("{pool}/{namespace}/{name}")) {
             th scope="row" { a href=(visit.to(&namespace_path(pool, namespace))) { (text(namespace)) } "/" (cut(name)) }
-            td { a href=(visit.to(&queue)) { (text(told("queue"))) } }
+            td.name { a href=(visit.to(&queue)) { (text(told("queue"))) } }
             td { (when(schedule)) }
             td { (state(told("state"))) @if !told("why").is_empty() { " " (cut(told("why"))) } }
-            td { (next(visit, schedule)) }
+            td.next { (next(visit, schedule)) }
             td { (last(visit, schedule)) }
             td { @if visit.may_change() { (actions(visit, pool, namespace, schedule)) } }
         }

@@ -206,7 +206,8 @@ async fn everywhere(visit: &Visit, wanted: &str) -> Said<Found> {
         @if let Some(hit) = &by_key.hit { p { "A job has this key: " a href=(visit.to(hit)) { (cut(wanted)) } } }
         (jobs(visit, wanted, &found, by_key.queues))
     };
-    let status = if none { StatusCode::NOT_FOUND } else { StatusCode::OK };
+    // A search that was cut short proves nothing.
+    let status = if none && !found.more { StatusCode::NOT_FOUND } else { StatusCode::OK };
     Ok(Found::Page(Page { status, ..page(&body).of_samples(&listing) }))
 }
 

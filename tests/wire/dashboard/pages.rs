@@ -31,6 +31,11 @@ async fn a_queue_is_found_from_the_overview_on(store: Store) {
         .says("In/s")
         .says_not("default");
     assert_eq!(overview.link("shop/dies"), "queues/default/shop/dies");
+    let lists: Vec<_> =
+        overview.all("a").filter_map(|a| a.get("href")).filter(|to| to.contains("sort=")).collect();
+    assert!(lists.contains(&"queues?sort=ready"), "a sum leads to its queues: {lists:?}");
+    assert!(!lists.contains(&"queues?sort=running"), "a zero is no link: {lists:?}");
+    assert!(!knows_states || lists.contains(&"queues?sort=delayed"), "{lists:?}");
     let first = overview.all("tr").nth(1).expect("a row");
     assert!(first.text.contains("shop/dies"), "what dies comes first: {}", first.text);
     let queues = browse(&server, "queues?q=mai").await.expect(200);
@@ -384,6 +389,20 @@ async fn a_wrong_cursor_is_refused_on_every_page() {
     ] {
         browse(&server, path).await.expect(400).says("cursor");
     }
+}
+
+/// Guards against first commands that lead to a name of the machine which nobody can resolve.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_commands_of_an_empty_overview_publish_a_job() {
+    let server = TestServer::on_disk().await;
+    let page = browse(&server, "").await.expect(200);
+    let script = page.all("code").next().expect("commands").text.clone();
+    let mut shell = std::process::Command::new("bash");
+    shell.args(["-c", &script]).stdin(std::process::Stdio::null());
+    let output = tokio::task::spawn_blocking(move || shell.output()).await.expect("no panic");
+    let printed = String::from_utf8(output.expect("bash is there").stdout).expect("UTF-8");
+    assert!(printed.contains("\"msg\":\"published\""), "{script}\nprints {printed}");
+    assert_eq!(server.size("/api/demo/mail").await, 1);
 }
 
 /// Guards against the abbreviation `CST`, which means Shanghai, Chicago, and others.

@@ -155,6 +155,37 @@ async fn a_job_is_published_again_with_changes() {
         .says("does not fit a form");
 }
 
+/// Guards against a chart that moves the list of jobs that are not delayed when one is published.
+#[tokio::test]
+async fn due_jobs_are_charted_above_the_list_of_delayed_jobs() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("shop").await;
+    server.put(&token, "/api/shop/q?delay=600", "later").await.expect(201);
+    server.put(&token, "/api/shop/q", "now").await.expect(201);
+    server.sampled().await;
+    let queue = "queues/default/shop/q";
+    browse(&server, queue).await.expect(200).says("Ready 1").says_not("When jobs fall due");
+    for asked in ["?state=delayed", "?state=ready&due=minute"] {
+        browse(&server, &format!("{queue}{asked}")).await.expect(200).says("When jobs fall due");
+    }
+    let none = browse(&server, "queues/default/shop/none?state=delayed").await.expect(200);
+    none.says("No job is delayed").says_not("Due jobs");
+}
+
+/// Guards against a form that asks for the only namespace there is.
+#[tokio::test]
+async fn a_new_schedule_is_of_the_only_namespace() {
+    let server = TestServer::on_disk().await;
+    for (namespace, expected) in [("shop", "shop"), ("other", "")] {
+        let token = server.token(namespace).await;
+        server.put(&token, &format!("/api/{namespace}/q"), "x").await.expect(201);
+        server.sampled().await;
+        let form = browse(&server, "schedules").await.expect(200).link("New schedule");
+        let form = browse(&server, &form).await.expect(200);
+        assert_eq!(form.field("namespace"), expected, "with a queue of {namespace}");
+    }
+}
+
 /// Guards against a search that finds queues only.
 #[tokio::test]
 async fn search_finds_keys_and_texts() {

@@ -123,16 +123,19 @@
   const isForm = () => document.querySelector("main form[data-asks]") !== null || document.querySelector("main [data-once]") !== null;
 
   function copy(button) {
-    const node = document.getElementById(button.dataset.copy);
-    const text = node.textContent;
-    const told = () => { button.textContent = "Copied"; setTimeout(() => { button.textContent = "Copy"; }, 2000); };
+    const text = document.getElementById(button.dataset.copy).textContent;
+    const label = button.firstChild;
+    const told = () => { label.nodeValue = "Copied"; setTimeout(() => { label.nodeValue = "Copy"; }, 2000); };
+    // In a field of its own: a hidden element cannot be selected.
     const byHand = () => {
-      const range = document.createRange();
-      range.selectNodeContents(node);
-      const selection = getSelection();
-      selection.removeAllRanges();
-      selection.addRange(range);
+      const field = document.createElement("textarea");
+      field.value = text;
+      field.className = "vh";
+      document.body.append(field);
+      field.select();
       if (document.execCommand("copy")) told();
+      field.remove();
+      button.focus();
     };
     // Without https there is no clipboard API.
     if (navigator.clipboard && isSecureContext) navigator.clipboard.writeText(text).then(told, byHand); else byHand();

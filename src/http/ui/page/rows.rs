@@ -62,6 +62,15 @@ impl QueueReply {
         Some(volatile_title(&badge, &title, &html! { (words) @if paused { "; paused" } }))
     }
 
+    /// Shows the state of its push, if it is pushed.
+    pub fn push_badge(&self, zone: &Zone) -> Option<Markup> {
+        Some(match self.push?.as_str() {
+            "on" => html! { span.badge.on { "on" } },
+            "paused" => html! { span.badge.warn { "paused" } },
+            _ => html! { span.badge.push { (self.words_of(Need::Push, zone)) } },
+        })
+    }
+
     fn words_of(&self, need: Need, zone: &Zone) -> Markup {
         let since =
             |at: Instant| volatile(&html! { (duration(zone.now.saturating_sub(at.0) as f64 / 1000.0)) });

@@ -66,8 +66,8 @@ async fn reasons(visit: &Visit, queues: &[DeadQueue]) -> Vec<Option<ReasonsReply
 
 fn table(visit: &Visit, queues: &[DeadQueue], reasons: &[Option<ReasonsReply>]) -> Markup {
     html! {
-        div.scroll role="region" aria-label="Queues with dead jobs" tabindex="0" {
-            table.jobs.wrap {
+        div.scroll.cards role="region" aria-label="Queues with dead jobs" tabindex="0" {
+            table.jobs.wrap.deaths {
                 caption { "Queues with dead jobs, the newest death first" }
                 thead { tr {
                     th scope="col" { "Queue" }
@@ -93,20 +93,20 @@ fn row(visit: &Visit, queue: &DeadQueue, reasons: Option<&ReasonsReply>) -> Mark
                 Some(page) => { a href=(page) { (text(&name)) } }
                 None => (text(&name)),
             } }
-            td.n { @match &page {
+            td.n data-label="Dead" { @match &page {
                 Some(page) => { a href=(page) { (number(queue.dead)) } }
                 None => (number(queue.dead)),
             } }
-            td.n { (known(queue.died_in_hour, "this server keeps no history of the queue")) }
-            td { @match queue.last_died {
+            td.n data-label="Last hour" { (known(queue.died_in_hour, "this server keeps no history of the queue")) }
+            td.last data-label="Last died" { @match queue.last_died {
                 Some(at) => (visit.zone.when(at)),
                 None => (unknown("no death seen by this server")),
             } }
-            td { @match (reasons, &place) {
+            td.all { @match (reasons, &place) {
                 (Some(reasons), Some(place)) => (list(visit, place, reasons, REASONS)),
                 _ => (unknown("the store did not answer in time")),
             } }
-            td.n { @if let (true, Some(page)) = (visit.may_change(), &page) {
+            td.n.all { @if let (true, Some(page)) = (visit.may_change(), &page) {
                 a.button href=(format!("{page}&ask=respawn-all")) { "Respawn all" span.vh { " of " (text(&name)) } }
             } }
         }

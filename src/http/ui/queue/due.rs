@@ -95,6 +95,11 @@ fn is_under_way(refusal: &Refusal) -> bool {
 /// Renders the section of the queue's page.
 pub fn section(visit: &Visit, counted: Option<&Counted>) -> Markup {
     let by = counted.map(|counted| counted.by);
+    // The list says it too.
+    let none = |counted: &Counted| counted.delays.as_ref().is_ok_and(|delays| delays.delayed == 0);
+    if visit.fields.get("due").is_none() && counted.is_some_and(none) {
+        return html! {};
+    }
     html! {
         div.due {
             nav.range aria-label="Steps of the chart of due jobs" {

@@ -308,8 +308,8 @@ pub fn table(visit: &Visit, place: &PoolQueue, all: &[&Value]) -> Markup {
                 thead { tr { @for name in ["Time", "Job", "Status", "Took", "Answer"] { th scope="col" { (name) } } } }
                 tbody { @for attempt in all { tr {
                     td { @if let Some(at) = instant(&attempt["time"]) { (visit.zone.when(at)) } }
-                    td { @if let Some(id) = attempt["job_id"].as_str() {
-                        a href=(visit.to(&format!("jobs/{}/{}", place.path(), part(id)))) { (text(id)) }
+                    td.id { @if let Some(id) = attempt["job_id"].as_str() {
+                        a href=(visit.to(&format!("jobs/{}/{}", place.path(), part(id)))) title=(visible(id)) { (text(id)) }
                     } }
                     td { @match attempt["status"].as_u64() { Some(status) => { (status) } None => { (unknown("no response")) } } }
                     td.n { (attempt["milliseconds"].as_u64().unwrap_or(0)) " ms" }

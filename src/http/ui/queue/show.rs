@@ -51,10 +51,18 @@ fn asked_state(visit: &Visit) -> Said<Option<&'static str>> {
     Ok(Some(state))
 }
 
+/// Whether the page shows when jobs fall due: above the list of delayed jobs, or on request.
+fn is_due_shown(visit: &Visit, state: &str) -> bool {
+    state == "delayed" || visit.fields.get("due").is_some()
+}
+
 pub async fn page(visit: &Visit, place: &PoolQueue) -> Said<Page> {
     let asked = asked_state(visit)?;
     // Concurrently: a stalled store would use up the page's time with the statistics.
-    let (figures, due) = tokio::join!(Figures::read(visit, place), due::read(visit, place));
+    let of_due = async {
+        if is_due_shown(visit, asked.unwrap_or("delayed")) { due::read(visit, place).await } else { None }
+    };
+    let (figures, due) = tokio::join!(Figures::read(visit, place), of_due);
     if let Some(refusal) = figures.refusal() {
         return Err(refusal.clone());
     }
@@ -92,7 +100,18 @@ async fn read(
     let bulk = actions(visit.state(), ask.shows_bodies());
     let (jobs, push, reasons) =
         tokio::join!(jobs::read(visit, place, state), ask.get(push_route(place, "")), reasons);
+    let pools = figures.listing.as_ref().map(|listing| &listing.pools[..]).unwrap_or_default();
+    let is_away = pools.iter().any(|pool| pool.pool == place.pool && pool.trouble.is_some());
+    let (jobs, push) = (explained(jobs, is_away), explained(push, is_away));
     Read { figures, history, jobs, push, bulk, due, reasons }
+}
+
+/// Says why a route failed while the store is away: to clients it is an internal error.
+fn explained<T>(said: Said<T>, is_away: bool) -> Said<T> {
+    said.map_err(|refusal| match is_away && refusal.status.is_server_error() {
+        true => Refusal::new(refusal.status, "the store does not answer"),
+        false => refusal,
+    })
 }
 
 fn body(visit: &Visit, place: &PoolQueue, state: &str, read: &Read) -> Markup {
@@ -113,8 +132,8 @@ fn body(visit: &Visit, place: &PoolQueue, state: &str, read: &Read) -> Markup {
         (push(visit, place, &read.push))
         (ranges(visit))
         (charts(visit, read.history.as_ref()))
-        (due::section(visit, read.due.as_ref()))
         (tabs(visit, state, read))
+        @if is_due_shown(visit, state) { (due::section(visit, read.due.as_ref())) }
         @if state == "dead" {
             @if let Some(Ok(reasons)) = read.reasons.as_ref().filter(|_| visit.fields.text("reason").is_none()) {
                 @if !reasons.reasons.is_empty() {
