@@ -478,7 +478,7 @@ const PARTS: &[(&str, &[&str])] = &[
         ],
     ),
     ("main", &["cli", "server", "config", "process", "process::tasks"]),
-    ("cli", &["dial", "readable", "tls"]),
+    ("cli", &["dial", "readable", "time", "tls"]),
     ("token-cli", &[]),
 ];
 

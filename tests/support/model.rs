@@ -228,6 +228,12 @@ impl Jobs {
         if let Some(old) = replaces {
             self.jobs.remove(&(old.queue, old.id));
         }
+        // Also if the new job turns out to be a duplicate.
+        for Placing { job, .. } in &jobs {
+            if self.jobs.get(&(job.queue.clone(), job.id)).is_some_and(|stored| stored.expired(now)) {
+                self.jobs.remove(&(job.queue.clone(), job.id));
+            }
+        }
         let (mut placed, mut queues) = (Vec::new(), Vec::new());
         for Placing { job, at, key } in jobs {
             let mut how = How::New;

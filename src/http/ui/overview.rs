@@ -56,29 +56,33 @@ fn page(
     Ok(Page::new("Overview", "Overview", body).of_samples(&listing))
 }
 
-/// Shows the sums over all pools. A number leads to the queues that have most of it.
+/// Shows the sums over all pools. The label of a sum leads to the queues that have most of it.
 fn sums(visit: &Visit, pools: &[SampleReply]) -> Markup {
-    let linked = |to: &str, n: Option<u64>| match n {
-        Some(n) if n > 0 => html! { a href=(visit.to(to)) { (number(n)) } },
-        n => known(n, NOT_BY_QUEUE),
+    let shown = |label: &str, to: &str, n: Option<u64>| {
+        html! {
+            div {
+                dt { @if n > Some(0) { a href=(visit.to(to)) { (label) } } @else { (label) } }
+                dd { (known(n, NOT_BY_QUEUE)) }
+            }
+        }
     };
-    let sum = |to: &str, of: fn(&SampleReply) -> u64| linked(to, Some(pools.iter().map(of).sum()));
+    let sum = |of: fn(&SampleReply) -> u64| Some(pools.iter().map(of).sum::<u64>());
     let all = |of: fn(&SampleReply) -> Option<u64>| pools.iter().map(of).sum::<Option<u64>>();
     let rates = |of: fn(&SampleReply) -> f64| rate(pools.iter().map(of).sum());
     // A store that does not distinguish delayed and running jobs knows their total.
     let timers = all(|pool| pool.sums.delayed.is_none().then_some(pool.timers));
     html! {
         dl.figures {
-            div { dt { "Queues" } dd { (sum("queues", |pool| pool.queues + pool.left_out)) } }
-            div { dt { "Ready" } dd { (sum("queues?sort=ready", |pool| pool.sums.ready)) } }
+            (shown("Queues", "queues", sum(|pool| pool.queues + pool.left_out)))
+            (shown("Ready", "queues?sort=ready", sum(|pool| pool.sums.ready)))
             @match timers {
                 Some(timers) if !pools.is_empty() => { div { dt { "Delayed and running" } dd { (number(timers)) } } }
                 _ => {
-                    div { dt { "Delayed" } dd { (linked("queues?sort=delayed", all(|pool| pool.sums.delayed))) } }
-                    div { dt { "Running" } dd { (linked("queues?sort=running", all(|pool| pool.sums.running))) } }
+                    (shown("Delayed", "queues?sort=delayed", all(|pool| pool.sums.delayed)))
+                    (shown("Running", "queues?sort=running", all(|pool| pool.sums.running)))
                 }
             }
-            div { dt { "Dead" } dd { (sum("dead", |pool| pool.sums.dead)) } }
+            (shown("Dead", "dead", sum(|pool| pool.sums.dead)))
             div { dt title="of this server, over the last minute" { "In/s" } dd { (rates(|pool| pool.sums.entered)) } }
             div { dt title="of this server, over the last minute" { "Out/s" } dd { (rates(|pool| pool.sums.out)) } }
             div { dt title="of this server, over the last minute" { "Died/s" } dd { (rates(|pool| pool.sums.died)) } }
